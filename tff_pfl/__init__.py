@@ -1,0 +1,1 @@
+"""Personalized federated learning on TensorFlow Federated."""

@@ -1,0 +1,1 @@
+"""One method per file, each reading like its paper's pseudocode."""

@@ -1,0 +1,57 @@
+"""FedPer: the body is averaged, the head stays on its client.
+
+    client:  for E epochs:  (body, head_i) <- SGD on both together
+    server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
+
+A client that never took part fits its head, from the initial head, on the
+frozen body.
+
+Symbols: K_P personalisation layers -> the model's head layers, e -> num_epochs,
+eta -> learning_rate, b -> batch_size.
+
+Deviations from the paper: none.
+
+References:
+  Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with
+  Personalization Layers, arXiv:1912.00818, Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.models import split_model
+from tff_pfl.models import weight_partition
+from tff_pfl.templates import joint_training
+from tff_pfl.templates import personalized_process
+
+
+@dataclasses.dataclass(frozen=True)
+class FedPerHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedPer: those of local training."""
+
+
+def build_fed_per(
+  model: split_model.SplitModel,
+  hparams: FedPerHParams = FedPerHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedPer; the model's head layers are local.
+
+  Args:
+    model: The model; its body must have weights.
+    hparams: Of local training.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  split_model.check_has_body(model, 'fed_per')
+  return joint_training.build_joint_training(
+    'fed_per',
+    model,
+    hparams,
+    weight_partition.WeightPartition.by_layer(
+      model, local_layers=model.head_layers
+    ),
+    **options,
+  )

@@ -1,0 +1,1 @@
+"""What runs on a client: data as tensors, objectives, the training loop."""

@@ -1,0 +1,123 @@
+"""A client's dataset as padded tensors.
+
+A client's examples are brought into tensors once per round and all epochs index
+into them. They are padded to a bucket (a power of two), so that clients of many
+sizes share a few compiled programs.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+# The smallest bucket, and the most rows a forward pass without gradients takes
+# at once (it bounds the memory of activations). Both are powers of two.
+_SMALLEST_BUCKET = 16
+_CHUNK = 256
+
+
+class ExampleTensors(NamedTuple):
+  """Padded examples.
+
+  Attributes:
+    x: `[capacity, ...]`, or a structure of such tensors (cached features).
+    y: `[capacity, ...]`.
+    num_examples: int32 scalar; rows from here on are padding.
+  """
+
+  x: Any
+  y: tf.Tensor
+  num_examples: tf.Tensor
+
+  @property
+  def capacity(self) -> tf.Tensor:
+    return tf.shape(self.y)[0]
+
+
+def bucket_size(num_examples: tf.Tensor) -> tf.Tensor:
+  """The smallest power of two that holds `num_examples` (at least 16)."""
+  doublings = tf.range(31)
+  sizes = tf.bitwise.left_shift(tf.ones_like(doublings), doublings)
+  fits = tf.logical_and(sizes >= num_examples, sizes >= _SMALLEST_BUCKET)
+  return tf.reduce_min(tf.boolean_mask(sizes, fits))
+
+
+def batched_spec(element_spec) -> collections.OrderedDict:
+  """The spec of batches `[None, ...]` of elements with `element_spec`."""
+  return collections.OrderedDict(
+    (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
+    for name, spec in element_spec.items()
+  )
+
+
+def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
+  """Brings a dataset of batches into padded tensors.
+
+  Args:
+    dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes;
+      one large batch is the fastest.
+    element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
+
+  Returns:
+    All examples in the dataset's order, padded with zeros.
+  """
+  empty = tuple(
+    tf.zeros([0, *spec.shape], spec.dtype) for spec in element_spec.values()
+  )
+
+  def append(examples, batch):
+    return tuple(
+      tf.concat([old, batch[name]], axis=0)
+      for old, name in zip(examples, element_spec)
+    )
+
+  # One batch of everything: the reduction then appends at most once.
+  whole = dataset.rebatch(tf.int64.max)
+  x, y = whole.reduce(empty, append)
+  num_examples = tf.shape(y)[0]
+  padding = bucket_size(num_examples) - num_examples
+
+  def pad(value):
+    return tf.pad(value, [[0, padding]] + [[0, 0]] * (value.shape.rank - 1))
+
+  return ExampleTensors(pad(x), pad(y), num_examples)
+
+
+def in_chunks(
+  function: Callable[[Any], Any], examples: ExampleTensors
+) -> Any:
+  """Applies a function of `x` to all rows, a bounded number at a time.
+
+  Args:
+    function: From `x` `[rows, ...]` to a structure of `[rows, ...]`; row by row
+      independent.
+    examples: The examples.
+
+  Returns:
+    The function's results for all `capacity` rows.
+  """
+  rows = tf.minimum(examples.capacity, _CHUNK)
+
+  def divide(value):
+    return tf.reshape(value, tf.concat([[-1, rows], tf.shape(value)[1:]], 0))
+
+  def join(value):
+    # The number of rows is known at run time only, the rest by tracing.
+    joined = tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0))
+    return tf.ensure_shape(joined, [None, *value.shape[2:]])
+
+  chunks = tf.nest.map_structure(divide, examples.x)
+  specs = tf.nest.map_structure(
+    lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype),
+    examples.x,
+  )
+  signature = tf.nest.map_structure(
+    lambda value: tf.TensorSpec(value.shape, value.dtype),
+    tf.function(function).get_concrete_function(specs).structured_outputs,
+  )
+  results = tf.map_fn(function, chunks, fn_output_signature=signature,
+                      parallel_iterations=1)
+  return tf.nest.map_structure(join, results)

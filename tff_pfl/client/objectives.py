@@ -1,0 +1,136 @@
+"""What a client's training step differentiates.
+
+An objective maps weights and a batch to a gradient, the new values of moving
+statistics, and sums of metrics. Algorithms differ in their objectives; the loop
+around them is one (`training_loop.train`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_pfl.models import split_model
+
+
+class Batch(NamedTuple):
+  """A mini-batch.
+
+  Attributes:
+    x: `[batch, ...]` or a structure of such tensors.
+    y: `[batch, ...]`.
+    example_weights: float32 `[batch]`, 1 for examples and 0 for padding.
+  """
+
+  x: Any
+  y: tf.Tensor
+  example_weights: tf.Tensor
+
+
+class StepOutput(NamedTuple):
+  """One step's result.
+
+  Attributes:
+    gradient: Name of each trained weight to its gradient.
+    statistics: Name of each moving statistic to its new value.
+    metrics: Metric sums over the batch's examples, as `zero_metrics`.
+  """
+
+  gradient: Mapping[str, tf.Tensor]
+  statistics: Mapping[str, tf.Tensor]
+  metrics: Mapping[str, tf.Tensor]
+
+
+# (weights, batch, seed) -> StepOutput
+Objective = Callable[[Mapping[str, tf.Tensor], Batch, tf.Tensor], StepOutput]
+# (weights, x, mode) -> (outputs, new_statistics)
+Forward = Callable[..., tuple]
+
+
+def zero_metrics(model: split_model.SplitModel) -> collections.OrderedDict:
+  """The empty sums: `loss`, the model's metrics and `examples`, float32."""
+  return collections.OrderedDict(
+    (name, tf.zeros([])) for name in ('loss', *model.metrics, 'examples')
+  )
+
+
+def metric_sums(
+  model: split_model.SplitModel,
+  outputs: tf.Tensor,
+  y: tf.Tensor,
+  example_weights: tf.Tensor,
+) -> collections.OrderedDict:
+  """Sums of the loss and the metrics over a batch's real examples."""
+
+  def total(values):
+    # Padding may give any value, even NaN, so it is selected away.
+    kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
+    return tf.reduce_sum(tf.cast(kept, tf.float32) * example_weights)
+
+  sums = collections.OrderedDict(loss=total(model.loss(y, outputs)))
+  for name, function in model.metrics.items():
+    sums[name] = total(function(y, outputs))
+  sums['examples'] = tf.reduce_sum(example_weights)
+  return sums
+
+
+def prediction_loss(
+  model: split_model.SplitModel, forward: Forward
+) -> Objective:
+  """The batch's mean loss, as a function of the weights given.
+
+  Args:
+    model: For the loss, the metrics and the names of moving statistics.
+    forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
+      takes are those that are trained, frozen ones are bound inside it.
+  """
+
+  def objective(weights, batch, seed):
+    mode = split_model.Mode(True, seed, batch.example_weights)
+    trained = {k: v for k, v in weights.items() if k not in model.statistics}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(trained)
+      outputs, statistics = forward({**weights, **trained}, batch.x, mode)
+      losses = model.loss(batch.y, outputs)
+      example_weights = tf.cast(batch.example_weights, losses.dtype)
+      losses = tf.where(example_weights > 0, losses, tf.zeros_like(losses))
+      mean_loss = tf.reduce_sum(losses * example_weights) / tf.maximum(
+        tf.reduce_sum(example_weights), 1
+      )
+    gradient = tape.gradient(
+      mean_loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return StepOutput(
+      # Embeddings have sparse gradients; the loop keeps everything dense.
+      gradient={k: tf.convert_to_tensor(v) for k, v in gradient.items()},
+      statistics={k: v for k, v in statistics.items() if k in weights},
+      metrics=metric_sums(model, outputs, batch.y, batch.example_weights),
+    )
+
+  return objective
+
+
+def joint_loss(model: split_model.SplitModel) -> Objective:
+  """The loss as a function of all of the model's weights."""
+  return prediction_loss(model, model.forward)
+
+
+def head_loss(model: split_model.SplitModel) -> Objective:
+  """The loss as a function of the head, on features as the batches' `x`."""
+  return prediction_loss(model, model.head)
+
+
+def body_loss(
+  model: split_model.SplitModel, head: split_model.Weights
+) -> Objective:
+  """The loss as a function of the body, with the head frozen at `head`."""
+
+  def forward(body, x, mode):
+    features, statistics = model.body(body, x, mode)
+    outputs, _ = model.head(head, features, split_model.INFERENCE)
+    return outputs, statistics
+
+  return prediction_loss(model, forward)

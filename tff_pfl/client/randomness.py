@@ -1,0 +1,95 @@
+"""Derivation of seeds: the only source of randomness of client work.
+
+A seed is an int32 tensor `[2]`. Only integers are drawn, from a named algorithm
+(Philox): they are the same on every device and with or without XLA, which turns
+the same bits into other floating-point numbers than TensorFlow's kernels do.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# What a client's seed is for; folded in so that the uses never share numbers.
+TRAINING = 0
+PERSONALIZATION = 1
+
+
+def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
+  """Derives a new seed from `seed` and integers.
+
+  Args:
+    seed: int32 tensor `[2]`.
+    *data: Integers (Python or scalar integer tensors) to fold in, in order.
+
+  Returns:
+    int32 tensor `[2]`.
+  """
+  for value in data:
+    seed = tf.random.experimental.stateless_fold_in(
+      seed, tf.cast(value, tf.int32), alg='philox'
+    )
+  return seed
+
+
+def client_seed(
+  experiment_seed: tf.Tensor,
+  round_number: tf.Tensor,
+  client_index: tf.Tensor,
+  purpose: int,
+) -> tf.Tensor:
+  """The seed of one client's work in one round.
+
+  Args:
+    experiment_seed: int64 scalar, from the server state.
+    round_number: int32 scalar.
+    client_index: int64 scalar, from the client state.
+    purpose: `TRAINING` or `PERSONALIZATION`.
+
+  Returns:
+    int32 tensor `[2]`.
+  """
+  seed = tf.bitcast(tf.cast(experiment_seed, tf.int64), tf.int32)
+  # Both halves of the index count, so that 64-bit indices stay distinct.
+  index = tf.bitcast(tf.cast(client_index, tf.int64), tf.int32)
+  return fold_in(seed, purpose, round_number, index[0], index[1])
+
+
+def _bits(seed, shape):
+  """int32 numbers, uniform over the whole range."""
+  return tf.random.stateless_uniform(
+    shape, seed, minval=None, maxval=None, dtype=tf.int32, alg='philox'
+  )
+
+
+def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
+  """Independent coins: bool tensor, False with probability `drop_rate`.
+
+  Args:
+    seed: int32 tensor `[2]`.
+    shape: The shape of the result.
+    drop_rate: In [0, 1), resolved to 2^-32.
+  """
+  threshold = min(round(drop_rate * 2**32), 2**32 - 1) - 2**31
+  return _bits(seed, shape) >= threshold
+
+
+def permutations(
+  seed: tf.Tensor, num_permutations, capacity, num_examples
+) -> tf.Tensor:
+  """Seeded permutations of a client's examples, padding last.
+
+  Args:
+    seed: int32 tensor `[2]`.
+    num_permutations: Number of permutations (epochs).
+    capacity: Number of rows of the padded tensors.
+    num_examples: Number of real examples, at most `capacity`.
+
+  Returns:
+    int32 `[num_permutations, capacity]`: each row holds the indices below
+    `num_examples` in random order, then the others.
+  """
+  # Column-major, so that a row's keys do not depend on the capacity.
+  keys = tf.transpose(_bits(seed, [capacity, num_permutations]))
+  is_padding = tf.range(capacity) >= num_examples
+  keys = tf.where(is_padding[tf.newaxis], tf.int32.max, keys)
+  return tf.argsort(keys, axis=1, stable=True)

@@ -1,0 +1,289 @@
+"""The only mini-batch gradient descent loop of the library.
+
+A phase of local training is `num_epochs` passes over the client's examples, or
+`num_steps` steps, in mini-batches without replacement that are reshuffled each
+epoch from a seed; an epoch's last batch is partial. The plan of which example
+is in which batch is made first (`plan_batches`), the loop then only gathers, so
+that it compiles to one program for all clients of a bucket.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.client import example_tensors
+from tff_pfl.client import objectives
+from tff_pfl.client import randomness
+from tff_pfl.models import split_model
+
+OPTIMIZERS = ('sgd', 'adam')
+
+
+def build_optimizer(
+  name: str, learning_rate: float, momentum: float = 0.0
+) -> tff.learning.optimizers.Optimizer:
+  """A TFF optimizer by name.
+
+  Args:
+    name: 'sgd' or 'adam'.
+    learning_rate: Positive.
+    momentum: In [0, 1); for 'adam', which has its own, it must be 0.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+  """
+  errors.expect(
+    name in OPTIMIZERS, 'optimizer', f'one of {", ".join(OPTIMIZERS)}', name
+  )
+  errors.expect(learning_rate > 0, 'learning_rate', 'positive', learning_rate)
+  errors.expect(0 <= momentum < 1, 'momentum', 'in [0, 1)', momentum)
+  if name == 'adam':
+    errors.expect(momentum == 0, 'momentum', "0 with optimizer 'adam'", momentum)
+    return tff.learning.optimizers.build_adam(learning_rate)
+  return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A phase of local training.
+
+  Attributes:
+    optimizer: The client's optimizer; its state starts anew with the phase.
+    batch_size: Examples per batch; None takes all of a client's examples in one
+      batch.
+    num_epochs: Passes over the client's examples. Ignored with `num_steps`.
+    num_steps: If given, the number of gradient steps, through as many epochs as
+      that takes.
+  """
+
+  optimizer: tff.learning.optimizers.Optimizer
+  batch_size: Optional[int] = None
+  num_epochs: int = 1
+  num_steps: Optional[int] = None
+
+  def __post_init__(self):
+    for name in ('batch_size', 'num_steps'):
+      value = getattr(self, name)
+      errors.expect(
+        value is None or value > 0, name, 'a positive integer or None', value
+      )
+    errors.expect(
+      self.num_epochs >= 0, 'num_epochs', 'at least 0', self.num_epochs
+    )
+
+
+class BatchPlan(NamedTuple):
+  """Which examples each step sees.
+
+  Attributes:
+    indices: int32 `[max_steps, batch_size]`, rows of the example tensors.
+    example_weights: float32 `[max_steps, batch_size]`, 0 where there is none.
+    num_steps: int32 scalar, at most `max_steps`.
+  """
+
+  indices: tf.Tensor
+  example_weights: tf.Tensor
+  num_steps: tf.Tensor
+
+
+def plan_batches(
+  examples: example_tensors.ExampleTensors, phase: Phase, seed: tf.Tensor
+) -> BatchPlan:
+  """Plans the batches of a phase; its size depends on the bucket only."""
+  capacity, num_examples = examples.capacity, examples.num_examples
+  batch_size = phase.batch_size or capacity
+  # A batch never needs more rows than there are.
+  batch_size = tf.minimum(batch_size, capacity)
+  steps_per_epoch = tf.maximum(1, -(-num_examples // batch_size))
+  if phase.num_steps is None:
+    num_epochs = tf.constant(phase.num_epochs)
+    max_steps = phase.num_epochs * -(-capacity // batch_size)
+    num_steps = phase.num_epochs * steps_per_epoch
+  else:
+    max_steps = tf.constant(phase.num_steps)
+    num_steps = max_steps
+    num_epochs = -(-num_steps // steps_per_epoch)
+  num_steps = tf.where(num_examples > 0, num_steps, 0)
+  order = randomness.permutations(seed, num_epochs, capacity, num_examples)
+  steps = tf.range(max_steps)
+  epochs = tf.minimum(steps // steps_per_epoch, num_epochs - 1)
+  positions = (steps % steps_per_epoch)[:, tf.newaxis] * batch_size + tf.range(
+    batch_size
+  )
+  is_example = tf.logical_and(
+    (steps < num_steps)[:, tf.newaxis], positions < num_examples
+  )
+  indices = tf.gather(
+    tf.gather(order, epochs),
+    tf.minimum(positions, capacity - 1),
+    batch_dims=1,
+  )
+  return BatchPlan(indices, tf.cast(is_example, tf.float32), num_steps)
+
+
+class TrainResult(NamedTuple):
+  """Result of `train`.
+
+  Attributes:
+    weights: The trained weights.
+    metrics: Sums over all examples of all steps, as `objectives.zero_metrics`:
+      `loss`, the model's metrics, `examples`.
+  """
+
+  weights: Any
+  metrics: Any
+
+
+def use_xla(
+  model: split_model.SplitModel, jit_compile: Union[bool, str]
+) -> bool:
+  """Resolves `jit_compile`: 'auto' is XLA except for convolutions on a CPU.
+
+  In loops on a CPU, XLA's convolutions are many times slower than TensorFlow's
+  kernels; dense and recurrent models are faster with XLA.
+  """
+  errors.expect(
+    jit_compile in (True, False, 'auto'),
+    'jit_compile',
+    "True, False or 'auto'",
+    jit_compile,
+  )
+  if jit_compile == 'auto':
+    return not model.has_convolutions
+  return jit_compile
+
+
+def train(
+  objective: objectives.Objective,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  phase: Phase,
+  seed: tf.Tensor,
+  *,
+  model: split_model.SplitModel,
+  jit_compile: Union[bool, str] = 'auto',
+) -> TrainResult:
+  """Runs one phase of local training.
+
+  A pure function of its arguments. A client without examples gets its weights
+  back.
+
+  Args:
+    objective: Gives the gradient of the weights on a batch.
+    weights: The weights to train, with their moving statistics.
+    examples: The client's examples (or cached features in the place of `x`).
+    phase: Optimizer, batch size, and number of epochs or steps.
+    seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
+      dropout) derive from it.
+    model: For the metrics and the names of moving statistics.
+    jit_compile: See `use_xla`.
+  """
+  optimizer = phase.optimizer
+  shuffle_seed, step_seed = (
+    randomness.fold_in(seed, 0),
+    randomness.fold_in(seed, 1),
+  )
+  plan = plan_batches(examples, phase, shuffle_seed)
+  initial = collections.OrderedDict(
+    (name, tf.convert_to_tensor(value)) for name, value in weights.items()
+  )
+  trained_names = [n for n in initial if n not in model.statistics]
+
+  @tf.function(jit_compile=use_xla(model, jit_compile), autograph=False)
+  def run(initial, x, y, plan, step_seed):
+    specs = tf.nest.map_structure(
+      lambda v: tf.TensorSpec(v.shape, v.dtype),
+      split_model.select(initial, trained_names),
+    )
+    optimizer_state = tf.nest.map_structure(
+      tf.convert_to_tensor, optimizer.initialize(specs)
+    )
+
+    def step(index, weights, optimizer_state, metrics):
+      rows = plan.indices[index]
+      batch = objectives.Batch(
+        tf.nest.map_structure(lambda value: tf.gather(value, rows), x),
+        tf.gather(y, rows),
+        plan.example_weights[index],
+      )
+      output = objective(weights, batch, randomness.fold_in(step_seed, index))
+      optimizer_state, trained = optimizer.next(
+        optimizer_state,
+        split_model.select(weights, trained_names),
+        split_model.select(output.gradient, trained_names),
+      )
+      weights = collections.OrderedDict(
+        (name, trained[name] if name in trained else output.statistics[name])
+        for name in weights
+      )
+      metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
+      return index + 1, weights, optimizer_state, metrics
+
+    _, final, _, metrics = tf.while_loop(
+      lambda index, *_: index < plan.num_steps,
+      step,
+      (0, initial, optimizer_state, objectives.zero_metrics(model)),
+    )
+    return TrainResult(final, metrics)
+
+  return run(initial, examples.x, examples.y, plan, step_seed)
+
+
+def frozen_features(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> example_tensors.ExampleTensors:
+  """The examples with the frozen body's features in the place of `x`.
+
+  A frozen body is constant, so its outputs are computed once for all epochs of
+  training the head. It runs in inference mode (no dropout, moving statistics).
+  """
+  return examples._replace(
+    x=example_tensors.in_chunks(
+      lambda x: model.body(body, x, split_model.INFERENCE)[0], examples
+    )
+  )
+
+
+def train_head(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  head: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  phase: Phase,
+  seed: tf.Tensor,
+  *,
+  jit_compile: Union[bool, str] = 'auto',
+) -> TrainResult:
+  """Trains the head on the frozen body's features."""
+  return train(
+    objectives.head_loss(model),
+    head,
+    frozen_features(model, body, examples),
+    phase,
+    seed,
+    model=model,
+    jit_compile=jit_compile,
+  )
+
+
+def evaluate(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> collections.OrderedDict:
+  """Metric sums of a model over a client's examples, in inference mode."""
+  outputs = example_tensors.in_chunks(
+    lambda x: model.forward(weights, x)[0], examples
+  )
+  is_example = tf.range(examples.capacity) < examples.num_examples
+  return objectives.metric_sums(
+    model, outputs, examples.y, tf.cast(is_example, tf.float32)
+  )

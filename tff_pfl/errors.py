@@ -1,0 +1,40 @@
+"""What the library raises for mistakes of its caller and for failed runs.
+
+Wrong arguments raise `ValueError` or `TypeError` with one line of the form
+``Expected `name` to be <constraint>, found <value!r>.``. `RunError` stands for
+what goes wrong around a run (a locked directory, a full disk, a dead worker).
+The binaries print any of these as one line and exit with status 1.
+"""
+
+from typing import Any
+
+
+class RunError(RuntimeError):
+  """A run cannot start or go on; what was committed before stays intact."""
+
+
+def message(name: str, constraint: str, found: Any) -> str:
+  """Returns ``Expected `name` to be <constraint>, found <found!r>.``"""
+  return f'Expected `{name}` to be {constraint}, found {found!r}.'
+
+
+def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
+  """Raises `ValueError` unless `condition` holds.
+
+  Args:
+    condition: What must be true.
+    name: The argument's name, as the caller wrote it.
+    constraint: What the argument must be, read after "to be".
+    found: The offending value, or a description of it.
+
+  Raises:
+    ValueError: ``Expected `name` to be <constraint>, found <found!r>.``
+  """
+  if not condition:
+    raise ValueError(message(name, constraint, found))
+
+
+def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
+  """Raises `TypeError` unless `value` is an instance of `types`."""
+  if not isinstance(value, types):
+    raise TypeError(message(name, constraint, value))

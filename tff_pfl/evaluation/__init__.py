@@ -1,0 +1,1 @@
+"""Personalisation before scoring, and summaries over clients."""

@@ -1,0 +1,118 @@
+"""How a client's model is made before it is scored."""
+
+import dataclasses
+from typing import Optional, Union
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import example_tensors
+from tff_pfl.client import objectives
+from tff_pfl.client import training_loop
+from tff_pfl.models import split_model
+
+SCOPES = ('none', 'head', 'all')
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalization:
+  """Options of personalisation, the same for every method.
+
+  A method's own rule comes first (its local weights are put in place; a client
+  that never took part fits them to its training data). Fine-tuning is then an
+  option on top, on the client's training data: FedAvg + FT is `fed_avg` with
+  `fine_tune='all'`.
+
+  Attributes:
+    fine_tune: 'none', 'head' (on the frozen body's features) or 'all' weights.
+    num_epochs: Epochs of fine-tuning.
+    num_steps: If given, gradient steps of fine-tuning instead of epochs.
+    learning_rate: Of fine-tuning, positive.
+    momentum: Of fine-tuning, in [0, 1).
+    optimizer: 'sgd' or 'adam'.
+    batch_size: Examples per batch of fine-tuning; None is the full batch.
+    new_client_epochs: Epochs in which a client that never took part fits its
+      local weights with the global ones frozen; None takes the method's own
+      number of epochs in a round.
+  """
+
+  fine_tune: str = 'none'
+  num_epochs: int = 10
+  num_steps: Optional[int] = None
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: str = 'sgd'
+  batch_size: Optional[int] = 10
+  new_client_epochs: Optional[int] = None
+
+  def __post_init__(self):
+    errors.expect(
+      self.fine_tune in SCOPES,
+      'fine_tune',
+      f'one of {", ".join(SCOPES)}',
+      self.fine_tune,
+    )
+    errors.expect(
+      self.new_client_epochs is None or self.new_client_epochs >= 0,
+      'new_client_epochs',
+      'at least 0 or None',
+      self.new_client_epochs,
+    )
+    self.phase()
+
+  def phase(self) -> training_loop.Phase:
+    """The phase of fine-tuning."""
+    return training_loop.Phase(
+      optimizer=training_loop.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+      ),
+      batch_size=self.batch_size,
+      num_epochs=self.num_epochs,
+      num_steps=self.num_steps,
+    )
+
+
+def fine_tune(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  options: Personalization,
+  seed: tf.Tensor,
+  *,
+  jit_compile: Union[bool, str] = 'auto',
+) -> split_model.Weights:
+  """Fine-tunes a client's model on its training data.
+
+  Args:
+    model: The model.
+    weights: All weights.
+    examples: The client's training examples.
+    options: What to train, and how.
+    seed: int32 `[2]`.
+    jit_compile: See `training_loop.use_xla`.
+
+  Returns:
+    All weights, in the model's order.
+  """
+  if options.fine_tune == 'none':
+    return weights
+  if options.fine_tune == 'all':
+    return training_loop.train(
+      objectives.joint_loss(model),
+      weights,
+      examples,
+      options.phase(),
+      seed,
+      model=model,
+      jit_compile=jit_compile,
+    ).weights
+  head = training_loop.train_head(
+    model,
+    weights,
+    split_model.select(weights, model.weight_names(model.head_layers)),
+    examples,
+    options.phase(),
+    seed,
+    jit_compile=jit_compile,
+  ).weights
+  return split_model.select({**weights, **head}, weights)

@@ -1,0 +1,1 @@
+"""Models: pure functions of named weights, made from any Keras model."""

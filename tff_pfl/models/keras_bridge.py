@@ -1,0 +1,610 @@
+"""Makes a `SplitModel` from any functional or sequential Keras model.
+
+A Keras layer holds `tf.Variable`s. For the duration of a call the bridge puts
+the given tensors in their place (and restores them after), so the call is a
+pure function of the weights: it can be differentiated, compiled and run inside
+a TFF computation. Layers that assign or draw random numbers in training get a
+pure stand-in for their `call`:
+
+* `BatchNormalization`: normalizes with the statistics of the batch's real
+  examples (padding does not count) and hands the new moving statistics out
+  as values. They are weights of the model, listed in `statistics`.
+* `Dropout`, `SpatialDropout*`: draw from the seed that the caller gives.
+
+What cannot be made pure is refused with an error that names the layer: layers
+used more than once, stateful recurrent layers, dropout inside recurrent layers,
+other random layers, regularizers, and layers that read variables of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import threading
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import randomness
+from tff_pfl.models import split_model
+
+keras = tf.keras
+
+_BATCH_NORMALIZATION = (keras.layers.BatchNormalization,)
+_DROPOUT = (
+  keras.layers.Dropout,
+  keras.layers.SpatialDropout1D,
+  keras.layers.SpatialDropout2D,
+  keras.layers.SpatialDropout3D,
+)
+_CONVOLUTIONS = (
+  keras.layers.Conv1D,
+  keras.layers.Conv2D,
+  keras.layers.Conv3D,
+)
+_ACCURACIES = {
+  'sparse': keras.metrics.sparse_categorical_accuracy,
+  'categorical': keras.metrics.categorical_accuracy,
+  'binary': keras.metrics.binary_accuracy,
+}
+
+# Layers are shared between the pure calls of one Keras model, and tracing may
+# happen on several threads.
+_SWAP_LOCK = threading.RLock()
+
+
+def from_keras(
+  model: keras.Model,
+  *,
+  head_layers: Iterable[str],
+  loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
+  metrics: Iterable[Any] = ('accuracy',),
+  label_spec: Optional[tf.TensorSpec] = None,
+) -> split_model.SplitModel:
+  """Makes a `SplitModel` from a Keras model.
+
+  The Keras model is read, not changed; its current weights become the initial
+  weights.
+
+  Args:
+    model: A built functional or sequential Keras model with one input and one
+      output.
+    head_layers: Names of the layers that make the head. Layers without weights
+      that follow them (activations, dropout) belong to the head too.
+    loss: A loss by Keras name, a Keras loss object, or a function
+      `(y_true, y_pred) -> [batch]`. For cross-entropies given by name, whether
+      the outputs are logits is read off the last layer's activation.
+    metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
+      metric objects that are means over examples, or functions.
+    label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
+      default a scalar int32 for sparse cross-entropies, else like the output.
+
+  Returns:
+    The model as pure functions.
+
+  Raises:
+    TypeError: If `model` is not a functional or sequential Keras model.
+    ValueError: If a layer does not exist or is not supported; the message names
+      it.
+  """
+  _check_graph_network(model)
+  nodes = _nodes(model)
+  _check_layers(model, nodes)
+  weight_slots, layers, statistics = _name_weights(model)
+  head_names = _head_closure(model, nodes, tuple(head_layers))
+  body_model, head_model = _cut(model, nodes, head_names)
+  kind, loss_fn = _resolve_loss(loss, model)
+  pure = _PureCalls(model, weight_slots)
+  output_shape = model.output_shape[1:]
+  if label_spec is None:
+    label_spec = (
+      tf.TensorSpec(output_shape[:-1], tf.int32)
+      if kind == 'sparse'
+      else tf.TensorSpec(output_shape, tf.float32)
+    )
+  num_classes = None
+  if kind in ('sparse', 'categorical'):
+    num_classes = output_shape[-1]
+  elif kind == 'binary':
+    num_classes = 2
+  result = split_model.SplitModel(
+    name=model.name,
+    initial_weights=collections.OrderedDict(
+      (name, variable.numpy()) for name, (_, _, variable) in weight_slots.items()
+    ),
+    layers=layers,
+    head_layers=tuple(name for name in layers if name in head_names),
+    statistics=statistics,
+    element_spec=collections.OrderedDict(
+      x=tf.TensorSpec(model.input_shape[1:], model.inputs[0].dtype),
+      y=label_spec,
+    ),
+    body=pure.bind(body_model),
+    head=pure.bind(head_model),
+    loss=_per_example(loss_fn),
+    metrics=_resolve_metrics(metrics, kind),
+    num_classes=num_classes,
+    has_convolutions=any(isinstance(m, _CONVOLUTIONS) for m in model.submodules),
+  )
+  _check_pure(result, weight_slots)
+  return result
+
+
+def _check_graph_network(model):
+  errors.expect_type(model, keras.Model, 'model', 'a tf.keras.Model')
+  if not getattr(model, '_is_graph_network', False):
+    raise TypeError(
+      errors.message(
+        'model',
+        'a built functional or sequential Keras model (give a Sequential an '
+        'Input; a subclassed model has no graph of layers to divide)',
+        f'{type(model).__name__} {model.name!r}',
+      )
+    )
+  for what, tensors in (('input', model.inputs), ('output', model.outputs)):
+    errors.expect(
+      len(tensors) == 1,
+      'model',
+      f'a Keras model with one {what}',
+      f'{len(tensors)} {what}s in {model.name!r}',
+    )
+
+
+def _nodes(model):
+  """The nodes of the model's own graph, inputs first."""
+  by_depth = model._nodes_by_depth  # pylint: disable=protected-access
+  return [node for depth in sorted(by_depth, reverse=True)
+          for node in by_depth[depth]]
+
+
+def _refuse(layer, reason):
+  raise ValueError(
+    f'Expected `model` to be made of supported layers, found layer '
+    f'{layer.name!r} ({type(layer).__name__}), which {reason}.'
+  )
+
+
+def _check_layers(model, nodes):
+  uses = collections.Counter(id(node.layer) for node in nodes)
+  for layer in model.layers:
+    if layer.weights and uses[id(layer)] > 1:
+      _refuse(layer, f'is shared: it is used {uses[id(layer)]} times')
+    for module in (layer, *layer.submodules):
+      if not isinstance(module, keras.layers.Layer):
+        continue
+      if getattr(module, 'stateful', False) and isinstance(
+        module, keras.layers.RNN
+      ):
+        _refuse(layer, 'keeps its state between batches (stateful=True)')
+      if getattr(module, 'recurrent_dropout', 0) or (
+        hasattr(module, 'recurrent_dropout') and module.dropout
+      ):
+        _refuse(
+          layer,
+          'has unseeded dropout inside a recurrent cell; put a Dropout layer '
+          'before it',
+        )
+      if (
+        isinstance(module, keras.__internal__.layers.BaseRandomLayer)
+        and not isinstance(module, _DROPOUT)
+        and not hasattr(module, 'recurrent_dropout')
+        and getattr(module, 'dropout', None) != 0
+      ):
+        _refuse(layer, 'draws unseeded random numbers')
+      if any(
+        isinstance(value, keras.regularizers.Regularizer)
+        for value in vars(module).values()
+      ):
+        _refuse(
+          layer,
+          "has a regularizer; use the optimizer's weight decay or a proximal "
+          'term',
+        )
+      if (
+        isinstance(module, _BATCH_NORMALIZATION)
+        and module.virtual_batch_size is not None
+      ):
+        _refuse(layer, 'uses virtual batches')
+
+
+def _name_weights(model):
+  """Returns weight name -> (module, attribute, variable), layers, statistics."""
+  slots = collections.OrderedDict()
+  layers = collections.OrderedDict()
+  statistics = set()
+  for layer in model.layers:
+    places = {}
+    for module in (layer, *layer.submodules):
+      for attribute, value in vars(module).items():
+        if isinstance(value, tf.Variable):
+          places.setdefault(value.ref(), (module, attribute))
+    names = []
+    for variable in layer.weights:
+      if variable.ref() not in places:
+        _refuse(
+          layer,
+          f'keeps the variable {variable.name!r} in a list or dict, not in an '
+          'attribute',
+        )
+      module, attribute = places[variable.ref()]
+      suffix = variable.name.split(':')[0]
+      if suffix.startswith(layer.name + '/'):
+        suffix = suffix[len(layer.name) + 1 :]
+      name = f'{layer.name}/{suffix}'
+      while name in slots:
+        name += '_'
+      slots[name] = (module, attribute, variable)
+      names.append(name)
+      if isinstance(module, _BATCH_NORMALIZATION) and attribute in (
+        'moving_mean',
+        'moving_variance',
+      ):
+        statistics.add(name)
+    if names:
+      layers[layer.name] = tuple(names)
+  if not slots:
+    raise ValueError(
+      errors.message('model', 'a model with weights', f'{model.name!r} with none')
+    )
+  return slots, layers, frozenset(statistics)
+
+
+def _head_closure(model, nodes, head_layers):
+  """The names of all layers of the head, those without weights included."""
+  known = [layer.name for layer in model.layers]
+  errors.expect(head_layers, 'head_layers', 'at least one layer name', head_layers)
+  for name in head_layers:
+    errors.expect(
+      name in known,
+      'head_layers',
+      f'names of layers of {model.name!r} ({", ".join(known)})',
+      name,
+    )
+  head = set(head_layers)
+  for node in nodes:
+    follows_head = any(
+      tensor._keras_history.layer.name in head  # pylint: disable=protected-access
+      for tensor in node.keras_inputs
+    )
+    if follows_head and node.layer.name not in head:
+      if node.layer.weights:
+        raise ValueError(
+          'Expected `head_layers` to be the end of the network, found layer '
+          f'{node.layer.name!r} with weights after the head; add it to '
+          '`head_layers`.'
+        )
+      head.add(node.layer.name)
+  errors.expect(
+    model.outputs[0]._keras_history.layer.name in head,  # pylint: disable=protected-access
+    'head_layers',
+    'layers that lead to the output of the model',
+    ', '.join(head_layers),
+  )
+  return head
+
+
+def _cut(model, nodes, head_names):
+  """Two Keras models over the same layers: body and head."""
+  crossing = {}
+  for node in nodes:
+    if node.layer.name in head_names:
+      for tensor in node.keras_inputs:
+        if tensor._keras_history.layer.name not in head_names:  # pylint: disable=protected-access
+          crossing[id(tensor)] = tensor
+  if not crossing:
+    # The head starts at the input itself.
+    return keras.Model(model.inputs, model.inputs[0]), model
+  features = list(crossing.values())
+  if len(features) == 1:
+    features = features[0]
+  return keras.Model(model.inputs, features), keras.Model(features, model.outputs[0])
+
+
+class _PureCalls:
+  """Calls Keras models with tensors in the place of their variables."""
+
+  def __init__(self, model, weight_slots):
+    self._slots = weight_slots
+    self._random = []
+    self._normalizing = []
+    names = {
+      (id(module), attribute): name
+      for name, (module, attribute, _) in weight_slots.items()
+    }
+    for module in model.submodules:
+      if isinstance(module, _DROPOUT):
+        self._random.append(module)
+      elif isinstance(module, _BATCH_NORMALIZATION):
+        self._normalizing.append(
+          (
+            module,
+            names[id(module), 'moving_mean'],
+            names[id(module), 'moving_variance'],
+          )
+        )
+
+  def bind(self, model):
+    """Returns `(weights, inputs, mode) -> (outputs, new_statistics)`."""
+
+    def call(weights, inputs, mode=split_model.INFERENCE):
+      with self._swapped(weights, mode) as new_statistics:
+        outputs = model(inputs, training=mode.training)
+      return outputs, new_statistics
+
+    return call
+
+  @contextlib.contextmanager
+  def _swapped(self, weights, mode):
+    new_statistics = {}
+    saved = []
+
+    def put(module, attribute, value):
+      attributes = vars(module)
+      saved.append((attributes, attribute, attributes.get(attribute, self)))
+      attributes[attribute] = value
+
+    with _SWAP_LOCK:
+      try:
+        for name, (module, attribute, _) in self._slots.items():
+          if name in weights:
+            put(module, attribute, weights[name])
+        for position, layer in enumerate(self._random):
+          put(layer, 'call', _pure_dropout(layer, position, mode))
+        for layer, mean_name, variance_name in self._normalizing:
+          put(
+            layer,
+            'call',
+            _pure_batch_normalization(
+              layer, mean_name, variance_name, mode, new_statistics
+            ),
+          )
+        yield new_statistics
+      finally:
+        for attributes, attribute, value in reversed(saved):
+          if value is self:
+            del attributes[attribute]
+          else:
+            attributes[attribute] = value
+
+
+def _pure_dropout(layer, position, mode):
+  @tf.autograph.experimental.do_not_convert
+  def call(inputs, training=None):
+    if not training or not layer.rate:
+      return tf.identity(inputs)
+    errors.expect(
+      mode.seed is not None, 'mode.seed', 'given when a model has dropout', None
+    )
+    shape = layer._get_noise_shape(inputs)  # pylint: disable=protected-access
+    keep = randomness.keep_mask(
+      randomness.fold_in(mode.seed, position),
+      tf.shape(inputs) if shape is None else shape,
+      layer.rate,
+    )
+    return tf.where(keep, inputs / (1 - layer.rate), tf.zeros_like(inputs))
+
+  return call
+
+
+def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
+  @tf.autograph.experimental.do_not_convert
+  def call(inputs, training=None, mask=None):
+    del mask
+    training = training and layer.trainable
+    rank = inputs.shape.rank
+    axes = [axis % rank for axis in layer.axis]
+    reduced = [axis for axis in range(rank) if axis not in axes]
+
+    def broadcast(value):
+      shape = [
+        inputs.shape[axis] if axis in axes else 1 for axis in range(rank)
+      ]
+      return None if value is None else tf.reshape(value, shape)
+
+    if training:
+      weights = tf.ones_like(inputs[..., :1])
+      weights = tf.reduce_mean(weights, axis=list(range(1, rank)), keepdims=True)
+      if mode.example_weights is not None:
+        weights *= tf.reshape(
+          tf.cast(mode.example_weights, inputs.dtype), [-1] + [1] * (rank - 1)
+        )
+      mean, variance = tf.nn.weighted_moments(inputs, reduced, weights)
+      # Keras' fused kernel, used for images, keeps the unbiased variance.
+      count = tf.reduce_sum(weights) * tf.cast(
+        tf.size(inputs[0]) // tf.size(mean), inputs.dtype
+      )
+      correction = (
+        count / tf.maximum(count - 1, 1) if layer.fused else tf.ones_like(count)
+      )
+      # A batch of padding only leaves the statistics as they are.
+      rate = tf.where(
+        count > 0, tf.cast(1 - layer.momentum, inputs.dtype), 0
+      )
+      for name, old, value in (
+        (mean_name, layer.moving_mean, mean),
+        (variance_name, layer.moving_variance, variance * correction),
+      ):
+        old = tf.convert_to_tensor(old)
+        new[name] = old + rate * (tf.reshape(value, old.shape) - old)
+    else:
+      mean, variance = layer.moving_mean, layer.moving_variance
+    return tf.nn.batch_normalization(
+      inputs,
+      broadcast(mean),
+      broadcast(variance),
+      broadcast(layer.beta),
+      broadcast(layer.gamma),
+      layer.epsilon,
+    )
+
+  return call
+
+
+def _loss_kind(name):
+  name = name.replace('_', '').lower()
+  if 'sparsecategorical' in name:
+    return 'sparse'
+  if 'categorical' in name:
+    return 'categorical'
+  if 'binary' in name or 'hinge' in name:
+    return 'binary'
+  return 'regression'
+
+
+def _resolve_loss(loss, model):
+  """Returns the kind of the loss and `(y_true, y_pred) -> [batch, ...]`."""
+  if isinstance(loss, str):
+    try:
+      function = keras.losses.get(loss)
+    except ValueError as e:
+      raise ValueError(
+        errors.message('loss', 'the name of a Keras loss', loss)
+      ) from e
+    kind = _loss_kind(getattr(function, '__name__', loss))
+    if 'crossentropy' not in getattr(function, '__name__', loss).lower():
+      return kind, function
+    activation = getattr(model.layers[-1], 'activation', None)
+    is_probability = (
+      activation in (keras.activations.softmax, keras.activations.sigmoid)
+      or isinstance(model.layers[-1], keras.layers.Softmax)
+    )
+    return kind, lambda y, p: function(y, p, from_logits=not is_probability)
+  if isinstance(loss, keras.losses.Loss):
+    return _loss_kind(type(loss).__name__), loss.call
+  if callable(loss):
+    return _loss_kind(getattr(loss, '__name__', '')), loss
+  raise TypeError(
+    errors.message(
+      'loss', 'a Keras loss name, a Keras loss object or a function', loss
+    )
+  )
+
+
+def _resolve_metrics(metrics, kind) -> Mapping[str, Callable]:
+  resolved = collections.OrderedDict()
+  for metric in metrics:
+    if isinstance(metric, str):
+      name = metric
+      if metric in ('accuracy', 'acc'):
+        if kind == 'regression':
+          raise ValueError(
+            errors.message(
+              'metrics',
+              "metrics that fit the loss ('accuracy' needs a classification "
+              "loss; try 'mae')",
+              metric,
+            )
+          )
+        name, function = 'accuracy', _ACCURACIES[kind]
+        if kind == 'binary':
+          function = _binary_accuracy_of_scores
+      else:
+        try:
+          function = keras.metrics.get(metric)
+        except ValueError as e:
+          raise ValueError(
+            errors.message('metrics', 'names of Keras metrics', metric)
+          ) from e
+    else:
+      function, name = metric, getattr(metric, '__name__', None)
+    if isinstance(function, keras.metrics.Metric):
+      name = function.name if not isinstance(metric, str) else name
+      function = _mean_metric_function(function)
+    if not callable(function):
+      raise TypeError(
+        errors.message(
+          'metrics', 'Keras metric names, metric objects or functions', metric
+        )
+      )
+    name = name or type(metric).__name__
+    if name in resolved or name in ('loss', 'examples'):
+      raise ValueError(
+        errors.message('metrics', 'distinct names other than loss', name)
+      )
+    resolved[name] = _per_example(function)
+  return resolved
+
+
+def _binary_accuracy_of_scores(y_true, y_pred):
+  # One score per example: logits are positive for class 1. Probabilities are
+  # told apart by the caller, who then gives the metric as an object.
+  return keras.metrics.binary_accuracy(y_true, y_pred, threshold=0.0)
+
+
+def _mean_metric_function(metric):
+  if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+    raise ValueError(
+      errors.message(
+        'metrics',
+        'metrics that are means over examples (such as SparseCategoricalAccuracy'
+        ' or MeanAbsoluteError)',
+        f'{type(metric).__name__} {metric.name!r}',
+      )
+    )
+  function, arguments = metric._fn, metric._fn_kwargs  # pylint: disable=protected-access
+  return lambda y_true, y_pred: function(y_true, y_pred, **arguments)
+
+
+def _per_example(function):
+  """Averages over all but the batch dimension."""
+
+  def call(y_true, y_pred):
+    values = tf.cast(function(y_true, y_pred), y_pred.dtype)
+    rank = values.shape.rank
+    errors.expect(
+      rank, 'loss and metrics', 'functions that return a value per example',
+      'a scalar',
+    )
+    return tf.reduce_mean(values, axis=list(range(1, rank)))
+
+  return call
+
+
+def _check_pure(model, weight_slots):
+  """Traces the model once; refuses it if it still reads a variable."""
+  specs = {
+    name: tf.TensorSpec(value.shape, value.dtype)
+    for name, value in model.initial_weights.items()
+  }
+  x_spec = model.element_spec['x']
+  y_spec = model.element_spec['y']
+
+  @tf.function(autograph=False)
+  def trace(weights, x, y, seed):
+    mode = split_model.Mode(True, seed, tf.ones(tf.shape(x)[:1]))
+    outputs, statistics = model.forward(weights, x, mode)
+    missing = model.statistics - set(statistics)
+    metrics = {name: fn(y, outputs) for name, fn in model.metrics.items()}
+    return model.loss(y, outputs), metrics, statistics, sorted(missing)
+
+  try:
+    concrete = trace.get_concrete_function(
+      specs,
+      tf.TensorSpec([None, *x_spec.shape], x_spec.dtype),
+      tf.TensorSpec([None, *y_spec.shape], y_spec.dtype),
+      tf.TensorSpec([2], tf.int32),
+    )
+  except (ValueError, TypeError) as e:
+    reason = next(iter(str(e).strip().splitlines()[-1:]), '')
+    raise ValueError(
+      'Expected `model`, `loss` and `metrics` to fit labels of shape '
+      f'{y_spec.shape} and dtype {y_spec.dtype.name}, found: {reason}'
+    ) from e
+  captured = {id(tensor) for tensor in concrete.captured_inputs}
+  for name, (module, _, variable) in weight_slots.items():
+    if id(variable.handle) in captured:
+      raise ValueError(
+        f'Expected `model` to read its weights through attributes, found '
+        f'{name!r} read otherwise in layer {module.name!r}.'
+      )
+  others = [
+    variable.name for variable in concrete.graph.variables
+  ]
+  if others:
+    raise ValueError(
+      'Expected `model` to hold all its state in weights, found the variable '
+      f'{others[0]!r} read by one of its layers.'
+    )

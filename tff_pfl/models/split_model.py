@@ -1,0 +1,136 @@
+"""The one form of a model in this library: pure functions with named layers.
+
+A `SplitModel` has a *body* (from the examples to features) and a *head* (from
+the features to the outputs). Both are pure: everything they read comes in
+through their arguments, weights and seed included, and the moving statistics
+that a layer would assign during training come out as a value.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+
+# Name of a weight, `layer/weight`, to its value.
+Weights = Mapping[str, Any]
+
+
+class Mode(NamedTuple):
+  """How a forward pass runs.
+
+  Attributes:
+    training: Whether dropout is active and batch statistics are used. A frozen
+      part of a network always runs with `training=False`.
+    seed: int32 tensor `[2]`, read by dropout when `training`.
+    example_weights: float32 `[batch]`, 1 for examples and 0 for padding, or
+      None for "no padding". Only layers that mix examples (batch
+      normalization) read it.
+  """
+
+  training: bool = False
+  seed: Optional[tf.Tensor] = None
+  example_weights: Optional[tf.Tensor] = None
+
+
+INFERENCE = Mode()
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitModel:
+  """A model as pure functions of named weights.
+
+  Attributes:
+    name: The model's name.
+    initial_weights: Weight name to float array; the order is the model's.
+    layers: Layer name to the names of its weights, for layers that have any.
+    head_layers: The layers (with weights) that make the head; all others make
+      the body.
+    statistics: Names of weights that the forward pass updates instead of the
+      gradient (the moving mean and variance of batch normalization).
+    element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
+      without a batch dimension.
+    body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
+    head: `(weights, features, mode) -> (outputs, new_statistics)`. Both read
+      only their own layers' weights from `weights`, which may hold more.
+    loss: `(y, outputs) -> [batch]`, the loss of each example.
+    metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
+      mean over its examples.
+    num_classes: For classifiers, the number of classes; outputs are then scores
+      `[batch, ..., num_classes]` (or one score for two classes).
+    has_convolutions: Whether XLA is the wrong choice on a CPU.
+  """
+
+  name: str
+  initial_weights: Mapping[str, np.ndarray]
+  layers: Mapping[str, tuple]
+  head_layers: tuple
+  statistics: frozenset
+  element_spec: Mapping[str, tf.TensorSpec]
+  body: Callable[..., tuple]
+  head: Callable[..., tuple]
+  loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+  num_classes: Optional[int] = None
+  has_convolutions: bool = False
+
+  @property
+  def body_layers(self) -> tuple:
+    """The layers with weights that are not in the head."""
+    return tuple(name for name in self.layers if name not in self.head_layers)
+
+  def weight_names(self, layers) -> tuple:
+    """The names of the weights of `layers`, in the model's order.
+
+    Args:
+      layers: Layer names.
+
+    Raises:
+      ValueError: If the model has no such layer with weights.
+    """
+    for layer in layers:
+      errors.expect(
+        layer in self.layers,
+        'layers',
+        f"names of the model's layers with weights ({', '.join(self.layers)})",
+        layer,
+      )
+    wanted = {name for layer in layers for name in self.layers[layer]}
+    return tuple(name for name in self.initial_weights if name in wanted)
+
+  def forward(
+    self, weights: Weights, x: tf.Tensor, mode: Mode = INFERENCE
+  ) -> tuple:
+    """Runs body and head: `(outputs, new_statistics)`."""
+    features, body_statistics = self.body(weights, x, mode)
+    outputs, head_statistics = self.head(weights, features, mode)
+    return outputs, {**body_statistics, **head_statistics}
+
+
+def select(weights: Weights, names) -> collections.OrderedDict:
+  """The named weights, in the order of `names`."""
+  return collections.OrderedDict((name, weights[name]) for name in names)
+
+
+def difference(initial: Weights, final: Weights) -> collections.OrderedDict:
+  """`initial - final`, weight by weight: a client's update."""
+  return collections.OrderedDict(
+    (name, value - final[name]) for name, value in initial.items()
+  )
+
+
+def check_has_body(model: SplitModel, method: str) -> None:
+  """Raises `ValueError` if the model's body has no weights to share."""
+  errors.expect(
+    model.body_layers,
+    'model',
+    f'a model whose body has weights for {method} to share (its head is '
+    f'{", ".join(model.head_layers)})',
+    f'{model.name!r} without any',
+  )

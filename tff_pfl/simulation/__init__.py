@@ -1,0 +1,1 @@
+"""Experiments: the round loop, durable runs, reports."""

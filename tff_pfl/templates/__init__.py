@@ -1,0 +1,1 @@
+"""The process and the federated round that every algorithm is built on."""

@@ -1,0 +1,532 @@
+"""The federated round, written once.
+
+    server                                     client i of the cohort
+    ------                                     ----------------------
+    broadcast(global weights, seed, round) --> materialize the data
+                                               train(broadcast, C_i, data, seed)
+    aggregate(updates, weights)            <-- update = initial - final
+    server optimizer step                      keep C_i
+    round metrics                          <-- metric sums
+
+An algorithm gives a `ClientWork`; everything else is here: seeds, weights of
+clients, clients without examples, clients whose update is not finite,
+aggregation, the server's step, metrics, personalisation and its evaluation.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.client import example_tensors
+from tff_pfl.client import objectives
+from tff_pfl.client import randomness
+from tff_pfl.client import training_loop
+from tff_pfl.evaluation import personalization as personalization_lib
+from tff_pfl.models import split_model
+from tff_pfl.models import weight_partition
+from tff_pfl.templates import personalized_process
+
+CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
+
+AggregationFactory = Union[
+  tff.aggregators.WeightedAggregationFactory,
+  tff.aggregators.UnweightedAggregationFactory,
+]
+
+
+class Broadcast(NamedTuple):
+  """What every client of the cohort receives.
+
+  Attributes:
+    round_number: int32, rounds done before this one.
+    seed: int64, the experiment's seed.
+    global_weights: The global weights.
+    algorithm: The algorithm's own server state.
+  """
+
+  round_number: Any
+  seed: Any
+  global_weights: Any
+  algorithm: Any
+
+
+class ClientResult(NamedTuple):
+  """What an algorithm's client training returns.
+
+  Attributes:
+    update: `initial - final` of the global weights.
+    local: The client's new local state.
+    metrics: Metric sums of training (`objectives.zero_metrics`).
+  """
+
+  update: Any
+  local: Any
+  metrics: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWork:
+  """What distinguishes one algorithm from another.
+
+  Attributes:
+    partition: Which weights are global.
+    train: `(broadcast, local, examples, seed) -> ClientResult`, a pure function
+      of tensors.
+    initial_local: Local state of a client that has not taken part (arrays).
+    personal_weights: `(global_weights, local) -> weights`, the model that the
+      client is scored with.
+    fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
+      what a client does that never took part, with the global weights frozen,
+      for `num_epochs` or (None) as long as in a round; None if nothing.
+  """
+
+  partition: weight_partition.WeightPartition
+  train: Callable[..., ClientResult]
+  initial_local: Any
+  personal_weights: Callable[..., split_model.Weights]
+  fit_new_client: Optional[Callable[..., Any]] = None
+
+
+def partitioned_weights_work(
+  model: split_model.SplitModel,
+  partition: weight_partition.WeightPartition,
+  train: Callable[..., ClientResult],
+  fit_new_client: Optional[Callable[..., Any]] = None,
+) -> ClientWork:
+  """`ClientWork` of methods whose local state is the local weights."""
+  return ClientWork(
+    partition=partition,
+    train=train,
+    initial_local=split_model.select(
+      model.initial_weights, partition.local_names
+    ),
+    personal_weights=partition.merge,
+    fit_new_client=fit_new_client,
+  )
+
+
+class _ClientSums(NamedTuple):
+  """What is summed over the cohort.
+
+  Attributes:
+    metrics: Metric sums of training over the accepted clients.
+    weight: Of the accepted clients in the aggregation.
+    num_examples: int32, training examples of the accepted clients.
+    num_clients: int32, the accepted clients.
+    num_non_finite: int32, clients left out as their result is not finite.
+  """
+
+  metrics: Any
+  weight: Any
+  num_examples: Any
+  num_clients: Any
+  num_non_finite: Any
+
+
+class _ClientOutput(NamedTuple):
+  update: Any
+  client_state: Any
+  sums: Any
+
+
+def _type_of(weights) -> tff.Type:
+  return tff.types.tensorflow_to_type(
+    tf.nest.map_structure(
+      lambda v: tf.TensorSpec(v.shape, v.dtype), weights
+    )
+  )
+
+
+def _create_aggregation(factory, value_type):
+  """Returns the aggregation process and whether it takes weights."""
+  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+    return factory.create(value_type), False
+  if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
+    return factory.create(value_type, tff.TensorType(np.float32)), True
+  raise TypeError(
+    errors.message('aggregator', 'a TFF aggregation factory', factory)
+  )
+
+
+def _broadcast_of(state):
+  return Broadcast(
+    state.round_number, state.seed, state.global_weights, state.algorithm
+  )
+
+
+def _seed_of(broadcast, client_state, purpose):
+  return randomness.client_seed(
+    broadcast.seed,
+    broadcast.round_number,
+    client_state.client_index,
+    purpose,
+  )
+
+
+def _all_finite(values):
+  """Whether all floating-point numbers in a structure are finite."""
+  return tf.reduce_all(
+    [
+      tf.reduce_all(tf.math.is_finite(value))
+      for value in tf.nest.flatten(values)
+      if value.dtype.is_floating
+    ]
+    or [True]
+  )
+
+
+def _means(sums):
+  """Metric sums to means over the examples counted; 0 without any."""
+  return collections.OrderedDict(
+    (name, tf.math.divide_no_nan(value, sums['examples']))
+    for name, value in sums.items()
+    if name != 'examples'
+  )
+
+
+def build_personalized_process(
+  name: str,
+  model: split_model.SplitModel,
+  work: ClientWork,
+  *,
+  aggregator: Optional[AggregationFactory] = None,
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+  client_weighting: str = 'num_examples',
+  personalization: Optional[personalization_lib.Personalization] = None,
+  seed: int = 0,
+  jit_compile: Union[bool, str] = 'auto',
+) -> personalized_process.PersonalizedProcess:
+  """Builds the process of an algorithm from its client work.
+
+  Args:
+    name: The method's name.
+    model: The model.
+    work: The algorithm.
+    aggregator: Any TFF aggregation factory for the updates of the global
+      weights (mean, clipped, private, secure, compressed, robust). By default
+      the weighted mean. Moving statistics of batch normalization go through it
+      with the weights.
+    server_optimizer: Applied to the aggregated update as its gradient. By
+      default SGD with learning rate 1: the new global weights are the mean of
+      the clients'. Moving statistics are always averaged.
+    client_weighting: 'num_examples' or 'uniform'.
+    personalization: How clients' models are made before they are scored.
+    seed: The experiment's seed, any int64.
+    jit_compile: True, False or 'auto', see `training_loop.use_xla`.
+
+  Returns:
+    The process.
+
+  Raises:
+    TypeError: If `aggregator` is not an aggregation factory.
+    ValueError: If an argument is out of its range.
+  """
+  errors.expect(
+    client_weighting in CLIENT_WEIGHTINGS,
+    'client_weighting',
+    f'one of {", ".join(CLIENT_WEIGHTINGS)}',
+    client_weighting,
+  )
+  errors.expect(-(2**63) <= seed < 2**63, 'seed', 'a 64-bit integer', seed)
+  if aggregator is None:
+    aggregator = tff.aggregators.MeanFactory(no_nan_division=True)
+  if server_optimizer is None:
+    server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
+  if personalization is None:
+    personalization = personalization_lib.Personalization()
+
+  initial_global = split_model.select(
+    model.initial_weights, work.partition.global_names
+  )
+  trained_names = tuple(
+    n for n in work.partition.global_names if n not in model.statistics
+  )
+  global_type = _type_of(initial_global)
+  optimizer_specs = collections.OrderedDict(
+    (n, tf.TensorSpec(initial_global[n].shape, initial_global[n].dtype))
+    for n in trained_names
+  )
+  broadcast_type = tff.to_type(
+    Broadcast(np.int32, np.int64, global_type, collections.OrderedDict())
+  )
+  client_state_type = tff.to_type(
+    personalized_process.ClientState(
+      np.int64, np.int32, _type_of(work.initial_local)
+    )
+  )
+  data_type = tff.SequenceType(
+    tff.types.tensorflow_to_type(
+      example_tensors.batched_spec(model.element_spec)
+    )
+  )
+  aggregation, is_weighted = _create_aggregation(aggregator, global_type)
+
+  # Server.
+
+  @tff.tensorflow.computation
+  def initial_server_parts():
+    optimizer_state = tf.nest.map_structure(
+      tf.convert_to_tensor, server_optimizer.initialize(optimizer_specs)
+    )
+    return (
+      tf.constant(0, tf.int32),
+      tf.constant(seed, tf.int64),
+      tf.nest.map_structure(tf.constant, initial_global),
+      optimizer_state,
+    )
+
+  @tff.federated_computation
+  def initialize():
+    round_number, seed_value, weights, optimizer_state = (
+      tff.federated_eval(initial_server_parts, tff.SERVER)[i] for i in range(4)
+    )
+    return tff.federated_zip(
+      personalized_process.ServerState(
+        round_number=round_number,
+        seed=seed_value,
+        global_weights=weights,
+        aggregator=aggregation.initialize(),
+        server_optimizer=optimizer_state,
+        algorithm=tff.federated_value(collections.OrderedDict(), tff.SERVER),
+      )
+    )
+
+  server_state_type = initialize.type_signature.result.member
+
+  @tff.tensorflow.computation(server_state_type)
+  def broadcast_of(state):
+    return _broadcast_of(state)
+
+  update_sums_type = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(
+      lambda v: tf.TensorSpec(v.shape, v.dtype),
+      _ClientSums(
+        objectives.zero_metrics(model),
+        tf.zeros([]),
+        *([tf.zeros([], tf.int32)] * 3),
+      ),
+    )
+  )
+
+  @tff.tensorflow.computation(
+    server_state_type,
+    global_type,
+    aggregation.next.type_signature.parameter[0].member,
+    update_sums_type,
+  )
+  def server_step(state, update, aggregator_state, sums):
+    weights = state.global_weights
+    gradient = split_model.select(update, trained_names)
+    new_optimizer_state, trained = state.server_optimizer, {}
+    if trained_names:
+      new_optimizer_state, trained = server_optimizer.next(
+        state.server_optimizer,
+        split_model.select(weights, trained_names),
+        gradient,
+      )
+    stepped = collections.OrderedDict(
+      (n, trained[n] if n in trained else weights[n] - update[n])
+      for n in weights
+    )
+    # A cohort without a single accepted client leaves the model as it is.
+    has_update = sums.weight > 0
+
+    def keep(new, old):
+      return tf.where(has_update, tf.cast(new, old.dtype), old)
+
+    new_state = personalized_process.ServerState(
+      round_number=state.round_number + 1,
+      seed=state.seed,
+      global_weights=tf.nest.map_structure(keep, stepped, weights),
+      aggregator=aggregator_state,
+      server_optimizer=tf.nest.map_structure(
+        keep, new_optimizer_state, state.server_optimizer
+      ),
+      algorithm=state.algorithm,
+    )
+    metrics = _means(sums.metrics)
+    metrics['update_norm'] = (
+      tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
+    )
+    metrics['examples'] = sums.num_examples
+    metrics['clients'] = sums.num_clients
+    metrics['non_finite_clients'] = sums.num_non_finite
+    return new_state, metrics
+
+  # Client.
+
+  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
+  def client_update(broadcast, client_state, dataset):
+    examples = example_tensors.from_dataset(dataset, model.element_spec)
+    result = work.train(
+      broadcast,
+      client_state.local,
+      examples,
+      _seed_of(broadcast, client_state, randomness.TRAINING),
+    )
+    is_finite = _all_finite((result.update, result.local))
+    accepted = tf.logical_and(is_finite, examples.num_examples > 0)
+    weight = tf.where(
+      accepted,
+      1.0
+      if client_weighting == 'uniform'
+      else tf.cast(examples.num_examples, tf.float32),
+      0.0,
+    )
+
+    def where_accepted(new, old):
+      return tf.nest.map_structure(
+        lambda a, b: tf.where(accepted, a, b), new, old
+      )
+
+    zeros = tf.nest.map_structure(tf.zeros_like, (result.update, result.metrics))
+    update, metrics = where_accepted((result.update, result.metrics), zeros)
+    new_client_state = client_state._replace(
+      num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
+      local=where_accepted(result.local, client_state.local),
+    )
+    return _ClientOutput(
+      update=update,
+      client_state=new_client_state,
+      sums=_ClientSums(
+        metrics=metrics,
+        weight=weight,
+        num_examples=tf.where(accepted, examples.num_examples, 0),
+        num_clients=tf.cast(accepted, tf.int32),
+        num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
+      ),
+    )
+
+  @tff.federated_computation(
+    tff.FederatedType(server_state_type, tff.SERVER),
+    tff.FederatedType(client_state_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, client_data):
+    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    output = tff.federated_map(
+      client_update, (broadcast, client_states, client_data)
+    )
+    weights = (output.sums.weight,) if is_weighted else ()
+    aggregated = aggregation.next(state.aggregator, output.update, *weights)
+    stepped = tff.federated_map(
+      server_step,
+      (
+        state,
+        aggregated.result,
+        aggregated.state,
+        tff.federated_sum(output.sums),
+      ),
+    )
+    return personalized_process.PersonalizedOutput(
+      state=stepped[0],
+      client_states=output.client_state,
+      metrics=stepped[1],
+    )
+
+  # Personalisation.
+
+  def personal_model(broadcast, client_state, examples):
+    seed_value = _seed_of(
+      broadcast, client_state, randomness.PERSONALIZATION
+    )
+    local = client_state.local
+    if work.fit_new_client is not None:
+      local = tf.cond(
+        tf.equal(client_state.num_rounds, 0),
+        lambda: work.fit_new_client(
+          broadcast,
+          client_state.local,
+          examples,
+          randomness.fold_in(seed_value, 0),
+          personalization.new_client_epochs,
+        ),
+        lambda: client_state.local,
+      )
+    weights = work.personal_weights(broadcast.global_weights, local)
+    weights = personalization_lib.fine_tune(
+      model,
+      weights,
+      examples,
+      personalization,
+      randomness.fold_in(seed_value, 1),
+      jit_compile=jit_compile,
+    )
+    return weights, client_state._replace(local=local)
+
+  def before_and_after(broadcast, client_state, train_data, test_data):
+    test = example_tensors.from_dataset(test_data, model.element_spec)
+    initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
+    before = work.personal_weights(broadcast.global_weights, initial_local)
+    after, _ = personal_model(
+      broadcast,
+      client_state,
+      example_tensors.from_dataset(train_data, model.element_spec),
+    )
+    return collections.OrderedDict(
+      before=_means(training_loop.evaluate(model, before, test)),
+      after=_means(training_loop.evaluate(model, after, test)),
+      examples=test.num_examples,
+    )
+
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_local),
+    )
+
+  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
+  def personalize(state, client_state, train_data):
+    examples = example_tensors.from_dataset(train_data, model.element_spec)
+    return personalized_process.PersonalModel(
+      *personal_model(_broadcast_of(state), client_state, examples)
+    )
+
+  @tff.tensorflow.computation(
+    server_state_type, client_state_type, data_type, data_type
+  )
+  def evaluate(state, client_state, train_data, test_data):
+    return before_and_after(
+      _broadcast_of(state), client_state, train_data, test_data
+    )
+
+  @tff.tensorflow.computation(
+    broadcast_type, client_state_type, data_type, data_type
+  )
+  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
+    return before_and_after(broadcast, client_state, train_data, test_data)
+
+  @tff.federated_computation(
+    tff.FederatedType(server_state_type, tff.SERVER),
+    tff.FederatedType(client_state_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def evaluate_clients(state, client_states, train_data, test_data):
+    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    return tff.federated_map(
+      evaluate_broadcast, (broadcast, client_states, train_data, test_data)
+    )
+
+  return personalized_process.PersonalizedProcess(
+    name=name,
+    model=model,
+    initialize=initialize,
+    initialize_client_state=initialize_client_state,
+    next_fn=next_fn,
+    personalize=personalize,
+    evaluate=evaluate,
+    evaluate_clients=evaluate_clients,
+    has_global_model=not work.partition.local_names,
+    has_local_weights=bool(work.partition.local_names),
+  )

@@ -1,0 +1,83 @@
+"""Methods that differ only in which layers are local.
+
+A client trains all of its weights, global and local ones, together; the global
+ones are averaged, the local ones stay. FedAvg keeps none local, FedPer the
+head, local training all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives
+from tff_pfl.client import training_loop
+from tff_pfl.models import split_model
+from tff_pfl.models import weight_partition
+from tff_pfl.templates import federated_round
+from tff_pfl.templates import personalized_process
+
+
+def build_joint_training(
+  name: str,
+  model: split_model.SplitModel,
+  hparams: hparams_lib.LocalTrainingHParams,
+  partition: weight_partition.WeightPartition,
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds a method from the partition of its weights.
+
+  Args:
+    name: The method's name.
+    model: The model.
+    hparams: Of local training.
+    partition: Which weights are global and which local.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  jit_compile = options.get('jit_compile', 'auto')
+
+  def train_all(weights, examples, seed, num_epochs=None):
+    return training_loop.train(
+      objectives.joint_loss(model),
+      weights,
+      examples,
+      hparams.phase(num_epochs),
+      seed,
+      model=model,
+      jit_compile=jit_compile,
+    )
+
+  def train(broadcast, local, examples, seed):
+    weights = partition.merge(broadcast.global_weights, local)
+    trained, metrics = train_all(weights, examples, seed)
+    new_global, new_local = partition.split(trained)
+    return federated_round.ClientResult(
+      update=split_model.difference(broadcast.global_weights, new_global),
+      local=new_local,
+      metrics=metrics,
+    )
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    weights = partition.merge(broadcast.global_weights, local)
+    if partition.global_names:
+      # The head is what is local; the other weights are frozen.
+      return training_loop.train_head(
+        model,
+        weights,
+        local,
+        examples,
+        hparams.phase(num_epochs),
+        seed,
+        jit_compile=jit_compile,
+      ).weights
+    return train_all(weights, examples, seed, num_epochs).weights
+
+  work = federated_round.partitioned_weights_work(
+    model,
+    partition,
+    train,
+    fit_new_client if partition.local_names else None,
+  )
+  return federated_round.build_personalized_process(
+    name, model, work, **options
+  )

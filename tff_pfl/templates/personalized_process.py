@@ -1,0 +1,173 @@
+"""The process that every algorithm is: state at the server and on the clients.
+
+TFF's `LearningProcess` has no place for client state, so a personalised method
+is an `IterativeProcess` whose `next` also takes and returns it:
+
+    initialize:              ( -> S@SERVER)
+    initialize_client_state: (int64 -> C)
+    next:                    (<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS>
+                               -> <S@SERVER, {C}@CLIENTS, M@SERVER>)
+    personalize:             (<S, C, D*> -> <weights, C>)
+    evaluate:                (<S, C, D*, D*> -> per-client metrics)
+    evaluate_clients:        (<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS, {D*}@CLIENTS>
+                               -> {per-client metrics}@CLIENTS)
+
+`D` is a batch `OrderedDict(x=[batch, ...], y=[batch, ...])`; batches of a
+client may have any sizes, and there may be none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow_federated as tff
+
+from tff_pfl.models import split_model
+
+
+class ServerState(NamedTuple):
+  """What the server keeps between rounds.
+
+  Attributes:
+    round_number: int32, rounds done.
+    seed: int64, the experiment's seed.
+    global_weights: The global weights.
+    aggregator: State of the aggregator.
+    server_optimizer: State of the server's optimizer.
+    algorithm: State of the algorithm's own; empty for most.
+  """
+
+  round_number: Any
+  seed: Any
+  global_weights: Any
+  aggregator: Any
+  server_optimizer: Any
+  algorithm: Any
+
+
+class ClientState(NamedTuple):
+  """What a client keeps between rounds; it never leaves the client.
+
+  Attributes:
+    client_index: int64, the client's number; it seeds the client's work.
+    num_rounds: int32, rounds the client took part in with training examples.
+    local: The algorithm's local state, such as the local weights.
+  """
+
+  client_index: Any
+  num_rounds: Any
+  local: Any
+
+
+class PersonalizedOutput(NamedTuple):
+  """Result of `PersonalizedProcess.next`.
+
+  Attributes:
+    state: The new `ServerState`.
+    client_states: The cohort's new `ClientState`s.
+    metrics: Of the round, at the server.
+  """
+
+  state: Any
+  client_states: Any
+  metrics: Any
+
+
+class PersonalModel(NamedTuple):
+  """Result of `PersonalizedProcess.personalize`.
+
+  Attributes:
+    weights: All weights of the client's personal model.
+    client_state: The client's state after personalisation.
+  """
+
+  weights: Any
+  client_state: Any
+
+
+class PersonalizedProcess(tff.templates.IterativeProcess):
+  """A personalised federated learning method; see the module's docstring."""
+
+  def __init__(
+    self,
+    *,
+    name: str,
+    model: split_model.SplitModel,
+    initialize: tff.Computation,
+    initialize_client_state: tff.Computation,
+    next_fn: tff.Computation,
+    personalize: tff.Computation,
+    evaluate: tff.Computation,
+    evaluate_clients: tff.Computation,
+    has_global_model: bool,
+    has_local_weights: bool,
+  ):
+    """Bundles the computations.
+
+    Args:
+      name: The method's name, as in the registry.
+      model: The model that is trained.
+      initialize: See the module's docstring, as the next five.
+      initialize_client_state: As said.
+      next_fn: As said.
+      personalize: As said.
+      evaluate: As said.
+      evaluate_clients: As said.
+      has_global_model: Whether the global weights alone make a model.
+      has_local_weights: Whether clients have weights of their own.
+
+    Raises:
+      TypeError: If the computations' types do not fit one another.
+    """
+    super().__init__(initialize, next_fn)
+    result = next_fn.type_signature.result
+    client_states = next_fn.type_signature.parameter[1]
+    if not client_states.is_assignable_from(result[1]):
+      raise TypeError(
+        'Expected `next` to return client states of the type it takes, found '
+        f'{result[1]} for {client_states}.'
+      )
+    produced = initialize_client_state.type_signature.result
+    if not client_states.member.is_assignable_from(produced):
+      raise TypeError(
+        'Expected `initialize_client_state` to return what `next` takes, found '
+        f'{produced} for {client_states.member}.'
+      )
+    self.name = name
+    self.model = model
+    self.has_global_model = has_global_model
+    self.has_local_weights = has_local_weights
+    self._initialize_client_state = initialize_client_state
+    self._personalize = personalize
+    self._evaluate = evaluate
+    self._evaluate_clients = evaluate_clients
+
+  @property
+  def initialize_client_state(self) -> tff.Computation:
+    """The state of a client that has not taken part: `(int64 -> C)`."""
+    return self._initialize_client_state
+
+  @property
+  def personalize(self) -> tff.Computation:
+    """Makes a client's personal model: `(<S, C, D*> -> <weights, C>)`.
+
+    Clients known and new are served alike; a client that never took part fits
+    its local weights first.
+    """
+    return self._personalize
+
+  @property
+  def evaluate(self) -> tff.Computation:
+    """Scores one client: `(<S, C, D_train*, D_test*> -> metrics)`.
+
+    The metrics are `OrderedDict(before=..., after=..., examples=...)`:
+    means over the client's test examples before personalisation (the global
+    weights with initial local ones: what a client gets that brings no data) and
+    after, and the number of test examples (means are 0 where there are none).
+    """
+    return self._evaluate
+
+  @property
+  def evaluate_clients(self) -> tff.Computation:
+    """`evaluate` for a list of clients at once, results placed at clients."""
+    return self._evaluate_clients
