@@ -14,7 +14,7 @@ class RunError(RuntimeError):
 
 
 def message(name: str, constraint: str, found: Any) -> str:
-  """Returns ``Expected `name` to be <constraint>, found <found!r>.``"""
+  """Returns the one line that every check of an argument raises."""
   return f'Expected `{name}` to be {constraint}, found {found!r}.'
 
 

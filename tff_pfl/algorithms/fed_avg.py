@@ -26,10 +26,8 @@ import dataclasses
 from typing import Any
 
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.models import split_model
-from tff_pfl.models import weight_partition
-from tff_pfl.templates import joint_training
-from tff_pfl.templates import personalized_process
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import joint_training, personalized_process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +46,7 @@ def build_fed_avg(
     model: The model.
     hparams: Of local training.
     **options: aggregator, server optimizer, client weighting, personalisation,
-      seed, jit_compile: see `federated_round.build_personalized_process`.
+      seed: see `federated_round.build_personalized_process`.
   """
   return joint_training.build_joint_training(
     'fed_avg',

@@ -34,20 +34,16 @@ import dataclasses
 from typing import Any, Optional
 
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives
-from tff_pfl.client import randomness
-from tff_pfl.client import training_loop
-from tff_pfl.models import split_model
-from tff_pfl.models import weight_partition
-from tff_pfl.templates import federated_round
-from tff_pfl.templates import personalized_process
+from tff_pfl.client import objectives, randomness, training_loop
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import federated_round, personalized_process
 
 describe = hparams_lib.describe
 
 
 @dataclasses.dataclass(frozen=True)
 class FedRepHParams:
-  """Hyperparameters of FedRep; the defaults are the paper's (CIFAR-10, 2 classes).
+  """Hyperparameters of FedRep; defaults from the paper (CIFAR-10, 2 classes).
 
   Attributes:
     num_head_epochs: Epochs on the head in a round (tau_h).
@@ -113,17 +109,16 @@ def build_fed_rep(
     model: The model; its body must have weights.
     hparams: Of the two steps.
     **options: aggregator, server optimizer, client weighting, personalisation,
-      seed, jit_compile: see `federated_round.build_personalized_process`.
+      seed: see `federated_round.build_personalized_process`.
   """
   split_model.check_has_body(model, 'fed_rep')
-  jit_compile = options.get('jit_compile', 'auto')
 
   def train_head(body, head, examples, seed, num_epochs=None):
     phase = hparams.head_phase()
     if num_epochs is not None:
       phase = dataclasses.replace(phase, num_epochs=num_epochs, num_steps=None)
     return training_loop.train_head(
-      model, body, head, examples, phase, seed, jit_compile=jit_compile
+      model, body, head, examples, phase, seed
     ).weights
 
   def train(broadcast, head, examples, seed):
@@ -136,7 +131,6 @@ def build_fed_rep(
       hparams.body_phase(),
       randomness.fold_in(seed, 1),
       model=model,
-      jit_compile=jit_compile,
     )
     return federated_round.ClientResult(
       update=split_model.difference(body, new_body), local=head, metrics=metrics

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tff_pfl import errors
-from tff_pfl.algorithms import fed_avg
-from tff_pfl.algorithms import fed_per
-from tff_pfl.algorithms import fed_rep
-from tff_pfl.algorithms import local_only
+from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
 from tff_pfl.templates import personalized_process
 
 

@@ -34,6 +34,7 @@ class ExampleTensors(NamedTuple):
 
   @property
   def capacity(self) -> tf.Tensor:
+    """Number of rows, padding included."""
     return tf.shape(self.y)[0]
 
 
@@ -86,9 +87,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
   return ExampleTensors(pad(x), pad(y), num_examples)
 
 
-def in_chunks(
-  function: Callable[[Any], Any], examples: ExampleTensors
-) -> Any:
+def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
   """Applies a function of `x` to all rows, a bounded number at a time.
 
   Args:
@@ -118,6 +117,7 @@ def in_chunks(
     lambda value: tf.TensorSpec(value.shape, value.dtype),
     tf.function(function).get_concrete_function(specs).structured_outputs,
   )
-  results = tf.map_fn(function, chunks, fn_output_signature=signature,
-                      parallel_iterations=1)
+  results = tf.map_fn(
+    function, chunks, fn_output_signature=signature, parallel_iterations=1
+  )
   return tf.nest.map_structure(join, results)

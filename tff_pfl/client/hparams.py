@@ -31,7 +31,9 @@ class LocalTrainingHParams:
   )
   learning_rate: float = describe("the clients' learning rate", default=0.01)
   momentum: float = describe("momentum of the clients' SGD", default=0.5)
-  optimizer: str = describe("the clients' optimizer: sgd or adam", default='sgd')
+  optimizer: str = describe(
+    "the clients' optimizer: sgd or adam", default='sgd'
+  )
   batch_size: Optional[int] = describe(
     'examples per batch; none for the full batch', default=10
   )

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors
-from tff_pfl.client import objectives
-from tff_pfl.client import randomness
+from tff_pfl.client import example_tensors, objectives, randomness
 from tff_pfl.models import split_model
 
 OPTIMIZERS = ('sgd', 'adam')
@@ -44,7 +42,9 @@ def build_optimizer(
   errors.expect(learning_rate > 0, 'learning_rate', 'positive', learning_rate)
   errors.expect(0 <= momentum < 1, 'momentum', 'in [0, 1)', momentum)
   if name == 'adam':
-    errors.expect(momentum == 0, 'momentum', "0 with optimizer 'adam'", momentum)
+    errors.expect(
+      momentum == 0, 'momentum', "0 with optimizer 'adam'", momentum
+    )
     return tff.learning.optimizers.build_adam(learning_rate)
   return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
 
@@ -140,25 +140,6 @@ class TrainResult(NamedTuple):
   metrics: Any
 
 
-def use_xla(
-  model: split_model.SplitModel, jit_compile: Union[bool, str]
-) -> bool:
-  """Resolves `jit_compile`: 'auto' is XLA except for convolutions on a CPU.
-
-  In loops on a CPU, XLA's convolutions are many times slower than TensorFlow's
-  kernels; dense and recurrent models are faster with XLA.
-  """
-  errors.expect(
-    jit_compile in (True, False, 'auto'),
-    'jit_compile',
-    "True, False or 'auto'",
-    jit_compile,
-  )
-  if jit_compile == 'auto':
-    return not model.has_convolutions
-  return jit_compile
-
-
 def train(
   objective: objectives.Objective,
   weights: split_model.Weights,
@@ -167,7 +148,6 @@ def train(
   seed: tf.Tensor,
   *,
   model: split_model.SplitModel,
-  jit_compile: Union[bool, str] = 'auto',
 ) -> TrainResult:
   """Runs one phase of local training.
 
@@ -181,8 +161,8 @@ def train(
     phase: Optimizer, batch size, and number of epochs or steps.
     seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
       dropout) derive from it.
-    model: For the metrics and the names of moving statistics.
-    jit_compile: See `use_xla`.
+    model: For the metrics, the names of moving statistics, and whether to
+      compile.
   """
   optimizer = phase.optimizer
   shuffle_seed, step_seed = (
@@ -195,7 +175,7 @@ def train(
   )
   trained_names = [n for n in initial if n not in model.statistics]
 
-  @tf.function(jit_compile=use_xla(model, jit_compile), autograph=False)
+  @tf.function(jit_compile=model.uses_xla, autograph=False)
   def run(initial, x, y, plan, step_seed):
     specs = tf.nest.map_structure(
       lambda v: tf.TensorSpec(v.shape, v.dtype),
@@ -259,8 +239,6 @@ def train_head(
   examples: example_tensors.ExampleTensors,
   phase: Phase,
   seed: tf.Tensor,
-  *,
-  jit_compile: Union[bool, str] = 'auto',
 ) -> TrainResult:
   """Trains the head on the frozen body's features."""
   return train(
@@ -270,7 +248,6 @@ def train_head(
     phase,
     seed,
     model=model,
-    jit_compile=jit_compile,
   )
 
 

@@ -1,14 +1,12 @@
 """How a client's model is made before it is scored."""
 
 import dataclasses
-from typing import Optional, Union
+from typing import Optional
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors
-from tff_pfl.client import objectives
-from tff_pfl.client import training_loop
+from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.models import split_model
 
 SCOPES = ('none', 'head', 'all')
@@ -78,8 +76,6 @@ def fine_tune(
   examples: example_tensors.ExampleTensors,
   options: Personalization,
   seed: tf.Tensor,
-  *,
-  jit_compile: Union[bool, str] = 'auto',
 ) -> split_model.Weights:
   """Fine-tunes a client's model on its training data.
 
@@ -89,7 +85,6 @@ def fine_tune(
     examples: The client's training examples.
     options: What to train, and how.
     seed: int32 `[2]`.
-    jit_compile: See `training_loop.use_xla`.
 
   Returns:
     All weights, in the model's order.
@@ -104,7 +99,6 @@ def fine_tune(
       options.phase(),
       seed,
       model=model,
-      jit_compile=jit_compile,
     ).weights
   head = training_loop.train_head(
     model,
@@ -113,6 +107,5 @@ def fine_tune(
     examples,
     options.phase(),
     seed,
-    jit_compile=jit_compile,
   ).weights
   return split_model.select({**weights, **head}, weights)

@@ -19,12 +19,12 @@ other random layers, regularizers, and layers that read variables of their own.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
 import contextlib
+import functools
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
 
-import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
@@ -63,6 +63,7 @@ def from_keras(
   loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
   metrics: Iterable[Any] = ('accuracy',),
   label_spec: Optional[tf.TensorSpec] = None,
+  jit_compile: Union[bool, str] = 'auto',
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
 
@@ -80,7 +81,9 @@ def from_keras(
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
       metric objects that are means over examples, or functions.
     label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
-      default a scalar int32 for sparse cross-entropies, else like the output.
+      default int32 for sparse and binary cross-entropies, else float32, and
+      scalar where the output is one number.
+    jit_compile: See `SplitModel.jit_compile`.
 
   Returns:
     The model as pure functions.
@@ -96,14 +99,14 @@ def from_keras(
   weight_slots, layers, statistics = _name_weights(model)
   head_names = _head_closure(model, nodes, tuple(head_layers))
   body_model, head_model = _cut(model, nodes, head_names)
-  kind, loss_fn = _resolve_loss(loss, model)
+  kind, gives_logits, loss_fn = _resolve_loss(loss, model)
   pure = _PureCalls(model, weight_slots)
   output_shape = model.output_shape[1:]
   if label_spec is None:
-    label_spec = (
-      tf.TensorSpec(output_shape[:-1], tf.int32)
-      if kind == 'sparse'
-      else tf.TensorSpec(output_shape, tf.float32)
+    is_single = output_shape[-1:] == (1,)
+    label_spec = tf.TensorSpec(
+      output_shape[:-1] if kind == 'sparse' or is_single else output_shape,
+      tf.float32 if kind in ('categorical', 'regression') else tf.int32,
     )
   num_classes = None
   if kind in ('sparse', 'categorical'):
@@ -113,7 +116,8 @@ def from_keras(
   result = split_model.SplitModel(
     name=model.name,
     initial_weights=collections.OrderedDict(
-      (name, variable.numpy()) for name, (_, _, variable) in weight_slots.items()
+      (name, variable.numpy())
+      for name, (_, _, variable) in weight_slots.items()
     ),
     layers=layers,
     head_layers=tuple(name for name in layers if name in head_names),
@@ -124,10 +128,14 @@ def from_keras(
     ),
     body=pure.bind(body_model),
     head=pure.bind(head_model),
-    loss=_per_example(loss_fn),
-    metrics=_resolve_metrics(metrics, kind),
+    loss=_per_example(loss_fn, kind),
+    metrics=_resolve_metrics(metrics, kind, gives_logits),
+    probabilities=_probabilities(kind, gives_logits),
     num_classes=num_classes,
-    has_convolutions=any(isinstance(m, _CONVOLUTIONS) for m in model.submodules),
+    has_convolutions=any(
+      isinstance(module, _CONVOLUTIONS) for module in model.submodules
+    ),
+    jit_compile=jit_compile,
   )
   _check_pure(result, weight_slots)
   return result
@@ -156,8 +164,9 @@ def _check_graph_network(model):
 def _nodes(model):
   """The nodes of the model's own graph, inputs first."""
   by_depth = model._nodes_by_depth  # pylint: disable=protected-access
-  return [node for depth in sorted(by_depth, reverse=True)
-          for node in by_depth[depth]]
+  return [
+    node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]
+  ]
 
 
 def _refuse(layer, reason):
@@ -170,6 +179,12 @@ def _refuse(layer, reason):
 def _check_layers(model, nodes):
   uses = collections.Counter(id(node.layer) for node in nodes)
   for layer in model.layers:
+    if layer.losses:
+      _refuse(
+        layer,
+        "adds a loss (a regularizer, say); use the optimizer's weight decay or "
+        'a proximal term',
+      )
     if layer.weights and uses[id(layer)] > 1:
       _refuse(layer, f'is shared: it is used {uses[id(layer)]} times')
     for module in (layer, *layer.submodules):
@@ -194,15 +209,8 @@ def _check_layers(model, nodes):
         and getattr(module, 'dropout', None) != 0
       ):
         _refuse(layer, 'draws unseeded random numbers')
-      if any(
-        isinstance(value, keras.regularizers.Regularizer)
-        for value in vars(module).values()
-      ):
-        _refuse(
-          layer,
-          "has a regularizer; use the optimizer's weight decay or a proximal "
-          'term',
-        )
+      if getattr(module, 'activity_regularizer', None) is not None:
+        _refuse(layer, 'has an activity regularizer')
       if (
         isinstance(module, _BATCH_NORMALIZATION)
         and module.virtual_batch_size is not None
@@ -211,7 +219,7 @@ def _check_layers(model, nodes):
 
 
 def _name_weights(model):
-  """Returns weight name -> (module, attribute, variable), layers, statistics."""
+  """Returns name -> (module, attribute, variable), layers, statistics."""
   slots = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
@@ -247,7 +255,9 @@ def _name_weights(model):
       layers[layer.name] = tuple(names)
   if not slots:
     raise ValueError(
-      errors.message('model', 'a model with weights', f'{model.name!r} with none')
+      errors.message(
+        'model', 'a model with weights', f'{model.name!r} with none'
+      )
     )
   return slots, layers, frozenset(statistics)
 
@@ -255,7 +265,9 @@ def _name_weights(model):
 def _head_closure(model, nodes, head_layers):
   """The names of all layers of the head, those without weights included."""
   known = [layer.name for layer in model.layers]
-  errors.expect(head_layers, 'head_layers', 'at least one layer name', head_layers)
+  errors.expect(
+    head_layers, 'head_layers', 'at least one layer name', head_layers
+  )
   for name in head_layers:
     errors.expect(
       name in known,
@@ -300,7 +312,9 @@ def _cut(model, nodes, head_names):
   features = list(crossing.values())
   if len(features) == 1:
     features = features[0]
-  return keras.Model(model.inputs, features), keras.Model(features, model.outputs[0])
+  return keras.Model(model.inputs, features), keras.Model(
+    features, model.outputs[0]
+  )
 
 
 class _PureCalls:
@@ -406,7 +420,9 @@ def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
 
     if training:
       weights = tf.ones_like(inputs[..., :1])
-      weights = tf.reduce_mean(weights, axis=list(range(1, rank)), keepdims=True)
+      weights = tf.reduce_mean(
+        weights, axis=list(range(1, rank)), keepdims=True
+      )
       if mode.example_weights is not None:
         weights *= tf.reshape(
           tf.cast(mode.example_weights, inputs.dtype), [-1] + [1] * (rank - 1)
@@ -420,9 +436,7 @@ def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
         count / tf.maximum(count - 1, 1) if layer.fused else tf.ones_like(count)
       )
       # A batch of padding only leaves the statistics as they are.
-      rate = tf.where(
-        count > 0, tf.cast(1 - layer.momentum, inputs.dtype), 0
-      )
+      rate = tf.where(count > 0, tf.cast(1 - layer.momentum, inputs.dtype), 0)
       for name, old, value in (
         (mean_name, layer.moving_mean, mean),
         (variance_name, layer.moving_variance, variance * correction),
@@ -455,7 +469,12 @@ def _loss_kind(name):
 
 
 def _resolve_loss(loss, model):
-  """Returns the kind of the loss and `(y_true, y_pred) -> [batch, ...]`."""
+  """Returns the kind, whether outputs are logits, and the loss function."""
+  activation = getattr(model.layers[-1], 'activation', None)
+  gives_logits = activation not in (
+    keras.activations.softmax,
+    keras.activations.sigmoid,
+  ) and not isinstance(model.layers[-1], keras.layers.Softmax)
   if isinstance(loss, str):
     try:
       function = keras.losses.get(loss)
@@ -463,19 +482,15 @@ def _resolve_loss(loss, model):
       raise ValueError(
         errors.message('loss', 'the name of a Keras loss', loss)
       ) from e
-    kind = _loss_kind(getattr(function, '__name__', loss))
-    if 'crossentropy' not in getattr(function, '__name__', loss).lower():
-      return kind, function
-    activation = getattr(model.layers[-1], 'activation', None)
-    is_probability = (
-      activation in (keras.activations.softmax, keras.activations.sigmoid)
-      or isinstance(model.layers[-1], keras.layers.Softmax)
-    )
-    return kind, lambda y, p: function(y, p, from_logits=not is_probability)
+    name = getattr(function, '__name__', loss)
+    if 'crossentropy' in name.lower():
+      function = functools.partial(function, from_logits=gives_logits)
+    return _loss_kind(name), gives_logits, function
   if isinstance(loss, keras.losses.Loss):
-    return _loss_kind(type(loss).__name__), loss.call
+    gives_logits = loss.get_config().get('from_logits', gives_logits)
+    return _loss_kind(type(loss).__name__), gives_logits, loss.call
   if callable(loss):
-    return _loss_kind(getattr(loss, '__name__', '')), loss
+    return _loss_kind(getattr(loss, '__name__', '')), gives_logits, loss
   raise TypeError(
     errors.message(
       'loss', 'a Keras loss name, a Keras loss object or a function', loss
@@ -483,7 +498,22 @@ def _resolve_loss(loss, model):
   )
 
 
-def _resolve_metrics(metrics, kind) -> Mapping[str, Callable]:
+def _probabilities(kind, gives_logits):
+  """The function from outputs to class probabilities; None for regression."""
+  if kind == 'regression':
+    return None
+
+  def call(outputs):
+    outputs = tf.convert_to_tensor(outputs)
+    if kind == 'binary':
+      positive = tf.sigmoid(outputs) if gives_logits else outputs
+      return tf.concat([1 - positive, positive], axis=-1)
+    return tf.nn.softmax(outputs) if gives_logits else outputs
+
+  return call
+
+
+def _resolve_metrics(metrics, kind, gives_logits) -> Mapping[str, Callable]:
   resolved = collections.OrderedDict()
   for metric in metrics:
     if isinstance(metric, str):
@@ -500,7 +530,9 @@ def _resolve_metrics(metrics, kind) -> Mapping[str, Callable]:
           )
         name, function = 'accuracy', _ACCURACIES[kind]
         if kind == 'binary':
-          function = _binary_accuracy_of_scores
+          function = functools.partial(
+            function, threshold=0.0 if gives_logits else 0.5
+          )
       else:
         try:
           function = keras.metrics.get(metric)
@@ -524,14 +556,8 @@ def _resolve_metrics(metrics, kind) -> Mapping[str, Callable]:
       raise ValueError(
         errors.message('metrics', 'distinct names other than loss', name)
       )
-    resolved[name] = _per_example(function)
+    resolved[name] = _per_example(function, kind)
   return resolved
-
-
-def _binary_accuracy_of_scores(y_true, y_pred):
-  # One score per example: logits are positive for class 1. Probabilities are
-  # told apart by the caller, who then gives the metric as an object.
-  return keras.metrics.binary_accuracy(y_true, y_pred, threshold=0.0)
 
 
 def _mean_metric_function(metric):
@@ -539,8 +565,8 @@ def _mean_metric_function(metric):
     raise ValueError(
       errors.message(
         'metrics',
-        'metrics that are means over examples (such as SparseCategoricalAccuracy'
-        ' or MeanAbsoluteError)',
+        'metrics that are means over examples (such as '
+        'SparseCategoricalAccuracy or MeanAbsoluteError)',
         f'{type(metric).__name__} {metric.name!r}',
       )
     )
@@ -548,14 +574,21 @@ def _mean_metric_function(metric):
   return lambda y_true, y_pred: function(y_true, y_pred, **arguments)
 
 
-def _per_example(function):
-  """Averages over all but the batch dimension."""
+def _per_example(function, kind):
+  """A value for each example: averages over all but the batch dimension."""
 
   def call(y_true, y_pred):
+    if kind != 'sparse':
+      if y_true.shape.rank == y_pred.shape.rank - 1:
+        # One output for a scalar label: without this it would broadcast.
+        y_true = y_true[..., tf.newaxis]
+      y_true = tf.cast(y_true, y_pred.dtype)
     values = tf.cast(function(y_true, y_pred), y_pred.dtype)
     rank = values.shape.rank
     errors.expect(
-      rank, 'loss and metrics', 'functions that return a value per example',
+      rank,
+      'loss and metrics',
+      'functions that return a value per example',
       'a scalar',
     )
     return tf.reduce_mean(values, axis=list(range(1, rank)))
@@ -600,9 +633,7 @@ def _check_pure(model, weight_slots):
         f'Expected `model` to read its weights through attributes, found '
         f'{name!r} read otherwise in layer {module.name!r}.'
       )
-  others = [
-    variable.name for variable in concrete.graph.variables
-  ]
+  others = [variable.name for variable in concrete.graph.variables]
   if others:
     raise ValueError(
       'Expected `model` to hold all its state in weights, found the variable '

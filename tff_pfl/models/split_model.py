@@ -9,9 +9,9 @@ that a layer would assign during training come out as a value.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -62,9 +62,16 @@ class SplitModel:
     loss: `(y, outputs) -> [batch]`, the loss of each example.
     metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
       mean over its examples.
+    probabilities: For classifiers, from outputs to class probabilities
+      `[batch, ..., num_classes]`; None for regression.
     num_classes: For classifiers, the number of classes; outputs are then scores
       `[batch, ..., num_classes]` (or one score for two classes).
-    has_convolutions: Whether XLA is the wrong choice on a CPU.
+    has_convolutions: Whether there are convolution layers.
+    jit_compile: Whether client training is compiled by XLA: True, False or
+      'auto', which is True except for convolutions on a CPU. (In loops on a
+      CPU, XLA's convolutions are many times slower than TensorFlow's kernels;
+      dense and recurrent models are faster with XLA.) Evaluation and frozen
+      features never are.
   """
 
   name: str
@@ -77,8 +84,26 @@ class SplitModel:
   head: Callable[..., tuple]
   loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+  probabilities: Optional[Callable[[Any], tf.Tensor]] = None
   num_classes: Optional[int] = None
   has_convolutions: bool = False
+  jit_compile: Union[bool, str] = 'auto'
+
+  def __post_init__(self):
+    """Raises `ValueError` if `jit_compile` is none of its values."""
+    errors.expect(
+      self.jit_compile in (True, False, 'auto'),
+      'jit_compile',
+      "True, False or 'auto'",
+      self.jit_compile,
+    )
+
+  @property
+  def uses_xla(self) -> bool:
+    """What `jit_compile` comes to."""
+    if self.jit_compile == 'auto':
+      return not self.has_convolutions
+    return bool(self.jit_compile)
 
   @property
   def body_layers(self) -> tuple:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from tff_pfl.models import split_model
@@ -49,7 +49,7 @@ class WeightPartition:
     *,
     local_layers: Optional[Iterable[str]] = None,
     global_layers: Optional[Iterable[str]] = None,
-  ) -> 'WeightPartition':
+  ) -> WeightPartition:
     """Divides by layer names.
 
     Args:

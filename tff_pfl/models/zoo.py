@@ -8,8 +8,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_bridge
-from tff_pfl.models import split_model
+from tff_pfl.models import keras_bridge, split_model
 
 keras = tf.keras
 
@@ -91,8 +90,8 @@ def cnn(
   something left.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width, channels]`
-      or `[height, width]`.
+    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
+      channels]` or `[height, width]`.
     num_classes: Number of classes (at least 2), or None for regression of `y`.
     seed: Of the initial weights.
     filters: Channels of both convolutions.
@@ -157,17 +156,12 @@ def _sequential(name, layers, element_spec, num_classes, seeds):
   if num_classes is None:
     outputs = y.shape[-1] if y.shape.rank else 1
   needs_flatten = not layers and x.shape.rank != 1
-  tail = [keras.layers.Dense(
-    outputs, kernel_initializer=seeds(), name='head'
-  )]
-  if num_classes is None and not y.shape.rank:
-    tail.append(keras.layers.Reshape(()))
   model = keras.Sequential(
     [
       keras.layers.Input(x.shape, dtype=x.dtype),
       *([keras.layers.Flatten()] if needs_flatten else []),
       *layers,
-      *tail,
+      keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head'),
     ],
     name=name,
   )

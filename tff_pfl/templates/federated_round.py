@@ -16,8 +16,8 @@ aggregation, the server's step, metrics, personalisation and its evaluation.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -25,13 +25,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors
-from tff_pfl.client import objectives
-from tff_pfl.client import randomness
-from tff_pfl.client import training_loop
+from tff_pfl.client import (
+  example_tensors,
+  objectives,
+  randomness,
+  training_loop,
+)
 from tff_pfl.evaluation import personalization as personalization_lib
-from tff_pfl.models import split_model
-from tff_pfl.models import weight_partition
+from tff_pfl.models import split_model, weight_partition
 from tff_pfl.templates import personalized_process
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
@@ -139,9 +140,7 @@ class _ClientOutput(NamedTuple):
 
 def _type_of(weights) -> tff.Type:
   return tff.types.tensorflow_to_type(
-    tf.nest.map_structure(
-      lambda v: tf.TensorSpec(v.shape, v.dtype), weights
-    )
+    tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), weights)
   )
 
 
@@ -202,7 +201,6 @@ def build_personalized_process(
   client_weighting: str = 'num_examples',
   personalization: Optional[personalization_lib.Personalization] = None,
   seed: int = 0,
-  jit_compile: Union[bool, str] = 'auto',
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of an algorithm from its client work.
 
@@ -220,7 +218,6 @@ def build_personalized_process(
     client_weighting: 'num_examples' or 'uniform'.
     personalization: How clients' models are made before they are scored.
     seed: The experiment's seed, any int64.
-    jit_compile: True, False or 'auto', see `training_loop.use_xla`.
 
   Returns:
     The process.
@@ -320,9 +317,10 @@ def build_personalized_process(
     server_state_type,
     global_type,
     aggregation.next.type_signature.parameter[0].member,
+    aggregation.next.type_signature.result.measurements.member,
     update_sums_type,
   )
-  def server_step(state, update, aggregator_state, sums):
+  def server_step(state, update, aggregator_state, measurements, sums):
     weights = state.global_weights
     gradient = split_model.select(update, trained_names)
     new_optimizer_state, trained = state.server_optimizer, {}
@@ -359,6 +357,8 @@ def build_personalized_process(
     metrics['examples'] = sums.num_examples
     metrics['clients'] = sums.num_clients
     metrics['non_finite_clients'] = sums.num_non_finite
+    if tf.nest.flatten(measurements):
+      metrics['aggregator'] = measurements
     return new_state, metrics
 
   # Client.
@@ -387,7 +387,9 @@ def build_personalized_process(
         lambda a, b: tf.where(accepted, a, b), new, old
       )
 
-    zeros = tf.nest.map_structure(tf.zeros_like, (result.update, result.metrics))
+    zeros = tf.nest.map_structure(
+      tf.zeros_like, (result.update, result.metrics)
+    )
     update, metrics = where_accepted((result.update, result.metrics), zeros)
     new_client_state = client_state._replace(
       num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
@@ -423,6 +425,7 @@ def build_personalized_process(
         state,
         aggregated.result,
         aggregated.state,
+        aggregated.measurements,
         tff.federated_sum(output.sums),
       ),
     )
@@ -435,9 +438,7 @@ def build_personalized_process(
   # Personalisation.
 
   def personal_model(broadcast, client_state, examples):
-    seed_value = _seed_of(
-      broadcast, client_state, randomness.PERSONALIZATION
-    )
+    seed_value = _seed_of(broadcast, client_state, randomness.PERSONALIZATION)
     local = client_state.local
     if work.fit_new_client is not None:
       local = tf.cond(
@@ -458,7 +459,6 @@ def build_personalized_process(
       examples,
       personalization,
       randomness.fold_in(seed_value, 1),
-      jit_compile=jit_compile,
     )
     return weights, client_state._replace(local=local)
 
@@ -528,5 +528,6 @@ def build_personalized_process(
     evaluate=evaluate,
     evaluate_clients=evaluate_clients,
     has_global_model=not work.partition.local_names,
-    has_local_weights=bool(work.partition.local_names),
+    has_local_weights=bool(work.initial_local),
+    adapts_known_clients=personalization.fine_tune != 'none',
   )

@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives
-from tff_pfl.client import training_loop
-from tff_pfl.models import split_model
-from tff_pfl.models import weight_partition
-from tff_pfl.templates import federated_round
-from tff_pfl.templates import personalized_process
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import federated_round, personalized_process
 
 
 def build_joint_training(
@@ -34,7 +31,6 @@ def build_joint_training(
     partition: Which weights are global and which local.
     **options: See `federated_round.build_personalized_process`.
   """
-  jit_compile = options.get('jit_compile', 'auto')
 
   def train_all(weights, examples, seed, num_epochs=None):
     return training_loop.train(
@@ -44,7 +40,6 @@ def build_joint_training(
       hparams.phase(num_epochs),
       seed,
       model=model,
-      jit_compile=jit_compile,
     )
 
   def train(broadcast, local, examples, seed):
@@ -68,7 +63,6 @@ def build_joint_training(
         examples,
         hparams.phase(num_epochs),
         seed,
-        jit_compile=jit_compile,
       ).weights
     return train_all(weights, examples, seed, num_epochs).weights
 

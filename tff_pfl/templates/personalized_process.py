@@ -5,12 +5,12 @@ is an `IterativeProcess` whose `next` also takes and returns it:
 
     initialize:              ( -> S@SERVER)
     initialize_client_state: (int64 -> C)
+    initialize_client_states: ({int64}@CLIENTS -> {C}@CLIENTS)
     next:                    (<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS>
                                -> <S@SERVER, {C}@CLIENTS, M@SERVER>)
     personalize:             (<S, C, D*> -> <weights, C>)
     evaluate:                (<S, C, D*, D*> -> per-client metrics)
-    evaluate_clients:        (<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS, {D*}@CLIENTS>
-                               -> {per-client metrics}@CLIENTS)
+    evaluate_clients:        `evaluate`, mapped over clients
 
 `D` is a batch `OrderedDict(x=[batch, ...], y=[batch, ...])`; batches of a
 client may have any sizes, and there may be none.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_pfl.models import split_model
@@ -101,6 +102,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     evaluate_clients: tff.Computation,
     has_global_model: bool,
     has_local_weights: bool,
+    adapts_known_clients: bool,
   ):
     """Bundles the computations.
 
@@ -115,6 +117,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       evaluate_clients: As said.
       has_global_model: Whether the global weights alone make a model.
       has_local_weights: Whether clients have weights of their own.
+      adapts_known_clients: Whether also clients that took part need their
+        training data to be personalised (fine-tuning).
 
     Raises:
       TypeError: If the computations' types do not fit one another.
@@ -137,15 +141,36 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.model = model
     self.has_global_model = has_global_model
     self.has_local_weights = has_local_weights
+    self._adapts_known_clients = adapts_known_clients
     self._initialize_client_state = initialize_client_state
     self._personalize = personalize
     self._evaluate = evaluate
     self._evaluate_clients = evaluate_clients
 
+    @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+    def initialize_client_states(client_indices):
+      return tff.federated_map(initialize_client_state, client_indices)
+
+    self._initialize_client_states = initialize_client_states
+
+  def needs_training_data(self, client_state: ClientState) -> bool:
+    """Whether personalising this client reads its training data.
+
+    Where it does not, `personalize` and `evaluate` may be given no training
+    data, which saves bringing them to the client.
+    """
+    is_new = self.has_local_weights and not client_state.num_rounds
+    return self._adapts_known_clients or is_new
+
   @property
   def initialize_client_state(self) -> tff.Computation:
     """The state of a client that has not taken part: `(int64 -> C)`."""
     return self._initialize_client_state
+
+  @property
+  def initialize_client_states(self) -> tff.Computation:
+    """`initialize_client_state` for a list of client indices at once."""
+    return self._initialize_client_states
 
   @property
   def personalize(self) -> tff.Computation:

@@ -1,0 +1,52 @@
+# Every target that needs Python builds .venv first where that is missing or
+# does not match the lock; `make` alone lists the targets.
+#   make PYTHON=/path/to/python3.11 …   builds with that Python
+#   make venv GPU=1                     adds TensorFlow's CUDA 11.8 libraries
+#   make train TRAIN_ARGS="…"           trains with other flags
+#   make test TEST_ARGS="-k fed_rep"    passes arguments to pytest
+PYTHON ?=
+GPU ?=
+UV ?= uv
+TRAIN_ARGS ?= --flagfile=binaries/flagfiles/fed_rep.txt
+TEST_ARGS ?=
+LOCK_ARGS ?=
+
+VENV_PYTHON := .venv/bin/python
+SOURCES := tff_pfl binaries tests
+# `make lock` never lets uv fetch a Python: a universal lock needs none.
+COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
+	--python-version 3.9 --generate-hashes \
+	--custom-compile-command 'make lock' $(LOCK_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test test-slow lint lock clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile \
+	  | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+venv:  ## Build .venv from the lock (GPU=1: with CUDA libraries)
+	@GPU='$(GPU)' PYTHON='$(PYTHON)' sh .ci/build_venv
+
+train: venv  ## Main job: train on the digits and show per-client results
+	@$(VENV_PYTHON) -m binaries.train $(TRAIN_ARGS)
+
+test: venv  ## Run the fast tests
+	@$(VENV_PYTHON) -m pytest $(TEST_ARGS)
+
+test-slow: venv  ## Run the slow tests (minutes)
+	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
+
+lint: venv  ## Check style and format with ruff
+	@$(VENV_PYTHON) -m ruff check $(SOURCES)
+	@$(VENV_PYTHON) -m ruff format --check $(SOURCES)
+
+lock:  ## Recompile the locks with uv (LOCK_ARGS=--upgrade: newest versions)
+	@command -v '$(UV)' >/dev/null || { echo "make lock needs uv:\
+	 https://docs.astral.sh/uv/getting-started/installation/" >&2; exit 1; }
+	@$(COMPILE) requirements.in --override overrides.txt -o requirements.txt
+	@$(COMPILE) requirements-gpu.in --no-deps -o requirements-gpu.txt
+
+clean:  ## Remove .venv and caches (never runs/)
+	@rm -rf .venv .pytest_cache .ruff_cache
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+"""How every program of this folder starts and ends."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+
+from tff_pfl import errors
+from tff_pfl.runtime import shutdown
+
+_TRACEBACK = flags.DEFINE_bool(
+  'traceback', False, 'Show where an expected error was raised.'
+)
+
+# TFF logs at INFO what nobody asked for; --verbosity=0 brings it back.
+flags.FLAGS.set_default('verbosity', logging.WARNING)
+
+
+def run(main: Callable[[], None]) -> None:
+  """Parses the flags and calls `main`.
+
+  Expected errors (wrong values, files, a failed run) end the program with one
+  line on stderr and status 1, Ctrl-C with status 130, SIGTERM with 143.
+  """
+
+  def guarded(argv: Sequence[str]) -> None:
+    shutdown.exit_cleanly_on_sigterm()
+    try:
+      if len(argv) > 1:
+        raise ValueError(
+          errors.message('arguments', 'flags only (--name=value)', argv[1])
+        )
+      main()
+    except (ValueError, TypeError, OSError, errors.RunError) as e:
+      if _TRACEBACK.value:
+        raise
+      print(f'error: {" ".join(str(e).split())}', file=sys.stderr)
+      sys.exit(1)
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      sys.exit(130)
+
+  app.run(guarded)

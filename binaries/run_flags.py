@@ -1,0 +1,274 @@
+"""Flags of a run, and the `RunConfig` that they give."""
+
+import dataclasses
+import typing
+from typing import Any, Dict
+
+from absl import flags
+
+from tff_pfl import datasets, errors, runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.client import training_loop
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import zoo
+from tff_pfl.simulation import client_sampling, run_config
+from tff_pfl.templates import aggregators, federated_round
+
+_ALGORITHM = flags.DEFINE_enum(
+  'algorithm',
+  'fed_rep',
+  list(registry.ALGORITHMS),
+  'The method: '
+  + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
+  + '.',
+)
+_DATASET = flags.DEFINE_enum(
+  'dataset',
+  'digits',
+  list(datasets.DATASETS),
+  f'The data. {datasets.describe_datasets()}.',
+)
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', None, "Folder with the data set's files, if it reads any."
+)
+_PARTITION = flags.DEFINE_string(
+  'partition',
+  'shards:2',
+  f'How the data are divided among clients. {datasets.describe_partitioners()}',
+)
+_NUM_CLIENTS = flags.DEFINE_integer(
+  'num_clients', 30, 'Number of clients.', lower_bound=1
+)
+_MODEL = flags.DEFINE_enum(
+  'model',
+  'mlp',
+  list(zoo.MODELS),
+  'linear; mlp (see --model_widths, --model_activation); cnn: the 5-layer CNN '
+  'of FedRep (see --model_filters, --model_widths).',
+)
+_MODEL_WIDTHS = flags.DEFINE_list(
+  'model_widths', None, 'Units of the hidden dense layers, such as 512,256,64.'
+)
+_MODEL_ACTIVATION = flags.DEFINE_string(
+  'model_activation', None, 'Hidden activation of --model=mlp, such as elu.'
+)
+_MODEL_FILTERS = flags.DEFINE_integer(
+  'model_filters', None, 'Channels of the convolutions of --model=cnn.'
+)
+_NUM_ROUNDS = flags.DEFINE_integer(
+  'num_rounds', 100, 'Rounds of training.', lower_bound=1
+)
+_COHORT_SIZE = flags.DEFINE_integer(
+  'cohort_size', None, 'Clients in a round.', lower_bound=1
+)
+_PARTICIPATION = flags.DEFINE_float(
+  'participation',
+  None,
+  'Fraction of the clients in a round, instead of --cohort_size '
+  '(default: 0.1).',
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size',
+  10,
+  "Examples per batch of the clients' training; 0 is the full batch.",
+  lower_bound=0,
+)
+_ROUNDS_PER_EVALUATION = flags.DEFINE_integer(
+  'rounds_per_evaluation',
+  10,
+  'Rounds between evaluations of all clients.',
+  lower_bound=1,
+)
+_SEED = flags.DEFINE_integer(
+  'seed',
+  0,
+  'Of the partition, the initial weights, the sampling and all client work.',
+  lower_bound=0,
+)
+_RUNTIME = flags.DEFINE_enum(
+  'runtime',
+  'native',
+  list(runtime.RUNTIMES),
+  "What executes the computations; native: TFF's C++ worker.",
+)
+_AGGREGATOR = flags.DEFINE_enum(
+  'aggregator',
+  'mean',
+  list(aggregators.AGGREGATORS),
+  "How clients' updates are aggregated (TFF's aggregators).",
+)
+_CLIENT_WEIGHTING = flags.DEFINE_enum(
+  'client_weighting',
+  'num_examples',
+  list(federated_round.CLIENT_WEIGHTINGS),
+  "Clients' weights in the aggregation.",
+)
+_SERVER_OPTIMIZER = flags.DEFINE_enum(
+  'server_optimizer',
+  'sgd',
+  list(training_loop.OPTIMIZERS),
+  'Applied to the aggregated update; sgd with learning rate 1 takes the mean '
+  "of the clients' weights.",
+)
+_SERVER_LEARNING_RATE = flags.DEFINE_float(
+  'server_learning_rate', 1.0, "The server optimizer's learning rate."
+)
+_SERVER_MOMENTUM = flags.DEFINE_float(
+  'server_momentum', 0.0, 'Momentum of --server_optimizer=sgd.'
+)
+
+_FINE_TUNE_HELP = {
+  'fine_tune': "Fine-tune clients' models on their training data before they "
+  'are scored: none, head or all weights.',
+  'num_epochs': 'Epochs of fine-tuning.',
+  'num_steps': 'Gradient steps of fine-tuning, instead of epochs.',
+  'learning_rate': 'Learning rate of fine-tuning.',
+  'momentum': 'Momentum of fine-tuning.',
+  'optimizer': 'Optimizer of fine-tuning: sgd or adam.',
+  'batch_size': 'Examples per batch of fine-tuning; 0 is the full batch.',
+  'new_client_epochs': 'Epochs in which a client that never took part fits its '
+  "local weights before it is scored (default: the method's, as in a round).",
+}
+
+
+def _define_field_flag(
+  name: str, owner: type, field: dataclasses.Field, text: str
+) -> None:
+  """A flag of the field's type; unset means the field's default."""
+  annotation = typing.get_type_hints(owner)[field.name]
+  # Optional[int] is an int that may be left unset.
+  kind = (typing.get_args(annotation) or (annotation,))[0]
+  define = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+  }[kind]
+  define(name, None, f'{text} (default: {field.default})')
+
+
+def _personalization_flag(field_name: str) -> str:
+  if field_name.startswith(('fine_tune', 'new_client')):
+    return field_name
+  return f'fine_tune_{field_name}'
+
+
+for _field in dataclasses.fields(personalization.Personalization):
+  _define_field_flag(
+    _personalization_flag(_field.name),
+    personalization.Personalization,
+    _field,
+    _FINE_TUNE_HELP[_field.name],
+  )
+
+# `batch_size` is one flag for all methods.
+_HPARAM_FLAGS: Dict[str, Dict[str, str]] = {}
+for _name, _algorithm in registry.ALGORITHMS.items():
+  _HPARAM_FLAGS[_name] = {}
+  for _field in dataclasses.fields(_algorithm.hparams):
+    if _field.name != 'batch_size':
+      _flag = f'{_name}_{_field.name}'
+      _HPARAM_FLAGS[_name][_field.name] = _flag
+      _define_field_flag(
+        _flag,
+        _algorithm.hparams,
+        _field,
+        f'{_name}: {_field.metadata["help"]}',
+      )
+
+
+def check_selected(*selected: str) -> None:
+  """Refuses hyperparameter flags of methods that are not selected.
+
+  Raises:
+    ValueError: If there is one; the message names it.
+  """
+  for name, hparam_flags in _HPARAM_FLAGS.items():
+    for flag in hparam_flags.values():
+      if name not in selected and flags.FLAGS[flag].present:
+        raise ValueError(
+          f'Expected flags of the selected method ({", ".join(selected)}) only,'
+          f' found --{flag}.'
+        )
+
+
+def selected_algorithm() -> str:
+  """The method that --algorithm names."""
+  return _ALGORITHM.value
+
+
+def hparams_from_flags(algorithm: str) -> Any:
+  """The method's hyperparameters, defaults where flags are not given."""
+  given = {'batch_size': _BATCH_SIZE.value or None}
+  for field_name, flag in _HPARAM_FLAGS[algorithm].items():
+    if flags.FLAGS[flag].value is not None:
+      given[field_name] = flags.FLAGS[flag].value
+  return registry.get_algorithm(algorithm).hparams(**given)
+
+
+def personalization_from_flags(
+  **defaults: Any,
+) -> personalization.Personalization:
+  """The options of personalisation, `defaults` where flags are not given."""
+  given = dict(defaults)
+  for field in dataclasses.fields(personalization.Personalization):
+    value = flags.FLAGS[_personalization_flag(field.name)].value
+    if value is not None:
+      given[field.name] = value
+  if given.get('batch_size') == 0:
+    given['batch_size'] = None
+  return personalization.Personalization(**given)
+
+
+def _model_arguments():
+  arguments = {}
+  if _MODEL_WIDTHS.value:
+    try:
+      arguments['widths'] = [int(width) for width in _MODEL_WIDTHS.value]
+    except ValueError:
+      raise ValueError(
+        errors.message(
+          '--model_widths',
+          'integers separated by commas',
+          ','.join(_MODEL_WIDTHS.value),
+        )
+      ) from None
+  if _MODEL_ACTIVATION.value is not None:
+    arguments['activation'] = _MODEL_ACTIVATION.value
+  if _MODEL_FILTERS.value is not None:
+    arguments['filters'] = _MODEL_FILTERS.value
+  return arguments
+
+
+def config_from_flags(algorithm: str) -> run_config.RunConfig:
+  """The settings of a run of `algorithm` that the flags give."""
+  if _COHORT_SIZE.value is not None and _PARTICIPATION.value is not None:
+    raise ValueError(
+      'Expected one of --cohort_size and --participation, found both.'
+    )
+  cohort_size = _COHORT_SIZE.value
+  if cohort_size is None:
+    participation = _PARTICIPATION.value
+    cohort_size = client_sampling.cohort_size_from_participation(
+      _NUM_CLIENTS.value, 0.1 if participation is None else participation
+    )
+  return run_config.RunConfig(
+    algorithm=algorithm,
+    hparams=hparams_from_flags(algorithm),
+    dataset=_DATASET.value,
+    data_dir=_DATA_DIR.value,
+    partition=_PARTITION.value,
+    num_clients=_NUM_CLIENTS.value,
+    model=_MODEL.value,
+    model_arguments=_model_arguments(),
+    aggregator=_AGGREGATOR.value,
+    client_weighting=_CLIENT_WEIGHTING.value,
+    server_optimizer=_SERVER_OPTIMIZER.value,
+    server_learning_rate=_SERVER_LEARNING_RATE.value,
+    server_momentum=_SERVER_MOMENTUM.value,
+    personalization=personalization_from_flags(),
+    num_rounds=_NUM_ROUNDS.value,
+    cohort_size=cohort_size,
+    rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,
+    seed=_SEED.value,
+    runtime=_RUNTIME.value,
+  )

@@ -1,0 +1,56 @@
+r"""Trains a method on a federated data set and scores every client's model.
+
+    python -m binaries.train --algorithm=fed_rep --dataset=digits \
+      --partition=shards:2 --num_clients=30 --cohort_size=10 \
+      --num_rounds=100 --baselines=fed_avg --output_dir=runs/digits
+
+The output folder holds `run.sqlite` (the run itself, safe against a crash),
+`summary.json`, `per_client.csv`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`
+and pictures. Baselines run on the same data with the same seed, each in a
+folder of its own below `baselines/`. A run that was stopped goes on with
+`--resume`. Presets are in `binaries/flagfiles/` (`--flagfile=...`).
+"""
+
+import os
+
+from absl import flags
+
+from binaries import program, run_flags
+from tff_pfl.algorithms import registry
+from tff_pfl.simulation import report
+
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'Folder of the run.', required=True
+)
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'Go on with the run in --output_dir, if there is one.'
+)
+_BASELINES = flags.DEFINE_list(
+  'baselines', [], 'Methods to run on the same data, for comparison.'
+)
+flags.adopt_module_key_flags(run_flags)
+flags.adopt_module_key_flags(program)
+
+
+def main() -> None:
+  """Runs the method and its baselines, prints their table."""
+  algorithm = run_flags.selected_algorithm()
+  for baseline in _BASELINES.value:
+    registry.get_algorithm(baseline)
+  run_flags.check_selected(algorithm, *_BASELINES.value)
+  folders = {algorithm: _OUTPUT_DIR.value}
+  for baseline in _BASELINES.value:
+    folders.setdefault(
+      baseline, os.path.join(_OUTPUT_DIR.value, 'baselines', baseline)
+    )
+  configs = {name: run_flags.config_from_flags(name) for name in folders}
+  summaries = [
+    configs[name].run(folder, resume=_RESUME.value)
+    for name, folder in folders.items()
+  ]
+  print(report.summary_table(summaries))
+  print(f'Report: {os.path.join(_OUTPUT_DIR.value, report.SUMMARY_NAME)}')
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,175 @@
+"""Tests of the conversion from and to TFF's `ClientData`."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.datasets import federated_dataset
+
+FederatedDataset = federated_dataset.FederatedDataset
+TestClientData = tff.simulation.datasets.TestClientData
+
+
+def _dataset():
+  x = np.arange(40, dtype=np.float32).reshape(20, 2)
+  y = np.arange(20) % 4
+  return FederatedDataset.from_arrays(x, y, num_clients=3, partition='shards:2')
+
+
+def _client_data(**clients):
+  return TestClientData(
+    {
+      client_id: collections.OrderedDict(x=np.array(x), y=np.array(y))
+      for client_id, (x, y) in clients.items()
+    }
+  )
+
+
+def test_client_data_round_trip_keeps_everything():
+  dataset = _dataset()
+  back = FederatedDataset.from_client_data(
+    dataset.to_client_data('train'),
+    dataset.to_client_data('test'),
+    num_classes=4,
+    name='back',
+  )
+  assert back.name == 'back'
+  assert back.client_ids == dataset.client_ids
+  assert back.element_spec == dataset.element_spec
+  for client_id in dataset.client_ids:
+    for read, count in (
+      ('train', 'num_train_examples'),
+      ('test', 'num_test_examples'),
+    ):
+      expected, found = (getattr(d, read)(client_id) for d in (dataset, back))
+      np.testing.assert_array_equal(found.x, expected.x)
+      np.testing.assert_array_equal(found.y, expected.y)
+      assert found.x.dtype == np.float32 and found.y.dtype == np.int32
+      assert getattr(back, count)(client_id) == len(expected.y)
+  for split in ('train', 'test'):
+    np.testing.assert_array_equal(
+      back.class_counts(split), dataset.class_counts(split)
+    )
+
+
+def test_to_client_data_works_with_tffs_own_operations():
+  dataset = _dataset()
+  client_data = dataset.to_client_data()
+  assert isinstance(client_data, tff.simulation.datasets.ClientData)
+  assert client_data.client_ids == list(dataset.client_ids)
+  assert client_data.element_type_structure == dataset.element_spec
+  pooled = client_data.create_tf_dataset_from_all_clients(seed=0)
+  assert pooled.element_spec == dataset.element_spec
+  assert len(list(pooled)) == dataset.class_counts().sum()
+  batched = client_data.preprocess(lambda data: data.batch(100))
+  (batch,) = batched.create_tf_dataset_for_client('client_1')
+  np.testing.assert_array_equal(batch['x'], dataset.train('client_1').x)
+
+
+def test_to_client_data_of_an_unknown_split_or_client_is_an_error():
+  with pytest.raises(ValueError, match='`split`'):
+    _dataset().to_client_data('all')
+  with pytest.raises(ValueError, match="found 'nobody'"):
+    _dataset().to_client_data().create_tf_dataset_for_client('nobody')
+
+
+def test_clients_of_either_split_are_known_and_may_lack_the_other():
+  train = _client_data(a=([[1.0]], [0]), b=([[2.0]], [1]))
+  test = _client_data(b=([[3.0]], [1]), c=([[4.0]], [0]))
+  dataset = FederatedDataset.from_client_data(train, test, num_classes=2)
+  assert dataset.client_ids == ('a', 'b', 'c')
+  assert dataset.num_test_examples('a') == 0
+  assert dataset.test('a').x.shape == (0, 1)
+  assert dataset.train('c').y.shape == (0,)
+  assert dataset.class_counts('train').tolist() == [[1, 0], [0, 1], [0, 0]]
+  assert dataset.class_counts('test').tolist() == [[0, 0], [0, 1], [1, 0]]
+  assert dataset.subset(['c']).test('c').x.tolist() == [[4.0]]
+
+
+def test_clients_are_read_only_when_asked_for():
+  read = []
+
+  def load(client_id):
+    read.append(client_id)
+    return tf.data.Dataset.from_tensor_slices(
+      collections.OrderedDict(x=np.zeros((3, 2)), y=np.zeros(3, np.int64))
+    )
+
+  client_ids = [str(i) for i in range(50)]
+  data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+    client_ids, load
+  )
+  read.clear()
+  dataset = FederatedDataset.from_client_data(data, data, num_classes=1)
+  assert read == []
+  assert dataset.train('7').x.dtype == np.float32
+  assert dataset.num_train_examples('7') == 3
+  assert read == ['7']
+
+
+def test_pairs_and_more_than_one_read_batch_are_read_in_order():
+  n = 2500
+  data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+    ['only'],
+    lambda _: tf.data.Dataset.range(n).map(
+      lambda i: (tf.cast(i, tf.float32), i % 2)
+    ),
+  )
+  dataset = FederatedDataset.from_client_data(data, data, num_classes=2)
+  part = dataset.train('only')
+  np.testing.assert_array_equal(part.x, np.arange(n))
+  np.testing.assert_array_equal(part.y, np.arange(n) % 2)
+
+
+def test_regression_client_data():
+  data = _client_data(a=([[1.0], [2.0]], [0.5, 0.25]))
+  dataset = FederatedDataset.from_client_data(data, data, num_classes=None)
+  assert dataset.num_classes is None
+  assert dataset.train('a').y.tolist() == [0.5, 0.25]
+  labels = _client_data(a=([[1.0], [2.0]], [0, 1]))
+  with pytest.raises(ValueError, match='`num_classes` to be given for integer'):
+    FederatedDataset.from_client_data(labels, labels, num_classes=None)
+
+
+def test_whole_float_labels_become_int32_even_where_there_are_none():
+  train = _client_data(a=([[1.0]], [1.0]))
+  test = _client_data(b=([[1.0]], [0.0]))
+  dataset = FederatedDataset.from_client_data(train, test, num_classes=2)
+  assert dataset.element_spec['y'].dtype == tf.int32
+  for client_id in 'ab':
+    assert dataset.train(client_id).y.dtype == np.int32
+  assert dataset.class_counts('train').tolist() == [[0, 1], [0, 0]]
+
+
+def test_bad_examples_are_errors_that_name_the_client():
+  good = _client_data(a=([[1.0]], [0]))
+  nan = _client_data(a=([[np.nan]], [0]))
+  label = _client_data(a=([[1.0]], [5]))
+  dataset = FederatedDataset.from_client_data(nan, label, num_classes=2)
+  with pytest.raises(ValueError, match=r"`train\['a'\].x` to be finite"):
+    dataset.train('a')
+  with pytest.raises(ValueError, match=r"`test\['a'\].y\[0\]` .* found 5"):
+    dataset.class_counts('test')
+  assert FederatedDataset.from_client_data(good, good, num_classes=2)
+
+
+def test_client_data_of_another_form_is_an_error():
+  good = _client_data(a=([[1.0]], [0]))
+  with pytest.raises(TypeError, match='`test` to be a tff.simulation'):
+    FederatedDataset.from_client_data(good, [1], num_classes=2)
+  named = TestClientData(
+    {'a': collections.OrderedDict(pixels=[1.0], label=[0])}
+  )
+  with pytest.raises(
+    ValueError, match='`train` to have single examples.*pixels'
+  ):
+    FederatedDataset.from_client_data(named, named, num_classes=2)
+  batched = good.preprocess(lambda data: data.batch(2))
+  with pytest.raises(ValueError, match='of a fixed shape'):
+    FederatedDataset.from_client_data(batched, batched, num_classes=2)
+  wide = _client_data(a=([[1.0, 2.0]], [0]))
+  with pytest.raises(ValueError, match='`test` to be of'):
+    FederatedDataset.from_client_data(good, wide, num_classes=2)

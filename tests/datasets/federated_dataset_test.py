@@ -1,0 +1,366 @@
+"""Tests of `FederatedDataset` and of the checks of users' arrays."""
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets import federated_dataset, partitioning
+
+FederatedDataset = federated_dataset.FederatedDataset
+
+
+def _arrays(n=60, num_classes=3):
+  # Each input tells its own index, so that it can be followed.
+  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
+    n
+  ) % num_classes
+
+
+def _all_inputs(dataset, split):
+  read = dataset.train if split == 'train' else dataset.test
+  return [
+    read(client_id).x.ravel().tolist() for client_id in dataset.client_ids
+  ]
+
+
+def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=4, name='mine')
+  assert dataset.name == 'mine'
+  assert dataset.num_clients == 4
+  assert dataset.client_ids == ('client_0', 'client_1', 'client_2', 'client_3')
+  assert dataset.num_classes == 3
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([1], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  for client_id in dataset.client_ids:
+    for part in (dataset.train(client_id), dataset.test(client_id)):
+      assert part.x.dtype == np.float32 and part.y.dtype == np.int32
+      np.testing.assert_array_equal(part.x.ravel() % 3, part.y)
+
+
+def test_from_arrays_without_test_arrays_divides_each_client_by_class():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
+  assert sorted(sum(parts, [])) == list(range(60))
+  # 15 examples a client, 5 of each class: 12 and 3, 4 and 1 of each class.
+  assert dataset.class_counts('train').tolist() == [[4, 4, 4]] * 4
+  assert dataset.class_counts('test').tolist() == [[1, 1, 1]] * 4
+
+
+def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
+  x, y = _arrays(60)
+  x_test, y_test = _arrays(30)
+  dataset = FederatedDataset.from_arrays(
+    x, y, x_test=x_test, y_test=y_test, num_clients=6, partition='shards:1'
+  )
+  assert sorted(sum(_all_inputs(dataset, 'train'), [])) == list(range(60))
+  assert sorted(sum(_all_inputs(dataset, 'test'), [])) == list(range(30))
+  train, test = dataset.class_counts('train'), dataset.class_counts('test')
+  assert set(train.ravel()) == {0, 10}
+  np.testing.assert_array_equal(test, train // 2)
+
+
+def test_from_arrays_by_key_makes_one_client_per_key():
+  x, y = _arrays(6)
+  keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']
+  dataset = FederatedDataset.from_arrays(x, y, keys=keys, test_fraction=0)
+  assert dataset.client_ids == ('ann', 'bob', 'cid')
+  assert _all_inputs(dataset, 'train') == [[0, 2], [1, 3, 4], [5]]
+  assert dataset.num_test_examples('ann') == 0
+  with_test = FederatedDataset.from_arrays(
+    x, y, keys=keys, x_test=x[:1], y_test=y[:1], keys_test=['bob']
+  )
+  assert _all_inputs(with_test, 'test') == [[], [0], []]
+
+
+def test_from_arrays_takes_a_partitioner_and_client_ids():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(
+    x,
+    y,
+    num_clients=2,
+    partition=partitioning.ClassesPerClient(2),
+    client_ids=['left', 'right'],
+  )
+  assert dataset.client_ids == ('left', 'right')
+  assert ((dataset.class_counts() > 0).sum(axis=1) == 2).all()
+
+
+def test_from_arrays_is_a_function_of_the_seed():
+  x, y = _arrays()
+  first, again, other = (
+    _all_inputs(
+      FederatedDataset.from_arrays(x, y, num_clients=4, seed=seed), 'train'
+    )
+    for seed in (1, 1, 2)
+  )
+  assert first == again
+  assert first != other
+
+
+def test_float_targets_make_a_regression_dataset():
+  x, _ = _arrays(20)
+  dataset = FederatedDataset.from_arrays(x, x.ravel() / 7, num_clients=2)
+  assert dataset.num_classes is None
+  assert dataset.element_spec['y'] == tf.TensorSpec([], tf.float32)
+  assert dataset.num_train_examples('client_0') == 8
+  with pytest.raises(ValueError, match='regression'):
+    dataset.class_counts()
+
+
+def test_whole_floats_are_labels_where_num_classes_says_so():
+  x, y = _arrays(20)
+  dataset = FederatedDataset.from_arrays(
+    x, y.astype(float), num_clients=2, num_classes=5
+  )
+  assert dataset.num_classes == 5
+  assert dataset.train('client_0').y.dtype == np.int32
+  assert dataset.class_counts().shape == (2, 5)
+
+
+def test_sequence_labels_are_counted_label_by_label():
+  x = np.zeros((4, 3), np.int64)
+  y = np.array([[0, 1, 1], [2, 2, 2], [0, 0, 0], [1, 1, 1]])
+  dataset = FederatedDataset.from_arrays(
+    x, y, keys=[0, 0, 1, 1], test_fraction=0
+  )
+  assert dataset.element_spec['y'] == tf.TensorSpec([3], tf.int32)
+  assert dataset.element_spec['x'].dtype == tf.int64
+  assert dataset.class_counts().tolist() == [[1, 2, 3], [3, 3, 0]]
+
+
+def test_transform_is_applied_only_to_the_client_asked_for():
+  calls = []
+
+  def halve(x):
+    calls.append(len(x))
+    return x.astype(np.float32) / 2
+
+  x = np.arange(40, dtype=np.uint8)[:, np.newaxis]
+  dataset = FederatedDataset.from_arrays(
+    x, np.zeros(40, int), keys=np.repeat([0, 1], 20), transform=halve
+  )
+  assert sum(calls) <= 1  # One example for the element spec.
+  calls.clear()
+  assert dataset.element_spec['x'].dtype == tf.float32
+  np.testing.assert_array_equal(dataset.class_counts(), [[16], [16]])
+  assert dataset.num_test_examples('0') == 4
+  assert calls == []
+  assert dataset.train('1').x.min() >= 10
+  assert calls == [16]
+
+
+def test_transform_that_changes_the_number_of_examples_is_an_error():
+  dataset = FederatedDataset.from_arrays(
+    np.zeros((10, 2)),
+    np.zeros(10, int),
+    num_clients=1,
+    transform=lambda x: x[:1],
+  )
+  with pytest.raises(ValueError, match=r'`transform\(x\)` to be 8 examples'):
+    dataset.train('client_0')
+
+
+def test_examples_are_copies_that_leave_the_dataset_alone():
+  x, y = _arrays(10)
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=1)
+  dataset.train('client_0').x[:] = -1
+  assert dataset.train('client_0').x.min() >= 0
+
+
+def test_num_examples_counts_examples_where_len_counts_fields():
+  part = examples_lib.Examples(np.zeros((5, 2)), np.zeros(5))
+  assert examples_lib.num_examples(part) == 5
+  assert len(part) == 2
+
+
+def test_class_counts_are_read_only_and_of_known_splits():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  with pytest.raises(ValueError):
+    dataset.class_counts()[0, 0] = 7
+  with pytest.raises(ValueError, match='`split` to be .*found .validation.'):
+    dataset.class_counts('validation')
+
+
+def test_subset_is_a_view_in_the_order_given():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  subset = dataset.subset(['client_4', 'client_1'])
+  nested = subset.subset(['client_1'])
+  assert subset.client_ids == ('client_4', 'client_1')
+  np.testing.assert_array_equal(
+    subset.train('client_1').x, dataset.train('client_1').x
+  )
+  np.testing.assert_array_equal(
+    nested.test('client_1').x, dataset.test('client_1').x
+  )
+  np.testing.assert_array_equal(
+    subset.class_counts(), dataset.class_counts()[[4, 1]]
+  )
+  with pytest.raises(ValueError, match="found 'client_0'"):
+    subset.train('client_0')
+
+
+@pytest.mark.parametrize(
+  'client_ids, match',
+  [
+    ([], 'at least one id'),
+    (['client_1', 'client_1'], "`client_ids` to be unique, found 'client_1'"),
+    (['nobody'], "found 'nobody'"),
+  ],
+)
+def test_subset_of_wrong_clients_is_an_error(client_ids, match):
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  with pytest.raises(ValueError, match=match):
+    dataset.subset(client_ids)
+
+
+@pytest.mark.parametrize('client_id', ['client_9', 0, None, [1]])
+def test_unknown_client_is_a_value_error_that_names_it(client_id):
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  for method in (
+    dataset.train,
+    dataset.test,
+    dataset.num_train_examples,
+    dataset.num_test_examples,
+  ):
+    with pytest.raises(ValueError, match='`client_id` to be one of the 6') as e:
+      method(client_id)
+    assert repr(client_id) in str(e.value)
+
+
+def _raises(match, x=None, y=None, **kwargs):
+  default_x, default_y = _arrays(6)
+  arguments = dict(num_clients=2)
+  arguments.update(kwargs)
+  with pytest.raises(ValueError, match=match) as error:
+    FederatedDataset.from_arrays(
+      default_x if x is None else x, default_y if y is None else y, **arguments
+    )
+  assert '\n' not in str(error.value)
+
+
+def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():
+  x = np.zeros((6, 2, 2))
+  x[4, 1, 0] = np.nan
+  x[3, 0, 1] = np.inf
+  x[5] = np.nan
+  _raises(
+    r'`x` to be finite, found 5 NaN and 1 infinite values, the first at'
+    r' x\[3, 0, 1\]',
+    x=x,
+  )
+  x_test = np.array([[0.0], [np.nan]])
+  _raises(
+    r'`x_test` to be finite, found 1 NaN',
+    x_test=x_test,
+    y_test=np.zeros(2, int),
+  )
+
+
+def test_inputs_beyond_float32_are_an_error():
+  _raises('`x as float32` to be finite', x=np.full((6, 1), 1e300))
+
+
+def test_nan_targets_are_an_error():
+  _raises(r'`y` to be finite, found 1 NaN', y=[0, 1, np.nan, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+  'y, num_classes, match',
+  [
+    ([0, 1, 2, 3, 1, 5], 3, r'`y\[3\]` .* integer in \[0, 3\), found 3'),
+    ([0, 1, -1, 3, 1, 0], 4, r'`y\[2\]` .*, found -1'),
+    ([0, 1, -1, 3, 1, 0], None, r'`y\[2\]` .* not negative, found -1'),
+    ([0, 1, 1.5, 3, 1, 0], 4, r'`y\[2\]` .* found 1.5'),
+    ([0, 1, 1, 2**40, 1, 0], None, r'`y\[3\]`'),
+    (list('abcabc'), 3, '`y` to be a rectangular array of numbers.*Number the'),
+    ([0, 1, 0, 1, 0, 5000], None, '`num_classes` to be given.*label 5000'),
+  ],
+)
+def test_bad_labels_are_named(y, num_classes, match):
+  _raises(match, y=y, num_classes=num_classes)
+
+
+def test_bad_test_labels_are_named():
+  _raises(
+    r'`y_test\[1\]` .* found 9',
+    x_test=np.zeros((2, 1)),
+    y_test=[0, 9],
+    num_classes=3,
+  )
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(y=[0, 1]), r'`y` to be as long as `x` \(6 examples\), found 2'),
+    (
+      dict(x_test=np.zeros((2, 1)), y_test=[0]),
+      r'`y_test` to be as long as `x_test` \(2 examples\), found 1',
+    ),
+    (dict(x_test=np.zeros((2, 1))), '`x_test and y_test` to be both given'),
+    (dict(y_test=[0]), '`x_test and y_test` to be both given'),
+    (dict(x_test=np.zeros((2, 5)), y_test=[0, 0]), r'`x_test` to be of shape'),
+    (
+      dict(x_test=np.zeros((2, 1), int), y_test=[0, 0]),
+      '`x_test` to be of shape .* float32',
+    ),
+    (
+      dict(x_test=np.zeros((2, 1)), y_test=[0.5, 0.5]),
+      '`y_test` to be of shape .* int32',
+    ),
+    (dict(x=np.zeros((0, 1)), y=np.zeros(0, int)), '`x` to be at least one'),
+    (dict(x=[[1], [2, 3]], y=[0, 0]), '`x` to be a rectangular array'),
+    (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
+    (dict(x=1.0, y=0), r'`x` to be an array of shape \[examples'),
+    (dict(num_clients=0), '`num_clients` to be a positive integer, found 0'),
+    (dict(num_clients=None), '`num_clients` to be given unless `keys`'),
+    (dict(num_classes=0), '`num_classes` to be a positive integer'),
+    (dict(seed=-1), '`seed` to be a non-negative integer'),
+    (dict(test_fraction=1.0), r'`test_fraction` to be a number in \[0, 1\)'),
+    (dict(partition='shards:9'), '`shards_per_client` to be at most 3'),
+    (dict(partition='nope'), '`partition` to be one of'),
+    (dict(client_ids=['a']), '`client_ids` to be 2 ids'),
+    (dict(client_ids=['a', 'a']), '`client_ids` to be unique'),
+    (dict(keys=[1] * 5, num_clients=None), '`keys` to be 6 keys.*found 5'),
+    (dict(keys=[1] * 6), '`num_clients` to be unset or the number of distinct'),
+    (dict(keys=[1] * 6, partition='iid'), '`partition` to be unset'),
+    (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be given if and only'),
+    (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(kwargs, match):
+  _raises(match, **kwargs)
+
+
+def test_a_hundred_thousand_clients_cost_little():
+  x = np.zeros((200_000, 4), np.uint8)
+  y = np.zeros(200_000, np.int32)
+  start = time.perf_counter()
+  dataset = FederatedDataset.from_arrays(
+    x,
+    y,
+    num_clients=100_000,
+    test_fraction=0.5,
+    transform=lambda x: x.astype(np.float32),
+  )
+  counts = dataset.class_counts()
+  seconds = time.perf_counter() - start
+  assert counts.shape == (100_000, 1) and (counts == 1).all()
+  assert seconds < 10  # About 1 second on one core.
+  tracemalloc.start()
+  assert dataset.train('client_54321').x.shape == (1, 4)
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert peak < 100_000

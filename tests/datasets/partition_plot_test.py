@@ -1,0 +1,67 @@
+"""Tests of the picture of a partition."""
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from tff_pfl.datasets import (
+  digits,
+  federated_dataset,
+  partition_plot,
+  synthetic,
+)
+
+
+def _map(figure, panel):
+  (axes_image,) = figure.subfigs[panel].axes[0].images
+  return np.ma.filled(axes_image.get_array(), 0)
+
+
+def test_picture_shows_the_class_counts_of_both_splits():
+  dataset = digits.load_digits(12, 'shards:2')
+  figure = partition_plot.partition_figure(dataset, title='two shards')
+  np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts('train'))
+  np.testing.assert_array_equal(_map(figure, 1), dataset.class_counts('test'))
+  assert figure.get_suptitle() == 'two shards – 12 clients'
+  assert figure.subfigs[0].get_suptitle() == 'Training examples: 1,437'
+  bars = [bar.get_width() for bar in figure.subfigs[0].axes[1].patches]
+  assert bars == dataset.class_counts('train').sum(axis=1).tolist()
+
+
+def test_many_clients_are_sampled_and_the_title_says_so():
+  dataset = synthetic.make_synthetic(1000)
+  figure = partition_plot.partition_figure(dataset, max_clients=50)
+  np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts()[::20])
+  assert '1,000 clients, of which 50 evenly' in figure.get_suptitle()
+  labels = [
+    text.get_text() for text in figure.subfigs[0].axes[0].get_yticklabels()
+  ]
+  assert labels[:3] == ['0', '100', '200']
+
+
+def test_regression_dataset_is_drawn_as_bars():
+  x = np.linspace(0, 1, 40)[:, np.newaxis]
+  dataset = federated_dataset.FederatedDataset.from_arrays(
+    x, x.ravel(), num_clients=4
+  )
+  figure = partition_plot.partition_figure(dataset)
+  (axes,) = figure.subfigs[1].axes
+  assert [bar.get_width() for bar in axes.patches] == [2] * 4
+
+
+@pytest.mark.parametrize('num_clients', [1, 10, 200])
+def test_plot_writes_a_png_of_a_readable_size(tmp_path, num_clients):
+  dataset = digits.load_digits(num_clients, 'iid')
+  path = tmp_path / 'partition.png'
+  partition_plot.plot_partition(dataset, path)
+  height, width, _ = image.imread(path).shape
+  assert width >= 1200
+  assert height >= max(500, 4 * num_clients)
+
+
+def test_bad_arguments_are_errors(tmp_path):
+  dataset = digits.load_digits(2, 'iid')
+  with pytest.raises(ValueError, match='`path` to be a .png file'):
+    partition_plot.plot_partition(dataset, 'partition.jpg')
+  with pytest.raises(ValueError, match='`max_clients`'):
+    partition_plot.partition_figure(dataset, max_clients=0)

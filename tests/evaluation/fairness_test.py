@@ -1,0 +1,86 @@
+import json
+
+import numpy as np
+import pytest
+
+from tff_pfl.evaluation import fairness
+
+
+def test_figures_are_those_computed_by_hand():
+  summary = fairness.fairness_summary(
+    personal=[1.0, 0.5, 0.0, 0.5],
+    weights=[10, 20, 30, 40],
+    reference=[0.5, 0.5, 0.25, 0.75],
+  )
+  # Deviations from the mean 0.5: 0.5, 0, -0.5, 0; variance 0.5 / 4.
+  assert summary == {
+    'mean': 0.5,
+    'weighted_mean': pytest.approx((10 + 10 + 0 + 20) / 100),
+    'std': pytest.approx(0.125**0.5),
+    'min': 0.0,
+    'max': 1.0,
+    'worst_10_percent': 0.0,
+    'fraction_hurt': 0.5,
+  }
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'expected'),
+  [(1, 0.0), (9, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (21, 1.0)],
+)
+def test_worst_tenth_is_rounded_up_to_whole_clients(num_clients, expected):
+  values = np.random.default_rng(0).permutation(num_clients)
+  summary = fairness.fairness_summary(values, np.ones(num_clients))
+  assert summary['worst_10_percent'] == expected
+
+
+def test_client_without_test_examples_is_left_out():
+  summary = fairness.fairness_summary(
+    personal=[0.25, np.nan, 0.75],
+    weights=[1, 0, 1],
+    reference=[0.5, np.nan, 0.5],
+  )
+  assert summary['mean'] == 0.5
+  assert summary['min'] == 0.25
+  assert summary['fraction_hurt'] == 0.5
+
+
+def test_equal_to_the_reference_is_not_hurt():
+  summary = fairness.fairness_summary([0.1], [3], reference=[0.1])
+  assert summary['fraction_hurt'] == 0.0
+
+
+def test_without_reference_the_fraction_hurt_is_unknown():
+  assert fairness.fairness_summary([0.5], [1])['fraction_hurt'] is None
+
+
+def test_figures_are_plain_floats():
+  summary = fairness.fairness_summary(
+    np.array([0.5, 1.0], np.float32),
+    np.array([1, 2], np.int64),
+    np.array([0.5, 1.0], np.float32),
+  )
+  assert all(type(value) is float for value in summary.values())
+  assert json.loads(json.dumps(summary)) == summary
+
+
+@pytest.mark.parametrize('weights', [[], [0, 0]])
+def test_no_client_with_test_examples_is_an_error(weights):
+  with pytest.raises(ValueError, match='test examples'):
+    fairness.fairness_summary([0.5] * len(weights), weights)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'name'),
+  [
+    (([0.5], [1, 1]), 'personal'),
+    (([0.5, np.nan], [1, 1]), 'personal'),
+    (([0.5, 0.5], [1, -1]), 'weights'),
+    (([0.5, 0.5], [[1, 1]]), 'weights'),
+    (([0.5, 0.5], [1, 1], [0.5]), 'reference'),
+    (([0.5, 0.5], [1, 1], [0.5, np.inf]), 'reference'),
+  ],
+)
+def test_wrong_arguments_are_named(arguments, name):
+  with pytest.raises(ValueError, match=f'`{name}`'):
+    fairness.fairness_summary(*arguments)

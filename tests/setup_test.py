@@ -1,0 +1,577 @@
+"""Tests of the set-up: locks, Makefile, the build of .venv, and .ci/run.
+
+The builds here run the real Makefile and the real build script on a copy of the
+checkout, in a folder with spaces, with a stand-in for Python or uv that records
+what it is asked to do instead of installing anything.
+"""
+
+import concurrent.futures
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Dict, List, NamedTuple, Optional
+
+import pytest
+from packaging import markers, requirements, utils
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LOCKS = ('requirements.txt', 'requirements-gpu.txt')
+PYTHON_VERSIONS = ('3.9', '3.10', '3.11')
+TARGETS = ('venv', 'train', 'test', 'test-slow', 'lint', 'lock', 'clean')
+# All that make and the build script call, besides a Python or uv.
+TOOLS = (
+  *('awk', 'cat', 'cp', 'cut', 'date', 'dirname', 'env', 'flock', 'grep'),
+  *('make', 'mkdir', 'mv', 'rm', 'sed', 'sh', 'sha256sum', 'sleep'),
+)
+NO_PYTHON = 'tff_pfl needs Python 3.9, 3.10 or 3.11'
+
+# Records its arguments, answers the build script's probe with the real Python,
+# and makes a .venv whose python is a copy of itself.
+FAKE_PYTHON = """#!/bin/sh
+case "$1" in
+  -c) exec '{python}' "$@" ;;
+esac
+echo "$*" >>"$FAKE_LOG"
+case "$*" in
+  '-m venv .venv') mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  *'--no-build-isolation'*) {during_install} ;;
+  *requirements-gpu.txt) {during_gpu_install} ;;
+esac
+"""
+
+FAKE_UV = """#!/bin/sh
+echo "$*" >>"$FAKE_LOG"
+case "$1" in
+  venv) mkdir -p .venv/bin; cp '{venv_python}' .venv/bin/python ;;
+esac
+"""
+
+# A real Python after `{change}`, as the build script's probe sees it.
+CHANGED_PYTHON = """#!/bin/sh
+exec '{python}' -c 'import sys; {change}; exec(sys.argv[1])' "$2"
+"""
+
+
+class Locked(NamedTuple):
+  """One entry of a lock file."""
+
+  requirement: requirements.Requirement
+  num_hashes: int
+
+  @property
+  def name(self) -> str:
+    return utils.canonicalize_name(self.requirement.name)
+
+  @property
+  def version(self) -> str:
+    (specifier,) = self.requirement.specifier
+    assert specifier.operator == '=='
+    return specifier.version
+
+
+def read_requirements(name: str) -> List[requirements.Requirement]:
+  lines = (ROOT / name).read_text().splitlines()
+  return [
+    requirements.Requirement(line)
+    for line in lines
+    if line.strip() and not line.startswith('#')
+  ]
+
+
+def read_lock(name: str) -> List[Locked]:
+  text = (ROOT / name).read_text().replace('\\\n', ' ')
+  entries = []
+  for line in text.splitlines():
+    if line.strip() and not line.lstrip().startswith('#'):
+      requirement, *hashes = line.split(' --hash=sha256:')
+      assert all(re.fullmatch('[0-9a-f]{64}', h.strip()) for h in hashes)
+      entries.append(Locked(requirements.Requirement(requirement), len(hashes)))
+  return entries
+
+
+def locked_versions(name: str, python_version: str) -> Dict[str, str]:
+  environment = markers.default_environment()
+  environment.update(
+    python_version=python_version,
+    python_full_version=python_version + '.9',
+    sys_platform='linux',
+  )
+  versions = {}
+  for entry in read_lock(name):
+    marker = entry.requirement.marker
+    if marker is None or marker.evaluate(environment):
+      assert entry.name not in versions, f'{entry.name} is locked twice'
+      versions[entry.name] = entry.version
+  return versions
+
+
+class Checkout:
+  """A copy of the checkout's set-up files, and a PATH of chosen programs."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.path = folder / 'a check out'
+    self.bin = folder / 'bin'
+    self.log = folder / 'log'
+    self.bin.mkdir()
+    for name in ('Makefile', *LOCKS):
+      self.path.mkdir(exist_ok=True)
+      shutil.copy(ROOT / name, self.path / name)
+    shutil.copytree(ROOT / '.ci', self.path / '.ci')
+    for tool in TOOLS:
+      found = shutil.which(tool)
+      if found is None:
+        pytest.skip(f'{tool} is not installed')
+      (self.bin / tool).symlink_to(found)
+
+  def add_program(self, name: str, text: str) -> None:
+    (self.bin / name).write_text(text)
+    (self.bin / name).chmod(0o755)
+
+  def add_python(
+    self,
+    name: str = 'python3.11',
+    *,
+    install: str = ':',
+    gpu_install: str = ':',
+  ) -> None:
+    text = FAKE_PYTHON.format(
+      python=sys.executable,
+      during_install=install,
+      during_gpu_install=gpu_install,
+    )
+    self.add_program(name, text)
+
+  def run(self, *command: str) -> subprocess.CompletedProcess:
+    environment = {
+      'PATH': str(self.bin),
+      'HOME': str(self.path.parent),
+      'FAKE_LOG': str(self.log),
+    }
+    return subprocess.run(
+      command,
+      cwd=self.path,
+      env=environment,
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+
+  def make(self, *arguments: str) -> subprocess.CompletedProcess:
+    return self.run('make', *arguments)
+
+  def calls(self) -> List[str]:
+    """What the stand-ins were asked to do since the last call of this."""
+    if not self.log.exists():
+      return []
+    lines = self.log.read_text().splitlines()
+    self.log.unlink()
+    return lines
+
+  def change_lock(self, name: str = 'requirements.txt') -> None:
+    with open(self.path / name, 'a') as file:
+      file.write('# changed\n')
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> Checkout:
+  return Checkout(tmp_path)
+
+
+def num_builds(calls: List[str]) -> int:
+  return calls.count('-m venv .venv')
+
+
+@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
+def test_lock_pins_every_requirement_to_an_allowed_version(python_version):
+  versions = locked_versions('requirements.txt', python_version)
+  for requirement in read_requirements('requirements.in'):
+    version = versions[utils.canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version), requirement
+
+
+@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
+def test_lock_follows_the_overrides(python_version):
+  versions = locked_versions('requirements.txt', python_version)
+  for requirement in read_requirements('overrides.txt'):
+    version = versions[utils.canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version), requirement
+
+
+def test_gpu_lock_pins_every_requirement():
+  versions = locked_versions('requirements-gpu.txt', '3.11')
+  wanted = read_requirements('requirements-gpu.in')
+  assert set(versions) == {utils.canonicalize_name(r.name) for r in wanted}
+  for requirement in wanted:
+    assert requirement.specifier.contains(versions[requirement.name])
+
+
+def test_gpu_lock_is_what_the_locked_tensorflow_asks_for_but_tensorrt():
+  lock = locked_versions('requirements.txt', '3.11')
+  if importlib.metadata.version('tensorflow') != lock['tensorflow']:
+    pytest.skip('another TensorFlow than the locked one is installed')
+  wanted = {}
+  for line in importlib.metadata.requires('tensorflow'):
+    requirement = requirements.Requirement(line)
+    if 'and-cuda' in str(requirement.marker):
+      (specifier,) = requirement.specifier
+      wanted[requirement.name] = specifier.version
+  del wanted['tensorrt']
+  assert locked_versions('requirements-gpu.txt', '3.11') == wanted
+
+
+@pytest.mark.parametrize('name', LOCKS)
+def test_every_locked_package_has_hashes(name):
+  entries = read_lock(name)
+  assert len(entries) >= 10
+  assert [e.name for e in entries if e.num_hashes == 0] == []
+
+
+@pytest.mark.parametrize('name', LOCKS)
+def test_locks_name_no_path_and_no_index_of_one_machine(name):
+  foreign = re.compile(r'(^|[\s=\'"@])([/~]|file:|--.*index|--find-links)')
+  lines = (ROOT / name).read_text().splitlines()
+  assert [line for line in lines if foreign.search(line)] == []
+
+
+def test_help_is_the_default_and_lists_every_target(checkout):
+  result = checkout.make()
+  assert result.returncode == 0
+  for target in ('help', *TARGETS):
+    assert re.search(rf'^  make {target}  +[A-Z]', result.stdout, re.M), target
+  assert checkout.calls() == []
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_every_target_can_be_printed_without_running(checkout, target):
+  assert checkout.make('-n', target).returncode == 0
+  assert not (checkout.path / '.venv').exists()
+
+
+def test_train_builds_the_venv_then_runs_the_main_job(checkout):
+  checkout.add_python()
+  result = checkout.make('train')
+  assert result.returncode == 0, result.stderr
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  flags = '--flagfile=binaries/flagfiles/fed_rep.txt'
+  assert calls[-1] == f'-m binaries.train {flags}'
+
+
+def test_train_takes_other_flags(checkout):
+  checkout.add_python()
+  checkout.make('train', 'TRAIN_ARGS=--algorithm=fed_avg --num_rounds=3')
+  last = checkout.calls()[-1]
+  assert last == '-m binaries.train --algorithm=fed_avg --num_rounds=3'
+
+
+def test_build_installs_only_the_lock(checkout):
+  checkout.add_python()
+  result = checkout.make('venv')
+  assert result.returncode == 0, result.stderr
+  installs = [call for call in checkout.calls() if ' pip ' in call]
+  assert len(installs) == 2
+  for call in installs:
+    assert '--no-deps' in call and '--require-hashes' in call
+  # What the lock's source packages are built with is locked as well.
+  build_lock = (checkout.path / '.venv/build-lock.txt').read_text()
+  assert re.findall('^[^ ]+==', build_lock, re.M) == ['setuptools==', 'wheel==']
+  assert '--hash=' in build_lock
+  assert installs[0].endswith('-r .venv/build-lock.txt')
+  assert installs[1].endswith('--no-build-isolation -r requirements.txt')
+
+
+def test_build_says_what_it_does_and_how_long_it_takes(checkout):
+  checkout.add_python()
+  result = checkout.make('venv')
+  assert result.stdout == ''
+  first, last = result.stderr.splitlines()
+  assert 'python3.11' in first and 'about a minute' in first
+  assert re.fullmatch(r'Built .venv in \d+ s\.', last)
+
+
+def test_unchanged_lock_builds_nothing(checkout):
+  checkout.add_python()
+  checkout.make('venv')
+  checkout.calls()
+  for name in LOCKS:  # A newer file with the same content is no change.
+    os.utime(checkout.path / name)
+  result = checkout.make('test')
+  assert checkout.calls() == ['-m pytest']
+  assert result.stdout == result.stderr == ''
+
+
+def test_changed_lock_rebuilds_once(checkout):
+  checkout.add_python()
+  checkout.make('venv')
+  stale = checkout.path / '.venv/stale'
+  stale.touch()
+  checkout.calls()
+  checkout.change_lock()
+  checkout.make('venv')
+  assert num_builds(checkout.calls()) == 1
+  assert not stale.exists()
+  checkout.make('venv')
+  assert checkout.calls() == []
+
+
+def test_changed_gpu_lock_leaves_a_venv_without_gpu_alone(checkout):
+  checkout.add_python()
+  checkout.make('venv')
+  checkout.calls()
+  checkout.change_lock('requirements-gpu.txt')
+  checkout.make('venv')
+  assert checkout.calls() == []
+
+
+def test_failed_install_is_reported_and_not_taken_for_ready(checkout):
+  checkout.add_python(install='exit 1')
+  result = checkout.make('train')
+  assert result.returncode != 0
+  assert result.stderr.count('Building .venv failed') == 1
+  assert not any('binaries.train' in call for call in checkout.calls())
+  checkout.add_python()
+  assert checkout.make('venv').returncode == 0
+  assert num_builds(checkout.calls()) == 1
+
+
+def test_killed_build_is_not_taken_for_ready(checkout):
+  checkout.add_python()
+  checkout.make('venv')
+  checkout.change_lock()
+  checkout.add_python(install='kill -KILL $PPID')
+  assert checkout.run('sh', '.ci/build_venv').returncode in (
+    -signal.SIGKILL,
+    128 + signal.SIGKILL,
+  )
+  assert (checkout.path / '.venv/bin/python').exists()
+  checkout.calls()
+  checkout.add_python()
+  assert checkout.make('venv').returncode == 0
+  assert num_builds(checkout.calls()) == 1
+
+
+def test_parallel_targets_build_once(checkout):
+  checkout.add_python(install='sleep 0.3')
+  result = checkout.make('-j4', 'train', 'test', 'test-slow')
+  assert result.returncode == 0, result.stderr
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  assert {'-m pytest', '-m pytest -m slow and not gpu'} <= set(calls)
+
+
+def test_concurrent_makes_build_once(checkout):
+  checkout.add_python(install='sleep 0.3')
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    results = list(pool.map(lambda _: checkout.make('venv'), range(3)))
+  assert [result.returncode for result in results] == [0, 0, 0]
+  assert num_builds(checkout.calls()) == 1
+
+
+def test_gpu_is_added_on_top_and_kept_until_refused(checkout):
+  checkout.add_python()
+  checkout.make('venv')
+  checkout.calls()
+  checkout.make('venv', 'GPU=1')
+  (call,) = checkout.calls()
+  assert call.endswith('-r requirements-gpu.txt')
+  assert '--no-deps' in call and '--require-hashes' in call
+  checkout.make('train')
+  assert [c for c in checkout.calls() if 'binaries' not in c] == []
+  checkout.change_lock('requirements-gpu.txt')
+  checkout.make('venv')
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  assert calls[-1].endswith('-r requirements-gpu.txt')
+  checkout.make('venv', 'GPU=0')
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  assert not any('requirements-gpu' in call for call in calls)
+
+
+def test_gpu_libraries_added_in_part_are_not_taken_for_ready(checkout):
+  checkout.add_python(gpu_install='kill -KILL $PPID')
+  checkout.make('venv')
+  assert checkout.make('venv', 'GPU=1').returncode != 0
+  checkout.calls()
+  checkout.add_python()
+  assert checkout.make('venv').returncode == 0
+  assert num_builds(checkout.calls()) == 1
+
+
+def test_gpu_of_another_value_is_refused(checkout):
+  checkout.add_python()
+  result = checkout.make('venv', 'GPU=yes')
+  assert result.returncode != 0
+  assert "Expected `GPU` to be 0 or 1, found 'yes'." in result.stderr
+  assert checkout.calls() == []
+
+
+def test_without_python_one_message_says_what_to_install(checkout):
+  result = checkout.run('sh', '.ci/build_venv')
+  assert result.returncode == 1
+  assert result.stdout == ''
+  assert result.stderr.count(NO_PYTHON) == 1
+  for hint in ('python3.11-venv', 'astral.sh/uv', 'PYTHON='):
+    assert hint in result.stderr
+  assert len(result.stderr.splitlines()) <= 9
+
+
+@pytest.mark.parametrize(
+  'arguments', [('train',), ('test',), ('-j4', 'train', 'test')]
+)
+def test_without_python_make_stops_with_that_message_once(checkout, arguments):
+  message = checkout.run('sh', '.ci/build_venv').stderr
+  result = checkout.make(*arguments)
+  assert result.returncode != 0
+  assert result.stdout == ''
+  # make adds the line in which it names the failed target and its status 1.
+  start, end = result.stderr.split(message)
+  assert start == ''
+  assert re.fullmatch(r'make: \*\*\* \[.*venv\] Error 1\n', end)
+
+
+def test_python_that_does_not_run_is_passed_over(checkout):
+  checkout.add_program('python3.11', '#!/bin/sh\necho broken >&2\nexit 127\n')
+  checkout.add_python('python3.10')
+  result = checkout.make('venv')
+  assert result.returncode == 0, result.stderr
+  assert 'with python3.10:' in result.stderr
+  assert 'broken' not in result.stderr
+
+
+@pytest.mark.parametrize(
+  'change, reason',
+  [
+    ('sys.version_info = (3, 12, 1)', 'is Python 3.12'),
+    ('sys.version_info = (3, 8, 1)', 'is Python 3.8'),
+    ('sys.maxsize = 2**31 - 1', 'is a 32-bit build'),
+    ('sys.platform = "darwin"', 'is for darwin x86_64'),
+    (
+      'import platform; platform.machine = lambda: "aarch64"',
+      'is for linux aarch64',
+    ),
+    (
+      'import platform; platform.libc_ver = lambda: ("glibc", "2.27")',
+      'runs on glibc 2.27; glibc 2.31 or newer is needed',
+    ),
+    (
+      'import platform; platform.libc_ver = lambda: ("", "")',
+      'needs glibc 2.31 or newer',
+    ),
+    (
+      'sys.version_info = (3, 11, 2); sys.modules["ensurepip"] = None',
+      'lacks venv (Debian, Ubuntu: apt install python3.11-venv)',
+    ),
+    (
+      'import ensurepip; ensurepip.version = lambda: "20.0.2"',
+      'brings pip 20.0.2; 20.3 or newer is needed',
+    ),
+  ],
+)
+def test_unfit_python_is_named_with_the_reason(checkout, change, reason):
+  text = CHANGED_PYTHON.format(python=sys.executable, change=change)
+  checkout.add_program('python3.11', text)
+  result = checkout.run('sh', '.ci/build_venv')
+  assert result.returncode == 1
+  assert f'\n  python3.11 {reason}\n' in result.stderr
+  assert result.stderr.count(NO_PYTHON) == 1
+
+
+def test_named_python_is_used(checkout):
+  checkout.add_python('python3.11')
+  checkout.add_python('my python')
+  result = checkout.make('venv', 'PYTHON=my python')
+  assert result.returncode == 0, result.stderr
+  assert 'with my python:' in result.stderr
+
+
+@pytest.mark.parametrize(
+  'exists, reason',
+  [(True, 'it does not run'), (False, 'it was not found')],
+)
+def test_named_python_that_is_unfit_is_refused(checkout, exists, reason):
+  checkout.add_python('python3.11')
+  if exists:
+    checkout.add_program('other', '#!/bin/sh\nexit 1\n')
+  result = checkout.make('venv', 'PYTHON=other')
+  assert result.returncode != 0
+  assert f'PYTHON=other cannot be used: {reason}.' in result.stderr
+  assert checkout.calls() == []
+
+
+@pytest.mark.parametrize('folder', [None, '.local/bin'])
+def test_uv_fetches_python_where_none_is_usable(checkout, folder):
+  checkout.add_python('venv-python')
+  text = FAKE_UV.format(venv_python=checkout.bin / 'venv-python')
+  checkout.add_program('uv', text)
+  if folder is not None:  # Where uv's installer puts it, not yet on PATH.
+    (checkout.path.parent / folder).mkdir(parents=True)
+    shutil.move(checkout.bin / 'uv', checkout.path.parent / folder)
+  result = checkout.make('venv')
+  assert result.returncode == 0, result.stderr
+  create, first, second = checkout.calls()
+  assert create == 'venv --quiet --python 3.11 .venv'
+  for call in (first, second):
+    assert call.startswith('pip install --quiet --python .venv/bin/python ')
+    assert '--no-deps --require-hashes' in call
+  assert second.endswith('--no-build-isolation -r requirements.txt')
+
+
+def test_clean_removes_the_venv_and_keeps_the_runs(checkout):
+  checkout.add_program('find', '#!/bin/sh\n')
+  checkout.add_python()
+  checkout.make('venv')
+  (checkout.path / 'runs').mkdir()
+  assert checkout.make('clean').returncode == 0
+  assert not (checkout.path / '.venv').exists()
+  assert (checkout.path / 'runs').exists()
+
+
+def run_ci(
+  checkout: Checkout, data_dir: Optional[str] = None
+) -> subprocess.CompletedProcess:
+  """Runs .ci/run from elsewhere, with a make that prints what it is given."""
+  (checkout.bin / 'make').unlink()
+  checkout.add_program(
+    'make',
+    '#!/bin/sh\necho "$PWD|$*|${TFF_PFL_DATA_DIR-unset}"\nexit 7\n',
+  )
+  (checkout.bin / 'bash').symlink_to(shutil.which('bash'))
+  environment = {'PATH': str(checkout.bin)}
+  if data_dir is not None:
+    environment['TFF_PFL_DATA_DIR'] = data_dir
+  return subprocess.run(
+    [checkout.path / '.ci/run'],
+    cwd=checkout.bin,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+def test_ci_run_is_executable():
+  assert os.access(ROOT / '.ci/run', os.X_OK)
+
+
+def test_ci_run_passes_on_the_status_of_make_test(checkout):
+  result = run_ci(checkout)
+  assert result.returncode == 7
+  assert result.stdout == f'{checkout.path}|test|unset\n'
+
+
+def test_ci_run_finds_the_data_beside_the_checkout(checkout):
+  data = checkout.path.parent / 'shared' / 'data'
+  data.mkdir(parents=True)
+  assert run_ci(checkout).stdout == f'{checkout.path}|test|{data}\n'
+
+
+def test_ci_run_keeps_a_data_folder_that_is_set(checkout):
+  (checkout.path.parent / 'shared' / 'data').mkdir(parents=True)
+  stdout = run_ci(checkout, data_dir='elsewhere').stdout
+  assert stdout == f'{checkout.path}|test|elsewhere\n'

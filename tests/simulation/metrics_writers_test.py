@@ -1,0 +1,205 @@
+import csv
+import glob
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.simulation import metrics_writers, run_store
+
+MetricsWriters = metrics_writers.MetricsWriters
+
+_ROWS = [
+  {'round': 1, 'loss': 0.5, 'nested': {'norm': 2.0}},
+  {'round': 2, 'loss': np.float32(0.25), 'evaluation': {'accuracy': 0.75}},
+  {'round': 3, 'loss': 0.125, 'nested': {'norm': 1.0}},
+]
+
+
+def read_jsonl(directory):
+  text = (directory / metrics_writers.JSONL_NAME).read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def read_csv(directory):
+  with open(directory / metrics_writers.CSV_NAME, newline='') as file:
+    return list(csv.reader(file))
+
+
+def read_tensorboard(directory):
+  """Returns the points by tag, over all event files of the folder."""
+  points = {}
+  folder = directory / metrics_writers.TENSORBOARD_NAME
+  for path in sorted(glob.glob(str(folder / '*'))):
+    for record in tf.data.TFRecordDataset(path):
+      event = tf.compat.v1.Event.FromString(record.numpy())
+      for value in event.summary.value:
+        number = float(tf.make_ndarray(value.tensor))
+        points.setdefault(value.tag, []).append((event.step, number))
+  return points
+
+
+def test_all_three_forms_hold_every_round(tmp_path):
+  with MetricsWriters(tmp_path / 'run') as writers:
+    for row in _ROWS:
+      writers.write(row)
+
+  assert read_jsonl(tmp_path / 'run') == [
+    {'round': 1, 'loss': 0.5, 'nested/norm': 2.0},
+    {'round': 2, 'loss': 0.25, 'evaluation/accuracy': 0.75},
+    {'round': 3, 'loss': 0.125, 'nested/norm': 1.0},
+  ]
+  assert read_csv(tmp_path / 'run') == [
+    ['round', 'loss', 'nested/norm', 'evaluation/accuracy'],
+    ['1', '0.5', '2.0', ''],
+    ['2', '0.25', '', '0.75'],
+    ['3', '0.125', '1.0', ''],
+  ]
+  assert read_tensorboard(tmp_path / 'run') == {
+    'round/loss': [(1, 0.5), (2, 0.25), (3, 0.125)],
+    'nested/norm': [(1, 2.0), (3, 1.0)],
+    'evaluation/accuracy': [(2, 0.75)],
+  }
+
+
+def test_a_round_is_on_file_when_write_returns(tmp_path):
+  with MetricsWriters(tmp_path) as writers:
+    writers.write(_ROWS[0])
+    assert len(read_jsonl(tmp_path)) == 1
+    assert len(read_csv(tmp_path)) == 2
+    assert read_tensorboard(tmp_path)['round/loss'] == [(1, 0.5)]
+
+
+def test_resumed_files_equal_uninterrupted_ones(tmp_path):
+  whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
+  with MetricsWriters(whole) as writers:
+    for row in _ROWS:
+      writers.write(row)
+  # Rounds 2 and 3 were written and lost, round 1 was committed; the last line
+  # was cut short.
+  with MetricsWriters(resumed) as writers:
+    for row in _ROWS:
+      writers.write({**row, 'loss': 9.0, 'strange': 1})
+  with open(resumed / metrics_writers.JSONL_NAME, 'a') as file:
+    file.write('{"round": 4, "lo')
+  with MetricsWriters(resumed, iter(_ROWS[:1])) as writers:
+    assert [row['round'] for row in read_jsonl(resumed)] == [1]
+    for row in _ROWS[1:]:
+      writers.write(row)
+
+  for name in (metrics_writers.JSONL_NAME, metrics_writers.CSV_NAME):
+    assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+  assert read_tensorboard(resumed) == read_tensorboard(whole)
+
+
+def test_history_of_a_run_store_fits(tmp_path):
+  with run_store.RunStore.create(tmp_path, {}) as store:
+    for n in range(3):
+      store.commit_round(
+        n,
+        server_state=b'',
+        client_states={},
+        metrics={'loss': float(n)} if n else {},
+        evaluation={'accuracy': 0.5} if n == 2 else None,
+      )
+    MetricsWriters(tmp_path, store.history(), tensorboard=False).close()
+  assert read_csv(tmp_path) == [
+    ['round', 'loss', 'evaluation/accuracy'],
+    ['1', '1.0', ''],
+    ['2', '2.0', '0.5'],
+  ]
+
+
+def test_other_files_in_the_tensorboard_folder_stay(tmp_path):
+  folder = tmp_path / metrics_writers.TENSORBOARD_NAME
+  folder.mkdir()
+  (folder / 'notes.txt').write_text('mine')
+  MetricsWriters(tmp_path).close()
+  assert (folder / 'notes.txt').read_text() == 'mine'
+
+
+def test_values_that_are_no_numbers(tmp_path):
+  row = {
+    'round': 1,
+    'loss': float('nan'),
+    'counts': [1, 2],
+    'note': 'a, "b"',
+    'gone': None,
+  }
+  with MetricsWriters(tmp_path) as writers:
+    writers.write(row)
+
+  assert read_jsonl(tmp_path) == [{**row, 'loss': None}]
+  assert read_csv(tmp_path)[1] == ['1', 'nan', '[1, 2]', 'a, "b"', '']
+  points = read_tensorboard(tmp_path)
+  assert list(points) == ['round/loss']
+  assert np.isnan(points['round/loss'][0][1])
+
+
+def test_empty_metrics_get_no_column(tmp_path):
+  with MetricsWriters(tmp_path, tensorboard=False) as writers:
+    writers.write({'round': 1, 'distributor': (), 'aggregator': {'x': ()}})
+  assert read_csv(tmp_path) == [['round'], ['1']]
+  assert read_jsonl(tmp_path) == [{'round': 1}]
+
+
+def test_floats_in_csv_keep_their_precision(tmp_path):
+  value = 1 / 3
+  with MetricsWriters(tmp_path, tensorboard=False) as writers:
+    writers.write({'round': 1, 'loss': value})
+  assert float(read_csv(tmp_path)[1][1]) == value
+
+
+@pytest.mark.parametrize('row', [{'round': 1}, {'round': 0}, {'loss': 1.0}])
+def test_row_that_is_not_of_a_later_round_is_refused(tmp_path, row):
+  with MetricsWriters(tmp_path, tensorboard=False) as writers:
+    writers.write({'round': 1})
+    with pytest.raises(ValueError, match='a round after 1'):
+      writers.write(row)
+
+
+@pytest.mark.skipif(
+  not os.path.exists('/dev/full'), reason='needs the device /dev/full'
+)
+@pytest.mark.parametrize(
+  'name', [metrics_writers.JSONL_NAME, metrics_writers.CSV_NAME]
+)
+def test_full_disk_is_one_line(tmp_path, name):
+  (tmp_path / name).symlink_to('/dev/full')
+  with pytest.raises(errors.RunError, match='No space left') as error:
+    with MetricsWriters(tmp_path, tensorboard=False) as writers:
+      writers.write({'round': 1})
+  assert '\n' not in str(error.value)
+  assert '--resume' in str(error.value)
+
+
+def test_tensorboard_folder_that_is_a_file_is_one_line(tmp_path):
+  (tmp_path / metrics_writers.TENSORBOARD_NAME).write_text('x')
+  with pytest.raises(errors.RunError, match='Cannot write the metrics'):
+    MetricsWriters(tmp_path)
+
+
+def test_error_of_tensorflow_is_one_line(tmp_path):
+  class Failing:
+    def flush(self):
+      raise tf.errors.ResourceExhaustedError(None, None, 'disk full\n\tmore')
+
+    def close(self):
+      self.flush()
+
+  writers = MetricsWriters(tmp_path)
+  writers._files[-1]._writer = Failing()
+  with pytest.raises(errors.RunError, match='disk full; the') as error:
+    writers._flush()
+  assert '\n' not in str(error.value)
+  # What was reported is not reported again.
+  writers.close()
+
+
+def test_closing_twice_is_harmless(tmp_path):
+  writers = MetricsWriters(tmp_path, tensorboard=False)
+  writers.close()
+  writers.close()

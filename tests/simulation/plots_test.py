@@ -1,0 +1,111 @@
+import matplotlib.image
+import numpy as np
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.simulation import plots
+
+
+def read(path):
+  """Returns the picture, after checking that something is drawn on it."""
+  picture = matplotlib.image.imread(path)
+  assert picture.shape[0] > 300
+  assert picture.shape[1] > 300
+  # An empty figure is white.
+  assert len(np.unique(picture[::5, ::5, 0])) > 10
+  return picture
+
+
+def has_color(picture, color):
+  rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+  return bool(np.any(np.all(np.abs(picture[..., :3] - rgb) < 0.01, axis=-1)))
+
+
+def test_each_series_is_drawn_in_its_color(tmp_path):
+  rounds = list(range(10, 60, 10))
+  path = tmp_path / 'accuracy.png'
+  plots.plot_accuracy_by_round(
+    path,
+    {
+      'FedRep': (rounds, [0.5, 0.7, 0.8, 0.85, 0.9]),
+      'none': (rounds, [None] * 5),
+      'FedAvg': (rounds, [0.2, None, 0.3, 0.35, 0.4]),
+    },
+    title='digits',
+  )
+  picture = read(path)
+  assert has_color(picture, plots._COLORS[0])
+  assert not has_color(picture, plots._COLORS[1])
+  assert has_color(picture, plots._COLORS[2])
+
+
+@pytest.mark.parametrize(
+  'series',
+  [([3], [0.5]), ([], []), ([1], [None]), (range(2000), [1.0] * 2000)],
+  ids=['one_point', 'empty', 'none', 'long_and_equal'],
+)
+def test_unusual_series_are_drawn(tmp_path, series):
+  plots.plot_accuracy_by_round(tmp_path / 'a.png', {'x': series})
+  read(tmp_path / 'a.png')
+
+
+def test_more_series_than_colors_are_drawn(tmp_path):
+  series = {f'method {i}': ([1, 2], [i / 20, i / 20]) for i in range(16)}
+  plots.plot_accuracy_by_round(tmp_path / 'a.png', series)
+  read(tmp_path / 'a.png')
+
+
+def test_series_of_unequal_lengths_are_named(tmp_path):
+  with pytest.raises(ValueError, match="'FedRep'"):
+    plots.plot_accuracy_by_round(
+      tmp_path / 'a.png', {'FedRep': ([1, 2], [0.5])}
+    )
+  with pytest.raises(ValueError, match='at least one series'):
+    plots.plot_accuracy_by_round(tmp_path / 'a.png', {})
+
+
+@pytest.mark.parametrize('num_clients', [1, 2, 30, 2000])
+def test_any_number_of_clients_is_drawn(tmp_path, num_clients):
+  rng = np.random.default_rng(0)
+  before = rng.integers(0, 21, num_clients) / 20
+  after = rng.integers(0, 21, num_clients) / 20
+  plots.plot_client_distribution(tmp_path / 'd.png', before, after)
+  read(tmp_path / 'd.png')
+
+
+@pytest.mark.parametrize('value', [0.0, 0.5, 1.0])
+def test_equal_values_are_drawn(tmp_path, value):
+  values = [value] * 50
+  plots.plot_client_distribution(tmp_path / 'd.png', values, values)
+  assert has_color(read(tmp_path / 'd.png'), plots._AFTER_COLOR)
+
+
+def test_without_before_there_is_one_panel(tmp_path):
+  plots.plot_client_distribution(tmp_path / 'one.png', None, [0.5, 0.75])
+  plots.plot_client_distribution(tmp_path / 'two.png', [0, 1], [0.5, 0.75])
+  one, two = read(tmp_path / 'one.png'), read(tmp_path / 'two.png')
+  assert one.shape[1] < two.shape[1]
+
+
+def test_clients_without_a_value_are_left_out(tmp_path):
+  plots.plot_client_distribution(
+    tmp_path / 'some.png', [0.5, np.nan, 0.1, 0.3], [0.7, 0.9, np.nan, 0.2]
+  )
+  plots.plot_client_distribution(tmp_path / 'all.png', [0.5, 0.3], [0.7, 0.2])
+  np.testing.assert_array_equal(
+    read(tmp_path / 'some.png'), read(tmp_path / 'all.png')
+  )
+
+
+def test_wrong_arguments_are_named(tmp_path):
+  with pytest.raises(ValueError, match='`before`'):
+    plots.plot_client_distribution(tmp_path / 'd.png', [0.5], [0.5, 0.5])
+  with pytest.raises(ValueError, match='`after`'):
+    plots.plot_client_distribution(tmp_path / 'd.png', None, [np.nan])
+  with pytest.raises(ValueError, match='`after`'):
+    plots.plot_client_distribution(tmp_path / 'd.png', [], [])
+
+
+def test_file_that_cannot_be_written_is_one_line(tmp_path):
+  with pytest.raises(errors.RunError, match='Cannot write'):
+    plots.plot_client_distribution(tmp_path / 'no' / 'd.png', None, [0.5])

@@ -1,0 +1,196 @@
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.simulation import summary
+
+
+def test_accuracy_figures_are_those_computed_by_hand():
+  figures = summary.accuracy_summary(
+    rounds=[5, 10, 15, 20, 25], values=[0.5, 0.9, 0.75, 0.5, 0.25]
+  )
+  # The last ten rounds are 16 to 25.
+  assert figures == {
+    'last_10_mean': 0.375,
+    'best': 0.9,
+    'best_round': 10,
+    'last': 0.25,
+  }
+
+
+def test_last_rounds_end_with_the_training_not_with_the_evaluations():
+  figures = summary.accuracy_summary([5, 10], [0.5, 1.0], final_round=18)
+  assert figures['last_10_mean'] == 1.0
+  figures = summary.accuracy_summary([5, 10], [0.5, 1.0], final_round=30)
+  assert figures['last_10_mean'] is None
+  assert figures['last'] == 1.0
+
+
+def test_number_of_last_rounds_is_in_the_name():
+  figures = summary.accuracy_summary([1, 2, 3], [0.0, 0.5, 1.0], last=2)
+  assert figures['last_2_mean'] == 0.75
+
+
+def test_best_round_is_the_first_of_equals():
+  assert summary.accuracy_summary([1, 2, 3], [0.5, 1, 1.0])['best_round'] == 2
+
+
+@pytest.mark.parametrize(
+  ('rounds', 'values'), [([], []), ([1, 2], [None, None])]
+)
+def test_figures_without_values_are_none(rounds, values):
+  figures = summary.accuracy_summary(rounds, values)
+  assert set(figures.values()) == {None}
+
+
+def test_nan_is_never_best_and_is_not_hidden():
+  figures = summary.accuracy_summary([1, 2], [0.5, math.nan])
+  assert figures['best'] == 0.5
+  assert math.isnan(figures['last'])
+
+
+def test_figures_are_plain_numbers():
+  figures = summary.accuracy_summary(
+    list(np.array([1, 2])), list(np.array([0.5, 1.0], np.float32))
+  )
+  assert json.loads(json.dumps(figures)) == figures
+  assert type(figures['best_round']) is int
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'name'),
+  [
+    (([1, 2], [0.5]), 'values'),
+    (([2, 2], [0.5, 0.5]), 'rounds'),
+    (([1], [0.5], 0), 'last'),
+  ],
+)
+def test_wrong_arguments_are_named(arguments, name):
+  with pytest.raises(ValueError, match=f'`{name}`'):
+    summary.accuracy_summary(*arguments)
+
+
+def test_json_file_is_strict_and_readable(tmp_path):
+  path = tmp_path / 'summary.json'
+  summary.write_json(
+    path,
+    {
+      'name': 'é',
+      'accuracy': {'best': np.float32(0.5), 'last': math.nan},
+      'list': [1, math.inf],
+    },
+  )
+  text = path.read_text(encoding='utf-8')
+  assert 'NaN' not in text
+  assert json.loads(text) == {
+    'name': 'é',
+    'accuracy': {'best': 0.5, 'last': None},
+    'list': [1, None],
+  }
+  assert os.listdir(tmp_path) == ['summary.json']
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+  path = tmp_path / 'summary.json'
+  summary.write_json(path, {'a': 1})
+  with pytest.raises(TypeError):
+    summary.write_json(path, {'a': object()})
+  with pytest.raises(KeyboardInterrupt):
+    with summary.atomic_file(path) as file:
+      file.write('half')
+      file.flush()
+      raise KeyboardInterrupt
+  assert json.loads(path.read_text()) == {'a': 1}
+  assert os.listdir(tmp_path) == ['summary.json']
+
+
+def test_full_disk_is_one_line(tmp_path, monkeypatch):
+  path = tmp_path / 'summary.json'
+  summary.write_json(path, {'a': 1})
+
+  def fail(_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', fail)
+  with pytest.raises(errors.RunError, match='No space left') as error:
+    summary.write_json(path, {'a': 2})
+  assert str(path) in str(error.value)
+  assert '\n' not in str(error.value)
+  assert json.loads(path.read_text()) == {'a': 1}
+  assert os.listdir(tmp_path) == ['summary.json']
+
+
+def test_missing_directory_is_one_line(tmp_path):
+  with pytest.raises(errors.RunError, match='No such file'):
+    summary.write_csv(tmp_path / 'missing' / 'x.csv', [])
+
+
+def test_csv_has_the_columns_of_all_rows(tmp_path):
+  path = tmp_path / 'per_client.csv'
+  summary.write_csv(
+    path,
+    [
+      {'client': 'a,b', 'accuracy': np.float64(0.5)},
+      {'client': 'c', 'accuracy': None, 'global': {'accuracy': 1}},
+    ],
+  )
+  assert path.read_text() == (
+    'client,accuracy,global/accuracy\n"a,b",0.5,\nc,,1\n'
+  )
+
+
+def test_csv_of_no_rows_is_empty(tmp_path):
+  summary.write_csv(tmp_path / 'x.csv', [])
+  assert (tmp_path / 'x.csv').read_text() == ''
+
+
+def test_table_aligns_numbers_and_marks_what_is_missing():
+  table = summary.format_table(
+    [
+      ['FedRep', 0.97123, 3, None],
+      ['FedAvg', 1.0, 12, None],
+      ['x', None, 100000, None],
+      ['y', np.float32(12345.6), 1, None],
+    ],
+    ['method', 'accuracy', 'rounds', 'none'],
+  )
+  assert table.splitlines() == [
+    'method      accuracy    rounds  none',
+    '--------  ----------  --------  ------',
+    'FedRep        0.9712         3  –',
+    'FedAvg         1.000        12  –',
+    'x                  –    100000  –',
+    'y              12346         1  –',
+  ]
+
+
+@pytest.mark.parametrize(
+  ('value', 'text'),
+  [
+    (0.0, '0.000'),
+    (1234.0, '1234'),
+    (9999.4, '9999'),
+    (9999.6, '10000'),
+    (-0.0123449, '-0.01234'),
+    (1.5e-7, '1.500e-07'),
+    (2.5e20, '2.500e+20'),
+    (math.nan, 'nan'),
+    (True, 'True'),
+    ('0.50', '0.50'),
+  ],
+)
+def test_cells_have_four_significant_digits(value, text):
+  assert summary.format_table([[value]], ['v']).splitlines()[2].strip() == text
+
+
+def test_table_without_rows_has_its_header():
+  assert summary.format_table([], ['a', 'b']).split()[:2] == ['a', 'b']
+
+
+def test_row_of_another_length_is_refused():
+  with pytest.raises(ValueError, match='of 2 cells'):
+    summary.format_table([[1]], ['a', 'b'])

@@ -1,0 +1,36 @@
+"""Federated datasets: who the clients are and what each of them holds.
+
+`load_dataset` gives a dataset by name, `FederatedDataset.from_arrays` makes one
+from the user's own arrays, `FederatedDataset.from_client_data` from TFF's
+`ClientData`. `partitioning` has the rules that make clients from central data.
+"""
+
+from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
+from tff_pfl.datasets.federated_dataset import FederatedDataset
+from tff_pfl.datasets.partition_plot import plot_partition
+from tff_pfl.datasets.partitioning import (
+  PARTITIONERS,
+  Partition,
+  Partitioner,
+  describe_partitioners,
+  make_partitioner,
+)
+from tff_pfl.datasets.registry import DATASETS, describe_datasets, load_dataset
+from tff_pfl.datasets.synthetic import make_synthetic
+
+__all__ = [
+  'DATASETS',
+  'PARTITIONERS',
+  'ExampleSource',
+  'Examples',
+  'FederatedDataset',
+  'Partition',
+  'Partitioner',
+  'describe_datasets',
+  'describe_partitioners',
+  'load_dataset',
+  'make_partitioner',
+  'make_synthetic',
+  'num_examples',
+  'plot_partition',
+]

@@ -1,0 +1,128 @@
+"""A client's examples, and where a federated dataset takes them from."""
+
+import abc
+from typing import Callable, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from tff_pfl import errors
+
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+class Examples(NamedTuple):
+  """Examples of one client, in memory.
+
+  As for every tuple, `len` counts the fields; use `num_examples` to count the
+  examples.
+
+  Attributes:
+    x: Inputs, `[n, ...]`.
+    y: Labels (int32) or targets (float32), `[n, ...]`.
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+
+
+def num_examples(examples: Examples) -> int:
+  """Returns how many examples there are (`len` would count the fields)."""
+  return len(examples.y)
+
+
+class ExampleSource(abc.ABC):
+  """One split (train or test) of all clients, addressed by client position.
+
+  A source reads, slices or generates a client's examples when it is asked and
+  keeps none of them.
+  """
+
+  @abc.abstractmethod
+  def examples(self, position: int) -> Examples:
+    """Returns the examples of the client at `position`."""
+
+  @abc.abstractmethod
+  def labels(self, position: int) -> np.ndarray:
+    """Returns only `y` of the client at `position`, without touching `x`."""
+
+  @abc.abstractmethod
+  def num_examples(self, position: int) -> int:
+    """Returns the number of examples of the client at `position`."""
+
+  def class_counts(
+    self, positions: Sequence[int], num_classes: int
+  ) -> np.ndarray:
+    """Counts labels by client and class.
+
+    Args:
+      positions: The clients to count, in the order of the result's rows.
+      num_classes: Number of classes, at least 1.
+
+    Returns:
+      int64 array `[len(positions), num_classes]`.
+    """
+    counts = np.zeros((len(positions), num_classes), np.int64)
+    for row, position in enumerate(positions):
+      labels = self.labels(position).ravel()
+      counts[row] = np.bincount(labels, minlength=num_classes)
+    return counts
+
+
+class ArraySource(ExampleSource):
+  """Clients as index arrays into central arrays."""
+
+  def __init__(
+    self,
+    x: np.ndarray,
+    y: np.ndarray,
+    indices: Sequence[np.ndarray],
+    transform: Optional[Transform] = None,
+  ):
+    """Makes a source; nothing is copied.
+
+    Args:
+      x: Inputs of all clients, `[n, ...]`.
+      y: Labels of all clients, `[n, ...]`.
+      indices: Per client an integer array of positions in `x` and `y`.
+      transform: Applied to a client's `[k, ...]` inputs when they are asked
+        for, so that `x` can stay in its compact form. It must work example by
+        example. None for the inputs as they are.
+    """
+    self._x = x
+    self._y = y
+    self._indices = indices
+    self._transform = transform
+
+  def examples(self, position: int) -> Examples:
+    """Slices and transforms the client's examples."""
+    indices = self._indices[position]
+    x = self._x[indices]
+    if self._transform is not None:
+      x = np.asarray(self._transform(x))
+      errors.expect(
+        x.ndim >= 1 and len(x) == len(indices),
+        'transform(x)',
+        f'{len(indices)} examples, as many as it was given',
+        x.shape,
+      )
+    return Examples(x, self._y[indices])
+
+  def labels(self, position: int) -> np.ndarray:
+    """Slices the client's labels."""
+    return self._y[self._indices[position]]
+
+  def num_examples(self, position: int) -> int:
+    """Returns the length of the client's index array."""
+    return len(self._indices[position])
+
+  def class_counts(
+    self, positions: Sequence[int], num_classes: int
+  ) -> np.ndarray:
+    """Counts all clients' labels at once."""
+    indices = [self._indices[position] for position in positions]
+    rows = np.repeat(np.arange(len(indices)), [len(i) for i in indices])
+    labels = self._y[np.concatenate(indices)] if indices else self._y[:0]
+    labels_per_example = int(np.prod(self._y.shape[1:], dtype=np.int64))
+    cells = np.repeat(rows, labels_per_example) * num_classes + labels.ravel()
+    counts = np.bincount(cells, minlength=len(indices) * num_classes)
+    return counts.reshape(len(indices), num_classes)

@@ -1,0 +1,422 @@
+"""`FederatedDataset`: who the clients are, and what each of them holds."""
+
+import collections
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets import array_checks, partitioning
+from tff_pfl.datasets import client_data as client_data_lib
+from tff_pfl.datasets import examples as examples_lib
+
+SPLITS = ('train', 'test')
+
+
+def numbered_client_ids(num_clients: int) -> List[str]:
+  """Returns ids `client_0` …, zero-padded so that they sort by number."""
+  width = len(str(num_clients - 1))
+  return [f'client_{i:0{width}d}' for i in range(num_clients)]
+
+
+class FederatedDataset:
+  """Training and test examples of every client, read when asked for.
+
+  A dataset holds client ids, how to get at a client's examples, and nothing per
+  client besides: slicing, conversion to float, reading or generating happens in
+  `train` and `test`, and their results are not kept.
+
+  Most users call `from_arrays` or `from_client_data`, or `load_dataset` for a
+  dataset by name.
+
+  Attributes:
+    name: What the dataset is called in tables and files.
+    num_classes: Number of classes, labels being in `[0, num_classes)`; None for
+      regression.
+    client_ids: All clients, unique, in a stable order.
+    element_spec: Ordered `x` and `y`: `tf.TensorSpec`s of one example, without
+      a batch dimension.
+  """
+
+  def __init__(
+    self,
+    *,
+    name: str,
+    client_ids: Iterable[str],
+    element_spec: 'collections.OrderedDict[str, tf.TensorSpec]',
+    num_classes: Optional[int],
+    train: examples_lib.ExampleSource,
+    test: examples_lib.ExampleSource,
+    positions: Optional[Sequence[int]] = None,
+  ):
+    """Makes a dataset on two sources.
+
+    Args:
+      name: What the dataset is called.
+      client_ids: Unique ids, at least one.
+      element_spec: Ordered `x` and `y` of one example.
+      num_classes: Number of classes; None for regression.
+      train: Where the training examples are.
+      test: Where the test examples are.
+      positions: Each client's position in the sources; None for 0, 1, ….
+
+    Raises:
+      ValueError: There is no client, an id occurs twice, or there are not as
+        many positions as clients.
+    """
+    self.name = name
+    self.num_classes = array_checks.check_num_classes(num_classes)
+    self.client_ids = tuple(client_ids)
+    self.element_spec = element_spec
+    self._train = train
+    self._test = test
+    errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
+    if positions is None:
+      positions = range(len(self.client_ids))
+    errors.expect(
+      len(positions) == len(self.client_ids),
+      'positions',
+      f'one for each of {len(self.client_ids)} clients',
+      len(positions),
+    )
+    self._positions = dict(zip(self.client_ids, positions))
+    if len(self._positions) < len(self.client_ids):
+      counts = collections.Counter(self.client_ids)
+      errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
+    self._class_counts: Dict[str, np.ndarray] = {}
+
+  def __repr__(self) -> str:
+    return (
+      f'FederatedDataset(name={self.name!r}, num_clients={self.num_clients},'
+      f' num_classes={self.num_classes},'
+      f' x={self.element_spec["x"].shape.as_list()})'
+    )
+
+  @property
+  def num_clients(self) -> int:
+    """Number of clients."""
+    return len(self.client_ids)
+
+  def train(self, client_id: str) -> examples_lib.Examples:
+    """Returns a client's training examples, possibly none.
+
+    Args:
+      client_id: One of `client_ids`.
+
+    Raises:
+      ValueError: There is no such client.
+    """
+    return self._train.examples(self._position(client_id))
+
+  def test(self, client_id: str) -> examples_lib.Examples:
+    """Returns a client's test examples, possibly none; see `train`."""
+    return self._test.examples(self._position(client_id))
+
+  def num_train_examples(self, client_id: str) -> int:
+    """Returns the number of training examples without reading their inputs."""
+    return self._train.num_examples(self._position(client_id))
+
+  def num_test_examples(self, client_id: str) -> int:
+    """Returns the number of test examples without reading their inputs."""
+    return self._test.num_examples(self._position(client_id))
+
+  def class_counts(self, split: str = 'train') -> np.ndarray:
+    """Counts labels by client and class; no inputs are read.
+
+    Args:
+      split: 'train' or 'test'.
+
+    Returns:
+      int64 array `[num_clients, num_classes]`, read-only.
+
+    Raises:
+      ValueError: The split is unknown, or this is a regression dataset.
+    """
+    source = self._source(split)
+    errors.expect(
+      self.num_classes is not None,
+      'num_classes',
+      'known in order to count classes (this is a regression dataset)',
+      self.num_classes,
+    )
+    if split not in self._class_counts:
+      counts = source.class_counts(
+        list(self._positions.values()), self.num_classes
+      )
+      counts.setflags(write=False)
+      self._class_counts[split] = counts
+    return self._class_counts[split]
+
+  def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
+    """Returns a view on some clients, in the order given.
+
+    Args:
+      client_ids: Some of `client_ids`, at least one.
+
+    Raises:
+      ValueError: A client is unknown or named twice, or none is named.
+    """
+    client_ids = list(client_ids)
+    return FederatedDataset(
+      name=self.name,
+      client_ids=client_ids,
+      element_spec=self.element_spec,
+      num_classes=self.num_classes,
+      train=self._train,
+      test=self._test,
+      positions=[self._position(client_id) for client_id in client_ids],
+    )
+
+  def to_client_data(
+    self, split: str = 'train'
+  ) -> tff.simulation.datasets.ClientData:
+    """Returns one split for use with TFF.
+
+    Args:
+      split: 'train' or 'test'.
+
+    Returns:
+      A `ClientData` with elements `OrderedDict(x=…, y=…)`, as lazy as this.
+
+    Raises:
+      ValueError: The split is unknown.
+    """
+    self._source(split)
+    examples_fn = self.train if split == 'train' else self.test
+    return client_data_lib.FederatedClientData(
+      self.client_ids, self.element_spec, examples_fn
+    )
+
+  @classmethod
+  def from_arrays(
+    cls,
+    x: Any,
+    y: Any,
+    *,
+    x_test: Any = None,
+    y_test: Any = None,
+    num_clients: Optional[int] = None,
+    partition: Union[str, partitioning.Partitioner, None] = None,
+    keys: Any = None,
+    keys_test: Any = None,
+    client_ids: Optional[Iterable[str]] = None,
+    test_fraction: float = 0.2,
+    num_classes: Optional[int] = None,
+    transform: Optional[examples_lib.Transform] = None,
+    name: str = 'arrays',
+    seed: int = 0,
+  ) -> 'FederatedDataset':
+    """Makes clients from arrays.
+
+    Either a rule deals the examples to `num_clients` clients (`partition`), or
+    each example has a key, and every distinct key is a client (`keys`). The
+    arrays are not copied unless their dtype changes; do not modify them.
+
+    Args:
+      x: Inputs, `[n, ...]`. Floats become float32; integers stay as they are.
+      y: Labels, `[n, ...]`, integers or whole floats, become int32; or
+        regression targets, floats with `num_classes=None`, become float32.
+      x_test: Test inputs, `[m, ...]` of the same kind. None to divide each
+        client's examples into train and test.
+      y_test: Test labels; given if and only if `x_test` is.
+      num_clients: Number of clients, at least 1; not given with `keys`.
+      partition: A partitioner or its specification such as `'shards:2'`; None
+        for `'iid'`. See `partitioning`.
+      keys: Integers or strings, `[n]`, that say whose example it is.
+      keys_test: Likewise `[m]`; given if and only if `keys` and `x_test` are.
+      client_ids: The clients' ids; None for the keys, or else `client_0`, ….
+      test_fraction: What part of a client's examples becomes its test set, in
+        [0, 1), if there is no `x_test`; stratified by class.
+      num_classes: Number of classes; None for the largest label plus 1.
+      transform: Applied example-wise to the inputs `[k, ...]` of a client when
+        they are asked for, for example to scale uint8 images.
+      name: What the dataset is called.
+      seed: Of partition and test set, non-negative.
+
+    Raises:
+      ValueError: Lengths differ, an input is not finite, a label is out of
+        range, or the partition is impossible; the message says which.
+    """
+    seed = partitioning.check_seed(seed)
+    num_classes = array_checks.check_num_classes(num_classes)
+    x = array_checks.check_inputs(x, 'x')
+    y = array_checks.check_targets(y, 'y', num_classes)
+    array_checks.check_equal_lengths(x, y, 'x', 'y')
+    errors.expect(len(x), 'x', 'at least one example', 'none')
+    has_test = x_test is not None
+    errors.expect(
+      has_test == (y_test is not None),
+      'x_test and y_test',
+      'both given or both absent',
+      'one of them',
+    )
+    if has_test:
+      x_test = array_checks.check_inputs(x_test, 'x_test')
+      y_test = array_checks.check_targets(y_test, 'y_test', num_classes)
+      array_checks.check_equal_lengths(x_test, y_test, 'x_test', 'y_test')
+      for part, part_name, like in ((x_test, 'x', x), (y_test, 'y', y)):
+        errors.expect(
+          (part.shape[1:], part.dtype) == (like.shape[1:], like.dtype),
+          f'{part_name}_test',
+          f'of shape {(None, *like.shape[1:])} and {like.dtype} like'
+          f' `{part_name}`',
+          (part.shape, str(part.dtype)),
+        )
+    else:
+      x_test, y_test = x, y
+      errors.expect(
+        isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
+        'test_fraction',
+        'a number in [0, 1)',
+        test_fraction,
+      )
+    if num_classes is None:
+      num_classes = array_checks.infer_num_classes(y, y_test)
+
+    rule = _make_rule(partition, keys, keys_test, has_test, num_clients)
+    parts = rule.partition(
+      y,
+      y_test if has_test else None,
+      num_clients=num_clients,
+      num_classes=num_classes,
+      seed=seed,
+    )
+    if not has_test:
+      parts = partitioning.hold_out(parts.train_indices, y, test_fraction, seed)
+    if client_ids is None:
+      client_ids = (
+        rule.client_ids
+        if isinstance(rule, partitioning.ByKey)
+        else numbered_client_ids(len(parts.train_indices))
+      )
+    client_ids = list(client_ids)
+    errors.expect(
+      len(client_ids) == len(parts.train_indices),
+      'client_ids',
+      f'{len(parts.train_indices)} ids, one per client',
+      len(client_ids),
+    )
+    train = examples_lib.ArraySource(x, y, parts.train_indices, transform)
+    test = examples_lib.ArraySource(
+      x_test, y_test, parts.test_indices, transform
+    )
+    sample = x[:1] if transform is None else np.asarray(transform(x[:1]))
+    return cls(
+      name=name,
+      client_ids=client_ids,
+      element_spec=collections.OrderedDict(
+        x=tf.TensorSpec(sample.shape[1:], sample.dtype),
+        y=tf.TensorSpec(y.shape[1:], y.dtype),
+      ),
+      num_classes=num_classes,
+      train=train,
+      test=test,
+    )
+
+  @classmethod
+  def from_client_data(
+    cls,
+    train: tff.simulation.datasets.ClientData,
+    test: tff.simulation.datasets.ClientData,
+    *,
+    num_classes: Optional[int],
+    name: str = 'client_data',
+  ) -> 'FederatedDataset':
+    """Makes a dataset on TFF's, whose clients are read when they are asked for.
+
+    Clients are those of `train` followed by those only in `test`; a client that
+    one of the two lacks has no examples there.
+
+    Args:
+      train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`; use
+        `ClientData.preprocess` to get there.
+      test: Elements of the same kind.
+      num_classes: Number of classes; None for regression, with float `y`.
+      name: What the dataset is called.
+
+    Raises:
+      TypeError: `train` or `test` is not a `ClientData`.
+      ValueError: Their elements are of another form, or differ. What is wrong
+        with a client's examples is raised when they are read.
+    """
+    num_classes = array_checks.check_num_classes(num_classes)
+    specs = client_data_lib.element_specs(train, num_classes, 'train')
+    test_specs = client_data_lib.element_specs(test, num_classes, 'test')
+    errors.expect(specs == test_specs, 'test', f'of {specs}', test_specs)
+    client_ids = list(dict.fromkeys([*train.client_ids, *test.client_ids]))
+    return cls(
+      name=name,
+      client_ids=client_ids,
+      element_spec=collections.OrderedDict(x=specs[0], y=specs[1]),
+      num_classes=num_classes,
+      train=client_data_lib.ClientDataSource(
+        train, client_ids, num_classes, 'train'
+      ),
+      test=client_data_lib.ClientDataSource(
+        test, client_ids, num_classes, 'test'
+      ),
+    )
+
+  def _position(self, client_id: str) -> int:
+    try:
+      return self._positions[client_id]
+    except (KeyError, TypeError):
+      raise ValueError(
+        errors.message(
+          'client_id',
+          f'one of the {self.num_clients} clients of {self.name!r} (such as'
+          f' {self.client_ids[0]!r})',
+          client_id,
+        )
+      ) from None
+
+  def _source(self, split: str) -> examples_lib.ExampleSource:
+    errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
+    return self._train if split == 'train' else self._test
+
+
+def _make_rule(
+  partition: Union[str, partitioning.Partitioner, None],
+  keys: Any,
+  keys_test: Any,
+  has_test: bool,
+  num_clients: Optional[int],
+) -> partitioning.Partitioner:
+  """Returns the partitioner that the arguments of `from_arrays` ask for."""
+  if keys is not None:
+    errors.expect(
+      partition is None,
+      'partition',
+      'unset where `keys` are given',
+      partition,
+    )
+    errors.expect(
+      has_test == (keys_test is not None),
+      'keys_test',
+      'given if and only if `x_test` is',
+      type(keys_test).__name__,
+    )
+    return partitioning.ByKey(keys, keys_test)
+  errors.expect(
+    keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
+  )
+  if partition is None:
+    partition = 'iid'
+  if isinstance(partition, str):
+    partition = partitioning.make_partitioner(partition)
+  errors.expect_type(
+    partition,
+    partitioning.Partitioner,
+    'partition',
+    'a partitioner or its specification such as shards:2',
+  )
+  if not isinstance(partition, partitioning.ByKey):
+    errors.expect(
+      num_clients is not None,
+      'num_clients',
+      'given unless `keys` are',
+      num_clients,
+    )
+  return partition

@@ -1,0 +1,312 @@
+"""MNIST and Fashion-MNIST, 28x28, which come in the same four files.
+
+MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
+Special Databases 1 and 3. Licence: commonly given as CC BY-SA 3.0.
+Fashion-MNIST: pictures of clothes in 10 categories. Source: H. Xiao, K. Rasul,
+R. Vollgraf, Zalando Research, 2017. Licence: MIT.
+Sizes of each: 60,000 training and 10,000 test images of 10 classes; MNIST has
+5,421 to 6,742 training images of a class, Fashion-MNIST 6,000.
+
+The images stay uint8 in memory (55 MB); a client's become float32 when they are
+asked for. Without a data folder they come through TensorFlow Datasets, which
+stores them in another order, so that the same seed deals other images to a
+client than from the idx files.
+"""
+
+import gzip
+import math
+import os
+import urllib.error
+import urllib.request
+import zlib
+from typing import Dict, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.datasets import federated_dataset, partitioning
+
+NUM_CLASSES = 10
+IMAGE_SHAPE = (28, 28)
+_UINT8_CODE = 0x08
+_FILES = {
+  'x': 'train-images-idx3-ubyte.gz',
+  'y': 'train-labels-idx1-ubyte.gz',
+  'x_test': 't10k-images-idx3-ubyte.gz',
+  'y_test': 't10k-labels-idx1-ubyte.gz',
+}
+# The folders that name one of the two data sets.
+_FOLDERS = {
+  'mnist': ('mnist_idx', 'mnist'),
+  'fashion_mnist': ('fashion_mnist_idx', 'fashion_mnist'),
+}
+
+
+class Arrays(NamedTuple):
+  """All examples: images uint8 `[n, 28, 28]`, integer labels `[n]`."""
+
+  x: np.ndarray
+  y: np.ndarray
+  x_test: np.ndarray
+  y_test: np.ndarray
+
+
+def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
+  """Reads a gzipped idx file of unsigned bytes.
+
+  Args:
+    path: The file.
+    element_shape: What one element must look like, `()` for labels.
+
+  Returns:
+    uint8 array `[n, *element_shape]`, n at least 1.
+
+  Raises:
+    ValueError: The file is missing, truncated, longer than its header says, or
+      not of the expected type and shape; the message names it.
+  """
+
+  def fail(constraint: str, found: str):
+    raise ValueError(
+      f'Expected `{path}` to be {constraint}, found {found}; download or copy'
+      ' the file again.'
+    )
+
+  try:
+    with gzip.open(path, 'rb') as file:
+      content = file.read()
+  except FileNotFoundError:
+    fail('a file', 'none')
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    fail('a complete gzip file', f'a damaged one ({error})')
+  except OSError as error:
+    fail('a readable file', error.strerror or str(error))
+
+  num_dims = 1 + len(element_shape)
+  header_size = 4 + 4 * num_dims
+  magic = bytes([0, 0, _UINT8_CODE, num_dims])
+  if content[:4] != magic:
+    fail(
+      f'an idx file of {num_dims} dimensions of bytes (magic {magic.hex()})',
+      f'magic {content[:4].hex() or "of an empty file"}',
+    )
+  if len(content) < header_size:
+    fail(f'an idx file with {header_size} bytes of header', len(content))
+  shape = tuple(
+    int(size) for size in np.frombuffer(content, '>u4', num_dims, offset=4)
+  )
+  if shape[1:] != element_shape or shape[0] < 1:
+    fail(f'an idx file of shape (n, *{element_shape}) with n >= 1', shape)
+  expected_size = header_size + math.prod(shape)
+  if len(content) != expected_size:
+    fail(
+      f'{expected_size} bytes uncompressed, as its header says',
+      f'{len(content)}',
+    )
+  return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
+
+
+def find_folder(name: str, data_dir: str) -> str:
+  """Returns the folder under `data_dir` that holds a data set's four files.
+
+  Both data sets use the same file names, so a folder named after the data set
+  goes before `data_dir` itself, and a folder named after the other one is
+  refused.
+
+  Args:
+    name: 'mnist' or 'fashion_mnist'.
+    data_dir: The files' folder or its parent.
+
+  Raises:
+    ValueError: There is no such folder, none has the files, or it is not clear
+      which has.
+  """
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+  )
+
+  def held(folder: str) -> bool:
+    return any(
+      os.path.exists(os.path.join(folder, file)) for file in _FILES.values()
+    )
+
+  named = [
+    folder
+    for folder in (os.path.join(data_dir, sub) for sub in _FOLDERS[name])
+    if held(folder)
+  ]
+  if len(named) > 1:
+    raise ValueError(
+      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
+      f' {named[1]!r}; pass one of them as `data_dir`.'
+    )
+  if named:
+    return named[0]
+  if not held(data_dir):
+    raise ValueError(
+      f'Expected `data_dir` to hold {", ".join(_FILES.values())}, itself or'
+      f' in {" or ".join(sub + os.sep for sub in _FOLDERS[name])}, found none'
+      f' of them in {data_dir!r}.'
+    )
+  own_name = os.path.basename(os.path.realpath(data_dir))
+  for other, folders in _FOLDERS.items():
+    if other != name and own_name in folders:
+      raise ValueError(
+        f'Expected `data_dir` to hold {name}, found a folder of {other} by'
+        f' its name, {data_dir!r}.'
+      )
+  return data_dir
+
+
+def read_arrays(name: str, data_dir: str) -> Arrays:
+  """Reads and checks a data set's four idx files.
+
+  Args:
+    name: 'mnist' or 'fashion_mnist'.
+    data_dir: See `find_folder`.
+
+  Raises:
+    ValueError: A file is missing, damaged or does not fit to the others.
+  """
+  folder = find_folder(name, data_dir)
+  arrays: Dict[str, np.ndarray] = {}
+  for field, file in _FILES.items():
+    shape = IMAGE_SHAPE if field.startswith('x') else ()
+    path = os.path.join(folder, file)
+    arrays[field] = read_idx(path, shape)
+    if field.startswith('y'):
+      images = _FILES[field.replace('y', 'x')]
+      count = len(arrays[field.replace('y', 'x')])
+      errors.expect(
+        len(arrays[field]) == count,
+        path,
+        f'{count} labels, one per image of {images}',
+        len(arrays[field]),
+      )
+      bad = np.flatnonzero(arrays[field] >= NUM_CLASSES)
+      if len(bad):
+        raise ValueError(
+          f'Expected `{path}` to hold labels in [0, {NUM_CLASSES}), found'
+          f' {arrays[field][bad[0]]} at index {bad[0]}.'
+        )
+  return Arrays(**arrays)
+
+
+def _expect_reachable(url: str) -> None:
+  """Raises `OSError` unless a server answers, through a proxy if one is set.
+
+  TFDS would try for minutes.
+  """
+  request = urllib.request.Request(url, method='HEAD')
+  try:
+    urllib.request.urlopen(request, timeout=10).close()
+  except urllib.error.HTTPError:
+    pass  # An answer, if only that the address is no page.
+
+
+def _tfds_arrays(name: str) -> Arrays:
+  """Gets a data set through TensorFlow Datasets, downloading it if needed."""
+  import tensorflow_datasets as tfds  # Slow to import; rarely needed.
+
+  try:
+    builder = tfds.builder(name)
+    if not builder.is_prepared():
+      _expect_reachable(builder.URL)
+      builder.download_and_prepare()
+    splits = builder.as_dataset(split=['train', 'test'], as_supervised=True)
+    (x, y), (x_test, y_test) = (
+      [np.concatenate(part) for part in zip(*tfds.as_numpy(split.batch(1000)))]
+      for split in splits
+    )
+  # Whatever TFDS and its downloader raise, the user's remedy is the same.
+  except Exception as error:
+    lines = str(error).strip().splitlines() or ['']
+    reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
+    raise errors.RunError(
+      f'{name} could not be obtained through TensorFlow Datasets ({reason});'
+      ' pass --data_dir with the folder of its four idx .gz files.'
+    ) from error
+  return Arrays(x[..., 0], y, x_test[..., 0], y_test)
+
+
+def _to_unit_interval(x: np.ndarray) -> np.ndarray:
+  return np.divide(x, 255, dtype=np.float32)
+
+
+def _load(
+  name: str,
+  num_clients: int,
+  partition: Union[str, partitioning.Partitioner],
+  data_dir: Optional[str],
+  seed: int,
+) -> federated_dataset.FederatedDataset:
+  if data_dir is None:
+    arrays = _tfds_arrays(name)
+  else:
+    arrays = read_arrays(name, data_dir)
+  return federated_dataset.FederatedDataset.from_arrays(
+    arrays.x[..., np.newaxis],
+    arrays.y,
+    x_test=arrays.x_test[..., np.newaxis],
+    y_test=arrays.y_test,
+    num_clients=num_clients,
+    partition=partition,
+    num_classes=NUM_CLASSES,
+    transform=_to_unit_interval,
+    name=name,
+    seed=seed,
+  )
+
+
+def load_mnist(
+  num_clients: int,
+  partition: Union[str, partitioning.Partitioner] = 'shards:2',
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+) -> federated_dataset.FederatedDataset:
+  """Returns MNIST, dealt to clients.
+
+  Args:
+    num_clients: At least 1.
+    partition: A partitioner or its specification.
+    data_dir: Folder of the four idx .gz files, or its parent if it is called
+      `mnist_idx` or `mnist`; None for TensorFlow Datasets.
+    seed: Of the partition, non-negative.
+
+  Returns:
+    Dataset with `x` float32 `[28, 28, 1]` in [0, 1] and `y` int32, 10 classes.
+
+  Raises:
+    ValueError: The files are missing or damaged, or the partition is
+      impossible.
+    RunError: TensorFlow Datasets cannot get the data.
+  """
+  return _load('mnist', num_clients, partition, data_dir, seed)
+
+
+def load_fashion_mnist(
+  num_clients: int,
+  partition: Union[str, partitioning.Partitioner] = 'shards:2',
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+) -> federated_dataset.FederatedDataset:
+  """Returns Fashion-MNIST, dealt to clients.
+
+  Args:
+    num_clients: At least 1.
+    partition: A partitioner or its specification.
+    data_dir: Folder of the four idx .gz files, or its parent if it is called
+      `fashion_mnist_idx` or `fashion_mnist`; None for TensorFlow Datasets.
+    seed: Of the partition, non-negative.
+
+  Returns:
+    Dataset with `x` float32 `[28, 28, 1]` in [0, 1] and `y` int32, 10 classes.
+
+  Raises:
+    ValueError: The files are missing or damaged, or the partition is
+      impossible.
+    RunError: TensorFlow Datasets cannot get the data.
+  """
+  return _load('fashion_mnist', num_clients, partition, data_dir, seed)

@@ -1,0 +1,199 @@
+"""A picture of a partition: how many examples of each class a client holds."""
+
+import os
+from typing import Any, Optional, Tuple
+
+import matplotlib
+import numpy as np
+from matplotlib import colors, figure, ticker
+from matplotlib.backends import backend_agg
+
+from tff_pfl import errors
+from tff_pfl.datasets import federated_dataset
+
+_SPLIT_TITLES = {'train': 'Training examples', 'test': 'Test examples'}
+_BAR_COLORS = {'train': '#4a90c4', 'test': '#e8873a'}
+# From one example to the most: neither end is lost against page or grid.
+_COLOR_MAPS = {
+  split: colors.LinearSegmentedColormap.from_list(
+    split, matplotlib.colormaps[name](np.linspace(0.2, 0.9, 64))
+  )
+  for split, name in (('train', 'Blues'), ('test', 'Oranges'))
+}
+_EMPTY_CELL = '#f4f4f4'
+_GRID = '#ffffff'
+_TEXT = '#333333'
+# Cells that are narrower than this many points would drown in grid lines.
+_MIN_CELL_FOR_GRID = 5
+
+
+def plot_partition(
+  dataset: federated_dataset.FederatedDataset,
+  path: str,
+  *,
+  title: Optional[str] = None,
+  max_clients: int = 200,
+) -> None:
+  """Writes a picture of clients × classes, training and test side by side.
+
+  Colour tells the number of a client's examples of a class, bars beside it the
+  client's total. Beyond `max_clients`, equidistant clients stand for all, and
+  the title says so. A regression dataset has the bars only.
+
+  Args:
+    dataset: Whose partition to draw; no inputs are read.
+    path: The .png file to write; it replaces an existing one.
+    title: None for the dataset's name.
+    max_clients: Most clients to draw, at least 1.
+
+  Raises:
+    ValueError: `max_clients` is not positive or `path` does not end in .png.
+    OSError: The file cannot be written.
+  """
+  errors.expect(os.fspath(path).endswith('.png'), 'path', 'a .png file', path)
+  partition_figure(dataset, title=title, max_clients=max_clients).savefig(
+    path, dpi=150
+  )
+
+
+def partition_figure(
+  dataset: federated_dataset.FederatedDataset,
+  *,
+  title: Optional[str] = None,
+  max_clients: int = 200,
+) -> figure.Figure:
+  """Returns the picture of `plot_partition` as a figure of its own canvas."""
+  errors.expect(
+    isinstance(max_clients, int) and max_clients >= 1,
+    'max_clients',
+    'a positive integer',
+    max_clients,
+  )
+  shown = _equidistant(dataset.num_clients, max_clients)
+  counts = {split: _counts(dataset, split, shown) for split in _SPLIT_TITLES}
+  num_shown, num_classes = counts['train'].shape
+
+  sampled = num_shown < dataset.num_clients
+  of_shown = ' of the clients shown' if sampled else ''
+  has_classes = dataset.num_classes is not None
+  height = float(np.clip(2.0 + 0.085 * num_shown, 3.6, 10.5))
+  map_width = float(np.clip(0.36 * num_classes, 1.6, 6.0)) if has_classes else 0
+  bar_width = 1.1 if has_classes else 3.5
+  fig = figure.Figure(
+    figsize=(2.4 + 2 * (map_width + bar_width), height),
+    layout='constrained',
+  )
+  backend_agg.FigureCanvasAgg(fig)
+  subfigures = fig.subfigures(1, 2, wspace=0.04)
+  for panel, (split, split_title) in zip(subfigures, _SPLIT_TITLES.items()):
+    map_axes, bar_axes = _panel_axes(panel, has_classes, map_width, bar_width)
+    panel.suptitle(
+      f'{split_title}{of_shown}: {counts[split].sum():,}',
+      fontsize=10,
+      color=_TEXT,
+    )
+    if map_axes is not None:
+      cell = 72 * min((height - 1.5) / num_shown, map_width / num_classes)
+      image = _draw_map(map_axes, counts[split], split, cell)
+      bar = panel.colorbar(
+        image,
+        ax=[map_axes, bar_axes],
+        location='bottom',
+        shrink=0.6,
+        aspect=30,
+        pad=0.02,
+      )
+      bar.set_label('examples of a class', fontsize=8, color=_TEXT)
+      bar.locator = ticker.MaxNLocator(4, integer=True)
+      bar.update_ticks()
+      bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)
+      bar.outline.set_visible(False)
+    _draw_bars(bar_axes, counts[split].sum(axis=1), split)
+    first_axes = bar_axes if map_axes is None else map_axes
+    first_axes.set_ylabel('client', fontsize=9, color=_TEXT)
+    _label_clients(first_axes, shown)
+
+  head = title if title is not None else dataset.name
+  clients = f'{dataset.num_clients:,} clients'
+  if sampled:
+    clients += f', of which {num_shown:,} evenly spaced ones are shown'
+  fig.suptitle(f'{head} – {clients}', fontsize=11, color=_TEXT)
+  return fig
+
+
+def _equidistant(num_clients: int, max_clients: int) -> np.ndarray:
+  """Returns the positions of at most `max_clients` evenly spaced clients."""
+  num_shown = min(num_clients, max_clients)
+  return np.arange(num_shown) * num_clients // num_shown
+
+
+def _counts(
+  dataset: federated_dataset.FederatedDataset, split: str, shown: np.ndarray
+) -> np.ndarray:
+  """Returns counts `[shown, classes]`; one column without classes."""
+  subset = dataset.subset([dataset.client_ids[i] for i in shown])
+  if dataset.num_classes is not None:
+    return subset.class_counts(split)
+  count = subset.num_train_examples
+  if split == 'test':
+    count = subset.num_test_examples
+  return np.array([[count(client_id)] for client_id in subset.client_ids])
+
+
+def _panel_axes(
+  panel: Any, has_classes: bool, map_width: float, bar_width: float
+) -> Tuple[Any, Any]:
+  if not has_classes:
+    return None, panel.subplots()
+  return panel.subplots(1, 2, sharey=True, width_ratios=[map_width, bar_width])
+
+
+def _draw_map(axes: Any, counts: np.ndarray, split: str, cell: float) -> Any:
+  num_shown, num_classes = counts.shape
+  axes.set_facecolor(_EMPTY_CELL)
+  image = axes.imshow(
+    np.ma.masked_equal(counts, 0),
+    aspect='auto',
+    interpolation='nearest',
+    norm=colors.Normalize(0, max(counts.max(), 1)),
+    cmap=_COLOR_MAPS[split],
+  )
+  if cell >= _MIN_CELL_FOR_GRID:
+    axes.set_xticks(np.arange(1, num_classes) - 0.5, minor=True)
+    axes.set_yticks(np.arange(1, num_shown) - 0.5, minor=True)
+    axes.grid(which='minor', color=_GRID, linewidth=0.8)
+  axes.tick_params(which='minor', length=0)
+  axes.tick_params(labelsize=7, colors=_TEXT, length=2)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+  axes.set_xlim(-0.5, num_classes - 0.5)
+  axes.set_xlabel('class', fontsize=9, color=_TEXT)
+  axes.spines[:].set_visible(False)
+  return image
+
+
+def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:
+  axes.barh(
+    np.arange(len(totals)),
+    totals,
+    height=0.8 if len(totals) <= 100 else 1.0,
+    color=_BAR_COLORS[split],
+  )
+  axes.set_ylim(len(totals) - 0.5, -0.5)
+  axes.set_xlim(0, max(totals.max() * 1.05, 1))
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(2, integer=True))
+  axes.tick_params(axis='x', labelsize=7, colors=_TEXT, length=2)
+  axes.tick_params(axis='y', labelsize=7, colors=_TEXT)
+  axes.tick_params(axis='y', which='both', length=0)
+  axes.set_xlabel('total', fontsize=9, color=_TEXT)
+  axes.spines[['top', 'right', 'left']].set_visible(False)
+  axes.spines['bottom'].set_color('#bbbbbb')
+
+
+def _label_clients(axes: Any, shown: np.ndarray) -> None:
+  """Labels rows with the clients' numbers, whichever clients are shown."""
+  step = max(1, -(-len(shown) // 20))
+  if step > 2:
+    # Steps that people count in.
+    step = next(s for s in (5, 10, 20, 50, 100, 10**9) if s >= step)
+  rows = np.arange(0, len(shown), step)
+  axes.set_yticks(rows, [f'{shown[row]:,}' for row in rows])

@@ -1,0 +1,35 @@
+"""Runtimes: what executes the library's computations.
+
+A computation is written once and gives the same result on each runtime. See
+`base.Runtime` for how to use one.
+"""
+
+from typing import Any, Callable, Dict
+
+from tff_pfl import errors
+from tff_pfl.runtime import base, native, shutdown
+
+# From a runtime's name, as in the programs' --runtime, to its class.
+RUNTIMES: Dict[str, Callable[..., base.Runtime]] = {
+  'native': native.NativeRuntime,
+}
+
+shutdown.drop_default_context_at_exit()
+
+
+def create_runtime(name: str, **options: Any) -> base.Runtime:
+  """Returns a new runtime.
+
+  Args:
+    name: A key of `RUNTIMES`.
+    **options: The keyword arguments of that runtime's class.
+
+  Returns:
+    The runtime. The caller closes it, or uses it in a ``with`` block.
+
+  Raises:
+    ValueError: If no runtime has that name.
+  """
+  known = ', '.join(sorted(RUNTIMES))
+  errors.expect(name in RUNTIMES, 'runtime', f'one of {known}', name)
+  return RUNTIMES[name](**options)

@@ -1,0 +1,83 @@
+"""What every runtime offers: being installed, running computations, closing."""
+
+import abc
+import contextlib
+from typing import Any
+
+import tensorflow_federated as tff
+
+
+class Runtime(abc.ABC):
+  """Executes TFF computations.
+
+  Either make it the default of the calling thread:
+
+      runtime.install()
+      result = computation(arguments)
+
+  or run single computations, or a block of them, on it:
+
+      result = runtime.run(computation, arguments)
+      with runtime:
+        result = computation(arguments)
+
+  Leaving the block closes the runtime. TFF keeps its contexts per thread, so
+  `install` and the block concern only the thread that calls them; `run` may be
+  called from any thread.
+  """
+
+  def __init__(self, context: tff.framework.SyncContext):
+    """Sets what executes.
+
+    Args:
+      context: Executes computations on this runtime. It must not refer to the
+        runtime, so that it can outlive it as TFF's default.
+    """
+    self._context = context
+    self._blocks = contextlib.ExitStack()
+
+  def __enter__(self) -> 'Runtime':
+    stack = tff.framework.get_context_stack()
+    self._blocks.enter_context(stack.install(self._context))
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    self._blocks.close()
+    self.close()
+
+  @property
+  def context(self) -> tff.framework.SyncContext:
+    """What executes, for use with TFF's own functions."""
+    return self._context
+
+  def install(self) -> None:
+    """Makes this runtime TFF's default in the calling thread.
+
+    It stays the default when it is closed; computations then raise `RunError`
+    until another runtime is installed.
+    """
+    # The default that this replaces is not kept for later: dropping TFF's own
+    # is what stops its worker (see `shutdown`).
+    tff.framework.set_default_context(self._context)
+
+  def run(self, computation: tff.Computation, *args: Any, **kwargs: Any) -> Any:
+    """Returns `computation(*args, **kwargs)`, executed on this runtime.
+
+    Args:
+      computation: A TFF computation that is not polymorphic.
+      *args: Its arguments. Client-placed ones are lists with one entry for each
+        client; sequences are `tf.data.Dataset`s or lists.
+      **kwargs: Its named arguments.
+
+    Returns:
+      The computation's result; client-placed ones as lists.
+    """
+    with tff.framework.get_context_stack().install(self._context):
+      return computation(*args, **kwargs)
+
+  @abc.abstractmethod
+  def close(self) -> None:
+    """Frees what the runtime holds; it cannot run anything afterwards.
+
+    Closing again does nothing.
+    """

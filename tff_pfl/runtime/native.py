@@ -1,0 +1,233 @@
+"""TFF's own C++ runtime, with its worker process under our control.
+
+TFF's local context starts the same worker but never stops it: at the
+interpreter's exit its clean-up fails, and the orphan keeps running and holds
+the program's stdout open. Here the worker
+
+* is started by the first computation and ends with the program, however that
+  ends (see `worker_process`);
+* is replaced when it dies: the death is reported in one line and the
+  computation is repeated on a fresh worker. Client work in this library is a
+  pure function of its arguments and seed, so the repetition gives the same
+  result. A second death in the same computation raises `WorkerDiedError`.
+
+The worker runs TensorFlow on CPU only.
+"""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from typing import Any, Mapping, Optional
+
+import tensorflow_federated as tff
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.runtime import base, worker_connection, worker_process
+
+_SECONDS_FOR_ABANDONED_CALL = 1.0
+
+
+class NativeRuntime(base.Runtime):
+  """Runs computations in one C++ worker on this machine."""
+
+  def __init__(
+    self,
+    *,
+    max_concurrent_clients: Optional[int] = None,
+    num_retries: int = 1,
+    environment: Optional[Mapping[str, str]] = None,
+    binary: Optional[str] = None,
+    start_timeout_seconds: float = 60.0,
+  ):
+    """Prepares the runtime; the first computation starts the worker.
+
+    Args:
+      max_concurrent_clients: How many clients' computations run at the same
+        time, at least 1; None for the number of usable CPU cores.
+      num_retries: How often a computation is repeated when its worker dies, at
+        least 0.
+      environment: Environment variables for the worker, added to this
+        process's own. `{'MALLOC_ARENA_MAX': '2'}` makes a worker with many
+        clients at a time take less memory.
+      binary: The path of the worker; None for the one that comes with TFF.
+      start_timeout_seconds: How long a starting worker may take to answer.
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+    if max_concurrent_clients is not None:
+      errors.expect(
+        max_concurrent_clients >= 1,
+        'max_concurrent_clients',
+        'at least 1',
+        max_concurrent_clients,
+      )
+    errors.expect(num_retries >= 0, 'num_retries', 'at least 0', num_retries)
+    self._executor_factory = _NativeExecutorFactory(
+      start_timeout_seconds,
+      max_concurrent_clients=max_concurrent_clients,
+      environment=environment,
+      binary=binary,
+    )
+    context = _NativeContext(self._executor_factory, num_retries)
+    super().__init__(context)
+    # The context, not the runtime, decides how long the worker is needed: a
+    # program may install the runtime and drop it. At exit this also runs.
+    weakref.finalize(context, self._executor_factory.close)
+
+  @property
+  def worker_pid(self) -> Optional[int]:
+    """The process id of the running worker; None while there is none."""
+    return self._executor_factory.worker_pid
+
+  def close(self) -> None:
+    """Stops the worker; the runtime cannot run anything afterwards."""
+    self._executor_factory.close()
+
+
+class _NativeContext(tff.framework.SyncContext):
+  """Executes one computation at a time; repeats one whose worker died."""
+
+  def __init__(
+    self, executor_factory: '_NativeExecutorFactory', num_retries: int
+  ):
+    self._executor_factory = executor_factory
+    self._num_retries = num_retries
+    self._lock = threading.Lock()
+    # The same parts as in `create_sync_local_cpp_execution_context`, without
+    # the `SyncExecutionContext` around them: its thread never ends.
+    self._context = tff.framework.AsyncExecutionContext(
+      executor_fn=executor_factory,
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    for retries_left in reversed(range(self._num_retries + 1)):
+      try:
+        with self._lock:
+          return self._invoke_in_thread(comp, arg)
+      except worker_process.WorkerDiedError as error:
+        self._executor_factory.drop_dead_worker()
+        if not retries_left or self._executor_factory.is_closed:
+          raise
+        logging.warning(
+          '%s The computation is repeated on a fresh worker.', error
+        )
+    raise AssertionError('The last try either returned or raised.')
+
+  def _invoke_in_thread(self, comp: Any, arg: Any) -> Any:
+    """Returns the result of one try.
+
+    The thread lets the caller's react to Ctrl-C at any time, and have an event
+    loop of its own (as notebooks do).
+    """
+    outcome = concurrent.futures.Future()
+
+    def try_once():
+      try:
+        outcome.set_result(asyncio.run(self._context.invoke(comp, arg)))
+      except BaseException as error:  # pylint: disable=broad-except
+        outcome.set_exception(error)
+
+    thread = threading.Thread(
+      target=try_once, name='tff-computation', daemon=True
+    )
+    thread.start()
+    try:
+      return outcome.result()
+    except BaseException:
+      if not outcome.done():
+        # Ctrl-C or a request to exit. The call under way cannot be cancelled,
+        # so its worker is given up.
+        self._executor_factory.stop_worker()
+        thread.join(_SECONDS_FOR_ABANDONED_CALL)
+      raise
+
+
+class _NativeExecutorFactory(tff.framework.ExecutorFactory):
+  """Makes executors in the current worker; owns the worker."""
+
+  def __init__(self, start_timeout_seconds: float, **worker_options: Any):
+    super().__init__()
+    self._start_timeout_seconds = start_timeout_seconds
+    self._worker_options = worker_options
+    self._owner_pid = os.getpid()
+    self._lock = threading.RLock()
+    self._of_thread = threading.local()
+    self._worker: Optional[worker_process.WorkerProcess] = None
+    self._connection: Optional[worker_connection.WorkerConnection] = None
+    self._is_closed = False
+
+  @property
+  def is_closed(self) -> bool:
+    return self._is_closed
+
+  @property
+  def worker_pid(self) -> Optional[int]:
+    worker = self._worker
+    return worker.pid if worker is not None and worker.is_running else None
+
+  def create_executor(self, cardinalities):
+    with self._lock:
+      self._ensure_worker()
+      connection = self._connection
+    # A thread makes one call, and must clean up where it worked even if the
+    # worker has been replaced meanwhile.
+    self._of_thread.connection = connection
+    return connection.executor(cardinalities)
+
+  def clean_up_executor(self, cardinalities):
+    connection = getattr(self._of_thread, 'connection', None)
+    if connection is not None:
+      connection.close_executor(cardinalities)
+
+  def stop_worker(self) -> None:
+    """Stops the worker; the next computation starts another."""
+    if os.getpid() != self._owner_pid:
+      return  # A forked copy of the owner that exits: not its worker.
+    with self._lock:
+      worker, self._worker = self._worker, None
+      connection, self._connection = self._connection, None
+      # First the process: what is under way then ends with its error.
+      if worker is not None:
+        worker.stop()
+      if connection is not None:
+        connection.close()
+
+  def drop_dead_worker(self) -> None:
+    """Forgets the worker if it is dead, as its death has been reported."""
+    with self._lock:
+      if self._worker is not None and not self._worker.is_running:
+        self.stop_worker()
+
+  def close(self) -> None:
+    """Stops the worker for good."""
+    self._is_closed = True
+    self.stop_worker()
+
+  def _ensure_worker(self) -> None:
+    """Starts a worker unless one is running."""
+    if self._is_closed:
+      raise errors.RunError(
+        'The native runtime is closed; create another one to go on.'
+      )
+    if self._worker is not None:
+      if self._worker.is_running:
+        return
+      logging.warning(
+        '%s A fresh worker is started.', self._worker.describe_end()
+      )
+      self.stop_worker()
+    worker = worker_process.start_worker(
+      timeout_seconds=self._start_timeout_seconds, **self._worker_options
+    )
+    self._worker = worker
+    self._connection = worker_connection.WorkerConnection(
+      worker.target, worker.find_loss
+    )
+    self._connection.wait_until_ready(self._start_timeout_seconds)

@@ -1,0 +1,53 @@
+"""Replaces itself by a program that must not outlive the one that started it.
+
+    python -I -S worker_launcher.py PARENT_PID PROGRAM [ARGUMENT ...]
+
+The kernel is told to kill this process (`PR_SET_PDEATHSIG`) as soon as the
+thread that started it ends, for whatever reason, `kill -9` of its process
+included. The order stays in force across the `exec` of the program. It has to
+be given by the process itself; a process of its own does it, instead of
+`subprocess.Popen`'s `preexec_fn`, because running Python code in a forked copy
+of a process with many threads (TensorFlow, gRPC) can deadlock.
+
+Only the standard library is used, and nothing of this package.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def _tie_to_parent(parent_pid: int) -> None:
+  """Has the kernel kill this process when the thread that started it ends."""
+  libc = ctypes.CDLL(None, use_errno=True)
+  zero = ctypes.c_ulong(0)
+  kill = ctypes.c_ulong(signal.SIGKILL)
+  if libc.prctl(_PR_SET_PDEATHSIG, kill, zero, zero, zero) != 0:
+    reason = os.strerror(ctypes.get_errno())
+    print(f'Could not set the parent death signal: {reason}.', file=sys.stderr)
+  # The parent may have ended before the order was given.
+  if os.getppid() != parent_pid:
+    sys.exit(1)
+
+
+def main(argv) -> None:
+  """Ties this process to its parent and becomes the program.
+
+  Args:
+    argv: This script, the parent's process id, the program and its arguments.
+  """
+  _tie_to_parent(int(argv[1]))
+  # Python ignores these two; an ignored signal would stay so across `exec`.
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+  try:
+    os.execv(argv[2], argv[2:])
+  except OSError as error:
+    sys.exit(f'Could not run {argv[2]}: {error.strerror}.')
+
+
+if __name__ == '__main__':
+  main(sys.argv)

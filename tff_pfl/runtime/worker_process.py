@@ -1,0 +1,470 @@
+"""One process of TFF's C++ worker: started, watched and stopped.
+
+`start_worker` returns a worker that answers. The worker is an ordinary TFF
+`ExecutorGroup` service, so a program on the same or another machine can use it.
+
+What it really listens on: every network interface (``[::]:PORT``, IPv4
+included), because TFF 0.87's `worker_binary` has no flag for an address, and
+without encryption or authentication. Whoever can reach the port can run
+TensorFlow programs as the user who started the worker. On a machine that others
+can reach, close the port range to them with a firewall.
+
+The worker never outlives its owner:
+
+* `WorkerProcess.stop`, leaving a ``with`` block and the interpreter's exit stop
+  it: SIGTERM, then SIGKILL after a grace time, and its exit is always awaited.
+* On Linux the kernel kills it when the owner dies otherwise, by `kill -9` too
+  (see `worker_launcher`).
+
+It runs in a session of its own, so that Ctrl-C in a terminal reaches Python
+alone, which then decides. It does not hold the owner's stdin, stdout or stderr
+open: what it writes is read here. Log lines in TensorFlow's format are kept for
+error reports (and logged at debug level); any other line, such as what
+`tf.print` writes in a client's computation, is passed on to `sys.stderr`.
+"""
+
+import atexit
+import collections
+import functools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Dict, List, Mapping, Optional
+
+import tensorflow_federated as tff
+from absl import logging
+
+from tff_pfl import errors
+
+_LAUNCHER = os.path.join(os.path.dirname(__file__), 'worker_launcher.py')
+_LOOPBACK = '127.0.0.1'
+_MAX_LOG_LINES = 50
+_MAX_LINE_BYTES = 4096
+_MAX_REPORTED_CHARACTERS = 300
+_NUM_PORTS_TRIED = 3
+# "2023-11-21 05:36:54.259937: I tensorflow/core/util/port.cc:111] message"
+_LOG_LINE = re.compile(
+  r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<severity>[IWEF]) \S+\] '
+)
+
+
+class WorkerDiedError(errors.RunError):
+  """A worker ended, or was lost, while it was needed."""
+
+
+def default_worker_binary() -> str:
+  """Returns the path of the worker that comes with the installed TFF."""
+  package = os.path.dirname(os.path.abspath(tff.__file__))
+  return os.path.join(package, 'data', 'worker_binary')
+
+
+def num_usable_cores() -> int:
+  """Returns the number of CPU cores that this process may run on."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+class WorkerProcess:
+  """One running worker.
+
+  The process exists when the constructor returns; `wait_until_ready` returns
+  when it answers. A worker that ended is not started again: make a new one.
+  """
+
+  def __init__(
+    self,
+    *,
+    port: Optional[int] = None,
+    max_concurrent_clients: Optional[int] = None,
+    binary: Optional[str] = None,
+    environment: Optional[Mapping[str, str]] = None,
+  ):
+    """Starts the process.
+
+    Args:
+      port: The TCP port to serve on, 1 to 65535; None for a free one.
+      max_concurrent_clients: How many clients' computations run at the same
+        time, at least 1; None for the number of usable CPU cores.
+      binary: The path of the worker; None for the one that comes with TFF.
+      environment: Environment variables that are added to this process's own.
+        Where neither has `TF_NUM_INTRAOP_THREADS`, the cores are divided among
+        the concurrent clients.
+
+    Raises:
+      RunError: If the binary is missing or not executable, or the port is in
+        use.
+      ValueError: If a number is out of range.
+    """
+    if port is not None:
+      errors.expect(1 <= port <= 65535, 'port', 'from 1 to 65535', port)
+    if max_concurrent_clients is None:
+      max_concurrent_clients = num_usable_cores()
+    errors.expect(
+      max_concurrent_clients >= 1,
+      'max_concurrent_clients',
+      'at least 1',
+      max_concurrent_clients,
+    )
+    binary = binary or default_worker_binary()
+    _check_executable(binary)
+    self._owner_pid = os.getpid()
+    self._log = collections.deque(maxlen=_MAX_LOG_LINES)
+    self._started = threading.Event()
+    self._ended = threading.Event()
+    self._stop_requested = False
+    self._start_error: Optional[OSError] = None
+    self._reservation = _reserve_port(port)
+    self._port = self._reservation.getsockname()[1]
+    command = _launch_command(
+      binary,
+      f'--port={self._port}',
+      f'--max_concurrent_computation_calls={max_concurrent_clients}',
+    )
+    # The kernel's order to kill the worker takes effect when the *thread* that
+    # started it ends, so the thread that reads its output, and lives as long
+    # as the worker does, starts it.
+    self._thread = threading.Thread(
+      target=self._start_and_watch,
+      args=(
+        command,
+        {
+          **_thread_settings(max_concurrent_clients),
+          **os.environ,
+          **(environment or {}),
+        },
+      ),
+      name=f'tff-worker-{self._port}',
+      daemon=True,
+    )
+    self._thread.start()
+    self._started.wait()
+    if self._start_error is not None:
+      self._reservation.close()
+      raise errors.RunError(
+        f'Could not start the TFF worker {binary}: '
+        f'{self._start_error.strerror}.'
+      )
+    atexit.register(self.stop)
+
+  def __enter__(self) -> 'WorkerProcess':
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    self.stop()
+
+  @property
+  def pid(self) -> int:
+    """The worker's process id."""
+    return self._process.pid
+
+  @property
+  def port(self) -> int:
+    """The TCP port that the worker serves on."""
+    return self._port
+
+  @property
+  def target(self) -> str:
+    """The worker's gRPC address for programs on this machine."""
+    return f'{_LOOPBACK}:{self._port}'
+
+  @property
+  def is_running(self) -> bool:
+    """Whether the process exists; true from start to the end of `stop`."""
+    return not self._ended.is_set()
+
+  def wait(self, timeout_seconds: Optional[float] = None) -> bool:
+    """Waits for the worker's end; returns whether it ended in that time."""
+    return self._ended.wait(timeout_seconds)
+
+  def wait_until_ready(self, timeout_seconds: float = 60.0) -> None:
+    """Returns when the worker accepts connections.
+
+    Args:
+      timeout_seconds: How long to wait; loading the binary (300 MB) from a slow
+        disk is what takes time.
+
+    Raises:
+      WorkerDiedError: If the worker ended first.
+      RunError: If it did not answer in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not _accepts_connections(self._port):
+      if self.wait(0.01):
+        raise WorkerDiedError(self.describe_end())
+      if time.monotonic() > deadline:
+        raise errors.RunError(
+          f'The TFF worker (process {self.pid}) did not answer on port '
+          f'{self._port} within {timeout_seconds:g} seconds'
+          f'{self._last_words()}.'
+        )
+
+  def describe_end(self) -> str:
+    """Returns one line on how the worker ended, or that it still runs."""
+    worker = f'The TFF worker (process {self.pid})'
+    if self.is_running:
+      return f'{worker} is running.'
+    if self._stop_requested:
+      return f'{worker} was stopped.'
+    return (
+      f'{worker} {_describe_return_code(self._process.returncode)}'
+      f'{self._last_words()}.'
+    )
+
+  def find_loss(self, patience_seconds: float) -> Optional[errors.RunError]:
+    """Returns what to raise for a call to this worker that failed.
+
+    Args:
+      patience_seconds: How long to wait for the worker's end.
+
+    Returns:
+      `WorkerDiedError` if the worker died, `RunError` if it was stopped by
+      `stop`, and None if it is running: the error is the call's own.
+    """
+    if not self.wait(patience_seconds):
+      return None
+    if self._stop_requested:
+      return errors.RunError(self.describe_end())
+    return WorkerDiedError(self.describe_end())
+
+  def stop(self, grace_seconds: float = 2.0) -> None:
+    """Ends the worker and waits for its end; does nothing if it has ended.
+
+    Args:
+      grace_seconds: The time between asking (SIGTERM) and killing (SIGKILL).
+    """
+    if os.getpid() != self._owner_pid:
+      return  # A forked copy of the owner that exits: not its worker.
+    atexit.unregister(self.stop)
+    if self.is_running:
+      self._stop_requested = True
+      self._process.terminate()
+      if not self.wait(grace_seconds):
+        self._process.kill()
+        self.wait()
+    self._thread.join()
+    self._reservation.close()
+
+  def _start_and_watch(
+    self, command: List[str], environment: Mapping[str, str]
+  ) -> None:
+    """Starts the worker, reads what it writes, and awaits its end."""
+    try:
+      self._process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+      )
+    except OSError as error:
+      self._start_error = error
+      self._ended.set()
+      return
+    finally:
+      self._started.set()
+    with self._process.stdout as output:
+      self._read_output(output)
+    self._process.wait()
+    self._ended.set()
+
+  def _read_output(self, output: IO[bytes]) -> None:
+    """Takes lines until the worker closes its output."""
+    for line in iter(functools.partial(output.readline, _MAX_LINE_BYTES), b''):
+      text = line.decode(errors='replace').rstrip()
+      if _LOG_LINE.match(text):
+        self._log.append(text)
+        logging.debug('TFF worker %d: %s', self._process.pid, text)
+        continue
+      if text:
+        self._log.append(text)
+      try:
+        sys.stderr.write(f'{text}\n')
+      except (AttributeError, OSError, ValueError):
+        # No usable stderr. Reading must go on, or the worker would block.
+        pass
+
+  def _last_words(self) -> str:
+    """Returns what to add to a report: the last error, else the last message.
+
+    Messages that only inform say nothing about an end.
+    """
+    chosen, chosen_rank = '', 0
+    for line in list(self._log):
+      match = _LOG_LINE.match(line)
+      severity = match.group('severity') if match else ''
+      rank = {'I': 0, 'E': 2, 'F': 2}.get(severity, 1)
+      if rank and rank >= chosen_rank:
+        chosen, chosen_rank = line[match.end() if match else 0 :], rank
+    if not chosen:
+      return ''
+    return f'; its last message: {chosen[:_MAX_REPORTED_CHARACTERS]!r}'
+
+
+def start_worker(
+  *,
+  port: Optional[int] = None,
+  max_concurrent_clients: Optional[int] = None,
+  binary: Optional[str] = None,
+  environment: Optional[Mapping[str, str]] = None,
+  timeout_seconds: float = 60.0,
+) -> WorkerProcess:
+  """Starts a worker and returns it when it answers.
+
+  A worker on a port of our choice that ends before it answers is replaced by
+  one on another port, a few times.
+
+  Args:
+    port: The TCP port to serve on, 1 to 65535; None for a free one.
+    max_concurrent_clients: How many clients' computations run at the same time,
+      at least 1; None for the number of usable CPU cores.
+    binary: The path of the worker; None for the one that comes with TFF.
+    environment: Environment variables that are added to this process's own.
+    timeout_seconds: How long to wait for an answer.
+
+  Returns:
+    The worker. The caller stops it.
+
+  Raises:
+    WorkerDiedError: If the worker ends before it answers.
+    RunError: If it cannot be started or does not answer in time.
+    ValueError: If a number is out of range.
+  """
+  num_tries = _NUM_PORTS_TRIED if port is None else 1
+  for tries_left in reversed(range(num_tries)):
+    worker = WorkerProcess(
+      port=port,
+      max_concurrent_clients=max_concurrent_clients,
+      binary=binary,
+      environment=environment,
+    )
+    try:
+      worker.wait_until_ready(timeout_seconds)
+      return worker
+    except WorkerDiedError:
+      worker.stop()
+      if not tries_left:
+        raise
+    except BaseException:
+      worker.stop()
+      raise
+  raise AssertionError('The last try either returned or raised.')
+
+
+def _check_executable(binary: str) -> None:
+  """Raises `RunError` unless `binary` is a file that can be executed."""
+  if not os.path.isfile(binary):
+    raise errors.RunError(
+      f'The TFF worker {binary} does not exist; reinstall tensorflow-federated.'
+    )
+  if not os.access(binary, os.X_OK):
+    raise errors.RunError(
+      f'The TFF worker {binary} is not executable; run: chmod +x {binary}'
+    )
+
+
+def _thread_settings(max_concurrent_clients: int) -> Dict[str, str]:
+  """Returns environment variables that divide the cores among clients.
+
+  Clients run side by side, one on each core. Splitting each one's matrix
+  products over the same cores as well makes rounds slower (by half for an MLP
+  on two cores) and their rounding dependent on the number of cores.
+  """
+  num_threads = max(1, num_usable_cores() // max_concurrent_clients)
+  return {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
+
+
+def _launch_command(binary: str, *flags: str) -> List[str]:
+  """Returns the command that starts `binary`, tied to us where possible."""
+  command = [binary, *flags]
+  if sys.platform == 'linux' and sys.executable:
+    launcher = [sys.executable, '-I', '-S', _LAUNCHER, str(os.getpid())]
+    return launcher + command
+  return command
+
+
+def _reserve_port(port: Optional[int]) -> socket.socket:
+  """Returns a socket that keeps a port from others while a worker uses it.
+
+  gRPC servers share ports (SO_REUSEPORT): without this, two runs that pick the
+  same free port at the same moment would both start, and the kernel would hand
+  each one's connections to either worker. The socket is bound as the worker's
+  will be, and does not listen.
+
+  Args:
+    port: The port, or None for a free one.
+
+  Returns:
+    The bound socket; `getsockname()[1]` is the port.
+
+  Raises:
+    RunError: If the port cannot be had.
+  """
+  try:
+    if port is not None:
+      # Unlike the binding below, this one also fails for a port that another
+      # gRPC server is willing to share.
+      with _bind(port, socket.SO_REUSEADDR):
+        pass
+    return _bind(port or 0, socket.SO_REUSEPORT)
+  except OSError as error:
+    raise errors.RunError(
+      f'Could not serve on port {port or "0"}: {error.strerror}; '
+      'choose another port.'
+    ) from error
+
+
+def _bind(port: int, option: int) -> socket.socket:
+  """Returns a socket bound to `port` on all interfaces with `option` set."""
+  family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
+  reservation = socket.socket(family, socket.SOCK_STREAM)
+  try:
+    reservation.setsockopt(socket.SOL_SOCKET, option, 1)
+    if family == socket.AF_INET6:
+      reservation.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    reservation.bind(('', port))
+  except OSError:
+    reservation.close()
+    raise
+  return reservation
+
+
+@functools.cache
+def _has_ipv6() -> bool:
+  """Returns whether this machine can bind IPv6 sockets."""
+  if not socket.has_ipv6:
+    return False
+  try:
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+      probe.bind(('', 0))
+    return True
+  except OSError:
+    return False
+
+
+def _accepts_connections(port: int) -> bool:
+  """Returns whether something on this machine listens on `port`."""
+  try:
+    with socket.create_connection((_LOOPBACK, port), timeout=1.0):
+      return True
+  except OSError:
+    return False
+
+
+def _describe_return_code(code: int) -> str:
+  """Returns how a process ended, to follow its name in a sentence."""
+  if code >= 0:
+    return f'ended with exit status {code}'
+  try:
+    name = f'signal {-code} ({signal.Signals(-code).name})'
+  except ValueError:
+    name = f'signal {-code}'
+  if -code == signal.SIGKILL:
+    return f'was killed by {name}, perhaps because memory ran out'
+  return f'was killed by {name}'

@@ -1,0 +1,74 @@
+"""The clients of an experiment: their data and their stored states.
+
+Both are read for the clients asked for only, so that memory does not grow with
+the population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tff_pfl import datasets, errors
+from tff_pfl.models import split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.simulation import run_store, value_codec
+from tff_pfl.templates import personalized_process
+
+
+def check_data_fit(
+  model: split_model.SplitModel, data: datasets.FederatedDataset
+) -> None:
+  """Raises `ValueError` if a model cannot take a dataset's examples."""
+  for name, expected in model.element_spec.items():
+    found = data.element_spec[name]
+    errors.expect(
+      expected.dtype == found.dtype
+      and expected.shape.is_compatible_with(found.shape),
+      'data',
+      f'examples whose {name} is {expected.dtype.name}{expected.shape}, as '
+      f'model {model.name!r} takes them',
+      f'{found.dtype.name}{found.shape} in dataset {data.name!r}',
+    )
+  errors.expect(
+    data.num_classes is None
+    or model.num_classes is None
+    or data.num_classes <= model.num_classes,
+    'data',
+    f'a dataset of at most the {model.num_classes} classes of model '
+    f'{model.name!r}',
+    f'{data.num_classes} classes in dataset {data.name!r}',
+  )
+
+
+class ClientPopulation:
+  """States of all clients, as far as committed, on a runtime."""
+
+  def __init__(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    runtime: runtime_base.Runtime,
+    store: run_store.RunStore,
+  ):
+    self._process = process
+    self._runtime = runtime
+    self._store = store
+    self._template = runtime.run(process.initialize_client_state, 0)
+
+  def states(self, client_indices: Sequence[int]) -> list:
+    """The clients' states, in order; initial ones where none is stored."""
+    indices = [int(index) for index in client_indices]
+    stored = self._store.client_states(indices)
+    new = [index for index in indices if index not in stored]
+    initial = (
+      dict(
+        zip(new, self._runtime.run(self._process.initialize_client_states, new))
+      )
+      if new
+      else {}
+    )
+    return [
+      initial[index]
+      if index in initial
+      else value_codec.decode(stored[index], self._template)
+      for index in indices
+    ]

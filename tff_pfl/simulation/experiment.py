@@ -1,0 +1,227 @@
+"""The experiment: rounds, evaluation, a durable run, a report.
+
+    for each round:
+      sample a cohort from (seed, round)
+      process.next(server state, the cohort's client states, its training data)
+      every `rounds_per_evaluation` rounds, and at the end: score all clients
+      commit everything that changed in one transaction
+    write the report
+
+What is committed survives `kill -9`. A resumed run goes on with the same
+cohorts and seeds, so it ends exactly as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+import psutil
+import tqdm
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.simulation import (
+  client_population,
+  client_sampling,
+  metrics_writers,
+  report,
+  run_store,
+  value_codec,
+)
+from tff_pfl.templates import personalized_process
+
+
+def run(
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  *,
+  output_dir: str,
+  num_rounds: int,
+  cohort_size: int,
+  rounds_per_evaluation: int = 10,
+  seed: int = 0,
+  runtime: str = 'native',
+  resume: bool = False,
+  settings: Optional[Mapping[str, Any]] = None,
+  show_progress: bool = True,
+) -> dict:
+  """Trains and evaluates a method on a dataset.
+
+  Args:
+    process: The method, built with the same `seed`.
+    data: The clients.
+    output_dir: Folder of the run: its store, metrics and report.
+    num_rounds: Rounds of training; a resumed run may have more than before.
+    cohort_size: Clients in a round.
+    rounds_per_evaluation: Rounds between evaluations of all clients; there is
+      always one after the last round.
+    seed: Of the sampling, non-negative.
+    runtime: A key of `runtime.RUNTIMES`.
+    resume: Whether to go on with the run in `output_dir`, if there is one.
+      Without it, an existing run is an error.
+    settings: What else defines the run (hyperparameters, model, partition), as
+      JSON types. It is stored with the run, and a run is resumed only with the
+      same settings.
+    show_progress: Whether to draw a progress bar with round time and estimate.
+
+  Returns:
+    The summary, as written to `summary.json`; see `report.write_report`.
+
+  Raises:
+    ValueError: If an argument is out of its range or does not fit the others.
+    RunError: If the run cannot start or go on. What was committed is safe.
+  """
+  errors.expect(num_rounds >= 1, 'num_rounds', 'at least 1', num_rounds)
+  errors.expect(
+    rounds_per_evaluation >= 1,
+    'rounds_per_evaluation',
+    'at least 1',
+    rounds_per_evaluation,
+  )
+  num_clients = len(data.client_ids)
+  sampler = client_sampling.CohortSampler(num_clients, cohort_size, seed)
+  client_population.check_data_fit(process.model, data)
+  config = {
+    'algorithm': process.name,
+    'dataset': data.name,
+    'num_clients': num_clients,
+    'num_rounds': num_rounds,
+    'cohort_size': cohort_size,
+    'rounds_per_evaluation': rounds_per_evaluation,
+    'seed': seed,
+    'runtime': runtime,
+    **(settings or {}),
+  }
+  open_store = (
+    run_store.RunStore.open_or_create if resume else run_store.RunStore.create
+  )
+  with contextlib.ExitStack() as stack:
+    store = stack.enter_context(open_store(output_dir, config))
+    if store.last_round < num_rounds:
+      peak_rss_mb = _train(
+        stack.enter_context(runtime_lib.create_runtime(runtime)),
+        process,
+        data,
+        store,
+        sampler,
+        show_progress,
+      )
+    else:
+      peak_rss_mb = _rss_mb()
+    return report.write_report(store, process, data, peak_rss_mb)
+
+
+def _train(runtime, process, data, store, sampler, show_progress):
+  """Runs the rounds that are left; returns the peak memory in MB."""
+  config = store.config
+  num_rounds = config['num_rounds']
+  state = runtime.run(process.initialize)
+  if store.last_round < 0:
+    store.commit_round(
+      0, server_state=value_codec.encode(state), client_states={}, metrics={}
+    )
+  else:
+    state = value_codec.decode(store.server_state(), state)
+  population = client_population.ClientPopulation(process, runtime, store)
+  peak_rss_mb = _rss_mb()
+  with contextlib.ExitStack() as stack:
+    writers = stack.enter_context(
+      metrics_writers.MetricsWriters(store.directory, store.history())
+    )
+    bar = stack.enter_context(
+      tqdm.tqdm(
+        total=num_rounds,
+        initial=store.last_round,
+        desc=process.name,
+        unit='round',
+        disable=not show_progress,
+        # A log file gets a line now and then, a terminal a live bar.
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+      )
+    )
+    shown = {}
+    for round_number in range(store.last_round + 1, num_rounds + 1):
+      cohort = sampler.sample(round_number)
+      start = time.perf_counter()
+      output = runtime.run(
+        process.next,
+        state,
+        population.states(cohort),
+        [
+          batches.as_batches(data.train(data.client_ids[index]))
+          for index in cohort
+        ],
+      )
+      state = output.state
+      metrics = {
+        **value_codec.to_json(output.metrics),
+        'seconds': time.perf_counter() - start,
+      }
+      new_states = dict(zip(map(int, cohort), output.client_states))
+      evaluation = per_client = None
+      if (
+        round_number % config['rounds_per_evaluation'] == 0
+        or round_number == num_rounds
+      ):
+        per_client = personalized_evaluation.evaluate_clients(
+          process,
+          runtime,
+          state,
+          # The cohort's new states are not committed yet.
+          lambda indices, new=new_states: _overlay(population, indices, new),
+          data,
+        )
+        evaluation = personalized_evaluation.summarize(
+          per_client, process.has_global_model
+        )
+      store.commit_round(
+        round_number,
+        server_state=value_codec.encode(state),
+        client_states={
+          index: value_codec.encode(client_state)
+          for index, client_state in new_states.items()
+        },
+        metrics=metrics,
+        evaluation=evaluation,
+        per_client=per_client,
+      )
+      row = {'round': round_number, **metrics}
+      if evaluation is not None:
+        row['evaluation'] = evaluation
+        shown = _shown(evaluation)
+      writers.write(row)
+      peak_rss_mb = max(peak_rss_mb, _rss_mb())
+      bar.set_postfix(loss=f'{metrics["loss"]:.3f}', **shown, refresh=False)
+      bar.update()
+  return peak_rss_mb
+
+
+def _overlay(population, indices, new_states):
+  stored = iter(population.states([i for i in indices if i not in new_states]))
+  return [new_states[i] if i in new_states else next(stored) for i in indices]
+
+
+def _shown(evaluation):
+  name = 'accuracy' if 'accuracy' in evaluation['personal'] else 'loss'
+  shown = {f'personal_{name}': f'{evaluation["personal"][name]:.3f}'}
+  if evaluation['global'] is not None:
+    shown[f'global_{name}'] = f'{evaluation["global"][name]:.3f}'
+  return shown
+
+
+def _rss_mb():
+  """Resident memory of this process and its workers, in MB."""
+  process = psutil.Process()
+  total = 0
+  for member in (process, *process.children(recursive=True)):
+    with contextlib.suppress(psutil.Error):
+      total += member.memory_info().rss
+  return float(np.round(total / 2**20, 1))

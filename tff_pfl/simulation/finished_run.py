@@ -1,0 +1,275 @@
+"""Uses a run's models, after or during training, for clients known and new."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import datasets, errors
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalization as personalization_lib
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.simulation import (
+  client_population,
+  run_config,
+  run_store,
+  value_codec,
+)
+from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.templates import personalized_process
+
+PERSONAL_MODELS_DIR = 'personal_models'
+_PREDICTION_CHUNK = 1024
+
+
+class FinishedRun:
+  """A stored run of the `train` program, opened for reading."""
+
+  def __init__(self, directory: str, *, data_dir: Optional[str] = None):
+    """Opens the run.
+
+    Args:
+      directory: The run's folder.
+      data_dir: Folder of the data set's files, if it has moved.
+
+    Raises:
+      RunError: If there is no run, or none that can be built again.
+    """
+    self._store = run_store.RunStore.open_for_reading(directory)
+    config = run_config.RunConfig.from_settings(self._store.config)
+    if data_dir is not None:
+      config = dataclasses.replace(config, data_dir=data_dir)
+    self.directory = directory
+    self.config = config
+    self.data = config.load_data()
+    self.model = config.build_model(self.data)
+
+  def build_process(
+    self,
+    personalization: Optional[personalization_lib.Personalization] = None,
+  ) -> personalized_process.PersonalizedProcess:
+    """The run's process, with other options of personalisation if given."""
+    config = self.config
+    if personalization is not None:
+      config = dataclasses.replace(config, personalization=personalization)
+    return config.build_process(self.model)
+
+  def server_state(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    runtime: runtime_base.Runtime,
+  ) -> personalized_process.ServerState:
+    """The newest committed server state."""
+    return value_codec.decode(
+      self._store.server_state(), runtime.run(process.initialize)
+    )
+
+  def personal_weights(
+    self, client_id: str, runtime: runtime_base.Runtime
+  ) -> split_model.Weights:
+    """The personal model of one of the run's own clients."""
+    process = self.build_process()
+    index = self.data.client_ids.index(client_id)
+    population = client_population.ClientPopulation(
+      process, runtime, self._store
+    )
+    (state,) = population.states([index])
+    return runtime.run(
+      process.personalize,
+      self.server_state(process, runtime),
+      state,
+      personalized_evaluation.training_batches(
+        process, state, lambda: self.data.train(client_id)
+      ),
+    ).weights
+
+  def personalize_new_clients(
+    self,
+    clients: datasets.FederatedDataset,
+    personalization: personalization_lib.Personalization,
+    runtime: runtime_base.Runtime,
+    *,
+    num_samples: Optional[int] = None,
+  ) -> list:
+    """Fits a model to each new client's training data and scores it.
+
+    Args:
+      clients: The new clients.
+      personalization: How they are fitted.
+      runtime: Executes it.
+      num_samples: Training examples to take of each client, drawn with the
+        run's seed; None takes all.
+
+    Returns:
+      For each client `(client_id, weights, metrics)`, the metrics as of
+      `PersonalizedProcess.evaluate`.
+
+    Raises:
+      ValueError: If the clients' data do not fit the model.
+    """
+    client_population.check_data_fit(self.model, clients)
+    process = self.build_process(personalization)
+    state = self.server_state(process, runtime)
+    results = []
+    for position, client_id in enumerate(clients.client_ids):
+      # Beyond the run's own clients, so that no seed is used twice.
+      client_state = runtime.run(
+        process.initialize_client_state, len(self.data.client_ids) + position
+      )
+      train = batches.as_batches(
+        _sample(
+          clients.train(client_id), num_samples, [self.config.seed, position]
+        )
+      )
+      test = batches.as_batches(clients.test(client_id))
+      model = runtime.run(process.personalize, state, client_state, train)
+      metrics = runtime.run(process.evaluate, state, client_state, train, test)
+      results.append((client_id, model.weights, value_codec.to_json(metrics)))
+    return results
+
+  def close(self) -> None:
+    """Closes the run's store."""
+    self._store.close()
+
+  def __enter__(self) -> FinishedRun:
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+
+def _sample(examples, num_samples, seed):
+  """The first `num_samples` of a seeded shuffle: smaller sets are nested."""
+  if num_samples is None:
+    return examples
+  order = np.random.default_rng(seed).permutation(len(examples.y))
+  kept = np.sort(order[:num_samples])
+  return datasets.Examples(examples.x[kept], examples.y[kept])
+
+
+def save_personal_model(path: str, weights: split_model.Weights) -> None:
+  """Writes a personal model as .npz: weight name to array."""
+  with summary_lib.atomic_file(path, 'wb') as file:
+    np.savez(file, **weights)
+
+
+def load_personal_model(
+  path: str, model: split_model.SplitModel
+) -> collections.OrderedDict:
+  """Reads a personal model of the given model.
+
+  Raises:
+    ValueError: If the file holds other weights than the model's.
+  """
+  try:
+    with np.load(path) as stored:
+      weights = collections.OrderedDict(
+        (name, stored[name]) for name in stored.files
+      )
+  except (OSError, ValueError) as e:
+    raise ValueError(
+      errors.message('personal model', 'an .npz file of weights', path)
+    ) from e
+  expected = {n: v.shape for n, v in model.initial_weights.items()}
+  found = {n: v.shape for n, v in weights.items()}
+  errors.expect(
+    expected == found,
+    'personal model',
+    f'the weights of model {model.name!r}: {expected}',
+    f'{found} in {path}',
+  )
+  return weights
+
+
+def predict(
+  model: split_model.SplitModel, weights: Mapping[str, Any], x: np.ndarray
+) -> np.ndarray:
+  """Outputs of a model.
+
+  Args:
+    model: The model.
+    weights: All its weights.
+    x: `[n, ...]`, as the model takes it.
+
+  Returns:
+    For classifiers, the classes' probabilities `[n, ..., num_classes]`;
+    otherwise the raw outputs.
+  """
+  spec = model.element_spec['x']
+  errors.expect(
+    spec.shape.is_compatible_with(x.shape[1:]),
+    'x',
+    f'examples of shape {tuple(spec.shape)}',
+    f'shape {x.shape[1:]}',
+  )
+  weights = {name: tf.constant(value) for name, value in weights.items()}
+
+  @tf.function(autograph=False)
+  def outputs_of(chunk):
+    return model.forward(weights, chunk)[0]
+
+  chunks = [
+    outputs_of(tf.cast(x[start : start + _PREDICTION_CHUNK], spec.dtype))
+    for start in range(0, len(x), _PREDICTION_CHUNK)
+  ]
+  outputs = np.concatenate(chunks) if chunks else np.zeros([0, 1], np.float32)
+  if model.num_classes is None:
+    return outputs
+  return np.asarray(model.probabilities(outputs))
+
+
+def personal_model_path(directory: str, client_id: str) -> str:
+  """Where `personalize` puts a client's model in its output folder."""
+  return os.path.join(directory, PERSONAL_MODELS_DIR, f'{client_id}.npz')
+
+
+def accuracy_by_samples_and_epochs(
+  run: FinishedRun,
+  clients: datasets.FederatedDataset,
+  runtime: runtime_base.Runtime,
+  sample_counts: Sequence[Optional[int]],
+  variants: Mapping[int, personalization_lib.Personalization],
+) -> tuple:
+  """Scores new clients for every number of samples and of epochs.
+
+  Args:
+    run: The run.
+    clients: The new clients.
+    runtime: Executes it.
+    sample_counts: Training examples of each client; None for all.
+    variants: From the number of epochs to the options that train for them.
+
+  Returns:
+    `(rows, models)`: a dict for each setting and client, and the models of the
+    last setting, `{client_id: weights}`.
+  """
+  rows, models = [], {}
+  for samples in sample_counts:
+    for epochs, personalization in variants.items():
+      models = {}
+      for client_id, weights, metrics in run.personalize_new_clients(
+        clients, personalization, runtime, num_samples=samples
+      ):
+        models[client_id] = weights
+        available = clients.num_train_examples(client_id)
+        rows.append(
+          {
+            'samples': 'all' if samples is None else samples,
+            'epochs': epochs,
+            'client': client_id,
+            'num_train_examples': min(samples or available, available),
+            'num_test_examples': metrics['examples'],
+            **value_codec.flatten(
+              {'before': metrics['before'], 'after': metrics['after']}
+            ),
+          }
+        )
+  return rows, models

@@ -1,0 +1,250 @@
+"""Writes a run's metrics where people look for them.
+
+Every round becomes a line of `metrics.jsonl`, a row of `metrics.csv`, and a
+point of each curve that TensorBoard shows from the folder `tensorboard`. The
+metrics of an evaluation stand in the row of the round that they followed; in
+other rounds these cells are empty. Nested metrics get names like
+"evaluation/accuracy", the same in all three.
+
+The run store is the source of truth. On starting or resuming a run, the files
+are written anew from its history, so that no round is ever missing or doubled.
+"""
+
+import contextlib
+import csv
+import glob
+import os
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
+
+from tff_pfl import errors
+from tff_pfl.simulation import summary, value_codec
+
+JSONL_NAME = 'metrics.jsonl'
+CSV_NAME = 'metrics.csv'
+TENSORBOARD_NAME = 'tensorboard'
+
+_Row = Dict[str, Any]
+
+
+class MetricsWriters:
+  """Writes rows of metrics as JSONL, as CSV and for TensorBoard."""
+
+  def __init__(
+    self,
+    directory: Union[str, 'os.PathLike[str]'],
+    history: Iterable[Mapping[str, Any]] = (),
+    *,
+    tensorboard: bool = True,
+  ):
+    """Replaces the files of an earlier process by `history`.
+
+    Args:
+      directory: The run's output directory; made if missing.
+      history: The committed rows in ascending order, see `write`, as
+        `RunStore.history` yields them.
+      tensorboard: Whether to write for TensorBoard, which takes seconds to
+        import TensorFlow where that is not loaded.
+
+    Raises:
+      RunError: If a file cannot be written.
+      ValueError: As `write`.
+    """
+    self._directory = os.fspath(directory)
+    self._last_round = -1
+    self._failed = False
+    self._files = []
+    with self._translated():
+      os.makedirs(self._directory, exist_ok=True)
+      self._files.append(_Jsonl(os.path.join(self._directory, JSONL_NAME)))
+      self._files.append(_Csv(os.path.join(self._directory, CSV_NAME)))
+      if tensorboard:
+        folder = os.path.join(self._directory, TENSORBOARD_NAME)
+        self._files.append(_TensorBoard(folder))
+    for row in history:
+      self._write(row)
+    self._flush()
+
+  def write(self, row: Mapping[str, Any]) -> None:
+    """Writes the metrics of a round; they are on file when this returns.
+
+    Args:
+      row: "round", the number of the round, above that of the row before it,
+        and the metrics, nested as need be, of the types that
+        `value_codec.to_json` takes.
+
+    Raises:
+      RunError: If a file cannot be written.
+      ValueError: If "round" is missing or not above the row before it.
+    """
+    self._write(row)
+    self._flush()
+
+  def close(self) -> None:
+    """Closes the files; may be called again.
+
+    Raises:
+      RunError: If a file cannot be written.
+    """
+    files, self._files = self._files, []
+    with contextlib.ExitStack() as stack:
+      # After a failure, what was reported then would only be said again.
+      stack.enter_context(
+        contextlib.suppress(errors.RunError)
+        if self._failed
+        else contextlib.nullcontext()
+      )
+      stack.enter_context(self._translated())
+      for file in files:
+        stack.callback(file.close)
+
+  def __enter__(self) -> 'MetricsWriters':
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def _write(self, row: Mapping[str, Any]) -> None:
+    flat = value_codec.flatten(value_codec.to_json(row))
+    round_number = flat.pop('round', None)
+    errors.expect(
+      isinstance(round_number, int) and round_number > self._last_round,
+      'row["round"]',
+      f'a round after {self._last_round}',
+      round_number,
+    )
+    self._last_round = round_number
+    # The parts of a process that have no metrics report an empty tuple.
+    flat = {name: value for name, value in flat.items() if value != []}
+    with self._translated():
+      for file in self._files:
+        file.write(round_number, flat)
+
+  def _flush(self) -> None:
+    with self._translated():
+      for file in self._files:
+        file.flush()
+
+  @contextlib.contextmanager
+  def _translated(self) -> Iterator[None]:
+    """Turns an `OSError` into a `RunError`."""
+    try:
+      yield
+    except OSError as error:
+      self._failed = True
+      raise errors.RunError(
+        f'Cannot write the metrics to {self._directory}:'
+        f' {error.strerror or error}; the committed rounds are safe; mend it'
+        ' and pass --resume.'
+      ) from error
+
+
+class _Jsonl:
+  """One line of JSON for each round."""
+
+  def __init__(self, path: str):
+    self._file = open(path, 'w', encoding='utf-8')
+
+  def write(self, round_number: int, row: _Row) -> None:
+    self._file.write(summary.json_text({'round': round_number, **row}) + '\n')
+
+  def flush(self) -> None:
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
+
+
+class _Csv:
+  """One row for each round, under one header.
+
+  A metric that was not there before, such as those of the first evaluation,
+  gets a new column at the end. As the header is the first line, the file is
+  then replaced by one with the wider header.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    self._columns: List[str] = []
+    self._open('w')
+
+  def write(self, round_number: int, row: _Row) -> None:
+    row = {'round': round_number, **row}
+    known = set(self._columns)
+    added = [name for name in row if name not in known]
+    if added:
+      self._add_columns(added)
+    self._writer.writerow(
+      [summary.csv_cell(row.get(name)) for name in self._columns]
+    )
+
+  def flush(self) -> None:
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
+
+  def _open(self, mode: str) -> None:
+    self._file = open(self._path, mode, encoding='utf-8', newline='')
+    self._writer = csv.writer(self._file, lineterminator='\n')
+
+  def _add_columns(self, names: List[str]) -> None:
+    if not self._columns:
+      self._columns = names
+      self._writer.writerow(names)
+      return
+    self._file.close()
+    self._columns += names
+    with open(self._path, encoding='utf-8', newline='') as old:
+      rows = csv.reader(old)
+      next(rows, None)
+      with summary.atomic_file(self._path) as new:
+        writer = csv.writer(new, lineterminator='\n')
+        writer.writerow(self._columns)
+        writer.writerows(row + [''] * len(names) for row in rows)
+    self._open('a')
+
+
+class _TensorBoard:
+  """Scalars, with the round as the step.
+
+  A metric without a group of its own is shown in the group "round".
+  """
+
+  def __init__(self, folder: str):
+    # Imported here: it takes seconds, and a run can do without.
+    import tensorflow as tf
+
+    self._tf = tf
+    os.makedirs(folder, exist_ok=True)
+    # TensorBoard joins all event files of a folder: those of an earlier process
+    # would show its rounds a second time.
+    pattern = os.path.join(glob.escape(folder), 'events.out.tfevents.*')
+    for path in glob.glob(pattern):
+      os.remove(path)
+    with self._translated():
+      self._writer = tf.summary.create_file_writer(folder)
+
+  def write(self, round_number: int, row: _Row) -> None:
+    with self._translated(), self._writer.as_default(step=round_number):
+      for name, value in row.items():
+        if isinstance(value, (int, float)):
+          tag = name if '/' in name else f'round/{name}'
+          self._tf.summary.scalar(tag, float(value))
+
+  def flush(self) -> None:
+    with self._translated():
+      self._writer.flush()
+
+  def close(self) -> None:
+    with self._translated():
+      self._writer.close()
+
+  @contextlib.contextmanager
+  def _translated(self) -> Iterator[None]:
+    """Turns an error of TensorFlow into an `OSError`."""
+    try:
+      yield
+    except self._tf.errors.OpError as error:
+      # Its first line says which file and why; the rest is TensorFlow's own.
+      lines = str(error.message).strip().splitlines() or ['unknown error']
+      raise OSError(lines[0]) from error

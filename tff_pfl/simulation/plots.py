@@ -1,0 +1,320 @@
+"""Pictures of a run: accuracy by round, and its distribution over clients.
+
+The figures are drawn without a display and without pyplot's global state.
+"""
+
+import math
+import os
+from typing import Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_pfl import errors
+from tff_pfl.simulation import summary
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_COLORS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+)
+_BEFORE_COLOR = '#999999'
+_AFTER_COLOR = _COLORS[0]
+_HURT_COLOR = _COLORS[1]
+_TEXT_COLOR = '#555555'
+_DOTS_PER_INCH = 150
+# In square points, as all areas of markers.
+_LARGEST_AREA = 300.0
+
+_Path = Union[str, 'os.PathLike[str]']
+
+
+def plot_accuracy_by_round(
+  path: _Path,
+  series: Mapping[str, Tuple[Sequence[int], Sequence[Optional[float]]]],
+  *,
+  title: str = '',
+  metric: str = 'test accuracy, mean over clients',
+) -> None:
+  """Draws accuracies over the rounds of training as a PNG file.
+
+  Args:
+    path: The file.
+    series: By name, the rounds after which there was an evaluation, and the
+      accuracy at each, in [0, 1]; None leaves a gap.
+    title: The title; empty for none.
+    metric: What the vertical axis shows, without its unit.
+
+  Raises:
+    ValueError: If there is no series, or one has not as many values as rounds.
+    RunError: If the file cannot be written.
+  """
+  errors.expect(series, 'series', 'at least one series', series)
+  figure = Figure(figsize=(8.0, 4.2), layout='constrained')
+  axes = figure.add_subplot()
+  evaluated = []
+  for i, (name, (rounds, values)) in enumerate(series.items()):
+    errors.expect(
+      len(rounds) == len(values),
+      'series',
+      f'of as many values as rounds in {name!r}',
+      f'{len(rounds)} rounds and {len(values)} values',
+    )
+    values = np.array([math.nan if v is None else v for v in values], float)
+    known = np.flatnonzero(np.isfinite(values))
+    if not known.size:
+      continue
+    evaluated += [rounds[known[0]], rounds[known[-1]]]
+    axes.plot(
+      np.asarray(rounds, float),
+      values,
+      label=f'{name}  ({values[known[-1]]:.1%})',
+      color=_COLORS[i % len(_COLORS)],
+      linestyle=('-', '--', ':')[i // len(_COLORS) % 3],
+      linewidth=1.8,
+      # Markers would run into each other on a long run.
+      marker='o' if known.size <= 40 else '',
+      markersize=4,
+    )
+  if title:
+    axes.set_title(title, loc='left')
+  axes.set_xlabel('Round')
+  axes.set_ylabel(f'{metric[:1].upper()}{metric[1:]} (%)')
+  axes.xaxis.set_major_locator(
+    ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+  )
+  if len(set(evaluated)) == 1:
+    axes.set_xlim(evaluated[0] - 1, evaluated[0] + 1)
+  _use_percent(axes, 'y', *axes.get_ylim())
+  _tidy(axes)
+  if evaluated:
+    axes.legend(
+      title='Series (last value)',
+      frameon=False,
+      loc='center left',
+      bbox_to_anchor=(1.0, 0.5),
+      alignment='left',
+    )
+  else:
+    axes.set_xlim(0, 1)
+    axes.text(0.5, 0.5, 'no evaluation yet', ha='center', color=_TEXT_COLOR)
+  _save(figure, path)
+
+
+def plot_client_distribution(
+  path: _Path,
+  before: Optional[Sequence[float]],
+  after: Sequence[float],
+  labels: Tuple[str, str] = ('before personalization', 'after personalization'),
+  *,
+  title: str = '',
+) -> None:
+  """Draws how an accuracy is distributed over clients, as a PNG file.
+
+  The left panel sorts the clients by their accuracy, so that it shows every
+  quantile and the clients that are worst off. The right panel has a point for
+  each client; below the diagonal are those that lost accuracy.
+
+  Args:
+    path: The file.
+    before: The accuracy of each client before personalization, in [0, 1]; None
+      where there is no such model, which leaves out the right panel.
+    after: The accuracy of each client after personalization, in the same order.
+      Clients for which a value is not finite (no test examples) are left out.
+    labels: What `before` and `after` are called.
+    title: The title; empty for none.
+
+  Raises:
+    ValueError: If the lengths differ or no client is left.
+    RunError: If the file cannot be written.
+  """
+  after = np.asarray(after, float)
+  kept = np.isfinite(after)
+  if before is not None:
+    before = np.asarray(before, float)
+    errors.expect(
+      before.shape == after.shape,
+      'before',
+      f'of shape {after.shape}, like `after`',
+      before.shape,
+    )
+    kept &= np.isfinite(before)
+    before = before[kept]
+  errors.expect(
+    kept.any(),
+    'after',
+    'finite for at least one client',
+    f'{after.size} clients without any',
+  )
+  after = after[kept]
+  if before is None:
+    figure = Figure(figsize=(6.0, 4.4), layout='constrained')
+    _draw_sorted(figure.add_subplot(), [(labels[1], after, _AFTER_COLOR)])
+  else:
+    figure = Figure(figsize=(10.4, 4.8), layout='constrained')
+    left, right = figure.subplots(1, 2)
+    _draw_sorted(
+      left,
+      [(labels[0], before, _BEFORE_COLOR), (labels[1], after, _AFTER_COLOR)],
+    )
+    _draw_scatter(right, before, after, labels)
+  if title:
+    figure.suptitle(title)
+  _save(figure, path)
+
+
+def _draw_sorted(
+  axes: Axes, groups: Sequence[Tuple[str, np.ndarray, str]]
+) -> None:
+  """Draws for each group the accuracies in ascending order."""
+  num_clients = groups[0][1].size
+  # Client i of n stands in the middle of the i-th of n equal parts.
+  position = (np.arange(num_clients) + 0.5) / num_clients
+  for i, (label, values, color) in enumerate(groups):
+    axes.plot(
+      position,
+      np.sort(values),
+      label=f'{label}\n(mean {np.mean(values):.1%})',
+      color=color,
+      drawstyle='steps-mid',
+      # A wider line stays visible where the next one lies on it.
+      linewidth=1.8 if i == len(groups) - 1 else 2.8,
+      marker='o' if num_clients <= 40 else '',
+      markersize=4,
+    )
+  if num_clients >= 10:
+    worst = math.ceil(num_clients / 10) / num_clients
+    axes.axvspan(0, worst, color='#000000', alpha=0.06, linewidth=0)
+    axes.annotate(
+      'worst 10%',
+      (worst, 0.02),
+      xytext=(4, 0),
+      textcoords='offset points',
+      xycoords=('data', 'axes fraction'),
+      fontsize='small',
+      color=_TEXT_COLOR,
+    )
+  noun = 'client' if num_clients == 1 else 'clients'
+  axes.set_xlabel(f'{num_clients:,} {noun}, from worst to best (%)')
+  axes.set_ylabel('Test accuracy of the client (%)')
+  _use_percent(axes, 'x', 0, 1, margin=0.0)
+  _use_percent(axes, 'y', *axes.get_ylim())
+  _tidy(axes)
+  axes.legend(
+    frameon=False,
+    loc='lower left',
+    bbox_to_anchor=(0.0, 1.0),
+    ncols=len(groups),
+    borderaxespad=0.2,
+  )
+
+
+def _draw_scatter(
+  axes: Axes, before: np.ndarray, after: np.ndarray, labels: Tuple[str, str]
+) -> None:
+  """Draws a point for each client, with the diagonal where nothing changed."""
+  # Accuracies on few examples coincide: the area of a point is the number of
+  # clients it stands for.
+  points, counts = np.unique(
+    np.stack([before, after], axis=1), axis=0, return_counts=True
+  )
+  hurt = points[:, 1] < points[:, 0]
+  area = min(40.0, 200.0 / math.sqrt(before.size))
+  margin = 0.06 * (points.max() - points.min())
+  limits = (points.min() - margin, points.max() + margin)
+  for axis_name in 'xy':
+    _use_percent(axes, axis_name, *limits)
+  axes.axline((0, 0), slope=1, color=_TEXT_COLOR, linewidth=1, linestyle='--')
+  groups = (
+    (~hurt, _AFTER_COLOR, 'not worse'),
+    (hurt, _HURT_COLOR, 'worse after'),
+  )
+  for chosen, color, name in groups:
+    share = counts[chosen].sum() / before.size
+    axes.scatter(
+      points[chosen, 0],
+      points[chosen, 1],
+      s=np.minimum(area * counts[chosen], _LARGEST_AREA),
+      color=color,
+      alpha=0.6,
+      edgecolors='white',
+      linewidths=0.4,
+      label=f'{name}: {counts[chosen].sum():,} ({share:.0%})',
+    )
+  axes.set_xlabel(f'Test accuracy {labels[0]} (%)')
+  axes.set_ylabel(f'Test accuracy {labels[1]} (%)')
+  axes.set_aspect('equal')
+  if counts.max() > 1:
+    axes.text(
+      0.98,
+      0.02,
+      'area: number of clients',
+      transform=axes.transAxes,
+      ha='right',
+      fontsize='small',
+      color=_TEXT_COLOR,
+    )
+  _tidy(axes)
+  legend = axes.legend(
+    frameon=False,
+    loc='lower left',
+    bbox_to_anchor=(0.0, 1.0),
+    ncols=2,
+    borderaxespad=0.2,
+    handletextpad=0.2,
+  )
+  for handle in legend.legend_handles:
+    handle.set_sizes([40])
+
+
+def _use_percent(
+  axes: Axes, axis_name: str, low: float, high: float, margin: float = 0.03
+) -> None:
+  """Gives an axis of fractions limits, and labels them as percentages.
+
+  Args:
+    axes: Where the axis is.
+    axis_name: "x" or "y"; the unit is left to the axis's label.
+    low: The lower limit wished for.
+    high: The upper limit wished for. Where the two are closer than ten points,
+      the limits are set ten points apart.
+    margin: How far a limit may be outside [0, 1].
+  """
+  missing = max(0.1 - (high - low), 0.0)
+  low = max(low - missing / 2, -margin)
+  high = min(high + missing / 2, 1 + margin)
+  axes.set(**{f'{axis_name}lim': (low, high)})
+  axis = {'x': axes.xaxis, 'y': axes.yaxis}[axis_name]
+  locator = ticker.MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10])
+  # No ticks where no accuracy can be.
+  axis.set_ticks(
+    [
+      tick
+      for tick in locator.tick_values(low, high)
+      if max(low, 0.0) - 1e-9 <= tick <= min(high, 1.0) + 1e-9
+    ]
+  )
+  axis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
+  )
+
+
+def _tidy(axes: Axes) -> None:
+  """Leaves the frame to what is read, with a light grid behind the data."""
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.grid(color='#DDDDDD', linewidth=0.6)
+  axes.set_axisbelow(True)
+
+
+def _save(figure: Figure, path: _Path) -> None:
+  """Writes the figure as a PNG file."""
+  figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+  with summary.atomic_file(path, 'wb') as file:
+    figure.savefig(file, format='png', dpi=_DOTS_PER_INCH)

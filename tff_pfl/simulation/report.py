@@ -1,0 +1,158 @@
+"""The report of a run: a table, JSON, CSV and pictures, all from its store."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pfl import datasets
+from tff_pfl.simulation import plots, run_store, value_codec
+from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.templates import personalized_process
+
+SUMMARY_NAME = 'summary.json'
+PER_CLIENT_NAME = 'per_client.csv'
+ACCURACY_PLOT_NAME = 'accuracy_by_round.png'
+CLIENTS_PLOT_NAME = 'clients.png'
+PARTITION_PLOT_NAME = 'partition.png'
+
+
+def write_report(
+  store: run_store.RunStore,
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  peak_rss_mb: float,
+) -> dict:
+  """Writes the report of a run into its folder.
+
+  `summary.json`, `per_client.csv` (the newest evaluation),
+  `accuracy_by_round.png`, `clients.png` (distribution over clients before and
+  after personalisation) and `partition.png` (clients by classes).
+
+  Args:
+    store: The run's store, evaluated at least once.
+    process: The run's process.
+    data: The run's data.
+    peak_rss_mb: Peak memory of the run, in MB.
+
+  Returns:
+    The summary: the settings of the run, and `accuracy` of the personal models
+    and `global_accuracy` (of the global model alone; None where there is none)
+    as `last_10_mean`, `best`, `best_round`, `last`, each a mean over clients;
+    `loss` and `global_loss` of the newest evaluation; `fairness` of the newest
+    evaluation; `seconds_per_round` (median, without evaluation),
+    `peak_rss_mb`, `claims` (empty: the paper's claims are experiments of their
+    own). What needs an accuracy is None for regression.
+  """
+  config = store.config
+  evaluations = store.evaluations()
+  per_client = store.per_client()
+  series = accuracy_series(evaluations)
+  newest = evaluations[-1]
+
+  def accuracy_of(which):
+    if which not in series:
+      return None
+    return summary_lib.accuracy_summary(
+      *series[which], final_round=store.last_round
+    )
+
+  def newest_loss(which):
+    return newest[which]['loss'] if newest[which] is not None else None
+
+  summary = {
+    **config,
+    'num_rounds': store.last_round,
+    'accuracy': accuracy_of('personal'),
+    'global_accuracy': accuracy_of('global'),
+    'loss': newest_loss('personal'),
+    'global_loss': newest_loss('global'),
+    'fairness': newest['fairness'],
+    'seconds_per_round': statistics.median(
+      row['seconds'] for row in store.metrics()
+    ),
+    'peak_rss_mb': peak_rss_mb,
+    'claims': [],
+  }
+  directory = store.directory
+
+  def path(name):
+    return os.path.join(directory, name)
+
+  summary_lib.write_csv(
+    path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
+  )
+  title = f'{process.name} on {data.name}, {config["num_clients"]} clients'
+  if series:
+    plots.plot_accuracy_by_round(
+      path(ACCURACY_PLOT_NAME),
+      {f'{name} model': values for name, values in series.items()},
+      title=title,
+    )
+    plots.plot_client_distribution(
+      path(CLIENTS_PLOT_NAME),
+      [row['before']['accuracy'] for row in per_client],
+      [row['after']['accuracy'] for row in per_client],
+      title=title,
+    )
+  datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
+  # Last, so that a summary means that the report is complete.
+  summary_lib.write_json(path(SUMMARY_NAME), summary)
+  return summary
+
+
+def accuracy_series(evaluations: Sequence[Mapping[str, Any]]) -> dict:
+  """`personal` and `global` accuracy by round: `{name: (rounds, values)}`.
+
+  Left out where there is no accuracy or no global model.
+  """
+  series = {}
+  for which in ('personal', 'global'):
+    scores = [evaluation[which] for evaluation in evaluations]
+    if scores and scores[0] is not None and 'accuracy' in scores[0]:
+      series[which] = (
+        [evaluation['round'] for evaluation in evaluations],
+        [score['accuracy'] for score in scores],
+      )
+  return series
+
+
+def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
+  """A table for the screen, one row a method.
+
+  Args:
+    summaries: As returned by `write_report`.
+  """
+
+  def row(summary):
+    personal = summary['accuracy'] or {}
+    shared = summary['global_accuracy'] or {}
+    fairness = summary['fairness'] or {}
+    return [
+      summary['algorithm'],
+      personal.get('last'),
+      personal.get('last_10_mean'),
+      shared.get('last'),
+      fairness.get('std'),
+      fairness.get('worst_10_percent'),
+      fairness.get('fraction_hurt'),
+      summary['loss'],
+      summary['seconds_per_round'],
+    ]
+
+  return summary_lib.format_table(
+    [row(summary) for summary in summaries],
+    [
+      'method',
+      'personal\naccuracy',
+      'last 10\nrounds',
+      'global\naccuracy',
+      'std over\nclients',
+      'worst\n10%',
+      'fraction\nhurt',
+      'personal\nloss',
+      'seconds\na round',
+    ],
+  )

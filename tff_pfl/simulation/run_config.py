@@ -1,0 +1,177 @@
+"""All settings of a run as one value, stored with the run.
+
+From the stored settings a run's data, model and process can be built again,
+which is how a run is resumed and its personal models are used.
+"""
+
+import dataclasses
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from tff_pfl import datasets, errors
+from tff_pfl.algorithms import registry
+from tff_pfl.client import training_loop
+from tff_pfl.evaluation import personalization as personalization_lib
+from tff_pfl.models import split_model, zoo
+from tff_pfl.simulation import client_sampling, experiment
+from tff_pfl.templates import aggregators, personalized_process
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """The settings of a run.
+
+  Attributes:
+    algorithm: A key of `registry.ALGORITHMS`.
+    hparams: The method's hyperparameters; None for its defaults.
+    dataset: A key of `datasets.DATASETS`.
+    data_dir: Folder with the data set's files, for those that have any.
+    partition: How the data are divided among clients, such as 'shards:2'.
+    num_clients: Number of clients.
+    model: A key of `zoo.MODELS`.
+    model_arguments: The model's own arguments.
+    aggregator: A key of `aggregators.AGGREGATORS`.
+    client_weighting: 'num_examples' or 'uniform'.
+    server_optimizer: 'sgd' or 'adam'.
+    server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
+    server_momentum: In [0, 1).
+    personalization: How clients' models are made before they are scored.
+    num_rounds: Rounds of training.
+    cohort_size: Clients in a round.
+    rounds_per_evaluation: Rounds between evaluations.
+    seed: Of the partition, the initial weights, the sampling and all client
+      work; non-negative.
+    runtime: A key of `runtime.RUNTIMES`.
+  """
+
+  algorithm: str = 'fed_rep'
+  hparams: Any = None
+  dataset: str = 'digits'
+  data_dir: Optional[str] = None
+  partition: str = 'shards:2'
+  num_clients: int = 30
+  model: str = 'mlp'
+  model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  aggregator: str = 'mean'
+  client_weighting: str = 'num_examples'
+  server_optimizer: str = 'sgd'
+  server_learning_rate: float = 1.0
+  server_momentum: float = 0.0
+  personalization: personalization_lib.Personalization = (
+    personalization_lib.Personalization()
+  )
+  num_rounds: int = 100
+  cohort_size: int = 10
+  rounds_per_evaluation: int = 10
+  seed: int = 0
+  runtime: str = 'native'
+
+  def __post_init__(self):
+    algorithm = registry.get_algorithm(self.algorithm)
+    if self.hparams is None:
+      object.__setattr__(self, 'hparams', algorithm.hparams())
+    errors.expect(self.seed >= 0, 'seed', 'a non-negative integer', self.seed)
+    # Fails early on a cohort larger than the population.
+    client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
+
+  def settings(self) -> Dict[str, Any]:
+    """The settings as JSON types."""
+    settings = dataclasses.asdict(self)
+    settings['model_arguments'] = {
+      name: list(value) if isinstance(value, tuple) else value
+      for name, value in self.model_arguments.items()
+    }
+    return settings
+
+  @classmethod
+  def from_settings(cls, settings: Mapping[str, Any]) -> 'RunConfig':
+    """Rebuilds the value that `settings` was called on.
+
+    Raises:
+      RunError: If the settings are not those of a run of the `train` program
+        (one of the library, with a model of the user's own, say).
+    """
+    names = {field.name for field in dataclasses.fields(cls)}
+    if set(settings) != names or settings['model'] not in zoo.MODELS:
+      raise errors.RunError(
+        'Expected a run whose model and data have names; this one was made by '
+        'a program of its own and only that program can build them again.'
+      )
+    algorithm = registry.get_algorithm(settings['algorithm'])
+    return cls(
+      **{
+        **settings,
+        'hparams': algorithm.hparams(**settings['hparams']),
+        'personalization': personalization_lib.Personalization(
+          **settings['personalization']
+        ),
+      }
+    )
+
+  def load_data(self) -> datasets.FederatedDataset:
+    """Loads the data and divides them among the clients."""
+    return datasets.load_dataset(
+      self.dataset,
+      num_clients=self.num_clients,
+      partition=self.partition,
+      data_dir=self.data_dir,
+      seed=self.seed,
+    )
+
+  def build_model(
+    self, data: datasets.FederatedDataset
+  ) -> split_model.SplitModel:
+    """Makes the model for the data's shapes."""
+    return zoo.make_model(
+      self.model,
+      data.element_spec,
+      data.num_classes,
+      self.seed,
+      **self.model_arguments,
+    )
+
+  def build_process(
+    self, model: split_model.SplitModel
+  ) -> personalized_process.PersonalizedProcess:
+    """Builds the method."""
+    return registry.build(
+      self.algorithm,
+      model,
+      self.hparams,
+      aggregator=aggregators.make_aggregator(self.aggregator),
+      client_weighting=self.client_weighting,
+      server_optimizer=training_loop.build_optimizer(
+        self.server_optimizer,
+        self.server_learning_rate,
+        self.server_momentum,
+      ),
+      personalization=self.personalization,
+      seed=self.seed,
+    )
+
+  def build(
+    self,
+  ) -> Tuple[
+    personalized_process.PersonalizedProcess, datasets.FederatedDataset
+  ]:
+    """Builds the process and loads its data."""
+    data = self.load_data()
+    return self.build_process(self.build_model(data)), data
+
+  def run(
+    self, output_dir: str, *, resume: bool = False, show_progress: bool = True
+  ) -> Dict[str, Any]:
+    """Runs the experiment; see `experiment.run`."""
+    process, data = self.build()
+    return experiment.run(
+      process,
+      data,
+      output_dir=output_dir,
+      num_rounds=self.num_rounds,
+      cohort_size=self.cohort_size,
+      rounds_per_evaluation=self.rounds_per_evaluation,
+      seed=self.seed,
+      runtime=self.runtime,
+      resume=resume,
+      settings=self.settings(),
+      show_progress=show_progress,
+    )

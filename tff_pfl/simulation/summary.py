@@ -1,0 +1,255 @@
+"""Sums up a run: figures over rounds, result files, a table on the screen."""
+
+import contextlib
+import csv
+import json
+import math
+import numbers
+import os
+from typing import (
+  IO,
+  Any,
+  Dict,
+  Iterable,
+  Iterator,
+  Mapping,
+  Optional,
+  Sequence,
+  Union,
+)
+
+import tabulate
+
+from tff_pfl import errors
+from tff_pfl.simulation import value_codec
+
+_Path = Union[str, 'os.PathLike[str]']
+_NONE_CELL = '–'
+
+
+def accuracy_summary(
+  rounds: Sequence[int],
+  values: Sequence[Optional[float]],
+  last: int = 10,
+  final_round: Optional[int] = None,
+) -> Dict[str, Optional[float]]:
+  """Sums up an accuracy over the rounds of training.
+
+  The figures answer different questions, so each has its name: the mean over
+  the last rounds is the one to compare methods by; the best one is chosen
+  with the test data and flatters.
+
+  Args:
+    rounds: The rounds after which there was an evaluation, ascending.
+    values: The accuracy at each, in [0, 1]; None where there is none.
+    last: The number of rounds at the end of training that the mean is over.
+    final_round: The last round of training; None for the last of `rounds`.
+
+  Returns:
+    A dict, with None for what no evaluation tells:
+      last_10_mean: Mean over the evaluations of the last 10 rounds of training,
+        those after round `final_round` - 10, however many these are. Another
+        `last` changes the name accordingly.
+      best: The highest value.
+      best_round: The first round with that value.
+      last: The value of the last evaluation.
+
+  Raises:
+    ValueError: If `rounds` and `values` differ in length, `rounds` is not
+      ascending or `last` is not positive.
+  """
+  errors.expect(
+    len(rounds) == len(values),
+    'values',
+    f'as many as the {len(rounds)} rounds',
+    f'{len(values)} values',
+  )
+  errors.expect(
+    all(a < b for a, b in zip(rounds, rounds[1:])),
+    'rounds',
+    'ascending',
+    rounds,
+  )
+  errors.expect(last >= 1, 'last', 'at least 1', last)
+  if final_round is None and rounds:
+    final_round = rounds[-1]
+  known = [(r, float(v)) for r, v in zip(rounds, values) if v is not None]
+  recent = [v for r, v in known if r > final_round - last]
+  comparable = [(v, r) for r, v in known if not math.isnan(v)]
+  best, best_round = max(
+    comparable, key=lambda pair: (pair[0], -pair[1]), default=(None, None)
+  )
+  return {
+    f'last_{last}_mean': math.fsum(recent) / len(recent) if recent else None,
+    'best': best,
+    'best_round': None if best_round is None else int(best_round),
+    'last': known[-1][1] if known else None,
+  }
+
+
+def json_text(value: Any, indent: Optional[int] = None) -> str:
+  """Returns `value` as JSON that every reader takes.
+
+  Args:
+    value: What `value_codec.to_json` takes.
+    indent: Spaces of indentation; None for a single line.
+
+  Returns:
+    The text. JSON has no NaN and no infinities; these become null.
+  """
+  return json.dumps(
+    _finite(value_codec.to_json(value)),
+    indent=indent,
+    ensure_ascii=False,
+    allow_nan=False,
+  )
+
+
+def write_json(path: _Path, value: Any) -> None:
+  """Writes a JSON file; after a crash it is the old one or the new one.
+
+  Args:
+    path: The file.
+    value: What `json_text` takes.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  text = json_text(value, indent=2)
+  with atomic_file(path) as file:
+    file.write(text + '\n')
+
+
+def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
+  """Writes a CSV file; after a crash it is the old one or the new one.
+
+  Args:
+    path: The file.
+    rows: The rows, which need not have the same keys. The columns are the keys
+      of all rows in the order of their first appearance, those of nested
+      mappings joined by "/"; what a row lacks is an empty cell.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  flat = [value_codec.flatten(value_codec.to_json(row)) for row in rows]
+  columns = list(dict.fromkeys(name for row in flat for name in row))
+  with atomic_file(path) as file:
+    writer = csv.writer(file, lineterminator='\n')
+    if columns:
+      writer.writerow(columns)
+    writer.writerows([csv_cell(row.get(c)) for c in columns] for row in flat)
+
+
+def csv_cell(value: Any) -> Any:
+  """Returns a JSON value as a cell of a CSV file: lists as JSON text."""
+  return json_text(value) if isinstance(value, (list, dict)) else value
+
+
+@contextlib.contextmanager
+def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
+  """Opens a file that replaces `path` once all of it is on the disk.
+
+  Args:
+    path: The file to be replaced or made.
+    mode: "w" for text in UTF-8, "wb" for bytes.
+
+  Yields:
+    The file to write to. If the body raises, `path` stays as it was.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  path = os.fspath(path)
+  directory, name = os.path.split(path)
+  temporary = os.path.join(directory, f'.{name}.tmp')
+  text_options = {} if 'b' in mode else {'encoding': 'utf-8', 'newline': ''}
+  try:
+    try:
+      with open(temporary, mode, **text_options) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        os.remove(temporary)
+      raise
+    # The new name must be on the disk too.
+    descriptor = os.open(directory or '.', os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+  except OSError as error:
+    raise errors.RunError(f'Cannot write {path}: {error.strerror}.') from error
+
+
+def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
+  """Returns a table for the screen.
+
+  Args:
+    rows: The cells of each row. Floats are given with four significant digits
+      (from 10,000 on as whole numbers), None as a dash.
+    headers: The name of each column.
+
+  Returns:
+    The lines of the table. Columns of numbers are aligned right, others left.
+
+  Raises:
+    ValueError: If a row has more or fewer cells than there are headers.
+  """
+  rows = [list(row) for row in rows]
+  for row in rows:
+    errors.expect(
+      len(row) == len(headers), 'rows', f'of {len(headers)} cells', row
+    )
+  alignment = [
+    'right' if _is_numeric([row[i] for row in rows]) else 'left'
+    for i in range(len(headers))
+  ]
+  cells = [[_format_cell(cell) for cell in row] for row in rows]
+  return tabulate.tabulate(
+    cells,
+    headers=list(headers),
+    tablefmt='simple',
+    disable_numparse=True,
+    # Without rows there is nothing to align, which tabulate does not expect.
+    colalign=alignment if rows else None,
+  )
+
+
+def _is_numeric(cells: Sequence[Any]) -> bool:
+  """Returns whether a column holds numbers, and not nothing but None."""
+  given = [cell for cell in cells if cell is not None]
+  return bool(given) and all(
+    isinstance(cell, numbers.Number) and not isinstance(cell, bool)
+    for cell in given
+  )
+
+
+def _format_cell(cell: Any) -> str:
+  """Returns the text of a cell."""
+  if cell is None:
+    return _NONE_CELL
+  if isinstance(cell, numbers.Real) and not isinstance(cell, numbers.Integral):
+    cell = float(cell)
+    if not math.isfinite(cell):
+      return str(cell)
+    # From here on four digits would round to 10,000 and more.
+    if 9999.5 <= abs(cell) < 1e15:
+      return f'{cell:.0f}'
+    # "#" keeps the zeros at the end, so that a column lines up.
+    return f'{cell:#.4g}'.rstrip('.')
+  return str(cell)
+
+
+def _finite(value: Any) -> Any:
+  """Returns a JSON value with None in place of NaN and infinities."""
+  if isinstance(value, dict):
+    return {key: _finite(item) for key, item in value.items()}
+  if isinstance(value, list):
+    return [_finite(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
