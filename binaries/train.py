@@ -48,6 +48,10 @@ def main() -> None:
     configs[name].run(folder, resume=_RESUME.value)
     for name, folder in folders.items()
   ]
+  if len(folders) > 1:
+    report.plot_comparison(
+      os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME), folders
+    )
   print(report.summary_table(summaries))
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, report.SUMMARY_NAME)}')
 

@@ -105,7 +105,7 @@ def run(
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(open_store(output_dir, config))
     if store.last_round < num_rounds:
-      peak_rss_mb = _train(
+      _train(
         stack.enter_context(runtime_lib.create_runtime(runtime)),
         process,
         data,
@@ -113,13 +113,11 @@ def run(
         sampler,
         show_progress,
       )
-    else:
-      peak_rss_mb = _rss_mb()
-    return report.write_report(store, process, data, peak_rss_mb)
+    return report.write_report(store, process, data)
 
 
 def _train(runtime, process, data, store, sampler, show_progress):
-  """Runs the rounds that are left; returns the peak memory in MB."""
+  """Runs the rounds that are left."""
   config = store.config
   num_rounds = config['num_rounds']
   state = runtime.run(process.initialize)
@@ -130,7 +128,6 @@ def _train(runtime, process, data, store, sampler, show_progress):
   else:
     state = value_codec.decode(store.server_state(), state)
   population = client_population.ClientPopulation(process, runtime, store)
-  peak_rss_mb = _rss_mb()
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(
       metrics_writers.MetricsWriters(store.directory, store.history())
@@ -164,6 +161,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
       metrics = {
         **value_codec.to_json(output.metrics),
         'seconds': time.perf_counter() - start,
+        'rss_mb': _rss_mb(),
       }
       new_states = dict(zip(map(int, cohort), output.client_states))
       evaluation = per_client = None
@@ -198,10 +196,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
         row['evaluation'] = evaluation
         shown = _shown(evaluation)
       writers.write(row)
-      peak_rss_mb = max(peak_rss_mb, _rss_mb())
       bar.set_postfix(loss=f'{metrics["loss"]:.3f}', **shown, refresh=False)
       bar.update()
-  return peak_rss_mb
 
 
 def _overlay(population, indices, new_states):

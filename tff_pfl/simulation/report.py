@@ -17,13 +17,13 @@ PER_CLIENT_NAME = 'per_client.csv'
 ACCURACY_PLOT_NAME = 'accuracy_by_round.png'
 CLIENTS_PLOT_NAME = 'clients.png'
 PARTITION_PLOT_NAME = 'partition.png'
+COMPARISON_PLOT_NAME = 'comparison.png'
 
 
 def write_report(
   store: run_store.RunStore,
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
-  peak_rss_mb: float,
 ) -> dict:
   """Writes the report of a run into its folder.
 
@@ -35,7 +35,6 @@ def write_report(
     store: The run's store, evaluated at least once.
     process: The run's process.
     data: The run's data.
-    peak_rss_mb: Peak memory of the run, in MB.
 
   Returns:
     The summary: the settings of the run, and `accuracy` of the personal models
@@ -43,12 +42,14 @@ def write_report(
     as `last_10_mean`, `best`, `best_round`, `last`, each a mean over clients;
     `loss` and `global_loss` of the newest evaluation; `fairness` of the newest
     evaluation; `seconds_per_round` (median, without evaluation),
-    `peak_rss_mb`, `claims` (empty: the paper's claims are experiments of their
-    own). What needs an accuracy is None for regression.
+    `peak_rss_mb` (of this process and its workers, after any round), `claims`
+    (empty: the paper's claims are experiments of their own). What needs an
+    accuracy is None for regression.
   """
   config = store.config
   evaluations = store.evaluations()
   per_client = store.per_client()
+  rounds = list(store.metrics())
   series = accuracy_series(evaluations)
   newest = evaluations[-1]
 
@@ -70,10 +71,8 @@ def write_report(
     'loss': newest_loss('personal'),
     'global_loss': newest_loss('global'),
     'fairness': newest['fairness'],
-    'seconds_per_round': statistics.median(
-      row['seconds'] for row in store.metrics()
-    ),
-    'peak_rss_mb': peak_rss_mb,
+    'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
+    'peak_rss_mb': max(row['rss_mb'] for row in rounds),
     'claims': [],
   }
   directory = store.directory
@@ -95,12 +94,34 @@ def write_report(
       path(CLIENTS_PLOT_NAME),
       [row['before']['accuracy'] for row in per_client],
       [row['after']['accuracy'] for row in per_client],
+      (
+        'global model'
+        if process.has_global_model
+        else 'global weights, untrained local ones',
+        'personal model',
+      ),
       title=title,
     )
   datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
   # Last, so that a summary means that the report is complete.
   summary_lib.write_json(path(SUMMARY_NAME), summary)
   return summary
+
+
+def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
+  """Draws the accuracies of several runs into one picture.
+
+  Args:
+    path: The PNG file.
+    directories: Name of each method to the folder of its run.
+  """
+  series = {}
+  for name, directory in directories.items():
+    with run_store.RunStore.open_for_reading(directory) as store:
+      for which, values in accuracy_series(store.evaluations()).items():
+        series[f'{name}, {which} model'] = values
+  if series:
+    plots.plot_accuracy_by_round(path, series)
 
 
 def accuracy_series(evaluations: Sequence[Mapping[str, Any]]) -> dict:
