@@ -2,5 +2,17 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('MPLBACKEND', 'Agg')
+
+
+@pytest.fixture(scope='session')
+def runtime():
+  """The native runtime, TFF's default for the whole session."""
+  from tff_pfl import runtime as runtime_lib
+
+  with runtime_lib.create_runtime('native') as native:
+    native.install()
+    yield native

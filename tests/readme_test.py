@@ -1,0 +1,26 @@
+"""The README's claims that can be run."""
+
+import pathlib
+import re
+
+_README = pathlib.Path(__file__).parents[1] / 'README.md'
+
+
+def _own_model_example():
+  (code,) = re.findall(r'```python\n(.*?)```', _README.read_text(), re.S)
+  return code
+
+
+def test_own_model_example_is_short():
+  assert len(_own_model_example().splitlines()) < 25
+
+
+def test_own_model_example_trains(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  names = {}
+  exec(compile(_own_model_example(), str(_README), 'exec'), names)
+  assert names['summary']['num_rounds'] == 20
+  # Three classes: far above chance.
+  assert names['summary']['accuracy']['last'] > 0.7
+  assert (tmp_path / 'my_run' / 'summary.json').is_file()
+  assert 'last_10_mean' in capsys.readouterr().out
