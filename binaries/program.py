@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
-from tff_pfl import errors
-from tff_pfl.runtime import shutdown
+from tff_pfl import errors, shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'

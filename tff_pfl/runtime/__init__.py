@@ -7,14 +7,12 @@ A computation is written once and gives the same result on each runtime. See
 from typing import Any, Callable, Dict
 
 from tff_pfl import errors
-from tff_pfl.runtime import base, native, shutdown
+from tff_pfl.runtime import base, native
 
 # From a runtime's name, as in the programs' --runtime, to its class.
 RUNTIMES: Dict[str, Callable[..., base.Runtime]] = {
   'native': native.NativeRuntime,
 }
-
-shutdown.drop_default_context_at_exit()
 
 
 def create_runtime(name: str, **options: Any) -> base.Runtime:

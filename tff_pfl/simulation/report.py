@@ -87,7 +87,7 @@ def write_report(
   if series:
     plots.plot_accuracy_by_round(
       path(ACCURACY_PLOT_NAME),
-      {f'{name} model': values for name, values in series.items()},
+      _curves(evaluations),
       title=title,
     )
     plots.plot_client_distribution(
@@ -118,8 +118,8 @@ def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
   series = {}
   for name, directory in directories.items():
     with run_store.RunStore.open_for_reading(directory) as store:
-      for which, values in accuracy_series(store.evaluations()).items():
-        series[f'{name}, {which} model'] = values
+      for label, values in _curves(store.evaluations()).items():
+        series[f'{name}, {label}'] = values
   if series:
     plots.plot_accuracy_by_round(path, series)
 
@@ -138,6 +138,14 @@ def accuracy_series(evaluations: Sequence[Mapping[str, Any]]) -> dict:
         [score['accuracy'] for score in scores],
       )
   return series
+
+
+def _curves(evaluations):
+  """`accuracy_series` with labels; one curve where the two are the same."""
+  series = accuracy_series(evaluations)
+  if 'global' in series and series['global'] == series['personal']:
+    del series['personal']
+  return {f'{which} model': values for which, values in series.items()}
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -25,8 +25,7 @@ _PROGRAM = textwrap.dedent("""
   import numpy as np
   import tensorflow as tf
   import tensorflow_federated as tff
-  from tff_pfl import runtime
-  from tff_pfl.runtime import shutdown
+  from tff_pfl import runtime, shutdown
 
   @tff.tensorflow.computation(np.int64)
   def count(limit):

@@ -6,8 +6,6 @@ import sys
 from types import FrameType
 from typing import Optional
 
-import tensorflow_federated as tff
-
 _EXIT_STATUS_SIGTERM = 128 + signal.SIGTERM
 
 
@@ -30,7 +28,7 @@ def _raise_system_exit(
 
 
 def drop_default_context_at_exit() -> None:
-  """Drops TFF's default context at the interpreter's exit; call it once.
+  """Drops TFF's default context at the interpreter's exit; `tff_pfl` calls it.
 
   Importing TFF makes its local C++ context the default. The object that owns
   its worker is destroyed with the last modules, when the names that its
@@ -44,4 +42,10 @@ def drop_default_context_at_exit() -> None:
   The default is kept per thread; importing TFF and the exit both happen in the
   main thread.
   """
-  atexit.register(tff.test.set_no_default_context)
+  atexit.register(_drop_default_context)
+
+
+def _drop_default_context() -> None:
+  tff = sys.modules.get('tensorflow_federated')
+  if tff is not None:
+    tff.test.set_no_default_context()
