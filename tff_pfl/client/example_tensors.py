@@ -20,7 +20,7 @@ _CHUNK = 256
 
 
 class ExampleTensors(NamedTuple):
-  """Padded examples.
+  """Padded examples; the capacity is a power of two (`bucket_size`).
 
   Attributes:
     x: `[capacity, ...]`, or a structure of such tensors (cached features).
@@ -76,7 +76,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
     )
 
   # One batch of everything: the reduction then appends at most once.
-  whole = dataset.rebatch(tf.int64.max)
+  whole = dataset.rebatch(tf.int32.max)
   x, y = whole.reduce(empty, append)
   num_examples = tf.shape(y)[0]
   padding = bucket_size(num_examples) - num_examples

@@ -93,7 +93,7 @@ def prediction_loss(
     trained = {k: v for k, v in weights.items() if k not in model.statistics}
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(trained)
-      outputs, statistics = forward({**weights, **trained}, batch.x, mode)
+      outputs, statistics = forward(weights, batch.x, mode)
       losses = model.loss(batch.y, outputs)
       example_weights = tf.cast(batch.example_weights, losses.dtype)
       losses = tf.where(example_weights > 0, losses, tf.zeros_like(losses))

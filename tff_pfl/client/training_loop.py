@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import numbers
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -71,10 +72,16 @@ class Phase:
     for name in ('batch_size', 'num_steps'):
       value = getattr(self, name)
       errors.expect(
-        value is None or value > 0, name, 'a positive integer or None', value
+        value is None or (isinstance(value, numbers.Integral) and value > 0),
+        name,
+        'a positive integer or None',
+        value,
       )
     errors.expect(
-      self.num_epochs >= 0, 'num_epochs', 'at least 0', self.num_epochs
+      isinstance(self.num_epochs, numbers.Integral) and self.num_epochs >= 0,
+      'num_epochs',
+      'an integer, at least 0',
+      self.num_epochs,
     )
 
 
@@ -119,9 +126,11 @@ def plan_batches(
   is_example = tf.logical_and(
     (steps < num_steps)[:, tf.newaxis], positions < num_examples
   )
+  # Where a batch has no example left it repeats one with weight 0: a row of
+  # padding may be NaN after the body, and its gradient 0 * NaN.
   indices = tf.gather(
     tf.gather(order, epochs),
-    tf.minimum(positions, capacity - 1),
+    tf.minimum(positions, tf.maximum(num_examples, 1) - 1),
     batch_dims=1,
   )
   return BatchPlan(indices, tf.cast(is_example, tf.float32), num_steps)
@@ -199,8 +208,8 @@ def train(
         split_model.select(output.gradient, trained_names),
       )
       weights = collections.OrderedDict(
-        (name, trained[name] if name in trained else output.statistics[name])
-        for name in weights
+        (name, {**output.statistics, **trained}.get(name, value))
+        for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
       return index + 1, weights, optimizer_state, metrics

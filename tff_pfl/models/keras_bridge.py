@@ -14,6 +14,7 @@ pure stand-in for their `call`:
 What cannot be made pure is refused with an error that names the layer: layers
 used more than once, stateful recurrent layers, dropout inside recurrent layers,
 other random layers, regularizers, and layers that read variables of their own.
+Layers with `trainable=False` keep their weights, as in Keras.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
@@ -44,6 +46,17 @@ _CONVOLUTIONS = (
   keras.layers.Conv1D,
   keras.layers.Conv2D,
   keras.layers.Conv3D,
+  keras.layers.DepthwiseConv1D,
+  keras.layers.DepthwiseConv2D,
+  keras.layers.SeparableConv1D,
+  keras.layers.SeparableConv2D,
+)
+# Output activations after which the outputs are no longer logits.
+_PROBABILITY_ACTIVATIONS = (
+  keras.activations.softmax,
+  keras.activations.sigmoid,
+  tf.nn.softmax,
+  tf.nn.sigmoid,
 )
 _ACCURACIES = {
   'sparse': keras.metrics.sparse_categorical_accuracy,
@@ -76,8 +89,10 @@ def from_keras(
     head_layers: Names of the layers that make the head. Layers without weights
       that follow them (activations, dropout) belong to the head too.
     loss: A loss by Keras name, a Keras loss object, or a function
-      `(y_true, y_pred) -> [batch]`. For cross-entropies given by name, whether
-      the outputs are logits is read off the last layer's activation.
+      `(y_true, y_pred) -> [batch]` (a function gets `y_true` with the type and
+      the rank of `y_pred`, unless its name says that labels are sparse). For
+      cross-entropies given by name, whether the outputs are logits is read off
+      the last layer's activation.
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
       metric objects that are means over examples, or functions.
     label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
@@ -89,16 +104,21 @@ def from_keras(
     The model as pure functions.
 
   Raises:
-    TypeError: If `model` is not a functional or sequential Keras model.
+    TypeError: If `model` is not a functional or sequential Keras model, or
+      another argument is of the wrong type.
     ValueError: If a layer does not exist or is not supported; the message names
       it.
   """
+  for name, value in (('head_layers', head_layers), ('metrics', metrics)):
+    if isinstance(value, str):
+      raise TypeError(errors.message(name, 'a list', value))
   _check_graph_network(model)
   nodes = _nodes(model)
   _check_layers(model, nodes)
   weight_slots, layers, statistics = _name_weights(model)
-  head_names = _head_closure(model, nodes, tuple(head_layers))
-  body_model, head_model = _cut(model, nodes, head_names)
+  head_nodes = _head_nodes(model, nodes, tuple(head_layers))
+  body_model, head_model = _cut(model, head_nodes)
+  head_names = {node.layer.name for node in head_nodes}
   kind, gives_logits, loss_fn = _resolve_loss(loss, model)
   pure = _PureCalls(model, weight_slots)
   output_shape = model.output_shape[1:]
@@ -111,7 +131,7 @@ def from_keras(
   num_classes = None
   if kind in ('sparse', 'categorical'):
     num_classes = output_shape[-1]
-  elif kind == 'binary':
+  elif kind == 'binary' and output_shape[-1:] == (1,):
     num_classes = 2
   result = split_model.SplitModel(
     name=model.name,
@@ -130,7 +150,9 @@ def from_keras(
     head=pure.bind(head_model),
     loss=_per_example(loss_fn, kind),
     metrics=_resolve_metrics(metrics, kind, gives_logits),
-    probabilities=_probabilities(kind, gives_logits),
+    probabilities=(
+      _probabilities(kind, gives_logits) if num_classes is not None else None
+    ),
     num_classes=num_classes,
     has_convolutions=any(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
@@ -159,6 +181,12 @@ def _check_graph_network(model):
       f'a Keras model with one {what}',
       f'{len(tensors)} {what}s in {model.name!r}',
     )
+  errors.expect(
+    all(size is not None for size in model.input_shape[1:]),
+    'model',
+    'a Keras model whose input has a fixed shape (pad sequences to one length)',
+    f'{model.input_shape[1:]} in {model.name!r}',
+  )
 
 
 def _nodes(model):
@@ -187,9 +215,10 @@ def _check_layers(model, nodes):
       )
     if layer.weights and uses[id(layer)] > 1:
       _refuse(layer, f'is shared: it is used {uses[id(layer)]} times')
-    for module in (layer, *layer.submodules):
-      if not isinstance(module, keras.layers.Layer):
-        continue
+    # Not `submodules`, which fails for some layers with recurrent dropout.
+    for module in layer._flatten_layers():  # pylint: disable=protected-access
+      if module.compute_dtype != module.dtype:
+        _refuse(layer, f'computes in mixed precision ({module.compute_dtype})')
       if getattr(module, 'stateful', False) and isinstance(
         module, keras.layers.RNN
       ):
@@ -211,11 +240,37 @@ def _check_layers(model, nodes):
         _refuse(layer, 'draws unseeded random numbers')
       if getattr(module, 'activity_regularizer', None) is not None:
         _refuse(layer, 'has an activity regularizer')
-      if (
-        isinstance(module, _BATCH_NORMALIZATION)
-        and module.virtual_batch_size is not None
-      ):
-        _refuse(layer, 'uses virtual batches')
+      if isinstance(module, _DROPOUT) and module.rate >= 1:
+        _refuse(layer, 'drops everything (rate=1)')
+      if isinstance(module, _BATCH_NORMALIZATION):
+        if module.virtual_batch_size is not None:
+          _refuse(layer, 'uses virtual batches')
+        if isinstance(layer, keras.layers.TimeDistributed):
+          _refuse(
+            layer,
+            'normalizes over steps; BatchNormalization does so without '
+            'TimeDistributed',
+          )
+  for node in nodes:
+    if isinstance(node.layer, _BATCH_NORMALIZATION) and _masked(
+      node.keras_inputs
+    ):
+      _refuse(node.layer, 'normalizes a masked sequence (mask_zero=True, say)')
+
+
+def _masked(tensors):
+  """Those of the model's symbolic tensors that carry a Keras mask."""
+  return [
+    tensor
+    for tensor in tensors
+    if getattr(tensor, '_keras_mask', None) is not None
+  ]
+
+
+def _reads_mask(layer):
+  if isinstance(layer, keras.layers.TimeDistributed):
+    return _reads_mask(layer.layer)
+  return layer._expects_mask_arg  # pylint: disable=protected-access
 
 
 def _name_weights(model):
@@ -223,6 +278,7 @@ def _name_weights(model):
   slots = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
+  owners = {}
   for layer in model.layers:
     places = {}
     for module in (layer, *layer.submodules):
@@ -230,7 +286,20 @@ def _name_weights(model):
         if isinstance(value, tf.Variable):
           places.setdefault(value.ref(), (module, attribute))
     names = []
+    frozen = {variable.ref() for variable in layer.non_trainable_weights}
     for variable in layer.weights:
+      if owners.setdefault(variable.ref(), layer) is not layer:
+        _refuse(
+          layer,
+          f'shares the variable {variable.name!r} with layer '
+          f'{owners[variable.ref()].name!r}',
+        )
+      if not variable.dtype.is_floating:
+        _refuse(
+          layer,
+          f'has the weight {variable.name!r} of type {variable.dtype.name}, '
+          'which cannot be averaged',
+        )
       if variable.ref() not in places:
         _refuse(
           layer,
@@ -241,15 +310,16 @@ def _name_weights(model):
       suffix = variable.name.split(':')[0]
       if suffix.startswith(layer.name + '/'):
         suffix = suffix[len(layer.name) + 1 :]
+      if not isinstance(layer, keras.Model):
+        # Keras numbers inner layers ("lstm_cell_3") by what the Python process
+        # has built before; a weight's name must not depend on that.
+        suffix = re.sub(r'_\d+/', '/', suffix)
       name = f'{layer.name}/{suffix}'
       while name in slots:
         name += '_'
       slots[name] = (module, attribute, variable)
       names.append(name)
-      if isinstance(module, _BATCH_NORMALIZATION) and attribute in (
-        'moving_mean',
-        'moving_variance',
-      ):
+      if variable.ref() in frozen:
         statistics.add(name)
     if names:
       layers[layer.name] = tuple(names)
@@ -262,8 +332,14 @@ def _name_weights(model):
   return slots, layers, frozenset(statistics)
 
 
-def _head_closure(model, nodes, head_layers):
-  """The names of all layers of the head, those without weights included."""
+def _source(tensor):
+  """The node that makes a tensor of the model's graph."""
+  history = tensor._keras_history  # pylint: disable=protected-access
+  return history.layer._inbound_nodes[history.node_index]  # pylint: disable=protected-access
+
+
+def _head_nodes(model, nodes, head_layers):
+  """The nodes of the head: of its layers, and all that follow them."""
   known = [layer.name for layer in model.layers]
   errors.expect(
     head_layers, 'head_layers', 'at least one layer name', head_layers
@@ -275,40 +351,47 @@ def _head_closure(model, nodes, head_layers):
       f'names of layers of {model.name!r} ({", ".join(known)})',
       name,
     )
-  head = set(head_layers)
+  errors.expect(
+    any(model.get_layer(name).weights for name in head_layers),
+    'head_layers',
+    'layers of which one at least has weights',
+    ', '.join(head_layers),
+  )
+  head = []
   for node in nodes:
-    follows_head = any(
-      tensor._keras_history.layer.name in head  # pylint: disable=protected-access
-      for tensor in node.keras_inputs
-    )
-    if follows_head and node.layer.name not in head:
+    if node.layer.name in head_layers:
+      head.append(node)
+    elif any(_source(tensor) in head for tensor in node.keras_inputs):
+      # Every node leads to the output, so this also finds heads that end early.
       if node.layer.weights:
         raise ValueError(
           'Expected `head_layers` to be the end of the network, found layer '
           f'{node.layer.name!r} with weights after the head; add it to '
           '`head_layers`.'
         )
-      head.add(node.layer.name)
-  errors.expect(
-    model.outputs[0]._keras_history.layer.name in head,  # pylint: disable=protected-access
-    'head_layers',
-    'layers that lead to the output of the model',
-    ', '.join(head_layers),
-  )
+      head.append(node)
   return head
 
 
-def _cut(model, nodes, head_names):
+def _cut(model, head_nodes):
   """Two Keras models over the same layers: body and head."""
   crossing = {}
-  for node in nodes:
-    if node.layer.name in head_names:
-      for tensor in node.keras_inputs:
-        if tensor._keras_history.layer.name not in head_names:  # pylint: disable=protected-access
-          crossing[id(tensor)] = tensor
+  for node in head_nodes:
+    for tensor in node.keras_inputs:
+      if _source(tensor) not in head_nodes:
+        crossing[id(tensor)] = tensor
   if not crossing:
-    # The head starts at the input itself.
+    # The input layer itself was named as part of the head.
     return keras.Model(model.inputs, model.inputs[0]), model
+  if _masked(crossing.values()):
+    # Features are cached without their mask.
+    for node in head_nodes:
+      if _reads_mask(node.layer) and _masked(node.keras_inputs):
+        _refuse(
+          node.layer,
+          'is in the head and reads a mask made in the body; move it to the '
+          'body or the masking layer to the head',
+        )
   features = list(crossing.values())
   if len(features) == 1:
     features = features[0]
@@ -364,7 +447,7 @@ class _PureCalls:
       try:
         for name, (module, attribute, _) in self._slots.items():
           if name in weights:
-            put(module, attribute, weights[name])
+            put(module, attribute, tf.convert_to_tensor(weights[name]))
         for position, layer in enumerate(self._random):
           put(layer, 'call', _pure_dropout(layer, position, mode))
         for layer, mean_name, variance_name in self._normalizing:
@@ -468,13 +551,25 @@ def _loss_kind(name):
   return 'regression'
 
 
+def _gives_probabilities(model):
+  layer = _source(model.outputs[0]).layer
+  while isinstance(layer, (keras.Model, keras.layers.TimeDistributed)):
+    if isinstance(layer, keras.layers.TimeDistributed):
+      layer = layer.layer
+    elif getattr(layer, '_is_graph_network', False):
+      layer = _source(layer.outputs[0]).layer
+    else:
+      return False
+  # `function` is that of a TensorFlow operation in a functional model.
+  activation = getattr(layer, 'activation', getattr(layer, 'function', None))
+  return isinstance(layer, keras.layers.Softmax) or (
+    activation in _PROBABILITY_ACTIVATIONS
+  )
+
+
 def _resolve_loss(loss, model):
   """Returns the kind, whether outputs are logits, and the loss function."""
-  activation = getattr(model.layers[-1], 'activation', None)
-  gives_logits = activation not in (
-    keras.activations.softmax,
-    keras.activations.sigmoid,
-  ) and not isinstance(model.layers[-1], keras.layers.Softmax)
+  gives_logits = not _gives_probabilities(model)
   if isinstance(loss, str):
     try:
       function = keras.losses.get(loss)
@@ -536,10 +631,12 @@ def _resolve_metrics(metrics, kind, gives_logits) -> Mapping[str, Callable]:
       else:
         try:
           function = keras.metrics.get(metric)
-        except ValueError as e:
+        except ValueError:
+          function = None
+        if not callable(function):
           raise ValueError(
             errors.message('metrics', 'names of Keras metrics', metric)
-          ) from e
+          )
     else:
       function, name = metric, getattr(metric, '__name__', None)
     if isinstance(function, keras.metrics.Metric):
@@ -605,13 +702,16 @@ def _check_pure(model, weight_slots):
   x_spec = model.element_spec['x']
   y_spec = model.element_spec['y']
 
+  doing = 'run'
+
   @tf.function(autograph=False)
   def trace(weights, x, y, seed):
+    nonlocal doing
     mode = split_model.Mode(True, seed, tf.ones(tf.shape(x)[:1]))
     outputs, statistics = model.forward(weights, x, mode)
-    missing = model.statistics - set(statistics)
+    doing = 'score'
     metrics = {name: fn(y, outputs) for name, fn in model.metrics.items()}
-    return model.loss(y, outputs), metrics, statistics, sorted(missing)
+    return model.loss(y, outputs), metrics, statistics
 
   try:
     concrete = trace.get_concrete_function(
@@ -620,22 +720,33 @@ def _check_pure(model, weight_slots):
       tf.TensorSpec([None, *y_spec.shape], y_spec.dtype),
       tf.TensorSpec([2], tf.int32),
     )
-  except (ValueError, TypeError) as e:
-    reason = next(iter(str(e).strip().splitlines()[-1:]), '')
+  except (AttributeError, TypeError, ValueError) as e:
+    if doing == 'run':
+      raise ValueError(
+        'Expected `model` to be made of layers that are functions of their '
+        f'weights and inputs, found: {_reason(e)}'
+      ) from e
     raise ValueError(
       'Expected `model`, `loss` and `metrics` to fit labels of shape '
-      f'{y_spec.shape} and dtype {y_spec.dtype.name}, found: {reason}'
+      f'{y_spec.shape} and dtype {y_spec.dtype.name}, found: {_reason(e)}'
     ) from e
-  captured = {id(tensor) for tensor in concrete.captured_inputs}
-  for name, (module, _, variable) in weight_slots.items():
-    if id(variable.handle) in captured:
+  handles = {id(v.handle): name for name, (_, _, v) in weight_slots.items()}
+  others = {id(v.handle): v.name for v in concrete.graph.variables}
+  for tensor, placeholder in concrete.graph.captures:
+    name = handles.get(id(tensor)) or others.get(id(tensor))
+    if name is not None:
+      # The operation's name has the layer's in it.
+      operation = placeholder.consumers()[0].name
       raise ValueError(
-        f'Expected `model` to read its weights through attributes, found '
-        f'{name!r} read otherwise in layer {module.name!r}.'
+        'Expected `model` to read its state only through the attributes of '
+        f'layers that hold weights, found {name!r} read in {operation!r}.'
       )
-  others = [variable.name for variable in concrete.graph.variables]
-  if others:
-    raise ValueError(
-      'Expected `model` to hold all its state in weights, found the variable '
-      f'{others[0]!r} read by one of its layers.'
-    )
+
+
+def _reason(error):
+  """The telling line of an error of Keras or TensorFlow."""
+  lines = str(error).split('Call arguments received by')[0].splitlines()
+  lines = [line.strip() for line in lines if line.strip()] or [repr(error)]
+  if lines[0].startswith('Exception encountered when calling'):
+    return f'{lines[0]} {lines[-1]}'
+  return lines[-1]

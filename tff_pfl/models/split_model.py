@@ -52,8 +52,9 @@ class SplitModel:
     layers: Layer name to the names of its weights, for layers that have any.
     head_layers: The layers (with weights) that make the head; all others make
       the body.
-    statistics: Names of weights that the forward pass updates instead of the
-      gradient (the moving mean and variance of batch normalization).
+    statistics: Names of weights that have no gradient: the moving mean and
+      variance of batch normalization, which the forward pass updates, and
+      weights of layers with `trainable=False`, which keep their values.
     element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
       without a batch dimension.
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.

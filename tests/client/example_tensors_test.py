@@ -1,0 +1,184 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.client import example_tensors
+
+SPEC = collections.OrderedDict(
+  x=tf.TensorSpec([3], tf.float32), y=tf.TensorSpec([], tf.int32)
+)
+
+
+def _data(num_examples, seed=0):
+  rng = np.random.default_rng(seed)
+  return collections.OrderedDict(
+    x=rng.normal(size=(num_examples, 3)).astype(np.float32),
+    y=np.arange(1, num_examples + 1, dtype=np.int32),
+  )
+
+
+def _dataset(data):
+  return tf.data.Dataset.from_tensor_slices(data)
+
+
+def _check(examples, data, capacity):
+  num_examples = len(data['y'])
+  assert examples.num_examples == num_examples
+  assert examples.num_examples.dtype == tf.int32
+  assert examples.capacity == capacity
+  np.testing.assert_array_equal(examples.x[:num_examples], data['x'])
+  np.testing.assert_array_equal(examples.y[:num_examples], data['y'])
+  np.testing.assert_array_equal(
+    examples.x[num_examples:], np.zeros([capacity - num_examples, 3])
+  )
+  np.testing.assert_array_equal(
+    examples.y[num_examples:], np.zeros([capacity - num_examples])
+  )
+
+
+@pytest.mark.parametrize(
+  'num_examples, expected',
+  [
+    (0, 16),
+    (1, 16),
+    (16, 16),
+    (17, 32),
+    (32, 32),
+    (33, 64),
+    (500, 512),
+    (2**20 + 1, 2**21),
+    (2**30, 2**30),
+  ],
+)
+def test_buckets_are_powers_of_two(num_examples, expected):
+  assert example_tensors.bucket_size(tf.constant(num_examples)) == expected
+
+
+def test_batched_spec_adds_an_unknown_dimension():
+  assert example_tensors.batched_spec(SPEC) == collections.OrderedDict(
+    x=tf.TensorSpec([None, 3], tf.float32), y=tf.TensorSpec([None], tf.int32)
+  )
+
+
+@pytest.mark.parametrize(
+  'num_examples, batch_size, capacity',
+  [(20, 20, 32), (20, 6, 32), (20, 1, 32), (1, 5, 16), (16, 5, 16)],
+)
+def test_batches_of_any_size_are_joined_in_order(
+  num_examples, batch_size, capacity
+):
+  data = _data(num_examples)
+  examples = example_tensors.from_dataset(
+    _dataset(data).batch(batch_size), SPEC
+  )
+  _check(examples, data, capacity)
+
+
+def test_batches_of_different_sizes_are_joined():
+  data = _data(11)
+  parts = [_dataset(data).take(4).batch(4), _dataset(data).skip(4).batch(3)]
+  dataset = parts[0].concatenate(parts[1])
+  _check(example_tensors.from_dataset(dataset, SPEC), data, 16)
+
+
+def test_an_empty_dataset_is_all_padding():
+  dataset = _dataset(_data(3)).batch(3).take(0)
+  _check(example_tensors.from_dataset(dataset, SPEC), _data(0), 16)
+
+
+def test_an_empty_batch_is_all_padding():
+  dataset = tf.data.Dataset.from_tensors(_data(0))
+  _check(example_tensors.from_dataset(dataset, SPEC), _data(0), 16)
+
+
+def test_an_empty_batch_among_others_adds_nothing():
+  data = _data(5)
+  dataset = (
+    tf.data.Dataset.from_tensors(_data(0))
+    .concatenate(_dataset(data).batch(2))
+    .concatenate(tf.data.Dataset.from_tensors(_data(0)))
+  )
+  _check(example_tensors.from_dataset(dataset, SPEC), data, 16)
+
+
+def test_one_trace_serves_datasets_of_all_sizes():
+  traces = []
+
+  @tf.function
+  def materialize(dataset):
+    traces.append(1)
+    examples = example_tensors.from_dataset(dataset, SPEC)
+    return examples.num_examples, examples.capacity
+
+  for num_examples, capacity in ((0, 16), (3, 16), (100, 128)):
+    dataset = _dataset(_data(num_examples)).batch(7)
+    assert materialize(dataset) == (num_examples, capacity)
+  assert len(traces) == 1
+
+
+def _padded(x, capacity):
+  return example_tensors.ExampleTensors(
+    x, tf.zeros([capacity], tf.int32), tf.constant(capacity - 3)
+  )
+
+
+@pytest.mark.parametrize('capacity', [16, 256, 1024])
+def test_chunks_give_what_the_function_gives(capacity):
+  x = tf.random.stateless_normal([capacity, 4, 2], [1, 2])
+  results = example_tensors.in_chunks(
+    lambda x: (tf.reduce_sum(x, axis=1), x[:, 0, 0] > 0), _padded(x, capacity)
+  )
+  np.testing.assert_allclose(results[0], tf.reduce_sum(x, axis=1), rtol=1e-6)
+  np.testing.assert_array_equal(results[1], x[:, 0, 0] > 0)
+
+
+@pytest.mark.parametrize(
+  'capacity, rows', [(16, 16), (256, 256), (512, 256), (2048, 256)]
+)
+def test_a_chunk_has_at_most_256_rows(capacity, rows):
+  def num_rows(x):
+    return tf.fill(tf.shape(x)[:1], tf.shape(x)[0])
+
+  found = example_tensors.in_chunks(
+    num_rows, _padded(tf.zeros([capacity, 2]), capacity)
+  )
+  np.testing.assert_array_equal(found, np.full([capacity], rows))
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda a, b: [a, b],
+    lambda a, b: (a, b),
+    lambda a, b: {'first': a, 'second': b},
+  ],
+  ids=['list', 'tuple', 'dict'],
+)
+def test_chunks_of_structures_keep_the_structure(make):
+  a = tf.random.stateless_normal([512, 3], [1, 2])
+  b = tf.range(512)
+  x = make(a, b)
+  results = example_tensors.in_chunks(
+    lambda x: tf.nest.map_structure(lambda v: v + v, x), _padded(x, 512)
+  )
+  tf.nest.assert_same_structure(results, x)
+  tf.nest.map_structure(
+    lambda found, value: np.testing.assert_array_equal(found, value + value),
+    results,
+    x,
+  )
+
+
+def test_shapes_but_the_rows_are_known_while_tracing():
+  @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+  def trace(x):
+    examples = example_tensors.ExampleTensors(
+      x, tf.zeros(tf.shape(x)[:1]), tf.shape(x)[0]
+    )
+    results = example_tensors.in_chunks(lambda x: x[:, :3], examples)
+    assert results.shape.as_list() == [None, 3]
+    return results
+
+  assert trace(tf.zeros([512, 4])).shape == (512, 3)

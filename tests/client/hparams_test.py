@@ -1,0 +1,47 @@
+import dataclasses
+
+import pytest
+
+from tff_pfl.client import hparams
+
+
+def test_the_phase_has_the_hyperparameters():
+  phase = hparams.LocalTrainingHParams(
+    num_epochs=3, num_steps=7, learning_rate=0.5, momentum=0.25, batch_size=4
+  ).phase()
+  assert (phase.num_epochs, phase.num_steps, phase.batch_size) == (3, 7, 4)
+  assert dict(phase.optimizer.get_hparams(phase.optimizer.initialize(()))) == {
+    'learning_rate': 0.5,
+    'momentum': 0.25,
+  }
+
+
+def test_epochs_asked_for_take_the_place_of_steps():
+  phase = hparams.LocalTrainingHParams(num_epochs=3, num_steps=7).phase(2)
+  assert (phase.num_epochs, phase.num_steps) == (2, None)
+
+
+def test_every_field_has_a_help_text():
+  for field in dataclasses.fields(hparams.LocalTrainingHParams):
+    assert field.metadata['help']
+
+
+@pytest.mark.parametrize(
+  'arguments, reason',
+  [
+    ({'num_epochs': -1}, '`num_epochs`.*found -1'),
+    ({'num_epochs': 1.5}, '`num_epochs`.*found 1.5'),
+    ({'num_steps': 0}, '`num_steps`.*found 0'),
+    ({'batch_size': 0}, '`batch_size`.*found 0'),
+    ({'batch_size': 2.5}, '`batch_size`.*found 2.5'),
+    ({'learning_rate': 0.0}, '`learning_rate`.*found 0.0'),
+    ({'learning_rate': float('nan')}, '`learning_rate`.*found nan'),
+    ({'momentum': 1.0}, '`momentum`.*found 1.0'),
+    ({'momentum': -0.1}, '`momentum`.*found -0.1'),
+    ({'optimizer': 'lion'}, "one of sgd, adam, found 'lion'"),
+    ({'optimizer': 'adam'}, "0 with optimizer 'adam', found 0.5"),
+  ],
+)
+def test_values_out_of_range_are_refused(arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    hparams.LocalTrainingHParams(**arguments)

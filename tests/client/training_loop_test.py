@@ -1,0 +1,725 @@
+"""The one training loop, with numbers derived by hand."""
+
+import collections
+import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.models import keras_bridge, split_model
+
+keras = tf.keras
+layers = tf.keras.layers
+
+SEED = tf.constant([1, 2])
+
+
+def _padded(x, y, capacity=16, padding=0.0):
+  """Examples padded by hand."""
+  x, y = np.asarray(x), np.asarray(y)
+  missing = capacity - len(y)
+
+  def pad(value):
+    rows = np.zeros([missing, *value.shape[1:]], value.dtype)
+    if value.dtype.kind == 'f':
+      rows += padding
+    return tf.constant(np.concatenate([value, rows]))
+
+  return example_tensors.ExampleTensors(pad(x), pad(y), tf.constant(len(y)))
+
+
+def _phase(optimizer='sgd', learning_rate=0.1, momentum=0.0, **arguments):
+  return training_loop.Phase(
+    training_loop.build_optimizer(optimizer, learning_rate, momentum),
+    **arguments,
+  )
+
+
+def _train(model, weights, examples, phase, seed=(1, 2), objective=None):
+  return training_loop.train(
+    objective or objectives.joint_loss(model),
+    weights,
+    examples,
+    phase,
+    tf.constant(seed),
+    model=model,
+  )
+
+
+def _assert_close(found, expected, rtol=1e-4, atol=1e-6):
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol),
+    dict(found),
+    dict(expected),
+  )
+
+
+# One weight w, outputs w * x, loss (y - w x)^2, gradient 2 x (w x - y).
+
+
+@pytest.fixture(scope='module')
+def slope():
+  model = keras_bridge.from_keras(
+    keras.Sequential(
+      [keras.Input((1,)), layers.Dense(1, use_bias=False, name='head')]
+    ),
+    head_layers=['head'],
+    loss='mse',
+    metrics=['mae'],
+    jit_compile=False,
+  )
+  return dataclasses.replace(
+    model,
+    initial_weights={'head/kernel': np.array([[1.0]], np.float32)},
+  )
+
+
+def _points(x, y, **arguments):
+  return _padded(
+    np.array(x, np.float32)[:, np.newaxis],
+    np.array(y, np.float32),
+    **arguments,
+  )
+
+
+def _fit(slope, examples, phase, **arguments):
+  result = _train(slope, slope.initial_weights, examples, phase, **arguments)
+  return result.weights['head/kernel'].numpy().item(), result.metrics
+
+
+@pytest.mark.parametrize(
+  'phase, expected',
+  [
+    # At x=1, y=0 the gradient is 2 w: 1 -> 0.8 -> 0.64.
+    (_phase(num_steps=1), 0.8),
+    (_phase(num_steps=2), 0.64),
+    # m: 2, then 1 + 1.6 = 2.6.
+    (_phase(momentum=0.5, num_steps=2), 0.54),
+    # Adam's first step has the length of the learning rate. The second, with
+    # g = 2, 1.8: m = 0.36 / 0.19, v = 0.007236 / 0.001999.
+    (_phase('adam', num_steps=1), 0.9),
+    (_phase('adam', num_steps=2), 0.9 - 0.1 * (0.36 / 0.19) / 1.9025803),
+  ],
+)
+def test_steps_of_the_optimizers(slope, phase, expected):
+  weight, _ = _fit(slope, _points([1], [0]), phase)
+  np.testing.assert_allclose(weight, expected, rtol=1e-5)
+
+
+def test_optimizer_state_starts_anew_with_each_phase(slope):
+  phase = _phase(momentum=0.5, num_steps=1)
+  once = _train(slope, slope.initial_weights, _points([1], [0]), phase)
+  twice = _train(slope, once.weights, _points([1], [0]), phase)
+  # Without the first phase's momentum: 1 -> 0.8 -> 0.64, not 0.54.
+  np.testing.assert_allclose(twice.weights['head/kernel'], [[0.64]], rtol=1e-5)
+
+
+def test_without_a_batch_size_a_step_takes_all_examples(slope):
+  # Gradients -2 and 0, mean -1; losses 1 and 0; absolute errors 1 and 0.
+  weight, metrics = _fit(slope, _points([1, 2], [2, 2]), _phase())
+  np.testing.assert_allclose(weight, 1.1, rtol=1e-6)
+  assert list(metrics) == ['loss', 'mae', 'examples']
+  np.testing.assert_allclose(list(metrics.values()), [1, 1, 2])
+
+
+def test_a_partial_batch_is_averaged_over_its_own_examples(slope):
+  # Three equal examples in batches of two: gradients 2 w and 2 w.
+  weight, metrics = _fit(
+    slope, _points([1, 1, 1], [0, 0, 0]), _phase(batch_size=2)
+  )
+  np.testing.assert_allclose(weight, 0.64, rtol=1e-6)
+  np.testing.assert_allclose(
+    list(metrics.values()), [2 + 0.8**2, 2.8, 3], rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'phase, num_steps, num_examples',
+  [
+    (_phase(batch_size=2, num_epochs=3), 6, 9),
+    (_phase(batch_size=2, num_steps=3), 3, 5),
+    (_phase(batch_size=2, num_steps=1, num_epochs=7), 1, 2),
+    (_phase(batch_size=2, num_steps=11), 11, 17),
+    (_phase(num_epochs=4), 4, 12),
+    (_phase(batch_size=100, num_epochs=4), 4, 12),
+    (_phase(batch_size=1, num_epochs=2), 6, 6),
+    (_phase(batch_size=2, num_epochs=0), 0, 0),
+  ],
+)
+def test_epochs_and_steps(slope, phase, num_steps, num_examples):
+  weight, metrics = _fit(slope, _points([1, 1, 1], [0, 0, 0]), phase)
+  np.testing.assert_allclose(weight, 0.8**num_steps, rtol=1e-5)
+  assert metrics['examples'] == num_examples
+
+
+@pytest.mark.parametrize('jit_compile', [False, True])
+@pytest.mark.parametrize('batch_size', [None, 1, 10])
+@pytest.mark.parametrize('limit', [{'num_epochs': 2}, {'num_steps': 2}])
+def test_clients_without_examples_and_with_one(
+  slope, jit_compile, batch_size, limit
+):
+  model = dataclasses.replace(slope, jit_compile=jit_compile)
+  phase = _phase(batch_size=batch_size, **limit)
+  weight, metrics = _fit(model, _points([], []), phase)
+  assert weight == 1
+  assert all(value == 0 for value in metrics.values())
+  weight, metrics = _fit(model, _points([1], [0]), phase)
+  np.testing.assert_allclose(weight, 0.64, rtol=1e-6)
+  assert metrics['examples'] == 2
+
+
+# The plan of batches.
+
+
+def _plan(num_examples, phase, capacity=16, seed=SEED):
+  examples = _points(
+    np.zeros(num_examples), np.zeros(num_examples), capacity=capacity
+  )
+  return training_loop.plan_batches(examples, phase, seed)
+
+
+def _batches(plan):
+  """The examples of each step, without padding."""
+  steps = zip(plan.indices.numpy(), plan.example_weights.numpy())
+  rows = [list(indices[weights > 0]) for indices, weights in steps]
+  assert all(row == [] for row in rows[plan.num_steps.numpy() :])
+  return rows[: plan.num_steps.numpy()]
+
+
+@pytest.mark.parametrize('num_examples', [1, 4, 5, 15, 16])
+@pytest.mark.parametrize('batch_size', [1, 4, 5, 16, 100, None])
+def test_an_epoch_has_every_example_once(num_examples, batch_size):
+  batches = _batches(
+    _plan(num_examples, _phase(batch_size=batch_size, num_epochs=3))
+  )
+  size = min(batch_size or num_examples, num_examples)
+  sizes = [size] * (num_examples // size)
+  if num_examples % size:
+    sizes.append(num_examples % size)
+  assert [len(batch) for batch in batches] == 3 * sizes
+  for epoch in range(3):
+    rows = sum(batches[epoch * len(sizes) : (epoch + 1) * len(sizes)], [])
+    assert sorted(rows) == list(range(num_examples))
+
+
+def test_steps_go_through_as_many_epochs_as_they_need():
+  batches = _batches(_plan(5, _phase(batch_size=2, num_steps=7)))
+  assert [len(batch) for batch in batches] == [2, 2, 1, 2, 2, 1, 2]
+  for epoch in range(2):
+    rows = sum(batches[3 * epoch : 3 * epoch + 3], [])
+    assert sorted(rows) == list(range(5))
+
+
+def test_the_first_steps_are_those_of_the_epochs():
+  epochs = _batches(_plan(9, _phase(batch_size=2, num_epochs=2)))
+  steps = _batches(_plan(9, _phase(batch_size=2, num_steps=7)))
+  assert steps == epochs[:7]
+
+
+def test_shuffles_differ_between_epochs_and_seeds():
+  phase = _phase(num_epochs=3)
+  plans = [_plan(16, phase, seed=tf.constant([1, s])) for s in (2, 3)]
+  orders = {tuple(batch) for plan in plans for batch in _batches(plan)}
+  assert len(orders) == 6
+  assert _batches(_plan(16, phase)) == _batches(plans[0])
+
+
+def test_plans_of_a_bucket_have_one_shape():
+  for phase in (_phase(batch_size=3, num_epochs=2), _phase(num_steps=4)):
+    shapes = {
+      tuple(value.shape.as_list() for value in _plan(n, phase))[0][0]
+      for n in (0, 1, 7, 16)
+    }
+    assert len(shapes) == 1
+
+
+def test_padding_is_never_gathered():
+  for phase in (_phase(batch_size=4), _phase(), _phase(num_steps=3)):
+    assert np.max(_plan(5, phase).indices) < 5
+
+
+# A network with every kind of layer that knows of padding or randomness.
+
+
+def _network(jit_compile=False):
+  keras.utils.set_random_seed(7)
+  return keras_bridge.from_keras(
+    keras.Sequential(
+      [
+        keras.Input((6,)),
+        layers.Dense(8, 'tanh', name='first'),
+        layers.BatchNormalization(momentum=0.5, name='norm'),
+        layers.Dropout(0.25),
+        layers.Dense(5, 'tanh', name='second'),
+        layers.Dropout(0.25),
+        layers.Dense(3, name='head'),
+      ]
+    ),
+    head_layers=['second', 'head'],
+    loss='sparse_categorical_crossentropy',
+    jit_compile=jit_compile,
+  )
+
+
+@pytest.fixture(scope='module')
+def network():
+  return _network()
+
+
+def _client(num_examples, seed=0, **arguments):
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 6)).astype(np.float32)
+  y = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)
+  return _padded(x, y.astype(np.int32), **arguments)
+
+
+def _split(model):
+  return tuple(
+    split_model.select(model.initial_weights, model.weight_names(names))
+    for names in (model.body_layers, model.head_layers)
+  )
+
+
+@pytest.mark.parametrize('batch_size', [4, None])
+def test_the_result_does_not_depend_on_the_padding(network, batch_size):
+  phase = _phase(momentum=0.5, batch_size=batch_size, num_epochs=3)
+  small, large = (
+    _train(network, network.initial_weights, _client(13, capacity=c), phase)
+    for c in (16, 64)
+  )
+  _assert_close(small.weights, large.weights)
+  _assert_close(small.metrics, large.metrics)
+  assert not np.allclose(
+    small.weights['first/kernel'], network.initial_weights['first/kernel']
+  )
+  # Other numbers than without dropout, so the masks were equal too.
+  still = _train(
+    network,
+    network.initial_weights,
+    _client(13),
+    phase,
+    objective=objectives.prediction_loss(
+      network,
+      lambda weights, x, mode: network.forward(
+        weights, x, mode._replace(training=False)
+      ),
+    ),
+  )
+  assert not np.allclose(
+    small.weights['first/kernel'], still.weights['first/kernel'], rtol=1e-3
+  )
+
+
+@pytest.mark.parametrize('batch_size', [4, None])
+def test_nan_in_the_padding_does_not_leak(network, batch_size):
+  phase = _phase(batch_size=batch_size, num_epochs=2)
+  examples = _client(13, padding=np.nan)
+  assert np.isnan(examples.x[-1, 0])
+  clean = _train(network, network.initial_weights, _client(13), phase)
+  found = _train(network, network.initial_weights, examples, phase)
+  _assert_close(found.weights, clean.weights)
+  _assert_close(found.metrics, clean.metrics)
+  body, head = _split(network)
+  found = training_loop.train_head(network, body, head, examples, phase, SEED)
+  clean = training_loop.train_head(
+    network, body, head, _client(13), phase, SEED
+  )
+  _assert_close(found.weights, clean.weights)
+  _assert_close(
+    training_loop.evaluate(network, network.initial_weights, examples),
+    training_loop.evaluate(network, network.initial_weights, _client(13)),
+  )
+
+
+def test_xla_gives_the_same_numbers(network):
+  phase = _phase(momentum=0.5, batch_size=4, num_epochs=2)
+  plain = _train(network, network.initial_weights, _client(13), phase)
+  compiled = _train(_network(True), network.initial_weights, _client(13), phase)
+  _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
+  _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
+
+
+def test_the_seed_decides_the_result(network):
+  phase = _phase(batch_size=4, num_epochs=2)
+  first, again, other = (
+    _train(network, network.initial_weights, _client(13), phase, seed)
+    for seed in ((1, 2), (1, 2), (1, 3))
+  )
+  for name, value in first.weights.items():
+    np.testing.assert_array_equal(value, again.weights[name])
+  assert not np.allclose(
+    first.weights['first/kernel'], other.weights['first/kernel'], rtol=1e-3
+  )
+
+
+def test_moving_statistics_follow_the_batches(network):
+  # One full batch: statistics go half way (momentum 0.5) to the batch's.
+  examples = _client(16)
+  result = _train(network, network.initial_weights, examples, _phase())
+  initial = network.initial_weights
+  hidden = np.tanh(examples.x @ initial['first/kernel'] + initial['first/bias'])
+  np.testing.assert_allclose(
+    result.weights['norm/moving_mean'], hidden.mean(axis=0) / 2, rtol=1e-3
+  )
+  np.testing.assert_allclose(
+    result.weights['norm/moving_variance'],
+    (1 + hidden.var(axis=0)) / 2,
+    rtol=1e-3,
+  )
+
+
+@pytest.mark.parametrize('optimizer, momentum', [('sgd', 0.5), ('adam', 0.0)])
+def test_frozen_layers_keep_their_weights(optimizer, momentum):
+  keras.utils.set_random_seed(7)
+  model = keras_bridge.from_keras(
+    keras.Sequential(
+      [
+        keras.Input((6,)),
+        layers.Dense(4, name='first', trainable=False),
+        layers.BatchNormalization(name='norm', trainable=False),
+        layers.Dense(3, name='head'),
+      ]
+    ),
+    head_layers=['head'],
+    loss='sparse_categorical_crossentropy',
+    jit_compile=False,
+  )
+  result = _train(
+    model,
+    model.initial_weights,
+    _client(9),
+    _phase(optimizer, 0.1, momentum, num_steps=3),
+  )
+  assert list(result.weights) == list(model.initial_weights)
+  for name, value in result.weights.items():
+    moved = np.any(value != model.initial_weights[name])
+    assert moved == name.startswith('head/'), name
+
+
+def test_a_loop_of_ones_own_gives_the_same(network):
+  """The loop against a few lines of eager TensorFlow, batch by batch."""
+  examples = _client(13)
+  phase = _phase(batch_size=4, num_epochs=2)
+  objective = objectives.joint_loss(network)
+  batches = []
+
+  def recording(weights, batch, seed):
+    # With a weight, so that a step's record waits for the step before.
+    tf.py_function(
+      lambda *values: batches.append(values[:3]),
+      [batch.x, batch.y, seed, weights['head/bias']],
+      [],
+    )
+    return objective(weights, batch, seed)
+
+  result = _train(
+    network, network.initial_weights, examples, phase, objective=recording
+  )
+  assert len(batches) == 8
+  assert len({tuple(seed.numpy()) for _, _, seed in batches}) == 8
+  weights = {k: tf.constant(v) for k, v in network.initial_weights.items()}
+  for step, (x, y, seed) in enumerate(batches):
+    real = 4 if step % 4 < 3 else 1
+    mode = split_model.Mode(
+      True, seed, tf.constant([1.0] * real + [0.0] * (4 - real))
+    )
+    trained = [n for n in weights if n not in network.statistics]
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      outputs, statistics = network.forward(weights, x, mode)
+      loss = tf.reduce_mean(network.loss(y, outputs)[:real])
+    gradients = tape.gradient(loss, [weights[n] for n in trained])
+    weights.update(statistics)
+    for name, gradient in zip(trained, gradients):
+      weights[name] -= 0.1 * gradient
+  _assert_close(result.weights, weights, rtol=1e-3, atol=1e-5)
+
+
+# Frozen features.
+
+
+def test_training_on_cached_features_is_training_with_a_frozen_body(network):
+  body, head = _split(network)
+  # A body with statistics that differ from those of any batch.
+  body = {k: v + 0.25 for k, v in body.items()}
+  examples = _client(13)
+  phase = _phase(momentum=0.5, batch_size=4, num_epochs=4)
+
+  def recompute(weights, x, mode):
+    features, _ = network.body(body, x, split_model.INFERENCE)
+    return network.head(weights, features, mode)
+
+  expected = _train(
+    network,
+    head,
+    examples,
+    phase,
+    objective=objectives.prediction_loss(network, recompute),
+  )
+  found = training_loop.train_head(network, body, head, examples, phase, SEED)
+  assert list(found.weights) == list(head)
+  _assert_close(found.weights, expected.weights)
+  _assert_close(found.metrics, expected.metrics)
+  assert not np.allclose(found.weights['head/kernel'], head['head/kernel'])
+
+
+def test_features_of_a_connection_across_the_cut_are_cached():
+  keras.utils.set_random_seed(7)
+  inputs = keras.Input((6,))
+  first = layers.Dense(4, 'tanh', name='first')(inputs)
+  second = layers.Dense(4, 'tanh', name='second')(first)
+  outputs = layers.Dense(3, name='head')(layers.Add()([first, second]))
+  model = keras_bridge.from_keras(
+    keras.Model(inputs, outputs),
+    head_layers=['second', 'head'],
+    loss='sparse_categorical_crossentropy',
+  )
+  body, head = _split(model)
+  examples = _client(300, capacity=512)
+  features = training_loop.frozen_features(model, body, examples)
+  assert features.num_examples == 300
+  direct, _ = model.body(body, examples.x)
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    features.x,
+    direct,
+  )
+  phase = _phase(batch_size=50, num_epochs=2)
+  result = training_loop.train_head(model, body, head, examples, phase, SEED)
+  assert result.metrics['examples'] == 600
+
+
+# Evaluation.
+
+
+def test_evaluation_sums_over_the_examples(slope):
+  examples = _points([1, 2, 3], [1, 0, 6], padding=7.0)
+  metrics = training_loop.evaluate(slope, slope.initial_weights, examples)
+  # Errors 0, 2, -3.
+  assert {k: v.numpy() for k, v in metrics.items()} == {
+    'loss': 13,
+    'mae': 5,
+    'examples': 3,
+  }
+
+
+def test_evaluation_of_many_examples_runs_in_inference_mode(network):
+  examples = _client(700, capacity=1024)
+  metrics = training_loop.evaluate(network, network.initial_weights, examples)
+  outputs, _ = network.forward(network.initial_weights, examples.x[:700])
+  y = examples.y[:700]
+  np.testing.assert_allclose(
+    metrics['loss'], np.sum(network.loss(y, outputs)), rtol=1e-4
+  )
+  assert metrics['accuracy'] == np.sum(np.argmax(outputs, axis=1) == y)
+  assert metrics['examples'] == 700
+
+
+def test_evaluation_without_examples_is_zero(network):
+  metrics = training_loop.evaluate(
+    network, network.initial_weights, _client(0, padding=np.nan)
+  )
+  assert [v.numpy() for v in metrics.values()] == [0, 0, 0]
+
+
+# One program for all clients.
+
+SPEC = collections.OrderedDict(
+  x=tf.TensorSpec([6], tf.float32), y=tf.TensorSpec([], tf.int32)
+)
+SIZES = (13, 0, 1, 16, 7, 40)
+
+
+def _dataset(num_examples):
+  client = _client(num_examples, capacity=num_examples)
+  return tf.data.Dataset.from_tensor_slices(
+    collections.OrderedDict(x=client.x, y=client.y)
+  ).batch(10)
+
+
+def _client_work(model, traces, phase):
+  objective = objectives.joint_loss(model)
+
+  def counted(weights, batch, seed):
+    traces.append(1)
+    return objective(weights, batch, seed)
+
+  def work(weights, dataset):
+    examples = example_tensors.from_dataset(dataset, SPEC)
+    return _train(model, weights, examples, phase, objective=counted)
+
+  return work
+
+
+@pytest.mark.parametrize('limit', [{'num_epochs': 2}, {'num_steps': 3}])
+def test_one_trace_serves_clients_of_all_sizes(network, limit):
+  traces = []
+  phase = _phase(batch_size=4, **limit)
+  work = tf.function(_client_work(network, traces, phase))
+  weights = {k: tf.constant(v) for k, v in network.initial_weights.items()}
+  results = {size: work(weights, _dataset(size)) for size in SIZES}
+  assert len(traces) == 1
+  for size in (0, 13, 40):
+    expected = _train(network, weights, _client(size, capacity=64), phase)
+    _assert_close(results[size].weights, expected.weights)
+
+
+def test_one_trace_serves_the_clients_of_a_tff_computation(network, runtime):
+  del runtime
+  traces = []
+  phase = _phase(batch_size=4, num_epochs=2)
+  weights_type = tff.types.tensorflow_to_type(
+    collections.OrderedDict(
+      (k, tf.TensorSpec(v.shape, v.dtype))
+      for k, v in network.initial_weights.items()
+    )
+  )
+  data_type = tff.SequenceType(
+    tff.types.tensorflow_to_type(example_tensors.batched_spec(SPEC))
+  )
+  work = tff.tensorflow.computation(
+    _client_work(network, traces, phase), [weights_type, data_type]
+  )
+
+  @tff.federated_computation(
+    tff.FederatedType(weights_type, tff.CLIENTS, all_equal=True),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def train_all(weights, datasets):
+    return tff.federated_map(work, (weights, datasets))
+
+  num_traces = len(traces)
+  assert num_traces == 1
+  results = train_all(
+    collections.OrderedDict(network.initial_weights),
+    [_dataset(size) for size in SIZES],
+  )
+  assert len(traces) == num_traces
+  for size, result in zip(SIZES, results):
+    expected = _train(
+      network, network.initial_weights, _client(size, capacity=64), phase
+    )
+    _assert_close(result.weights, expected.weights, rtol=1e-3, atol=1e-5)
+    assert result.metrics['examples'] == 2 * size
+
+
+_COUNT_COMPILATIONS = """
+  import os, sys
+  os.environ['XLA_FLAGS'] = (
+    '--xla_dump_hlo_as_text --xla_dump_to=' + sys.argv[1]
+  )
+  import numpy as np
+  import tensorflow as tf
+  from tff_pfl.client import example_tensors, objectives, training_loop
+  from tff_pfl.models import zoo
+
+  spec = {'x': tf.TensorSpec([6], tf.float32), 'y': tf.TensorSpec([], tf.int32)}
+  model = zoo.mlp(spec, 3, widths=(4,))
+  assert model.uses_xla
+  phase = training_loop.Phase(
+    training_loop.build_optimizer('sgd', 0.1), batch_size=4, num_epochs=2
+  )
+
+  @tf.function
+  def work(weights, dataset):
+    examples = example_tensors.from_dataset(dataset, spec)
+    return training_loop.train(
+      objectives.joint_loss(model), weights, examples, phase,
+      tf.constant([1, 2]), model=model
+    ).weights
+
+  weights = {k: tf.constant(v) for k, v in model.initial_weights.items()}
+  for size in (3, 16, 0, 9, 40, 64):
+    data = {'x': np.ones([size, 6], np.float32), 'y': np.ones([size], np.int32)}
+    work(weights, tf.data.Dataset.from_tensor_slices(data).batch(5))
+    print(len([
+      name for name in os.listdir(sys.argv[1])
+      if name.endswith('.before_optimizations.txt')
+    ]))
+"""
+
+
+def test_xla_compiles_once_for_a_bucket(tmp_path):
+  script = textwrap.dedent(_COUNT_COMPILATIONS)
+  output = subprocess.run(
+    [sys.executable, '-c', script, str(tmp_path)],
+    check=True,
+    capture_output=True,
+    text=True,
+    env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+  ).stdout
+  counts = [int(line) for line in output.split()]
+  first = counts[0]
+  assert first > 0
+  assert counts == [first] * 4 + [2 * first] * 2
+
+
+@pytest.mark.parametrize(
+  'layer, expected',
+  [
+    (lambda: layers.Dense(2), True),
+    (lambda: layers.Conv2D(2, 2), False),
+  ],
+)
+def test_xla_is_used_unless_there_are_convolutions(layer, expected):
+  model = keras_bridge.from_keras(
+    keras.Sequential(
+      [
+        keras.Input((3, 3, 1)),
+        layer(),
+        layers.Flatten(),
+        layers.Dense(2, name='head'),
+      ]
+    ),
+    head_layers=['head'],
+    loss='sparse_categorical_crossentropy',
+  )
+
+  @tf.function
+  def work():
+    examples = _padded(
+      np.zeros([2, 3, 3, 1], np.float32), np.zeros(2, np.int32)
+    )
+    return _train(model, model.initial_weights, examples, _phase()).weights
+
+  functions = work.get_concrete_function().graph.as_graph_def().library.function
+  assert any(f.attr['_XlaMustCompile'].b for f in functions) == expected
+
+
+# Arguments out of their range.
+
+
+@pytest.mark.parametrize(
+  'arguments, reason',
+  [
+    (('sgdm', 0.1), "one of sgd, adam, found 'sgdm'"),
+    (('sgd', 0), '`learning_rate` to be positive, found 0'),
+    (('sgd', -1.0), 'found -1.0'),
+    (('sgd', 0.1, 1), r'`momentum` to be in \[0, 1\), found 1'),
+    (('adam', 0.1, 0.9), "0 with optimizer 'adam', found 0.9"),
+  ],
+)
+def test_optimizers_out_of_range_are_refused(arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    training_loop.build_optimizer(*arguments)
+
+
+@pytest.mark.parametrize(
+  'arguments, reason',
+  [
+    ({'batch_size': 0}, '`batch_size`.*found 0'),
+    ({'batch_size': 0.5}, '`batch_size`.*found 0.5'),
+    ({'num_steps': -1}, '`num_steps`.*found -1'),
+    ({'num_epochs': -1}, '`num_epochs`.*found -1'),
+  ],
+)
+def test_phases_out_of_range_are_refused(arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    _phase(**arguments)

@@ -1,0 +1,108 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.models import keras_bridge, split_model
+
+layers = tf.keras.layers
+
+
+@pytest.fixture(scope='module')
+def model():
+  return keras_bridge.from_keras(
+    tf.keras.Sequential(
+      [
+        tf.keras.Input((4,)),
+        layers.Dense(3, name='first'),
+        layers.BatchNormalization(name='body_norm'),
+        layers.Dense(3, name='second'),
+        layers.BatchNormalization(name='head_norm'),
+        layers.Dense(2, name='head'),
+      ]
+    ),
+    head_layers=['second', 'head_norm', 'head'],
+    loss='sparse_categorical_crossentropy',
+  )
+
+
+def test_body_layers_are_all_layers_outside_the_head(model):
+  assert model.body_layers == ('first', 'body_norm')
+  assert model.head_layers == ('second', 'head_norm', 'head')
+
+
+def test_forward_is_the_head_on_the_body_with_both_statistics(model):
+  x = tf.random.stateless_normal([6, 4], [1, 2])
+  weights = model.initial_weights
+  mode = split_model.Mode(True, tf.constant([1, 2]), tf.ones([6]))
+  outputs, statistics = model.forward(weights, x, mode)
+  features, body_statistics = model.body(weights, x, mode)
+  expected, head_statistics = model.head(weights, features, mode)
+  np.testing.assert_array_equal(outputs, expected)
+  assert set(body_statistics) == {
+    'body_norm/moving_mean',
+    'body_norm/moving_variance',
+  }
+  assert set(head_statistics) == {
+    'head_norm/moving_mean',
+    'head_norm/moving_variance',
+  }
+  assert set(statistics) == model.statistics
+
+
+def test_weight_names_are_in_the_models_order(model):
+  assert model.weight_names(['head', 'first']) == (
+    'first/kernel',
+    'first/bias',
+    'head/kernel',
+    'head/bias',
+  )
+  assert model.weight_names([]) == ()
+
+
+def test_weight_names_of_unknown_layers_are_refused(model):
+  with pytest.raises(ValueError, match="first, body_norm.*found 'third'"):
+    model.weight_names(['first', 'third'])
+
+
+@pytest.mark.parametrize(
+  'jit_compile, has_convolutions, expected',
+  [
+    (True, False, True),
+    (True, True, True),
+    (False, False, False),
+    ('auto', False, True),
+    ('auto', True, False),
+  ],
+)
+def test_auto_compiles_unless_there_are_convolutions(
+  model, jit_compile, has_convolutions, expected
+):
+  replaced = dataclasses.replace(
+    model, jit_compile=jit_compile, has_convolutions=has_convolutions
+  )
+  assert replaced.uses_xla is expected
+
+
+@pytest.mark.parametrize('value', ['yes', None, 2])
+def test_other_values_of_jit_compile_are_refused(model, value):
+  with pytest.raises(ValueError, match='jit_compile'):
+    dataclasses.replace(model, jit_compile=value)
+
+
+def test_select_orders_by_the_names():
+  selected = split_model.select({'a': 1, 'b': 2, 'c': 3}, ('c', 'a'))
+  assert list(selected.items()) == [('c', 3), ('a', 1)]
+
+
+def test_difference_is_initial_minus_final():
+  update = split_model.difference({'a': 3, 'b': 5}, {'b': 1, 'a': 1})
+  assert list(update.items()) == [('a', 2), ('b', 4)]
+
+
+def test_a_model_without_a_body_is_refused_by_name(model):
+  split_model.check_has_body(model, 'fed_rep')
+  all_head = dataclasses.replace(model, head_layers=tuple(model.layers))
+  with pytest.raises(ValueError, match='weights for fed_rep to share'):
+    split_model.check_has_body(all_head, 'fed_rep')
