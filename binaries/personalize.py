@@ -6,8 +6,9 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
 
 The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
 and, for more than one client, `client` `[n]` (whose example it is), or from a
-data set by name (`--dataset`, `--partition`, `--num_clients`). Each is divided
-into training and test examples. Methods with local weights fit those with the
+data set by name (`--dataset`, `--partition`, `--num_clients`, `--seed`; with
+those of the run, its own clients as if they were new). Each is divided into
+training and test examples. Methods with local weights fit those with the
 global ones frozen; others fine-tune (`--fine_tune`, by default all weights).
 
 Written to --output_dir: `new_clients.csv` (every client and setting),
@@ -28,6 +29,20 @@ from tff_pfl.simulation import summary as summary_lib
 
 FLAGS = flags.FLAGS
 
+# Flags of `train` that choose new clients' data, and how they are fitted.
+_DATA_FLAGS = ('dataset', 'data_dir', 'partition', 'num_clients', 'seed')
+_FITTING_FLAGS = (
+  'fine_tune',
+  'fine_tune_learning_rate',
+  'fine_tune_momentum',
+  'fine_tune_optimizer',
+  'fine_tune_batch_size',
+  # Where these are not what --num_epochs sets; see `_variants`.
+  'fine_tune_num_epochs',
+  'fine_tune_num_steps',
+  'runtime',
+)
+
 _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of binaries.train.', required=True
 )
@@ -46,42 +61,41 @@ _NUM_SAMPLES = flags.DEFINE_list(
   'num_samples', ['all'], 'Training examples of each client; "all" for all.'
 )
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
-flags.adopt_module_key_flags(run_flags)
+for _name in (*_DATA_FLAGS, *_FITTING_FLAGS):
+  flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(program)
 
 
 def _positive_int(text, name):
   errors.expect(
-    text.isdigit() and int(text) > 0, name, 'positive integers', text
+    text.isdecimal() and int(text) > 0, name, 'positive integers', text
   )
   return int(text)
 
 
 def _load_clients(run):
+  by_name = [name for name in _DATA_FLAGS if FLAGS[name].present]
   if _CLIENTS_NPZ.value is None:
-    errors.expect(
-      FLAGS['dataset'].present,
-      '--clients_npz or --dataset',
-      'given: whose are the new clients?',
-      'neither',
-    )
-    return run_flags.config_from_flags(run.config.algorithm).load_data()
-  try:
-    with np.load(_CLIENTS_NPZ.value) as stored:
-      arrays = {name: stored[name] for name in stored.files}
-  except (OSError, ValueError) as e:
-    raise ValueError(
-      errors.message(
-        '--clients_npz', 'a readable .npz file', _CLIENTS_NPZ.value
+    if not FLAGS['dataset'].present:
+      raise ValueError(
+        'Expected one of --clients_npz and --dataset, which say who the new '
+        'clients are, found neither.'
       )
-    ) from e
+    return run_flags.config_from_flags(run.config.algorithm).load_data()
+  if by_name:
+    raise ValueError(
+      f'Expected one of --clients_npz and --dataset, found --clients_npz and '
+      f'--{by_name[0]}.'
+    )
+  arrays = finished_run.read_npz(_CLIENTS_NPZ.value, '--clients_npz')
   errors.expect(
     {'x', 'y'} <= set(arrays),
     '--clients_npz',
     'a file with arrays x and y (and client)',
     f'arrays {", ".join(arrays) or "none"} in {_CLIENTS_NPZ.value}',
   )
-  keys = arrays.get('client', np.full(len(arrays['y']), 'client'))
+  # Without keys all examples are one client's.
+  keys = arrays.get('client', np.full(np.shape(arrays['y'])[:1], 'client'))
   return datasets.FederatedDataset.from_arrays(
     arrays['x'],
     arrays['y'],
@@ -96,6 +110,11 @@ def _load_clients(run):
 def _variants(run):
   """From the number of epochs to the options that train for them."""
   has_local_weights = run.build_process().has_local_weights
+  if not has_local_weights:
+    run_flags.refuse(
+      ['fine_tune_num_epochs', 'fine_tune_num_steps'],
+      f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
+    )
   variants = {}
   for text in _NUM_EPOCHS.value:
     epochs = _positive_int(text, '--num_epochs')
@@ -114,10 +133,7 @@ def _table(rows):
   lines = []
   for (samples, epochs), members in settings.items():
     scored = [row for row in members if row['num_test_examples']]
-    for row in scored:
-      if 'after/accuracy' not in row:
-        row['after/accuracy'] = row['before/accuracy'] = None
-    after = [row['after/accuracy'] for row in scored]
+    after = [row.get('after/accuracy') for row in scored]
     known = bool(after) and after[0] is not None
     lines.append(
       {
@@ -141,21 +157,30 @@ def _table(rows):
 
 def main() -> None:
   """Fits, scores and saves the new clients' models."""
+  run_flags.refuse_all_but(
+    [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run has its method, model and rounds'
+  )
+  for name, values in (
+    ('--num_samples', _NUM_SAMPLES.value),
+    ('--num_epochs', _NUM_EPOCHS.value),
+  ):
+    errors.expect(values, name, 'at least one number', values)
   sample_counts = [
     None if text == 'all' else _positive_int(text, '--num_samples')
     for text in _NUM_SAMPLES.value
   ]
+  output_dir = _OUTPUT_DIR.value
   with finished_run.FinishedRun(_RUN_DIR.value) as run:
     clients = _load_clients(run)
     variants = _variants(run)
+    # Before the work, so that a folder that cannot be written to costs nothing.
+    os.makedirs(
+      os.path.join(output_dir, finished_run.PERSONAL_MODELS_DIR), exist_ok=True
+    )
     with runtime_lib.create_runtime(FLAGS.runtime) as runtime:
       rows, models = finished_run.accuracy_by_samples_and_epochs(
         run, clients, runtime, sample_counts, variants
       )
-  output_dir = _OUTPUT_DIR.value
-  os.makedirs(
-    os.path.join(output_dir, finished_run.PERSONAL_MODELS_DIR), exist_ok=True
-  )
   for client_id, weights in models.items():
     finished_run.save_personal_model(
       finished_run.personal_model_path(output_dir, client_id), weights

@@ -11,6 +11,7 @@ probabilities) or an .npz with arrays `prediction` and `probabilities` (or
 `outputs` for regression).
 """
 
+import math
 import os
 
 import numpy as np
@@ -19,6 +20,7 @@ from absl import flags
 from binaries import program
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.datasets import array_checks
 from tff_pfl.simulation import finished_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -45,23 +47,14 @@ flags.adopt_module_key_flags(program)
 
 
 def _read_x(path):
-  try:
-    with np.load(path) as stored:
-      errors.expect(
-        'x' in stored.files,
-        '--input',
-        'an .npz file with an array x',
-        f'arrays {", ".join(stored.files) or "none"} in {path}',
-      )
-      x = stored['x']
-  except (OSError, AttributeError) as e:
-    raise ValueError(
-      errors.message('--input', 'a readable .npz file', path)
-    ) from e
+  arrays = finished_run.read_npz(path, '--input')
   errors.expect(
-    np.all(np.isfinite(x)), '--input', 'finite numbers', f'NaN or inf in {path}'
+    'x' in arrays,
+    '--input',
+    'an .npz file with an array x',
+    f'arrays {", ".join(arrays) or "none"} in {path}',
   )
-  return x
+  return array_checks.check_inputs(arrays['x'], 'x')
 
 
 def _weights(run):
@@ -109,7 +102,8 @@ def main() -> None:
     with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    flat = outputs.reshape(len(outputs), -1)
+    # Not -1, which has no meaning without examples.
+    flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
     column = 'probability' if classifies else 'output'
     rows = []
     for index in range(len(outputs)):

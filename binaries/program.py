@@ -15,11 +15,28 @@ _TRACEBACK = flags.DEFINE_bool(
 flags.FLAGS.set_default('verbosity', logging.WARNING)
 
 
+def _fail(error: object) -> None:
+  """Ends the program with one line and status 1."""
+  print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+  sys.exit(1)
+
+
+def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    _fail(f'{error} (--help lists the flags)')
+  except SystemExit:
+    # --help and its like: absl gives status 1 to what is no failure.
+    sys.exit(0)
+
+
 def run(main: Callable[[], None]) -> None:
   """Parses the flags and calls `main`.
 
-  Expected errors (wrong values, files, a failed run) end the program with one
-  line on stderr and status 1, Ctrl-C with status 130, SIGTERM with 143.
+  Expected errors (wrong flags and values, files, a failed run) end the program
+  with one line on stderr and status 1, Ctrl-C with status 130, SIGTERM with
+  143.
   """
 
   def guarded(argv: Sequence[str]) -> None:
@@ -33,10 +50,9 @@ def run(main: Callable[[], None]) -> None:
     except (ValueError, TypeError, OSError, errors.RunError) as e:
       if _TRACEBACK.value:
         raise
-      print(f'error: {" ".join(str(e).split())}', file=sys.stderr)
-      sys.exit(1)
+      _fail(e)
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       sys.exit(130)
 
-  app.run(guarded)
+  app.run(guarded, flags_parser=_parse_flags)

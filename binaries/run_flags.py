@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from typing import Any, Dict
+from typing import Any, Collection, Dict, Iterable, List
 
 from absl import flags
 
@@ -189,6 +189,22 @@ def check_selected(*selected: str) -> None:
           f'Expected flags of the selected method ({", ".join(selected)}) only,'
           f' found --{flag}.'
         )
+
+
+def _names() -> List[str]:
+  return [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
+
+
+def refuse(names: Iterable[str], reason: str) -> None:
+  """Raises `ValueError` if one of these flags of a run is given."""
+  for name in names:
+    if flags.FLAGS[name].present:
+      raise ValueError(f'Expected no --{name}: {reason}.')
+
+
+def refuse_all_but(names: Collection[str], reason: str) -> None:
+  """Raises `ValueError` if any other flag of a run is given."""
+  refuse([name for name in _names() if name not in names], reason)
 
 
 def selected_algorithm() -> str:

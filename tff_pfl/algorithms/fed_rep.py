@@ -20,8 +20,10 @@ Symbols:
   alpha -> head_learning_rate, body_learning_rate (one value in the paper)
   r -> the cohort's share of the clients (an option of the experiment)
 
-Deviations from the paper: the part that is frozen runs in inference mode, so
-that the dropout of a frozen body is off (the paper's models have none).
+Deviations from the paper: its server takes the plain mean, which is
+`client_weighting='uniform'`; by default clients weigh as many as they have
+examples. The part that is frozen runs in inference mode, so that the dropout of
+a frozen body is off (the paper's models have none).
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for

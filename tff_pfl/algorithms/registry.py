@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tff_pfl import errors
 from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
+from tff_pfl.models import split_model
 from tff_pfl.templates import personalized_process
 
 
@@ -61,23 +62,29 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def build(
-  name: str, model: Any, hparams: Any = None, **options: Any
+  name: str, model: split_model.SplitModel, hparams: Any = None, **options: Any
 ) -> personalized_process.PersonalizedProcess:
   """Builds the method called `name`.
 
   Args:
     name: A key of `ALGORITHMS`.
-    model: A `SplitModel`.
+    model: The model.
     hparams: Of the method's dataclass; by default its defaults.
     **options: See `federated_round.build_personalized_process`.
 
   Raises:
-    TypeError: If `hparams` is another method's.
+    TypeError: If `model` is no `SplitModel` or `hparams` is another method's.
     ValueError: If there is no such method.
   """
   algorithm = get_algorithm(name)
   if hparams is None:
     hparams = algorithm.hparams()
+  errors.expect_type(
+    model,
+    split_model.SplitModel,
+    'model',
+    'a SplitModel (keras_bridge.from_keras makes one of a Keras model)',
+  )
   errors.expect_type(
     hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
   )

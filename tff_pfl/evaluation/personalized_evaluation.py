@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import fairness
 from tff_pfl.runtime import base as runtime_base
@@ -108,7 +108,11 @@ def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
     `personal` and `global` (None without a global model): each metric's mean
     over clients; and `fairness`: of the personal accuracy, see
     `fairness.fairness_summary`, or None where the model has no accuracy.
+
+  Raises:
+    ValueError: If there are no rows, for no client has test examples.
   """
+  errors.expect(rows, 'rows', 'of at least one client with test examples', rows)
 
   def means(which):
     names = rows[0][which]

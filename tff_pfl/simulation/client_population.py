@@ -7,6 +7,10 @@ the population.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tree
 
 from tff_pfl import datasets, errors
 from tff_pfl.models import split_model
@@ -40,6 +44,38 @@ def check_data_fit(
   )
 
 
+def decode_state(data: bytes, template: Any) -> Any:
+  """Decodes a stored state of the server or of a client.
+
+  Args:
+    data: As stored.
+    template: The process's initial `ServerState` or `ClientState`.
+
+  Returns:
+    The state.
+
+  Raises:
+    RunError: If it is damaged, or of another method or another model.
+  """
+  start = "Cannot use the run's stored state with this method and model"
+  try:
+    state = value_codec.decode(data, template)
+  except ValueError as error:
+    raise errors.RunError(f'{start}: {error}') from error
+  is_server = isinstance(template, personalized_process.ServerState)
+  field = 'global_weights' if is_server else 'local'
+  stored, expected = (
+    tree.flatten_with_path(getattr(value, field)) for value in (state, template)
+  )
+  for (path, found), (_, wanted) in zip(stored, expected):
+    if np.shape(found) != np.shape(wanted):
+      raise errors.RunError(
+        f'{start}: {"/".join(map(str, path))} is of shape {np.shape(found)}, '
+        f"the model's of shape {np.shape(wanted)}."
+      )
+  return state
+
+
 class ClientPopulation:
   """States of all clients, as far as committed, on a runtime."""
 
@@ -69,6 +105,6 @@ class ClientPopulation:
     return [
       initial[index]
       if index in initial
-      else value_codec.decode(stored[index], self._template)
+      else decode_state(stored[index], self._template)
       for index in indices
     ]

@@ -14,6 +14,7 @@ cohorts and seeds, so it ends exactly as one that was never interrupted.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import split_model
 from tff_pfl.simulation import (
   client_population,
   client_sampling,
@@ -68,7 +70,9 @@ def run(
       Without it, an existing run is an error.
     settings: What else defines the run (hyperparameters, model, partition), as
       JSON types. It is stored with the run, and a run is resumed only with the
-      same settings.
+      same settings. Without `'model'` among them, the shapes and a checksum of
+      the model's initial weights are stored under that name, so seed these if
+      the run is to be resumed.
     show_progress: Whether to draw a progress bar with round time and estimate.
 
   Returns:
@@ -88,6 +92,12 @@ def run(
   num_clients = len(data.client_ids)
   sampler = client_sampling.CohortSampler(num_clients, cohort_size, seed)
   client_population.check_data_fit(process.model, data)
+  errors.expect(
+    any(data.num_test_examples(client_id) for client_id in data.client_ids),
+    'data',
+    'a dataset in which at least one client has test examples',
+    data.name,
+  )
   config = {
     'algorithm': process.name,
     'dataset': data.name,
@@ -97,23 +107,58 @@ def run(
     'rounds_per_evaluation': rounds_per_evaluation,
     'seed': seed,
     'runtime': runtime,
-    **(settings or {}),
   }
+  settings = dict(settings or {})
+  for name, value in config.items():
+    errors.expect(
+      settings.get(name, value) == value,
+      'settings',
+      f'without {name!r}, or with the value given as an argument, {value!r}',
+      settings.get(name),
+    )
+  config.update(settings)
+  config.setdefault('model', _describe_model(process.model))
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
   with contextlib.ExitStack() as stack:
+    # Before the store, so that an unknown runtime leaves nothing behind; it
+    # starts nothing until it is used.
+    runtime = stack.enter_context(runtime_lib.create_runtime(runtime))
     store = stack.enter_context(open_store(output_dir, config))
     if store.last_round < num_rounds:
-      _train(
-        stack.enter_context(runtime_lib.create_runtime(runtime)),
-        process,
-        data,
-        store,
-        sampler,
-        show_progress,
-      )
+      _train(runtime, process, data, store, sampler, show_progress)
+    _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _describe_model(model: split_model.SplitModel) -> dict:
+  """What tells a model that has no name in `zoo` from another, as JSON."""
+  checksum = hashlib.sha256()
+  shapes = {}
+  for name, value in model.initial_weights.items():
+    value = np.asarray(value)
+    shapes[name] = list(value.shape)
+    checksum.update(value.tobytes())
+  return {
+    'name': model.name,
+    'shapes': shapes,
+    'initial_weights_sha256': checksum.hexdigest()[:16],
+  }
+
+
+def _expect_evaluated(store: run_store.RunStore) -> None:
+  """Raises `RunError` if the last round has no evaluation to report.
+
+  That is so for a run that was stopped in a round and is now asked for no more.
+  """
+  evaluations = store.evaluations()
+  if not evaluations or evaluations[-1]['round'] != store.last_round:
+    raise errors.RunError(
+      f'The run in {store.directory} was stopped after round '
+      f'{store.last_round}, which was not evaluated; its report needs '
+      f'num_rounds of at least {store.last_round + 1}.'
+    )
 
 
 def _train(runtime, process, data, store, sampler, show_progress):
@@ -126,7 +171,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
       0, server_state=value_codec.encode(state), client_states={}, metrics={}
     )
   else:
-    state = value_codec.decode(store.server_state(), state)
+    state = client_population.decode_state(store.server_state(), state)
   population = client_population.ClientPopulation(process, runtime, store)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
+import urllib.parse
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -43,14 +47,20 @@ class FinishedRun:
     Raises:
       RunError: If there is no run, or none that can be built again.
     """
-    self._store = run_store.RunStore.open_for_reading(directory)
-    config = run_config.RunConfig.from_settings(self._store.config)
-    if data_dir is not None:
-      config = dataclasses.replace(config, data_dir=data_dir)
-    self.directory = directory
-    self.config = config
-    self.data = config.load_data()
-    self.model = config.build_model(self.data)
+    with contextlib.ExitStack() as on_error:
+      self._store = on_error.enter_context(
+        run_store.RunStore.open_for_reading(directory)
+      )
+      config = run_config.RunConfig.from_settings(self._store.config)
+      if data_dir is not None:
+        config = dataclasses.replace(config, data_dir=data_dir)
+      self.directory = directory
+      self.config = config
+      self.data = config.load_data()
+      self.model = config.build_model(self.data)
+      on_error.pop_all()
+    # Building one takes a second or two.
+    self._processes = {}
 
   def build_process(
     self,
@@ -60,7 +70,10 @@ class FinishedRun:
     config = self.config
     if personalization is not None:
       config = dataclasses.replace(config, personalization=personalization)
-    return config.build_process(self.model)
+    options = config.personalization
+    if options not in self._processes:
+      self._processes[options] = config.build_process(self.model)
+    return self._processes[options]
 
   def server_state(
     self,
@@ -68,7 +81,7 @@ class FinishedRun:
     runtime: runtime_base.Runtime,
   ) -> personalized_process.ServerState:
     """The newest committed server state."""
-    return value_codec.decode(
+    return client_population.decode_state(
       self._store.server_state(), runtime.run(process.initialize)
     )
 
@@ -155,6 +168,31 @@ def _sample(examples, num_samples, seed):
   return datasets.Examples(examples.x[kept], examples.y[kept])
 
 
+def read_npz(path: str, name: str) -> dict:
+  """Reads all arrays of an .npz file.
+
+  Args:
+    path: The file.
+    name: What to call it in an error, such as the flag that named it.
+
+  Returns:
+    Array name to array.
+
+  Raises:
+    ValueError: If it is missing, damaged or not an .npz file of numbers.
+  """
+  start = f'Expected `{name}` to be a readable .npz file of numbers or text'
+  try:
+    stored = np.load(path)
+    if not isinstance(stored, np.lib.npyio.NpzFile):
+      raise ValueError('it holds a single array, as .npy files do')
+    with stored:
+      return {array: stored[array] for array in stored.files}
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
+    reason = getattr(e, 'strerror', None) or str(e)
+    raise ValueError(f'{start}, found {path!r}: {reason}.') from e
+
+
 def save_personal_model(path: str, weights: split_model.Weights) -> None:
   """Writes a personal model as .npz: weight name to array."""
   with summary_lib.atomic_file(path, 'wb') as file:
@@ -169,24 +207,22 @@ def load_personal_model(
   Raises:
     ValueError: If the file holds other weights than the model's.
   """
-  try:
-    with np.load(path) as stored:
-      weights = collections.OrderedDict(
-        (name, stored[name]) for name in stored.files
-      )
-  except (OSError, ValueError) as e:
-    raise ValueError(
-      errors.message('personal model', 'an .npz file of weights', path)
-    ) from e
-  expected = {n: v.shape for n, v in model.initial_weights.items()}
-  found = {n: v.shape for n, v in weights.items()}
-  errors.expect(
-    expected == found,
-    'personal model',
-    f'the weights of model {model.name!r}: {expected}',
-    f'{found} in {path}',
+  weights = read_npz(path, 'personal model')
+  for name in dict.fromkeys([*model.initial_weights, *weights]):
+    wanted, found = (
+      np.shape(values[name]) if name in values else None
+      for values in (model.initial_weights, weights)
+    )
+    errors.expect(
+      found == wanted,
+      'personal model',
+      f'of the weights of model {model.name!r}, with {name} '
+      + (f'of shape {wanted}' if wanted is not None else 'absent'),
+      f'{found or "none"} in {path}',
+    )
+  return collections.OrderedDict(
+    (name, weights[name]) for name in model.initial_weights
   )
-  return weights
 
 
 def predict(
@@ -210,6 +246,12 @@ def predict(
     f'examples of shape {tuple(spec.shape)}',
     f'shape {x.shape[1:]}',
   )
+  errors.expect(
+    spec.dtype.is_floating or x.dtype.kind in 'biu',
+    'x',
+    f'integers, as the model takes {spec.dtype.name}',
+    x.dtype,
+  )
   weights = {name: tf.constant(value) for name, value in weights.items()}
 
   @tf.function(autograph=False)
@@ -218,17 +260,22 @@ def predict(
 
   chunks = [
     outputs_of(tf.cast(x[start : start + _PREDICTION_CHUNK], spec.dtype))
-    for start in range(0, len(x), _PREDICTION_CHUNK)
+    # Also without examples: the outputs then have their other dimensions.
+    for start in range(0, max(1, len(x)), _PREDICTION_CHUNK)
   ]
-  outputs = np.concatenate(chunks) if chunks else np.zeros([0, 1], np.float32)
+  outputs = np.concatenate(chunks)
   if model.num_classes is None:
     return outputs
   return np.asarray(model.probabilities(outputs))
 
 
 def personal_model_path(directory: str, client_id: str) -> str:
-  """Where `personalize` puts a client's model in its output folder."""
-  return os.path.join(directory, PERSONAL_MODELS_DIR, f'{client_id}.npz')
+  """Where `personalize` puts a client's model in its output folder.
+
+  Characters of the id that could lead out of the folder are escaped.
+  """
+  name = urllib.parse.quote(client_id, safe=' ')
+  return os.path.join(directory, PERSONAL_MODELS_DIR, f'{name}.npz')
 
 
 def accuracy_by_samples_and_epochs(

@@ -5,6 +5,7 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
+import inspect
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from tff_pfl import datasets, errors
@@ -69,6 +70,26 @@ class RunConfig:
     algorithm = registry.get_algorithm(self.algorithm)
     if self.hparams is None:
       object.__setattr__(self, 'hparams', algorithm.hparams())
+    errors.expect(
+      self.model in zoo.MODELS,
+      'model',
+      f'one of {", ".join(zoo.MODELS)}',
+      self.model,
+    )
+    known = [
+      parameter.name
+      for parameter in inspect.signature(
+        zoo.MODELS[self.model]
+      ).parameters.values()
+      if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for name in self.model_arguments:
+      errors.expect(
+        name in known,
+        'model_arguments',
+        f'arguments of model {self.model!r} ({", ".join(known) or "none"})',
+        name,
+      )
     errors.expect(self.seed >= 0, 'seed', 'a non-negative integer', self.seed)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
@@ -91,7 +112,8 @@ class RunConfig:
         (one of the library, with a model of the user's own, say).
     """
     names = {field.name for field in dataclasses.fields(cls)}
-    if set(settings) != names or settings['model'] not in zoo.MODELS:
+    # A model without a name is stored as a description.
+    if set(settings) != names or not isinstance(settings['model'], str):
       raise errors.RunError(
         'Expected a run whose model and data have names; this one was made by '
         'a program of its own and only that program can build them again.'

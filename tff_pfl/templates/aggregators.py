@@ -25,7 +25,9 @@ def make_aggregator(name: str) -> Any:
   Args:
     name: 'mean' (weighted), 'robust' (zeroes and clips outlying updates with
       adaptive norms), 'secure' (the same, summed as integers by secure
-      aggregation), 'compressed' (quantized, for large tensors).
+      aggregation where the runtime has a protocol for it; the round's metrics
+      and counts are always summed in the clear), 'compressed' (the same as
+      'robust', with large tensors quantized).
 
   Raises:
     ValueError: If there is none.

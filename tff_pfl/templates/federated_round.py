@@ -146,13 +146,21 @@ def _type_of(weights) -> tff.Type:
 
 def _create_aggregation(factory, value_type):
   """Returns the aggregation process and whether it takes weights."""
+  errors.expect_type(
+    factory,
+    (
+      tff.aggregators.UnweightedAggregationFactory,
+      tff.aggregators.WeightedAggregationFactory,
+    ),
+    'aggregator',
+    'a TFF aggregation factory',
+  )
+  if not len(value_type):
+    # Nothing is global. Not every factory takes an empty structure.
+    factory = tff.aggregators.SumFactory()
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     return factory.create(value_type), False
-  if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
-    return factory.create(value_type, tff.TensorType(np.float32)), True
-  raise TypeError(
-    errors.message('aggregator', 'a TFF aggregation factory', factory)
-  )
+  return factory.create(value_type, tff.TensorType(np.float32)), True
 
 
 def _broadcast_of(state):
@@ -211,7 +219,9 @@ def build_personalized_process(
     aggregator: Any TFF aggregation factory for the updates of the global
       weights (mean, clipped, private, secure, compressed, robust). By default
       the weighted mean. Moving statistics of batch normalization go through it
-      with the weights.
+      with the weights. A client that is left out contributes a zero update of
+      weight 0; to an unweighted factory (as the private ones are) the zero
+      update of one more client.
     server_optimizer: Applied to the aggregated update as its gradient. By
       default SGD with learning rate 1: the new global weights are the mean of
       the clients'. Moving statistics are always averaged.
@@ -223,7 +233,8 @@ def build_personalized_process(
     The process.
 
   Raises:
-    TypeError: If `aggregator` is not an aggregation factory.
+    TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`
+      not an optimizer of TFF or `personalization` not a `Personalization`.
     ValueError: If an argument is out of its range.
   """
   errors.expect(
@@ -239,6 +250,18 @@ def build_personalized_process(
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
   if personalization is None:
     personalization = personalization_lib.Personalization()
+  errors.expect_type(
+    server_optimizer,
+    tff.learning.optimizers.Optimizer,
+    'server_optimizer',
+    'one of tff.learning.optimizers',
+  )
+  errors.expect_type(
+    personalization,
+    personalization_lib.Personalization,
+    'personalization',
+    'a Personalization',
+  )
 
   initial_global = split_model.select(
     model.initial_weights, work.partition.global_names
@@ -351,9 +374,9 @@ def build_personalized_process(
       algorithm=state.algorithm,
     )
     metrics = _means(sums.metrics)
-    metrics['update_norm'] = (
-      tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
-    )
+    norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
+    # What an aggregator gives for no update at all may be noise or 0 / 0.
+    metrics['update_norm'] = tf.where(has_update, norm, 0.0)
     metrics['examples'] = sums.num_examples
     metrics['clients'] = sums.num_clients
     metrics['non_finite_clients'] = sums.num_non_finite
@@ -435,9 +458,20 @@ def build_personalized_process(
       metrics=stepped[1],
     )
 
-  # Personalisation.
+  # Personalisation. What takes a broadcast is traced; what takes the server's
+  # state calls it.
 
-  def personal_model(broadcast, client_state, examples):
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_local),
+    )
+
+  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
+  def personalize_broadcast(broadcast, client_state, train_data):
+    examples = example_tensors.from_dataset(train_data, model.element_spec)
     seed_value = _seed_of(broadcast, client_state, randomness.PERSONALIZATION)
     local = client_state.local
     if work.fit_new_client is not None:
@@ -452,59 +486,42 @@ def build_personalized_process(
         ),
         lambda: client_state.local,
       )
-    weights = work.personal_weights(broadcast.global_weights, local)
     weights = personalization_lib.fine_tune(
       model,
-      weights,
+      work.personal_weights(broadcast.global_weights, local),
       examples,
       personalization,
       randomness.fold_in(seed_value, 1),
     )
-    return weights, client_state._replace(local=local)
+    return personalized_process.PersonalModel(
+      weights, client_state._replace(local=local)
+    )
 
-  def before_and_after(broadcast, client_state, train_data, test_data):
+  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
+  def personalize(state, client_state, train_data):
+    return personalize_broadcast(_broadcast_of(state), client_state, train_data)
+
+  @tff.tensorflow.computation(
+    broadcast_type, client_state_type, data_type, data_type
+  )
+  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
     test = example_tensors.from_dataset(test_data, model.element_spec)
     initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
     before = work.personal_weights(broadcast.global_weights, initial_local)
-    after, _ = personal_model(
-      broadcast,
-      client_state,
-      example_tensors.from_dataset(train_data, model.element_spec),
-    )
+    after = personalize_broadcast(broadcast, client_state, train_data).weights
     return collections.OrderedDict(
       before=_means(training_loop.evaluate(model, before, test)),
       after=_means(training_loop.evaluate(model, after, test)),
       examples=test.num_examples,
     )
 
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_local),
-    )
-
-  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
-  def personalize(state, client_state, train_data):
-    examples = example_tensors.from_dataset(train_data, model.element_spec)
-    return personalized_process.PersonalModel(
-      *personal_model(_broadcast_of(state), client_state, examples)
-    )
-
   @tff.tensorflow.computation(
     server_state_type, client_state_type, data_type, data_type
   )
   def evaluate(state, client_state, train_data, test_data):
-    return before_and_after(
+    return evaluate_broadcast(
       _broadcast_of(state), client_state, train_data, test_data
     )
-
-  @tff.tensorflow.computation(
-    broadcast_type, client_state_type, data_type, data_type
-  )
-  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
-    return before_and_after(broadcast, client_state, train_data, test_data)
 
   @tff.federated_computation(
     tff.FederatedType(server_state_type, tff.SERVER),

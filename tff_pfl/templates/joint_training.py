@@ -2,7 +2,8 @@
 
 A client trains all of its weights, global and local ones, together; the global
 ones are averaged, the local ones stay. FedAvg keeps none local, FedPer the
-head, local training all.
+head, local training all. A client that never took part trains its local
+weights, from the initial ones, with the global ones frozen.
 """
 
 from __future__ import annotations
@@ -31,20 +32,18 @@ def build_joint_training(
     partition: Which weights are global and which local.
     **options: See `federated_round.build_personalized_process`.
   """
-
-  def train_all(weights, examples, seed, num_epochs=None):
-    return training_loop.train(
-      objectives.joint_loss(model),
-      weights,
-      examples,
-      hparams.phase(num_epochs),
-      seed,
-      model=model,
-    )
+  head_names = set(model.weight_names(model.head_layers))
 
   def train(broadcast, local, examples, seed):
     weights = partition.merge(broadcast.global_weights, local)
-    trained, metrics = train_all(weights, examples, seed)
+    trained, metrics = training_loop.train(
+      objectives.joint_loss(model),
+      weights,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
     new_global, new_local = partition.split(trained)
     return federated_round.ClientResult(
       update=split_model.difference(broadcast.global_weights, new_global),
@@ -53,18 +52,24 @@ def build_joint_training(
     )
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    weights = partition.merge(broadcast.global_weights, local)
-    if partition.global_names:
-      # The head is what is local; the other weights are frozen.
+    phase = hparams.phase(num_epochs)
+    if set(partition.local_names) == head_names:
       return training_loop.train_head(
-        model,
-        weights,
-        local,
-        examples,
-        hparams.phase(num_epochs),
-        seed,
+        model, broadcast.global_weights, local, examples, phase, seed
       ).weights
-    return train_all(weights, examples, seed, num_epochs).weights
+
+    def forward(local, x, mode):
+      weights = partition.merge(broadcast.global_weights, local)
+      return model.forward(weights, x, mode)
+
+    return training_loop.train(
+      objectives.prediction_loss(model, forward),
+      local,
+      examples,
+      phase,
+      seed,
+      model=model,
+    ).weights
 
   work = federated_round.partitioned_weights_work(
     model,

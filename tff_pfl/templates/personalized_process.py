@@ -51,7 +51,8 @@ class ClientState(NamedTuple):
 
   Attributes:
     client_index: int64, the client's number; it seeds the client's work.
-    num_rounds: int32, rounds the client took part in with training examples.
+    num_rounds: int32, rounds the client took part in: with training examples,
+      and not left out because its result was not finite.
     local: The algorithm's local state, such as the local weights.
   """
 
@@ -124,19 +125,45 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       TypeError: If the computations' types do not fit one another.
     """
     super().__init__(initialize, next_fn)
-    result = next_fn.type_signature.result
-    client_states = next_fn.type_signature.parameter[1]
-    if not client_states.is_assignable_from(result[1]):
-      raise TypeError(
-        'Expected `next` to return client states of the type it takes, found '
-        f'{result[1]} for {client_states}.'
-      )
-    produced = initialize_client_state.type_signature.result
-    if not client_states.member.is_assignable_from(produced):
-      raise TypeError(
-        'Expected `initialize_client_state` to return what `next` takes, found '
-        f'{produced} for {client_states.member}.'
-      )
+    next_type = next_fn.type_signature
+    for what, found in (
+      ('take <state, client states, data>', next_type.parameter),
+      ('return <state, client states, metrics>', next_type.result),
+    ):
+      if not isinstance(found, tff.StructType) or len(found) != 3:
+        raise TypeError(f'Expected `next` to {what}, found {found}.')
+    state, client_states, data = next_type.parameter
+    arguments = (state.member, client_states.member, data.member)
+    for what, source, target in (
+      (
+        '`next` to take the client states that it returns',
+        next_type.result[1],
+        client_states,
+      ),
+      (
+        '`next` to take what `initialize_client_state` returns',
+        initialize_client_state.type_signature.result,
+        client_states.member,
+      ),
+      (
+        '`personalize` to take what `next` does, for one client',
+        arguments,
+        personalize.type_signature.parameter,
+      ),
+      (
+        '`evaluate` to take what `next` does, for one client, and test data',
+        (*arguments, data.member),
+        evaluate.type_signature.parameter,
+      ),
+      (
+        '`evaluate_clients` to take what `next` does, and test data',
+        (state, client_states, data, data),
+        evaluate_clients.type_signature.parameter,
+      ),
+    ):
+      source = tff.to_type(source)
+      if target is None or not target.is_assignable_from(source):
+        raise TypeError(f'Expected {what}, found {target} for {source}.')
     self.name = name
     self.model = model
     self.has_global_model = has_global_model

@@ -1,0 +1,565 @@
+"""What every registered method keeps to."""
+
+import collections
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import registry
+from tff_pfl.client import example_tensors, training_loop
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalization
+from tff_pfl.templates import personalized_process
+
+keras = tf.keras
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_SEED = 11
+_SIZES = (7, 23, 12)
+_every_method = pytest.mark.parametrize('name', registry.ALGORITHMS)
+
+
+def _build(name, **options):
+  return registry.build(
+    name, toy_problems.classifier(), **{'seed': _SEED, **options}
+  )
+
+
+@functools.cache
+def _process(name, **personalization_options):
+  return _build(
+    name,
+    personalization=personalization.Personalization(**personalization_options),
+  )
+
+
+def _client_data(seed):
+  return toy_problems.batched(
+    toy_problems.labelled_examples(n, 10 * seed + i)
+    for i, n in enumerate(_SIZES)
+  )
+
+
+_TRAIN = _client_data(0)
+_TEST = _client_data(1)
+_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])[0]
+
+
+def _round(process, indices=(0, 1, 2), data=None, state=None, states=None):
+  """A round, by default the first one with all clients."""
+  return process.next(
+    process.initialize() if state is None else state,
+    process.initialize_client_states(list(indices))
+    if states is None
+    else states,
+    [_TRAIN[i] for i in indices] if data is None else data,
+  )
+
+
+@functools.cache
+def _after_two_rounds(name):
+  """Two rounds with clients 0 and 1; client 2 stays new."""
+  process = _process(name)
+  first = _round(process, (0, 1))
+  second = _round(process, (0, 1), None, first.state, first.client_states)
+  states = [*second.client_states, process.initialize_client_state(2)]
+  return second.state, states, second.metrics
+
+
+def _score(process, weights, test_data):
+  """Scores given weights, apart from the process."""
+  model = process.model
+  examples = example_tensors.from_dataset(test_data, model.element_spec)
+  sums = training_loop.evaluate(model, weights, examples)
+  return {
+    name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
+  }
+
+
+def _assert_scores(actual, expected):
+  assert list(actual) == list(expected)
+  for metric, value in expected.items():
+    np.testing.assert_allclose(actual[metric], value, rtol=1e-5)
+
+
+def _initial_local_weights(process, client_state):
+  """The client's local weights as they were before the first round."""
+  return process.initialize_client_state(int(client_state.client_index)).local
+
+
+# Types.
+
+
+@_every_method
+def test_signatures_are_those_that_the_process_documents(name):
+  process = _process(name)
+  state = process.initialize.type_signature.result
+  assert state.placement is tff.SERVER
+  fields = personalized_process.ServerState._fields
+  assert tuple(tff.structure.name_list(state.member)) == fields
+  client_state = process.initialize_client_state.type_signature.result
+  fields = personalized_process.ClientState._fields
+  assert tuple(tff.structure.name_list(client_state)) == fields
+  batch = collections.OrderedDict(
+    x=tff.TensorType(np.float32, [None, 5]), y=tff.TensorType(np.int32, [None])
+  )
+  data = tff.SequenceType(batch)
+
+  def at_clients(member):
+    return tff.FederatedType(member, tff.CLIENTS)
+
+  next_type = process.next.type_signature
+  assert next_type.parameter.is_assignable_from(
+    tff.to_type((state, at_clients(client_state), at_clients(data)))
+  )
+  assert tff.structure.name_list(next_type.result) == [
+    'state',
+    'client_states',
+    'metrics',
+  ]
+  assert next_type.result.state.is_equivalent_to(state)
+  assert next_type.result.client_states.is_equivalent_to(
+    at_clients(client_state)
+  )
+  assert next_type.result.metrics.placement is tff.SERVER
+  personalize = process.personalize.type_signature
+  assert personalize.parameter.is_assignable_from(
+    tff.to_type((state.member, client_state, data))
+  )
+  assert personalize.result.client_state.is_equivalent_to(client_state)
+  weights = process.model.initial_weights
+  assert tff.structure.name_list(personalize.result.weights) == list(weights)
+  evaluate = process.evaluate.type_signature
+  assert evaluate.parameter.is_assignable_from(
+    tff.to_type((state.member, client_state, data, data))
+  )
+  assert tff.structure.name_list(evaluate.result) == [
+    'before',
+    'after',
+    'examples',
+  ]
+  evaluate_clients = process.evaluate_clients.type_signature
+  assert evaluate_clients.parameter.is_assignable_from(
+    tff.to_type(
+      (state, at_clients(client_state), at_clients(data), at_clients(data))
+    )
+  )
+  assert evaluate_clients.result.is_equivalent_to(at_clients(evaluate.result))
+
+
+@_every_method
+def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
+  process = _process(name)
+  state, states, metrics = _after_two_rounds(name)
+  # Together they are the model, each weight once.
+  assert sorted([*state.global_weights, *states[0].local]) == sorted(
+    process.model.initial_weights
+  )
+  # No two weights of this model share a shape, so a local weight would show
+  # by its shape wherever it was.
+  local_shapes = {np.shape(value) for value in states[0].local.values()}
+  public_shapes = {
+    np.shape(value) for value in tf.nest.flatten((state, metrics))
+  }
+  assert not local_shapes & public_shapes
+
+
+# Rounds.
+
+
+@_every_method
+def test_two_rounds_run(name):
+  process = _process(name)
+  state, states, metrics = _after_two_rounds(name)
+  assert state.round_number == 2
+  assert state.seed == _SEED
+  assert [s.num_rounds for s in states] == [2, 2, 0]
+  assert list(metrics) == [
+    'loss',
+    'accuracy',
+    'update_norm',
+    'examples',
+    'clients',
+    'non_finite_clients',
+  ]
+  assert np.isfinite(list(metrics.values())).all()
+  assert 0 < metrics['loss'] < 10
+  assert 0 <= metrics['accuracy'] <= 1
+  assert metrics['examples'] == sum(_SIZES[:2])
+  assert metrics['clients'] == 2
+  assert metrics['non_finite_clients'] == 0
+  initial = process.initialize().global_weights
+  if initial:
+    assert metrics['update_norm'] > 0
+    assert toy_problems.differ(state.global_weights, initial)
+  else:
+    assert metrics['update_norm'] == 0
+
+
+@_every_method
+def test_client_state_is_the_work_of_its_own_client(name):
+  process = _process(name)
+  together = _round(process, (0, 1)).client_states
+  with_another = _round(process, (0, 2)).client_states
+  toy_problems.assert_same(together[0], with_another[0])
+  assert [s.client_index for s in together] == [0, 1]
+  assert [s.num_rounds for s in together] == [1, 1]
+  if process.has_local_weights:
+    initial = _initial_local_weights(process, together[0])
+    assert toy_problems.differ(together[0].local, initial)
+    assert toy_problems.differ(together[0].local, together[1].local)
+
+
+@_every_method
+def test_order_of_the_cohort_is_irrelevant(name):
+  process = _process(name)
+  forward = _round(process, (0, 1, 2))
+  backward = _round(process, (2, 1, 0))
+  toy_problems.assert_close(backward.state, forward.state)
+  toy_problems.assert_close(backward.metrics, forward.metrics)
+  toy_problems.assert_close(backward.client_states[::-1], forward.client_states)
+
+
+@_every_method
+def test_client_with_non_finite_data_is_left_out(name):
+  process = _process(name)
+  bad = toy_problems.labelled_examples(12, 0)
+  bad.x[3, 2] = np.nan
+  data = [*_TRAIN[:2], batches.as_batches(bad)]
+  without = _round(process, (0, 1))
+  states = [*without.client_states, process.initialize_client_state(2)]
+  output = _round(process, (0, 1, 2), data)
+  assert output.metrics['non_finite_clients'] == 1
+  toy_problems.assert_same(
+    {**output.metrics, 'non_finite_clients': 0}, dict(without.metrics)
+  )
+  toy_problems.assert_same(output.state, without.state)
+  toy_problems.assert_same(output.client_states, states)
+
+
+@_every_method
+def test_client_without_examples_is_as_if_it_had_not_come(name):
+  process = _process(name)
+  without = _round(process, (0, 1))
+  output = _round(process, (0, 1, 2), [*_TRAIN[:2], _NO_DATA])
+  toy_problems.assert_same(output.metrics, without.metrics)
+  toy_problems.assert_same(output.state, without.state)
+  toy_problems.assert_same(
+    output.client_states,
+    [*without.client_states, process.initialize_client_state(2)],
+  )
+
+
+@_every_method
+def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  bad = toy_problems.labelled_examples(4, 0)
+  bad.x[:] = np.inf
+  output = _round(
+    process,
+    (0, 1, 2),
+    [_NO_DATA, batches.as_batches(bad), _NO_DATA],
+    state,
+    states,
+  )
+  toy_problems.assert_same(output.state, state._replace(round_number=3))
+  toy_problems.assert_same(output.client_states, states)
+  assert output.metrics['non_finite_clients'] == 1
+  assert output.metrics['clients'] == 0
+  assert output.metrics['examples'] == 0
+  assert output.metrics['loss'] == 0
+  assert output.metrics['update_norm'] == 0
+
+
+@_every_method
+def test_client_with_one_example_takes_part(name):
+  one = batches.as_batches(toy_problems.labelled_examples(1, 5))
+  output = _round(_process(name), (0,), [one])
+  assert output.metrics['examples'] == 1
+  assert output.client_states[0].num_rounds == 1
+  assert np.isfinite(output.metrics['loss'])
+
+
+@_every_method
+def test_retried_round_gives_the_same_result(name):
+  process = _process(name)
+  toy_problems.assert_same(_round(process), _round(process))
+
+
+@_every_method
+def test_seed_determines_the_result(name):
+  process = _process(name)
+  output = _round(process)
+  # Rebuilt, so that nothing can be left over from another process.
+  toy_problems.assert_same(_round(_build(name)), output)
+  initial = process.initialize()
+  assert initial.seed == _SEED
+  other = _round(process, state=initial._replace(seed=np.int64(_SEED + 1)))
+  assert toy_problems.differ(
+    (other.state.global_weights, other.client_states),
+    (output.state.global_weights, output.client_states),
+  )
+
+
+@_every_method
+def test_how_a_clients_data_are_batched_is_irrelevant(name):
+  process = _process(name)
+  rebatched = [data.rebatch(5) for data in _TRAIN]
+  toy_problems.assert_same(
+    _round(process, (0, 1, 2), rebatched), _round(process)
+  )
+
+
+@_every_method
+def test_full_batches_are_trained_on_whatever_the_seed(name):
+  hparams = dataclasses.replace(
+    registry.ALGORITHMS[name].hparams(), batch_size=None
+  )
+  process = _build(name, hparams=hparams)
+  initial = process.initialize()
+  output = _round(process)
+  other = _round(process, state=initial._replace(seed=np.int64(_SEED + 1)))
+  toy_problems.assert_close(
+    (other.state.global_weights, other.client_states),
+    (output.state.global_weights, output.client_states),
+  )
+  assert output.metrics['clients'] == 3
+  assert toy_problems.differ(
+    (output.state.global_weights, output.client_states),
+    (initial.global_weights, process.initialize_client_states([0, 1, 2])),
+  )
+
+
+# Personalisation and evaluation.
+
+
+@_every_method
+def test_evaluation_scores_what_personalize_makes(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  together = process.evaluate_clients(state, states, _TRAIN, _TEST)
+  for i, client_state in enumerate(states):
+    alone = process.evaluate(state, client_state, _TRAIN[i], _TEST[i])
+    toy_problems.assert_same(alone, together[i])
+    personal = process.personalize(state, client_state, _TRAIN[i])
+    _assert_scores(alone['after'], _score(process, personal.weights, _TEST[i]))
+    before = {
+      **state.global_weights,
+      **_initial_local_weights(process, client_state),
+    }
+    _assert_scores(alone['before'], _score(process, before, _TEST[i]))
+    assert alone['examples'] == _SIZES[i]
+
+
+@_every_method
+def test_only_a_new_client_fits_its_local_weights(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  known = process.personalize(state, states[0], _TRAIN[0])
+  toy_problems.assert_same(known.client_state, states[0])
+  toy_problems.assert_same(
+    known.weights,
+    collections.OrderedDict(
+      (n, {**state.global_weights, **states[0].local}[n])
+      for n in process.model.initial_weights
+    ),
+  )
+  new = process.personalize(state, states[2], _TRAIN[2])
+  assert new.client_state.num_rounds == 0
+  for weight_name, value in state.global_weights.items():
+    np.testing.assert_array_equal(new.weights[weight_name], value)
+  for weight_name, value in new.client_state.local.items():
+    np.testing.assert_array_equal(new.weights[weight_name], value)
+    assert toy_problems.differ(value, states[2].local[weight_name])
+  scores = process.evaluate(state, states[2], _TRAIN[2], _TRAIN[2])
+  if process.has_local_weights:
+    assert scores['after']['loss'] < scores['before']['loss']
+  else:
+    toy_problems.assert_same(scores['after'], scores['before'])
+
+
+@_every_method
+def test_client_that_needs_no_training_data_is_scored_without_it(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  assert not process.needs_training_data(states[0])
+  assert process.needs_training_data(states[2]) == process.has_local_weights
+  for i, client_state in enumerate(states):
+    if not process.needs_training_data(client_state):
+      toy_problems.assert_same(
+        process.evaluate(state, client_state, _NO_DATA, _TEST[i]),
+        process.evaluate(state, client_state, _TRAIN[i], _TEST[i]),
+      )
+  assert _process(name, fine_tune='all').needs_training_data(states[0])
+
+
+@_every_method
+def test_new_client_without_any_data_gets_the_initial_local_weights(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  scores = process.evaluate(state, states[2], _NO_DATA, _TEST[2])
+  toy_problems.assert_same(scores['after'], scores['before'])
+
+
+@_every_method
+def test_client_without_test_examples_scores_zero(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  scores = process.evaluate(state, states[0], _TRAIN[0], _NO_DATA)
+  assert scores['examples'] == 0
+  assert set(scores['after'].values()) == {0}
+
+
+@_every_method
+def test_model_is_global_exactly_where_nothing_is_local(name):
+  process = _process(name)
+  assert process.name == name
+  assert process.has_global_model == (not process.has_local_weights)
+  local = process.initialize_client_state(0).local
+  assert process.has_local_weights == bool(local)
+
+
+@_every_method
+def test_fine_tuning_comes_on_top(name):
+  plain = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  model = plain.model
+  body_names = model.weight_names(model.body_layers)
+  head_names = model.weight_names(model.head_layers)
+
+  def weights(process, i):
+    return process.personalize(state, states[i], _TRAIN[i]).weights
+
+  for i in (0, 2):
+    personal = weights(plain, i)
+    head = weights(_process(name, fine_tune='head'), i)
+    everything = weights(_process(name, fine_tune='all'), i)
+    for weight_name in body_names:
+      np.testing.assert_array_equal(head[weight_name], personal[weight_name])
+    for weight_name in head_names:
+      assert toy_problems.differ(head[weight_name], personal[weight_name])
+    for weight_name in model.initial_weights:
+      assert toy_problems.differ(everything[weight_name], personal[weight_name])
+    # What is tuned is not kept: the client's state is that of the method.
+    toy_problems.assert_same(
+      _process(name, fine_tune='all')
+      .personalize(state, states[i], _TRAIN[i])
+      .client_state,
+      plain.personalize(state, states[i], _TRAIN[i]).client_state,
+    )
+
+
+def test_zero_epochs_of_fine_tuning_change_nothing():
+  name = 'fed_rep'
+  state, states, _ = _after_two_rounds(name)
+  untuned = _process(name, fine_tune='all', num_epochs=0)
+  for i in (0, 2):
+    toy_problems.assert_same(
+      untuned.personalize(state, states[i], _TRAIN[i]),
+      _process(name).personalize(state, states[i], _TRAIN[i]),
+    )
+
+
+# Models.
+
+
+def _dropout_and_normalization():
+  return keras.Sequential(
+    [
+      keras.layers.Input([6]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.ReLU(),
+      keras.layers.Dropout(0.5),
+      keras.layers.Dense(2, name='head'),
+    ]
+  )
+
+
+def _convolutional_and_recurrent():
+  return keras.Sequential(
+    [
+      keras.layers.Input([6]),
+      keras.layers.Reshape([3, 2, 1]),
+      keras.layers.Conv2D(2, 2, activation='relu', name='conv'),
+      keras.layers.Reshape([2, 2]),
+      keras.layers.LSTM(3, name='lstm'),
+      keras.layers.Dense(2, name='head'),
+    ]
+  )
+
+
+@pytest.mark.parametrize(
+  'make', [_dropout_and_normalization, _convolutional_and_recurrent]
+)
+@_every_method
+def test_many_kinds_of_layers_are_trained(name, make):
+  keras.utils.set_random_seed(3)
+  model = toy_problems.classifier_from(make())
+  process = registry.build(name, model, seed=_SEED)
+  rng = np.random.default_rng(0)
+  data = [
+    tf.data.Dataset.from_tensors(
+      collections.OrderedDict(
+        x=rng.normal(size=(n, 6)).astype(np.float32),
+        y=rng.integers(0, 2, n).astype(np.int32),
+      )
+    )
+    for n in (9, 20)
+  ]
+  output = _round(process, (0, 1), data)
+  assert output.metrics['clients'] == 2
+  assert output.metrics['non_finite_clients'] == 0
+  # A pure function of its arguments, random layers included.
+  toy_problems.assert_same(_round(process, (0, 1), data), output)
+  for client_state, local in zip(output.client_states, data):
+    weights = process.personalize(output.state, client_state, local).weights
+    assert list(weights) == list(model.initial_weights)
+    for weight_name, initial in model.initial_weights.items():
+      assert toy_problems.differ(weights[weight_name], initial), weight_name
+  scores = process.evaluate_clients(
+    output.state, output.client_states, data, data
+  )
+  assert np.isfinite([score['after']['loss'] for score in scores]).all()
+
+
+# Arguments.
+
+
+@_every_method
+def test_hyperparameters_of_another_class_are_refused(name):
+  with pytest.raises(
+    TypeError, match=f'hparams.*{registry.ALGORITHMS[name].hparams.__name__}'
+  ):
+    registry.build(
+      name, toy_problems.classifier(), personalization.Personalization()
+    )
+
+
+@_every_method
+def test_hyperparameters_are_frozen_and_described(name):
+  algorithm = registry.ALGORITHMS[name]
+  hparams = algorithm.hparams()
+  assert dataclasses.is_dataclass(hparams)
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    hparams.batch_size = 1
+  assert algorithm.summary
+  # Each has a help text, from which the programs' flags are made.
+  assert all(f.metadata['help'] for f in dataclasses.fields(hparams))
+
+
+def test_unknown_method_is_refused_with_those_there_are():
+  with pytest.raises(ValueError, match='fed_avg, fed_per, fed_rep, local_only'):
+    registry.build('fed_nothing', toy_problems.classifier())
+
+
+def test_what_is_not_a_split_model_is_refused():
+  with pytest.raises(TypeError, match='`model`.*from_keras'):
+    registry.build('fed_avg', _dropout_and_normalization())

@@ -1,0 +1,174 @@
+"""Where one method becomes another."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
+from tff_pfl.client import training_loop
+from tff_pfl.datasets import batches
+from tff_pfl.models import weight_partition
+from tff_pfl.templates import joint_training
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_SEED = 4
+# Mini-batches, momentum and a shuffle, so that the seeds count too.
+_TRAINING = {'num_epochs': 3, 'learning_rate': 0.1, 'batch_size': 5}
+_CLIENTS = [toy_problems.labelled_examples(n, seed=n) for n in (13, 24)]
+
+
+@functools.cache
+def _process(name):
+  model = toy_problems.classifier()
+  if name == 'fed_avg':
+    return fed_avg.build_fed_avg(
+      model, fed_avg.FedAvgHParams(**_TRAINING), seed=_SEED
+    )
+  if name == 'fed_per':
+    return fed_per.build_fed_per(
+      model, fed_per.FedPerHParams(**_TRAINING), seed=_SEED
+    )
+  if name == 'local_only':
+    return local_only.build_local_only(
+      model, local_only.LocalOnlyHParams(**_TRAINING), seed=_SEED
+    )
+  if name == 'fed_per_all_global':
+    return joint_training.build_joint_training(
+      'fed_per_all_global',
+      model,
+      fed_per.FedPerHParams(**_TRAINING),
+      weight_partition.WeightPartition.by_layer(model, local_layers=()),
+      seed=_SEED,
+    )
+  raise ValueError(name)
+
+
+def _personal_models(name, clients, indices, num_rounds=2):
+  """The clients' models after some rounds with all of them."""
+  process = _process(name)
+  state = process.initialize()
+  states = process.initialize_client_states(indices)
+  for _ in range(num_rounds):
+    output = process.next(state, states, toy_problems.batched(clients))
+    state, states = output.state, output.client_states
+  no_data = batches.as_batches(batches.no_examples(process.model.element_spec))
+  return [process.personalize(state, s, no_data).weights for s in states]
+
+
+def test_methods_of_joint_training_agree_where_there_is_one_client():
+  (fed_avg_model,) = _personal_models('fed_avg', _CLIENTS[:1], [0])
+  (fed_per_model,) = _personal_models('fed_per', _CLIENTS[:1], [0])
+  (local_model,) = _personal_models('local_only', _CLIENTS[:1], [0])
+  # The server computes w - (w - w_i), which rounds.
+  toy_problems.assert_close(fed_per_model, fed_avg_model)
+  toy_problems.assert_close(local_model, fed_avg_model)
+
+
+def test_fed_avg_of_identical_clients_is_local_training():
+  # Identical down to the index, from which a client's shuffle is seeded.
+  clients = [_CLIENTS[0]] * 3
+  averaged = _personal_models('fed_avg', clients, [5, 5, 5])
+  alone = _personal_models('local_only', clients[:1], [5])
+  for model in averaged:
+    toy_problems.assert_close(model, alone[0])
+
+
+def test_fed_per_with_everything_global_is_fed_avg():
+  toy_problems.assert_same(
+    _personal_models('fed_per_all_global', _CLIENTS, [0, 1]),
+    _personal_models('fed_avg', _CLIENTS, [0, 1]),
+  )
+
+
+def test_fed_per_differs_from_fed_avg_where_clients_differ():
+  fed_per_models = _personal_models('fed_per', _CLIENTS, [0, 1])
+  fed_avg_models = _personal_models('fed_avg', _CLIENTS, [0, 1])
+  toy_problems.assert_same(fed_avg_models[0], fed_avg_models[1])
+  body = {n: v for n, v in fed_per_models[0].items() if 'head' not in n}
+  toy_problems.assert_same(body, {n: fed_per_models[1][n] for n in body})
+  assert toy_problems.differ(fed_per_models[0], fed_per_models[1])
+
+
+def test_fed_rep_without_head_epochs_trains_fed_avgs_body_under_a_fixed_head():
+  # One step on the body has the same gradient with a head that is frozen and
+  # with one that is trained along.
+  model = toy_problems.classifier()
+  data = toy_problems.batched(_CLIENTS)
+  rep = fed_rep.build_fed_rep(
+    model,
+    fed_rep.FedRepHParams(
+      num_head_epochs=0,
+      num_body_steps=1,
+      body_learning_rate=0.1,
+      batch_size=None,
+    ),
+  )
+  avg = fed_avg.build_fed_avg(
+    model,
+    fed_avg.FedAvgHParams(num_steps=1, learning_rate=0.1, batch_size=None),
+  )
+
+  def after_one_round(process):
+    return process.next(
+      process.initialize(), process.initialize_client_states([0, 1]), data
+    )
+
+  of_rep, of_avg = after_one_round(rep), after_one_round(avg)
+  body = of_rep.state.global_weights
+  assert toy_problems.differ(
+    body, {name: model.initial_weights[name] for name in body}
+  )
+  toy_problems.assert_close(
+    dict(body), {name: of_avg.state.global_weights[name] for name in body}
+  )
+  for client_state in of_rep.client_states:
+    for name, value in client_state.local.items():
+      np.testing.assert_array_equal(value, model.initial_weights[name])
+
+
+def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
+  tf.keras.utils.set_random_seed(0)
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([5]),
+      tf.keras.layers.Dense(4, name='dense'),
+      tf.keras.layers.BatchNormalization(name='norm', momentum=0.5),
+      tf.keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
+    ]
+  )
+  model = toy_problems.classifier_from(network)
+  hparams = fed_avg.FedAvgHParams(**_TRAINING)
+  data = toy_problems.batched(_CLIENTS)
+
+  def global_weights(process, indices):
+    return process.next(
+      process.initialize(),
+      process.initialize_client_states(indices),
+      [data[i] for i in indices],
+    ).state.global_weights
+
+  plain = fed_avg.build_fed_avg(model, hparams)
+  halved = fed_avg.build_fed_avg(
+    model,
+    hparams,
+    server_optimizer=training_loop.build_optimizer('sgd', 0.5),
+  )
+  alone = [global_weights(plain, [i]) for i in (0, 1)]
+  actual = global_weights(halved, [0, 1])
+  assert sorted(model.statistics) == [
+    'norm/moving_mean',
+    'norm/moving_variance',
+  ]
+  for name, initial in model.initial_weights.items():
+    mean = np.average(
+      [weights[name] for weights in alone], axis=0, weights=[13, 24]
+    )
+    expected = mean if name in model.statistics else (initial + mean) / 2
+    np.testing.assert_allclose(
+      actual[name], expected, rtol=1e-5, atol=1e-6, err_msg=name
+    )
+    assert toy_problems.differ(actual[name], initial)

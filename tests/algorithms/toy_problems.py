@@ -1,0 +1,111 @@
+"""Tiny models and seeded data that the tests of methods share."""
+
+import collections
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.datasets import batches, examples
+from tff_pfl.models import keras_bridge, zoo
+
+keras = tf.keras
+
+NUM_CLASSES = 3
+
+
+@functools.cache
+def classifier():
+  """A classifier of 5 features; no two of its weights share a shape."""
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([5], tf.float32), y=tf.TensorSpec([], tf.int32)
+  )
+  return zoo.mlp(spec, NUM_CLASSES, seed=1, widths=(4,))
+
+
+def classifier_from(network):
+  """A classifier from a Keras model whose head is the layer `head`."""
+  return keras_bridge.from_keras(
+    network, head_layers=['head'], loss='sparse_categorical_crossentropy'
+  )
+
+
+def labelled_examples(num_examples, seed):
+  """Examples for `classifier`, with a rule to learn."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  y = np.argmax(x[:, :NUM_CLASSES], axis=1).astype(np.int32)
+  return examples.Examples(x, y)
+
+
+def linear_network(body, head):
+  """The network `x @ body @ head` with the mean squared error.
+
+  Args:
+    body: Kernel `[inputs, features]`, or None for a network of the head only.
+    head: Kernel `[features, outputs]`.
+
+  Returns:
+    A `SplitModel` with the layers `body` (unless None) and `head`.
+  """
+  kernels = {'head': head} if body is None else {'body': body, 'head': head}
+  num_inputs = next(iter(kernels.values())).shape[0]
+  model = keras.Sequential(
+    [
+      keras.layers.Input([num_inputs]),
+      *(
+        keras.layers.Dense(kernel.shape[1], use_bias=False, name=name)
+        for name, kernel in kernels.items()
+      ),
+    ]
+  )
+  model.set_weights(list(kernels.values()))
+  return keras_bridge.from_keras(
+    model,
+    head_layers=['head'],
+    loss='mse',
+    metrics=[],
+    # XLA would take more time to compile than it saves.
+    jit_compile=False,
+  )
+
+
+def regression_examples(num_examples, num_inputs, num_outputs, seed):
+  """Examples for `linear_network`; one output gives scalar targets."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, num_inputs)).astype(np.float32)
+  y = rng.normal(size=(num_examples, num_outputs)).astype(np.float32)
+  return examples.Examples(x, y[:, 0] if num_outputs == 1 else y)
+
+
+def batched(clients):
+  """Each client's examples as what processes take."""
+  return [batches.as_batches(client) for client in clients]
+
+
+def kernels(weights):
+  """The kernels of a `linear_network` by layer name."""
+  return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
+
+
+def assert_same(actual, expected):
+  """Checks that two structures are equal bit for bit."""
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
+  """Checks that two structures are equal up to rounding."""
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol, atol)
+
+
+def differ(a, b):
+  """Whether any number of two structures differs."""
+  tf.nest.assert_same_structure(a, b)
+  return any(
+    not np.array_equal(x, y)
+    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b))
+  )

@@ -1,0 +1,112 @@
+import pathlib
+import re
+import shlex
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PROGRAMS = ('train', 'personalize', 'predict')
+_FLAGFILES = sorted((_ROOT / 'binaries' / 'flagfiles').glob('*.txt'))
+# Presets whose data come with the library; `train_test` runs fed_rep.txt. One
+# that builds on another stands for the quick tests.
+_RUN_HERE = [
+  pytest.param(
+    path,
+    marks=[] if path.stem == 'fed_avg_fine_tuned' else [pytest.mark.slow],
+    id=path.stem,
+  )
+  for path in _FLAGFILES
+  if 'mnist' not in path.stem and path.stem != 'fed_rep'
+]
+
+
+@pytest.mark.parametrize('name', _PROGRAMS)
+def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
+  name, programs
+):
+  source = (_ROOT / 'binaries' / f'{name}.py').read_text()
+  docstring = source.split('"""')[1]
+  for flag in ('--help', '--helpfull'):
+    result = programs.succeed(name, flag)
+    assert not result.err
+    assert docstring.strip().splitlines()[0] in result.out
+    for line in docstring.splitlines():
+      assert line in result.out
+  result = programs.succeed(name, '--help')
+  for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
+    assert re.search(rf'^  --(\[no\])?{flag}: \S', result.out, re.MULTILINE)
+  assert re.search(r"--runtime: .*\n *\(default: 'native'\)", result.out)
+
+
+def test_help_of_train_gives_the_defaults_of_every_method(programs):
+  text = ' '.join(programs.succeed('train', '--help').out.split())
+  for words in (
+    "(default: 'fed_rep')",
+    '--fed_rep_num_head_epochs: fed_rep: epochs on the head in a round '
+    '(default: 10)',
+    "--fed_avg_learning_rate: fed_avg: the clients' learning rate "
+    '(default: 0.01)',
+    "--num_rounds: Rounds of training. (default: '100')",
+    '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
+  ):
+    assert words in text
+
+
+def test_programs_run_from_any_folder(programs):
+  assert programs.directory != _ROOT
+  programs.succeed('predict', '--help', cwd=programs.directory)
+
+
+@pytest.mark.parametrize('name', _PROGRAMS)
+def test_missing_flags_are_one_line(name, programs):
+  message = programs.fail(name)
+  assert 'must have a value' in message
+  assert message.endswith('(--help lists the flags)')
+
+
+def test_there_is_a_preset_for_every_method():
+  from tff_pfl.algorithms import registry
+
+  assert _FLAGFILES
+  names = {path.stem for path in _FLAGFILES}
+  assert set(registry.ALGORITHMS) <= names
+
+
+@pytest.mark.parametrize('path', _RUN_HERE)
+def test_preset_runs(path, programs):
+  # From the root of the project, as their users do.
+  result = programs.succeed(
+    'train',
+    f'--flagfile={path.relative_to(_ROOT)}',
+    '--num_rounds=1',
+    f'--output_dir={programs.directory / "run"}',
+    cwd=_ROOT,
+  )
+  assert (programs.directory / 'run' / 'summary.json').exists()
+  assert 'personal' in result.out
+
+
+@pytest.mark.parametrize('path', _FLAGFILES, ids=lambda path: path.stem)
+def test_preset_is_understood_and_complete(path, programs):
+  lines = [
+    line
+    for line in path.read_text().splitlines()
+    if line and not line.startswith('#')
+  ]
+  assert path.read_text().startswith('# ')
+  assert all(len(shlex.split(line)) == 1 for line in lines)
+  # A preset that is started again goes on.
+  text = ' '.join(lines)
+  assert '--resume' in text or '--flagfile=' in text
+  assert '--output_dir=runs/' in text
+  # Its flags are taken; then the missing data stop it, or the given folder.
+  (programs.directory / 'empty').mkdir()
+  message = programs.fail(
+    'train',
+    f'--flagfile={path.relative_to(_ROOT)}',
+    f'--data_dir={programs.directory / "empty"}',
+    f'--output_dir={programs.directory / "run"}',
+    cwd=_ROOT,
+  )
+  assert message.startswith('Expected `data_dir` to')
+  assert not (programs.directory / 'run').exists()

@@ -1,0 +1,473 @@
+import gzip
+import json
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.simulation import metrics_writers, report, run_store
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_TINY = (
+  '--dataset=digits',
+  '--partition=shards:2',
+  '--num_clients=6',
+  '--cohort_size=2',
+  '--num_rounds=2',
+  '--rounds_per_evaluation=2',
+  '--model=mlp',
+  '--model_widths=16',
+  '--fed_rep_num_head_epochs=1',
+)
+_TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
+
+
+def _without_times(row):
+  return {key: value for key, value in row.items() if key not in _TIMES}
+
+
+def _summary(directory):
+  return json.loads((directory / report.SUMMARY_NAME).read_text())
+
+
+def _everything(directory):
+  """All that a run has left behind, apart from times and memory."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    found = {
+      'server_state': store.server_state(),
+      'client_states': store.client_states(range(store.config['num_clients'])),
+      'history': [_without_times(row) for row in store.history()],
+      'per_client': store.per_client(),
+    }
+  with open(directory / metrics_writers.JSONL_NAME) as file:
+    found['metrics.jsonl'] = [_without_times(json.loads(row)) for row in file]
+  found['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
+  found['summary.json'] = _without_times(_summary(directory))
+  return found
+
+
+def _last_round(directory):
+  try:
+    with run_store.RunStore.open_for_reading(directory) as store:
+      return store.last_round
+  except errors.RunError:
+    return -1
+
+
+def _bytes_of(directory):
+  return {
+    path.relative_to(directory): path.read_bytes()
+    for path in directory.rglob('*')
+    if path.is_file()
+  }
+
+
+@pytest.fixture(scope='module', name='trained')
+def _trained(module_programs):
+  """A finished run, started as users start it."""
+  directory = module_programs.directory / 'trained'
+  result = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'binaries.train',
+      *_TINY,
+      f'--output_dir={directory}',
+    ],
+    cwd=_ROOT,
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert result.returncode == 0, result.stderr
+  return directory, result
+
+
+def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
+  trained,
+):
+  directory, result = trained
+  lines = result.stdout.splitlines()
+  assert lines[0].startswith('method')
+  assert any(line.startswith('fed_rep ') for line in lines)
+  assert lines[-1] == f'Report: {directory / report.SUMMARY_NAME}'
+  # TensorFlow's and TFF's start-up messages are silenced.
+  for line in result.stderr.replace('\r', '\n').splitlines():
+    assert not line or line.startswith('fed_rep:'), result.stderr
+
+
+def test_same_command_gives_the_same_run_apart_from_times(trained, programs):
+  programs.succeed('train', *_TINY, '--output_dir=again')
+  assert _everything(programs.directory / 'again') == _everything(trained[0])
+
+
+def test_settings_stand_in_the_summary(trained):
+  summary = _summary(trained[0])
+  assert summary['algorithm'] == 'fed_rep'
+  assert summary['dataset'] == 'digits'
+  assert summary['hparams']['num_head_epochs'] == 1
+  assert summary['model_arguments'] == {'widths': [16]}
+  assert summary['claims'] == []
+
+
+def test_baselines_run_on_the_same_clients_and_are_compared(programs):
+  # The main job, as `make train` runs it, but shorter.
+  result = programs.succeed(
+    'train',
+    '--flagfile=binaries/flagfiles/fed_rep.txt',
+    '--num_rounds=1',
+    f'--output_dir={programs.directory / "run"}',
+    cwd=_ROOT,
+  )
+  directory = programs.directory / 'run'
+  table = result.out.splitlines()
+  assert [line.split()[0] for line in table[3:6]] == [
+    'fed_rep',
+    'fed_avg',
+    'local_only',
+  ]
+  assert (directory / report.COMPARISON_PLOT_NAME).exists()
+  sizes = set()
+  for folder in ('.', 'baselines/fed_avg', 'baselines/local_only'):
+    assert (directory / folder / report.SUMMARY_NAME).exists()
+    with run_store.RunStore.open_for_reading(directory / folder) as store:
+      sizes.add(tuple(row['num_train_examples'] for row in store.per_client()))
+  assert len(sizes) == 1
+
+
+_USAGE = {
+  'unknown_method': (['--algorithm=fed_best'], 'fed_avg|fed_per|fed_rep'),
+  'unknown_dataset': (['--dataset=imagenet'], 'digits|mnist'),
+  'unknown_model': (['--model=transformer'], 'linear|mlp|cnn'),
+  'unknown_baseline': (['--baselines=fed_best'], "found 'fed_best'"),
+  'unknown_flag': (['--algoritm=fed_rep'], 'Did you mean: algorithm'),
+  'not_a_number': (['--num_rounds=many'], "'many'"),
+  'out_of_range': (['--num_rounds=0'], 'positive integer'),
+  'negative_seed': (['--seed=-1'], 'non-negative integer'),
+  'wrong_rate': (
+    ['--fed_rep_head_learning_rate=-1'],
+    '`learning_rate` to be',
+  ),
+  'wrong_optimizer': (['--fed_rep_optimizer=lion'], "found 'lion'"),
+  'wrong_partition': (['--partition=shard:2'], "found 'shard:2'"),
+  'impossible_partition': (['--partition=shards:11'], 'shards'),
+  'wrong_width': (['--model_widths=16,x'], 'integers separated by commas'),
+  'zero_width': (['--model_widths=0'], '`widths` to be positive integers'),
+  'wrong_activation': (['--model_activation=relo'], "found 'relo'"),
+  'argument_of_another_model': (
+    ['--model_filters=8'],
+    "arguments of model 'mlp' (widths, activation), found 'filters'",
+  ),
+  'wrong_fine_tuning': (['--fine_tune=tail'], 'one of none, head, all'),
+  'wrong_server_rate': (['--server_learning_rate=0'], '`learning_rate`'),
+  'flag_of_another_method': (
+    ['--fed_avg_num_epochs=1'],
+    'selected method (fed_rep) only, found --fed_avg_num_epochs',
+  ),
+  'large_cohort': (
+    ['--cohort_size=7'],
+    '`cohort_size` to be 1 to num_clients=6, found 7',
+  ),
+  'cohort_and_participation': (
+    ['--participation=0.5'],
+    'one of --cohort_size and --participation, found both',
+  ),
+  'data_folder_of_a_dataset_without_files': (
+    ['--data_dir=.'],
+    'reads no files',
+  ),
+  'argument_that_is_no_flag': (['resume'], "found 'resume'"),
+  'method_without_a_body': (
+    ['--model=linear', '--model_widths='],
+    'fed_rep to share',
+  ),
+  'no_such_flagfile': (['--flagfile=none.txt'], 'none.txt'),
+}
+
+
+@pytest.mark.parametrize('flags, words', _USAGE.values(), ids=_USAGE)
+def test_wrong_flags_are_one_line_and_leave_nothing_behind(
+  programs, flags, words
+):
+  # The last of two flags of one name counts.
+  message = programs.fail('train', *_TINY, '--output_dir=run', *flags)
+  assert words in message
+  assert not (programs.directory / 'run').exists()
+
+
+def test_participation_out_of_range_is_one_line(programs):
+  flags = [f for f in _TINY if not f.startswith('--cohort_size')]
+  message = programs.fail(
+    'train', *flags, '--participation=1.5', '--output_dir=run'
+  )
+  assert message == 'Expected `participation` to be in (0, 1], found 1.5.'
+
+
+def test_missing_output_dir_is_one_line(programs):
+  assert 'output_dir' in programs.fail('train', *_TINY)
+
+
+def test_traceback_shows_where_an_error_was_raised(programs):
+  result = programs.run(
+    'train', *_TINY, '--cohort_size=9', '--output_dir=run', '--traceback'
+  )
+  assert result.status == 1
+  assert 'Traceback (most recent call last)' in result.err
+  assert 'client_sampling.py' in result.err
+  assert 'ValueError: Expected `cohort_size`' in result.err
+
+
+@pytest.fixture(name='idx_folder')
+def _idx_folder(programs):
+  """A folder with well-formed files of MNIST's kind."""
+  folder = programs.directory / 'data'
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  for part, size in (('train', 200), ('t10k', 60)):
+    labels = np.arange(size) % 10
+    images = rng.integers(256, size=[size, 28, 28])
+    for name, array in (('labels-idx1', labels), ('images-idx3', images)):
+      header = bytes([0, 0, 8, array.ndim]) + b''.join(
+        int(length).to_bytes(4, 'big') for length in array.shape
+      )
+      with gzip.open(folder / f'{part}-{name}-ubyte.gz', 'wb') as file:
+        file.write(header + array.astype(np.uint8).tobytes())
+  return folder
+
+
+def _of_mnist(folder, *flags):
+  kept = [f for f in _TINY if not f.startswith('--dataset')]
+  return (
+    *kept,
+    '--dataset=mnist',
+    f'--data_dir={folder}',
+    '--num_rounds=1',
+    '--output_dir=run',
+    *flags,
+  )
+
+
+def test_data_folder_is_read_and_may_move_between_runs(programs, idx_folder):
+  programs.succeed('train', *_of_mnist(idx_folder))
+  moved = idx_folder.with_name('moved')
+  idx_folder.rename(moved)
+  message = programs.fail('train', *_of_mnist(idx_folder, '--resume'))
+  assert '`data_dir` to be an existing folder' in message
+  programs.succeed('train', *_of_mnist(moved, '--resume', '--num_rounds=2'))
+  assert _last_round(programs.directory / 'run') == 2
+
+
+def _remove(folder):
+  for path in folder.iterdir():
+    path.unlink()
+
+
+def _truncate(folder):
+  path = folder / 'train-images-idx3-ubyte.gz'
+  path.write_bytes(path.read_bytes()[:1000])
+
+
+def _spoil_label(folder):
+  path = folder / 'train-labels-idx1-ubyte.gz'
+  with gzip.open(path) as file:
+    content = bytearray(file.read())
+  content[8 + 5] = 11
+  with gzip.open(path, 'wb') as file:
+    file.write(content)
+
+
+def _shorten_labels(folder):
+  (folder / 'train-labels-idx1-ubyte.gz').write_bytes(
+    (folder / 't10k-labels-idx1-ubyte.gz').read_bytes()
+  )
+
+
+@pytest.mark.parametrize(
+  'damage, words',
+  [
+    (_remove, 'to hold train-images-idx3-ubyte.gz'),
+    (_truncate, 'a complete gzip file'),
+    (_spoil_label, 'labels in [0, 10), found 11 at index 5'),
+    (_shorten_labels, '200 labels, one per image'),
+  ],
+)
+def test_damaged_data_are_one_line_and_leave_nothing_behind(
+  programs, idx_folder, damage, words
+):
+  damage(idx_folder)
+  assert words in programs.fail('train', *_of_mnist(idx_folder))
+  assert not (programs.directory / 'run').exists()
+
+
+def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
+  trained, programs
+):
+  directory, _ = trained
+  before = _bytes_of(directory)
+
+  def refused(*flags):
+    message = programs.fail(
+      'train', *_TINY, f'--output_dir={directory}', *flags
+    )
+    after = _bytes_of(directory)
+    after.pop(run_store.LOCK_NAME, None)
+    assert after == {
+      name: content
+      for name, content in before.items()
+      if name != run_store.LOCK_NAME
+    }
+    return message
+
+  assert 'pass --resume to go on with it' in refused()
+  assert 'at least the 2 rounds' in refused('--resume', '--num_rounds=1')
+  assert 'hparams.num_head_epochs was 1, now 3' in refused(
+    '--resume', '--fed_rep_num_head_epochs=3'
+  )
+  other = [f for f in _TINY if not f.startswith('--fed_rep')]
+  message = programs.fail(
+    'train',
+    *other,
+    '--algorithm=fed_per',
+    '--resume',
+    f'--output_dir={directory}',
+  )
+  assert "algorithm was 'fed_rep', now 'fed_per'" in message
+
+
+def test_output_dir_that_is_a_file_is_one_line(programs):
+  (programs.directory / 'run').write_text('mine')
+  message = programs.fail('train', *_TINY, '--output_dir=run')
+  assert 'Cannot write to the output directory run' in message
+  assert (programs.directory / 'run').read_text() == 'mine'
+
+
+_NUM_ROUNDS = 30
+_LONG = (
+  *(f for f in _TINY if not f.startswith('--rounds_per_evaluation')),
+  f'--num_rounds={_NUM_ROUNDS}',
+  '--rounds_per_evaluation=3',
+  '--num_clients=30',
+  '--cohort_size=5',
+  '--fed_rep_num_head_epochs=2',
+  '--output_dir=run',
+  '--resume',
+)
+
+
+@pytest.fixture(scope='module', name='undisturbed')
+def _undisturbed(module_programs):
+  module_programs.succeed('train', *_LONG)
+  return _everything(module_programs.directory / 'run')
+
+
+def _wait_for_round(program, directory, round_number):
+  while _last_round(directory) < round_number:
+    assert program.is_running(), 'The program ended before it was to be killed.'
+    time.sleep(0.005)
+
+
+def _assert_ends(processes):
+  _, alive = psutil.wait_procs(processes, timeout=10)
+  assert not alive
+
+
+def _kill_at_random_moments(programs, num_kills, num_rounds):
+  """Kills and resumes a run so often, and then lets it end."""
+  directory = programs.directory / 'run'
+  flags = (*_LONG, f'--num_rounds={num_rounds}')
+  rng = np.random.default_rng(0)
+  for kill in range(num_kills):
+    begin = _last_round(directory)
+    program = programs.start('train', *flags)
+    # Always some progress, and never the end.
+    stop_after = max(begin + 1, num_rounds * kill // (num_kills + 1))
+    _wait_for_round(program, directory, stop_after)
+    # A round takes some 50 ms, one with an evaluation more.
+    time.sleep(rng.uniform(0, 0.1))
+    workers = program.workers()
+    program.kill(signal.SIGKILL)
+    result = program.wait()
+    assert result.status == -signal.SIGKILL
+    _assert_ends(workers)
+    assert stop_after <= _last_round(directory) < num_rounds
+    connection = sqlite3.connect(directory / run_store.FILE_NAME)
+    assert connection.execute('PRAGMA integrity_check').fetchone() == ('ok',)
+    connection.close()
+  programs.succeed('train', *flags)
+  return _everything(directory)
+
+
+def test_run_killed_at_random_moments_ends_as_one_that_was_not(
+  undisturbed, programs
+):
+  assert _kill_at_random_moments(programs, 3, _NUM_ROUNDS) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_run_killed_very_often_ends_as_one_that_was_not(programs):
+  flags = (*_LONG, '--num_rounds=120', '--output_dir=undisturbed')
+  programs.succeed('train', *flags)
+  assert _kill_at_random_moments(programs, 15, 120) == _everything(
+    programs.directory / 'undisturbed'
+  )
+
+
+def test_signals_and_a_killed_worker_leave_no_process_and_lose_nothing(
+  undisturbed, programs
+):
+  directory = programs.directory / 'run'
+
+  def start_and_wait_for_round(round_number):
+    program = programs.start('train', *_LONG)
+    _wait_for_round(program, directory, round_number)
+    return program, program.workers()
+
+  for round_number, signal_number, status, last_words in (
+    (4, signal.SIGTERM, 143, ''),
+    (12, signal.SIGINT, 130, 'interrupted\n'),
+  ):
+    program, workers = start_and_wait_for_round(round_number)
+    assert workers
+    begin = time.monotonic()
+    program.kill(signal_number)
+    result = program.wait()
+    assert time.monotonic() - begin < 10
+    assert result.status == status
+    assert result.err.endswith(last_words)
+    assert 'Traceback' not in result.err
+    assert 'Exception ignored' not in result.err
+    _assert_ends(workers)
+    assert round_number <= _last_round(directory) < _NUM_ROUNDS
+    # Closed in order: all is in one file.
+    assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
+
+  program, (worker,) = start_and_wait_for_round(20)
+  worker.kill()
+  result = program.wait()
+  assert result.status == 0
+  assert 'killed by signal 9' in result.err
+  assert _everything(directory) == undisturbed
+
+
+def test_directory_in_use_is_refused_naming_the_process(programs):
+  directory = programs.directory / 'run'
+  program = programs.start('train', *_LONG)
+  _wait_for_round(program, directory, 1)
+  program.kill(signal.SIGSTOP)
+  try:
+    message = programs.fail('train', *_LONG)
+    assert f'in use by a running process (pid {program.pid})' in message
+  finally:
+    program.kill(signal.SIGCONT)
+    program.kill(signal.SIGTERM)
+  program.wait()
+  assert _last_round(directory) >= 1

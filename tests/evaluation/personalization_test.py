@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tff_pfl.client import example_tensors
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalization
+
+_RNG = np.random.default_rng(5)
+_BODY = _RNG.normal(size=[4, 2]).astype(np.float32)
+_HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
+_CLIENT = toy_problems.regression_examples(20, 4, 3, seed=0)
+
+
+def _fine_tune(client=_CLIENT, seed=(0, 0), **options):
+  """The kernels after fine-tuning."""
+  model = toy_problems.linear_network(_BODY, _HEAD)
+  weights = personalization.fine_tune(
+    model,
+    model.initial_weights,
+    example_tensors.from_dataset(
+      batches.as_batches(client), model.element_spec
+    ),
+    personalization.Personalization(**options),
+    tf.constant(seed, tf.int32),
+  )
+  assert list(weights) == list(model.initial_weights)
+  return toy_problems.kernels(weights)
+
+
+def _descend(num_steps, train_body, learning_rate=0.1, momentum=0.5):
+  """Full-batch gradient descent, from the definition."""
+  body, head = _BODY, _HEAD
+  body_velocity = head_velocity = 0
+  for _ in range(num_steps):
+    outputs = 2 * (_CLIENT.x @ body @ head - _CLIENT.y) / _CLIENT.y.size
+    head_gradient = (_CLIENT.x @ body).T @ outputs
+    body_gradient = _CLIENT.x.T @ outputs @ head.T
+    head_velocity = momentum * head_velocity + head_gradient
+    body_velocity = momentum * body_velocity + body_gradient
+    head = head - learning_rate * head_velocity
+    if train_body:
+      body = body - learning_rate * body_velocity
+  return body, head
+
+
+def test_none_gives_the_weights_back():
+  kernels = _fine_tune(fine_tune='none')
+  np.testing.assert_array_equal(kernels['body'], _BODY)
+  np.testing.assert_array_equal(kernels['head'], _HEAD)
+
+
+@pytest.mark.parametrize('count', [{'num_steps': 4}, {'num_epochs': 4}])
+def test_head_is_tuned_on_the_frozen_body(count):
+  kernels = _fine_tune(
+    fine_tune='head', batch_size=None, learning_rate=0.1, **count
+  )
+  _, head = _descend(4, train_body=False)
+  np.testing.assert_array_equal(kernels['body'], _BODY)
+  np.testing.assert_allclose(kernels['head'], head, rtol=1e-4)
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_all_weights_are_tuned_together(momentum):
+  kernels = _fine_tune(
+    fine_tune='all',
+    batch_size=None,
+    learning_rate=0.05,
+    momentum=momentum,
+    num_epochs=3,
+  )
+  body, head = _descend(
+    3, train_body=True, learning_rate=0.05, momentum=momentum
+  )
+  np.testing.assert_allclose(kernels['body'], body, rtol=1e-4)
+  np.testing.assert_allclose(kernels['head'], head, rtol=1e-4)
+
+
+@pytest.mark.parametrize('fine_tune', ['head', 'all'])
+def test_zero_epochs_and_no_examples_change_nothing(fine_tune):
+  nobody = toy_problems.regression_examples(0, 4, 3, seed=0)
+  for kernels in (
+    _fine_tune(fine_tune=fine_tune, num_epochs=0),
+    _fine_tune(nobody, fine_tune=fine_tune, num_epochs=5),
+    _fine_tune(nobody, fine_tune=fine_tune, num_steps=5),
+  ):
+    np.testing.assert_array_equal(kernels['body'], _BODY)
+    np.testing.assert_array_equal(kernels['head'], _HEAD)
+
+
+def test_mini_batches_are_shuffled_by_the_seed():
+  first = _fine_tune(fine_tune='all', batch_size=3)
+  toy_problems.assert_same(first, _fine_tune(fine_tune='all', batch_size=3))
+  other = _fine_tune(fine_tune='all', batch_size=3, seed=(0, 1))
+  assert toy_problems.differ(first, other)
+
+
+def test_adam_is_an_option():
+  kernels = _fine_tune(
+    fine_tune='all',
+    optimizer='adam',
+    momentum=0.0,
+    learning_rate=0.25,
+    num_steps=1,
+    batch_size=None,
+  )
+  # The first step of Adam moves every weight by the learning rate.
+  np.testing.assert_allclose(np.abs(kernels['body'] - _BODY), 0.25, rtol=1e-3)
+  np.testing.assert_allclose(np.abs(kernels['head'] - _HEAD), 0.25, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [
+    ('fine_tune', 'body'),
+    ('fine_tune', None),
+    ('num_epochs', -1),
+    ('num_steps', 0),
+    ('learning_rate', 0.0),
+    ('momentum', 1.0),
+    ('momentum', -0.1),
+    ('optimizer', 'rmsprop'),
+    ('batch_size', 0),
+    ('new_client_epochs', -1),
+  ],
+)
+def test_option_out_of_range_is_refused_by_name(option, value):
+  with pytest.raises(ValueError, match=f'`{option}`'):
+    personalization.Personalization(**{option: value})
+
+
+def test_default_is_the_methods_own_model():
+  assert personalization.Personalization().fine_tune == 'none'

@@ -1,0 +1,217 @@
+import collections
+import functools
+
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl import datasets
+from tff_pfl.algorithms import registry
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalized_evaluation
+
+# More than are evaluated in one call; clients 3, 13, … have no test examples.
+_NUM_CLIENTS = 57
+
+
+@functools.cache
+def _data():
+  sizes = [
+    (2 + i % 4, 0 if i % 10 == 3 else 1 + i % 3) for i in range(_NUM_CLIENTS)
+  ]
+  train = [
+    toy_problems.labelled_examples(n, seed=i) for i, (n, _) in enumerate(sizes)
+  ]
+  test = [
+    toy_problems.labelled_examples(n, seed=1000 + i)
+    for i, (_, n) in enumerate(sizes)
+  ]
+  return train, test
+
+
+class _Clients:
+  """A federated dataset that notes whose training examples are read."""
+
+  def __init__(self):
+    self._train, self._test = _data()
+    self.client_ids = [f'client {i}' for i in range(_NUM_CLIENTS)]
+    self.trained = []
+
+  def train(self, client_id):
+    self.trained.append(client_id)
+    return self._train[self.client_ids.index(client_id)]
+
+  def test(self, client_id):
+    return self._test[self.client_ids.index(client_id)]
+
+  def num_train_examples(self, client_id):
+    return datasets.num_examples(self._train[self.client_ids.index(client_id)])
+
+  def num_test_examples(self, client_id):
+    return datasets.num_examples(self.test(client_id))
+
+
+@functools.cache
+def _process(name):
+  return registry.build(name, toy_problems.classifier())
+
+
+def _trained(name):
+  """A server state, and states of all clients of which 0 to 4 took part."""
+  process = _process(name)
+  output = process.next(
+    process.initialize(),
+    process.initialize_client_states(list(range(5))),
+    toy_problems.batched(_data()[0][:5]),
+  )
+  new = process.initialize_client_states(list(range(5, _NUM_CLIENTS)))
+  return output.state, [*output.client_states, *new]
+
+
+def _evaluate(name, runtime):
+  server_state, states = _trained(name)
+  clients = _Clients()
+  asked = []
+
+  def states_of(indices):
+    asked.append(list(indices))
+    return [states[index] for index in indices]
+
+  rows = personalized_evaluation.evaluate_clients(
+    _process(name), runtime, server_state, states_of, clients
+  )
+  return rows, clients, asked, server_state, states
+
+
+def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
+  rows, clients, asked, server_state, states = _evaluate('fed_rep', runtime)
+  scored = [i for i in range(_NUM_CLIENTS) if i % 10 != 3]
+  assert [row['client'] for row in rows] == [f'client {i}' for i in scored]
+  assert [index for chunk in asked for index in chunk] == scored
+  assert len(asked) == 2
+  train, test = _data()
+  for i, row in zip(scored, rows):
+    assert row['num_train_examples'] == len(train[i].y)
+    assert row['num_test_examples'] == len(test[i].y)
+    assert row['num_rounds'] == (1 if i < 5 else 0)
+  # On both sides of the border between two calls, against one call each.
+  for position in (0, 49, 50, len(rows) - 1):
+    i = scored[position]
+    alone = _process('fed_rep').evaluate(
+      server_state,
+      states[i],
+      batches.as_batches(train[i]),
+      batches.as_batches(test[i]),
+    )
+    for which in ('before', 'after'):
+      assert rows[position][which] == {
+        metric: pytest.approx(value, rel=1e-5)
+        for metric, value in alone[which].items()
+      }
+      assert all(type(v) is float for v in rows[position][which].values())
+  # Known clients have their head already; only new ones need training data.
+  assert clients.trained == [f'client {i}' for i in scored if i >= 5]
+
+
+def test_training_data_are_not_read_where_nobody_needs_them(runtime):
+  rows, clients, _, _, _ = _evaluate('fed_avg', runtime)
+  assert rows
+  assert clients.trained == []
+  for row in rows:
+    assert row['after'] == row['before']
+
+
+def test_training_batches_reads_only_what_is_needed():
+  process = _process('fed_rep')
+  new = process.initialize_client_state(0)
+  known = new._replace(num_rounds=np.int32(1))
+  examples = _data()[0][0]
+  (batch,) = personalized_evaluation.training_batches(
+    process, new, lambda: examples
+  )
+  np.testing.assert_array_equal(batch['x'], examples.x)
+
+  def fail():
+    raise AssertionError('The training examples of a known client were read.')
+
+  (batch,) = personalized_evaluation.training_batches(process, known, fail)
+  assert batch['x'].shape == (0, 5)
+  assert batch['y'].shape == (0,)
+
+
+def _row(client, before, after, num_test_examples):
+  return {
+    'client': client,
+    'num_train_examples': 10,
+    'num_test_examples': num_test_examples,
+    'num_rounds': 1,
+    'before': before,
+    'after': after,
+  }
+
+
+def test_summary_is_that_computed_by_hand():
+  rows = [
+    _row(
+      'a', {'loss': 2.0, 'accuracy': 0.5}, {'loss': 1.0, 'accuracy': 1.0}, 1
+    ),
+    _row(
+      'b', {'loss': 1.0, 'accuracy': 0.5}, {'loss': 2.0, 'accuracy': 0.0}, 3
+    ),
+  ]
+  summary = personalized_evaluation.summarize(rows, has_global_model=True)
+  assert summary['personal'] == {'loss': 1.5, 'accuracy': 0.5}
+  assert summary['global'] == {'loss': 1.5, 'accuracy': 0.5}
+  fairness = summary['fairness']
+  assert fairness['mean'] == 0.5
+  assert fairness['weighted_mean'] == 0.25
+  assert fairness['min'] == 0
+  assert fairness['max'] == 1
+  assert fairness['fraction_hurt'] == 0.5
+
+
+def test_summary_without_a_global_model_compares_with_none():
+  rows = [_row('a', {'accuracy': 0.5}, {'accuracy': 0.25}, 4)]
+  summary = personalized_evaluation.summarize(rows, has_global_model=False)
+  assert summary['global'] is None
+  assert summary['fairness']['fraction_hurt'] is None
+
+
+def test_summary_of_a_regression_has_no_fairness_of_accuracies():
+  rows = [
+    _row('a', {'loss': 1.0, 'mae': 0.5}, {'loss': 0.5, 'mae': 0.25}, 4),
+    _row('b', {'loss': 2.0, 'mae': 0.5}, {'loss': 1.5, 'mae': 0.75}, 4),
+  ]
+  summary = personalized_evaluation.summarize(rows, has_global_model=True)
+  assert summary == {
+    'personal': {'loss': 1.0, 'mae': 0.5},
+    'global': {'loss': 1.5, 'mae': 0.5},
+    'fairness': None,
+  }
+
+
+def test_summary_of_nobody_is_refused():
+  with pytest.raises(ValueError, match='at least one client with test'):
+    personalized_evaluation.summarize([], has_global_model=True)
+
+
+def test_dataset_of_the_library_is_taken(runtime):
+  examples = [toy_problems.labelled_examples(12, seed=s) for s in range(2)]
+  data = datasets.FederatedDataset.from_arrays(
+    np.concatenate([e.x for e in examples]),
+    np.concatenate([e.y for e in examples]),
+    num_clients=4,
+    partition='iid',
+    seed=0,
+  )
+  process = _process('fed_avg')
+  rows = personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    runtime.run(process.initialize),
+    process.initialize_client_states,
+    data,
+  )
+  assert [row['client'] for row in rows] == list(data.client_ids)
+  counts = collections.Counter(row['num_rounds'] for row in rows)
+  assert counts == {0: 4}

@@ -1,0 +1,693 @@
+import copy
+import csv
+import functools
+import json
+import os
+import statistics
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from tff_pfl import datasets, errors
+from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import keras_bridge
+from tff_pfl.simulation import client_population as population_lib
+from tff_pfl.simulation import client_sampling, experiment, report, run_store
+
+_NUM_CLIENTS = 8
+_NUM_CLASSES = 3
+_COHORT_SIZE = 3
+_NUM_ROUNDS = 14
+_ROUNDS_PER_EVALUATION = 3
+_EVALUATED = [3, 6, 9, 12, 14]
+# The mean over the last ten rounds is over the evaluations after round 4.
+_EVALUATED_IN_LAST_10 = [6, 9, 12, 14]
+_SEED = 5
+_CLIENT_WITHOUT_TEST = 'client_7'
+_CLIENT_WITHOUT_TRAINING = 'client_6'
+
+
+def _make_data(name='toy', regression=False):
+  """Clients of different sizes; one without test, one without training data."""
+  rng = np.random.default_rng(0)
+  prototypes = rng.normal(size=[_NUM_CLASSES, 6])
+  arrays = {}
+  for split, size in (('', 9), ('_test', 7)):
+    keys = [
+      f'client_{i}' for i in range(_NUM_CLIENTS) for _ in range(size + 2 * i)
+    ]
+    absent = _CLIENT_WITHOUT_TEST if split else _CLIENT_WITHOUT_TRAINING
+    keys = np.array([key for key in keys if key != absent])
+    y = rng.integers(_NUM_CLASSES, size=len(keys))
+    x = prototypes[y] + rng.normal(size=[len(keys), 6])
+    arrays.update(
+      {
+        f'x{split}': x.astype(np.float32),
+        f'y{split}': y.astype(np.float32) / 2 if regression else y,
+        f'keys{split}': keys,
+      }
+    )
+  return datasets.FederatedDataset.from_arrays(
+    **arrays, num_classes=None if regression else _NUM_CLASSES, name=name
+  )
+
+
+def _make_model(width=5, seed=0, outputs=_NUM_CLASSES, loss=None):
+  def dense(units, activation, name, layer_seed):
+    return tf.keras.layers.Dense(
+      units,
+      activation,
+      name=name,
+      kernel_initializer=tf.keras.initializers.GlorotUniform(layer_seed),
+    )
+
+  model = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([6]),
+      dense(width, 'relu', 'body', seed + 1),
+      dense(outputs, None, 'head', seed + 2),
+    ],
+    name='toy_model',
+  )
+  return keras_bridge.from_keras(
+    model,
+    head_layers=['head'],
+    loss=loss or 'sparse_categorical_crossentropy',
+    metrics=['accuracy'] if loss is None else ['mae'],
+    # The small graphs of these tests are slow to compile and quick to run.
+    jit_compile=False,
+  )
+
+
+@functools.cache
+def _make_process(name='fed_rep', width=5, model_seed=0):
+  return _build(name, _make_model(width, model_seed))
+
+
+def _build(name, model, **options):
+  return registry.build(name, model, seed=_SEED, **options)
+
+
+def _run(process, data, directory, **options):
+  return experiment.run(
+    process,
+    data,
+    output_dir=str(directory),
+    **{
+      'num_rounds': 2,
+      'cohort_size': _COHORT_SIZE,
+      'seed': _SEED,
+      'show_progress': False,
+      **options,
+    },
+  )
+
+
+class _Finished:
+  """A run and what it has left behind."""
+
+  def __init__(self, directory, process, data, **options):
+    self.directory = directory
+    self.process = process
+    self.data = data
+    self.returned = _run(
+      process,
+      data,
+      directory,
+      num_rounds=_NUM_ROUNDS,
+      rounds_per_evaluation=_ROUNDS_PER_EVALUATION,
+      **options,
+    )
+    self.summary = json.loads((directory / 'summary.json').read_text())
+    with open(directory / 'per_client.csv', newline='') as file:
+      self.clients = list(csv.DictReader(file))
+    with open(directory / 'metrics.jsonl') as file:
+      self.rounds = [json.loads(line) for line in file]
+
+  def column(self, name):
+    return np.array([float(row[name]) for row in self.clients])
+
+
+@pytest.fixture(scope='module', name='fed_rep_run')
+def _fed_rep_run(tmp_path_factory):
+  return _Finished(
+    tmp_path_factory.mktemp('fed_rep'),
+    _make_process('fed_rep'),
+    _make_data(),
+    settings={'note': 'a library run'},
+  )
+
+
+@pytest.fixture(scope='module', name='fed_avg_run')
+def _fed_avg_run(tmp_path_factory):
+  process = _build(
+    'fed_avg',
+    _make_model(),
+    hparams=fed_avg.FedAvgHParams(num_epochs=1),
+    personalization=personalization.Personalization(
+      fine_tune='all', num_epochs=2
+    ),
+  )
+  return _Finished(tmp_path_factory.mktemp('fed_avg'), process, _make_data())
+
+
+@pytest.fixture(name='run', params=['fed_rep_run', 'fed_avg_run'])
+def _run_fixture(request):
+  return request.getfixturevalue(request.param)
+
+
+def test_run_writes_its_files(run):
+  expected = {
+    'run.sqlite',
+    'summary.json',
+    'per_client.csv',
+    'metrics.jsonl',
+    'metrics.csv',
+    'tensorboard',
+    'accuracy_by_round.png',
+    'clients.png',
+    'partition.png',
+  }
+  assert expected <= set(os.listdir(run.directory))
+  assert os.listdir(run.directory / 'tensorboard')
+  for name in expected:
+    if name.endswith('.png'):
+      content = (run.directory / name).read_bytes()
+      assert content.startswith(b'\x89PNG\r\n\x1a\n')
+      assert content.endswith(b'IEND\xaeB`\x82')
+  # Neither a temporary file nor a write-ahead log is left.
+  assert not [
+    name
+    for name in os.listdir(run.directory)
+    if name.endswith(('.tmp', '-wal', '-shm'))
+  ]
+
+
+def test_summary_has_every_figure_in_its_type(run):
+  summary = run.summary
+  assert summary == json.loads(json.dumps(run.returned))
+  assert summary['algorithm'] == run.process.name
+  assert summary['dataset'] == 'toy'
+  assert summary['runtime'] == 'native'
+  for name, value in (
+    ('num_clients', _NUM_CLIENTS),
+    ('num_rounds', _NUM_ROUNDS),
+    ('cohort_size', _COHORT_SIZE),
+    ('rounds_per_evaluation', _ROUNDS_PER_EVALUATION),
+    ('seed', _SEED),
+  ):
+    assert type(summary[name]) is int and summary[name] == value
+  accuracies = [summary['accuracy']]
+  if run.process.has_global_model:
+    accuracies.append(summary['global_accuracy'])
+  else:
+    assert summary['global_accuracy'] is None
+    assert summary['global_loss'] is None
+  for accuracy in accuracies:
+    assert set(accuracy) == {'last_10_mean', 'best', 'best_round', 'last'}
+    assert type(accuracy['best_round']) is int
+    for name in ('last_10_mean', 'best', 'last'):
+      assert type(accuracy[name]) is float
+      assert 0 <= accuracy[name] <= 1
+  fairness = summary['fairness']
+  assert set(fairness) == {
+    'mean',
+    'weighted_mean',
+    'std',
+    'min',
+    'max',
+    'worst_10_percent',
+    'fraction_hurt',
+  }
+  hurt = fairness.pop('fraction_hurt')
+  assert (hurt is not None) == run.process.has_global_model
+  assert all(type(value) is float for value in fairness.values())
+  fairness['fraction_hurt'] = hurt
+  assert type(summary['loss']) is float
+  assert summary['seconds_per_round'] > 0
+  # Python with TensorFlow and a worker take at least this much.
+  assert 200 < summary['peak_rss_mb'] < 100_000
+  assert summary['claims'] == []
+
+
+def test_settings_stand_in_the_summary(fed_rep_run):
+  assert fed_rep_run.summary['note'] == 'a library run'
+
+
+def test_per_client_has_a_row_for_each_client_with_a_test_set(run):
+  data = run.data
+  tested = [c for c in data.client_ids if data.num_test_examples(c)]
+  assert _CLIENT_WITHOUT_TEST in data.client_ids
+  assert _CLIENT_WITHOUT_TEST not in tested
+  assert [row['client'] for row in run.clients] == tested
+  for row in run.clients:
+    client = row['client']
+    assert int(row['num_train_examples']) == data.num_train_examples(client)
+    assert int(row['num_test_examples']) == data.num_test_examples(client)
+
+
+def test_summary_is_what_per_client_adds_up_to(run):
+  personal = run.column('after/accuracy')
+  before = run.column('before/accuracy')
+  weights = run.column('num_test_examples')
+  fairness = run.summary['fairness']
+  assert len(personal) == 7
+  assert run.summary['accuracy']['last'] == pytest.approx(
+    sum(personal) / 7, abs=1e-12
+  )
+  assert fairness['mean'] == pytest.approx(sum(personal) / 7, abs=1e-12)
+  assert fairness['weighted_mean'] == pytest.approx(
+    sum(personal * weights) / sum(weights), abs=1e-12
+  )
+  variance = sum((personal - sum(personal) / 7) ** 2) / 7
+  assert fairness['std'] == pytest.approx(variance**0.5, abs=1e-12)
+  assert fairness['min'] == min(personal)
+  assert fairness['max'] == max(personal)
+  # A tenth of seven clients, rounded up, is one.
+  assert fairness['worst_10_percent'] == min(personal)
+  assert run.summary['loss'] == pytest.approx(
+    np.mean(run.column('after/loss')), abs=1e-12
+  )
+  if run.process.has_global_model:
+    assert fairness['fraction_hurt'] == pytest.approx(
+      sum(personal < before) / 7, abs=1e-12
+    )
+    assert run.summary['global_accuracy']['last'] == pytest.approx(
+      sum(before) / 7, abs=1e-12
+    )
+    assert run.summary['global_loss'] == pytest.approx(
+      np.mean(run.column('before/loss')), abs=1e-12
+    )
+
+
+def test_metrics_have_a_line_for_each_round_with_evaluations_as_asked(run):
+  assert [row['round'] for row in run.rounds] == list(range(1, _NUM_ROUNDS + 1))
+  assert [
+    row['round']
+    for row in run.rounds
+    if any(name.startswith('evaluation/') for name in row)
+  ] == _EVALUATED
+  with run_store.RunStore.open_for_reading(run.directory) as store:
+    assert [row['round'] for row in store.evaluations()] == _EVALUATED
+  with open(run.directory / 'metrics.csv', newline='') as file:
+    assert len(list(csv.DictReader(file))) == _NUM_ROUNDS
+
+
+def test_accuracies_over_rounds_are_those_computed_by_hand(run):
+  by_round = {
+    row['round']: row['evaluation/personal/accuracy']
+    for row in run.rounds
+    if 'evaluation/personal/accuracy' in row
+  }
+  accuracy = run.summary['accuracy']
+  assert accuracy['last_10_mean'] == pytest.approx(
+    sum(by_round[r] for r in _EVALUATED_IN_LAST_10) / 4, abs=1e-12
+  )
+  assert accuracy['best'] == max(by_round.values())
+  assert accuracy['best_round'] == min(
+    r for r in by_round if by_round[r] == accuracy['best']
+  )
+  assert accuracy['last'] == by_round[_NUM_ROUNDS]
+  assert run.summary['seconds_per_round'] == statistics.median(
+    row['seconds'] for row in run.rounds
+  )
+  assert run.summary['peak_rss_mb'] == max(row['rss_mb'] for row in run.rounds)
+
+
+def test_cohorts_are_those_of_the_sampler(run):
+  sampler = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED)
+  took_part = dict.fromkeys(run.data.client_ids, 0)
+  for row in run.rounds:
+    cohort = [
+      run.data.client_ids[index] for index in sampler.sample(row['round'])
+    ]
+    sizes = [run.data.num_train_examples(client) for client in cohort]
+    # Metrics count every example once an epoch.
+    assert row['clients'] == sum(size > 0 for size in sizes)
+    assert row['examples'] == sum(sizes)
+    for client, size in zip(cohort, sizes):
+      took_part[client] += size > 0
+  assert {row['client']: int(row['num_rounds']) for row in run.clients} == {
+    row['client']: took_part[row['client']] for row in run.clients
+  }
+  assert took_part[_CLIENT_WITHOUT_TRAINING] == 0
+
+
+def _numpy_accuracy(weights, examples):
+  features = np.maximum(
+    examples.x @ weights['body/kernel'] + weights['body/bias'], 0
+  )
+  logits = features @ weights['head/kernel'] + weights['head/bias']
+  return np.mean(np.argmax(logits, axis=1) == examples.y)
+
+
+def test_scores_are_those_of_the_stored_models(run, runtime):
+  with run_store.RunStore.open_for_reading(run.directory) as store:
+    state = population_lib.decode_state(
+      store.server_state(), runtime.run(run.process.initialize)
+    )
+    assert state.round_number == _NUM_ROUNDS
+    population = population_lib.ClientPopulation(run.process, runtime, store)
+    column = (
+      'before/accuracy' if run.process.has_global_model else 'after/accuracy'
+    )
+    checked = 0
+    for row in run.clients:
+      index = run.data.client_ids.index(row['client'])
+      (client_state,) = population.states([index])
+      assert client_state.client_index == index
+      if not run.process.has_global_model and not client_state.num_rounds:
+        continue  # Scored with a head that it fits for the occasion.
+      weights = {**state.global_weights, **(client_state.local or {})}
+      assert float(row[column]) == pytest.approx(
+        _numpy_accuracy(weights, run.data.test(row['client'])), abs=1e-6
+      )
+      checked += 1
+  assert checked >= 5
+
+
+def test_training_lowers_the_loss(run):
+  losses = [row['evaluation/personal/loss'] for row in run.rounds[2::3]]
+  assert losses[-1] < losses[0]
+
+
+def test_running_again_with_resume_only_writes_the_report_anew(
+  fed_rep_run, monkeypatch
+):
+  (fed_rep_run.directory / 'clients.png').unlink()
+  (fed_rep_run.directory / 'summary.json').write_text('damaged')
+
+  def refuse(*_, **__):
+    raise AssertionError('Nothing is left to be computed.')
+
+  monkeypatch.setattr(experiment, '_train', refuse)
+  assert (
+    _run(
+      fed_rep_run.process,
+      fed_rep_run.data,
+      fed_rep_run.directory,
+      num_rounds=_NUM_ROUNDS,
+      rounds_per_evaluation=_ROUNDS_PER_EVALUATION,
+      settings={'note': 'a library run'},
+      resume=True,
+    )
+    == fed_rep_run.returned
+  )
+  assert (fed_rep_run.directory / 'clients.png').exists()
+  assert (
+    json.loads((fed_rep_run.directory / 'summary.json').read_text())
+    == fed_rep_run.summary
+  )
+
+
+def test_regression_has_losses_and_no_accuracies(tmp_path, capfd):
+  process = _build('fed_avg', _make_model(outputs=1, loss='mse'))
+  summary = _run(process, _make_data(regression=True), tmp_path)
+  assert summary['accuracy'] is None
+  assert summary['global_accuracy'] is None
+  assert summary['fairness'] is None
+  assert summary['loss'] > 0
+  # Without fine-tuning the personal model is the global one.
+  assert summary['global_loss'] == summary['loss']
+  assert (tmp_path / 'partition.png').exists()
+  assert not (tmp_path / 'clients.png').exists()
+  # Without a progress bar a run is quiet.
+  assert capfd.readouterr() == ('', '')
+  assert '–' in report.summary_table([summary])
+
+
+def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
+  _run(_make_process(), _make_data(), tmp_path, show_progress=True)
+  out, err = capfd.readouterr()
+  assert not out
+  assert 'fed_rep: 100%' in err
+  assert 'personal_accuracy=' in err
+  assert err.endswith('\n')
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ({'num_rounds': 0}, '`num_rounds` to be at least 1, found 0'),
+    ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` to be at least 1'),
+    ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
+    ({'cohort_size': 0}, '`cohort_size`'),
+    ({'seed': -1}, '`seed`'),
+    ({'runtime': 'abacus'}, '`runtime` to be one of native'),
+    (
+      {'settings': {'num_rounds': 50}},
+      "`settings` to be without 'num_rounds'",
+    ),
+  ],
+)
+def test_arguments_out_of_range_are_refused_before_anything_is_written(
+  tmp_path, options, words
+):
+  directory = tmp_path / 'run'
+  with pytest.raises(ValueError) as caught:
+    _run(_make_process(), _make_data(), directory, **options)
+  assert words in str(caught.value)
+  assert '\n' not in str(caught.value)
+  assert not directory.exists()
+
+
+def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
+  rng = np.random.default_rng(0)
+
+  def data(features, classes):
+    return datasets.FederatedDataset.from_arrays(
+      rng.normal(size=[60, features]),
+      np.arange(60) % classes,
+      num_clients=3,
+      num_classes=classes,
+      name='other',
+    )
+
+  with pytest.raises(ValueError, match=r"x is float32\(6,\).*'other'"):
+    _run(_make_process(), data(7, 3), tmp_path / 'run')
+  with pytest.raises(ValueError, match='at most the 3 classes.*4 classes'):
+    _run(_make_process(), data(6, 4), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_data_without_any_test_examples_are_refused(tmp_path):
+  data = datasets.FederatedDataset.from_arrays(
+    np.zeros([30, 6], np.float32),
+    np.arange(30) % 3,
+    num_clients=3,
+    test_fraction=0,
+  )
+  with pytest.raises(ValueError, match='at least one client has test examples'):
+    _run(_make_process(), data, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def _content(directory):
+  """All that a run store holds, but for the settings that may change."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    return (
+      store.server_state(),
+      store.client_states(range(_NUM_CLIENTS)),
+      list(store.history()),
+      store.per_client(),
+    )
+
+
+def _refused(content_of, *arguments, **options):
+  """The one line with which a run is refused that must change nothing."""
+  before = _content(content_of)
+  summary = (content_of / 'summary.json').read_bytes()
+  with pytest.raises(errors.RunError) as caught:
+    _run(*arguments, **options)
+  assert '\n' not in str(caught.value)
+  assert _content(content_of) == before
+  assert (content_of / 'summary.json').read_bytes() == summary
+  return str(caught.value)
+
+
+def test_own_model_and_arrays_resume_with_the_same_settings_only(tmp_path):
+  data = _make_data()
+  options = {'settings': {'hparams': {'rate': 0.1}}}
+  first = _run(_make_process(), data, tmp_path, **options)
+  more = _run(
+    _make_process(), data, tmp_path, num_rounds=3, resume=True, **options
+  )
+  assert (first['num_rounds'], more['num_rounds']) == (2, 3)
+
+  def refused(process, **changed):
+    return _refused(
+      tmp_path,
+      process,
+      data,
+      tmp_path,
+      **{'num_rounds': 5, 'resume': True, **options, **changed},
+    )
+
+  assert 'pass --resume' in refused(_make_process(), resume=False)
+  assert 'hparams.rate was 0.1, now 0.2' in refused(
+    _make_process(), settings={'hparams': {'rate': 0.2}}
+  )
+  assert "algorithm was 'fed_rep', now 'fed_avg'" in refused(
+    _make_process('fed_avg')
+  )
+  assert 'seed was 5, now 6' in refused(_make_process(), seed=6)
+  assert 'cohort_size was 3, now 4' in refused(_make_process(), cohort_size=4)
+  assert 'model.shapes.body/bias was [5], now [4]' in refused(
+    _make_process(width=4)
+  )
+  # A client that comes in later would start from other weights.
+  assert 'model.initial_weights_sha256 was' in refused(
+    _make_process(model_seed=7)
+  )
+  assert 'at least the 3 rounds' in refused(_make_process(), num_rounds=2)
+  assert "dataset was 'toy', now 'other'" in _refused(
+    tmp_path,
+    _make_process(),
+    _make_data('other'),
+    tmp_path,
+    num_rounds=5,
+    resume=True,
+    **options,
+  )
+
+
+@pytest.mark.parametrize(
+  'other, words',
+  [
+    ({'width': 4}, 'body/bias is of shape (5,)'),
+    ({'name': 'local_only'}, 'global_weights'),
+  ],
+  ids=['other_shapes', 'other_partition'],
+)
+def test_state_of_another_model_is_refused_though_the_settings_agree(
+  tmp_path, other, words
+):
+  settings = {'settings': {'model': 'mine'}}
+  data = _make_data()
+  _run(_make_process(), data, tmp_path, **settings)
+  process = copy.copy(_make_process(**other))
+  process.name = 'fed_rep'
+  message = _refused(
+    tmp_path, process, data, tmp_path, num_rounds=4, resume=True, **settings
+  )
+  assert "Cannot use the run's stored state" in message
+  assert words in message
+
+
+def test_client_state_of_another_model_is_refused(runtime, tmp_path):
+  process = _make_process()
+  template = runtime.run(process.initialize_client_state, 0)
+  other = runtime.run(
+    _build('fed_rep', _make_model(outputs=4)).initialize_client_state, 0
+  )
+  encoded = experiment.value_codec.encode(other)
+  with pytest.raises(errors.RunError, match=r'head/bias is of shape \(4,'):
+    population_lib.decode_state(encoded, template)
+
+
+def test_run_stopped_without_an_evaluation_needs_another_round(
+  tmp_path, monkeypatch
+):
+  commit_round = run_store.RunStore.commit_round
+
+  def stop_after_round_2(store, round_number, **values):
+    commit_round(store, round_number, **values)
+    if round_number == 2:
+      raise KeyboardInterrupt
+
+  process, data = _make_process(), _make_data()
+  with monkeypatch.context() as patch:
+    patch.setattr(run_store.RunStore, 'commit_round', stop_after_round_2)
+    with pytest.raises(KeyboardInterrupt):
+      _run(process, data, tmp_path, num_rounds=9)
+  with pytest.raises(errors.RunError, match='num_rounds of at least 3'):
+    _run(process, data, tmp_path, num_rounds=2, resume=True)
+  assert (
+    _run(process, data, tmp_path, num_rounds=3, resume=True)['num_rounds'] == 3
+  )
+
+
+def _long_run(directory, num_clients, num_rounds):
+  """Trains on synthetic clients without evaluating; returns the rounds."""
+  data = datasets.make_synthetic(
+    num_clients,
+    examples_per_client=20,
+    # One client is enough to be evaluated at the end.
+    test_examples_per_client=1,
+    shape=(8, 8, 1),
+  )
+  tested = data.client_ids[0]
+  data.num_test_examples = lambda client_id: int(client_id == tested)
+  model = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([8, 8, 1]),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(16, 'relu', name='body'),
+      tf.keras.layers.Dense(10, name='head'),
+    ]
+  )
+  process = registry.build(
+    'fed_rep',
+    keras_bridge.from_keras(
+      model, head_layers=['head'], loss='sparse_categorical_crossentropy'
+    ),
+    fed_rep.FedRepHParams(num_head_epochs=1),
+  )
+  _run(
+    process,
+    data,
+    directory,
+    num_rounds=num_rounds,
+    cohort_size=10,
+    rounds_per_evaluation=num_rounds + 1,
+    seed=0,
+  )
+  with run_store.RunStore.open_for_reading(directory) as store:
+    return list(store.metrics())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_does_not_grow_with_the_rounds(tmp_path, capsys):
+  rounds = _long_run(tmp_path, num_clients=2000, num_rounds=500)
+  memory = {row['round']: row['rss_mb'] for row in rounds}
+  with capsys.disabled():
+    print(
+      '\nresident memory of program and worker, MB: '
+      + ', '.join(f'round {r}: {memory[r]:.0f}' for r in (50, 100, 250, 500))
+    )
+  assert memory[500] < memory[50] * 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_time_of_a_round_and_memory_do_not_depend_on_the_population(
+  tmp_path, capsys
+):
+  seconds, memory = {}, {}
+  for num_clients in (100, 2000, 20000):
+    rounds = _long_run(tmp_path / str(num_clients), num_clients, 60)
+    # The first rounds trace and warm up.
+    seconds[num_clients] = statistics.median(
+      row['seconds'] for row in rounds[10:]
+    )
+    memory[num_clients] = rounds[-1]['rss_mb']
+  with capsys.disabled():
+    for num_clients, value in seconds.items():
+      print(
+        f'\n{num_clients} clients: {value:.4f} s a round,'
+        f' {memory[num_clients]:.0f} MB',
+        end='',
+      )
+    print()
+  # Generous: other programs may run on the machine.
+  assert seconds[20000] < 2 * seconds[100] + 0.05
+  assert memory[20000] < memory[100] + 150
+
+
+def test_memory_is_that_of_this_process_and_its_children():
+  own = psutil.Process().memory_info().rss / 2**20
+  assert experiment._rss_mb() >= 0.9 * own

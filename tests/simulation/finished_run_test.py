@@ -1,0 +1,273 @@
+import collections
+import gc
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl import datasets, errors
+from tff_pfl.algorithms import fed_rep
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import keras_bridge, zoo
+from tff_pfl.simulation import finished_run, run_config
+
+_CONFIG = run_config.RunConfig(
+  hparams=fed_rep.FedRepHParams(num_head_epochs=1),
+  num_clients=6,
+  cohort_size=2,
+  num_rounds=2,
+  model_arguments={'widths': [16]},
+)
+
+
+@pytest.fixture(scope='module', name='directory')
+def _directory(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('run')
+  _CONFIG.run(str(directory), show_progress=False)
+  return str(directory)
+
+
+@pytest.fixture(name='run')
+def _run(directory):
+  with finished_run.FinishedRun(directory) as run:
+    yield run
+
+
+def _new_clients(run, num_clients=2):
+  rng = np.random.default_rng(1)
+  return datasets.FederatedDataset.from_arrays(
+    rng.uniform(size=[30 * num_clients, 8, 8, 1]),
+    rng.integers(10, size=30 * num_clients),
+    keys=np.repeat([f'new_{i}' for i in range(num_clients)], 30),
+    num_classes=10,
+  )
+
+
+def test_run_is_built_again_from_its_folder(run):
+  assert run.config == _CONFIG
+  assert run.data.num_clients == 6
+  expected = _CONFIG.build_model(_CONFIG.load_data()).initial_weights
+  for name, value in run.model.initial_weights.items():
+    np.testing.assert_array_equal(value, expected[name])
+
+
+def test_personal_weights_are_the_global_body_and_the_clients_own_head(
+  run, runtime
+):
+  process = run.build_process()
+  state = run.server_state(process, runtime)
+  assert state.round_number == 2
+  heads = []
+  for client_id in run.data.client_ids:
+    weights = run.personal_weights(client_id, runtime)
+    assert list(weights) == list(run.model.initial_weights)
+    np.testing.assert_array_equal(
+      weights['dense_1/kernel'], state.global_weights['dense_1/kernel']
+    )
+    heads.append(np.asarray(weights['head/kernel']).tobytes())
+  assert len(set(heads)) == 6
+
+
+def test_new_clients_are_fitted_to_nested_samples_of_their_data(
+  run, runtime, monkeypatch
+):
+  clients = _new_clients(run)
+  seen = []
+  as_batches = finished_run.batches.as_batches
+
+  def record(examples):
+    seen.append(examples)
+    return as_batches(examples)
+
+  monkeypatch.setattr(finished_run.batches, 'as_batches', record)
+  options = personalization.Personalization(new_client_epochs=1)
+  for num_samples in (3, 10, None, 1000):
+    run.personalize_new_clients(
+      clients, options, runtime, num_samples=num_samples
+    )
+  trains = [examples.x for examples in seen[::4]]
+  assert [len(x) for x in trains] == [3, 10, 24, 24]
+
+  def rows(x):
+    return {row.tobytes() for row in x}
+
+  assert rows(trains[0]) < rows(trains[1]) < rows(trains[2])
+
+
+def test_more_epochs_fit_new_clients_better(run, runtime):
+  clients = _new_clients(run)
+  rows, models = finished_run.accuracy_by_samples_and_epochs(
+    run,
+    clients,
+    runtime,
+    [None],
+    {
+      epochs: personalization.Personalization(new_client_epochs=epochs)
+      for epochs in (1, 200)
+    },
+  )
+  assert [(row['epochs'], row['client']) for row in rows] == [
+    (1, 'new_0'),
+    (1, 'new_1'),
+    (200, 'new_0'),
+    (200, 'new_1'),
+  ]
+  assert set(models) == {'new_0', 'new_1'}
+  for client_id, weights in models.items():
+    examples = clients.train(client_id)
+    outputs = finished_run.predict(run.model, weights, examples.x)
+    initial = finished_run.predict(
+      run.model, run.model.initial_weights, examples.x
+    )
+    chosen = np.arange(len(examples.y)), examples.y
+    assert -np.log(outputs[chosen]).mean() < -np.log(initial[chosen]).mean()
+
+
+def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
+  clients = datasets.make_synthetic(2)
+  with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
+    run.personalize_new_clients(
+      clients, personalization.Personalization(), runtime
+    )
+
+
+def test_new_client_without_examples_keeps_the_initial_head(run, runtime):
+  empty = np.zeros([0, 8, 8, 1], np.float32)
+  x = np.ones([2, 8, 8, 1], np.float32)
+  clients = datasets.FederatedDataset.from_arrays(
+    x,
+    [0, 1],
+    keys=['full', 'full'],
+    x_test=x[:1],
+    y_test=[0],
+    keys_test=['bare'],
+    num_classes=10,
+  )
+  assert len(clients.train('bare').x) == len(empty)
+  results = run.personalize_new_clients(
+    clients, personalization.Personalization(), runtime
+  )
+  weights = {client_id: weights for client_id, weights, _ in results}['bare']
+  np.testing.assert_array_equal(
+    weights['head/kernel'], run.model.initial_weights['head/kernel']
+  )
+
+
+def test_folder_without_a_run_and_run_of_the_library_are_refused(tmp_path, run):
+  with pytest.raises(errors.RunError, match='There is no run'):
+    finished_run.FinishedRun(str(tmp_path))
+  settings = {**_CONFIG.settings(), 'model': {'name': 'mine'}}
+  finished_run.run_store.RunStore.create(tmp_path / 'run', settings).close()
+  with warnings.catch_warnings():
+    # Nothing may be left open.
+    warnings.simplefilter('error', ResourceWarning)
+    with pytest.raises(errors.RunError, match='a program of its own'):
+      finished_run.FinishedRun(str(tmp_path / 'run'))
+    gc.collect()
+
+
+def test_run_that_has_committed_nothing_is_refused(tmp_path, runtime):
+  finished_run.run_store.RunStore.create(tmp_path, _CONFIG.settings()).close()
+  with finished_run.FinishedRun(str(tmp_path)) as run:
+    with pytest.raises(errors.RunError, match='committed no state yet'):
+      run.personal_weights('client_0', runtime)
+
+
+def test_saved_model_is_read_back_in_the_order_of_the_model(tmp_path, run):
+  weights = run.model.initial_weights
+  path = str(tmp_path / 'model.npz')
+  finished_run.save_personal_model(
+    path, collections.OrderedDict(reversed(list(weights.items())))
+  )
+  found = finished_run.load_personal_model(path, run.model)
+  assert list(found) == list(weights)
+  for name, value in weights.items():
+    np.testing.assert_array_equal(found[name], value)
+
+
+def test_model_of_other_weights_is_refused_naming_the_first(tmp_path, run):
+  path = str(tmp_path / 'model.npz')
+  weights = dict(run.model.initial_weights)
+  finished_run.save_personal_model(path, {**weights, 'more/bias': np.zeros(3)})
+  with pytest.raises(ValueError, match='more/bias absent'):
+    finished_run.load_personal_model(path, run.model)
+  finished_run.save_personal_model(path, {'head/bias': weights['head/bias']})
+  with pytest.raises(ValueError, match=r'dense_1/kernel of shape \(64, 16\)'):
+    finished_run.load_personal_model(path, run.model)
+
+
+@pytest.mark.parametrize(
+  'client_id', ['../../x', '..', '.', '', '/etc/x', 'a\\b', 'a\0b', 'Zoë 1']
+)
+def test_every_client_id_has_a_file_of_its_own_in_the_folder(
+  client_id, tmp_path, run
+):
+  path = finished_run.personal_model_path(str(tmp_path), client_id)
+  folder = tmp_path / finished_run.PERSONAL_MODELS_DIR
+  folder.mkdir()
+  finished_run.save_personal_model(path, run.model.initial_weights)
+  assert len(list(folder.iterdir())) == 1
+  assert len(list(tmp_path.iterdir())) == 1
+  assert finished_run.load_personal_model(path, run.model)
+
+
+def test_ids_that_look_alike_escaped_do_not_collide(tmp_path):
+  paths = {
+    finished_run.personal_model_path('', client_id)
+    for client_id in ('a/b', 'a%2Fb', 'a%252Fb', 'a_b')
+  }
+  assert len(paths) == 4
+
+
+def test_predictions_of_many_examples_are_those_of_each(run):
+  weights = run.model.initial_weights
+  x = np.random.default_rng(0).uniform(size=[2050, 8, 8, 1])
+  outputs = finished_run.predict(run.model, weights, x.astype(np.float32))
+  assert outputs.shape == (2050, 10)
+  for index in (0, 1023, 1024, 2049):
+    np.testing.assert_allclose(
+      finished_run.predict(run.model, weights, x[index : index + 1])[0],
+      outputs[index],
+      atol=1e-6,
+    )
+  assert finished_run.predict(run.model, weights, x[:0]).shape == (0, 10)
+
+
+def test_regression_predicts_raw_outputs():
+  model = zoo.make_model(
+    'linear',
+    collections.OrderedDict(
+      x=tf.TensorSpec([3], tf.float32), y=tf.TensorSpec([], tf.float32)
+    ),
+    None,
+  )
+  weights = {
+    'head/kernel': np.float32([[1], [2], [3]]),
+    'head/bias': np.float32([0.5]),
+  }
+  outputs = finished_run.predict(
+    model, weights, np.float32([[1, 0, 1], [0, 2, 0]])
+  )
+  np.testing.assert_allclose(outputs, [[4.5], [4.5]])
+
+
+def test_fractions_are_no_indices():
+  keras_model = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([2], dtype=tf.int32),
+      tf.keras.layers.Embedding(5, 3),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(2, name='head'),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    keras_model, head_layers=['head'], loss='sparse_categorical_crossentropy'
+  )
+  weights = model.initial_weights
+  with pytest.raises(ValueError, match='`x` to be integers'):
+    finished_run.predict(model, weights, np.float32([[0.5, 1]]))
+  assert finished_run.predict(model, weights, np.array([[0, 1]])).shape == (
+    1,
+    2,
+  )

@@ -1,0 +1,153 @@
+import csv
+import json
+
+import pytest
+
+from tff_pfl import datasets
+from tff_pfl.simulation import report, run_store
+
+
+class _Process:
+  """What a report needs of a process."""
+
+  name = 'fed_toy'
+
+  def __init__(self, has_global_model=True):
+    self.has_global_model = has_global_model
+
+
+@pytest.fixture(scope='module', name='data')
+def _data():
+  return datasets.make_synthetic(
+    3, examples_per_client=4, test_examples_per_client=2, shape=(2,)
+  )
+
+
+def _evaluation(personal, shared):
+  return {
+    'personal': {'loss': 1 - personal, 'accuracy': personal},
+    'global': None if shared is None else {'loss': 0.5, 'accuracy': shared},
+    'fairness': {'mean': personal, 'fraction_hurt': None},
+  }
+
+
+def _row(client, before, after):
+  return {
+    'client': client,
+    'num_test_examples': 2,
+    'before': {'loss': 1.0, 'accuracy': before},
+    'after': {'loss': 0.5, 'accuracy': after},
+  }
+
+
+def _store(directory, data, evaluations):
+  """A run with rounds 1 to the last evaluation; round r took r seconds."""
+  store = run_store.RunStore.create(
+    directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
+  )
+  for round_number in range(max(evaluations) + 1):
+    evaluation = evaluations.get(round_number)
+    per_client = [
+      _row(client, i / 4, (i + 1) / 4)
+      for i, client in enumerate(data.client_ids)
+    ]
+    store.commit_round(
+      round_number,
+      server_state=b'',
+      client_states={},
+      metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
+      evaluation=evaluation,
+      per_client=per_client if evaluation else None,
+    )
+  return store
+
+
+_EVALUATIONS = {
+  2: _evaluation(0.9, 0.1),
+  4: _evaluation(0.5, 0.3),
+  9: _evaluation(0.75, 0.2),
+  13: _evaluation(0.65, 0.25),
+}
+
+
+def test_summary_is_that_computed_by_hand(tmp_path, data):
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    summary = report.write_report(store, _Process(), data)
+  assert summary == {
+    'algorithm': 'fed_toy',
+    'num_clients': 3,
+    # Not what was asked for but what there is.
+    'num_rounds': 13,
+    # The last ten rounds are 4 to 13.
+    'accuracy': {
+      'last_10_mean': pytest.approx((0.5 + 0.75 + 0.65) / 3),
+      'best': 0.9,
+      'best_round': 2,
+      'last': 0.65,
+    },
+    'global_accuracy': {
+      'last_10_mean': pytest.approx((0.3 + 0.2 + 0.25) / 3),
+      'best': 0.3,
+      'best_round': 4,
+      'last': 0.25,
+    },
+    'loss': pytest.approx(0.35),
+    'global_loss': 0.5,
+    'fairness': {'mean': 0.65, 'fraction_hurt': None},
+    # The median of 1 to 13: the initial state is no round.
+    'seconds_per_round': 7.0,
+    'peak_rss_mb': 99.0,
+    'claims': [],
+  }
+  text = (tmp_path / report.SUMMARY_NAME).read_text()
+  assert json.loads(text) == summary
+  with open(tmp_path / report.PER_CLIENT_NAME, newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['client'] for row in rows] == list(data.client_ids)
+  assert [row['after/accuracy'] for row in rows] == ['0.25', '0.5', '0.75']
+
+
+def test_without_a_global_model_its_figures_are_none(tmp_path, data):
+  with _store(tmp_path, data, {1: _evaluation(0.5, None)}) as store:
+    summary = report.write_report(store, _Process(False), data)
+  assert summary['global_accuracy'] is None
+  assert summary['global_loss'] is None
+  assert set(report.accuracy_series(_read(tmp_path))) == {'personal'}
+
+
+def _read(directory):
+  with run_store.RunStore.open_for_reading(directory) as store:
+    return store.evaluations()
+
+
+def test_series_are_rounds_and_accuracies(tmp_path, data):
+  _store(tmp_path, data, _EVALUATIONS).close()
+  assert report.accuracy_series(_read(tmp_path)) == {
+    'personal': ([2, 4, 9, 13], [0.9, 0.5, 0.75, 0.65]),
+    'global': ([2, 4, 9, 13], [0.1, 0.3, 0.2, 0.25]),
+  }
+  assert report.accuracy_series([]) == {}
+
+
+def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
+  tmp_path, data
+):
+  summaries = []
+  for name, shared in (('one', 0.3), ('two', None)):
+    evaluations = {1: _evaluation(0.5, shared)}
+    with _store(tmp_path / name, data, evaluations) as store:
+      summary = report.write_report(store, _Process(shared is not None), data)
+    summaries.append({**summary, 'algorithm': name})
+  *_, first, second = report.summary_table(summaries).splitlines()
+  assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
+  assert second.split()[:4] == ['two', '0.5000', '0.5000', '–']
+
+
+def test_comparison_is_drawn_from_the_runs_folders(tmp_path, data):
+  directories = {}
+  for name in ('one', 'two'):
+    directories[name] = str(tmp_path / name)
+    _store(directories[name], data, _EVALUATIONS).close()
+  path = tmp_path / 'comparison.png'
+  report.plot_comparison(str(path), directories)
+  assert path.read_bytes().startswith(b'\x89PNG')

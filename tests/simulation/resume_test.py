@@ -1,0 +1,408 @@
+"""A run that is interrupted and resumed ends as one that never was."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.algorithms import fed_rep, registry
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import keras_bridge
+from tff_pfl.simulation import (
+  experiment,
+  metrics_writers,
+  plots,
+  report,
+  run_store,
+)
+
+_NUM_CLIENTS = 12
+_NUM_ROUNDS = 6
+# What a resumed run has of its own: times and memory.
+_TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
+
+
+def _make_process():
+  seeds = iter(range(1, 3))
+
+  def dense(units, **arguments):
+    return tf.keras.layers.Dense(
+      units,
+      kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds)),
+      **arguments,
+    )
+
+  model = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([6]),
+      dense(256, activation='relu', name='body'),
+      # Large enough for each client's state to take pages of its own.
+      dense(20, name='head'),
+    ]
+  )
+  return registry.build(
+    'fed_rep',
+    keras_bridge.from_keras(
+      model,
+      head_layers=['head'],
+      loss='sparse_categorical_crossentropy',
+      jit_compile=False,
+    ),
+    fed_rep.FedRepHParams(num_head_epochs=2),
+    seed=3,
+  )
+
+
+@pytest.fixture(scope='module', name='process')
+def _process():
+  return _make_process()
+
+
+@pytest.fixture(scope='module', name='data')
+def _data():
+  rng = np.random.default_rng(0)
+  return datasets.FederatedDataset.from_arrays(
+    rng.normal(size=[240, 6]),
+    rng.integers(20, size=240),
+    num_clients=_NUM_CLIENTS,
+    num_classes=20,
+    name='toy',
+  )
+
+
+class _SharedRuntime:
+  """A runtime that counts, and may stop, what is run on it."""
+
+  def __init__(self, runtime, before_call=lambda number, computation: None):
+    self._runtime = runtime
+    self._before_call = before_call
+    self.num_calls = 0
+
+  def run(self, computation, *arguments):
+    self.num_calls += 1
+    self._before_call(self.num_calls, computation)
+    return self._runtime.run(computation, *arguments)
+
+
+@pytest.fixture(name='run')
+def _run_fixture(process, data, runtime, monkeypatch):
+  """Runs the experiment on one worker for all tests, which is quicker."""
+
+  default = process
+
+  def run(directory, *, before_call=None, process=default, **options):
+    shared = _SharedRuntime(runtime, *([before_call] if before_call else []))
+    with monkeypatch.context() as patch:
+      patch.setattr(
+        runtime_lib,
+        'create_runtime',
+        lambda name: contextlib.nullcontext(shared),
+      )
+      experiment.run(
+        process,
+        data,
+        output_dir=str(directory),
+        cohort_size=3,
+        rounds_per_evaluation=2,
+        resume=True,
+        show_progress=False,
+        **{'num_rounds': _NUM_ROUNDS, 'seed': 3, **options},
+      )
+    return shared.num_calls
+
+  return run
+
+
+def _without_times(row):
+  return {key: value for key, value in row.items() if key not in _TIMES}
+
+
+def _everything(directory):
+  """All that a run has left behind, apart from times and memory."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    found = {
+      'server_state': store.server_state(),
+      'client_states': store.client_states(range(_NUM_CLIENTS)),
+      'history': [_without_times(row) for row in store.history()],
+      'per_client': store.per_client(),
+    }
+  with open(directory / metrics_writers.JSONL_NAME) as file:
+    found['metrics.jsonl'] = [_without_times(json.loads(row)) for row in file]
+  found['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
+  with open(directory / report.SUMMARY_NAME) as file:
+    found['summary.json'] = _without_times(json.load(file))
+  return found
+
+
+def _last_round(directory):
+  try:
+    with run_store.RunStore.open_for_reading(directory) as store:
+      return store.last_round
+  except errors.RunError:
+    return -1
+
+
+@pytest.fixture(scope='module', name='expected')
+def _expected(process, data, tmp_path_factory):
+  """What a run that nothing disturbs, on a worker of its own, leaves."""
+  directory = tmp_path_factory.mktemp('uninterrupted')
+  experiment.run(
+    process,
+    data,
+    output_dir=str(directory),
+    num_rounds=_NUM_ROUNDS,
+    cohort_size=3,
+    rounds_per_evaluation=2,
+    seed=3,
+    show_progress=False,
+  )
+  found = _everything(directory)
+  # More than the cohort of one round, fewer than all: both kinds are scored.
+  assert 3 < len(found['client_states']) < _NUM_CLIENTS
+  return found
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_run_that_is_stopped_again_and_again_ends_the_same(
+  seed, run, expected, tmp_path
+):
+  rng = np.random.default_rng(seed)
+  num_stops = 0
+  while True:
+    stop_at = int(rng.integers(1, 12))
+
+    def stop(number, computation, stop_at=stop_at):
+      if number == stop_at:
+        raise KeyboardInterrupt
+
+    before = _last_round(tmp_path)
+    try:
+      run(tmp_path, before_call=stop)
+    except KeyboardInterrupt:
+      num_stops += 1
+      assert _last_round(tmp_path) >= before
+    else:
+      break
+  assert num_stops >= 2
+  assert _everything(tmp_path) == expected
+
+
+@pytest.mark.parametrize('computation', ['next', 'evaluate_clients'])
+def test_round_in_flight_is_not_committed(
+  computation, process, run, expected, tmp_path
+):
+  calls = []
+
+  def stop_in_round_4(number, called):
+    if called is getattr(process, computation):
+      calls.append(number)
+      # Evaluations follow rounds 2, 4 and 6.
+      if len(calls) == (4 if computation == 'next' else 2):
+        raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    run(tmp_path, before_call=stop_in_round_4)
+  with run_store.RunStore.open_for_reading(tmp_path) as store:
+    assert store.last_round == 3
+    assert [row['round'] for row in store.evaluations()] == [2]
+    # What was committed is what the undisturbed run had after its rounds.
+    assert [_without_times(row) for row in store.history()] == expected[
+      'history'
+    ][:3]
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_stop_around_a_commit_ends_the_same(
+  when, run, expected, tmp_path, monkeypatch
+):
+  commit_round = run_store.RunStore.commit_round
+
+  def commit(store, round_number, **values):
+    if when == 'after' or round_number != 4:
+      commit_round(store, round_number, **values)
+    if round_number == 4:
+      raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(run_store.RunStore, 'commit_round', commit)
+    with pytest.raises(KeyboardInterrupt):
+      run(tmp_path)
+  assert _last_round(tmp_path) == {'before': 3, 'after': 4}[when]
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+def test_disk_full_in_a_commit_keeps_the_rounds_before_and_goes_on_after(
+  run, expected, tmp_path, monkeypatch
+):
+  commit_round = run_store.RunStore.commit_round
+
+  def commit(store, round_number, **values):
+    if round_number == 4:
+      (pages,) = store._connection.execute('PRAGMA page_count').fetchone()
+      store._connection.execute(f'PRAGMA max_page_count = {pages}')
+    commit_round(store, round_number, **values)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(run_store.RunStore, 'commit_round', commit)
+    with pytest.raises(errors.RunError) as caught:
+      run(tmp_path)
+  message = str(caught.value)
+  assert 'disk full' in message
+  assert 'everything up to round 3 is safe' in message
+  assert '--resume' in message
+  assert '\n' not in message
+  assert _last_round(tmp_path) == 3
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+def test_metrics_file_that_fails_costs_nothing(
+  run, expected, tmp_path, monkeypatch
+):
+  write = metrics_writers.MetricsWriters.write
+
+  def fail(writers, row):
+    if row['round'] == 3:
+      raise errors.RunError('Cannot write the metrics.')
+    write(writers, row)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics_writers.MetricsWriters, 'write', fail)
+    with pytest.raises(errors.RunError, match='Cannot write the metrics'):
+      run(tmp_path)
+  assert _last_round(tmp_path) == 3
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+  'module, function',
+  [
+    (plots, 'plot_accuracy_by_round'),
+    (plots, 'plot_client_distribution'),
+    (datasets, 'plot_partition'),
+    (report.summary_lib, 'write_csv'),
+    (report.summary_lib, 'write_json'),
+  ],
+  ids=lambda value: value if isinstance(value, str) else '',
+)
+def test_report_that_fails_is_written_by_resuming_without_another_round(
+  module, function, run, expected, tmp_path, monkeypatch
+):
+  def fail(*_, **__):
+    raise OSError(28, 'No space left on device')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(module, function, fail)
+    with pytest.raises(OSError, match='No space left'):
+      run(tmp_path)
+  assert _last_round(tmp_path) == _NUM_ROUNDS
+  # A summary would say that the report is complete.
+  assert not (tmp_path / report.SUMMARY_NAME).exists()
+  assert run(tmp_path) == 0
+  assert _everything(tmp_path) == expected
+
+
+def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
+  run, expected, tmp_path
+):
+  run(tmp_path, num_rounds=2)
+  run(tmp_path, num_rounds=4)
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+def test_another_seed_gives_another_run(process, run, expected, tmp_path):
+  other = registry.build(
+    'fed_rep', process.model, fed_rep.FedRepHParams(2), seed=4
+  )
+  run(tmp_path, process=other, seed=4)
+  found = _everything(tmp_path)
+  assert found['server_state'] != expected['server_state']
+  assert set(found['client_states']) != set(expected['client_states'])
+  assert found['per_client.csv'] != expected['per_client.csv']
+
+
+def test_initial_state_depends_on_nothing_that_was_run_before(
+  process, data, runtime
+):
+  """Scores of a state do not depend on the runtime's history."""
+  state = runtime.run(process.initialize)
+  client_ids = data.client_ids[:2]
+  arguments = (
+    state,
+    runtime.run(process.initialize_client_states, [0, 1]),
+    [batches.as_batches(data.train(client_id)) for client_id in client_ids],
+  )
+  first = experiment.value_codec.encode(
+    runtime.run(process.next, *arguments).state
+  )
+  personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    state,
+    lambda indices: runtime.run(process.initialize_client_states, indices),
+    data,
+  )
+  assert (
+    experiment.value_codec.encode(runtime.run(process.next, *arguments).state)
+    == first
+  )
+
+
+def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
+  process, data, expected, tmp_path, monkeypatch, caplog
+):
+  created = runtime_lib.create_runtime('native')
+  killed = []
+
+  def kill(delay):
+    pid = created.worker_pid
+
+    def work():
+      time.sleep(delay)
+      os.kill(pid, signal.SIGKILL)
+      killed.append(pid)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+  def kill_in_rounds_2_and_5(number, computation, calls=[]):  # noqa: B006
+    if computation is process.next:
+      calls.append(number)
+      if len(calls) == 2:
+        kill(0.0).join()  # Before the computation …
+      elif len(calls) == 5:
+        kill(0.02)  # … or, as a rule, in its middle.
+
+  shared = _SharedRuntime(created, kill_in_rounds_2_and_5)
+  monkeypatch.setattr(
+    runtime_lib, 'create_runtime', lambda name: contextlib.nullcontext(shared)
+  )
+  with created:
+    experiment.run(
+      process,
+      data,
+      output_dir=str(tmp_path),
+      num_rounds=_NUM_ROUNDS,
+      cohort_size=3,
+      rounds_per_evaluation=2,
+      seed=3,
+      show_progress=False,
+    )
+  assert len(set(killed)) == 2
+  assert sum('was killed by signal 9' in text for text in caplog.messages) == 2
+  assert _everything(tmp_path) == expected

@@ -1,0 +1,139 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.evaluation import personalization
+from tff_pfl.simulation import run_config
+
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_rep',
+  hparams=fed_rep.FedRepHParams(num_head_epochs=3, head_learning_rate=0.2),
+  partition='classes_per_client:3',
+  num_clients=6,
+  model_arguments={'widths': (16, 8), 'activation': 'elu'},
+  server_learning_rate=0.5,
+  server_momentum=0.9,
+  personalization=personalization.Personalization(fine_tune='head'),
+  cohort_size=2,
+  seed=4,
+)
+
+
+def test_settings_survive_json():
+  text = json.dumps(_CONFIG.settings())
+  restored = run_config.RunConfig.from_settings(json.loads(text))
+  # JSON has lists where Python has tuples.
+  assert restored == dataclasses.replace(
+    _CONFIG, model_arguments={'widths': [16, 8], 'activation': 'elu'}
+  )
+  assert restored.settings() == _CONFIG.settings()
+
+
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
+def test_defaults_of_every_method_survive_json(name):
+  config = run_config.RunConfig(algorithm=name)
+  assert config.hparams == registry.ALGORITHMS[name].hparams()
+  text = json.dumps(config.settings())
+  assert run_config.RunConfig.from_settings(json.loads(text)) == config
+
+
+def test_same_settings_build_the_same_clients_and_weights():
+  first, second = (
+    run_config.RunConfig.from_settings(_CONFIG.settings()) for _ in range(2)
+  )
+  data, again = first.load_data(), second.load_data()
+  assert data.client_ids == again.client_ids
+  for client_id in data.client_ids:
+    np.testing.assert_array_equal(
+      data.train(client_id).x, again.train(client_id).x
+    )
+  model, other = first.build_model(data), second.build_model(again)
+  assert [value.shape for value in model.initial_weights.values()][::2] == [
+    (64, 16),
+    (16, 8),
+    (8, 10),
+  ]
+  for name, value in model.initial_weights.items():
+    np.testing.assert_array_equal(value, other.initial_weights[name])
+  reseeded = dataclasses.replace(_CONFIG, seed=5)
+  assert not np.array_equal(
+    reseeded.build_model(data).initial_weights['head/kernel'],
+    model.initial_weights['head/kernel'],
+  )
+
+
+def test_settings_reach_the_process():
+  process, data = _CONFIG.build()
+  assert process.name == 'fed_rep'
+  assert data.num_clients == 6
+  assert process.has_local_weights
+  # Fine-tuning needs the training data of clients that took part, too.
+  state = type('State', (), {'num_rounds': 3})
+  assert process.needs_training_data(state)
+  plain = dataclasses.replace(
+    _CONFIG, personalization=personalization.Personalization()
+  )
+  assert not plain.build_process(process.model).needs_training_data(state)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'algorithm': 'fed_best'}, '`algorithm` to be one of fed_avg'),
+    ({'model': 'transformer'}, '`model` to be one of linear, mlp, cnn'),
+    ({'model_arguments': {'filters': 3}}, r'\(widths, activation\), found'),
+    (
+      {'model': 'linear', 'model_arguments': {'widths': [3]}},
+      r"model 'linear' \(none\), found 'widths'",
+    ),
+    ({'seed': -1}, '`seed` to be a non-negative integer'),
+    ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
+    ({'num_clients': 0}, '`num_clients` to be at least 1'),
+  ],
+)
+def test_wrong_settings_are_refused_when_they_are_made(changes, words):
+  with pytest.raises(ValueError, match=words) as caught:
+    run_config.RunConfig(**changes)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'aggregator': 'median'}, '`aggregator`'),
+    ({'server_optimizer': 'lion'}, "found 'lion'"),
+    ({'server_learning_rate': 0.0}, '`learning_rate`'),
+    ({'server_momentum': 1.0}, '`momentum`'),
+    ({'client_weighting': 'size'}, '`client_weighting`'),
+  ],
+)
+def test_wrong_settings_of_the_server_are_refused_when_it_is_built(
+  changes, words
+):
+  config = dataclasses.replace(_CONFIG, **changes)
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  with pytest.raises(ValueError, match=words):
+    config.build_process(model)
+
+
+def test_hyperparameters_of_another_method_are_refused():
+  config = dataclasses.replace(_CONFIG, hparams=fed_avg.FedAvgHParams())
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  with pytest.raises(TypeError, match='`hparams` to be a FedRepHParams'):
+    config.build_process(model)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model': {'name': 'mine', 'shapes': {}}},
+    {'notes': 'of a program of its own'},
+  ],
+)
+def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
+  with pytest.raises(errors.RunError, match='a program of its own'):
+    run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})

@@ -1,0 +1,185 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import registry
+from tff_pfl.datasets import batches
+from tff_pfl.templates import aggregators, federated_round
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_DATA = toy_problems.batched(
+  toy_problems.labelled_examples(n, seed=n) for n in (11, 25)
+)
+_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])
+
+
+def _first_round(process, data=_DATA):
+  return process.next(
+    process.initialize(),
+    process.initialize_client_states(list(range(len(data)))),
+    data,
+  )
+
+
+def _all_finite(values):
+  return all(np.isfinite(value).all() for value in tf.nest.flatten(values))
+
+
+@functools.cache
+def _with_mean(name):
+  return _first_round(registry.build(name, toy_problems.classifier()))
+
+
+@pytest.mark.parametrize('name', ['fed_avg', 'fed_rep'])
+@pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
+def test_every_named_aggregator_gives_the_mean_of_harmless_updates(
+  aggregator, name
+):
+  process = registry.build(
+    name,
+    toy_problems.classifier(),
+    aggregator=aggregators.make_aggregator(aggregator),
+  )
+  output = _first_round(process)
+  expected = _with_mean(name)
+  # Small updates are neither clipped nor zeroed; sums of integers round.
+  toy_problems.assert_close(
+    output.state.global_weights, expected.state.global_weights, atol=1e-5
+  )
+  toy_problems.assert_same(output.client_states, expected.client_states)
+  second = process.next(output.state, output.client_states, _DATA)
+  assert second.state.round_number == 2
+  assert toy_problems.differ(
+    second.state.global_weights, output.state.global_weights
+  )
+  assert ('aggregator' in second.metrics) == (aggregator != 'mean')
+  if aggregator != 'mean':
+    assert second.metrics['aggregator']['zeroed_count'] == 0
+  # A cohort without data: the model stays, and no metric is 0 / 0.
+  empty = process.next(
+    second.state, second.client_states, [_NO_DATA[0]] * len(_DATA)
+  )
+  toy_problems.assert_same(
+    empty.state.global_weights, second.state.global_weights
+  )
+  assert empty.metrics['update_norm'] == 0
+  assert _all_finite(empty.metrics)
+
+
+@pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
+def test_method_without_global_weights_takes_any_aggregator(aggregator):
+  process = registry.build(
+    'local_only',
+    toy_problems.classifier(),
+    aggregator=aggregators.make_aggregator(aggregator),
+  )
+  assert (
+    tff.structure.name_list(process.next.type_signature.result.metrics.member)[
+      -1
+    ]
+    == 'non_finite_clients'
+  )
+
+
+def test_robust_aggregator_zeroes_an_outlying_update():
+  process = registry.build(
+    'fed_avg',
+    toy_problems.classifier(),
+    aggregator=aggregators.make_aggregator('robust'),
+  )
+  outlying = toy_problems.labelled_examples(20, 0)
+  outlying.x[:] *= 1e4
+  output = _first_round(process, [*_DATA, batches.as_batches(outlying)])
+  assert output.metrics['aggregator']['zeroed_count'] == 1
+  assert output.metrics['clients'] == 3
+
+
+@pytest.mark.parametrize(
+  'factory',
+  [
+    tff.learning.dp_aggregator(noise_multiplier=0.01, clients_per_round=2),
+    tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=0.01, clients_per_round=2, clip=1.0
+    ),
+  ],
+  ids=['adaptive_clipping', 'fixed_clipping'],
+)
+def test_unweighted_private_aggregator_runs(factory):
+  process = registry.build(
+    'fed_rep', toy_problems.classifier(), aggregator=factory
+  )
+  output = _first_round(process)
+  output = process.next(output.state, output.client_states, _DATA)
+  assert _all_finite(output.state.global_weights)
+  assert output.metrics['update_norm'] > 0
+
+
+def test_unweighted_aggregator_ignores_numbers_of_examples():
+  unweighted = registry.build(
+    'fed_avg',
+    toy_problems.classifier(),
+    aggregator=tff.aggregators.UnweightedMeanFactory(),
+  )
+  uniform = registry.build(
+    'fed_avg', toy_problems.classifier(), client_weighting='uniform'
+  )
+  toy_problems.assert_close(
+    _first_round(unweighted).state.global_weights,
+    _first_round(uniform).state.global_weights,
+  )
+
+
+def test_nested_measurements_are_found_in_the_metrics():
+  factory = tff.aggregators.clipping_factory(
+    1e-4, tff.aggregators.MeanFactory(), clipped_count_sum_factory=None
+  )
+  process = registry.build(
+    'fed_avg', toy_problems.classifier(), aggregator=factory
+  )
+  output = _first_round(process)
+  assert output.metrics['aggregator']['clipped_count'] == 2
+  assert output.metrics['aggregator']['clipping_norm'] == pytest.approx(1e-4)
+  assert output.metrics['update_norm'] <= 1.001e-4
+
+
+@pytest.mark.parametrize(
+  ('option', 'value', 'error'),
+  [
+    ('aggregator', 'mean', TypeError),
+    ('aggregator', aggregators.make_aggregator, TypeError),
+    ('server_optimizer', tf.keras.optimizers.SGD(1.0), TypeError),
+    ('personalization', 'head', TypeError),
+    ('client_weighting', 'equal', ValueError),
+    ('seed', 2**63, ValueError),
+  ],
+)
+@pytest.mark.parametrize('name', ['fed_rep', 'local_only'])
+def test_wrong_option_is_refused_by_name(name, option, value, error):
+  with pytest.raises(error, match=f'`{option}`'):
+    registry.build(name, toy_problems.classifier(), **{option: value})
+
+
+def test_any_64_bit_seed_is_taken():
+  process = registry.build('fed_avg', toy_problems.classifier(), seed=-(2**63))
+  assert process.initialize().seed == -(2**63)
+
+
+def test_client_weightings_are_the_documented_ones():
+  assert federated_round.CLIENT_WEIGHTINGS == ('num_examples', 'uniform')
+
+
+def test_clients_of_large_index_have_work_of_their_own():
+  process = registry.build('local_only', toy_problems.classifier())
+  output = process.next(
+    process.initialize(),
+    process.initialize_client_states([1, 1 + 2**32]),
+    [_DATA[0]] * 2,
+  )
+  assert toy_problems.differ(
+    output.client_states[0].local, output.client_states[1].local
+  )
