@@ -38,7 +38,11 @@ from typing import Any, Optional
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, randomness, training_loop
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import federated_round, personalized_process
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
 
 describe = hparams_lib.describe
 
@@ -134,7 +138,7 @@ def build_fed_rep(
       randomness.fold_in(seed, 1),
       model=model,
     )
-    return federated_round.ClientResult(
+    return client_work.ClientResult(
       update=split_model.difference(body, new_body), local=head, metrics=metrics
     )
 
@@ -146,7 +150,7 @@ def build_fed_rep(
   return federated_round.build_personalized_process(
     'fed_rep',
     model,
-    federated_round.partitioned_weights_work(
+    client_work.partitioned_weights_work(
       model,
       weight_partition.WeightPartition.by_layer(
         model, local_layers=model.head_layers

@@ -77,6 +77,15 @@ def metric_sums(
   return sums
 
 
+def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
+  """Metric sums to means over the `examples` counted; 0 without any."""
+  return collections.OrderedDict(
+    (name, tf.math.divide_no_nan(value, sums['examples']))
+    for name, value in sums.items()
+    if name != 'examples'
+  )
+
+
 def prediction_loss(
   model: split_model.SplitModel, forward: Forward
 ) -> Objective:

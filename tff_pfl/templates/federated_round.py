@@ -8,16 +8,15 @@
     server optimizer step                      keep C_i
     round metrics                          <-- metric sums
 
-An algorithm gives a `ClientWork`; everything else is here: seeds, weights of
-clients, clients without examples, clients whose update is not finite,
-aggregation, the server's step, metrics, personalisation and its evaluation.
+An algorithm gives a `ClientWork`; everything else is here: weights of clients,
+clients without examples, clients whose result is not finite, aggregation, the
+server's step, and metrics. What is done with a client's model outside of rounds
+is in `personal_models`.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -25,15 +24,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import (
-  example_tensors,
-  objectives,
-  randomness,
-  training_loop,
-)
+from tff_pfl.client import example_tensors, objectives, randomness
 from tff_pfl.evaluation import personalization as personalization_lib
-from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  personal_models,
+  personalized_process,
+)
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
@@ -41,77 +39,6 @@ AggregationFactory = Union[
   tff.aggregators.WeightedAggregationFactory,
   tff.aggregators.UnweightedAggregationFactory,
 ]
-
-
-class Broadcast(NamedTuple):
-  """What every client of the cohort receives.
-
-  Attributes:
-    round_number: int32, rounds done before this one.
-    seed: int64, the experiment's seed.
-    global_weights: The global weights.
-    algorithm: The algorithm's own server state.
-  """
-
-  round_number: Any
-  seed: Any
-  global_weights: Any
-  algorithm: Any
-
-
-class ClientResult(NamedTuple):
-  """What an algorithm's client training returns.
-
-  Attributes:
-    update: `initial - final` of the global weights.
-    local: The client's new local state.
-    metrics: Metric sums of training (`objectives.zero_metrics`).
-  """
-
-  update: Any
-  local: Any
-  metrics: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientWork:
-  """What distinguishes one algorithm from another.
-
-  Attributes:
-    partition: Which weights are global.
-    train: `(broadcast, local, examples, seed) -> ClientResult`, a pure function
-      of tensors.
-    initial_local: Local state of a client that has not taken part (arrays).
-    personal_weights: `(global_weights, local) -> weights`, the model that the
-      client is scored with.
-    fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
-      what a client does that never took part, with the global weights frozen,
-      for `num_epochs` or (None) as long as in a round; None if nothing.
-  """
-
-  partition: weight_partition.WeightPartition
-  train: Callable[..., ClientResult]
-  initial_local: Any
-  personal_weights: Callable[..., split_model.Weights]
-  fit_new_client: Optional[Callable[..., Any]] = None
-
-
-def partitioned_weights_work(
-  model: split_model.SplitModel,
-  partition: weight_partition.WeightPartition,
-  train: Callable[..., ClientResult],
-  fit_new_client: Optional[Callable[..., Any]] = None,
-) -> ClientWork:
-  """`ClientWork` of methods whose local state is the local weights."""
-  return ClientWork(
-    partition=partition,
-    train=train,
-    initial_local=split_model.select(
-      model.initial_weights, partition.local_names
-    ),
-    personal_weights=partition.merge,
-    fit_new_client=fit_new_client,
-  )
 
 
 class _ClientSums(NamedTuple):
@@ -163,21 +90,6 @@ def _create_aggregation(factory, value_type):
   return factory.create(value_type, tff.TensorType(np.float32)), True
 
 
-def _broadcast_of(state):
-  return Broadcast(
-    state.round_number, state.seed, state.global_weights, state.algorithm
-  )
-
-
-def _seed_of(broadcast, client_state, purpose):
-  return randomness.client_seed(
-    broadcast.seed,
-    broadcast.round_number,
-    client_state.client_index,
-    purpose,
-  )
-
-
 def _all_finite(values):
   """Whether all floating-point numbers in a structure are finite."""
   return tf.reduce_all(
@@ -190,19 +102,122 @@ def _all_finite(values):
   )
 
 
-def _means(sums):
-  """Metric sums to means over the examples counted; 0 without any."""
-  return collections.OrderedDict(
-    (name, tf.math.divide_no_nan(value, sums['examples']))
-    for name, value in sums.items()
-    if name != 'examples'
+def _build_client_update(
+  model, work, client_weighting, broadcast_type, client_state_type, data_type
+):
+  """`(<broadcast, C, D*> -> <update, C, sums>)`."""
+
+  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
+  def client_update(broadcast, client_state, dataset):
+    examples = example_tensors.from_dataset(dataset, model.element_spec)
+    result = work.train(
+      broadcast,
+      client_state.local,
+      examples,
+      broadcast.seed_of(client_state, randomness.TRAINING),
+    )
+    is_finite = _all_finite((result.update, result.local))
+    accepted = tf.logical_and(is_finite, examples.num_examples > 0)
+    weight = tf.where(
+      accepted,
+      1.0
+      if client_weighting == 'uniform'
+      else tf.cast(examples.num_examples, tf.float32),
+      0.0,
+    )
+
+    def where_accepted(new, old):
+      return tf.nest.map_structure(
+        lambda a, b: tf.where(accepted, a, b), new, old
+      )
+
+    zeros = tf.nest.map_structure(
+      tf.zeros_like, (result.update, result.metrics)
+    )
+    update, metrics = where_accepted((result.update, result.metrics), zeros)
+    new_client_state = client_state._replace(
+      num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
+      local=where_accepted(result.local, client_state.local),
+    )
+    return _ClientOutput(
+      update=update,
+      client_state=new_client_state,
+      sums=_ClientSums(
+        metrics=metrics,
+        weight=weight,
+        num_examples=tf.where(accepted, examples.num_examples, 0),
+        num_clients=tf.cast(accepted, tf.int32),
+        num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
+      ),
+    )
+
+  return client_update
+
+
+def _build_server_step(
+  server_optimizer,
+  trained_names,
+  server_state_type,
+  aggregation_type,
+  sums_type,
+):
+  """`(<S, update, aggregator state, measurements, sums> -> <S, metrics>)`."""
+
+  @tff.tensorflow.computation(
+    server_state_type,
+    aggregation_type.result.result.member,
+    aggregation_type.result.state.member,
+    aggregation_type.result.measurements.member,
+    sums_type,
   )
+  def server_step(state, update, aggregator_state, measurements, sums):
+    weights = state.global_weights
+    gradient = split_model.select(update, trained_names)
+    new_optimizer_state, trained = state.server_optimizer, {}
+    if trained_names:
+      new_optimizer_state, trained = server_optimizer.next(
+        state.server_optimizer,
+        split_model.select(weights, trained_names),
+        gradient,
+      )
+    stepped = collections.OrderedDict(
+      (n, trained[n] if n in trained else weights[n] - update[n])
+      for n in weights
+    )
+    # A cohort without a single accepted client leaves the model as it is.
+    has_update = sums.weight > 0
+
+    def keep(new, old):
+      return tf.where(has_update, tf.cast(new, old.dtype), old)
+
+    new_state = personalized_process.ServerState(
+      round_number=state.round_number + 1,
+      seed=state.seed,
+      global_weights=tf.nest.map_structure(keep, stepped, weights),
+      aggregator=aggregator_state,
+      server_optimizer=tf.nest.map_structure(
+        keep, new_optimizer_state, state.server_optimizer
+      ),
+      algorithm=state.algorithm,
+    )
+    metrics = objectives.means(sums.metrics)
+    norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
+    # What an aggregator gives for no update at all may be noise or 0 / 0.
+    metrics['update_norm'] = tf.where(has_update, norm, 0.0)
+    metrics['examples'] = sums.num_examples
+    metrics['clients'] = sums.num_clients
+    metrics['non_finite_clients'] = sums.num_non_finite
+    if tf.nest.flatten(measurements):
+      metrics['aggregator'] = measurements
+    return new_state, metrics
+
+  return server_step
 
 
 def build_personalized_process(
   name: str,
   model: split_model.SplitModel,
-  work: ClientWork,
+  work: client_work.ClientWork,
   *,
   aggregator: Optional[AggregationFactory] = None,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
@@ -275,7 +290,9 @@ def build_personalized_process(
     for n in trained_names
   )
   broadcast_type = tff.to_type(
-    Broadcast(np.int32, np.int64, global_type, collections.OrderedDict())
+    client_work.Broadcast(
+      np.int32, np.int64, global_type, collections.OrderedDict()
+    )
   )
   client_state_type = tff.to_type(
     personalized_process.ClientState(
@@ -288,8 +305,6 @@ def build_personalized_process(
     )
   )
   aggregation, is_weighted = _create_aggregation(aggregator, global_type)
-
-  # Server.
 
   @tff.tensorflow.computation
   def initial_server_parts():
@@ -305,16 +320,14 @@ def build_personalized_process(
 
   @tff.federated_computation
   def initialize():
-    round_number, seed_value, weights, optimizer_state = (
-      tff.federated_eval(initial_server_parts, tff.SERVER)[i] for i in range(4)
-    )
+    parts = tff.federated_eval(initial_server_parts, tff.SERVER)
     return tff.federated_zip(
       personalized_process.ServerState(
-        round_number=round_number,
-        seed=seed_value,
-        global_weights=weights,
+        round_number=parts[0],
+        seed=parts[1],
+        global_weights=parts[2],
         aggregator=aggregation.initialize(),
-        server_optimizer=optimizer_state,
+        server_optimizer=parts[3],
         algorithm=tff.federated_value(collections.OrderedDict(), tff.SERVER),
       )
     )
@@ -323,112 +336,18 @@ def build_personalized_process(
 
   @tff.tensorflow.computation(server_state_type)
   def broadcast_of(state):
-    return _broadcast_of(state)
+    return client_work.Broadcast.of(state)
 
-  update_sums_type = tff.types.tensorflow_to_type(
-    tf.nest.map_structure(
-      lambda v: tf.TensorSpec(v.shape, v.dtype),
-      _ClientSums(
-        objectives.zero_metrics(model),
-        tf.zeros([]),
-        *([tf.zeros([], tf.int32)] * 3),
-      ),
-    )
+  client_update = _build_client_update(
+    model, work, client_weighting, broadcast_type, client_state_type, data_type
   )
-
-  @tff.tensorflow.computation(
+  server_step = _build_server_step(
+    server_optimizer,
+    trained_names,
     server_state_type,
-    global_type,
-    aggregation.next.type_signature.parameter[0].member,
-    aggregation.next.type_signature.result.measurements.member,
-    update_sums_type,
+    aggregation.next.type_signature,
+    client_update.type_signature.result.sums,
   )
-  def server_step(state, update, aggregator_state, measurements, sums):
-    weights = state.global_weights
-    gradient = split_model.select(update, trained_names)
-    new_optimizer_state, trained = state.server_optimizer, {}
-    if trained_names:
-      new_optimizer_state, trained = server_optimizer.next(
-        state.server_optimizer,
-        split_model.select(weights, trained_names),
-        gradient,
-      )
-    stepped = collections.OrderedDict(
-      (n, trained[n] if n in trained else weights[n] - update[n])
-      for n in weights
-    )
-    # A cohort without a single accepted client leaves the model as it is.
-    has_update = sums.weight > 0
-
-    def keep(new, old):
-      return tf.where(has_update, tf.cast(new, old.dtype), old)
-
-    new_state = personalized_process.ServerState(
-      round_number=state.round_number + 1,
-      seed=state.seed,
-      global_weights=tf.nest.map_structure(keep, stepped, weights),
-      aggregator=aggregator_state,
-      server_optimizer=tf.nest.map_structure(
-        keep, new_optimizer_state, state.server_optimizer
-      ),
-      algorithm=state.algorithm,
-    )
-    metrics = _means(sums.metrics)
-    norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
-    # What an aggregator gives for no update at all may be noise or 0 / 0.
-    metrics['update_norm'] = tf.where(has_update, norm, 0.0)
-    metrics['examples'] = sums.num_examples
-    metrics['clients'] = sums.num_clients
-    metrics['non_finite_clients'] = sums.num_non_finite
-    if tf.nest.flatten(measurements):
-      metrics['aggregator'] = measurements
-    return new_state, metrics
-
-  # Client.
-
-  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
-  def client_update(broadcast, client_state, dataset):
-    examples = example_tensors.from_dataset(dataset, model.element_spec)
-    result = work.train(
-      broadcast,
-      client_state.local,
-      examples,
-      _seed_of(broadcast, client_state, randomness.TRAINING),
-    )
-    is_finite = _all_finite((result.update, result.local))
-    accepted = tf.logical_and(is_finite, examples.num_examples > 0)
-    weight = tf.where(
-      accepted,
-      1.0
-      if client_weighting == 'uniform'
-      else tf.cast(examples.num_examples, tf.float32),
-      0.0,
-    )
-
-    def where_accepted(new, old):
-      return tf.nest.map_structure(
-        lambda a, b: tf.where(accepted, a, b), new, old
-      )
-
-    zeros = tf.nest.map_structure(
-      tf.zeros_like, (result.update, result.metrics)
-    )
-    update, metrics = where_accepted((result.update, result.metrics), zeros)
-    new_client_state = client_state._replace(
-      num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
-      local=where_accepted(result.local, client_state.local),
-    )
-    return _ClientOutput(
-      update=update,
-      client_state=new_client_state,
-      sums=_ClientSums(
-        metrics=metrics,
-        weight=weight,
-        num_examples=tf.where(accepted, examples.num_examples, 0),
-        num_clients=tf.cast(accepted, tf.int32),
-        num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
-      ),
-    )
 
   @tff.federated_computation(
     tff.FederatedType(server_state_type, tff.SERVER),
@@ -458,92 +377,21 @@ def build_personalized_process(
       metrics=stepped[1],
     )
 
-  # Personalisation. What takes a broadcast is traced; what takes the server's
-  # state calls it.
-
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_local),
-    )
-
-  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
-  def personalize_broadcast(broadcast, client_state, train_data):
-    examples = example_tensors.from_dataset(train_data, model.element_spec)
-    seed_value = _seed_of(broadcast, client_state, randomness.PERSONALIZATION)
-    local = client_state.local
-    if work.fit_new_client is not None:
-      local = tf.cond(
-        tf.equal(client_state.num_rounds, 0),
-        lambda: work.fit_new_client(
-          broadcast,
-          client_state.local,
-          examples,
-          randomness.fold_in(seed_value, 0),
-          personalization.new_client_epochs,
-        ),
-        lambda: client_state.local,
-      )
-    weights = personalization_lib.fine_tune(
-      model,
-      work.personal_weights(broadcast.global_weights, local),
-      examples,
-      personalization,
-      randomness.fold_in(seed_value, 1),
-    )
-    return personalized_process.PersonalModel(
-      weights, client_state._replace(local=local)
-    )
-
-  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
-  def personalize(state, client_state, train_data):
-    return personalize_broadcast(_broadcast_of(state), client_state, train_data)
-
-  @tff.tensorflow.computation(
-    broadcast_type, client_state_type, data_type, data_type
+  models = personal_models.build_personal_models(
+    model,
+    work,
+    personalization,
+    server_state_type=server_state_type,
+    broadcast_type=broadcast_type,
+    client_state_type=client_state_type,
+    data_type=data_type,
   )
-  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
-    test = example_tensors.from_dataset(test_data, model.element_spec)
-    initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
-    before = work.personal_weights(broadcast.global_weights, initial_local)
-    after = personalize_broadcast(broadcast, client_state, train_data).weights
-    return collections.OrderedDict(
-      before=_means(training_loop.evaluate(model, before, test)),
-      after=_means(training_loop.evaluate(model, after, test)),
-      examples=test.num_examples,
-    )
-
-  @tff.tensorflow.computation(
-    server_state_type, client_state_type, data_type, data_type
-  )
-  def evaluate(state, client_state, train_data, test_data):
-    return evaluate_broadcast(
-      _broadcast_of(state), client_state, train_data, test_data
-    )
-
-  @tff.federated_computation(
-    tff.FederatedType(server_state_type, tff.SERVER),
-    tff.FederatedType(client_state_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def evaluate_clients(state, client_states, train_data, test_data):
-    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
-    return tff.federated_map(
-      evaluate_broadcast, (broadcast, client_states, train_data, test_data)
-    )
-
   return personalized_process.PersonalizedProcess(
     name=name,
     model=model,
     initialize=initialize,
-    initialize_client_state=initialize_client_state,
     next_fn=next_fn,
-    personalize=personalize,
-    evaluate=evaluate,
-    evaluate_clients=evaluate_clients,
+    **models._asdict(),
     has_global_model=not work.partition.local_names,
     has_local_weights=bool(work.initial_local),
     adapts_known_clients=personalization.fine_tune != 'none',

@@ -13,7 +13,11 @@ from typing import Any
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import federated_round, personalized_process
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
 
 
 def build_joint_training(
@@ -45,7 +49,7 @@ def build_joint_training(
       model=model,
     )
     new_global, new_local = partition.split(trained)
-    return federated_round.ClientResult(
+    return client_work.ClientResult(
       update=split_model.difference(broadcast.global_weights, new_global),
       local=new_local,
       metrics=metrics,
@@ -71,7 +75,7 @@ def build_joint_training(
       model=model,
     ).weights
 
-  work = federated_round.partitioned_weights_work(
+  work = client_work.partitioned_weights_work(
     model,
     partition,
     train,

@@ -1,0 +1,139 @@
+"""What becomes of a client's model when it is used: personal models, scores.
+
+Both take the server's state or, mapped over clients, what it broadcasts.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.client import (
+  example_tensors,
+  objectives,
+  randomness,
+  training_loop,
+)
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import split_model
+from tff_pfl.templates import client_work, personalized_process
+
+
+class PersonalModels(NamedTuple):
+  """Computations of `PersonalizedProcess` about personal models."""
+
+  initialize_client_state: tff.Computation
+  personalize: tff.Computation
+  evaluate: tff.Computation
+  evaluate_clients: tff.Computation
+
+
+def build_personal_models(
+  model: split_model.SplitModel,
+  work: client_work.ClientWork,
+  options: personalization.Personalization,
+  *,
+  server_state_type: tff.Type,
+  broadcast_type: tff.Type,
+  client_state_type: tff.Type,
+  data_type: tff.SequenceType,
+) -> PersonalModels:
+  """Builds them for an algorithm.
+
+  Args:
+    model: The model.
+    work: The algorithm.
+    options: How clients' models are made before they are scored.
+    server_state_type: Of `ServerState`.
+    broadcast_type: Of `Broadcast`.
+    client_state_type: Of `ClientState`.
+    data_type: Of a client's data.
+  """
+
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_local),
+    )
+
+  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
+  def personalize_broadcast(broadcast, client_state, train_data):
+    examples = example_tensors.from_dataset(train_data, model.element_spec)
+    seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
+    local = client_state.local
+    if work.fit_new_client is not None:
+      local = tf.cond(
+        tf.equal(client_state.num_rounds, 0),
+        lambda: work.fit_new_client(
+          broadcast,
+          client_state.local,
+          examples,
+          randomness.fold_in(seed_value, 0),
+          options.new_client_epochs,
+        ),
+        lambda: client_state.local,
+      )
+    weights = personalization.fine_tune(
+      model,
+      work.personal_weights(broadcast.global_weights, local),
+      examples,
+      options,
+      randomness.fold_in(seed_value, 1),
+    )
+    return personalized_process.PersonalModel(
+      weights, client_state._replace(local=local)
+    )
+
+  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
+  def personalize(state, client_state, train_data):
+    return personalize_broadcast(
+      client_work.Broadcast.of(state), client_state, train_data
+    )
+
+  @tff.tensorflow.computation(
+    broadcast_type, client_state_type, data_type, data_type
+  )
+  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
+    test = example_tensors.from_dataset(test_data, model.element_spec)
+    initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
+    before = work.personal_weights(broadcast.global_weights, initial_local)
+    after = personalize_broadcast(broadcast, client_state, train_data).weights
+    return collections.OrderedDict(
+      before=objectives.means(training_loop.evaluate(model, before, test)),
+      after=objectives.means(training_loop.evaluate(model, after, test)),
+      examples=test.num_examples,
+    )
+
+  @tff.tensorflow.computation(
+    server_state_type, client_state_type, data_type, data_type
+  )
+  def evaluate(state, client_state, train_data, test_data):
+    return evaluate_broadcast(
+      client_work.Broadcast.of(state), client_state, train_data, test_data
+    )
+
+  @tff.tensorflow.computation(server_state_type)
+  def broadcast_of(state):
+    return client_work.Broadcast.of(state)
+
+  @tff.federated_computation(
+    tff.FederatedType(server_state_type, tff.SERVER),
+    tff.FederatedType(client_state_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def evaluate_clients(state, client_states, train_data, test_data):
+    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    return tff.federated_map(
+      evaluate_broadcast, (broadcast, client_states, train_data, test_data)
+    )
+
+  return PersonalModels(
+    initialize_client_state, personalize, evaluate, evaluate_clients
+  )
