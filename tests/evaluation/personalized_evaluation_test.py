@@ -88,14 +88,14 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
   scored = [i for i in range(_NUM_CLIENTS) if i % 10 != 3]
   assert [row['client'] for row in rows] == [f'client {i}' for i in scored]
   assert [index for chunk in asked for index in chunk] == scored
-  assert len(asked) == 2
+  assert [len(chunk) for chunk in asked] == [20, 20, 11]
   train, test = _data()
   for i, row in zip(scored, rows):
     assert row['num_train_examples'] == len(train[i].y)
     assert row['num_test_examples'] == len(test[i].y)
     assert row['num_rounds'] == (1 if i < 5 else 0)
   # On both sides of the border between two calls, against one call each.
-  for position in (0, 49, 50, len(rows) - 1):
+  for position in (0, 19, 20, len(rows) - 1):
     i = scored[position]
     alone = _process('fed_rep').evaluate(
       server_state,
@@ -171,7 +171,9 @@ def test_summary_is_that_computed_by_hand():
 
 
 def test_summary_without_a_global_model_compares_with_none():
-  rows = [_row('a', {'accuracy': 0.5}, {'accuracy': 0.25}, 4)]
+  rows = [
+    _row('a', {'loss': 1, 'accuracy': 0.5}, {'loss': 1, 'accuracy': 0.25}, 4)
+  ]
   summary = personalized_evaluation.summarize(rows, has_global_model=False)
   assert summary['global'] is None
   assert summary['fairness']['fraction_hurt'] is None
@@ -187,6 +189,7 @@ def test_summary_of_a_regression_has_no_fairness_of_accuracies():
     'personal': {'loss': 1.0, 'mae': 0.5},
     'global': {'loss': 1.5, 'mae': 0.5},
     'fairness': None,
+    'non_finite_clients': 0,
   }
 
 
@@ -215,3 +218,16 @@ def test_dataset_of_the_library_is_taken(runtime):
   assert [row['client'] for row in rows] == list(data.client_ids)
   counts = collections.Counter(row['num_rounds'] for row in rows)
   assert counts == {0: 4}
+
+
+def test_models_that_diverged_are_counted():
+  rows = [
+    {
+      'num_test_examples': 1,
+      'before': {'loss': 1.0},
+      'after': {'loss': loss},
+    }
+    for loss in (0.5, float('nan'), float('inf'))
+  ]
+  summary = personalized_evaluation.summarize(rows, has_global_model=True)
+  assert summary['non_finite_clients'] == 2

@@ -83,10 +83,8 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
   monkeypatch.setattr(finished_run.batches, 'as_batches', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
-    run.personalize_new_clients(
-      clients, options, runtime, num_samples=num_samples
-    )
-  trains = [examples.x for examples in seen[::4]]
+    run.fit_new_clients(clients, options, runtime, num_samples=num_samples)
+  trains = [examples.x for examples in seen[::2]]
   assert [len(x) for x in trains] == [3, 10, 24, 24]
 
   def rows(x):
@@ -126,10 +124,9 @@ def test_more_epochs_fit_new_clients_better(run, runtime):
 
 def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
   clients = datasets.make_synthetic(2)
-  with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
-    run.personalize_new_clients(
-      clients, personalization.Personalization(), runtime
-    )
+  for use in (run.score_new_clients, run.fit_new_clients):
+    with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
+      use(clients, personalization.Personalization(), runtime)
 
 
 def test_new_client_without_examples_keeps_the_initial_head(run, runtime):
@@ -145,10 +142,9 @@ def test_new_client_without_examples_keeps_the_initial_head(run, runtime):
     num_classes=10,
   )
   assert len(clients.train('bare').x) == len(empty)
-  results = run.personalize_new_clients(
+  weights = run.fit_new_clients(
     clients, personalization.Personalization(), runtime
-  )
-  weights = {client_id: weights for client_id, weights, _ in results}['bare']
+  )['bare']
   np.testing.assert_array_equal(
     weights['head/kernel'], run.model.initial_weights['head/kernel']
   )

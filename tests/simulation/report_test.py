@@ -28,6 +28,7 @@ def _evaluation(personal, shared):
     'personal': {'loss': 1 - personal, 'accuracy': personal},
     'global': None if shared is None else {'loss': 0.5, 'accuracy': shared},
     'fairness': {'mean': personal, 'fraction_hurt': None},
+    'non_finite_clients': 1,
   }
 
 
@@ -94,6 +95,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     'loss': pytest.approx(0.35),
     'global_loss': 0.5,
     'fairness': {'mean': 0.65, 'fraction_hurt': None},
+    'non_finite_clients': 1,
     # The median of 1 to 13: the initial state is no round.
     'seconds_per_round': 7.0,
     'peak_rss_mb': 99.0,

@@ -16,7 +16,7 @@ from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
 # Clients evaluated in one call; bounds the memory of their data.
-_CLIENTS_PER_CALL = 50
+_CLIENTS_PER_CALL = 20
 
 
 def training_batches(
@@ -106,8 +106,10 @@ def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
-    over clients; and `fairness`: of the personal accuracy, see
-    `fairness.fairness_summary`, or None where the model has no accuracy.
+    over clients; `fairness`: of the personal accuracy, see
+    `fairness.fairness_summary`, or None where the model has no accuracy; and
+    `non_finite_clients`: clients whose personal model has a loss that is not
+    finite (it diverged, or their training data are not finite).
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
@@ -124,6 +126,9 @@ def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
     'personal': means('after'),
     'global': means('before') if has_global_model else None,
     'fairness': None,
+    'non_finite_clients': sum(
+      not np.isfinite(row['after']['loss']) for row in rows
+    ),
   }
   if 'accuracy' in summary['personal']:
     summary['fairness'] = fairness.fairness_summary(

@@ -104,7 +104,7 @@ class FinishedRun:
       ),
     ).weights
 
-  def personalize_new_clients(
+  def score_new_clients(
     self,
     clients: datasets.FederatedDataset,
     personalization: personalization_lib.Personalization,
@@ -122,31 +122,52 @@ class FinishedRun:
         run's seed; None takes all.
 
     Returns:
-      For each client `(client_id, weights, metrics)`, the metrics as of
-      `PersonalizedProcess.evaluate`.
+      A dict for each client with test examples, see
+      `personalized_evaluation.evaluate_clients`.
 
     Raises:
       ValueError: If the clients' data do not fit the model.
     """
     client_population.check_data_fit(self.model, clients)
     process = self.build_process(personalization)
+    return personalized_evaluation.evaluate_clients(
+      process,
+      runtime,
+      self.server_state(process, runtime),
+      lambda positions: self._new_states(process, runtime, positions),
+      _FewerSamples(clients, num_samples, self.config.seed),
+    )
+
+  def fit_new_clients(
+    self,
+    clients: datasets.FederatedDataset,
+    personalization: personalization_lib.Personalization,
+    runtime: runtime_base.Runtime,
+    *,
+    num_samples: Optional[int] = None,
+  ) -> dict:
+    """The models that `score_new_clients` scores: `{client_id: weights}`."""
+    client_population.check_data_fit(self.model, clients)
+    process = self.build_process(personalization)
     state = self.server_state(process, runtime)
-    results = []
+    sampled = _FewerSamples(clients, num_samples, self.config.seed)
+    models = {}
     for position, client_id in enumerate(clients.client_ids):
-      # Beyond the run's own clients, so that no seed is used twice.
-      client_state = runtime.run(
-        process.initialize_client_state, len(self.data.client_ids) + position
-      )
-      train = batches.as_batches(
-        _sample(
-          clients.train(client_id), num_samples, [self.config.seed, position]
-        )
-      )
-      test = batches.as_batches(clients.test(client_id))
-      model = runtime.run(process.personalize, state, client_state, train)
-      metrics = runtime.run(process.evaluate, state, client_state, train, test)
-      results.append((client_id, model.weights, value_codec.to_json(metrics)))
-    return results
+      (client_state,) = self._new_states(process, runtime, [position])
+      models[client_id] = runtime.run(
+        process.personalize,
+        state,
+        client_state,
+        batches.as_batches(sampled.train(client_id)),
+      ).weights
+    return models
+
+  def _new_states(self, process, runtime, positions):
+    # Indices beyond the run's own clients, so that no seed is used twice.
+    first = len(self.data.client_ids)
+    return runtime.run(
+      process.initialize_client_states, [first + i for i in positions]
+    )
 
   def close(self) -> None:
     """Closes the run's store."""
@@ -159,13 +180,32 @@ class FinishedRun:
     self.close()
 
 
-def _sample(examples, num_samples, seed):
-  """The first `num_samples` of a seeded shuffle: smaller sets are nested."""
-  if num_samples is None:
-    return examples
-  order = np.random.default_rng(seed).permutation(len(examples.y))
-  kept = np.sort(order[:num_samples])
-  return datasets.Examples(examples.x[kept], examples.y[kept])
+class _FewerSamples:
+  """Clients that train on `num_samples` of their examples, or all (None)."""
+
+  def __init__(self, data, num_samples, seed):
+    self._data = data
+    self._num_samples = num_samples
+    self._seed = seed
+    self.client_ids = data.client_ids
+    self.test = data.test
+    self.num_test_examples = data.num_test_examples
+
+  def num_train_examples(self, client_id):
+    available = self._data.num_train_examples(client_id)
+    return min(self._num_samples or available, available)
+
+  def train(self, client_id):
+    """The first of a seeded shuffle: smaller samples are within larger ones."""
+    examples = self._data.train(client_id)
+    if self._num_samples is None:
+      return examples
+    position = self.client_ids.index(client_id)
+    order = np.random.default_rng([self._seed, position]).permutation(
+      len(examples.y)
+    )
+    kept = np.sort(order[: self._num_samples])
+    return datasets.Examples(examples.x[kept], examples.y[kept])
 
 
 def read_npz(path: str, name: str) -> dict:
@@ -295,28 +335,25 @@ def accuracy_by_samples_and_epochs(
     variants: From the number of epochs to the options that train for them.
 
   Returns:
-    `(rows, models)`: a dict for each setting and client, and the models of the
-    last setting, `{client_id: weights}`.
+    `(rows, models)`: a dict for each setting and each client with test
+    examples, and all clients' models of the last setting,
+    `{client_id: weights}`.
   """
-  rows, models = [], {}
+  rows = []
   for samples in sample_counts:
     for epochs, personalization in variants.items():
-      models = {}
-      for client_id, weights, metrics in run.personalize_new_clients(
+      scores = run.score_new_clients(
         clients, personalization, runtime, num_samples=samples
-      ):
-        models[client_id] = weights
-        available = clients.num_train_examples(client_id)
-        rows.append(
-          {
-            'samples': 'all' if samples is None else samples,
-            'epochs': epochs,
-            'client': client_id,
-            'num_train_examples': min(samples or available, available),
-            'num_test_examples': metrics['examples'],
-            **value_codec.flatten(
-              {'before': metrics['before'], 'after': metrics['after']}
-            ),
-          }
-        )
+      )
+      rows += [
+        {
+          'samples': 'all' if samples is None else samples,
+          'epochs': epochs,
+          **value_codec.flatten(score),
+        }
+        for score in scores
+      ]
+  models = run.fit_new_clients(
+    clients, personalization, runtime, num_samples=samples
+  )
   return rows, models

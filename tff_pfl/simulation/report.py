@@ -41,7 +41,8 @@ def write_report(
     and `global_accuracy` (of the global model alone; None where there is none)
     as `last_10_mean`, `best`, `best_round`, `last`, each a mean over clients;
     `loss` and `global_loss` of the newest evaluation; `fairness` of the newest
-    evaluation; `seconds_per_round` (median, without evaluation),
+    evaluation; `non_finite_clients` in it (personal models that diverged);
+    `seconds_per_round` (median, without evaluation),
     `peak_rss_mb` (of this process and its workers, after any round), `claims`
     (empty: the paper's claims are experiments of their own). What needs an
     accuracy is None for regression.
@@ -71,6 +72,7 @@ def write_report(
     'loss': newest_loss('personal'),
     'global_loss': newest_loss('global'),
     'fairness': newest['fairness'],
+    'non_finite_clients': newest['non_finite_clients'],
     'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
     'peak_rss_mb': max(row['rss_mb'] for row in rounds),
     'claims': [],
