@@ -123,6 +123,13 @@ def _variants(run):
     else:
       options = {'fine_tune': 'all', 'num_epochs': epochs}
     variants[epochs] = run_flags.personalization_from_flags(**options)
+    errors.expect(
+      has_local_weights or variants[epochs].fine_tune != 'none',
+      '--fine_tune',
+      f'head or all for {run.config.algorithm}, which has no local weights to '
+      'fit',
+      'none',
+    )
   return variants
 
 

@@ -79,6 +79,12 @@ _ROUNDS_PER_EVALUATION = flags.DEFINE_integer(
   'Rounds between evaluations of all clients.',
   lower_bound=1,
 )
+_NUM_FINAL_EVALUATIONS = flags.DEFINE_integer(
+  'num_final_evaluations',
+  10,
+  'How many of the last rounds are all evaluated.',
+  lower_bound=1,
+)
 _SEED = flags.DEFINE_integer(
   'seed',
   0,
@@ -95,7 +101,8 @@ _AGGREGATOR = flags.DEFINE_enum(
   'aggregator',
   'mean',
   list(aggregators.AGGREGATORS),
-  "How clients' updates are aggregated (TFF's aggregators).",
+  "How clients' updates are aggregated (TFF's aggregators; secure: simulated, "
+  'the worker sums in the clear).',
 )
 _CLIENT_WEIGHTING = flags.DEFINE_enum(
   'client_weighting',
@@ -232,6 +239,11 @@ def personalization_from_flags(
       given[field.name] = value
   if given.get('batch_size') == 0:
     given['batch_size'] = None
+  if given.get('fine_tune', 'none') == 'none':
+    refuse(
+      [name for name in _names() if name.startswith('fine_tune_')],
+      'there is no fine-tuning without --fine_tune=head or all',
+    )
   return personalization.Personalization(**given)
 
 
@@ -285,6 +297,7 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
     num_rounds=_NUM_ROUNDS.value,
     cohort_size=cohort_size,
     rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,
+    num_final_evaluations=_NUM_FINAL_EVALUATIONS.value,
     seed=_SEED.value,
     runtime=_RUNTIME.value,
   )

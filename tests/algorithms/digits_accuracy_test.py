@@ -12,6 +12,7 @@ def _run(algorithm, output_dir):
     num_rounds=15,
     cohort_size=10,
     rounds_per_evaluation=15,
+    num_final_evaluations=1,
     seed=2,
   )
   return config.run(str(output_dir), show_progress=False)

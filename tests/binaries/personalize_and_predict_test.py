@@ -15,6 +15,7 @@ _SETTINGS = (
   '--cohort_size=2',
   '--num_rounds=2',
   '--rounds_per_evaluation=2',
+  '--num_final_evaluations=1',
   '--model=mlp',
   '--model_widths=16',
 )

@@ -22,6 +22,7 @@ _TINY = (
   '--cohort_size=2',
   '--num_rounds=2',
   '--rounds_per_evaluation=2',
+  '--num_final_evaluations=1',
   '--model=mlp',
   '--model_widths=16',
   '--fed_rep_num_head_epochs=1',
@@ -154,7 +155,7 @@ _USAGE = {
   'negative_seed': (['--seed=-1'], 'non-negative integer'),
   'wrong_rate': (
     ['--fed_rep_head_learning_rate=-1'],
-    '`learning_rate` to be',
+    '`head_learning_rate` to be',
   ),
   'wrong_optimizer': (['--fed_rep_optimizer=lion'], "found 'lion'"),
   'wrong_partition': (['--partition=shard:2'], "found 'shard:2'"),
@@ -167,7 +168,7 @@ _USAGE = {
     "arguments of model 'mlp' (widths, activation), found 'filters'",
   ),
   'wrong_fine_tuning': (['--fine_tune=tail'], 'one of none, head, all'),
-  'wrong_server_rate': (['--server_learning_rate=0'], '`learning_rate`'),
+  'wrong_server_rate': (['--server_learning_rate=0'], '`server_learning_rate`'),
   'flag_of_another_method': (
     ['--fed_avg_num_epochs=1'],
     'selected method (fed_rep) only, found --fed_avg_num_epochs',

@@ -700,10 +700,10 @@ def test_xla_is_used_unless_there_are_convolutions(layer, expected):
   'arguments, reason',
   [
     (('sgdm', 0.1), "one of sgd, adam, found 'sgdm'"),
-    (('sgd', 0), '`learning_rate` to be positive, found 0'),
+    (('sgd', 0), '`learning_rate` to be positive and finite, found 0'),
     (('sgd', -1.0), 'found -1.0'),
     (('sgd', 0.1, 1), r'`momentum` to be in \[0, 1\), found 1'),
-    (('adam', 0.1, 0.9), "0 with optimizer 'adam', found 0.9"),
+    (('sgd', float('inf')), 'finite, found inf'),
   ],
 )
 def test_optimizers_out_of_range_are_refused(arguments, reason):

@@ -126,7 +126,7 @@ def test_adam_is_an_option():
   ],
 )
 def test_option_out_of_range_is_refused_by_name(option, value):
-  with pytest.raises(ValueError, match=f'`{option}`'):
+  with pytest.raises(ValueError, match=f'`(fine_tune_)?{option}`'):
     personalization.Personalization(**{option: value})
 
 

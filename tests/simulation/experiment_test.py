@@ -88,7 +88,7 @@ def _make_process(name='fed_rep', width=5, model_seed=0):
 
 
 def _build(name, model, **options):
-  return registry.build(name, model, seed=_SEED, **options)
+  return registry.build(name, model, **{'seed': _SEED, **options})
 
 
 def _run(process, data, directory, **options):
@@ -99,7 +99,7 @@ def _run(process, data, directory, **options):
     **{
       'num_rounds': 2,
       'cohort_size': _COHORT_SIZE,
-      'seed': _SEED,
+      'num_final_evaluations': 1,
       'show_progress': False,
       **options,
     },
@@ -435,7 +435,6 @@ def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
     ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` to be at least 1'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'cohort_size': 0}, '`cohort_size`'),
-    ({'seed': -1}, '`seed`'),
     ({'runtime': 'abacus'}, '`runtime` to be one of native'),
     (
       {'settings': {'num_rounds': 50}},
@@ -508,6 +507,12 @@ def _refused(content_of, *arguments, **options):
   return str(caught.value)
 
 
+def test_process_of_a_negative_seed_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='`seed` to be nonnegative, found -1'):
+    _run(_build('fed_rep', _make_model(), seed=-1), _make_data(), tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
 def test_own_model_and_arrays_resume_with_the_same_settings_only(tmp_path):
   data = _make_data()
   options = {'settings': {'hparams': {'rate': 0.1}}}
@@ -533,7 +538,20 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(tmp_path):
   assert "algorithm was 'fed_rep', now 'fed_avg'" in refused(
     _make_process('fed_avg')
   )
-  assert 'seed was 5, now 6' in refused(_make_process(), seed=6)
+  assert 'seed was 5, now 6' in refused(
+    _build('fed_rep', _make_model(), seed=6)
+  )
+  assert 'process.client_weighting was' in refused(
+    _build('fed_rep', _make_model(), client_weighting='uniform')
+  )
+  assert 'process.hparams.num_head_epochs was' in refused(
+    registry.build(
+      'fed_rep',
+      _make_model(),
+      fed_rep.FedRepHParams(num_head_epochs=3),
+      seed=_SEED,
+    )
+  )
   assert 'cohort_size was 3, now 4' in refused(_make_process(), cohort_size=4)
   assert 'model.shapes.body/bias was [5], now [4]' in refused(
     _make_process(width=4)
@@ -570,6 +588,7 @@ def test_state_of_another_model_is_refused_though_the_settings_agree(
   _run(_make_process(), data, tmp_path, **settings)
   process = copy.copy(_make_process(**other))
   process.name = 'fed_rep'
+  process.description = _make_process().description
   message = _refused(
     tmp_path, process, data, tmp_path, num_rounds=4, resume=True, **settings
   )
@@ -643,7 +662,6 @@ def _long_run(directory, num_clients, num_rounds):
     num_rounds=num_rounds,
     cohort_size=10,
     rounds_per_evaluation=num_rounds + 1,
-    seed=0,
   )
   with run_store.RunStore.open_for_reading(directory) as store:
     return list(store.metrics())

@@ -113,9 +113,10 @@ def _run_fixture(process, data, runtime, monkeypatch):
         output_dir=str(directory),
         cohort_size=3,
         rounds_per_evaluation=2,
+        num_final_evaluations=1,
         resume=True,
         show_progress=False,
-        **{'num_rounds': _NUM_ROUNDS, 'seed': 3, **options},
+        **{'num_rounds': _NUM_ROUNDS, **options},
       )
     return shared.num_calls
 
@@ -162,7 +163,7 @@ def _expected(process, data, tmp_path_factory):
     num_rounds=_NUM_ROUNDS,
     cohort_size=3,
     rounds_per_evaluation=2,
-    seed=3,
+    num_final_evaluations=1,
     show_progress=False,
   )
   found = _everything(directory)
@@ -328,7 +329,7 @@ def test_another_seed_gives_another_run(process, run, expected, tmp_path):
   other = registry.build(
     'fed_rep', process.model, fed_rep.FedRepHParams(2), seed=4
   )
-  run(tmp_path, process=other, seed=4)
+  run(tmp_path, process=other)
   found = _everything(tmp_path)
   assert found['server_state'] != expected['server_state']
   assert set(found['client_states']) != set(expected['client_states'])
@@ -400,7 +401,7 @@ def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
       num_rounds=_NUM_ROUNDS,
       cohort_size=3,
       rounds_per_evaluation=2,
-      seed=3,
+      num_final_evaluations=1,
       show_progress=False,
     )
   assert len(set(killed)) == 2

@@ -106,8 +106,8 @@ def test_wrong_settings_are_refused_when_they_are_made(changes, words):
   [
     ({'aggregator': 'median'}, '`aggregator`'),
     ({'server_optimizer': 'lion'}, "found 'lion'"),
-    ({'server_learning_rate': 0.0}, '`learning_rate`'),
-    ({'server_momentum': 1.0}, '`momentum`'),
+    ({'server_learning_rate': 0.0}, '`server_learning_rate`'),
+    ({'server_momentum': 1.0}, '`server_momentum`'),
     ({'client_weighting': 'size'}, '`client_weighting`'),
   ],
 )

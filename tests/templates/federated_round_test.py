@@ -68,6 +68,9 @@ def test_every_named_aggregator_gives_the_mean_of_harmless_updates(
     empty.state.global_weights, second.state.global_weights
   )
   assert empty.metrics['update_norm'] == 0
+  # Nobody trained, so there is no loss to report; all else is numbers.
+  unknown = [empty.metrics.pop(name) for name in ('loss', 'accuracy')]
+  assert np.isnan(unknown).all()
   assert _all_finite(empty.metrics)
 
 

@@ -62,6 +62,8 @@ def _process(**replaced):
     'has_global_model': True,
     'has_local_weights': False,
     'adapts_known_clients': False,
+    'seed': 0,
+    'description': {},
   }
   return personalized_process.PersonalizedProcess(**{**arguments, **replaced})
 

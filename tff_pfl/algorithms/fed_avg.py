@@ -10,8 +10,9 @@ personalisation option `fine_tune`.
 
 Symbols: E -> num_epochs, K -> num_steps, eta -> learning_rate, B -> batch_size.
 
-Deviations from the paper: none; the clients' optimizer, the server's optimizer
-and the aggregator can be replaced.
+Deviations from the paper: by default the clients' SGD has momentum 0.5, as in
+the experiments of FedRep (`momentum=0` is the paper's). Optimizers of clients
+and server and the aggregator can be replaced.
 
 References:
   McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient

@@ -58,7 +58,7 @@ class FedRepHParams:
     num_body_steps: If given, gradient steps on the body instead of epochs.
     head_learning_rate: Of the head's optimizer, positive.
     body_learning_rate: Of the body's optimizer, positive.
-    momentum: Of SGD on both, in [0, 1).
+    momentum: Of SGD on both (adam does not read it), in [0, 1).
     optimizer: 'sgd' or 'adam', for both.
     batch_size: Examples per batch; None is the full batch.
   """
@@ -86,18 +86,24 @@ class FedRepHParams:
   def head_phase(self) -> training_loop.Phase:
     """Step 1 of a round."""
     return self._phase(
-      self.head_learning_rate, self.num_head_epochs, self.num_head_steps
+      'head_',
+      self.head_learning_rate,
+      self.num_head_epochs,
+      self.num_head_steps,
     )
 
   def body_phase(self) -> training_loop.Phase:
     """Step 2 of a round."""
     return self._phase(
-      self.body_learning_rate, self.num_body_epochs, self.num_body_steps
+      'body_',
+      self.body_learning_rate,
+      self.num_body_epochs,
+      self.num_body_steps,
     )
 
-  def _phase(self, learning_rate, num_epochs, num_steps):
+  def _phase(self, role, learning_rate, num_epochs, num_steps):
     optimizer = training_loop.build_optimizer(
-      self.optimizer, learning_rate, self.momentum
+      self.optimizer, learning_rate, self.momentum, role=role
     )
     return training_loop.Phase(
       optimizer, self.batch_size, num_epochs, num_steps
@@ -158,5 +164,6 @@ def build_fed_rep(
       train,
       fit_new_client,
     ),
+    hparams=hparams,
     **options,
   )

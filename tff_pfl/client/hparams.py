@@ -19,7 +19,7 @@ class LocalTrainingHParams:
     num_epochs: Epochs of local training in a round.
     num_steps: If given, gradient steps instead of epochs.
     learning_rate: Of the client's optimizer, positive.
-    momentum: Of SGD, in [0, 1).
+    momentum: Of SGD (adam does not read it), in [0, 1).
     optimizer: 'sgd' or 'adam'.
     batch_size: Examples per batch; None is the full batch (with `num_steps=1`
       and all weights global, this is FedSGD).

@@ -25,27 +25,33 @@ OPTIMIZERS = ('sgd', 'adam')
 
 
 def build_optimizer(
-  name: str, learning_rate: float, momentum: float = 0.0
+  name: str, learning_rate: float, momentum: float = 0.0, *, role: str = ''
 ) -> tff.learning.optimizers.Optimizer:
   """A TFF optimizer by name.
 
   Args:
     name: 'sgd' or 'adam'.
-    learning_rate: Positive.
-    momentum: In [0, 1); for 'adam', which has its own, it must be 0.
+    learning_rate: Positive and finite.
+    momentum: Of 'sgd', in [0, 1); 'adam' has its own and does not read it.
+    role: What the arguments' names start with in an error, such as 'server_'.
 
   Raises:
     ValueError: If an argument is out of its range.
   """
   errors.expect(
-    name in OPTIMIZERS, 'optimizer', f'one of {", ".join(OPTIMIZERS)}', name
+    name in OPTIMIZERS,
+    f'{role}optimizer',
+    f'one of {", ".join(OPTIMIZERS)}',
+    name,
   )
-  errors.expect(learning_rate > 0, 'learning_rate', 'positive', learning_rate)
-  errors.expect(0 <= momentum < 1, 'momentum', 'in [0, 1)', momentum)
+  errors.expect(
+    0 < learning_rate < float('inf'),
+    f'{role}learning_rate',
+    'positive and finite',
+    learning_rate,
+  )
+  errors.expect(0 <= momentum < 1, f'{role}momentum', 'in [0, 1)', momentum)
   if name == 'adam':
-    errors.expect(
-      momentum == 0, 'momentum', "0 with optimizer 'adam'", momentum
-    )
     return tff.learning.optimizers.build_adam(learning_rate)
   return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
 

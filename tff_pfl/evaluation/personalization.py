@@ -26,7 +26,7 @@ class Personalization:
     num_epochs: Epochs of fine-tuning.
     num_steps: If given, gradient steps of fine-tuning instead of epochs.
     learning_rate: Of fine-tuning, positive.
-    momentum: Of fine-tuning, in [0, 1).
+    momentum: Of fine-tuning by SGD, in [0, 1).
     optimizer: 'sgd' or 'adam'.
     batch_size: Examples per batch of fine-tuning; None is the full batch.
     new_client_epochs: Epochs in which a client that never took part fits its
@@ -62,7 +62,7 @@ class Personalization:
     """The phase of fine-tuning."""
     return training_loop.Phase(
       optimizer=training_loop.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
+        self.optimizer, self.learning_rate, self.momentum, role='fine_tune_'
       ),
       batch_size=self.batch_size,
       num_epochs=self.num_epochs,

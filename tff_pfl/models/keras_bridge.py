@@ -58,6 +58,17 @@ _PROBABILITY_ACTIVATIONS = (
   tf.nn.softmax,
   tf.nn.sigmoid,
 )
+_CROSS_ENTROPIES = (
+  keras.losses.sparse_categorical_crossentropy,
+  keras.losses.categorical_crossentropy,
+  keras.losses.binary_crossentropy,
+)
+_MOVING = (
+  keras.layers.Reshape,
+  keras.layers.Flatten,
+  keras.layers.Permute,
+  keras.layers.Dropout,
+)
 _ACCURACIES = {
   'sparse': keras.metrics.sparse_categorical_accuracy,
   'categorical': keras.metrics.categorical_accuracy,
@@ -552,7 +563,12 @@ def _loss_kind(name):
 
 
 def _gives_probabilities(model):
-  layer = _source(model.outputs[0]).layer
+  """Whether the outputs went through a softmax or sigmoid."""
+  node = _source(model.outputs[0])
+  # Layers that only move numbers say nothing about them.
+  while isinstance(node.layer, _MOVING) and len(node.keras_inputs) == 1:
+    node = _source(node.keras_inputs[0])
+  layer = node.layer
   while isinstance(layer, (keras.Model, keras.layers.TimeDistributed)):
     if isinstance(layer, keras.layers.TimeDistributed):
       layer = layer.layer
@@ -578,19 +594,25 @@ def _resolve_loss(loss, model):
         errors.message('loss', 'the name of a Keras loss', loss)
       ) from e
     name = getattr(function, '__name__', loss)
-    if 'crossentropy' in name.lower():
-      function = functools.partial(function, from_logits=gives_logits)
-    return _loss_kind(name), gives_logits, function
+    return _loss_kind(name), gives_logits, _of_outputs(function, gives_logits)
   if isinstance(loss, keras.losses.Loss):
     gives_logits = loss.get_config().get('from_logits', gives_logits)
     return _loss_kind(type(loss).__name__), gives_logits, loss.call
   if callable(loss):
-    return _loss_kind(getattr(loss, '__name__', '')), gives_logits, loss
+    kind = _loss_kind(getattr(loss, '__name__', ''))
+    return kind, gives_logits, _of_outputs(loss, gives_logits)
   raise TypeError(
     errors.message(
       'loss', 'a Keras loss name, a Keras loss object or a function', loss
     )
   )
+
+
+def _of_outputs(function, gives_logits):
+  """Tells Keras' own cross-entropies whether the outputs are logits."""
+  if function in _CROSS_ENTROPIES:
+    return functools.partial(function, from_logits=gives_logits)
+  return function
 
 
 def _probabilities(kind, gives_logits):
@@ -653,7 +675,7 @@ def _resolve_metrics(metrics, kind, gives_logits) -> Mapping[str, Callable]:
       raise ValueError(
         errors.message('metrics', 'distinct names other than loss', name)
       )
-    resolved[name] = _per_example(function, kind)
+    resolved[name] = _per_example(_of_outputs(function, gives_logits), kind)
   return resolved
 
 

@@ -6,6 +6,7 @@ the population.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.templates import personalized_process
+
+_FINGERPRINTED_CLIENTS = 20
 
 
 def check_data_fit(
@@ -42,6 +45,25 @@ def check_data_fit(
     f'{model.name!r}',
     f'{data.num_classes} classes in dataset {data.name!r}',
   )
+
+
+def fingerprint(data: datasets.FederatedDataset) -> str:
+  """A checksum of a dataset: of its clients' number and of some clients' data.
+
+  The same partition of the same data gives the same; reading all clients would
+  cost too much for large populations.
+  """
+  checksum = hashlib.sha256(str(len(data.client_ids)).encode())
+  positions = np.linspace(
+    0, len(data.client_ids) - 1, _FINGERPRINTED_CLIENTS, dtype=int
+  )
+  for position in np.unique(positions):
+    client_id = data.client_ids[position]
+    checksum.update(client_id.encode())
+    for examples in (data.train(client_id), data.test(client_id)):
+      for array in examples:
+        checksum.update(np.ascontiguousarray(array).tobytes())
+  return checksum.hexdigest()[:16]
 
 
 def decode_state(data: bytes, template: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, Optional
 import numpy as np
 import psutil
 import tqdm
+from absl import logging
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
@@ -39,6 +40,9 @@ from tff_pfl.simulation import (
 )
 from tff_pfl.templates import personalized_process
 
+# What `run` stores of the process and the data beside the settings.
+RECORDED = ('process', 'data_sha256')
+
 
 def run(
   process: personalized_process.PersonalizedProcess,
@@ -48,7 +52,7 @@ def run(
   num_rounds: int,
   cohort_size: int,
   rounds_per_evaluation: int = 10,
-  seed: int = 0,
+  num_final_evaluations: int = 10,
   runtime: str = 'native',
   resume: bool = False,
   settings: Optional[Mapping[str, Any]] = None,
@@ -57,22 +61,24 @@ def run(
   """Trains and evaluates a method on a dataset.
 
   Args:
-    process: The method, built with the same `seed`.
+    process: The method; its seed is also that of the sampling, so it must not
+      be negative.
     data: The clients.
     output_dir: Folder of the run: its store, metrics and report.
     num_rounds: Rounds of training; a resumed run may have more than before.
     cohort_size: Clients in a round.
-    rounds_per_evaluation: Rounds between evaluations of all clients; there is
-      always one after the last round.
-    seed: Of the sampling, non-negative.
+    rounds_per_evaluation: Rounds between evaluations of all clients.
+    num_final_evaluations: How many of the last rounds are all evaluated, at
+      least 1; with 10, "last 10 rounds" is a mean over ten.
     runtime: A key of `runtime.RUNTIMES`.
     resume: Whether to go on with the run in `output_dir`, if there is one.
       Without it, an existing run is an error.
     settings: What else defines the run (hyperparameters, model, partition), as
       JSON types. It is stored with the run, and a run is resumed only with the
-      same settings. Without `'model'` among them, the shapes and a checksum of
-      the model's initial weights are stored under that name, so seed these if
-      the run is to be resumed.
+      same settings, by a process with the same description, on the same data.
+      Without `'model'` among them, the shapes and a checksum of the model's
+      initial weights are stored under that name, so seed these if the run is to
+      be resumed.
     show_progress: Whether to draw a progress bar with round time and estimate.
 
   Returns:
@@ -89,8 +95,16 @@ def run(
     'at least 1',
     rounds_per_evaluation,
   )
+  errors.expect(
+    num_final_evaluations >= 1,
+    'num_final_evaluations',
+    'at least 1',
+    num_final_evaluations,
+  )
   num_clients = len(data.client_ids)
-  sampler = client_sampling.CohortSampler(num_clients, cohort_size, seed)
+  sampler = client_sampling.CohortSampler(
+    num_clients, cohort_size, process.seed
+  )
   client_population.check_data_fit(process.model, data)
   errors.expect(
     any(data.num_test_examples(client_id) for client_id in data.client_ids),
@@ -105,8 +119,11 @@ def run(
     'num_rounds': num_rounds,
     'cohort_size': cohort_size,
     'rounds_per_evaluation': rounds_per_evaluation,
-    'seed': seed,
+    'num_final_evaluations': num_final_evaluations,
+    'seed': process.seed,
     'runtime': runtime,
+    'process': process.description,
+    'data_sha256': client_population.fingerprint(data),
   }
   settings = dict(settings or {})
   for name, value in config.items():
@@ -118,6 +135,7 @@ def run(
     )
   config.update(settings)
   config.setdefault('model', _describe_model(process.model))
+  config.setdefault('hparams', process.description['hparams'])
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -126,7 +144,13 @@ def run(
     # starts nothing until it is used.
     runtime = stack.enter_context(runtime_lib.create_runtime(runtime))
     store = stack.enter_context(open_store(output_dir, config))
-    if store.last_round < num_rounds:
+    if store.last_round == num_rounds:
+      print(
+        f'The run in {output_dir} has its {num_rounds} rounds: nothing is '
+        'trained, only its report is written.',
+        file=sys.stderr,
+      )
+    else:
       _train(runtime, process, data, store, sampler, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
@@ -190,6 +214,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
       )
     )
     shown = {}
+    num_left_out = 0
     for round_number in range(store.last_round + 1, num_rounds + 1):
       cohort = sampler.sample(round_number)
       start = time.perf_counter()
@@ -206,13 +231,12 @@ def _train(runtime, process, data, store, sampler, show_progress):
       metrics = {
         **value_codec.to_json(output.metrics),
         'seconds': time.perf_counter() - start,
-        'rss_mb': _rss_mb(),
       }
       new_states = dict(zip(map(int, cohort), output.client_states))
       evaluation = per_client = None
       if (
         round_number % config['rounds_per_evaluation'] == 0
-        or round_number == num_rounds
+        or round_number > num_rounds - config['num_final_evaluations']
       ):
         per_client = personalized_evaluation.evaluate_clients(
           process,
@@ -225,6 +249,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
         evaluation = personalized_evaluation.summarize(
           per_client, process.has_global_model
         )
+      # After the evaluation, which holds the data of many clients.
+      metrics['rss_mb'] = _rss_mb()
       store.commit_round(
         round_number,
         server_state=value_codec.encode(state),
@@ -239,8 +265,19 @@ def _train(runtime, process, data, store, sampler, show_progress):
       row = {'round': round_number, **metrics}
       if evaluation is not None:
         row['evaluation'] = evaluation
-        shown = _shown(evaluation)
+        shown.update(_shown(evaluation))
       writers.write(row)
+      if metrics['non_finite_clients']:
+        num_left_out += metrics['non_finite_clients']
+        shown['left_out'] = num_left_out
+        if num_left_out == metrics['non_finite_clients']:
+          logging.warning(
+            'Round %d: %d of %d clients left out, for their training did not '
+            'stay finite. Is the learning rate too high?',
+            round_number,
+            metrics['non_finite_clients'],
+            len(cohort),
+          )
       bar.set_postfix(loss=f'{metrics["loss"]:.3f}', **shown, refresh=False)
       bar.update()
 

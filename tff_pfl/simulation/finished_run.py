@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.evaluation import personalized_evaluation
@@ -81,28 +82,16 @@ class FinishedRun:
     runtime: runtime_base.Runtime,
   ) -> personalized_process.ServerState:
     """The newest committed server state."""
-    return client_population.decode_state(
-      self._store.server_state(), runtime.run(process.initialize)
-    )
+    return _server_state(self._store, process, runtime)
 
   def personal_weights(
     self, client_id: str, runtime: runtime_base.Runtime
   ) -> split_model.Weights:
     """The personal model of one of the run's own clients."""
     process = self.build_process()
-    index = self.data.client_ids.index(client_id)
-    population = client_population.ClientPopulation(
-      process, runtime, self._store
+    return _personal_weights(
+      self._store, process, self.data, client_id, runtime
     )
-    (state,) = population.states([index])
-    return runtime.run(
-      process.personalize,
-      self.server_state(process, runtime),
-      state,
-      personalized_evaluation.training_batches(
-        process, state, lambda: self.data.train(client_id)
-      ),
-    ).weights
 
   def score_new_clients(
     self,
@@ -178,6 +167,60 @@ class FinishedRun:
 
   def __exit__(self, *_: Any) -> None:
     self.close()
+
+
+def personal_weights(
+  directory: str,
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  client_id: str,
+  *,
+  runtime: str = 'native',
+) -> split_model.Weights:
+  """The personal model of a client of a run, of the library or a program.
+
+  Args:
+    directory: The run's folder.
+    process: The process of the run, built as it was then.
+    data: The data of the run.
+    client_id: One of its clients.
+    runtime: A key of `runtime.RUNTIMES`.
+
+  Returns:
+    All weights; see `predict` for their use.
+
+  Raises:
+    RunError: If there is no run, or one of another process.
+    ValueError: If there is no such client.
+  """
+  errors.expect(
+    client_id in data.client_ids,
+    'client_id',
+    f'a client of {data.name!r}, such as {data.client_ids[0]!r}',
+    client_id,
+  )
+  with run_store.RunStore.open_for_reading(directory) as store:
+    with runtime_lib.create_runtime(runtime) as created:
+      return _personal_weights(store, process, data, client_id, created)
+
+
+def _server_state(store, process, runtime):
+  return client_population.decode_state(
+    store.server_state(), runtime.run(process.initialize)
+  )
+
+
+def _personal_weights(store, process, data, client_id, runtime):
+  population = client_population.ClientPopulation(process, runtime, store)
+  (state,) = population.states([data.client_ids.index(client_id)])
+  return runtime.run(
+    process.personalize,
+    _server_state(store, process, runtime),
+    state,
+    personalized_evaluation.training_batches(
+      process, state, lambda: data.train(client_id)
+    ),
+  ).weights
 
 
 class _FewerSamples:

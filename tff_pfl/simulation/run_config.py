@@ -39,6 +39,7 @@ class RunConfig:
     num_rounds: Rounds of training.
     cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations.
+    num_final_evaluations: How many of the last rounds are all evaluated.
     seed: Of the partition, the initial weights, the sampling and all client
       work; non-negative.
     runtime: A key of `runtime.RUNTIMES`.
@@ -63,6 +64,7 @@ class RunConfig:
   num_rounds: int = 100
   cohort_size: int = 10
   rounds_per_evaluation: int = 10
+  num_final_evaluations: int = 10
   seed: int = 0
   runtime: str = 'native'
 
@@ -113,7 +115,8 @@ class RunConfig:
     """
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
-    if set(settings) != names or not isinstance(settings['model'], str):
+    own = set(settings) - set(experiment.RECORDED)
+    if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
         'Expected a run whose model and data have names; this one was made by '
         'a program of its own and only that program can build them again.'
@@ -121,7 +124,7 @@ class RunConfig:
     algorithm = registry.get_algorithm(settings['algorithm'])
     return cls(
       **{
-        **settings,
+        **{name: settings[name] for name in names},
         'hparams': algorithm.hparams(**settings['hparams']),
         'personalization': personalization_lib.Personalization(
           **settings['personalization']
@@ -165,6 +168,7 @@ class RunConfig:
         self.server_optimizer,
         self.server_learning_rate,
         self.server_momentum,
+        role='server_',
       ),
       personalization=self.personalization,
       seed=self.seed,
@@ -191,7 +195,7 @@ class RunConfig:
       num_rounds=self.num_rounds,
       cohort_size=self.cohort_size,
       rounds_per_evaluation=self.rounds_per_evaluation,
-      seed=self.seed,
+      num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,
       resume=resume,
       settings=self.settings(),

@@ -17,6 +17,7 @@ is in `personal_models`.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -88,6 +89,11 @@ def _create_aggregation(factory, value_type):
   if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
     return factory.create(value_type), False
   return factory.create(value_type, tff.TensorType(np.float32)), True
+
+
+def _hparams_of(optimizer, specs):
+  hparams = optimizer.get_hparams(optimizer.initialize(specs))
+  return {name: float(value) for name, value in hparams.items()}
 
 
 def _all_finite(values):
@@ -200,7 +206,11 @@ def _build_server_step(
       ),
       algorithm=state.algorithm,
     )
-    metrics = objectives.means(sums.metrics)
+    metrics = tf.nest.map_structure(
+      # No client, no loss: a zero would look like success.
+      lambda mean: tf.where(has_update, mean, float('nan')),
+      objectives.means(sums.metrics),
+    )
     norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
     # What an aggregator gives for no update at all may be noise or 0 / 0.
     metrics['update_norm'] = tf.where(has_update, norm, 0.0)
@@ -224,6 +234,7 @@ def build_personalized_process(
   client_weighting: str = 'num_examples',
   personalization: Optional[personalization_lib.Personalization] = None,
   seed: int = 0,
+  hparams: Any = None,
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of an algorithm from its client work.
 
@@ -243,6 +254,7 @@ def build_personalized_process(
     client_weighting: 'num_examples' or 'uniform'.
     personalization: How clients' models are made before they are scored.
     seed: The experiment's seed, any int64.
+    hparams: The algorithm's hyperparameters (a dataclass), for the record.
 
   Returns:
     The process.
@@ -395,4 +407,15 @@ def build_personalized_process(
     has_global_model=not work.partition.local_names,
     has_local_weights=bool(work.initial_local),
     adapts_known_clients=personalization.fine_tune != 'none',
+    seed=seed,
+    description={
+      'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
+      'client_weighting': client_weighting,
+      'personalization': dataclasses.asdict(personalization),
+      'aggregator': type(aggregator).__name__,
+      'server_optimizer': {
+        'name': type(server_optimizer).__name__,
+        **_hparams_of(server_optimizer, optimizer_specs),
+      },
+    },
   )

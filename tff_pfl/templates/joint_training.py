@@ -82,5 +82,5 @@ def build_joint_training(
     fit_new_client if partition.local_names else None,
   )
   return federated_round.build_personalized_process(
-    name, model, work, **options
+    name, model, work, hparams=hparams, **options
   )

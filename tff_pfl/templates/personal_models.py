@@ -96,18 +96,24 @@ def build_personal_models(
       client_work.Broadcast.of(state), client_state, train_data
     )
 
+  def score(weights, test):
+    return objectives.means(training_loop.evaluate(model, weights, test))
+
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, data_type, data_type
   )
   def evaluate_broadcast(broadcast, client_state, train_data, test_data):
     test = example_tensors.from_dataset(test_data, model.element_spec)
     initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
-    before = work.personal_weights(broadcast.global_weights, initial_local)
-    after = personalize_broadcast(broadcast, client_state, train_data).weights
+    before = score(
+      work.personal_weights(broadcast.global_weights, initial_local), test
+    )
+    after = before
+    if work.initial_local or options.fine_tune != 'none':
+      personal = personalize_broadcast(broadcast, client_state, train_data)
+      after = score(personal.weights, test)
     return collections.OrderedDict(
-      before=objectives.means(training_loop.evaluate(model, before, test)),
-      after=objectives.means(training_loop.evaluate(model, after, test)),
-      examples=test.num_examples,
+      before=before, after=after, examples=test.num_examples
     )
 
   @tff.tensorflow.computation(

@@ -18,6 +18,7 @@ client may have any sizes, and there may be none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +105,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     has_global_model: bool,
     has_local_weights: bool,
     adapts_known_clients: bool,
+    seed: int,
+    description: Mapping[str, Any],
   ):
     """Bundles the computations.
 
@@ -120,6 +123,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       has_local_weights: Whether clients have weights of their own.
       adapts_known_clients: Whether also clients that took part need their
         training data to be personalised (fine-tuning).
+      seed: The experiment's seed.
+      description: All other options the process was built with, as JSON types.
+        Runs store it and are resumed only by a process with the same.
 
     Raises:
       TypeError: If the computations' types do not fit one another.
@@ -168,6 +174,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.model = model
     self.has_global_model = has_global_model
     self.has_local_weights = has_local_weights
+    self.seed = seed
+    self.description = description
     self._adapts_known_clients = adapts_known_clients
     self._initialize_client_state = initialize_client_state
     self._personalize = personalize
