@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
+import grpc
 from absl import app, flags, logging
 
 from tff_pfl import errors, shutdown
@@ -51,6 +52,11 @@ def run(main: Callable[[], None]) -> None:
       if _TRACEBACK.value:
         raise
       _fail(e)
+    except grpc.RpcError as e:
+      # An error of TensorFlow in the worker, such as memory that ran out.
+      if _TRACEBACK.value:
+        raise
+      _fail(f'The runtime failed: {e.details()[:500]}')
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       sys.exit(130)

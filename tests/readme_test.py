@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 _README = pathlib.Path(__file__).parents[1] / 'README.md'
 
@@ -24,3 +26,11 @@ def test_own_model_example_trains(tmp_path, monkeypatch, capsys):
   assert names['summary']['accuracy']['last'] > 0.7
   assert (tmp_path / 'my_run' / 'summary.json').is_file()
   assert 'last_10_mean' in capsys.readouterr().out
+  (more,) = re.findall(r'```py\n(.*?)```', _README.read_text(), re.S)
+  exec(compile(more, str(_README), 'exec'), names)
+  assert names['probabilities'].shape == (150, 3)
+
+
+def test_library_and_programs_can_be_imported_from_any_folder(tmp_path):
+  code = 'import tff_pfl, binaries'
+  subprocess.run([sys.executable, '-I', '-c', code], cwd=tmp_path, check=True)
