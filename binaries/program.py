@@ -12,9 +12,6 @@ _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
 
-# TFF logs at INFO what nobody asked for; --verbosity=0 brings it back.
-flags.FLAGS.set_default('verbosity', logging.WARNING)
-
 
 def _fail(error: object) -> None:
   """Ends the program with one line and status 1."""
@@ -42,6 +39,9 @@ def run(main: Callable[[], None]) -> None:
 
   def guarded(argv: Sequence[str]) -> None:
     shutdown.exit_cleanly_on_sigterm()
+    if not flags.FLAGS['verbosity'].present:
+      # TFF logs at INFO what nobody asked for; --verbosity=0 brings it back.
+      logging.set_verbosity(logging.WARNING)
     try:
       if len(argv) > 1:
         raise ValueError(
