@@ -292,21 +292,9 @@ def load_fashion_mnist(
   data_dir: Optional[str] = None,
   seed: int = 0,
 ) -> federated_dataset.FederatedDataset:
-  """Returns Fashion-MNIST, dealt to clients.
+  """Returns Fashion-MNIST, dealt to clients; all else as `load_mnist`.
 
-  Args:
-    num_clients: At least 1.
-    partition: A partitioner or its specification.
-    data_dir: Folder of the four idx .gz files, or its parent if it is called
-      `fashion_mnist_idx` or `fashion_mnist`; None for TensorFlow Datasets.
-    seed: Of the partition, non-negative.
-
-  Returns:
-    Dataset with `x` float32 `[28, 28, 1]` in [0, 1] and `y` int32, 10 classes.
-
-  Raises:
-    ValueError: The files are missing or damaged, or the partition is
-      impossible.
-    RunError: TensorFlow Datasets cannot get the data.
+  The parent of the files' folder, as `data_dir`, has them in
+  `fashion_mnist_idx` or `fashion_mnist`.
   """
   return _load('fashion_mnist', num_clients, partition, data_dir, seed)
