@@ -213,9 +213,9 @@ def train(
         split_model.select(weights, trained_names),
         split_model.select(output.gradient, trained_names),
       )
+      changed = {**output.statistics, **trained}
       weights = collections.OrderedDict(
-        (name, {**output.statistics, **trained}.get(name, value))
-        for name, value in weights.items()
+        (name, changed.get(name, value)) for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
       return index + 1, weights, optimizer_state, metrics

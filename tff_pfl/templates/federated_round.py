@@ -301,11 +301,6 @@ def build_personalized_process(
     (n, tf.TensorSpec(initial_global[n].shape, initial_global[n].dtype))
     for n in trained_names
   )
-  broadcast_type = tff.to_type(
-    client_work.Broadcast(
-      np.int32, np.int64, global_type, collections.OrderedDict()
-    )
-  )
   client_state_type = tff.to_type(
     personalized_process.ClientState(
       np.int64, np.int32, _type_of(work.initial_local)
@@ -351,7 +346,12 @@ def build_personalized_process(
     return client_work.Broadcast.of(state)
 
   client_update = _build_client_update(
-    model, work, client_weighting, broadcast_type, client_state_type, data_type
+    model,
+    work,
+    client_weighting,
+    broadcast_of.type_signature.result,
+    client_state_type,
+    data_type,
   )
   server_step = _build_server_step(
     server_optimizer,
@@ -393,8 +393,7 @@ def build_personalized_process(
     model,
     work,
     personalization,
-    server_state_type=server_state_type,
-    broadcast_type=broadcast_type,
+    broadcast_of=broadcast_of,
     client_state_type=client_state_type,
     data_type=data_type,
   )

@@ -37,8 +37,7 @@ def build_personal_models(
   work: client_work.ClientWork,
   options: personalization.Personalization,
   *,
-  server_state_type: tff.Type,
-  broadcast_type: tff.Type,
+  broadcast_of: tff.Computation,
   client_state_type: tff.Type,
   data_type: tff.SequenceType,
 ) -> PersonalModels:
@@ -48,11 +47,12 @@ def build_personal_models(
     model: The model.
     work: The algorithm.
     options: How clients' models are made before they are scored.
-    server_state_type: Of `ServerState`.
-    broadcast_type: Of `Broadcast`.
+    broadcast_of: From the `ServerState` to its `Broadcast`.
     client_state_type: Of `ClientState`.
     data_type: Of a client's data.
   """
+  server_state_type = broadcast_of.type_signature.parameter
+  broadcast_type = broadcast_of.type_signature.result
 
   @tff.tensorflow.computation(np.int64)
   def initialize_client_state(client_index):
@@ -92,9 +92,7 @@ def build_personal_models(
 
   @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
   def personalize(state, client_state, train_data):
-    return personalize_broadcast(
-      client_work.Broadcast.of(state), client_state, train_data
-    )
+    return personalize_broadcast(broadcast_of(state), client_state, train_data)
 
   def score(weights, test):
     return objectives.means(training_loop.evaluate(model, weights, test))
@@ -121,12 +119,8 @@ def build_personal_models(
   )
   def evaluate(state, client_state, train_data, test_data):
     return evaluate_broadcast(
-      client_work.Broadcast.of(state), client_state, train_data, test_data
+      broadcast_of(state), client_state, train_data, test_data
     )
-
-  @tff.tensorflow.computation(server_state_type)
-  def broadcast_of(state):
-    return client_work.Broadcast.of(state)
 
   @tff.federated_computation(
     tff.FederatedType(server_state_type, tff.SERVER),
