@@ -1,8 +1,8 @@
 """A client's dataset as padded tensors.
 
-A client's examples are brought into tensors once per round and all epochs index
-into them. They are padded to a bucket (a power of two), so that clients of many
-sizes share a few compiled programs.
+A client's examples are brought into tensors before it trains, and all epochs
+index into them. They are padded to a bucket (a power of two), so that clients
+of many sizes share a few compiled programs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 # The smallest bucket, and the most rows a forward pass without gradients takes
 # at once (it bounds the memory of activations). Both are powers of two.
@@ -82,9 +83,31 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
   padding = bucket_size(num_examples) - num_examples
 
   def pad(value):
-    return tf.pad(value, [[0, padding]] + [[0, 0]] * (value.shape.rank - 1))
+    padded = tf.pad(value, [[0, padding]] + [[0, 0]] * (value.shape.rank - 1))
+    # A loaded graph would know less of the shape than tracing does.
+    return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
   return ExampleTensors(pad(x), pad(y), num_examples)
+
+
+def build_examples_of(element_spec) -> tff.Computation:
+  """`from_dataset` as a computation: `(D* -> ExampleTensors)`.
+
+  It is a step of its own, and reads nothing but the dataset, so that a runtime
+  that knows the dataset need not take it again.
+
+  Args:
+    element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
+  """
+  data_type = tff.SequenceType(
+    tff.types.tensorflow_to_type(batched_spec(element_spec))
+  )
+
+  @tff.tensorflow.computation(data_type)
+  def examples_of(dataset):
+    return from_dataset(dataset, element_spec)
+
+  return examples_of
 
 
 def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:

@@ -2,8 +2,8 @@
 
     server                                     client i of the cohort
     ------                                     ----------------------
-    broadcast(global weights, seed, round) --> materialize the data
-                                               train(broadcast, C_i, data, seed)
+                                               examples = tensors of the data
+    broadcast(global weights, seed, round) --> train(broadcast, C_i, examples)
     aggregate(updates, weights)            <-- update = initial - final
     server optimizer step                      keep C_i
     round metrics                          <-- metric sums
@@ -109,13 +109,12 @@ def _all_finite(values):
 
 
 def _build_client_update(
-  model, work, client_weighting, broadcast_type, client_state_type, data_type
+  work, client_weighting, broadcast_type, client_state_type, examples_type
 ):
-  """`(<broadcast, C, D*> -> <update, C, sums>)`."""
+  """`(<broadcast, C, examples> -> <update, C, sums>)`."""
 
-  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
-  def client_update(broadcast, client_state, dataset):
-    examples = example_tensors.from_dataset(dataset, model.element_spec)
+  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
+  def client_update(broadcast, client_state, examples):
     result = work.train(
       broadcast,
       client_state.local,
@@ -306,11 +305,8 @@ def build_personalized_process(
       np.int64, np.int32, _type_of(work.initial_local)
     )
   )
-  data_type = tff.SequenceType(
-    tff.types.tensorflow_to_type(
-      example_tensors.batched_spec(model.element_spec)
-    )
-  )
+  examples_of = example_tensors.build_examples_of(model.element_spec)
+  data_type = examples_of.type_signature.parameter
   aggregation, is_weighted = _create_aggregation(aggregator, global_type)
 
   @tff.tensorflow.computation
@@ -346,12 +342,11 @@ def build_personalized_process(
     return client_work.Broadcast.of(state)
 
   client_update = _build_client_update(
-    model,
     work,
     client_weighting,
     broadcast_of.type_signature.result,
     client_state_type,
-    data_type,
+    examples_of.type_signature.result,
   )
   server_step = _build_server_step(
     server_optimizer,
@@ -368,8 +363,9 @@ def build_personalized_process(
   )
   def next_fn(state, client_states, client_data):
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    examples = tff.federated_map(examples_of, client_data)
     output = tff.federated_map(
-      client_update, (broadcast, client_states, client_data)
+      client_update, (broadcast, client_states, examples)
     )
     weights = (output.sums.weight,) if is_weighted else ()
     aggregated = aggregation.next(state.aggregator, output.update, *weights)
@@ -394,8 +390,8 @@ def build_personalized_process(
     work,
     personalization,
     broadcast_of=broadcast_of,
+    examples_of=examples_of,
     client_state_type=client_state_type,
-    data_type=data_type,
   )
   return personalized_process.PersonalizedProcess(
     name=name,

@@ -12,12 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import (
-  example_tensors,
-  objectives,
-  randomness,
-  training_loop,
-)
+from tff_pfl.client import objectives, randomness, training_loop
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model
 from tff_pfl.templates import client_work, personalized_process
@@ -38,8 +33,8 @@ def build_personal_models(
   options: personalization.Personalization,
   *,
   broadcast_of: tff.Computation,
+  examples_of: tff.Computation,
   client_state_type: tff.Type,
-  data_type: tff.SequenceType,
 ) -> PersonalModels:
   """Builds them for an algorithm.
 
@@ -48,11 +43,13 @@ def build_personal_models(
     work: The algorithm.
     options: How clients' models are made before they are scored.
     broadcast_of: From the `ServerState` to its `Broadcast`.
+    examples_of: From a client's dataset to its `ExampleTensors`.
     client_state_type: Of `ClientState`.
-    data_type: Of a client's data.
   """
   server_state_type = broadcast_of.type_signature.parameter
   broadcast_type = broadcast_of.type_signature.result
+  data_type = examples_of.type_signature.parameter
+  examples_type = examples_of.type_signature.result
 
   @tff.tensorflow.computation(np.int64)
   def initialize_client_state(client_index):
@@ -62,9 +59,8 @@ def build_personal_models(
       local=tf.nest.map_structure(tf.constant, work.initial_local),
     )
 
-  @tff.tensorflow.computation(broadcast_type, client_state_type, data_type)
-  def personalize_broadcast(broadcast, client_state, train_data):
-    examples = example_tensors.from_dataset(train_data, model.element_spec)
+  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
+  def personalize_broadcast(broadcast, client_state, examples):
     seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
     local = client_state.local
     if work.fit_new_client is not None:
@@ -92,23 +88,24 @@ def build_personal_models(
 
   @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
   def personalize(state, client_state, train_data):
-    return personalize_broadcast(broadcast_of(state), client_state, train_data)
+    return personalize_broadcast(
+      broadcast_of(state), client_state, examples_of(train_data)
+    )
 
   def score(weights, test):
     return objectives.means(training_loop.evaluate(model, weights, test))
 
   @tff.tensorflow.computation(
-    broadcast_type, client_state_type, data_type, data_type
+    broadcast_type, client_state_type, examples_type, examples_type
   )
-  def evaluate_broadcast(broadcast, client_state, train_data, test_data):
-    test = example_tensors.from_dataset(test_data, model.element_spec)
+  def evaluate_broadcast(broadcast, client_state, train, test):
     initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
     before = score(
       work.personal_weights(broadcast.global_weights, initial_local), test
     )
     after = before
     if work.initial_local or options.fine_tune != 'none':
-      personal = personalize_broadcast(broadcast, client_state, train_data)
+      personal = personalize_broadcast(broadcast, client_state, train)
       after = score(personal.weights, test)
     return collections.OrderedDict(
       before=before, after=after, examples=test.num_examples
@@ -119,7 +116,10 @@ def build_personal_models(
   )
   def evaluate(state, client_state, train_data, test_data):
     return evaluate_broadcast(
-      broadcast_of(state), client_state, train_data, test_data
+      broadcast_of(state),
+      client_state,
+      examples_of(train_data),
+      examples_of(test_data),
     )
 
   @tff.federated_computation(
@@ -130,8 +130,10 @@ def build_personal_models(
   )
   def evaluate_clients(state, client_states, train_data, test_data):
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    train = tff.federated_map(examples_of, train_data)
+    test = tff.federated_map(examples_of, test_data)
     return tff.federated_map(
-      evaluate_broadcast, (broadcast, client_states, train_data, test_data)
+      evaluate_broadcast, (broadcast, client_states, train, test)
     )
 
   return PersonalModels(
