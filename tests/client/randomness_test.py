@@ -25,7 +25,7 @@ def test_numbers_are_pinned():
   assert _client_seed() == (-590609495, 0)
   np.testing.assert_array_equal(
     randomness.permutations(SEED, 2, 8, 6),
-    [[1, 5, 2, 3, 0, 4, 6, 7], [5, 2, 1, 3, 4, 0, 6, 7]],
+    [[1, 0, 4, 3, 5, 2, 6, 7], [3, 2, 0, 1, 5, 4, 6, 7]],
   )
   np.testing.assert_array_equal(
     randomness.keep_mask(SEED, [2, 5], 0.5),
@@ -123,6 +123,17 @@ def test_permutations_do_not_depend_on_the_padding():
   small = randomness.permutations(SEED, 4, 16, 11)
   large = randomness.permutations(SEED, 4, 128, 11)
   np.testing.assert_array_equal(small[:, :11], large[:, :11])
+
+
+def test_permutations_do_not_depend_on_their_number():
+  few = randomness.permutations(SEED, 3, 16, 11)
+  many = randomness.permutations(SEED, 40, 16, 11)
+  bounded = randomness.permutations(
+    SEED, tf.constant(3), 16, 11, max_permutations=40
+  )
+  np.testing.assert_array_equal(few, many[:3])
+  np.testing.assert_array_equal(few, bounded)
+  assert len({tuple(row) for row in many.numpy()}) == 40
 
 
 def test_every_position_is_equally_likely():

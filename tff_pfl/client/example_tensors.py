@@ -47,6 +47,11 @@ def bucket_size(num_examples: tf.Tensor) -> tf.Tensor:
   return tf.reduce_min(tf.boolean_mask(sizes, fits))
 
 
+def fewest_examples(capacity: tf.Tensor) -> tf.Tensor:
+  """The fewest examples (at least 1) whose `bucket_size` is `capacity`."""
+  return tf.where(capacity > _SMALLEST_BUCKET, capacity // 2 + 1, 1)
+
+
 def batched_spec(element_spec) -> collections.OrderedDict:
   """The spec of batches `[None, ...]` of elements with `element_spec`."""
   return collections.OrderedDict(

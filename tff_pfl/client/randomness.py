@@ -7,11 +7,15 @@ the same bits into other floating-point numbers than TensorFlow's kernels do.
 
 from __future__ import annotations
 
+from typing import Optional
+
 import tensorflow as tf
 
 # What a client's seed is for; folded in so that the uses never share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
+
+_PERMUTATIONS_PER_BLOCK = 16
 
 
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
@@ -74,22 +78,36 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
 
 
 def permutations(
-  seed: tf.Tensor, num_permutations, capacity, num_examples
+  seed: tf.Tensor,
+  num_permutations,
+  capacity,
+  num_examples,
+  max_permutations: Optional[int] = None,
 ) -> tf.Tensor:
   """Seeded permutations of a client's examples, padding last.
 
   Args:
     seed: int32 tensor `[2]`.
-    num_permutations: Number of permutations (epochs).
+    num_permutations: Number of permutations (epochs), at most
+      `max_permutations`.
     capacity: Number of rows of the padded tensors.
     num_examples: Number of real examples, at most `capacity`.
+    max_permutations: A bound that is known when the graph is made; may be None
+      if `num_permutations` is a Python integer.
 
   Returns:
     int32 `[num_permutations, capacity]`: each row holds the indices below
     `num_examples` in random order, then the others.
   """
-  # Column-major, so that a row's keys do not depend on the capacity.
-  keys = tf.transpose(_bits(seed, [capacity, num_permutations]))
+  # Keys come in blocks of columns, so that a permutation's depend neither on
+  # the number of permutations nor on the capacity.
+  max_permutations = max_permutations or num_permutations
+  num_blocks = -(-max_permutations // _PERMUTATIONS_PER_BLOCK)
+  blocks = [
+    _bits(fold_in(seed, block), [capacity, _PERMUTATIONS_PER_BLOCK])
+    for block in range(max(1, num_blocks))
+  ]
+  keys = tf.transpose(tf.concat(blocks, axis=1)[:, :num_permutations])
   is_padding = tf.range(capacity) >= num_examples
   keys = tf.where(is_padding[tf.newaxis], tf.int32.max, keys)
   return tf.argsort(keys, axis=1, stable=True)

@@ -18,7 +18,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors, objectives, randomness
+from tff_pfl.client import (
+  example_tensors,
+  objectives,
+  randomness,
+  vectorization,
+)
 from tff_pfl.models import split_model
 
 OPTIMIZERS = ('sgd', 'adam')
@@ -121,9 +126,19 @@ def plan_batches(
   else:
     max_steps = tf.constant(phase.num_steps)
     num_steps = max_steps
-    num_epochs = -(-num_steps // steps_per_epoch)
+    # As many as the smallest client of the bucket passes through.
+    fewest_per_epoch = -(
+      -example_tensors.fewest_examples(capacity) // batch_size
+    )
+    num_epochs = -(-num_steps // fewest_per_epoch)
   num_steps = tf.where(num_examples > 0, num_steps, 0)
-  order = randomness.permutations(seed, num_epochs, capacity, num_examples)
+  order = randomness.permutations(
+    seed,
+    num_epochs,
+    capacity,
+    num_examples,
+    max_permutations=phase.num_steps or phase.num_epochs,
+  )
   steps = tf.range(max_steps)
   epochs = tf.minimum(steps // steps_per_epoch, num_epochs - 1)
   positions = (steps % steps_per_epoch)[:, tf.newaxis] * batch_size + tf.range(
@@ -214,14 +229,22 @@ def train(
         split_model.select(output.gradient, trained_names),
       )
       changed = {**output.statistics, **trained}
+      is_own_step = index < plan.num_steps
       weights = collections.OrderedDict(
-        (name, changed.get(name, value)) for name, value in weights.items()
+        (
+          name,
+          tf.where(is_own_step, changed[name], value)
+          if name in changed
+          else value,
+        )
+        for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
       return index + 1, weights, optimizer_state, metrics
 
+    num_steps = vectorization.longest(plan.num_steps)
     _, final, _, metrics = tf.while_loop(
-      lambda index, *_: index < plan.num_steps,
+      lambda index, *_: index < num_steps,
       step,
       (0, initial, optimizer_state, objectives.zero_metrics(model)),
     )
