@@ -1,0 +1,116 @@
+r"""Measures how fast rounds are, on workloads of known size.
+
+    python -m binaries.benchmark --workload=w1,w2 --reference
+
+Data come from a seeded generator. Every workload has a first round (tracing and
+compilation), given separately, and then --rounds rounds with a fresh cohort
+each, whose results are waited for. GFLOP/s stand beside the rate of matrix
+multiplication, measured in the same run; work that the method does not need
+(features of a frozen body, computed again) is not credited.
+
+With --reference the plain loop that a TFF user writes today runs in turns with
+the library, round by round and with the same cohorts, on TFF's C++ worker:
+`tff.learning.algorithms` for FedAvg, and for FedRep a loop over the dataset
+like those in TFF's tutorials. `speedup` is the ratio of the medians; memory is
+then that of both.
+
+The workload `scale` runs with a durable store, on two populations in turns: the
+cost of a round does not depend on the population's size.
+"""
+
+import json
+
+from absl import flags
+
+from binaries import program
+from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.benchmark import measurement, workloads
+from tff_pfl.simulation import run_config
+
+_ALL = 'all'
+_SMALL_MATMUL = 128
+
+_WORKLOAD = flags.DEFINE_list(
+  'workload',
+  ['w1'],
+  f'Which to measure, or {_ALL}. '
+  + '; '.join(
+    f'{w.name}: {w.description}' for w in workloads.WORKLOADS.values()
+  )
+  + '.',
+)
+_ROUNDS = flags.DEFINE_integer(
+  'rounds',
+  None,
+  'Rounds after the first one (default: by the workload, '
+  + ', '.join(f'{w.name} {w.num_rounds}' for w in workloads.WORKLOADS.values())
+  + ').',
+  lower_bound=1,
+)
+_RUNTIME = flags.DEFINE_enum(
+  'runtime',
+  run_config.RunConfig.runtime,
+  list(runtime_lib.RUNTIMES),
+  'What executes.',
+)
+_REFERENCE = flags.DEFINE_bool(
+  'reference', False, 'Also run the plain loop of a TFF user, in turns.'
+)
+_JSON = flags.DEFINE_bool(
+  'json', False, 'Print a line of JSON for each workload instead of a table.'
+)
+_OUTPUT = flags.DEFINE_string(
+  'output', None, 'A file to which a line of JSON is added for each workload.'
+)
+_SMALL = flags.DEFINE_bool(
+  'small', False, 'Tiny sizes, to try in seconds that everything runs.'
+)
+flags.adopt_module_key_flags(program)
+
+
+def _selected_workloads():
+  names = _WORKLOAD.value
+  errors.expect(names, 'workload', 'at least one name', names)
+  if names == [_ALL]:
+    names = list(workloads.WORKLOADS)
+  selected = [workloads.get_workload(name) for name in names]
+  return [w.scaled_down() if _SMALL.value else w for w in selected]
+
+
+def _runtime_options():
+  """The runtime's own arguments."""
+  return {}
+
+
+def _append(line):
+  if _OUTPUT.value is not None:
+    with open(_OUTPUT.value, 'a') as file:
+      file.write(line)
+
+
+def main() -> None:
+  """Measures the workloads one after another."""
+  selected = _selected_workloads()
+  _append('')  # A file that cannot be written to is known before the work.
+  records = []
+  for workload in selected:
+    record = measurement.measure(
+      workload,
+      runtime=_RUNTIME.value,
+      runtime_options=_runtime_options(),
+      num_rounds=_ROUNDS.value,
+      with_reference=_REFERENCE.value,
+      **({'matmul_size': _SMALL_MATMUL} if _SMALL.value else {}),
+    )
+    line = json.dumps(record)
+    _append(f'{line}\n')
+    if _JSON.value:
+      print(line, flush=True)
+    records.append(record)
+  if not _JSON.value:
+    print(measurement.format_records(records))
+
+
+if __name__ == '__main__':
+  program.run(main)

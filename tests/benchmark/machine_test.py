@@ -1,0 +1,73 @@
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+from tff_pfl.benchmark import machine
+
+_MB = 2**20
+_SECONDS = 20
+
+
+def _megabytes(number):
+  # Ones, so that the pages are there.
+  return np.ones(number * _MB, np.uint8)
+
+
+def test_matmul_rate_is_positive():
+  assert machine.matmul_gflops(64, num_repeats=2) > 0
+
+
+def test_peak_memory_counts_what_was_freed_before_the_end():
+  with machine.PeakMemory() as memory:
+    before = memory.peak_mb
+    # More than the process ever had, or less and long enough for a sample.
+    held = _megabytes(200)
+    deadline = time.monotonic() + _SECONDS
+    while memory.peak_mb < before + 150 and time.monotonic() < deadline:
+      time.sleep(0.05)
+    del held
+  assert memory.peak_mb >= before + 150
+
+
+def test_peak_memory_counts_child_processes():
+  code = (
+    'import sys; held = b"x" * (200 * 2**20); print("held", flush=True);'
+    'sys.stdin.read()'
+  )
+  with machine.PeakMemory() as memory:
+    before = memory.peak_mb
+    with subprocess.Popen(
+      [sys.executable, '-c', code],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+    ) as child:
+      assert child.stdout.readline() == b'held\n'
+      deadline = time.monotonic() + _SECONDS
+      while memory.peak_mb < before + 150 and time.monotonic() < deadline:
+        time.sleep(0.05)
+      child.stdin.close()
+  assert memory.peak_mb >= before + 150
+
+
+def test_peak_memory_forgets_an_earlier_peak():
+  held = _megabytes(300)
+  high = machine.rss_mb()
+  del held
+  with machine.PeakMemory() as memory:
+    pass
+  assert 0 < memory.peak_mb < high - 200
+
+
+def test_peak_memory_ends_its_thread():
+  with machine.PeakMemory():
+    pass
+  assert 'peak-memory' not in [thread.name for thread in threading.enumerate()]
+
+
+def test_versions_are_text():
+  versions = machine.versions()
+  assert {'python', 'tensorflow', 'tensorflow_federated'} <= set(versions)
+  assert all(isinstance(value, str) for value in versions.values())

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from tff_pfl.benchmark import workloads
+
+_ALL = list(workloads.WORKLOADS)
+
+
+def _sizes(name):
+  model = workloads.get_workload(name).build_model()
+  kernels = [w for n, w in model.initial_weights.items() if 'kernel' in n]
+  return [kernel.shape for kernel in kernels]
+
+
+def test_models_have_the_published_sizes():
+  mlp = [(784, 512), (512, 256), (256, 64), (64, 10)]
+  assert _sizes('w1') == mlp
+  assert _sizes('w2') == mlp
+  assert _sizes('w3') == [
+    (5, 5, 3, 64),
+    (5, 5, 64, 64),
+    (1600, 120),
+    (120, 64),
+    (64, 10),
+  ]
+  assert _sizes('w4') == [(784, 80), (80, 60), (60, 10)]
+
+
+@pytest.mark.parametrize('name', ['w1', 'w2', 'w3'])
+def test_clients_and_batches_of_the_larger_workloads(name):
+  workload = workloads.get_workload(name)
+  assert (workload.num_clients, workload.cohort_size) == (100, 10)
+  assert workload.examples_per_client == 500
+  assert workload.hparams.batch_size == 10
+  assert workload.hparams.momentum == 0.5
+
+
+def test_fourth_workload_is_ten_steps_of_forty():
+  workload = workloads.get_workload('w4')
+  assert (workload.num_clients, workload.cohort_size) == (50, 10)
+  assert workload.examples_per_client == 400
+  hparams = workload.hparams
+  assert (hparams.num_steps, hparams.batch_size) == (10, 40)
+  assert hparams.momentum == 0
+
+
+@pytest.mark.parametrize('name', _ALL)
+def test_clients_have_two_classes_and_all_their_examples(name):
+  workload = workloads.get_workload(name)
+  data = workload.make_data()
+  assert data.num_clients == workload.num_clients
+  train = data.train(data.client_ids[-1])
+  assert train.x.shape == (workload.examples_per_client, *workload.shape)
+  _, counts = np.unique(train.y, return_counts=True)
+  assert counts.tolist() == [workload.examples_per_client // 2] * 2
+
+
+def test_examples_do_not_depend_on_the_population():
+  workload = workloads.get_workload('scale').scaled_down()
+  large, small = workload.make_data(), workload.make_data(6)
+  assert (large.num_clients, small.num_clients) == (600, 6)
+  np.testing.assert_array_equal(
+    large.train(large.client_ids[5]).x, small.train(small.client_ids[5]).x
+  )
+
+
+def test_cohorts_are_fresh_and_repeatable():
+  workload = workloads.get_workload('w1')
+  first, second = workload.sample_cohort(0), workload.sample_cohort(1)
+  assert len(first) == len(second) == 10
+  assert first.tolist() != second.tolist()
+  assert first.tolist() == workload.sample_cohort(0).tolist()
+  assert max(workload.sample_cohort(0, 10)) == 9
+
+
+@pytest.mark.parametrize('name', _ALL)
+def test_scaled_down_workload_does_the_same_on_less(name):
+  workload = workloads.get_workload(name)
+  small = workload.scaled_down()
+  assert small.name == name
+  assert 'scaled down' in small.description
+  assert (small.algorithm, small.hparams) == (
+    workload.algorithm,
+    workload.hparams,
+  )
+  model, small_model = workload.build_model(), small.build_model()
+  assert list(model.initial_weights) == list(small_model.initial_weights)
+  assert small.round_cost(small_model).flops < (
+    workload.round_cost(model).flops / 100
+  )
+
+
+def test_unknown_workload_is_refused_with_the_list():
+  with pytest.raises(ValueError, match="one of w1, w2, w3, w4, .* found 'w9'"):
+    workloads.get_workload('w9')

@@ -1,0 +1,92 @@
+import json
+import pathlib
+import time
+
+import pytest
+
+from tff_pfl.benchmark import workloads
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_help_shows_the_docstring_the_flags_and_the_workloads(programs):
+  source = (_ROOT / 'binaries' / 'benchmark.py').read_text()
+  result = programs.succeed('benchmark', '--help')
+  assert not result.err
+  for line in source.split('"""')[1].splitlines():
+    assert line in result.out
+  text = ' '.join(result.out.split())
+  for workload in workloads.WORKLOADS.values():
+    assert f'{workload.name}: {workload.description}' in text
+  for flag in (
+    '--[no]json',
+    '--output',
+    '--[no]reference',
+    '--rounds',
+    '--runtime',
+    '--[no]small',
+    '--workload',
+  ):
+    assert f' {flag}: ' in text
+
+
+def test_json_is_a_line_for_each_workload_and_output_appends_it(programs):
+  output = programs.directory / 'out.jsonl'
+  output.write_text('{"earlier": 1}\n')
+  result = programs.succeed(
+    'benchmark',
+    '--small',
+    '--workload=w1,scale',
+    '--rounds=1',
+    '--reference',
+    '--json',
+    '--output=out.jsonl',
+  )
+  records = [json.loads(line) for line in result.out.splitlines()]
+  assert [record['workload'] for record in records] == ['w1', 'scale']
+  assert [record['num_rounds'] for record in records] == [1, 1]
+  assert records[0]['speedup'] > 0
+  assert records[1]['speedup'] is None
+  assert records[1]['population']['num_clients'] == 600
+  lines = [json.loads(line) for line in output.read_text().splitlines()]
+  assert lines == [{'earlier': 1}, *records]
+  # The progress is not in the way of a pipe.
+  assert 'w1: 100%' in result.err
+
+
+def test_table_is_shown_without_json(programs):
+  result = programs.succeed(
+    'benchmark', '--small', '--workload=w4', '--rounds=1'
+  )
+  assert result.out.splitlines()[0].strip() == 'w4'
+  assert 'examples/s' in result.out
+
+
+@pytest.mark.parametrize(
+  'arguments,words',
+  [
+    (['--workload=w1,w9'], ['w1, w2, w3, w4, scale', "found 'w9'"]),
+    (['--workload='], ['workload', 'at least one']),
+    (['--rounds=0'], ['--rounds']),
+    (['--runtime=none'], ['--runtime', 'native']),
+    (['--small', '--output=missing/out.jsonl'], ['missing/out.jsonl']),
+    (['w1'], ["flags only (--name=value), found 'w1'"]),
+  ],
+)
+def test_wrong_use_is_one_line(arguments, words, programs):
+  message = programs.fail('benchmark', *arguments)
+  for word in words:
+    assert word in message
+
+
+def test_nothing_is_left_running(programs):
+  program = programs.start(
+    'benchmark', '--small', '--workload=w1', '--rounds=1', '--reference'
+  )
+  workers = []
+  while program.is_running() and len(workers) < 2:
+    workers = program.workers()
+    time.sleep(0.01)
+  assert len(workers) == 2
+  assert program.wait().status == 0
+  assert not any(worker.is_running() for worker in workers)

@@ -1,0 +1,1 @@
+"""How fast rounds are: named workloads, measured beside a reference."""

@@ -1,0 +1,94 @@
+"""Rounds of the library's processes, with everything in memory."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tff_pfl.benchmark import timing, workloads
+from tff_pfl.datasets import batches, examples
+from tff_pfl.runtime import base
+from tff_pfl.templates import personalized_process
+
+
+def client_tensors(
+  workload: workloads.Workload, cohorts: Iterable[Sequence[int]]
+) -> Mapping[int, Mapping[str, tf.Tensor]]:
+  """Generates the training examples of all clients of some cohorts.
+
+  Args:
+    workload: The workload.
+    cohorts: Client indices of each round.
+
+  Returns:
+    Client index to its `OrderedDict(x=..., y=...)`, which datasets of several
+    forms can share.
+  """
+  data = workload.make_data()
+  # Datasets hold their data in the host's memory.
+  with tf.device('CPU'):
+    return {
+      index: collections.OrderedDict(
+        (name, tf.constant(value))
+        for name, value in data.train(data.client_ids[index])._asdict().items()
+      )
+      for index in sorted(set().union(*cohorts))
+    }
+
+
+class LibraryRounds:
+  """Rounds of a process; call it with a cohort.
+
+  A client passes the same dataset object in each of its rounds, as simulations
+  do that hold their data in memory.
+  """
+
+  def __init__(
+    self,
+    runtime: base.Runtime,
+    process: personalized_process.PersonalizedProcess,
+    tensors: Mapping[int, Mapping[str, tf.Tensor]],
+  ):
+    """Makes the initial states.
+
+    Args:
+      runtime: What executes.
+      process: The method.
+      tensors: A client's `x` and `y` by its index.
+    """
+    self._runtime = runtime
+    self._process = process
+    self._datasets = {
+      index: batches.as_batches(examples.Examples(**value))
+      for index, value in tensors.items()
+    }
+    self._state = runtime.run(process.initialize)
+    self._client_states = dict(
+      zip(tensors, runtime.run(process.initialize_client_states, [*tensors]))
+    )
+
+  def __call__(self, cohort: Sequence[int]) -> None:
+    """Runs a round with these clients, to its very end."""
+    output = self._runtime.run(
+      self._process.next,
+      self._state,
+      [self._client_states[index] for index in cohort],
+      [self._datasets[index] for index in cohort],
+    )
+    timing.force(output)
+    self._state = output.state
+    self._client_states.update(zip(cohort, output.client_states))
+
+  @property
+  def state(self) -> personalized_process.ServerState:
+    """The server's state."""
+    return self._state
+
+  @property
+  def client_states(
+    self,
+  ) -> Mapping[int, personalized_process.ClientState]:
+    """The clients' states."""
+    return self._client_states

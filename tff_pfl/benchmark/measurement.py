@@ -1,0 +1,271 @@
+"""Measures a workload: rounds, beside a reference if asked for, as a record."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tqdm
+
+from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.benchmark import (
+  flops,
+  library_rounds,
+  machine,
+  reference,
+  scale,
+  timing,
+  workloads,
+)
+from tff_pfl.runtime import base, worker_process
+from tff_pfl.simulation import summary
+
+
+def measure(
+  workload: workloads.Workload,
+  *,
+  runtime: str,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  num_rounds: Optional[int] = None,
+  with_reference: bool = False,
+  matmul_size: int = 2048,
+  show_progress: bool = True,
+) -> dict:
+  """Measures a workload.
+
+  Args:
+    workload: What to measure.
+    runtime: A key of `runtime.RUNTIMES`.
+    runtime_options: The runtime's own arguments, as JSON types.
+    num_rounds: Rounds after the first one, at least 1; by default the
+      workload's.
+    with_reference: Whether to run also the plain loop of `reference` on TFF's
+      native runtime, in turns with the library, round by round and with the
+      same cohorts. A workload about the population's size has none.
+    matmul_size: Size of the matrices whose multiplication gives the peak rate.
+    show_progress: Whether to draw a progress bar on stderr.
+
+  Returns:
+    A record of JSON types, with None for what was not measured:
+
+    * `workload`, `description`, `num_clients`, `cohort_size`,
+      `examples_per_client`, `runtime`, `runtime_options`, `num_rounds`;
+    * `build_seconds`: for model, process, start of the runtime, initial states;
+    * `first_round_seconds`, which includes tracing and compilation;
+    * `seconds_per_round`: `median`, `min` and `max` of the rounds after it;
+      `round_seconds`: all of these;
+    * `examples_per_second`: examples that training steps see in a second (an
+      example counts once an epoch);
+    * `gflop_per_round`: see `flops`; `gflops`, the same per second, and
+      `peak_gflops`, what matrix multiplication gives;
+    * `reference_first_round_seconds`, `reference_round_seconds`,
+      `reference_seconds_per_round` (their median), and `speedup`, the
+      reference's median divided by the library's;
+    * `peak_rss_mb`: of this process and its children, so with a reference what
+      both take;
+    * `population` and `smaller_population`: see `scale.measure`;
+    * `num_cores`, `versions`.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+    RunError: If the runtime fails.
+  """
+  if num_rounds is None:
+    num_rounds = workload.num_rounds
+  errors.expect(num_rounds >= 1, 'num_rounds', 'at least 1', num_rounds)
+  runtime_options = dict(runtime_options or {})
+  compares_populations = workload.smaller_num_clients is not None
+  with_reference = with_reference and not compares_populations
+  with contextlib.ExitStack() as stack:
+    memory = stack.enter_context(machine.PeakMemory())
+    library_runtime = stack.enter_context(
+      runtime_lib.create_runtime(runtime, **runtime_options)
+    )
+    reference_runtime = None
+    if with_reference:
+      reference_runtime = stack.enter_context(
+        runtime_lib.create_runtime('native')
+      )
+    bar = stack.enter_context(
+      tqdm.tqdm(
+        total=(1 + (with_reference or compares_populations)) * (num_rounds + 1),
+        desc=workload.name,
+        unit='round',
+        disable=not show_progress,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+      )
+    )
+    if compares_populations:
+      measured = _measure_populations(
+        workload, library_runtime, num_rounds, bar
+      )
+    else:
+      measured = _measure_in_memory(
+        workload, library_runtime, reference_runtime, num_rounds, bar
+      )
+  return {
+    'workload': workload.name,
+    'description': workload.description,
+    'num_clients': workload.num_clients,
+    'cohort_size': workload.cohort_size,
+    'examples_per_client': workload.examples_per_client,
+    'runtime': runtime,
+    'runtime_options': runtime_options,
+    'num_rounds': num_rounds,
+    'build_seconds': measured.build_seconds,
+    **_library_record(measured),
+    # After the rounds: a runtime may set TensorFlow's threads, which is
+    # possible only before anything was computed.
+    'peak_gflops': machine.matmul_gflops(matmul_size),
+    **_reference_record(measured),
+    'peak_rss_mb': memory.peak_mb,
+    'population': measured.populations.get('population'),
+    'smaller_population': measured.populations.get('smaller_population'),
+    'num_cores': worker_process.num_usable_cores(),
+    'versions': machine.versions(),
+  }
+
+
+class _Measured(NamedTuple):
+  """What was measured; seconds of rounds start with the first round's."""
+
+  build_seconds: float
+  cost: flops.Cost
+  seconds: Sequence[float]
+  reference_seconds: Optional[Sequence[float]] = None
+  populations: Mapping[str, Any] = {}
+
+
+def _measure_in_memory(
+  workload: workloads.Workload,
+  library_runtime: base.Runtime,
+  reference_runtime: Optional[base.Runtime],
+  num_rounds: int,
+  bar: tqdm.tqdm,
+) -> _Measured:
+  """Measures rounds whose data and client states are in memory."""
+  cohorts = [workload.sample_cohort(r).tolist() for r in range(num_rounds + 1)]
+  tensors = library_rounds.client_tensors(workload, cohorts)
+  start = time.perf_counter()
+  model = workload.build_model()
+  process = workload.build_process(model)
+  ours = library_rounds.LibraryRounds(library_runtime, process, tensors)
+  build_seconds = time.perf_counter() - start
+  # Before the reference: Keras gives up models made outside of a graph once one
+  # is made in a graph, as TFF does.
+  cost = workload.round_cost(model)
+  contestants = {'library': lambda round_number: ours(cohorts[round_number])}
+  if reference_runtime is not None:
+    plain = reference.build_reference(
+      workload,
+      reference_runtime,
+      tensors,
+      list(model.initial_weights.values()),
+    )
+    contestants['reference'] = lambda round_number: plain(cohorts[round_number])
+  seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
+  return _Measured(
+    build_seconds,
+    cost,
+    seconds['library'],
+    seconds.get('reference'),
+  )
+
+
+def _measure_populations(
+  workload: workloads.Workload,
+  runtime: base.Runtime,
+  num_rounds: int,
+  bar: tqdm.tqdm,
+) -> _Measured:
+  """Measures rounds with a durable store, on both populations."""
+  start = time.perf_counter()
+  model = workload.build_model()
+  process = workload.build_process(model)
+  # Starts the runtime, which is no cost of a population.
+  runtime.run(process.initialize)
+  build_seconds = time.perf_counter() - start
+  populations = scale.measure(workload, runtime, process, num_rounds, bar)
+  return _Measured(
+    build_seconds,
+    workload.round_cost(model),
+    populations['population']['round_seconds'],
+    populations=populations,
+  )
+
+
+def _library_record(measured: _Measured) -> dict:
+  first, *others = measured.seconds
+  seconds_per_round = timing.summarize(others)
+  median = seconds_per_round['median']
+  return {
+    'first_round_seconds': first,
+    'seconds_per_round': seconds_per_round,
+    'round_seconds': others,
+    'examples_per_second': measured.cost.examples / median,
+    'gflop_per_round': measured.cost.flops / 1e9,
+    'gflops': measured.cost.flops / median / 1e9,
+  }
+
+
+def _reference_record(measured: _Measured) -> dict:
+  first = others = median = speedup = None
+  if measured.reference_seconds is not None:
+    first, *others = measured.reference_seconds
+    median = timing.summarize(others)['median']
+    speedup = median / timing.summarize(measured.seconds[1:])['median']
+  return {
+    'reference_first_round_seconds': first,
+    'reference_seconds_per_round': median,
+    'reference_round_seconds': others,
+    'speedup': speedup,
+  }
+
+
+def format_records(records: Sequence[Mapping[str, Any]]) -> str:
+  """A table for the screen: a column for each record of `measure`."""
+  rows = [
+    ('runtime', 'runtime'),
+    ('clients', 'num_clients'),
+    ('clients in a round', 'cohort_size'),
+    ('rounds measured', 'num_rounds'),
+    ('build, s', 'build_seconds'),
+    ('first round, s', 'first_round_seconds'),
+    ('round, s: median', 'seconds_per_round', 'median'),
+    ('round, s: min', 'seconds_per_round', 'min'),
+    ('round, s: max', 'seconds_per_round', 'max'),
+    ('reference round, s: median', 'reference_seconds_per_round'),
+    ('speedup over the reference', 'speedup'),
+    ('examples/s', 'examples_per_second'),
+    ('GFLOP/round', 'gflop_per_round'),
+    ('GFLOP/s', 'gflops'),
+    ('matrix product, GFLOP/s', 'peak_gflops'),
+    ('peak memory, MB', 'peak_rss_mb'),
+  ]
+  populations = ('population', 'smaller_population')
+  if any(record['population'] is not None for record in records):
+    for name in populations:
+      rows += [
+        (f'{name.replace("_", " ")}: clients', name, 'num_clients'),
+        ('  set-up, s', name, 'set_up_seconds'),
+        ('  set-up, MB', name, 'set_up_mb'),
+        ('  round, s: median', name, 'seconds_per_round', 'median'),
+      ]
+
+  def cell(record, path):
+    for key in path:
+      record = record[key] if record is not None else None
+    return record
+
+  return summary.format_table(
+    [
+      [label, *(cell(record, path) for record in records)]
+      for label, *path in rows
+    ],
+    ['', *(record['workload'] for record in records)],
+  )

@@ -1,0 +1,62 @@
+"""Times rounds: one after another, forced to their end, in turns."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+# Runs the round of the given number, from 0, to its very end.
+RunRound = Callable[[int], None]
+
+
+def force(value: Any) -> None:
+  """Waits until every number of a computation's result is there."""
+  for leaf in tree.flatten(value):
+    np.asarray(leaf)
+
+
+def time_in_turns(
+  contestants: Mapping[str, RunRound],
+  num_rounds: int,
+  on_round: Callable[[], Any] = lambda: None,
+) -> dict:
+  """Times rounds of several contestants: A B A B and so on.
+
+  In turns, so that a machine that gets slower or is used by others for a while
+  does the same to each. Garbage is collected before a round, with the clock
+  stopped; what the collector does in a round is in its time, as it is in use.
+
+  Args:
+    contestants: What runs a round, by name. Data, and everything else that a
+      simulation has before a round, must be there before.
+    num_rounds: Rounds of each after the first one, at least 1.
+    on_round: Called after each round of each contestant.
+
+  Returns:
+    Name to the seconds of its `1 + num_rounds` rounds; the first one includes
+    tracing and compilation.
+  """
+  seconds = {name: [] for name in contestants}
+  for round_number in range(num_rounds + 1):
+    for name, run_round in contestants.items():
+      gc.collect()
+      start = time.perf_counter()
+      run_round(round_number)
+      seconds[name].append(time.perf_counter() - start)
+      on_round()
+  return seconds
+
+
+def summarize(seconds: Sequence[float]) -> dict:
+  """Median, min and max of rounds, at least one."""
+  return {
+    'median': statistics.median(seconds),
+    'min': min(seconds),
+    'max': max(seconds),
+  }

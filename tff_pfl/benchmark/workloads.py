@@ -1,0 +1,214 @@
+"""What is measured: methods, models and data by name.
+
+All data come from a seeded generator: each class has a prototype, an example is
+its prototype plus noise, and a client has 2 of 10 classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_pfl import datasets, errors
+from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.benchmark import flops
+from tff_pfl.datasets import synthetic
+from tff_pfl.models import split_model, zoo
+from tff_pfl.simulation import client_sampling
+from tff_pfl.templates import personalized_process
+
+NUM_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """A method on a model and data, of given sizes.
+
+  Attributes:
+    name: Its name in `WORKLOADS`.
+    description: One line for help texts.
+    algorithm: A key of `registry.ALGORITHMS`.
+    hparams: The method's hyperparameters.
+    model: A key of `zoo.MODELS`.
+    model_arguments: The model's own arguments.
+    shape: Of an example's `x`, without the batch dimension.
+    num_clients: Clients in the population.
+    cohort_size: Clients in a round.
+    examples_per_client: Training examples of each client.
+    num_rounds: Rounds that are measured unless asked otherwise.
+    smaller_num_clients: If given, the workload is about the population's size:
+      it runs with a durable store, and is compared with this many clients.
+    seed: Of the data, the initial weights, the sampling and all client work.
+  """
+
+  name: str
+  description: str
+  algorithm: str
+  hparams: Any
+  model: str
+  model_arguments: Mapping[str, Any]
+  shape: Sequence[int]
+  num_clients: int = 100
+  cohort_size: int = 10
+  examples_per_client: int = 500
+  num_rounds: int = 10
+  smaller_num_clients: Optional[int] = None
+  seed: int = 0
+
+  def make_data(
+    self, num_clients: Optional[int] = None
+  ) -> datasets.FederatedDataset:
+    """The clients; their examples are generated when they are asked for.
+
+    Args:
+      num_clients: Another number of clients than the workload's. A client's
+        examples do not depend on it.
+    """
+    return synthetic.make_synthetic(
+      num_clients or self.num_clients,
+      examples_per_client=self.examples_per_client,
+      # Rounds are measured, not evaluation.
+      test_examples_per_client=0,
+      shape=tuple(self.shape),
+      num_classes=NUM_CLASSES,
+      classes_per_client=2,
+      seed=self.seed,
+    )
+
+  def build_model(self) -> split_model.SplitModel:
+    """The model, for the data's shapes."""
+    return zoo.make_model(
+      self.model,
+      self.make_data().element_spec,
+      NUM_CLASSES,
+      self.seed,
+      **self.model_arguments,
+    )
+
+  def build_process(
+    self, model: split_model.SplitModel
+  ) -> personalized_process.PersonalizedProcess:
+    """The method on a model of `build_model`."""
+    return registry.build(self.algorithm, model, self.hparams, seed=self.seed)
+
+  def sample_cohort(
+    self, round_number: int, num_clients: Optional[int] = None
+  ) -> np.ndarray:
+    """The clients of a round, drawn as experiments draw them.
+
+    Args:
+      round_number: From 0.
+      num_clients: Another number of clients than the workload's.
+
+    Returns:
+      int64 `[cohort_size]`, client indices, ascending.
+    """
+    return client_sampling.CohortSampler(
+      num_clients or self.num_clients, self.cohort_size, self.seed
+    ).sample(round_number)
+
+  def round_cost(self, model: split_model.SplitModel) -> flops.Cost:
+    """What all clients of a round together do."""
+    client = flops.client_cost(
+      self.algorithm, self.hparams, model, self.examples_per_client
+    )
+    return flops.Cost(*(self.cohort_size * value for value in client))
+
+  def scaled_down(self) -> Workload:
+    """The same work on tiny sizes, to try that it runs in seconds."""
+    arguments = dict(self.model_arguments)
+    arguments['widths'] = (8, 6, 4)[: len(arguments['widths'])]
+    if 'filters' in arguments:
+      arguments['filters'] = 4
+    scales = self.smaller_num_clients is not None
+    return dataclasses.replace(
+      self,
+      description=f'{self.description} (scaled down)',
+      model_arguments=arguments,
+      shape=(16, 16, 3) if len(self.shape) == 3 else (12,),
+      num_clients=600 if scales else 6,
+      cohort_size=2,
+      examples_per_client=20,
+      num_rounds=2,
+      smaller_num_clients=6 if scales else None,
+    )
+
+
+_MLP = {'widths': (512, 256, 64)}
+
+WORKLOADS: Mapping[str, Workload] = {
+  workload.name: workload
+  for workload in (
+    Workload(
+      name='w1',
+      description='FedRep, MLP 784-512-256-64-10, 10 head epochs and 1 body '
+      'epoch',
+      algorithm='fed_rep',
+      hparams=fed_rep.FedRepHParams(),
+      model='mlp',
+      model_arguments=_MLP,
+      shape=(784,),
+    ),
+    Workload(
+      name='w2',
+      description='FedAvg, MLP 784-512-256-64-10, 5 epochs',
+      algorithm='fed_avg',
+      hparams=fed_avg.FedAvgHParams(num_epochs=5),
+      model='mlp',
+      model_arguments=_MLP,
+      shape=(784,),
+    ),
+    Workload(
+      name='w3',
+      description='FedRep, 32x32x3 images, CNN of two 5x5 convolutions (64 '
+      'channels) and dense 120-64-10, 10 head epochs and 1 body epoch',
+      algorithm='fed_rep',
+      hparams=fed_rep.FedRepHParams(),
+      model='cnn',
+      model_arguments={'filters': 64, 'widths': (120, 64)},
+      shape=(32, 32, 3),
+      num_rounds=3,
+    ),
+    Workload(
+      name='w4',
+      description='FedAvg, MLP 784-80-60-10 with ELU, 10 steps of 40 examples',
+      algorithm='fed_avg',
+      hparams=fed_avg.FedAvgHParams(num_steps=10, batch_size=40, momentum=0.0),
+      model='mlp',
+      model_arguments={'widths': (80, 60), 'activation': 'elu'},
+      shape=(784,),
+      num_clients=50,
+      examples_per_client=400,
+      num_rounds=20,
+    ),
+    Workload(
+      name='scale',
+      description='FedRep, MLP 64-32-10, 100 of 100,000 clients a round with a '
+      'durable store, beside 1,000 clients',
+      algorithm='fed_rep',
+      hparams=fed_rep.FedRepHParams(num_head_epochs=1),
+      model='mlp',
+      model_arguments={'widths': (32,)},
+      shape=(64,),
+      num_clients=100_000,
+      cohort_size=100,
+      examples_per_client=20,
+      smaller_num_clients=1000,
+    ),
+  )
+}
+
+
+def get_workload(name: str) -> Workload:
+  """Returns the workload called `name`.
+
+  Raises:
+    ValueError: If there is none; the message lists those there are.
+  """
+  errors.expect(
+    name in WORKLOADS, 'workload', f'one of {", ".join(WORKLOADS)}', name
+  )
+  return WORKLOADS[name]
