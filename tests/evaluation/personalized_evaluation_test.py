@@ -127,14 +127,16 @@ def test_training_batches_reads_only_what_is_needed():
   known = new._replace(num_rounds=np.int32(1))
   examples = _data()[0][0]
   (batch,) = personalized_evaluation.training_batches(
-    process, new, lambda: examples
+    process, new, batches.ClientBatches(lambda _: examples), 'a'
   )
   np.testing.assert_array_equal(batch['x'], examples.x)
 
-  def fail():
+  def fail(_):
     raise AssertionError('The training examples of a known client were read.')
 
-  (batch,) = personalized_evaluation.training_batches(process, known, fail)
+  (batch,) = personalized_evaluation.training_batches(
+    process, known, batches.ClientBatches(fail), 'a'
+  )
   assert batch['x'].shape == (0, 5)
   assert batch['y'].shape == (0,)
 

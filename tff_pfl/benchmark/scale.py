@@ -51,6 +51,7 @@ class StoredRounds:
     self._runtime = runtime
     self._process = process
     self._data = workload.make_data(num_clients)
+    self._train = batches.ClientBatches(self._data.train)
     self._state = runtime.run(process.initialize)
     self._store = run_store.RunStore.create(directory, {})
     self._store.commit_round(
@@ -81,10 +82,7 @@ class StoredRounds:
       self._process.next,
       self._state,
       self._population.states(cohort),
-      [
-        batches.as_batches(self._data.train(self._data.client_ids[index]))
-        for index in cohort
-      ],
+      [self._train[self._data.client_ids[index]] for index in cohort],
     )
     self._state = output.state
     self._store.commit_round(

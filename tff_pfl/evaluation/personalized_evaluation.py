@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -22,17 +21,19 @@ _CLIENTS_PER_CALL = 20
 def training_batches(
   process: personalized_process.PersonalizedProcess,
   client_state: personalized_process.ClientState,
-  load: Callable[[], datasets.Examples],
+  train: batches.ClientBatches,
+  client_id: str,
 ) -> tf.data.Dataset:
   """What personalisation needs of a client's training data.
 
   Args:
     process: The process.
     client_state: The client's state.
-    load: Returns the client's training examples; called only if needed.
+    train: The clients' training data; read only if needed.
+    client_id: The client.
   """
   if process.needs_training_data(client_state):
-    return batches.as_batches(load())
+    return train[client_id]
   return batches.as_batches(batches.no_examples(process.model.element_spec))
 
 
@@ -42,6 +43,8 @@ def evaluate_clients(
   server_state: personalized_process.ServerState,
   states_of: Callable[[Sequence[int]], list],
   data: datasets.FederatedDataset,
+  train: Optional[batches.ClientBatches] = None,
+  test: Optional[batches.ClientBatches] = None,
 ) -> list:
   """Scores all clients that have test examples.
 
@@ -51,12 +54,16 @@ def evaluate_clients(
     server_state: The newest server state.
     states_of: From client indices to their states.
     data: The clients; a client's index is its position in `client_ids`.
+    train: Their training data, if kept from one evaluation to the next.
+    test: Their test data, likewise.
 
   Returns:
     A dict for each client: `client`, `num_train_examples`,
     `num_test_examples`, `num_rounds` (it took part in), and `before` and
     `after`: dicts of metrics, means over the client's test examples.
   """
+  train = train or batches.ClientBatches(data.train)
+  test = test or batches.ClientBatches(data.test)
   rows = []
   indices = [
     index
@@ -72,12 +79,10 @@ def evaluate_clients(
       server_state,
       states,
       [
-        training_batches(
-          process, state, functools.partial(data.train, client_id)
-        )
+        training_batches(process, state, train, client_id)
         for state, client_id in zip(states, ids)
       ],
-      [batches.as_batches(data.test(client_id)) for client_id in ids],
+      [test[client_id] for client_id in ids],
     )
     for client_id, state, result in zip(ids, states, results):
       rows.append(

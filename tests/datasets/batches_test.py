@@ -1,0 +1,44 @@
+"""Tests of examples as datasets."""
+
+import numpy as np
+
+from tff_pfl import datasets
+from tff_pfl.datasets import batches
+
+
+class _Loader:
+  """Clients whose examples take 40 bytes; remembers who was loaded."""
+
+  def __init__(self):
+    self.loaded = []
+
+  def __call__(self, client_id):
+    self.loaded.append(client_id)
+    return datasets.Examples(
+      np.full([5, 1], int(client_id), np.float32), np.zeros([5], np.int32)
+    )
+
+
+def test_a_client_that_is_asked_for_again_gets_the_same_dataset():
+  load = _Loader()
+  clients = batches.ClientBatches(load)
+  first = clients['3']
+  assert clients['3'] is first
+  assert load.loaded == ['3']
+  (batch,) = first
+  np.testing.assert_array_equal(batch['x'], np.full([5, 1], 3))
+
+
+def test_the_least_recently_used_are_dropped():
+  load = _Loader()
+  clients = batches.ClientBatches(load, max_bytes=100)
+  for client_id in ('1', '2', '1', '3', '1', '2'):
+    clients[client_id]
+  assert load.loaded == ['1', '2', '3', '2']
+
+
+def test_a_client_larger_than_the_bound_is_not_kept():
+  load = _Loader()
+  clients = batches.ClientBatches(load, max_bytes=39)
+  assert clients['1'] is not clients['1']
+  assert load.loaded == ['1', '1']
