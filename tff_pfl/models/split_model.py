@@ -71,8 +71,7 @@ class SplitModel:
     jit_compile: Whether client training is compiled by XLA: True, False or
       'auto', which is True except for convolutions on a CPU. (In loops on a
       CPU, XLA's convolutions are many times slower than TensorFlow's kernels;
-      dense and recurrent models are faster with XLA.) Evaluation and frozen
-      features never are.
+      dense and recurrent models are faster with XLA.) Evaluation never is.
   """
 
   name: str

@@ -109,12 +109,19 @@ def _all_finite(values):
 
 
 def _build_client_update(
-  work, client_weighting, broadcast_type, client_state_type, examples_type
+  model,
+  work,
+  client_weighting,
+  broadcast_type,
+  client_state_type,
+  examples_type,
 ):
   """`(<broadcast, C, examples> -> <update, C, sums>)`."""
 
-  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
-  def client_update(broadcast, client_state, examples):
+  # Compiled as a whole, so that what follows the training is one pass over the
+  # weights, too.
+  @tf.function(jit_compile=model.uses_xla, autograph=False)
+  def update(broadcast, client_state, examples):
     result = work.train(
       broadcast,
       client_state.local,
@@ -155,6 +162,10 @@ def _build_client_update(
         num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
       ),
     )
+
+  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
+  def client_update(broadcast, client_state, examples):
+    return update(broadcast, client_state, examples)
 
   return client_update
 
@@ -342,6 +353,7 @@ def build_personalized_process(
     return client_work.Broadcast.of(state)
 
   client_update = _build_client_update(
+    model,
     work,
     client_weighting,
     broadcast_of.type_signature.result,
