@@ -21,7 +21,7 @@ import os
 import numpy as np
 from absl import flags
 
-from binaries import program, run_flags
+from binaries import program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.simulation import finished_run
@@ -40,7 +40,7 @@ _FITTING_FLAGS = (
   # Where these are not what --num_epochs sets; see `_variants`.
   'fine_tune_num_epochs',
   'fine_tune_num_steps',
-  'runtime',
+  *runtime_flags.names(),
 )
 
 _RUN_DIR = flags.DEFINE_string(
@@ -180,11 +180,14 @@ def main() -> None:
   with finished_run.FinishedRun(_RUN_DIR.value) as run:
     clients = _load_clients(run)
     variants = _variants(run)
+    runtime_options = runtime_flags.options()
     # Before the work, so that a folder that cannot be written to costs nothing.
     os.makedirs(
       os.path.join(output_dir, finished_run.PERSONAL_MODELS_DIR), exist_ok=True
     )
-    with runtime_lib.create_runtime(FLAGS.runtime) as runtime:
+    with runtime_lib.create_runtime(
+      runtime_flags.selected_runtime(), **runtime_options
+    ) as runtime:
       rows, models = finished_run.accuracy_by_samples_and_epochs(
         run, clients, runtime, sample_counts, variants
       )

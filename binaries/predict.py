@@ -17,7 +17,7 @@ import os
 import numpy as np
 from absl import flags
 
-from binaries import program
+from binaries import program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks
@@ -40,9 +40,7 @@ _PERSONAL_MODELS = flags.DEFINE_string(
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder of the run's data, if it has moved."
 )
-_RUNTIME = flags.DEFINE_enum(
-  'runtime', 'native', list(runtime_lib.RUNTIMES), 'What executes.'
-)
+flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(program)
 
 
@@ -76,7 +74,9 @@ def _weights(run):
     f'{run.data.client_ids[-1]}); for a new one give --personal_models',
     _CLIENT.value,
   )
-  with runtime_lib.create_runtime(_RUNTIME.value) as runtime:
+  with runtime_lib.create_runtime(
+    runtime_flags.selected_runtime(), **runtime_flags.options()
+  ) as runtime:
     return run.personal_weights(_CLIENT.value, runtime)
 
 

@@ -6,7 +6,8 @@ from typing import Any, Collection, Dict, Iterable, List
 
 from absl import flags
 
-from tff_pfl import datasets, errors, runtime
+from binaries import runtime_flags
+from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import training_loop
 from tff_pfl.evaluation import personalization
@@ -91,12 +92,6 @@ _SEED = flags.DEFINE_integer(
   'Of the partition, the initial weights, the sampling and all client work.',
   lower_bound=0,
 )
-_RUNTIME = flags.DEFINE_enum(
-  'runtime',
-  'native',
-  list(runtime.RUNTIMES),
-  "What executes the computations; native: TFF's C++ worker.",
-)
 _AGGREGATOR = flags.DEFINE_enum(
   'aggregator',
   'mean',
@@ -123,6 +118,9 @@ _SERVER_LEARNING_RATE = flags.DEFINE_float(
 _SERVER_MOMENTUM = flags.DEFINE_float(
   'server_momentum', 0.0, 'Momentum of --server_optimizer=sgd.'
 )
+
+for _name in runtime_flags.names():
+  flags.declare_key_flag(_name)
 
 _FINE_TUNE_HELP = {
   'fine_tune': "Fine-tune clients' models on their training data before they "
@@ -199,7 +197,8 @@ def check_selected(*selected: str) -> None:
 
 
 def _names() -> List[str]:
-  return [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
+  own = flags.FLAGS.get_flags_for_module(__name__)
+  return [flag.name for flag in own] + runtime_flags.names()
 
 
 def refuse(names: Iterable[str], reason: str) -> None:
@@ -299,5 +298,5 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
     rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,
     num_final_evaluations=_NUM_FINAL_EVALUATIONS.value,
     seed=_SEED.value,
-    runtime=_RUNTIME.value,
+    runtime=runtime_flags.selected_runtime(),
   )

@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from binaries import program, run_flags
+from binaries import program, run_flags, runtime_flags
 from tff_pfl.algorithms import registry
 from tff_pfl.simulation import report
 
@@ -44,8 +44,11 @@ def main() -> None:
       baseline, os.path.join(_OUTPUT_DIR.value, 'baselines', baseline)
     )
   configs = {name: run_flags.config_from_flags(name) for name in folders}
+  runtime_options = runtime_flags.options()
   summaries = [
-    configs[name].run(folder, resume=_RESUME.value)
+    configs[name].run(
+      folder, resume=_RESUME.value, runtime_options=runtime_options
+    )
     for name, folder in folders.items()
   ]
   if len(folders) > 1:

@@ -7,11 +7,13 @@ A computation is written once and gives the same result on each runtime. See
 from typing import Any, Callable, Dict
 
 from tff_pfl import errors
-from tff_pfl.runtime import base, native
+from tff_pfl.runtime import base, in_process, native, remote
 
 # From a runtime's name, as in the programs' --runtime, to its class.
 RUNTIMES: Dict[str, Callable[..., base.Runtime]] = {
+  'in_process': in_process.InProcessRuntime,
   'native': native.NativeRuntime,
+  'remote': remote.RemoteRuntime,
 }
 
 

@@ -8,11 +8,11 @@ TensorFlow's message in `details()`.
 """
 
 import collections
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
 import grpc
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2_grpc
+from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
 
 from tff_pfl import errors
 
@@ -35,6 +35,15 @@ _DISPOSE_BATCH_SIZE = 4
 # just before the process is gone.
 _LOST_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _SECONDS_FOR_END = 2.0
+# What a worker that was started again says of the executors of the one before.
+_UNKNOWN_EXECUTOR = 'No executor found'
+# A worker does not answer a release while it computes with what is released;
+# it does what was asked in any case.
+_SECONDS_TO_RELEASE = 1.0
+# gRPC's standard health service. TFF's worker has none and says so, which also
+# is a sign of life. (HTTP/2's own pings are no choice: gRPC servers close the
+# connection of who sends them more often than every five minutes.)
+_HEALTH_METHOD = '/grpc.health.v1.Health/Check'
 # Takes how long to wait for signs of a loss, in seconds; returns what to raise,
 # or None if the worker is well.
 FindLoss = Callable[[float], Optional[errors.RunError]]
@@ -55,6 +64,24 @@ class WorkerConnection:
     self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
     self._stub = _WorkerStub(self._channel, find_loss)
     self._executors = collections.OrderedDict()
+    self._check_health = self._channel.unary_unary(_HEALTH_METHOD)
+
+  def check_health(
+    self, timeout_seconds: float, *, wait_for_connection: bool = False
+  ) -> grpc.Future:
+    """Asks the worker for a sign of life, without waiting for it.
+
+    Args:
+      timeout_seconds: When to give up.
+      wait_for_connection: Whether to go on trying in that time where there is
+        no connection.
+
+    Returns:
+      A future for `has_answered`.
+    """
+    return self._check_health.future(
+      b'', timeout=timeout_seconds, wait_for_ready=wait_for_connection
+    )
 
   def wait_until_ready(self, timeout_seconds: float) -> None:
     """Returns when the channel is connected.
@@ -104,11 +131,27 @@ class WorkerConnection:
     if executor is not None:
       executor.close()
 
+  def begin_release(self) -> List[grpc.Future]:
+    """Gives up all executors, for a worker that goes on without us.
+
+    Nothing can be computed on this connection afterwards.
+
+    Returns:
+      Futures of the worker's answers. It frees what it computes with as soon as
+      it has done so.
+    """
+    return self._stub.begin_release()
+
   def close(self) -> None:
     """Closes the channel; calls under way end with an error."""
     self._stub.close()
     self._channel.close()
     self._executors.clear()
+
+
+def has_answered(check: grpc.Future) -> bool:
+  """Whether a finished `WorkerConnection.check_health` found a worker."""
+  return check.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class _WorkerStub(tff.framework.RemoteExecutorStub):
@@ -118,13 +161,27 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
     self._find_loss = find_loss
     self._is_closed = False
+    # Not disposed of yet; the executors of one cardinality have the same id.
+    self._executor_ids = []
 
   def close(self) -> None:
     """Makes the release of values a no-op: nothing is left to release."""
     self._is_closed = True
 
+  def begin_release(self) -> List[grpc.Future]:
+    """Disposes of all executors without waiting for it, and closes."""
+    self.close()
+    return [
+      self._stub.DisposeExecutor.future(
+        executor_pb2.DisposeExecutorRequest(executor=executor_id)
+      )
+      for executor_id in self._executor_ids
+    ]
+
   def get_executor(self, request):
-    return self._call(self._stub.GetExecutor, request)
+    response = self._call(self._stub.GetExecutor, request)
+    self._executor_ids.append(response.executor)
+    return response
 
   def create_value(self, request):
     return self._call(self._stub.CreateValue, request)
@@ -145,6 +202,7 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     self._release(self._stub.Dispose, request)
 
   def dispose_executor(self, request):
+    self._executor_ids.remove(request.executor)
     self._release(self._stub.DisposeExecutor, request)
 
   def _call(self, method, request):
@@ -152,7 +210,9 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     try:
       return method(request)
     except grpc.RpcError as error:
-      is_lost = error.code() in _LOST_CODES
+      is_lost = error.code() in _LOST_CODES or (
+        _UNKNOWN_EXECUTOR in (error.details() or '')
+      )
       loss = self._find_loss(_SECONDS_FOR_END if is_lost else 0.0)
       if loss is not None:
         raise loss from error
@@ -174,7 +234,7 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     if self._is_closed:
       return
     try:
-      method(request)
+      method(request, timeout=_SECONDS_TO_RELEASE)
     except (grpc.RpcError, ValueError):
       pass
 

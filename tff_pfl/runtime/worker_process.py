@@ -3,11 +3,8 @@
 `start_worker` returns a worker that answers. The worker is an ordinary TFF
 `ExecutorGroup` service, so a program on the same or another machine can use it.
 
-What it really listens on: every network interface (``[::]:PORT``, IPv4
-included), because TFF 0.87's `worker_binary` has no flag for an address, and
-without encryption or authentication. Whoever can reach the port can run
-TensorFlow programs as the user who started the worker. On a machine that others
-can reach, close the port range to them with a firewall.
+The worker is reached at one address only, by default loopback; see
+`worker_port` for how, and for what that does not protect against.
 
 The worker never outlives its owner:
 
@@ -29,7 +26,6 @@ import functools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -40,9 +36,9 @@ import tensorflow_federated as tff
 from absl import logging
 
 from tff_pfl import errors
+from tff_pfl.runtime import worker_port
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'worker_launcher.py')
-_LOOPBACK = '127.0.0.1'
 _MAX_LOG_LINES = 50
 _MAX_LINE_BYTES = 4096
 _MAX_REPORTED_CHARACTERS = 300
@@ -80,6 +76,7 @@ class WorkerProcess:
   def __init__(
     self,
     *,
+    host: Optional[str] = None,
     port: Optional[int] = None,
     max_concurrent_clients: Optional[int] = None,
     binary: Optional[str] = None,
@@ -88,6 +85,9 @@ class WorkerProcess:
     """Starts the process.
 
     Args:
+      host: The address to serve on, such as `'127.0.0.1'`; `'0.0.0.0'` for all.
+        None for loopback where this system can limit a worker to it, and all
+        otherwise.
       port: The TCP port to serve on, 1 to 65535; None for a free one.
       max_concurrent_clients: How many clients' computations run at the same
         time, at least 1; None for the number of usable CPU cores.
@@ -97,12 +97,10 @@ class WorkerProcess:
         the concurrent clients.
 
     Raises:
-      RunError: If the binary is missing or not executable, or the port is in
-        use.
+      RunError: If the binary is missing or not executable, the port is in use,
+        or cannot be limited to the address.
       ValueError: If a number is out of range.
     """
-    if port is not None:
-      errors.expect(1 <= port <= 65535, 'port', 'from 1 to 65535', port)
     if max_concurrent_clients is None:
       max_concurrent_clients = num_usable_cores()
     errors.expect(
@@ -119,11 +117,10 @@ class WorkerProcess:
     self._ended = threading.Event()
     self._stop_requested = False
     self._start_error: Optional[OSError] = None
-    self._reservation = _reserve_port(port)
-    self._port = self._reservation.getsockname()[1]
+    self._port = worker_port.WorkerPort(host, port)
     command = _launch_command(
       binary,
-      f'--port={self._port}',
+      f'--port={self._port.number}',
       f'--max_concurrent_computation_calls={max_concurrent_clients}',
     )
     # The kernel's order to kill the worker takes effect when the *thread* that
@@ -139,13 +136,13 @@ class WorkerProcess:
           **(environment or {}),
         },
       ),
-      name=f'tff-worker-{self._port}',
+      name=f'tff-worker-{self._port.number}',
       daemon=True,
     )
     self._thread.start()
     self._started.wait()
     if self._start_error is not None:
-      self._reservation.close()
+      self._port.close()
       raise errors.RunError(
         f'Could not start the TFF worker {binary}: '
         f'{self._start_error.strerror}.'
@@ -166,12 +163,12 @@ class WorkerProcess:
   @property
   def port(self) -> int:
     """The TCP port that the worker serves on."""
-    return self._port
+    return self._port.number
 
   @property
   def target(self) -> str:
     """The worker's gRPC address for programs on this machine."""
-    return f'{_LOOPBACK}:{self._port}'
+    return self._port.target
 
   @property
   def is_running(self) -> bool:
@@ -194,15 +191,16 @@ class WorkerProcess:
       RunError: If it did not answer in time.
     """
     deadline = time.monotonic() + timeout_seconds
-    while not _accepts_connections(self._port):
+    while not self._port.is_served():
       if self.wait(0.01):
         raise WorkerDiedError(self.describe_end())
       if time.monotonic() > deadline:
         raise errors.RunError(
           f'The TFF worker (process {self.pid}) did not answer on port '
-          f'{self._port} within {timeout_seconds:g} seconds'
+          f'{self.port} within {timeout_seconds:g} seconds'
           f'{self._last_words()}.'
         )
+    self._port.check_limit()
 
   def describe_end(self) -> str:
     """Returns one line on how the worker ended, or that it still runs."""
@@ -248,7 +246,7 @@ class WorkerProcess:
         self._process.kill()
         self.wait()
     self._thread.join()
-    self._reservation.close()
+    self._port.close()
 
   def _start_and_watch(
     self, command: List[str], environment: Mapping[str, str]
@@ -309,6 +307,7 @@ class WorkerProcess:
 
 def start_worker(
   *,
+  host: Optional[str] = None,
   port: Optional[int] = None,
   max_concurrent_clients: Optional[int] = None,
   binary: Optional[str] = None,
@@ -321,6 +320,7 @@ def start_worker(
   one on another port, a few times.
 
   Args:
+    host: The address to serve on; as for `WorkerProcess`.
     port: The TCP port to serve on, 1 to 65535; None for a free one.
     max_concurrent_clients: How many clients' computations run at the same time,
       at least 1; None for the number of usable CPU cores.
@@ -339,6 +339,7 @@ def start_worker(
   num_tries = _NUM_PORTS_TRIED if port is None else 1
   for tries_left in reversed(range(num_tries)):
     worker = WorkerProcess(
+      host=host,
       port=port,
       max_concurrent_clients=max_concurrent_clients,
       binary=binary,
@@ -387,74 +388,6 @@ def _launch_command(binary: str, *flags: str) -> List[str]:
     launcher = [sys.executable, '-I', '-S', _LAUNCHER, str(os.getpid())]
     return launcher + command
   return command
-
-
-def _reserve_port(port: Optional[int]) -> socket.socket:
-  """Returns a socket that keeps a port from others while a worker uses it.
-
-  gRPC servers share ports (SO_REUSEPORT): without this, two runs that pick the
-  same free port at the same moment would both start, and the kernel would hand
-  each one's connections to either worker. The socket is bound as the worker's
-  will be, and does not listen.
-
-  Args:
-    port: The port, or None for a free one.
-
-  Returns:
-    The bound socket; `getsockname()[1]` is the port.
-
-  Raises:
-    RunError: If the port cannot be had.
-  """
-  try:
-    if port is not None:
-      # Unlike the binding below, this one also fails for a port that another
-      # gRPC server is willing to share.
-      with _bind(port, socket.SO_REUSEADDR):
-        pass
-    return _bind(port or 0, socket.SO_REUSEPORT)
-  except OSError as error:
-    raise errors.RunError(
-      f'Could not serve on port {port or "0"}: {error.strerror}; '
-      'choose another port.'
-    ) from error
-
-
-def _bind(port: int, option: int) -> socket.socket:
-  """Returns a socket bound to `port` on all interfaces with `option` set."""
-  family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
-  reservation = socket.socket(family, socket.SOCK_STREAM)
-  try:
-    reservation.setsockopt(socket.SOL_SOCKET, option, 1)
-    if family == socket.AF_INET6:
-      reservation.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    reservation.bind(('', port))
-  except OSError:
-    reservation.close()
-    raise
-  return reservation
-
-
-@functools.cache
-def _has_ipv6() -> bool:
-  """Returns whether this machine can bind IPv6 sockets."""
-  if not socket.has_ipv6:
-    return False
-  try:
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-      probe.bind(('', 0))
-    return True
-  except OSError:
-    return False
-
-
-def _accepts_connections(port: int) -> bool:
-  """Returns whether something on this machine listens on `port`."""
-  try:
-    with socket.create_connection((_LOOPBACK, port), timeout=1.0):
-      return True
-  except OSError:
-    return False
 
 
 def _describe_return_code(code: int) -> str:

@@ -54,6 +54,7 @@ def run(
   rounds_per_evaluation: int = 10,
   num_final_evaluations: int = 10,
   runtime: str = 'native',
+  runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
   settings: Optional[Mapping[str, Any]] = None,
   show_progress: bool = True,
@@ -71,6 +72,8 @@ def run(
     num_final_evaluations: How many of the last rounds are all evaluated, at
       least 1; with 10, "last 10 rounds" is a mean over ten.
     runtime: A key of `runtime.RUNTIMES`.
+    runtime_options: The keyword arguments of that runtime's class. They are
+      this machine's matter and not stored with the run.
     resume: Whether to go on with the run in `output_dir`, if there is one.
       Without it, an existing run is an error.
     settings: What else defines the run (hyperparameters, model, partition), as
@@ -140,9 +143,11 @@ def run(
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
   with contextlib.ExitStack() as stack:
-    # Before the store, so that an unknown runtime leaves nothing behind; it
-    # starts nothing until it is used.
-    runtime = stack.enter_context(runtime_lib.create_runtime(runtime))
+    # Before the store, so that an unknown runtime, or one whose workers cannot
+    # be reached, leaves nothing behind.
+    runtime = stack.enter_context(
+      runtime_lib.create_runtime(runtime, **(runtime_options or {}))
+    )
     store = stack.enter_context(open_store(output_dir, config))
     if store.last_round == num_rounds:
       print(
@@ -197,6 +202,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
   else:
     state = client_population.decode_state(store.server_state(), state)
   population = client_population.ClientPopulation(process, runtime, store)
+  train = batches.ClientBatches(data.train)
+  test = batches.ClientBatches(data.test)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(
       metrics_writers.MetricsWriters(store.directory, store.history())
@@ -222,10 +229,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
         process.next,
         state,
         population.states(cohort),
-        [
-          batches.as_batches(data.train(data.client_ids[index]))
-          for index in cohort
-        ],
+        [train[data.client_ids[index]] for index in cohort],
       )
       state = output.state
       metrics = {
@@ -245,6 +249,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
           # The cohort's new states are not committed yet.
           lambda indices, new=new_states: _overlay(population, indices, new),
           data,
+          train,
+          test,
         )
         evaluation = personalized_evaluation.summarize(
           per_client, process.has_global_model

@@ -218,7 +218,7 @@ def _personal_weights(store, process, data, client_id, runtime):
     _server_state(store, process, runtime),
     state,
     personalized_evaluation.training_batches(
-      process, state, lambda: data.train(client_id)
+      process, state, batches.ClientBatches(data.train), client_id
     ),
   ).weights
 

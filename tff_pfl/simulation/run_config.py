@@ -184,7 +184,12 @@ class RunConfig:
     return self.build_process(self.build_model(data)), data
 
   def run(
-    self, output_dir: str, *, resume: bool = False, show_progress: bool = True
+    self,
+    output_dir: str,
+    *,
+    runtime_options: Optional[Mapping[str, Any]] = None,
+    resume: bool = False,
+    show_progress: bool = True,
   ) -> Dict[str, Any]:
     """Runs the experiment; see `experiment.run`."""
     process, data = self.build()
@@ -197,6 +202,7 @@ class RunConfig:
       rounds_per_evaluation=self.rounds_per_evaluation,
       num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,
+      runtime_options=runtime_options,
       resume=resume,
       settings=self.settings(),
       show_progress=show_progress,

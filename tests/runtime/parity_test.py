@@ -1,0 +1,260 @@
+"""Every method gives the same on every runtime."""
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tests.runtime import parity
+from tff_pfl import runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalization
+from tff_pfl.runtime import worker_process
+
+keras = tf.keras
+
+_SEED = 11
+_NUM_WORKERS = 3
+_NUM_CLIENTS = 7
+_NEW = 6  # The client that is in no round.
+_every_method = pytest.mark.parametrize('name', registry.ALGORITHMS)
+# Each is a method of its own to compile, so most are left to the slow suite.
+_methods_of_which_one_is_fast = pytest.mark.parametrize(
+  'name',
+  [
+    name if name == 'fed_rep' else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.ALGORITHMS
+  ],
+)
+_every_other_runtime = pytest.mark.parametrize('rt', ['in_process', 'remote'])
+
+
+def _client_data(seed):
+  """Clients of different sizes, and of two sizes of padded examples."""
+  return toy_problems.batched(
+    toy_problems.labelled_examples(n, 10 * seed + client)
+    for client, n in enumerate((7, 23, 5, 30))
+  )
+
+
+def _not_finite():
+  examples = toy_problems.labelled_examples(8, 5)
+  examples.x[3, 2] = np.nan
+  return batches.as_batches(examples)
+
+
+_TRAIN = _client_data(0)
+_TEST = _client_data(1)
+_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])[0]
+
+# The data of each round's clients: new clients and such that took part before,
+# some without examples, and one whose result is left out.
+_ROUNDS = (
+  {0: _TRAIN[0], 1: _TRAIN[1], 4: _NO_DATA},
+  {1: _TRAIN[1], 2: _TRAIN[2], 5: _not_finite()},
+  {3: _TRAIN[3], 0: _TRAIN[0], 4: _TRAIN[2], 1: _NO_DATA},
+)
+
+
+@pytest.fixture(name='workers', scope='module')
+def _workers():
+  with contextlib.ExitStack() as stack:
+    yield [
+      stack.enter_context(worker_process.start_worker()).target
+      for _ in range(_NUM_WORKERS)
+    ]
+
+
+@pytest.fixture(name='on', scope='module')
+def _on(workers):
+  """`on(name, run, *args)`: `run(rt, *args)` on a runtime, computed once."""
+  options = {
+    'native': ('native', {}),
+    'in_process': ('in_process', {'max_concurrent_clients': 2}),
+    'in_process_1': ('in_process', {'max_concurrent_clients': 1}),
+    'remote': ('remote', {'workers': workers[:2]}),
+    'remote_1': ('remote', {'workers': workers[:1]}),
+    'remote_3': ('remote', {'workers': workers}),
+  }
+  with contextlib.ExitStack() as stack:
+
+    @functools.cache
+    def runtime_of(key):
+      name, arguments = options[key]
+      return stack.enter_context(runtime.create_runtime(name, **arguments))
+
+    @functools.cache
+    def on(key, run, *args):
+      return run(runtime_of(key), *args)
+
+    yield on
+
+
+@functools.cache
+def _process(name, **personalization_options):
+  return registry.build(
+    name,
+    toy_problems.classifier(),
+    seed=_SEED,
+    personalization=personalization.Personalization(**personalization_options),
+  )
+
+
+def _train(rt, process):
+  """Returns all rounds' results and the states of all clients after them."""
+  state = rt.run(process.initialize)
+  client_states = rt.run(
+    process.initialize_client_states, list(range(_NUM_CLIENTS))
+  )
+  outputs = []
+  for cohort in _ROUNDS:
+    output = rt.run(
+      process.next,
+      state,
+      [client_states[client] for client in cohort],
+      list(cohort.values()),
+    )
+    state = output.state
+    for client, client_state in zip(cohort, output.client_states):
+      client_states[client] = client_state
+    outputs.append(output)
+  return outputs, client_states
+
+
+def _score(rt, process, state, client_states):
+  """Returns what is done with trained models, for clients of all kinds."""
+  known, new = client_states[1], client_states[_NEW]
+  return {
+    'initialize_client_state': rt.run(process.initialize_client_state, 2**40),
+    'evaluate_clients': rt.run(
+      process.evaluate_clients,
+      state,
+      [*client_states[:4], new, known],
+      [*_TRAIN, _NO_DATA, _TRAIN[1]],
+      [*_TEST, _TEST[0], _NO_DATA],
+    ),
+    'personalize known': rt.run(process.personalize, state, known, _TRAIN[1]),
+    'personalize new': rt.run(process.personalize, state, new, _TRAIN[3]),
+    'evaluate new': rt.run(process.evaluate, state, new, _TRAIN[3], _TEST[3]),
+  }
+
+
+def _train_and_score(rt, name, **options):
+  process = _process(name, **options)
+  outputs, client_states = _train(rt, process)
+  return {
+    'one round': outputs[0],
+    'three rounds': outputs,
+    'client states': client_states,
+    **_score(rt, process, outputs[-1].state, client_states),
+  }
+
+
+@_every_method
+@_every_other_runtime
+def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
+  parity.assert_close(
+    on(rt, _train_and_score, name), on('native', _train_and_score, name)
+  )
+
+
+def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
+  outputs = on('native', _train_and_score, 'fed_rep')['three rounds']
+  assert [o.metrics['clients'] for o in outputs] == [2, 2, 3]
+  assert [o.metrics['non_finite_clients'] for o in outputs] == [0, 1, 0]
+  assert toy_problems.differ(
+    outputs[0].state.global_weights, outputs[2].state.global_weights
+  )
+
+
+@_methods_of_which_one_is_fast
+def test_number_of_concurrent_clients_changes_no_bit(on, name):
+  parity.assert_same(
+    on('in_process_1', _train_and_score, name),
+    on('in_process', _train_and_score, name),
+  )
+
+
+@_methods_of_which_one_is_fast
+@pytest.mark.parametrize('rt', ['remote_1', 'remote_3'])
+def test_number_of_workers_changes_no_bit(on, rt, name):
+  parity.assert_same(
+    on(rt, _train_and_score, name), on('remote', _train_and_score, name)
+  )
+
+
+@_methods_of_which_one_is_fast
+@_every_other_runtime
+def test_fine_tuned_models_are_those_of_the_native_runtime(on, rt, name):
+  def run(key):
+    return on(key, _fine_tune, name)
+
+  parity.assert_close(run(rt), run('native'))
+
+
+def _fine_tune(rt, name):
+  process = _process(name, fine_tune='all')
+  return _score(
+    rt,
+    process,
+    rt.run(process.initialize),
+    rt.run(process.initialize_client_states, list(range(_NUM_CLIENTS))),
+  )
+
+
+def _dropout_and_normalization():
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.ReLU(),
+      keras.layers.Dropout(0.5),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+
+
+def _convolutional_and_recurrent():
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Reshape([5, 1, 1]),
+      keras.layers.Conv2D(2, [2, 1], activation='relu', name='conv'),
+      keras.layers.Reshape([4, 2]),
+      keras.layers.LSTM(3, name='lstm'),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+
+
+@_methods_of_which_one_is_fast
+@pytest.mark.parametrize(
+  'make',
+  [
+    _dropout_and_normalization,
+    pytest.param(_convolutional_and_recurrent, marks=pytest.mark.slow),
+  ],
+)
+@_every_other_runtime
+def test_layers_of_many_kinds_are_trained_as_on_the_native_runtime(
+  on, rt, make, name
+):
+  parity.assert_close(
+    on(rt, _train_network, name, make), on('native', _train_network, name, make)
+  )
+
+
+@functools.cache
+def _process_of_network(name, make):
+  keras.utils.set_random_seed(3)
+  model = toy_problems.classifier_from(make())
+  return registry.build(name, model, seed=_SEED)
+
+
+def _train_network(rt, name, make):
+  return _train(rt, _process_of_network(name, make))

@@ -1,0 +1,164 @@
+"""Which devices clients run on, and how many at a time."""
+
+import logging as python_logging
+import os
+from typing import List, Optional, Sequence, Tuple, Union
+
+import tensorflow as tf
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.runtime import worker_process
+
+# 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
+Devices = Union[str, Sequence[str]]
+
+
+def parse(text: str) -> Devices:
+  """Returns what a flag's text means: a word, or names with commas between.
+
+  Args:
+    text: 'auto', 'cpu', 'gpu', or such as 'GPU:0,GPU:1'.
+  """
+  if text in ('auto', 'cpu', 'gpu'):
+    return text
+  return [name for name in text.split(',') if name]
+
+
+def resolve(devices: Devices = 'auto') -> List[str]:
+  """Returns the names of the devices that are meant.
+
+  Memory of GPUs is from then on taken as it is needed, if TensorFlow has not
+  been used yet.
+
+  Args:
+    devices: 'auto' (the GPUs, or the CPU where there is none), 'cpu', 'gpu'
+      (all of them), or a sequence of TensorFlow's names, such as 'GPU:1'.
+
+  Returns:
+    Names of logical devices, such as '/device:GPU:0'.
+
+  Raises:
+    ValueError: If there is no such device.
+  """
+  _grow_gpu_memory()
+  kinds = {'cpu': ['CPU'], 'gpu': ['GPU'], 'auto': ['GPU', 'CPU']}
+  if isinstance(devices, str):
+    errors.expect(
+      devices in kinds,
+      'devices',
+      f'one of {", ".join(kinds)}, or a list of device names',
+      devices,
+    )
+    for kind in kinds[devices]:
+      found = [
+        _short_name(d.name) for d in tf.config.list_logical_devices(kind)
+      ]
+      if found:
+        return found
+    raise ValueError(
+      errors.message(
+        'devices', "'auto' or 'cpu' where TensorFlow finds no GPU", devices
+      )
+    )
+  known = [_short_name(d.name) for d in tf.config.list_logical_devices()]
+  errors.expect(devices, 'devices', 'at least one device', devices)
+  resolved = [_short_name(str(name)) for name in devices]
+  for name, given in zip(resolved, devices):
+    errors.expect(
+      name in known,
+      'devices',
+      f'among {", ".join(known)} (or auto, cpu, gpu)',
+      given,
+    )
+  errors.expect(
+    len(set(resolved)) == len(resolved),
+    'devices',
+    'names that differ from one another',
+    devices,
+  )
+  return resolved
+
+
+def is_gpu(device: str) -> bool:
+  """Whether a name that `resolve` gave is that of a GPU."""
+  return ':GPU:' in device
+
+
+def of_threads(
+  devices: Sequence[str], num_threads: Optional[int] = None
+) -> Tuple[str, ...]:
+  """Returns the device of each thread that runs clients.
+
+  A GPU has one thread, which keeps it busy; the CPU one for each core, divided
+  among the logical CPU devices.
+
+  Args:
+    devices: Names that `resolve` gave.
+    num_threads: The number of threads, at least 1; they are divided among the
+      devices in turn. None for as many as is said above.
+  """
+  if num_threads is None:
+    cpus = [device for device in devices if not is_gpu(device)]
+    gpus = [device for device in devices if is_gpu(device)]
+    num_cpu_threads = max(len(cpus), worker_process.num_usable_cores())
+    return (*gpus, *_in_turn(cpus, num_cpu_threads if cpus else 0))
+  errors.expect(num_threads >= 1, 'num_threads', 'at least 1', num_threads)
+  return _in_turn(devices, num_threads)
+
+
+def divide_cores(num_threads: Optional[int] = None) -> None:
+  """Leaves each client's thread its share of the cores.
+
+  TensorFlow splits an operation over as many threads as there are cores.
+  Clients that run side by side, one on each core, then fight for them: rounds
+  take twice as long on two cores. It can be set only before TensorFlow runs its
+  first operation, so that the library does so when it is imported;
+  `TF_NUM_INTRAOP_THREADS` in the environment, or
+  `tf.config.threading.set_intra_op_parallelism_threads` called before, decides
+  otherwise.
+
+  Args:
+    num_threads: How many clients run at the same time, at least 1; None for one
+      on each core.
+  """
+  cores = worker_process.num_usable_cores()
+  share = max(1, cores // (num_threads or cores))
+  setting = os.environ.get('TF_NUM_INTRAOP_THREADS')
+  current = tf.config.threading.get_intra_op_parallelism_threads()
+  if setting or current == share:
+    return
+  try:
+    tf.config.threading.set_intra_op_parallelism_threads(share)
+  except RuntimeError:
+    # TensorFlow has started. One client at a time may well use all cores.
+    if current != 1 and num_threads != 1:
+      logging.log_first_n(
+        python_logging.WARNING,
+        'TensorFlow was used before tff_pfl was imported, and splits each '
+        'operation over all cores: clients that run at the same time will slow '
+        'one another down. Import tff_pfl first, or set '
+        'TF_NUM_INTRAOP_THREADS=%d.',
+        1,
+        share,
+      )
+
+
+def _grow_gpu_memory() -> None:
+  for gpu in tf.config.list_physical_devices('GPU'):
+    try:
+      tf.config.experimental.set_memory_growth(gpu, True)
+    except (RuntimeError, ValueError) as e:
+      # TensorFlow has started, or the device is divided in parts.
+      logging.debug('Memory growth stays as it is for %s: %s', gpu.name, e)
+
+
+def _short_name(name: str) -> str:
+  """From 'gpu:0' or a full name to '/device:GPU:0'."""
+  parts = name.rsplit(':', 2)
+  kind, index = parts[-2:] if len(parts) > 1 else (name, '0')
+  return f'/device:{kind.split("/")[-1].upper()}:{index}'
+
+
+def _in_turn(devices: Sequence[str], number: int) -> Tuple[str, ...]:
+  return tuple(devices[i % len(devices)] for i in range(number))

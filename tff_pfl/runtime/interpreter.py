@@ -1,0 +1,317 @@
+"""Interprets lowered computations on the values of `values`."""
+
+from typing import Any, Callable, Dict, List, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.runtime import (
+  client_mapper,
+  graph_functions,
+  sequences,
+  values,
+)
+
+
+class Interpreter:
+  """A lowered computation, ready to be run any number of times.
+
+  Runs may overlap in several threads.
+  """
+
+  def __init__(
+    self,
+    block: tff.framework.ComputationBuildingBlock,
+    library: graph_functions.FunctionLibrary,
+    mapper: client_mapper.ClientMapper,
+    dataset_cache: sequences.DatasetCache,
+  ):
+    """Prepares the computation.
+
+    Args:
+      block: What `lowering.lower` returned.
+      library: Where TensorFlow functions are loaded.
+      mapper: Runs what each client computes.
+      dataset_cache: What clients computed from their data sets alone.
+    """
+    self._block = block
+    self._library = library
+    self.mapper = mapper
+    self.dataset_cache = dataset_cache
+    # From a building block's id; `block` keeps all of them alive.
+    self._functions: Dict[int, graph_functions.LocalFunction] = {}
+
+  def run(self, argument: Any, num_clients: int) -> Any:
+    """Returns the result of the computation.
+
+    Args:
+      argument: The argument as `python_values.from_python` returns it; None if
+        there is no parameter.
+      num_clients: The number of clients.
+    """
+    run = _Run(self, num_clients)
+    return run.apply(run.evaluate(self._block, _Scope({})), argument)
+
+  def function(
+    self, block: tff.framework.CompiledComputation
+  ) -> graph_functions.LocalFunction:
+    """Returns the function of a block in the computation."""
+    function = self._functions.get(id(block))
+    if function is None:
+      function = self._functions[id(block)] = self._library.function(block)
+    return function
+
+
+class _Scope:
+  """The values of names, at one party or at all clients."""
+
+  def __init__(
+    self,
+    bindings: Dict[str, Any],
+    parent: Optional['_Scope'] = None,
+    at_clients: bool = False,
+  ):
+    self.bindings = bindings
+    self.at_clients = at_clients
+    self._parent = parent
+
+  def lookup(self, name: str) -> Any:
+    """Returns the value of a name."""
+    if name in self.bindings:
+      return self.bindings[name]
+    if self._parent is None:
+      raise errors.RunError(f'The computation refers to {name}, not its own.')
+    value = self._parent.lookup(name)
+    if self.at_clients and not self._parent.at_clients:
+      return values.AllEqual(value)
+    return value
+
+
+class _Closure:
+  """A lambda and the names it can refer to."""
+
+  def __init__(self, block: tff.framework.Lambda, scope: _Scope):
+    self.result = block.result
+    self._parameter_name = block.parameter_name
+    self._scope = scope
+
+  def call_scope(self, argument: Any, at_clients: bool) -> _Scope:
+    """Returns the scope of a call."""
+    bindings = {}
+    if self._parameter_name is not None:
+      bindings[self._parameter_name] = argument
+    return _Scope(bindings, self._scope, at_clients)
+
+
+class _Run:
+  """One run of a computation."""
+
+  def __init__(self, interpreter: Interpreter, num_clients: int):
+    self._interpreter = interpreter
+    self._num_clients = num_clients
+
+  # From here on: one method for each kind of building block.
+
+  def evaluate(
+    self, block: tff.framework.ComputationBuildingBlock, scope: _Scope
+  ) -> Any:
+    """Returns the value of a building block."""
+    return _EVALUATE[type(block)](self, block, scope)
+
+  def _reference(self, block: tff.framework.Reference, scope: _Scope) -> Any:
+    return scope.lookup(block.name)
+
+  def _selection(self, block: tff.framework.Selection, scope: _Scope) -> Any:
+    source = self.evaluate(block.source, scope)
+    if scope.at_clients:
+      return source.select(block.as_index())
+    return source[block.as_index()]
+
+  def _struct(self, block: tff.framework.Struct, scope: _Scope) -> Any:
+    elements = tuple([self.evaluate(part, scope) for part in block])
+    return values.Columns(elements) if scope.at_clients else elements
+
+  def _call(self, block: tff.framework.Call, scope: _Scope) -> Any:
+    function = self.evaluate(block.function, scope)
+    argument = None
+    if block.argument is not None:
+      argument = self.evaluate(block.argument, scope)
+    if scope.at_clients:
+      return self.map(function, argument)
+    return self.apply(function, argument)
+
+  def _lambda(self, block: tff.framework.Lambda, scope: _Scope) -> Any:
+    return _Closure(block, scope)
+
+  def _block(self, block: tff.framework.Block, scope: _Scope) -> Any:
+    scope = _Scope({}, scope, scope.at_clients)
+    for name, value in block.locals:
+      scope.bindings[name] = self.evaluate(value, scope)
+    return self.evaluate(block.result, scope)
+
+  def _compiled(
+    self, block: tff.framework.CompiledComputation, unused_scope: _Scope
+  ) -> Any:
+    return self._interpreter.function(block)
+
+  def _intrinsic(
+    self, block: tff.framework.Intrinsic, unused_scope: _Scope
+  ) -> Any:
+    intrinsic = _INTRINSICS.get(block.uri)
+    if intrinsic is None:
+      raise errors.RunError(
+        f'The intrinsic {block.uri} cannot run in process; choose the native '
+        'runtime.'
+      )
+    return lambda argument: intrinsic(self, argument)
+
+  def _literal(self, block: tff.framework.Literal, scope: _Scope) -> Any:
+    value = tf.constant(block.value, block.type_signature.dtype)
+    return values.AllEqual(value) if scope.at_clients else value
+
+  def _unsupported(
+    self, block: tff.framework.ComputationBuildingBlock, unused_scope: _Scope
+  ) -> Any:
+    raise errors.RunError(
+      f'A computation with {type(block).__name__} ({block}) cannot run in '
+      'process; choose the native runtime.'
+    )
+
+  # From here on: calls.
+
+  def apply(self, function: Any, argument: Any) -> Any:
+    """Returns the result of a function of one party, or of all."""
+    if isinstance(function, _Closure):
+      return self.evaluate(
+        function.result, function.call_scope(argument, at_clients=False)
+      )
+    return function(argument)
+
+  def map(
+    self, function: Any, argument: Optional[values.ClientsValue]
+  ) -> values.ClientsValue:
+    """Returns the clients' results of a function of one party."""
+    if isinstance(function, _Closure):
+      # Only the functions it calls run client by client.
+      return self.evaluate(
+        function.result, function.call_scope(argument, at_clients=True)
+      )
+    if not self._num_clients:
+      return values.PerClient([])
+    if _is_same_for_all(function, argument):
+      shared = None if argument is None else values.shared_value(argument)
+      return values.AllEqual(function(shared))
+    return values.PerClient(self._map_each(function, argument))
+
+  def _map_each(
+    self,
+    function: graph_functions.LocalFunction,
+    argument: Optional[values.ClientsValue],
+  ) -> List[values.LocalValue]:
+    """Returns the clients' results, those that are known without computing."""
+    mapper = self._interpreter.mapper
+    cache = self._interpreter.dataset_cache
+    datasets = _datasets(argument) if cache.is_on else None
+    if datasets is None or not function.is_deterministic:
+      return mapper.map(function, argument, self._num_clients)
+    key = function.content_hash
+    results = [cache.find(key, dataset) for dataset in datasets]
+    missing = [i for i, result in enumerate(results) if result is None]
+    if missing:
+      rows = values.PerClient([argument.row(i) for i in missing])
+      computed = mapper.map(function, rows, len(missing))
+      for client, result in zip(missing, computed):
+        results[client] = result
+        cache.keep(key, datasets[client], result)
+    return results
+
+  # From here on: intrinsics, each with its argument.
+
+  def federated_aggregate(self, argument: Any) -> Any:
+    clients_value, zero, accumulate, _, report = argument
+    rows = values.rows(clients_value, self._num_clients)
+    if isinstance(accumulate, graph_functions.LocalFunction):
+      total = accumulate.fold(zero, rows)
+    else:
+      total = zero
+      for row in rows:
+        total = self.apply(accumulate, (total, row))
+    return self.apply(report, total)
+
+  def federated_apply(self, argument: Any) -> Any:
+    return self.apply(*argument)
+
+  def federated_map(self, argument: Any) -> values.ClientsValue:
+    return self.map(*argument)
+
+  def federated_map_all_equal(self, argument: Any) -> values.ClientsValue:
+    function, value = argument
+    return values.AllEqual(self.apply(function, values.shared_value(value)))
+
+  def federated_eval_at_clients(self, argument: Any) -> values.ClientsValue:
+    return self.map(argument, None)
+
+  def federated_eval_at_server(self, argument: Any) -> Any:
+    return self.apply(argument, None)
+
+  def place_at_clients(self, argument: Any) -> values.ClientsValue:
+    return values.AllEqual(argument)
+
+  def place_at_server(self, argument: Any) -> Any:
+    return argument
+
+  def federated_zip_at_clients(self, argument: Any) -> values.ClientsValue:
+    return values.zip_columns(argument)
+
+
+def _is_same_for_all(
+  function: graph_functions.LocalFunction,
+  argument: Optional[values.ClientsValue],
+) -> bool:
+  """Whether one call gives every client's result."""
+  if argument is not None:
+    if not values.is_all_equal(argument):
+      return False
+    if values.contains_sequence(values.shared_value(argument)):
+      return False  # What it reads may differ each time.
+  return function.is_deterministic
+
+
+def _datasets(
+  argument: Optional[values.ClientsValue],
+) -> Optional[List[tf.data.Dataset]]:
+  """Returns the clients' data sets if their arguments are nothing else."""
+  if not isinstance(argument, values.PerClient):
+    return None
+  datasets = [getattr(row, 'source', None) for row in argument.values]
+  return None if any(d is None for d in datasets) else datasets
+
+
+_EVALUATE: Dict[type, Callable[..., Any]] = {
+  tff.framework.Reference: _Run._reference,
+  tff.framework.Selection: _Run._selection,
+  tff.framework.Struct: _Run._struct,
+  tff.framework.Call: _Run._call,
+  tff.framework.Lambda: _Run._lambda,
+  tff.framework.Block: _Run._block,
+  tff.framework.CompiledComputation: _Run._compiled,
+  tff.framework.Intrinsic: _Run._intrinsic,
+  tff.framework.Literal: _Run._literal,
+  tff.framework.Placement: _Run._unsupported,
+  tff.framework.Data: _Run._unsupported,
+}
+
+_INTRINSICS: Dict[str, Callable[..., Any]] = {
+  tff.framework.FEDERATED_AGGREGATE.uri: _Run.federated_aggregate,
+  tff.framework.FEDERATED_APPLY.uri: _Run.federated_apply,
+  tff.framework.FEDERATED_BROADCAST.uri: _Run.place_at_clients,
+  tff.framework.FEDERATED_EVAL_AT_CLIENTS.uri: _Run.federated_eval_at_clients,
+  tff.framework.FEDERATED_EVAL_AT_SERVER.uri: _Run.federated_eval_at_server,
+  tff.framework.FEDERATED_MAP.uri: _Run.federated_map,
+  tff.framework.FEDERATED_MAP_ALL_EQUAL.uri: _Run.federated_map_all_equal,
+  tff.framework.FEDERATED_VALUE_AT_CLIENTS.uri: _Run.place_at_clients,
+  tff.framework.FEDERATED_VALUE_AT_SERVER.uri: _Run.place_at_server,
+  tff.framework.FEDERATED_ZIP_AT_CLIENTS.uri: _Run.federated_zip_at_clients,
+  tff.framework.FEDERATED_ZIP_AT_SERVER.uri: _Run.place_at_server,
+}

@@ -1,0 +1,234 @@
+"""From a TFF computation to what the in-process runtime interprets.
+
+The result is in TFF's call-dominant form: a list of calls of intrinsics and of
+TensorFlow functions, without nesting except in the functions that intrinsics
+take. Intrinsics that others define are replaced by their definitions; secure
+ones sum in the clear, and get the same integers. Functions of one party become
+one TensorFlow graph each where they call several.
+"""
+
+import itertools
+from typing import Any, Optional, Tuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow_federated.python.common_libs import structure
+from tensorflow_federated.python.core.backends.mapreduce import compiler
+from tensorflow_federated.python.core.environments.tensorflow_backend import (
+  tensorflow_tree_transformations,
+)
+from tensorflow_federated.python.core.impl.compiler import (
+  building_block_factory,
+  intrinsic_defs,
+  transformation_utils,
+  tree_analysis,
+)
+from tensorflow_federated.python.core.impl.utils import tensorflow_utils
+
+_Transformed = Tuple[tff.framework.ComputationBuildingBlock, bool]
+
+_unique_number = itertools.count()
+
+
+def lower(
+  computation: tff.framework.ConcreteComputation,
+) -> tff.framework.ComputationBuildingBlock:
+  """Returns what to interpret for a computation.
+
+  Args:
+    computation: Any computation that is not polymorphic.
+  """
+  block = tff.backends.test.replace_secure_intrinsics_with_bodies(
+    computation
+  ).to_building_block()
+  block = compiler.unpack_compiled_computations(block)
+  block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
+    block
+  )
+  block = tff.framework.to_call_dominant(block)
+  for transform in (_lower_call, _lower_lambda):
+    block, _ = tff.framework.transform_postorder(block, transform)
+  return block
+
+
+def _lower_call(block: tff.framework.ComputationBuildingBlock) -> _Transformed:
+  """Replaces intrinsics by TensorFlow, or their functions by graphs."""
+  if not isinstance(block, tff.framework.Call) or not isinstance(
+    block.function, tff.framework.Intrinsic
+  ):
+    return block, False
+  lower_intrinsic = _LOWERINGS.get(block.function.uri)
+  if lower_intrinsic is None:
+    return block, False
+  return lower_intrinsic(block), True
+
+
+def _lower_lambda(
+  block: tff.framework.ComputationBuildingBlock,
+) -> _Transformed:
+  """Makes a function of one party that calls several others one graph.
+
+  A function that calls no more than one is left as it is: what it selects and
+  arranges costs nothing, and its graph stays the one that the user wrote.
+  """
+  if not isinstance(block, tff.framework.Lambda) or not _is_local(block):
+    return block, False
+  num_graphs = tree_analysis.count(
+    block, lambda part: isinstance(part, tff.framework.CompiledComputation)
+  )
+  if num_graphs < 2:
+    return block, False
+  return compiler.compile_local_computation_to_tensorflow(block), True
+
+
+def _is_local(block: tff.framework.Lambda) -> bool:
+  """Whether TensorFlow alone can compute a function."""
+  kinds = (
+    tff.framework.Intrinsic,
+    tff.framework.Data,
+    tff.framework.Placement,
+  )
+  return (
+    tff.types.contains_only(block.type_signature, _is_local_type)
+    and not tree_analysis.contains(block, lambda part: isinstance(part, kinds))
+    and not tree_analysis.contains(block, _is_foreign)
+    and not transformation_utils.get_map_of_unbound_references(block)[block]
+  )
+
+
+def _is_local_type(part: tff.Type) -> bool:
+  return isinstance(
+    part,
+    (tff.TensorType, tff.StructType, tff.SequenceType, tff.FunctionType),
+  )
+
+
+def _is_foreign(block: tff.framework.ComputationBuildingBlock) -> bool:
+  """Whether it is compiled, but not TensorFlow."""
+  return (
+    isinstance(block, tff.framework.CompiledComputation)
+    and block.proto.WhichOneof('computation') != 'tensorflow'
+  )
+
+
+def _to_graph(
+  function: tff.framework.ComputationBuildingBlock,
+) -> tff.framework.ComputationBuildingBlock:
+  """Returns a function as one TensorFlow graph if it can be."""
+  if isinstance(function, tff.framework.Lambda) and _is_local(function):
+    return compiler.compile_local_computation_to_tensorflow(function)
+  return function
+
+
+def _lower_aggregate(call: tff.framework.Call) -> tff.framework.Call:
+  """Makes the accumulation one graph, so that it can be chained in one."""
+  elements = structure.to_elements(call.argument)
+  name, accumulate = elements[2]
+  elements[2] = (name, _to_graph(accumulate))
+  return tff.framework.Call(call.function, tff.framework.Struct(elements))
+
+
+def _lower_sequence_map(call: tff.framework.Call) -> tff.framework.Call:
+  function, sequence = call.argument
+  apply = _in_graph(function)
+
+  @tff.tensorflow.computation(sequence.type_signature)
+  def sequence_map(dataset):
+    return dataset.map(lambda *element: apply(_element(element)))
+
+  return _call(sequence_map, sequence)
+
+
+def _lower_sequence_reduce(call: tff.framework.Call) -> tff.framework.Call:
+  sequence, zero, function = call.argument
+  apply = _in_graph(function)
+
+  @tff.tensorflow.computation(sequence.type_signature, zero.type_signature)
+  def sequence_reduce(dataset, initial):
+    return dataset.reduce(
+      initial, lambda state, *element: apply((state, _element(element)))
+    )
+
+  return _call(sequence_reduce, tff.framework.Struct([sequence, zero]))
+
+
+def _lower_sequence_sum(call: tff.framework.Call) -> tff.framework.Call:
+  sequence = call.argument
+
+  @tff.tensorflow.computation(sequence.type_signature)
+  def sequence_sum(dataset):
+    zero = tf.nest.map_structure(
+      lambda spec: tf.zeros(spec.shape, spec.dtype), dataset.element_spec
+    )
+    return dataset.reduce(
+      zero,
+      lambda state, *element: tf.nest.map_structure(
+        tf.add, state, _element(element)
+      ),
+    )
+
+  return _call(sequence_sum, sequence)
+
+
+def _lower_select(call: tff.framework.Call) -> tff.framework.Call:
+  """Each client gets the server's value and selects by its own keys."""
+  keys, _, server_value, select = call.argument
+  apply = _in_graph(select)
+
+  @tff.tensorflow.computation(
+    server_value.type_signature.member, keys.type_signature.member
+  )
+  def select_at_client(value, client_keys):
+    dataset = tf.data.Dataset.from_tensor_slices(client_keys)
+    return dataset.map(lambda key: apply((value, key)))
+
+  argument = building_block_factory.create_federated_zip(
+    tff.framework.Struct(
+      [building_block_factory.create_federated_broadcast(server_value), keys]
+    )
+  )
+  return building_block_factory.create_federated_map(
+    select_at_client.to_compiled_building_block(), argument
+  )
+
+
+_LOWERINGS = {
+  intrinsic_defs.FEDERATED_AGGREGATE.uri: _lower_aggregate,
+  intrinsic_defs.FEDERATED_SELECT.uri: _lower_select,
+  intrinsic_defs.SEQUENCE_MAP.uri: _lower_sequence_map,
+  intrinsic_defs.SEQUENCE_REDUCE.uri: _lower_sequence_reduce,
+  intrinsic_defs.SEQUENCE_SUM.uri: _lower_sequence_sum,
+}
+
+
+def _call(
+  computation: tff.framework.ConcreteComputation,
+  argument: tff.framework.ComputationBuildingBlock,
+) -> tff.framework.Call:
+  return tff.framework.Call(computation.to_compiled_building_block(), argument)
+
+
+def _element(arguments: Tuple[Any, ...]) -> Any:
+  """Returns a data set's element, which `map` passes as several arguments."""
+  return arguments[0] if len(arguments) == 1 else arguments
+
+
+def _in_graph(function: tff.framework.ComputationBuildingBlock) -> Any:
+  """Returns a function that stamps another into the graph being traced."""
+  graph = _to_graph(function)
+
+  def apply(argument: Optional[Any]) -> Any:
+    _, result = tensorflow_utils.deserialize_and_call_tf_computation(
+      graph.proto,
+      structure.from_container(argument, recursive=True)
+      if isinstance(argument, (tuple, list, dict))
+      else argument,
+      tf.compat.v1.get_default_graph(),
+      str(next(_unique_number)),
+      tf.constant(''),
+    )
+    if isinstance(result, structure.Struct):
+      return structure.to_odict_or_tuple(result)
+    return result
+
+  return apply

@@ -1,0 +1,160 @@
+"""Values while the in-process runtime computes.
+
+A local value is what one party holds:
+
+* a tensor: an eager `tf.Tensor`;
+* a structure: a plain tuple of local values in the order of its type, whose
+  names the type knows;
+* a sequence: a `Sequence`.
+
+A value at the server is a local value. A value at clients is stored by columns:
+either `AllEqual`, `PerClient` or `Columns` of these. So zipping, broadcasting
+and selecting cost the same for any number of clients.
+"""
+
+import dataclasses
+from typing import Any, List, Optional, Tuple, Union
+from typing import Sequence as ListOrTuple
+
+import tensorflow as tf
+
+# A `tf.Tensor`, a `Sequence` or a tuple of local values.
+LocalValue = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+  """A sequence of one party.
+
+  Attributes:
+    variant: Scalar of dtype variant: the data set as TensorFlow's graphs take
+      it.
+    source: The data set as the caller passed it, by which it is recognized when
+      it is passed again; None where there is none.
+  """
+
+  variant: tf.Tensor
+  source: Optional[tf.data.Dataset] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AllEqual:
+  """The same local value at every client.
+
+  Attributes:
+    value: The local value.
+  """
+
+  value: LocalValue
+
+  def row(self, unused_client: int) -> LocalValue:
+    """The value of a client, counted from 0."""
+    return self.value
+
+  def select(self, index: int) -> 'AllEqual':
+    """The clients' element `index` of their structures."""
+    return AllEqual(self.value[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class PerClient:
+  """One local value for each client.
+
+  Attributes:
+    values: The local values in the clients' order.
+  """
+
+  values: ListOrTuple[LocalValue]
+
+  def row(self, client: int) -> LocalValue:
+    """The value of a client, counted from 0."""
+    return self.values[client]
+
+  def select(self, index: int) -> 'PerClient':
+    """The clients' element `index` of their structures."""
+    return PerClient([value[index] for value in self.values])
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """A structure at each client, stored as a structure of values at clients.
+
+  Attributes:
+    columns: The elements.
+  """
+
+  columns: Tuple['ClientsValue', ...]
+
+  def row(self, client: int) -> LocalValue:
+    """The value of a client, counted from 0."""
+    return tuple([column.row(client) for column in self.columns])
+
+  def select(self, index: int) -> 'ClientsValue':
+    """The clients' element `index` of their structures."""
+    return self.columns[index]
+
+
+ClientsValue = Union[AllEqual, PerClient, Columns]
+
+
+def rows(value: ClientsValue, num_clients: int) -> List[LocalValue]:
+  """Returns the local value of each client, in the clients' order."""
+  if isinstance(value, PerClient):
+    return list(value.values)
+  return [value.row(client) for client in range(num_clients)]
+
+
+def is_all_equal(value: ClientsValue) -> bool:
+  """Whether the value is stored once for all clients."""
+  if isinstance(value, Columns):
+    return all(map(is_all_equal, value.columns))
+  return isinstance(value, AllEqual)
+
+
+def shared_value(value: ClientsValue) -> LocalValue:
+  """Returns the local value of all clients of an `is_all_equal` value."""
+  if isinstance(value, Columns):
+    return tuple(map(shared_value, value.columns))
+  return value.value
+
+
+def zip_columns(value: Any) -> ClientsValue:
+  """Returns one value at clients for nested tuples of values at clients."""
+  if isinstance(value, tuple):
+    return Columns(tuple(map(zip_columns, value)))
+  return value
+
+
+def flatten(value: LocalValue) -> List[tf.Tensor]:
+  """Returns the tensors of a local value, in the order of its type."""
+  flat = []
+  _flatten(value, flat)
+  return flat
+
+
+def _flatten(value: LocalValue, flat: List[tf.Tensor]) -> None:
+  if isinstance(value, tuple):
+    for element in value:
+      _flatten(element, flat)
+  elif isinstance(value, Sequence):
+    flat.append(value.variant)
+  else:
+    flat.append(value)
+
+
+def contains_sequence(value: LocalValue) -> bool:
+  """Whether a local value is a sequence or has one as an element."""
+  if isinstance(value, tuple):
+    return any(map(contains_sequence, value))
+  return isinstance(value, Sequence)
+
+
+def num_bytes(value: LocalValue) -> int:
+  """Returns the memory of a local value's tensors, in bytes."""
+  total = 0
+  for tensor in flatten(value):
+    if tensor.dtype == tf.string:
+      total += sum(map(len, tensor.numpy().reshape([-1]).tolist()))
+    elif tensor.dtype != tf.variant:
+      total += tensor.shape.num_elements() * tensor.dtype.size
+  return total
