@@ -12,6 +12,7 @@ order of additions.
 
 import collections
 import contextlib
+import functools
 import logging as python_logging
 import threading
 from typing import Any, Iterator, List, NamedTuple, Optional
@@ -32,18 +33,14 @@ class BatchedMapper(client_mapper.ClientMapper):
   """Runs clients of equal shapes as one program, the others one by one."""
 
   def __init__(
-    self,
-    one_by_one: client_mapper.ClientMapper,
-    device: str,
-    max_clients: int = 64,
+    self, one_by_one: client_mapper.ThreadMapper, max_clients: int = 64
   ):
     """Prepares the mapper.
 
     Args:
-      one_by_one: Runs what cannot be batched: functions of data sets, single
-        clients, and models that do not vectorize, of which a warning tells. It
-        is closed with this mapper.
-      device: Where the batches run, a name that `devices.resolve` gave.
+      one_by_one: Has the devices, and runs what cannot be batched: functions of
+        data sets, single clients, and models that do not vectorize, of which a
+        warning tells. It is closed with this mapper.
       max_clients: The most clients in one program, at least 2.
 
     Raises:
@@ -51,11 +48,10 @@ class BatchedMapper(client_mapper.ClientMapper):
     """
     errors.expect(max_clients >= 2, 'max_clients', 'at least 2', max_clients)
     self._one_by_one = one_by_one
-    self._device = device
     self._max_clients = max_clients
     self._lock = threading.Lock()
-    # From a function's hash and its arguments' shapes to its program, or to
-    # None if there cannot be one.
+    # From a function's hash and which of its arguments are shared to its
+    # program, or to None if there cannot be one.
     self._programs = collections.OrderedDict()
 
   def map(
@@ -68,14 +64,24 @@ class BatchedMapper(client_mapper.ClientMapper):
     if argument is None or num_clients < 2 or not function.is_tensor_function:
       return self._one_by_one.map(function, argument, num_clients)
     columns = _flat_columns(argument, num_clients)
+    chunks = self._chunks(columns, num_clients)
+    program = self._program(function, columns, max(chunks, key=len))
+    if program is None:
+      return self._one_by_one.map(function, argument, num_clients)
+
+    def compute(clients):
+      if len(clients) == 1:
+        return [function(argument.row(clients[0]))]
+      size = _padded_size(len(clients))
+      outputs = program(*_stack(columns, clients, size))
+      rows = zip(*(tf.unstack(output, size) for output in outputs))
+      return [function.pack(row) for _, row in zip(clients, rows)]
+
     results = [None] * num_clients
-    for clients in _clients_of_equal_shapes(columns, num_clients):
-      for begin in range(0, len(clients), self._max_clients):
-        chunk = clients[begin : begin + self._max_clients]
-        for client, result in zip(
-          chunk, self._map_chunk(function, argument, columns, chunk)
-        ):
-          results[client] = result
+    tasks = [functools.partial(compute, clients) for clients in chunks]
+    for clients, computed in zip(chunks, self._one_by_one.run_all(tasks)):
+      for client, result in zip(clients, computed):
+        results[client] = result
     return results
 
   def close(self) -> None:
@@ -83,83 +89,82 @@ class BatchedMapper(client_mapper.ClientMapper):
     self._programs.clear()
     self._one_by_one.close()
 
-  def _map_chunk(self, function, argument, columns, clients):
-    """Returns the results of some clients whose arguments have equal shapes."""
-    program = None
-    if len(clients) > 1:
-      program = self._program(function, columns, clients)
-    if program is None:
-      return self._one_by_one.map(
-        function,
-        values.PerClient([argument.row(client) for client in clients]),
-        len(clients),
+  def _chunks(self, columns, num_clients):
+    """Returns lists of clients of equal shapes, one or more for each device."""
+    chunks = []
+    for clients in _clients_of_equal_shapes(columns, num_clients):
+      share = -(-len(clients) // self._one_by_one.num_threads)
+      size = min(self._max_clients, share)
+      chunks.extend(
+        clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
-    with tf.device(self._device):
-      outputs = program.function(*_stack(columns, clients, program.size))
-    per_client = zip(*(tf.unstack(o, program.size) for o in outputs))
-    return [function.pack(flat) for flat, _ in zip(per_client, clients)]
+    return chunks
 
   def _program(self, function, columns, clients):
-    """Returns the program for these shapes; None if there cannot be one."""
-    size = _padded_size(len(clients))
-    key = (function.content_hash, size, _shapes(columns, clients[0]))
+    """Returns the batched function; None if there cannot be one."""
+    is_shared = tuple(column.is_shared for column in columns)
+    key = (function.content_hash, is_shared)
     with self._lock:
       if key not in self._programs:
-        self._programs[key] = self._build(function, columns, clients, size)
+        if len(clients) < 2:
+          return None  # Nothing to try it with.
+        self._programs[key] = _build(function, is_shared, columns, clients)
         while len(self._programs) > _MAX_PROGRAMS:
           self._programs.popitem(last=False)
       self._programs.move_to_end(key)
       return self._programs[key]
 
-  def _build(self, function, columns, clients, size):
-    is_shared = [column.is_shared for column in columns]
-    concrete = function.concrete
 
-    def batched(*flat):
-      def client(own):
-        own = iter(own)
-        return concrete(
-          *(
-            tensor if shared else next(own)
-            for tensor, shared in zip(flat, is_shared)
-          )
-        )
+def _build(
+  function: graph_functions.LocalFunction,
+  is_shared: ListOrTuple[bool],
+  columns: ListOrTuple[Any],
+  clients: ListOrTuple[int],
+) -> Optional[Any]:
+  """Returns the batched function; None if it does not work.
 
-      own = [t for t, shared in zip(flat, is_shared) if not shared]
-      return tf.vectorized_map(client, own, fallback_to_while_loop=False)
+  It is from flat tensors, those that differ between clients stacked, to flat
+  results, all stacked.
 
-    arguments = _stack(columns, clients, size)
-    try:
-      with tf.device(self._device), _no_conversion_log():
-        compiled = tf.function(
-          batched,
-          autograph=False,
-          jit_compile=True if function.asks_for_xla else None,
-        )
-        # Tracing tells whether it vectorizes, a call whether XLA takes it.
-        compiled(*arguments)
-    except (ValueError, TypeError, tf.errors.OpError, NotImplementedError) as e:
-      reason = ' '.join(str(e).split())[:_MAX_REASON_CHARACTERS]
-      logging.warning(
-        'Clients of this model cannot run as one program and run one by one '
-        'on each device: %s',
-        reason,
-      )
-      return None
-    return _Program(compiled, size)
-
-
-class _Program(NamedTuple):
-  """A batched function.
-
-  Attributes:
-    function: From flat tensors, those that differ between clients stacked, to
-      flat results, all stacked.
-    size: The number of clients it takes.
+  Args:
+    function: What one client computes.
+    is_shared: For each of its flat arguments, whether all clients have the
+      same.
+    columns: Arguments to try it with.
+    clients: Whose they are.
   """
+  concrete = function.concrete
 
-  function: Any
-  size: int
+  def batched(*flat):
+    def client(own):
+      own = iter(own)
+      return concrete(
+        *(
+          tensor if shared else next(own)
+          for tensor, shared in zip(flat, is_shared)
+        )
+      )
+
+    own = [tensor for tensor, shared in zip(flat, is_shared) if not shared]
+    return tf.vectorized_map(client, own, fallback_to_while_loop=False)
+
+  program = tf.function(
+    batched,
+    autograph=False,
+    jit_compile=True if function.asks_for_xla else None,
+  )
+  try:
+    with _no_conversion_log():
+      # Tracing tells whether it vectorizes, the call whether XLA takes it.
+      program(*_stack(columns, clients, _padded_size(len(clients))))
+  except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as e:
+    logging.warning(
+      'Clients of this model cannot run as one program; they run one by one on '
+      'each device: %s',
+      ' '.join(str(e).split())[:_MAX_REASON_CHARACTERS],
+    )
+    return None
+  return program
 
 
 class _Column(NamedTuple):

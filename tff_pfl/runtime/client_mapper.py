@@ -2,9 +2,12 @@
 
 import abc
 import concurrent.futures
-import os
+import contextlib
+import functools
 import threading
-from typing import List, Optional
+from typing import Any, Callable, List, Optional, Sequence
+
+import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.runtime import graph_functions, values
@@ -50,35 +53,33 @@ class ClientMapper(abc.ABC):
 class ThreadMapper(ClientMapper):
   """Runs clients on a pool of threads of this process.
 
-  TensorFlow lets other threads run while it computes, so clients run on as many
-  cores as there are threads. The calling thread is one of them: a `map` inside
-  another goes on even if all other threads are busy.
+  TensorFlow lets other threads run while it computes, so as many clients
+  compute as there are threads, each on its thread's device. The calling thread
+  is one of them: a `map` inside another goes on even if all others are busy.
   """
 
-  def __init__(self, num_threads: Optional[int] = None):
+  def __init__(self, devices: Sequence[Optional[str]]):
     """Prepares the pool; threads are started when they are needed.
 
     Args:
-      num_threads: How many clients run at the same time in one `map`, at least
-        1; None for the number of usable CPU cores.
+      devices: For each thread the device it computes on, as
+        `devices.of_threads` gives them; None leaves it to TensorFlow.
 
     Raises:
-      ValueError: If it is out of range.
+      ValueError: If there is none.
     """
-    if num_threads is None:
-      num_threads = len(os.sched_getaffinity(0))
-    errors.expect(num_threads >= 1, 'num_threads', 'at least 1', num_threads)
-    self._num_threads = num_threads
+    errors.expect(devices, 'devices', 'at least one', devices)
+    self._devices = tuple(devices)
     self._pool = None
-    if num_threads > 1:
+    if len(devices) > 1:
       self._pool = concurrent.futures.ThreadPoolExecutor(
-        num_threads - 1, thread_name_prefix='tff-pfl-client'
+        len(devices) - 1, thread_name_prefix='tff-pfl-client'
       )
 
   @property
   def num_threads(self) -> int:
     """How many clients run at the same time in one `map`."""
-    return self._num_threads
+    return len(self._devices)
 
   def map(
     self,
@@ -87,17 +88,36 @@ class ThreadMapper(ClientMapper):
     num_clients: int,
   ) -> List[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
-    cohort = _Cohort(function, argument, num_clients)
+
+    def compute(client):
+      if argument is None:
+        return function()
+      return function(argument.row(client))
+
+    return self.run_all(
+      [functools.partial(compute, client) for client in range(num_clients)]
+    )
+
+  def run_all(self, tasks: Sequence[Callable[[], Any]]) -> List[Any]:
+    """Returns what each of some functions returns.
+
+    Args:
+      tasks: Functions; each is called on a device by one of the threads.
+
+    Raises:
+      Exception: The first error of a task; the others are given up.
+    """
+    queue = _Queue(tasks)
     helpers = []
     if self._pool is not None:
-      for _ in range(min(self._num_threads, num_clients) - 1):
-        helpers.append(self._pool.submit(cohort.work))
-    cohort.work()
+      for device in self._devices[1 : len(tasks)]:
+        helpers.append(self._pool.submit(queue.work, device))
+    queue.work(self._devices[0])
     # What has not begun finds nothing left to do.
     for helper in helpers:
       if not helper.cancel():
         helper.result()
-    return cohort.results()
+    return queue.results()
 
   def close(self) -> None:
     """Ends the threads."""
@@ -105,50 +125,40 @@ class ThreadMapper(ClientMapper):
       self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Cohort:
-  """The clients of one `map`, taken one by one by the threads that work."""
+class _Queue:
+  """The tasks of one `run_all`, taken one by one by the threads that work."""
 
-  def __init__(
-    self,
-    function: graph_functions.LocalFunction,
-    argument: Optional[values.ClientsValue],
-    num_clients: int,
-  ):
-    self._function = function
-    self._argument = argument
-    self._results = [None] * num_clients
-    self._clients = iter(range(num_clients))
+  def __init__(self, tasks: Sequence[Callable[[], Any]]):
+    self._tasks = iter(enumerate(tasks))
+    self._results = [None] * len(tasks)
     self._cancellation = graph_functions.Cancellation()
     self._lock = threading.Lock()
     self._error = None
 
-  def work(self) -> None:
-    """Computes clients until none is left or one of them failed."""
-    with self._cancellation.scope():
+  def work(self, device: Optional[str]) -> None:
+    """Does tasks until none is left or one of them failed."""
+    with self._cancellation.scope(), contextlib.ExitStack() as stack:
+      if device is not None:
+        stack.enter_context(tf.device(device))
       while self._error is None:
-        # Only one thread at a time gets the next client from an iterator.
-        client = next(self._clients, None)
-        if client is None:
+        with self._lock:
+          index, task = next(self._tasks, (None, None))
+        if task is None:
           return
         try:
-          self._results[client] = self._compute(client)
+          self._results[index] = task()
         except BaseException as error:  # pylint: disable=broad-except
           self._fail(error)
-
-  def _compute(self, client: int) -> values.LocalValue:
-    if self._argument is None:
-      return self._function()
-    return self._function(self._argument.row(client))
 
   def _fail(self, error: BaseException) -> None:
     with self._lock:
       if self._error is not None:
         return
       self._error = error
-    # The other clients' results are of no use.
+    # The other tasks' results are of no use.
     self._cancellation.cancel()
 
-  def results(self) -> List[values.LocalValue]:
+  def results(self) -> List[Any]:
     """Returns all results, or raises the first error."""
     if self._error is not None:
       raise self._error

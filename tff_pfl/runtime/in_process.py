@@ -7,49 +7,41 @@ on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
 (`tf.errors`).
 """
 
-import collections
-import concurrent.futures
-import threading
-import weakref
-from typing import Any, Optional
-
-import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.executors import cardinalities_utils
+from typing import Optional
 
 from tff_pfl import errors
-from tff_pfl.runtime import (
-  base,
-  client_mapper,
-  graph_functions,
-  interpreter,
-  lowering,
-  python_values,
-  sequences,
-)
-
-_MAX_LOWERED_COMPUTATIONS = 256
-_SECONDS_FOR_ABANDONED_CALL = 1.0
+from tff_pfl.runtime import batched_clients as batched_clients_lib
+from tff_pfl.runtime import client_mapper, interpreting
+from tff_pfl.runtime import devices as devices_lib
 
 
-class InProcessRuntime(base.Runtime):
+class InProcessRuntime(interpreting.InterpretingRuntime):
   """Runs computations in this process."""
 
   def __init__(
     self,
     *,
+    devices: devices_lib.Devices = 'auto',
     max_concurrent_clients: Optional[int] = None,
+    batched_clients: Optional[bool] = None,
     dataset_cache_bytes: int = 2**30,
   ):
     """Prepares the runtime.
 
     Args:
-      max_concurrent_clients: How many clients' computations run at the same
-        time, at least 1; None for the number of usable CPU cores.
+      devices: Where clients compute: 'auto' (the GPUs, or the CPU where there
+        is none), 'cpu', 'gpu', or a list of TensorFlow's device names.
+      max_concurrent_clients: How many clients' computations (or batches of
+        them) run at the same time, at least 1; None for one on each GPU, and on
+        the CPU one for each usable core.
+      batched_clients: Whether clients of equal shapes run as one program (see
+        `batched_clients`); None for yes on GPUs, no on the CPU, where it is
+        slower.
       dataset_cache_bytes: How much memory may hold what clients computed from
         their data sets alone, at least 0, which switches that off.
 
     Raises:
-      ValueError: If a number is out of range.
+      ValueError: If a number is out of range or there is no such device.
     """
     if max_concurrent_clients is not None:
       errors.expect(
@@ -58,131 +50,25 @@ class InProcessRuntime(base.Runtime):
         'at least 1',
         max_concurrent_clients,
       )
-    errors.expect(
-      dataset_cache_bytes >= 0,
-      'dataset_cache_bytes',
-      'at least 0',
+    super().__init__(
+      create_mapper(devices, max_concurrent_clients, batched_clients),
       dataset_cache_bytes,
     )
-    self._engine = _Engine(
-      client_mapper.ThreadMapper(max_concurrent_clients), dataset_cache_bytes
-    )
-    context = _InProcessContext(self._engine)
-    super().__init__(context)
-    # The context, not the runtime, decides how long the threads are needed: a
-    # program may install the runtime and drop it.
-    weakref.finalize(context, self._engine.close)
-
-  def close(self) -> None:
-    """Ends the threads and frees what was kept for further computations."""
-    self._engine.close()
 
 
-class _Engine:
-  """What the computations of one runtime share."""
-
-  def __init__(
-    self, mapper: client_mapper.ClientMapper, dataset_cache_bytes: int
-  ):
-    self._mapper = mapper
-    self._library = graph_functions.FunctionLibrary()
-    self._dataset_cache = sequences.DatasetCache(dataset_cache_bytes)
-    self._lock = threading.Lock()
-    self._is_closed = False
-    # From a computation's id to it (weakly) and its interpreter.
-    self._interpreters = collections.OrderedDict()
-
-  def check_open(self) -> None:
-    if self._is_closed:
-      raise errors.RunError(
-        'The in-process runtime is closed; create another one to go on.'
-      )
-
-  def interpreter(
-    self, computation: tff.framework.ConcreteComputation
-  ) -> interpreter.Interpreter:
-    """Returns the lowered computation."""
-    key = id(computation)
-    with self._lock:
-      known, found = self._interpreters.get(key, (None, None))
-      if known is not None and known() is computation:
-        self._interpreters.move_to_end(key)
-        return found
-    made = interpreter.Interpreter(
-      lowering.lower(computation),
-      self._library,
-      self._mapper,
-      self._dataset_cache,
-    )
-    with self._lock:
-      self._drop_dead()
-      self._interpreters[key] = (weakref.ref(computation), made)
-      while len(self._interpreters) > _MAX_LOWERED_COMPUTATIONS:
-        self._interpreters.popitem(last=False)
-    return made
-
-  def _drop_dead(self) -> None:
-    dead = [
-      key for key, (known, _) in self._interpreters.items() if known() is None
-    ]
-    for key in dead:
-      del self._interpreters[key]
-
-  def close(self) -> None:
-    self._is_closed = True
-    self._mapper.close()
-    self._library.clear()
-    self._dataset_cache.clear()
-    with self._lock:
-      self._interpreters.clear()
-
-
-class _InProcessContext(tff.framework.SyncContext):
-  """Executes computations; several threads may do so at once."""
-
-  def __init__(self, engine: _Engine):
-    self._engine = engine
-
-  def invoke(self, comp: Any, arg: Any) -> Any:
-    """Returns the computation's result; see `tff.framework.SyncContext`.
-
-    The work is done in a thread of its own, so that the caller's reacts to
-    Ctrl-C at any time, whatever graph or device it has active.
-    """
-    self._engine.check_open()
-    outcome = concurrent.futures.Future()
-    cancellation = graph_functions.Cancellation()
-
-    def compute():
-      try:
-        with cancellation.scope():
-          outcome.set_result(self._compute(comp, arg))
-      except BaseException as error:  # pylint: disable=broad-except
-        outcome.set_exception(error)
-
-    thread = threading.Thread(
-      target=compute, name='tff-pfl-computation', daemon=True
-    )
-    thread.start()
-    try:
-      return outcome.result()
-    except BaseException:
-      if not outcome.done():
-        # Ctrl-C or a request to exit.
-        cancellation.cancel()
-        thread.join(_SECONDS_FOR_ABANDONED_CALL)
-      raise
-
-  def _compute(self, comp: Any, arg: Any) -> Any:
-    parameter_type = comp.type_signature.parameter
-    num_clients = 0
-    if parameter_type is not None:
-      cardinalities = cardinalities_utils.infer_cardinalities(
-        arg, parameter_type
-      )
-      num_clients = cardinalities.get(tff.CLIENTS, 0)
-      arg = python_values.from_python(arg, parameter_type)
-    result = self._engine.interpreter(comp).run(arg, num_clients)
-    return python_values.to_python(
-      result, comp.type_signature.result, num_clients
-    )
+def create_mapper(
+  devices: devices_lib.Devices = 'auto',
+  max_concurrent_clients: Optional[int] = None,
+  batched_clients: Optional[bool] = None,
+) -> client_mapper.ClientMapper:
+  """Returns what runs the clients; arguments as those of `InProcessRuntime`."""
+  devices_lib.divide_cores(max_concurrent_clients)
+  names = devices_lib.resolve(devices)
+  mapper = client_mapper.ThreadMapper(
+    devices_lib.of_threads(names, max_concurrent_clients)
+  )
+  if batched_clients is None:
+    batched_clients = any(map(devices_lib.is_gpu, names))
+  if batched_clients:
+    return batched_clients_lib.BatchedMapper(mapper)
+  return mapper

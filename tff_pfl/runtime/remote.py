@@ -16,20 +16,18 @@ What is sent is neither encrypted nor authenticated; `binaries.worker` says how
 to tunnel it. The workers run TensorFlow on CPU only.
 """
 
-import weakref
 from typing import Optional, Sequence
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
-  base,
-  client_mapper,
   in_process,
+  interpreting,
   remote_mapper,
   worker_pool,
 )
 
 
-class RemoteRuntime(base.Runtime):
+class RemoteRuntime(interpreting.InterpretingRuntime):
   """Runs the clients' computations on several workers."""
 
   def __init__(
@@ -65,20 +63,11 @@ class RemoteRuntime(base.Runtime):
     )
     pool = worker_pool.WorkerPool(workers)
     try:
-      mapper = remote_mapper.RemoteMapper(
-        pool, client_mapper.ThreadMapper(), max_concurrent_clients
-      )
-      self._engine = in_process._Engine(mapper, dataset_cache_bytes)
       pool.connect(connect_timeout_seconds)
+      mapper = remote_mapper.RemoteMapper(
+        pool, in_process.create_mapper('cpu'), max_concurrent_clients
+      )
     except BaseException:
       pool.close()
       raise
-    context = in_process._InProcessContext(self._engine)
-    super().__init__(context)
-    # The context, not the runtime, decides how long the workers are needed: a
-    # program may install the runtime and drop it. At exit this also runs.
-    weakref.finalize(context, self._engine.close)
-
-  def close(self) -> None:
-    """Closes the connections; the workers go on without this runtime."""
-    self._engine.close()
+    super().__init__(mapper, dataset_cache_bytes)
