@@ -22,11 +22,9 @@ import json
 
 from absl import flags
 
-from binaries import program
+from binaries import program, runtime_flags
 from tff_pfl import errors
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.benchmark import measurement, workloads
-from tff_pfl.simulation import run_config
 
 _ALL = 'all'
 _SMALL_MATMUL = 128
@@ -48,12 +46,6 @@ _ROUNDS = flags.DEFINE_integer(
   + ').',
   lower_bound=1,
 )
-_RUNTIME = flags.DEFINE_enum(
-  'runtime',
-  run_config.RunConfig.runtime,
-  list(runtime_lib.RUNTIMES),
-  'What executes.',
-)
 _REFERENCE = flags.DEFINE_bool(
   'reference', False, 'Also run the plain loop of a TFF user, in turns.'
 )
@@ -67,6 +59,7 @@ _SMALL = flags.DEFINE_bool(
   'small', False, 'Tiny sizes, to try in seconds that everything runs.'
 )
 flags.adopt_module_key_flags(program)
+flags.adopt_module_key_flags(runtime_flags)
 
 
 def _selected_workloads():
@@ -76,11 +69,6 @@ def _selected_workloads():
     names = list(workloads.WORKLOADS)
   selected = [workloads.get_workload(name) for name in names]
   return [w.scaled_down() if _SMALL.value else w for w in selected]
-
-
-def _runtime_options():
-  """The runtime's own arguments."""
-  return {}
 
 
 def _append(line):
@@ -97,8 +85,8 @@ def main() -> None:
   for workload in selected:
     record = measurement.measure(
       workload,
-      runtime=_RUNTIME.value,
-      runtime_options=_runtime_options(),
+      runtime=runtime_flags.selected_runtime(),
+      runtime_options=runtime_flags.options(),
       num_rounds=_ROUNDS.value,
       with_reference=_REFERENCE.value,
       **({'matmul_size': _SMALL_MATMUL} if _SMALL.value else {}),

@@ -5,13 +5,32 @@ from typing import Any, Dict, List
 from absl import flags
 
 from tff_pfl import runtime
-from tff_pfl.simulation import run_config
 
 _RUNTIME = flags.DEFINE_enum(
   'runtime',
-  run_config.RunConfig.runtime,
+  runtime.DEFAULT,
   list(runtime.RUNTIMES),
-  'What executes; remote: the --workers.',
+  'What executes. in_process: this process, on its CPU cores or GPUs; native: '
+  "TFF's own C++ worker; remote: the --workers.",
+)
+_DEVICES = flags.DEFINE_list(
+  'devices',
+  ['auto'],
+  'Where clients compute with --runtime=in_process: auto (the GPUs, or the CPU '
+  'where there is none), cpu, gpu, or names such as GPU:0,GPU:2.',
+)
+_BATCHED_CLIENTS = flags.DEFINE_bool(
+  'batched_clients',
+  None,
+  'Whether clients whose data have one size (rounded up to a power of two) run '
+  'as one program, with --runtime=in_process (default: on GPUs).',
+)
+_MAX_CONCURRENT_CLIENTS = flags.DEFINE_integer(
+  'max_concurrent_clients',
+  None,
+  'How many clients compute at the same time; with --runtime=remote, in each '
+  'worker (default: one on each GPU or usable CPU core).',
+  lower_bound=1,
 )
 _WORKERS = flags.DEFINE_list(
   'workers',
@@ -38,14 +57,26 @@ def options() -> Dict[str, Any]:
     ValueError: If a flag is missing, or is another runtime's.
   """
   name = _RUNTIME.value
+  for flag, its_runtime in (
+    (_WORKERS, 'remote'),
+    (_DEVICES, 'in_process'),
+    (_BATCHED_CLIENTS, 'in_process'),
+  ):
+    if flag.present and name != its_runtime:
+      raise ValueError(
+        f'Expected --{flag.name} with --runtime={its_runtime} only, found '
+        f'--runtime={name}.'
+      )
+  chosen = {'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS.value}
   if name == 'remote':
     if not _WORKERS.value:
       raise ValueError(
         'Expected --workers=host:port,… with --runtime=remote, found none.'
       )
-    return {'workers': _WORKERS.value}
-  if _WORKERS.present:
-    raise ValueError(
-      f'Expected --workers with --runtime=remote only, found --runtime={name}.'
-    )
-  return {}
+    chosen['workers'] = _WORKERS.value
+  if name == 'in_process':
+    devices = _DEVICES.value
+    is_word = devices in (['auto'], ['cpu'], ['gpu'])
+    chosen['devices'] = devices[0] if is_word else devices
+    chosen['batched_clients'] = _BATCHED_CLIENTS.value
+  return chosen

@@ -10,9 +10,9 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 
 @pytest.fixture(scope='session')
 def runtime():
-  """The native runtime, TFF's default for the whole session."""
+  """The default runtime, TFF's default for the whole session."""
   from tff_pfl import runtime as runtime_lib
 
-  with runtime_lib.create_runtime('native') as native:
-    native.install()
-    yield native
+  with runtime_lib.create_runtime(runtime_lib.DEFAULT) as created:
+    created.install()
+    yield created

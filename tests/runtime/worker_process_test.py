@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl.runtime import worker_process
 
 pytestmark = pytest.mark.timeout(30)
@@ -68,7 +68,7 @@ def test_worker_holds_neither_stdin_nor_stdout_nor_stderr_of_its_owner():
 
 def test_cores_are_divided_among_concurrent_clients(monkeypatch):
   monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
-  monkeypatch.setattr(worker_process, 'num_usable_cores', lambda: 8)
+  monkeypatch.setattr(cores, 'num_usable_cores', lambda: 8)
 
   def threads(**options):
     with worker_process.start_worker(**options) as worker:

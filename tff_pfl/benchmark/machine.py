@@ -14,7 +14,7 @@ import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.runtime import worker_process
+from tff_pfl import cores
 
 _SECONDS_PER_SAMPLE = 0.2
 # A process that is being started shares its parent's memory for a moment, which
@@ -46,7 +46,7 @@ def matmul_gflops(size: int = 2048, num_repeats: int = 5) -> float:
     np.asarray(tf.linalg.matmul(a, b)[0, 0])
 
   best = 0.0
-  for num_threads in sorted({1, worker_process.num_usable_cores()}):
+  for num_threads in sorted({1, cores.num_usable_cores()}):
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
       # The first is for warming up.
       for repeat in range(num_repeats + 1):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import tqdm
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.benchmark import (
   flops,
@@ -21,7 +21,7 @@ from tff_pfl.benchmark import (
   timing,
   workloads,
 )
-from tff_pfl.runtime import base, worker_process
+from tff_pfl.runtime import base
 from tff_pfl.simulation import summary
 
 
@@ -126,7 +126,7 @@ def measure(
     'peak_rss_mb': memory.peak_mb,
     'population': measured.populations.get('population'),
     'smaller_population': measured.populations.get('smaller_population'),
-    'num_cores': worker_process.num_usable_cores(),
+    'num_cores': cores.num_usable_cores(),
     'versions': machine.versions(),
   }
 

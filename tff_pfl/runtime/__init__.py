@@ -15,6 +15,8 @@ RUNTIMES: Dict[str, Callable[..., base.Runtime]] = {
   'native': native.NativeRuntime,
   'remote': remote.RemoteRuntime,
 }
+# The fastest on one machine, and the only one that uses GPUs.
+DEFAULT = 'in_process'
 
 
 def create_runtime(name: str, **options: Any) -> base.Runtime:

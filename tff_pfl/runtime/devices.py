@@ -1,28 +1,14 @@
 """Which devices clients run on, and how many at a time."""
 
-import logging as python_logging
-import os
 from typing import List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl import errors
-from tff_pfl.runtime import worker_process
+from tff_pfl import cores, errors
 
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
-
-
-def parse(text: str) -> Devices:
-  """Returns what a flag's text means: a word, or names with commas between.
-
-  Args:
-    text: 'auto', 'cpu', 'gpu', or such as 'GPU:0,GPU:1'.
-  """
-  if text in ('auto', 'cpu', 'gpu'):
-    return text
-  return [name for name in text.split(',') if name]
 
 
 def resolve(devices: Devices = 'auto') -> List[str]:
@@ -101,47 +87,10 @@ def of_threads(
   if num_threads is None:
     cpus = [device for device in devices if not is_gpu(device)]
     gpus = [device for device in devices if is_gpu(device)]
-    num_cpu_threads = max(len(cpus), worker_process.num_usable_cores())
+    num_cpu_threads = max(len(cpus), cores.num_usable_cores())
     return (*gpus, *_in_turn(cpus, num_cpu_threads if cpus else 0))
   errors.expect(num_threads >= 1, 'num_threads', 'at least 1', num_threads)
   return _in_turn(devices, num_threads)
-
-
-def divide_cores(num_threads: Optional[int] = None) -> None:
-  """Leaves each client's thread its share of the cores.
-
-  TensorFlow splits an operation over as many threads as there are cores.
-  Clients that run side by side, one on each core, then fight for them: rounds
-  take twice as long on two cores. It can be set only before TensorFlow runs its
-  first operation, so that the library does so when it is imported;
-  `TF_NUM_INTRAOP_THREADS` in the environment, or
-  `tf.config.threading.set_intra_op_parallelism_threads` called before, decides
-  otherwise.
-
-  Args:
-    num_threads: How many clients run at the same time, at least 1; None for one
-      on each core.
-  """
-  cores = worker_process.num_usable_cores()
-  share = max(1, cores // (num_threads or cores))
-  setting = os.environ.get('TF_NUM_INTRAOP_THREADS')
-  current = tf.config.threading.get_intra_op_parallelism_threads()
-  if setting or current == share:
-    return
-  try:
-    tf.config.threading.set_intra_op_parallelism_threads(share)
-  except RuntimeError:
-    # TensorFlow has started. One client at a time may well use all cores.
-    if current != 1 and num_threads != 1:
-      logging.log_first_n(
-        python_logging.WARNING,
-        'TensorFlow was used before tff_pfl was imported, and splits each '
-        'operation over all cores: clients that run at the same time will slow '
-        'one another down. Import tff_pfl first, or set '
-        'TF_NUM_INTRAOP_THREADS=%d.',
-        1,
-        share,
-      )
 
 
 def _grow_gpu_memory() -> None:

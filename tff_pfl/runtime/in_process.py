@@ -9,7 +9,7 @@ on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
 
 from typing import Optional
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import client_mapper, interpreting
 from tff_pfl.runtime import devices as devices_lib
@@ -62,7 +62,7 @@ def create_mapper(
   batched_clients: Optional[bool] = None,
 ) -> client_mapper.ClientMapper:
   """Returns what runs the clients; arguments as those of `InProcessRuntime`."""
-  devices_lib.divide_cores(max_concurrent_clients)
+  cores.divide(max_concurrent_clients)
   names = devices_lib.resolve(devices)
   mapper = client_mapper.ThreadMapper(
     devices_lib.of_threads(names, max_concurrent_clients)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.common_libs import structure
 from tensorflow_federated.python.core.impl.compiler import array
+from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 
 from tff_pfl.runtime import sequences, values
 
@@ -115,6 +116,8 @@ def _federated_from_python(value: Any, value_type: tff.FederatedType) -> Any:
     return from_python(value, member)
   if value_type.all_equal:
     return values.AllEqual(from_python(value, member))
+  if not isinstance(value, (list, tuple)):
+    raise cardinalities_utils.InvalidNonAllEqualValueError(value, value_type)
   return values.PerClient([from_python(row, member) for row in value])
 
 

@@ -27,14 +27,13 @@ import tensorflow_federated as tff
 from absl import logging
 from tensorflow_federated.python.common_libs import structure
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl.runtime import (
   client_mapper,
   graph_functions,
   python_values,
   values,
   worker_pool,
-  worker_process,
 )
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -84,7 +83,7 @@ class RemoteMapper(client_mapper.ClientMapper):
       ValueError: If a number is out of range.
     """
     if max_concurrent_clients is None:
-      max_concurrent_clients = worker_process.num_usable_cores()
+      max_concurrent_clients = cores.num_usable_cores()
     errors.expect(
       max_concurrent_clients >= 1,
       'max_concurrent_clients',

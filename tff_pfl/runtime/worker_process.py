@@ -35,7 +35,7 @@ from typing import IO, Dict, List, Mapping, Optional
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl.runtime import worker_port
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'worker_launcher.py')
@@ -57,13 +57,6 @@ def default_worker_binary() -> str:
   """Returns the path of the worker that comes with the installed TFF."""
   package = os.path.dirname(os.path.abspath(tff.__file__))
   return os.path.join(package, 'data', 'worker_binary')
-
-
-def num_usable_cores() -> int:
-  """Returns the number of CPU cores that this process may run on."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 class WorkerProcess:
@@ -102,7 +95,7 @@ class WorkerProcess:
       ValueError: If a number is out of range.
     """
     if max_concurrent_clients is None:
-      max_concurrent_clients = num_usable_cores()
+      max_concurrent_clients = cores.num_usable_cores()
     errors.expect(
       max_concurrent_clients >= 1,
       'max_concurrent_clients',
@@ -377,7 +370,7 @@ def _thread_settings(max_concurrent_clients: int) -> Dict[str, str]:
   products over the same cores as well makes rounds slower (by half for an MLP
   on two cores) and their rounding dependent on the number of cores.
   """
-  num_threads = max(1, num_usable_cores() // max_concurrent_clients)
+  num_threads = cores.threads_per_client(max_concurrent_clients)
   return {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
 
 

@@ -53,7 +53,7 @@ def run(
   cohort_size: int,
   rounds_per_evaluation: int = 10,
   num_final_evaluations: int = 10,
-  runtime: str = 'native',
+  runtime: str = runtime_lib.DEFAULT,
   runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
   settings: Optional[Mapping[str, Any]] = None,

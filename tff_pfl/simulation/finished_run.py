@@ -175,7 +175,7 @@ def personal_weights(
   data: datasets.FederatedDataset,
   client_id: str,
   *,
-  runtime: str = 'native',
+  runtime: str = runtime_lib.DEFAULT,
 ) -> split_model.Weights:
   """The personal model of a client of a run, of the library or a program.
 

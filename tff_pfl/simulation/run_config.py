@@ -9,6 +9,7 @@ import inspect
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import training_loop
 from tff_pfl.evaluation import personalization as personalization_lib
@@ -66,7 +67,7 @@ class RunConfig:
   rounds_per_evaluation: int = 10
   num_final_evaluations: int = 10
   seed: int = 0
-  runtime: str = 'native'
+  runtime: str = runtime_lib.DEFAULT
 
   def __post_init__(self):
     algorithm = registry.get_algorithm(self.algorithm)
