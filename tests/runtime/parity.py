@@ -1,5 +1,7 @@
 """Comparing what runtimes return, containers included."""
 
+import collections
+
 import attrs
 import numpy as np
 import tensorflow as tf
@@ -20,16 +22,27 @@ def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
     rtol: Relative tolerance of floating-point numbers.
     atol: Their absolute tolerance.
   """
+  for path, found, value in _pairs_of_one_type(actual, expected):
+    if np.issubdtype(value.dtype, np.inexact):
+      np.testing.assert_allclose(found, value, rtol, atol, err_msg=path)
+    else:
+      np.testing.assert_array_equal(found, value, err_msg=path)
+
+
+def assert_same_type(actual, expected):
+  """Checks that two results differ in nothing but their numbers."""
+  collections.deque(_pairs_of_one_type(actual, expected), maxlen=0)
+
+
+def _pairs_of_one_type(actual, expected):
+  """Yields path and both values of what is in two structures."""
   actual, expected = list(_leaves(actual)), list(_leaves(expected))
   assert [path for path, _ in actual] == [path for path, _ in expected]
   for (path, found), (_, value) in zip(actual, expected):
     assert type(found) is type(value), path
     found, value = np.asarray(found), np.asarray(value)
     assert (found.dtype, found.shape) == (value.dtype, value.shape), path
-    if np.issubdtype(value.dtype, np.inexact):
-      np.testing.assert_allclose(found, value, rtol, atol, err_msg=path)
-    else:
-      np.testing.assert_array_equal(found, value, err_msg=path)
+    yield path, found, value
 
 
 def _leaves(value, path='result'):

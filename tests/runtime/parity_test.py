@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def _on(workers):
     'native': ('native', {}),
     'in_process': ('in_process', {'max_concurrent_clients': 2}),
     'in_process_1': ('in_process', {'max_concurrent_clients': 1}),
+    'batched': ('in_process', {'batched_clients': True}),
     'remote': ('remote', {'workers': workers[:2]}),
     'remote_1': ('remote', {'workers': workers[:1]}),
     'remote_3': ('remote', {'workers': workers}),
@@ -85,7 +87,9 @@ def _on(workers):
     @functools.cache
     def runtime_of(key):
       name, arguments = options[key]
-      return stack.enter_context(runtime.create_runtime(name, **arguments))
+      return stack.enter_context(
+        contextlib.closing(runtime.create_runtime(name, **arguments))
+      )
 
     @functools.cache
     def on(key, run, *args):
@@ -180,6 +184,17 @@ def test_number_of_concurrent_clients_changes_no_bit(on, name):
 
 
 @_methods_of_which_one_is_fast
+def test_clients_in_one_program_give_what_they_give_alone(on, name, caplog):
+  caplog.set_level(logging.WARNING, logger='absl')
+  parity.assert_close(
+    on('batched', _train_and_score, name),
+    on('in_process', _train_and_score, name),
+  )
+  # That there is no such program would be said.
+  assert not [m for m in caplog.messages if 'as one program' in m]
+
+
+@_methods_of_which_one_is_fast
 @pytest.mark.parametrize('rt', ['remote_1', 'remote_3'])
 def test_number_of_workers_changes_no_bit(on, rt, name):
   parity.assert_same(
@@ -187,7 +202,8 @@ def test_number_of_workers_changes_no_bit(on, rt, name):
   )
 
 
-@_methods_of_which_one_is_fast
+@pytest.mark.slow
+@_every_method
 @_every_other_runtime
 def test_fine_tuned_models_are_those_of_the_native_runtime(on, rt, name):
   def run(key):

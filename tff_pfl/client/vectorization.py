@@ -66,3 +66,12 @@ def _convert_top_k(pfor_input: Any) -> Any:
     index_type=pfor_input.get_attr('index_type'),
   )
   return wrap(numbers, True), wrap(indices, True)
+
+
+@RegisterPFor('Bitcast')
+def _convert_bitcast(pfor_input: Any) -> Any:
+  # Only the last axis changes, or there is one more.
+  numbers = tf.raw_ops.Bitcast(
+    input=pfor_input.stacked_input(0), type=pfor_input.get_attr('type')
+  )
+  return wrap(numbers, True)

@@ -14,12 +14,14 @@ import collections
 import contextlib
 import functools
 import logging as python_logging
+import re
 import threading
 from typing import Any, Iterator, List, NamedTuple, Optional
 from typing import Sequence as ListOrTuple
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.framework import function_def_to_graph
 
 from tff_pfl import errors
 from tff_pfl.runtime import client_mapper, graph_functions, values
@@ -27,6 +29,7 @@ from tff_pfl.runtime import client_mapper, graph_functions, values
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
 _MAX_REASON_CHARACTERS = 300
+_ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 
 
 class BatchedMapper(client_mapper.ClientMapper):
@@ -133,7 +136,7 @@ def _build(
     columns: Arguments to try it with.
     clients: Whose they are.
   """
-  concrete = function.concrete
+  concrete = _with_graphs(function.concrete)
 
   def batched(*flat):
     def client(own):
@@ -154,14 +157,15 @@ def _build(
     jit_compile=True if function.asks_for_xla else None,
   )
   try:
-    with _no_conversion_log():
+    # An error cancels all that its scope's calls could go on with.
+    with _no_conversion_log(), graph_functions.Cancellation().scope():
       # Tracing tells whether it vectorizes, the call whether XLA takes it.
       program(*_stack(columns, clients, _padded_size(len(clients))))
   except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as e:
     logging.warning(
       'Clients of this model cannot run as one program; they run one by one on '
       'each device: %s',
-      ' '.join(str(e).split())[:_MAX_REASON_CHARACTERS],
+      _reason(e),
     )
     return None
   return program
@@ -233,6 +237,49 @@ def _stack(
     else tf.stack([column.tensors[client] for client in clients])
     for column in columns
   ]
+
+
+def _with_graphs(concrete: Any) -> Any:
+  """Gives a function Python's graphs of all functions it calls; returns it.
+
+  Those that a graph brings in its library have none, and TensorFlow vectorizes
+  only what it has the graph of.
+  """
+  library = concrete.graph.as_graph_def().library.function
+  with tf.init_scope():
+    graphs = {
+      definition.signature.name: function_def_to_graph.function_def_to_graph(
+        definition, include_library_functions=True
+      )
+      for definition in library
+    }
+  for graph in (concrete.graph, *graphs.values()):
+    for name in graph._functions:
+      graph._functions[name] = _FunctionWithGraph(name, graphs[name])
+  return concrete
+
+
+class _FunctionWithGraph:
+  """What TensorFlow needs of a function to vectorize its calls."""
+
+  def __init__(self, name: str, graph: Any):
+    self.name = name
+    self.graph = graph
+    self.function_type = self
+    self.flat_outputs = graph.outputs
+
+
+def _reason(error: BaseException) -> str:
+  """Returns the line that says what is wrong.
+
+  TensorFlow's errors of tracing quote the user's code around it, and may fail
+  in doing so.
+  """
+  while error.__context__ is not None:
+    error = error.__context__
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  named = [line for line in lines if _ERROR_LINE.match(line)]
+  return (named or lines)[0].strip()[:_MAX_REASON_CHARACTERS]
 
 
 @contextlib.contextmanager

@@ -152,9 +152,12 @@ class _Queue:
 
   def _fail(self, error: BaseException) -> None:
     with self._lock:
-      if self._error is not None:
-        return
-      self._error = error
+      # TensorFlow itself cancels the others before this learns of an error.
+      if self._error is None or (
+        isinstance(self._error, tf.errors.CancelledError)
+        and not isinstance(error, tf.errors.CancelledError)
+      ):
+        self._error = error
     # The other tasks' results are of no use.
     self._cancellation.cancel()
 

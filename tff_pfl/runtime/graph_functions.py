@@ -526,7 +526,8 @@ def _unload(function_names: ListOrTuple[str], destroy: Any) -> None:
   if destroy is not None:
     destroy()
   for name in function_names:
-    if context.context().has_function(name):
+    # Each part of the graph has registered them.
+    while context.context().has_function(name):
       context.context().remove_function(name)
 
 

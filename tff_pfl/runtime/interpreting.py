@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 
@@ -25,6 +26,7 @@ from tff_pfl.runtime import (
 )
 
 _MAX_LOWERED_COMPUTATIONS = 256
+_MAX_COMPUTATIONS_AT_A_TIME = 1000
 _SECONDS_FOR_ABANDONED_CALL = 1.0
 
 
@@ -75,6 +77,22 @@ class _Engine:
     self._is_closed = False
     # From a computation's id to it (weakly) and its interpreter.
     self._interpreters = collections.OrderedDict()
+    # As many as there are computations at a time. They are used again: what
+    # TensorFlow keeps of a thread, it keeps for ever.
+    self._threads = concurrent.futures.ThreadPoolExecutor(
+      _MAX_COMPUTATIONS_AT_A_TIME, thread_name_prefix='tff-pfl-computation'
+    )
+
+    self._cancellations = weakref.WeakSet()
+
+  def start(
+    self, comp: Any, arg: Any, cancellation: graph_functions.Cancellation
+  ) -> concurrent.futures.Future:
+    """Begins to compute in another thread; the future gets the result."""
+    self.check_open()
+    with self._lock:
+      self._cancellations.add(cancellation)
+    return self._threads.submit(self._compute, comp, arg, cancellation)
 
   def check_open(self) -> None:
     if self._is_closed:
@@ -82,7 +100,25 @@ class _Engine:
         'The runtime is closed; create another one to go on.'
       )
 
-  def interpreter(
+  def _compute(
+    self, comp: Any, arg: Any, cancellation: graph_functions.Cancellation
+  ) -> Any:
+    parameter_type = comp.type_signature.parameter
+    num_clients = 0
+    with cancellation.scope():
+      argument = None
+      if parameter_type is not None:
+        argument = python_values.from_python(arg, parameter_type)
+        cardinalities = cardinalities_utils.infer_cardinalities(
+          arg, parameter_type
+        )
+        num_clients = cardinalities.get(tff.CLIENTS, 0)
+      result = self._interpreter(comp).run(argument, num_clients)
+      return python_values.to_python(
+        result, comp.type_signature.result, num_clients
+      )
+
+  def _interpreter(
     self, computation: tff.framework.ConcreteComputation
   ) -> interpreter.Interpreter:
     """Returns the lowered computation."""
@@ -114,7 +150,12 @@ class _Engine:
 
   def close(self) -> None:
     self._is_closed = True
+    with self._lock:
+      under_way = list(self._cancellations)
+    for cancellation in under_way:
+      cancellation.cancel()
     self._mapper.close()
+    self._threads.shutdown()
     self._library.clear()
     self._dataset_cache.clear()
     with self._lock:
@@ -130,43 +171,19 @@ class _InterpretingContext(tff.framework.SyncContext):
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result; see `tff.framework.SyncContext`.
 
-    The work is done in a thread of its own, so that the caller's reacts to
-    Ctrl-C at any time, whatever graph or device it has active.
+    The work is done in another thread, so that the caller's reacts to Ctrl-C at
+    any time, whatever graph or device it has active.
     """
-    self._engine.check_open()
-    outcome = concurrent.futures.Future()
     cancellation = graph_functions.Cancellation()
-
-    def compute():
-      try:
-        with cancellation.scope():
-          outcome.set_result(self._compute(comp, arg))
-      except BaseException as error:  # pylint: disable=broad-except
-        outcome.set_exception(error)
-
-    thread = threading.Thread(
-      target=compute, name='tff-pfl-computation', daemon=True
-    )
-    thread.start()
+    outcome = self._engine.start(comp, arg, cancellation)
     try:
       return outcome.result()
+    except tf.errors.CancelledError:
+      self._engine.check_open()
+      raise
     except BaseException:
       if not outcome.done():
         # Ctrl-C or a request to exit.
         cancellation.cancel()
-        thread.join(_SECONDS_FOR_ABANDONED_CALL)
+        concurrent.futures.wait([outcome], _SECONDS_FOR_ABANDONED_CALL)
       raise
-
-  def _compute(self, comp: Any, arg: Any) -> Any:
-    parameter_type = comp.type_signature.parameter
-    num_clients = 0
-    if parameter_type is not None:
-      cardinalities = cardinalities_utils.infer_cardinalities(
-        arg, parameter_type
-      )
-      num_clients = cardinalities.get(tff.CLIENTS, 0)
-      arg = python_values.from_python(arg, parameter_type)
-    result = self._engine.interpreter(comp).run(arg, num_clients)
-    return python_values.to_python(
-      result, comp.type_signature.result, num_clients
-    )

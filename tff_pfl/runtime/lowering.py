@@ -38,9 +38,7 @@ def lower(
   Args:
     computation: Any computation that is not polymorphic.
   """
-  block = tff.backends.test.replace_secure_intrinsics_with_bodies(
-    computation
-  ).to_building_block()
+  block = replace_secure_sums(computation).to_building_block()
   block = compiler.unpack_compiled_computations(block)
   block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
     block
@@ -49,6 +47,31 @@ def lower(
   for transform in (_lower_call, _lower_lambda):
     block, _ = tff.framework.transform_postorder(block, transform)
   return block
+
+
+def replace_secure_sums(
+  computation: tff.framework.ConcreteComputation,
+) -> tff.framework.ConcreteComputation:
+  """Returns a computation that sums in the clear, and gets the same integers.
+
+  Args:
+    computation: Any computation that is not polymorphic.
+  """
+  block = computation.to_building_block()
+  if not tree_analysis.contains(block, _is_secure):
+    return computation
+  # The sums' definitions, where they stand, could nest it deeper than protocol
+  # buffers may be; this form is flat.
+  block = tff.framework.to_call_dominant(block)
+  return tff.backends.test.replace_secure_intrinsics_with_bodies(
+    tff.framework.ConcreteComputation.from_building_block(block)
+  )
+
+
+def _is_secure(block: tff.framework.ComputationBuildingBlock) -> bool:
+  return isinstance(block, tff.framework.Intrinsic) and block.uri.startswith(
+    'federated_secure'
+  )
 
 
 def _lower_call(block: tff.framework.ComputationBuildingBlock) -> _Transformed:
@@ -217,6 +240,8 @@ def _in_graph(function: tff.framework.ComputationBuildingBlock) -> Any:
   """Returns a function that stamps another into the graph being traced."""
   graph = _to_graph(function)
 
+  # AutoGraph would convert, and spend seconds on, TFF's own functions.
+  @tf.autograph.experimental.do_not_convert
   def apply(argument: Optional[Any]) -> Any:
     _, result = tensorflow_utils.deserialize_and_call_tf_computation(
       graph.proto,

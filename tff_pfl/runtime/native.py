@@ -25,7 +25,12 @@ import tensorflow_federated as tff
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.runtime import base, worker_connection, worker_process
+from tff_pfl.runtime import (
+  base,
+  lowering,
+  worker_connection,
+  worker_process,
+)
 
 _SECONDS_FOR_ABANDONED_CALL = 1.0
 
@@ -89,12 +94,10 @@ class NativeRuntime(base.Runtime):
 
 
 def _compile(computation: Any) -> Any:
-  # The worker has no protocol for secure aggregation: it sums in the clear, and
-  # gets the same integers.
-  computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
-    computation
+  # The worker has no protocol for secure aggregation.
+  return tff.backends.native.desugar_and_transform_to_native(
+    lowering.replace_secure_sums(computation)
   )
-  return tff.backends.native.desugar_and_transform_to_native(computation)
 
 
 class _NativeContext(tff.framework.SyncContext):

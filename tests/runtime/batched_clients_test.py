@@ -1,0 +1,179 @@
+"""Tests of clients that run as one program."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import datasets, runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.datasets import batches
+from tff_pfl.models import zoo
+from tff_pfl.runtime import batched_clients, client_mapper, in_process
+
+# Three clients of bucket 32, and one without examples, alone in bucket 16.
+_NUM_EXAMPLES = (20, 31, 0, 25)
+
+
+@pytest.fixture(name='one_by_one', scope='module')
+def _one_by_one():
+  with runtime.create_runtime('in_process', batched_clients=False) as created:
+    yield created
+
+
+@pytest.fixture(name='batched', scope='module')
+def _batched():
+  with runtime.create_runtime(
+    'in_process', batched_clients=True, max_concurrent_clients=1
+  ) as created:
+    yield created
+
+
+@pytest.fixture(name='batch_sizes')
+def _batch_sizes(monkeypatch):
+  """How many clients each batch that is computed has, padding included."""
+  sizes = []
+  stack = batched_clients._stack
+
+  def record(columns, clients, size):
+    sizes.append((len(clients), size))
+    return stack(columns, clients, size)
+
+  monkeypatch.setattr(batched_clients, '_stack', record)
+  return sizes
+
+
+def _clients(shape, num_examples=_NUM_EXAMPLES):
+  rng = np.random.default_rng(0)
+  return [
+    batches.as_batches(
+      datasets.Examples(
+        rng.standard_normal([n, *shape]).astype(np.float32),
+        rng.integers(0, 3, [n]).astype(np.int32),
+      )
+    )
+    for n in num_examples
+  ]
+
+
+def _element_spec(shape):
+  return {
+    'x': tf.TensorSpec(shape, tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+
+
+def _round(created, process, clients):
+  states = created.run(process.initialize_client_states, [*range(len(clients))])
+  state = created.run(process.initialize)
+  return created.run(process.next, state, states, clients)
+
+
+def _assert_close(found, expected):
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+    found,
+    expected,
+  )
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    # Compiling a batch takes seconds; FedRep's has all that the others' have.
+    pytest.param(name, marks=() if name == 'fed_rep' else pytest.mark.slow)
+    for name in registry.ALGORITHMS
+  ],
+)
+def test_a_round_gives_what_it_gives_one_by_one(
+  name, one_by_one, batched, batch_sizes
+):
+  process = registry.build(name, zoo.mlp(_element_spec([4]), 3, widths=(8,)))
+  clients = _clients([4])
+  expected = _round(one_by_one, process, clients)
+  _assert_close(_round(batched, process, clients), expected)
+  batch_sizes.clear()
+  # What did not vectorize is not tried again.
+  _assert_close(_round(batched, process, clients), expected)
+  assert max(number for number, _ in batch_sizes) > 1
+
+
+def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
+  @tff.tensorflow.computation(
+    tff.TensorType(np.float32, [None]), tff.TensorType(np.float32, [None])
+  )
+  def dot(x, y):
+    return tf.reduce_sum(x * y)
+
+  @tff.federated_computation(
+    tff.FederatedType(dot.type_signature.parameter[0], tff.CLIENTS),
+    tff.FederatedType(dot.type_signature.parameter[1], tff.CLIENTS),
+  )
+  def dots(xs, ys):
+    return tff.federated_map(dot, (xs, ys))
+
+  sizes = [4, 2, 4, 4, 2, 3]
+  vectors = [np.arange(n, dtype=np.float32) for n in sizes]
+  expected = [float(v @ v) for v in vectors]
+  assert batched.run(dots, vectors, vectors) == expected
+  batch_sizes.clear()
+  assert batched.run(dots, vectors, vectors) == expected
+  # Three of four, padded to a power of two; two of two; one is no batch.
+  assert batch_sizes == [(3, 4), (2, 2)]
+
+
+def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
+  one_by_one, batched, monkeypatch
+):
+  model = zoo.cnn(_element_spec([8, 8, 1]), 3)
+  process = registry.build('fed_avg', model)
+  clients = _clients([8, 8, 1], (20, 17, 31))
+  said = []
+  monkeypatch.setattr(
+    batched_clients.logging,
+    'warning',
+    lambda message, *arguments: said.append(message % arguments),
+  )
+  found = _round(batched, process, clients)
+  _round(batched, process, clients)
+  assert len(said) == 1, said
+  assert 'cannot run as one program' in said[0]
+  assert 'Conv2D' in said[0]
+  _assert_close(found, _round(one_by_one, process, clients))
+
+
+def test_an_error_of_a_client_is_raised(batched):
+  @tff.tensorflow.computation(np.float32)
+  def positive(x):
+    with tf.control_dependencies(
+      [tf.debugging.assert_positive(x, 'not positive')]
+    ):
+      return tf.identity(x)
+
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def all_positive(xs):
+    return tff.federated_map(positive, xs)
+
+  assert batched.run(all_positive, [1.0, 2.0]) == [1.0, 2.0]
+  with pytest.raises(tf.errors.InvalidArgumentError, match='not positive'):
+    batched.run(all_positive, [1.0, -2.0, 3.0])
+
+
+def test_batches_are_the_default_on_gpus_only(monkeypatch):
+  mapper = in_process.create_mapper('cpu')
+  assert isinstance(mapper, client_mapper.ThreadMapper)
+  mapper.close()
+  monkeypatch.setattr(
+    in_process.devices_lib, 'resolve', lambda _: ['/device:GPU:0']
+  )
+  mapper = in_process.create_mapper('gpu')
+  assert isinstance(mapper, batched_clients.BatchedMapper)
+  mapper.close()
+  mapper = in_process.create_mapper('gpu', batched_clients=False)
+  assert isinstance(mapper, client_mapper.ThreadMapper)
+  mapper.close()
+
+
+def test_a_batch_of_one_is_refused():
+  with pytest.raises(ValueError, match='at least 2, found 1'):
+    batched_clients.BatchedMapper(client_mapper.ThreadMapper([None]), 1)

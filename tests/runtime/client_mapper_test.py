@@ -1,0 +1,120 @@
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from tff_pfl.runtime import client_mapper, graph_functions, values
+
+
+@pytest.fixture(name='mapper', params=[1, 2, 5])
+def _mapper(request):
+  mapper = client_mapper.ThreadMapper([None] * request.param)
+  yield mapper
+  mapper.close()
+
+
+def test_results_come_in_the_clients_order(mapper):
+  def work(value):
+    time.sleep(0.001 * (value % 3))
+    return value * value
+
+  argument = values.PerClient(list(range(40)))
+  assert mapper.map(work, argument, 40) == [i * i for i in range(40)]
+
+
+def test_function_without_parameter_is_called_for_each_client(mapper):
+  assert mapper.map(lambda: 7, None, 3) == [7, 7, 7]
+
+
+def test_columns_are_passed_as_rows(mapper):
+  argument = values.Columns((values.AllEqual(1), values.PerClient([2, 3])))
+  assert mapper.map(lambda row: row, argument, 2) == [(1, 2), (1, 3)]
+
+
+def test_clients_run_on_all_threads_at_once():
+  mapper = client_mapper.ThreadMapper([None] * 4)
+  barrier = threading.Barrier(4, timeout=5)
+
+  def work():
+    barrier.wait()
+    return threading.get_ident()
+
+  assert len(set(mapper.map(work, None, 4))) == 4
+  mapper.close()
+
+
+def test_first_error_is_raised_and_later_clients_are_not_computed(mapper):
+  computed = []
+
+  def work(value):
+    computed.append(value)
+    if value == 0:
+      raise ValueError('client 0')
+    time.sleep(0.01)
+
+  with pytest.raises(ValueError, match='client 0') as caught:
+    mapper.map(work, values.PerClient(list(range(100))), 100)
+  assert caught.traceback[-1].name == 'work'
+  assert len(computed) <= mapper.num_threads + 1
+  # The next map is not affected.
+  assert mapper.map(lambda: 7, None, 3) == [7, 7, 7]
+
+
+def test_error_cancels_what_other_clients_compute():
+  mapper = client_mapper.ThreadMapper([None] * 2)
+  is_running = threading.Event()
+
+  def work(value):
+    if value == 0:
+      assert is_running.wait(5)
+      raise ValueError('client 0')
+    is_running.set()
+    cancellation = graph_functions.Cancellation.current()
+    while not cancellation.is_cancelled:
+      time.sleep(0.001)
+    return value
+
+  with pytest.raises(ValueError, match='client 0'):
+    mapper.map(work, values.PerClient([0, 1]), 2)
+  mapper.close()
+
+
+def test_error_is_raised_rather_than_the_cancellation_that_it_caused():
+  mapper = client_mapper.ThreadMapper([None] * 2)
+  other_has_ended = threading.Event()
+
+  def work(value):
+    if value == 0:
+      assert other_has_ended.wait(5)
+      time.sleep(0.05)
+      raise ValueError('client 0')
+    other_has_ended.set()
+    raise tf.errors.CancelledError(None, None, 'cancelled')
+
+  with pytest.raises(ValueError, match='client 0'):
+    mapper.map(work, values.PerClient([0, 1]), 2)
+  mapper.close()
+
+
+def test_map_inside_map_does_not_deadlock(mapper):
+  def outer(value):
+    return sum(mapper.map(lambda x: x, values.PerClient([value] * 5), 5))
+
+  argument = values.PerClient(list(range(20)))
+  assert mapper.map(outer, argument, 20) == [5 * i for i in range(20)]
+
+
+def test_threads_end_at_close():
+  before = set(threading.enumerate())
+  mapper = client_mapper.ThreadMapper([None] * 4)
+  mapper.map(lambda: time.sleep(0.01), None, 8)
+  assert len(threading.enumerate()) > len(before)
+  mapper.close()
+  mapper.close()
+  assert set(threading.enumerate()) <= before
+
+
+def test_no_threads_are_refused():
+  with pytest.raises(ValueError, match='Expected `devices` to be at least one'):
+    client_mapper.ThreadMapper([])

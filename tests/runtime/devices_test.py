@@ -1,0 +1,190 @@
+"""Tests of the choice of devices, and of batches of clients on them.
+
+Devices are made when TensorFlow starts, so most of this runs in programs of its
+own with several logical CPU devices.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tff_pfl.runtime import devices
+
+_START = """
+import os
+os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+import tff_pfl
+import tensorflow as tf
+cpu, = tf.config.list_physical_devices('CPU')
+tf.config.set_logical_device_configuration(
+  cpu, [tf.config.LogicalDeviceConfiguration()] * 3
+)
+"""
+
+
+def _run_program(code, **environment):
+  """Runs a program with three logical CPU devices; returns its output."""
+  result = subprocess.run(
+    [sys.executable, '-c', _START + textwrap.dedent(code)],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    env={**os.environ, **environment},
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr[-2000:]
+  return result.stdout
+
+
+def test_auto_and_cpu_are_the_cpu_where_there_is_no_gpu():
+  assert devices.resolve('cpu') == ['/device:CPU:0']
+  if not devices.is_gpu(devices.resolve('auto')[0]):
+    assert devices.resolve('auto') == devices.resolve('cpu')
+    with pytest.raises(ValueError, match='finds no GPU'):
+      devices.resolve('gpu')
+
+
+@pytest.mark.parametrize('name', ['cpu:0', 'CPU:0', '/device:CPU:0', 'CPU'])
+def test_devices_have_several_spellings(name):
+  assert devices.resolve([name]) == ['/device:CPU:0']
+
+
+@pytest.mark.parametrize(
+  ('value', 'reason'),
+  [
+    ('tpu', "one of cpu, gpu, auto, or a list of device names, found 'tpu'"),
+    (['CPU:7'], "among /device:CPU:0.* found 'CPU:7'"),
+    ([], 'at least one device'),
+    (['CPU:0', 'cpu:0'], 'differ from one another'),
+  ],
+)
+def test_wrong_devices_are_refused(value, reason):
+  with pytest.raises(ValueError, match=reason):
+    devices.resolve(value)
+
+
+def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
+  monkeypatch.setattr(devices.cores, 'num_usable_cores', lambda: 3)
+  gpus = ['/device:GPU:0', '/device:GPU:1']
+  cpus = ['/device:CPU:0', '/device:CPU:1']
+  assert devices.of_threads(gpus) == (*gpus,)
+  assert devices.of_threads(cpus[:1]) == (cpus[0],) * 3
+  assert devices.of_threads(cpus) == (cpus[0], cpus[1], cpus[0])
+  assert devices.of_threads(gpus, 5) == (*gpus, *gpus, gpus[0])
+  with pytest.raises(ValueError, match='at least 1, found 0'):
+    devices.of_threads(cpus, 0)
+
+
+def test_clients_go_to_all_devices_in_turn():
+  output = _run_program("""
+    import numpy as np
+    import tensorflow_federated as tff
+    from tff_pfl import runtime
+    from tff_pfl.runtime import graph_functions
+
+    used = set()
+    call = graph_functions._Program.call
+
+    def record(program, inputs):
+      outputs = call(program, inputs)
+      used.update(output.device.rsplit('/', 1)[-1] for output in outputs)
+      return outputs
+
+    graph_functions._Program.call = record
+
+    @tff.tensorflow.computation(np.float32)
+    def slow_square(x):
+      for _ in range(30):
+        noise = tf.random.stateless_normal([200, 200], (1, 2))
+        x = x + 0.0 * tf.reduce_sum(noise)
+      return x * x
+
+    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+    def squares(xs):
+      return tff.federated_map(slow_square, xs)
+
+    with runtime.create_runtime('in_process', devices='cpu') as created:
+      print([float(y) for y in created.run(squares, [*map(float, range(12))])])
+    print(sorted(used))
+  """)
+  squares, used = output.splitlines()
+  assert squares == str([float(i * i) for i in range(12)])
+  assert used == str([f'device:CPU:{i}' for i in range(3)])
+
+
+def test_the_number_of_devices_does_not_change_a_round():
+  output = _run_program(
+    """
+    import collections
+    import numpy as np
+    from tff_pfl import datasets, runtime
+    from tff_pfl.algorithms import registry
+    from tff_pfl.datasets import batches
+    from tff_pfl.models import zoo
+
+    data = datasets.make_synthetic(
+      5, examples_per_client=20, test_examples_per_client=0, shape=(6,),
+      num_classes=3, classes_per_client=2,
+    )
+    model = zoo.mlp(data.element_spec, 3, widths=(8,))
+    process = registry.build('fed_rep', model)
+    clients = [batches.as_batches(data.train(c)) for c in data.client_ids]
+    for options in (
+      {'devices': ['CPU:1']},
+      {'devices': 'cpu'},
+      {'devices': 'cpu', 'batched_clients': True},
+    ):
+      with runtime.create_runtime('in_process', **options) as created:
+        states = created.run(process.initialize_client_states, [*range(5)])
+        output = created.run(
+          process.next, created.run(process.initialize), states, clients
+        )
+      leaves = tf.nest.flatten((output.state, output.client_states))
+      print([np.round(np.sum(np.asarray(v, float)), 4) for v in leaves])
+  """
+  )
+  one, several, batched = output.splitlines()
+  assert one == several == batched
+
+
+@pytest.mark.gpu
+def test_rounds_are_the_same_on_gpu_and_cpu():
+  code = """
+    import numpy as np
+    from tff_pfl import datasets, runtime
+    from tff_pfl.algorithms import registry
+    from tff_pfl.datasets import batches
+    from tff_pfl.models import zoo
+
+    data = datasets.make_synthetic(
+      5, examples_per_client=20, test_examples_per_client=0, shape=(6,),
+      num_classes=3, classes_per_client=2,
+    )
+    clients = [batches.as_batches(data.train(c)) for c in data.client_ids]
+    for name in registry.ALGORITHMS:
+      process = registry.build(name, zoo.mlp(data.element_spec, 3, widths=(8,)))
+      results = []
+      for options in (
+        {'devices': 'cpu'},
+        {'devices': 'gpu', 'batched_clients': False},
+        {'devices': 'gpu', 'batched_clients': True},
+      ):
+        with runtime.create_runtime('in_process', **options) as created:
+          states = created.run(process.initialize_client_states, [*range(5)])
+          output = created.run(
+            process.next, created.run(process.initialize), states, clients
+          )
+        results.append(tf.nest.flatten((output.state, output.client_states)))
+      for other in results[1:]:
+        for found, expected in zip(other, results[0]):
+          np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+      print(name)
+  """
+  import tensorflow as tf
+
+  if not tf.config.list_physical_devices('GPU'):
+    pytest.skip('TensorFlow finds no GPU')
+  assert 'fed_rep' in _run_program(code).split()

@@ -1,0 +1,279 @@
+import collections
+import concurrent.futures
+import gc
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+from google.protobuf import text_format
+from tensorflow.python.eager import context
+
+from tff_pfl.runtime import graph_functions, values
+
+_FLOAT = tff.TensorType(np.float32)
+
+
+@pytest.fixture(name='library')
+def _library():
+  return graph_functions.FunctionLibrary()
+
+
+def _function(library, computation):
+  return library.function(computation.to_compiled_building_block())
+
+
+@tff.tensorflow.computation(np.float32, np.float32)
+def _decay(total, x):
+  return 0.5 * total + x
+
+
+def _counter():
+  """A computation that counts up a variable, slowly."""
+
+  @tff.tensorflow.computation(np.int32)
+  def count(limit):
+    variable = tf.Variable(0)
+
+    @tf.function
+    def loop():
+      while variable < limit:
+        variable.assign_add(1)
+      return variable.read_value()
+
+    return loop()
+
+  return count
+
+
+def test_call_takes_and_gives_local_values(library):
+  @tff.tensorflow.computation(
+    collections.OrderedDict(b=np.int32, a=[np.int32, ()])
+  )
+  def swap(value):
+    return value['a'][0], collections.OrderedDict(z=value['b'], none=())
+
+  result = _function(library, swap)((tf.constant(1), (tf.constant(2), ())))
+  assert result[1][1] == ()
+  assert [int(t) for t in values.flatten(result)] == [2, 1]
+
+
+def test_function_of_a_sequence_returns_a_sequence(library):
+  @tff.tensorflow.computation(tff.SequenceType(np.int64))
+  def double(dataset):
+    return dataset.map(lambda x: 2 * x)
+
+  variant = tf.data.experimental.to_variant(tf.data.Dataset.range(3))
+  function = _function(library, double)
+  result = function(values.Sequence(variant))
+  assert isinstance(result, values.Sequence)
+  dataset = tf.data.experimental.from_variant(
+    result.variant, tf.TensorSpec([], tf.int64)
+  )
+  assert list(dataset.as_numpy_iterator()) == [0, 2, 4]
+  assert not function.is_tensor_function
+
+
+def test_equal_graphs_are_loaded_once(library):
+  def build(number):
+    return tff.tensorflow.computation(lambda x: x + number, np.int32)
+
+  first, second, other = (_function(library, build(n)) for n in (1, 1, 2))
+  assert first.content_hash == second.content_hash != other.content_hash
+  assert [int(f(tf.constant(1))) for f in (first, second, other)] == [2, 2, 3]
+  assert len(library) == 2
+
+
+def test_number_of_loaded_graphs_is_bounded():
+  library = graph_functions.FunctionLibrary(max_functions=3)
+
+  def build(number):
+    return tff.tensorflow.computation(lambda x: x + number, np.int32)
+
+  functions = [_function(library, build(n)) for n in range(5)]
+  for _ in range(2):
+    assert [int(f(tf.constant(1))) for f in functions] == [1, 2, 3, 4, 5]
+    assert len(library) == 3
+  with pytest.raises(ValueError, match='Expected `max_functions`'):
+    graph_functions.FunctionLibrary(0)
+
+
+def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
+  def load_and_call():
+    function = _function(library, _counter())
+    assert int(function(tf.constant(3))) == 3
+    return function.concrete.name, [
+      f.signature.name
+      for f in function.concrete.graph.as_graph_def().library.function
+    ]
+
+  name, inner = load_and_call()
+  assert inner
+  assert all(context.context().has_function(n) for n in (name, *inner))
+  library.clear()
+  gc.collect()
+  assert not any(context.context().has_function(n) for n in (name, *inner))
+
+
+def test_graph_of_another_program_may_use_the_same_function_names(library):
+  # Two different definitions of one function name, as from two programs.
+  def build(number):
+    @tff.tensorflow.computation(np.int32)
+    def comp(x):
+      return tf.function(lambda v: v + number, autograph=False)(x)
+
+    return comp
+
+  first, second = build(1), build(20)
+  proto = tff.framework.serialize_computation(second)
+  graph_def = tf.compat.v1.GraphDef()
+  proto.tensorflow.graph_def.Unpack(graph_def)
+  (old,) = (f.signature.name for f in graph_def.library.function)
+  first_graph = tf.compat.v1.GraphDef()
+  tff.framework.serialize_computation(first).tensorflow.graph_def.Unpack(
+    first_graph
+  )
+  (new,) = (f.signature.name for f in first_graph.library.function)
+  text = str(graph_def).replace(old, new)
+  renamed = text_format.Parse(text, tf.compat.v1.GraphDef())
+  proto.tensorflow.graph_def.Pack(renamed)
+  second = tff.framework.deserialize_computation(proto)
+  results = [
+    int(_function(library, comp)(tf.constant(1))) for comp in (first, second)
+  ]
+  assert results == [2, 21]
+
+
+@pytest.mark.parametrize('num_rows', [0, 1, 2, 5, 8, 13])
+def test_fold_accumulates_in_order(num_rows, library):
+  function = _function(library, _decay)
+  expected = np.float32(4)
+  for i in range(num_rows):
+    expected = np.float32(0.5) * expected + np.float32(i)
+  rows = [tf.constant(float(i)) for i in range(num_rows)]
+  assert function.fold(tf.constant(4.0), rows).numpy() == expected
+
+
+def test_fold_of_structures_whose_results_share_a_tensor(library):
+  state = tff.to_type(collections.OrderedDict(a=np.float32, b=np.float32))
+
+  @tff.tensorflow.computation(state, ())
+  def step(total, unused_row):
+    new = total['a'] + total['b']
+    return collections.OrderedDict(a=new, b=new)
+
+  result = _function(library, step).fold(
+    (tf.constant(1.0), tf.constant(2.0)), [()] * 3
+  )
+  assert [float(t) for t in result] == [12.0, 12.0]
+
+
+def test_fold_with_variables_initializes_them_each_time(library):
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def step(total, x):
+    variable = tf.Variable(1.0)
+    with tf.control_dependencies([variable.assign_add(x)]):
+      return total + variable.read_value()
+
+  rows = [tf.constant(1.0)] * 3
+  assert float(_function(library, step).fold(tf.constant(0.0), rows)) == 6.0
+
+
+def test_what_is_known_about_a_function(library):
+  plain = _function(library, _decay)
+  assert plain.is_deterministic
+  assert plain.is_tensor_function
+  assert not plain.asks_for_xla
+  arguments = values.flatten((tf.constant(1.0), tf.constant(2.0)))
+  assert float(plain.pack(plain.concrete(*arguments))) == 2.5
+  random = tff.tensorflow.computation(lambda: tf.random.uniform([]))
+  assert not _function(library, random).is_deterministic
+  with_variable = _function(library, _counter())
+  assert with_variable.is_deterministic
+  assert not with_variable.is_tensor_function
+  compiled = tff.tensorflow.computation(
+    tf.function(lambda x: x + 1, jit_compile=True), np.int32
+  )
+  assert _function(library, compiled).asks_for_xla
+
+
+def test_what_xla_cannot_compile_runs_without_it(library, caplog):
+  caplog.set_level(logging.WARNING, logger='absl')
+
+  @tf.function(jit_compile=True)
+  def length(text):
+    return tf.strings.length(text) + 1
+
+  function = _function(library, tff.tensorflow.computation(length, np.str_))
+  for _ in range(2):
+    assert int(function(tf.constant('abc'))) == 4
+  (warning,) = caplog.messages
+  assert 'XLA cannot compile' in warning
+  assert '\n' not in warning
+
+
+def test_concurrent_calls_do_not_share_variables(library):
+  function = _function(library, _counter())
+  limits = [100 + 3 * i for i in range(40)]
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    results = pool.map(lambda limit: int(function(tf.constant(limit))), limits)
+    assert list(results) == limits
+
+
+def test_call_runs_on_the_callers_device(library):
+  function = _function(library, _decay)
+  with tf.device('CPU:0'):
+    result = function((tf.constant(1.0), tf.constant(2.0)))
+  assert result.device.endswith('CPU:0')
+
+
+def test_cancellation_ends_calls_in_its_scopes(library):
+  @tff.tensorflow.computation(np.int64)
+  def count(limit):
+    return tf.data.Dataset.range(limit).reduce(
+      np.int64(0), lambda total, x: total + x
+    )
+
+  function = _function(library, count)
+  outer = graph_functions.Cancellation()
+
+  def compute():
+    with outer.scope(), graph_functions.Cancellation().scope():
+      with pytest.raises(tf.errors.CancelledError):
+        function(tf.constant(10**12, tf.int64))
+
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    future = pool.submit(compute)
+    time.sleep(0.2)
+    outer.cancel()
+    future.result(timeout=5)
+  assert outer.is_cancelled
+  assert graph_functions.Cancellation.current() is None
+  assert int(function(tf.constant(3, tf.int64))) == 3
+
+
+def test_scope_is_that_of_a_thread():
+  cancellation = graph_functions.Cancellation()
+  seen = []
+  with cancellation.scope():
+    assert graph_functions.Cancellation.current() is cancellation
+    thread = threading.Thread(
+      target=lambda: seen.append(graph_functions.Cancellation.current())
+    )
+    thread.start()
+    thread.join()
+  assert seen == [None]
+
+
+def test_call_costs_less_than_a_millisecond(library):
+  function = _function(library, _decay)
+  argument = (tf.constant(1.0), tf.constant(2.0))
+  function(argument)
+  begin = time.perf_counter()
+  for _ in range(300):
+    function(argument)
+  # About 0.05 ms; far more on a machine that does other things.
+  assert (time.perf_counter() - begin) / 300 < 1e-3

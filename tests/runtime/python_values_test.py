@@ -1,0 +1,123 @@
+import collections
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.runtime import python_values, values
+
+_VECTOR = tff.TensorType(np.float32, [None])
+
+
+class _Point(NamedTuple):
+  x: Any
+  y: Any
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    [1.0, 2.0],
+    (1.0, 2.0),
+    np.array([1.0, 2.0], np.float32),
+    tf.constant([1.0, 2.0]),
+    tf.Variable([1.0, 2.0]),
+    [tf.constant(1.0), 2.0],
+    np.array([1.0, 2.0], np.float16),
+  ],
+)
+def test_arrays_of_any_kind_become_tensors(value):
+  tensor = python_values.from_python(value, _VECTOR)
+  assert tensor.dtype == tf.float32
+  np.testing.assert_array_equal(tensor, [1.0, 2.0])
+
+
+def test_tensor_of_the_type_is_not_copied():
+  tensor = tf.constant([1.0])
+  assert python_values.from_python(tensor, _VECTOR) is tensor
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    1.0,
+    [[1.0]],
+    ['text'],
+    [1, None],
+    np.array([1.0], np.float64),
+    tf.constant([1]),
+    None,
+  ],
+)
+def test_what_would_lose_information_is_refused(value):
+  with pytest.raises(TypeError, match='Expected a value of type float32'):
+    python_values.from_python(value, _VECTOR)
+
+
+def test_strings_keep_their_bytes():
+  text_type = tff.TensorType(np.str_, [2])
+  tensor = python_values.from_python(
+    np.array(['é', b'a\0'], np.object_), text_type
+  )
+  result = python_values.to_python(tensor, text_type, 0)
+  assert result.tolist() == ['é'.encode(), b'a\0']
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    _Point(1, (2, 3)),
+    {'x': 1, 'y': [2, 3]},
+    [1, (2, 3)],
+  ],
+)
+def test_containers_become_tuples_and_the_types_containers(value):
+  value_type = tff.to_type(_Point(np.int32, [np.int32, np.int64]))
+  local = python_values.from_python(value, value_type)
+  assert [int(t) for t in values.flatten(local)] == [1, 2, 3]
+  result = python_values.to_python(local, value_type, 0)
+  assert result == _Point(1, [2, 3])
+  assert type(result) is _Point
+  assert isinstance(result.y[1], np.int64)
+
+
+@pytest.mark.parametrize(
+  'value, message',
+  [
+    ([1], 'found 1 elements'),
+    (3, 'Expected a structure of type <a=int32,b=int32>, found 3'),
+    (collections.OrderedDict(b=1, a=2), "found the names \\['b', 'a'\\]"),
+  ],
+)
+def test_other_structures_are_refused(value, message):
+  value_type = tff.to_type(collections.OrderedDict(a=np.int32, b=np.int32))
+  with pytest.raises(TypeError, match=message):
+    python_values.from_python(value, value_type)
+
+
+def test_client_values_are_stored_for_each_client_or_once():
+  each = tff.FederatedType(np.int32, tff.CLIENTS)
+  once = tff.FederatedType(np.int32, tff.CLIENTS, all_equal=True)
+  local = python_values.from_python([1, 2], each)
+  assert isinstance(local, values.PerClient)
+  assert python_values.to_python(local, each, 2) == [1, 2]
+  local = python_values.from_python(3, once)
+  assert isinstance(local, values.AllEqual)
+  assert python_values.to_python(local, once, 2) == 3
+  assert python_values.to_python(local, each, 2) == [3, 3]
+  with pytest.raises(TypeError, match='to be a `list` or `tuple`'):
+    python_values.from_python(3, each)
+
+
+def test_server_value_is_a_local_value():
+  server = tff.FederatedType(np.int32, tff.SERVER)
+  local = python_values.from_python(3, server)
+  assert isinstance(local, tf.Tensor)
+  assert python_values.to_python(local, server, 0) == 3
+
+
+def test_functions_cannot_be_passed():
+  with pytest.raises(TypeError, match='Expected an argument of type'):
+    python_values.from_python(len, tff.FunctionType(None, np.int32))
