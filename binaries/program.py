@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import grpc
+import tensorflow as tf
 from absl import app, flags, logging
 
 from tff_pfl import errors, shutdown
@@ -52,13 +53,18 @@ def run(main: Callable[[], None]) -> None:
       if _TRACEBACK.value:
         raise
       _fail(e)
-    except grpc.RpcError as e:
-      # An error of TensorFlow in the worker, such as memory that ran out.
+    except (grpc.RpcError, tf.errors.OpError) as e:
+      # An error of TensorFlow, such as memory that ran out.
       if _TRACEBACK.value:
         raise
-      _fail(f'The runtime failed: {e.details()[:500]}')
+      reason = e.details() if isinstance(e, grpc.RpcError) else e.message
+      _fail(f'The runtime failed: {reason[:500]}')
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
-      sys.exit(130)
+      shutdown.exit_without_waiting(130)
+    except SystemExit as e:
+      if e.code == shutdown.EXIT_STATUS_SIGTERM:
+        shutdown.exit_without_waiting(e.code)
+      raise
 
   app.run(guarded, flags_parser=_parse_flags)

@@ -183,15 +183,25 @@ def test_number_of_concurrent_clients_changes_no_bit(on, name):
   )
 
 
-@_methods_of_which_one_is_fast
-def test_clients_in_one_program_give_what_they_give_alone(on, name, caplog):
+@pytest.mark.slow
+def test_clients_in_one_program_give_what_they_give_alone(on, caplog):
   caplog.set_level(logging.WARNING, logger='absl')
+  _compare_batched(on, 'fed_avg')
+  # That there is no such program would be said.
+  assert not [m for m in caplog.messages if 'as one program' in m]
+
+
+@pytest.mark.slow
+@_every_method
+def test_clients_in_batches_give_what_they_give_alone(on, name):
+  _compare_batched(on, name)
+
+
+def _compare_batched(on, name):
   parity.assert_close(
     on('batched', _train_and_score, name),
     on('in_process', _train_and_score, name),
   )
-  # That there is no such program would be said.
-  assert not [m for m in caplog.messages if 'as one program' in m]
 
 
 @_methods_of_which_one_is_fast

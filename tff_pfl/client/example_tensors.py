@@ -124,26 +124,55 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
   Returns:
     The function's results for all `capacity` rows.
   """
-  rows = tf.minimum(examples.capacity, _CHUNK)
-
-  def divide(value):
-    return tf.reshape(value, tf.concat([[-1, rows], tf.shape(value)[1:]], 0))
-
-  def join(value):
-    # The number of rows is known at run time only, the rest by tracing.
-    joined = tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0))
-    return tf.ensure_shape(joined, [None, *value.shape[2:]])
-
-  chunks = tf.nest.map_structure(divide, examples.x)
+  capacity = examples.capacity
+  rows = tf.minimum(capacity, _CHUNK)
+  num_chunks = capacity // rows
   specs = tf.nest.map_structure(
     lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype),
     examples.x,
   )
-  signature = tf.nest.map_structure(
-    lambda value: tf.TensorSpec(value.shape, value.dtype),
-    tf.function(function).get_concrete_function(specs).structured_outputs,
+  outputs = (
+    tf.function(function).get_concrete_function(specs).structured_outputs
   )
-  results = tf.map_fn(
-    function, chunks, fn_output_signature=signature, parallel_iterations=1
+  # One tensor that is written into: unlike an array of tensors it can be
+  # vectorized and compiled.
+  results = tf.nest.map_structure(
+    lambda value: tf.zeros(
+      tf.concat([[num_chunks, rows], value.shape[1:]], 0), value.dtype
+    ),
+    outputs,
   )
-  return tf.nest.map_structure(join, results)
+
+  chunks = tf.nest.map_structure(
+    lambda value: tf.reshape(
+      value, tf.concat([[num_chunks, rows], tf.shape(value)[1:]], 0)
+    ),
+    examples.x,
+  )
+
+  def write(index, results):
+    chunk = tf.nest.map_structure(lambda value: value[index], chunks)
+    results = tf.nest.map_structure(
+      lambda all_rows, new: tf.tensor_scatter_nd_update(
+        all_rows, [[index]], [new]
+      ),
+      results,
+      function(chunk),
+    )
+    return index + 1, results
+
+  _, results = tf.while_loop(
+    lambda index, _: index < num_chunks,
+    write,
+    (0, results),
+    parallel_iterations=1,
+  )
+  return tf.nest.map_structure(
+    # The number of rows is known at run time only, the rest by tracing.
+    lambda all_rows, value: tf.ensure_shape(
+      tf.reshape(all_rows, tf.concat([[capacity], value.shape[1:]], 0)),
+      [None, *value.shape[1:]],
+    ),
+    results,
+    outputs,
+  )

@@ -194,6 +194,9 @@ def train(
     model: For the metrics, the names of moving statistics, and whether to
       compile.
   """
+  if not (phase.num_steps or phase.num_epochs):
+    # XLA does not compile a loop over no batches.
+    return TrainResult(weights, objectives.zero_metrics(model))
   optimizer = phase.optimizer
   shuffle_seed, step_seed = (
     randomness.fold_in(seed, 0),

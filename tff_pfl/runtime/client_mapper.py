@@ -1,7 +1,6 @@
 """Where, and how many at a time, the clients' computations run."""
 
 import abc
-import concurrent.futures
 import contextlib
 import functools
 import threading
@@ -10,7 +9,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.runtime import graph_functions, values
+from tff_pfl.runtime import graph_functions, threads, values
 
 
 class ClientMapper(abc.ABC):
@@ -72,9 +71,7 @@ class ThreadMapper(ClientMapper):
     self._devices = tuple(devices)
     self._pool = None
     if len(devices) > 1:
-      self._pool = concurrent.futures.ThreadPoolExecutor(
-        len(devices) - 1, thread_name_prefix='tff-pfl-client'
-      )
+      self._pool = threads.Threads(len(devices) - 1, 'tff-pfl-client')
 
   @property
   def num_threads(self) -> int:
@@ -122,7 +119,7 @@ class ThreadMapper(ClientMapper):
   def close(self) -> None:
     """Ends the threads."""
     if self._pool is not None:
-      self._pool.shutdown(wait=True, cancel_futures=True)
+      self._pool.close()
 
 
 class _Queue:

@@ -23,6 +23,7 @@ from tff_pfl.runtime import (
   lowering,
   python_values,
   sequences,
+  threads,
 )
 
 _MAX_LOWERED_COMPUTATIONS = 256
@@ -79,10 +80,9 @@ class _Engine:
     self._interpreters = collections.OrderedDict()
     # As many as there are computations at a time. They are used again: what
     # TensorFlow keeps of a thread, it keeps for ever.
-    self._threads = concurrent.futures.ThreadPoolExecutor(
-      _MAX_COMPUTATIONS_AT_A_TIME, thread_name_prefix='tff-pfl-computation'
+    self._threads = threads.Threads(
+      _MAX_COMPUTATIONS_AT_A_TIME, 'tff-pfl-computation'
     )
-
     self._cancellations = weakref.WeakSet()
 
   def start(
@@ -155,7 +155,7 @@ class _Engine:
     for cancellation in under_way:
       cancellation.cancel()
     self._mapper.close()
-    self._threads.shutdown()
+    self._threads.close()
     self._library.clear()
     self._dataset_cache.clear()
     with self._lock:

@@ -1,0 +1,45 @@
+"""Threads that may be given up."""
+
+import concurrent.futures
+import threading
+import weakref
+from typing import Any, Callable
+
+# What cannot be cancelled (a program of XLA) is waited for no longer than this.
+_SECONDS_FOR_ABANDONED_WORK = 0.2
+
+
+class Threads:
+  """A pool of threads whose end does not wait for work that does not end."""
+
+  def __init__(self, max_threads: int, name: str):
+    """Prepares the pool; threads start when they are needed.
+
+    Args:
+      max_threads: The most threads, at least 1.
+      name: What their names begin with.
+    """
+    self._pool = concurrent.futures.ThreadPoolExecutor(
+      max_threads, thread_name_prefix=name
+    )
+    self._lock = threading.Lock()
+    self._futures = weakref.WeakSet()
+
+  def submit(
+    self, function: Callable[..., Any], *arguments: Any
+  ) -> concurrent.futures.Future:
+    """Has a thread call the function; returns the future of its result."""
+    future = self._pool.submit(function, *arguments)
+    with self._lock:
+      self._futures.add(future)
+    return future
+
+  def close(self) -> None:
+    """Ends the threads; those that do not end soon, when their work does."""
+    self._pool.shutdown(wait=False, cancel_futures=True)
+    with self._lock:
+      futures = list(self._futures)
+    _, unfinished = concurrent.futures.wait(
+      futures, _SECONDS_FOR_ABANDONED_WORK
+    )
+    self._pool.shutdown(wait=not unfinished)
