@@ -86,6 +86,7 @@ def main() -> None:
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
+  runtime_flags.options()  # Flags that contradict one another.
   x = _read_x(_INPUT.value)
   with finished_run.FinishedRun(
     _RUN_DIR.value, data_dir=_DATA_DIR.value

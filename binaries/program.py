@@ -1,5 +1,6 @@
 """How every program of this folder starts and ends."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -60,7 +61,8 @@ def run(main: Callable[[], None]) -> None:
       reason = e.details() if isinstance(e, grpc.RpcError) else e.message
       _fail(f'The runtime failed: {reason[:500]}')
     except KeyboardInterrupt:
-      print('interrupted', file=sys.stderr)
+      with contextlib.suppress(OSError):
+        print('interrupted', file=sys.stderr)
       shutdown.exit_without_waiting(130)
     except SystemExit as e:
       if e.code == shutdown.EXIT_STATUS_SIGTERM:

@@ -1,6 +1,5 @@
 """How clients that run side by side share the CPU's cores."""
 
-import logging as python_logging
 import os
 from typing import Optional
 
@@ -51,7 +50,7 @@ def divide(num_clients: Optional[int] = None) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(share)
   except RuntimeError:
     logging.log_first_n(
-      python_logging.WARNING,
+      logging.WARNING,
       'Rounds will take longer: TensorFlow was used before, and has %s for '
       'each operation where the clients that run at the same time leave %d. '
       'Import tff_pfl and make the runtime first, or set '

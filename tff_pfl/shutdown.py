@@ -1,6 +1,7 @@
 """How a program that uses TFF ends cleanly."""
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -37,10 +38,14 @@ def exit_without_waiting(status: int) -> NoReturn:
   Args:
     status: The exit status.
   """
-  atexit._run_exitfuncs()
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(status)
+  try:
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+  finally:
+    # Whatever else happens, a second Ctrl-C included.
+    os._exit(status)
 
 
 def drop_default_context_at_exit() -> None:

@@ -7,7 +7,7 @@ from tff_pfl.datasets import batches
 
 
 class _Loader:
-  """Clients whose examples take 40 bytes; remembers who was loaded."""
+  """Clients whose datasets take 5,040 bytes; remembers who was loaded."""
 
   def __init__(self):
     self.loaded = []
@@ -31,7 +31,7 @@ def test_a_client_that_is_asked_for_again_gets_the_same_dataset():
 
 def test_the_least_recently_used_are_dropped():
   load = _Loader()
-  clients = batches.ClientBatches(load, max_bytes=100)
+  clients = batches.ClientBatches(load, max_bytes=11_000)
   for client_id in ('1', '2', '1', '3', '1', '2'):
     clients[client_id]
   assert load.loaded == ['1', '2', '3', '2']
@@ -39,6 +39,6 @@ def test_the_least_recently_used_are_dropped():
 
 def test_a_client_larger_than_the_bound_is_not_kept():
   load = _Loader()
-  clients = batches.ClientBatches(load, max_bytes=39)
+  clients = batches.ClientBatches(load, max_bytes=5_000)
   assert clients['1'] is not clients['1']
   assert load.loaded == ['1', '1']

@@ -162,16 +162,16 @@ def test_an_error_of_a_client_is_raised(batched):
 
 
 def test_batches_are_the_default_on_gpus_only(monkeypatch):
-  mapper = in_process.create_mapper('cpu')
+  mapper, _ = in_process.create_mapper('cpu')
   assert isinstance(mapper, client_mapper.ThreadMapper)
   mapper.close()
   monkeypatch.setattr(
     in_process.devices_lib, 'resolve', lambda _: ['/device:GPU:0']
   )
-  mapper = in_process.create_mapper('gpu')
+  mapper, _ = in_process.create_mapper('gpu')
   assert isinstance(mapper, batched_clients.BatchedMapper)
   mapper.close()
-  mapper = in_process.create_mapper('gpu', batched_clients=False)
+  mapper, _ = in_process.create_mapper('gpu', batched_clients=False)
   assert isinstance(mapper, client_mapper.ThreadMapper)
   mapper.close()
 

@@ -174,7 +174,8 @@ WORKLOADS: Mapping[str, Workload] = {
     ),
     Workload(
       name='w4',
-      description='FedAvg, MLP 784-80-60-10 with ELU, 10 steps of 40 examples',
+      description='FedAvg, MLP 784-80-60-10 with ELU, 10 steps of 40 examples, '
+      'no momentum',
       algorithm='fed_avg',
       hparams=fed_avg.FedAvgHParams(num_steps=10, batch_size=40, momentum=0.0),
       model='mlp',

@@ -26,6 +26,9 @@ from tff_pfl.client import (
 )
 from tff_pfl.models import split_model
 
+# After so many epochs of a phase the shuffles come again in the same order.
+_MAX_ORDERS = 128
+
 OPTIMIZERS = ('sgd', 'adam')
 
 
@@ -132,15 +135,16 @@ def plan_batches(
     )
     num_epochs = -(-num_steps // fewest_per_epoch)
   num_steps = tf.where(num_examples > 0, num_steps, 0)
+  num_orders = tf.minimum(num_epochs, _MAX_ORDERS)
   order = randomness.permutations(
     seed,
-    num_epochs,
+    num_orders,
     capacity,
     num_examples,
-    max_permutations=phase.num_steps or phase.num_epochs,
+    max_permutations=min(phase.num_steps or phase.num_epochs, _MAX_ORDERS),
   )
   steps = tf.range(max_steps)
-  epochs = tf.minimum(steps // steps_per_epoch, num_epochs - 1)
+  epochs = (steps // steps_per_epoch) % tf.maximum(num_orders, 1)
   positions = (steps % steps_per_epoch)[:, tf.newaxis] * batch_size + tf.range(
     batch_size
   )
@@ -196,7 +200,10 @@ def train(
   """
   if not (phase.num_steps or phase.num_epochs):
     # XLA does not compile a loop over no batches.
-    return TrainResult(weights, objectives.zero_metrics(model))
+    return TrainResult(
+      tf.nest.map_structure(tf.convert_to_tensor, weights),
+      objectives.zero_metrics(model),
+    )
   optimizer = phase.optimizer
   shuffle_seed, step_seed = (
     randomness.fold_in(seed, 0),
@@ -218,6 +225,19 @@ def train(
       tf.convert_to_tensor, optimizer.initialize(specs)
     )
 
+    # A batch of clients compiles to one loop, in which a client that has done
+    # its steps keeps its weights. Without XLA its loop just ends.
+    num_steps = plan.num_steps
+    if model.uses_xla:
+      num_steps = vectorization.longest(num_steps)
+
+    def keep_or_change(index, value, changed):
+      if changed is None:
+        return value
+      if model.uses_xla:
+        return tf.where(index < plan.num_steps, changed, value)
+      return changed
+
     def step(index, weights, optimizer_state, metrics):
       rows = plan.indices[index]
       batch = objectives.Batch(
@@ -232,20 +252,13 @@ def train(
         split_model.select(output.gradient, trained_names),
       )
       changed = {**output.statistics, **trained}
-      is_own_step = index < plan.num_steps
       weights = collections.OrderedDict(
-        (
-          name,
-          tf.where(is_own_step, changed[name], value)
-          if name in changed
-          else value,
-        )
+        (name, keep_or_change(index, value, changed.get(name)))
         for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
       return index + 1, weights, optimizer_state, metrics
 
-    num_steps = vectorization.longest(plan.num_steps)
     _, final, _, metrics = tf.while_loop(
       lambda index, *_: index < num_steps,
       step,

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from tff_pfl.datasets import examples as examples_lib
 
+# What a dataset takes besides its examples.
+_BYTES_PER_DATASET = 5000
+
 
 def as_batches(examples: examples_lib.Examples) -> tf.data.Dataset:
   """A client's examples as a dataset of one batch, the fastest form."""
@@ -59,7 +62,7 @@ class ClientBatches:
       self._kept.move_to_end(client_id)
       return self._kept[client_id][0]
     examples = self._load(client_id)
-    num_bytes = examples.x.nbytes + examples.y.nbytes
+    num_bytes = examples.x.nbytes + examples.y.nbytes + _BYTES_PER_DATASET
     dataset = as_batches(examples)
     self._kept[client_id] = dataset, num_bytes
     self._num_bytes += num_bytes

@@ -69,7 +69,7 @@ class SplitModel:
       `[batch, ..., num_classes]` (or one score for two classes).
     has_convolutions: Whether there are convolution layers.
     jit_compile: Whether client training is compiled by XLA: True, False or
-      'auto', which is True except for convolutions on a CPU. (In loops on a
+      'auto', which is True for models without convolutions. (In loops on a
       CPU, XLA's convolutions are many times slower than TensorFlow's kernels;
       dense and recurrent models are faster with XLA.) Evaluation never is.
   """

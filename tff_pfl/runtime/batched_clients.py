@@ -65,6 +65,13 @@ class BatchedMapper(client_mapper.ClientMapper):
   ) -> List[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
     if argument is None or num_clients < 2 or not function.is_tensor_function:
+      if function.has_variables:
+        logging.log_first_n(
+          logging.WARNING,
+          'Clients whose function has variables, as those of Keras models in '
+          'tff.learning, run one by one on each device.',
+          1,
+        )
       return self._one_by_one.map(function, argument, num_clients)
     columns = _flat_columns(argument, num_clients)
     chunks = self._chunks(columns, num_clients)
@@ -76,7 +83,16 @@ class BatchedMapper(client_mapper.ClientMapper):
       if len(clients) == 1:
         return [function(argument.row(clients[0]))]
       size = _padded_size(len(clients))
-      outputs = program(*_stack(columns, clients, size))
+      try:
+        outputs = program(*_stack(columns, clients, size))
+      except tf.errors.OpError as e:
+        if not (
+          graph_functions.xla_refuses(e)
+          or isinstance(e, tf.errors.ResourceExhaustedError)
+        ):
+          raise
+        _warn(e)
+        return [function(argument.row(client)) for client in clients]
       rows = zip(*(tf.unstack(output, size) for output in outputs))
       return [function.pack(row) for _, row in zip(clients, rows)]
 
@@ -161,14 +177,23 @@ def _build(
     with _no_conversion_log(), graph_functions.Cancellation().scope():
       # Tracing tells whether it vectorizes, the call whether XLA takes it.
       program(*_stack(columns, clients, _padded_size(len(clients))))
-  except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as e:
-    logging.warning(
-      'Clients of this model cannot run as one program; they run one by one on '
-      'each device: %s',
-      _reason(e),
-    )
+  except (ValueError, TypeError, NotImplementedError) as e:
+    _warn(e)
     return None
+  except tf.errors.OpError as e:
+    if graph_functions.xla_refuses(e):
+      _warn(e)
+      return None
+    # It is about these clients' values, and comes again in its place.
   return program
+
+
+def _warn(error: BaseException) -> None:
+  logging.warning(
+    'Clients of this model cannot run as one program; they run one by one on '
+    'each device: %s',
+    _reason(error),
+  )
 
 
 class _Column(NamedTuple):

@@ -137,7 +137,7 @@ class _Queue:
     with self._cancellation.scope(), contextlib.ExitStack() as stack:
       if device is not None:
         stack.enter_context(tf.device(device))
-      while self._error is None:
+      while self._error is None and not self._cancellation.is_cancelled:
         with self._lock:
           index, task = next(self._tasks, (None, None))
         if task is None:
@@ -162,4 +162,6 @@ class _Queue:
     """Returns all results, or raises the first error."""
     if self._error is not None:
       raise self._error
+    if self._cancellation.is_cancelled:
+      raise tf.errors.CancelledError(None, None, 'The computation was ended.')
     return self._results

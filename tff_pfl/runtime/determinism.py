@@ -31,6 +31,7 @@ _RESOURCE_OPS = re.compile(
 # What depends on more than its arguments without being marked as stateful.
 _NOT_DETERMINISTIC_OPS = re.compile(
   r'(?!Stateless)(\w*(Shuffle|Random|Sampl(e|ing))\w*)|ReadFile|MatchingFiles'
+  r'|Snapshot\w*Dataset\w*|Fractional(Max|Avg)Pool'
 )
 
 

@@ -30,8 +30,8 @@ from tensorflow_federated.python.tensorflow_libs import serialization_utils
 from tff_pfl import errors
 from tff_pfl.runtime import determinism, values
 
-# How many clients' values one program accumulates, largest first.
-_FOLD_SIZES = (8, 4, 2, 1)
+# How many clients' values one program accumulates at most.
+_MAX_FOLD_SIZE = 16
 
 # What TensorFlow says where XLA has no kernel for an operation, or where the
 # shapes are such that it refuses to compile.
@@ -74,7 +74,9 @@ class Cancellation:
     outer = self.current()
     _of_thread.cancellation = self
     try:
-      yield
+      # For calls that TensorFlow's own Python makes.
+      with cancellation.CancellationManagerContext(self.manager):
+        yield
     finally:
       _of_thread.cancellation = outer
 
@@ -91,6 +93,13 @@ class Cancellation:
       self._inner.add(inner)
     if self.is_cancelled:
       inner.cancel()
+
+
+def xla_refuses(error: BaseException) -> bool:
+  """Whether an error says that XLA cannot compile a function."""
+  return isinstance(
+    error, (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+  ) and bool(_XLA_CANNOT_COMPILE.search(error.message))
 
 
 class LocalFunction(abc.ABC):
@@ -134,6 +143,11 @@ class LocalFunction(abc.ABC):
   @abc.abstractmethod
   def is_tensor_function(self) -> bool:
     """Whether it maps tensors to tensors, without sequences and variables."""
+
+  @property
+  @abc.abstractmethod
+  def has_variables(self) -> bool:
+    """Whether it holds variables or tables."""
 
   @property
   @abc.abstractmethod
@@ -256,7 +270,7 @@ class _GraphFunction(LocalFunction):
     flat = values.flatten(initial)
     begin = 0
     while begin < len(rows):
-      size = next(s for s in _FOLD_SIZES if s <= len(rows) - begin)
+      size = min(_MAX_FOLD_SIZE, len(rows) - begin)
       for row in rows[begin : begin + size]:
         flat.extend(values.flatten(row))
       flat = list(self._fold_program(size).call(flat))
@@ -272,6 +286,10 @@ class _GraphFunction(LocalFunction):
     return not self._program().has_resources and not tff.types.contains(
       self.type_signature, lambda part: isinstance(part, tff.SequenceType)
     )
+
+  @property
+  def has_variables(self) -> bool:
+    return self._program().has_resources
 
   @property
   def asks_for_xla(self) -> bool:
@@ -400,7 +418,7 @@ class _Program:
       with Cancellation().scope():
         return self._call(inputs)
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as e:
-      if not _XLA_CANNOT_COMPILE.search(e.message):
+      if not xla_refuses(e):
         raise
       logging.log_first_n(
         logging.WARNING,
@@ -430,10 +448,12 @@ class _Copy:
 
   Attributes:
     concrete: The concrete function.
+    devices: Where it holds variables.
   """
 
   def __init__(self, concrete: Any, initialize: Any = None):
     self.concrete = concrete
+    self.devices: Set[str] = set()
     self._compute = _EagerFunction(concrete)
     self._initialize = (
       None if initialize is None else _EagerFunction(initialize)
@@ -442,6 +462,7 @@ class _Copy:
   def call(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
     """Returns the tensors of the results."""
     if self._initialize is not None:
+      self.devices.add(context.context().device_name)
       self._initialize([])
     return self._compute(inputs)
 
@@ -504,8 +525,11 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
     initialize = _import(graph_def, [], [], proto.initialize_op, token=token)
     destroy = _import(graph_def, [], [], _add_destruction(graph_def))
   # TensorFlow would keep a graph's library and variables for ever.
-  weakref.finalize(concrete, _unload, function_names, destroy).atexit = False
-  return _Copy(concrete, initialize)
+  copy = _Copy(concrete, initialize)
+  weakref.finalize(
+    concrete, _unload, function_names, destroy, copy.devices
+  ).atexit = False
+  return copy
 
 
 def _add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
@@ -521,10 +545,15 @@ def _add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
   return everything.name
 
 
-def _unload(function_names: ListOrTuple[str], destroy: Any) -> None:
-  """Frees what a loaded copy held."""
-  if destroy is not None:
-    destroy()
+def _unload(
+  function_names: ListOrTuple[str], destroy: Any, devices: Set[str]
+) -> None:
+  """Frees what a loaded copy held on some devices."""
+  # This may run at any moment, such as while a graph is traced.
+  with context.eager_mode():
+    for device in devices if destroy is not None else ():
+      with tf.device(device or None):
+        destroy()
   for name in function_names:
     # Each part of the graph has registered them.
     while context.context().has_function(name):

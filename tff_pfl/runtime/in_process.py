@@ -7,7 +7,7 @@ on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
 (`tf.errors`).
 """
 
-from typing import Optional
+from typing import Optional, Tuple
 
 from tff_pfl import cores, errors
 from tff_pfl.runtime import batched_clients as batched_clients_lib
@@ -50,18 +50,24 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
         'at least 1',
         max_concurrent_clients,
       )
-    super().__init__(
-      create_mapper(devices, max_concurrent_clients, batched_clients),
-      dataset_cache_bytes,
+    mapper, server_device = create_mapper(
+      devices, max_concurrent_clients, batched_clients
     )
+    super().__init__(mapper, dataset_cache_bytes, server_device)
 
 
 def create_mapper(
   devices: devices_lib.Devices = 'auto',
   max_concurrent_clients: Optional[int] = None,
   batched_clients: Optional[bool] = None,
-) -> client_mapper.ClientMapper:
-  """Returns what runs the clients; arguments as those of `InProcessRuntime`."""
+) -> Tuple[client_mapper.ClientMapper, str]:
+  """Returns what runs the clients, and the device for the server's work.
+
+  Args:
+    devices: As those of `InProcessRuntime`, like the others.
+    max_concurrent_clients: As said.
+    batched_clients: As said.
+  """
   cores.divide(max_concurrent_clients)
   names = devices_lib.resolve(devices)
   mapper = client_mapper.ThreadMapper(
@@ -70,5 +76,5 @@ def create_mapper(
   if batched_clients is None:
     batched_clients = any(map(devices_lib.is_gpu, names))
   if batched_clients:
-    return batched_clients_lib.BatchedMapper(mapper)
-  return mapper
+    return batched_clients_lib.BatchedMapper(mapper), names[0]
+  return mapper, names[0]

@@ -35,12 +35,17 @@ class InterpretingRuntime(base.Runtime):
   """Interprets computations; a mapper runs what clients compute."""
 
   def __init__(
-    self, mapper: client_mapper.ClientMapper, dataset_cache_bytes: int
+    self,
+    mapper: client_mapper.ClientMapper,
+    dataset_cache_bytes: int,
+    server_device: str,
   ):
     """Makes a runtime that closes the mapper with itself.
 
     Args:
       mapper: Runs what clients compute.
+      server_device: Where the rest is computed, a name that `devices.resolve`
+        gave.
       dataset_cache_bytes: How much memory may hold what clients computed from
         their data sets alone, at least 0, which switches that off.
 
@@ -53,7 +58,7 @@ class InterpretingRuntime(base.Runtime):
       'at least 0',
       dataset_cache_bytes,
     )
-    self._engine = _Engine(mapper, dataset_cache_bytes)
+    self._engine = _Engine(mapper, dataset_cache_bytes, server_device)
     context = _InterpretingContext(self._engine)
     super().__init__(context)
     # The context, not the runtime, decides how long the mapper is needed: a
@@ -69,9 +74,13 @@ class _Engine:
   """What the computations of one runtime share."""
 
   def __init__(
-    self, mapper: client_mapper.ClientMapper, dataset_cache_bytes: int
+    self,
+    mapper: client_mapper.ClientMapper,
+    dataset_cache_bytes: int,
+    server_device: str,
   ):
     self._mapper = mapper
+    self._server_device = server_device
     self._library = graph_functions.FunctionLibrary()
     self._dataset_cache = sequences.DatasetCache(dataset_cache_bytes)
     self._lock = threading.Lock()
@@ -105,7 +114,7 @@ class _Engine:
   ) -> Any:
     parameter_type = comp.type_signature.parameter
     num_clients = 0
-    with cancellation.scope():
+    with cancellation.scope(), tf.device(self._server_device):
       argument = None
       if parameter_type is not None:
         argument = python_values.from_python(arg, parameter_type)
@@ -149,8 +158,10 @@ class _Engine:
       del self._interpreters[key]
 
   def close(self) -> None:
-    self._is_closed = True
     with self._lock:
+      if self._is_closed:
+        return
+      self._is_closed = True
       under_way = list(self._cancellations)
     for cancellation in under_way:
       cancellation.cancel()
@@ -178,7 +189,7 @@ class _InterpretingContext(tff.framework.SyncContext):
     outcome = self._engine.start(comp, arg, cancellation)
     try:
       return outcome.result()
-    except tf.errors.CancelledError:
+    except (tf.errors.CancelledError, threads.ClosedError):
       self._engine.check_open()
       raise
     except BaseException:

@@ -64,10 +64,9 @@ class RemoteRuntime(interpreting.InterpretingRuntime):
     pool = worker_pool.WorkerPool(workers)
     try:
       pool.connect(connect_timeout_seconds)
-      mapper = remote_mapper.RemoteMapper(
-        pool, in_process.create_mapper('cpu'), max_concurrent_clients
-      )
+      local, server_device = in_process.create_mapper('cpu')
+      mapper = remote_mapper.RemoteMapper(pool, local, max_concurrent_clients)
     except BaseException:
       pool.close()
       raise
-    super().__init__(mapper, dataset_cache_bytes)
+    super().__init__(mapper, dataset_cache_bytes, server_device)

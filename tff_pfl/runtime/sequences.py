@@ -17,6 +17,19 @@ from tff_pfl.runtime import determinism, values
 # `tf.data.experimental.ExternalStatePolicy`: refuse data sets that draw random
 # numbers or call Python.
 _FAIL_ON_EXTERNAL_STATE = 2
+# TensorFlow's classes of data sets that hold tensors and run no function.
+_PLAIN_DATASETS = frozenset(
+  {
+    '_TensorDataset',
+    '_TensorSliceDataset',
+    '_BatchDataset',
+    '_ConcatenateDataset',
+    '_PrefetchDataset',
+    '_RepeatDataset',
+    '_SkipDataset',
+    '_TakeDataset',
+  }
+)
 
 
 def from_python(
@@ -92,6 +105,8 @@ def is_deterministic(dataset: tf.data.Dataset) -> bool:
   """
   if dataset.options().deterministic is False:
     return False
+  if _is_plain(dataset):
+    return True
   try:
     graph = tf.raw_ops.DatasetToGraphV2(
       input_dataset=tf.data.experimental.to_variant(dataset),
@@ -101,6 +116,16 @@ def is_deterministic(dataset: tf.data.Dataset) -> bool:
   except (tf.errors.OpError, ValueError):
     return False  # It cannot be serialized, so nothing is known about it.
   return determinism.is_deterministic(graph_def)
+
+
+def _is_plain(dataset: tf.data.Dataset) -> bool:
+  """Whether the data set's classes alone tell that it is deterministic.
+
+  Saves writing all its tensors into a graph.
+  """
+  return type(dataset).__name__ in _PLAIN_DATASETS and all(
+    map(_is_plain, dataset._inputs())
+  )
 
 
 class _Entry(NamedTuple):

@@ -9,6 +9,10 @@ from typing import Any, Callable
 _SECONDS_FOR_ABANDONED_WORK = 0.2
 
 
+class ClosedError(RuntimeError):
+  """Work was given to threads that have been ended."""
+
+
 class Threads:
   """A pool of threads whose end does not wait for work that does not end."""
 
@@ -24,18 +28,27 @@ class Threads:
     )
     self._lock = threading.Lock()
     self._futures = weakref.WeakSet()
+    self._is_closed = False
 
   def submit(
     self, function: Callable[..., Any], *arguments: Any
   ) -> concurrent.futures.Future:
-    """Has a thread call the function; returns the future of its result."""
-    future = self._pool.submit(function, *arguments)
+    """Has a thread call the function; returns the future of its result.
+
+    Raises:
+      ClosedError: If the pool is closed.
+    """
     with self._lock:
+      if self._is_closed:
+        raise ClosedError('The threads have been ended.')
+      future = self._pool.submit(function, *arguments)
       self._futures.add(future)
     return future
 
   def close(self) -> None:
     """Ends the threads; those that do not end soon, when their work does."""
+    with self._lock:
+      self._is_closed = True
     self._pool.shutdown(wait=False, cancel_futures=True)
     with self._lock:
       futures = list(self._futures)

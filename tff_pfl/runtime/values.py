@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any, List, Optional, Tuple, Union
 from typing import Sequence as ListOrTuple
 
+import numpy as np
 import tensorflow as tf
 
 # A `tf.Tensor`, a `Sequence` or a tuple of local values.
@@ -154,7 +155,7 @@ def num_bytes(value: LocalValue) -> int:
   total = 0
   for tensor in flatten(value):
     if tensor.dtype == tf.string:
-      total += sum(map(len, tensor.numpy().reshape([-1]).tolist()))
+      total += sum(map(len, np.ravel(tensor.numpy()).tolist()))
     elif tensor.dtype != tf.variant:
       total += tensor.shape.num_elements() * tensor.dtype.size
   return total

@@ -185,10 +185,6 @@ class WorkerPool:
     """Whether `close` has been called."""
     return self._is_closed
 
-  def describe(self) -> str:
-    """The addresses, for messages."""
-    return ', '.join(worker.address for worker in self._workers)
-
   def connect(self, timeout_seconds: float) -> None:
     """Waits until all workers answer.
 

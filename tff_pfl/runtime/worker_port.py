@@ -88,6 +88,7 @@ class WorkerPort:
       errors.expect(1 <= port <= 65535, 'port', 'from 1 to 65535', port)
     self._address = _resolve(LOOPBACK if host is None else host)
     self._closing: Optional[threading.Thread] = None
+    self._is_closed = False
     with contextlib.ExitStack() as stack:
       self._socket = stack.enter_context(_reserve(self._address, port))
       self._number = self._socket.getsockname()[1]
@@ -133,11 +134,6 @@ class WorkerPort:
     host = f'[{self.host}]' if ':' in self.host else self.host
     return f'{host}:{self.number}'
 
-  @property
-  def is_limited(self) -> bool:
-    """Whether connections to other addresses are refused."""
-    return self._closing is not None
-
   def is_served(self) -> bool:
     """Returns whether a worker answers."""
     return _answers(self.host, self.number)
@@ -159,6 +155,7 @@ class WorkerPort:
 
   def close(self) -> None:
     """Gives up the port; its worker must have ended."""
+    self._is_closed = True
     if self._closing is not None:
       with contextlib.suppress(OSError):
         self._socket.shutdown(socket.SHUT_RDWR)  # Ends `accept`.
@@ -194,8 +191,8 @@ class WorkerPort:
 
   def _close_connections(self) -> None:
     """Closes what the kernel hands to us instead of the worker."""
-    with contextlib.suppress(OSError):
-      while True:
+    while not self._is_closed:
+      with contextlib.suppress(OSError):
         _reset(self._socket.accept()[0])
 
 
