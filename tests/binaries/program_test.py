@@ -35,7 +35,8 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   result = programs.succeed(name, '--help')
   for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
     assert re.search(rf'^  --(\[no\])?{flag}: \S', result.out, re.MULTILINE)
-  assert re.search(r"--runtime: .*\n *\(default: 'native'\)", result.out)
+  default = r"  --runtime: .*?\(default: 'in_process'\)"
+  assert re.search(default, result.out, re.DOTALL)
 
 
 def test_help_of_train_gives_the_defaults_of_every_method(programs):

@@ -422,13 +422,36 @@ def test_run_killed_very_often_ends_as_one_that_was_not(programs):
   )
 
 
+def test_a_signal_ends_the_program_and_loses_nothing(undisturbed, programs):
+  directory = programs.directory / 'run'
+  for round_number, signal_number, status, last_words in (
+    (4, signal.SIGTERM, 143, ''),
+    (12, signal.SIGINT, 130, 'interrupted\n'),
+  ):
+    program = programs.start('train', *_LONG)
+    _wait_for_round(program, directory, round_number)
+    program.kill(signal_number)
+    result = program.wait()
+    assert result.status == status
+    assert result.err.endswith(last_words)
+    assert 'Traceback' not in result.err
+    assert round_number <= _last_round(directory) < _NUM_ROUNDS
+    # Closed in order: all is in one file.
+    assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
+  programs.succeed('train', *_LONG)
+  assert _everything(directory) == undisturbed
+
+
 def test_signals_and_a_killed_worker_leave_no_process_and_lose_nothing(
-  undisturbed, programs
+  programs,
 ):
   directory = programs.directory / 'run'
+  flags = (*_LONG, '--runtime=native')
+  programs.succeed('train', *flags, '--output_dir=undisturbed')
+  undisturbed = _everything(programs.directory / 'undisturbed')
 
   def start_and_wait_for_round(round_number):
-    program = programs.start('train', *_LONG)
+    program = programs.start('train', *flags)
     _wait_for_round(program, directory, round_number)
     return program, program.workers()
 

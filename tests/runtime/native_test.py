@@ -428,7 +428,9 @@ def test_worker_memory_threads_and_files_do_not_grow_with_calls(rt):
 
 
 def test_unknown_runtime_is_refused_with_the_known_ones():
-  with pytest.raises(ValueError, match="one of native, found 'nativ'"):
+  with pytest.raises(
+    ValueError, match="one of in_process, native, remote, found 'nativ'"
+  ):
     runtime.create_runtime('nativ')
 
 

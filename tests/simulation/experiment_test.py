@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_avg, fed_rep, registry
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge
@@ -191,7 +192,7 @@ def test_summary_has_every_figure_in_its_type(run):
   assert summary == json.loads(json.dumps(run.returned))
   assert summary['algorithm'] == run.process.name
   assert summary['dataset'] == 'toy'
-  assert summary['runtime'] == 'native'
+  assert summary['runtime'] == runtime_lib.DEFAULT
   for name, value in (
     ('num_clients', _NUM_CLIENTS),
     ('num_rounds', _NUM_ROUNDS),
@@ -435,7 +436,10 @@ def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
     ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` to be at least 1'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'cohort_size': 0}, '`cohort_size`'),
-    ({'runtime': 'abacus'}, '`runtime` to be one of native'),
+    (
+      {'runtime': 'abacus'},
+      '`runtime` to be one of in_process, native, remote',
+    ),
     (
       {'settings': {'num_rounds': 50}},
       "`settings` to be without 'num_rounds'",

@@ -152,10 +152,7 @@ def _last_round(directory):
     return -1
 
 
-@pytest.fixture(scope='module', name='expected')
-def _expected(process, data, tmp_path_factory):
-  """What a run that nothing disturbs, on a worker of its own, leaves."""
-  directory = tmp_path_factory.mktemp('uninterrupted')
+def _run(process, data, directory, **options):
   experiment.run(
     process,
     data,
@@ -165,7 +162,15 @@ def _expected(process, data, tmp_path_factory):
     rounds_per_evaluation=2,
     num_final_evaluations=1,
     show_progress=False,
+    **options,
   )
+
+
+@pytest.fixture(scope='module', name='expected')
+def _expected(process, data, tmp_path_factory):
+  """What a run that nothing disturbs, on a runtime of its own, leaves."""
+  directory = tmp_path_factory.mktemp('uninterrupted')
+  _run(process, data, directory)
   found = _everything(directory)
   # More than the cohort of one round, fewer than all: both kinds are scored.
   assert 3 < len(found['client_states']) < _NUM_CLIENTS
@@ -364,8 +369,9 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
 
 
 def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
-  process, data, expected, tmp_path, monkeypatch, caplog
+  process, data, tmp_path, monkeypatch, caplog
 ):
+  _run(process, data, tmp_path / 'undisturbed', runtime='native')
   created = runtime_lib.create_runtime('native')
   killed = []
 
@@ -391,19 +397,14 @@ def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
 
   shared = _SharedRuntime(created, kill_in_rounds_2_and_5)
   monkeypatch.setattr(
-    runtime_lib, 'create_runtime', lambda name: contextlib.nullcontext(shared)
+    runtime_lib,
+    'create_runtime',
+    lambda name, **_: contextlib.nullcontext(shared),
   )
   with created:
-    experiment.run(
-      process,
-      data,
-      output_dir=str(tmp_path),
-      num_rounds=_NUM_ROUNDS,
-      cohort_size=3,
-      rounds_per_evaluation=2,
-      num_final_evaluations=1,
-      show_progress=False,
-    )
+    _run(process, data, tmp_path / 'disturbed', runtime='native')
   assert len(set(killed)) == 2
   assert sum('was killed by signal 9' in text for text in caplog.messages) == 2
-  assert _everything(tmp_path) == expected
+  assert _everything(tmp_path / 'disturbed') == _everything(
+    tmp_path / 'undisturbed'
+  )
