@@ -1,7 +1,6 @@
 """Tiny models and seeded data that the tests of methods share."""
 
 import collections
-import functools
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +13,6 @@ keras = tf.keras
 NUM_CLASSES = 3
 
 
-@functools.cache
 def classifier():
   """A classifier of 5 features; no two of its weights share a shape."""
   spec = collections.OrderedDict(

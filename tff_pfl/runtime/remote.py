@@ -63,10 +63,10 @@ class RemoteRuntime(interpreting.InterpretingRuntime):
     )
     pool = worker_pool.WorkerPool(workers)
     try:
-      pool.connect(connect_timeout_seconds)
       local, server_device = in_process.create_mapper('cpu')
       mapper = remote_mapper.RemoteMapper(pool, local, max_concurrent_clients)
+      super().__init__(mapper, dataset_cache_bytes, server_device)
+      pool.connect(connect_timeout_seconds)
     except BaseException:
       pool.close()
       raise
-    super().__init__(mapper, dataset_cache_bytes, server_device)
