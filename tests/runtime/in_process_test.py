@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.runtime import growth
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import client_mapper, lowering
 
@@ -1014,27 +1014,14 @@ def test_concurrent_clients_do_not_share_variables():
       assert rt.run(comp, limits) == limits
 
 
-def test_memory_and_threads_do_not_grow_over_a_thousand_calls(rt):
-  comp = _sum_of_doubles
+def test_nothing_grows_over_a_thousand_calls(rt):
+  def work():
+    for n in range(340):
+      rt.run(_sum_of_doubles, [1.0] * (n % 17))
 
-  def measure():
-    gc.collect()
-    process = psutil.Process()
-    return np.array(
-      [
-        process.memory_info().rss / 2**20,
-        process.num_threads(),
-        len(gc.get_objects()) / 1000,
-      ]
-    )
-
-  for n in range(1, 100):
-    rt.run(comp, [1.0] * (n % 17))
-  before = measure()
-  for n in range(1000):
-    rt.run(comp, [1.0] * (n % 17))
-  growth = measure() - before
-  assert np.all(growth < [20, 3, 0.1]), growth
+  work()
+  grown = growth.steady_growth(work)
+  assert np.all(grown < [4, 1, 1, 100]), grown
 
 
 def test_computations_that_are_gone_are_forgotten(rt):

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.runtime import growth
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import native, worker_connection, worker_process
 
@@ -402,29 +403,16 @@ def test_missing_worker_binary_is_an_error_of_the_run(tmp_path):
       rt.run(_mean, [1.0])
 
 
-def test_worker_memory_threads_and_files_do_not_grow_with_calls(rt):
-  def measure():
-    gc.collect()
-    worker, us = psutil.Process(rt.worker_pid), psutil.Process()
-    return np.array(
-      [
-        worker.memory_info().rss / 2**20,
-        us.memory_info().rss / 2**20,
-        worker.num_threads(),
-        us.num_threads(),
-        worker.num_fds(),
-        us.num_fds(),
-      ]
-    )
+def test_nothing_grows_with_calls(rt):
+  cohorts = range(1, 2 * worker_connection._MAX_EXECUTORS)
 
-  cohorts = list(range(1, 2 * worker_connection._MAX_EXECUTORS))
-  for num_clients in cohorts + cohorts:
-    rt.run(_mean, [1.0] * num_clients)
-  before = measure()
-  for call in range(200):
-    rt.run(_mean, [1.0] * cohorts[call % len(cohorts)])
-  growth = measure() - before
-  assert np.all(growth < [20, 20, 4, 4, 4, 4]), growth
+  def work():
+    for num_clients in [*cohorts] * 2:
+      rt.run(_mean, [1.0] * num_clients)
+
+  work()
+  grown = growth.steady_growth(work, rt.worker_pid)
+  assert np.all(grown < [8, 1, 1, 4, 1, 1, 200]), grown
 
 
 def test_unknown_runtime_is_refused_with_the_known_ones():

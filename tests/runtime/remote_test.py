@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
+from tests.runtime import growth
 from tff_pfl import errors, runtime
 from tff_pfl.algorithms import fed_rep
 from tff_pfl.runtime import (
@@ -592,29 +593,16 @@ def test_two_runtimes_share_workers(workers):
     assert _totals(first) == _TOTALS
 
 
-def test_memory_threads_and_files_do_not_grow_with_rounds(workers):
-  def measure():
-    gc.collect()
-    worker, us = psutil.Process(workers[0].pid), psutil.Process()
-    return np.array(
-      [
-        worker.memory_info().rss / 2**20,
-        us.memory_info().rss / 2**20,
-        worker.num_threads(),
-        us.num_threads(),
-        worker.num_fds(),
-        us.num_fds(),
-      ]
-    )
-
+def test_nothing_grows_with_rounds(workers):
   with _connect(workers[0]) as rt:
-    for _ in range(20):
-      _totals(rt)
-    before = measure()
-    for _ in range(40):
-      _totals(rt)
-    growth = measure() - before
-  assert np.all(growth < [20, 20, 4, 4, 4, 4]), growth
+
+    def work():
+      for _ in range(20):
+        _totals(rt)
+
+    work()
+    grown = growth.steady_growth(work, workers[0].pid)
+  assert np.all(grown < [4, 1, 1, 4, 1, 1, 200]), grown
 
 
 def test_workers_that_do_not_answer_are_named(workers):
