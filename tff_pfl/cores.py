@@ -6,12 +6,35 @@ from typing import Optional
 import tensorflow as tf
 from absl import logging
 
+from tff_pfl import errors
+
 
 def num_usable_cores() -> int:
   """Returns the number of CPU cores that this process may run on."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
+  """Returns how many clients run at the same time.
+
+  Args:
+    max_concurrent_clients: Their number, at least 1; None for one on each
+      usable core.
+
+  Raises:
+    ValueError: If it is out of range.
+  """
+  if max_concurrent_clients is None:
+    return num_usable_cores()
+  errors.expect(
+    max_concurrent_clients >= 1,
+    'max_concurrent_clients',
+    'at least 1',
+    max_concurrent_clients,
+  )
+  return max_concurrent_clients
 
 
 def threads_per_client(num_clients: Optional[int] = None) -> int:

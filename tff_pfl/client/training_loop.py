@@ -198,21 +198,18 @@ def train(
     model: For the metrics, the names of moving statistics, and whether to
       compile.
   """
+  initial = collections.OrderedDict(
+    (name, tf.convert_to_tensor(value)) for name, value in weights.items()
+  )
   if not (phase.num_steps or phase.num_epochs):
     # XLA does not compile a loop over no batches.
-    return TrainResult(
-      tf.nest.map_structure(tf.convert_to_tensor, weights),
-      objectives.zero_metrics(model),
-    )
+    return TrainResult(initial, objectives.zero_metrics(model))
   optimizer = phase.optimizer
   shuffle_seed, step_seed = (
     randomness.fold_in(seed, 0),
     randomness.fold_in(seed, 1),
   )
   plan = plan_batches(examples, phase, shuffle_seed)
-  initial = collections.OrderedDict(
-    (name, tf.convert_to_tensor(value)) for name, value in weights.items()
-  )
   trained_names = [n for n in initial if n not in model.statistics]
 
   @tf.function(jit_compile=model.uses_xla, autograph=False)

@@ -1,6 +1,7 @@
 """Whether a TensorFlow graph gives equal results for equal arguments."""
 
 import re
+from typing import Any, Iterator
 
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
@@ -35,6 +36,13 @@ _NOT_DETERMINISTIC_OPS = re.compile(
 )
 
 
+def all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
+  """Yields the nodes of a graph and of its library's functions."""
+  yield from graph_def.node
+  for function in graph_def.library.function:
+    yield from function.node_def
+
+
 def is_deterministic(
   graph_def: tf.compat.v1.GraphDef, sets_resources: bool = False
 ) -> bool:
@@ -49,9 +57,7 @@ def is_deterministic(
     False if in doubt: a graph that shuffles or draws unseeded random numbers,
     calls Python, reads files, prints, or holds state.
   """
-  nodes = list(graph_def.node)
-  for function in graph_def.library.function:
-    nodes.extend(function.node_def)
+  nodes = list(all_nodes(graph_def))
   library = {function.signature.name for function in graph_def.library.function}
   kinds = {node.op for node in nodes} - library
   return all(_is_deterministic_op(kind, sets_resources) for kind in kinds) and (

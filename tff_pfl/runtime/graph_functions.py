@@ -471,7 +471,7 @@ def _load_graph(proto: Any) -> _Program:
   """Loads a `pb.TensorFlow`."""
   graph_def = _unpack(proto)
   has_resources = bool(proto.initialize_op) or any(
-    'shared_name' in node.attr for node in _nodes(graph_def)
+    'shared_name' in node.attr for node in determinism.all_nodes(graph_def)
   )
   return _Program(
     lambda: _load_copy(_unpack(proto), proto),
@@ -501,16 +501,9 @@ def _parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> List[Any]:
   """Returns the nodes and functions that XLA must compile."""
   return [
     part
-    for part in (*_nodes(graph_def), *graph_def.library.function)
+    for part in (*determinism.all_nodes(graph_def), *graph_def.library.function)
     if '_XlaMustCompile' in part.attr and part.attr['_XlaMustCompile'].b
   ]
-
-
-def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-  """Yields the nodes of a graph and of its library's functions."""
-  yield from graph_def.node
-  for function in graph_def.library.function:
-    yield from function.node_def
 
 
 def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
@@ -580,7 +573,7 @@ def _make_names_unique(graph_def: tf.compat.v1.GraphDef) -> List[str]:
   for function in library.function:
     function.signature.name = names[function.signature.name]
     _rename_in_attributes(function.attr, names)
-  for node in _nodes(graph_def):
+  for node in determinism.all_nodes(graph_def):
     node.op = names.get(node.op, node.op)
     _rename_in_attributes(node.attr, names)
     if 'shared_name' in node.attr:

@@ -9,7 +9,7 @@ on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
 
 from typing import Optional, Tuple
 
-from tff_pfl import cores, errors
+from tff_pfl import cores
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import client_mapper, interpreting
 from tff_pfl.runtime import devices as devices_lib
@@ -43,13 +43,7 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
     Raises:
       ValueError: If a number is out of range or there is no such device.
     """
-    if max_concurrent_clients is not None:
-      errors.expect(
-        max_concurrent_clients >= 1,
-        'max_concurrent_clients',
-        'at least 1',
-        max_concurrent_clients,
-      )
+    cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     mapper, server_device = create_mapper(
       devices, max_concurrent_clients, batched_clients
     )

@@ -24,7 +24,7 @@ from typing import Any, Mapping, Optional
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import cores, errors
 from tff_pfl.runtime import (
   base,
   lowering,
@@ -63,13 +63,7 @@ class NativeRuntime(base.Runtime):
     Raises:
       ValueError: If a number is out of range.
     """
-    if max_concurrent_clients is not None:
-      errors.expect(
-        max_concurrent_clients >= 1,
-        'max_concurrent_clients',
-        'at least 1',
-        max_concurrent_clients,
-      )
+    cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     errors.expect(num_retries >= 0, 'num_retries', 'at least 0', num_retries)
     self._executor_factory = _NativeExecutorFactory(
       start_timeout_seconds,

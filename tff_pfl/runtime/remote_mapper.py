@@ -30,6 +30,7 @@ from tensorflow_federated.python.common_libs import structure
 from tff_pfl import cores, errors
 from tff_pfl.runtime import (
   client_mapper,
+  determinism,
   graph_functions,
   python_values,
   values,
@@ -82,14 +83,7 @@ class RemoteMapper(client_mapper.ClientMapper):
     Raises:
       ValueError: If a number is out of range.
     """
-    if max_concurrent_clients is None:
-      max_concurrent_clients = cores.num_usable_cores()
-    errors.expect(
-      max_concurrent_clients >= 1,
-      'max_concurrent_clients',
-      'at least 1',
-      max_concurrent_clients,
-    )
+    max_concurrent_clients = cores.concurrent_clients(max_concurrent_clients)
     self._pool = pool
     self._local = local
     self._max_concurrent_clients = max_concurrent_clients
@@ -151,10 +145,9 @@ def _is_costly(function: graph_functions.LocalFunction) -> bool:
     return True
   graph_def = tf.compat.v1.GraphDef()
   function.block.proto.tensorflow.graph_def.Unpack(graph_def)
-  nodes = list(graph_def.node)
-  for inner in graph_def.library.function:
-    nodes.extend(inner.node_def)
-  return any(_COSTLY_OP.fullmatch(node.op) for node in nodes)
+  return any(
+    _COSTLY_OP.fullmatch(node.op) for node in determinism.all_nodes(graph_def)
+  )
 
 
 class _Work:

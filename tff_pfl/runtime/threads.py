@@ -49,9 +49,8 @@ class Threads:
     """Ends the threads; those that do not end soon, when their work does."""
     with self._lock:
       self._is_closed = True
-    self._pool.shutdown(wait=False, cancel_futures=True)
-    with self._lock:
       futures = list(self._futures)
+    self._pool.shutdown(wait=False, cancel_futures=True)
     _, unfinished = concurrent.futures.wait(
       futures, _SECONDS_FOR_ABANDONED_WORK
     )

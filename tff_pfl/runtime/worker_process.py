@@ -94,14 +94,7 @@ class WorkerProcess:
         or cannot be limited to the address.
       ValueError: If a number is out of range.
     """
-    if max_concurrent_clients is None:
-      max_concurrent_clients = cores.num_usable_cores()
-    errors.expect(
-      max_concurrent_clients >= 1,
-      'max_concurrent_clients',
-      'at least 1',
-      max_concurrent_clients,
-    )
+    max_concurrent_clients = cores.concurrent_clients(max_concurrent_clients)
     binary = binary or default_worker_binary()
     _check_executable(binary)
     self._owner_pid = os.getpid()
