@@ -7,6 +7,7 @@
 PYTHON ?=
 GPU ?=
 UV ?= uv
+TEST_PROCESSES ?= 2
 TRAIN_ARGS ?= --flagfile=binaries/flagfiles/fed_rep.txt
 TEST_ARGS ?=
 LOCK_ARGS ?=
@@ -31,8 +32,8 @@ venv:  ## Build .venv from the lock (GPU=1: with CUDA libraries)
 train: venv  ## Main job: train on the digits and show per-client results
 	@$(VENV_PYTHON) -m binaries.train $(TRAIN_ARGS)
 
-test: venv  ## Run the fast tests
-	@$(VENV_PYTHON) -m pytest $(TEST_ARGS)
+test: venv  ## Run the fast tests (TEST_PROCESSES=2: that many at a time)
+	@$(VENV_PYTHON) -m pytest -n '$(TEST_PROCESSES)' --dist loadfile $(TEST_ARGS)
 
 test-slow: venv  ## Run the slow tests (minutes)
 	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
