@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 
+from tff_pfl import memory as memory_lib
 from tff_pfl.benchmark import machine
 
 _MB = 2**20
@@ -54,7 +55,7 @@ def test_peak_memory_counts_child_processes():
 
 def test_peak_memory_forgets_an_earlier_peak():
   held = _megabytes(300)
-  high = machine.rss_mb()
+  high = memory_lib.resident_mb()
   del held
   with machine.PeakMemory() as memory:
     pass

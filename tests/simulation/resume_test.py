@@ -23,6 +23,7 @@ from tff_pfl.simulation import (
   plots,
   report,
   run_store,
+  value_codec,
 )
 
 _NUM_CLIENTS = 12
@@ -352,9 +353,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
     runtime.run(process.initialize_client_states, [0, 1]),
     [batches.as_batches(data.train(client_id)) for client_id in client_ids],
   )
-  first = experiment.value_codec.encode(
-    runtime.run(process.next, *arguments).state
-  )
+  first = value_codec.encode(runtime.run(process.next, *arguments).state)
   personalized_evaluation.evaluate_clients(
     process,
     runtime,
@@ -363,8 +362,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
     data,
   )
   assert (
-    experiment.value_codec.encode(runtime.run(process.next, *arguments).state)
-    == first
+    value_codec.encode(runtime.run(process.next, *arguments).state) == first
   )
 
 

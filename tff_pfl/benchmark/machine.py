@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import platform
 import resource
 import threading
 import time
 
 import numpy as np
-import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import cores
+from tff_pfl import cores, memory
 
 _SECONDS_PER_SAMPLE = 0.2
-# A process that is being started shares its parent's memory for a moment, which
-# must not count twice.
-_SECONDS_UNTIL_STARTED = 0.5
 
 
 def matmul_gflops(size: int = 2048, num_repeats: int = 5) -> float:
@@ -101,19 +96,7 @@ class PeakMemory:
       self._sample()
 
   def _sample(self):
-    self._peak_mb = max(self._peak_mb, rss_mb())
-
-
-def rss_mb() -> float:
-  """Resident memory of this process and its children now, in MB."""
-  process = psutil.Process()
-  total = process.memory_info().rss
-  for child in process.children(recursive=True):
-    # A child may end while it is looked at.
-    with contextlib.suppress(psutil.Error):
-      if time.time() - child.create_time() > _SECONDS_UNTIL_STARTED:
-        total += child.memory_info().rss
-  return total / 2**20
+    self._peak_mb = max(self._peak_mb, memory.resident_mb())
 
 
 def _highest_rss_mb() -> float:

@@ -1,9 +1,8 @@
 """Rounds on populations of different sizes, with all that a run's round costs.
 
 A round here samples its cohort, reads the clients' states from a run's durable
-store, generates their data, computes, and commits everything that changed, as
-`simulation.experiment` does between evaluations. A population is set up by
-making its data set and its store.
+store, generates their data, computes, and commits everything that changed. A
+population is set up by making its data set and its store.
 
 Clients that take part for the first time are given an initial state, the others
 one from the store; a larger population has more of the first kind in a round.
@@ -17,84 +16,24 @@ import tempfile
 import time
 from typing import Any
 
-from tff_pfl.benchmark import machine, timing, workloads
-from tff_pfl.datasets import batches
+from tff_pfl import memory
+from tff_pfl.benchmark import timing, workloads
 from tff_pfl.runtime import base
-from tff_pfl.simulation import client_population, run_store, value_codec
+from tff_pfl.simulation import run_store, stored_rounds
 from tff_pfl.templates import personalized_process
 
 
-class StoredRounds:
-  """Rounds of a process with a durable store; call it with a round's number.
+def _committed_rounds(workload, runtime, process, num_clients, store):
+  """Sets a population up; returns what runs and commits a round, from 0."""
+  rounds = stored_rounds.StoredRounds(
+    process, runtime, workload.make_data(num_clients), store
+  )
 
-  Close it, or use it in a ``with`` block, for the store to be closed.
-  """
+  def run_round(round_number):
+    cohort = workload.sample_cohort(round_number, num_clients)
+    rounds.commit(rounds.run_round(cohort))
 
-  def __init__(
-    self,
-    workload: workloads.Workload,
-    runtime: base.Runtime,
-    process: personalized_process.PersonalizedProcess,
-    directory: str,
-    num_clients: int,
-  ):
-    """Sets the population up.
-
-    Args:
-      workload: What is measured.
-      runtime: What executes.
-      process: The workload's.
-      directory: An empty or missing folder for the store.
-      num_clients: The population's size.
-    """
-    self._workload = workload
-    self._runtime = runtime
-    self._process = process
-    self._data = workload.make_data(num_clients)
-    self._train = batches.ClientBatches(self._data.train)
-    self._state = runtime.run(process.initialize)
-    self._store = run_store.RunStore.create(directory, {})
-    self._store.commit_round(
-      0,
-      server_state=value_codec.encode(self._state),
-      client_states={},
-      metrics={},
-    )
-    self._population = client_population.ClientPopulation(
-      process, runtime, self._store
-    )
-
-  def __enter__(self) -> StoredRounds:
-    return self
-
-  def __exit__(self, *unused_exception) -> None:
-    self._store.close()
-
-  @property
-  def store(self) -> run_store.RunStore:
-    """What is committed."""
-    return self._store
-
-  def __call__(self, round_number: int) -> None:
-    """Runs the round of this number, from 0, and commits it."""
-    cohort = self._workload.sample_cohort(round_number, self._data.num_clients)
-    output = self._runtime.run(
-      self._process.next,
-      self._state,
-      self._population.states(cohort),
-      [self._train[self._data.client_ids[index]] for index in cohort],
-    )
-    self._state = output.state
-    self._store.commit_round(
-      # Round 0 of the store is the initial state.
-      round_number + 1,
-      server_state=value_codec.encode(output.state),
-      client_states={
-        int(index): value_codec.encode(client_state)
-        for index, client_state in zip(cohort, output.client_states)
-      },
-      metrics=value_codec.to_json(output.metrics),
-    )
+  return run_round
 
 
 def measure(
@@ -128,20 +67,17 @@ def measure(
     directory = stack.enter_context(tempfile.TemporaryDirectory())
     contestants, measured = {}, {}
     for name, num_clients in sizes.items():
-      start, start_mb = time.perf_counter(), machine.rss_mb()
-      contestants[name] = stack.enter_context(
-        StoredRounds(
-          workload,
-          runtime,
-          process,
-          os.path.join(directory, name),
-          num_clients,
-        )
+      start, start_mb = time.perf_counter(), memory.resident_mb()
+      store = stack.enter_context(
+        run_store.RunStore.create(os.path.join(directory, name), {})
+      )
+      contestants[name] = _committed_rounds(
+        workload, runtime, process, num_clients, store
       )
       measured[name] = {
         'num_clients': num_clients,
         'set_up_seconds': time.perf_counter() - start,
-        'set_up_mb': machine.rss_mb() - start_mb,
+        'set_up_mb': memory.resident_mb() - start_mb,
       }
     seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
   return {

@@ -21,11 +21,10 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
-import psutil
 import tqdm
 from absl import logging
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, memory
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
@@ -36,7 +35,7 @@ from tff_pfl.simulation import (
   metrics_writers,
   report,
   run_store,
-  value_codec,
+  stored_rounds,
 )
 from tff_pfl.templates import personalized_process
 
@@ -194,15 +193,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
   """Runs the rounds that are left."""
   config = store.config
   num_rounds = config['num_rounds']
-  state = runtime.run(process.initialize)
-  if store.last_round < 0:
-    store.commit_round(
-      0, server_state=value_codec.encode(state), client_states={}, metrics={}
-    )
-  else:
-    state = client_population.decode_state(store.server_state(), state)
-  population = client_population.ClientPopulation(process, runtime, store)
-  train = batches.ClientBatches(data.train)
+  rounds = stored_rounds.StoredRounds(process, runtime, data, store)
   test = batches.ClientBatches(data.test)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(
@@ -225,53 +216,32 @@ def _train(runtime, process, data, store, sampler, show_progress):
     for round_number in range(store.last_round + 1, num_rounds + 1):
       cohort = sampler.sample(round_number)
       start = time.perf_counter()
-      output = runtime.run(
-        process.next,
-        state,
-        population.states(cohort),
-        [train[data.client_ids[index]] for index in cohort],
-      )
-      state = output.state
-      metrics = {
-        **value_codec.to_json(output.metrics),
-        'seconds': time.perf_counter() - start,
-      }
-      new_states = dict(zip(map(int, cohort), output.client_states))
-      evaluation = per_client = None
+      metrics = rounds.run_round(cohort)
+      metrics['seconds'] = time.perf_counter() - start
+      scores = {}
       if (
         round_number % config['rounds_per_evaluation'] == 0
         or round_number > num_rounds - config['num_final_evaluations']
       ):
-        per_client = personalized_evaluation.evaluate_clients(
+        scores['per_client'] = personalized_evaluation.evaluate_clients(
           process,
           runtime,
-          state,
-          # The cohort's new states are not committed yet.
-          lambda indices, new=new_states: _overlay(population, indices, new),
+          rounds.state,
+          rounds.client_states,
           data,
-          train,
+          rounds.train,
           test,
         )
-        evaluation = personalized_evaluation.summarize(
-          per_client, process.has_global_model
+        scores['evaluation'] = personalized_evaluation.summarize(
+          scores['per_client'], process.has_global_model
         )
       # After the evaluation, which holds the data of many clients.
-      metrics['rss_mb'] = _rss_mb()
-      store.commit_round(
-        round_number,
-        server_state=value_codec.encode(state),
-        client_states={
-          index: value_codec.encode(client_state)
-          for index, client_state in new_states.items()
-        },
-        metrics=metrics,
-        evaluation=evaluation,
-        per_client=per_client,
-      )
+      metrics['rss_mb'] = round(memory.resident_mb(), 1)
+      rounds.commit(metrics, **scores)
       row = {'round': round_number, **metrics}
-      if evaluation is not None:
-        row['evaluation'] = evaluation
-        shown.update(_shown(evaluation))
+      if scores:
+        row['evaluation'] = scores['evaluation']
+        shown.update(_shown(scores['evaluation']))
       writers.write(row)
       if metrics['non_finite_clients']:
         num_left_out += metrics['non_finite_clients']
@@ -288,24 +258,9 @@ def _train(runtime, process, data, store, sampler, show_progress):
       bar.update()
 
 
-def _overlay(population, indices, new_states):
-  stored = iter(population.states([i for i in indices if i not in new_states]))
-  return [new_states[i] if i in new_states else next(stored) for i in indices]
-
-
 def _shown(evaluation):
   name = 'accuracy' if 'accuracy' in evaluation['personal'] else 'loss'
   shown = {f'personal_{name}': f'{evaluation["personal"][name]:.3f}'}
   if evaluation['global'] is not None:
     shown[f'global_{name}'] = f'{evaluation["global"][name]:.3f}'
   return shown
-
-
-def _rss_mb():
-  """Resident memory of this process and its workers, in MB."""
-  process = psutil.Process()
-  total = 0
-  for member in (process, *process.children(recursive=True)):
-    with contextlib.suppress(psutil.Error):
-      total += member.memory_info().rss
-  return float(np.round(total / 2**20, 1))
