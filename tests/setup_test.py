@@ -28,6 +28,7 @@ TOOLS = (
   *('awk', 'cat', 'cp', 'cut', 'date', 'dirname', 'env', 'flock', 'grep'),
   *('make', 'mkdir', 'mv', 'rm', 'sed', 'sh', 'sha256sum', 'sleep'),
 )
+FAST_TESTS = '-m pytest -n 2 --dist loadfile'
 NO_PYTHON = 'tff_pfl needs Python 3.9, 3.10 or 3.11'
 
 # Records its arguments, answers the build script's probe with the real Python,
@@ -301,7 +302,7 @@ def test_unchanged_lock_builds_nothing(checkout):
   for name in LOCKS:  # A newer file with the same content is no change.
     os.utime(checkout.path / name)
   result = checkout.make('test')
-  assert checkout.calls() == ['-m pytest']
+  assert checkout.calls() == [FAST_TESTS]
   assert result.stdout == result.stderr == ''
 
 
@@ -361,7 +362,7 @@ def test_parallel_targets_build_once(checkout):
   assert result.returncode == 0, result.stderr
   calls = checkout.calls()
   assert num_builds(calls) == 1
-  assert {'-m pytest', '-m pytest -m slow and not gpu'} <= set(calls)
+  assert {FAST_TESTS, '-m pytest -m slow and not gpu'} <= set(calls)
 
 
 def test_concurrent_makes_build_once(checkout):
