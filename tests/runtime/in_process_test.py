@@ -1021,7 +1021,7 @@ def test_nothing_grows_over_a_thousand_calls(rt):
 
   work()
   grown = growth.steady_growth(work)
-  assert np.all(grown < [4, 1, 1, 100]), grown
+  assert np.all(grown < [4, 1, 1, 30]), grown
 
 
 def test_computations_that_are_gone_are_forgotten(rt):

@@ -412,7 +412,7 @@ def test_nothing_grows_with_calls(rt):
 
   work()
   grown = growth.steady_growth(work, rt.worker_pid)
-  assert np.all(grown < [8, 1, 1, 4, 1, 1, 200]), grown
+  assert np.all(grown < [6, 1, 1, 4, 1, 1, 200]), grown
 
 
 def test_unknown_runtime_is_refused_with_the_known_ones():
