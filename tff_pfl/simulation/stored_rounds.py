@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl.datasets import batches
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, run_store, value_codec
@@ -79,7 +79,15 @@ class StoredRounds:
 
     Returns:
       The round's metrics, as `value_codec.to_json` gives them.
+
+    Raises:
+      RunError: If the last round is not committed.
     """
+    if self._new_client_states:
+      raise errors.RunError(
+        'Commit the last round before the next one is run; the new states of '
+        f'its clients, {sorted(self._new_client_states)}, would be lost.'
+      )
     cohort = [int(index) for index in cohort]
     output = self._runtime.run(
       self._process.next,
