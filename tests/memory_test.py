@@ -1,9 +1,8 @@
-import subprocess
-import sys
 import time
 
 import psutil
 
+from tests import children
 from tff_pfl import memory
 
 _SECONDS = 20
@@ -16,15 +15,10 @@ def test_own_memory_counts():
 
 def test_memory_of_a_child_counts_once_it_has_started():
   before = memory.resident_mb()
-  code = 'held = b"1" * (200 * 2**20); print("held", flush=True); input()'
-  with subprocess.Popen(
-    [sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-  ) as child:
-    assert child.stdout.readline() == b'held\n'
+  with children.holding(200):
     deadline = time.monotonic() + _SECONDS
     while memory.resident_mb() < before + 150 and time.monotonic() < deadline:
       time.sleep(0.05)
     high = memory.resident_mb()
-    child.stdin.close()
   assert high >= before + 150
   assert memory.resident_mb() < high - 150

@@ -471,34 +471,12 @@ def test_zero_epochs_of_fine_tuning_change_nothing():
 # Models.
 
 
-def _dropout_and_normalization():
-  return keras.Sequential(
-    [
-      keras.layers.Input([6]),
-      keras.layers.Dense(4, name='dense'),
-      keras.layers.BatchNormalization(name='norm'),
-      keras.layers.ReLU(),
-      keras.layers.Dropout(0.5),
-      keras.layers.Dense(2, name='head'),
-    ]
-  )
-
-
-def _convolutional_and_recurrent():
-  return keras.Sequential(
-    [
-      keras.layers.Input([6]),
-      keras.layers.Reshape([3, 2, 1]),
-      keras.layers.Conv2D(2, 2, activation='relu', name='conv'),
-      keras.layers.Reshape([2, 2]),
-      keras.layers.LSTM(3, name='lstm'),
-      keras.layers.Dense(2, name='head'),
-    ]
-  )
-
-
 @pytest.mark.parametrize(
-  'make', [_dropout_and_normalization, _convolutional_and_recurrent]
+  'make',
+  [
+    toy_problems.dropout_and_normalization,
+    toy_problems.convolutional_and_recurrent,
+  ],
 )
 @_every_method
 def test_many_kinds_of_layers_are_trained(name, make):
@@ -509,8 +487,8 @@ def test_many_kinds_of_layers_are_trained(name, make):
   data = [
     tf.data.Dataset.from_tensors(
       collections.OrderedDict(
-        x=rng.normal(size=(n, 6)).astype(np.float32),
-        y=rng.integers(0, 2, n).astype(np.int32),
+        x=rng.normal(size=(n, 5)).astype(np.float32),
+        y=rng.integers(0, toy_problems.NUM_CLASSES, n).astype(np.int32),
       )
     )
     for n in (9, 20)
@@ -563,4 +541,4 @@ def test_unknown_method_is_refused_with_those_there_are():
 
 def test_what_is_not_a_split_model_is_refused():
   with pytest.raises(TypeError, match='`model`.*from_keras'):
-    registry.build('fed_avg', _dropout_and_normalization())
+    registry.build('fed_avg', toy_problems.dropout_and_normalization())

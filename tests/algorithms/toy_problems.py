@@ -28,6 +28,34 @@ def classifier_from(network):
   )
 
 
+def dropout_and_normalization():
+  """A network of 5 features that draws numbers and has moving statistics."""
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.ReLU(),
+      keras.layers.Dropout(0.5),
+      keras.layers.Dense(NUM_CLASSES, name='head'),
+    ]
+  )
+
+
+def convolutional_and_recurrent():
+  """A network of 5 features with a convolution and an LSTM."""
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Reshape([5, 1, 1]),
+      keras.layers.Conv2D(2, [2, 1], activation='relu', name='conv'),
+      keras.layers.Reshape([4, 2]),
+      keras.layers.LSTM(3, name='lstm'),
+      keras.layers.Dense(NUM_CLASSES, name='head'),
+    ]
+  )
+
+
 def labelled_examples(num_examples, seed):
   """Examples for `classifier`, with a rule to learn."""
   rng = np.random.default_rng(seed)

@@ -1,10 +1,9 @@
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 
+from tests import children
 from tff_pfl import memory as memory_lib
 from tff_pfl.benchmark import machine
 
@@ -34,22 +33,12 @@ def test_peak_memory_counts_what_was_freed_before_the_end():
 
 
 def test_peak_memory_counts_child_processes():
-  code = (
-    'import sys; held = b"x" * (200 * 2**20); print("held", flush=True);'
-    'sys.stdin.read()'
-  )
   with machine.PeakMemory() as memory:
     before = memory.peak_mb
-    with subprocess.Popen(
-      [sys.executable, '-c', code],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-    ) as child:
-      assert child.stdout.readline() == b'held\n'
+    with children.holding(200):
       deadline = time.monotonic() + _SECONDS
       while memory.peak_mb < before + 150 and time.monotonic() < deadline:
         time.sleep(0.05)
-      child.stdin.close()
   assert memory.peak_mb >= before + 150
 
 

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from google.protobuf import text_format
 from tensorflow.python.eager import context
 
+from tests.runtime import variables
 from tff_pfl.runtime import graph_functions, values
 
 _FLOAT = tff.TensorType(np.float32)
@@ -29,24 +30,6 @@ def _function(library, computation):
 @tff.tensorflow.computation(np.float32, np.float32)
 def _decay(total, x):
   return 0.5 * total + x
-
-
-def _counter():
-  """A computation that counts up a variable, slowly."""
-
-  @tff.tensorflow.computation(np.int32)
-  def count(limit):
-    variable = tf.Variable(0)
-
-    @tf.function
-    def loop():
-      while variable < limit:
-        variable.assign_add(1)
-      return variable.read_value()
-
-    return loop()
-
-  return count
 
 
 def test_call_takes_and_gives_local_values(library):
@@ -103,7 +86,7 @@ def test_number_of_loaded_graphs_is_bounded():
 
 def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
   def load_and_call():
-    function = _function(library, _counter())
+    function = _function(library, variables.counter())
     assert int(function(tf.constant(3))) == 3
     return function.concrete.name, [
       f.signature.name
@@ -191,7 +174,7 @@ def test_what_is_known_about_a_function(library):
   assert float(plain.pack(plain.concrete(*arguments))) == 2.5
   random = tff.tensorflow.computation(lambda: tf.random.uniform([]))
   assert not _function(library, random).is_deterministic
-  with_variable = _function(library, _counter())
+  with_variable = _function(library, variables.counter())
   assert with_variable.is_deterministic
   assert not with_variable.is_tensor_function
   compiled = tff.tensorflow.computation(
@@ -216,7 +199,7 @@ def test_what_xla_cannot_compile_runs_without_it(library, caplog):
 
 
 def test_concurrent_calls_do_not_share_variables(library):
-  function = _function(library, _counter())
+  function = _function(library, variables.counter())
   limits = [100 + 3 * i for i in range(40)]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     results = pool.map(lambda limit: int(function(tf.constant(limit))), limits)

@@ -2,8 +2,6 @@ import asyncio
 import collections
 import concurrent.futures
 import gc
-import os
-import signal
 import threading
 import time
 import weakref
@@ -15,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import growth
+from tests.runtime import growth, interruption, variables
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import client_mapper, lowering
 
@@ -837,16 +835,8 @@ def test_ctrl_c_ends_a_computation_and_the_next_one_works(
   computation, argument, rt
 ):
   rt.run(_count_at_clients, [1, 2])
-  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-  interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-  begin = time.monotonic()
-  try:
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-      rt.run(computation, argument)
-  finally:
-    signal.signal(signal.SIGINT, previous)
-  assert time.monotonic() - begin < 2
+  with interruption.ctrl_c(0.3, ends_within_seconds=2):
+    rt.run(computation, argument)
   assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
 
 
@@ -992,17 +982,7 @@ def test_computation_is_lowered_once(rt, monkeypatch):
 
 
 def test_concurrent_clients_do_not_share_variables():
-  @tff.tensorflow.computation(np.int32)
-  def count(limit):
-    variable = tf.Variable(0)
-
-    @tf.function
-    def loop():
-      while variable < limit:
-        variable.assign_add(1)
-      return variable.read_value()
-
-    return loop()
+  count = variables.counter()
 
   @tff.federated_computation(_CLIENT_INTS)
   def comp(limits):

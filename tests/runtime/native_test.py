@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import growth
+from tests.runtime import growth, interruption
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import native, worker_connection, worker_process
 
@@ -269,16 +269,8 @@ def test_run_works_inside_an_event_loop_as_in_a_notebook(rt):
 
 def test_ctrl_c_ends_a_computation_and_the_next_one_works(rt, warnings):
   rt.run(_mean, [1.0])
-  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-  interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-  begin = time.monotonic()
-  try:
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-      rt.run(_count, _FOREVER)
-  finally:
-    signal.signal(signal.SIGINT, previous)
-  assert time.monotonic() - begin < 3
+  with interruption.ctrl_c(0.5, ends_within_seconds=3):
+    rt.run(_count, _FOREVER)
   assert rt.run(_mean, [1.0, 3.0]) == 2.0
   assert not warnings()
 

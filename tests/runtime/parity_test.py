@@ -232,38 +232,14 @@ def _fine_tune(rt, name):
   )
 
 
-def _dropout_and_normalization():
-  return keras.Sequential(
-    [
-      keras.layers.Input([5]),
-      keras.layers.Dense(4, name='dense'),
-      keras.layers.BatchNormalization(name='norm'),
-      keras.layers.ReLU(),
-      keras.layers.Dropout(0.5),
-      keras.layers.Dense(3, name='head'),
-    ]
-  )
-
-
-def _convolutional_and_recurrent():
-  return keras.Sequential(
-    [
-      keras.layers.Input([5]),
-      keras.layers.Reshape([5, 1, 1]),
-      keras.layers.Conv2D(2, [2, 1], activation='relu', name='conv'),
-      keras.layers.Reshape([4, 2]),
-      keras.layers.LSTM(3, name='lstm'),
-      keras.layers.Dense(3, name='head'),
-    ]
-  )
-
-
 @_methods_of_which_one_is_fast
 @pytest.mark.parametrize(
   'make',
   [
-    _dropout_and_normalization,
-    pytest.param(_convolutional_and_recurrent, marks=pytest.mark.slow),
+    toy_problems.dropout_and_normalization,
+    pytest.param(
+      toy_problems.convolutional_and_recurrent, marks=pytest.mark.slow
+    ),
   ],
 )
 @_every_other_runtime

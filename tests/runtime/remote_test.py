@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tests.runtime import growth
+from tests.runtime import growth, interruption
 from tff_pfl import errors, runtime
 from tff_pfl.algorithms import fed_rep
 from tff_pfl.runtime import (
@@ -522,16 +522,8 @@ def test_busy_worker_is_not_taken_for_lost(workers, warnings):
 def test_ctrl_c_ends_a_computation_and_the_next_one_works(mortal, warnings):
   with _connect(mortal) as rt:
     assert _totals(rt) == _TOTALS
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    begin = time.monotonic()
-    try:
-      interrupt.start()
-      with pytest.raises(KeyboardInterrupt):
-        rt.run(_sums_slowly_in_process, mortal.pid, _FOREVER, _DATASETS)
-    finally:
-      signal.signal(signal.SIGINT, previous)
-    assert time.monotonic() - begin < 2.5
+    with interruption.ctrl_c(0.5, ends_within_seconds=2.5):
+      rt.run(_sums_slowly_in_process, mortal.pid, _FOREVER, _DATASETS)
     assert _totals(rt) == _TOTALS
   assert not warnings()
 
