@@ -1,5 +1,7 @@
 """Tests of loading datasets by name."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from tff_pfl.datasets import partitioning
 
 
 def test_every_name_has_a_description_in_the_help_text():
-  assert {'digits', 'mnist', 'fashion_mnist', 'synthetic'} <= set(
+  assert {'digits', 'mnist', 'fashion_mnist', 'cifar10', 'synthetic'} <= set(
     datasets.DATASETS
   )
   text = datasets.describe_datasets()
@@ -54,4 +56,48 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
 def test_bad_arguments_are_one_line_errors(kwargs, match):
   with pytest.raises(ValueError, match=match) as error:
     datasets.load_dataset(**{'name': 'digits', 'num_clients': 2, **kwargs})
+  assert '\n' not in str(error.value)
+
+
+def test_arrays_by_name_are_dealt_like_the_dataset():
+  arrays = datasets.load_arrays('digits')
+  assert isinstance(arrays, datasets.Arrays)
+  assert (arrays.name, arrays.num_classes) == ('digits', 10)
+  dataset = datasets.load_dataset('digits', num_clients=4, seed=2)
+  dealt = arrays.to_clients(4, seed=2)
+  assert dealt.name == dataset.name
+  assert dealt.element_spec == dataset.element_spec
+  for client_id in dataset.client_ids:
+    for found, expected in zip(
+      (*dealt.train(client_id), *dealt.test(client_id)),
+      (*dataset.train(client_id), *dataset.test(client_id)),
+    ):
+      np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
+)
+@pytest.mark.parametrize('name', ['mnist', 'fashion_mnist'])
+def test_real_arrays_by_name(name):
+  arrays = datasets.load_arrays(name, os.environ['TFF_PFL_DATA_DIR'])
+  assert arrays.name == name
+  assert arrays.x.shape == (60000, 28, 28, 1) and arrays.x.dtype == np.uint8
+  assert arrays.y.dtype == arrays.y_test.dtype == np.int32
+  assert arrays.x_test.shape == (10000, 28, 28, 1)
+
+
+@pytest.mark.parametrize(
+  'name, data_dir, match',
+  [
+    ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),
+    ('synthetic', None, 'one of digits, .*cifar10, which are not generated'),
+    ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
+    ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
+  ],
+)
+def test_arrays_that_cannot_be_had_are_one_line_errors(name, data_dir, match):
+  with pytest.raises(ValueError, match=match) as error:
+    datasets.load_arrays(name, data_dir)
   assert '\n' not in str(error.value)

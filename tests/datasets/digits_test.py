@@ -44,3 +44,27 @@ def test_seed_changes_the_partition_but_not_which_images_are_test_images():
 def test_impossible_partition_is_an_error():
   with pytest.raises(ValueError, match='at most 10'):
     digits.load_digits(3, 'shards:11')
+
+
+def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
+  dataset = digits.load_digits(10, 'fallah_digits:24')
+  train, test = dataset.class_counts('train'), dataset.class_counts('test')
+  assert train[:5].tolist() == [[24] * 5 + [0] * 5] * 5
+  assert train[5:].sum(axis=1).tolist() == [12 + 48] * 5
+  assert np.abs(test - train / 4).max() < 1
+  assert ((test > 0) == (train > 0)).all()
+
+
+def test_arrays_are_what_the_clients_are_dealt():
+  arrays = digits.load_digits_arrays()
+  assert arrays.x.shape == (1437, 8, 8, 1) and arrays.x.dtype == np.float32
+  assert arrays.y.shape == (1437,) and arrays.y.dtype == np.int32
+  assert arrays.x_test.shape == (360, 8, 8, 1)
+  again = digits.load_digits_arrays()
+  np.testing.assert_array_equal(arrays.x_test, again.x_test)
+  part = digits.load_digits(1, 'iid').test('client_0')
+  found, expected = (
+    sorted((y, x.tobytes()) for x, y in zip(*pair))
+    for pair in (part, (arrays.x_test, arrays.y_test))
+  )
+  assert found == expected

@@ -67,6 +67,20 @@ def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
   np.testing.assert_array_equal(test, train // 2)
 
 
+def test_from_arrays_holds_test_examples_out_of_what_a_rule_deals():
+  x, y = _arrays(400, num_classes=10)
+  dataset = FederatedDataset.from_arrays(
+    x, y, num_clients=10, partition='fallah_digits:4', test_fraction=0.25
+  )
+  train, test = dataset.class_counts('train'), dataset.class_counts('test')
+  assert (train + test)[:5].tolist() == [[4] * 5 + [0] * 5] * 5
+  assert test[:5].sum(axis=1).tolist() == [5] * 5
+  assert (train + test)[5:].sum(axis=1).tolist() == [2 + 8] * 5
+  parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
+  dealt = sum(parts, [])
+  assert len(set(dealt)) == len(dealt) == 5 * 20 + 5 * 10
+
+
 def test_from_arrays_by_key_makes_one_client_per_key():
   x, y = _arrays(6)
   keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']

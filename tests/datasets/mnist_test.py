@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import mnist
 
 TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
@@ -209,7 +210,7 @@ def test_a_label_out_of_range_is_named(tmp_path):
 def test_without_data_dir_the_data_come_through_tensorflow_datasets(
   monkeypatch,
 ):
-  monkeypatch.setattr(mnist, '_expect_reachable', lambda url: None)
+  monkeypatch.setattr(arrays_lib, '_expect_reachable', lambda url: None)
   with tfds.testing.mock_data(num_examples=30):
     dataset = mnist.load_mnist(3, 'iid')
     fashion = mnist.load_fashion_mnist(3, 'iid')
@@ -228,7 +229,7 @@ def test_without_network_one_line_says_what_to_do_at_once(
   def fail(request, timeout):
     raise OSError('Name or service not known\nand a long story')
 
-  monkeypatch.setattr(mnist.urllib.request, 'urlopen', fail)
+  monkeypatch.setattr(arrays_lib.urllib.request, 'urlopen', fail)
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with pytest.raises(errors.RunError, match='Name or service.*--data_dir') as e:
@@ -266,6 +267,25 @@ def test_real_mnist_has_the_published_class_counts():
   # The published mean of the training pixels.
   mean = np.mean([dataset.train(c).x.mean() for c in dataset.client_ids])
   assert abs(mean - 0.1307) < 0.002
+
+
+@needs_data
+def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
+  dataset = mnist.load_mnist(
+    50, 'fallah_digits:196', data_dir=os.environ['TFF_PFL_DATA_DIR']
+  )
+  train, test = dataset.class_counts('train'), dataset.class_counts('test')
+  assert train[:25].tolist() == [[196] * 5 + [0] * 5] * 25
+  assert (np.sort(train[25:, :5]) == [0, 0, 0, 0, 98]).all()
+  assert (np.sort(train[25:, 5:]) == [0, 0, 0, 0, 392]).all()
+  assert train.sum(axis=0).tolist() == [5390] * 5 + [1960] * 5
+  # A sixth as many test images as training images, and floor or ceiling of it.
+  assert np.abs(test - train / 6).max() < 1
+  assert test.sum(axis=0).tolist() == [898] * 5 + [327] * 5
+  with pytest.raises(ValueError, match='`images_per_digit` to be at most 212'):
+    mnist.load_mnist(
+      50, 'fallah_digits:214', data_dir=os.environ['TFF_PFL_DATA_DIR']
+    )
 
 
 @needs_data

@@ -1,10 +1,12 @@
 """Federated datasets: who the clients are and what each of them holds.
 
-`load_dataset` gives a dataset by name, `FederatedDataset.from_arrays` makes one
-from the user's own arrays, `FederatedDataset.from_client_data` from TFF's
-`ClientData`. `partitioning` has the rules that make clients from central data.
+`load_dataset` gives a dataset by name, `load_arrays` its examples before they
+are dealt to clients, `FederatedDataset.from_arrays` makes a dataset from the
+user's own arrays, `FederatedDataset.from_client_data` from TFF's `ClientData`.
+`partitioning` has the rules that make clients from central data.
 """
 
+from tff_pfl.datasets.arrays import Arrays
 from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
 from tff_pfl.datasets.federated_dataset import FederatedDataset
 from tff_pfl.datasets.partition_plot import plot_partition
@@ -15,12 +17,18 @@ from tff_pfl.datasets.partitioning import (
   describe_partitioners,
   make_partitioner,
 )
-from tff_pfl.datasets.registry import DATASETS, describe_datasets, load_dataset
+from tff_pfl.datasets.registry import (
+  DATASETS,
+  describe_datasets,
+  load_arrays,
+  load_dataset,
+)
 from tff_pfl.datasets.synthetic import make_synthetic
 
 __all__ = [
   'DATASETS',
   'PARTITIONERS',
+  'Arrays',
   'ExampleSource',
   'Examples',
   'FederatedDataset',
@@ -28,6 +36,7 @@ __all__ = [
   'Partitioner',
   'describe_datasets',
   'describe_partitioners',
+  'load_arrays',
   'load_dataset',
   'make_partitioner',
   'make_synthetic',

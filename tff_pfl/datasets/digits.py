@@ -15,9 +15,36 @@ import numpy as np
 from sklearn import datasets as sklearn_datasets
 from sklearn import model_selection
 
+from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
 NUM_CLASSES = 10
+_SPLIT_SEED = 0
+
+
+def load_digits_arrays() -> arrays_lib.Arrays:
+  """Returns the digits, `x` float32 `[n, 8, 8, 1]` in [0, 1].
+
+  Which 360 images are the test images is drawn, stratified by class, with a
+  fixed seed: it is always the same.
+  """
+  bunch = sklearn_datasets.load_digits()
+  x = (bunch.images[..., np.newaxis] / 16).astype(np.float32)
+  x, x_test, y, y_test = model_selection.train_test_split(
+    x,
+    bunch.target,
+    test_size=0.2,
+    stratify=bunch.target,
+    random_state=_SPLIT_SEED,
+  )
+  return arrays_lib.Arrays(
+    name='digits',
+    x=x,
+    y=y,
+    x_test=x_test,
+    y_test=y_test,
+    num_classes=NUM_CLASSES,
+  )
 
 
 def load_digits(
@@ -40,19 +67,4 @@ def load_digits(
   Raises:
     ValueError: The partition is impossible.
   """
-  bunch = sklearn_datasets.load_digits()
-  x = (bunch.images[..., np.newaxis] / 16).astype(np.float32)
-  x, x_test, y, y_test = model_selection.train_test_split(
-    x, bunch.target, test_size=0.2, stratify=bunch.target, random_state=0
-  )
-  return federated_dataset.FederatedDataset.from_arrays(
-    x,
-    y,
-    x_test=x_test,
-    y_test=y_test,
-    num_clients=num_clients,
-    partition=partition,
-    num_classes=NUM_CLASSES,
-    name='digits',
-    seed=seed,
-  )
+  return load_digits_arrays().to_clients(num_clients, partition, seed=seed)

@@ -16,14 +16,13 @@ client than from the idx files.
 import gzip
 import math
 import os
-import urllib.error
-import urllib.request
 import zlib
-from typing import Dict, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
 import numpy as np
 
 from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
 NUM_CLASSES = 10
@@ -42,15 +41,6 @@ _FOLDERS = {
 }
 
 
-class Arrays(NamedTuple):
-  """All examples: images uint8 `[n, 28, 28]`, integer labels `[n]`."""
-
-  x: np.ndarray
-  y: np.ndarray
-  x_test: np.ndarray
-  y_test: np.ndarray
-
-
 def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
   """Reads a gzipped idx file of unsigned bytes.
 
@@ -66,21 +56,16 @@ def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
       not of the expected type and shape; the message names it.
   """
 
-  def fail(constraint: str, found: str):
-    raise ValueError(
-      f'Expected `{path}` to be {constraint}, found {found}; download or copy'
-      ' the file again.'
-    )
+  def fail(constraint: str, found: object):
+    raise arrays_lib.file_error(path, constraint, found)
 
   try:
     with gzip.open(path, 'rb') as file:
       content = file.read()
-  except FileNotFoundError:
-    fail('a file', 'none')
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     fail('a complete gzip file', f'a damaged one ({error})')
   except OSError as error:
-    fail('a readable file', error.strerror or str(error))
+    raise arrays_lib.unreadable_error(path, error) from None
 
   num_dims = 1 + len(element_shape)
   header_size = 4 + 4 * num_dims
@@ -121,49 +106,29 @@ def find_folder(name: str, data_dir: str) -> str:
     ValueError: There is no such folder, none has the files, or it is not clear
       which has.
   """
-  errors.expect(
-    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+  files = tuple(_FILES.values())
+  folder = arrays_lib.find_folder(
+    name, data_dir, _FOLDERS[name], files, ', '.join(files)
   )
-
-  def held(folder: str) -> bool:
-    return any(
-      os.path.exists(os.path.join(folder, file)) for file in _FILES.values()
-    )
-
-  named = [
-    folder
-    for folder in (os.path.join(data_dir, sub) for sub in _FOLDERS[name])
-    if held(folder)
-  ]
-  if len(named) > 1:
-    raise ValueError(
-      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
-      f' {named[1]!r}; pass one of them as `data_dir`.'
-    )
-  if named:
-    return named[0]
-  if not held(data_dir):
-    raise ValueError(
-      f'Expected `data_dir` to hold {", ".join(_FILES.values())}, itself or'
-      f' in {" or ".join(sub + os.sep for sub in _FOLDERS[name])}, found none'
-      f' of them in {data_dir!r}.'
-    )
-  own_name = os.path.basename(os.path.realpath(data_dir))
+  own_name = os.path.basename(os.path.realpath(folder))
   for other, folders in _FOLDERS.items():
     if other != name and own_name in folders:
       raise ValueError(
         f'Expected `data_dir` to hold {name}, found a folder of {other} by'
-        f' its name, {data_dir!r}.'
+        f' its name, {folder!r}.'
       )
-  return data_dir
+  return folder
 
 
-def read_arrays(name: str, data_dir: str) -> Arrays:
+def read_arrays(name: str, data_dir: str) -> Dict[str, np.ndarray]:
   """Reads and checks a data set's four idx files.
 
   Args:
     name: 'mnist' or 'fashion_mnist'.
     data_dir: See `find_folder`.
+
+  Returns:
+    uint8 arrays `x`, `y`, `x_test`, `y_test`, the images `[n, 28, 28, 1]`.
 
   Raises:
     ValueError: A file is missing, damaged or does not fit to the others.
@@ -174,7 +139,9 @@ def read_arrays(name: str, data_dir: str) -> Arrays:
     shape = IMAGE_SHAPE if field.startswith('x') else ()
     path = os.path.join(folder, file)
     arrays[field] = read_idx(path, shape)
-    if field.startswith('y'):
+    if field.startswith('x'):
+      arrays[field] = arrays[field][..., np.newaxis]
+    else:
       images = _FILES[field.replace('y', 'x')]
       count = len(arrays[field.replace('y', 'x')])
       errors.expect(
@@ -183,79 +150,37 @@ def read_arrays(name: str, data_dir: str) -> Arrays:
         f'{count} labels, one per image of {images}',
         len(arrays[field]),
       )
-      bad = np.flatnonzero(arrays[field] >= NUM_CLASSES)
-      if len(bad):
-        raise ValueError(
-          f'Expected `{path}` to hold labels in [0, {NUM_CLASSES}), found'
-          f' {arrays[field][bad[0]]} at index {bad[0]}.'
-        )
-  return Arrays(**arrays)
+      arrays_lib.check_file_labels(arrays[field], path, NUM_CLASSES)
+  return arrays
 
 
-def _expect_reachable(url: str) -> None:
-  """Raises `OSError` unless a server answers, through a proxy if one is set.
-
-  TFDS would try for minutes.
-  """
-  request = urllib.request.Request(url, method='HEAD')
-  try:
-    urllib.request.urlopen(request, timeout=10).close()
-  except urllib.error.HTTPError:
-    pass  # An answer, if only that the address is no page.
-
-
-def _tfds_arrays(name: str) -> Arrays:
-  """Gets a data set through TensorFlow Datasets, downloading it if needed."""
-  import tensorflow_datasets as tfds  # Slow to import; rarely needed.
-
-  try:
-    builder = tfds.builder(name)
-    if not builder.is_prepared():
-      _expect_reachable(builder.URL)
-      builder.download_and_prepare()
-    splits = builder.as_dataset(split=['train', 'test'], as_supervised=True)
-    (x, y), (x_test, y_test) = (
-      [np.concatenate(part) for part in zip(*tfds.as_numpy(split.batch(1000)))]
-      for split in splits
-    )
-  # Whatever TFDS and its downloader raise, the user's remedy is the same.
-  except Exception as error:
-    lines = str(error).strip().splitlines() or ['']
-    reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
-    raise errors.RunError(
-      f'{name} could not be obtained through TensorFlow Datasets ({reason});'
-      ' pass --data_dir with the folder of its four idx .gz files.'
-    ) from error
-  return Arrays(x[..., 0], y, x_test[..., 0], y_test)
-
-
-def _to_unit_interval(x: np.ndarray) -> np.ndarray:
-  return np.divide(x, 255, dtype=np.float32)
-
-
-def _load(
-  name: str,
-  num_clients: int,
-  partition: Union[str, partitioning.Partitioner],
-  data_dir: Optional[str],
-  seed: int,
-) -> federated_dataset.FederatedDataset:
+def _load_arrays(name: str, data_dir: Optional[str]) -> arrays_lib.Arrays:
   if data_dir is None:
-    arrays = _tfds_arrays(name)
+    arrays = arrays_lib.from_tensorflow_datasets(name, 'its four idx .gz files')
   else:
     arrays = read_arrays(name, data_dir)
-  return federated_dataset.FederatedDataset.from_arrays(
-    arrays.x[..., np.newaxis],
-    arrays.y,
-    x_test=arrays.x_test[..., np.newaxis],
-    y_test=arrays.y_test,
-    num_clients=num_clients,
-    partition=partition,
-    num_classes=NUM_CLASSES,
-    transform=_to_unit_interval,
+  return arrays_lib.Arrays(
     name=name,
-    seed=seed,
+    num_classes=NUM_CLASSES,
+    transform=arrays_lib.to_unit_interval,
+    **arrays,
   )
+
+
+def load_mnist_arrays(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
+  """Returns MNIST, `x` uint8 `[n, 28, 28, 1]`; for `Raises` see `load_mnist`.
+
+  Args:
+    data_dir: As for `load_mnist`.
+  """
+  return _load_arrays('mnist', data_dir)
+
+
+def load_fashion_mnist_arrays(
+  data_dir: Optional[str] = None,
+) -> arrays_lib.Arrays:
+  """Returns Fashion-MNIST; all else as `load_mnist_arrays`."""
+  return _load_arrays('fashion_mnist', data_dir)
 
 
 def load_mnist(
@@ -282,7 +207,9 @@ def load_mnist(
       impossible.
     RunError: TensorFlow Datasets cannot get the data.
   """
-  return _load('mnist', num_clients, partition, data_dir, seed)
+  return load_mnist_arrays(data_dir).to_clients(
+    num_clients, partition, seed=seed
+  )
 
 
 def load_fashion_mnist(
@@ -297,4 +224,6 @@ def load_fashion_mnist(
   The parent of the files' folder, as `data_dir`, has them in
   `fashion_mnist_idx` or `fashion_mnist`.
   """
-  return _load('fashion_mnist', num_clients, partition, data_dir, seed)
+  return load_fashion_mnist_arrays(data_dir).to_clients(
+    num_clients, partition, seed=seed
+  )

@@ -1,6 +1,6 @@
 """How central examples become clients.
 
-Every partitioner but `ByKey` is one rule for a non-negative weight matrix
+A `WeightedPartitioner` is a rule for a non-negative weight matrix
 `[num_clients, num_classes]`. The training examples of each class are then dealt
 to the clients in proportion to that class's weights, and the test examples of
 the class in proportion to the training examples that each client got, so that a
@@ -9,7 +9,9 @@ none is of a class it has never seen. (A class without any training example is
 dealt by the weights.) No example is dealt twice. None is lost either, unless
 there are more classes than the clients may own altogether (two clients with two
 classes each have no place for a fifth class): those classes are left out, and a
-warning names them.
+warning names them. The two other partitioners are `ByKey`, which follows keys
+that come with the examples, and `FallahDigits`, which gives fixed numbers of
+examples and by design leaves the others out.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
@@ -43,6 +45,7 @@ from tff_pfl import errors
 # Independent random streams of one seed.
 _WEIGHTS, _TRAIN, _TEST, _HOLD_OUT = range(4)
 _MAX_DIRICHLET_DRAWS = 100
+_NUM_FALLAH_CLASSES = 10
 
 
 class Partition(NamedTuple):
@@ -148,12 +151,17 @@ def _group(
 def _deal(
   labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 ) -> List[np.ndarray]:
-  """Deals examples at random, `counts[client, class]` to each client."""
+  """Deals examples at random, `counts[client, class]` to each client.
+
+  What a class has beyond the sum of its column is left out.
+  """
   num_clients, num_classes = counts.shape
   class_counts = np.bincount(labels, minlength=num_classes)
   shuffled = rng.permutation(len(labels))
   by_class = shuffled[np.argsort(labels[shuffled], kind='stable')]
-  dealt = np.repeat(counts.sum(axis=0) > 0, class_counts)
+  first_of_class = np.cumsum(class_counts) - class_counts
+  rank = np.arange(len(labels)) - np.repeat(first_of_class, class_counts)
+  dealt = rank < np.repeat(counts.sum(axis=0), class_counts)
   clients = np.tile(np.arange(num_clients), num_classes)
   owners = np.repeat(clients, counts.T.ravel())
   # A client's examples in random order: otherwise the first n of them, or an
@@ -222,6 +230,46 @@ class Partitioner(abc.ABC):
       ValueError: An argument is out of range, or the rule cannot be met.
     """
 
+  def _class_labels(
+    self,
+    y_train: np.ndarray,
+    y_test: Optional[np.ndarray],
+    num_classes: Optional[int],
+  ) -> Tuple[np.ndarray, np.ndarray, int]:
+    """Returns checked labels and their number; all of one class without any.
+
+    Raises:
+      ValueError: There is no example, a label is out of range, or the rule
+        needs labels where the examples have none.
+    """
+    y_train = np.asarray(y_train)
+    y_test = y_train[:0] if y_test is None else np.asarray(y_test)
+    labelled = all(
+      y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+      for y in (y_train, y_test)
+    )
+    if not labelled:
+      errors.expect(
+        not self.needs_classes,
+        'partition',
+        'iid, lognormal or by key for examples without one class label each',
+        self.spec,
+      )
+      y_train = np.zeros(len(y_train), np.int64)
+      y_test = np.zeros(len(y_test), np.int64)
+      num_classes = 1
+    labels = np.concatenate([y_train, y_test])
+    errors.expect(len(labels), 'y_train', 'at least one example', 'none')
+    if num_classes is None:
+      num_classes = int(labels.max()) + 1
+    errors.expect(
+      labels.min() >= 0 and labels.max() < num_classes,
+      'y_train and y_test',
+      f'labels in [0, {num_classes})',
+      (int(labels.min()), int(labels.max())),
+    )
+    return y_train, y_test, num_classes
+
 
 class WeightedPartitioner(Partitioner):
   """A rule that is a claim of each client on each class."""
@@ -256,35 +304,12 @@ class WeightedPartitioner(Partitioner):
     """Deals every class in proportion to the weights; see the base class."""
     num_clients = check_num_clients(num_clients)
     seed = check_seed(seed)
-    y_train = np.asarray(y_train)
-    y_test = y_train[:0] if y_test is None else np.asarray(y_test)
-    labelled = all(
-      y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
-      for y in (y_train, y_test)
-    )
-    if not labelled:
-      errors.expect(
-        not self.needs_classes,
-        'partition',
-        'iid, lognormal or by key for examples without one class label each',
-        self.spec,
-      )
-      y_train = np.zeros(len(y_train), np.int64)
-      y_test = np.zeros(len(y_test), np.int64)
-      num_classes = 1
-    labels = np.concatenate([y_train, y_test])
-    errors.expect(len(labels), 'y_train', 'at least one example', 'none')
-    if num_classes is None:
-      num_classes = int(labels.max()) + 1
-    errors.expect(
-      labels.min() >= 0 and labels.max() < num_classes,
-      'y_train and y_test',
-      f'labels in [0, {num_classes})',
-      (int(labels.min()), int(labels.max())),
+    y_train, y_test, num_classes = self._class_labels(
+      y_train, y_test, num_classes
     )
     class_counts = np.bincount(y_train, minlength=num_classes)
     weights = self.class_weights(num_clients, class_counts, seed)
-    all_counts = np.bincount(labels, minlength=num_classes)
+    all_counts = class_counts + np.bincount(y_test, minlength=num_classes)
     left_out = (all_counts > 0) & (weights.sum(axis=0) <= 0)
     if left_out.any():
       logging.warning(
@@ -603,6 +628,169 @@ class Iid(WeightedPartitioner):
     return np.ones((num_clients, len(class_counts)))
 
 
+@dataclasses.dataclass(frozen=True)
+class FallahDigits(Partitioner):
+  """The partition of Per-FedAvg's experiment: two kinds of clients, 10 classes.
+
+  The first half of the clients hold a images of each of the classes 0 to 4.
+  Each of the others holds a/2 images of one class of 0 to 4 and 2a images of
+  one class of 5 to 9. Which two, goes in turn through all 25 pairs in an order
+  drawn from the seed, so that every class of 0 to 4, every one of 5 to 9 and
+  every pair has the same number of such clients, up to one.
+
+  The test images follow the same table with a smaller a: a times the number of
+  test images over that of training images, or the most that every class of the
+  test images can supply where that is less. It need not be whole: a client gets
+  the floor or the ceiling of each of its counts.
+
+  Every image has one client at most. The images beyond the table belong to
+  nobody: this is the experiment, no error. (With MNIST, 50 clients and a = 196,
+  a class of 0 to 4 gives 5,390 of its at least 5,842 training images, and one
+  of 5 to 9 gives 1,960.)
+
+  Where each client's test set is held out of its own examples, as
+  `FederatedDataset.from_arrays` does without test arrays, the counts above are
+  those of a client's training and test images together.
+
+  Attributes:
+    images_per_digit: The paper's a; even, at least 2.
+
+  References:
+    Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
+      Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020,
+      section 5.
+  """
+
+  images_per_digit: int
+
+  name: ClassVar[str] = 'fallah_digits'
+  summary: ClassVar[str] = (
+    'so many images of each of the classes 0-4 for half of the clients, half as'
+    ' many of one of these and twice as many of one of the classes 5-9 for each'
+    ' of the others (Fallah et al. 2020, Per-FedAvg, with 196 for 50 clients on'
+    ' MNIST); for 10 classes and an even number of clients, and the remaining'
+    ' images are left out'
+  )
+
+  def __post_init__(self):
+    _expect_positive_int(self.images_per_digit, 'images_per_digit')
+    errors.expect(
+      self.images_per_digit % 2 == 0,
+      'images_per_digit',
+      'an even number, as some clients hold half as many',
+      self.images_per_digit,
+    )
+
+  def partition(
+    self,
+    y_train: np.ndarray,
+    y_test: Optional[np.ndarray] = None,
+    *,
+    num_clients: int,
+    num_classes: Optional[int] = None,
+    seed: int = 0,
+  ) -> Partition:
+    """Deals the counts of the class's docstring; see the base class."""
+    num_clients = check_num_clients(num_clients)
+    seed = check_seed(seed)
+    errors.expect(
+      num_clients % 2 == 0 and num_clients >= _NUM_FALLAH_CLASSES,
+      'num_clients',
+      f'an even number, at least {_NUM_FALLAH_CLASSES}, for the partition'
+      f' {self.spec}',
+      num_clients,
+    )
+    y_train, y_test, num_classes = self._class_labels(
+      y_train, y_test, num_classes
+    )
+    class_counts, test_class_counts = (
+      np.bincount(y, minlength=num_classes) for y in (y_train, y_test)
+    )
+    for name, counts in (
+      ('y_train', class_counts),
+      ('y_test', test_class_counts),
+    ):
+      errors.expect(
+        num_classes == _NUM_FALLAH_CLASSES
+        and (counts.all() or (name == 'y_test' and not len(y_test))),
+        name,
+        f'of exactly {_NUM_FALLAH_CLASSES} classes, each with examples, for the'
+        f' partition {self.spec}',
+        f'{np.count_nonzero(counts)} of {num_classes} classes with examples',
+      )
+    train_counts = self._train_counts(num_clients, class_counts, seed)
+    train_rng, test_rng = _rng(seed, _TRAIN), _rng(seed, _TEST)
+    test_counts = apportion(
+      _scaled_class_counts(train_counts, class_counts, test_class_counts),
+      train_counts,
+      test_rng,
+    )
+    return Partition(
+      _deal(y_train, train_counts, train_rng),
+      _deal(y_test, test_counts, test_rng),
+    )
+
+  def _train_counts(
+    self, num_clients: int, class_counts: np.ndarray, seed: int
+  ) -> np.ndarray:
+    """Returns the images of each client and class, `[num_clients, 10]`.
+
+    Raises:
+      ValueError: A class has too few images.
+    """
+    # In halves of a, so that everything is whole: 2, 1 and 4.
+    half, digits = num_clients // 2, _NUM_FALLAH_CLASSES // 2
+    halves = np.zeros((num_clients, _NUM_FALLAH_CLASSES), np.int64)
+    halves[:half, :digits] = 2
+    rng = _rng(seed, _WEIGHTS)
+    low, high = rng.permutation(digits), rng.permutation(digits)
+    turn = np.arange(half)
+    halves[half + turn, low[turn % digits]] = 1
+    # One further with each turn through the low classes: 25 distinct pairs.
+    shift = turn // digits
+    halves[half + turn, digits + high[(turn + shift) % digits]] = 4
+    largest = 2 * int((class_counts // halves.sum(axis=0)).min())
+    errors.expect(
+      largest >= 2,
+      'num_clients',
+      f'smaller for the partition {self.spec}, as even 2 images per digit are'
+      ' more than the data can supply',
+      num_clients,
+    )
+    errors.expect(
+      self.images_per_digit <= largest,
+      'images_per_digit',
+      f'at most {largest}, the most that the data can supply to {num_clients}'
+      ' clients',
+      self.images_per_digit,
+    )
+    return halves * (self.images_per_digit // 2)
+
+
+def _scaled_class_counts(
+  train_counts: np.ndarray,
+  class_counts: np.ndarray,
+  test_class_counts: np.ndarray,
+) -> np.ndarray:
+  """Returns the test images to deal of each class.
+
+  They are in proportion to the training images dealt, with the test set's share
+  as the factor, or the largest factor that every class can supply.
+
+  Args:
+    train_counts: Training images dealt, `[num_clients, num_classes]`, positive
+      for every class.
+    class_counts: Training images there are of each class.
+    test_class_counts: Likewise test images.
+  """
+  dealt = train_counts.sum(axis=0)
+  factor = min(
+    test_class_counts.sum() / class_counts.sum(),
+    (test_class_counts / dealt).min(),
+  )
+  return np.round(dealt * factor).astype(np.int64)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByKey(Partitioner):
   """One client per distinct key of the examples: a writer, a hospital, a user.
@@ -772,6 +960,7 @@ PARTITIONERS: Dict[str, Type[Partitioner]] = {
     Dirichlet,
     LognormalSizes,
     Iid,
+    FallahDigits,
   )
 }
 

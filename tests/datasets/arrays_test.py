@@ -1,0 +1,92 @@
+"""Tests of central examples before they become clients."""
+
+import numpy as np
+import pytest
+
+from tff_pfl.datasets import arrays as arrays_lib
+
+
+def _arrays(**kwargs):
+  # Each input tells its own index, so that it can be followed.
+  arguments = dict(
+    name='mine',
+    x=np.arange(40, dtype=np.uint8)[:, np.newaxis],
+    y=np.arange(40) % 4,
+    x_test=np.arange(100, 112, dtype=np.uint8)[:, np.newaxis],
+    y_test=np.arange(100, 112) % 4,
+    num_classes=4,
+    transform=arrays_lib.to_unit_interval,
+  )
+  return arrays_lib.Arrays(**{**arguments, **kwargs})
+
+
+def test_labels_become_int32_and_inputs_stay_as_they_are():
+  x = np.zeros((40, 2, 2), np.uint8)
+  arrays = _arrays(x=x)
+  assert arrays.x is x
+  assert arrays.y.dtype == arrays.y_test.dtype == np.int32
+
+
+def test_of_classes_keeps_the_examples_of_these_classes_and_their_labels():
+  arrays = _arrays().of_classes([3, 1])
+  assert arrays.x.ravel().tolist() == list(range(1, 40, 2))
+  assert arrays.y.tolist() == [1, 3] * 10
+  assert arrays.x_test.ravel().tolist() == list(range(101, 112, 2))
+  assert arrays.y_test.tolist() == [1, 3] * 3
+  assert arrays.num_classes == 4
+  assert arrays.transform is arrays_lib.to_unit_interval
+
+
+def test_clients_of_some_classes_have_the_label_space_of_all():
+  dataset = _arrays().of_classes(range(2)).to_clients(2, 'shards:1', seed=1)
+  assert dataset.num_classes == 4
+  counts = dataset.class_counts()
+  assert sorted(counts.tolist()) == [[0, 10, 0, 0], [10, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+  'classes', [[], [4], [-1], [1, 1], [0.5], ['1'], [0, 1, 2, 3, 4]]
+)
+def test_of_classes_that_do_not_exist_is_an_error(classes):
+  with pytest.raises(
+    ValueError, match=r'`classes` to be distinct integers in \[0, 4\)'
+  ):
+    _arrays().of_classes(classes)
+
+
+def test_as_floats_transforms_all_inputs_once():
+  arrays = _arrays()
+  floats = arrays.as_floats()
+  for name in ('x', 'x_test'):
+    found = getattr(floats, name)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(
+      found, getattr(arrays, name) / np.float32(255)
+    )
+  assert floats.transform is None
+  assert floats.as_floats() is floats
+  for a, b in zip(
+    arrays.to_clients(2, 'iid').train('client_1'),
+    floats.to_clients(2, 'iid').train('client_1'),
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_to_unit_interval_maps_bytes():
+  found = arrays_lib.to_unit_interval(np.array([0, 51, 255], np.uint8))
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, np.float32([0, 0.2, 1]))
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(y=np.full(40, 4)), r'`y\[0\]` to be a label.*found 4'),
+    (dict(y_test=np.full(12, -1)), r'`y_test\[0\]` to be a label'),
+    (dict(y=np.zeros(39)), r'`y` to be as long as `x` \(40 examples\)'),
+    (dict(x_test=np.zeros((3, 1))), r'`y_test` to be as long as `x_test`'),
+  ],
+)
+def test_labels_that_do_not_fit_are_errors(kwargs, match):
+  with pytest.raises(ValueError, match=match):
+    _arrays(**kwargs)

@@ -1,0 +1,276 @@
+"""Central examples, before they become clients, and how they are obtained."""
+
+import dataclasses
+import os
+import urllib.error
+import urllib.request
+from typing import Dict, Iterable, Optional, Sequence, Union
+
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.datasets import array_checks, federated_dataset, partitioning
+from tff_pfl.datasets import examples as examples_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+  """All training and test examples of a data set with classes.
+
+  Making one checks the labels; the inputs are not copied. Do not modify them.
+
+  Attributes:
+    name: What the data set is called.
+    x: Training inputs, `[n, ...]`, in their compact form: uint8 in [0, 255]
+      with `to_unit_interval` as the transform, or float32.
+    y: Training labels, int32 `[n]`, in `[0, num_classes)`.
+    x_test: Test inputs, `[m, ...]`, of the same kind.
+    y_test: Test labels, int32 `[m]`.
+    num_classes: Number of classes.
+    transform: What makes float32 inputs of `[k, ...]` compact ones; None where
+      they are what they should be.
+  """
+
+  name: str
+  x: np.ndarray
+  y: np.ndarray
+  x_test: np.ndarray
+  y_test: np.ndarray
+  num_classes: int
+  transform: Optional[examples_lib.Transform] = None
+
+  def __post_init__(self):
+    for x_name, y_name in (('x', 'y'), ('x_test', 'y_test')):
+      y = array_checks.check_targets(
+        getattr(self, y_name), y_name, self.num_classes
+      )
+      x = getattr(self, x_name)
+      array_checks.check_equal_lengths(x, y, x_name, y_name)
+      object.__setattr__(self, y_name, y)
+
+  def of_classes(self, classes: Iterable[int]) -> 'Arrays':
+    """Returns only the examples of some classes, in their order.
+
+    Labels and `num_classes` stay as they are, so that a model of all classes
+    fits these examples too.
+
+    Args:
+      classes: At least one, distinct, each in `[0, num_classes)`.
+
+    Raises:
+      ValueError: There is no class, one occurs twice or is out of range.
+    """
+    classes = list(classes)
+    errors.expect(
+      classes
+      and len(set(classes)) == len(classes)
+      and set(classes) <= set(range(self.num_classes)),
+      'classes',
+      f'distinct integers in [0, {self.num_classes}), at least one',
+      classes,
+    )
+    chosen, test_chosen = (np.isin(y, classes) for y in (self.y, self.y_test))
+    return dataclasses.replace(
+      self,
+      x=self.x[chosen],
+      y=self.y[chosen],
+      x_test=self.x_test[test_chosen],
+      y_test=self.y_test[test_chosen],
+    )
+
+  def as_floats(self) -> 'Arrays':
+    """Returns the same with all inputs transformed, as float32.
+
+    That takes four times the memory of uint8; clients made by `to_clients` do
+    not need it.
+    """
+    if self.transform is None:
+      return self
+    return dataclasses.replace(
+      self,
+      x=self.transform(self.x),
+      x_test=self.transform(self.x_test),
+      transform=None,
+    )
+
+  def to_clients(
+    self,
+    num_clients: int,
+    partition: Union[str, partitioning.Partitioner] = 'shards:2',
+    *,
+    seed: int = 0,
+  ) -> federated_dataset.FederatedDataset:
+    """Deals the examples to clients.
+
+    Args:
+      num_clients: At least 1.
+      partition: A partitioner or its specification.
+      seed: Of the partition, non-negative.
+
+    Returns:
+      A dataset whose inputs are transformed when a client is asked for.
+
+    Raises:
+      ValueError: An argument is out of range, or the partition is impossible.
+    """
+    return federated_dataset.FederatedDataset.from_arrays(
+      self.x,
+      self.y,
+      x_test=self.x_test,
+      y_test=self.y_test,
+      num_clients=num_clients,
+      partition=partition,
+      num_classes=self.num_classes,
+      transform=self.transform,
+      name=self.name,
+      seed=seed,
+    )
+
+
+def to_unit_interval(x: np.ndarray) -> np.ndarray:
+  """Returns float32 in [0, 1] for bytes in [0, 255]."""
+  return np.divide(x, 255, dtype=np.float32)
+
+
+def find_folder(
+  name: str,
+  data_dir: str,
+  folders: Sequence[str],
+  files: Sequence[str],
+  contents: str,
+) -> str:
+  """Returns the folder that holds a data set's files.
+
+  A folder under `data_dir` that is named after the data set goes before
+  `data_dir` itself.
+
+  Args:
+    name: The data set's.
+    data_dir: The files' folder or its parent.
+    folders: The names that the files' folder may have under `data_dir`.
+    files: The data set's files, any of which marks its folder.
+    contents: What the folder has to hold, in words.
+
+  Raises:
+    ValueError: There is no such folder, none has the files, or more than one
+      of `folders` has.
+  """
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+  )
+
+  def held(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, file)) for file in files)
+
+  named = [
+    folder
+    for folder in (os.path.join(data_dir, sub) for sub in folders)
+    if held(folder)
+  ]
+  if len(named) > 1:
+    raise ValueError(
+      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
+      f' {named[1]!r}; pass one of them as `data_dir`.'
+    )
+  if named:
+    return named[0]
+  if not held(data_dir):
+    raise ValueError(
+      f'Expected `data_dir` to hold {contents}, itself or in'
+      f' {" or ".join(sub + os.sep for sub in folders)}, found none of them in'
+      f' {data_dir!r}.'
+    )
+  return data_dir
+
+
+def file_error(path: str, constraint: str, found: object) -> ValueError:
+  """Returns the error that every check of a file raises.
+
+  Args:
+    path: The file.
+    constraint: What it must be, read after "to be".
+    found: What it is, in words or as a number.
+  """
+  return ValueError(
+    f'Expected `{path}` to be {constraint}, found {found}; download or copy the'
+    ' file again.'
+  )
+
+
+def unreadable_error(path: str, error: OSError) -> ValueError:
+  """Returns the error for a file that the system cannot open or read.
+
+  Args:
+    path: The file.
+    error: What the system said.
+  """
+  if isinstance(error, FileNotFoundError):
+    return file_error(path, 'a file', 'none')
+  return file_error(path, 'a readable file', error.strerror or str(error))
+
+
+def check_file_labels(y: np.ndarray, path: str, num_classes: int) -> None:
+  """Raises `ValueError`, naming the file, unless its labels are in range.
+
+  Args:
+    y: Labels, integers `[n]`.
+    path: Where they come from.
+    num_classes: Labels must be below.
+  """
+  bad = np.flatnonzero((y < 0) | (y >= num_classes))
+  if len(bad):
+    raise ValueError(
+      f'Expected `{path}` to hold labels in [0, {num_classes}), found'
+      f' {y[bad[0]]} at index {bad[0]}.'
+    )
+
+
+def _expect_reachable(url: str) -> None:
+  """Raises `OSError` unless a server answers, through a proxy if one is set.
+
+  TFDS would try for minutes.
+  """
+  request = urllib.request.Request(url, method='HEAD')
+  try:
+    urllib.request.urlopen(request, timeout=10).close()
+  except urllib.error.HTTPError:
+    pass  # An answer, if only that the address is no page.
+
+
+def from_tensorflow_datasets(
+  name: str, files: str, url: Optional[str] = None
+) -> Dict[str, np.ndarray]:
+  """Gets a data set through TensorFlow Datasets, downloading it if needed.
+
+  Args:
+    name: The data set's, as TensorFlow Datasets calls it.
+    files: What the folder for `--data_dir` has to hold, for the message.
+    url: Where it is downloaded from; None where its builder says so.
+
+  Returns:
+    The arrays `x`, `y`, `x_test` and `y_test`.
+
+  Raises:
+    RunError: It cannot be had.
+  """
+  import tensorflow_datasets as tfds  # Slow to import; rarely needed.
+
+  try:
+    builder = tfds.builder(name)
+    if not builder.is_prepared():
+      _expect_reachable(builder.URL if url is None else url)
+      builder.download_and_prepare()
+    splits = builder.as_dataset(split=['train', 'test'], as_supervised=True)
+    (x, y), (x_test, y_test) = (
+      [np.concatenate(part) for part in zip(*tfds.as_numpy(split.batch(1000)))]
+      for split in splits
+    )
+  # Whatever TFDS and its downloader raise, the user's remedy is the same.
+  except Exception as error:
+    lines = str(error).strip().splitlines() or ['']
+    reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
+    raise errors.RunError(
+      f'{name} could not be obtained through TensorFlow Datasets ({reason});'
+      f' pass --data_dir with the folder of {files}.'
+    ) from error
+  return dict(x=x, y=y, x_test=x_test, y_test=y_test)
