@@ -70,8 +70,9 @@ _PARTICIPATION = flags.DEFINE_float(
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
-  10,
-  "Examples per batch of the clients' training; 0 is the full batch.",
+  None,
+  "Examples per batch of the clients' training; 0 is the full batch (default: "
+  "the method's, mostly 10).",
   lower_bound=0,
 )
 _ROUNDS_PER_EVALUATION = flags.DEFINE_integer(
@@ -124,7 +125,8 @@ for _name in runtime_flags.names():
 
 _FINE_TUNE_HELP = {
   'fine_tune': "Fine-tune clients' models on their training data before they "
-  'are scored: none, head or all weights.',
+  'are scored: head, all weights, none, or method: as the method does itself '
+  "(per_fed_avg's inner steps; none for others).",
   'num_epochs': 'Epochs of fine-tuning.',
   'num_steps': 'Gradient steps of fine-tuning, instead of epochs.',
   'learning_rate': 'Learning rate of fine-tuning.',
@@ -136,12 +138,26 @@ _FINE_TUNE_HELP = {
 }
 
 
+def _none_for_zero(owner: type, given: Dict[str, Any]) -> Dict[str, Any]:
+  """Turns 0 into None where None is a value and not the default."""
+  hints = typing.get_type_hints(owner)
+  resettable = [
+    field.name
+    for field in dataclasses.fields(owner)
+    if type(None) in typing.get_args(hints[field.name])
+    and field.default is not None
+  ]
+  return {
+    name: None if value == 0 and name in resettable else value
+    for name, value in given.items()
+  }
+
+
 def _define_field_flag(
   name: str, owner: type, field: dataclasses.Field, text: str
 ) -> None:
   """A flag of the field's type; unset means the field's default."""
   annotation = typing.get_type_hints(owner)[field.name]
-  # Optional[int] is an int that may be left unset.
   kind = (typing.get_args(annotation) or (annotation,))[0]
   define = {
     int: flags.DEFINE_integer,
@@ -220,11 +236,15 @@ def selected_algorithm() -> str:
 
 def hparams_from_flags(algorithm: str) -> Any:
   """The method's hyperparameters, defaults where flags are not given."""
-  given = {'batch_size': _BATCH_SIZE.value or None}
-  for field_name, flag in _HPARAM_FLAGS[algorithm].items():
-    if flags.FLAGS[flag].value is not None:
-      given[field_name] = flags.FLAGS[flag].value
-  return registry.get_algorithm(algorithm).hparams(**given)
+  given = {
+    field_name: flags.FLAGS[flag].value
+    for field_name, flag in _HPARAM_FLAGS[algorithm].items()
+    if flags.FLAGS[flag].value is not None
+  }
+  if _BATCH_SIZE.value is not None:
+    given['batch_size'] = _BATCH_SIZE.value
+  owner = registry.get_algorithm(algorithm).hparams
+  return owner(**_none_for_zero(owner, given))
 
 
 def personalization_from_flags(
@@ -236,14 +256,14 @@ def personalization_from_flags(
     value = flags.FLAGS[_personalization_flag(field.name)].value
     if value is not None:
       given[field.name] = value
-  if given.get('batch_size') == 0:
-    given['batch_size'] = None
-  if given.get('fine_tune', 'none') == 'none':
+  if given.get('fine_tune', 'method') not in ('head', 'all'):
     refuse(
       [name for name in _names() if name.startswith('fine_tune_')],
       'there is no fine-tuning without --fine_tune=head or all',
     )
-  return personalization.Personalization(**given)
+  return personalization.Personalization(
+    **_none_for_zero(personalization.Personalization, given)
+  )
 
 
 def _model_arguments():

@@ -361,7 +361,7 @@ def test_evaluation_scores_what_personalize_makes(name):
 
 @_every_method
 def test_only_a_new_client_fits_its_local_weights(name):
-  process = _process(name)
+  process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
   known = process.personalize(state, states[0], _TRAIN[0])
   toy_problems.assert_same(known.client_state, states[0])
@@ -388,7 +388,7 @@ def test_only_a_new_client_fits_its_local_weights(name):
 
 @_every_method
 def test_client_that_needs_no_training_data_is_scored_without_it(name):
-  process = _process(name)
+  process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
   assert not process.needs_training_data(states[0])
   assert process.needs_training_data(states[2]) == process.has_local_weights
@@ -429,7 +429,7 @@ def test_model_is_global_exactly_where_nothing_is_local(name):
 
 @_every_method
 def test_fine_tuning_comes_on_top(name):
-  plain = _process(name)
+  plain = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
   model = plain.model
   body_names = model.weight_names(model.body_layers)

@@ -114,6 +114,18 @@ def kernels(weights):
   return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
 
 
+def jittered(weights, seed=0, scale=0.3):
+  """Other weights: variances stay positive."""
+  rng = np.random.default_rng(seed)
+  return collections.OrderedDict(
+    (
+      name,
+      (value + scale * rng.uniform(0, 1, size=value.shape)).astype(value.dtype),
+    )
+    for name, value in weights.items()
+  )
+
+
 def assert_same(actual, expected):
   """Checks that two structures are equal bit for bit."""
   tf.nest.assert_same_structure(actual, expected)

@@ -68,7 +68,7 @@ def test_the_gradient_is_that_of_finite_differences():
   objective = objectives.joint_loss(model)
   batch = _batch(5, 2, 3.0, np.float64)
   weights = {k: v.copy() for k, v in model.initial_weights.items()}
-  gradient = objective(_tensors(weights), batch, SEED).gradient
+  gradient = objective(_tensors(weights), batch, seed=SEED).gradient
 
   def mean_loss(weights):
     outputs, _ = model.forward(_tensors(weights), batch.x)
@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
 def test_joint_loss_trains_all_but_the_statistics(model):
   output = objectives.joint_loss(model)(
-    _tensors(model.initial_weights), _batch(), SEED
+    _tensors(model.initial_weights), _batch(), seed=SEED
   )
   assert set(output.statistics) == model.statistics
   assert set(output.gradient) == set(model.initial_weights) - model.statistics
@@ -103,7 +103,7 @@ def test_joint_loss_trains_all_but_the_statistics(model):
 
 def test_body_loss_has_no_gradient_for_the_head(model):
   output = objectives.body_loss(model, _head(model))(
-    _tensors(_body(model)), _batch(), SEED
+    _tensors(_body(model)), _batch(), seed=SEED
   )
   assert set(output.gradient) == {
     'first/kernel',
@@ -119,7 +119,7 @@ def test_head_loss_takes_features_and_trains_the_head_alone(model):
   batch = _batch()
   features, _ = model.body(model.initial_weights, batch.x)
   output = objectives.head_loss(model)(
-    _tensors(_head(model)), batch._replace(x=features), SEED
+    _tensors(_head(model)), batch._replace(x=features), seed=SEED
   )
   assert set(output.gradient) == {'head/kernel', 'head/bias'}
   assert not output.statistics
@@ -148,7 +148,7 @@ def test_a_frozen_head_runs_in_inference_mode():
   )
   batch = _batch()
   output = objectives.body_loss(model, _head(model))(
-    _tensors(_body(model)), batch, SEED
+    _tensors(_body(model)), batch, seed=SEED
   )
   assert not output.statistics
   outputs, _ = model.forward(model.initial_weights, batch.x)
@@ -160,8 +160,8 @@ def test_a_frozen_head_runs_in_inference_mode():
 def test_padding_changes_nothing(model):
   objective = objectives.joint_loss(model)
   weights = _tensors(model.initial_weights)
-  expected = objective(weights, _batch(6), SEED)
-  padded = objective(weights, _batch(6, 10, 50.0), SEED)
+  expected = objective(weights, _batch(6), seed=SEED)
+  padded = objective(weights, _batch(6, 10, 50.0), seed=SEED)
   tf.nest.map_structure(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
     padded,
@@ -171,7 +171,7 @@ def test_padding_changes_nothing(model):
 
 def test_a_batch_of_padding_has_no_gradient_and_keeps_statistics(model):
   weights = _tensors(model.initial_weights)
-  output = objectives.joint_loss(model)(weights, _batch(0, 4), SEED)
+  output = objectives.joint_loss(model)(weights, _batch(0, 4), seed=SEED)
   for value in output.gradient.values():
     np.testing.assert_array_equal(value, np.zeros(value.shape))
   for name, value in output.statistics.items():
@@ -190,7 +190,7 @@ def test_gradients_of_embeddings_are_dense():
     tf.constant([[1, 1, 4]]), tf.constant([2]), tf.ones([1])
   )
   gradient = objectives.joint_loss(model)(
-    _tensors(model.initial_weights), batch, SEED
+    _tensors(model.initial_weights), batch, seed=SEED
   ).gradient['embedding/embeddings']
   assert isinstance(gradient, tf.Tensor)
   assert gradient.shape == (7, 2)
@@ -205,7 +205,7 @@ def test_weights_without_influence_have_gradient_zero():
     return model.forward({**weights, 'first/bias': tf.zeros([2])}, x, mode)
 
   output = objectives.prediction_loss(model, forward)(
-    _tensors(model.initial_weights), _batch(), SEED
+    _tensors(model.initial_weights), _batch(), seed=SEED
   )
   np.testing.assert_array_equal(output.gradient['first/bias'], [0, 0])
   assert np.any(output.gradient['first/kernel'] != 0)

@@ -185,9 +185,11 @@ def _plan(num_examples, phase, capacity=16, seed=SEED):
   return training_loop.plan_batches(examples, phase, seed)
 
 
-def _batches(plan):
-  """The examples of each step, without padding."""
-  steps = zip(plan.indices.numpy(), plan.example_weights.numpy())
+def _batches(plan, place=0):
+  """The examples of a batch of each step, without padding."""
+  steps = zip(
+    plan.indices.numpy()[:, place], plan.example_weights.numpy()[:, place]
+  )
   rows = [list(indices[weights > 0]) for indices, weights in steps]
   assert all(row == [] for row in rows[plan.num_steps.numpy() :])
   return rows[: plan.num_steps.numpy()]
@@ -229,6 +231,71 @@ def test_shuffles_differ_between_epochs_and_seeds():
   orders = {tuple(batch) for plan in plans for batch in _batches(plan)}
   assert len(orders) == 6
   assert _batches(_plan(16, phase)) == _batches(plans[0])
+
+
+@pytest.mark.parametrize('num_examples', [3, 12, 13, 16])
+@pytest.mark.parametrize('batches_per_step', [2, 3])
+def test_the_batches_of_a_step_have_no_example_in_common(
+  num_examples, batches_per_step
+):
+  phase = _phase(
+    batch_size=-(-num_examples // batches_per_step) - 1 or 1,
+    num_epochs=2,
+    batches_per_step=batches_per_step,
+  )
+  plan = _plan(num_examples, phase)
+  by_place = [_batches(plan, place) for place in range(batches_per_step)]
+  for step in zip(*by_place):
+    rows = sum(step, [])
+    assert len(set(rows)) == len(rows)
+  for batches in by_place:
+    rows = sum(batches[: len(batches) // 2], [])
+    assert sorted(rows) == list(range(num_examples))
+
+
+def test_the_first_batches_of_steps_are_those_of_a_phase_with_one():
+  one, three = (
+    _plan(14, _phase(batch_size=4, num_steps=9, batches_per_step=count))
+    for count in (1, 3)
+  )
+  assert _batches(three) == _batches(one)
+  assert _batches(three, 1) != _batches(one)
+
+
+def test_a_client_with_too_few_batches_has_some_of_them_twice():
+  phase = _phase(batch_size=4, num_epochs=1, batches_per_step=3)
+  plan = _plan(7, phase)
+  first, second, third = (_batches(plan, place) for place in range(3))
+  assert second == first
+  assert third == first[::-1]
+  only = _plan(4, phase)
+  for place in range(3):
+    (rows,) = _batches(only, place)
+    assert sorted(rows) == [0, 1, 2, 3]
+
+
+def test_the_objective_gets_all_batches_of_a_step(slope):
+  loss = objectives.joint_loss(slope)
+
+  def sum_of_losses(weights, first, second, *, seed):
+    output = loss(weights, first, seed=seed)
+    other = loss(weights, second, seed=seed)
+    return output._replace(
+      gradient={
+        name: value + other.gradient[name]
+        for name, value in output.gradient.items()
+      }
+    )
+
+  # At w=1 the gradients of the two examples are 2 and 8.
+  weight, metrics = _fit(
+    slope,
+    _points([1, 2], [0, 0]),
+    _phase(learning_rate=0.05, batch_size=1, num_steps=1, batches_per_step=2),
+    objective=sum_of_losses,
+  )
+  assert weight == pytest.approx(0.5)
+  assert metrics['examples'] == 1
 
 
 def test_plans_of_a_bucket_have_one_shape():
@@ -410,14 +477,14 @@ def test_a_loop_of_ones_own_gives_the_same(network):
   objective = objectives.joint_loss(network)
   batches = []
 
-  def recording(weights, batch, seed):
+  def recording(weights, batch, *, seed):
     # With a weight, so that a step's record waits for the step before.
     tf.py_function(
       lambda *values: batches.append(values[:3]),
       [batch.x, batch.y, seed, weights['head/bias']],
       [],
     )
-    return objective(weights, batch, seed)
+    return objective(weights, batch, seed=seed)
 
   result = _train(
     network, network.initial_weights, examples, phase, objective=recording
@@ -547,9 +614,9 @@ def _dataset(num_examples):
 def _client_work(model, traces, phase):
   objective = objectives.joint_loss(model)
 
-  def counted(weights, batch, seed):
+  def counted(weights, batch, *, seed):
     traces.append(1)
-    return objective(weights, batch, seed)
+    return objective(weights, batch, seed=seed)
 
   def work(weights, dataset):
     examples = example_tensors.from_dataset(dataset, SPEC)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -130,5 +132,19 @@ def test_option_out_of_range_is_refused_by_name(option, value):
     personalization.Personalization(**{option: value})
 
 
-def test_default_is_the_methods_own_model():
-  assert personalization.Personalization().fine_tune == 'none'
+def test_default_is_what_the_method_does():
+  method = personalization.Personalization(
+    fine_tune='head', num_steps=2, learning_rate=0.3
+  )
+  asked = personalization.Personalization(new_client_epochs=4)
+  assert asked.fine_tune == 'method'
+  assert asked.resolved(method) == dataclasses.replace(
+    method, new_client_epochs=4
+  )
+
+
+@pytest.mark.parametrize('fine_tune', ['none', 'head', 'all'])
+def test_what_the_user_asks_for_replaces_what_the_method_does(fine_tune):
+  asked = personalization.Personalization(fine_tune=fine_tune)
+  method = personalization.Personalization(fine_tune='all', num_steps=2)
+  assert asked.resolved(method) == asked

@@ -256,6 +256,87 @@ def test_bound_models_read_only_their_own_weights():
   )
 
 
+# Outputs of layers.
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_layer_outputs_equal_those_of_keras(family):
+  model = _make(family)
+  x, _ = _examples(model)
+  bridged = _bridge(model)
+  outputs = bridged.layer_outputs(bridged.initial_weights, x)
+  assert list(outputs) == list(bridged.layers)
+  value = x
+  for layer in model.layers:
+    value = layer(value, training=False)
+    if layer.weights:
+      np.testing.assert_allclose(
+        outputs[layer.name], value, rtol=1e-5, atol=1e-6, err_msg=layer.name
+      )
+
+
+def test_layer_outputs_are_those_of_the_weights_given():
+  bridged = _bridge(
+    _sequential(
+      layers.Dense(2, 'relu', name='own'),
+      layers.Dense(2, name='later'),
+      layers.ReLU(),
+      layers.Dropout(0.5),
+    )
+  )
+  weights = {k: v * 0 - 1 for k, v in bridged.initial_weights.items()}
+  outputs = bridged.layer_outputs(weights, -tf.ones([1, 4]))
+  # 4 - 1 is positive; -3 - 3 - 1 is negative, and activated only by the layer
+  # that follows.
+  np.testing.assert_array_equal(outputs['own'], [[3, 3]])
+  np.testing.assert_array_equal(outputs['later'], [[-7, -7]])
+  np.testing.assert_array_equal(outputs['head'], [[-1, -1, -1]])
+
+
+def test_layer_outputs_of_a_graph_are_in_the_order_of_its_layers():
+  model = _residual(lambda a, b: layers.Add()([a, b]))
+  x, _ = _examples(model)
+  bridged = _bridge(model)
+  outputs = bridged.layer_outputs(bridged.initial_weights, x)
+  assert list(outputs) == list(bridged.layers)
+  np.testing.assert_allclose(outputs['head'], model(x), rtol=1e-5)
+
+
+def test_layer_outputs_of_a_layer_that_another_model_uses_too():
+  # Keras does not tell which output is the layer's.
+  shared = layers.Dense(4, name='shared')
+  model = _sequential(shared)
+  shared(keras.Input((4,)))
+  x, _ = _examples(model)
+  bridged = _bridge(model)
+  outputs = bridged.layer_outputs(bridged.initial_weights, x)
+  np.testing.assert_allclose(outputs['shared'], shared(x), rtol=1e-6)
+
+
+def test_a_layer_may_give_several_outputs():
+  inputs = keras.Input((5, 3))
+  sequence, hidden, cell = layers.LSTM(
+    4, return_sequences=True, return_state=True, name='lstm'
+  )(inputs)
+  joined = layers.Concatenate()([layers.Flatten()(sequence), hidden, cell])
+  model = keras.Model(inputs, layers.Dense(NUM_CLASSES, name='head')(joined))
+  x, _ = _examples(model)
+  bridged = _bridge(model)
+  outputs = bridged.layer_outputs(bridged.initial_weights, x)
+  for value, expected in zip(outputs['lstm'], model.get_layer('lstm')(x)):
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_layer_outputs_leave_the_keras_model_as_it_was():
+  model = _make('batch_norm_images')
+  x, _ = _examples(model)
+  bridged = _bridge(model)
+  state = _state_of(model)
+  other = {k: v + 1 for k, v in bridged.initial_weights.items()}
+  bridged.layer_outputs(other, x)
+  assert _state_of(model) == state
+
+
 # Graphs that are no chain.
 
 

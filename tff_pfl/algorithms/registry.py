@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tff_pfl import errors
-from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
+from tff_pfl.algorithms import (
+  fed_avg,
+  fed_per,
+  fed_rep,
+  local_only,
+  per_fed_avg,
+)
 from tff_pfl.models import split_model
 from tff_pfl.templates import personalized_process
 
@@ -45,6 +51,11 @@ ALGORITHMS = {
     local_only.LocalOnlyHParams,
     local_only.build_local_only,
     'every client on its own',
+  ),
+  'per_fed_avg': Algorithm(
+    per_fed_avg.PerFedAvgHParams,
+    per_fed_avg.build_per_fed_avg,
+    'one global model that a gradient step on the client personalises (MAML)',
   ),
 }
 

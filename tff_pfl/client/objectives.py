@@ -1,8 +1,8 @@
 """What a client's training step differentiates.
 
-An objective maps weights and a batch to a gradient, the new values of moving
-statistics, and sums of metrics. Algorithms differ in their objectives; the loop
-around them is one (`training_loop.train`).
+An objective maps weights, a batch (or the several of a step) and a seed to a
+gradient, the new values of moving statistics, and sums of metrics. Algorithms
+differ in their objectives; the loop around them is one (`training_loop.train`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StepOutput(NamedTuple):
   metrics: Mapping[str, tf.Tensor]
 
 
-# (weights, batch, seed) -> StepOutput
-Objective = Callable[[Mapping[str, tf.Tensor], Batch, tf.Tensor], StepOutput]
+# (weights, *batches, seed=...) -> StepOutput
+Objective = Callable[..., StepOutput]
 # (weights, x, mode) -> (outputs, new_statistics)
 Forward = Callable[..., tuple]
 
@@ -97,7 +97,7 @@ def prediction_loss(
       takes are those that are trained, frozen ones are bound inside it.
   """
 
-  def objective(weights, batch, seed):
+  def objective(weights, batch, *, seed):
     mode = split_model.Mode(True, seed, batch.example_weights)
     trained = {k: v for k, v in weights.items() if k not in model.statistics}
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -143,3 +143,79 @@ def body_loss(
     return outputs, statistics
 
   return prediction_loss(model, forward)
+
+
+def curvature_along(
+  objective: Objective,
+  weights: Mapping[str, tf.Tensor],
+  direction: Mapping[str, tf.Tensor],
+  batch: Batch,
+  seed: tf.Tensor,
+) -> Mapping[str, tf.Tensor]:
+  """The Hessian of a batch's loss times a vector, by differentiating twice.
+
+  Args:
+    objective: Gives the gradient; a function of one batch.
+    weights: Where the Hessian is taken.
+    direction: The vector: some of the trained weights' names to values of their
+      shapes; it is zero in the others.
+    batch: The batch.
+    seed: int32 `[2]`, of the forward pass.
+
+  Returns:
+    The product, for the names of the gradient.
+  """
+  weights = {k: tf.convert_to_tensor(v) for k, v in weights.items()}
+  with tf.GradientTape(watch_accessed_variables=False) as tape:
+    tape.watch(weights)
+    gradient = objective(weights, batch, seed=seed).gradient
+    # The Hessian is symmetric: the slope of <gradient, direction> is H times
+    # the direction.
+    slope = tf.add_n(
+      [
+        tf.reduce_sum(gradient[name] * tf.stop_gradient(value))
+        for name, value in direction.items()
+      ]
+    )
+  product = tape.gradient(
+    slope,
+    {name: weights[name] for name in gradient},
+    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return {k: tf.convert_to_tensor(v) for k, v in product.items()}
+
+
+def curvature_along_by_differences(
+  objective: Objective,
+  weights: Mapping[str, tf.Tensor],
+  direction: Mapping[str, tf.Tensor],
+  batch: Batch,
+  seed: tf.Tensor,
+  *,
+  step: float,
+) -> Mapping[str, tf.Tensor]:
+  """`curvature_along` by a central difference of two gradients.
+
+    H v ~ (gradient(w + step * v) - gradient(w - step * v)) / (2 * step)
+
+  Both gradients draw the same numbers. The error falls as `step` squared until
+  rounding, which grows as 1 / `step`, takes over.
+
+  Args:
+    objective: See `curvature_along`, as the next four.
+    weights: The weights.
+    direction: The vector.
+    batch: The batch.
+    seed: The seed.
+    step: The factor of `direction`, positive.
+  """
+
+  def gradient_at(factor):
+    moved = {
+      name: value + factor * direction[name] if name in direction else value
+      for name, value in weights.items()
+    }
+    return objective(moved, batch, seed=seed).gradient
+
+  ahead, behind = gradient_at(step), gradient_at(-step)
+  return {k: (ahead[k] - behind[k]) / (2 * step) for k in ahead}

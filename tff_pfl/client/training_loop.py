@@ -75,20 +75,28 @@ class Phase:
     num_epochs: Passes over the client's examples. Ignored with `num_steps`.
     num_steps: If given, the number of gradient steps, through as many epochs as
       that takes.
+    batches_per_step: Batches that the objective takes at each step. The first
+      are those of a phase with one; the others go through the same order of the
+      examples, each from another place on, so that the batches of a step have
+      no example in common. On a client with fewer batches than that, some or
+      all of them are the same.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
   batch_size: Optional[int] = None
   num_epochs: int = 1
   num_steps: Optional[int] = None
+  batches_per_step: int = 1
 
   def __post_init__(self):
-    for name in ('batch_size', 'num_steps'):
+    for name in ('batch_size', 'num_steps', 'batches_per_step'):
       value = getattr(self, name)
+      may_be_none = name != 'batches_per_step'
       errors.expect(
-        value is None or (isinstance(value, numbers.Integral) and value > 0),
+        (value is None and may_be_none)
+        or (isinstance(value, numbers.Integral) and value > 0),
         name,
-        'a positive integer or None',
+        'a positive integer' + ' or None' * may_be_none,
         value,
       )
     errors.expect(
@@ -103,8 +111,9 @@ class BatchPlan(NamedTuple):
   """Which examples each step sees.
 
   Attributes:
-    indices: int32 `[max_steps, batch_size]`, rows of the example tensors.
-    example_weights: float32 `[max_steps, batch_size]`, 0 where there is none.
+    indices: int32 `[max_steps, batches_per_step, batch_size]`, rows of the
+      example tensors.
+    example_weights: float32, of the same shape, 0 where there is no example.
     num_steps: int32 scalar, at most `max_steps`.
   """
 
@@ -145,11 +154,15 @@ def plan_batches(
   )
   steps = tf.range(max_steps)
   epochs = (steps // steps_per_epoch) % tf.maximum(num_orders, 1)
-  positions = (steps % steps_per_epoch)[:, tf.newaxis] * batch_size + tf.range(
-    batch_size
-  )
+  # A step's batches are equally far from each other in the epoch.
+  offsets = [
+    i * steps_per_epoch // phase.batches_per_step
+    for i in range(phase.batches_per_step)
+  ]
+  batches = (steps[:, tf.newaxis] + tf.stack(offsets)) % steps_per_epoch
+  positions = batches[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
   is_example = tf.logical_and(
-    (steps < num_steps)[:, tf.newaxis], positions < num_examples
+    (steps < num_steps)[:, tf.newaxis, tf.newaxis], positions < num_examples
   )
   # Where a batch has no example left it repeats one with weight 0: a row of
   # padding may be NaN after the body, and its gradient 0 * NaN.
@@ -235,14 +248,22 @@ def train(
         return tf.where(index < plan.num_steps, changed, value)
       return changed
 
-    def step(index, weights, optimizer_state, metrics):
-      rows = plan.indices[index]
-      batch = objectives.Batch(
+    def take_batch(rows, example_weights):
+      return objectives.Batch(
         tf.nest.map_structure(lambda value: tf.gather(value, rows), x),
         tf.gather(y, rows),
-        plan.example_weights[index],
+        example_weights,
       )
-      output = objective(weights, batch, randomness.fold_in(step_seed, index))
+
+    def step(index, weights, optimizer_state, metrics):
+      batches = map(
+        take_batch,
+        tf.unstack(plan.indices[index], phase.batches_per_step),
+        tf.unstack(plan.example_weights[index], phase.batches_per_step),
+      )
+      output = objective(
+        weights, *batches, seed=randomness.fold_in(step_seed, index)
+      )
       optimizer_state, trained = optimizer.next(
         optimizer_state,
         split_model.select(weights, trained_names),

@@ -1,5 +1,7 @@
 """How a client's model is made before it is scored."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Optional
 
@@ -9,20 +11,22 @@ from tff_pfl import errors
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.models import split_model
 
-SCOPES = ('none', 'head', 'all')
+SCOPES = ('method', 'none', 'head', 'all')
 
 
 @dataclasses.dataclass(frozen=True)
 class Personalization:
   """Options of personalisation, the same for every method.
 
-  A method's own rule comes first (its local weights are put in place; a client
-  that never took part fits them to its training data). Fine-tuning is then an
-  option on top, on the client's training data: FedAvg + FT is `fed_avg` with
-  `fine_tune='all'`.
+  A client's local weights are put in place first (one that never took part fits
+  them to its training data). Fine-tuning on the client's training data comes on
+  top: FedAvg + FT is `fed_avg` with `fine_tune='all'`.
 
   Attributes:
-    fine_tune: 'none', 'head' (on the frozen body's features) or 'all' weights.
+    fine_tune: 'head' (on the frozen body's features), 'all' weights, 'none', or
+      'method': as the method itself prescribes, with these options of no
+      effect. That is none but for methods that train a model to be fine-tuned
+      (`ClientWork.adaptation`).
     num_epochs: Epochs of fine-tuning.
     num_steps: If given, gradient steps of fine-tuning instead of epochs.
     learning_rate: Of fine-tuning, positive.
@@ -34,7 +38,7 @@ class Personalization:
       number of epochs in a round.
   """
 
-  fine_tune: str = 'none'
+  fine_tune: str = 'method'
   num_epochs: int = 10
   num_steps: Optional[int] = None
   learning_rate: float = 0.01
@@ -58,6 +62,18 @@ class Personalization:
     )
     self.phase()
 
+  def resolved(self, adaptation: Personalization) -> Personalization:
+    """These options, with those of the method's own where it is asked.
+
+    Args:
+      adaptation: How the method itself fine-tunes, not 'method' again.
+    """
+    if self.fine_tune != 'method':
+      return self
+    return dataclasses.replace(
+      adaptation, new_client_epochs=self.new_client_epochs
+    )
+
   def phase(self) -> training_loop.Phase:
     """The phase of fine-tuning."""
     return training_loop.Phase(
@@ -68,6 +84,9 @@ class Personalization:
       num_epochs=self.num_epochs,
       num_steps=self.num_steps,
     )
+
+
+NO_ADAPTATION = Personalization(fine_tune='none')
 
 
 def fine_tune(
@@ -83,7 +102,7 @@ def fine_tune(
     model: The model.
     weights: All weights.
     examples: The client's training examples.
-    options: What to train, and how.
+    options: What to train, and how; `resolved`.
     seed: int32 `[2]`.
 
   Returns:

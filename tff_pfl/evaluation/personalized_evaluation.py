@@ -15,7 +15,7 @@ from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
 # Clients evaluated in one call; bounds the memory of their data.
-_CLIENTS_PER_CALL = 20
+CLIENTS_PER_CALL = 20
 
 
 def training_batches(
@@ -70,8 +70,8 @@ def evaluate_clients(
     for index, client_id in enumerate(data.client_ids)
     if data.num_test_examples(client_id)
   ]
-  for start in range(0, len(indices), _CLIENTS_PER_CALL):
-    chunk = indices[start : start + _CLIENTS_PER_CALL]
+  for start in range(0, len(indices), CLIENTS_PER_CALL):
+    chunk = indices[start : start + CLIENTS_PER_CALL]
     states = states_of(chunk)
     ids = [data.client_ids[index] for index in chunk]
     results = runtime.run(

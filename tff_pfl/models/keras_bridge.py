@@ -169,6 +169,7 @@ def from_keras(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
     ),
     jit_compile=jit_compile,
+    layer_outputs=_layer_outputs(model, nodes, layers, pure),
   )
   _check_pure(result, weight_slots)
   return result
@@ -409,6 +410,21 @@ def _cut(model, head_nodes):
   return keras.Model(model.inputs, features), keras.Model(
     features, model.outputs[0]
   )
+
+
+def _layer_outputs(model, nodes, layers, pure):
+  """`(weights, x) -> OrderedDict` of the outputs of `layers`."""
+  # A layer with weights has one node: shared ones were refused.
+  outputs = {node.layer.name: node.outputs for node in nodes}
+  call = pure.bind(
+    keras.Model(model.inputs, {name: outputs[name] for name in layers})
+  )
+
+  def layer_outputs(weights, x):
+    by_name, _ = call(weights, x)
+    return split_model.select(by_name, layers)
+
+  return layer_outputs
 
 
 class _PureCalls:

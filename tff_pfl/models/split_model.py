@@ -72,6 +72,11 @@ class SplitModel:
       'auto', which is True for models without convolutions. (In loops on a
       CPU, XLA's convolutions are many times slower than TensorFlow's kernels;
       dense and recurrent models are faster with XLA.) Evaluation never is.
+    layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
+      `layers`, in that order, to its output in inference mode: a tensor or,
+      where the layer gives several, a structure of tensors. A layer's own
+      activation is included, that of a layer after it is not. None where the
+      model does not tell.
   """
 
   name: str
@@ -88,6 +93,7 @@ class SplitModel:
   num_classes: Optional[int] = None
   has_convolutions: bool = False
   jit_compile: Union[bool, str] = 'auto'
+  layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
 
   def __post_init__(self):
     """Raises `ValueError` if `jit_compile` is none of its values."""
@@ -148,6 +154,41 @@ def difference(initial: Weights, final: Weights) -> collections.OrderedDict:
   return collections.OrderedDict(
     (name, value - final[name]) for name, value in initial.items()
   )
+
+
+def check_weights(
+  model: SplitModel, weights: Weights, layers
+) -> collections.OrderedDict:
+  """The weights of `layers` as tensors, in the model's order.
+
+  A weight that is missing must not be the network's initial one by accident.
+
+  Args:
+    model: The model.
+    weights: Weight name to value; may hold more than is asked for.
+    layers: Layer names.
+
+  Raises:
+    ValueError: If one is missing or not of its shape; the message names it.
+  """
+  checked = collections.OrderedDict()
+  for name in model.weight_names(layers):
+    errors.expect(
+      name in weights,
+      'weights',
+      f'all those of {", ".join(layers)}',
+      f'no {name!r}',
+    )
+    initial = model.initial_weights[name]
+    value = tf.convert_to_tensor(weights[name], initial.dtype)
+    errors.expect(
+      value.shape == initial.shape,
+      'weights',
+      f'of shape {initial.shape} for {name!r}',
+      tuple(value.shape),
+    )
+    checked[name] = value
+  return checked
 
 
 def check_has_body(model: SplitModel, method: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tff_pfl.client import randomness
+from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
 from tff_pfl.templates import personalized_process
 
@@ -72,6 +73,8 @@ class ClientWork:
     fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
       what a client does that never took part, with the global weights frozen,
       for `num_epochs` or (None) as long as in a round; None if nothing.
+    adaptation: How the method fine-tunes a model before it is scored, unless
+      the user asks for something else.
   """
 
   partition: weight_partition.WeightPartition
@@ -79,6 +82,7 @@ class ClientWork:
   initial_local: Any
   personal_weights: Callable[..., split_model.Weights]
   fit_new_client: Optional[Callable[..., Any]] = None
+  adaptation: personalization.Personalization = personalization.NO_ADAPTATION
 
 
 def partitioned_weights_work(
@@ -86,6 +90,7 @@ def partitioned_weights_work(
   partition: weight_partition.WeightPartition,
   train: Callable[..., ClientResult],
   fit_new_client: Optional[Callable[..., Any]] = None,
+  adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
 ) -> ClientWork:
   """`ClientWork` of methods whose local state is the local weights."""
   return ClientWork(
@@ -96,4 +101,5 @@ def partitioned_weights_work(
     ),
     personal_weights=partition.merge,
     fit_new_client=fit_new_client,
+    adaptation=adaptation,
   )

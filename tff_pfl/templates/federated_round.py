@@ -299,6 +299,7 @@ def build_personalized_process(
     'personalization',
     'a Personalization',
   )
+  personalization = personalization.resolved(work.adaptation)
 
   initial_global = split_model.select(
     model.initial_weights, work.partition.global_names

@@ -1,4 +1,4 @@
-"""Methods that differ only in which layers are local.
+"""Methods that differ only in which layers are local, and in their objective.
 
 A client trains all of its weights, global and local ones, together; the global
 ones are averaged, the local ones stay. FedAvg keeps none local, FedPer the
@@ -8,10 +8,11 @@ weights, from the initial ones, with the global ones frozen.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
+from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
 from tff_pfl.templates import (
   client_work,
@@ -25,23 +26,29 @@ def build_joint_training(
   model: split_model.SplitModel,
   hparams: hparams_lib.LocalTrainingHParams,
   partition: weight_partition.WeightPartition,
+  objective: Optional[objectives.Objective] = None,
+  adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
   **options: Any,
 ) -> personalized_process.PersonalizedProcess:
-  """Builds a method from the partition of its weights.
+  """Builds a method from the partition of its weights and what they minimise.
 
   Args:
     name: The method's name.
     model: The model.
     hparams: Of local training.
     partition: Which weights are global and which local.
+    objective: A function of all weights and as many batches as `hparams.phase`
+      has for a step; by default the batch's loss.
+    adaptation: How a model is fine-tuned before it is scored; by default not.
     **options: See `federated_round.build_personalized_process`.
   """
+  objective = objective or objectives.joint_loss(model)
   head_names = set(model.weight_names(model.head_layers))
 
   def train(broadcast, local, examples, seed):
     weights = partition.merge(broadcast.global_weights, local)
     trained, metrics = training_loop.train(
-      objectives.joint_loss(model),
+      objective,
       weights,
       examples,
       hparams.phase(),
@@ -80,6 +87,7 @@ def build_joint_training(
     partition,
     train,
     fit_new_client if partition.local_names else None,
+    adaptation,
   )
   return federated_round.build_personalized_process(
     name, model, work, hparams=hparams, **options
