@@ -10,9 +10,9 @@ multiplication, measured in the same run; work that the method does not need
 
 With --reference the plain loop that a TFF user writes today runs in turns with
 the library, round by round and with the same cohorts, on TFF's C++ worker:
-`tff.learning.algorithms` for FedAvg, and for FedRep a loop over the dataset
-like those in TFF's tutorials. `speedup` is the ratio of the medians; memory is
-then that of both.
+`tff.learning.algorithms` for FedAvg, and for FedRep and Per-FedAvg a loop over
+the dataset like those in TFF's tutorials. `speedup` is the ratio of the
+medians; memory is then that of both.
 
 The workload `scale` runs with a durable store, on two populations in turns: the
 cost of a round does not depend on the population's size.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.algorithms import fed_avg, fed_rep
+from tff_pfl.algorithms import fed_avg, fed_rep, per_fed_avg
 from tff_pfl.benchmark import flops, workloads
 from tff_pfl.client import example_tensors, training_loop
 from tff_pfl.models import keras_bridge, zoo
@@ -69,6 +69,9 @@ def test_strides_and_padding_are_counted():
     (25, {'batch_size': 10, 'num_steps': 4}),
     (25, {'batch_size': 10, 'num_steps': 6}),
     (25, {'batch_size': 10, 'num_steps': 2}),
+    (25, {'batch_size': 10, 'num_steps': 4, 'batches_per_step': 3}),
+    (25, {'batch_size': 7, 'num_steps': 7, 'batches_per_step': 2}),
+    (25, {'batch_size': 10, 'num_epochs': 2, 'batches_per_step': 3}),
     (25, {'batch_size': 40, 'num_steps': 3}),
     (25, {'batch_size': None, 'num_steps': 3}),
     (0, {'batch_size': 10, 'num_epochs': 3}),
@@ -81,9 +84,10 @@ def test_examples_seen_are_those_of_the_training_loop(num_examples, arguments):
     tf.zeros([32, 1]), tf.zeros([32], tf.int32), tf.constant(num_examples)
   )
   plan = training_loop.plan_batches(examples, phase, tf.constant([0, 1]))
-  assert flops.examples_seen(phase, num_examples) == np.sum(
-    plan.example_weights
-  )
+  for place in range(phase.batches_per_step):
+    assert flops.examples_seen(phase, num_examples, place) == np.sum(
+      plan.example_weights[:, place]
+    )
 
 
 def test_fed_avg_step_has_no_gradient_of_the_first_inputs():
@@ -109,6 +113,27 @@ def test_fed_rep_counts_features_of_the_frozen_body_once():
     7 * 8,
     7 * features + 7 * 6 * head_step + 7 * 2 * body_step,
   )
+
+
+def test_products_with_the_hessian_are_counted_term_by_term():
+  model = zoo.mlp(_spec(5), 3, widths=(4,))
+  hparams = per_fed_avg.PerFedAvgHParams(
+    num_steps=1, batch_size=None, variant='exact'
+  )
+  step = (40 + 24) + (40 + 24) + 24
+  # Forward, backward; their derivatives: W h' and W' h (not of the first), the
+  # same backwards, and both terms of the kernels' gradients.
+  product = (40 + 24) + 24 + (40 + 24 + 24) + 2 * 24 + (40 + 24 + 24)
+  assert flops.client_cost('per_fed_avg', hparams, model, 7) == (
+    3 * 7,
+    7 * (2 * step + product),
+  )
+
+
+def test_operations_of_anil_are_not_known():
+  hparams = per_fed_avg.PerFedAvgHParams(inner_scope='head')
+  with pytest.raises(ValueError, match='`inner_scope`'):
+    flops.client_cost('per_fed_avg', hparams, zoo.mlp(_spec(5), 3), 7)
 
 
 def test_head_of_several_layers_needs_gradients_between_them():
@@ -147,7 +172,10 @@ def test_head_of_several_layers_needs_gradients_between_them():
       10 * 500 * 11,
       10 * (500 * 28_405_760 + 5000 * 2_560 + 500 * 77_693_440),
     ),
-    ('w4', 10 * 400, 4000 * 283_280),
+    # Two gradients of a step; four; two and a Hessian-vector product.
+    ('w4', 10 * 800, 4000 * 2 * 283_280),
+    ('w4h', 10 * 1200, 4000 * 4 * 283_280),
+    ('w4e', 10 * 1200, 4000 * (2 * 283_280 + 462_720)),
   ],
 )
 def test_round_of_a_workload_has_the_flops_computed_by_hand(

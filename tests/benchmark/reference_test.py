@@ -45,7 +45,7 @@ def _changed(weights, model):
   return [not np.allclose(a, b) for a, b in zip(weights, initial)]
 
 
-@pytest.mark.parametrize('name', ['w1', 'w2', 'w3', 'w4', 'scale'])
+@pytest.mark.parametrize('name', list(workloads.WORKLOADS))
 def test_keras_model_has_the_shapes_of_the_library_model(name):
   for workload in (
     workloads.get_workload(name),
@@ -57,9 +57,9 @@ def test_keras_model_has_the_shapes_of_the_library_model(name):
       assert [tuple(w.shape) for w in model.weights] == shapes
 
 
-@pytest.mark.parametrize('name', ['w2', 'w4'])
-def test_fed_avg_reference_trains_as_the_library_does(name, runtime):
-  workload = _small(name, **_FULL_BATCH)
+@pytest.mark.parametrize('name', ['w2', 'w4', 'w4h', 'w4e'])
+def test_reference_of_a_global_model_trains_as_the_library_does(name, runtime):
+  workload = _small(name, **_FULL_BATCH, learning_rate=0.05)
   ours, plain = _rounds_of_both(workload, runtime, 3)
   weights = list(ours.state.global_weights.values())
   _assert_close(plain.weights, weights)
@@ -87,11 +87,22 @@ def test_reference_pipelines_have_the_batches_of_the_workload(runtime):
       list(workload.build_model().initial_weights.values()),
     )
     assert list(plain.datasets) == list(tensors)
-    return [len(batch['y']) for batch in next(iter(plain.datasets.values()))]
+    return [
+      len(batches['y'])
+      if isinstance(batches, dict)
+      else tuple(len(batch['y']) for batch in batches)
+      for batches in next(iter(plain.datasets.values()))
+    ]
 
   # 20 examples a client.
   assert batch_sizes('w2', batch_size=8) == [8, 8, 4] * 5
-  assert batch_sizes('w4', batch_size=8, num_steps=4) == [8, 8, 4, 8]
+  assert batch_sizes('w2', batch_size=8, num_steps=4) == [8, 8, 4, 8]
+  assert batch_sizes('w4', batch_size=8, num_steps=4) == [
+    (8, 8),
+    (8, 8),
+    (4, 4),
+    (8, 8),
+  ]
   # The epochs are the computation's.
   assert batch_sizes('w1', batch_size=10) == [10, 10]
 

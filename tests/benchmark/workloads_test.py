@@ -35,13 +35,17 @@ def test_clients_and_batches_of_the_larger_workloads(name):
   assert workload.hparams.momentum == 0.5
 
 
-def test_fourth_workload_is_ten_steps_of_forty():
-  workload = workloads.get_workload('w4')
+@pytest.mark.parametrize(
+  ('name', 'variant'),
+  [('w4', 'first_order'), ('w4h', 'hessian_free'), ('w4e', 'exact')],
+)
+def test_fourth_workload_is_per_fed_avg_with_ten_steps_of_forty(name, variant):
+  workload = workloads.get_workload(name)
   assert (workload.num_clients, workload.cohort_size) == (50, 10)
   assert workload.examples_per_client == 400
   hparams = workload.hparams
   assert (hparams.num_steps, hparams.batch_size) == (10, 40)
-  assert hparams.momentum == 0
+  assert (hparams.variant, hparams.momentum) == (variant, 0)
 
 
 @pytest.mark.parametrize('name', _ALL)

@@ -15,8 +15,13 @@ of the body, F_H that of the head and f_H the head's first layer:
     step on the head, from cached features:  3 F_H - f_H
     step on the body, with the head frozen:  3 F - f_1 - F_H
     features of the frozen body, once:       F_B
+    Hessian of all weights times a vector:   8 F - 5 f_1
 
 (nothing needs the gradient of the first layer's inputs, nor of frozen kernels).
+The last is Pearlmutter's: forward F and backward F - f_1 once, and their
+derivatives along the vector, where each product has two terms: forward
+2 F - f_1, backward 2 (F - f_1), gradients of kernels 2 F - f_1 (the first
+layer's inputs do not move).
 
 Work that caching the frozen body's features saves is not counted: the rate that
 follows is of what the method needs, not of what a plain loop would do.
@@ -90,19 +95,27 @@ def _operation_flops(operation: tf.Operation) -> int:
   return 0
 
 
-def examples_seen(phase: training_loop.Phase, num_examples: int) -> int:
+def examples_seen(
+  phase: training_loop.Phase, num_examples: int, place: int = 0
+) -> int:
   """How many examples the steps of a client's phase see, repetitions included.
 
   Args:
     phase: Of local training.
     num_examples: The client's training examples.
+    place: Which of a step's batches is counted, of `phase.batches_per_step`.
   """
   if phase.num_steps is None or not num_examples:
     return phase.num_epochs * num_examples
   batch_size = min(phase.batch_size or num_examples, num_examples)
   steps_per_epoch = -(-num_examples // batch_size)
   num_epochs, num_steps = divmod(phase.num_steps, steps_per_epoch)
-  return num_epochs * num_examples + num_steps * batch_size
+  first = place * steps_per_epoch // phase.batches_per_step
+  seen = num_epochs * num_examples + num_steps * batch_size
+  # The epoch's last batch lacks what does not go into whole ones.
+  if first + num_steps >= steps_per_epoch and num_steps:
+    seen -= steps_per_epoch * batch_size - num_examples
+  return seen
 
 
 class Cost(NamedTuple):
@@ -117,10 +130,41 @@ class Cost(NamedTuple):
   flops: int
 
 
+def _step(forward):
+  """Of an example in a step on all weights."""
+  layers = forward.body + forward.head
+  return 3 * sum(layers) - layers[0]
+
+
 def _fed_avg(hparams, forward, num_examples):
   seen = examples_seen(hparams.phase(), num_examples)
+  return Cost(seen, seen * _step(forward))
+
+
+def _per_fed_avg(hparams, forward, num_examples):
+  errors.expect(
+    hparams.inner_scope == 'all',
+    'inner_scope',
+    "'all' where operations are counted",
+    hparams.inner_scope,
+  )
+  phase = hparams.phase()
+  seen = [
+    examples_seen(phase, num_examples, place)
+    for place in range(phase.batches_per_step)
+  ]
+  num_gradients = 1 + hparams.num_inner_steps
   layers = forward.body + forward.head
-  return Cost(seen, seen * (3 * sum(layers) - layers[0]))
+  curvature = {
+    'first_order': 0,
+    'hessian_free': 2 * _step(forward),
+    'exact': 8 * sum(layers) - 5 * layers[0],
+  }[hparams.variant]
+  return Cost(
+    sum(seen),
+    sum(seen[:num_gradients]) * _step(forward)
+    + sum(seen[num_gradients:]) * curvature,
+  )
 
 
 def _fed_rep(hparams, forward, num_examples):
@@ -138,6 +182,7 @@ def _fed_rep(hparams, forward, num_examples):
 _CLIENT_COSTS: Mapping[str, Callable[..., Cost]] = {
   'fed_avg': _fed_avg,
   'fed_rep': _fed_rep,
+  'per_fed_avg': _per_fed_avg,
 }
 
 
@@ -150,7 +195,7 @@ def client_cost(
   """What a client of `num_examples` examples does in a round.
 
   Args:
-    algorithm: 'fed_avg' or 'fed_rep'.
+    algorithm: 'fed_avg', 'fed_rep' or 'per_fed_avg'.
     hparams: The method's hyperparameters.
     model: The model.
     num_examples: The client's training examples.

@@ -1,10 +1,10 @@
 """The plain loops that a TFF user writes today, for comparison.
 
 Nothing of this library's: FedAvg is `tff.learning.algorithms`' over a Keras
-model, FedRep is written by hand the way TFF's tutorials write algorithms of
-their own: a loop over the client's dataset, compiled by `tf.function`, on a
-Keras model's variables. Clients' datasets are shuffled, batched and prefetched
-pipelines of examples.
+model; FedRep and Per-FedAvg are written by hand the way TFF's tutorials write
+algorithms of their own: a loop over the client's dataset, compiled by
+`tf.function`, on a Keras model's variables. Clients' datasets are shuffled,
+batched and prefetched pipelines of examples.
 """
 
 from __future__ import annotations
@@ -210,12 +210,65 @@ class FedRepReference(Reference):
     return self._heads
 
 
-def _batches(examples, batch_size):
+class PerFedAvgReference(Reference):
+  """Per-FedAvg by hand; a step's batches come from pipelines of their own."""
+
+  def __init__(
+    self,
+    workload: workloads.Workload,
+    runtime: base.Runtime,
+    tensors: Mapping[int, Mapping[str, tf.Tensor]],
+    initial_weights: Sequence[np.ndarray],
+  ):
+    """Builds the computation of a round.
+
+    Args:
+      workload: Of method 'per_fed_avg', with one inner step on all weights and
+        a number of steps.
+      runtime: What executes.
+      tensors: A client's `x` and `y` by its index.
+      initial_weights: Of the whole model, as Keras orders them.
+    """
+    hparams = workload.hparams
+    num_batches = hparams.phase().batches_per_step
+
+    def pipeline(examples):
+      batches = tuple(
+        _batches(examples, hparams.batch_size, seed).repeat()
+        for seed in range(num_batches)
+      )
+      return (
+        tf.data.Dataset.zip(batches)
+        .take(hparams.num_steps)
+        .prefetch(tf.data.AUTOTUNE)
+      )
+
+    super().__init__(
+      runtime, {index: pipeline(value) for index, value in tensors.items()}
+    )
+    self._weights = list(initial_weights)
+    self._next = _build_per_fed_avg_round(workload, self._weights, num_batches)
+
+  def __call__(self, cohort: Sequence[int]) -> None:
+    """Runs a round."""
+    output = self._runtime.run(
+      self._next, self._weights, [self._datasets[index] for index in cohort]
+    )
+    timing.force(output)
+    self._weights, _ = output
+
+  @property
+  def weights(self) -> list:
+    """The global weights."""
+    return self._weights
+
+
+def _batches(examples, batch_size, seed=0):
   """Batches of a client's examples, shuffled anew in every pass."""
   num_examples = len(examples['y'])
   return (
     tf.data.Dataset.from_tensor_slices(examples)
-    .shuffle(num_examples, seed=0)
+    .shuffle(num_examples, seed=seed)
     .batch(batch_size or num_examples)
   )
 
@@ -292,7 +345,88 @@ def _build_fed_rep_round(workload, body, head):
   return next_fn
 
 
-_REFERENCES = {'fed_avg': FedAvgReference, 'fed_rep': FedRepReference}
+def _build_per_fed_avg_round(workload, weights, num_batches):
+  """`next`: (weights@SERVER, {dataset}@CLIENTS) -> weights and loss@SERVER."""
+  hparams = workload.hparams
+  alpha, delta = hparams.inner_learning_rate, hparams.hessian_free_step
+
+  def gradient(model, loss_fn, batch):
+    with tf.GradientTape() as tape:
+      loss = loss_fn(batch['y'], model(batch['x'], training=True))
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+  def hessian_times(model, loss_fn, batch, vector):
+    variables = model.trainable_variables
+    if hparams.variant == 'exact':
+      with tf.GradientTape() as tape:
+        _, slopes = gradient(model, loss_fn, batch)
+      return tape.gradient(slopes, variables, output_gradients=vector)
+    differences = []
+    for step in (delta, -2 * delta):
+      for variable, value in zip(variables, vector):
+        variable.assign_add(step * value)
+      differences.append(gradient(model, loss_fn, batch)[1])
+    for variable, value in zip(variables, vector):
+      variable.assign_add(delta * value)
+    return [(a - b) / (2 * delta) for a, b in zip(*differences)]
+
+  @tf.function
+  def train(model, loss_fn, dataset, initial):
+    variables = model.trainable_variables
+    for variable, value in zip(variables, initial):
+      variable.assign(value)
+    total_loss, num_examples = 0.0, 0.0
+    for batches in dataset:
+      _, inner = gradient(model, loss_fn, batches[1])
+      for variable, value in zip(variables, inner):
+        variable.assign_sub(alpha * value)
+      loss, vector = gradient(model, loss_fn, batches[0])
+      for variable, value in zip(variables, inner):
+        variable.assign_add(alpha * value)
+      if hparams.variant != 'first_order':
+        products = hessian_times(model, loss_fn, batches[2], vector)
+        vector = [v - alpha * p for v, p in zip(vector, products)]
+      for variable, value in zip(variables, vector):
+        variable.assign_sub(hparams.learning_rate * value)
+      batch_size = tf.cast(tf.shape(batches[0]['y'])[0], tf.float32)
+      total_loss += loss * batch_size
+      num_examples += batch_size
+    return (
+      [variable.read_value() for variable in variables],
+      num_examples,
+      total_loss / num_examples,
+    )
+
+  weights_type = tff.to_type([(np.float32, value.shape) for value in weights])
+  dataset_type = tff.SequenceType(
+    tff.types.tensorflow_to_type((_batch_spec(workload),) * num_batches)
+  )
+
+  @tff.tensorflow.computation(weights_type, dataset_type)
+  def client_update(initial, dataset):
+    return train(make_keras_model(workload), _loss(), dataset, initial)
+
+  @tff.federated_computation(
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(dataset_type, tff.CLIENTS),
+  )
+  def next_fn(weights, datasets):
+    outputs = tff.federated_map(
+      client_update, (tff.federated_broadcast(weights), datasets)
+    )
+    return (
+      tff.federated_mean(outputs[0], weight=outputs[1]),
+      tff.federated_mean(outputs[2], weight=outputs[1]),
+    )
+
+  return next_fn
+
+
+_REFERENCES = {
+  'fed_avg': FedAvgReference,
+  'fed_rep': FedRepReference,
+  'per_fed_avg': PerFedAvgReference,
+}
 
 
 def build_reference(

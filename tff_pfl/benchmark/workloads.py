@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_pfl import datasets, errors
-from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.algorithms import fed_avg, fed_rep, per_fed_avg, registry
 from tff_pfl.benchmark import flops
 from tff_pfl.datasets import synthetic
 from tff_pfl.models import split_model, zoo
@@ -172,18 +172,25 @@ WORKLOADS: Mapping[str, Workload] = {
       shape=(32, 32, 3),
       num_rounds=3,
     ),
-    Workload(
-      name='w4',
-      description='FedAvg, MLP 784-80-60-10 with ELU, 10 steps of 40 examples, '
-      'no momentum',
-      algorithm='fed_avg',
-      hparams=fed_avg.FedAvgHParams(num_steps=10, batch_size=40, momentum=0.0),
-      model='mlp',
-      model_arguments={'widths': (80, 60), 'activation': 'elu'},
-      shape=(784,),
-      num_clients=50,
-      examples_per_client=400,
-      num_rounds=20,
+    *(
+      Workload(
+        name=name,
+        description=f'Per-FedAvg {variant}, MLP 784-80-60-10 with ELU, 10 '
+        'local iterations with batches of 40',
+        algorithm='per_fed_avg',
+        hparams=per_fed_avg.PerFedAvgHParams(variant=variant),
+        model='mlp',
+        model_arguments={'widths': (80, 60), 'activation': 'elu'},
+        shape=(784,),
+        num_clients=50,
+        examples_per_client=400,
+        num_rounds=20,
+      )
+      for name, variant in (
+        ('w4', 'first_order'),
+        ('w4h', 'hessian_free'),
+        ('w4e', 'exact'),
+      )
     ),
     Workload(
       name='scale',
