@@ -167,7 +167,15 @@ _USAGE = {
     ['--model_filters=8'],
     "arguments of model 'mlp' (widths, activation), found 'filters'",
   ),
-  'wrong_fine_tuning': (['--fine_tune=tail'], 'one of none, head, all'),
+  'wrong_fine_tuning': (['--fine_tune=tail'], 'one of method, none, head, all'),
+  'negative_inner_rate': (
+    ['--baselines=per_fed_avg', '--per_fed_avg_inner_learning_rate=-1'],
+    '`inner_learning_rate` to be at least 0',
+  ),
+  'wrong_variant': (
+    ['--baselines=per_fed_avg', '--per_fed_avg_variant=second'],
+    'one of first_order, hessian_free, exact',
+  ),
   'wrong_server_rate': (['--server_learning_rate=0'], '`server_learning_rate`'),
   'flag_of_another_method': (
     ['--fed_avg_num_epochs=1'],
@@ -202,6 +210,37 @@ def test_wrong_flags_are_one_line_and_leave_nothing_behind(
   message = programs.fail('train', *_TINY, '--output_dir=run', *flags)
   assert words in message
   assert not (programs.directory / 'run').exists()
+
+
+def _of_per_fed_avg(*flags):
+  kept = [f for f in _TINY if not f.startswith('--fed_rep')]
+  return (*kept, '--algorithm=per_fed_avg', '--output_dir=run', *flags)
+
+
+def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
+  programs.succeed(
+    'train', *_of_per_fed_avg('--per_fed_avg_inner_learning_rate=1')
+  )
+  summary = _summary(programs.directory / 'run')
+  assert summary['hparams']['batch_size'] == 40
+  assert summary['accuracy']['last'] != summary['global_accuracy']['last']
+
+
+def test_zero_stands_for_none_where_that_is_a_value(programs):
+  programs.succeed(
+    'train',
+    *_of_per_fed_avg(
+      '--per_fed_avg_num_steps=0',
+      '--per_fed_avg_num_epochs=1',
+      '--per_fed_avg_num_adaptation_steps=0',
+      '--batch_size=0',
+    ),
+  )
+  summary = _summary(programs.directory / 'run')
+  hparams = summary['hparams']
+  assert (hparams['num_steps'], hparams['batch_size']) == (None, None)
+  assert hparams['num_adaptation_steps'] == 0
+  assert summary['accuracy'] == summary['global_accuracy']
 
 
 def test_participation_out_of_range_is_one_line(programs):

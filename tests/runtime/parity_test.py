@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tests.runtime import parity
 from tff_pfl import runtime
-from tff_pfl.algorithms import registry
+from tff_pfl.algorithms import per_fed_avg, registry
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalization
 from tff_pfl.runtime import worker_process
@@ -202,6 +202,46 @@ def _compare_batched(on, name):
     on('batched', _train_and_score, name),
     on('in_process', _train_and_score, name),
   )
+
+
+@pytest.mark.parametrize(
+  ('rt', 'variant'),
+  [
+    ('in_process', 'exact'),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('batched', 'exact'),
+        ('remote', 'exact'),
+        ('in_process', 'hessian_free'),
+        ('batched', 'hessian_free'),
+      )
+    ),
+  ],
+)
+def test_meta_gradients_are_those_of_the_native_runtime(on, rt, variant):
+  parity.assert_close(
+    on(rt, _meta_train, variant), on('native', _meta_train, variant)
+  )
+
+
+@functools.cache
+def _meta_process(variant):
+  hparams = per_fed_avg.PerFedAvgHParams(
+    variant=variant,
+    num_steps=3,
+    num_inner_steps=2,
+    learning_rate=0.1,
+    inner_learning_rate=0.5,
+    batch_size=4,
+  )
+  return registry.build(
+    'per_fed_avg', toy_problems.classifier(), hparams, seed=_SEED
+  )
+
+
+def _meta_train(rt, variant):
+  return _train(rt, _meta_process(variant))
 
 
 @_methods_of_which_one_is_fast
