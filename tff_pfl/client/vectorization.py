@@ -75,3 +75,15 @@ def _convert_bitcast(pfor_input: Any) -> Any:
     input=pfor_input.stacked_input(0), type=pfor_input.get_attr('type')
   )
   return wrap(numbers, True)
+
+
+@RegisterPFor('MatrixSolveLs')
+def _convert_matrix_solve_ls(pfor_input: Any) -> Any:
+  pfor_input.stack_inputs([0, 1])
+  solution = tf.raw_ops.MatrixSolveLs(
+    matrix=pfor_input.stacked_input(0),
+    rhs=pfor_input.stacked_input(1),
+    l2_regularizer=pfor_input.unstacked_input(2),
+    fast=pfor_input.get_attr('fast'),
+  )
+  return wrap(solution, True)

@@ -1,0 +1,127 @@
+"""The linear methods as federated computations.
+
+The clients' and the server's functions are those of `simulation`; the mean is
+TFF's.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_pfl.linear import checks, initialization, methods, rounds
+from tff_pfl.linear import model as model_lib
+
+
+class LinearOutput(NamedTuple):
+  """What a round gives.
+
+  Attributes:
+    state: The server's state.
+    client_states: The clients' states, in the order of the cohort.
+    metrics: `loss`, the uniform mean of the clients' losses before the round.
+  """
+
+  state: Any
+  client_states: Any
+  metrics: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProcess:
+  """A linear method as federated computations.
+
+  Attributes:
+    initialize: `( -> S@SERVER)`.
+    initialize_client_state: `(int64 client_index -> C)`, unplaced.
+    next: `(<S@SERVER, {C}@CLIENTS, {<x=float64[m,d],y=float64[m]>}@CLIENTS> ->
+      <state=S@SERVER, client_states={C}@CLIENTS, metrics=<loss>@SERVER>)`.
+  """
+
+  initialize: tff.Computation
+  initialize_client_state: tff.Computation
+  next: tff.Computation
+
+
+def build_process(
+  method: methods.LinearMethod,
+  initial: model_lib.LinearModel,
+  num_samples: int,
+  *,
+  seed: int = 0,
+) -> LinearProcess:
+  """Builds the federated computations of a method.
+
+  Args:
+    method: Of `methods.METHODS`.
+    initial: The first model; clients that keep parts of it start from its.
+    num_samples: Rows of each client's samples (`LinearProblem.num_rows`).
+    seed: Of the method's own randomness, non-negative.
+
+  Returns:
+    The process.
+
+  Raises:
+    TypeError: If `method` is none, for instance only its name.
+    ValueError: If the method cannot run on so few samples.
+  """
+  methods.check_method(method)
+  checks.expect_int('num_samples', num_samples, 1)
+  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  initial = model_lib.check_model(initial, 'initial')
+  dimension, rank = initial.representation.shape
+  method.check_samples(num_samples, rank)
+  client_round = rounds.client_round(method)
+  server_round = rounds.server_round(method)
+  samples_type = initialization.samples_type_of(num_samples, dimension)
+
+  @tff.tensorflow.computation
+  def initial_server_state():
+    return rounds.initial_states(method, initial, seed, 0)[0]
+
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return rounds.initial_states(method, initial, seed, client_index)[1]
+
+  server_state_type = initial_server_state.type_signature.result
+  client_state_type = initialize_client_state.type_signature.result
+
+  @tff.tensorflow.computation(
+    server_state_type, client_state_type, samples_type
+  )
+  def client_work(server_state, client_state, samples):
+    return client_round(server_state, client_state, samples)
+
+  shared_type = client_work.type_signature.result.shared
+
+  @tff.tensorflow.computation(server_state_type, shared_type)
+  def server_work(server_state, mean):
+    return server_round(server_state, mean)
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_eval(initial_server_state, tff.SERVER)
+
+  @tff.federated_computation(
+    tff.FederatedType(server_state_type, tff.SERVER),
+    tff.FederatedType(client_state_type, tff.CLIENTS),
+    tff.FederatedType(samples_type, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, samples):
+    output = tff.federated_map(
+      client_work, (tff.federated_broadcast(state), client_states, samples)
+    )
+    mean = tff.federated_mean(output.shared)
+    return LinearOutput(
+      state=tff.federated_map(server_work, (state, mean)),
+      client_states=output.client_state,
+      metrics=tff.federated_zip(
+        collections.OrderedDict(loss=tff.federated_mean(output.loss))
+      ),
+    )
+
+  return LinearProcess(initialize, initialize_client_state, next_fn)

@@ -1,0 +1,216 @@
+"""First models of the linear methods.
+
+* `random_representation`: orthonormal columns with a random span.
+* `representation_at_distance`: with a given distance from the ground truth.
+* `method_of_moments`: from one aggregation over the clients' samples (FedRep).
+* `theorem_1_initialization`: scaled as FedAvg's Theorem 1 asks.
+
+References:
+  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
+  Personalized Federated Learning, ICML 2021, section 4.2, Algorithm 2.
+  Tripuraneni, Jin, Jordan: Provable Meta-Learning of Linear Representations,
+  ICML 2021, Algorithm 1.
+  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
+  Lead to Representation Learning, NeurIPS 2022, Theorem 1, Proposition 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.linear import checks
+from tff_pfl.linear import model as model_lib
+from tff_pfl.linear import problem as problem_lib
+
+
+def random_representation(
+  dimension: int, rank: int, seed: int = 0
+) -> np.ndarray:
+  """A random matrix with orthonormal columns.
+
+  Args:
+    dimension: d, at least 1.
+    rank: k, from 1 to `dimension`.
+    seed: Non-negative. The matrix is independent of the ground truth of the
+      problem that was made with the same seed.
+
+  Returns:
+    float64 `[d, k]`.
+  """
+  checks.expect_int('dimension', dimension, 1)
+  checks.expect_int('rank', rank, 1, dimension)
+  return problem_lib.random_orthonormal(
+    dimension, rank, _rng(seed, 'representation')
+  )
+
+
+def representation_at_distance(
+  representation: np.ndarray, distance: float, seed: int = 0
+) -> np.ndarray:
+  """Orthonormal columns at a principal angle distance from given ones.
+
+  All k principal angles are the same, in a random direction each: a method has
+  to improve on k directions to come closer.
+
+  Args:
+    representation: float64 `[d, k]` with orthonormal columns, d >= 2 k.
+    distance: In [0, 1].
+    seed: Non-negative, of the directions.
+
+  Returns:
+    float64 `[d, k]`.
+  """
+  dimension, rank = np.shape(representation)
+  errors.expect(
+    dimension >= 2 * rank,
+    'representation',
+    'a matrix with at least twice as many rows as columns',
+    (dimension, rank),
+  )
+  errors.expect(0 <= distance <= 1, 'distance', 'in [0, 1]', distance)
+  directions = _rng(seed, 'distance').standard_normal((dimension, rank))
+  # Twice, as rounding leaves a trace of the given columns in the difference.
+  for _ in range(2):
+    directions -= representation @ (representation.T @ directions)
+    directions = np.linalg.qr(directions)[0]
+  return np.sqrt(1 - distance**2) * representation + distance * directions
+
+
+def theorem_1_initialization(
+  dimension: int,
+  rank: int,
+  learning_rate: float,
+  *,
+  head_norm: float = 0.0,
+  representation: Optional[np.ndarray] = None,
+  seed: int = 0,
+) -> model_lib.LinearModel:
+  """A model as Theorem 1 asks: I - alpha B^T B = 0 and a small head.
+
+  Args:
+    dimension: d.
+    rank: k.
+    learning_rate: alpha, positive. B has orthonormal columns times
+      1 / sqrt(alpha).
+    head_norm: Length of w, whose direction is random; at least 0.
+    representation: float64 `[d, k]` with orthonormal columns, to be scaled; by
+      default a random one.
+    seed: Non-negative.
+
+  Returns:
+    The model.
+  """
+  checks.expect_positive('learning_rate', learning_rate)
+  checks.expect_non_negative('head_norm', head_norm)
+  if representation is None:
+    representation = random_representation(dimension, rank, seed)
+  errors.expect(
+    np.shape(representation) == (dimension, rank),
+    'representation',
+    f'of shape {(dimension, rank)}',
+    np.shape(representation),
+  )
+  head = _rng(seed, 'head').standard_normal(rank)
+  return model_lib.LinearModel(
+    representation / np.sqrt(learning_rate),
+    head * (head_norm / np.linalg.norm(head)),
+  )
+
+
+def build_method_of_moments(
+  num_samples: int, dimension: int, rank: int
+) -> tff.Computation:
+  """The method of moments as a federated computation with one aggregation.
+
+  Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T; the server takes the
+  eigenvectors of their uniform mean with the k largest eigenvalues. For x of
+  unit covariance the mean tends to 2 B* C B*^T + trace(C) I, with C the second
+  moment of the heads, so they tend to the span of B*.
+
+  Args:
+    num_samples: m, at least 1.
+    dimension: d, at least 1.
+    rank: k, from 1 to `dimension`.
+
+  Returns:
+    `({<x=float64[m,d],y=float64[m]>}@CLIENTS -> float64[d,k]@SERVER)`.
+  """
+  checks.expect_int('num_samples', num_samples, 1)
+  checks.expect_int('dimension', dimension, 1)
+  checks.expect_int('rank', rank, 1, dimension)
+  samples_type = samples_type_of(num_samples, dimension)
+
+  @tff.tensorflow.computation(samples_type)
+  def client_moments(samples):
+    return _second_moments(problem_lib.LinearSamples(*samples))
+
+  @tff.tensorflow.computation(client_moments.type_signature.result)
+  def server_eigenvectors(mean):
+    return _top_eigenvectors(mean, rank)
+
+  @tff.federated_computation(tff.FederatedType(samples_type, tff.CLIENTS))
+  def method_of_moments(samples):
+    mean = tff.federated_mean(tff.federated_map(client_moments, samples))
+    return tff.federated_map(server_eigenvectors, mean)
+
+  return method_of_moments
+
+
+def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
+  """The representation of `build_method_of_moments`, without a runtime.
+
+  Args:
+    problem: With finitely many samples; those of round 0 are used.
+
+  Returns:
+    float64 `[d, k]` with orthonormal columns.
+
+  Raises:
+    ValueError: For a problem of population gradients, whose design has other
+      fourth moments than Gaussian inputs.
+  """
+  errors.expect(
+    not problem.is_population,
+    'problem.samples_per_client',
+    'a number of samples for the method of moments',
+    problem.samples_per_client,
+  )
+  mean = np.mean(
+    [
+      _second_moments(problem_lib.LinearSamples(x, y)).numpy()
+      for x, y in zip(*problem.samples(0))
+    ],
+    axis=0,
+  )
+  return _top_eigenvectors(tf.constant(mean), problem.rank).numpy()
+
+
+def samples_type_of(num_samples: int, dimension: int) -> tff.Type:
+  """TFF's type of one client's `LinearSamples`."""
+  return tff.to_type(
+    problem_lib.LinearSamples(
+      tff.TensorType(np.float64, [num_samples, dimension]),
+      tff.TensorType(np.float64, [num_samples]),
+    )
+  )
+
+
+def _second_moments(samples: Any) -> tf.Tensor:
+  num_samples = tf.cast(tf.shape(samples.y)[0], tf.float64)
+  weighted = samples.x * samples.y[:, tf.newaxis]
+  return tf.matmul(weighted, weighted, transpose_a=True) / num_samples
+
+
+def _top_eigenvectors(matrix: tf.Tensor, rank: int) -> tf.Tensor:
+  # Eigenvalues ascend.
+  return tf.linalg.eigh(matrix)[1][:, -rank:]
+
+
+def _rng(seed: int, stream: str) -> np.random.Generator:
+  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  return np.random.default_rng([seed, *stream.encode()])
