@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.simulation import plots
+from tff_pfl.simulation import picture_style, plots
 
 
 def read(path):
@@ -34,9 +34,9 @@ def test_each_series_is_drawn_in_its_color(tmp_path):
     title='digits',
   )
   picture = read(path)
-  assert has_color(picture, plots._COLORS[0])
-  assert not has_color(picture, plots._COLORS[1])
-  assert has_color(picture, plots._COLORS[2])
+  assert has_color(picture, picture_style.COLORS[0])
+  assert not has_color(picture, picture_style.COLORS[1])
+  assert has_color(picture, picture_style.COLORS[2])
 
 
 @pytest.mark.parametrize(

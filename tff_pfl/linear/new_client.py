@@ -165,10 +165,14 @@ def _errors(
     )
     return tf.reduce_sum(tf.square(regressors - targets), axis=1)
 
+  # Called as the one graph that it is: another call of this function makes
+  # another, which is no reason for TensorFlow's warning of repeated tracing.
+  squared_errors = squared_errors.get_concrete_function()
   rows = []
   for num_samples in sample_counts:
     clients = [
       problem.new_client(num_samples, index) for index in range(num_clients)
     ]
-    rows.append(squared_errors(*map(np.stack, zip(*clients))).numpy())
+    arrays = map(np.stack, zip(*clients))
+    rows.append(squared_errors(*map(tf.constant, arrays)).numpy())
   return np.stack(rows)

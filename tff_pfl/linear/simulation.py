@@ -112,8 +112,12 @@ def run(
   method.check_samples(problem.num_rows, problem.rank)
   initial = _initial_model(initial, problem, seed)
   states = _initial_states(method, initial, problem.num_clients, seed)
-  observe = _build_observe(method, problem)
-  run_rounds = _build_run_rounds(method, problem, observe)
+  # As the graphs that they are: TensorFlow takes a second run's functions for
+  # the first run's and would warn of repeated tracing.
+  observe = _build_observe(method, problem).get_concrete_function(states)
+  run_rounds = _build_run_rounds(
+    method, problem, observe
+  ).get_concrete_function(states, tf.TensorSpec([], tf.int32))
   rounds_per_chunk = _rounds_per_chunk(method, problem)
   chunks = []
   for first in range(0, num_rounds, rounds_per_chunk):
@@ -251,7 +255,7 @@ def _build_run_rounds(method, problem, observe):
       lambda value: tf.TensorArray(
         value.dtype, size=num_rounds, element_shape=value.shape
       ),
-      observe.get_concrete_function(states).structured_outputs,
+      observe.structured_outputs,
     )
 
     def body(index, states, arrays):

@@ -13,23 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl import errors
-from tff_pfl.simulation import summary
+from tff_pfl.simulation import picture_style
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLORS = (
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
-  '#000000',
-)
 _BEFORE_COLOR = '#999999'
-_AFTER_COLOR = _COLORS[0]
-_HURT_COLOR = _COLORS[1]
-_TEXT_COLOR = '#555555'
-_DOTS_PER_INCH = 150
+_AFTER_COLOR = picture_style.COLORS[0]
+_HURT_COLOR = picture_style.COLORS[1]
 # In square points, as all areas of markers.
 _LARGEST_AREA = 300.0
 
@@ -76,8 +64,8 @@ def plot_accuracy_by_round(
       np.asarray(rounds, float),
       values,
       label=f'{name}  ({values[known[-1]]:.1%})',
-      color=_COLORS[i % len(_COLORS)],
-      linestyle=('-', '--', ':')[i // len(_COLORS) % 3],
+      color=picture_style.color(i),
+      linestyle=picture_style.line_style(i),
       linewidth=1.8,
       # Markers would run into each other on a long run.
       marker='o' if known.size <= 40 else '',
@@ -93,7 +81,7 @@ def plot_accuracy_by_round(
   if len(set(evaluated)) == 1:
     axes.set_xlim(evaluated[0] - 1, evaluated[0] + 1)
   _use_percent(axes, 'y', *axes.get_ylim())
-  _tidy(axes)
+  picture_style.tidy(axes)
   if evaluated:
     axes.legend(
       title='Series (last value)',
@@ -104,8 +92,10 @@ def plot_accuracy_by_round(
     )
   else:
     axes.set_xlim(0, 1)
-    axes.text(0.5, 0.5, 'no evaluation yet', ha='center', color=_TEXT_COLOR)
-  _save(figure, path)
+    axes.text(
+      0.5, 0.5, 'no evaluation yet', ha='center', color=picture_style.TEXT_COLOR
+    )
+  picture_style.save(figure, path)
 
 
 def plot_client_distribution(
@@ -167,7 +157,7 @@ def plot_client_distribution(
     _draw_scatter(right, before, after, labels)
   if title:
     figure.suptitle(title)
-  _save(figure, path)
+  picture_style.save(figure, path)
 
 
 def _draw_sorted(
@@ -199,14 +189,14 @@ def _draw_sorted(
       textcoords='offset points',
       xycoords=('data', 'axes fraction'),
       fontsize='small',
-      color=_TEXT_COLOR,
+      color=picture_style.TEXT_COLOR,
     )
   noun = 'client' if num_clients == 1 else 'clients'
   axes.set_xlabel(f'{num_clients:,} {noun}, from worst to best (%)')
   axes.set_ylabel('Test accuracy of the client (%)')
   _use_percent(axes, 'x', 0, 1, margin=0.0)
   _use_percent(axes, 'y', *axes.get_ylim())
-  _tidy(axes)
+  picture_style.tidy(axes)
   axes.legend(
     frameon=False,
     loc='lower left',
@@ -231,7 +221,9 @@ def _draw_scatter(
   limits = (points.min() - margin, points.max() + margin)
   for axis_name in 'xy':
     _use_percent(axes, axis_name, *limits)
-  axes.axline((0, 0), slope=1, color=_TEXT_COLOR, linewidth=1, linestyle='--')
+  axes.axline(
+    (0, 0), slope=1, color=picture_style.TEXT_COLOR, linewidth=1, linestyle='--'
+  )
   groups = (
     (~hurt, _AFTER_COLOR, 'not worse'),
     (hurt, _HURT_COLOR, 'worse after'),
@@ -259,9 +251,9 @@ def _draw_scatter(
       transform=axes.transAxes,
       ha='right',
       fontsize='small',
-      color=_TEXT_COLOR,
+      color=picture_style.TEXT_COLOR,
     )
-  _tidy(axes)
+  picture_style.tidy(axes)
   legend = axes.legend(
     frameon=False,
     loc='lower left',
@@ -304,17 +296,3 @@ def _use_percent(
   axis.set_major_formatter(
     ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
   )
-
-
-def _tidy(axes: Axes) -> None:
-  """Leaves the frame to what is read, with a light grid behind the data."""
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.grid(color='#DDDDDD', linewidth=0.6)
-  axes.set_axisbelow(True)
-
-
-def _save(figure: Figure, path: _Path) -> None:
-  """Writes the figure as a PNG file."""
-  figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-  with summary.atomic_file(path, 'wb') as file:
-    figure.savefig(file, format='png', dpi=_DOTS_PER_INCH)

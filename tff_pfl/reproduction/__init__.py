@@ -1,0 +1,1 @@
+"""The papers' experiments: each runs, draws a figure and checks claims."""

@@ -1,0 +1,107 @@
+"""Training and scoring for the experiments with networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tff_pfl import datasets
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.reproduction import experiment as experiment_lib
+from tff_pfl.simulation import client_population, experiment, run_store
+from tff_pfl.templates import personalized_process
+
+
+class Trained(NamedTuple):
+  """A finished run.
+
+  Attributes:
+    state: The server's last state; `state.global_weights` are the weights.
+    evaluations: One mapping for each evaluated round: `round`, `personal`,
+      `global` (means of metrics over clients) and `fairness`.
+    summary: As in the run's `summary.json`.
+  """
+
+  state: personalized_process.ServerState
+  evaluations: Sequence[Mapping[str, Any]]
+  summary: Mapping[str, Any]
+
+
+def train(
+  name: str,
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  settings: experiment_lib.Settings,
+  *,
+  num_rounds: int,
+  cohort_size: int,
+  rounds_per_evaluation: int,
+  num_final_evaluations: int = 1,
+) -> Trained:
+  """Trains a method, or goes on with a run that was interrupted.
+
+  Args:
+    name: Of the run among those of the experiment.
+    process: The method.
+    data: The clients.
+    settings: Of the experiment.
+    num_rounds: Rounds of training.
+    cohort_size: Clients in a round.
+    rounds_per_evaluation: Rounds between evaluations of all clients.
+    num_final_evaluations: How many of the last rounds are all evaluated.
+  """
+  directory = settings.run_dir(name)
+  summary = experiment.run(
+    process,
+    data,
+    output_dir=directory,
+    num_rounds=num_rounds,
+    cohort_size=cohort_size,
+    rounds_per_evaluation=rounds_per_evaluation,
+    num_final_evaluations=num_final_evaluations,
+    runtime=settings.runtime,
+    runtime_options=settings.runtime_options,
+    resume=True,
+    show_progress=settings.show_progress,
+  )
+  with run_store.RunStore.open_for_reading(directory) as store:
+    with settings.create_runtime() as runtime:
+      state = client_population.decode_state(
+        store.server_state(), runtime.run(process.initialize)
+      )
+    return Trained(state, store.evaluations(), summary)
+
+
+def score_new_clients(
+  process: personalized_process.PersonalizedProcess,
+  state: personalized_process.ServerState,
+  clients: datasets.FederatedDataset,
+  settings: experiment_lib.Settings,
+  *,
+  first_index: int,
+) -> list:
+  """Scores clients that took no part in training.
+
+  Args:
+    process: The method, with the options of personalisation to score with; it
+      need not be the very process that was trained.
+    state: The server's state after training.
+    clients: The new clients.
+    settings: Of the experiment.
+    first_index: Client index of the first; the number of training clients, so
+      that no client's seed is used twice.
+
+  Returns:
+    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
+    its metrics `before` and `after` personalisation.
+  """
+  with settings.create_runtime() as runtime:
+    return personalized_evaluation.evaluate_clients(
+      process,
+      runtime,
+      state,
+      lambda positions: runtime.run(
+        process.initialize_client_states, [first_index + i for i in positions]
+      ),
+      clients,
+    )
