@@ -56,9 +56,6 @@ keras = tf.keras
 
 _PAPER = 'FedAvg with fine-tuning'
 _D_SGD = 'D-SGD'
-# Data sets whose images have one shape: new clients of the one can be given a
-# model that was trained on the other.
-_OTHER_DATASETS = {'fashion_mnist': 'mnist', 'mnist': 'fashion_mnist'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -511,9 +508,9 @@ def _transfers(
       f'New classes of {arrays.name}', old, new, sizes.nums_examples
     )
   }
-  if arrays.name in _OTHER_DATASETS:
+  if arrays.name in training.OTHER_DATASETS:
     other = datasets.load_arrays(
-      _OTHER_DATASETS[arrays.name], settings.data_dir
+      training.OTHER_DATASETS[arrays.name], settings.data_dir
     )
     transfers['new_dataset'] = _Transfer(
       f'From {arrays.name} to {other.name}',
@@ -536,7 +533,7 @@ def _accuracies(
 ) -> _Accuracies:
   """Accuracies of new clients after fine-tuning."""
 
-  def of_seed(num_local_steps, seed):
+  def of_seed(num_local_steps, seed, runtime):
     trained = _train(
       name,
       transfer.old,
@@ -551,9 +548,9 @@ def _accuracies(
         row['after']['accuracy']
         for row in training.score_new_clients(
           trained.process,
+          runtime,
           trained.state,
           _new_clients(transfer.new, sizes.num_new_clients, n, seed),
-          settings,
           first_index=trained.num_clients,
         )
       ]
@@ -562,9 +559,13 @@ def _accuracies(
 
   accuracies = {}
   for num_local_steps in (1, sizes.num_local_steps):
-    values = np.array(
-      [of_seed(num_local_steps, seed) for seed in _seeds(sizes, settings)]
-    )
+    with settings.create_runtime() as runtime:
+      values = np.array(
+        [
+          of_seed(num_local_steps, seed, runtime)
+          for seed in _seeds(sizes, settings)
+        ]
+      )
     accuracies[num_local_steps] = dict(
       zip(transfer.nums_examples, np.moveaxis(values, 1, 0))
     )

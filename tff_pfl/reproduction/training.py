@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 from tff_pfl import datasets
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.reproduction import experiment as experiment_lib
+from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, experiment, run_store
 from tff_pfl.templates import personalized_process
+
+# Data sets whose images have one shape and whose classes differ: new clients of
+# the one can be given a model that was trained on the other.
+OTHER_DATASETS = {'fashion_mnist': 'mnist', 'mnist': 'fashion_mnist'}
 
 
 class Trained(NamedTuple):
@@ -74,9 +79,9 @@ def train(
 
 def score_new_clients(
   process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
   state: personalized_process.ServerState,
   clients: datasets.FederatedDataset,
-  settings: experiment_lib.Settings,
   *,
   first_index: int,
 ) -> list:
@@ -85,9 +90,9 @@ def score_new_clients(
   Args:
     process: The method, with the options of personalisation to score with; it
       need not be the very process that was trained.
+    runtime: Executes it; one for all calls, as it keeps what it compiled.
     state: The server's state after training.
     clients: The new clients.
-    settings: Of the experiment.
     first_index: Client index of the first; the number of training clients, so
       that no client's seed is used twice.
 
@@ -95,13 +100,12 @@ def score_new_clients(
     As `personalized_evaluation.evaluate_clients`: a dict for each client, with
     its metrics `before` and `after` personalisation.
   """
-  with settings.create_runtime() as runtime:
-    return personalized_evaluation.evaluate_clients(
-      process,
-      runtime,
-      state,
-      lambda positions: runtime.run(
-        process.initialize_client_states, [first_index + i for i in positions]
-      ),
-      clients,
-    )
+  return personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    state,
+    lambda positions: runtime.run(
+      process.initialize_client_states, [first_index + i for i in positions]
+    ),
+    clients,
+  )
