@@ -9,13 +9,16 @@ and, for more than one client, `client` `[n]` (whose example it is), or from a
 data set by name (`--dataset`, `--partition`, `--num_clients`, `--seed`; with
 those of the run, its own clients as if they were new). Each is divided into
 training and test examples. Methods with local weights fit those with the
-global ones frozen; others fine-tune (`--fine_tune`, by default all weights).
+global ones frozen; others fine-tune: as the method does by itself (Per-FedAvg:
+full-batch steps of its inner learning rate) or, by default, all weights, with
+the `--fine_tune` flags in both cases.
 
 Written to --output_dir: `new_clients.csv` (every client and setting),
 `new_clients.json`, and `personal_models/CLIENT.npz`, fitted with the last
 number of samples and of epochs, for `predict`.
 """
 
+import dataclasses
 import os
 
 import numpy as np
@@ -109,26 +112,30 @@ def _load_clients(run):
 
 def _variants(run):
   """From the number of epochs to the options that train for them."""
-  has_local_weights = run.build_process().has_local_weights
+  process = run.build_process()
+  has_local_weights = process.has_local_weights
   if not has_local_weights:
     run_flags.refuse(
       ['fine_tune_num_epochs', 'fine_tune_num_steps'],
       f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
     )
+  own = {'fine_tune': 'all'}
+  if process.adaptation.fine_tune != 'none':
+    own = {**dataclasses.asdict(process.adaptation), 'num_steps': None}
   variants = {}
   for text in _NUM_EPOCHS.value:
     epochs = _positive_int(text, '--num_epochs')
     if has_local_weights:
       options = {'new_client_epochs': epochs}
     else:
-      options = {'fine_tune': 'all', 'num_epochs': epochs}
+      options = {**own, 'num_epochs': epochs}
     variants[epochs] = run_flags.personalization_from_flags(**options)
     errors.expect(
-      has_local_weights or variants[epochs].fine_tune != 'none',
+      has_local_weights or variants[epochs].fine_tune in ('head', 'all'),
       '--fine_tune',
       f'head or all for {run.config.algorithm}, which has no local weights to '
       'fit',
-      'none',
+      variants[epochs].fine_tune,
     )
   return variants
 

@@ -255,7 +255,6 @@ def test_the_curvature_is_that_of_its_own_batch():
 
 
 def test_inner_steps_on_the_head_leave_the_body_of_the_path_alone():
-  """With a head that has no gradient, ANIL's inner step does nothing."""
   model = _smooth_network()
   outer, inner = _batch(0), _batch(1)
   everything = _meta_gradient(variant='first_order', batches=[outer, inner])
@@ -492,6 +491,8 @@ def test_adaptation_can_be_turned_off():
     ({'variant': 'second_order'}, 'one of first_order, hessian_free, exact'),
     ({'inner_scope': 'body'}, 'one of all, head'),
     ({'num_inner_steps': 0}, '`num_inner_steps`'),
+    ({'num_inner_steps': 1.5}, '`num_inner_steps`'),
+    ({'num_adaptation_steps': 1.5}, '`num_adaptation_steps`'),
     ({'hessian_free_step': 0.0}, '`hessian_free_step`'),
     ({'num_adaptation_steps': -1}, '`num_adaptation_steps`'),
     ({'num_steps': 0}, '`num_steps`'),

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tff_pfl import datasets
+from tff_pfl import datasets, runtime
+from tff_pfl.datasets import batches
 from tff_pfl.simulation import finished_run, run_config, run_store
 
 _SETTINGS = (
@@ -24,13 +25,24 @@ _IDS = ('../../evil/client', 'plain')
 
 @pytest.fixture(scope='module', name='runs')
 def _runs(module_programs):
-  """The folder with the runs `fed_rep` and `fed_avg`."""
-  for name, epochs in (
-    ('fed_rep', '--fed_rep_num_head_epochs=2'),
-    ('fed_avg', '--fed_avg_num_epochs=1'),
+  """The folder with the runs `fed_rep`, `fed_avg` and `per_fed_avg`."""
+  for name, flags in (
+    ('fed_rep', ['--fed_rep_num_head_epochs=2']),
+    ('fed_avg', ['--fed_avg_num_epochs=1']),
+    (
+      'per_fed_avg',
+      [
+        '--per_fed_avg_inner_learning_rate=0.5',
+        '--per_fed_avg_inner_scope=head',
+      ],
+    ),
   ):
     module_programs.succeed(
-      'train', *_SETTINGS, f'--algorithm={name}', epochs, f'--output_dir={name}'
+      'train',
+      *_SETTINGS,
+      f'--algorithm={name}',
+      *flags,
+      f'--output_dir={name}',
     )
   return module_programs.directory
 
@@ -351,6 +363,56 @@ def test_wrong_flags_of_personalize_are_one_line(flags, words, runs, programs):
   )
   assert words in message
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
+
+
+def test_a_method_that_adapts_its_model_does_so_for_new_clients(
+  runs, new_clients, programs
+):
+  run_dir = runs / 'per_fed_avg'
+  programs.succeed(
+    'personalize',
+    f'--run_dir={run_dir}',
+    f'--clients_npz={new_clients}',
+    '--num_epochs=2,1',
+    '--output_dir=out',
+  )
+  arrays = np.load(new_clients)
+  clients = datasets.FederatedDataset.from_arrays(
+    arrays['x'], arrays['y'], keys=arrays['client'], num_classes=10
+  )
+  with finished_run.FinishedRun(run_dir) as run:
+    with runtime.create_runtime('in_process') as rt:
+      process = run.build_process()
+      expected = rt.run(
+        process.personalize,
+        run.server_state(process, rt),
+        rt.run(process.initialize_client_state, 0),
+        batches.as_batches(clients.train('plain')),
+      ).weights
+    path = finished_run.personal_model_path(programs.directory / 'out', 'plain')
+    weights = finished_run.load_personal_model(path, run.model)
+  # An epoch is a full-batch step of the method's own size, on the head.
+  for name, value in weights.items():
+    np.testing.assert_allclose(value, expected[name], rtol=1e-6)
+  rows = _read_csv(programs.directory / 'out' / 'new_clients.csv')
+  losses = {row['epochs']: float(row['after/loss']) for row in rows}
+  assert losses['2'] != losses['1']
+
+
+@pytest.mark.parametrize('name', ['fed_avg', 'per_fed_avg'])
+@pytest.mark.parametrize('fine_tune', ['method', 'none'])
+def test_new_clients_of_a_global_model_must_be_fine_tuned(
+  name, fine_tune, runs, programs
+):
+  message = programs.fail(
+    'personalize',
+    f'--run_dir={runs / name}',
+    '--dataset=digits',
+    '--output_dir=out',
+    f'--fine_tune={fine_tune}',
+  )
+  assert message.startswith('Expected `--fine_tune` to be head or all')
+  assert repr(fine_tune) in message
 
 
 def test_epochs_of_fine_tuning_are_given_once(runs, programs):

@@ -172,6 +172,14 @@ _USAGE = {
     ['--baselines=per_fed_avg', '--per_fed_avg_inner_learning_rate=-1'],
     '`inner_learning_rate` to be at least 0',
   ),
+  'epochs_beside_steps': (
+    ['--baselines=per_fed_avg', '--per_fed_avg_num_epochs=2'],
+    '--per_fed_avg_num_steps is 10, and steps are instead of epochs',
+  ),
+  'options_of_fine_tuning_without_it': (
+    ['--fine_tune_num_epochs=2'],
+    'it is for --fine_tune=head or all',
+  ),
   'wrong_variant': (
     ['--baselines=per_fed_avg', '--per_fed_avg_variant=second'],
     'one of first_order, hessian_free, exact',
@@ -223,6 +231,10 @@ def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
   )
   summary = _summary(programs.directory / 'run')
   assert summary['hparams']['batch_size'] == 40
+  # What was done is recorded, not that it was left to the method.
+  assert summary['personalization'] == summary['process']['personalization']
+  assert summary['personalization']['fine_tune'] == 'all'
+  assert summary['personalization']['learning_rate'] == 1
   assert summary['accuracy']['last'] != summary['global_accuracy']['last']
 
 

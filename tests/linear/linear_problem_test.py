@@ -155,3 +155,7 @@ def test_ground_truth_without_orthonormal_columns_is_refused():
     problem_lib.LinearProblem(np.ones((5, 2)), np.ones((3, 2)))
   with pytest.raises(ValueError, match='`heads` to be a row of 2 numbers'):
     problem_lib.LinearProblem(np.eye(5)[:, :2], np.ones((3, 4)))
+  with pytest.raises(ValueError, match='`heads` to be finite'):
+    problem_lib.LinearProblem(np.eye(5)[:, :2], [[1.0, np.nan]])
+  lists = problem_lib.LinearProblem(np.eye(5)[:, :2].tolist(), [[1, 2]])
+  np.testing.assert_array_equal(lists.targets, [[1, 2, 0, 0, 0]])

@@ -22,8 +22,8 @@ full batches (`num_adaptation_steps`; other rules by `fine_tune`).
 
 The batches of an iteration have no example in common, which makes them
 independent draws of the client's distribution. A client with fewer batches than
-an iteration takes uses some of them twice; one with a single batch descends its
-full-batch objective.
+an iteration takes uses some of them twice, which biases the gradient: with two
+batches D is D'; with one, all are the client's full batch.
 
 Symbols:
   alpha -> inner_learning_rate, beta -> learning_rate, tau -> num_steps
@@ -32,12 +32,14 @@ Symbols:
 
 Deviations from the paper: its server takes the plain mean, which is
 `client_weighting='uniform'`; by default clients weigh as many as they have
-examples. Several inner steps and `inner_scope` are extensions. Dropout draws
-anew for every batch; moving statistics are those of D', at w~.
+examples. It takes the step before scoring on the test data, here it is on the
+training data. Several inner steps and `inner_scope` are extensions. Dropout
+draws anew for every batch; moving statistics are those of D', at w~.
 
 References:
-  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning: A Meta-Learning
-  Approach, NeurIPS 2020, Algorithm 1, equations (8) to (10).
+  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
+  Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020,
+  Algorithm 1.
   Raghu, Raghu, Bengio, Vinyals: Rapid Learning or Feature Reuse? Towards
   Understanding the Effectiveness of MAML, ICLR 2020 (ANIL).
 """
@@ -46,6 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from typing import Any, Optional
 
 from tff_pfl import errors
@@ -66,26 +69,27 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Per-FedAvg; defaults from the paper's experiment.
 
   Attributes:
-    num_epochs: Without `num_steps`: how often the batches D' go through the
-      client's examples in a round.
+    num_epochs: If `num_steps` is None, how often D' go through the examples.
     num_steps: Local iterations in a round (tau).
     learning_rate: Of the client's optimizer (beta), positive.
     momentum: Of SGD (adam does not read it), in [0, 1).
     optimizer: 'sgd' or 'adam', for the local iterations.
-    batch_size: Examples in each of an iteration's batches; None is the full
-      batch.
+    batch_size: Examples in each of an iteration's batches; None for all.
     variant: 'first_order', 'hessian_free' or 'exact'.
     inner_learning_rate: Of the inner steps and of adaptation (alpha), at least
       0.
     num_inner_steps: Inner steps of an iteration, at least 1.
-    inner_scope: Which weights the inner steps and adaptation change: 'all' or
-      'head'.
+    inner_scope: Which weights these steps and adaptation change: 'all', 'head'.
     hessian_free_step: Factor of v in the variant 'hessian_free' (delta),
-      positive.
+      positive. Where w +- delta v crosses kinks (ReLU, max-pooling), the
+      difference is not of one smooth piece, and smaller values are better.
     num_adaptation_steps: Steps before a client's model is scored, at least 0;
       None for `num_inner_steps`.
   """
 
+  num_epochs: int = describe(
+    'epochs of local iterations in a round, with num_steps=0', default=5
+  )
   num_steps: Optional[int] = describe(
     'local iterations in a round; 0: as many as num_epochs have', default=10
   )
@@ -130,9 +134,10 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       self.inner_learning_rate,
     )
     errors.expect(
-      self.num_inner_steps >= 1,
+      isinstance(self.num_inner_steps, numbers.Integral)
+      and self.num_inner_steps >= 1,
       'num_inner_steps',
-      'at least 1 (fed_avg has none)',
+      'an integer, at least 1 (fed_avg has none)',
       self.num_inner_steps,
     )
     errors.expect(
@@ -148,9 +153,11 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       self.hessian_free_step,
     )
     errors.expect(
-      self.num_adaptation_steps is None or self.num_adaptation_steps >= 0,
+      self.num_adaptation_steps is None
+      or isinstance(self.num_adaptation_steps, numbers.Integral)
+      and self.num_adaptation_steps >= 0,
       'num_adaptation_steps',
-      'at least 0 or None',
+      'an integer, at least 0, or None',
       self.num_adaptation_steps,
     )
     super().__post_init__()
@@ -183,7 +190,7 @@ def meta_loss(
   model: split_model.SplitModel, hparams: PerFedAvgHParams
 ) -> objectives.Objective:
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
-  alpha, num_inner = hparams.inner_learning_rate, hparams.num_inner_steps
+  num_inner = hparams.num_inner_steps
   loss = objectives.joint_loss(model)
   hessian_times = objectives.curvature_along
   if hparams.variant == 'hessian_free':
@@ -195,6 +202,12 @@ def meta_loss(
     name for name in model.weight_names(layers) if name not in model.statistics
   ]
 
+  def descend(values, slopes):
+    return {
+      name: value - hparams.inner_learning_rate * slopes[name]
+      for name, value in values.items()
+    }
+
   def objective(weights, outer, *batches, seed):
     inner, curvature = batches[:num_inner], batches[num_inner:]
     path = [weights]
@@ -202,12 +215,8 @@ def meta_loss(
       gradient = loss(
         path[s], inner[s], seed=randomness.fold_in(seed, 1 + s)
       ).gradient
-      path.append(
-        {
-          name: value - alpha * gradient[name] if name in adapted else value
-          for name, value in path[s].items()
-        }
-      )
+      moved = descend(split_model.select(path[s], adapted), gradient)
+      path.append({**path[s], **moved})
     output = loss(path[-1], outer, seed=seed)
     v = output.gradient
     if hparams.variant != 'first_order':
@@ -219,7 +228,7 @@ def meta_loss(
           curvature[s],
           seed=randomness.fold_in(seed, 1 + num_inner + s),
         )
-        v = {name: value - alpha * product[name] for name, value in v.items()}
+        v = descend(v, product)
     return output._replace(gradient=v)
 
   return objective

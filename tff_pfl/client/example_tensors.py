@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# The smallest bucket, and the most rows a forward pass without gradients takes
-# at once (it bounds the memory of activations). Both are powers of two.
+# The smallest bucket, and the most rows that go through a network at once
+# outside of training (it bounds the memory of activations). Both are powers of
+# two.
 _SMALLEST_BUCKET = 16
-_CHUNK = 256
+CHUNK_SIZE = 256
 
 
 class ExampleTensors(NamedTuple):
@@ -125,7 +126,7 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
     The function's results for all `capacity` rows.
   """
   capacity = examples.capacity
-  rows = tf.minimum(capacity, _CHUNK)
+  rows = tf.minimum(capacity, CHUNK_SIZE)
   num_chunks = capacity // rows
   specs = tf.nest.map_structure(
     lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype),

@@ -198,8 +198,9 @@ def curvature_along_by_differences(
 
     H v ~ (gradient(w + step * v) - gradient(w - step * v)) / (2 * step)
 
-  Both gradients draw the same numbers. The error falls as `step` squared until
-  rounding, which grows as 1 / `step`, takes over.
+  Both gradients draw the same numbers. Where the loss is smooth on the way, the
+  error falls as `step` squared until rounding, which grows as 1 / `step`, takes
+  over.
 
   Args:
     objective: See `curvature_along`, as the next four.

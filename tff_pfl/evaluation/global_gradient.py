@@ -26,10 +26,6 @@ from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import federated_round
 
-# Examples that go through a network at once; bounds the memory of activations.
-# A power of two, so that it divides the capacity of larger example tensors.
-_EXAMPLES_PER_CALL = 256
-
 
 class GlobalGradient(NamedTuple):
   """The gradient of some clients' mean loss.
@@ -184,7 +180,7 @@ def _mean_gradient(model, weights, examples):
     model, lambda weights, x, mode: model.forward(weights, x)
   )
   # The plan is made before the loop, so that it can be vectorized and compiled.
-  rows_per_call = tf.minimum(examples.capacity, _EXAMPLES_PER_CALL)
+  rows_per_call = tf.minimum(examples.capacity, example_tensors.CHUNK_SIZE)
   positions = tf.reshape(tf.range(examples.capacity), [-1, rows_per_call])
   is_example = tf.cast(positions < examples.num_examples, tf.float32)
   # A row of padding may be NaN after the body, and its gradient 0 * NaN.

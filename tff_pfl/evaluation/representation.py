@@ -23,11 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.client import example_tensors
 from tff_pfl.models import split_model
 
-# Examples that go through a network at once; bounds the memory of activations.
-# A power of two, so that it divides the capacity of larger example tensors.
-_EXAMPLES_PER_CALL = 256
 # Columns of features that are brought to float64 at once.
 _COLUMNS_PER_BLOCK = 4096
 
@@ -294,8 +292,8 @@ def _features_fn(
       weights, tf.TensorSpec([None, *spec.shape], spec.dtype)
     )
     results = None
-    for start in range(0, len(x), _EXAMPLES_PER_CALL):
-      chunk = x[start : start + _EXAMPLES_PER_CALL]
+    for start in range(0, len(x), example_tensors.CHUNK_SIZE):
+      chunk = x[start : start + example_tensors.CHUNK_SIZE]
       parts = traced(weights, tf.constant(chunk, spec.dtype))
       if results is None:
         results = [

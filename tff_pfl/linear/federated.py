@@ -2,6 +2,11 @@
 
 The clients' and the server's functions are those of `simulation`; the mean is
 TFF's.
+
+This is not the round of `templates.federated_round`: that one has a network in
+float32, data sets that are read, and a server that takes an optimizer's step.
+Here the server factorises the mean, in float64, and the same two functions must
+also run thousands of rounds as one program, for which the theory is checked.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 4.2, Algorithm 2.
+  Personalized Federated Learning, ICML 2021, section 4.1, Algorithm 2.
   Tripuraneni, Jin, Jordan: Provable Meta-Learning of Linear Representations,
   ICML 2021, Algorithm 1.
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
@@ -165,7 +165,8 @@ def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
   """The representation of `build_method_of_moments`, without a runtime.
 
   Args:
-    problem: With finitely many samples; those of round 0 are used.
+    problem: With finitely many samples; those of round 0 are used, which a run
+      with fresh samples has in its first round, too.
 
   Returns:
     float64 `[d, k]` with orthonormal columns.

@@ -24,8 +24,8 @@ Symbols:
 
 Deviations from the papers: of the orthonormal matrices with the span of
 mean(B) the server takes the one closest in sign (see `model.orthonormalize`),
-which changes no span. In FedRep's experiments all clients take part in each
-round, as here.
+which changes no span. All clients take part in each round, where the papers'
+algorithms have cohorts.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for

@@ -98,6 +98,12 @@ class LinearProblem:
   head_distribution: str = 'normalized'
 
   def __post_init__(self):
+    for name in ('representation', 'heads'):
+      value = np.asarray(getattr(self, name), np.float64)
+      object.__setattr__(self, name, value)
+      errors.expect(
+        np.isfinite(value).all(), name, 'finite', 'a number that is not'
+      )
     errors.expect(
       np.ndim(self.representation) == 2,
       'representation',

@@ -14,8 +14,8 @@ variants `hessian_free` and `exact`, of which the figure has none, run with the
 larger number of local steps only.
 
 References:
-  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning: A Meta-Learning
-  Approach, NeurIPS 2020, section 5, figure 1.
+  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
+  Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020, figure 1.
 """
 
 from __future__ import annotations

@@ -205,6 +205,10 @@ class RunConfig:
       runtime=self.runtime,
       runtime_options=runtime_options,
       resume=resume,
-      settings=self.settings(),
+      settings={
+        **self.settings(),
+        # With what the method does by itself spelt out.
+        'personalization': process.description['personalization'],
+      },
       show_progress=show_progress,
     )

@@ -415,6 +415,7 @@ def build_personalized_process(
     has_global_model=not work.partition.local_names,
     has_local_weights=bool(work.initial_local),
     adapts_known_clients=personalization.fine_tune != 'none',
+    adaptation=work.adaptation,
     seed=seed,
     description={
       'hparams': dataclasses.asdict(hparams) if hparams is not None else {},

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model
 
 
@@ -107,6 +108,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     adapts_known_clients: bool,
     seed: int,
     description: Mapping[str, Any],
+    adaptation: personalization_lib.Personalization = (
+      personalization_lib.NO_ADAPTATION
+    ),
   ):
     """Bundles the computations.
 
@@ -126,6 +130,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       seed: The experiment's seed.
       description: All other options the process was built with, as JSON types.
         Runs store it and are resumed only by a process with the same.
+      adaptation: How the method itself fine-tunes a model before it is scored,
+        whatever was asked of this process.
 
     Raises:
       TypeError: If the computations' types do not fit one another.
@@ -176,6 +182,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.has_local_weights = has_local_weights
     self.seed = seed
     self.description = description
+    self.adaptation = adaptation
     self._adapts_known_clients = adapts_known_clients
     self._initialize_client_state = initialize_client_state
     self._personalize = personalize
