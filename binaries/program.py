@@ -4,11 +4,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
-import grpc
-import tensorflow as tf
 from absl import app, flags, logging
 
-from tff_pfl import errors, shutdown
+from tff_pfl import errors, failures, shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
@@ -50,16 +48,10 @@ def run(main: Callable[[], None]) -> None:
           errors.message('arguments', 'flags only (--name=value)', argv[1])
         )
       main()
-    except (ValueError, TypeError, OSError, errors.RunError) as e:
+    except failures.EXPECTED as e:
       if _TRACEBACK.value:
         raise
-      _fail(e)
-    except (grpc.RpcError, tf.errors.OpError) as e:
-      # An error of TensorFlow, such as memory that ran out.
-      if _TRACEBACK.value:
-        raise
-      reason = e.details() if isinstance(e, grpc.RpcError) else e.message
-      _fail(f'The runtime failed: {reason[:500]}')
+      _fail(failures.reason(e))
     except KeyboardInterrupt:
       with contextlib.suppress(OSError):
         print('interrupted', file=sys.stderr)

@@ -73,7 +73,12 @@ def test_cka_claims_are_differences_of_the_rows_of_all_layers(tmp_path):
   cka = np.reshape([row['mean_cka'] for row in result.rows], [2, len(layers)])
   difference = (cka[1] - cka[0])[:-1]
   assert [claim.measured for claim in result.claims] == pytest.approx(
-    [difference.mean(), difference[: len(difference) // 2].mean()]
+    [
+      difference.mean(),
+      # Of the only seed.
+      difference.mean(),
+      difference[: len(difference) // 2].mean(),
+    ]
   )
   _expect_drawn(result, 1)
 
@@ -121,6 +126,14 @@ def test_another_data_set_of_the_same_shape_is_a_panel_of_its_own(monkeypatch):
   assert set(transfers['new_dataset'].old.y) == set(range(10))
   assert transfers['new_dataset'].old.name == 'mnist'
   assert transfers['new_dataset'].new.name == 'fashion_mnist'
+
+
+def test_more_examples_than_there_are_are_refused():
+  digits = fedavg_images.datasets.load_arrays('digits').of_classes([7, 8, 9])
+  with pytest.raises(
+    ValueError, match='`dataset` to be one with 1000 training'
+  ):
+    fedavg_images._new_clients(digits, 2, 500, seed=0)
 
 
 def test_new_clients_have_as_many_examples_as_asked_for():

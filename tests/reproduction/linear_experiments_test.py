@@ -69,6 +69,13 @@ def test_the_fit_begins_away_from_the_distance_of_one():
   assert fit.r_squared == pytest.approx(1)
 
 
+def test_rounds_are_counted_until_a_distance_is_reached():
+  distances = np.array([0.5, 0.1, 0.2, 0.01])
+  assert linear_experiments.rounds_to(distances, 0.1) == 1
+  # Where it is not, there are at least as many.
+  assert linear_experiments.rounds_to(distances, 1e-3) == 3
+
+
 def test_what_never_comes_close_has_a_rate_all_the_same():
   fit = linear_experiments.fit_decay(np.exp(-0.001 * np.arange(100)))
   assert fit.rate == pytest.approx(0.001)

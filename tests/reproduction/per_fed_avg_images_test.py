@@ -87,7 +87,9 @@ def test_spread_is_over_the_seeds():
   )
   rows = per_fed_avg_images._rows({4: {'FedAvg': curve}})
   assert [row['mean_accuracy'] for row in rows] == pytest.approx([0.3, 0.7])
-  assert [row['std_over_seeds'] for row in rows] == pytest.approx([0.1, 0.2])
+  assert [row['std_over_seeds'] for row in rows] == pytest.approx(
+    [0.1 * 2**0.5, 0.2 * 2**0.5]
+  )
 
 
 def test_one_seed_that_contradicts_fails_the_claim():

@@ -1,9 +1,11 @@
 import contextlib
 import csv
+import dataclasses
 import json
 import os
 
 import pytest
+import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.reproduction import experiment, runner
@@ -248,6 +250,49 @@ def test_a_number_that_is_none_fails_its_claim(laboratory):
   assert 'nan' in runner.claims_table([summary])
   with pytest.raises(errors.RunError, match='measured nothing'):
     runner.expect_passed([summary])
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    ValueError('wrong value'),
+    TypeError('wrong type'),
+    errors.RunError('failed run'),
+    tf.errors.ResourceExhaustedError(None, None, 'out of memory'),
+  ],
+)
+def test_all_go_on_after_any_expected_error(laboratory, error):
+  failing = laboratory.experiment('one', fail=error)
+  after = laboratory.experiment('two', 1.0)
+  summaries = runner.run_all([failing, after], laboratory.settings)
+  assert [name for name, _ in laboratory.ran] == ['one', 'two']
+  assert laboratory.read('summary.json')['passed'] is False
+  with pytest.raises(errors.RunError, match='one did not run'):
+    runner.expect_passed(summaries)
+
+
+def test_settings_that_were_the_mistake_do_not_bind_the_folder(laboratory):
+  def refuse(settings):
+    raise ValueError('no such files')
+
+  experiment = dataclasses.replace(
+    laboratory.experiment('one', 1.0), run=refuse
+  )
+  with pytest.raises(ValueError, match='no such files'):
+    runner.run(experiment, laboratory.settings._replace(seed=7))
+  runner.run(laboratory.experiment('one', 1.0), laboratory.settings)
+
+
+def test_claims_that_need_the_full_size_do_not_count_in_a_fast_run(laboratory):
+  experiment = dataclasses.replace(
+    laboratory.experiment('one', 0.0), claims_hold_fast=False
+  )
+  summaries = runner.run_all(
+    [experiment], laboratory.settings._replace(fast=True)
+  )
+  assert not summaries[0]['passed']
+  runner.expect_passed(summaries)
+  assert laboratory.read('summary.json')['passed'] is True
 
 
 def test_an_unexpected_error_is_not_hidden(laboratory):

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import runtime as runtime_lib
@@ -43,6 +44,17 @@ def below(claim: str, paper: str, measured: float, bound: float) -> Claim:
   """A claim that holds if `measured` is smaller than `bound`."""
   measured = float(measured)
   return Claim(claim, paper, measured, f'< {bound:g}', measured < bound)
+
+
+def spread(values: Any) -> Any:
+  """The sample standard deviation over the first axis, 0 for a single value.
+
+  Args:
+    values: `[n, ...]`, such as one for each seed.
+  """
+  values = np.asarray(values, float)
+  deviation = np.std(values, axis=0, ddof=min(1, len(values) - 1))
+  return deviation if deviation.ndim else float(deviation)
 
 
 class Settings(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.simulation import picture_style
@@ -83,6 +84,27 @@ def draw_lines(
   _finish(axes, title)
   if len(series) > 1 or spread:
     axes.legend(frameon=False)
+
+
+def tell_spread(
+  figure: Figure, num_seeds: int, num_new_clients: int = 1
+) -> None:
+  """Says below the top of a figure what its error bars or bands are.
+
+  Args:
+    figure: The figure.
+    num_seeds: Seeds that the values are means over.
+    num_new_clients: New clients for each seed, that they are means over, too.
+  """
+  over = f'{num_seeds} seed{"s" * (num_seeds > 1)}'
+  if num_new_clients > 1:
+    over += f' of {num_new_clients} new clients'
+  if num_seeds * num_new_clients > 1:
+    figure.suptitle(
+      f'Mean and standard deviation over {over}',
+      fontsize='small',
+      color=picture_style.TEXT_COLOR,
+    )
 
 
 def draw_matrix(

@@ -10,8 +10,8 @@ The folder of an experiment holds
 
 A folder is for one experiment with one size, data set and seed. There an
 experiment that has a summary is not run again, passed or not, for it would find
-the same; one that was interrupted goes on with its training runs. A linear
-experiment, of two minutes, starts again.
+the same (after a change of the code, run it anew). One that was interrupted
+goes on with its training runs; a linear one, of a minute, starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import tqdm
 from matplotlib.figure import Figure
 
-from tff_pfl import errors
+from tff_pfl import errors, failures
 from tff_pfl.benchmark import machine
 from tff_pfl.reproduction import experiment as experiment_lib
 from tff_pfl.simulation import picture_style
@@ -94,7 +94,13 @@ def run(
   os.makedirs(settings.directory, exist_ok=True)
   _write(settings.directory, SETTINGS_NAME, _identity(experiment, settings))
   start = time.perf_counter()
-  result = experiment.run(settings)
+  try:
+    result = experiment.run(settings)
+  except failures.EXPECTED:
+    if not os.path.exists(settings.run_dir('')):
+      # Nothing was done for these settings: they may have been the mistake.
+      _remove(os.path.join(settings.directory, SETTINGS_NAME))
+    raise
   seconds = time.perf_counter() - start
   return _store(experiment, settings, result, seconds)
 
@@ -149,7 +155,11 @@ def run_all(
     settings.directory,
     SUMMARY_NAME,
     {
-      'passed': all(summary['passed'] for summary in summaries),
+      # But for claims that need the full size.
+      'passed': all(
+        summary['passed'] or not summary.get('claims_should_hold', True)
+        for summary in summaries
+      ),
       'claims': [
         {'experiment': summary['experiment'], **claim}
         for summary in summaries
@@ -325,12 +335,12 @@ def _run_or_report(experiment, settings, rerun):
   """The summary of an experiment, or what kept it from having one."""
   try:
     return run(experiment, settings, rerun=rerun)
-  except (ValueError, OSError, errors.RunError) as error:
+  except failures.EXPECTED as error:
     return {
       'experiment': experiment.name,
       'passed': False,
       'claims': [],
-      'error': ' '.join(str(error).split()),
+      'error': failures.reason(error),
     }
 
 

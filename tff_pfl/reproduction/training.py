@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.reproduction import experiment as experiment_lib
 from tff_pfl.runtime import base as runtime_base
@@ -30,6 +30,30 @@ class Trained(NamedTuple):
   state: personalized_process.ServerState
   evaluations: Sequence[Mapping[str, Any]]
   summary: Mapping[str, Any]
+
+
+def load_arrays(
+  default: str, settings: experiment_lib.Settings
+) -> datasets.Arrays:
+  """The data set that the settings name, or else the experiment's own.
+
+  Args:
+    default: The experiment's own.
+    settings: Of the experiment; their folder is for data sets with files.
+  """
+  name = settings.dataset or default
+  has_files = datasets.DATASETS[name].takes_data_dir
+  return datasets.load_arrays(name, settings.data_dir if has_files else None)
+
+
+def expect_examples(arrays: datasets.Arrays, num_examples: int) -> None:
+  """Raises `ValueError` if there are not so many training examples."""
+  errors.expect(
+    len(arrays.y) >= num_examples,
+    'dataset',
+    f'one with {num_examples} training examples for the new clients',
+    f'{len(arrays.y)} in {arrays.name}',
+  )
 
 
 def train(
