@@ -57,7 +57,9 @@ def test_keras_model_has_the_shapes_of_the_library_model(name):
       assert [tuple(w.shape) for w in model.weights] == shapes
 
 
-@pytest.mark.parametrize('name', ['w2', 'w4', 'w4h', 'w4e'])
+@pytest.mark.parametrize(
+  'name', ['w2', 'w4', pytest.param('w4h', marks=pytest.mark.slow), 'w4e']
+)
 def test_reference_of_a_global_model_trains_as_the_library_does(name, runtime):
   workload = _small(name, **_FULL_BATCH, learning_rate=0.05)
   ours, plain = _rounds_of_both(workload, runtime, 3)
