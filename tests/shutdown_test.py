@@ -16,6 +16,9 @@ pytestmark = [
   ),
 ]
 
+# The computation would take hours; a busy machine needs its time.
+_AT_ONCE = 15
+
 # Prints its worker's process id, and then does what its first argument says.
 _PROGRAM = textwrap.dedent("""
   import signal, sys
@@ -38,11 +41,15 @@ _PROGRAM = textwrap.dedent("""
     import psutil
     count(10)
     print(psutil.Process().children()[0].pid, flush=True)
+    sys.stdin.readline()
     sys.exit()
   rt = runtime.create_runtime('native')
   rt.install()
   count(10)
   print(rt.worker_pid, flush=True)
+  if how in ('end', 'exception'):
+    # Until it has been looked whether the worker runs.
+    sys.stdin.readline()
   if how == 'exception':
     raise ValueError('An error of the program.')
   if how in ('long', 'clean sigterm'):
@@ -59,6 +66,7 @@ class _Program:
   def __init__(self, how: str):
     self._process = subprocess.Popen(
       [sys.executable, '-W', 'ignore', '-c', _PROGRAM, how],
+      stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
@@ -80,7 +88,7 @@ class _Program:
       time.sleep(0.5)
       self._process.send_signal(signal_number)
     begin = time.monotonic()
-    out, err = self._process.communicate(timeout=60)
+    out, err = self._process.communicate(input='\n', timeout=60)
     seconds = time.monotonic() - begin
     return self._process.returncode, out, err, seconds
 
@@ -126,7 +134,7 @@ def test_ctrl_c_in_a_computation_ends_program_and_worker_at_once():
   assert status == -signal.SIGINT  # 130 in a shell.
   assert out == 'finally\n'
   assert err.rstrip().endswith('KeyboardInterrupt')
-  assert seconds < 3
+  assert seconds < _AT_ONCE
 
 
 def test_sigterm_leaves_no_worker():
@@ -135,7 +143,7 @@ def test_sigterm_leaves_no_worker():
   assert program.was_running
   assert not program.has_orphan()
   assert status == -signal.SIGTERM
-  assert seconds < 3
+  assert seconds < _AT_ONCE
 
 
 def test_sigterm_ends_cleanly_with_status_143_where_asked_for():
@@ -146,7 +154,7 @@ def test_sigterm_ends_cleanly_with_status_143_where_asked_for():
   assert status == 143
   assert out == 'finally\n'
   assert 'Traceback' not in err
-  assert seconds < 3
+  assert seconds < _AT_ONCE
 
 
 def test_kill_9_leaves_no_worker_and_closes_stdout():
@@ -155,7 +163,7 @@ def test_kill_9_leaves_no_worker_and_closes_stdout():
   assert program.was_running
   assert not program.has_orphan()
   assert status == -signal.SIGKILL
-  assert seconds < 3
+  assert seconds < _AT_ONCE
 
 
 def test_worker_of_tffs_own_context_is_stopped_too():
