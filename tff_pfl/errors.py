@@ -6,7 +6,8 @@ what goes wrong around a run (a locked directory, a full disk, a dead worker).
 The binaries print any of these as one line and exit with status 1.
 """
 
-from typing import Any
+import numbers
+from typing import Any, Optional
 
 
 class RunError(RuntimeError):
@@ -38,3 +39,19 @@ def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
   """Raises `TypeError` unless `value` is an instance of `types`."""
   if not isinstance(value, types):
     raise TypeError(message(name, constraint, value))
+
+
+def expect_int(
+  name: str, value: Any, low: int, high: Optional[int] = None
+) -> None:
+  """Raises `ValueError` unless `value` is an integer in `[low, high]`."""
+  limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
+  expect(
+    isinstance(value, numbers.Integral)
+    and not isinstance(value, bool)
+    and value >= low
+    and (high is None or value <= high),
+    name,
+    f'an integer {limits}',
+    value,
+  )

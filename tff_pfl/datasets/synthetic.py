@@ -6,7 +6,7 @@ a client's examples are a function of the seed and its position alone, so that
 """
 
 import collections
-from typing import Any, Tuple
+from typing import Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -107,10 +107,10 @@ def make_synthetic(
     ('num_classes', num_classes, 1, None),
     ('classes_per_client', classes_per_client, 1, num_classes),
   ):
-    _expect_int(name, value, low, high)
+    errors.expect_int(name, value, low, high)
   errors.expect(shape, 'shape', 'of at least one dimension', shape)
   for size in shape:
-    _expect_int('shape', size, 1, None)
+    errors.expect_int('shape', size, 1, None)
   errors.expect(
     isinstance(noise, (int, float)) and 0 <= noise < float('inf'),
     'noise',
@@ -144,17 +144,4 @@ def make_synthetic(
     num_classes=num_classes,
     train=train,
     test=test,
-  )
-
-
-def _expect_int(name: str, value: Any, low: int, high: Any) -> None:
-  limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
-  errors.expect(
-    isinstance(value, (int, np.integer))
-    and not isinstance(value, bool)
-    and value >= low
-    and (high is None or value <= high),
-    name,
-    f'an integer {limits}',
-    value,
   )

@@ -1,27 +1,11 @@
 """Checks of arguments that several modules of this package share."""
 
 import math
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from tff_pfl import errors
-
-
-def expect_int(
-  name: str, value: Any, low: int, high: Optional[int] = None
-) -> None:
-  """Raises `ValueError` unless `value` is an integer in `[low, high]`."""
-  limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
-  errors.expect(
-    isinstance(value, (int, np.integer))
-    and not isinstance(value, bool)
-    and value >= low
-    and (high is None or value <= high),
-    name,
-    f'an integer {limits}',
-    value,
-  )
 
 
 def expect_positive(name: str, value: Any) -> None:

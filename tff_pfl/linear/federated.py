@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_pfl.linear import checks, initialization, methods, rounds
+from tff_pfl import errors
+from tff_pfl.linear import initialization, methods, rounds
 from tff_pfl.linear import model as model_lib
 
 
@@ -75,8 +76,8 @@ def build_process(
     ValueError: If the method cannot run on so few samples.
   """
   methods.check_method(method)
-  checks.expect_int('num_samples', num_samples, 1)
-  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  errors.expect_int('num_samples', num_samples, 1)
+  errors.expect_int('seed', seed, 0, 2**63 - 1)
   initial = model_lib.check_model(initial, 'initial')
   dimension, rank = initial.representation.shape
   method.check_samples(num_samples, rank)

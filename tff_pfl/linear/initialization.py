@@ -42,8 +42,8 @@ def random_representation(
   Returns:
     float64 `[d, k]`.
   """
-  checks.expect_int('dimension', dimension, 1)
-  checks.expect_int('rank', rank, 1, dimension)
+  errors.expect_int('dimension', dimension, 1)
+  errors.expect_int('rank', rank, 1, dimension)
   return problem_lib.random_orthonormal(
     dimension, rank, _rng(seed, 'representation')
   )
@@ -140,9 +140,9 @@ def build_method_of_moments(
   Returns:
     `({<x=float64[m,d],y=float64[m]>}@CLIENTS -> float64[d,k]@SERVER)`.
   """
-  checks.expect_int('num_samples', num_samples, 1)
-  checks.expect_int('dimension', dimension, 1)
-  checks.expect_int('rank', rank, 1, dimension)
+  errors.expect_int('num_samples', num_samples, 1)
+  errors.expect_int('dimension', dimension, 1)
+  errors.expect_int('rank', rank, 1, dimension)
   samples_type = samples_type_of(num_samples, dimension)
 
   @tff.tensorflow.computation(samples_type)
@@ -213,5 +213,5 @@ def _top_eigenvectors(matrix: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:
-  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  errors.expect_int('seed', seed, 0, 2**63 - 1)
   return np.random.default_rng([seed, *stream.encode()])

@@ -159,7 +159,7 @@ def gd_gd(
     head_learning_rate = learning_rate
   checks.expect_positive('learning_rate', learning_rate)
   checks.expect_positive('head_learning_rate', head_learning_rate)
-  checks.expect_int('num_head_steps', num_head_steps, 1)
+  errors.expect_int('num_head_steps', num_head_steps, 1)
 
   def client_update(model, samples, seed):
     del seed
@@ -214,7 +214,7 @@ def fed_sgd(learning_rate: float, *, batch_size: int = 10) -> LinearMethod:
       least 1.
   """
   checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_int('batch_size', batch_size, 1)
+  errors.expect_int('batch_size', batch_size, 1)
 
   def client_update(model, samples, seed):
     num_samples = samples.y.shape[0]
@@ -263,7 +263,7 @@ def _step_on_representation(model, samples, learning_rate):
 
 def _joint_descent(name, learning_rate, num_local_steps, shared_names):
   checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_int('num_local_steps', num_local_steps, 1)
+  errors.expect_int('num_local_steps', num_local_steps, 1)
 
   def client_update(model, samples, seed):
     del seed

@@ -117,7 +117,7 @@ def fine_tuning_errors(
     diverged.
   """
   checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_int('num_steps', num_steps, 0)
+  errors.expect_int('num_steps', num_steps, 0)
   model = model_lib.check_model(model, 'model')
   errors.expect(
     len(model.representation) == problem.dimension,
@@ -145,7 +145,7 @@ def _errors(
   num_clients: int,
 ) -> np.ndarray:
   """Errors of `regressor(x, y)` for each number of samples and client."""
-  checks.expect_int('num_clients', num_clients, 1)
+  errors.expect_int('num_clients', num_clients, 1)
   errors.expect(len(sample_counts), 'sample_counts', 'non-empty', sample_counts)
 
   # One graph for all numbers of samples.

@@ -127,7 +127,7 @@ class LinearProblem:
       f'a deviation of {deviation:.2g}',
     )
     if self.samples_per_client is not None:
-      checks.expect_int('samples_per_client', self.samples_per_client, 1)
+      errors.expect_int('samples_per_client', self.samples_per_client, 1)
     errors.expect(
       not (self.fresh_samples and self.samples_per_client is None),
       'fresh_samples',
@@ -135,7 +135,7 @@ class LinearProblem:
       self.fresh_samples,
     )
     checks.expect_non_negative('noise_std', self.noise_std)
-    checks.expect_int('seed', self.seed, 0, 2**63 - 1)
+    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     _expect_head_distribution(self.head_distribution)
 
   @property
@@ -221,8 +221,8 @@ class LinearProblem:
     Returns:
       Its samples, with noise of `noise_std`, and its ground truth.
     """
-    checks.expect_int('num_samples', num_samples, 1)
-    checks.expect_int('index', index, 0)
+    errors.expect_int('num_samples', num_samples, 1)
+    errors.expect_int('index', index, 0)
     head = _draw_heads(
       self.head_distribution, 1, self.rank, self._rng(_NEW_HEAD, index)
     )[0]
@@ -274,10 +274,10 @@ def make_problem(
   Raises:
     ValueError: An argument is out of range.
   """
-  checks.expect_int('num_clients', num_clients, 1)
-  checks.expect_int('dimension', dimension, 1)
-  checks.expect_int('rank', rank, 1, dimension)
-  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  errors.expect_int('num_clients', num_clients, 1)
+  errors.expect_int('dimension', dimension, 1)
+  errors.expect_int('rank', rank, 1, dimension)
+  errors.expect_int('seed', seed, 0, 2**63 - 1)
   _expect_head_distribution(heads)
   return LinearProblem(
     representation=random_orthonormal(

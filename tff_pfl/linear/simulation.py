@@ -18,7 +18,7 @@ from tff_pfl import errors
 # For its rules: without them clients cannot draw batches as one program.
 from tff_pfl.client import vectorization  # noqa: F401
 from tff_pfl.evaluation import representation as representation_lib
-from tff_pfl.linear import checks, initialization, methods, rounds
+from tff_pfl.linear import initialization, methods, rounds
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 
@@ -107,8 +107,8 @@ def run(
     RunError: If the iterates diverge.
   """
   methods.check_method(method)
-  checks.expect_int('num_rounds', num_rounds, 0)
-  checks.expect_int('seed', seed, 0, 2**63 - 1)
+  errors.expect_int('num_rounds', num_rounds, 0)
+  errors.expect_int('seed', seed, 0, 2**63 - 1)
   method.check_samples(problem.num_rows, problem.rank)
   initial = _initial_model(initial, problem, seed)
   states = _initial_states(method, initial, problem.num_clients, seed)
