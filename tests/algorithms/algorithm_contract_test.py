@@ -310,6 +310,14 @@ def test_seed_determines_the_result(name):
 
 
 @_every_method
+def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
+  model = toy_problems.classifier(jit_compile=True)
+  assert model.uses_xla
+  compiled = registry.build(name, model, seed=_SEED)
+  toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
+
+
+@_every_method
 def test_how_a_clients_data_are_batched_is_irrelevant(name):
   process = _process(name)
   rebatched = [data.rebatch(5) for data in _TRAIN]

@@ -1,6 +1,7 @@
 """Tiny models and seeded data that the tests of methods share."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +14,19 @@ keras = tf.keras
 NUM_CLASSES = 3
 
 
-def classifier():
-  """A classifier of 5 features; no two of its weights share a shape."""
+def classifier(*, jit_compile=False):
+  """A classifier of 5 features; no two of its weights share a shape.
+
+  Args:
+    jit_compile: Of the `SplitModel`. For so few numbers XLA takes more time to
+      compile than it saves, and a process never gives the memory of compiled
+      programs back.
+  """
   spec = collections.OrderedDict(
     x=tf.TensorSpec([5], tf.float32), y=tf.TensorSpec([], tf.int32)
   )
-  return zoo.mlp(spec, NUM_CLASSES, seed=1, widths=(4,))
+  model = zoo.mlp(spec, NUM_CLASSES, seed=1, widths=(4,))
+  return dataclasses.replace(model, jit_compile=jit_compile)
 
 
 def classifier_from(network):

@@ -102,7 +102,7 @@ def _on(workers):
 def _process(name, **personalization_options):
   return registry.build(
     name,
-    toy_problems.classifier(),
+    toy_problems.classifier(jit_compile='auto'),
     seed=_SEED,
     personalization=personalization.Personalization(**personalization_options),
   )
@@ -236,7 +236,10 @@ def _meta_process(variant):
     batch_size=4,
   )
   return registry.build(
-    'per_fed_avg', toy_problems.classifier(), hparams, seed=_SEED
+    'per_fed_avg',
+    toy_problems.classifier(jit_compile='auto'),
+    hparams,
+    seed=_SEED,
   )
 
 

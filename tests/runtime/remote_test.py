@@ -173,7 +173,8 @@ def _free_port():
 @pytest.fixture(name='process', scope='module')
 def _process_fixture():
   return fed_rep.build_fed_rep(
-    toy_problems.classifier(), fed_rep.FedRepHParams(batch_size=2)
+    toy_problems.classifier(jit_compile='auto'),
+    fed_rep.FedRepHParams(batch_size=2),
   )
 
 
