@@ -6,6 +6,7 @@ what goes wrong around a run (a locked directory, a full disk, a dead worker).
 The binaries print any of these as one line and exit with status 1.
 """
 
+import math
 import numbers
 from typing import Any, Optional
 
@@ -54,4 +55,22 @@ def expect_int(
     name,
     f'an integer {limits}',
     value,
+  )
+
+
+def expect_positive(name: str, value: Any) -> None:
+  """Raises `ValueError` unless `value` is a positive finite number."""
+  expect(_is_number(value) and value > 0, name, 'a positive number', value)
+
+
+def expect_non_negative(name: str, value: Any) -> None:
+  """Raises `ValueError` unless `value` is a finite number, at least 0."""
+  expect(_is_number(value) and value >= 0, name, 'a non-negative number', value)
+
+
+def _is_number(value: Any) -> bool:
+  return (
+    isinstance(value, numbers.Real)
+    and not isinstance(value, bool)
+    and math.isfinite(value)
   )

@@ -23,7 +23,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.linear import checks
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 
@@ -105,8 +104,8 @@ def theorem_1_initialization(
   Returns:
     The model.
   """
-  checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_non_negative('head_norm', head_norm)
+  errors.expect_positive('learning_rate', learning_rate)
+  errors.expect_non_negative('head_norm', head_norm)
   if representation is None:
     representation = random_representation(dimension, rank, seed)
   errors.expect(

@@ -43,7 +43,6 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import randomness
-from tff_pfl.linear import checks
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 from tff_pfl.linear.least_squares import least_squares
@@ -121,8 +120,8 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
     ridge: Added to the head's loss as ridge |w|^2 / 2, at least 0. Clients with
       fewer than k samples need it.
   """
-  checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_non_negative('ridge', ridge)
+  errors.expect_positive('learning_rate', learning_rate)
+  errors.expect_non_negative('ridge', ridge)
 
   def client_update(model, samples, seed):
     del seed
@@ -157,8 +156,8 @@ def gd_gd(
   """
   if head_learning_rate is None:
     head_learning_rate = learning_rate
-  checks.expect_positive('learning_rate', learning_rate)
-  checks.expect_positive('head_learning_rate', head_learning_rate)
+  errors.expect_positive('learning_rate', learning_rate)
+  errors.expect_positive('head_learning_rate', head_learning_rate)
   errors.expect_int('num_head_steps', num_head_steps, 1)
 
   def client_update(model, samples, seed):
@@ -213,7 +212,7 @@ def fed_sgd(learning_rate: float, *, batch_size: int = 10) -> LinearMethod:
     batch_size: Samples that a client draws in a round, without replacement, at
       least 1.
   """
-  checks.expect_positive('learning_rate', learning_rate)
+  errors.expect_positive('learning_rate', learning_rate)
   errors.expect_int('batch_size', batch_size, 1)
 
   def client_update(model, samples, seed):
@@ -262,7 +261,7 @@ def _step_on_representation(model, samples, learning_rate):
 
 
 def _joint_descent(name, learning_rate, num_local_steps, shared_names):
-  checks.expect_positive('learning_rate', learning_rate)
+  errors.expect_positive('learning_rate', learning_rate)
   errors.expect_int('num_local_steps', num_local_steps, 1)
 
   def client_update(model, samples, seed):

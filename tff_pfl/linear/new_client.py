@@ -25,7 +25,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.linear import checks
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 from tff_pfl.linear.least_squares import least_squares
@@ -53,7 +52,7 @@ def head_errors(
     float64 `[len(sample_counts), num_clients]`.
   """
   representation = np.asarray(representation, np.float64)
-  checks.expect_non_negative('ridge', ridge)
+  errors.expect_non_negative('ridge', ridge)
   errors.expect(
     representation.ndim == 2 and len(representation) == problem.dimension,
     'representation',
@@ -87,7 +86,7 @@ def local_only_errors(
   Returns:
     float64 `[len(sample_counts), num_clients]`.
   """
-  checks.expect_non_negative('ridge', ridge)
+  errors.expect_non_negative('ridge', ridge)
   return _errors(
     lambda x, y: least_squares(x, y, ridge), problem, sample_counts, num_clients
   )
@@ -116,7 +115,7 @@ def fine_tuning_errors(
     float64 `[len(sample_counts), num_clients]`; not finite where the steps
     diverged.
   """
-  checks.expect_positive('learning_rate', learning_rate)
+  errors.expect_positive('learning_rate', learning_rate)
   errors.expect_int('num_steps', num_steps, 0)
   model = model_lib.check_model(model, 'model')
   errors.expect(

@@ -37,7 +37,6 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import randomness
-from tff_pfl.linear import checks
 
 HEADS = ('normalized', 'gaussian')
 
@@ -134,7 +133,7 @@ class LinearProblem:
       'False for population gradients (samples_per_client=None)',
       self.fresh_samples,
     )
-    checks.expect_non_negative('noise_std', self.noise_std)
+    errors.expect_non_negative('noise_std', self.noise_std)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     _expect_head_distribution(self.head_distribution)
 
