@@ -162,7 +162,7 @@ def build_fed_rep(
         model, local_layers=model.head_layers
       ),
       train,
-      fit_new_client,
+      fit_new_client=fit_new_client,
     ),
     hparams=hparams,
     **options,

@@ -7,11 +7,23 @@ from typing import Any, NamedTuple
 
 from tff_pfl import errors
 from tff_pfl.algorithms import (
+  apfl,
+  ditto,
   fed_avg,
+  fed_babu,
+  fed_bn,
+  fed_em,
+  fed_mtl,
   fed_per,
+  fed_prox,
   fed_rep,
+  ifca,
+  l2gd,
+  lg_fed_avg,
   local_only,
+  p_fed_me,
   per_fed_avg,
+  scaffold,
 )
 from tff_pfl.models import split_model
 from tff_pfl.templates import personalized_process
@@ -32,30 +44,90 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
+  'apfl': Algorithm(
+    apfl.ApflHParams,
+    apfl.build_apfl,
+    'a personal model mixed with the global one',
+  ),
+  'ditto': Algorithm(
+    ditto.DittoHParams,
+    ditto.build_ditto,
+    'a personal model held near the global one',
+  ),
   'fed_avg': Algorithm(
     fed_avg.FedAvgHParams,
     fed_avg.build_fed_avg,
     'one global model, averaged (FedSGD: one full-batch step)',
+  ),
+  'fed_babu': Algorithm(
+    fed_babu.FedBabuHParams,
+    fed_babu.build_fed_babu,
+    'body trained under a frozen head, which is then fine-tuned',
+  ),
+  'fed_bn': Algorithm(
+    fed_bn.FedBnHParams,
+    fed_bn.build_fed_bn,
+    'global but for the batch normalizations',
+  ),
+  'fed_em': Algorithm(
+    fed_em.FedEmHParams,
+    fed_em.build_fed_em,
+    'clients are mixtures of a few global models',
+  ),
+  'fed_mtl': Algorithm(
+    fed_mtl.FedMtlHParams,
+    fed_mtl.build_fed_mtl,
+    'personal models, held near their mean',
   ),
   'fed_per': Algorithm(
     fed_per.FedPerHParams,
     fed_per.build_fed_per,
     'global body, local head, trained together',
   ),
+  'fed_prox': Algorithm(
+    fed_prox.FedProxHParams,
+    fed_prox.build_fed_prox,
+    'FedAvg with clients held near the global model',
+  ),
   'fed_rep': Algorithm(
     fed_rep.FedRepHParams,
     fed_rep.build_fed_rep,
     'global body, local head, trained in turn: head first',
+  ),
+  'ifca': Algorithm(
+    ifca.IfcaHParams,
+    ifca.build_ifca,
+    'a few global models, of which each client takes the best',
+  ),
+  'l2gd': Algorithm(
+    l2gd.L2gdHParams,
+    l2gd.build_l2gd,
+    'personal models, drawn to their mean at random rounds',
+  ),
+  'lg_fed_avg': Algorithm(
+    lg_fed_avg.LgFedAvgHParams,
+    lg_fed_avg.build_lg_fed_avg,
+    'local body, global head, trained together',
   ),
   'local_only': Algorithm(
     local_only.LocalOnlyHParams,
     local_only.build_local_only,
     'every client on its own',
   ),
+  'p_fed_me': Algorithm(
+    p_fed_me.PFedMeHParams,
+    p_fed_me.build_p_fed_me,
+    'a global model of which personal ones are Moreau envelopes',
+  ),
   'per_fed_avg': Algorithm(
     per_fed_avg.PerFedAvgHParams,
     per_fed_avg.build_per_fed_avg,
     'one global model that a gradient step on the client personalises (MAML)',
+  ),
+  'scaffold': Algorithm(
+    scaffold.ScaffoldHParams,
+    scaffold.build_scaffold,
+    'FedAvg with control variates against client drift',
   ),
 }
 

@@ -145,6 +145,52 @@ def body_loss(
   return prediction_loss(model, forward)
 
 
+def proximal(
+  objective: Objective, center: split_model.Weights, strength: Any
+) -> Objective:
+  """An objective plus `strength / 2 * |weights - center|^2`.
+
+  The metrics are those of the objective without the term.
+
+  Args:
+    objective: Gives the gradient.
+    center: Name to value, for the weights that are pulled.
+    strength: A number or a scalar tensor, at least 0.
+  """
+
+  def add(name, slope, value):
+    if name not in center:
+      return slope
+    return slope + tf.cast(strength, slope.dtype) * (value - center[name])
+
+  return _with_gradient(objective, add)
+
+
+def shifted(objective: Objective, shift: split_model.Weights) -> Objective:
+  """An objective plus the linear term whose gradient is `shift`.
+
+  Args:
+    objective: Gives the gradient.
+    shift: Name to value, for all weights that are trained.
+  """
+  return _with_gradient(objective, lambda name, slope, _: slope + shift[name])
+
+
+def _with_gradient(objective, change):
+  """The objective with `change(name, slope, value)` for each slope."""
+
+  def changed(weights, *batches, seed):
+    output = objective(weights, *batches, seed=seed)
+    return output._replace(
+      gradient={
+        name: change(name, slope, weights[name])
+        for name, slope in output.gradient.items()
+      }
+    )
+
+  return changed
+
+
 def curvature_along(
   objective: Objective,
   weights: Mapping[str, tf.Tensor],

@@ -14,6 +14,8 @@ import tensorflow as tf
 # What a client's seed is for; folded in so that the uses never share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
+# And what a round's seed is for that all parties know.
+_SERVER = 2
 
 _PERMUTATIONS_PER_BLOCK = 16
 
@@ -56,6 +58,41 @@ def client_seed(
   # Both halves of the index count, so that 64-bit indices stay distinct.
   index = tf.bitcast(tf.cast(client_index, tf.int64), tf.int32)
   return fold_in(seed, purpose, round_number, index[0], index[1])
+
+
+def server_seed(
+  experiment_seed: tf.Tensor, round_number: tf.Tensor
+) -> tf.Tensor:
+  """The seed of what the server draws in one round; clients may know it.
+
+  Args:
+    experiment_seed: int64 scalar, from the server state.
+    round_number: int32 scalar.
+
+  Returns:
+    int32 tensor `[2]`.
+  """
+  seed = tf.bitcast(tf.cast(experiment_seed, tf.int64), tf.int32)
+  return fold_in(seed, _SERVER, round_number)
+
+
+def fingerprint(values) -> tf.Tensor:
+  """An int64 number that depends on every number of a structure of tensors.
+
+  It stands for the number of a client that has none. Equal values have equal
+  fingerprints; of others they differ by all odds.
+  """
+  total = tf.zeros([], tf.int64)
+  for value in tf.nest.flatten(values):
+    if value.dtype == tf.string:
+      value = tf.strings.to_hash_bucket_fast(value, 2**31)
+    if value.dtype.is_floating:
+      value = tf.bitcast(tf.cast(value, tf.float32), tf.int32)
+    numbers = tf.reshape(tf.cast(value, tf.int64), [-1])
+    # Odd factors, so that the order counts; sums wrap around.
+    factors = 2 * tf.range(tf.size(numbers, tf.int64)) + 1
+    total = 31 * total + tf.reduce_sum(numbers * factors)
+  return total
 
 
 def _bits(seed, shape):

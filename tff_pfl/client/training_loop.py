@@ -122,28 +122,45 @@ class BatchPlan(NamedTuple):
   num_steps: tf.Tensor
 
 
+def count_steps(
+  examples: example_tensors.ExampleTensors, phase: Phase
+) -> tf.Tensor:
+  """int32, the gradient steps that a client makes in a phase."""
+  num_steps = phase.num_steps
+  if num_steps is None:
+    num_steps = phase.num_epochs * _steps_per_epoch(examples, phase)
+  return tf.where(examples.num_examples > 0, num_steps, 0)
+
+
+def _batch_size(examples, phase):
+  # A batch never needs more rows than there are.
+  return tf.minimum(phase.batch_size or examples.capacity, examples.capacity)
+
+
+def _steps_per_epoch(examples, phase):
+  return tf.maximum(
+    1, -(-examples.num_examples // _batch_size(examples, phase))
+  )
+
+
 def plan_batches(
   examples: example_tensors.ExampleTensors, phase: Phase, seed: tf.Tensor
 ) -> BatchPlan:
   """Plans the batches of a phase; its size depends on the bucket only."""
   capacity, num_examples = examples.capacity, examples.num_examples
-  batch_size = phase.batch_size or capacity
-  # A batch never needs more rows than there are.
-  batch_size = tf.minimum(batch_size, capacity)
-  steps_per_epoch = tf.maximum(1, -(-num_examples // batch_size))
+  batch_size = _batch_size(examples, phase)
+  steps_per_epoch = _steps_per_epoch(examples, phase)
+  num_steps = count_steps(examples, phase)
   if phase.num_steps is None:
     num_epochs = tf.constant(phase.num_epochs)
     max_steps = phase.num_epochs * -(-capacity // batch_size)
-    num_steps = phase.num_epochs * steps_per_epoch
   else:
     max_steps = tf.constant(phase.num_steps)
-    num_steps = max_steps
     # As many as the smallest client of the bucket passes through.
     fewest_per_epoch = -(
       -example_tensors.fewest_examples(capacity) // batch_size
     )
-    num_epochs = -(-num_steps // fewest_per_epoch)
-  num_steps = tf.where(num_examples > 0, num_steps, 0)
+    num_epochs = -(-max_steps // fewest_per_epoch)
   num_orders = tf.minimum(num_epochs, _MAX_ORDERS)
   order = randomness.permutations(
     seed,
@@ -336,3 +353,57 @@ def evaluate(
   return objectives.metric_sums(
     model, outputs, examples.y, tf.cast(is_example, tf.float32)
   )
+
+
+def mean_gradient(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> collections.OrderedDict:
+  """The gradient of the mean loss over all of a client's examples.
+
+  The network runs in inference mode, so that the loss is one function of the
+  weights, and a bounded number of examples goes through it at a time.
+
+  Returns:
+    Name of each weight that has a gradient to its value; without examples,
+    that of padding, which may be NaN.
+  """
+  objective = objectives.prediction_loss(
+    model, lambda weights, x, mode: model.forward(weights, x)
+  )
+  # The plan is made before the loop, so that it can be vectorized and compiled.
+  rows_per_call = tf.minimum(examples.capacity, example_tensors.CHUNK_SIZE)
+  positions = tf.reshape(tf.range(examples.capacity), [-1, rows_per_call])
+  is_example = tf.cast(positions < examples.num_examples, tf.float32)
+  # A row of padding may be NaN after the body, and its gradient 0 * NaN.
+  last = tf.maximum(examples.num_examples, 1) - 1
+  rows = tf.minimum(positions, last)
+  shares = tf.reduce_sum(is_example, axis=1) / tf.cast(last + 1, tf.float32)
+  num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
+
+  def add(index, total):
+    batch = objectives.Batch(
+      tf.gather(examples.x, rows[index]),
+      tf.gather(examples.y, rows[index]),
+      is_example[index],
+    )
+    # Nothing in inference mode reads the seed.
+    part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient
+    return index + 1, collections.OrderedDict(
+      (name, value + tf.cast(shares[index], value.dtype) * part[name])
+      for name, value in total.items()
+    )
+
+  zeros = collections.OrderedDict(
+    (name, tf.zeros_like(value))
+    for name, value in weights.items()
+    if name not in model.statistics
+  )
+  _, gradient = tf.while_loop(
+    lambda index, _: index < num_calls,
+    add,
+    (0, zeros),
+    parallel_iterations=1,
+  )
+  return gradient

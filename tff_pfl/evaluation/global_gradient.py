@@ -19,7 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.client import example_tensors, objectives, vectorization
+from tff_pfl.client import example_tensors, training_loop
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import split_model
@@ -92,7 +92,9 @@ def build_global_gradient(
     gradient = collections.OrderedDict(
       # Without examples it is that of padding, which may be NaN.
       (name, tf.where(has_examples, value * tf.cast(weight, value.dtype), 0))
-      for name, value in _mean_gradient(model, weights, examples).items()
+      for name, value in training_loop.mean_gradient(
+        model, weights, examples
+      ).items()
     )
     return GlobalGradient(gradient, weight)
 
@@ -172,45 +174,3 @@ def global_gradient_norm(
     total = part if total is None else total + part
     total_weight += weight
   return float(np.linalg.norm(total / total_weight))
-
-
-def _mean_gradient(model, weights, examples):
-  """The gradient of the mean loss over a client's examples."""
-  objective = objectives.prediction_loss(
-    model, lambda weights, x, mode: model.forward(weights, x)
-  )
-  # The plan is made before the loop, so that it can be vectorized and compiled.
-  rows_per_call = tf.minimum(examples.capacity, example_tensors.CHUNK_SIZE)
-  positions = tf.reshape(tf.range(examples.capacity), [-1, rows_per_call])
-  is_example = tf.cast(positions < examples.num_examples, tf.float32)
-  # A row of padding may be NaN after the body, and its gradient 0 * NaN.
-  last = tf.maximum(examples.num_examples, 1) - 1
-  rows = tf.minimum(positions, last)
-  shares = tf.reduce_sum(is_example, axis=1) / tf.cast(last + 1, tf.float32)
-  num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
-
-  def add(index, total):
-    batch = objectives.Batch(
-      tf.gather(examples.x, rows[index]),
-      tf.gather(examples.y, rows[index]),
-      is_example[index],
-    )
-    # Nothing in inference mode reads the seed.
-    part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient
-    return index + 1, collections.OrderedDict(
-      (name, value + tf.cast(shares[index], value.dtype) * part[name])
-      for name, value in total.items()
-    )
-
-  zeros = collections.OrderedDict(
-    (name, tf.zeros_like(value))
-    for name, value in weights.items()
-    if name not in model.statistics
-  )
-  _, gradient = tf.while_loop(
-    lambda index, _: index < num_calls,
-    add,
-    (0, zeros),
-    parallel_iterations=1,
-  )
-  return gradient

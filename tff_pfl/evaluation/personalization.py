@@ -36,6 +36,8 @@ class Personalization:
     new_client_epochs: Epochs in which a client that never took part fits its
       local weights with the global ones frozen; None takes the method's own
       number of epochs in a round.
+    proximal_strength: Of a quadratic pull of the weights that are fine-tuned
+      towards where they start, at least 0.
   """
 
   fine_tune: str = 'method'
@@ -46,6 +48,7 @@ class Personalization:
   optimizer: str = 'sgd'
   batch_size: Optional[int] = 10
   new_client_epochs: Optional[int] = None
+  proximal_strength: float = 0.0
 
   def __post_init__(self):
     errors.expect(
@@ -60,6 +63,7 @@ class Personalization:
       'at least 0 or None',
       self.new_client_epochs,
     )
+    errors.expect_non_negative('proximal_strength', self.proximal_strength)
     self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:
@@ -125,21 +129,20 @@ def fine_tune(
   )
   if options.fine_tune == 'none':
     return weights
+  names = (
+    weights
+    if options.fine_tune == 'all'
+    else model.weight_names(model.head_layers)
+  )
+  start = split_model.select(weights, names)
   if options.fine_tune == 'all':
-    return training_loop.train(
-      objectives.joint_loss(model),
-      weights,
-      examples,
-      options.phase(),
-      seed,
-      model=model,
-    ).weights
-  head = training_loop.train_head(
-    model,
-    weights,
-    split_model.select(weights, model.weight_names(model.head_layers)),
-    examples,
-    options.phase(),
-    seed,
+    objective = objectives.joint_loss(model)
+  else:
+    objective = objectives.head_loss(model)
+    examples = training_loop.frozen_features(model, weights, examples)
+  if options.proximal_strength:
+    objective = objectives.proximal(objective, start, options.proximal_strength)
+  trained = training_loop.train(
+    objective, start, examples, options.phase(), seed, model=model
   ).weights
-  return split_model.select({**weights, **head}, weights)
+  return split_model.select({**weights, **trained}, weights)

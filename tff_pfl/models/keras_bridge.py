@@ -164,6 +164,9 @@ def from_keras(
     probabilities=(
       _probabilities(kind, gives_logits) if num_classes is not None else None
     ),
+    outputs_of=(
+      _outputs_of(kind, gives_logits) if num_classes is not None else None
+    ),
     num_classes=num_classes,
     has_convolutions=any(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
@@ -642,6 +645,26 @@ def _probabilities(kind, gives_logits):
       positive = tf.sigmoid(outputs) if gives_logits else outputs
       return tf.concat([1 - positive, positive], axis=-1)
     return tf.nn.softmax(outputs) if gives_logits else outputs
+
+  return call
+
+
+def _outputs_of(kind, gives_logits):
+  """The function from class probabilities to outputs."""
+
+  def call(probabilities):
+    # Of no class is a classifier quite sure, or the loss would be infinite.
+    smallest = 1e-30
+    if kind == 'binary':
+      negative, positive = tf.split(probabilities, 2, axis=-1)
+      if not gives_logits:
+        return positive
+      return tf.math.log(tf.maximum(positive, smallest)) - tf.math.log(
+        tf.maximum(negative, smallest)
+      )
+    if gives_logits:
+      return tf.math.log(tf.maximum(probabilities, smallest))
+    return probabilities
 
   return call
 

@@ -65,6 +65,8 @@ class SplitModel:
       mean over its examples.
     probabilities: For classifiers, from outputs to class probabilities
       `[batch, ..., num_classes]`; None for regression.
+    outputs_of: For classifiers, outputs that have given class probabilities:
+      the other way round.
     num_classes: For classifiers, the number of classes; outputs are then scores
       `[batch, ..., num_classes]` (or one score for two classes).
     has_convolutions: Whether there are convolution layers.
@@ -94,6 +96,7 @@ class SplitModel:
   has_convolutions: bool = False
   jit_compile: Union[bool, str] = 'auto'
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
+  outputs_of: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
 
   def __post_init__(self):
     """Raises `ValueError` if `jit_compile` is none of its values."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.client import randomness
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
@@ -52,11 +54,14 @@ class ClientResult(NamedTuple):
     update: `initial - final` of the global weights.
     local: The client's new local state.
     metrics: Metric sums of training (`objectives.zero_metrics`).
+    report: Of methods with a `server_update`: what else the server takes the
+      weighted mean of, through the same aggregator (floats).
   """
 
   update: Any
   local: Any
   metrics: Any
+  report: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,42 +69,109 @@ class ClientWork:
   """What distinguishes one algorithm from another.
 
   Attributes:
-    partition: Which weights are global.
+    initial_global: The global weights before the first round (name to array):
+      what the server keeps, broadcasts and averages the updates of.
     train: `(broadcast, local, examples, seed) -> ClientResult`, a pure function
       of tensors.
     initial_local: Local state of a client that has not taken part (arrays).
     personal_weights: `(global_weights, local) -> weights`, the model that the
       client is scored with.
+    global_model: `global_weights -> weights`, the model of a client that brings
+      no data; None where the global weights alone make none, and such a client
+      gets the personal weights with the initial local state.
     fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
-      what a client does that never took part, with the global weights frozen,
-      for `num_epochs` or (None) as long as in a round; None if nothing.
+      what a client does that has no local state from an earlier round, with the
+      global weights frozen, for `num_epochs` or (None) as long as in a round;
+      None if nothing.
+    keeps_local: Whether clients keep the local state from round to round. Where
+      they do not, each round starts from the initial one, and whoever is scored
+      fits it first.
     adaptation: How the method fine-tunes a model before it is scored, unless
       the user asks for something else.
+    default_weighting: The method's own `client_weighting`: 'num_examples' or
+      'uniform'.
+    statistics: Names of the global weights without gradient, which are averaged
+      and skip the server's optimizer; None for those of the model.
+    initial_algorithm: The algorithm's own server state before the first round
+      (arrays).
+    server_update: `(algorithm, update, report, num_clients) -> (update,
+      algorithm)`: from the algorithm's server state and the means over the
+      cohort to the update that the server applies and the new state; None
+      where the update is the mean.
   """
 
-  partition: weight_partition.WeightPartition
+  initial_global: split_model.Weights
   train: Callable[..., ClientResult]
   initial_local: Any
   personal_weights: Callable[..., split_model.Weights]
+  global_model: Optional[Callable[..., split_model.Weights]] = None
   fit_new_client: Optional[Callable[..., Any]] = None
+  keeps_local: bool = True
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION
+  default_weighting: str = 'num_examples'
+  statistics: Optional[frozenset] = None
+  initial_algorithm: Any = dataclasses.field(
+    default_factory=collections.OrderedDict
+  )
+  server_update: Optional[Callable[..., tuple]] = None
+
+  @property
+  def initial_kept(self) -> Any:
+    """What a client keeps of the local state, before the first round."""
+    return self.initial_local if self.keeps_local else collections.OrderedDict()
+
+  def without_state(self, name: str) -> ClientWork:
+    """This work by clients that forget their local state after each round.
+
+    Args:
+      name: The method's, for the error.
+
+    Raises:
+      ValueError: If there would be nothing to score a client with.
+    """
+    errors.expect(
+      not tf.nest.flatten(self.initial_local)
+      or self.fit_new_client is not None,
+      'stateless',
+      f'false for {name}, whose clients cannot do without their state',
+      True,
+    )
+    return dataclasses.replace(self, keeps_local=False)
+
+  def local_of(self, client_state: personalized_process.ClientState) -> Any:
+    """The local state that a client starts from."""
+    if self.keeps_local:
+      return client_state.local
+    return tf.nest.map_structure(tf.constant, self.initial_local)
+
+  def model_without_data(self, global_weights) -> split_model.Weights:
+    """The model of a client that brings no data."""
+    if self.global_model is not None:
+      return self.global_model(global_weights)
+    initial_local = tf.nest.map_structure(tf.constant, self.initial_local)
+    return self.personal_weights(global_weights, initial_local)
 
 
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
   train: Callable[..., ClientResult],
-  fit_new_client: Optional[Callable[..., Any]] = None,
-  adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
+  **others: Any,
 ) -> ClientWork:
-  """`ClientWork` of methods whose local state is the local weights."""
+  """`ClientWork` of methods whose local state is the local weights.
+
+  Args:
+    model: The model.
+    partition: Which weights are global and which local.
+    train: As for `ClientWork`.
+    **others: Fields of `ClientWork`.
+  """
+  initial_global, initial_local = partition.split(model.initial_weights)
   return ClientWork(
-    partition=partition,
+    initial_global=initial_global,
     train=train,
-    initial_local=split_model.select(
-      model.initial_weights, partition.local_names
-    ),
+    initial_local=initial_local,
     personal_weights=partition.merge,
-    fit_new_client=fit_new_client,
-    adaptation=adaptation,
+    global_model=None if partition.local_names else lambda weights: weights,
+    **others,
   )

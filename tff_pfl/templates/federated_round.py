@@ -5,7 +5,8 @@
                                                examples = tensors of the data
     broadcast(global weights, seed, round) --> train(broadcast, C_i, examples)
     aggregate(updates, weights)            <-- update = initial - final
-    server optimizer step                      keep C_i
+    the algorithm's own server step            keep C_i
+    server optimizer step
     round metrics                          <-- metric sums
 
 An algorithm gives a `ClientWork`; everything else is here: weights of clients,
@@ -30,6 +31,7 @@ from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model
 from tff_pfl.templates import (
   client_work,
+  learning_process,
   personal_models,
   personalized_process,
 )
@@ -116,7 +118,10 @@ def _build_client_update(
   client_state_type,
   examples_type,
 ):
-  """`(<broadcast, C, examples> -> <update, C, sums>)`."""
+  """`(<broadcast, C, examples> -> <update, C, sums>)`.
+
+  The update is what is aggregated: with the report, if there is a place for it.
+  """
 
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too.
@@ -124,11 +129,14 @@ def _build_client_update(
   def update(broadcast, client_state, examples):
     result = work.train(
       broadcast,
-      client_state.local,
+      work.local_of(client_state),
       examples,
       broadcast.seed_of(client_state, randomness.TRAINING),
     )
-    is_finite = _all_finite((result.update, result.local))
+    update = result.update
+    if work.server_update is not None:
+      update = collections.OrderedDict(update=update, report=result.report)
+    is_finite = _all_finite((update, result.local))
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
     weight = tf.where(
       accepted,
@@ -143,14 +151,15 @@ def _build_client_update(
         lambda a, b: tf.where(accepted, a, b), new, old
       )
 
-    zeros = tf.nest.map_structure(
-      tf.zeros_like, (result.update, result.metrics)
-    )
-    update, metrics = where_accepted((result.update, result.metrics), zeros)
+    zeros = tf.nest.map_structure(tf.zeros_like, (update, result.metrics))
+    update, metrics = where_accepted((update, result.metrics), zeros)
     new_client_state = client_state._replace(
       num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
-      local=where_accepted(result.local, client_state.local),
     )
+    if work.keeps_local:
+      new_client_state = new_client_state._replace(
+        local=where_accepted(result.local, client_state.local)
+      )
     return _ClientOutput(
       update=update,
       client_state=new_client_state,
@@ -171,6 +180,7 @@ def _build_client_update(
 
 
 def _build_server_step(
+  work,
   server_optimizer,
   trained_names,
   server_state_type,
@@ -187,7 +197,11 @@ def _build_server_step(
     sums_type,
   )
   def server_step(state, update, aggregator_state, measurements, sums):
-    weights = state.global_weights
+    weights, algorithm = state.global_weights, state.algorithm
+    if work.server_update is not None:
+      update, algorithm = work.server_update(
+        algorithm, update['update'], update['report'], sums.num_clients
+      )
     gradient = split_model.select(update, trained_names)
     new_optimizer_state, trained = state.server_optimizer, {}
     if trained_names:
@@ -214,11 +228,11 @@ def _build_server_step(
       server_optimizer=tf.nest.map_structure(
         keep, new_optimizer_state, state.server_optimizer
       ),
-      algorithm=state.algorithm,
+      algorithm=tf.nest.map_structure(keep, algorithm, state.algorithm),
     )
     metrics = tf.nest.map_structure(
-      # No client, no loss: a zero would look like success.
-      lambda mean: tf.where(has_update, mean, float('nan')),
+      # Nothing trained on, no loss: a zero would look like success.
+      lambda mean: tf.where(sums.metrics['examples'] > 0, mean, float('nan')),
       objectives.means(sums.metrics),
     )
     norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
@@ -241,7 +255,8 @@ def build_personalized_process(
   *,
   aggregator: Optional[AggregationFactory] = None,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
-  client_weighting: str = 'num_examples',
+  client_weighting: Optional[str] = None,
+  stateless: bool = False,
   personalization: Optional[personalization_lib.Personalization] = None,
   seed: int = 0,
   hparams: Any = None,
@@ -261,7 +276,11 @@ def build_personalized_process(
     server_optimizer: Applied to the aggregated update as its gradient. By
       default SGD with learning rate 1: the new global weights are the mean of
       the clients'. Moving statistics are always averaged.
-    client_weighting: 'num_examples' or 'uniform'.
+    client_weighting: 'num_examples', 'uniform' or, by default, the method's
+      own.
+    stateless: Whether clients forget their local state after each round and
+      start the next from the initial one, as a deployment demands that cannot
+      tell its clients apart. Whoever is scored then fits its local state first.
     personalization: How clients' models are made before they are scored.
     seed: The experiment's seed, any int64.
     hparams: The algorithm's hyperparameters (a dataclass), for the record.
@@ -274,6 +293,8 @@ def build_personalized_process(
       not an optimizer of TFF or `personalization` not a `Personalization`.
     ValueError: If an argument is out of its range.
   """
+  if client_weighting is None:
+    client_weighting = work.default_weighting
   errors.expect(
     client_weighting in CLIENT_WEIGHTINGS,
     'client_weighting',
@@ -300,26 +321,23 @@ def build_personalized_process(
     'a Personalization',
   )
   personalization = personalization.resolved(work.adaptation)
+  if stateless:
+    work = work.without_state(name)
 
-  initial_global = split_model.select(
-    model.initial_weights, work.partition.global_names
-  )
-  trained_names = tuple(
-    n for n in work.partition.global_names if n not in model.statistics
-  )
-  global_type = _type_of(initial_global)
+  initial_global = work.initial_global
+  statistics = model.statistics if work.statistics is None else work.statistics
+  trained_names = tuple(n for n in initial_global if n not in statistics)
   optimizer_specs = collections.OrderedDict(
     (n, tf.TensorSpec(initial_global[n].shape, initial_global[n].dtype))
     for n in trained_names
   )
   client_state_type = tff.to_type(
     personalized_process.ClientState(
-      np.int64, np.int32, _type_of(work.initial_local)
+      np.int64, np.int32, _type_of(work.initial_kept)
     )
   )
   examples_of = example_tensors.build_examples_of(model.element_spec)
   data_type = examples_of.type_signature.parameter
-  aggregation, is_weighted = _create_aggregation(aggregator, global_type)
 
   @tff.tensorflow.computation
   def initial_server_parts():
@@ -331,7 +349,25 @@ def build_personalized_process(
       tf.constant(seed, tf.int64),
       tf.nest.map_structure(tf.constant, initial_global),
       optimizer_state,
+      tf.nest.map_structure(tf.constant, work.initial_algorithm),
     )
+
+  parts_type = initial_server_parts.type_signature.result
+  client_update = _build_client_update(
+    model,
+    work,
+    client_weighting,
+    tff.to_type(
+      client_work.Broadcast(
+        parts_type[0], parts_type[1], parts_type[2], parts_type[4]
+      )
+    ),
+    client_state_type,
+    examples_of.type_signature.result,
+  )
+  aggregation, is_weighted = _create_aggregation(
+    aggregator, client_update.type_signature.result.update
+  )
 
   @tff.federated_computation
   def initialize():
@@ -343,7 +379,7 @@ def build_personalized_process(
         global_weights=parts[2],
         aggregator=aggregation.initialize(),
         server_optimizer=parts[3],
-        algorithm=tff.federated_value(collections.OrderedDict(), tff.SERVER),
+        algorithm=parts[4],
       )
     )
 
@@ -353,15 +389,8 @@ def build_personalized_process(
   def broadcast_of(state):
     return client_work.Broadcast.of(state)
 
-  client_update = _build_client_update(
-    model,
-    work,
-    client_weighting,
-    broadcast_of.type_signature.result,
-    client_state_type,
-    examples_of.type_signature.result,
-  )
   server_step = _build_server_step(
+    work,
     server_optimizer,
     trained_names,
     server_state_type,
@@ -369,16 +398,12 @@ def build_personalized_process(
     client_update.type_signature.result.sums,
   )
 
-  @tff.federated_computation(
-    tff.FederatedType(server_state_type, tff.SERVER),
-    tff.FederatedType(client_state_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def next_fn(state, client_states, client_data):
+  def run_round(state, client_states_of, client_data):
+    """A round's new server state, the clients' new states, and metrics."""
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
     examples = tff.federated_map(examples_of, client_data)
     output = tff.federated_map(
-      client_update, (broadcast, client_states, examples)
+      client_update, (broadcast, client_states_of(examples), examples)
     )
     weights = (output.sums.weight,) if is_weighted else ()
     aggregated = aggregation.next(state.aggregator, output.update, *weights)
@@ -392,10 +417,33 @@ def build_personalized_process(
         tff.federated_sum(output.sums),
       ),
     )
+    return stepped[0], output.client_state, stepped[1]
+
+  @tff.federated_computation(
+    tff.FederatedType(server_state_type, tff.SERVER),
+    tff.FederatedType(client_state_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, client_data):
     return personalized_process.PersonalizedOutput(
-      state=stepped[0],
-      client_states=output.client_state,
-      metrics=stepped[1],
+      *run_round(state, lambda unused_examples: client_states, client_data)
+    )
+
+  def to_learning_process():
+    errors.expect(
+      not tf.nest.flatten(work.initial_kept),
+      'stateless',
+      f'given when {name} is built, as its clients keep local state, which a '
+      "LearningProcess of TFF's has no place for",
+      stateless,
+    )
+    return learning_process.build_learning_process(
+      model,
+      work,
+      initialize,
+      run_round,
+      examples_of.type_signature.result,
+      data_type,
     )
 
   models = personal_models.build_personal_models(
@@ -412,14 +460,20 @@ def build_personalized_process(
     initialize=initialize,
     next_fn=next_fn,
     **models._asdict(),
-    has_global_model=not work.partition.local_names,
-    has_local_weights=bool(work.initial_local),
-    adapts_known_clients=personalization.fine_tune != 'none',
+    has_global_model=work.global_model is not None,
+    has_local_weights=work.fit_new_client is not None,
+    adapts_known_clients=(
+      personalization.fine_tune != 'none'
+      or work.fit_new_client is not None
+      and not work.keeps_local
+    ),
     adaptation=work.adaptation,
+    to_learning_process=to_learning_process,
     seed=seed,
     description={
       'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
       'client_weighting': client_weighting,
+      **({'stateless': True} if stateless else {}),
       'personalization': dataclasses.asdict(personalization),
       'aggregator': type(aggregator).__name__,
       'server_optimizer': {

@@ -27,7 +27,9 @@ def build_joint_training(
   hparams: hparams_lib.LocalTrainingHParams,
   partition: weight_partition.WeightPartition,
   objective: Optional[objectives.Objective] = None,
+  proximal_strength: float = 0.0,
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
+  default_weighting: str = 'num_examples',
   **options: Any,
 ) -> personalized_process.PersonalizedProcess:
   """Builds a method from the partition of its weights and what they minimise.
@@ -39,7 +41,10 @@ def build_joint_training(
     partition: Which weights are global and which local.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
+    proximal_strength: Of a quadratic pull of the global weights towards those
+      that were broadcast, at least 0.
     adaptation: How a model is fine-tuned before it is scored; by default not.
+    default_weighting: As for `ClientWork`.
     **options: See `federated_round.build_personalized_process`.
   """
   objective = objective or objectives.joint_loss(model)
@@ -47,8 +52,13 @@ def build_joint_training(
 
   def train(broadcast, local, examples, seed):
     weights = partition.merge(broadcast.global_weights, local)
+    pulled = objective
+    if proximal_strength:
+      pulled = objectives.proximal(
+        objective, broadcast.global_weights, proximal_strength
+      )
     trained, metrics = training_loop.train(
-      objective,
+      pulled,
       weights,
       examples,
       hparams.phase(),
@@ -86,8 +96,9 @@ def build_joint_training(
     model,
     partition,
     train,
-    fit_new_client if partition.local_names else None,
-    adaptation,
+    fit_new_client=fit_new_client if partition.local_names else None,
+    adaptation=adaptation,
+    default_weighting=default_weighting,
   )
   return federated_round.build_personalized_process(
     name, model, work, hparams=hparams, **options

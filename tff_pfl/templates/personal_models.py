@@ -56,25 +56,32 @@ def build_personal_models(
     return personalized_process.ClientState(
       client_index=client_index,
       num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_local),
+      local=tf.nest.map_structure(tf.constant, work.initial_kept),
     )
 
   @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
   def personalize_broadcast(broadcast, client_state, examples):
     seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
-    local = client_state.local
-    if work.fit_new_client is not None:
+    local = work.local_of(client_state)
+
+    def fitted():
+      return work.fit_new_client(
+        broadcast,
+        local,
+        examples,
+        randomness.fold_in(seed_value, 0),
+        options.new_client_epochs,
+      )
+
+    if work.fit_new_client is not None and work.keeps_local:
       local = tf.cond(
         tf.equal(client_state.num_rounds, 0),
-        lambda: work.fit_new_client(
-          broadcast,
-          client_state.local,
-          examples,
-          randomness.fold_in(seed_value, 0),
-          options.new_client_epochs,
-        ),
+        fitted,
         lambda: client_state.local,
       )
+      client_state = client_state._replace(local=local)
+    elif work.fit_new_client is not None:
+      local = fitted()
     weights = personalization.fine_tune(
       model,
       work.personal_weights(broadcast.global_weights, local),
@@ -82,9 +89,7 @@ def build_personal_models(
       options,
       randomness.fold_in(seed_value, 1),
     )
-    return personalized_process.PersonalModel(
-      weights, client_state._replace(local=local)
-    )
+    return personalized_process.PersonalModel(weights, client_state)
 
   @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
   def personalize(state, client_state, train_data):
@@ -99,12 +104,9 @@ def build_personal_models(
     broadcast_type, client_state_type, examples_type, examples_type
   )
   def evaluate_broadcast(broadcast, client_state, train, test):
-    initial_local = tf.nest.map_structure(tf.constant, work.initial_local)
-    before = score(
-      work.personal_weights(broadcast.global_weights, initial_local), test
-    )
+    before = score(work.model_without_data(broadcast.global_weights), test)
     after = before
-    if work.initial_local or options.fine_tune != 'none':
+    if work.fit_new_client is not None or options.fine_tune != 'none':
       personal = personalize_broadcast(broadcast, client_state, train)
       after = score(personal.weights, test)
     return collections.OrderedDict(

@@ -18,12 +18,13 @@ client may have any sizes, and there may be none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model
 
@@ -111,6 +112,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     adaptation: personalization_lib.Personalization = (
       personalization_lib.NO_ADAPTATION
     ),
+    to_learning_process: Optional[
+      Callable[[], tff.learning.templates.LearningProcess]
+    ] = None,
   ):
     """Bundles the computations.
 
@@ -123,8 +127,10 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       personalize: As said.
       evaluate: As said.
       evaluate_clients: As said.
-      has_global_model: Whether the global weights alone make a model.
-      has_local_weights: Whether clients have weights of their own.
+      has_global_model: Whether the global weights alone make a model, which is
+        what a client gets that brings no data.
+      has_local_weights: Whether clients have something of their own in the
+        models that they are scored with.
       adapts_known_clients: Whether also clients that took part need their
         training data to be personalised (fine-tuning).
       seed: The experiment's seed.
@@ -132,6 +138,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
         Runs store it and are resumed only by a process with the same.
       adaptation: How the method itself fine-tunes a model before it is scored,
         whatever was asked of this process.
+      to_learning_process: Builds the process without client state.
 
     Raises:
       TypeError: If the computations' types do not fit one another.
@@ -183,6 +190,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.seed = seed
     self.description = description
     self.adaptation = adaptation
+    self._to_learning_process = to_learning_process
     self._adapts_known_clients = adapts_known_clients
     self._initialize_client_state = initialize_client_state
     self._personalize = personalize
@@ -203,6 +211,24 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     """
     is_new = self.has_local_weights and not client_state.num_rounds
     return self._adapts_known_clients or is_new
+
+  def to_learning_process(self) -> tff.learning.templates.LearningProcess:
+    """This method for clients that cannot be told apart and keep no state.
+
+    The result runs under `tff.learning.programs.train_model` and compiles to
+    `MapReduceForm` and `DistributeAggregateForm`.
+
+    Raises:
+      ValueError: If clients keep local state; building the process with
+        `stateless=True` makes them forget it, where the method allows that.
+    """
+    errors.expect(
+      self._to_learning_process is not None,
+      'self',
+      'a process built by `federated_round.build_personalized_process`',
+      self.name,
+    )
+    return self._to_learning_process()
 
   @property
   def initialize_client_state(self) -> tff.Computation:

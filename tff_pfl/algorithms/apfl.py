@@ -1,0 +1,197 @@
+"""APFL: a personal model mixed with the global one.
+
+    client, with v = a v_i + (1 - a) w the model it is scored with, per batch:
+      w   <- w   - eta gradient f(w)
+      v_i <- v_i - eta a gradient f(v)
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+The mixing weight a is fixed, or each client adapts its own once a round, before
+it trains:  a <- clip(a - eta_a <v_i - w, gradient f_i(v)>, 0, 1).  With a = 1
+the personal models are those of local training, with a = 0 it is FedAvg.
+
+Symbols: alpha -> mixing_weight, eta -> learning_rate, the step on alpha ->
+mixing_learning_rate, tau -> num_steps or num_epochs.
+
+Deviations from the paper: the step on alpha has a learning rate of its own and
+takes the gradient over all of the client's examples (the paper: a mini-batch).
+Local training runs in rounds with a cohort's aggregation in between, which is
+the paper's algorithm with its gap tau. As everywhere in this library, momentum
+is 0.5 by default.
+
+References:
+  Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
+  arXiv:2003.13461, Algorithm 1 and equation 10.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import copies, split_model
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class ApflHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of APFL: of local training, and of the mixing weight.
+
+  Attributes:
+    mixing_weight: Of the personal model at first (alpha), in [0, 1].
+    mixing_learning_rate: Of the mixing weight, at least 0; 0 keeps it fixed.
+  """
+
+  mixing_weight: float = describe(
+    "the personal model's share at first (alpha)", default=0.5
+  )
+  mixing_learning_rate: float = describe(
+    'learning rate of the mixing weight (0: it stays fixed)', default=0.0
+  )
+
+  def __post_init__(self):
+    errors.expect(
+      0 <= self.mixing_weight <= 1,
+      'mixing_weight',
+      'in [0, 1]',
+      self.mixing_weight,
+    )
+    errors.expect_non_negative(
+      'mixing_learning_rate', self.mixing_learning_rate
+    )
+    super().__post_init__()
+
+
+def mix(
+  share: Any, personal: split_model.Weights, shared: split_model.Weights
+) -> collections.OrderedDict:
+  """`share * personal + (1 - share) * shared`, weight by weight."""
+
+  def mixed(name, value):
+    a = tf.cast(share, value.dtype)
+    return a * value + (1 - a) * shared[name]
+
+  return collections.OrderedDict(
+    (name, mixed(name, tf.convert_to_tensor(value)))
+    for name, value in personal.items()
+  )
+
+
+def build_apfl(
+  model: split_model.SplitModel,
+  hparams: ApflHParams = ApflHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds APFL.
+
+  Args:
+    model: The model.
+    hparams: Of local training and the mixing weight.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  loss = objectives.joint_loss(model)
+  both = copies.Copies(model, ('global', 'personal'))
+
+  def adapted_share(shared, local, examples):
+    share, personal = local['mixing_weight'], local['weights']
+    if not hparams.mixing_learning_rate:
+      return share
+    gradient = training_loop.mean_gradient(
+      model, mix(share, personal, shared), examples
+    )
+    slope = tf.add_n(
+      [
+        tf.reduce_sum((personal[name] - shared[name]) * value)
+        for name, value in gradient.items()
+      ]
+    )
+    moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
+    return tf.clip_by_value(moved, 0.0, 1.0)
+
+  def personal_loss(share, shared):
+    """The loss of the mixed model as a function of the personal one."""
+
+    def objective(personal, batch, *, seed):
+      output = loss(mix(share, personal, shared), batch, seed=seed)
+      return output._replace(
+        gradient={
+          name: tf.cast(share, slope.dtype) * slope
+          for name, slope in output.gradient.items()
+        }
+      )
+
+    return objective
+
+  def train(broadcast, local, examples, seed):
+    initial = broadcast.global_weights
+    share = adapted_share(initial, local, examples)
+
+    def objective(weights, batch, *, seed):
+      shared, personal = both.parts(weights).values()
+      outputs = {
+        'global': loss(shared, batch, seed=seed),
+        'personal': personal_loss(share, shared)(personal, batch, seed=seed),
+      }
+      return objectives.StepOutput(
+        both.join({name: out.gradient for name, out in outputs.items()}),
+        both.join({name: out.statistics for name, out in outputs.items()}),
+        outputs['personal'].metrics,
+      )
+
+    trained, metrics = training_loop.train(
+      objective,
+      both.join({'global': initial, 'personal': local['weights']}),
+      examples,
+      hparams.phase(),
+      seed,
+      model=both.trained,
+    )
+    shared, personal = both.parts(trained).values()
+    return client_work.ClientResult(
+      update=split_model.difference(initial, shared),
+      local=collections.OrderedDict(weights=personal, mixing_weight=share),
+      metrics=metrics,
+    )
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    shared = broadcast.global_weights
+    personal, _ = training_loop.train(
+      personal_loss(local['mixing_weight'], shared),
+      shared,
+      examples,
+      hparams.phase(num_epochs),
+      seed,
+      model=model,
+    )
+    return collections.OrderedDict(
+      weights=personal, mixing_weight=local['mixing_weight']
+    )
+
+  work = client_work.ClientWork(
+    initial_global=model.initial_weights,
+    train=train,
+    initial_local=collections.OrderedDict(
+      weights=collections.OrderedDict(model.initial_weights),
+      mixing_weight=np.float32(hparams.mixing_weight),
+    ),
+    personal_weights=lambda shared, local: mix(
+      local['mixing_weight'], local['weights'], shared
+    ),
+    global_model=lambda shared: shared,
+    fit_new_client=fit_new_client,
+  )
+  return federated_round.build_personalized_process(
+    'apfl', model, work, hparams=hparams, **options
+  )

@@ -1,0 +1,121 @@
+"""Ditto: a global model by FedAvg, and personal models held near it.
+
+    client:  w_i <- SGD on f_i from w_t                    for E epochs
+             v_i <- SGD on f_i(v) + lambda / 2 |v - w_t|^2 for E_v epochs
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+A client is scored with its v_i. With lambda = 0 the personal models are those of
+local training; as lambda grows they come to the global model.
+
+Symbols: lambda -> proximal_strength, eta -> learning_rate and
+personal_learning_rate, E -> num_epochs, E_v (s in the paper) ->
+personal_num_epochs.
+
+Deviations from the paper: both models go through the examples in the same
+order. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
+  Personalization, ICML 2021, Algorithm 1 (with FedAvg as the solver of w,
+  Algorithm 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  personal_copies,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class DittoHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of Ditto: of both models' training, and the pull.
+
+  Attributes:
+    proximal_strength: Of the pull of a personal model to the global one
+      (lambda), at least 0.
+    personal_num_epochs: Epochs on the personal model; None for as long as on
+      the global one.
+    personal_learning_rate: Of the personal model; None for that of the global
+      one.
+  """
+
+  proximal_strength: float = describe(
+    'strength of the pull to the global model (lambda)', default=0.75
+  )
+  personal_num_epochs: Optional[int] = describe(
+    'epochs on the personal model in a round (none: as on the global one)',
+    default=None,
+  )
+  personal_learning_rate: Optional[float] = describe(
+    "the personal model's learning rate (none: that of the global one)",
+    default=None,
+  )
+
+  def __post_init__(self):
+    errors.expect_non_negative('proximal_strength', self.proximal_strength)
+    super().__post_init__()
+    self.personal_phase()
+
+  def personal_phase(
+    self, num_epochs: Optional[int] = None
+  ) -> training_loop.Phase:
+    """The phase of the personal model; `num_epochs` come before its own."""
+    if num_epochs is None:
+      num_epochs = self.personal_num_epochs
+    if self.personal_learning_rate is None:
+      return self.phase(num_epochs)
+    return dataclasses.replace(
+      self, learning_rate=self.personal_learning_rate
+    ).phase(num_epochs)
+
+
+def build_ditto(
+  model: split_model.SplitModel,
+  hparams: DittoHParams = DittoHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds Ditto.
+
+  Args:
+    model: The model.
+    hparams: Of both models' training, and the pull.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  loss = objectives.joint_loss(model)
+
+  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+    return training_loop.train(
+      objectives.proximal(
+        loss, broadcast.global_weights, hparams.proximal_strength
+      ),
+      personal,
+      examples,
+      hparams.personal_phase(num_epochs),
+      seed,
+      model=model,
+    )
+
+  def train(broadcast, personal, examples, seed):
+    initial = broadcast.global_weights
+    trained, _ = training_loop.train(
+      loss, initial, examples, hparams.phase(), seed, model=model
+    )
+    personal, metrics = train_personal(broadcast, personal, examples, seed)
+    update = split_model.difference(initial, trained)
+    return client_work.ClientResult(update, personal, metrics)
+
+  return personal_copies.build_personal_copies(
+    'ditto', model, hparams, train, train_personal, **options
+  )

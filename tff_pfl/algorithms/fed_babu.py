@@ -1,0 +1,127 @@
+"""FedBABU: the body is trained under a head that never changes.
+
+    client:  for E epochs:  body <- SGD, with the head frozen at its initial value
+    server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
+    before a model is scored:  fine-tune the head (or all) on the client's data
+
+Symbols: tau -> num_epochs, theta_ext -> the model's body, theta_cls -> its head.
+
+Deviations from the paper: the head is fine-tuned by default
+(`fine_tune_scope='all'` is the paper's main choice). The frozen head runs in
+inference mode.
+
+References:
+  Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image
+  Classification, ICLR 2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+FINE_TUNE_SCOPES = ('head', 'all')
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBabuHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedBABU: of training the body, and of fine-tuning.
+
+  Attributes:
+    fine_tune_scope: What is fine-tuned: 'head' or 'all'.
+    num_fine_tune_epochs: Epochs of fine-tuning, at least 1; with the learning
+      rate, optimizer and batch size of training.
+  """
+
+  fine_tune_scope: str = describe(
+    'weights fine-tuned before a model is scored: head or all', default='head'
+  )
+  num_fine_tune_epochs: int = describe(
+    'epochs of fine-tuning before a model is scored', default=5
+  )
+
+  def __post_init__(self):
+    errors.expect(
+      self.fine_tune_scope in FINE_TUNE_SCOPES,
+      'fine_tune_scope',
+      f'one of {", ".join(FINE_TUNE_SCOPES)}',
+      self.fine_tune_scope,
+    )
+    errors.expect_int('num_fine_tune_epochs', self.num_fine_tune_epochs, 1)
+    super().__post_init__()
+
+  def adaptation(self) -> personalization.Personalization:
+    """What a client does before its model is scored."""
+    return personalization.Personalization(
+      fine_tune=self.fine_tune_scope,
+      num_epochs=self.num_fine_tune_epochs,
+      learning_rate=self.learning_rate,
+      momentum=self.momentum,
+      optimizer=self.optimizer,
+      batch_size=self.batch_size,
+    )
+
+
+def build_fed_babu(
+  model: split_model.SplitModel,
+  hparams: FedBabuHParams = FedBabuHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedBABU; the model's head layers are frozen.
+
+  Args:
+    model: The model; its body must have weights.
+    hparams: Of training the body, and of fine-tuning.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  split_model.check_has_body(model, 'fed_babu')
+  partition = weight_partition.WeightPartition.by_layer(
+    model, local_layers=model.head_layers
+  )
+  initial_body, initial_head = partition.split(model.initial_weights)
+
+  def whole_model(body):
+    return partition.merge(
+      body, tf.nest.map_structure(tf.constant, initial_head)
+    )
+
+  def train(broadcast, unused_local, examples, seed):
+    body = broadcast.global_weights
+    trained, metrics = training_loop.train(
+      objectives.body_loss(model, initial_head),
+      body,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    update = split_model.difference(body, trained)
+    return client_work.ClientResult(update, unused_local, metrics)
+
+  work = client_work.ClientWork(
+    initial_global=initial_body,
+    train=train,
+    initial_local=collections.OrderedDict(),
+    personal_weights=lambda body, unused_local: whole_model(body),
+    global_model=whole_model,
+    adaptation=hparams.adaptation(),
+  )
+  return federated_round.build_personalized_process(
+    'fed_babu', model, work, hparams=hparams, **options
+  )

@@ -1,0 +1,66 @@
+"""FedBN: batch normalization stays on its client, all else is averaged.
+
+    client:  for E epochs:  (w, bn_i) <- SGD on both together
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+Scale, offset, moving mean and moving variance of every batch normalization are
+local. A client that never took part trains them, from the initial ones, with
+all else frozen. In a network without batch normalization this is FedAvg, which
+a warning says.
+
+Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
+
+Deviations from the paper: its server takes the plain mean, which is
+`client_weighting='uniform'`.
+
+References:
+  Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via
+  Local Batch Normalization, ICLR 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from absl import logging
+
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import joint_training, personalized_process
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBnHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedBN: those of local training."""
+
+
+def build_fed_bn(
+  model: split_model.SplitModel,
+  hparams: FedBnHParams = FedBnHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedBN; the model's batch normalizations are local.
+
+  Args:
+    model: The model.
+    hparams: Of local training.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  local_layers = [
+    layer
+    for layer, names in model.layers.items()
+    if any(name.endswith('/moving_mean') for name in names)
+  ]
+  if not local_layers:
+    logging.warning(
+      'The model %r has no batch normalization, so fed_bn is fed_avg.',
+      model.name,
+    )
+  return joint_training.build_joint_training(
+    'fed_bn',
+    model,
+    hparams,
+    weight_partition.WeightPartition.by_layer(model, local_layers=local_layers),
+    **options,
+  )

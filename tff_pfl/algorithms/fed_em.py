@@ -1,0 +1,219 @@
+"""FedEM: every client's data are a mixture of the same few distributions.
+
+    client, with M component models theta_m and its mixture weights pi_i:
+      E-step:  q_j(m) ~ pi_i(m) exp(-loss(theta_m; x_j, y_j)), normalised over m
+      M-step:  pi_i(m) <- mean_j q_j(m)
+               theta_m <- SGD on mean_j q_j(m) loss(theta; x_j, y_j)
+    server:  theta_m <- sum_i n_i theta_m,i / sum_i n_i, for each m
+
+A client predicts with sum_m pi_i(m) p_m(y | x); its model is the mixture, whose
+weights are those of all components and the logarithms of pi_i. The loss must be
+a negative log-likelihood, such as the cross-entropy. With M = 1 this is FedAvg.
+A client that never took part finds its pi_i by E- and M-steps on its data with
+the components frozen; so does every client of a stateless deployment.
+
+Symbols: M -> num_components, pi_i -> `mixture/log_weights`, E -> num_epochs, eta
+-> learning_rate.
+
+Deviations from the paper: the mini-batches of a step are the same for all
+components. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
+  Mixture of Distributions, NeurIPS 2021, Algorithm 1 (FedEM).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.models import copies, split_model
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+_SHARES = 'mixture/log_weights'
+
+
+@dataclasses.dataclass(frozen=True)
+class FedEmHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedEM: of local training, and of the mixture.
+
+  Attributes:
+    num_components: Component models (M), at least 1.
+    num_mixture_steps: E- and M-steps on the mixture weights of a client that
+      comes without any, at least 1.
+    component_seed: Of the components' initial weights.
+  """
+
+  num_components: int = describe('component models (M)', default=3)
+  num_mixture_steps: int = describe(
+    'EM steps on the mixture weights of a client that has none yet', default=10
+  )
+  component_seed: int = describe(
+    "seed of the components' initial weights", default=0
+  )
+
+  def __post_init__(self):
+    errors.expect_int('num_components', self.num_components, 1)
+    errors.expect_int('num_mixture_steps', self.num_mixture_steps, 1)
+    errors.expect_int('component_seed', self.component_seed, 0)
+    super().__post_init__()
+
+
+def responsibilities(
+  losses: tf.Tensor, log_shares: tf.Tensor, num_examples: tf.Tensor
+) -> tuple:
+  """The E-step, and the M-step of the mixture weights.
+
+  Args:
+    losses: float32 `[capacity, num_components]`, of each example.
+    log_shares: float32 `[num_components]`, log pi.
+    num_examples: Rows from here on are padding.
+
+  Returns:
+    q `[capacity, num_components]` and the new log pi; without examples the old.
+  """
+  q = tf.nn.softmax(log_shares - losses)
+  is_example = tf.range(tf.shape(q)[0]) < num_examples
+  # Padding may give any loss, even NaN.
+  q = tf.where(is_example[:, tf.newaxis], q, 0.0)
+  shares = tf.math.divide_no_nan(
+    tf.reduce_sum(q, axis=0), tf.cast(num_examples, q.dtype)
+  )
+  # No component is ever lost for good.
+  new = tf.math.log(tf.maximum(shares, 1e-30))
+  return q, tf.where(num_examples > 0, new, log_shares)
+
+
+def build_fed_em(
+  model: split_model.SplitModel,
+  hparams: FedEmHParams = FedEmHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedEM; the process' model is the mixture.
+
+  Args:
+    model: The model of a component; a classifier or a regression.
+    hparams: Of local training and the mixture.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  parts = copies.components(model, hparams.num_components)
+  initial = copies.drawn_apart(parts, hparams.component_seed)
+  mixture = copies.mixture(parts, initial)
+
+  def example_losses(components, examples):
+    """float32 `[capacity, num_components]`, in inference mode."""
+
+    def outputs(x):
+      return tf.stack(
+        [
+          model.forward(weights, x)[0]
+          for weights in parts.parts(components).values()
+        ],
+        axis=1,
+      )
+
+    outputs = example_tensors.in_chunks(outputs, examples)
+    return tf.stack(
+      [
+        tf.cast(model.loss(examples.y, each), tf.float32)
+        for each in tf.unstack(outputs, axis=1)
+      ],
+      axis=1,
+    )
+
+  def weighted_model(log_shares):
+    """All components as one model, of examples with responsibilities."""
+
+    def forward(components, x_and_q, mode):
+      x, q = x_and_q
+      results = [
+        model.forward(weights, x, mode)
+        for weights in parts.parts(components).values()
+      ]
+      statistics = parts.join(
+        {name: new for name, (_, new) in zip(parts.names, results)}
+      )
+      return ([outputs for outputs, _ in results], q), statistics
+
+    def loss(y, outputs_and_q):
+      losses = [model.loss(y, outputs) for outputs in outputs_and_q[0]]
+      q = tf.cast(outputs_and_q[1], losses[0].dtype)
+      return tf.add_n([q[:, m] * each for m, each in enumerate(losses)])
+
+    def of_mixture(metric):
+      return lambda y, outputs_and_q: metric(
+        y, copies.mixed_outputs(model, outputs_and_q[0], log_shares)
+      )
+
+    trained = dataclasses.replace(
+      parts.trained,
+      loss=loss,
+      metrics={name: of_mixture(m) for name, m in model.metrics.items()},
+    )
+    return trained, objectives.prediction_loss(trained, forward)
+
+  def train(broadcast, local, examples, seed):
+    components = broadcast.global_weights
+    q, log_shares = responsibilities(
+      example_losses(components, examples),
+      local[_SHARES],
+      examples.num_examples,
+    )
+    trained_model, objective = weighted_model(log_shares)
+    trained, metrics = training_loop.train(
+      objective,
+      components,
+      examples._replace(x=(examples.x, q)),
+      hparams.phase(),
+      seed,
+      model=trained_model,
+    )
+    return client_work.ClientResult(
+      update=split_model.difference(components, trained),
+      local=collections.OrderedDict([(_SHARES, log_shares)]),
+      metrics=metrics,
+    )
+
+  def fit_new_client(broadcast, local, examples, unused_seed, num_epochs):
+    losses = example_losses(broadcast.global_weights, examples)
+    log_shares = local[_SHARES]
+    for _ in range(
+      hparams.num_mixture_steps if num_epochs is None else num_epochs
+    ):
+      _, log_shares = responsibilities(
+        losses, log_shares, examples.num_examples
+      )
+    return collections.OrderedDict([(_SHARES, log_shares)])
+
+  def personal_weights(components, local):
+    return collections.OrderedDict([*components.items(), *local.items()])
+
+  no_preference = collections.OrderedDict(
+    [(_SHARES, mixture.initial_weights[_SHARES])]
+  )
+  work = client_work.ClientWork(
+    initial_global=initial,
+    train=train,
+    initial_local=no_preference,
+    personal_weights=personal_weights,
+    global_model=lambda components: personal_weights(
+      components, tf.nest.map_structure(tf.constant, no_preference)
+    ),
+    fit_new_client=fit_new_client,
+  )
+  return federated_round.build_personalized_process(
+    'fed_em', mixture, work, hparams=hparams, **options
+  )

@@ -1,0 +1,92 @@
+"""Mean-regularised multi-task learning (Fed-MTL).
+
+    min over w_1, ..., w_n of  sum_i f_i(w_i) + lambda |w_i - mean(w)|^2
+
+    client:  w_i <- SGD on f_i(w) + lambda |w - mean_t|^2  for E epochs
+    server:  mean_{t+1} = sum_i n_i w_i / sum_i n_i
+
+This is the mean-regularised case of multi-task learning, with the relationship
+of the tasks fixed to (I - 11^T / n)^2. A client is scored with its w_i.
+
+Symbols: lambda -> coupling_strength, E -> num_epochs, eta -> learning_rate.
+
+Deviations from the paper: MOCHA solves the dual of convex problems and can learn
+the relationship of the tasks; for networks the primal is trained by SGD, as in
+every comparison. The mean is that of the cohort's models, weighted by their
+numbers of examples; `client_weighting='uniform'` is the plain mean.
+
+References:
+  Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017,
+  equation 1 and appendix B.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  personal_copies,
+  personalized_process,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMtlHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of Fed-MTL: of local training, and the coupling.
+
+  Attributes:
+    coupling_strength: Of the pull of the models to their mean (lambda), at
+      least 0.
+  """
+
+  coupling_strength: float = hparams_lib.describe(
+    'strength of the pull to the mean model (lambda)', default=0.1
+  )
+
+  def __post_init__(self):
+    errors.expect_non_negative('coupling_strength', self.coupling_strength)
+    super().__post_init__()
+
+
+def build_fed_mtl(
+  model: split_model.SplitModel,
+  hparams: FedMtlHParams = FedMtlHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds Fed-MTL.
+
+  Args:
+    model: The model.
+    hparams: Of local training and the coupling.
+    **options: See `federated_round.build_personalized_process`.
+  """
+
+  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+    objective = objectives.proximal(
+      objectives.joint_loss(model),
+      broadcast.global_weights,
+      # The gradient of the squared distance has a factor of two.
+      2 * hparams.coupling_strength,
+    )
+    phase = hparams.phase(num_epochs)
+    return training_loop.train(
+      objective, personal, examples, phase, seed, model=model
+    )
+
+  def train(broadcast, personal, examples, seed):
+    personal, metrics = train_personal(broadcast, personal, examples, seed)
+    return client_work.ClientResult(
+      update=split_model.difference(broadcast.global_weights, personal),
+      local=personal,
+      metrics=metrics,
+    )
+
+  return personal_copies.build_personal_copies(
+    'fed_mtl', model, hparams, train, train_personal, **options
+  )

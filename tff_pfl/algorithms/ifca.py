@@ -1,0 +1,145 @@
+"""IFCA (HypCluster): a few global models, of which each client takes the best.
+
+    client:  k_i = argmin_k f_i(w_k);  w <- SGD on f_i from w_{k_i}, for E epochs
+    server:  w_k <- sum n_i w_i / sum n_i over the clients with k_i = k
+
+A client chooses anew in every round and before it is scored, so it keeps no
+state. A model that nobody chose stays as it is.
+
+Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
+learning_rate.
+
+Deviations from the paper: model averaging (IFCA's option II) with the clients'
+numbers of examples as weights. The models start from different draws of the
+initial weights. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated
+  Learning, NeurIPS 2020, Algorithm 1.
+  Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with
+  Applications to Federated Learning, arXiv:2002.10619, HypCluster.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import copies, split_model
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class IfcaHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of IFCA: of local training, and the clusters.
+
+  Attributes:
+    num_clusters: Global models, at least 1.
+    cluster_seed: Of the models' initial weights.
+  """
+
+  num_clusters: int = describe('global models to choose from', default=3)
+  cluster_seed: int = describe("seed of the models' initial weights", default=0)
+
+  def __post_init__(self):
+    errors.expect_int('num_clusters', self.num_clusters, 1)
+    errors.expect_int('cluster_seed', self.cluster_seed, 0)
+    super().__post_init__()
+
+
+def build_ifca(
+  model: split_model.SplitModel,
+  hparams: IfcaHParams = IfcaHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds IFCA.
+
+  Args:
+    model: The model.
+    hparams: Of local training and the clusters.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  clusters = copies.components(model, hparams.num_clusters)
+
+  def best_cluster(broadcast, examples):
+    losses = [
+      training_loop.evaluate(model, weights, examples)['loss']
+      for weights in clusters.parts(broadcast.global_weights).values()
+    ]
+    return tf.argmin(tf.stack(losses), output_type=tf.int32)
+
+  def weights_of(global_weights, cluster):
+    parts = list(clusters.parts(global_weights).values())
+    return collections.OrderedDict(
+      (name, tf.gather(tf.stack([part[name] for part in parts]), cluster))
+      for name in model.initial_weights
+    )
+
+  def train(broadcast, unused_local, examples, seed):
+    cluster = best_cluster(broadcast, examples)
+    initial = weights_of(broadcast.global_weights, cluster)
+    trained, metrics = training_loop.train(
+      objectives.joint_loss(model),
+      initial,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    membership = tf.one_hot(cluster, hparams.num_clusters)
+    moved = split_model.difference(initial, trained)
+    update = {
+      copy: {
+        name: tf.cast(membership[k], value.dtype) * value
+        for name, value in moved.items()
+      }
+      for k, copy in enumerate(clusters.names)
+    }
+    return client_work.ClientResult(
+      update=clusters.join(update),
+      local=collections.OrderedDict(cluster=cluster),
+      metrics=metrics,
+      report=membership,
+    )
+
+  def mean_of_members(algorithm, update, shares, unused_num_clients):
+    """From means over the cohort to means over each cluster's members."""
+    scaled = {
+      copy: {
+        name: tf.math.divide_no_nan(value, tf.cast(shares[k], value.dtype))
+        for name, value in part.items()
+      }
+      for k, (copy, part) in enumerate(clusters.parts(update).items())
+    }
+    return clusters.join(scaled), algorithm
+
+  work = client_work.ClientWork(
+    initial_global=copies.drawn_apart(clusters, hparams.cluster_seed),
+    train=train,
+    initial_local=collections.OrderedDict(cluster=np.int32(0)),
+    personal_weights=lambda global_weights, local: weights_of(
+      global_weights, local['cluster']
+    ),
+    fit_new_client=lambda broadcast, unused_local, examples, *_: (
+      collections.OrderedDict(cluster=best_cluster(broadcast, examples))
+    ),
+    keeps_local=False,
+    statistics=clusters.statistics,
+    server_update=mean_of_members,
+  )
+  return federated_round.build_personalized_process(
+    'ifca', model, work, hparams=hparams, **options
+  )

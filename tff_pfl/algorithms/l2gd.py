@@ -1,0 +1,154 @@
+"""L2GD: personal models that are drawn to their mean when a coin says so.
+
+    F(x) = 1/n sum_i f_i(x_i) + lambda / (2 n) sum_i |x_i - mean(x)|^2
+
+    server:  with probability 1 - p, a local round; with p, an aggregation round
+    local:        x_i <- x_i - eta / (n (1 - p)) gradient f_i(x_i)
+    aggregation:  x_i <- x_i - eta lambda / (n p) (x_i - mean_t)
+    server:  mean_{t+1} = the mean of the cohort's x_i
+
+A local round is E epochs (or K steps) of mini-batches, as in the experiments of
+FedRep's paper; with `num_steps=1` it is L2GD's own. A client is scored with its
+x_i. With p = 0 the method is local training; with a large lambda an aggregation
+round replaces the models by their mean.
+
+Symbols: p -> aggregation_probability, lambda -> coupling_strength, eta / n ->
+learning_rate (what a client's own gradient is multiplied by, before the 1 / (1
+- p)), E -> num_epochs, K -> num_steps.
+
+Deviations from the paper: clients report their models after every round, so the
+mean that an aggregation round needs is at the server when it begins (the paper
+sends them when the coin changes, which saves messages and gives the same
+models). With a cohort smaller than all clients the mean is that of the last
+cohort. Clients weigh alike, as in the paper. As everywhere in this library,
+momentum is 0.5 by default (within a round; `momentum=0` is the paper's).
+
+References:
+  Hanzely, Richtarik: Federated Learning of a Mixture of Global and Local
+  Models, arXiv:2002.05516, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, randomness, training_loop
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  personal_copies,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class L2gdHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of L2GD: of local rounds, and of aggregation rounds.
+
+  Attributes:
+    learning_rate: Of a local step, before it is divided by 1 - p.
+    aggregation_probability: Share of aggregation rounds (p), in [0, 1).
+    coupling_strength: Of the pull to the mean model (lambda), at least 0.
+  """
+
+  aggregation_probability: float = describe(
+    'probability of an aggregation round (p)', default=0.2
+  )
+  coupling_strength: float = describe(
+    'strength of the pull to the mean model (lambda)', default=10.0
+  )
+
+  def __post_init__(self):
+    errors.expect(
+      0 <= self.aggregation_probability < 1,
+      'aggregation_probability',
+      'in [0, 1)',
+      self.aggregation_probability,
+    )
+    errors.expect_non_negative('coupling_strength', self.coupling_strength)
+    errors.expect(
+      self.pull <= 1,
+      'learning_rate * coupling_strength / aggregation_probability',
+      'at most 1, or an aggregation round would go beyond the mean',
+      self.pull,
+    )
+    super().__post_init__()
+
+  @property
+  def pull(self) -> float:
+    """The share of the way to the mean in an aggregation round."""
+    if not self.aggregation_probability:
+      return 0.0
+    return (
+      self.learning_rate * self.coupling_strength
+    ) / self.aggregation_probability
+
+  def phase(self, num_epochs: Optional[int] = None) -> training_loop.Phase:
+    """A local round."""
+    rate = self.learning_rate / (1 - self.aggregation_probability)
+    optimizer = training_loop.build_optimizer(
+      self.optimizer, rate, self.momentum
+    )
+    return dataclasses.replace(super().phase(num_epochs), optimizer=optimizer)
+
+
+def is_aggregation_round(
+  broadcast: client_work.Broadcast, hparams: L2gdHParams
+) -> tf.Tensor:
+  """The server's coin: bool, the same on every client of a round."""
+  if not hparams.aggregation_probability:
+    return tf.constant(False)
+  seed = randomness.server_seed(broadcast.seed, broadcast.round_number)
+  tails = 1 - hparams.aggregation_probability
+  return randomness.keep_mask(seed, [], tails)
+
+
+def build_l2gd(
+  model: split_model.SplitModel,
+  hparams: L2gdHParams = L2gdHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds L2GD.
+
+  Args:
+    model: The model.
+    hparams: Of local rounds and aggregation rounds.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  loss = objectives.joint_loss(model)
+
+  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+    del broadcast
+    phase = hparams.phase(num_epochs)
+    return training_loop.train(
+      loss, personal, examples, phase, seed, model=model
+    )
+
+  def pull_to_mean(mean, personal):
+    pulled = collections.OrderedDict(
+      (name, value - hparams.pull * (value - mean[name]))
+      for name, value in personal.items()
+    )
+    return training_loop.TrainResult(pulled, objectives.zero_metrics(model))
+
+  def train(broadcast, personal, examples, seed):
+    mean = broadcast.global_weights
+    personal, metrics = tf.cond(
+      is_aggregation_round(broadcast, hparams),
+      lambda: pull_to_mean(mean, personal),
+      lambda: train_personal(broadcast, personal, examples, seed),
+    )
+    update = split_model.difference(mean, personal)
+    return client_work.ClientResult(update, personal, metrics)
+
+  return personal_copies.build_personal_copies(
+    'l2gd', model, hparams, train, train_personal, 'uniform', **options
+  )

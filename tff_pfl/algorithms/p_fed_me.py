@@ -1,0 +1,140 @@
+"""pFedMe: personal models by Moreau envelopes.
+
+    F_i(w) = min over theta of  f_i(theta) + lambda / 2 |theta - w|^2
+
+    client:  w <- w_t;  R times, with a mini-batch D each:
+               theta <- K gradient steps on f(theta; D) + lambda/2 |theta - w|^2
+                        from w
+               w <- w - eta lambda (w - theta)
+    server:  w_{t+1} = (1 - beta) w_t + beta mean(w_i)
+    before a model is scored:  theta_i, solved on all of the client's examples
+
+lambda (w - theta) is the gradient of the envelope F_i, so a client's round is
+gradient descent on it.
+
+Symbols: eta -> learning_rate, R -> num_steps or the steps of num_epochs, lambda
+-> proximal_strength, K -> num_inner_steps, the inner solver's rate ->
+inner_learning_rate, beta -> the learning rate of the server's optimizer.
+
+Deviations from the paper: an inner solve starts from w, not from the client's
+last theta, so that clients need no state. Clients weigh alike, as in the paper.
+
+References:
+  T. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes,
+  NeurIPS 2020, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives
+from tff_pfl.evaluation import personalization
+from tff_pfl.models import split_model, weight_partition
+from tff_pfl.templates import joint_training, personalized_process
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class PFedMeHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of pFedMe: of the envelope's descent, and its solver.
+
+  Attributes:
+    learning_rate: Of w on the envelope (eta), positive.
+    momentum: Of w's descent.
+    proximal_strength: Of the pull of theta to w (lambda), positive.
+    num_inner_steps: Gradient steps of a solve (K), at least 1.
+    inner_learning_rate: Of these steps, positive.
+    num_adaptation_epochs: Epochs of mini-batches in which theta_i is solved
+      before it is scored, at least 1.
+  """
+
+  learning_rate: float = describe(
+    'learning rate of the global model (eta)', default=0.01
+  )
+  momentum: float = describe("momentum of the global model's SGD", default=0.0)
+  proximal_strength: float = describe(
+    'strength of the pull to the global model (lambda)', default=15.0
+  )
+  num_inner_steps: int = describe(
+    'gradient steps on the personal model per batch (K)', default=5
+  )
+  inner_learning_rate: float = describe(
+    "the personal model's learning rate", default=0.02
+  )
+  num_adaptation_epochs: int = describe(
+    'epochs in which a personal model is solved before it is scored', default=5
+  )
+
+  def __post_init__(self):
+    errors.expect_positive('proximal_strength', self.proximal_strength)
+    errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
+    errors.expect_positive('inner_learning_rate', self.inner_learning_rate)
+    errors.expect_int('num_adaptation_epochs', self.num_adaptation_epochs, 1)
+    super().__post_init__()
+
+  def adaptation(self) -> personalization.Personalization:
+    """The solve before a client's model is scored."""
+    return personalization.Personalization(
+      fine_tune='all',
+      num_epochs=self.num_adaptation_epochs,
+      learning_rate=self.inner_learning_rate,
+      momentum=0.0,
+      batch_size=self.batch_size,
+      proximal_strength=self.proximal_strength,
+    )
+
+
+def envelope(
+  model: split_model.SplitModel, hparams: PFedMeHParams
+) -> objectives.Objective:
+  """The gradient lambda (w - theta(w)) of a batch's Moreau envelope."""
+  loss = objectives.joint_loss(model)
+  strength, rate = hparams.proximal_strength, hparams.inner_learning_rate
+
+  def objective(weights, batch, *, seed):
+    pulled = objectives.proximal(loss, weights, strength)
+    theta = weights
+    for _ in range(hparams.num_inner_steps):
+      output = pulled(theta, batch, seed=seed)
+      moved = {
+        name: theta[name] - rate * slope
+        for name, slope in output.gradient.items()
+      }
+      theta = {**theta, **moved}
+    return output._replace(
+      gradient={
+        name: strength * (weights[name] - theta[name])
+        for name in output.gradient
+      }
+    )
+
+  return objective
+
+
+def build_p_fed_me(
+  model: split_model.SplitModel,
+  hparams: PFedMeHParams = PFedMeHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds pFedMe.
+
+  Args:
+    model: The model.
+    hparams: Of the envelope's descent, and its solver.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  return joint_training.build_joint_training(
+    'p_fed_me',
+    model,
+    hparams,
+    weight_partition.WeightPartition.by_layer(model, local_layers=()),
+    objective=envelope(model, hparams),
+    adaptation=hparams.adaptation(),
+    default_weighting='uniform',
+    **options,
+  )

@@ -1,0 +1,174 @@
+"""SCAFFOLD: FedAvg with control variates against the drift of clients.
+
+    client:  y <- x;  K times:  y <- y - eta_l (gradient(y) - c_i + c)
+             c_i+ = c_i - c + (x - y) / (K eta_l)                  (option II)
+    server:  x <- x + eta_g mean(y - x)
+             c <- c + |S| / N mean(c_i+ - c_i)
+
+c is the mean of the clients' c_i. A client is scored with x; its c_i never
+leaves it, only their changes do, through the same aggregator as the updates.
+
+Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs, eta_g
+-> the learning rate of the server's optimizer, N -> num_clients, c ->
+`control`.
+
+Deviations from the paper: where N is not given, it is the number of clients that
+took part so far, of which c then is the exact mean (the paper counts the others
+as zeros). Clients weigh alike, as in the paper; with
+`client_weighting='num_examples'` both means are weighted, which is right where
+all clients take part in every round.
+
+References:
+  Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled
+  Averaging for Federated Learning, ICML 2020, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of SCAFFOLD: of local training by plain SGD.
+
+  Attributes:
+    momentum: 0; the control variates are those of plain SGD.
+    optimizer: 'sgd'.
+    num_clients: All clients (N); None counts those that took part.
+  """
+
+  momentum: float = describe('0: local training is plain SGD', default=0.0)
+  optimizer: str = describe('sgd: local training is plain SGD', default='sgd')
+  num_clients: Optional[int] = describe(
+    'all clients, N (none: those that took part so far)', default=None
+  )
+
+  def __post_init__(self):
+    errors.expect(
+      self.optimizer == 'sgd',
+      'optimizer',
+      'sgd (the control variates are those of plain SGD)',
+      self.optimizer,
+    )
+    errors.expect(
+      self.momentum == 0,
+      'momentum',
+      '0 (the control variates are those of plain SGD)',
+      self.momentum,
+    )
+    if self.num_clients is not None:
+      errors.expect_int('num_clients', self.num_clients, 1)
+    super().__post_init__()
+
+
+def _combine(function, *weights):
+  """Applies a function weight by weight."""
+  return collections.OrderedDict(
+    (name, function(*(w[name] for w in weights))) for name in weights[0]
+  )
+
+
+def build_scaffold(
+  model: split_model.SplitModel,
+  hparams: ScaffoldHParams = ScaffoldHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds SCAFFOLD.
+
+  Args:
+    model: The model.
+    hparams: Of local training.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  loss = objectives.joint_loss(model)
+  zeros = collections.OrderedDict(
+    (name, np.zeros_like(value))
+    for name, value in model.initial_weights.items()
+    if name not in model.statistics
+  )
+
+  def train(broadcast, local, examples, seed):
+    x, c, c_i = (
+      broadcast.global_weights,
+      broadcast.algorithm['control'],
+      local['control'],
+    )
+    y, metrics = training_loop.train(
+      objectives.shifted(loss, _combine(tf.subtract, c, c_i)),
+      x,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    num_steps = training_loop.count_steps(examples, hparams.phase())
+    way = tf.cast(num_steps, tf.float32) * hparams.learning_rate
+    update = split_model.difference(x, y)
+    new_c_i = _combine(
+      # A client without examples makes no step; it is left out.
+      lambda c_i, c, moved: (
+        c_i - c + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
+      ),
+      c_i,
+      c,
+      update,
+    )
+    return client_work.ClientResult(
+      update=update,
+      local=collections.OrderedDict(control=new_c_i, is_known=tf.ones([])),
+      metrics=metrics,
+      report=collections.OrderedDict(
+        change=_combine(tf.subtract, new_c_i, c_i),
+        is_new=1 - local['is_known'],
+      ),
+    )
+
+  def server_update(algorithm, update, report, num_clients):
+    cohort = tf.cast(num_clients, tf.float32)
+    before = algorithm['num_clients']
+    after = before
+    if hparams.num_clients is None:
+      after = before + cohort * report['is_new']
+
+    def step(c, change):
+      total = tf.cast(before, c.dtype) * c + tf.cast(cohort, c.dtype) * change
+      return total / tf.maximum(tf.cast(after, c.dtype), 1)
+
+    control = _combine(step, algorithm['control'], report['change'])
+    return update, collections.OrderedDict(control=control, num_clients=after)
+
+  work = client_work.ClientWork(
+    initial_global=model.initial_weights,
+    train=train,
+    initial_local=collections.OrderedDict(
+      control=zeros, is_known=np.float32(0)
+    ),
+    personal_weights=lambda global_weights, unused_local: global_weights,
+    global_model=lambda global_weights: global_weights,
+    default_weighting='uniform',
+    initial_algorithm=collections.OrderedDict(
+      control=zeros, num_clients=np.float32(hparams.num_clients or 0)
+    ),
+    server_update=server_update,
+  )
+  return federated_round.build_personalized_process(
+    'scaffold', model, work, hparams=hparams, **options
+  )

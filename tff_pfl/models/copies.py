@@ -1,0 +1,179 @@
+"""Several copies of a model's weights, as one set of weights.
+
+Methods that train more than one model at once (a global and a personal one,
+the components of a mixture, the models of clusters) keep them under the names
+`copy/layer/weight`, so that one loop trains, one partition divides and one
+aggregator averages them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+  """Names for several copies of a model's weights.
+
+  Attributes:
+    model: The model that is copied.
+    names: Of the copies, without '/'.
+  """
+
+  model: split_model.SplitModel
+  names: Sequence[str]
+
+  def join(
+    self, parts: Mapping[str, split_model.Weights]
+  ) -> collections.OrderedDict:
+    """The values of all copies as one, from some values of each by weight."""
+    return collections.OrderedDict(
+      (f'{name}/{key}', value)
+      for name in self.names
+      for key, value in parts[name].items()
+    )
+
+  def part(
+    self, weights: split_model.Weights, name: str
+  ) -> collections.OrderedDict:
+    """The weights of one copy, under the model's own names."""
+    return collections.OrderedDict(
+      (key, weights[f'{name}/{key}']) for key in self.model.initial_weights
+    )
+
+  def parts(self, weights: split_model.Weights) -> collections.OrderedDict:
+    """The weights of each copy."""
+    return collections.OrderedDict(
+      (name, self.part(weights, name)) for name in self.names
+    )
+
+  @property
+  def statistics(self) -> frozenset:
+    """The names of weights that have no gradient."""
+    return frozenset(
+      f'{name}/{key}' for name in self.names for key in self.model.statistics
+    )
+
+  @property
+  def trained(self) -> split_model.SplitModel:
+    """What the training loop takes for the model of all copies together."""
+    return dataclasses.replace(self.model, statistics=self.statistics)
+
+
+def components(model: split_model.SplitModel, number: int) -> Copies:
+  """Copies called `component_0` and so on."""
+  errors.expect_int('number', number, 1)
+  return Copies(model, tuple(f'component_{m}' for m in range(number)))
+
+
+def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
+  """Initial weights of all copies, that differ from copy to copy.
+
+  The first copy has the model's own. The others have, weight by weight, the
+  same numbers in another, random order: what is drawn independently (kernels,
+  embeddings) is so again, with the same distribution, and what is constant
+  (biases, scales, moving statistics) stays.
+
+  Args:
+    copies: The copies.
+    seed: Of the order.
+
+  Returns:
+    Arrays by the copies' names.
+  """
+  rng = np.random.default_rng([seed % 2**63, *b'copies'])
+
+  def shuffled(value):
+    return rng.permutation(value.ravel()).reshape(value.shape)
+
+  initial = copies.model.initial_weights
+  parts = {copies.names[0]: initial}
+  for name in copies.names[1:]:
+    parts[name] = {
+      key: value if key in copies.model.statistics else shuffled(value)
+      for key, value in initial.items()
+    }
+  return copies.join(parts)
+
+
+def mixture(
+  copies: Copies, initial_weights: split_model.Weights
+) -> split_model.SplitModel:
+  """The model that mixes its components' predictions.
+
+    p(y | x) = sum_m weight_m p_m(y | x)
+
+  for classifiers; the mean of the outputs for regression. Its weights are those
+  of the components and `mixture/log_weights` `[num_components]`, the
+  unnormalised logarithms of the mixture's weights.
+
+  Args:
+    copies: The components of a model.
+    initial_weights: Of all components, under the copies' names. The weights of
+      the mixture are equal at first.
+  """
+  model = copies.model
+  log_weights = 'mixture/log_weights'
+
+  def each(function, weights, values, mode):
+    results, statistics = [], {}
+    for name, value in zip(copies.names, values):
+      result, new = function(copies.part(weights, name), value, mode)
+      results.append(result)
+      statistics.update((f'{name}/{key}', v) for key, v in new.items())
+    return tuple(results), statistics
+
+  def body(weights, x, mode=split_model.INFERENCE):
+    return each(model.body, weights, [x] * len(copies.names), mode)
+
+  def head(weights, features, mode=split_model.INFERENCE):
+    outputs, statistics = each(model.head, weights, features, mode)
+    return mixed_outputs(model, outputs, weights[log_weights]), statistics
+
+  def layers_of(names):
+    return collections.OrderedDict(
+      (
+        f'{copy}/{layer}',
+        tuple(f'{copy}/{key}' for key in model.layers[layer]),
+      )
+      for copy in copies.names
+      for layer in names
+    )
+
+  initial = collections.OrderedDict(initial_weights)
+  initial[log_weights] = np.zeros([len(copies.names)], np.float32)
+  return dataclasses.replace(
+    model,
+    name=f'{model.name}_mixture',
+    initial_weights=initial,
+    layers={**layers_of(model.layers), 'mixture': (log_weights,)},
+    head_layers=(*layers_of(model.head_layers), 'mixture'),
+    statistics=copies.statistics,
+    body=body,
+    head=head,
+    layer_outputs=None,
+  )
+
+
+def mixed_outputs(
+  model: split_model.SplitModel,
+  outputs: Sequence[tf.Tensor],
+  log_weights: tf.Tensor,
+) -> tf.Tensor:
+  """The outputs of a mixture from those of its components."""
+  shares = tf.unstack(tf.nn.softmax(log_weights))
+  if model.probabilities is None:
+    return tf.add_n([s * value for s, value in zip(shares, outputs)])
+  return model.outputs_of(
+    tf.add_n(
+      [s * model.probabilities(value) for s, value in zip(shares, outputs)]
+    )
+  )
