@@ -155,3 +155,42 @@ def differ(a, b):
     not np.array_equal(x, y)
     for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b))
   )
+
+
+def train(process, clients, num_rounds=1, indices=None):
+  """Some rounds with all clients.
+
+  Args:
+    process: The method.
+    clients: Each client's examples.
+    num_rounds: At least 1.
+    indices: The clients' numbers; by default 0, 1, ...
+
+  Returns:
+    The last round's state, client states and metrics.
+  """
+  state = process.initialize()
+  states = process.initialize_client_states(
+    list(range(len(clients)) if indices is None else indices)
+  )
+  data = batched(clients)
+  for _ in range(num_rounds):
+    state, states, metrics = process.next(state, states, data)
+  return state, states, metrics
+
+
+def personal_models(process, state, states):
+  """The models of clients that took part, without fine-tuning."""
+  no_data = batches.as_batches(batches.no_examples(process.model.element_spec))
+  return [process.personalize(state, s, no_data).weights for s in states]
+
+
+def squared_error_gradient(weight, client):
+  """Of the mean squared error of `x @ weight`, one output."""
+  errors = client.x @ weight - client.y[:, np.newaxis]
+  return 2 * client.x.T @ errors / len(client.y)
+
+
+def weighted_mean(values, clients):
+  """By the clients' numbers of examples."""
+  return np.average(values, axis=0, weights=[len(c.y) for c in clients])

@@ -4,8 +4,8 @@
              v_i <- SGD on f_i(v) + lambda / 2 |v - w_t|^2 for E_v epochs
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-A client is scored with its v_i. With lambda = 0 the personal models are those of
-local training; as lambda grows they come to the global model.
+A client is scored with its v_i. With lambda = 0 the personal models are those
+of local training; as lambda grows they come to the global model.
 
 Symbols: lambda -> proximal_strength, eta -> learning_rate and
 personal_learning_rate, E -> num_epochs, E_v (s in the paper) ->

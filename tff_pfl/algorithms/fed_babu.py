@@ -1,8 +1,8 @@
 """FedBABU: the body is trained under a head that never changes.
 
-    client:  for E epochs:  body <- SGD, with the head frozen at its initial value
+    client:  for E epochs:  body <- SGD, the head frozen at its initial value
     server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
-    before a model is scored:  fine-tune the head (or all) on the client's data
+    before scoring:  fine-tune the head (or all) on the client's data
 
 Symbols: tau -> num_epochs, theta_ext -> the model's body, theta_cls -> its head.
 

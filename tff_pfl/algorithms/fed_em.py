@@ -12,8 +12,8 @@ a negative log-likelihood, such as the cross-entropy. With M = 1 this is FedAvg.
 A client that never took part finds its pi_i by E- and M-steps on its data with
 the components frozen; so does every client of a stateless deployment.
 
-Symbols: M -> num_components, pi_i -> `mixture/log_weights`, E -> num_epochs, eta
--> learning_rate.
+Symbols: M -> num_components, log pi_i -> `mixture/log_weights`, E ->
+num_epochs, eta -> learning_rate.
 
 Deviations from the paper: the mini-batches of a step are the same for all
 components. As everywhere in this library, momentum is 0.5 by default.

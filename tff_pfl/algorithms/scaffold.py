@@ -8,19 +8,19 @@
 c is the mean of the clients' c_i. A client is scored with x; its c_i never
 leaves it, only their changes do, through the same aggregator as the updates.
 
-Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs, eta_g
--> the learning rate of the server's optimizer, N -> num_clients, c ->
+Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs,
+eta_g -> the learning rate of the server's optimizer, N -> num_clients, c ->
 `control`.
 
-Deviations from the paper: where N is not given, it is the number of clients that
-took part so far, of which c then is the exact mean (the paper counts the others
-as zeros). Clients weigh alike, as in the paper; with
+Deviations from the paper: where N is not given, it is the number of clients
+that took part so far, of which c then is the exact mean (the paper counts the
+others as zeros). Clients weigh alike, as in the paper; with
 `client_weighting='num_examples'` both means are weighted, which is right where
 all clients take part in every round.
 
 References:
-  Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled
-  Averaging for Federated Learning, ICML 2020, Algorithm 1.
+  Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic
+  Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
 """
 
 from __future__ import annotations

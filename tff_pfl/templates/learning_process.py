@@ -1,8 +1,8 @@
 """A method without client state as TFF's own `LearningProcess`.
 
 Such a process takes the server's state and the clients' data, nothing else, so
-it runs where clients cannot be told apart: under `tff.learning.programs`, and in
-production systems, for which it compiles to `MapReduceForm` and
+it runs where clients cannot be told apart: under `tff.learning.programs`, and
+in production systems, for which it compiles to `MapReduceForm` and
 `DistributeAggregateForm`.
 
 A client has no number there. What its number seeds otherwise (the order of its
@@ -46,8 +46,8 @@ def build_learning_process(
   Returns:
     The process. Its model weights are those of the model that a client gets
     that brings no data, as `tff.learning.models.ModelWeights`, in the order of
-    `tff_model.model_weights`. They can be set where the global weights are among
-    them.
+    `tff_model.model_weights`. They can be set where the global weights are
+    among them.
   """
   state_type = initialize.type_signature.result.member
 

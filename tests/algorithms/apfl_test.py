@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import apfl, fed_avg, local_only
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_TRAINING = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
+_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+_INITIAL = np.array([[0.5], [-1.0]], np.float32)
+_REGRESSION = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
+
+
+def _train(build, hparams, num_rounds=2):
+  process = build(toy_problems.classifier(), hparams, seed=4)
+  state, states, _ = toy_problems.train(process, _CLIENTS, num_rounds)
+  return process, state, states
+
+
+def test_all_personal_is_local_training_bit_for_bit():
+  process, state, states = _train(
+    apfl.build_apfl, apfl.ApflHParams(mixing_weight=1.0, **_TRAINING)
+  )
+  _, _, alone = _train(
+    local_only.build_local_only, local_only.LocalOnlyHParams(**_TRAINING)
+  )
+  for model, local in zip(
+    toy_problems.personal_models(process, state, states), alone
+  ):
+    toy_problems.assert_same(model, local.local)
+
+
+def test_all_global_is_fed_avg_bit_for_bit():
+  process, state, states = _train(
+    apfl.build_apfl, apfl.ApflHParams(mixing_weight=0.0, **_TRAINING)
+  )
+  _, of_avg, _ = _train(
+    fed_avg.build_fed_avg, fed_avg.FedAvgHParams(**_TRAINING)
+  )
+  for model in toy_problems.personal_models(process, state, states):
+    toy_problems.assert_same(model, of_avg.global_weights)
+
+
+@pytest.mark.parametrize('mixing_learning_rate', [0.0, 0.02])
+def test_rounds_by_hand(mixing_learning_rate):
+  rate = 0.1
+  process = apfl.build_apfl(
+    toy_problems.linear_network(None, _INITIAL),
+    apfl.ApflHParams(
+      num_steps=2,
+      batch_size=None,
+      learning_rate=rate,
+      momentum=0.0,
+      mixing_weight=0.25,
+      mixing_learning_rate=mixing_learning_rate,
+    ),
+  )
+  state, states, _ = toy_problems.train(process, _REGRESSION, num_rounds=3)
+  slope = toy_problems.squared_error_gradient
+  shared, personal, shares = _INITIAL, [_INITIAL] * 2, [0.25] * 2
+  for _ in range(3):
+    models = []
+    for i, client in enumerate(_REGRESSION):
+      w, v, a = shared, personal[i], shares[i]
+      step = np.sum((v - w) * slope(a * v + (1 - a) * w, client))
+      a = np.clip(a - mixing_learning_rate * step, 0, 1)
+      for _ in range(2):
+        mixed = a * v + (1 - a) * w
+        w, v = w - rate * slope(w, client), v - rate * a * slope(mixed, client)
+      models.append(w)
+      personal[i], shares[i] = v, a
+    shared = toy_problems.weighted_mean(models, _REGRESSION)
+  assert (shares[0] == 0.25) == (not mixing_learning_rate)
+  np.testing.assert_allclose(
+    toy_problems.kernels(state.global_weights)['head'], shared, rtol=1e-5
+  )
+  models = toy_problems.personal_models(process, state, states)
+  for i, client_state in enumerate(states):
+    local = client_state.local
+    assert local['mixing_weight'] == pytest.approx(shares[i], rel=1e-5)
+    np.testing.assert_allclose(
+      toy_problems.kernels(local['weights'])['head'], personal[i], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+      toy_problems.kernels(models[i])['head'],
+      shares[i] * personal[i] + (1 - shares[i]) * shared,
+      rtol=1e-5,
+    )
+
+
+def test_adaptive_mixing_weight_stays_in_its_range():
+  process = apfl.build_apfl(
+    toy_problems.linear_network(None, _INITIAL),
+    apfl.ApflHParams(
+      num_steps=5,
+      batch_size=None,
+      learning_rate=0.1,
+      momentum=0.0,
+      mixing_learning_rate=1e4,
+    ),
+  )
+  _, states, _ = toy_problems.train(process, _REGRESSION, num_rounds=3)
+  assert {float(s.local['mixing_weight']) for s in states} <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'mixing_weight': -0.1},
+    {'mixing_weight': 1.1},
+    {'mixing_learning_rate': -1.0},
+  ],
+)
+def test_impossible_hyperparameters_are_refused(changes):
+  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
+    apfl.ApflHParams(**changes)

@@ -1,0 +1,90 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_babu, fed_rep
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+
+
+def test_body_is_trained_under_the_initial_head():
+  """By hand: x @ body @ head, squared error, one full-batch step."""
+  body = np.array([[0.3, -0.2], [0.1, 0.5]], np.float32)
+  head = np.array([[1.0], [-2.0]], np.float32)
+  clients = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
+  process = fed_babu.build_fed_babu(
+    toy_problems.linear_network(body, head),
+    fed_babu.FedBabuHParams(
+      num_steps=2, batch_size=None, learning_rate=0.05, momentum=0.0
+    ),
+  )
+  state, _, _ = toy_problems.train(process, clients)
+  models = []
+  for client in clients:
+    own = body
+    for _ in range(2):
+      slope = toy_problems.squared_error_gradient(own @ head, client)
+      own = own - 0.05 * slope @ head.T
+    models.append(own)
+  assert list(state.global_weights) == ['body/kernel']
+  np.testing.assert_allclose(
+    state.global_weights['body/kernel'],
+    toy_problems.weighted_mean(models, clients),
+    rtol=1e-5,
+  )
+
+
+def test_is_fed_rep_without_head_epochs():
+  model = toy_problems.classifier()
+  training = dict(batch_size=None, momentum=0.9)
+  babu = fed_babu.build_fed_babu(
+    model,
+    fed_babu.FedBabuHParams(num_epochs=3, learning_rate=0.1, **training),
+  )
+  rep = fed_rep.build_fed_rep(
+    model,
+    fed_rep.FedRepHParams(
+      num_head_epochs=0, num_body_epochs=3, body_learning_rate=0.1, **training
+    ),
+  )
+  toy_problems.assert_close(
+    toy_problems.train(babu, _CLIENTS, 2)[0].global_weights,
+    toy_problems.train(rep, _CLIENTS, 2)[0].global_weights,
+  )
+
+
+@pytest.mark.parametrize('scope', fed_babu.FINE_TUNE_SCOPES)
+def test_models_are_fine_tuned_before_they_are_scored(scope):
+  model = toy_problems.classifier()
+  process = fed_babu.build_fed_babu(
+    model,
+    fed_babu.FedBabuHParams(learning_rate=0.1, fine_tune_scope=scope),
+  )
+  state, states, _ = toy_problems.train(process, _CLIENTS)
+  data = toy_problems.batched(_CLIENTS)
+  weights = process.personalize(state, states[0], data[0]).weights
+  for name, value in model.initial_weights.items():
+    start = state.global_weights.get(name, value)
+    changes = scope == 'all' or name in model.weight_names(model.head_layers)
+    assert toy_problems.differ(weights[name], start) == changes, name
+  scores = process.evaluate(state, states[0], data[0], data[0])
+  assert scores['after']['loss'] < scores['before']['loss']
+
+
+@pytest.mark.parametrize(
+  'changes', [{'fine_tune_scope': 'none'}, {'num_fine_tune_epochs': 0}]
+)
+def test_impossible_hyperparameters_are_refused(changes):
+  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
+    dataclasses.replace(fed_babu.FedBabuHParams(), **changes)
+
+
+def test_model_without_a_body_is_refused():
+  with pytest.raises(ValueError, match='fed_babu'):
+    fed_babu.build_fed_babu(
+      toy_problems.linear_network(None, np.ones([2, 1], np.float32))
+    )

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, fed_em
+from tff_pfl.datasets import examples
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_SHARES = 'mixture/log_weights'
+
+
+def test_responsibilities_by_hand():
+  losses = np.log(np.float32([[1, 2], [4, 2], [1, 1], [np.nan, 0]]))
+  q, log_shares = fed_em.responsibilities(
+    losses, np.log(np.float32([0.2, 0.8])), np.int32(3)
+  )
+  # q_j(m) is proportional to pi_m / exp(loss); the last row is padding.
+  expected = np.array([[0.2, 0.4], [0.05, 0.4], [0.2, 0.8]])
+  expected /= expected.sum(axis=1, keepdims=True)
+  np.testing.assert_allclose(q[:3], expected, rtol=1e-5)
+  np.testing.assert_array_equal(q[3], [0, 0])
+  np.testing.assert_allclose(
+    np.exp(log_shares), expected.mean(axis=0), rtol=1e-5
+  )
+
+
+def test_without_examples_shares_stay():
+  before = np.log(np.float32([0.2, 0.8]))
+  _, after = fed_em.responsibilities(
+    np.full([4, 2], np.nan, np.float32), before, np.int32(0)
+  )
+  np.testing.assert_array_equal(after, before)
+
+
+def test_one_component_is_fed_avg_bit_for_bit():
+  model = toy_problems.classifier()
+  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
+  em = fed_em.build_fed_em(
+    model, fed_em.FedEmHParams(num_components=1, **training), seed=4
+  )
+  avg = fed_avg.build_fed_avg(model, fed_avg.FedAvgHParams(**training), seed=4)
+  of_em, states, em_metrics = toy_problems.train(em, clients, 2)
+  of_avg, _, metrics = toy_problems.train(avg, clients, 2)
+  for name, value in of_avg.global_weights.items():
+    np.testing.assert_array_equal(
+      of_em.global_weights[f'component_0/{name}'], value
+    )
+  assert [float(s.local[_SHARES][0]) for s in states] == [0, 0]
+  toy_problems.assert_close(dict(em_metrics), dict(metrics))
+
+
+def _planted(num_examples, shares, seed):
+  """Examples whose labels follow one of two opposite rules, by chance."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  # The second rule moves every class on by one.
+  rule = rng.choice(2, num_examples, p=shares)
+  y = (np.argmax(x[:, :3], axis=1) + rule) % toy_problems.NUM_CLASSES
+  return examples.Examples(x, y.astype(np.int32))
+
+
+_PLANTED_SHARES = [(1.0, 0.0), (0.8, 0.2), (0.2, 0.8), (0.0, 1.0)]
+
+
+@pytest.fixture(name='trained', scope='module')
+def _trained(runtime):
+  del runtime
+  clients = [_planted(200, p, i) for i, p in enumerate(_PLANTED_SHARES)]
+  process = fed_em.build_fed_em(
+    toy_problems.classifier(),
+    fed_em.FedEmHParams(
+      num_components=2, num_epochs=2, learning_rate=0.1, batch_size=20
+    ),
+    seed=1,
+  )
+  state, states, _ = toy_problems.train(process, clients, 40)
+  return process, state, states
+
+
+def test_planted_mixtures_are_recovered(trained):
+  process, state, states = trained
+  shares = np.exp([s.local[_SHARES] for s in states])
+  np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
+  # Which component is which rule is arbitrary.
+  if shares[0, 0] < 0.5:
+    shares = shares[:, ::-1]
+  np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
+  # The mixture of one rule is a good model of it.
+  pure = _planted(400, _PLANTED_SHARES[0], 99)
+  (data,) = toy_problems.batched([pure])
+  scores = process.evaluate(state, states[0], data, data)
+  assert scores['after']['accuracy'] > 0.85
+  assert scores['before']['accuracy'] < scores['after']['accuracy'] - 0.2
+
+
+def test_new_client_finds_its_mixture(trained):
+  process, state, states = trained
+  (data,) = toy_problems.batched([_planted(300, (0.2, 0.8), 50)])
+  new = process.initialize_client_state(9)
+  personal = process.personalize(state, new, data)
+  np.testing.assert_allclose(
+    np.exp(personal.client_state.local[_SHARES]),
+    np.exp(states[2].local[_SHARES]),
+    atol=0.15,
+  )
+  for name, value in state.global_weights.items():
+    np.testing.assert_array_equal(personal.weights[name], value)
+
+
+def test_prediction_is_the_mixture_of_the_components_predictions(trained):
+  process, state, states = trained
+  model = process.model
+  x = np.random.default_rng(0).normal(size=[6, 5]).astype(np.float32)
+  weights = {**state.global_weights, **states[1].local}
+  base = toy_problems.classifier()
+  components = [
+    tf.nn.softmax(
+      base.forward(
+        {
+          name: state.global_weights[f'component_{m}/{name}']
+          for name in base.initial_weights
+        },
+        x,
+      )[0]
+    )
+    for m in range(2)
+  ]
+  shares = np.exp(states[1].local[_SHARES])
+  expected = shares[0] * components[0] + shares[1] * components[1]
+  actual = model.probabilities(model.forward(weights, x)[0])
+  np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_stateless_clients_find_their_mixtures_anew():
+  process = fed_em.build_fed_em(
+    toy_problems.classifier(),
+    fed_em.FedEmHParams(num_components=2),
+    stateless=True,
+  )
+  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  state, states, _ = toy_problems.train(process, clients)
+  assert not states[0].local
+  assert process.needs_training_data(states[0])
+  data = toy_problems.batched(clients)
+  weights = process.personalize(state, states[0], data[0]).weights
+  assert toy_problems.differ(weights[_SHARES], np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [{'num_components': 0}, {'num_mixture_steps': 0}, {'component_seed': -1}],
+)
+def test_impossible_hyperparameters_are_refused(changes):
+  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
+    fed_em.FedEmHParams(**changes)

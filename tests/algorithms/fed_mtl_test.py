@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_mtl, local_only
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_INITIAL = np.array([[0.5], [-1.0]], np.float32)
+_CLIENTS = [toy_problems.regression_examples(n, 2, 1, n) for n in (6, 6)]
+
+
+def _process(num_steps, strength, **options):
+  return fed_mtl.build_fed_mtl(
+    toy_problems.linear_network(None, _INITIAL),
+    fed_mtl.FedMtlHParams(
+      num_steps=num_steps,
+      batch_size=None,
+      learning_rate=0.05,
+      momentum=0.0,
+      coupling_strength=strength,
+    ),
+    **options,
+  )
+
+
+def _models(states):
+  return [toy_problems.kernels(s.local)['head'] for s in states]
+
+
+def test_rounds_by_hand():
+  state, states, _ = toy_problems.train(_process(2, 0.6), _CLIENTS, 3)
+  mean, models = _INITIAL, [_INITIAL, _INITIAL]
+  for _ in range(3):
+    for i, client in enumerate(_CLIENTS):
+      for _ in range(2):
+        slope = toy_problems.squared_error_gradient(models[i], client)
+        models[i] = models[i] - 0.05 * (slope + 2 * 0.6 * (models[i] - mean))
+    mean = np.mean(models, axis=0)
+  np.testing.assert_allclose(_models(states), models, rtol=1e-5)
+  np.testing.assert_allclose(
+    toy_problems.kernels(state.global_weights)['head'], mean, rtol=1e-5
+  )
+
+
+def test_converges_to_the_minimum_of_the_coupled_problem():
+  strength = 0.6
+  _, states, _ = toy_problems.train(_process(1, strength), _CLIENTS, 1500)
+  # The normal equations of sum_i f_i(w_i) + lambda |w_i - mean|^2 together.
+  eye = np.eye(2)
+  hessians = [2 * c.x.T @ c.x / len(c.y) for c in _CLIENTS]
+  targets = [2 * c.x.T @ c.y[:, np.newaxis] / len(c.y) for c in _CLIENTS]
+  system = np.block(
+    [
+      [hessians[0] + strength * eye, -strength * eye],
+      [-strength * eye, hessians[1] + strength * eye],
+    ]
+  )
+  expected = np.linalg.solve(system, np.concatenate(targets)).reshape([2, 2, 1])
+  np.testing.assert_allclose(_models(states), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_without_coupling_it_is_local_training_bit_for_bit():
+  model = toy_problems.classifier()
+  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
+  coupled = fed_mtl.build_fed_mtl(
+    model, fed_mtl.FedMtlHParams(coupling_strength=0.0, **training), seed=4
+  )
+  alone = local_only.build_local_only(
+    model, local_only.LocalOnlyHParams(**training), seed=4
+  )
+  toy_problems.assert_same(
+    toy_problems.train(coupled, clients, 2)[1],
+    toy_problems.train(alone, clients, 2)[1],
+  )
+
+
+def test_negative_coupling_is_refused():
+  with pytest.raises(ValueError, match='`coupling_strength`'):
+    fed_mtl.FedMtlHParams(coupling_strength=-0.1)

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import l2gd, local_only
+from tff_pfl.templates import client_work
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_INITIAL = np.array([[0.5], [-1.0]], np.float32)
+_CLIENTS = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
+
+
+def _hparams(**changes):
+  return l2gd.L2gdHParams(
+    **{
+      'num_steps': 1,
+      'batch_size': None,
+      'learning_rate': 0.05,
+      'momentum': 0.0,
+      'aggregation_probability': 0.4,
+      'coupling_strength': 2.0,
+      **changes,
+    }
+  )
+
+
+def _coins(hparams, seed, num_rounds):
+  """The server's coins of the first rounds."""
+  return [
+    bool(
+      l2gd.is_aggregation_round(
+        client_work.Broadcast(np.int32(r), np.int64(seed), {}, {}), hparams
+      )
+    )
+    for r in range(num_rounds)
+  ]
+
+
+def _linear(hparams, seed=0, num_rounds=1):
+  process = l2gd.build_l2gd(
+    toy_problems.linear_network(None, _INITIAL), hparams, seed=seed
+  )
+  state, states, metrics = toy_problems.train(process, _CLIENTS, num_rounds)
+  models = [toy_problems.kernels(s.local)['head'] for s in states]
+  return toy_problems.kernels(state.global_weights)['head'], models, metrics
+
+
+def test_coin_falls_as_often_as_it_should_and_is_the_seeds():
+  coins = _coins(_hparams(), 1, 400)
+  assert 0.3 < np.mean(coins) < 0.5
+  assert coins == _coins(_hparams(), 1, 400)
+  assert coins != _coins(_hparams(), 2, 400)
+
+
+def test_rounds_by_hand():
+  hparams, seed, num_rounds = _hparams(), 3, 8
+  coins = _coins(hparams, seed, num_rounds)
+  assert True in coins and False in coins
+  mean, models = _INITIAL, [_INITIAL, _INITIAL]
+  for aggregates in coins:
+    if aggregates:
+      # eta lambda / p, eta being what a client's own gradient is scaled by.
+      pull = 0.05 * 2.0 / 0.4
+      models = [model - pull * (model - mean) for model in models]
+    else:
+      models = [
+        model - 0.05 / 0.6 * toy_problems.squared_error_gradient(model, client)
+        for model, client in zip(models, _CLIENTS)
+      ]
+    mean = np.mean(models, axis=0)
+  actual_mean, actual, _ = _linear(hparams, seed, num_rounds)
+  np.testing.assert_allclose(actual_mean, mean, rtol=1e-5)
+  np.testing.assert_allclose(actual, models, rtol=1e-5)
+
+
+def test_aggregation_round_has_no_training_loss():
+  hparams = _hparams()
+  seed = next(s for s in range(20) if _coins(hparams, s, 1)[0])
+  _, _, metrics = _linear(hparams, seed)
+  assert np.isnan(metrics['loss'])
+  assert metrics['clients'] == 2
+
+
+def test_never_aggregating_is_local_training_bit_for_bit():
+  model = toy_problems.classifier()
+  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
+  process = l2gd.build_l2gd(
+    model, l2gd.L2gdHParams(aggregation_probability=0.0, **training), seed=4
+  )
+  alone = local_only.build_local_only(
+    model, local_only.LocalOnlyHParams(**training), seed=4
+  )
+  toy_problems.assert_same(
+    toy_problems.train(process, clients, 2)[1],
+    toy_problems.train(alone, clients, 2)[1],
+  )
+
+
+def test_without_coupling_aggregation_rounds_change_nothing():
+  hparams = _hparams(coupling_strength=0.0)
+  coins = _coins(hparams, 3, 8)
+  _, actual, _ = _linear(hparams, 3, 8)
+  models = [_INITIAL, _INITIAL]
+  for _ in range(coins.count(False)):
+    models = [
+      m - 0.05 / 0.6 * toy_problems.squared_error_gradient(m, c)
+      for m, c in zip(models, _CLIENTS)
+    ]
+  np.testing.assert_allclose(actual, models, rtol=1e-5)
+
+
+def test_strongest_coupling_replaces_models_by_their_mean():
+  # eta lambda / p = 1.
+  hparams = _hparams(coupling_strength=8.0)
+  assert hparams.pull == pytest.approx(1)
+  seed = next(s for s in range(50) if _coins(hparams, s, 2) == [False, True])
+  mean, models, _ = _linear(hparams, seed, 2)
+  after_local, local_models, _ = _linear(hparams, seed, 1)
+  assert not np.allclose(*local_models)
+  np.testing.assert_allclose(models, [after_local, after_local], rtol=1e-6)
+  np.testing.assert_allclose(mean, after_local, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'name'),
+  [
+    ({'aggregation_probability': 1.0}, 'aggregation_probability'),
+    ({'aggregation_probability': -0.1}, 'aggregation_probability'),
+    ({'coupling_strength': -1.0}, 'coupling_strength'),
+    ({'coupling_strength': 100.0}, 'learning_rate .* coupling_strength'),
+  ],
+)
+def test_impossible_hyperparameters_are_refused(changes, name):
+  with pytest.raises(ValueError, match=f'`{name}'):
+    _hparams(**changes)

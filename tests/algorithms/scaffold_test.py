@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, scaffold
+from tff_pfl.client import training_loop
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_INITIAL = np.array([[0.5], [-1.0]], np.float32)
+# Alike in size and as unlike as can be in what they ask for.
+_CLIENTS = [
+  toy_problems.regression_examples(8, 2, 1, seed)._replace(
+    x=np.random.default_rng(seed).normal(size=[8, 2]).astype(np.float32)
+    * np.float32(scale),
+    y=np.full(8, target, np.float32),
+  )
+  for seed, scale, target in ((0, (1.5, 0.2), 3), (1, (0.2, 1.5), -3))
+]
+
+
+def _hparams(hparams, **changes):
+  return hparams(
+    **{
+      'num_steps': 10,
+      'batch_size': None,
+      'learning_rate': 0.05,
+      'momentum': 0.0,
+      **changes,
+    }
+  )
+
+
+def _head(weights):
+  return toy_problems.kernels(weights)['head']
+
+
+def _scaffold(**changes):
+  return scaffold.build_scaffold(
+    toy_problems.linear_network(None, _INITIAL),
+    _hparams(scaffold.ScaffoldHParams, **changes),
+  )
+
+
+def test_rounds_by_hand():
+  num_steps, rate = 3, 0.05
+  process = _scaffold(num_steps=num_steps)
+  state, states, _ = toy_problems.train(process, _CLIENTS, num_rounds=3)
+  x, c, c_i = _INITIAL, 0.0, [0.0, 0.0]
+  for _ in range(3):
+    models, new = [], []
+    for client, own in zip(_CLIENTS, c_i):
+      y = x
+      for _ in range(num_steps):
+        slope = toy_problems.squared_error_gradient(y, client)
+        y = y - rate * (slope - own + c)
+      models.append(y)
+      new.append(own - c + (x - y) / (num_steps * rate))
+    c = c + np.mean([b - a for a, b in zip(c_i, new)], axis=0)
+    x, c_i = np.mean(models, axis=0), new
+  np.testing.assert_allclose(_head(state.global_weights), x, rtol=1e-4)
+  np.testing.assert_allclose(
+    _head(state.algorithm['control']), c, rtol=1e-4, atol=1e-6
+  )
+  for client_state, expected in zip(states, c_i):
+    np.testing.assert_allclose(
+      _head(client_state.local['control']), expected, rtol=1e-4
+    )
+
+
+def test_reaches_the_optimum_where_fed_avg_is_biased():
+  """A convex problem with clients that differ, and full participation."""
+  # The minimum of the clients' mean loss, by its normal equations.
+  hessian = np.mean([c.x.T @ c.x / len(c.y) for c in _CLIENTS], axis=0)
+  target = np.mean(
+    [c.x.T @ c.y[:, np.newaxis] / len(c.y) for c in _CLIENTS], axis=0
+  )
+  optimum = np.linalg.solve(hessian, target)
+  fed = fed_avg.build_fed_avg(
+    toy_problems.linear_network(None, _INITIAL),
+    _hparams(fed_avg.FedAvgHParams),
+    client_weighting='uniform',
+  )
+
+  def distance(process):
+    state, _, _ = toy_problems.train(process, _CLIENTS, num_rounds=150)
+    return np.linalg.norm(_head(state.global_weights) - optimum)
+
+  assert distance(_scaffold()) < 1e-4
+  assert distance(fed) > 0.1
+
+
+def test_first_round_is_that_of_fed_avg_bit_for_bit():
+  model = toy_problems.classifier()
+  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  training = dict(
+    num_epochs=3, learning_rate=0.1, batch_size=5, momentum=0.0, num_steps=None
+  )
+  options = {'seed': 4, 'client_weighting': 'uniform'}
+  of_scaffold, _, _ = toy_problems.train(
+    scaffold.build_scaffold(
+      model, _hparams(scaffold.ScaffoldHParams, **training), **options
+    ),
+    clients,
+  )
+  of_avg, _, _ = toy_problems.train(
+    fed_avg.build_fed_avg(
+      model, _hparams(fed_avg.FedAvgHParams, **training), **options
+    ),
+    clients,
+  )
+  toy_problems.assert_same(of_scaffold.global_weights, of_avg.global_weights)
+
+
+def test_servers_control_is_the_mean_of_the_clients_that_took_part():
+  process = _scaffold()
+  data = toy_problems.batched(_CLIENTS)
+  states = process.initialize_client_states([0, 1])
+  state = process.initialize()
+  for cohort in ([0], [1], [0, 1], [1]):
+    output = process.next(
+      state, [states[i] for i in cohort], [data[i] for i in cohort]
+    )
+    state = output.state
+    for i, new in zip(cohort, output.client_states):
+      states[i] = new
+    known = [s for s in states if s.num_rounds]
+    np.testing.assert_allclose(
+      _head(state.algorithm['control']),
+      np.mean([_head(s.local['control']) for s in known], axis=0),
+      rtol=1e-4,
+      atol=1e-5,
+    )
+    assert state.algorithm['num_clients'] == len(known)
+
+
+def test_given_number_of_clients_counts_those_that_did_not_come_as_zeros():
+  process = _scaffold(num_clients=4)
+  state, states, _ = toy_problems.train(process, _CLIENTS)
+  np.testing.assert_allclose(
+    _head(state.algorithm['control']),
+    sum(_head(s.local['control']) for s in states) / 4,
+    rtol=1e-5,
+  )
+
+
+def test_server_learning_rate_is_that_of_the_servers_optimizer():
+  model = toy_problems.linear_network(None, _INITIAL)
+  hparams = _hparams(scaffold.ScaffoldHParams)
+  halved = scaffold.build_scaffold(
+    model,
+    hparams,
+    server_optimizer=training_loop.build_optimizer('sgd', 0.5),
+  )
+  moved = _head(toy_problems.train(halved, _CLIENTS)[0].global_weights)
+  whole = _head(toy_problems.train(_scaffold(), _CLIENTS)[0].global_weights)
+  np.testing.assert_allclose(moved, (_INITIAL + whole) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'changes', [{'momentum': 0.5}, {'optimizer': 'adam'}, {'num_clients': 0}]
+)
+def test_what_control_variates_do_not_allow_is_refused(changes):
+  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
+    scaffold.ScaffoldHParams(**changes)
+
+
+def test_clients_cannot_do_without_their_control_variates():
+  with pytest.raises(ValueError, match='stateless'):
+    scaffold.build_scaffold(
+      toy_problems.linear_network(None, _INITIAL), stateless=True
+    )
