@@ -34,18 +34,16 @@ def test_without_pull_personal_models_are_those_of_local_training():
   toy_problems.assert_same(of_ditto, alone)
 
 
-def test_the_stronger_the_pull_the_nearer_is_the_global_model():
+def test_the_stronger_the_pull_the_nearer_is_the_broadcast_model():
   distances = []
   for strength in (0.0, 1.0, 5.0):
-    process, state, states = _train(
-      ditto.build_ditto,
-      ditto.DittoHParams(proximal_strength=strength, **_TRAINING),
-    )
-    personal = toy_problems.personal_models(process, state, states)[0]
+    hparams = ditto.DittoHParams(proximal_strength=strength, **_TRAINING)
+    _, before, _ = _train(ditto.build_ditto, hparams, num_rounds=1)
+    _, _, states = _train(ditto.build_ditto, hparams, num_rounds=2)
     distances.append(
       sum(
-        np.sum((personal[name] - value) ** 2)
-        for name, value in state.global_weights.items()
+        np.sum((states[0].local[name] - value) ** 2)
+        for name, value in before.global_weights.items()
       )
     )
   assert distances[0] > distances[1] > distances[2] > 0

@@ -74,11 +74,7 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
     """The phase of the personal model; `num_epochs` come before its own."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs
-    if self.personal_learning_rate is None:
-      return self.phase(num_epochs)
-    return dataclasses.replace(
-      self, learning_rate=self.personal_learning_rate
-    ).phase(num_epochs)
+    return self.phase(num_epochs, self.personal_learning_rate)
 
 
 def build_ditto(

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -91,13 +91,10 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
       self.learning_rate * self.coupling_strength
     ) / self.aggregation_probability
 
-  def phase(self, num_epochs: Optional[int] = None) -> training_loop.Phase:
-    """A local round."""
-    rate = self.learning_rate / (1 - self.aggregation_probability)
-    optimizer = training_loop.build_optimizer(
-      self.optimizer, rate, self.momentum
-    )
-    return dataclasses.replace(super().phase(num_epochs), optimizer=optimizer)
+  @property
+  def local_learning_rate(self) -> float:
+    """Of a step in a local round."""
+    return self.learning_rate / (1 - self.aggregation_probability)
 
 
 def is_aggregation_round(
@@ -127,7 +124,7 @@ def build_l2gd(
 
   def train_personal(broadcast, personal, examples, seed, num_epochs=None):
     del broadcast
-    phase = hparams.phase(num_epochs)
+    phase = hparams.phase(num_epochs, hparams.local_learning_rate)
     return training_loop.train(
       loss, personal, examples, phase, seed, model=model
     )

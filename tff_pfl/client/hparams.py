@@ -41,15 +41,22 @@ class LocalTrainingHParams:
   def __post_init__(self):
     self.phase()
 
-  def phase(self, num_epochs: Optional[int] = None) -> training_loop.Phase:
+  def phase(
+    self,
+    num_epochs: Optional[int] = None,
+    learning_rate: Optional[float] = None,
+  ) -> training_loop.Phase:
     """The phase of local training.
 
     Args:
       num_epochs: If given, this number of epochs (and never `num_steps`).
+      learning_rate: If given, instead of the attribute.
     """
+    if learning_rate is None:
+      learning_rate = self.learning_rate
     return training_loop.Phase(
       optimizer=training_loop.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
+        self.optimizer, learning_rate, self.momentum
       ),
       batch_size=self.batch_size,
       num_epochs=self.num_epochs if num_epochs is None else num_epochs,
