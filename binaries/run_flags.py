@@ -102,9 +102,16 @@ _AGGREGATOR = flags.DEFINE_enum(
 )
 _CLIENT_WEIGHTING = flags.DEFINE_enum(
   'client_weighting',
-  'num_examples',
+  None,
   list(federated_round.CLIENT_WEIGHTINGS),
-  "Clients' weights in the aggregation.",
+  "Clients' weights in the aggregation (default: the method's own, "
+  'num_examples of most; uniform of l2gd, p_fed_me, scaffold).',
+)
+_STATELESS = flags.DEFINE_boolean(
+  'stateless',
+  False,
+  'Whether clients forget their local state after each round, as where clients '
+  'cannot be told apart; whoever is scored fits it anew.',
 )
 _SERVER_OPTIMIZER = flags.DEFINE_enum(
   'server_optimizer',
@@ -126,12 +133,15 @@ for _name in runtime_flags.names():
 _FINE_TUNE_HELP = {
   'fine_tune': "Fine-tune clients' models on their training data before they "
   'are scored: head, all weights, none, or method: as the method does itself '
-  "(per_fed_avg's inner steps; none for others).",
+  "(per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal model; none "
+  'for others).',
   'num_epochs': 'Epochs of fine-tuning.',
   'num_steps': 'Gradient steps of fine-tuning, instead of epochs.',
   'learning_rate': 'Learning rate of fine-tuning.',
   'momentum': 'Momentum of fine-tuning.',
   'optimizer': 'Optimizer of fine-tuning: sgd or adam.',
+  'proximal_strength': 'Strength of the pull to where fine-tuning begins, as '
+  'in FedProx.',
   'batch_size': 'Examples per batch of fine-tuning; 0 is the full batch.',
   'new_client_epochs': 'Epochs in which a client that never took part fits its '
   "local weights before it is scored (default: the method's, as in a round).",
@@ -327,6 +337,7 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
     model_arguments=_model_arguments(),
     aggregator=_AGGREGATOR.value,
     client_weighting=_CLIENT_WEIGHTING.value,
+    stateless=_STATELESS.value,
     server_optimizer=_SERVER_OPTIMIZER.value,
     server_learning_rate=_SERVER_LEARNING_RATE.value,
     server_momentum=_SERVER_MOMENTUM.value,

@@ -14,6 +14,8 @@ keras = tf.keras
 
 @pytest.fixture(scope='module')
 def normalizing_model():
+  # The layers draw their weights from Keras' global state.
+  tf.keras.utils.set_random_seed(0)
   return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
 
 

@@ -83,7 +83,7 @@ def test_settings_reach_the_process():
 @pytest.mark.parametrize(
   'changes, words',
   [
-    ({'algorithm': 'fed_best'}, '`algorithm` to be one of fed_avg'),
+    ({'algorithm': 'fed_best'}, '`algorithm` to be one of apfl'),
     ({'model': 'transformer'}, '`model` to be one of linear, mlp, cnn'),
     ({'model_arguments': {'filters': 3}}, r'\(widths, activation\), found'),
     (

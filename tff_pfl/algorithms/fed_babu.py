@@ -4,7 +4,7 @@
     server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
     before scoring:  fine-tune the head (or all) on the client's data
 
-Symbols: tau -> num_epochs, theta_ext -> the model's body, theta_cls -> its head.
+Symbols: tau -> num_epochs, theta_ext -> the body, theta_cls -> the head.
 
 Deviations from the paper: the head is fine-tuned by default
 (`fine_tune_scope='all'` is the paper's main choice). The frozen head runs in

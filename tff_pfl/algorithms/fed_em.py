@@ -213,6 +213,7 @@ def build_fed_em(
       components, tf.nest.map_structure(tf.constant, no_preference)
     ),
     fit_new_client=fit_new_client,
+    can_forget=True,
   )
   return federated_round.build_personalized_process(
     'fed_em', mixture, work, hparams=hparams, **options

@@ -11,9 +11,9 @@ of the tasks fixed to (I - 11^T / n)^2. A client is scored with its w_i.
 Symbols: lambda -> coupling_strength, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: MOCHA solves the dual of convex problems and can
-learn the relationship of the tasks; for networks the primal is trained by SGD, as in
-every comparison. The mean is that of the cohort's models, weighted by their
-numbers of examples; `client_weighting='uniform'` is the plain mean.
+learn the relationship of the tasks; for networks the primal is trained by SGD,
+as in every comparison. The mean is that of the cohort's models, weighted by
+their numbers of examples; `client_weighting='uniform'` is the plain mean.
 
 References:
   Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS

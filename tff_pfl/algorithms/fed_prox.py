@@ -11,8 +11,8 @@ Symbols: mu -> proximal_strength, E -> num_epochs, eta -> learning_rate.
 Deviations from the paper: its server samples clients by their numbers of
 examples and takes the plain mean; here they are sampled uniformly and weigh as
 many as they have examples. As everywhere in this library, momentum is 0.5 by
-default. The local problem is solved by a given number of epochs (its inexactness
-gamma is not set).
+default. The local problem is solved by a given number of epochs (its
+inexactness gamma is not set).
 
 References:
   Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in

@@ -163,6 +163,7 @@ def build_fed_rep(
       ),
       train,
       fit_new_client=fit_new_client,
+      can_forget=True,
     ),
     hparams=hparams,
     **options,

@@ -1,6 +1,6 @@
 """IFCA (HypCluster): a few global models; each client takes the best.
 
-    client:  k_i = argmin_k f_i(w_k);  w <- SGD on f_i from w_{k_i}, for E epochs
+    client:  k_i = argmin_k f_i(w_k);  w <- SGD on f_i from w_{k_i}, E epochs
     server:  w_k <- sum n_i w_i / sum n_i over the clients with k_i = k
 
 A client chooses anew in every round and before it is scored, so it keeps no

@@ -44,9 +44,11 @@ class Copies:
   def part(
     self, weights: split_model.Weights, name: str
   ) -> collections.OrderedDict:
-    """The weights of one copy, under the model's own names."""
+    """Those weights that are of one copy, under the model's own names."""
     return collections.OrderedDict(
-      (key, weights[f'{name}/{key}']) for key in self.model.initial_weights
+      (key, weights[f'{name}/{key}'])
+      for key in self.model.initial_weights
+      if f'{name}/{key}' in weights
     )
 
   def parts(self, weights: split_model.Weights) -> collections.OrderedDict:

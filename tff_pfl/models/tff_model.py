@@ -74,9 +74,9 @@ def functional_model(
       update_metrics,
       tf.function(objectives.means),
     ),
-    input_spec=tuple(
-      tf.TensorSpec([None, *spec.shape], spec.dtype)
-      for spec in model.element_spec.values()
+    input_spec=collections.OrderedDict(
+      (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
+      for name, spec in model.element_spec.items()
     ),
   )
 

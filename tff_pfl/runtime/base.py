@@ -7,6 +7,16 @@ from typing import Any
 import tensorflow_federated as tff
 
 
+class _AsyncContext(tff.framework.AsyncContext):
+  """A context that programs may await; one computation at a time."""
+
+  def __init__(self, context: tff.framework.SyncContext):
+    self._context = context
+
+  async def invoke(self, comp, arg):
+    return self._context.invoke(comp, arg)
+
+
 class Runtime(abc.ABC):
   """Executes TFF computations.
 
@@ -49,6 +59,14 @@ class Runtime(abc.ABC):
   def context(self) -> tff.framework.SyncContext:
     """What executes, for use with TFF's own functions."""
     return self._context
+
+  def program_context(self) -> tff.program.FederatedContext:
+    """What executes, for programs: `tff.program` and `tff.learning.programs`.
+
+    With this installed, a call of a computation in an asynchronous function
+    returns references to values, as those programs want.
+    """
+    return tff.program.NativeFederatedContext(_AsyncContext(self._context))
 
   def install(self) -> None:
     """Makes this runtime TFF's default in the calling thread.

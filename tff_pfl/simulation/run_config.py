@@ -32,7 +32,8 @@ class RunConfig:
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
     aggregator: A key of `aggregators.AGGREGATORS`.
-    client_weighting: 'num_examples' or 'uniform'.
+    client_weighting: 'num_examples', 'uniform', or None for the method's own.
+    stateless: Whether clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
     server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
     server_momentum: In [0, 1).
@@ -55,7 +56,8 @@ class RunConfig:
   model: str = 'mlp'
   model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   aggregator: str = 'mean'
-  client_weighting: str = 'num_examples'
+  client_weighting: Optional[str] = None
+  stateless: bool = False
   server_optimizer: str = 'sgd'
   server_learning_rate: float = 1.0
   server_momentum: float = 0.0
@@ -165,6 +167,7 @@ class RunConfig:
       self.hparams,
       aggregator=aggregators.make_aggregator(self.aggregator),
       client_weighting=self.client_weighting,
+      stateless=self.stateless,
       server_optimizer=training_loop.build_optimizer(
         self.server_optimizer,
         self.server_learning_rate,

@@ -86,6 +86,8 @@ class ClientWork:
     keeps_local: Whether clients keep the local state from round to round. Where
       they do not, each round starts from the initial one, and whoever is scored
       fits it first.
+    can_forget: Whether the method also makes sense with clients that do not:
+      it learns the local state anew in every round.
     adaptation: How the method fine-tunes a model before it is scored, unless
       the user asks for something else.
     default_weighting: The method's own `client_weighting`: 'num_examples' or
@@ -107,6 +109,7 @@ class ClientWork:
   global_model: Optional[Callable[..., split_model.Weights]] = None
   fit_new_client: Optional[Callable[..., Any]] = None
   keeps_local: bool = True
+  can_forget: bool = False
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION
   default_weighting: str = 'num_examples'
   statistics: Optional[frozenset] = None
@@ -127,13 +130,12 @@ class ClientWork:
       name: The method's, for the error.
 
     Raises:
-      ValueError: If there would be nothing to score a client with.
+      ValueError: If the method is nothing without the state.
     """
     errors.expect(
-      not tf.nest.flatten(self.initial_local)
-      or self.fit_new_client is not None,
+      self.can_forget or not tf.nest.flatten(self.initial_kept),
       'stateless',
-      f'false for {name}, whose clients cannot do without their state',
+      f"false for {name}, which is nothing without its clients' state",
       True,
     )
     return dataclasses.replace(self, keeps_local=False)

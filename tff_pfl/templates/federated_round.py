@@ -93,6 +93,13 @@ def _create_aggregation(factory, value_type):
   return factory.create(value_type, tff.TensorType(np.float32)), True
 
 
+def _num_bytes(value_type) -> int:
+  """Of the tensors of a type; all shapes are known."""
+  if isinstance(value_type, tff.StructType):
+    return sum(_num_bytes(element) for element in value_type)
+  return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize
+
+
 def _hparams_of(optimizer, specs):
   hparams = optimizer.get_hparams(optimizer.initialize(specs))
   return {name: float(value) for name, value in hparams.items()}
@@ -353,21 +360,21 @@ def build_personalized_process(
     )
 
   parts_type = initial_server_parts.type_signature.result
+  broadcast_type = tff.to_type(
+    client_work.Broadcast(
+      parts_type[0], parts_type[1], parts_type[2], parts_type[4]
+    )
+  )
   client_update = _build_client_update(
     model,
     work,
     client_weighting,
-    tff.to_type(
-      client_work.Broadcast(
-        parts_type[0], parts_type[1], parts_type[2], parts_type[4]
-      )
-    ),
+    broadcast_type,
     client_state_type,
     examples_of.type_signature.result,
   )
-  aggregation, is_weighted = _create_aggregation(
-    aggregator, client_update.type_signature.result.update
-  )
+  update_type = client_update.type_signature.result.update
+  aggregation, is_weighted = _create_aggregation(aggregator, update_type)
 
   @tff.federated_computation
   def initialize():
@@ -466,6 +473,9 @@ def build_personalized_process(
       personalization.fine_tune != 'none'
       or work.fit_new_client is not None
       and not work.keeps_local
+    ),
+    bytes_per_round=personalized_process.BytesPerRound(
+      _num_bytes(broadcast_type), _num_bytes(update_type)
     ),
     adaptation=work.adaptation,
     to_learning_process=to_learning_process,

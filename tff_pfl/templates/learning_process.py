@@ -44,7 +44,8 @@ def build_learning_process(
     data_type: Of a client's data.
 
   Returns:
-    The process. Its model weights are those of the model that a client gets
+    The process. Its metrics are those of rounds, grouped as TFF's own
+    algorithms do. Its model weights are those of the model that a client gets
     that brings no data, as `tff.learning.models.ModelWeights`, in the order of
     `tff_model.model_weights`. They can be set where the global weights are
     among them.
@@ -59,6 +60,25 @@ def build_learning_process(
       local=collections.OrderedDict(),
     )
 
+  @tff.tensorflow.computation
+  def grouped(metrics):
+    """The metrics where `tff.learning.programs` look for them."""
+    of_server = {
+      group: metrics[group]
+      for group in ('update_norm', 'aggregator')
+      if group in metrics
+    }
+    of_clients = collections.OrderedDict(
+      (name, value)
+      for name, value in metrics.items()
+      if name not in of_server
+    )
+    return collections.OrderedDict(
+      client_work=collections.OrderedDict(train=of_clients),
+      aggregator=of_server.get('aggregator', ()),
+      finalizer=collections.OrderedDict(update_norm=of_server['update_norm']),
+    )
+
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
     tff.FederatedType(data_type, tff.CLIENTS),
@@ -69,7 +89,9 @@ def build_learning_process(
       lambda examples: tff.federated_map(anonymous_state, examples),
       client_data,
     )
-    return tff.learning.templates.LearningProcessOutput(new_state, metrics)
+    return tff.learning.templates.LearningProcessOutput(
+      new_state, tff.federated_map(grouped, metrics)
+    )
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
@@ -84,16 +106,16 @@ def build_learning_process(
   @tff.tensorflow.computation(state_type, weights_type)
   def set_model_weights(state, weights):
     given = tff_model.named_weights(model, weights)
-    tf.debugging.Assert(
-      sets_global_weights,
-      ['The weights of one model are not the global weights of this method.'],
-    )
-    return state._replace(
-      global_weights=collections.OrderedDict(
-        (name, given.get(name, value))
-        for name, value in state.global_weights.items()
+    if sets_global_weights:
+      new = split_model.select(given, state.global_weights)
+    else:
+      refusal = tf.debugging.Assert(
+        False,
+        ['The weights of one model are not the global weights of this method.'],
       )
-    )
+      with tf.control_dependencies([refusal]):
+        new = tf.nest.map_structure(tf.identity, state.global_weights)
+    return state._replace(global_weights=new)
 
   return tff.learning.templates.LearningProcess(
     initialize, next_fn, get_model_weights, set_model_weights

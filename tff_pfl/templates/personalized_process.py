@@ -90,6 +90,21 @@ class PersonalModel(NamedTuple):
   client_state: Any
 
 
+class BytesPerRound(NamedTuple):
+  """What one client of a cohort receives and sends in a round, in bytes.
+
+  Counted are tensors as they are, without what a transport adds or an
+  aggregator saves (by compression, say) or adds (by masks).
+
+  Attributes:
+    down: The global weights and the algorithm's own server state.
+    up: The update and what the method reports with it.
+  """
+
+  down: int
+  up: int
+
+
 class PersonalizedProcess(tff.templates.IterativeProcess):
   """A personalised federated learning method; see the module's docstring."""
 
@@ -107,6 +122,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     has_global_model: bool,
     has_local_weights: bool,
     adapts_known_clients: bool,
+    bytes_per_round: BytesPerRound,
     seed: int,
     description: Mapping[str, Any],
     adaptation: personalization_lib.Personalization = (
@@ -133,6 +149,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
         models that they are scored with.
       adapts_known_clients: Whether also clients that took part need their
         training data to be personalised (fine-tuning).
+      bytes_per_round: Of one client of a cohort.
       seed: The experiment's seed.
       description: All other options the process was built with, as JSON types.
         Runs store it and are resumed only by a process with the same.
@@ -187,6 +204,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.model = model
     self.has_global_model = has_global_model
     self.has_local_weights = has_local_weights
+    self.bytes_per_round = bytes_per_round
     self.seed = seed
     self.description = description
     self.adaptation = adaptation

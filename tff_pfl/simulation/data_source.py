@@ -1,0 +1,126 @@
+"""A simulated population as the data source of TFF's programs.
+
+`tff.learning.programs.train_model` copies and stores its data source's iterator
+with every round, so that a program that is started again goes on with the
+cohorts that it would have had. This one is a seed and a number of rounds; the
+clients' data stay where they are (TFF's own `DatasetDataSource` stores all of
+them every round, and its datasets cannot be copied with TensorFlow 2.14).
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import weakref
+from typing import Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import datasets, errors
+from tff_pfl.datasets import batches
+from tff_pfl.simulation import client_population, client_sampling
+
+# The sources of this process, by what their iterators store of them.
+_SOURCES = weakref.WeakValueDictionary()
+
+
+class ClientDataSource(tff.program.FederatedDataSource):
+  """Training data of cohorts, the same for the same seed and round.
+
+  The cohorts are those that `experiment.run` draws with this seed.
+  """
+
+  def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
+    """Reads nothing but a few clients, for a checksum.
+
+    Args:
+      data: The clients.
+      seed: Of the sampling, at least 0.
+    """
+    errors.expect_int('seed', seed, 0)
+    self.client_ids = data.client_ids
+    self.seed = seed
+    self.batches = batches.ClientBatches(data.train)
+    self.key = f'{client_population.fingerprint(data)}, seed {seed}'
+    element = collections.OrderedDict(
+      (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
+      for name, spec in data.element_spec.items()
+    )
+    self._federated_type = tff.FederatedType(
+      tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
+    )
+    _SOURCES[self.key] = self
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """Of a cohort's data."""
+    return self._federated_type
+
+  def iterator(self) -> ClientDataIterator:
+    """Returns an iterator that begins with the first round's cohort."""
+    return ClientDataIterator(self)
+
+
+class ClientDataIterator(tff.program.FederatedDataSourceIterator):
+  """The cohorts' data, round by round."""
+
+  def __init__(self, source: ClientDataSource, num_rounds: int = 0):
+    """Begins after some rounds.
+
+    Args:
+      source: Of the data.
+      num_rounds: Cohorts that were drawn before.
+    """
+    self._source = source
+    self._num_rounds = num_rounds
+
+  @classmethod
+  def from_bytes(cls, buffer: bytes) -> ClientDataIterator:
+    """Restores what `to_bytes` stored.
+
+    Raises:
+      RunError: If no source of the same clients was made in this process.
+    """
+    stored = json.loads(buffer)
+    source = _SOURCES.get(stored['key'])
+    if source is None:
+      raise errors.RunError(
+        'The stored program drew its cohorts from other clients or with '
+        'another seed; make a ClientDataSource of the same data and seed '
+        'before it is resumed.'
+      )
+    return cls(source, stored['num_rounds'])
+
+  def to_bytes(self) -> bytes:
+    """What the next cohorts depend on."""
+    return json.dumps(
+      {'key': self._source.key, 'num_rounds': self._num_rounds}
+    ).encode()
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """Of a cohort's data."""
+    return self._source.federated_type
+
+  def select(self, k: Optional[int] = None) -> list:
+    """Returns the training data of the next round's cohort of `k` clients.
+
+    Raises:
+      ValueError: If `k` is not 1 to the number of clients.
+    """
+    ids = self._source.client_ids
+    self._num_rounds += 1
+    cohort = client_sampling.CohortSampler(
+      len(ids), k or 0, self._source.seed
+    ).sample(self._num_rounds)
+    return [self._source.batches[ids[index]] for index in cohort]
+
+  def __deepcopy__(self, unused_memo) -> ClientDataIterator:
+    return ClientDataIterator(self._source, self._num_rounds)
+
+  def __eq__(self, other: object) -> bool:
+    return (
+      isinstance(other, ClientDataIterator)
+      and self.to_bytes() == other.to_bytes()
+    )
