@@ -29,6 +29,13 @@ def test_own_model_example_trains(tmp_path, monkeypatch, capsys):
   (more,) = re.findall(r'```py\n(.*?)```', _README.read_text(), re.S)
   exec(compile(more, str(_README), 'exec'), names)
   assert names['probabilities'].shape == (150, 3)
+  (production,) = re.findall(
+    r'```py production\n(.*?)```', _README.read_text(), re.S
+  )
+  exec(compile(production, str(_README), 'exec'), names)
+  assert names['form'].work.type_signature
+  trained = list(names['models'].values().values())[-1]
+  assert trained.round_number == 20
 
 
 def test_library_and_programs_can_be_imported_from_any_folder(tmp_path):
