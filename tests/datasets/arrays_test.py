@@ -90,3 +90,31 @@ def test_to_unit_interval_maps_bytes():
 def test_labels_that_do_not_fit_are_errors(kwargs, match):
   with pytest.raises(ValueError, match=match):
     _arrays(**kwargs)
+
+
+def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
+  folder = tmp_path / 'tweets'
+  folder.mkdir()
+  path = folder / 'my_tweets.csv'
+  path.write_text('')
+  for data_dir in (path, folder, tmp_path):
+    found = arrays_lib.find_file('tweets', str(data_dir), ('*tweets*.csv',))
+    assert found == str(path)
+
+
+def test_find_file_takes_any_file_that_is_named_itself(tmp_path):
+  path = tmp_path / 'other.txt'
+  path.write_text('')
+  assert arrays_lib.find_file('tweets', str(path), ('*.csv',)) == str(path)
+
+
+def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
+  patterns = ('*tweets*.csv', '*.csv')
+  with pytest.raises(ValueError, match=r'hold \*tweets\*.csv or .*found none'):
+    arrays_lib.find_file('tweets', str(tmp_path), patterns)
+  for name in ('a_tweets.csv', 'b_tweets.csv'):
+    (tmp_path / name).write_text('')
+  with pytest.raises(ValueError, match='once, .*a_tweets.csv.* and .*b_tweets'):
+    arrays_lib.find_file('tweets', str(tmp_path), patterns)
+  with pytest.raises(ValueError, match='an existing file or folder'):
+    arrays_lib.find_file('tweets', str(tmp_path / 'nowhere'), patterns)

@@ -1,5 +1,6 @@
 """Tests of CIFAR-10 and of the readers of its files."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -17,7 +18,10 @@ _SIZE = 12
 @pytest.fixture(autouse=True)
 def small_batches(request, monkeypatch):
   if 'real' not in request.node.name:
-    monkeypatch.setattr(cifar10, 'IMAGES_PER_BATCH', _SIZE)
+    small = dataclasses.replace(
+      cifar10.FILES, images_per_file=_SIZE, num_test_images=_SIZE
+    )
+    monkeypatch.setattr(cifar10, 'FILES', small)
 
 
 def _batches(seed=0):
@@ -116,7 +120,7 @@ def test_fewer_test_images_are_loaded_with_a_warning(tmp_path, caplog):
   x, _ = _write_npz(tmp_path, num_test=4, test_name='test_first4.npz')
   arrays = _load(tmp_path)
   np.testing.assert_array_equal(arrays.x_test, x[5][:4])
-  assert f'Only 4 of the {_SIZE} CIFAR-10 test images' in caplog.text
+  assert f'Only 4 of the {_SIZE} test images of cifar10' in caplog.text
   assert 'test_first4.npz' in caplog.text
 
 
@@ -130,7 +134,7 @@ def test_missing_folder_and_missing_files_are_one_line_errors(tmp_path):
   with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
     _load(tmp_path / 'nowhere')
   with pytest.raises(
-    ValueError, match='data_batch_1.bin .*train_batch_1.npz.*cifar10/'
+    ValueError, match='data_batch_1.bin, .*train_batch_1.npz.*cifar10/'
   ) as error:
     _load(tmp_path)
   assert '\n' not in str(error.value)
@@ -296,7 +300,8 @@ def test_without_network_one_line_says_what_to_do_at_once(
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with pytest.raises(
-    errors.RunError, match='cifar10 .*Name or service.*--data_dir .*bin files'
+    errors.RunError,
+    match='cifar10 .*Name or service.*--data_dir .*data_batch_1.bin',
   ) as error:
     cifar10.load_cifar10(3, 'iid')
   assert '\n' not in str(error.value)

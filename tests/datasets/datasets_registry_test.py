@@ -51,6 +51,13 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),
+    (dict(partition='natural'), 'deals pooled examples.*`keys`'),
+    (dict(name='synthetic', partition='natural'), "found 'natural'"),
+    (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
+    (dict(name='femnist'), "natural for the .*writers, found 'shards:2'"),
+    (dict(name='stackoverflow'), "natural for the .*users, found 'shards:2'"),
+    (dict(name='sentiment'), "natural for the .*domains, found 'shards:2'"),
+    (dict(name='sentiment', partition='natural'), '`data_dir` to be a CSV'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(kwargs, match):
@@ -79,6 +86,34 @@ def test_arrays_by_name_are_dealt_like_the_dataset():
   not os.environ.get('TFF_PFL_DATA_DIR'),
   reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
 )
+@pytest.mark.parametrize(
+  'name, x_shape, num_classes',
+  [
+    ('femnist', [28, 28, 1], 10),
+    ('shakespeare', [80], 98),
+    ('sentiment', [100], 2),
+  ],
+)
+def test_real_natural_clients_by_name(name, x_shape, num_classes):
+  dataset = datasets.load_dataset(
+    name,
+    num_clients=3,
+    partition='natural',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
+  )
+  assert dataset.name == name
+  assert dataset.num_clients == 3
+  assert dataset.num_classes == num_classes
+  assert dataset.element_spec['x'].shape.as_list() == x_shape
+  for client_id in dataset.client_ids:
+    for examples in (dataset.train(client_id), dataset.test(client_id)):
+      assert len(examples.y) and list(examples.x.shape[1:]) == x_shape
+
+
+@pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
+)
 @pytest.mark.parametrize('name', ['mnist', 'fashion_mnist'])
 def test_real_arrays_by_name(name):
   arrays = datasets.load_arrays(name, os.environ['TFF_PFL_DATA_DIR'])
@@ -92,7 +127,8 @@ def test_real_arrays_by_name(name):
   'name, data_dir, match',
   [
     ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),
-    ('synthetic', None, 'one of digits, .*cifar10, which are not generated'),
+    ('shakespeare', None, 'one of digits, .*whose examples do not'),
+    ('synthetic', None, 'one of digits, .*cifar100, whose examples'),
     ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
     ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
   ],

@@ -430,6 +430,25 @@ def test_by_key_refuses_another_number_of_clients():
     partitioning.ByKey([1, 2]).partition(np.zeros(2), num_clients=5)
 
 
+def test_natural_deals_no_pooled_examples():
+  rule = partitioning.make_partitioner('natural')
+  assert rule == partitioning.Natural() and rule.spec == 'natural'
+  with pytest.raises(ValueError, match='deals pooled .*`keys`') as error:
+    rule.partition(_labels([5, 5]), num_clients=2)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('per_client', [5, 20])
+def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
+  train, test = _labels([500] * 100), _labels([100] * 100)
+  parts = _partition(f'shards:{per_client}', train, test, 100)
+  for indices, labels, size in zip(parts, (train, test), (500, 100)):
+    counts = _counts(indices, labels, 100)
+    assert set(counts.ravel()) == {0, size // per_client}
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert ((counts > 0).sum(axis=0) == per_client).all()
+
+
 @pytest.mark.parametrize('num_clients', [0, -1, 2.5, True, None])
 def test_num_clients_must_be_a_positive_integer(num_clients):
   with pytest.raises(ValueError, match='`num_clients` to be a positive'):

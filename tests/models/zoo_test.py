@@ -4,13 +4,29 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.models import zoo
+from tff_pfl.models import split_model, zoo
 
 
 def _spec(x_shape, y_shape=(), y_dtype=tf.int32):
   return collections.OrderedDict(
     x=tf.TensorSpec(x_shape, tf.float32), y=tf.TensorSpec(y_shape, y_dtype)
   )
+
+
+def _text_spec(length=5, y_shape=(), y_dtype=tf.int32):
+  return collections.OrderedDict(
+    x=tf.TensorSpec((length,), tf.int32), y=tf.TensorSpec(y_shape, y_dtype)
+  )
+
+
+# What a model is made of where it is one of many.
+_SPECS = {name: _spec for name in ('linear', 'mlp', 'cnn')}
+_SPECS.update({name: _text_spec for name in ('text_mlp', 'text_lstm')})
+_SIZES = {'linear': (8, 8), 'mlp': (8, 8), 'cnn': (8, 8)}
+_SIZES.update({'text_mlp': 8, 'text_lstm': 8})
+_ARGUMENTS = {name: {} for name in ('linear', 'mlp', 'cnn')}
+_ARGUMENTS['text_mlp'] = dict(vocabulary_size=20)
+_ARGUMENTS['text_lstm'] = dict(vocabulary_size=20, units=6)
 
 
 def _num_parameters(model):
@@ -75,6 +91,142 @@ def test_the_cnn_of_the_paper(x_shape, flat, num_parameters):
   assert outputs.shape == (2, 10)
 
 
+def test_the_cnn_of_the_paper_for_a_hundred_classes():
+  model = zoo.make_model(
+    'cnn',
+    _spec((32, 32, 3)),
+    100,
+    filters=(64, 128),
+    widths=(256, 128),
+    dropout=0.6,
+  )
+  assert _shapes(model) == {
+    'conv_1/kernel': (5, 5, 3, 64),
+    'conv_2/kernel': (5, 5, 64, 128),
+    'dense_1/kernel': (3200, 256),
+    'dense_2/kernel': (256, 128),
+    'head/kernel': (128, 100),
+  }
+  # 3*25*64+64 + 64*25*128+128 + 3200*256+256 + 256*128+128 + 128*100+100
+  assert _num_parameters(model) == 1075044
+  assert model.head_layers == ('head',)
+
+
+def test_dropout_drops_features_in_training_only():
+  model = zoo.make_model(
+    'cnn', _spec((8, 8)), 3, widths=(400,), filters=2, dropout=0.6
+  )
+  weights, x = model.initial_weights, tf.ones([1, 8, 8])
+  features, _ = model.body(weights, x)
+  dropped, _ = model.body(
+    weights, x, split_model.Mode(training=True, seed=tf.constant([1, 2]))
+  )
+  active = features.numpy() > 0
+  kept = dropped.numpy()[active] > 0
+  assert 0.2 < kept.mean() < 0.6
+  np.testing.assert_allclose(
+    dropped.numpy()[active][kept], features.numpy()[active][kept] / 0.4, 1e-5
+  )
+
+
+def test_text_mlp_takes_the_mean_of_the_words_without_padding():
+  model = zoo.make_model(
+    'text_mlp', _text_spec(4), 2, vocabulary_size=6, widths=(3,)
+  )
+  assert model.body_layers == ('embedding', 'normalization', 'dense_1')
+  assert model.head_layers == ('head',)
+  weights = model.initial_weights
+  x = tf.constant([[2, 5, 2, 0], [0, 0, 0, 0]])
+  features, _ = model.body(weights, x)
+  words = weights['embedding/embeddings'][[2, 5, 2]].mean(axis=0)
+  normal = (words - words.mean()) / np.sqrt(words.var() + 1e-3)
+  np.testing.assert_allclose(
+    features[0],
+    np.maximum(normal @ weights['dense_1/kernel'], 0),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  assert not np.any(features[1])
+
+
+@pytest.mark.parametrize('name', ['text_mlp', 'text_lstm'])
+def test_a_text_without_words_is_no_reason_for_nan(name):
+  model = zoo.make_model(name, _text_spec(4), 3, vocabulary_size=6)
+  weights = {k: tf.constant(v) for k, v in model.initial_weights.items()}
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    outputs, _ = model.forward(weights, tf.zeros([1, 4], tf.int32))
+    loss = model.loss(tf.constant([1]), outputs)
+  assert np.all(np.isfinite(loss))
+  for key, gradient in tape.gradient(loss, weights).items():
+    assert np.all(np.isfinite(tf.convert_to_tensor(gradient))), key
+
+
+def test_text_mlp_has_a_vocabulary_like_the_data():
+  model = zoo.make_model('text_mlp', _text_spec(100), 2)
+  assert model.initial_weights['embedding/embeddings'].shape == (10_000, 32)
+
+
+def test_text_lstm_is_leafs_model_of_shakespeare():
+  model = zoo.make_model(
+    'text_lstm', _text_spec(80), 98, units=256, num_layers=2
+  )
+  # 98*8 + 4*((8+256)*256+256) + 4*((256+256)*256+256) + 256*98+98
+  assert _num_parameters(model) == 822642
+  assert model.body_layers == ('embedding', 'lstm_1', 'lstm_2')
+  assert model.head_layers == ('head',)
+
+
+def test_text_lstm_is_fedreps_model_of_tweets():
+  model = zoo.make_model(
+    'text_lstm',
+    _text_spec(25),
+    2,
+    vocabulary_size=1000,
+    embedding_size=300,
+    units=128,
+    widths=(10,),
+    dropout=0.5,
+  )
+  assert model.body_layers == ('embedding', 'lstm_1', 'dense_1')
+  assert _shapes(model) == {
+    'lstm_1/lstm_cell/kernel': (300, 512),
+    'lstm_1/lstm_cell/recurrent_kernel': (128, 512),
+    'dense_1/kernel': (128, 10),
+    'head/kernel': (10, 2),
+  }
+
+
+def test_text_lstm_skips_padding():
+  model = zoo.make_model('text_lstm', _text_spec(5), 7, units=4)
+  features, _ = model.body(
+    model.initial_weights, tf.constant([[3, 5, 0, 0, 0], [0, 3, 0, 0, 5]])
+  )
+  np.testing.assert_allclose(features[0], features[1], atol=1e-6)
+  assert np.any(features[0])
+
+
+@pytest.mark.parametrize('num_classes', [2, None])
+def test_text_lstm_needs_a_vocabulary_where_classes_are_no_words(num_classes):
+  with pytest.raises(ValueError, match='`vocabulary_size` to be given'):
+    zoo.make_model('text_lstm', _text_spec(), num_classes)
+
+
+@pytest.mark.parametrize('name', ['text_mlp', 'text_lstm'])
+def test_text_models_have_gradients_for_every_weight(name):
+  model = zoo.make_model(
+    name, _text_spec(), 5, vocabulary_size=5, embedding_size=3
+  )
+  weights = {k: tf.constant(v) for k, v in model.initial_weights.items()}
+  x, y = tf.constant([[1, 2, 3, 4, 0]]), tf.constant([3])
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    outputs, _ = model.forward(weights, x)
+    loss = model.loss(y, outputs)
+  for key, gradient in tape.gradient(loss, weights).items():
+    assert np.any(tf.convert_to_tensor(gradient)), key
+
+
 def test_the_linear_model_is_all_head():
   model = zoo.make_model('linear', _spec((8, 8)), 10)
   assert _shapes(model) == {'head/kernel': (64, 10)}
@@ -93,12 +245,14 @@ def test_the_linear_model_is_all_head():
 
 @pytest.mark.parametrize('name', zoo.MODELS)
 def test_the_seed_decides_the_weights(name):
+  spec = _SPECS[name](_SIZES[name])
   first, again, other = (
-    zoo.make_model(name, _spec((8, 8)), 3, seed) for seed in (4, 4, 5)
+    zoo.make_model(name, spec, 3, seed, **_ARGUMENTS[name])
+    for seed in (4, 4, 5)
   )
   for key, value in first.initial_weights.items():
     np.testing.assert_array_equal(value, again.initial_weights[key])
-    if key.endswith('kernel'):
+    if key.endswith(('kernel', 'embeddings')):
       assert not np.any(value == other.initial_weights[key]), key
 
 
@@ -118,12 +272,14 @@ def test_any_integer_is_a_seed(seed):
 @pytest.mark.parametrize('name', zoo.MODELS)
 @pytest.mark.parametrize('y_shape, units', [((), 1), ((2,), 2)])
 def test_without_classes_it_is_regression(name, y_shape, units):
-  model = zoo.make_model(name, _spec((8, 8), y_shape, tf.float32), None)
+  spec = _SPECS[name](_SIZES[name], y_shape, tf.float32)
+  model = zoo.make_model(name, spec, None, **_ARGUMENTS[name])
   assert model.num_classes is None
   assert model.probabilities is None
   assert tuple(model.metrics) == ('mae',)
   assert model.element_spec['y'] == tf.TensorSpec(y_shape, tf.float32)
-  outputs, _ = model.forward(model.initial_weights, tf.zeros([3, 8, 8]))
+  x = tf.zeros([3, *spec['x'].shape], spec['x'].dtype)
+  outputs, _ = model.forward(model.initial_weights, x)
   assert outputs.shape == (3, units)
   np.testing.assert_allclose(
     model.loss(tf.fill([3, *y_shape], 2.0), tf.zeros_like(outputs)), [4, 4, 4]
@@ -143,14 +299,18 @@ def test_activation_and_widths_are_used():
 @pytest.mark.parametrize(
   'name, x_shape, num_classes, arguments, reason',
   [
-    ('resnet', (4,), 3, {}, "one of linear, mlp, cnn, found 'resnet'"),
+    ('resnet', (4,), 3, {}, "one of linear, mlp, cnn, .*'resnet'"),
     ('mlp', (4,), 1, {}, 'at least 2.*found 1'),
     ('mlp', (4,), 3, {'widths': (4, 0)}, r'found \(4, 0\)'),
     ('mlp', (4,), 3, {'widths': (2.5,)}, r'found \(2.5,\)'),
     ('mlp', (4,), 3, {'activation': 'rulu'}, "activation, found 'rulu'"),
     ('cnn', (64,), 3, {}, r'images.*found \(64,\)'),
     ('cnn', (3, 8, 1), 3, {}, r'images.*found \(3, 8, 1\)'),
-    ('cnn', (8, 8, 1), 3, {'filters': -1}, r'found \(-1, 120, 64\)'),
+    ('cnn', (8, 8, 1), 3, {'filters': -1}, r'found \(-1, -1, 120, 64\)'),
+    ('cnn', (8, 8, 1), 3, {'filters': (2, 3, 4)}, r'two, found \(2, 3, 4\)'),
+    ('cnn', (8, 8, 1), 3, {'dropout': 1.0}, r'in \[0, 1\), found 1.0'),
+    ('text_mlp', (8,), 3, {}, 'sequences of integers for model text_mlp'),
+    ('text_lstm', (8, 8), 3, {}, 'sequences of integers for model text_lstm'),
   ],
 )
 def test_what_does_not_fit_is_refused(

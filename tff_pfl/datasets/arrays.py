@@ -1,10 +1,12 @@
 """Central examples, before they become clients, and how they are obtained."""
 
 import dataclasses
+import glob
 import os
 import urllib.error
 import urllib.request
-from typing import Dict, Iterable, Optional, Sequence, Union
+import zipfile
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -183,6 +185,48 @@ def find_folder(
   return data_dir
 
 
+def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
+  """Returns the one file that holds a data set.
+
+  A folder under `data_dir` that is called like the data set goes before
+  `data_dir` itself.
+
+  Args:
+    name: The data set's.
+    data_dir: The file itself, its folder, or the parent of a folder called
+      `name`.
+    patterns: What the file's name looks like, such as `*.csv`.
+
+  Raises:
+    ValueError: There is no such file, or more than one.
+  """
+  if os.path.isfile(data_dir):
+    return data_dir
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
+  )
+  for folder in (os.path.join(data_dir, name), data_dir):
+    found = sorted(
+      {
+        path
+        for pattern in patterns
+        for path in glob.glob(os.path.join(glob.escape(folder), pattern))
+      }
+    )
+    if len(found) > 1:
+      raise ValueError(
+        f'Expected `data_dir` to hold {name} once, found'
+        f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
+      )
+    if found:
+      return found[0]
+  raise ValueError(
+    f'Expected `data_dir` to be the file of {name} or to hold'
+    f' {" or ".join(patterns)}, itself or in {name}{os.sep}, found none in'
+    f' {data_dir!r}.'
+  )
+
+
 def file_error(path: str, constraint: str, found: object) -> ValueError:
   """Returns the error that every check of a file raises.
 
@@ -207,6 +251,55 @@ def unreadable_error(path: str, error: OSError) -> ValueError:
   if isinstance(error, FileNotFoundError):
     return file_error(path, 'a file', 'none')
   return file_error(path, 'a readable file', error.strerror or str(error))
+
+
+def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
+  """Returns arrays of an .npz file.
+
+  Args:
+    path: The file.
+    keys: The arrays' names; others in the file are not read.
+
+  Raises:
+    ValueError: The file is missing or damaged or lacks one; the message names
+      it.
+  """
+  try:
+    # For what is no archive, NumPy would try other formats.
+    with zipfile.ZipFile(path), np.load(path) as content:
+      arrays = {key: content[key] for key in content.files if key in keys}
+      found = ', '.join(content.files)
+  except OSError as error:
+    raise unreadable_error(path, error) from None
+  # Archive, decompression and NumPy's header each have their own exceptions.
+  except Exception as error:
+    raise file_error(
+      path, 'a complete .npz file of numbers', f'a damaged one ({error})'
+    ) from None
+  if len(arrays) < len(keys):
+    raise file_error(
+      path, f'an .npz file with {" and ".join(keys)}', found or 'nothing'
+    )
+  return [arrays[key] for key in keys]
+
+
+def check_npz_labels(
+  y: np.ndarray, path: str, key: str, shape: Tuple[int, ...]
+) -> None:
+  """Raises `ValueError` unless an array has one integer per example.
+
+  Args:
+    y: The array.
+    path: The .npz file.
+    key: What the array is called there.
+    shape: What its shape must be.
+  """
+  if y.dtype.kind not in 'iu' or y.shape != shape:
+    raise file_error(
+      path,
+      f'an .npz file with {key} integers of shape {shape}',
+      f'{y.dtype} of shape {y.shape}',
+    )
 
 
 def check_file_labels(y: np.ndarray, path: str, num_classes: int) -> None:

@@ -1,9 +1,11 @@
 """A client's examples, and where a federated dataset takes them from."""
 
 import abc
+import collections
 from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tff_pfl import errors
 
@@ -28,6 +30,20 @@ class Examples(NamedTuple):
 def num_examples(examples: Examples) -> int:
   """Returns how many examples there are (`len` would count the fields)."""
   return len(examples.y)
+
+
+def element_spec(
+  x_shape: Sequence[int], x_dtype: tf.DType
+) -> 'collections.OrderedDict[str, tf.TensorSpec]':
+  """Returns the spec of one example with a class label.
+
+  Args:
+    x_shape: Of the input, without a batch dimension.
+    x_dtype: Of the input; the label is int32.
+  """
+  return collections.OrderedDict(
+    x=tf.TensorSpec(x_shape, x_dtype), y=tf.TensorSpec((), tf.int32)
+  )
 
 
 class ExampleSource(abc.ABC):

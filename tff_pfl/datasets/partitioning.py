@@ -952,6 +952,38 @@ def hold_out(
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Natural(Partitioner):
+  """The clients that the data name themselves: writers, speaking roles, users.
+
+  It is a rule for the data sets that come with such clients, which follow it
+  themselves (see `natural_clients`); it cannot deal pooled examples.
+  """
+
+  name: ClassVar[str] = 'natural'
+  summary: ClassVar[str] = (
+    'the clients that the data name themselves, such as writers, speaking roles'
+    ' or users; only for data sets that have them'
+  )
+  needs_classes: ClassVar[bool] = False
+
+  def partition(
+    self,
+    y_train: np.ndarray,
+    y_test: Optional[np.ndarray] = None,
+    *,
+    num_clients: Optional[int] = None,
+    num_classes: Optional[int] = None,
+    seed: int = 0,
+  ) -> Partition:
+    """Raises `ValueError`: pooled examples do not say whose they are."""
+    raise ValueError(
+      'Expected `partition` to be a rule that deals pooled examples, such as'
+      f' shards:2 or iid, found {self.spec!r}; pass one key per example as'
+      ' `keys` to `FederatedDataset.from_arrays` for clients of your own.'
+    )
+
+
 PARTITIONERS: Dict[str, Type[Partitioner]] = {
   partitioner.name: partitioner
   for partitioner in (
@@ -961,6 +993,7 @@ PARTITIONERS: Dict[str, Type[Partitioner]] = {
     LognormalSizes,
     Iid,
     FallahDigits,
+    Natural,
   )
 }
 

@@ -5,7 +5,6 @@ a client's examples are a function of the seed and its position alone, so that
 100,000 clients need neither memory nor time until they are used.
 """
 
-import collections
 from typing import Tuple
 
 import numpy as np
@@ -138,9 +137,7 @@ def make_synthetic(
   return federated_dataset.FederatedDataset(
     name='synthetic',
     client_ids=federated_dataset.numbered_client_ids(num_clients),
-    element_spec=collections.OrderedDict(
-      x=tf.TensorSpec(shape, tf.float32), y=tf.TensorSpec((), tf.int32)
-    ),
+    element_spec=examples_lib.element_spec(shape, tf.float32),
     num_classes=num_classes,
     train=train,
     test=test,

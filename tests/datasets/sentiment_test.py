@@ -1,0 +1,222 @@
+"""Tests of labelled texts from CSV files."""
+
+import csv
+import gzip
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.datasets import sentiment
+
+
+def _write(path, rows, columns=('domain', 'label', 'text')):
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    writer.writerows(rows)
+  return str(path)
+
+
+def _rows(clients=('books', 'music'), count=20):
+  return [
+    (client, i % 2, f'{client} text {i}, "good"\nor not')
+    for client in clients
+    for i in range(count)
+  ]
+
+
+def _load(path, num_clients=2, **kwargs):
+  return sentiment.load_sentiment(num_clients, data_dir=str(path), **kwargs)
+
+
+def _splits(dataset):
+  for client_id in dataset.client_ids:
+    yield client_id, dataset.train(client_id), dataset.test(client_id)
+
+
+def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  dataset = _load(path, max_words=6)
+  assert dataset.client_ids == ('books', 'music')
+  assert dataset.num_classes == 2
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([6], tf.int32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  assert dataset.class_counts('train').tolist() == [[8, 8], [8, 8]]
+  assert dataset.class_counts('test').tolist() == [[2, 2], [2, 2]]
+
+
+def test_words_and_labels_stay_together(tmp_path):
+  rows = [('d', i % 2, ('bad', 'good')[i % 2]) for i in range(1)]
+  rows += [('d', 0, f'bad a{i}') for i in range(10)]
+  rows += [('d', 1, f'good b{i}') for i in range(10)]
+  dataset = _load(_write(tmp_path / 'reviews.csv', rows), 1, max_words=2)
+  for _, *splits in _splits(dataset):
+    first, second = (
+      {label: set(part.x[part.y == label, 0]) for label in (0, 1)}
+      for part in splits
+    )
+    assert first == second
+    assert first[0] != first[1] and len(first[0]) == len(first[1]) == 1
+
+
+def test_a_learned_vocabulary_knows_the_training_texts_only(tmp_path):
+  rows = [('d', i % 2, f'common own{i}') for i in range(20)]
+  dataset = _load(
+    _write(tmp_path / 'reviews.csv', rows),
+    1,
+    vocabulary='learned',
+    max_words=3,
+  )
+  ((_, train, test),) = _splits(dataset)
+  assert (train.x[:, 0] == 1).all() and (test.x[:, 0] == 1).all()
+  # 1 for the common word, then 16 words of 16 training texts.
+  assert sorted(train.x[:, 1]) == list(range(2, 18))
+  assert (test.x[:, 1] == 18).all()
+  assert not train.x[:, 2].any()
+
+
+def test_more_clients_than_domains_share_the_domains(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows(count=30))
+  dataset = _load(path, 5, vocabulary_size=100_000)
+  assert dataset.client_ids == (
+    'books_0',
+    'books_1',
+    'books_2',
+    'music_0',
+    'music_1',
+  )
+  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  assert totals[:3].tolist() == [[5, 5]] * 3
+  assert np.abs(totals[3:] - 7.5).max() < 1
+  # Every text has one client: 'text' and 'good' are in all, the number is not.
+  texts = [
+    row.tobytes()
+    for _, train, test in _splits(dataset)
+    for row in np.concatenate([train.x, test.x])
+  ]
+  assert len(set(texts)) == len(texts) == 60
+
+
+def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
+  users = [f'u{i}' for i in range(9)]
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  chosen = {_load(path, 4, seed=seed).client_ids for seed in range(6)}
+  assert len(chosen) > 1
+  assert _load(path, 4, seed=2).client_ids == _load(path, 4, seed=2).client_ids
+  with pytest.raises(ValueError, match='at most 9, the number of users'):
+    _load(path, 10)
+
+
+def test_a_client_column_goes_before_others(tmp_path):
+  rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows())]
+  path = _write(
+    tmp_path / 'sentiment.csv', rows, ('domain', 'label', 'text', 'user')
+  )
+  assert _load(path, 4).client_ids == ('u0', 'u1', 'u2', 'u3')
+
+
+@pytest.mark.parametrize(
+  'labels', [('0', '4'), ('negative', 'positive'), ('2', '10')]
+)
+def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
+  rows = [('d', labels[i % 2], f'text {i} {i % 2}') for i in range(20)]
+  dataset = _load(_write(tmp_path / 'reviews.csv', rows), 1)
+  ((_, train, test),) = _splits(dataset)
+  assert dataset.num_classes == 2
+  hashed_zero = {row[2] for row, y in zip(train.x, train.y) if y == 0}
+  hashed_one = {row[2] for row, y in zip(test.x, test.y) if y == 1}
+  assert len(hashed_zero) == len(hashed_one) == 1
+  expected = sentiment.vocabulary_lib.HashedVocabulary(10_000)
+  assert (hashed_zero, hashed_one) == (
+    {expected.number('0')},
+    {expected.number('1')},
+  )
+
+
+def test_texts_that_a_client_has_twice_count_once(tmp_path):
+  rows = _rows() + _rows()[:7] + [('new', 0, 'x'), ('new', 1, 'y')]
+  rows.append(('new', 1, 'books text 3, "good"\nor not'))
+  data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
+  assert len(data.texts) == 43
+  assert data.keys.count('new') == 3
+
+
+def test_compressed_files_are_read(tmp_path):
+  plain = _write(tmp_path / 'a.csv', _rows())
+  path = tmp_path / 'reviews.csv.gz'
+  with open(plain, 'rb') as file:
+    path.write_bytes(gzip.compress(file.read()))
+  assert sentiment.read_csv(str(path)) == sentiment.read_csv(plain)
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(ValueError, match='reviews.csv.gz` to be a complete gzip'):
+    sentiment.read_csv(str(path))
+
+
+@pytest.mark.parametrize(
+  'columns, rows, match',
+  [
+    (('domain', 'label'), [('d', 1)], 'columns text, .*found domain, label'),
+    (('text', 'label'), [('t', 1)], 'one of client, user, domain, found text'),
+    (('text', 'label', 'user'), [], 'with rows, found none'),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', '', 'u')],
+      'a label in every row, found none in row 2',
+    ),
+    (('text', 'label', 'user'), [('a', 0)], 'a user in every row.*row 1'),
+    (
+      ('text', 'label', 'user'),
+      [('a', 1, 'u')],
+      r'two or .*found \[1.0\]',
+    ),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
+  path = _write(tmp_path / 'reviews.csv', rows, columns)
+  with pytest.raises(ValueError, match=f'reviews.csv`.*{match}') as error:
+    _load(path)
+  assert '\n' not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+  path = tmp_path / 'reviews.csv'
+  path.write_bytes(b'text,label,user\n\xff\xfe,1,u\n')
+  with pytest.raises(ValueError, match='csv` to be a CSV file in UTF-8'):
+    _load(path)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(vocabulary='bytes'), 'one of hashed, learned, found .bytes.'),
+    (dict(vocabulary_size=1), '`vocabulary_size`'),
+    (dict(max_words=0), '`max_words`'),
+    (dict(test_fraction=1), '`test_fraction`'),
+    (dict(seed=-1), '`seed`'),
+    (dict(num_clients=41), 'at most 40, the number of texts'),
+    (dict(partition='iid'), "natural .*users or domains, found 'iid'"),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  with pytest.raises(ValueError, match=match) as error:
+    _load(path, **kwargs)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
+)
+def test_real_reviews_of_four_domains():
+  dataset = _load(os.environ['TFF_PFL_DATA_DIR'], 4, vocabulary='learned')
+  assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
+  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  # 1,000 of each label and domain, less the repeated ones.
+  assert totals.min() > 950 and totals.max() <= 1000
+  assert totals.sum() == 8000 - 147
