@@ -6,8 +6,8 @@ from typing import Any, Collection, Dict, Iterable, List
 
 from absl import flags
 
-from binaries import runtime_flags
-from tff_pfl import datasets, errors
+from binaries import argument_flags, runtime_flags
+from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import training_loop
 from tff_pfl.evaluation import personalization
@@ -30,7 +30,9 @@ _DATASET = flags.DEFINE_enum(
   f'The data. {datasets.describe_datasets()}.',
 )
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, "Folder with the data set's files, if it reads any."
+  'data_dir',
+  None,
+  "Folder with the data set's files, if it reads any, or the file itself.",
 )
 _PARTITION = flags.DEFINE_string(
   'partition',
@@ -44,17 +46,14 @@ _MODEL = flags.DEFINE_enum(
   'model',
   'mlp',
   list(zoo.MODELS),
-  'linear; mlp (see --model_widths, --model_activation); cnn: the 5-layer CNN '
-  'of FedRep (see --model_filters, --model_widths).',
+  'linear; mlp; cnn: the 5-layer CNN of FedRep; text_mlp: of the mean of the '
+  "words' embeddings; text_lstm: of characters or words.",
 )
-_MODEL_WIDTHS = flags.DEFINE_list(
-  'model_widths', None, 'Units of the hidden dense layers, such as 512,256,64.'
-)
-_MODEL_ACTIVATION = flags.DEFINE_string(
-  'model_activation', None, 'Hidden activation of --model=mlp, such as elu.'
-)
-_MODEL_FILTERS = flags.DEFINE_integer(
-  'model_filters', None, 'Channels of the convolutions of --model=cnn.'
+_MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
+_DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
+  'dataset',
+  {name: entry.load for name, entry in datasets.DATASETS.items()},
+  common=datasets.COMMON_ARGUMENTS,
 )
 _NUM_ROUNDS = flags.DEFINE_integer(
   'num_rounds', 100, 'Rounds of training.', lower_bound=1
@@ -133,8 +132,8 @@ for _name in runtime_flags.names():
 _FINE_TUNE_HELP = {
   'fine_tune': "Fine-tune clients' models on their training data before they "
   'are scored: head, all weights, none, or method: as the method does itself '
-  "(per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal model; none "
-  'for others).',
+  "(per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal model; "
+  'none for others).',
   'num_epochs': 'Epochs of fine-tuning.',
   'num_steps': 'Gradient steps of fine-tuning, instead of epochs.',
   'learning_rate': 'Learning rate of fine-tuning.',
@@ -294,26 +293,6 @@ def personalization_from_flags(
   )
 
 
-def _model_arguments():
-  arguments = {}
-  if _MODEL_WIDTHS.value:
-    try:
-      arguments['widths'] = [int(width) for width in _MODEL_WIDTHS.value]
-    except ValueError:
-      raise ValueError(
-        errors.message(
-          '--model_widths',
-          'integers separated by commas',
-          ','.join(_MODEL_WIDTHS.value),
-        )
-      ) from None
-  if _MODEL_ACTIVATION.value is not None:
-    arguments['activation'] = _MODEL_ACTIVATION.value
-  if _MODEL_FILTERS.value is not None:
-    arguments['filters'] = _MODEL_FILTERS.value
-  return arguments
-
-
 def config_from_flags(algorithm: str) -> run_config.RunConfig:
   """The settings of a run of `algorithm` that the flags give."""
   if _COHORT_SIZE.value is not None and _PARTICIPATION.value is not None:
@@ -331,10 +310,11 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
     hparams=hparams_from_flags(algorithm),
     dataset=_DATASET.value,
     data_dir=_DATA_DIR.value,
+    dataset_arguments=_DATASET_ARGUMENTS.given(),
     partition=_PARTITION.value,
     num_clients=_NUM_CLIENTS.value,
     model=_MODEL.value,
-    model_arguments=_model_arguments(),
+    model_arguments=_MODEL_ARGUMENTS.given(),
     aggregator=_AGGREGATOR.value,
     client_weighting=_CLIENT_WEIGHTING.value,
     stateless=_STATELESS.value,

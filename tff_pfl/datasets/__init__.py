@@ -18,6 +18,7 @@ from tff_pfl.datasets.partitioning import (
   make_partitioner,
 )
 from tff_pfl.datasets.registry import (
+  COMMON_ARGUMENTS,
   DATASETS,
   describe_datasets,
   load_arrays,
@@ -26,6 +27,7 @@ from tff_pfl.datasets.registry import (
 from tff_pfl.datasets.synthetic import make_synthetic
 
 __all__ = [
+  'COMMON_ARGUMENTS',
   'DATASETS',
   'PARTITIONERS',
   'Arrays',

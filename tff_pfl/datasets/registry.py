@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Callable, Dict, Optional, Union
 
-from tff_pfl import errors
+from tff_pfl import errors, signatures
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import (
   cifar10,
@@ -18,6 +18,9 @@ from tff_pfl.datasets import (
   stackoverflow,
   synthetic,
 )
+
+# What loaders take by keyword that is not one data set's own.
+COMMON_ARGUMENTS = ('data_dir', 'seed')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +145,7 @@ def load_dataset(
   partition: Union[str, partitioning.Partitioner] = 'shards:2',
   data_dir: Optional[str] = None,
   seed: int = 0,
+  **arguments: Any,
 ) -> federated_dataset.FederatedDataset:
   """Loads a dataset by name and deals it to clients.
 
@@ -154,6 +158,7 @@ def load_dataset(
     data_dir: Folder to read from, only for datasets that take one (or the file,
       for datasets of one file); None for what the dataset does by itself.
     seed: Of the partition or the choice of clients, non-negative.
+    **arguments: The data set's own, see its loader.
 
   Raises:
     ValueError: The name is unknown, an argument is out of range, or files are
@@ -164,7 +169,14 @@ def load_dataset(
   partitioning.check_num_clients(num_clients)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
-  arguments = _data_dir_argument(name, data_dir)
+  signatures.expect_own_arguments(
+    entry.load,
+    arguments,
+    'dataset_arguments',
+    f'dataset {name!r}',
+    COMMON_ARGUMENTS,
+  )
+  arguments.update(_data_dir_argument(name, data_dir))
   return entry.load(num_clients, partition, seed=seed, **arguments)
 
 

@@ -11,7 +11,7 @@ The worker never outlives its owner:
 * `WorkerProcess.stop`, leaving a ``with`` block and the interpreter's exit stop
   it: SIGTERM, then SIGKILL after a grace time, and its exit is always awaited.
 * On Linux the kernel kills it when the owner dies otherwise, by `kill -9` too
-  (see `worker_launcher`).
+  (see `child_launcher`).
 
 It runs in a session of its own, so that Ctrl-C in a terminal reaches Python
 alone, which then decides. It does not hold the owner's stdin, stdout or stderr
@@ -25,7 +25,6 @@ import collections
 import functools
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -35,10 +34,9 @@ from typing import IO, Dict, List, Mapping, Optional
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl import cores, errors
+from tff_pfl import child_processes, cores, errors
 from tff_pfl.runtime import worker_port
 
-_LAUNCHER = os.path.join(os.path.dirname(__file__), 'worker_launcher.py')
 _MAX_LOG_LINES = 50
 _MAX_LINE_BYTES = 4096
 _MAX_REPORTED_CHARACTERS = 300
@@ -104,7 +102,7 @@ class WorkerProcess:
     self._stop_requested = False
     self._start_error: Optional[OSError] = None
     self._port = worker_port.WorkerPort(host, port)
-    command = _launch_command(
+    command = child_processes.launch_command(
       binary,
       f'--port={self._port.number}',
       f'--max_concurrent_computation_calls={max_concurrent_clients}',
@@ -195,10 +193,8 @@ class WorkerProcess:
       return f'{worker} is running.'
     if self._stop_requested:
       return f'{worker} was stopped.'
-    return (
-      f'{worker} {_describe_return_code(self._process.returncode)}'
-      f'{self._last_words()}.'
-    )
+    ended = child_processes.describe_return_code(self._process.returncode)
+    return f'{worker} {ended}{self._last_words()}.'
 
   def find_loss(self, patience_seconds: float) -> Optional[errors.RunError]:
     """Returns what to raise for a call to this worker that failed.
@@ -365,25 +361,3 @@ def _thread_settings(max_concurrent_clients: int) -> Dict[str, str]:
   """
   num_threads = cores.threads_per_client(max_concurrent_clients)
   return {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
-
-
-def _launch_command(binary: str, *flags: str) -> List[str]:
-  """Returns the command that starts `binary`, tied to us where possible."""
-  command = [binary, *flags]
-  if sys.platform == 'linux' and sys.executable:
-    launcher = [sys.executable, '-I', '-S', _LAUNCHER, str(os.getpid())]
-    return launcher + command
-  return command
-
-
-def _describe_return_code(code: int) -> str:
-  """Returns how a process ended, to follow its name in a sentence."""
-  if code >= 0:
-    return f'ended with exit status {code}'
-  try:
-    name = f'signal {-code} ({signal.Signals(-code).name})'
-  except ValueError:
-    name = f'signal {-code}'
-  if -code == signal.SIGKILL:
-    return f'was killed by {name}, perhaps because memory ran out'
-  return f'was killed by {name}'

@@ -5,10 +5,9 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
-import inspect
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, signatures
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import training_loop
@@ -27,6 +26,8 @@ class RunConfig:
     hparams: The method's hyperparameters; None for its defaults.
     dataset: A key of `datasets.DATASETS`.
     data_dir: Folder with the data set's files, for those that have any.
+    dataset_arguments: The loader's own arguments, such as the length of
+      sequences.
     partition: How the data are divided among clients, such as 'shards:2'.
     num_clients: Number of clients.
     model: A key of `zoo.MODELS`.
@@ -51,6 +52,7 @@ class RunConfig:
   hparams: Any = None
   dataset: str = 'digits'
   data_dir: Optional[str] = None
+  dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   partition: str = 'shards:2'
   num_clients: int = 30
   model: str = 'mlp'
@@ -81,20 +83,12 @@ class RunConfig:
       f'one of {", ".join(zoo.MODELS)}',
       self.model,
     )
-    known = [
-      parameter.name
-      for parameter in inspect.signature(
-        zoo.MODELS[self.model]
-      ).parameters.values()
-      if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    for name in self.model_arguments:
-      errors.expect(
-        name in known,
-        'model_arguments',
-        f'arguments of model {self.model!r} ({", ".join(known) or "none"})',
-        name,
-      )
+    signatures.expect_own_arguments(
+      zoo.MODELS[self.model],
+      self.model_arguments,
+      'model_arguments',
+      f'model {self.model!r}',
+    )
     errors.expect(self.seed >= 0, 'seed', 'a non-negative integer', self.seed)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
@@ -102,6 +96,7 @@ class RunConfig:
   def settings(self) -> Dict[str, Any]:
     """The settings as JSON types."""
     settings = dataclasses.asdict(self)
+    settings['dataset_arguments'] = dict(self.dataset_arguments)
     settings['model_arguments'] = {
       name: list(value) if isinstance(value, tuple) else value
       for name, value in self.model_arguments.items()
@@ -135,14 +130,20 @@ class RunConfig:
       }
     )
 
-  def load_data(self) -> datasets.FederatedDataset:
-    """Loads the data and divides them among the clients."""
+  def load_data(self, num_more_clients: int = 0) -> datasets.FederatedDataset:
+    """Loads the data and divides them among the clients.
+
+    Args:
+      num_more_clients: How many there are besides those of the run; they come
+        last.
+    """
     return datasets.load_dataset(
       self.dataset,
-      num_clients=self.num_clients,
+      num_clients=self.num_clients + num_more_clients,
       partition=self.partition,
       data_dir=self.data_dir,
       seed=self.seed,
+      **self.dataset_arguments,
     )
 
   def build_model(

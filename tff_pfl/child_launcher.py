@@ -1,6 +1,6 @@
 """Replaces itself by a program that must not outlive the one that started it.
 
-    python -I -S worker_launcher.py PARENT_PID PROGRAM [ARGUMENT ...]
+    python -I -S child_launcher.py PARENT_PID PROGRAM [ARGUMENT ...]
 
 The kernel is told to kill this process (`PR_SET_PDEATHSIG`) as soon as the
 thread that started it ends, for whatever reason, `kill -9` of its process

@@ -1,0 +1,146 @@
+r"""Compares methods on the same data, over seeds and hyperparameters.
+
+    python -m binaries.compare --algorithms=fed_rep,fed_avg,ditto \
+      --seeds=0,1,2 --grid=learning_rate=0.01,0.1 \
+      --grid=ditto.proximal_strength=0.1,1 --fine_tune_variants=all \
+      --num_new_clients=10 --dataset=digits --partition=shards:2 \
+      --num_clients=30 --cohort_size=10 --num_rounds=100 \
+      --output_dir=runs/compare
+
+All flags of a run of binaries.train but --algorithm and --seed are those of
+every run. Where a grid has several points for a method, each point is first run
+with the first seed on a part of the clients' training examples, and the best
+one on the rest of these is taken; test examples are not read for that.
+
+Each run is a trial with a folder of its own in `trials/` of the output folder,
+with the files of a run of binaries.train and its log. The output folder gets
+`comparison.html` (a page for the browser), `comparison.csv` (mean and standard
+deviation over seeds), `per_client.csv` and `comparison.json`. A trial that
+fails is reported, the others go on; the exit status is then 1. A comparison
+that was stopped goes on with `--resume`, which takes further methods and seeds,
+too.
+"""
+
+import os
+
+from absl import flags
+
+from binaries import program, run_flags, runtime_flags
+from tff_pfl import errors
+from tff_pfl.algorithms import registry
+from tff_pfl.comparison import html_report, plan, runner
+
+_ALL = 'all'
+
+_ALGORITHMS = flags.DEFINE_list(
+  'algorithms', [_ALL], f'Methods to compare, or {_ALL} of --algorithm.'
+)
+_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds, each as --seed of a run.')
+_GRID = flags.DEFINE_multi_string(
+  'grid',
+  [],
+  'Values of a hyperparameter to choose from, '
+  "'[method.]hyperparameter=value,value,...'; without a method, for all that "
+  'have it. May be given several times.',
+)
+_FINE_TUNE_VARIANTS = flags.DEFINE_list(
+  'fine_tune_variants',
+  [],
+  f'Of {", ".join(plan.VARIANTS)}: how the models of the last round are '
+  'fine-tuned and scored, besides as --fine_tune says.',
+)
+_NUM_NEW_CLIENTS = flags.DEFINE_integer(
+  'num_new_clients',
+  0,
+  'Clients besides --num_clients that are scored without having taken part.',
+  lower_bound=0,
+)
+_VALIDATION_FRACTION = flags.DEFINE_float(
+  'validation_fraction',
+  0.2,
+  "Part of each client's training examples that --grid is decided by.",
+)
+_TUNING_ROUNDS = flags.DEFINE_integer(
+  'tuning_rounds',
+  None,
+  'Rounds of the runs that --grid is decided by (default: --num_rounds).',
+  lower_bound=1,
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  'num_processes',
+  None,
+  'Runs at the same time (default: one on each usable CPU core); each takes '
+  'most of a gigabyte of memory, or more, and GPUs are shared by all.',
+  lower_bound=1,
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  'output_dir', None, 'Folder of the comparison.', required=True
+)
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'Go on with the comparison in --output_dir, if any.'
+)
+flags.adopt_module_key_flags(run_flags)
+flags.adopt_module_key_flags(program)
+
+
+def _algorithms():
+  if _ALGORITHMS.value == [_ALL]:
+    return tuple(registry.ALGORITHMS)
+  for name in _ALGORITHMS.value:
+    errors.expect(
+      name in registry.ALGORITHMS,
+      '--algorithms',
+      f'{_ALL}, or some of {", ".join(registry.ALGORITHMS)}',
+      name,
+    )
+  return tuple(_ALGORITHMS.value)
+
+
+def _seeds():
+  for text in _SEEDS.value:
+    errors.expect(text.isdecimal(), '--seeds', 'non-negative integers', text)
+  return tuple(int(text) for text in _SEEDS.value)
+
+
+def _comparison():
+  """What the flags ask for."""
+  run_flags.refuse(['algorithm'], '--algorithms says what is compared')
+  run_flags.refuse(['seed'], '--seeds has the seeds')
+  algorithms = _algorithms()
+  errors.expect(algorithms, '--algorithms', 'at least one', 'none')
+  run_flags.check_selected(*algorithms)
+  configs = {name: run_flags.config_from_flags(name) for name in algorithms}
+  return plan.Comparison(
+    base=configs[algorithms[0]],
+    algorithms=algorithms,
+    hparams={name: config.hparams for name, config in configs.items()},
+    seeds=_seeds(),
+    grid=plan.parse_grid(_GRID.value, algorithms),
+    fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
+    num_new_clients=_NUM_NEW_CLIENTS.value,
+    validation_fraction=_VALIDATION_FRACTION.value,
+    tuning_rounds=_TUNING_ROUNDS.value,
+  )
+
+
+def main() -> None:
+  """Runs the comparison, prints its table."""
+  found = runner.run(
+    _comparison(),
+    _OUTPUT_DIR.value,
+    num_processes=_NUM_PROCESSES.value,
+    runtime_options=runtime_flags.options(),
+    resume=_RESUME.value,
+  )
+  print(found.table())
+  print(f'Report: {os.path.join(_OUTPUT_DIR.value, html_report.REPORT_NAME)}')
+  if found.failures:
+    first = found.failures[0]
+    raise errors.RunError(
+      f'Failed trials: {len(found.failures)}; the first is {first.trial}: '
+      f'{first.reason}'
+    )
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,97 @@
+from typing import Optional, Sequence, Union
+
+import pytest
+from absl import flags
+
+from binaries import argument_flags
+
+
+def _lake(
+  surface: int,
+  *,
+  depth: float = 2.5,
+  seed: int = 0,
+  islands: Sequence[int] = (),
+):
+  """A lake.
+
+  Args:
+    surface: Not a keyword argument.
+    depth: In metres, which
+      may be none.
+    seed: Common to all.
+    islands: Their sizes.
+  """
+
+
+def _river(
+  *,
+  depth: float = 1.0,
+  name: str = 'Rhine',
+  bends: Union[int, Sequence[int]] = 3,
+  locks: Optional[int] = None,
+):
+  """A river.
+
+  Args:
+    depth: Of the river.
+    name: Of it.
+    bends: One number, or each.
+    locks: If any.
+  """
+
+
+@pytest.fixture(name='given', scope='module')
+def _given():
+  water = argument_flags.ArgumentFlags(
+    'water', {'lake': _lake, 'river': _river}, common=('seed',)
+  )
+
+  def given(*arguments):
+    names = [name for name in flags.FLAGS if name.startswith('water_')]
+    saved = {name: flags.FLAGS[name].value for name in names}
+    try:
+      for argument in arguments:
+        name, value = argument.split('=')
+        flags.FLAGS[f'water_{name}'].parse(value)
+      return water.given()
+    finally:
+      for name, value in saved.items():
+        flags.FLAGS[name].value = value
+
+  return given
+
+
+def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
+  del given
+  names = [name for name in flags.FLAGS if name.startswith('water_')]
+  assert sorted(names) == [
+    'water_bends',
+    'water_depth',
+    'water_islands',
+    'water_locks',
+    'water_name',
+  ]
+  assert flags.FLAGS['water_depth'].help == (
+    'Of --water=lake or river: In metres, which may be none. (default: lake '
+    '2.5, river 1.0)'
+  )
+  assert flags.FLAGS['water_locks'].help == (
+    'Of --water=river: If any. (default: None)'
+  )
+
+
+def test_only_what_is_given_is_passed_on_with_its_type(given):
+  assert given() == {}
+  assert given('depth=3', 'name=Main', 'locks=0') == {
+    'depth': 3.0,
+    'name': 'Main',
+    'locks': 0,
+  }
+  assert given('islands=4', 'bends=4') == {'islands': [4], 'bends': 4}
+  assert given('bends=4,5') == {'bends': [4, 5]}
+
+
+def test_what_should_be_integers_and_is_not_is_refused(given):
+  with pytest.raises(ValueError, match='`--water_islands`.*integers.*small'):
+    given('islands=small')

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+
+from tff_pfl.algorithms import registry
+from tff_pfl.comparison import execution
+
+_SMALL = (
+  '--num_clients=4',
+  '--cohort_size=2',
+  '--num_rounds=1',
+  '--model=linear',
+)
+
+
+def test_a_comparison_reports_what_ran_and_what_failed(programs):
+  # A linear model has no body that fed_per could share.
+  arguments = ('--algorithms=fed_avg,fed_per', *_SMALL, '--output_dir=out')
+  result = programs.run('compare', *arguments)
+  assert result.error.startswith(
+    'Failed trials: 1; the first is fed_per-seed0: Expected `model` to be'
+  )
+  assert 'fed_per-seed0 failed: Expected `model`' in result.err
+  assert '2/2' in result.err
+  (row,) = [r for r in result.out.splitlines() if r.startswith('fed_avg ')]
+  assert 'Report: out/comparison.html' in result.out
+  directory = programs.directory / 'out'
+  for name in ('comparison.html', 'comparison.csv', 'per_client.csv'):
+    assert (directory / name).stat().st_size
+  found = json.loads((directory / 'comparison.json').read_text())
+  assert [method['label'] for method in found['methods']] == ['fed_avg']
+  accuracy = found['methods'][0]['metrics']['personal_accuracy']['mean']
+  assert f'{accuracy:.3f}' in row
+
+  message = programs.fail('compare', *arguments)
+  assert message == (
+    'There is a comparison in out already: pass --resume to go on with it, or '
+    'another --output_dir.'
+  )
+  folder = execution.trial_folder(str(directory), 'fed_avg-seed0')
+  with open(f'{folder}/run.sqlite', 'rb') as file:
+    before = file.read()
+  # What has ended is not run again.
+  result = programs.succeed(
+    'compare',
+    '--algorithms=fed_avg',
+    *_SMALL,
+    '--output_dir=out',
+    '--resume',
+  )
+  assert row in result.out
+  with open(f'{folder}/run.sqlite', 'rb') as file:
+    assert file.read() == before
+
+
+def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
+  text = programs.succeed('compare', '--help').out
+  for flag in (
+    '--algorithms',
+    '--seeds',
+    '--grid',
+    '--fine_tune_variants',
+    '--num_new_clients',
+    '--validation_fraction',
+    '--tuning_rounds',
+    '--num_processes',
+    '--output_dir',
+    '--[no]resume',
+    '--dataset',
+    '--ditto_proximal_strength',
+    '--runtime',
+  ):
+    assert f' {flag}: ' in text
+
+
+@pytest.mark.parametrize(
+  'arguments,words',
+  [
+    (['--algorithms=fed_foo'], ['--algorithms', "'fed_foo'", 'ditto']),
+    (['--algorithms='], ['--algorithms', 'at least one']),
+    (['--algorithms=fed_avg,fed_avg'], ['algorithms', 'none twice']),
+    (['--algorithm=fed_avg'], ['no --algorithm:', '--algorithms']),
+    (['--seed=1'], ['no --seed:', '--seeds']),
+    (['--seeds=1,x'], ['--seeds', "'x'"]),
+    (['--seeds=1,1'], ['seeds', 'none twice']),
+    (['--grid=speed=1'], ['grid', 'speed=1']),
+    (['--algorithms=fed_avg', '--grid=ditto.momentum=0'], ['ditto.momentum']),
+    (['--fine_tune_variants=body'], ['fine_tune_variants', "'body'"]),
+    (['--validation_fraction=1'], ['validation_fraction', '1.0']),
+    (['--num_processes=0'], ['--num_processes']),
+    (
+      ['--algorithms=fed_avg', '--ditto_num_epochs=1'],
+      ['--ditto_num_epochs', 'fed_avg'],
+    ),
+    (['--runtime=remote'], ['--workers']),
+    (['--cohort_size=40'], ['cohort_size']),
+    (['--dataset=synthetic', '--partition=dirichlet:0.1'], ['partition']),
+    (['fed_avg'], ["flags only (--name=value), found 'fed_avg'"]),
+  ],
+)
+def test_wrong_use_is_one_line(arguments, words, programs):
+  message = programs.fail('compare', *arguments, '--output_dir=out')
+  for word in words:
+    assert word in message
+  assert not (programs.directory / 'out').exists()
+
+
+def test_the_output_folder_is_needed(programs):
+  assert '--output_dir' in programs.fail('compare')
+
+
+def test_all_methods_are_the_default(programs):
+  message = programs.fail('compare', '--grid=nothing=1', '--output_dir=out')
+  for name in registry.ALGORITHMS:
+    assert name in message

@@ -1,0 +1,367 @@
+import dataclasses
+import html.parser
+import re
+
+import pytest
+
+from tests.comparison import example_comparison
+from tff_pfl import errors
+from tff_pfl.algorithms import registry
+from tff_pfl.comparison import html_report, results
+
+_VOID = {'meta', 'br', 'link', 'img', 'input', 'hr'}
+
+
+class _Page(html.parser.HTMLParser):
+  """A page's ids, attributes, sections and tables; checks the nesting."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.text = text
+    self.open = []
+    self.attributes = []
+    self.tables = {}
+    self.titles = []
+    self.data = []
+    self._section = None
+    self.feed(text)
+    self.close()
+    assert not self.open
+
+  @property
+  def ids(self):
+    return [value for name, value in self.attributes if name == 'id']
+
+  @property
+  def prose(self):
+    """What is to be read, with white space as a browser shows it."""
+    return ' '.join(''.join(self.data).split())
+
+  def handle_starttag(self, tag, attrs):
+    attributes = dict(attrs)
+    self.attributes += attrs
+    if tag not in _VOID:
+      self.open.append(tag)
+    if tag == 'section':
+      self._section = attributes['id']
+      self.tables[self._section] = []
+    elif tag == 'tr':
+      self.tables[self._section].append([])
+    elif tag in ('td', 'th'):
+      self.tables[self._section][-1].append('')
+    elif tag == 'h2':
+      self.titles.append('')
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+    if tag in ('td', 'th'):
+      row = self.tables[self._section][-1]
+      row[-1] = ' '.join(row[-1].split())
+
+  def handle_data(self, data):
+    self.data.append(data)
+    if {'td', 'th'} & set(self.open):
+      self.tables[self._section][-1][-1] += data
+    elif self.open and self.open[-1] == 'h2':
+      self.titles[-1] += data
+
+  def rows(self, section):
+    """The rows of a section's tables, by the text of their first cell."""
+    return {row[0]: row[1:] for row in self.tables[section]}
+
+
+def _write(tmp_path, comparison):
+  path = tmp_path / 'comparison.html'
+  html_report.write_report(comparison, path)
+  return _Page(path.read_text(encoding='utf-8'))
+
+
+def _with_metric(comparison, name, **means):
+  """A comparison in which methods have the given means of one metric."""
+  return dataclasses.replace(
+    comparison,
+    methods=tuple(
+      dataclasses.replace(
+        method,
+        metrics={
+          **method.metrics,
+          name: results.spread([means[method.algorithm]]),
+        },
+      )
+      for method in comparison.methods
+    ),
+  )
+
+
+@pytest.fixture(name='page', scope='module')
+def _page(tmp_path_factory):
+  return _write(
+    tmp_path_factory.mktemp('page'),
+    example_comparison.make_results(
+      dataset='cifar10',
+      num_clients=100,
+      failures=[results.Failure('ditto-seed2', 'ditto', 2, 'No <memory>.')],
+    ),
+  )
+
+
+def test_page_has_a_section_for_everything(page):
+  assert page.titles == [
+    'Results',
+    'Published figures',
+    'Accuracy by round',
+    'Accuracy over clients',
+    'Before and after personalization',
+    'Partition',
+    'Tuning',
+    'Failures',
+    'Settings',
+  ]
+
+
+def test_page_stands_alone(page):
+  assert '://' not in page.text
+  assert '@import' not in page.text
+  for name, value in page.attributes:
+    if name in ('src', 'href', 'srcset', 'action'):
+      assert value.startswith(('#', 'data:'))
+
+
+def test_ids_are_unique_and_references_resolve(page):
+  assert len(page.ids) == len(set(page.ids))
+  references = {
+    value[1:]
+    for name, value in page.attributes
+    if name == 'href' and value.startswith('#')
+  }
+  references |= set(re.findall(r'url\(#([^)]*)\)', page.text))
+  assert references <= set(page.ids)
+
+
+def test_page_is_made_for_phones_and_for_dark_rooms(page):
+  assert 'name="viewport" content="width=device-width' in page.text
+  assert 'prefers-color-scheme: dark' in page.text
+  # The colours of the pictures that a dark page replaces do occur.
+  replaced = set(re.findall(r'(--c-[0-9a-f]{6}):', page.text))
+  assert {'--c-555555', '--c-0072b2', '--c-dddddd'} <= replaced
+  assert all(f'var({name},' in page.text for name in ('--c-555555',))
+
+
+def test_header_counts_what_was_compared_and_names_what_is_ahead(tmp_path):
+  comparison = _with_metric(
+    example_comparison.make_results(variants=('method',)),
+    'personal_accuracy',
+    fed_avg=0.5,
+    fed_rep=0.625,
+  )
+  page = _write(tmp_path, comparison)
+  assert (
+    '2 methods, 3 seeds. Highest personal accuracy after the last round: '
+    'fed_rep, 62.5%. What lies'
+  ) in page.prose
+  assert 'did not come to an end' not in page.prose
+
+
+def test_failures_are_told_at_the_top_and_listed(page):
+  assert '1 run did not come to an end' in page.prose
+  assert page.rows('failures')['ditto-seed2'] == ['ditto', '2', 'No <memory>.']
+
+
+def test_tuning_shows_the_grid_and_the_choice(page):
+  rows = page.rows('tuning')
+  assert rows['0.1'] == ['72.0', '0.9', 'chosen']
+  assert rows['10.0'] == ['–', '–', 'It diverged.']
+  assert 'learning_rate = 0.1, of 3 points' in page.prose
+
+
+def test_settings_and_hyperparameters_are_listed(page):
+  assert '<dt>partition</dt><dd>shards:2</dd>' in page.text
+  assert '<dt>seeds</dt><dd>0, 1, 2</dd>' in page.text
+  assert page.rows('settings')['fed_rep'] == [
+    registry.ALGORITHMS['fed_rep'].summary,
+    'learning_rate = 0.1, momentum = 0.5, batch_size = 10',
+  ]
+
+
+def test_text_is_escaped(tmp_path):
+  comparison = example_comparison.make_results(variants=('method',))
+  evil = '<script>alert("1 & 2")</script>'
+  page = _write(
+    tmp_path,
+    dataclasses.replace(
+      comparison,
+      title=evil,
+      methods=(
+        dataclasses.replace(comparison.methods[0], label=evil),
+        *comparison.methods[1:],
+      ),
+    ),
+  )
+  assert '<script>alert' not in page.text
+  assert evil in page.rows('results')
+
+
+def test_results_can_be_sorted_and_their_variants_chosen(page):
+  assert re.search(r'<select class="variants" data-rows="results">', page.text)
+  assert [v for name, v in page.attributes if name == 'value'] == [
+    '',
+    'method',
+    'head',
+  ]
+  assert ('aria-sort', 'descending') in page.attributes
+  assert ('data-variant', 'head') in page.attributes
+  keys = [float(v) for v in re.findall(r'data-sort="([\d.]+)"', page.text)]
+  assert 623_890 in keys
+
+
+def test_only_what_the_runs_were_asked_to_is_open_at_first(page):
+  first, second = re.findall(
+    r'<details( open)?>\s*<summary>\s*(?:As the runs|With the head)', page.text
+  )
+  assert (first, second) == (' open', '')
+
+
+def test_results_are_ranked_with_their_spread_and_best_values_marked(tmp_path):
+  comparison = example_comparison.make_results(
+    ('fed_avg', 'ditto', 'fed_rep'), variants=('method',)
+  )
+  comparison = _with_metric(
+    comparison, 'personal_accuracy', fed_avg=0.5, ditto=0.7, fed_rep=0.9
+  )
+  comparison = _with_metric(
+    comparison, 'fraction_hurt', fed_avg=0.0, ditto=0.02, fed_rep=0.1
+  )
+  page = _write(tmp_path, comparison)
+  head, *rows = page.tables['results']
+  assert [row[0] for row in rows] == ['fed_rep', 'ditto', 'fed_avg']
+  column = head.index('personal accuracy, last round (%)')
+  assert [row[column] for row in rows] == ['90.0', '70.0', '50.0']
+  assert head.index('bytes up, a client (kB)')
+  assert rows[0][head.index('bytes up, a round (MB)')] == '6.2'
+  assert re.fullmatch(r'\d+\.\d ± \d+\.\d', rows[0][head.index(head[1])])
+  marked = re.findall(r'class="number best"[^>]*>([^<]*)<', page.text)
+  assert '90.0' in marked
+  assert '0.0' in marked
+  assert '70.0' not in marked
+  # A column that nothing has a value in is left out.
+  assert not any('new clients' in title for title in head)
+
+
+def test_published_figures_stand_beside_ours(page):
+  rows = page.rows('published')
+  assert rows['FedAvg'][0] == 'fed_avg'
+  assert rows['FedAvg+FT'][0] == 'fed_avg + FT (head)'
+  ours, published, difference = rows['FedAvg'][1:4]
+  assert published == '42.65'
+  shown = float(ours.split(' ± ')[0])
+  assert float(difference) == pytest.approx(shown - 42.65, abs=0.11)
+  # Neither what our copy of the paper lacks nor what was not run is made up.
+  assert rows['FedRep'][0] == 'fed_rep'
+  assert rows['FedRep'][2:4] == ['', '']
+  assert rows['Ditto'][:4] == ['', '', '85.39', '']
+  assert 'Here 4 new clients had a share of the data' in page.prose
+
+
+def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(tmp_path):
+  comparison = example_comparison.make_results(
+    ('fed_avg',), variants=('method',), dataset='cifar10', num_clients=100
+  )
+  comparison = dataclasses.replace(
+    comparison,
+    settings=(
+      *comparison.settings,
+      results.Setting('personalization', {'fine_tune': 'head'}),
+    ),
+  )
+  rows = _write(tmp_path, comparison).rows('published')
+  assert rows['FedAvg+FT'][0] == 'fed_avg'
+  assert rows['FedAvg'][0] == ''
+
+
+def test_other_settings_have_no_published_figures(tmp_path):
+  page = _write(tmp_path, example_comparison.make_results(variants=('method',)))
+  assert 'published' not in page.tables
+
+
+def test_a_method_that_changes_nothing_is_named_and_not_drawn(tmp_path):
+  comparison = example_comparison.make_results(variants=('method',))
+  fed_avg, fed_rep = comparison.methods
+  fed_avg = dataclasses.replace(
+    fed_avg,
+    clients=tuple(
+      dataclasses.replace(client, accuracy_after=client.accuracy_before)
+      for client in fed_avg.clients
+    ),
+  )
+  page = _write(
+    tmp_path, dataclasses.replace(comparison, methods=(fed_avg, fed_rep))
+  )
+  assert 'nothing changed for fed_avg.' in page.prose
+  assert 'before and after personalization, fed_rep' in page.text
+  assert 'before and after personalization, fed_avg' not in page.text
+
+
+def test_a_regression_has_neither_curves_nor_distributions(tmp_path):
+  comparison = example_comparison.make_results(variants=('method',))
+  accuracies = {
+    metric.name: None
+    for metric in results.METRICS
+    if metric.unit in ('accuracy', 'fraction')
+  }
+  page = _write(
+    tmp_path,
+    dataclasses.replace(
+      comparison,
+      methods=tuple(
+        dataclasses.replace(
+          method,
+          metrics={**method.metrics, **accuracies},
+          curves=(),
+          clients=tuple(
+            dataclasses.replace(
+              client, accuracy_before=None, accuracy_after=None
+            )
+            for client in method.clients
+          ),
+          new_clients=(),
+        )
+        for method in comparison.methods
+      ),
+      partition=dataclasses.replace(comparison.partition, class_counts=None),
+    ),
+  )
+  assert list(page.tables) == ['results', 'partition', 'tuning', 'settings']
+  assert 'personal loss' in page.tables['results'][0]
+
+
+def test_a_comparison_of_which_everything_failed_has_a_page(tmp_path):
+  page = _write(
+    tmp_path,
+    results.ComparisonResults(
+      title='digits',
+      settings=(results.Setting('dataset', 'digits'),),
+      methods=(),
+      partition=None,
+      tunings=(),
+      failures=(results.Failure('fed_avg-seed0', 'fed_avg', 0, 'Killed.'),),
+    ),
+  )
+  assert list(page.tables) == ['failures', 'settings']
+
+
+def test_all_methods_on_one_page_stay_small(tmp_path):
+  page = _write(
+    tmp_path,
+    example_comparison.make_results(
+      tuple(registry.ALGORITHMS), num_clients=100, rounds=range(5, 501, 5)
+    ),
+  )
+  assert len(page.tables['results']) == 1 + 2 * len(registry.ALGORITHMS)
+  # A page that a phone loads at once.
+  assert len(page.text) < 2_000_000
+
+
+def test_page_that_cannot_be_written_is_a_run_error(tmp_path):
+  comparison = example_comparison.make_results(('fed_avg',), variants=())
+  with pytest.raises(errors.RunError, match='Cannot write'):
+    html_report.write_report(comparison, tmp_path / 'none' / 'page.html')

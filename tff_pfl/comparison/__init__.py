@@ -1,0 +1,1 @@
+"""Comparisons of several methods over seeds and hyperparameters."""

@@ -1,0 +1,268 @@
+"""Gathers what the trials of a comparison found, from their folders."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tff_pfl import datasets, errors
+from tff_pfl.algorithms import registry
+from tff_pfl.comparison import execution, plan, results, trial
+from tff_pfl.simulation import report, run_store
+
+# Settings of a run that differ between the runs of a comparison, or tell of
+# this machine alone.
+_OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
+
+
+def read_summary(directory: str, name: str) -> Optional[dict]:
+  """The summary of a finished trial's run; None of an unfinished one.
+
+  Args:
+    directory: Of the comparison.
+    name: Of the trial.
+
+  Raises:
+    RunError: If it cannot be read.
+  """
+  if not execution.is_finished(directory, name):
+    return None
+  return _read_json(directory, name, report.SUMMARY_NAME)
+
+
+def partition_of(
+  seed: int,
+  trained: datasets.FederatedDataset,
+  new: Optional[datasets.FederatedDataset],
+) -> results.Partition:
+  """How the training data lie on the clients.
+
+  Args:
+    seed: Of the partition.
+    trained: Clients that are trained.
+    new: Clients that are not; None without any.
+  """
+  parts = [trained] if new is None else [trained, new]
+  counts = None
+  if trained.num_classes is not None:
+    counts = tuple(
+      tuple(row) for part in parts for row in part.class_counts().tolist()
+    )
+  return results.Partition(
+    seed=seed,
+    client_ids=tuple(i for part in parts for i in part.client_ids),
+    num_new_clients=0 if new is None else new.num_clients,
+    class_counts=counts,
+    num_train_examples=tuple(
+      part.num_train_examples(i) for part in parts for i in part.client_ids
+    ),
+  )
+
+
+def collect(
+  comparison: plan.Comparison,
+  directory: str,
+  trials: Sequence[plan.Trial],
+  *,
+  partition: Optional[results.Partition] = None,
+  tunings: Sequence[results.Tuning] = (),
+  failures: Sequence[results.Failure] = (),
+  settings: Sequence[results.Setting] = (),
+) -> results.ComparisonResults:
+  """Sums up a comparison.
+
+  Args:
+    comparison: What was compared.
+    directory: Its folder.
+    trials: Its trials; those that are not finished are left out.
+    partition: Of the first seed.
+    tunings: The sweeps.
+    failures: What failed.
+    settings: To be shown after those of the comparison.
+
+  Raises:
+    RunError: If a trial's files cannot be read.
+  """
+  methods = []
+  for algorithm in comparison.algorithms:
+    read = [
+      _Trial(directory, t)
+      for t in trials
+      if t.config.algorithm == algorithm
+      and execution.is_finished(directory, t.name)
+    ]
+    if read:
+      methods += [
+        _method(comparison, read, variant) for variant in read[0].variants
+      ]
+  base = comparison.base
+  return results.ComparisonResults(
+    title=(
+      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
+      f'{base.num_rounds} rounds'
+    ),
+    settings=(*_settings(comparison), *settings),
+    methods=tuple(methods),
+    partition=partition,
+    tunings=tuple(tunings),
+    failures=tuple(failures),
+  )
+
+
+class _Trial:
+  """What a finished trial left in its folder."""
+
+  def __init__(self, directory, finished):
+    self.config = finished.config
+    self.scores = _read_json(directory, finished.name, trial.SCORES_NAME)
+    self.summary = _read_json(directory, finished.name, report.SUMMARY_NAME)
+    self.variants = list(self.scores['variants'])
+    folder = execution.trial_folder(directory, finished.name)
+    with run_store.RunStore.open_for_reading(folder) as store:
+      self.evaluations = store.evaluations()
+
+  def metrics(self, variant):
+    """The figures of one row, by the names of `results.METRICS`."""
+    scores = self.scores['variants'][variant]
+    evaluation = scores['evaluation']
+    fairness = evaluation['fairness'] or {}
+    of_last_10 = self.summary['accuracy'] or {}
+    global_of_last_10 = self.summary['global_accuracy'] or {}
+    shared = evaluation['global'] or {}
+    sizes = self.scores['bytes_per_round']
+    cohort_size = self.config.cohort_size
+    return {
+      'personal_accuracy_last_10': of_last_10.get('last_10_mean')
+      if variant == plan.OWN_VARIANT
+      else None,
+      'personal_accuracy': evaluation['personal'].get('accuracy'),
+      'global_accuracy_last_10': global_of_last_10.get('last_10_mean'),
+      'global_accuracy': shared.get('accuracy'),
+      'worst_10_percent': fairness.get('worst_10_percent'),
+      'fraction_hurt': fairness.get('fraction_hurt'),
+      'new_client_accuracy': _mean_accuracy(scores['new_clients']),
+      'personal_loss': evaluation['personal']['loss'],
+      'bytes_down_per_client': sizes['down'],
+      'bytes_up_per_client': sizes['up'],
+      'bytes_down_per_round': sizes['down'] * cohort_size,
+      'bytes_up_per_round': sizes['up'] * cohort_size,
+      'seconds_per_round': self.summary['seconds_per_round'],
+    }
+
+  def curve(self):
+    """The accuracies by round; None for regression."""
+    series = report.accuracy_series(self.evaluations)
+    if 'personal' not in series:
+      return None
+    rounds, personal = series['personal']
+    return results.AccuracyCurve(
+      seed=self.config.seed,
+      rounds=tuple(rounds),
+      personal=_finite(personal),
+      global_model=_finite(series['global'][1]) if 'global' in series else None,
+    )
+
+  def clients(self, variant, which):
+    """Scores of `which`: 'clients' or 'new_clients'."""
+    return [
+      results.ClientScore(
+        seed=self.config.seed,
+        client=row['client'],
+        num_train_examples=row['num_train_examples'],
+        num_test_examples=row['num_test_examples'],
+        num_rounds=row['num_rounds'],
+        accuracy_before=row['before'].get('accuracy'),
+        accuracy_after=row['after'].get('accuracy'),
+        loss_before=row['before']['loss'],
+        loss_after=row['after']['loss'],
+      )
+      for row in self.scores['variants'][variant][which]
+    ]
+
+
+def _method(comparison, read, variant):
+  """The row of a method and variant, over the seeds."""
+  algorithm, first = read[0].config.algorithm, read[0]
+  rows = [one.metrics(variant) for one in read]
+  curves = [one.curve() for one in read] if variant == plan.OWN_VARIANT else []
+
+  def clients(which):
+    return tuple(row for one in read for row in one.clients(variant, which))
+
+  return results.MethodResult(
+    algorithm=algorithm,
+    variant=variant,
+    label=_label(algorithm, variant, comparison.base, first.scores),
+    summary=registry.get_algorithm(algorithm).summary,
+    has_global_model=first.scores['has_global_model'],
+    hparams=first.config.settings()['hparams'],
+    metrics={
+      metric.name: results.spread([row[metric.name] for row in rows])
+      for metric in results.METRICS
+    },
+    curves=tuple(curve for curve in curves if curve is not None),
+    clients=clients('clients'),
+    new_clients=clients('new_clients'),
+  )
+
+
+def _label(algorithm, variant, base, scores):
+  """What a row is called; fine-tuning that the method itself does is not."""
+  asked = variant
+  if variant == plan.OWN_VARIANT:
+    asked = base.personalization.fine_tune
+  if asked == 'method' or asked == scores['adaptation'] == 'none':
+    return algorithm
+  if asked == 'none':
+    return f'{algorithm} without FT'
+  return f'{algorithm} + FT ({asked})'
+
+
+def _settings(comparison):
+  """The settings that all runs share, then those of the comparison."""
+  base = comparison.base.settings()
+  shared = {
+    **{name: base[name] for name in base if name not in _OWN_SETTINGS},
+    'seeds': list(comparison.seeds),
+    'num_new_clients': comparison.num_new_clients,
+    'fine_tune_variants': list(comparison.fine_tune_variants),
+  }
+  # Its options say nothing where nothing is fine-tuned.
+  fine_tuned = {base['personalization']['fine_tune']}
+  if not (fine_tuned | set(comparison.fine_tune_variants)) & {'head', 'all'}:
+    shared['personalization'] = {
+      'fine_tune': base['personalization']['fine_tune']
+    }
+  if comparison.tuning_trials():
+    shared['validation_fraction'] = comparison.validation_fraction
+    shared['tuning_rounds'] = (
+      comparison.tuning_rounds or comparison.base.num_rounds
+    )
+  return [results.Setting(name, value) for name, value in shared.items()]
+
+
+def _finite(values):
+  return tuple(
+    v if v is not None and math.isfinite(v) else None for v in values
+  )
+
+
+def _mean_accuracy(rows):
+  known = [
+    row['after']['accuracy']
+    for row in rows
+    if row['after'].get('accuracy') is not None
+  ]
+  return sum(known) / len(known) if known else None
+
+
+def _read_json(directory: str, name: str, file_name: str) -> Mapping[str, Any]:
+  path = os.path.join(execution.trial_folder(directory, name), file_name)
+  try:
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    raise errors.RunError(f'Cannot read {path}: {error}.') from error

@@ -1,0 +1,375 @@
+"""What a comparison consists of: methods, seeds, grids, and so trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tff_pfl import errors
+from tff_pfl.algorithms import registry
+from tff_pfl.evaluation import personalization as personalization_lib
+from tff_pfl.simulation import run_config
+
+# Of a grid: all methods that have such a hyperparameter.
+ANY_METHOD = '*'
+# A method's result as its run was asked for, beside those of fine-tuning.
+OWN_VARIANT = 'method'
+VARIANTS = tuple(
+  scope for scope in personalization_lib.SCOPES if scope != OWN_VARIANT
+)
+# What the sweep decides by is a mean over so many last rounds.
+_TUNING_EVALUATIONS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """One run: a method with all its hyperparameters, and a seed.
+
+  Attributes:
+    name: Unique in a comparison; the name of its folder.
+    config: The run.
+    fine_tune_variants: Of `VARIANTS`: how the last round's models are
+      personalised besides as the run says.
+    num_new_clients: Clients that are dealt data besides those of the run, to be
+      scored after it.
+    validation_fraction: Part of each client's training examples that takes the
+      place of its test examples; None to score on the test examples.
+  """
+
+  name: str
+  config: run_config.RunConfig
+  fine_tune_variants: tuple = ()
+  num_new_clients: int = 0
+  validation_fraction: Optional[float] = None
+
+  def settings(self) -> dict:
+    """The trial as JSON types."""
+    return {
+      'name': self.name,
+      'config': self.config.settings(),
+      'fine_tune_variants': list(self.fine_tune_variants),
+      'num_new_clients': self.num_new_clients,
+      'validation_fraction': self.validation_fraction,
+    }
+
+  @classmethod
+  def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
+    """Rebuilds the trial that `settings` was called on."""
+    return cls(
+      **{
+        **settings,
+        'config': run_config.RunConfig.from_settings(settings['config']),
+        'fine_tune_variants': tuple(settings['fine_tune_variants']),
+      }
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Several methods on the same data.
+
+  Every method runs with every seed. Where a grid has several points for a
+  method, the points are first run with the first seed on the clients' training
+  data alone, and the best one is taken (see `tuning`).
+
+  Attributes:
+    base: What the runs share. Its method, hyperparameters and seed have no
+      effect; its number of clients is that of those who are trained.
+    algorithms: Keys of `registry.ALGORITHMS`, at least one.
+    hparams: By method: its hyperparameters where the grid says nothing; the
+      defaults where a method is missing.
+    seeds: Of the runs, distinct and non-negative, at least one. A seed is also
+      that of the partition.
+    grid: By method, or `ANY_METHOD`: by hyperparameter the values to try. A
+      method that has no hyperparameter of that name takes the value for all
+      that end in it (`learning_rate` is FedRep's `head_learning_rate` and
+      `body_learning_rate`). What is said of a method goes before what is said
+      of any.
+    fine_tune_variants: Of `VARIANTS`: how the last round's models of every run
+      are personalised, besides as `base` says; with the other options of
+      `base.personalization`.
+    num_new_clients: Clients besides those of `base` that take no part in
+      training and are scored after it.
+    validation_fraction: Part of each client's training examples, in (0, 1),
+      that the sweep scores on.
+    tuning_rounds: Rounds of the sweep's runs; None for those of `base`.
+  """
+
+  base: run_config.RunConfig
+  algorithms: Sequence[str]
+  hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  seeds: Sequence[int] = (0,)
+  grid: Mapping[str, Mapping[str, Sequence[Any]]] = dataclasses.field(
+    default_factory=dict
+  )
+  fine_tune_variants: Sequence[str] = ()
+  num_new_clients: int = 0
+  validation_fraction: float = 0.2
+  tuning_rounds: Optional[int] = None
+
+  def __post_init__(self):
+    _expect_distinct('algorithms', self.algorithms)
+    for algorithm in self.algorithms:
+      registry.get_algorithm(algorithm)
+    _expect_distinct('seeds', self.seeds)
+    for seed in self.seeds:
+      errors.expect_int('seeds', seed, 0)
+    for variant in self.fine_tune_variants:
+      errors.expect(
+        variant in VARIANTS,
+        'fine_tune_variants',
+        f'among {", ".join(VARIANTS)}',
+        variant,
+      )
+    errors.expect_int('num_new_clients', self.num_new_clients, 0)
+    errors.expect(
+      0 < self.validation_fraction < 1,
+      'validation_fraction',
+      'between 0 and 1',
+      self.validation_fraction,
+    )
+    if self.tuning_rounds is not None:
+      errors.expect_int('tuning_rounds', self.tuning_rounds, 1)
+    self._check_grid()
+    for algorithm in self.algorithms:
+      if not self.points(algorithm):
+        raise ValueError(next(iter(self.refused(algorithm).values())))
+
+  def points(self, algorithm: str) -> list:
+    """The points of a method's grid.
+
+    Args:
+      algorithm: One of `algorithms`.
+
+    Returns:
+      A dict for each: the hyperparameters that differ from the method's
+      `hparams`. Without a grid it is one point, at which none do. Points that
+      the method refuses are left out, see `refused`.
+    """
+    refused = self.refused(algorithm)
+    return [
+      p for p in self._all_points(algorithm) if _point_name(p) not in refused
+    ]
+
+  def refused(self, algorithm: str) -> dict:
+    """The points of a method's grid that it does not allow, and why.
+
+    A grid for all methods may have values that are out of one method's range.
+    """
+    refused = {}
+    for point in self._all_points(algorithm):
+      try:
+        self._hparams(algorithm, point)
+      except ValueError as error:
+        refused[_point_name(point)] = str(error)
+    return refused
+
+  def _all_points(self, algorithm):
+    axes = {}
+    for owner in (ANY_METHOD, algorithm):
+      for name, values in self.grid.get(owner, {}).items():
+        targets = grid_targets(algorithm, name)
+        # What is said of the method itself replaces what is said of any.
+        axes = {
+          other: axis
+          for other, axis in axes.items()
+          if not set(other) & set(targets)
+        }
+        if targets:
+          axes[targets] = values
+    return [
+      {
+        target: value
+        for targets, value in zip(axes, combination)
+        for target in targets
+      }
+      for combination in itertools.product(*axes.values())
+    ]
+
+  def tuning_trials(self) -> dict:
+    """The runs of the sweep: by method its points' trials, in their order.
+
+    Methods with a single point are left out: there is nothing to choose.
+    """
+    num_rounds = self.tuning_rounds or self.base.num_rounds
+    sweeps = {}
+    for algorithm in self.algorithms:
+      points = self.points(algorithm)
+      if len(points) > 1:
+        sweeps[algorithm] = [
+          Trial(
+            name=f'tune-{algorithm}-{_point_name(point)}',
+            config=self._config(
+              algorithm,
+              point,
+              self.seeds[0],
+              num_rounds=num_rounds,
+              rounds_per_evaluation=num_rounds,
+              num_final_evaluations=_TUNING_EVALUATIONS,
+            ),
+            # The same clients as in the comparison.
+            num_new_clients=self.num_new_clients,
+            validation_fraction=self.validation_fraction,
+          )
+          for point in points
+        ]
+    return sweeps
+
+  def trials(
+    self, chosen: Optional[Mapping[str, Mapping[str, Any]]] = None
+  ) -> list:
+    """The runs that are compared.
+
+    Args:
+      chosen: By method, the point that the sweep chose. Methods without a sweep
+        may be missing; one whose sweep found nothing (None) is left out.
+
+    Returns:
+      A trial for each method and seed; all methods' of a seed, then the next.
+    """
+    chosen = dict(chosen or {})
+    for algorithm in self.algorithms:
+      points = self.points(algorithm)
+      if len(points) == 1:
+        chosen.setdefault(algorithm, points[0])
+      errors.expect(
+        algorithm in chosen,
+        'chosen',
+        f'with a point of {algorithm}, whose grid has {len(points)}',
+        chosen,
+      )
+    return [
+      Trial(
+        name=f'{algorithm}-seed{seed}',
+        config=self._config(algorithm, chosen[algorithm], seed),
+        fine_tune_variants=tuple(self.fine_tune_variants),
+        num_new_clients=self.num_new_clients,
+      )
+      for seed in self.seeds
+      for algorithm in self.algorithms
+      if chosen[algorithm] is not None
+    ]
+
+  def _hparams(self, algorithm, point):
+    hparams = self.hparams.get(algorithm)
+    if hparams is None:
+      hparams = registry.get_algorithm(algorithm).hparams()
+    return dataclasses.replace(hparams, **point)
+
+  def _config(self, algorithm, point, seed, **changes):
+    return dataclasses.replace(
+      self.base,
+      algorithm=algorithm,
+      hparams=self._hparams(algorithm, point),
+      seed=seed,
+      **changes,
+    )
+
+  def _check_grid(self):
+    for owner, axes in self.grid.items():
+      errors.expect(
+        owner == ANY_METHOD or owner in self.algorithms,
+        'grid',
+        f'of the methods that are compared ({", ".join(self.algorithms)})',
+        owner,
+      )
+      owners = self.algorithms if owner == ANY_METHOD else [owner]
+      for name, values in axes.items():
+        _expect_distinct(f'grid of {name}', values)
+        errors.expect(
+          any(grid_targets(algorithm, name) for algorithm in owners),
+          'grid',
+          f'of hyperparameters of {", ".join(owners)}',
+          name,
+        )
+
+
+def grid_targets(algorithm: str, name: str) -> tuple:
+  """The hyperparameters of a method that a name in a grid stands for."""
+  hparams = registry.get_algorithm(algorithm).hparams
+  names = [field.name for field in dataclasses.fields(hparams)]
+  if name in names:
+    return (name,)
+  return tuple(other for other in names if other.endswith(f'_{name}'))
+
+
+def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
+  """Reads grids such as 'learning_rate=0.01,0.1'.
+
+  Args:
+    texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
+      words as the hyperparameter takes them, 'none' for None.
+    algorithms: The methods that are compared.
+
+  Returns:
+    As `Comparison.grid`.
+
+  Raises:
+    ValueError: If one is of another form, or no method has such a
+      hyperparameter.
+  """
+  grid = {}
+  for text in texts:
+    start, equals, values = text.partition('=')
+    owner, dot, name = start.strip().rpartition('.')
+    owner = owner if dot else ANY_METHOD
+    errors.expect(
+      equals
+      and name
+      and values
+      and (owner == ANY_METHOD or owner in algorithms),
+      'grid',
+      '[method.]hyperparameter=value,value,… with one of the methods '
+      + ', '.join(algorithms),
+      text,
+    )
+    owners = algorithms if owner == ANY_METHOD else [owner]
+    annotations = [
+      typing.get_type_hints(registry.get_algorithm(algorithm).hparams)[target]
+      for algorithm in owners
+      for target in grid_targets(algorithm, name)
+    ]
+    errors.expect(
+      annotations, 'grid', f'of hyperparameters of {", ".join(owners)}', text
+    )
+    errors.expect(
+      name not in grid.get(owner, {}), 'grid', 'given once for each name', text
+    )
+    grid.setdefault(owner, {})[name] = tuple(
+      _parse_value(value.strip(), annotations[0], text)
+      for value in values.split(',')
+    )
+  return grid
+
+
+def _parse_value(value, annotation, text):
+  arguments = typing.get_args(annotation)
+  if value == 'none' and type(None) in arguments:
+    return None
+  kind = (arguments or (annotation,))[0]
+  try:
+    return kind(value)
+  except ValueError:
+    raise ValueError(
+      errors.message('grid', f'of values that are {kind.__name__}s', text)
+    ) from None
+
+
+def _point_name(point):
+  return '-'.join(
+    f'{name}={urllib.parse.quote(str(value), safe="")}'
+    for name, value in point.items()
+  )
+
+
+def _expect_distinct(name, values):
+  errors.expect(
+    len(values) and len(set(values)) == len(values),
+    name,
+    'at least one, none twice',
+    ','.join(map(str, values)) or 'none',
+  )

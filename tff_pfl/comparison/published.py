@@ -1,0 +1,363 @@
+"""Accuracies that papers report, to be put beside those of a comparison.
+
+A published figure is worth comparing with only where the setting is the same:
+the data set, the number of clients and how the classes are dealt to them. What
+else differs (the network, the number of rounds, how a learning rate was chosen)
+a `Source` says in words.
+
+References:
+  Collins, Hassani, Mokhtari, Shakkottai, Exploiting Shared Representations for
+    Personalized Federated Learning, ICML 2021, table 1.
+  Wang, Tang, Li, Factor-Assisted Federated Learning for Personalized
+    Optimization with Heterogeneous Data, 2023, table 2.
+  Zhong, He, Ren, Li, Li, FedDAR: Federated Domain-Aware Representation
+    Learning, ICLR 2023, table 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+
+_AS_PRESCRIBED = ('method',)
+# Where the method itself does not fine-tune, leaving it out is the same.
+_NOT_FINE_TUNED = ('method', 'none')
+_HEAD_FINE_TUNED = ('head',)
+_LAST_10 = 'personal_accuracy_last_10'
+_LAST = 'personal_accuracy'
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where figures were published.
+
+  Attributes:
+    paper: Short name and venue.
+    table: Its number, such as 'table 1'.
+    protocol: How the paper obtained its figures, in one or two sentences.
+  """
+
+  paper: str
+  table: str
+  protocol: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedSetting:
+  """What a figure was measured on.
+
+  Attributes:
+    dataset: A key of `datasets.DATASETS`, or what that would be called.
+    num_clients: Number of clients.
+    partition: The start of the specification of the partition, such as
+      'shards:2' for two classes a client in equal shards, or 'natural' where
+      clients come with the data.
+  """
+
+  dataset: str
+  num_clients: int
+  partition: str
+
+  def matches(self, dataset: Any, num_clients: Any, partition: Any) -> bool:
+    """Whether a comparison of these settings has this very setting."""
+    if (dataset, num_clients) != (self.dataset, self.num_clients):
+      return False
+    # Arguments beyond these are the partition's fine print.
+    given = str(partition).split(':')
+    return all(
+      _equal(a, b)
+      for a, b in itertools.zip_longest(
+        self.partition.split(':'), given[: self.partition.count(':') + 1]
+      )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedFigure:
+  """One cell of a published table.
+
+  Attributes:
+    source: The table.
+    setting: What it was measured on.
+    method: What the paper calls the method.
+    algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
+    variants: The ways to personalise that are the paper's, of which the first
+      that a comparison has counts; see `results.MethodResult.variant`.
+    metric: The name of the figure among `results.METRICS`, or what that would
+      be called.
+    value: In [0, 1]; None where the paper, or our copy of it, has no figure.
+  """
+
+  source: Source
+  setting: PublishedSetting
+  method: str
+  algorithm: str
+  variants: Tuple[str, ...]
+  metric: str
+  value: Optional[float]
+
+
+_FED_REP = Source(
+  'FedRep (Collins et al., ICML 2021)',
+  'table 1',
+  'SGD with momentum 0.5, learning rate 0.01, batches of 10 (Sent140: 4), a '
+  'tenth of the clients in each round; a 5-layer CNN on CIFAR. Mean over '
+  'clients and the last 10 rounds, five repetitions; +FT: the head fine-tuned '
+  'for 10 epochs after training.',
+)
+_FED_REP_SETTINGS = (
+  PublishedSetting('cifar10', 100, 'shards:2'),
+  PublishedSetting('cifar10', 100, 'shards:5'),
+  PublishedSetting('cifar10', 1000, 'shards:2'),
+  PublishedSetting('cifar100', 100, 'shards:5'),
+  PublishedSetting('cifar100', 100, 'shards:20'),
+  PublishedSetting('sent140', 183, 'natural'),
+  # Ten letters, not by writer but in sizes of a log-normal distribution.
+  PublishedSetting('femnist', 150, 'lognormal'),
+)
+# In percent, by the columns above.
+_FED_REP_ROWS = (
+  (
+    'FedAvg',
+    'fed_avg',
+    _NOT_FINE_TUNED,
+    (42.65, 51.78, 44.31, 23.94, 31.97, 52.75, 51.64),
+  ),
+  (
+    'FedAvg+FT',
+    'fed_avg',
+    _HEAD_FINE_TUNED,
+    (87.65, 73.68, 82.04, None, 55.44, 71.92, 72.41),
+  ),
+  (
+    'FedProx',
+    'fed_prox',
+    _NOT_FINE_TUNED,
+    (39.92, 50.99, 21.93, 20.17, 28.52, 52.33, 18.89),
+  ),
+  (
+    'FedProx+FT',
+    'fed_prox',
+    _HEAD_FINE_TUNED,
+    (85.81, 72.75, 75.41, 78.52, 55.09, 71.21, 53.54),
+  ),
+  (
+    'Fed-MTL',
+    'fed_mtl',
+    _NOT_FINE_TUNED,
+    (80.46, 58.31, 76.53, 71.47, 41.25, 71.20, 54.11),
+  ),
+  (
+    'PerFedAvg',
+    'per_fed_avg',
+    _AS_PRESCRIBED,
+    (82.27, 67.20, 67.36, 72.05, 52.49, 68.45, 71.51),
+  ),
+  (
+    'LG-FedAvg',
+    'lg_fed_avg',
+    _NOT_FINE_TUNED,
+    (84.14, 63.02, 77.48, 72.44, 38.76, 70.37, 62.08),
+  ),
+  (
+    'L2GD',
+    'l2gd',
+    _NOT_FINE_TUNED,
+    (81.04, 59.98, 71.96, 72.13, 42.84, 70.67, 66.18),
+  ),
+  (
+    'APFL',
+    'apfl',
+    _NOT_FINE_TUNED,
+    (83.77, 72.29, 82.39, 78.20, 55.44, 69.87, 70.74),
+  ),
+  (
+    'Ditto',
+    'ditto',
+    _NOT_FINE_TUNED,
+    (85.39, 70.34, 80.36, 78.91, None, 71.04, 68.28),
+  ),
+  (
+    'FedPer',
+    'fed_per',
+    _NOT_FINE_TUNED,
+    (87.13, 73.84, 81.73, 76.00, 55.68, 72.12, 76.91),
+  ),
+  (
+    'FedRep',
+    'fed_rep',
+    _NOT_FINE_TUNED,
+    (None, None, None, 79.15, 56.10, None, None),
+  ),
+)
+
+_FED_FAC = Source(
+  'FedFac (Wang et al., 2023)',
+  'table 2',
+  'Adam with learning rate 0.001; ResNet-18 on CIFAR-10, VGG-16 on CIFAR-100. '
+  'A fifth of each client is its test set; accuracies are weighted by the '
+  'sizes of the clients, the best mean over 10 consecutive rounds.',
+)
+_FED_FAC_SETTINGS = (
+  PublishedSetting('cifar10', 100, 'dirichlet:0.1'),
+  PublishedSetting('cifar10', 100, 'dirichlet:0.5'),
+  PublishedSetting('cifar10', 100, 'dirichlet:1'),
+  PublishedSetting('cifar100', 100, 'shards:5'),
+  PublishedSetting('cifar100', 100, 'shards:10'),
+  PublishedSetting('cifar100', 100, 'shards:30'),
+  PublishedSetting('femnist', 1079, 'natural'),
+  PublishedSetting('shakespeare', 778, 'natural'),
+)
+_FED_FAC_ROWS = (
+  (
+    'FedAvg',
+    'fed_avg',
+    _NOT_FINE_TUNED,
+    (80.33, 70.39, 68.49, 7.10, 30.11, 45.13, 76.80, 49.96),
+  ),
+  (
+    'FedProx',
+    'fed_prox',
+    _NOT_FINE_TUNED,
+    (80.58, 71.96, 70.07, 20.93, 33.13, 46.58, 81.07, 49.92),
+  ),
+  (
+    'FedPer',
+    'fed_per',
+    _NOT_FINE_TUNED,
+    (76.24, 71.30, 68.70, 67.73, 66.43, 59.94, 71.23, 50.14),
+  ),
+  (
+    'LG-FedAvg',
+    'lg_fed_avg',
+    _NOT_FINE_TUNED,
+    (77.10, 55.44, 47.02, 65.86, 24.35, 22.43, 76.53, 36.36),
+  ),
+  (
+    'FedEM',
+    'fed_em',
+    _NOT_FINE_TUNED,
+    (57.22, 57.08, 53.31, 52.24, 51.89, 61.83, 79.49, 35.33),
+  ),
+  (
+    'FedRep',
+    'fed_rep',
+    _NOT_FINE_TUNED,
+    (66.94, 39.32, 30.72, 21.53, 17.25, 11.07, 69.65, 40.95),
+  ),
+  (
+    'FedFac (static)',
+    'fed_fac_static',
+    _NOT_FINE_TUNED,
+    (83.07, 74.83, 70.47, 71.38, 68.97, 61.07, 81.39, 49.83),
+  ),
+  (
+    'FedFac (dynamic)',
+    'fed_fac',
+    _NOT_FINE_TUNED,
+    (83.07, 74.87, 71.53, 71.36, 69.32, 62.75, 83.01, 50.29),
+  ),
+)
+
+_FED_DAR = Source(
+  'FedDAR (Zhong et al., ICLR 2023)',
+  'table 1',
+  'Age on FairFace, 500 examples a client, 7 domains mixed by a Dirichlet '
+  'distribution of concentration 0.5; ResNet-34 pre-trained on ImageNet, 100 '
+  'rounds of Adam. Mean over the last 10 rounds.',
+)
+_FED_DAR_SETTING = PublishedSetting('fairface', 5, 'domain_dirichlet:0.5')
+_DOMAIN_METRICS = (
+  'max_domain_accuracy',
+  'min_domain_accuracy',
+  'mean_domain_accuracy',
+)
+# In percent, by the metrics above.
+_FED_DAR_ROWS = (
+  ('FedDAR-SA', 'fed_dar_sa', (50.0, 40.6, 43.4)),
+  ('FedDAR-WA', 'fed_dar_wa', (49.9, 40.0, 42.9)),
+  ('FedAvg', 'fed_avg', (45.7, 38.8, 41.6)),
+)
+
+
+def _by_setting(
+  source: Source, settings: Sequence[PublishedSetting], rows: Sequence[Any]
+) -> Iterator[PublishedFigure]:
+  """The cells of a table whose columns are settings."""
+  for setting, (method, algorithm, variants, values) in itertools.product(
+    settings, rows
+  ):
+    # A model fine-tuned after the last round has no earlier rounds.
+    metric = _LAST if variants == _HEAD_FINE_TUNED else _LAST_10
+    yield PublishedFigure(
+      source,
+      setting,
+      method,
+      algorithm,
+      variants,
+      metric,
+      _fraction(values[settings.index(setting)]),
+    )
+
+
+def _by_domain_metric() -> Iterator[PublishedFigure]:
+  """The cells of FedDAR's table, whose columns are metrics."""
+  for method, algorithm, values in _FED_DAR_ROWS:
+    for metric, value in zip(_DOMAIN_METRICS, values):
+      yield PublishedFigure(
+        _FED_DAR,
+        _FED_DAR_SETTING,
+        method,
+        algorithm,
+        _NOT_FINE_TUNED,
+        metric,
+        _fraction(value),
+      )
+
+
+def _fraction(percent: Optional[float]) -> Optional[float]:
+  # Four decimals are all that the papers give.
+  return None if percent is None else round(percent / 100, 4)
+
+
+def _equal(a: Optional[str], b: Optional[str]) -> bool:
+  """Whether two parts of a specification are the same name or number."""
+  if a is None or b is None:
+    return False
+  try:
+    return float(a) == float(b)
+  except ValueError:
+    return a == b
+
+
+FIGURES: Tuple[PublishedFigure, ...] = (
+  *_by_setting(_FED_REP, _FED_REP_SETTINGS, _FED_REP_ROWS),
+  *_by_setting(_FED_FAC, _FED_FAC_SETTINGS, _FED_FAC_ROWS),
+  *_by_domain_metric(),
+)
+
+
+def matching_figures(
+  dataset: Any, num_clients: Any, partition: Any
+) -> Mapping[Source, Tuple[PublishedFigure, ...]]:
+  """Returns what was published for a setting.
+
+  Args:
+    dataset: A key of `datasets.DATASETS`.
+    num_clients: Number of clients that are trained.
+    partition: The specification of the partition, such as 'shards:2'.
+
+  Returns:
+    By table, its figures for the setting in the order of the table; empty where
+    nothing was published.
+  """
+  found = [
+    figure
+    for figure in FIGURES
+    if figure.setting.matches(dataset, num_clients, partition)
+  ]
+  return {
+    source: tuple(figures)
+    for source, figures in itertools.groupby(found, lambda f: f.source)
+  }

@@ -1,0 +1,496 @@
+"""What a comparison of methods found: plain data, its JSON, CSV and table.
+
+The numbers are gathered from the runs by `collection.collect`. Whatever shows
+them (the screen, `comparison.csv`, the HTML page) reads them from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import typing
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from tff_pfl import errors
+from tff_pfl.simulation import summary as summary_lib
+
+JSON_NAME = 'comparison.json'
+CSV_NAME = 'comparison.csv'
+CLIENTS_CSV_NAME = 'per_client.csv'
+
+_Path = Union[str, 'os.PathLike[str]']
+
+
+class Metric(NamedTuple):
+  """A column of the table.
+
+  Attributes:
+    name: Key in `MethodResult.metrics`.
+    title: Of the column; lines are to be broken at spaces.
+    description: One sentence.
+    unit: 'accuracy' (in [0, 1]), 'fraction' (in [0, 1]), 'bytes', 'seconds' or
+      'loss'.
+    higher_is_better: None where neither is.
+  """
+
+  name: str
+  title: str
+  description: str
+  unit: str
+  higher_is_better: Optional[bool]
+
+
+METRICS = (
+  Metric(
+    'personal_accuracy_last_10',
+    'personal accuracy, last 10 rounds',
+    'Mean over clients and over the evaluations of the last 10 rounds; of '
+    'personal models that were made of the last round only, none.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'personal_accuracy',
+    'personal accuracy, last round',
+    "Mean over clients of their personal models' accuracy after the last "
+    'round.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'global_accuracy_last_10',
+    'global accuracy, last 10 rounds',
+    'Likewise of the global model alone; none without one.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'global_accuracy',
+    'global accuracy, last round',
+    'Mean over clients of the accuracy of the global model after the last '
+    'round; none without one.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'worst_10_percent',
+    'worst 10% of clients',
+    'Mean personal accuracy over the worst tenth of the clients, after the '
+    'last round.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'fraction_hurt',
+    'fraction hurt',
+    'Clients whose personal model is below the global one, after the last '
+    'round; none without a global model.',
+    'fraction',
+    False,
+  ),
+  Metric(
+    'new_client_accuracy',
+    'new clients',
+    'Mean personal accuracy over clients that took no part in training; none '
+    'where there are no such clients.',
+    'accuracy',
+    True,
+  ),
+  Metric(
+    'personal_loss',
+    'personal loss',
+    "Mean over clients of their personal models' loss after the last round.",
+    'loss',
+    False,
+  ),
+  Metric(
+    'bytes_down_per_client',
+    'bytes down, a client',
+    'What the server sends to one client in a round, uncompressed.',
+    'bytes',
+    False,
+  ),
+  Metric(
+    'bytes_up_per_client',
+    'bytes up, a client',
+    'What one client sends to the server in a round, uncompressed.',
+    'bytes',
+    False,
+  ),
+  Metric(
+    'bytes_down_per_round',
+    'bytes down, a round',
+    'What the server sends to the whole cohort in a round.',
+    'bytes',
+    False,
+  ),
+  Metric(
+    'bytes_up_per_round',
+    'bytes up, a round',
+    'What the whole cohort sends to the server in a round.',
+    'bytes',
+    False,
+  ),
+  Metric(
+    'seconds_per_round',
+    'seconds a round',
+    'Median over the rounds, without evaluation, on the machine of the '
+    'comparison.',
+    'seconds',
+    False,
+  ),
+)
+
+# Columns of the table for the screen, narrower than those of the page.
+_TABLE_TITLES = {
+  'personal_accuracy_last_10': 'personal\naccuracy,\nlast 10',
+  'personal_accuracy': 'personal\naccuracy,\nlast',
+  'global_accuracy': 'global\naccuracy,\nlast',
+  'worst_10_percent': 'worst\n10%',
+  'fraction_hurt': 'fraction\nhurt',
+  'new_client_accuracy': 'new\nclients',
+  'bytes_down_per_client': 'kB down\na client',
+  'bytes_up_per_client': 'kB up\na client',
+  'seconds_per_round': 'seconds\na round',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A setting that all methods of the comparison share.
+
+  Attributes:
+    name: As in `RunConfig` ('dataset', 'partition', 'num_clients', 'model',
+      'cohort_size', 'num_rounds', …) or `Comparison` ('seeds',
+      'num_new_clients', 'validation_fraction', …).
+    value: A JSON value.
+  """
+
+  name: str
+  value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """A figure over the seeds.
+
+  Attributes:
+    mean: Mean over the seeds.
+    std: Standard deviation over the seeds (of the sample: divided by their
+      number minus 1); None for a single seed.
+    num_seeds: Seeds that have the figure, at least 1.
+  """
+
+  mean: float
+  std: Optional[float]
+  num_seeds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyCurve:
+  """Accuracies over the rounds of one run.
+
+  Attributes:
+    seed: Of the run.
+    rounds: The rounds after which there was an evaluation, ascending.
+    personal: Mean over clients of the personal models' accuracy, in [0, 1], at
+      each of them; None where it is not finite.
+    global_model: Likewise of the global model; None without one.
+  """
+
+  seed: int
+  rounds: Tuple[int, ...]
+  personal: Tuple[Optional[float], ...]
+  global_model: Optional[Tuple[Optional[float], ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientScore:
+  """The scores of one client after the last round of one run.
+
+  Attributes:
+    seed: Of the run.
+    client: The client's id.
+    num_train_examples: Training examples.
+    num_test_examples: Test examples, which it is scored on; at least 1.
+    num_rounds: Rounds it took part in; 0 for new clients.
+    accuracy_before: Before personalisation, in [0, 1]: that of the global model
+      or, without one, of the global weights with untrained local ones. None for
+      regression.
+    accuracy_after: Of the personal model.
+    loss_before: The loss, likewise; None where it is not finite.
+    loss_after: Of the personal model.
+  """
+
+  seed: int
+  client: str
+  num_train_examples: int
+  num_test_examples: int
+  num_rounds: int
+  accuracy_before: Optional[float]
+  accuracy_after: Optional[float]
+  loss_before: Optional[float]
+  loss_after: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodResult:
+  """What was found of a method with one way to personalise its models.
+
+  Attributes:
+    algorithm: A key of `registry.ALGORITHMS`.
+    variant: How models were personalised: 'method' (as the runs were asked to;
+      it is this row that has curves), 'none', 'head' or 'all' (made of the last
+      round's models by fine-tuning).
+    label: For tables and legends, such as 'fed_avg' or 'fed_avg + FT (all)';
+      unique in a comparison.
+    summary: What the method is, in one line.
+    has_global_model: Whether the method has a global model.
+    hparams: The hyperparameters of the runs, as chosen by the sweep if any.
+    metrics: Each of `METRICS` by name; None where the method has no such thing.
+    curves: One for each seed; none where the last round alone was scored.
+    clients: All clients' scores, of all seeds.
+    new_clients: Those of clients that took no part in training.
+  """
+
+  algorithm: str
+  variant: str
+  label: str
+  summary: str
+  has_global_model: bool
+  hparams: Mapping[str, Any]
+  metrics: Mapping[str, Optional[Spread]]
+  curves: Tuple[AccuracyCurve, ...]
+  clients: Tuple[ClientScore, ...]
+  new_clients: Tuple[ClientScore, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningPoint:
+  """One point of a method's grid.
+
+  Attributes:
+    hparams: The hyperparameters that the grid varies, by name.
+    accuracy: Mean personal accuracy on the validation examples over clients and
+      the last rounds, what the choice was made by; None if the run failed or
+      diverged (or, for regression, of which the loss decides).
+    loss: The loss on them, likewise.
+    chosen: Whether it is the one the comparison was made with.
+    failure: Why the run failed; None if it did not.
+  """
+
+  hparams: Mapping[str, Any]
+  accuracy: Optional[float]
+  loss: Optional[float]
+  chosen: bool
+  failure: Optional[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+  """The sweep of one method, on validation splits of clients' training data.
+
+  Attributes:
+    algorithm: A key of `registry.ALGORITHMS`.
+    seed: Of the runs of the sweep.
+    num_rounds: Of each of them.
+    points: The grid, in the order it was written.
+  """
+
+  algorithm: str
+  seed: int
+  num_rounds: int
+  points: Tuple[TuningPoint, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+  """How the training data of one seed lie on the clients.
+
+  Attributes:
+    seed: The seed.
+    client_ids: Clients that are trained, then the new ones.
+    num_new_clients: How many at the end of `client_ids` take no part in
+      training.
+    class_counts: Training examples `[clients][classes]`; None for regression.
+    num_train_examples: Training examples `[clients]`.
+  """
+
+  seed: int
+  client_ids: Tuple[str, ...]
+  num_new_clients: int
+  class_counts: Optional[Tuple[Tuple[int, ...], ...]]
+  num_train_examples: Tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+  """A trial that did not come to its end.
+
+  Attributes:
+    trial: Its name, which is that of its folder.
+    algorithm: The method.
+    seed: The seed.
+    reason: One line.
+  """
+
+  trial: str
+  algorithm: str
+  seed: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonResults:
+  """All that a comparison found.
+
+  Attributes:
+    title: One line: the data, the clients, the rounds.
+    settings: What all methods share, in the order to be shown.
+    methods: One entry for each method and variant, the methods in the order
+      asked for, the variant 'method' of each first.
+    partition: Of the first seed; None where no trial of it ended.
+    tunings: The sweeps; none where nothing was swept.
+    failures: Trials without a result, those of the sweep included.
+  """
+
+  title: str
+  settings: Tuple[Setting, ...]
+  methods: Tuple[MethodResult, ...]
+  partition: Optional[Partition]
+  tunings: Tuple[Tuning, ...]
+  failures: Tuple[Failure, ...]
+
+  def setting(self, name: str, default: Any = None) -> Any:
+    """The value of a setting, or `default` without one of that name."""
+    for setting in self.settings:
+      if setting.name == name:
+        return setting.value
+    return default
+
+  def write_json(self, path: _Path) -> None:
+    """Writes everything to a JSON file, for `from_json`."""
+    summary_lib.write_json(path, dataclasses.asdict(self))
+
+  def write_csv(self, path: _Path) -> None:
+    """Writes a CSV file with a line for each method and variant."""
+    summary_lib.write_csv(
+      path,
+      [
+        {
+          'algorithm': method.algorithm,
+          'variant': method.variant,
+          'label': method.label,
+          **{
+            name: dataclasses.asdict(figure) if figure else {'mean': None}
+            for name, figure in method.metrics.items()
+          },
+          'hparams': summary_lib.json_text(method.hparams),
+        }
+        for method in self.methods
+      ],
+    )
+
+  def write_clients_csv(self, path: _Path) -> None:
+    """Writes a CSV file with a line for each method, seed and client."""
+    summary_lib.write_csv(
+      path,
+      [
+        {'label': method.label, 'is_new': is_new, **dataclasses.asdict(score)}
+        for method in self.methods
+        for is_new, scores in (
+          (False, method.clients),
+          (True, method.new_clients),
+        )
+        for score in scores
+      ],
+    )
+
+  def table(self) -> str:
+    """A table for the screen: means and, after ±, spreads over seeds.
+
+    Columns that no method has are left out.
+    """
+    columns = [
+      metric
+      for metric in METRICS
+      if metric.name in _TABLE_TITLES
+      and any(method.metrics.get(metric.name) for method in self.methods)
+    ]
+    return summary_lib.format_table(
+      [
+        [
+          method.label,
+          *(_cell(method.metrics.get(c.name), c.unit) for c in columns),
+        ]
+        for method in self.methods
+      ],
+      ['method', *(_TABLE_TITLES[metric.name] for metric in columns)],
+    )
+
+  @classmethod
+  def from_json(cls, path: _Path) -> ComparisonResults:
+    """Reads what `write_json` wrote.
+
+    Raises:
+      RunError: If the file is missing or is something else.
+    """
+    try:
+      with open(path, encoding='utf-8') as file:
+        return _decode(cls, json.load(file))
+    except OSError as error:
+      raise errors.RunError(
+        f'Cannot read {os.fspath(path)}: {error.strerror}.'
+      ) from error
+    except (ValueError, TypeError, KeyError) as error:
+      raise errors.RunError(
+        f'{os.fspath(path)} is not the JSON of a comparison: {error!r}.'
+      ) from error
+
+
+def spread(values: Sequence[Optional[float]]) -> Optional[Spread]:
+  """Mean and standard deviation over seeds.
+
+  Args:
+    values: One for each seed; None where a seed has none, which is left out.
+
+  Returns:
+    The spread, or None without any value.
+  """
+  known = [float(value) for value in values if value is not None]
+  if not known:
+    return None
+  return Spread(
+    mean=statistics.fmean(known),
+    std=statistics.stdev(known) if len(known) > 1 else None,
+    num_seeds=len(known),
+  )
+
+
+def _cell(figure: Optional[Spread], unit: str) -> Optional[str]:
+  """The text of a cell of the table for the screen."""
+  if figure is None:
+    return None
+  if unit == 'bytes':
+    return f'{figure.mean / 1000:.1f}'
+  digits = 3 if unit in ('accuracy', 'fraction') else 2
+  text = f'{figure.mean:.{digits}f}'
+  return text if figure.std is None else f'{text} ±{figure.std:.{digits}f}'
+
+
+def _decode(kind: Any, value: Any) -> Any:
+  """Turns JSON back into a value of a type of this module."""
+  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+  if dataclasses.is_dataclass(kind):
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _decode(hints[name], value[name]) for name in hints})
+  if origin is Union:
+    # The only unions here are optional values.
+    return None if value is None else _decode(arguments[0], value)
+  if origin is tuple:
+    return tuple(_decode(arguments[0], item) for item in value)
+  if arguments and isinstance(value, Mapping):
+    return {name: _decode(arguments[1], item) for name, item in value.items()}
+  return value

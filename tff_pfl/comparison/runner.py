@@ -1,0 +1,145 @@
+"""Runs a comparison: the sweep, the trials, the results.
+
+The folder of a comparison holds `trials/` (see `execution`) and, once the
+trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
+each method), `per_client.csv` and `comparison.html`, a page that shows all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.comparison import (
+  collection,
+  execution,
+  html_report,
+  plan,
+  results,
+  trial,
+  tuning,
+)
+
+
+def run(
+  comparison: plan.Comparison,
+  directory: str,
+  *,
+  num_processes: Optional[int] = None,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  resume: bool = False,
+  show_progress: bool = True,
+) -> results.ComparisonResults:
+  """Runs a comparison, or what is left of it, and writes its results.
+
+  A trial that fails is reported among the results; the others run.
+
+  Args:
+    comparison: What is compared.
+    directory: Folder of the comparison.
+    num_processes: Trials at the same time, at least 1; None for one on each
+      usable core.
+    runtime_options: Of the trials' runtimes, as JSON types.
+    resume: Whether to go on with the comparison in `directory`, if there is
+      one. Methods and seeds may then be added. Without it an earlier comparison
+      is an error.
+    show_progress: Whether to draw progress bars.
+
+  Returns:
+    The results.
+
+  Raises:
+    ValueError: If the data cannot be divided as asked, or an argument is out of
+      range.
+    RunError: If the folder holds another comparison, or cannot be used.
+  """
+  if not resume and os.path.exists(
+    os.path.join(directory, execution.TRIALS_DIR)
+  ):
+    raise errors.RunError(
+      f'There is a comparison in {directory} already: pass --resume to go on '
+      'with it, or another --output_dir.'
+    )
+  if num_processes is not None:
+    errors.expect_int('num_processes', num_processes, 1)
+  # Before any process is started: what is wrong with the data is wrong for all.
+  partition = _partition(comparison)
+  options = {
+    'num_processes': num_processes,
+    'runtime_options': runtime_options,
+    'show_progress': show_progress,
+  }
+  tunings, failures = _tune(comparison, directory, options)
+  trials = comparison.trials(
+    {sweep.algorithm: tuning.chosen_point(sweep) for sweep in tunings}
+  )
+  failed = execution.run_trials(trials, directory, **options)
+  failures += _failures(trials, failed)
+  shares = execution.divide_cores(
+    len(trials),
+    num_processes,
+    (runtime_options or {}).get('max_concurrent_clients'),
+  )
+  found = collection.collect(
+    comparison,
+    directory,
+    trials,
+    partition=partition,
+    tunings=tunings,
+    failures=failures,
+    settings=[results.Setting('num_processes', shares.num_processes)],
+  )
+  found.write_json(os.path.join(directory, results.JSON_NAME))
+  found.write_csv(os.path.join(directory, results.CSV_NAME))
+  found.write_clients_csv(os.path.join(directory, results.CLIENTS_CSV_NAME))
+  html_report.write_report(
+    found, os.path.join(directory, html_report.REPORT_NAME)
+  )
+  return found
+
+
+def _partition(comparison):
+  seed = comparison.seeds[0]
+  # Of any of the first seed's trials: the data are the same.
+  some = comparison.trials(
+    {a: comparison.points(a)[0] for a in comparison.algorithms}
+  )[0]
+  data = trial.load_data(some)
+  return collection.partition_of(seed, data.trained, data.new)
+
+
+def _tune(comparison, directory, options):
+  """The sweeps, and the failures of their trials."""
+  for algorithm in comparison.algorithms:
+    for point, reason in comparison.refused(algorithm).items():
+      logging.warning('%s is not tried with %s: %s', algorithm, point, reason)
+  sweeps = comparison.tuning_trials()
+  trials = [t for of_method in sweeps.values() for t in of_method]
+  if not trials:
+    return [], []
+  failed = execution.run_trials(
+    trials, directory, description='tuning', **options
+  )
+  tunings = [
+    tuning.choose(
+      algorithm,
+      of_method,
+      comparison.points(algorithm),
+      [collection.read_summary(directory, t.name) for t in of_method],
+      [failed.get(t.name) for t in of_method],
+    )
+    for algorithm, of_method in sweeps.items()
+  ]
+  return tunings, _failures(trials, failed)
+
+
+def _failures(trials, failed):
+  return [
+    results.Failure(t.name, t.config.algorithm, t.config.seed, failed[t.name])
+    for t in trials
+    if t.name in failed
+  ]

@@ -1,0 +1,242 @@
+"""One trial of a comparison: an ordinary run, scored in several ways.
+
+    python -m tff_pfl.comparison.trial FOLDER
+
+runs the trial that `trial.json` in the folder describes, in a process of its
+own, for TensorFlow never gives back the memory of the programs it compiled. The
+folder is then that of a run (see `simulation.experiment`), with `scores.json`
+beside it, which is written last: a trial that has it is finished. A trial that
+was interrupted goes on where its run was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from tff_pfl import datasets, errors, failures, shutdown
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.comparison import plan, tuning
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.simulation import client_population, experiment, run_store
+from tff_pfl.simulation import summary as summary_lib
+
+SPEC_NAME = 'trial.json'
+SCORES_NAME = 'scores.json'
+# Of the line that says why a trial failed.
+ERROR_START = 'error: '
+
+
+class TrialData(NamedTuple):
+  """The clients of a trial.
+
+  Attributes:
+    trained: Those of the run.
+    new: Those that are scored after it; None without any.
+  """
+
+  trained: datasets.FederatedDataset
+  new: Optional[datasets.FederatedDataset]
+
+
+def load_data(trial: plan.Trial) -> TrialData:
+  """Deals the data to the clients of a trial, trained and new.
+
+  Args:
+    trial: The trial.
+
+  Raises:
+    ValueError: If the data cannot be divided so.
+  """
+  config = trial.config
+  trained, new = config.load_data(trial.num_new_clients), None
+  if trial.num_new_clients:
+    client_ids = trained.client_ids
+    new = trained.subset(client_ids[config.num_clients :])
+    trained = trained.subset(client_ids[: config.num_clients])
+  if trial.validation_fraction is not None:
+    trained = tuning.validation_view(
+      trained, trial.validation_fraction, config.seed
+    )
+  return TrialData(trained, new)
+
+
+def run(
+  trial: plan.Trial,
+  directory: str,
+  *,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+) -> None:
+  """Runs a trial, or what is left of it.
+
+  Args:
+    trial: The trial.
+    directory: Its folder.
+    runtime_options: Of the runtime, see `experiment.run`.
+
+  Raises:
+    ValueError: If the settings do not fit one another.
+    RunError: If the run cannot start or go on.
+  """
+  config = trial.config
+  data = load_data(trial)
+  model = config.build_model(data.trained)
+  process = config.build_process(model)
+  # With these names alone it would pass for a run on all clients' data.
+  is_plain = data.new is None and trial.validation_fraction is None
+  experiment.run(
+    process,
+    data.trained,
+    output_dir=directory,
+    num_rounds=config.num_rounds,
+    cohort_size=config.cohort_size,
+    rounds_per_evaluation=config.rounds_per_evaluation,
+    num_final_evaluations=config.num_final_evaluations,
+    runtime=config.runtime,
+    runtime_options=runtime_options,
+    resume=True,
+    settings={
+      **config.settings(),
+      'personalization': process.description['personalization'],
+      **({} if is_plain else {'trial': trial.settings()}),
+    },
+    show_progress=False,
+  )
+  with runtime_lib.create_runtime(
+    config.runtime, **(runtime_options or {})
+  ) as runtime:
+    scores = _scores(trial, model, process, data, runtime, directory)
+  summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
+
+
+def _scores(trial, model, process, data, runtime, directory):
+  """What `scores.json` holds."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    variants = {
+      plan.OWN_VARIANT: {
+        'evaluation': store.evaluations()[-1],
+        'clients': store.per_client(),
+        'new_clients': _score_new(process, runtime, store, data),
+      }
+    }
+    for name in trial.fine_tune_variants:
+      variant = _variant(trial.config, model, process, name)
+      if variant is not None:
+        variants[name] = _score_variant(variant, runtime, store, data)
+  return {
+    'has_global_model': process.has_global_model,
+    'adaptation': process.adaptation.fine_tune,
+    'bytes_per_round': process.bytes_per_round._asdict(),
+    'variants': variants,
+  }
+
+
+def _variant(config, model, process, name):
+  """The process with other fine-tuning; None if it is that of the run."""
+  personalization = dataclasses.replace(config.personalization, fine_tune=name)
+  variant = dataclasses.replace(
+    config, personalization=personalization
+  ).build_process(model)
+  own, other = (p.description['personalization'] for p in (process, variant))
+  both_none = own['fine_tune'] == other['fine_tune'] == 'none'
+  return None if both_none or own == other else variant
+
+
+def _score_variant(process, runtime, store, data):
+  population = client_population.ClientPopulation(process, runtime, store)
+  rows = personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    _server_state(process, runtime, store),
+    population.states,
+    data.trained,
+  )
+  return {
+    'evaluation': personalized_evaluation.summarize(
+      rows, process.has_global_model
+    ),
+    'clients': rows,
+    'new_clients': _score_new(process, runtime, store, data),
+  }
+
+
+def _score_new(process, runtime, store, data):
+  """Scores clients that took no part, each fitted to its own training data."""
+  if data.new is None:
+    return []
+  # Indices beyond the run's own clients, so that no seed is used twice.
+  first = data.trained.num_clients
+  return personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    _server_state(process, runtime, store),
+    lambda positions: runtime.run(
+      process.initialize_client_states, [first + i for i in positions]
+    ),
+    data.new,
+  )
+
+
+def _server_state(process, runtime, store):
+  return client_population.decode_state(
+    store.server_state(), runtime.run(process.initialize)
+  )
+
+
+def read_spec(directory: str) -> dict:
+  """What `trial.json` in a trial's folder holds.
+
+  Args:
+    directory: The folder.
+
+  Returns:
+    `trial`, the settings of a `plan.Trial`, and `runtime_options`.
+
+  Raises:
+    RunError: If there is no such file, or another.
+  """
+  path = os.path.join(directory, SPEC_NAME)
+  try:
+    with open(path, encoding='utf-8') as file:
+      spec = json.load(file)
+    return {name: spec[name] for name in ('trial', 'runtime_options')}
+  except OSError as error:
+    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
+  except (ValueError, TypeError, KeyError) as error:
+    raise errors.RunError(
+      f'{path} is not what a comparison writes: {error!r}.'
+    ) from error
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the trial in a folder; see the module's docstring.
+
+  Expected errors end the process with one line on stderr and status 1.
+
+  Args:
+    argv: The program, and the folder.
+  """
+  shutdown.exit_cleanly_on_sigterm()
+  try:
+    errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])
+    spec = read_spec(argv[1])
+    run(
+      plan.Trial.from_settings(spec['trial']),
+      argv[1],
+      runtime_options=spec['runtime_options'],
+    )
+  except failures.EXPECTED as error:
+    print(f'{ERROR_START}{failures.reason(error)}', file=sys.stderr)
+    sys.exit(1)
+  except SystemExit as error:
+    if error.code == shutdown.EXIT_STATUS_SIGTERM:
+      shutdown.exit_without_waiting(error.code)
+    raise
+
+
+if __name__ == '__main__':
+  main(sys.argv)
