@@ -115,3 +115,30 @@ def test_adaptive_mixing_weight_stays_in_its_range():
 def test_impossible_hyperparameters_are_refused(changes):
   with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
     apfl.ApflHParams(**changes)
+
+
+def test_moving_statistics_are_those_of_the_mixed_network():
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+  process = apfl.build_apfl(model, apfl.ApflHParams(**_TRAINING), seed=4)
+  state, states, _ = toy_problems.train(process, _CLIENTS, 2)
+  (weights, _) = toy_problems.personal_models(process, state, states)
+  assert model.statistics
+  for name, value in weights.items():
+    personal = states[0].local['weights'][name]
+    if name in model.statistics:
+      np.testing.assert_array_equal(value, personal)
+    else:
+      np.testing.assert_allclose(
+        value, (personal + state.global_weights[name]) / 2, rtol=1e-5
+      )
+
+
+def test_adapting_client_without_examples_is_absent_not_broken():
+  process = apfl.build_apfl(
+    toy_problems.classifier(), apfl.ApflHParams(mixing_learning_rate=0.1)
+  )
+  nobody = toy_problems.labelled_examples(0, 0)
+  _, states, metrics = toy_problems.train(process, [*_CLIENTS, nobody])
+  assert metrics['clients'] == 2
+  assert metrics['non_finite_clients'] == 0
+  assert states[2].local['mixing_weight'] == 0.5

@@ -49,6 +49,31 @@ def test_the_stronger_the_pull_the_nearer_is_the_broadcast_model():
   assert distances[0] > distances[1] > distances[2] > 0
 
 
+def test_personal_model_comes_to_the_broadcast_one_as_the_pull_grows():
+  distances = []
+  for rate in (0.1, 0.01, 0.001):
+    # As strong as this rate allows: each step starts from the broadcast model.
+    hparams = ditto.DittoHParams(
+      num_epochs=3,
+      batch_size=5,
+      learning_rate=0.1,
+      momentum=0.0,
+      personal_learning_rate=rate,
+      proximal_strength=1 / rate,
+    )
+    _, before, _ = _train(ditto.build_ditto, hparams, num_rounds=1)
+    _, _, states = _train(ditto.build_ditto, hparams, num_rounds=2)
+    distances.append(
+      max(
+        np.max(np.abs(states[0].local[name] - value))
+        for name, value in before.global_weights.items()
+      )
+    )
+  assert distances[1] < 0.2 * distances[0]
+  assert distances[2] < 0.2 * distances[1]
+  assert distances[2] < 1e-3
+
+
 def test_steps_by_hand():
   initial = np.array([[0.5], [-1.0]], np.float32)
   clients = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]

@@ -135,18 +135,27 @@ def test_prediction_is_the_mixture_of_the_components_predictions(trained):
 
 
 def test_stateless_clients_find_their_mixtures_anew():
+  clients = [_planted(200, p, i) for i, p in enumerate(_PLANTED_SHARES)]
   process = fed_em.build_fed_em(
     toy_problems.classifier(),
-    fed_em.FedEmHParams(num_components=2),
+    fed_em.FedEmHParams(
+      num_components=2, num_epochs=2, learning_rate=0.1, batch_size=20
+    ),
+    seed=1,
     stateless=True,
   )
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
-  state, states, _ = toy_problems.train(process, clients)
+  state, states, _ = toy_problems.train(process, clients, 40)
   assert not states[0].local
   assert process.needs_training_data(states[0])
-  data = toy_problems.batched(clients)
-  weights = process.personalize(state, states[0], data[0]).weights
-  assert toy_problems.differ(weights[_SHARES], np.zeros(2, np.float32))
+  shares = np.stack(
+    [
+      tf.nn.softmax(process.personalize(state, s, data).weights[_SHARES])
+      for s, data in zip(states, toy_problems.batched(clients))
+    ]
+  )
+  if shares[0, 0] < 0.5:
+    shares = shares[:, ::-1]
+  np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
 
 
 @pytest.mark.parametrize(

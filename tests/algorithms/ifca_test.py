@@ -1,5 +1,8 @@
+import collections
+
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, ifca
@@ -56,45 +59,86 @@ def test_planted_clusters_are_recovered():
   assert scores['after']['accuracy'] > 0.85
 
 
-def test_cluster_is_the_mean_of_its_members_and_others_stay():
-  model = toy_problems.classifier()
-  # One client after the other, so that each takes another model.
-  process = ifca.build_ifca(
-    model, ifca.IfcaHParams(num_clusters=3, **_TRAINING)
-  )
-  initial = process.initialize().global_weights
-  clients = [_of_rule(40, 0, 0), _of_rule(80, 0, 1)]
-  state, _, _ = toy_problems.train(process, clients)
-  moved = {
-    name.split('/')[0]
-    for name, value in state.global_weights.items()
-    if toy_problems.differ(value, initial[name])
-  }
-  chosen = []
-  for i, client in enumerate(clients):
-    alone, _, _ = toy_problems.train(process, [client], indices=[i])
-    chosen.append(alone.global_weights)
-  by_client = [
-    {
-      n.split('/')[0]
-      for n, v in w.items()
-      if toy_problems.differ(v, initial[n])
-    }
-    for w in chosen
-  ]
-  assert [len(names) for names in by_client] == [1, 1]
-  assert moved == by_client[0] | by_client[1]
-  for name, value in state.global_weights.items():
-    members = [i for i in range(2) if name.split('/')[0] in by_client[i]]
-    if not members:
-      np.testing.assert_array_equal(value, initial[name])
-      continue
-    expected = np.average(
-      [chosen[i][name] for i in members],
-      axis=0,
-      weights=[len(clients[i].y) for i in members],
+def _separated(process):
+  """The server's state with a model of rule 0, one of rule 1 and a bad one."""
+  state = process.initialize()
+  weights = collections.OrderedDict(state.global_weights)
+  clients = [_of_rule(200, rule, 60 + rule) for rule in (0, 1)]
+  for k, client in enumerate(clients):
+    trained, _, _ = toy_problems.train(
+      fed_avg.build_fed_avg(
+        process.model, fed_avg.FedAvgHParams(**{**_TRAINING, 'num_epochs': 20})
+      ),
+      [client],
     )
-    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+    for name, value in trained.global_weights.items():
+      weights[f'component_{k}/{name}'] = value
+  return state._replace(global_weights=weights)
+
+
+_MIXED_RULES = (0, 1, 0)
+
+
+def _round_of_mixed_rules(**options):
+  """A round of two clients of rule 0 and one of rule 1."""
+  process = ifca.build_ifca(
+    toy_problems.classifier(),
+    ifca.IfcaHParams(num_clusters=3, **_TRAINING),
+    **options,
+  )
+  clients = [
+    _of_rule(40 * (i + 1), rule, i) for i, rule in enumerate(_MIXED_RULES)
+  ]
+  before = _separated(process)
+
+  def after(indices):
+    return process.next(
+      before,
+      process.initialize_client_states(indices),
+      toy_problems.batched([clients[i] for i in indices]),
+    ).state.global_weights
+
+  return before.global_weights, after, [len(c.y) for c in clients]
+
+
+def _clusters_that_moved(before, after):
+  return {
+    name.split('/')[0]
+    for name, value in after.items()
+    if toy_problems.differ(value, before[name])
+  }
+
+
+def test_cluster_is_the_mean_of_its_members_and_others_stay():
+  before, after, sizes = _round_of_mixed_rules()
+  alone = [after([i]) for i in range(3)]
+  assert [_clusters_that_moved(before, w) for w in alone] == [
+    {f'component_{rule}'} for rule in _MIXED_RULES
+  ]
+  together = after([0, 1, 2])
+  for name, value in together.items():
+    k = int(name[len('component_')])
+    members = [i for i, rule in enumerate(_MIXED_RULES) if rule == k]
+    expected = before[name]
+    if members:
+      expected = np.average(
+        [alone[i][name] for i in members],
+        axis=0,
+        weights=[sizes[i] for i in members],
+      )
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_does_not_move_a_model_that_nobody_chose():
+  before, after, _ = _round_of_mixed_rules(
+    aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=0.02, clients_per_round=3, clip=10.0
+    )
+  )
+  assert _clusters_that_moved(before, after([0, 1, 2])) == {
+    'component_0',
+    'component_1',
+  }
 
 
 def test_clusters_start_apart_with_the_same_distribution():

@@ -134,6 +134,35 @@ def test_servers_control_is_the_mean_of_the_clients_that_took_part():
     assert state.algorithm['num_clients'] == len(known)
 
 
+def _two_rounds_of_one_client_each(process):
+  """The server's state after each round, of client 0 and then client 1."""
+  states = []
+  state = process.initialize()
+  for i in (0, 1):
+    state = process.next(
+      state,
+      [process.initialize_client_state(i)],
+      toy_problems.batched(_CLIENTS[i : i + 1]),
+    ).state
+    states.append(state)
+  return states
+
+
+@pytest.mark.parametrize('num_clients', [None, 2])
+def test_first_time_client_by_hand(num_clients):
+  first, second = _two_rounds_of_one_client_each(
+    _scaffold(num_clients=num_clients, num_steps=3)
+  )
+  y = _head(first.global_weights)
+  # With N given the corrections of all clients add up to zero as c counts those
+  # that did not come; without, as a newcomer has none.
+  correction = _head(first.algorithm['control']) if num_clients else 0
+  for _ in range(3):
+    slope = toy_problems.squared_error_gradient(y, _CLIENTS[1])
+    y = y - 0.05 * (slope + correction)
+  np.testing.assert_allclose(_head(second.global_weights), y, rtol=1e-5)
+
+
 def test_given_number_of_clients_counts_those_that_did_not_come_as_zeros():
   process = _scaffold(num_clients=4)
   state, states, _ = toy_problems.train(process, _CLIENTS)

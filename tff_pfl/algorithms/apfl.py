@@ -15,8 +15,12 @@ mixing_learning_rate, tau -> num_steps or num_epochs.
 Deviations from the paper: the step on alpha has a learning rate of its own and
 takes the gradient over all of the client's examples (the paper: a mini-batch).
 Local training runs in rounds with a cohort's aggregation in between, which is
-the paper's algorithm with its gap tau. As everywhere in this library, momentum
-is 0.5 by default.
+the paper's algorithm with its gap tau; the server weights clients by their
+numbers of examples (the paper: alike, `client_weighting='uniform'`). Moving
+statistics of batch normalization are not mixed: the personal ones are those of
+the mixed network. A client that takes part for the first time starts from the
+initial weights; one that is scored and never took part starts from the global
+model. As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
@@ -27,6 +31,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -75,12 +80,20 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
 
 
 def mix(
-  share: Any, personal: split_model.Weights, shared: split_model.Weights
+  share: Any,
+  personal: split_model.Weights,
+  shared: split_model.Weights,
+  statistics: Collection[str],
 ) -> collections.OrderedDict:
-  """`share * personal + (1 - share) * shared`, weight by weight."""
+  """`share * personal + (1 - share) * shared`, weight by weight.
+
+  Moving statistics are the personal ones, unless nothing else is.
+  """
 
   def mixed(name, value):
     a = tf.cast(share, value.dtype)
+    if name in statistics:
+      return tf.where(a > 0, value, shared[name])
     return a * value + (1 - a) * shared[name]
 
   return collections.OrderedDict(
@@ -104,12 +117,15 @@ def build_apfl(
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
+  def mixed(share, personal, shared):
+    return mix(share, personal, shared, model.statistics)
+
   def adapted_share(shared, local, examples):
     share, personal = local['mixing_weight'], local['weights']
     if not hparams.mixing_learning_rate:
       return share
     gradient = training_loop.mean_gradient(
-      model, mix(share, personal, shared), examples
+      model, mixed(share, personal, shared), examples
     )
     slope = tf.add_n(
       [
@@ -118,13 +134,16 @@ def build_apfl(
       ]
     )
     moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
-    return tf.clip_by_value(moved, 0.0, 1.0)
+    # Without examples the gradient is that of padding, which may be NaN.
+    return tf.where(
+      examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
+    )
 
   def personal_loss(share, shared):
     """The loss of the mixed model as a function of the personal one."""
 
     def objective(personal, batch, *, seed):
-      output = loss(mix(share, personal, shared), batch, seed=seed)
+      output = loss(mixed(share, personal, shared), batch, seed=seed)
       return output._replace(
         gradient={
           name: tf.cast(share, slope.dtype) * slope
@@ -186,7 +205,7 @@ def build_apfl(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
     ),
-    personal_weights=lambda shared, local: mix(
+    personal_weights=lambda shared, local: mixed(
       local['mixing_weight'], local['weights'], shared
     ),
     global_model=lambda shared: shared,

@@ -12,7 +12,10 @@ personal_learning_rate, E -> num_epochs, E_v (s in the paper) ->
 personal_num_epochs.
 
 Deviations from the paper: both models go through the examples in the same
-order. As everywhere in this library, momentum is 0.5 by default.
+order. The server weights clients by their numbers of examples (the paper:
+alike, `client_weighting='uniform'`). A personal model starts from the initial
+weights; a client that is scored and never took part starts from the global
+model. As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
@@ -65,6 +68,10 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
 
   def __post_init__(self):
     errors.expect_non_negative('proximal_strength', self.proximal_strength)
+    if self.personal_learning_rate is not None:
+      errors.expect_positive(
+        'personal_learning_rate', self.personal_learning_rate
+      )
     super().__post_init__()
     self.personal_phase()
 

@@ -8,7 +8,8 @@ Symbols: tau -> num_epochs, theta_ext -> the body, theta_cls -> the head.
 
 Deviations from the paper: the head is fine-tuned by default
 (`fine_tune_scope='all'` is the paper's main choice). The frozen head runs in
-inference mode.
+inference mode. As everywhere in this library, momentum is 0.5 by default (the
+paper's: 0.9).
 
 References:
   Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image

@@ -11,7 +11,8 @@ a warning says.
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 
 Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`.
+`client_weighting='uniform'`. As everywhere in this library, momentum is 0.5 by
+default.
 
 References:
   Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via

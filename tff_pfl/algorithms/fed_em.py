@@ -10,13 +10,19 @@ A client predicts with sum_m pi_i(m) p_m(y | x); its model is the mixture, whose
 weights are those of all components and the logarithms of pi_i. The loss must be
 a negative log-likelihood, such as the cross-entropy. With M = 1 this is FedAvg.
 A client that never took part finds its pi_i by E- and M-steps on its data with
-the components frozen; so does every client of a stateless deployment.
+the components frozen before it is scored. Where clients forget their state
+(`stateless`), each finds its pi_i so in every round, before the M-step on the
+components.
 
 Symbols: M -> num_components, log pi_i -> `mixture/log_weights`, E ->
 num_epochs, eta -> learning_rate.
 
 Deviations from the paper: the mini-batches of a step are the same for all
-components. As everywhere in this library, momentum is 0.5 by default.
+components. The components start from one draw of the initial weights in
+different orders (`models.copies.drawn_apart`). The E-step's losses are of the
+components in inference mode. For outputs that are sequences the loss of an
+example is its mean, not its sum. As everywhere in this library, momentum is 0.5
+by default.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
@@ -53,7 +59,7 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     num_components: Component models (M), at least 1.
     num_mixture_steps: E- and M-steps on the mixture weights of a client that
-      comes without any, at least 1.
+      is scored, or trained, without any from an earlier round, at least 1.
     component_seed: Of the components' initial weights.
   """
 
@@ -165,12 +171,22 @@ def build_fed_em(
     )
     return trained, objectives.prediction_loss(trained, forward)
 
+  def expectation_steps(components, log_shares, examples, num_steps):
+    """Responsibilities and mixture weights after some E- and M-steps."""
+    losses = example_losses(components, examples)
+    for _ in range(num_steps):
+      q, log_shares = responsibilities(
+        losses, log_shares, examples.num_examples
+      )
+    return q, log_shares
+
+  # Whoever comes without mixture weights finds them first.
+  num_steps = hparams.num_mixture_steps if options.get('stateless') else 1
+
   def train(broadcast, local, examples, seed):
     components = broadcast.global_weights
-    q, log_shares = responsibilities(
-      example_losses(components, examples),
-      local[_SHARES],
-      examples.num_examples,
+    q, log_shares = expectation_steps(
+      components, local[_SHARES], examples, num_steps
     )
     trained_model, objective = weighted_model(log_shares)
     trained, metrics = training_loop.train(
@@ -188,13 +204,12 @@ def build_fed_em(
     )
 
   def fit_new_client(broadcast, local, examples, unused_seed, num_epochs):
-    losses = example_losses(broadcast.global_weights, examples)
+    if num_epochs is None:
+      num_epochs = hparams.num_mixture_steps
     log_shares = local[_SHARES]
-    for _ in range(
-      hparams.num_mixture_steps if num_epochs is None else num_epochs
-    ):
-      _, log_shares = responsibilities(
-        losses, log_shares, examples.num_examples
+    if num_epochs:
+      _, log_shares = expectation_steps(
+        broadcast.global_weights, log_shares, examples, num_epochs
       )
     return collections.OrderedDict([(_SHARES, log_shares)])
 

@@ -4,7 +4,14 @@
     server:  w_k <- sum n_i w_i / sum n_i over the clients with k_i = k
 
 A client chooses anew in every round and before it is scored, so it keeps no
-state. A model that nobody chose stays as it is.
+state. A model that nobody chose gets no update (with momentum at the server it
+may still move on).
+
+Through the aggregator go the sums over the cohort and the shares of the
+clusters, of which the server makes means. Clipping so bounds what a client adds
+to the sums, not the step of a cluster. Private factories add noise to both:
+with them (and other unweighted ones) a cluster moves only if its share is at
+least half that of one client.
 
 Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
 learning_rate.
@@ -28,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
@@ -115,8 +123,16 @@ def build_ifca(
       report=membership,
     )
 
-  def mean_of_members(algorithm, update, shares, unused_num_clients):
+  # Of weighted factories a share that should be zero is zero.
+  may_be_noisy = isinstance(
+    options.get('aggregator'), tff.aggregators.UnweightedAggregationFactory
+  )
+
+  def mean_of_members(algorithm, update, shares, num_clients):
     """From means over the cohort to means over each cluster's members."""
+    if may_be_noisy:
+      has_members = shares * tf.cast(num_clients, shares.dtype) >= 0.5
+      shares = tf.where(has_members, shares, float('inf'))
     scaled = {
       copy: {
         name: tf.math.divide_no_nan(value, tf.cast(shares[k], value.dtype))

@@ -20,8 +20,11 @@ Deviations from the paper: clients report their models after every round, so the
 mean that an aggregation round needs is at the server when it begins (the paper
 sends them when the coin changes, which saves messages and gives the same
 models). With a cohort smaller than all clients the mean is that of the last
-cohort. Clients weigh alike, as in the paper. As everywhere in this library,
-momentum is 0.5 by default (within a round; `momentum=0` is the paper's).
+cohort, and a client whose first round is an aggregation round is drawn to it
+from the initial weights. The mean is one only with the server's optimizer at
+its default. Clients weigh alike, as in the paper. As everywhere in this
+library, momentum is 0.5 by default (within a round; `momentum=0` is the
+paper's).
 
 References:
   Hanzely, Richtarik: Federated Learning of a Mixture of Global and Local
@@ -75,7 +78,8 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
     )
     errors.expect_non_negative('coupling_strength', self.coupling_strength)
     errors.expect(
-      self.pull <= 1,
+      # With room for rounding.
+      self.pull < 1 + 1e-9,
       'learning_rate * coupling_strength / aggregation_probability',
       'at most 1, or an aggregation round would go beyond the mean',
       self.pull,

@@ -11,7 +11,8 @@ theta^g -> its head layers, eta -> learning_rate.
 
 Deviations from the paper: the supervised variant without its auxiliary and
 adversarial losses, as every comparison has it; it starts from the initial
-weights, not from a model that FedAvg trained.
+weights, not from a model that FedAvg trained. As everywhere in this library,
+momentum is 0.5 by default.
 
 References:
   Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think

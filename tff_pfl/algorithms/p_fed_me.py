@@ -7,7 +7,7 @@
                         from w
                w <- w - eta lambda (w - theta)
     server:  w_{t+1} = (1 - beta) w_t + beta mean(w_i)
-    before a model is scored:  theta_i, solved on all of the client's examples
+    before a model is scored:  theta_i, solved by epochs over the client's data
 
 lambda (w - theta) is the gradient of the envelope F_i, so a client's round is
 gradient descent on it.

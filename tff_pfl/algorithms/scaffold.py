@@ -12,11 +12,15 @@ Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs,
 eta_g -> the learning rate of the server's optimizer, N -> num_clients, c ->
 `control`.
 
-Deviations from the paper: where N is not given, it is the number of clients
-that took part so far, of which c then is the exact mean (the paper counts the
-others as zeros). Clients weigh alike, as in the paper; with
+Deviations from the paper: N need not be given. With N, c counts clients that
+never came as zeros, as in the paper. Without, c is the exact mean over the
+clients that did come, and one that comes for the first time takes c for its
+c_i: it makes plain steps, so that the corrections c - c_i add up to zero over
+all clients, as they do in the paper. Clients weigh alike, as in the paper; with
 `client_weighting='num_examples'` both means are weighted, which is right where
-all clients take part in every round.
+all clients take part in every round. An aggregator that clips or adds noise
+does so to the changes, too: the server's c then is no longer the mean of the
+clients' c_i, and what is reached differs from what the paper proves.
 
 References:
   Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic
@@ -52,7 +56,7 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     momentum: 0; the control variates are those of plain SGD.
     optimizer: 'sgd'.
-    num_clients: All clients (N); None counts those that took part.
+    num_clients: All clients (N); None for a c of those that took part.
   """
 
   momentum: float = describe('0: local training is plain SGD', default=0.0)
@@ -106,11 +110,15 @@ def build_scaffold(
   )
 
   def train(broadcast, local, examples, seed):
-    x, c, c_i = (
+    x, c, own = (
       broadcast.global_weights,
       broadcast.algorithm['control'],
       local['control'],
     )
+    c_i = own
+    if hparams.num_clients is None:
+      is_known = local['is_known'] > 0
+      c_i = _combine(lambda mine, mean: tf.where(is_known, mine, mean), own, c)
     y, metrics = training_loop.train(
       objectives.shifted(loss, _combine(tf.subtract, c, c_i)),
       x,
@@ -136,7 +144,7 @@ def build_scaffold(
       local=collections.OrderedDict(control=new_c_i, is_known=tf.ones([])),
       metrics=metrics,
       report=collections.OrderedDict(
-        change=_combine(tf.subtract, new_c_i, c_i),
+        change=_combine(tf.subtract, new_c_i, own),
         is_new=1 - local['is_known'],
       ),
     )

@@ -79,10 +79,12 @@ def components(model: split_model.SplitModel, number: int) -> Copies:
 def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
   """Initial weights of all copies, that differ from copy to copy.
 
-  The first copy has the model's own. The others have, weight by weight, the
-  same numbers in another, random order: what is drawn independently (kernels,
-  embeddings) is so again, with the same distribution, and what is constant
-  (biases, scales, moving statistics) stays.
+  The first copy has the model's own. The others have the same numbers of every
+  kernel and embedding in another, random order, so that what was drawn
+  independently is so again, with the same distribution. Recurrent kernels have
+  their rows and columns permuted and so stay orthogonal. Vectors (biases,
+  scales, moving statistics) stay. Weights that were trained before would be
+  destroyed.
 
   Args:
     copies: The copies.
@@ -93,16 +95,17 @@ def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
   """
   rng = np.random.default_rng([seed % 2**63, *b'copies'])
 
-  def shuffled(value):
+  def shuffled(name, value):
+    if value.ndim < 2 or name in copies.model.statistics:
+      return value
+    if name.rpartition('/')[2] == 'recurrent_kernel':
+      return rng.permutation(rng.permutation(value, axis=0), axis=1)
     return rng.permutation(value.ravel()).reshape(value.shape)
 
   initial = copies.model.initial_weights
   parts = {copies.names[0]: initial}
   for name in copies.names[1:]:
-    parts[name] = {
-      key: value if key in copies.model.statistics else shuffled(value)
-      for key, value in initial.items()
-    }
+    parts[name] = {key: shuffled(key, value) for key, value in initial.items()}
   return copies.join(parts)
 
 

@@ -21,8 +21,8 @@ from tff_pfl import datasets, errors
 from tff_pfl.datasets import batches
 from tff_pfl.simulation import client_population, client_sampling
 
-# The sources of this process, by what their iterators store of them.
-_SOURCES = weakref.WeakValueDictionary()
+# The sources of this process, one of which a stored iterator is of.
+_SOURCES = weakref.WeakSet()
 
 
 class ClientDataSource(tff.program.FederatedDataSource):
@@ -50,7 +50,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self._federated_type = tff.FederatedType(
       tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
     )
-    _SOURCES[self.key] = self
+    _SOURCES.add(self)
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -83,7 +83,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
       RunError: If no source of the same clients was made in this process.
     """
     stored = json.loads(buffer)
-    source = _SOURCES.get(stored['key'])
+    source = next((s for s in _SOURCES if s.key == stored['key']), None)
     if source is None:
       raise errors.RunError(
         'The stored program drew its cohorts from other clients or with '
@@ -110,10 +110,9 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
       ValueError: If `k` is not 1 to the number of clients.
     """
     ids = self._source.client_ids
+    sampler = client_sampling.CohortSampler(len(ids), k or 0, self._source.seed)
     self._num_rounds += 1
-    cohort = client_sampling.CohortSampler(
-      len(ids), k or 0, self._source.seed
-    ).sample(self._num_rounds)
+    cohort = sampler.sample(self._num_rounds)
     return [self._source.batches[ids[index]] for index in cohort]
 
   def __deepcopy__(self, unused_memo) -> ClientDataIterator:

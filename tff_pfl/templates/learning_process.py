@@ -48,7 +48,7 @@ def build_learning_process(
     algorithms do. Its model weights are those of the model that a client gets
     that brings no data, as `tff.learning.models.ModelWeights`, in the order of
     `tff_model.model_weights`. They can be set where the global weights are
-    among them.
+    among them; others (FedBABU's frozen head) stay.
   """
   state_type = initialize.type_signature.result.member
 
@@ -69,9 +69,7 @@ def build_learning_process(
       if group in metrics
     }
     of_clients = collections.OrderedDict(
-      (name, value)
-      for name, value in metrics.items()
-      if name not in of_server
+      (name, value) for name, value in metrics.items() if name not in of_server
     )
     return collections.OrderedDict(
       client_work=collections.OrderedDict(train=of_clients),

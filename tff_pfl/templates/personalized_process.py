@@ -97,7 +97,8 @@ class BytesPerRound(NamedTuple):
   aggregator saves (by compression, say) or adds (by masks).
 
   Attributes:
-    down: The global weights and the algorithm's own server state.
+    down: The global weights, the algorithm's own server state, the round's
+      number and the seed.
     up: The update and what the method reports with it.
   """
 
