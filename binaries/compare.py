@@ -10,7 +10,10 @@ r"""Compares methods on the same data, over seeds and hyperparameters.
 All flags of a run of binaries.train but --algorithm and --seed are those of
 every run. Where a grid has several points for a method, each point is first run
 with the first seed on a part of the clients' training examples, and the best
-one on the rest of these is taken; test examples are not read for that.
+one on the rest of these is taken; test examples are not read for that. A value
+in a grid goes before that of a flag, and a number of epochs in a grid before a
+number of steps that is not: with --grid=num_epochs=1 every method that has
+epochs trains for one, per_fed_avg instead of its ten steps.
 
 Each run is a trial with a folder of its own in `trials/` of the output folder,
 with the files of a run of binaries.train and its log. The output folder gets
@@ -41,7 +44,8 @@ _GRID = flags.DEFINE_multi_string(
   [],
   'Values of a hyperparameter to choose from, '
   "'[method.]hyperparameter=value,value,...'; without a method, for all that "
-  'have it. May be given several times.',
+  'have it. A number of epochs takes the place of a number of steps. May be '
+  'given several times.',
 )
 _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
@@ -102,14 +106,28 @@ def _seeds():
   return tuple(int(text) for text in _SEEDS.value)
 
 
+def _check_tuning_flags():
+  """Refuses flags of the sweep where there is none."""
+  if not _GRID.value:
+    run_flags.refuse(
+      ['tuning_rounds', 'validation_fraction'],
+      'without --grid there is nothing to choose',
+    )
+
+
 def _comparison():
   """What the flags ask for."""
+  _check_tuning_flags()
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
   algorithms = _algorithms()
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
-  configs = {name: run_flags.config_from_flags(name) for name in algorithms}
+  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
+  configs = {
+    name: run_flags.config_from_flags(name, has_variants=tunes)
+    for name in algorithms
+  }
   return plan.Comparison(
     base=configs[algorithms[0]],
     algorithms=algorithms,

@@ -274,15 +274,24 @@ def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
 
 
 def personalization_from_flags(
-  **defaults: Any,
+  *, has_variants: bool = False, **defaults: Any
 ) -> personalization.Personalization:
-  """The options of personalisation, `defaults` where flags are not given."""
+  """The options of personalisation.
+
+  Args:
+    has_variants: Whether models are fine-tuned also otherwise than --fine_tune
+      says, with the same options.
+    **defaults: Values where flags are not given.
+  """
   given = dict(defaults)
   for field in dataclasses.fields(personalization.Personalization):
     value = flags.FLAGS[_personalization_flag(field.name)].value
     if value is not None:
       given[field.name] = value
-  if given.get('fine_tune', 'method') not in ('head', 'all'):
+  if not has_variants and given.get('fine_tune', 'method') not in (
+    'head',
+    'all',
+  ):
     refuse(
       [name for name in _names() if name.startswith('fine_tune_')],
       'it is for --fine_tune=head or all (what a method does by itself has '
@@ -293,8 +302,15 @@ def personalization_from_flags(
   )
 
 
-def config_from_flags(algorithm: str) -> run_config.RunConfig:
-  """The settings of a run of `algorithm` that the flags give."""
+def config_from_flags(
+  algorithm: str, *, has_variants: bool = False
+) -> run_config.RunConfig:
+  """The settings of a run that the flags give.
+
+  Args:
+    algorithm: The method.
+    has_variants: As for `personalization_from_flags`.
+  """
   if _COHORT_SIZE.value is not None and _PARTICIPATION.value is not None:
     raise ValueError(
       'Expected one of --cohort_size and --participation, found both.'
@@ -321,7 +337,7 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
     server_optimizer=_SERVER_OPTIMIZER.value,
     server_learning_rate=_SERVER_LEARNING_RATE.value,
     server_momentum=_SERVER_MOMENTUM.value,
-    personalization=personalization_from_flags(),
+    personalization=personalization_from_flags(has_variants=has_variants),
     num_rounds=_NUM_ROUNDS.value,
     cohort_size=cohort_size,
     rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,

@@ -365,7 +365,7 @@ def test_how_a_clients_data_are_batched_is_irrelevant(name):
   )
 
 
-@_every_method
+@_one_of_each_kind
 def test_full_batches_are_trained_on_whatever_the_seed(name):
   hparams = dataclasses.replace(
     registry.ALGORITHMS[name].hparams(), batch_size=None
@@ -478,7 +478,7 @@ def test_process_tells_what_its_method_is(name):
     assert process.has_local_weights == _keeps_state(process)
 
 
-@_every_method
+@_one_of_each_kind
 def test_fine_tuning_comes_on_top(name):
   plain = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)

@@ -86,7 +86,13 @@ def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
     (['--grid=speed=1'], ['grid', 'speed=1']),
     (['--algorithms=fed_avg', '--grid=ditto.momentum=0'], ['ditto.momentum']),
     (['--fine_tune_variants=body'], ['fine_tune_variants', "'body'"]),
-    (['--validation_fraction=1'], ['validation_fraction', '1.0']),
+    (
+      ['--validation_fraction=1', '--grid=momentum=0,0.5'],
+      ['validation_fraction', '1.0'],
+    ),
+    (['--validation_fraction=0.5'], ['no --validation_fraction', '--grid']),
+    (['--tuning_rounds=5'], ['no --tuning_rounds', '--grid']),
+    (['--grid=ditto.momentum=0,2'], ['momentum', '2.0']),
     (['--num_processes=0'], ['--num_processes']),
     (
       ['--algorithms=fed_avg', '--ditto_num_epochs=1'],

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import statistics
 
 import pytest
@@ -18,9 +19,10 @@ from tff_pfl.comparison import (
   trial,
 )
 from tff_pfl.models import split_model
-from tff_pfl.simulation import run_config, summary
+from tff_pfl.simulation import run_config, run_store, summary
 
 _FAILING = 'local_only-seed1'
+_INCOMPLETE = 'local_only (1 of 2 seeds)'
 
 
 def _comparison(**changes):
@@ -37,7 +39,10 @@ def _comparison(**changes):
       'algorithms': ('fed_avg', 'local_only'),
       'seeds': (0, 1),
       # With the second nothing is learnt in two rounds.
-      'grid': {'fed_avg': {'learning_rate': (0.05, 1e-9)}},
+      'grid': {
+        'fed_avg': {'learning_rate': (0.05, 1e-9)},
+        '*': {'momentum': (0.5, 2.0)},
+      },
       'fine_tune_variants': ('all',),
       'num_new_clients': 1,
       **changes,
@@ -87,8 +92,8 @@ def test_there_is_a_row_for_each_method_and_variant(found):
   assert [(m.label, m.variant) for m in found.methods] == [
     ('fed_avg', 'method'),
     ('fed_avg + FT (all)', 'all'),
-    ('local_only', 'method'),
-    ('local_only + FT (all)', 'all'),
+    (_INCOMPLETE, 'method'),
+    ('local_only + FT (all) (1 of 2 seeds)', 'all'),
   ]
   assert [m.has_global_model for m in found.methods] == [True] * 2 + [False] * 2
 
@@ -116,7 +121,7 @@ def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
 
 
 def test_what_a_method_lacks_is_none(found):
-  metrics = _method(found, 'local_only').metrics
+  metrics = _method(found, _INCOMPLETE).metrics
   assert metrics['global_accuracy'] is None
   assert metrics['fraction_hurt'] is None
   # The last round's models alone are fine-tuned.
@@ -142,10 +147,14 @@ def test_new_clients_are_apart(found):
   assert method.metrics['new_client_accuracy'].mean == pytest.approx(
     statistics.fmean(score.accuracy_after for score in method.new_clients)
   )
-  assert not (
-    {score.client for score in method.clients}
-    & {score.client for score in method.new_clients}
-  )
+  for seed in (0, 1):
+    trained, new = (
+      {score.client for score in scores if score.seed == seed}
+      for scores in (method.clients, method.new_clients)
+    )
+    assert len(trained) == 4
+    assert len(new) == 1
+    assert not trained & new
 
 
 def test_curves_have_every_evaluation_of_every_seed(found):
@@ -157,26 +166,124 @@ def test_curves_have_every_evaluation_of_every_seed(found):
   for curve in curves:
     assert all(0 <= value <= 1 for value in curve.personal)
     assert curve.global_model == curve.personal
-  assert _method(found, 'local_only').curves[0].global_model is None
+  assert _method(found, _INCOMPLETE).curves[0].global_model is None
 
 
 def test_the_sweep_is_told_and_taken(found):
-  (tuning,) = found.tunings
+  tuning, _ = found.tunings
   assert tuning.algorithm == 'fed_avg'
-  assert [point.hparams for point in tuning.points] == [
-    {'learning_rate': 0.05},
-    {'learning_rate': 1e-9},
+  assert [tuple(point.hparams.values()) for point in tuning.points] == [
+    (0.5, 0.05),
+    (0.5, 1e-9),
+    (2.0, 0.05),
+    (2.0, 1e-9),
   ]
-  assert [point.chosen for point in tuning.points] == [True, False]
+  assert [point.chosen for point in tuning.points] == [True] + [False] * 3
   assert tuning.points[0].accuracy > tuning.points[1].accuracy
   assert _method(found, 'fed_avg').hparams['learning_rate'] == 0.05
+
+
+def test_what_a_method_refuses_of_a_grid_is_told(found):
+  swept, untried = found.tunings
+  for point in swept.points[2:]:
+    assert 'momentum' in point.failure
+  assert untried.algorithm == 'local_only'
+  assert [(p.hparams, p.chosen) for p in untried.points] == [
+    ({'momentum': 0.5}, True),
+    ({'momentum': 2.0}, False),
+  ]
+  assert 'momentum' in untried.points[1].failure
+
+
+def test_a_method_of_which_no_point_can_be_chosen_is_among_the_failures(
+  tmp_path, monkeypatch
+):
+  comparison = _comparison()
+  diverged = {'accuracy': None, 'loss': None, 'non_finite_clients': 3}
+  monkeypatch.setattr(execution, 'run_trials', lambda *_, **__: {})
+  monkeypatch.setattr(collection, 'read_summary', lambda *_: diverged)
+  (sweep, _), failures = runner._tune(comparison, str(tmp_path), {})
+  assert not any(point.chosen for point in sweep.points)
+  (failure,) = failures
+  assert failure.algorithm == 'fed_avg'
+  assert '3 of its clients' in failure.reason
+
+
+def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
+  tmp_path, monkeypatch
+):
+  comparison = _comparison()
+  good, bad = comparison.tuning_trials()['fed_avg']
+  asked = []
+
+  def run_trials(trials, *_, **__):
+    asked[:] = [t.name for t in trials]
+    return {}
+
+  def write(name, file_name, text='{}'):
+    folder = execution.trial_folder(tmp_path, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, file_name), 'w') as file:
+      file.write(text)
+
+  ended = {'accuracy': None, 'loss': 1.0, 'non_finite_clients': 0}
+  monkeypatch.setattr(execution, 'run_trials', run_trials)
+  monkeypatch.setattr(
+    collection,
+    'read_summary',
+    lambda _, name: ended if name == good.name else None,
+  )
+  write(good.name, trial.SCORES_NAME)
+  write(bad.name, execution.LOG_NAME, 'error: no memory')
+  runner._tune(comparison, str(tmp_path), {})
+  assert asked == [good.name, bad.name]
+
+  write(plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
+  (sweep, _), (failure,) = runner._tune(comparison, str(tmp_path), {})
+  assert asked == [good.name]
+  assert sweep.points[0].chosen
+  assert failure.trial == bad.name
+  assert failure.reason == sweep.points[1].failure
+  assert failure.reason.startswith('no memory (not tried again')
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path):
+  with run_store.DirectoryLock(str(tmp_path)):
+    with pytest.raises(errors.RunError, match='in use by a running process'):
+      runner.run(_comparison(), str(tmp_path))
+  assert not (tmp_path / 'trials').exists()
+
+
+def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
+  for method in found.methods:
+    assert method.metrics['fraction_diverged'] is None
+  shutil.copytree(directory, tmp_path / 'copy')
+  path = tmp_path / 'copy' / 'trials' / 'fed_avg-seed1' / 'scores.json'
+  scores = json.loads(path.read_text())
+  evaluation = scores['variants']['method']['evaluation']
+  evaluation['non_finite_clients'] = 2
+  evaluation['personal']['loss'] = None
+  path.write_text(json.dumps(scores))
+  comparison = _comparison()
+  points = {'fed_avg': comparison.points('fed_avg')[0]}
+  again = collection.collect(
+    comparison, str(tmp_path / 'copy'), comparison.trials(points)
+  )
+  metrics = _method(again, 'fed_avg').metrics
+  assert metrics['fraction_diverged'].mean == statistics.fmean([0, 2 / 4])
+  assert metrics['personal_loss'].num_seeds == 1
+  assert metrics['personal_accuracy'].num_seeds == 2
+  (row,) = [r for r in again.table().splitlines() if r.startswith('fed_avg  ')]
+  assert '0.250' in row
+  other = _method(again, 'fed_avg + FT (all)').metrics
+  assert other['fraction_diverged'] is None
 
 
 def test_a_failed_trial_is_told_and_the_other_seed_counts(found):
   assert found.failures == (
     results.Failure(_FAILING, 'local_only', 1, 'no memory'),
   )
-  accuracy = _method(found, 'local_only').metrics['personal_accuracy']
+  accuracy = _method(found, _INCOMPLETE).metrics['personal_accuracy']
   assert (accuracy.num_seeds, accuracy.std) == (1, None)
 
 

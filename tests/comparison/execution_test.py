@@ -1,5 +1,6 @@
 import json
 import os
+import subprocess
 import sys
 
 import psutil
@@ -42,6 +43,10 @@ with open(os.path.join(sys.argv[1], 'tmp'), 'w') as file:
   file.write(str(os.getpid()))
 os.rename(file.name, os.path.join(sys.argv[1], 'pid'))
 time.sleep(600)
+"""
+_DEAF_TO_SIGTERM = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 _MEETS = """
 import os, sys, time
@@ -181,6 +186,45 @@ def test_an_interruption_ends_the_running_trials(run, tmp_path, monkeypatch):
       assert not psutil.pid_exists(int(file.read()))
   # They are taken up again.
   assert run(trials, _FINISHES) == {}
+
+
+def test_a_second_interruption_leaves_no_process_behind(
+  run, tmp_path, monkeypatch
+):
+  trials = _trials(2)
+  pids = [
+    os.path.join(execution.trial_folder(tmp_path, t.name), 'pid')
+    for t in trials
+  ]
+  wait = subprocess.Popen.wait
+
+  def interrupt_when_started(running):
+    if all(map(os.path.exists, pids)):
+      raise KeyboardInterrupt
+    return ()
+
+  def interrupt_while_waiting(process, timeout=None):
+    if timeout is not None:
+      raise KeyboardInterrupt
+    return wait(process)
+
+  monkeypatch.setattr(execution._Running, 'take_ended', interrupt_when_started)
+  monkeypatch.setattr(subprocess.Popen, 'wait', interrupt_while_waiting)
+  with pytest.raises(KeyboardInterrupt):
+    run(trials, _DEAF_TO_SIGTERM + _SLEEPS, num_processes=2)
+  for path in pids:
+    with open(path) as file:
+      assert not psutil.pid_exists(int(file.read()))
+
+
+def test_what_a_trial_reported_last_can_be_read(run, tmp_path):
+  trials = _trials(2)
+  run(trials, _FAILS + _FINISHES)
+  assert execution.logged_error(tmp_path, trials[0].name) is None
+  assert execution.logged_error(tmp_path, trials[1].name) == 'no memory'
+  assert execution.is_started(tmp_path, trials[1].name)
+  assert not execution.is_started(tmp_path, 'fed_avg-seed9')
+  assert execution.logged_error(tmp_path, 'fed_avg-seed9') is None
 
 
 def test_other_settings_are_refused_before_anything_runs(run, tmp_path):

@@ -77,7 +77,7 @@ def _write(tmp_path, comparison):
 
 
 def _with_metric(comparison, name, **means):
-  """A comparison in which methods have the given means of one metric."""
+  """A comparison in which methods have a metric of these means, by 3 seeds."""
   return dataclasses.replace(
     comparison,
     methods=tuple(
@@ -85,7 +85,7 @@ def _with_metric(comparison, name, **means):
         method,
         metrics={
           **method.metrics,
-          name: results.spread([means[method.algorithm]]),
+          name: results.spread([means[method.algorithm]] * 3),
         },
       )
       for method in comparison.methods
@@ -157,7 +157,7 @@ def test_header_counts_what_was_compared_and_names_what_is_ahead(tmp_path):
   page = _write(tmp_path, comparison)
   assert (
     '2 methods, 3 seeds. Highest personal accuracy after the last round: '
-    'fed_rep, 62.5%. What lies'
+    'fed_rep, 62.5% ± 0.0. What lies'
   ) in page.prose
   assert 'did not come to an end' not in page.prose
 
@@ -172,6 +172,23 @@ def test_tuning_shows_the_grid_and_the_choice(page):
   assert rows['0.1'] == ['72.0', '0.9', 'chosen']
   assert rows['10.0'] == ['–', '–', 'It diverged.']
   assert 'learning_rate = 0.1, of 3 points' in page.prose
+
+
+def test_tuning_says_where_there_was_nothing_to_choose_from(tmp_path):
+  tuning = results.Tuning(
+    'fed_rep',
+    0,
+    0,
+    (
+      results.TuningPoint({'momentum': 0.0}, None, None, True, None),
+      results.TuningPoint({'momentum': 2.0}, None, None, False, 'Refused.'),
+    ),
+  )
+  page = _write(tmp_path, example_comparison.make_results(tunings=(tuning,)))
+  assert 'Not tried, as the method allows this one only.' in page.prose
+  assert 'each, with seed' not in page.prose
+  assert page.rows('tuning')['0.0'] == ['–', '–', 'chosen']
+  assert page.rows('tuning')['2.0'] == ['–', '–', 'Refused.']
 
 
 def test_settings_and_hyperparameters_are_listed(page):
@@ -235,7 +252,11 @@ def test_results_are_ranked_with_their_spread_and_best_values_marked(tmp_path):
   head, *rows = page.tables['results']
   assert [row[0] for row in rows] == ['fed_rep', 'ditto', 'fed_avg']
   column = head.index('personal accuracy, last round (%)')
-  assert [row[column] for row in rows] == ['90.0', '70.0', '50.0']
+  assert [row[column] for row in rows] == [
+    '90.0 ± 0.0',
+    '70.0 ± 0.0',
+    '50.0 ± 0.0',
+  ]
   assert head.index('bytes up, a client (kB)')
   assert rows[0][head.index('bytes up, a round (MB)')] == '6.2'
   assert re.fullmatch(r'\d+\.\d ± \d+\.\d', rows[0][head.index(head[1])])
@@ -245,6 +266,94 @@ def test_results_are_ranked_with_their_spread_and_best_values_marked(tmp_path):
   assert '70.0' not in marked
   # A column that nothing has a value in is left out.
   assert not any('new clients' in title for title in head)
+
+
+def _with_test_sizes(comparison, sizes):
+  """A comparison whose clients have these numbers of test examples."""
+  return dataclasses.replace(
+    comparison,
+    methods=tuple(
+      dataclasses.replace(
+        method,
+        clients=tuple(
+          dataclasses.replace(client, num_test_examples=size)
+          for client, size in zip(method.clients, sizes)
+        ),
+        new_clients=(),
+      )
+      for method in comparison.methods
+    ),
+  )
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'sentence'),
+  [
+    ([50] * 4, 'A client is scored on 50 test examples. </p>'),
+    (
+      [3, 1000, 4, 7],
+      'A client is scored on 3 to 1,000 test examples of its own (median 5.5).'
+      ' </p>',
+    ),
+    (
+      [1, 1],
+      'A client is scored on 1 test example. Not scored, for want of any: '
+      '2 clients. </p>',
+    ),
+  ],
+)
+def test_partition_says_on_how_many_examples_clients_are_scored(
+  tmp_path, sizes, sentence
+):
+  comparison = example_comparison.make_results(
+    variants=('method',), num_clients=4, num_new_clients=0, seeds=(0,)
+  )
+  page = _write(tmp_path, _with_test_sizes(comparison, sizes))
+  assert sentence in ' '.join(page.text.split())
+
+
+def test_only_clients_of_the_partition_that_is_shown_are_counted(tmp_path):
+  comparison = example_comparison.make_results(
+    variants=('method',), num_clients=2, num_new_clients=0, seeds=(0, 1)
+  )
+  page = _write(tmp_path, _with_test_sizes(comparison, [50, 50, 80, 80]))
+  assert 'A client is scored on 50 test examples.' in page.prose
+
+
+def test_figures_that_not_all_seeds_of_a_row_have_say_so(tmp_path):
+  comparison = example_comparison.make_results(variants=('method',))
+  fed_avg, fed_rep = comparison.methods
+  loss = dict(personal_loss=results.spread([1.0, 2.0, None]))
+  fed_avg = dataclasses.replace(fed_avg, metrics={**fed_avg.metrics, **loss})
+  one_seed = {
+    name: results.spread([figure.mean]) if figure else None
+    for name, figure in fed_rep.metrics.items()
+  }
+  fed_rep = dataclasses.replace(fed_rep, metrics=one_seed)
+  page = _write(
+    tmp_path, dataclasses.replace(comparison, methods=(fed_avg, fed_rep))
+  )
+  head, *_ = page.tables['results']
+  rows = page.rows('results')
+  column = head.index('personal loss') - 1
+  assert rows['fed_avg'][column] == '1.500 ± 0.707 (2 of 3 seeds)'
+  assert not any('seeds' in text for text in rows['fed_avg'][:column])
+  # The label of a row tells of how many seeds it is.
+  assert not any('seed' in text for text in rows['fed_rep'])
+
+
+def test_published_figures_say_where_the_data_of_the_paper_differ(tmp_path):
+  page = _write(
+    tmp_path,
+    example_comparison.make_results(
+      variants=('method',),
+      dataset='femnist',
+      num_clients=150,
+      partition='classes_per_client:3',
+    ),
+  )
+  assert 'only if the images here are of letters' in page.prose
+  assert page.rows('published')['FedPer'][2] == '76.91'
 
 
 def test_published_figures_stand_beside_ours(page):

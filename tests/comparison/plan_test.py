@@ -121,6 +121,66 @@ def test_a_method_whose_sweep_found_nothing_is_left_out():
   assert trial.config.algorithm == 'fed_rep'
 
 
+def test_epochs_of_a_grid_take_the_place_of_steps():
+  comparison = _comparison(
+    ('fed_avg', 'per_fed_avg', 'fed_rep'),
+    hparams={
+      'fed_rep': registry.get_algorithm('fed_rep').hparams(num_head_steps=4)
+    },
+    grid={'*': {'num_epochs': (1,), 'num_head_epochs': (2,)}},
+  )
+  # Where there are no steps, nothing but what was written is said.
+  assert comparison.points('fed_avg') == [{'num_epochs': 1}]
+  fed_avg, per_fed_avg, fed_rep = (
+    t.config.hparams for t in comparison.trials()
+  )
+  assert (fed_avg.num_epochs, fed_avg.num_steps) == (1, None)
+  assert (per_fed_avg.num_epochs, per_fed_avg.num_steps) == (1, None)
+  assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
+
+
+def test_a_sweep_over_epochs_has_runs_that_differ():
+  comparison = _comparison(
+    ('per_fed_avg',), grid={'per_fed_avg': {'num_epochs': (1, 2)}}
+  )
+  points = comparison.points('per_fed_avg')
+  assert points == [
+    {'num_epochs': 1, 'num_steps': None},
+    {'num_epochs': 2, 'num_steps': None},
+  ]
+  epochs = [
+    t.config.hparams.phase().num_epochs
+    for t in comparison.tuning_trials()['per_fed_avg']
+  ]
+  assert epochs == [1, 2]
+
+
+def test_steps_in_a_grid_stay_beside_epochs():
+  comparison = _comparison(
+    ('fed_avg', 'per_fed_avg'),
+    grid={'*': {'num_epochs': (1,)}, 'per_fed_avg': {'num_steps': (7,)}},
+  )
+  fed_avg, per_fed_avg = (t.config.hparams for t in comparison.trials())
+  assert fed_avg.num_epochs == 1
+  assert per_fed_avg.num_steps == 7
+
+
+@pytest.mark.parametrize(
+  'algorithm,name,steps',
+  [
+    ('fed_avg', 'num_epochs', 'num_steps'),
+    ('fed_rep', 'num_body_epochs', 'num_body_steps'),
+    # It has no such steps.
+    ('ditto', 'personal_num_epochs', None),
+    ('fed_avg', 'num_steps', None),
+    ('fed_avg', 'learning_rate', None),
+  ],
+)
+def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
+  hparams = registry.get_algorithm(algorithm).hparams
+  assert plan.steps_instead_of(hparams, name) == steps
+
+
 def test_a_grid_of_one_value_is_taken_without_a_sweep():
   comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
   assert not comparison.tuning_trials()
@@ -161,12 +221,51 @@ def test_a_trial_survives_json():
     ({'grid': {'*': {'momentum': ()}}}, 'grid of momentum.*at least one'),
     ({'grid': {'*': {'momentum': (0.1, 0.1)}}}, 'none twice'),
     # The hyperparameters' own checks, before anything runs.
-    ({'grid': {'*': {'learning_rate': (0.1, -1.0)}}}, 'learning_rate'),
+    ({'grid': {'fed_avg': {'learning_rate': (0.1, -1.0)}}}, 'learning_rate'),
+    ({'grid': {'*': {'learning_rate': (-2.0, -1.0)}}}, 'learning_rate'),
   ],
 )
 def test_wrong_plans_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     _comparison(**changes)
+
+
+def test_a_value_for_all_that_a_method_refuses_is_not_tried_with_it():
+  comparison = _comparison(
+    grid={
+      # FedRep's learning rates have other names.
+      'fed_rep': {'momentum': (0.0, 0.5)},
+      'fed_avg': {'num_epochs': (1, 2)},
+      '*': {'learning_rate': (0.1, -1.0)},
+    }
+  )
+  for algorithm, own in (('fed_avg', 'num_epochs'), ('fed_rep', 'momentum')):
+    assert len(comparison.points(algorithm)) == 2
+    refused = comparison.refused(algorithm)
+    assert [point[own] for point, _ in refused] == list(
+      comparison.grid[algorithm][own]
+    )
+    for point, reason in refused:
+      assert -1.0 in point.values()
+      assert 'learning_rate' in reason
+  assert [len(trials) for trials in comparison.tuning_trials().values()] == [
+    2,
+    2,
+  ]
+
+
+def test_zero_in_a_grid_is_none_where_none_is_not_the_default():
+  algorithms = ('fed_avg', 'per_fed_avg')
+  grid = plan.parse_grid(
+    ['batch_size=0,5', 'per_fed_avg.num_steps=0', 'momentum=0'], algorithms
+  )
+  assert grid == {
+    '*': {'batch_size': (None, 5), 'momentum': (0.0,)},
+    'per_fed_avg': {'num_steps': (None,)},
+  }
+  # To fed_avg 0 steps mean nothing.
+  grid = plan.parse_grid(['num_steps=0'], algorithms)
+  assert grid == {'*': {'num_steps': (0,)}}
 
 
 def test_grids_are_read_in_the_types_of_the_hyperparameters():

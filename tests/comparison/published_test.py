@@ -1,8 +1,22 @@
 import collections
+import pathlib
 
 import pytest
 
 from tff_pfl.comparison import published, results
+
+_FLAGFILES = pathlib.Path(__file__).parents[2] / 'binaries' / 'flagfiles'
+
+
+def _setting_of(preset):
+  """Data set, number of clients and partition of a preset of the table."""
+  path = _FLAGFILES / f'fedrep_table1_{preset}.txt'
+  flags = dict(
+    line[2:].split('=', 1)
+    for line in path.read_text().splitlines()
+    if line.startswith('--') and '=' in line
+  )
+  return flags['dataset'], int(flags['num_clients']), flags['partition']
 
 
 def _values(dataset, num_clients, partition):
@@ -17,6 +31,7 @@ def _values(dataset, num_clients, partition):
 
 def test_a_column_of_the_fedrep_table_is_found_by_its_setting():
   assert _values('cifar10', 100, 'shards:2') == {
+    ('FedRep', 'Local Only'): None,
     ('FedRep', 'FedAvg'): 0.4265,
     ('FedRep', 'FedAvg+FT'): 0.8765,
     ('FedRep', 'FedProx'): 0.3992,
@@ -65,7 +80,41 @@ def test_clients_that_come_with_the_data_are_a_setting_of_their_own():
   assert _values('femnist', 1079, 'natural')['FedFac', 'FedAvg'] == 0.768
   # The same data dealt otherwise is another setting.
   assert not _values('femnist', 150, 'natural')
-  assert _values('femnist', 150, 'lognormal')['FedRep', 'FedPer'] == 0.7691
+  assert not _values('femnist', 150, 'lognormal:1')
+
+
+@pytest.mark.parametrize(
+  ('preset', 'fed_per', 'local_only'),
+  [
+    ('cifar10', 0.8713, None),
+    ('cifar100', 0.76, 0.7529),
+    ('sent140', 0.7212, 0.6988),
+    ('femnist', 0.7691, 0.6086),
+  ],
+)
+def test_a_preset_of_a_column_has_its_figures(preset, fed_per, local_only):
+  values = _values(*_setting_of(preset))
+  assert values['FedRep', 'FedPer'] == fed_per
+  assert values['FedRep', 'Local Only'] == local_only
+
+
+@pytest.mark.parametrize('preset', ['mnist', 'fashion_mnist'])
+def test_a_preset_of_no_column_has_no_figures(preset):
+  assert not published.matching_figures(*_setting_of(preset))
+
+
+@pytest.mark.parametrize(
+  ('preset', 'note'),
+  [('sent140', 'users of Sent140'), ('femnist', 'letters'), ('cifar10', None)],
+)
+def test_a_setting_says_where_the_data_of_the_paper_differ(preset, note):
+  found = published.matching_figures(*_setting_of(preset)).values()
+  notes = {figure.setting.note for figures in found for figure in figures}
+  if note is None:
+    assert notes == {''}
+  else:
+    (text,) = notes
+    assert note in text
 
 
 def test_fine_tuned_models_are_compared_by_their_last_round():
@@ -81,9 +130,9 @@ def test_every_cell_is_a_fraction_and_stands_once():
     (figure.source, figure.setting, figure.method, figure.metric)
     for figure in published.FIGURES
   )
-  # 12 methods in 7 settings, 8 in 8, 3 in one by 3 metrics.
-  assert len(cells) == len(published.FIGURES) == 84 + 64 + 9
+  # 13 methods in 7 settings, 8 in 8, 3 in one by 3 metrics.
+  assert len(cells) == len(published.FIGURES) == 91 + 64 + 9
   values = [figure.value for figure in published.FIGURES]
   assert all(value is None or 0 < value < 1 for value in values)
-  # Of FedRep 5 cells, of FedAvg+FT and Ditto one each.
-  assert values.count(None) == 7
+  # Of FedRep 5 cells, of Local Only, FedAvg+FT and Ditto one each.
+  assert values.count(None) == 8

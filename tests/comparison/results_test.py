@@ -92,6 +92,8 @@ def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
   )
   assert results.spread([0.25]) == results.Spread(0.25, None, 1)
   assert results.spread([None]) is None
+  assert results.spread([1.0, math.nan]) == results.Spread(1.0, None, 1)
+  assert results.spread([math.inf]) is None
 
 
 def test_csv_has_a_line_for_each_method(tmp_path):
@@ -135,6 +137,19 @@ def test_the_table_has_the_columns_that_some_method_has():
   *_, first, second = table.splitlines()
   assert first.split() == ['fed_avg', '0.500', '±0.125', '1.5']
   assert second.split() == ['ditto', '0.250', '–']
+
+
+def test_the_table_tells_of_figures_that_not_all_seeds_have():
+  table = _results(
+    _method(
+      personal_accuracy=results.Spread(0.5, None, 1),
+      worst_10_percent=results.Spread(0.25, 0.125, 2),
+    )
+  ).table()
+  assert table.splitlines()[-1].split() == [
+    *('fed_avg', '0.500', '(1', 'of', '2)'),
+    *('0.250', '±0.125'),
+  ]
 
 
 def test_metrics_are_named_once():

@@ -65,6 +65,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
     'synthetic', num_clients=5, partition='shards:2', seed=0
   )
   for part in data:
+    assert list(part.client_ids) == sorted(part.client_ids)
     for client_id in part.client_ids:
       np.testing.assert_array_equal(
         part.train(client_id).x, whole.train(client_id).x
@@ -83,6 +84,42 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
     # It cannot be built again from the settings of a run alone.
     with pytest.raises(errors.RunError, match='a program of its own'):
       run_config.RunConfig.from_settings(store.config)
+
+
+def test_new_clients_are_drawn_by_the_seed_alone():
+  def new_clients(**changes):
+    wanted = plan.Trial('x', _config(**changes), num_new_clients=2)
+    return trial.load_data(wanted).new.client_ids
+
+  drawn = {seed: new_clients(seed=seed) for seed in range(6)}
+  assert len(set(drawn.values())) > 1
+  assert drawn[1] == new_clients(seed=1, algorithm='ditto', num_rounds=9)
+
+
+def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
+  wanted = plan.Trial('x', _config(), num_new_clients=2)
+  data = trial.load_data(wanted)
+  sweep = trial.load_data(dataclasses.replace(wanted, validation_fraction=0.5))
+  assert sweep.trained.client_ids == data.trained.client_ids
+  assert sweep.new is None
+
+
+def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
+  load = datasets.load_dataset
+  monkeypatch.setattr(
+    datasets,
+    'load_dataset',
+    lambda name, *, data_dir, **options: load(name, **options),
+  )
+  wanted = plan.Trial('x', _config(), num_new_clients=1)
+  before = _run(tmp_path, wanted)
+  moved = dataclasses.replace(wanted, config=_config(data_dir='elsewhere'))
+  after = _run(tmp_path, moved)
+  assert after['variants']['method'] == before['variants']['method']
+  # What data it is about may not change.
+  other = dataclasses.replace(wanted, num_new_clients=2)
+  with pytest.raises((errors.RunError, ValueError), match='num_new_clients'):
+    _run(tmp_path, other)
 
 
 def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
@@ -109,11 +146,15 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     )
 
   monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
-  wanted = plan.Trial('x', _config(), validation_fraction=0.25)
+  wanted = plan.Trial(
+    'x', _config(), num_new_clients=1, validation_fraction=0.25
+  )
   (tmp_path / 'sweep').mkdir()
-  rows = _run(tmp_path / 'sweep', wanted)['variants']['method']['clients']
-  data = load('synthetic', num_clients=3, partition='shards:2', seed=0)
-  for row in rows:
+  scores = _run(tmp_path / 'sweep', wanted)['variants']['method']
+  assert scores['new_clients'] == []
+  data = load('synthetic', num_clients=4, partition='shards:2', seed=0)
+  assert len(scores['clients']) == 3
+  for row in scores['clients']:
     available = data.num_train_examples(row['client'])
     assert row['num_test_examples'] == round(available / 4)
     assert row['num_train_examples'] == available - round(available / 4)

@@ -88,6 +88,42 @@ def test_the_seed_decides(data):
   assert first != other
 
 
+def test_the_partitions_random_numbers_are_not_used_again(data):
+  # A client's position is no stream of the partition's.
+  for position, client_id in enumerate(data.client_ids):
+    view = _views(data, seed=3)
+    available = data.num_train_examples(client_id)
+    rng = np.random.default_rng([3, position])
+    order = rng.permutation(available)[: view.num_test_examples(client_id)]
+    if available > 2:
+      assert view.test(client_id).x.tolist() != (
+        data.train(client_id).x[np.sort(order)].tolist()
+      )
+
+
+def test_of_examples_that_overlap_the_last_are_held_out_after_a_gap():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(26.0)[:, np.newaxis],
+    np.zeros(26, int),
+    x_test=np.zeros([2, 1]),
+    y_test=np.zeros(2, int),
+    # Those of the second client are too few to be divided.
+    keys=np.repeat([0, 1], [20, 6]),
+    keys_test=[0, 1],
+    num_classes=1,
+    num_overlapping=5,
+  )
+  view = _views(data, fraction=0.2)
+  long, short = data.client_ids
+  assert view.train(long).x[:, 0].tolist() == list(range(11))
+  assert view.test(long).x[:, 0].tolist() == [16, 17, 18, 19]
+  assert view.num_train_examples(long) == 11
+  assert view.num_train_examples(short) == 6
+  assert view.num_test_examples(short) == 0
+  # However much is asked for, one is left.
+  assert _views(data, fraction=0.99).num_train_examples(long) == 1
+
+
 @pytest.mark.parametrize('fraction', [0, 1, -0.5])
 def test_a_fraction_outside_is_refused(data, fraction):
   with pytest.raises(ValueError, match='between 0 and 1'):
@@ -106,10 +142,11 @@ def _choose(summaries, failures=None):
   )
 
 
-def _summary(accuracy, loss=1.0):
+def _summary(accuracy, loss=1.0, non_finite_clients=0):
   return {
     'accuracy': None if accuracy is None else {'last_10_mean': accuracy},
     'loss': loss,
+    'non_finite_clients': non_finite_clients,
   }
 
 
@@ -124,6 +161,38 @@ def test_the_highest_accuracy_is_chosen_and_the_first_of_equals():
 def test_without_accuracies_the_lowest_finite_loss_is_chosen():
   found = _choose([_summary(None, None), _summary(None, 2), _summary(None, 1)])
   assert [point.chosen for point in found.points] == [False, False, True]
+
+
+def test_a_point_at_which_a_client_diverged_is_not_chosen_and_says_so():
+  found = _choose([_summary(0.9, None, 2), _summary(0.5)])
+  assert [point.chosen for point in found.points] == [False, True]
+  assert '2 of its clients' in found.points[0].failure
+  assert found.points[0].accuracy == 0.9
+  assert tuning.chosen_point(_choose([_summary(0.9, None, 1)] * 2)) is None
+
+
+def test_refused_points_are_told_after_the_others():
+  refused = [({'learning_rate': -1.0}, 'too low')]
+  trial = plan.Trial('x', run_config.RunConfig())
+  found = tuning.choose(
+    'fed_avg',
+    [trial],
+    [{'learning_rate': 0.1}],
+    [_summary(0.5)],
+    [None],
+    refused,
+  )
+  assert [point.chosen for point in found.points] == [True, False]
+  assert found.points[1].hparams == {'learning_rate': -1.0}
+  assert found.points[1].failure == 'too low'
+
+
+def test_a_single_point_that_is_allowed_is_taken_untried():
+  refused = [({'learning_rate': -1.0}, 'too low')]
+  found = tuning.without_choice('fed_avg', 3, {'learning_rate': 0.1}, refused)
+  assert tuning.chosen_point(found) == {'learning_rate': 0.1}
+  assert [point.failure for point in found.points] == [None, 'too low']
+  assert (found.seed, found.num_rounds) == (3, 0)
 
 
 def test_failed_points_are_not_chosen_and_say_why():

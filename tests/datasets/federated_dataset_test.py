@@ -107,6 +107,29 @@ def test_from_arrays_takes_a_partitioner_and_client_ids():
   assert ((dataset.class_counts() > 0).sum(axis=1) == 2).all()
 
 
+def test_examples_overlap_only_where_their_source_says_so():
+  x, y = _arrays()
+  apart = FederatedDataset.from_arrays(x, y, num_clients=4)
+  assert apart.num_overlapping == 0
+  windows = FederatedDataset.from_arrays(
+    x,
+    y,
+    x_test=x,
+    y_test=y,
+    keys=y,
+    keys_test=y,
+    num_overlapping=3,
+  )
+  assert windows.num_overlapping == 3
+  assert windows.subset(windows.client_ids[:1]).num_overlapping == 3
+
+
+def test_overlapping_examples_are_not_divided_at_random():
+  x, y = _arrays()
+  with pytest.raises(ValueError, match='`num_overlapping` to be 0 where there'):
+    FederatedDataset.from_arrays(x, y, num_clients=4, num_overlapping=1)
+
+
 def test_from_arrays_is_a_function_of_the_seed():
   x, y = _arrays()
   first, again, other = (

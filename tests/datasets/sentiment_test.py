@@ -112,6 +112,52 @@ def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
     _load(path, 10)
 
 
+def test_users_with_few_texts_are_left_out(tmp_path):
+  rows = _rows(['u0'], 4) + _rows(['u1'], 5) + _rows(['u2'], 6)
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  assert _load(path, 2, min_texts=5).client_ids == ('u1', 'u2')
+  assert _load(path, 3, min_texts=4).client_ids == ('u0', 'u1', 'u2')
+  with pytest.raises(
+    ValueError, match='at most 2, the number of users with at least 5 texts'
+  ):
+    _load(path, 3, min_texts=5)
+
+
+def test_texts_that_a_user_has_twice_do_not_make_it_one_with_many(tmp_path):
+  rows = _rows(['u0'], 4) * 2 + _rows(['u1'], 5)
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  assert _load(path, 1, min_texts=5).client_ids == ('u1',)
+
+
+def test_domains_with_few_texts_are_not_divided(tmp_path):
+  rows = _rows(['books'], 20) + _rows(['music'], 4)
+  path = _write(tmp_path / 'reviews.csv', rows)
+  dataset = _load(path, 2, min_texts=5)
+  assert dataset.client_ids == ('books_0', 'books_1')
+  with pytest.raises(ValueError, match='at most 20, the number of texts'):
+    _load(path, 21, min_texts=5)
+  with pytest.raises(ValueError, match='at most 0, the number of domains'):
+    _load(path, 2, min_texts=21)
+
+
+def test_texts_of_clients_that_take_no_part_are_not_read(tmp_path, monkeypatch):
+  seen = []
+  words_of = sentiment.vocabulary_lib.words_of
+  monkeypatch.setattr(
+    sentiment.vocabulary_lib,
+    'words_of',
+    lambda text: seen.append(text) or words_of(text),
+  )
+  users = [f'u{i}' for i in range(9)]
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  chosen = _load(path, 2).client_ids
+  assert {text.split()[0] for text in seen} == set(chosen)
+  assert len(seen) == 40
+
+
 def test_a_client_column_goes_before_others(tmp_path):
   rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows())]
   path = _write(
@@ -157,6 +203,24 @@ def test_compressed_files_are_read(tmp_path):
     sentiment.read_csv(str(path))
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_the_heading(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  expected = sentiment.read_csv(path)
+  with open(path, encoding='utf-8') as file:
+    content = file.read()
+  with open(path, 'w', encoding='utf-8-sig', newline='') as file:
+    file.write(content)
+  assert sentiment.read_csv(path) == expected
+
+
+def test_texts_of_any_length_are_read(tmp_path):
+  rows = [('d', 0, 'long ' * 40_000), ('d', 1, 'short')]
+  limit = csv.field_size_limit()
+  data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
+  assert [len(text) for text in data.texts] == [200_000, 5]
+  assert csv.field_size_limit() == limit
+
+
 @pytest.mark.parametrize(
   'columns, rows, match',
   [
@@ -196,6 +260,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     (dict(vocabulary='bytes'), 'one of hashed, learned, found .bytes.'),
     (dict(vocabulary_size=1), '`vocabulary_size`'),
     (dict(max_words=0), '`max_words`'),
+    (dict(min_texts=0), '`min_texts`'),
     (dict(test_fraction=1), '`test_fraction`'),
     (dict(seed=-1), '`seed`'),
     (dict(num_clients=41), 'at most 40, the number of texts'),

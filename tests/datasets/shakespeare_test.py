@@ -60,6 +60,12 @@ def test_speeches_of_a_role_are_joined_in_their_order(tmp_path):
   }
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_a_role(tmp_path):
+  path = tmp_path / 'shakespeare.txt'
+  path.write_text(_PLAY, encoding='utf-8-sig')
+  assert list(shakespeare.read_roles(str(path))) == ['HAMLET', 'Ghost']
+
+
 def test_characters_have_numbers_of_their_own():
   printable = ''.join(chr(code) for code in range(32, 127))
   codes = shakespeare.encode('\n' + printable)
@@ -108,6 +114,20 @@ def test_a_stride_leaves_examples_out(tmp_path):
     whole, part = (getattr(data, split)('A') for data in (everything, some))
     np.testing.assert_array_equal(part.x, whole.x[::3])
     np.testing.assert_array_equal(part.y, whole.y[::3])
+
+
+@pytest.mark.parametrize('stride', [1, 2, 3, 4, 5, 7])
+def test_it_says_how_many_neighbours_have_characters_in_common(
+  tmp_path, stride
+):
+  _write(tmp_path, _play([90]))
+  dataset = _load(tmp_path, 1, stride=stride)
+  # No letter occurs twice in the text.
+  examples = dataset.train('A')
+  windows = np.column_stack([examples.x, examples.y])
+  count = dataset.num_overlapping
+  assert not set(windows[0]) & set(windows[count + 1])
+  assert count == 0 or set(windows[0]) & set(windows[count])
 
 
 def test_roles_with_little_text_are_left_out(tmp_path):
@@ -202,6 +222,7 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   np.testing.assert_array_equal(examples.x[0], text[:_LENGTH])
   np.testing.assert_array_equal(examples.x[-1], text[-_LENGTH - 1 : -1])
   assert dataset.num_test_examples('ROMEO') == len('She speaks') - _LENGTH
+  assert dataset.num_overlapping == _LENGTH
   assert dataset.class_counts('test').sum() == len('She speaks') - _LENGTH
   with pytest.raises(ValueError, match='at most 1, the number of speaking'):
     shakespeare.load_shakespeare(2, sequence_length=_LENGTH, min_characters=25)

@@ -46,6 +46,15 @@ def test_no_sentences_are_no_examples():
   assert examples.x.dtype == examples.y.dtype == np.int32
 
 
+def test_words_are_not_shared_beyond_the_length_of_a_sequence():
+  examples = _next_words(['a b c a b c a b c'], sequence_length=3)
+  # Where in the sentence the words of the examples are.
+  places = [set(range(max(i - 3, 0), i + 1)) for i in range(1, 9)]
+  assert len(places) == len(examples.y)
+  assert all(a & b for a, b in zip(places, places[3:]))
+  assert not any(a & b for a, b in zip(places, places[4:]))
+
+
 @pytest.fixture
 def small_data(monkeypatch):
   data = _MODULE.get_synthetic()
@@ -64,6 +73,7 @@ def test_users_come_through_tff(small_data):
   assert dataset.num_clients == 2
   assert set(dataset.client_ids) < set(small_data.client_ids)
   assert dataset.num_classes == 50
+  assert dataset.num_overlapping == 20
   assert dict(dataset.element_spec) == {
     'x': tf.TensorSpec([20], tf.int32),
     'y': tf.TensorSpec([], tf.int32),

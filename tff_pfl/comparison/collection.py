@@ -143,6 +143,8 @@ class _Trial:
       'global_accuracy': shared.get('accuracy'),
       'worst_10_percent': fairness.get('worst_10_percent'),
       'fraction_hurt': fairness.get('fraction_hurt'),
+      'fraction_diverged': evaluation['non_finite_clients']
+      / len(scores['clients']),
       'new_client_accuracy': _mean_accuracy(scores['new_clients']),
       'personal_loss': evaluation['personal']['loss'],
       'bytes_down_per_client': sizes['down'],
@@ -192,10 +194,16 @@ def _method(comparison, read, variant):
   def clients(which):
     return tuple(row for one in read for row in one.clients(variant, which))
 
+  label = _label(algorithm, variant, comparison.base, first.scores)
+  if len(read) < len(comparison.seeds):
+    label += f' ({len(read)} of {len(comparison.seeds)} seeds)'
+  if not any(row['fraction_diverged'] for row in rows):
+    # Without a divergence to tell of, the column would say nothing.
+    rows = [{**row, 'fraction_diverged': None} for row in rows]
   return results.MethodResult(
     algorithm=algorithm,
     variant=variant,
-    label=_label(algorithm, variant, comparison.base, first.scores),
+    label=label,
     summary=registry.get_algorithm(algorithm).summary,
     has_global_model=first.scores['has_global_model'],
     hparams=first.config.settings()['hparams'],

@@ -7,6 +7,7 @@ Whatever ends this process ends the trials; the next call goes on with them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -85,6 +86,41 @@ def is_finished(directory: str, name: str) -> bool:
   """Whether a trial has its scores."""
   folder = trial_folder(directory, name)
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+
+
+def is_started(directory: str, name: str) -> bool:
+  """Whether a trial was ever begun."""
+  path = os.path.join(trial_folder(directory, name), trial.SPEC_NAME)
+  return os.path.exists(path)
+
+
+def logged_error(directory: str, name: str) -> Optional[str]:
+  """The error that a trial's last process reported; None without one.
+
+  Args:
+    directory: Of the comparison.
+    name: Of the trial.
+
+  Raises:
+    RunError: If its log cannot be read.
+  """
+  for line in reversed(_log_lines(directory, name)):
+    if line.startswith(trial.ERROR_START):
+      return line[len(trial.ERROR_START) :]
+  return None
+
+
+def _log_lines(directory, name):
+  """What a trial's last process wrote, without empty lines."""
+  path = os.path.join(trial_folder(directory, name), LOG_NAME)
+  try:
+    with open(path, encoding='utf-8', errors='replace') as log:
+      return [line.strip() for line in log if line.strip()]
+  except FileNotFoundError:
+    # It never ran.
+    return []
+  except OSError as error:
+    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
 
 
 def expect_same_trials(directory: str, trials: Sequence[plan.Trial]) -> None:
@@ -246,13 +282,12 @@ class _Running:
   def _failure(self, name, status):
     if status == 0 and is_finished(self._directory, name):
       return None
-    path = os.path.join(trial_folder(self._directory, name), LOG_NAME)
-    with open(path, encoding='utf-8', errors='replace') as log:
-      lines = [line.strip() for line in log if line.strip()]
-    for line in reversed(lines):
-      if line.startswith(trial.ERROR_START):
-        return line[len(trial.ERROR_START) :]
+    reported = logged_error(self._directory, name)
+    if reported is not None:
+      return reported
     ended = child_processes.describe_return_code(status)
+    path = os.path.join(trial_folder(self._directory, name), LOG_NAME)
+    lines = _log_lines(self._directory, name)
     last = lines[-1] if lines else ''
     return f'The process {ended}; {path} ends: {last[:_MAX_REASON]}'
 
@@ -260,12 +295,17 @@ class _Running:
     return self
 
   def __exit__(self, *_):
-    for process in self._processes.values():
-      process.terminate()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in self._processes.values():
-      try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-      except subprocess.TimeoutExpired:
+    processes = list(self._processes.values())
+    try:
+      for process in processes:
+        process.terminate()
+      deadline = time.monotonic() + _GRACE_SECONDS
+      for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+      # A second Ctrl-C, too, leaves none behind.
+      for process in processes:
         process.kill()
+      for process in processes:
         process.wait()

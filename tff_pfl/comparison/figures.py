@@ -7,22 +7,16 @@ puts as many side by side as there is room for.
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from typing import (
-  Any,
   Iterable,
   List,
-  Mapping,
   NamedTuple,
   Optional,
   Sequence,
   Tuple,
 )
-from xml.etree import ElementTree
 
-import markupsafe
 import matplotlib
 import numpy as np
 from matplotlib import colors, ticker
@@ -32,16 +26,16 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.comparison import results as results_lib
+from tff_pfl.datasets import partition_plot
+from tff_pfl.evaluation import fairness
 from tff_pfl.simulation import picture_style
 
 # Colours that a page may replace where its background is dark.
 TEXT_COLOR = picture_style.TEXT_COLOR.lower()
-GRID_COLOR = '#dddddd'
 CONTEXT_COLOR = '#c4c4c4'
 PERSONAL_COLOR = picture_style.COLORS[0].lower()
 GLOBAL_COLOR = picture_style.COLORS[4].lower()
 HURT_COLOR = picture_style.COLORS[1].lower()
-BLACK = picture_style.COLORS[6]
 # As many as there are colours to tell apart.
 MAX_OVERVIEW_METHODS = len(picture_style.COLORS)
 # Beyond these a picture grows larger, not clearer.
@@ -69,13 +63,6 @@ _STYLE = {
 }
 _BAND_ALPHA = 0.15
 _SMALLEST_SHADE = 0.15
-
-_HEX_COLOR = re.compile('#[0-9a-f]{6}')
-_LONG_DECIMAL = re.compile(r'-?\d+\.\d{2,}')
-_UNTURNED = re.compile(r'rotate\(-?0 [^)]*\)')
-_REFERENCE = re.compile(r'#([\w.-]+)')
-_FONT = re.compile(r"font: (?:\w+ )*?([\d.]+)px [^;]*('[^;]*)?")
-_DRAWN_ATTRIBUTES = ('d', 'x', 'y', 'width', 'height', 'transform', 'points')
 
 
 class Curve(NamedTuple):
@@ -265,7 +252,7 @@ def box_panel(
   )
   places = [mean.get_ydata()[0] for mean in drawn['means']]
   axes.plot(
-    [_worst_tenth(values) for _, values in groups],
+    [fairness.worst_10_percent(values) for _, values in groups],
     places,
     linestyle='',
     marker='x',
@@ -277,7 +264,7 @@ def box_panel(
   picture_style.tidy(axes)
   axes.grid(visible=False, axis='y')
   axes.tick_params(axis='y', length=0)
-  _use_percent(axes.xaxis)
+  picture_style.use_percent(axes.xaxis)
   axes.set_xlim(*limits)
   axes.set_xlabel('Test accuracy of the client (%)')
   return figure
@@ -305,7 +292,7 @@ class ScatterPanel:
       (0, 0), slope=1, color=TEXT_COLOR, linewidth=0.6, linestyle='--'
     )
     for axis in (self._axes.xaxis, self._axes.yaxis):
-      _use_percent(axis)
+      picture_style.use_percent(axis)
     self._axes.set(
       xlim=limits,
       ylim=limits,
@@ -326,7 +313,9 @@ class ScatterPanel:
       after: After it, in the same order.
     """
     _remove(self._points)
-    points, counts = _coinciding(np.stack([before, after], axis=1))
+    points, counts = picture_style.coinciding(
+      before, after, _MAX_SCATTER_POINTS
+    )
     hurt = points[:, 1] < points[:, 0]
     size = min(4.0, 40.0 / math.sqrt(len(before)))
     self._points = []
@@ -353,8 +342,7 @@ def partition_panel(partition: results_lib.Partition) -> Figure:
     partition: The partition; beyond 200 clients, evenly spaced ones are shown.
   """
   totals = np.asarray(partition.num_train_examples)
-  shown = np.arange(min(len(totals), _MAX_PARTITION_CLIENTS))
-  shown = shown * len(totals) // len(shown)
+  shown = partition_plot.equidistant(len(totals), _MAX_PARTITION_CLIENTS)
   has_classes = partition.class_counts is not None
   figure = Figure(
     figsize=(_WIDE, 2.9 if has_classes else 1.5), layout='constrained'
@@ -403,48 +391,6 @@ def common_limits(
   low, high = min(finite, default=0.0), max(finite, default=1.0)
   margin = max(0.04 * (high - low), 0.02)
   return max(low - margin, -0.03), min(high + margin, 1.03)
-
-
-def inline_svg(figure: Figure, label: str, key: str) -> markupsafe.Markup:
-  """Returns a figure as an `svg` element that can stand in an HTML page.
-
-  It is scalable, and its texts are in the font of the page. Each of its colours
-  is `var(--c-rrggbb, #rrggbb)`, so that a page can replace them.
-
-  Args:
-    figure: The figure.
-    label: What it shows, for those who cannot see it.
-    key: Unique on the page; the ids within the picture start with it.
-  """
-  file = io.BytesIO()
-  with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': key}):
-    figure.savefig(file, format='svg', transparent=True, metadata=_NO_METADATA)
-  text = file.getvalue().decode()
-  root = ElementTree.fromstring(text)
-  for parent in list(root.iter()):
-    for child in list(parent):
-      # The style is the page's; the rest is of no use there.
-      if _local_name(child.tag) in ('metadata', 'style'):
-        parent.remove(child)
-  # Only what something refers to needs an id, and one that is unique.
-  referred = dict.fromkeys(re.findall(r'["(]#([\w.-]+)', text))
-  ids = {name: f'{key}-{i}' for i, name in enumerate(referred)}
-  for element in root.iter():
-    element.tag = _local_name(element.tag)
-    element.attrib = dict(_page_attributes(element, ids))
-    # The indentation.
-    element.text = (element.text or '').strip() or None
-    element.tail = None
-  for element in root.iter():
-    _hoist_style(element)
-  for name in ('width', 'height', 'version'):
-    root.attrib.pop(name)
-  root.attrib.update({'role': 'img', 'aria-label': label})
-  # What has no content is closed at once, which HTML allows within `svg`.
-  return markupsafe.Markup(ElementTree.tostring(root, encoding='unicode'))
-
-
-_NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
 def _fix_layout(figure: Figure) -> None:
@@ -511,37 +457,8 @@ def _finish_curves(axes: Axes, curves: Sequence[Optional[Curve]]) -> None:
   axes.xaxis.set_major_locator(
     ticker.MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
   )
-  _use_percent(axes.yaxis)
+  picture_style.use_percent(axes.yaxis)
   picture_style.tidy(axes)
-
-
-def _use_percent(axis: Any) -> None:
-  axis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-  axis.set_major_formatter(ticker.PercentFormatter(1.0, symbol=''))
-
-
-def _worst_tenth(values: Sequence[float]) -> float:
-  """Mean over the worst tenth, rounded up to whole clients."""
-  return float(np.mean(np.sort(values)[: math.ceil(len(values) / 10)]))
-
-
-def _coinciding(points: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-  """Distinct points and how often each occurs.
-
-  Where there are too many, those close together become one, on the same side of
-  the diagonal.
-  """
-  distinct, counts = np.unique(points, axis=0, return_counts=True)
-  step = 0.01
-  while len(distinct) > _MAX_SCATTER_POINTS:
-    before = np.round(points[:, 0] / step) * step
-    change = points[:, 1] - points[:, 0]
-    # Away from the diagonal, so that no loss is hidden.
-    change = np.sign(change) * np.ceil(np.abs(change) / step) * step
-    merged = np.stack([before, before + change], axis=1)
-    distinct, counts = np.unique(merged.round(6), axis=0, return_counts=True)
-    step *= 2
-  return distinct, counts
 
 
 def _draw_classes(axes: Axes, counts: np.ndarray) -> None:
@@ -560,50 +477,3 @@ def _draw_classes(axes: Axes, counts: np.ndarray) -> None:
   axes.yaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
   axes.spines[:].set_visible(False)
   axes.set_title(f'Training examples of a class: none to {most:,}', loc='left')
-
-
-def _local_name(name: str) -> str:
-  """A name without its namespace, which an HTML page does not have."""
-  return name.rpartition('}')[2]
-
-
-def _page_attributes(
-  element: ElementTree.Element, ids: Mapping[str, str]
-) -> List[Tuple[str, str]]:
-  """The attributes of an element of a picture, as they stand in a page.
-
-  Args:
-    element: The element.
-    ids: By id in the picture, that in the page; other ids are left out.
-  """
-  attributes = []
-  for name, value in element.attrib.items():
-    name = _local_name(name)
-    if name == 'id':
-      value = ids.get(value, '')
-    elif name == 'href' and value.startswith('#'):
-      value = f'#{ids[value[1:]]}'
-    elif name == 'clip-path':
-      value = _REFERENCE.sub(lambda m: f'#{ids[m[1]]}', value)
-    elif name in _DRAWN_ATTRIBUTES:
-      # A tenth of a point is less than a pixel.
-      value = _LONG_DECIMAL.sub(lambda m: f'{float(m[0]):.1f}', value)
-      value = _UNTURNED.sub('', ' '.join(value.split()))
-    elif name == 'style':
-      value = _FONT.sub(r'font-size: \1px', value)
-      value = _HEX_COLOR.sub(lambda m: f'var(--c-{m[0][1:]}, {m[0]})', value)
-    if value:
-      attributes.append((name, value))
-  return attributes
-
-
-def _hoist_style(parent: ElementTree.Element) -> None:
-  """Writes a style that all children have in common once, at their parent."""
-  styles = {child.get('style') for child in parent}
-  (style,) = styles if len(styles) == 1 else (None,)
-  # An opacity would apply to the children together.
-  alike = style is not None and not re.search(r'(^|; *)opacity', style)
-  if alike and len(parent) > 1 and 'style' not in parent.attrib:
-    for child in parent:
-      del child.attrib['style']
-    parent.set('style', style)

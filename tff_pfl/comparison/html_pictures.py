@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from typing import NamedTuple, Optional, Tuple
 
 import markupsafe
 
-from tff_pfl.comparison import figures, presentation
+from tff_pfl.comparison import figures, inline_svg, presentation
 from tff_pfl.comparison import results as results_lib
 
 
@@ -55,7 +56,7 @@ def curves_view(results: results_lib.ComparisonResults) -> Optional[CurvesView]:
     has_global_model=any(method.has_global_model for method in methods),
     panels=tuple(
       Picture(
-        figures.inline_svg(
+        inline_svg.inline_svg(
           panel.show(method),
           f'Accuracy of {method.label} by round.',
           f'c{i}',
@@ -76,7 +77,7 @@ def _overview(methods):
   if len(first) < len(methods):
     title = f'The {len(first)} methods that end highest'
   return Picture(
-    figures.inline_svg(
+    inline_svg.inline_svg(
       figures.curves_overview(first),
       f'Personal accuracy by round of {names}.',
       'curves',
@@ -113,7 +114,7 @@ def distributions_view(
   )
   return tuple(
     Picture(
-      figures.inline_svg(
+      inline_svg.inline_svg(
         figures.box_panel(rows, limits),
         f'Distribution of accuracy over clients. {title}.',
         f'b{i}',
@@ -191,7 +192,7 @@ def _change_picture(panel, method, before, after, key):
   if not method.has_global_model:
     note += '; no global model'
   return Picture(
-    figures.inline_svg(
+    inline_svg.inline_svg(
       panel.show(before, after),
       f'Accuracy of clients before and after personalization, {method.label}.',
       key,
@@ -201,6 +202,22 @@ def _change_picture(panel, method, before, after, key):
   )
 
 
+class TestSizes(NamedTuple):
+  """How many test examples clients have.
+
+  Attributes:
+    least: Of those that have any, the fewest.
+    median: Of those, the median.
+    most: Of those, the most.
+    num_without: Clients that have none.
+  """
+
+  least: int
+  median: float
+  most: int
+  num_without: int
+
+
 class PartitionView(NamedTuple):
   """Who holds which training examples.
 
@@ -208,12 +225,14 @@ class PartitionView(NamedTuple):
     num_examples: Training examples of all clients together.
     num_clients: Clients, new ones included.
     seed: The seed they were dealt with.
+    test_sizes: Of the clients; None where no run of that seed came to its end.
     picture: The picture.
   """
 
   num_examples: int
   num_clients: int
   seed: int
+  test_sizes: Optional[TestSizes]
   picture: Picture
 
 
@@ -228,13 +247,32 @@ def partition_view(
     num_examples=sum(partition.num_train_examples),
     num_clients=len(partition.client_ids),
     seed=partition.seed,
+    test_sizes=_test_sizes(results),
     picture=Picture(
-      figures.inline_svg(
+      inline_svg.inline_svg(
         figures.partition_panel(partition),
         'Training examples by client and class.',
         'partition',
       )
     ),
+  )
+
+
+def _test_sizes(results):
+  """Of the clients of the partition, as those were scored who have any."""
+  sizes = {
+    client.client: client.num_test_examples
+    for method in results.methods
+    for client in (*method.clients, *method.new_clients)
+    if client.seed == results.partition.seed
+  }
+  if not sizes:
+    return None
+  return TestSizes(
+    least=min(sizes.values()),
+    median=statistics.median(sizes.values()),
+    most=max(sizes.values()),
+    num_without=len(results.partition.client_ids) - len(sizes),
   )
 
 

@@ -51,12 +51,14 @@ class ResultCell(NamedTuple):
   Attributes:
     text: Its mean over the seeds, in the unit of the column.
     std: Its standard deviation over them; None where it is not shown.
+    seeds_note: That not all seeds of the row have it; '' if they have.
     sort_key: What to sort by, a number; None for a figure that is not finite.
     is_best: Whether no other method's text is better.
   """
 
   text: str
   std: Optional[str]
+  seeds_note: str
   sort_key: Optional[str]
   is_best: bool
 
@@ -199,6 +201,7 @@ def _result_cell(scale, method, best):
   return ResultCell(
     text=text,
     std=std,
+    seeds_note=presentation.seeds_note(method, spread),
     sort_key=repr(spread.mean) if math.isfinite(spread.mean) else None,
     is_best=text == best,
   )
@@ -230,11 +233,13 @@ class PublishedTable(NamedTuple):
   Attributes:
     title: The paper and the table.
     protocol: How the paper obtained them.
+    note: In what the paper's data may differ from those here, or ''.
     rows: The figures.
   """
 
   title: str
   protocol: str
+  note: str
   rows: Tuple[PublishedRow, ...]
 
 
@@ -267,6 +272,7 @@ def published_view(
       PublishedTable(
         title=f'{source.paper}, {source.table}',
         protocol=source.protocol,
+        note=cells[0].setting.note,
         rows=tuple(_published_row(results, cell) for cell in cells),
       )
       for source, cells in figures.items()
@@ -326,7 +332,7 @@ class TuningTable(NamedTuple):
   Attributes:
     algorithm: The method.
     verdict: The hyperparameters that were chosen.
-    num_rounds: Rounds of each point.
+    num_rounds: Rounds of each point; 0 where none was run.
     seed: Seed of all points.
     names: Of the hyperparameters that the points differ in.
     rows: The points.

@@ -35,9 +35,10 @@ class Trial:
     fine_tune_variants: Of `VARIANTS`: how the last round's models are
       personalised besides as the run says.
     num_new_clients: Clients that are dealt data besides those of the run, to be
-      scored after it.
+      scored after it (in a sweep they are not scored).
     validation_fraction: Part of each client's training examples that takes the
-      place of its test examples; None to score on the test examples.
+      place of its test examples, in a sweep; None to score on the test
+      examples.
   """
 
   name: str
@@ -88,7 +89,8 @@ class Comparison:
       method that has no hyperparameter of that name takes the value for all
       that end in it (`learning_rate` is FedRep's `head_learning_rate` and
       `body_learning_rate`). What is said of a method goes before what is said
-      of any.
+      of any. A number of epochs sets a number of steps that would take its
+      place (see `steps_instead_of`) to None, unless the grid has that, too.
     fine_tune_variants: Of `VARIANTS`: how the last round's models of every run
       are personalised, besides as `base` says; with the other options of
       `base.personalization`.
@@ -136,8 +138,7 @@ class Comparison:
       errors.expect_int('tuning_rounds', self.tuning_rounds, 1)
     self._check_grid()
     for algorithm in self.algorithms:
-      if not self.points(algorithm):
-        raise ValueError(next(iter(self.refused(algorithm).values())))
+      self._check_points(algorithm)
 
   def points(self, algorithm: str) -> list:
     """The points of a method's grid.
@@ -150,23 +151,36 @@ class Comparison:
       `hparams`. Without a grid it is one point, at which none do. Points that
       the method refuses are left out, see `refused`.
     """
-    refused = self.refused(algorithm)
     return [
-      p for p in self._all_points(algorithm) if _point_name(p) not in refused
+      point
+      for point in self._all_points(algorithm)
+      if self._refusal(algorithm, point) is None
     ]
 
-  def refused(self, algorithm: str) -> dict:
-    """The points of a method's grid that it does not allow, and why.
+  def refused(self, algorithm: str) -> list:
+    """The points of a method's grid that it does not allow.
 
     A grid for all methods may have values that are out of one method's range.
+
+    Args:
+      algorithm: One of `algorithms`.
+
+    Returns:
+      Pairs of a point, as in `points`, and the reason in one line.
     """
-    refused = {}
-    for point in self._all_points(algorithm):
-      try:
-        self._hparams(algorithm, point)
-      except ValueError as error:
-        refused[_point_name(point)] = str(error)
-    return refused
+    reasons = [
+      (point, self._refusal(algorithm, point))
+      for point in self._all_points(algorithm)
+    ]
+    return [(point, reason) for point, reason in reasons if reason is not None]
+
+  def _refusal(self, algorithm, point):
+    """Why a method does not allow a point; None if it does."""
+    try:
+      self._hparams(algorithm, point)
+    except ValueError as error:
+      return str(error)
+    return None
 
   def _all_points(self, algorithm):
     axes = {}
@@ -181,7 +195,7 @@ class Comparison:
         }
         if targets:
           axes[targets] = values
-    return [
+    points = [
       {
         target: value
         for targets, value in zip(axes, combination)
@@ -189,6 +203,22 @@ class Comparison:
       }
       for combination in itertools.product(*axes.values())
     ]
+    return [self._with_epochs_counting(algorithm, point) for point in points]
+
+  def _with_epochs_counting(self, algorithm, point):
+    """The point, without the steps that would make its epochs mean nothing."""
+    hparams = self._own_hparams(algorithm)
+    steps = [steps_instead_of(type(hparams), name) for name in point]
+    return {
+      **point,
+      **{
+        name: None
+        for name in steps
+        if name is not None
+        and name not in point
+        and getattr(hparams, name) is not None
+      },
+    }
 
   def tuning_trials(self) -> dict:
     """The runs of the sweep: by method its points' trials, in their order.
@@ -244,7 +274,7 @@ class Comparison:
       )
     return [
       Trial(
-        name=f'{algorithm}-seed{seed}',
+        name=trial_name(algorithm, seed),
         config=self._config(algorithm, chosen[algorithm], seed),
         fine_tune_variants=tuple(self.fine_tune_variants),
         num_new_clients=self.num_new_clients,
@@ -254,11 +284,15 @@ class Comparison:
       if chosen[algorithm] is not None
     ]
 
-  def _hparams(self, algorithm, point):
+  def _own_hparams(self, algorithm):
+    """The hyperparameters of a method where the grid says nothing."""
     hparams = self.hparams.get(algorithm)
     if hparams is None:
       hparams = registry.get_algorithm(algorithm).hparams()
-    return dataclasses.replace(hparams, **point)
+    return hparams
+
+  def _hparams(self, algorithm, point):
+    return dataclasses.replace(self._own_hparams(algorithm), **point)
 
   def _config(self, algorithm, point, seed, **changes):
     return dataclasses.replace(
@@ -268,6 +302,21 @@ class Comparison:
       seed=seed,
       **changes,
     )
+
+  def _check_points(self, algorithm):
+    """Raises `ValueError` for what is said of this very method and not allowed.
+
+    Likewise if it allows no point at all.
+    """
+    own = [
+      target
+      for name in self.grid.get(algorithm, {})
+      for target in grid_targets(algorithm, name)
+    ]
+    allowed = [_restricted(point, own) for point in self.points(algorithm)]
+    for point, reason in self.refused(algorithm):
+      if _restricted(point, own) not in allowed:
+        raise ValueError(reason)
 
   def _check_grid(self):
     for owner, axes in self.grid.items():
@@ -288,6 +337,11 @@ class Comparison:
         )
 
 
+def trial_name(algorithm: str, seed: int) -> str:
+  """What the run of a method with a seed is called."""
+  return f'{algorithm}-seed{seed}'
+
+
 def grid_targets(algorithm: str, name: str) -> tuple:
   """The hyperparameters of a method that a name in a grid stands for."""
   hparams = registry.get_algorithm(algorithm).hparams
@@ -297,12 +351,30 @@ def grid_targets(algorithm: str, name: str) -> tuple:
   return tuple(other for other in names if other.endswith(f'_{name}'))
 
 
+def steps_instead_of(hparams: type, name: str) -> Optional[str]:
+  """The number of steps that, if given, takes a number of epochs' place.
+
+  Args:
+    hparams: The class of a method's hyperparameters.
+    name: Of one of its fields.
+
+  Returns:
+    The name of the field; None if `name` is not a number of epochs or no number
+    of steps takes its place.
+  """
+  steps = name.replace('epochs', 'steps')
+  annotation = typing.get_type_hints(hparams).get(steps)
+  is_optional = type(None) in typing.get_args(annotation)
+  return steps if steps != name and is_optional else None
+
+
 def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
   """Reads grids such as 'learning_rate=0.01,0.1'.
 
   Args:
     texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
-      words as the hyperparameter takes them, 'none' for None.
+      words as the hyperparameter takes them, 'none' for None. So is 0 where
+      None is a value but not the default (see `none_for_zero`).
     algorithms: The methods that are compared.
 
   Returns:
@@ -328,22 +400,45 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       text,
     )
     owners = algorithms if owner == ANY_METHOD else [owner]
-    annotations = [
-      typing.get_type_hints(registry.get_algorithm(algorithm).hparams)[target]
+    targets = [
+      (registry.get_algorithm(algorithm).hparams, target)
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
     errors.expect(
-      annotations, 'grid', f'of hyperparameters of {", ".join(owners)}', text
+      targets, 'grid', f'of hyperparameters of {", ".join(owners)}', text
     )
     errors.expect(
       name not in grid.get(owner, {}), 'grid', 'given once for each name', text
     )
-    grid.setdefault(owner, {})[name] = tuple(
-      _parse_value(value.strip(), annotations[0], text)
+    hparams, target = targets[0]
+    annotation = typing.get_type_hints(hparams)[target]
+    parsed = [
+      _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
-    )
+    ]
+    if all(target in none_for_zero(hparams) for hparams, target in targets):
+      parsed = [None if value == 0 else value for value in parsed]
+    grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid
+
+
+def none_for_zero(hparams: type) -> list:
+  """The fields for which, where text is read, 0 stands for None.
+
+  Those are the fields that may be None and are not by default, such as the
+  batch size, whose None is the full batch.
+
+  Args:
+    hparams: A class of options.
+  """
+  hints = typing.get_type_hints(hparams)
+  return [
+    field.name
+    for field in dataclasses.fields(hparams)
+    if type(None) in typing.get_args(hints[field.name])
+    and field.default is not None
+  ]
 
 
 def _parse_value(value, annotation, text):
@@ -357,6 +452,10 @@ def _parse_value(value, annotation, text):
     raise ValueError(
       errors.message('grid', f'of values that are {kind.__name__}s', text)
     ) from None
+
+
+def _restricted(point, names):
+  return {name: point[name] for name in names if name in point}
 
 
 def _point_name(point):

@@ -49,6 +49,16 @@ def percent(spread: results_lib.Spread, unit: str = '%') -> str:
   return text
 
 
+def seeds_note(
+  method: results_lib.MethodResult, spread: results_lib.Spread
+) -> str:
+  """That not all seeds of a row have one of its figures; '' if they have."""
+  whole = max(s.num_seeds for s in method.metrics.values() if s is not None)
+  if spread.num_seeds == whole:
+    return ''
+  return f'{spread.num_seeds} of {count(whole, "seed")}'
+
+
 def value_text(value: Any) -> str:
   """A setting, which is a JSON value, as text."""
   if value is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import statistics
 import typing
@@ -91,6 +92,15 @@ METRICS = (
     False,
   ),
   Metric(
+    'fraction_diverged',
+    'fraction diverged',
+    'Clients whose personal model has a loss that is not finite, after the '
+    'last round: its accuracy means nothing; none where there are no such '
+    'clients.',
+    'fraction',
+    False,
+  ),
+  Metric(
     'new_client_accuracy',
     'new clients',
     'Mean personal accuracy over clients that took no part in training; none '
@@ -101,7 +111,8 @@ METRICS = (
   Metric(
     'personal_loss',
     'personal loss',
-    "Mean over clients of their personal models' loss after the last round.",
+    "Mean over clients of their personal models' loss after the last round; "
+    'seeds at which it is not finite are left out.',
     'loss',
     False,
   ),
@@ -137,7 +148,7 @@ METRICS = (
     'seconds_per_round',
     'seconds a round',
     'Median over the rounds, without evaluation, on the machine of the '
-    'comparison.',
+    'comparison, with num_processes runs at the same time.',
     'seconds',
     False,
   ),
@@ -150,6 +161,7 @@ _TABLE_TITLES = {
   'global_accuracy': 'global\naccuracy,\nlast',
   'worst_10_percent': 'worst\n10%',
   'fraction_hurt': 'fraction\nhurt',
+  'fraction_diverged': 'fraction\ndiverged',
   'new_client_accuracy': 'new\nclients',
   'bytes_down_per_client': 'kB down\na client',
   'bytes_up_per_client': 'kB up\na client',
@@ -180,7 +192,7 @@ class Spread:
     mean: Mean over the seeds.
     std: Standard deviation over the seeds (of the sample: divided by their
       number minus 1); None for a single seed.
-    num_seeds: Seeds that have the figure, at least 1.
+    num_seeds: Seeds that have the figure, and a finite one, at least 1.
   """
 
   mean: float
@@ -245,7 +257,8 @@ class MethodResult:
       it is this row that has curves), 'none', 'head' or 'all' (made of the last
       round's models by fine-tuning).
     label: For tables and legends, such as 'fed_avg' or 'fed_avg + FT (all)';
-      unique in a comparison.
+      where some of the seeds' runs have not ended, with how many have; unique
+      in a comparison.
     summary: What the method is, in one line.
     has_global_model: Whether the method has a global model.
     hparams: The hyperparameters of the runs, as chosen by the sweep if any.
@@ -266,6 +279,11 @@ class MethodResult:
   clients: Tuple[ClientScore, ...]
   new_clients: Tuple[ClientScore, ...]
 
+  @property
+  def num_seeds(self) -> int:
+    """Seeds whose runs have ended; a figure may have fewer."""
+    return max((f.num_seeds for f in self.metrics.values() if f), default=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class TuningPoint:
@@ -274,11 +292,13 @@ class TuningPoint:
   Attributes:
     hparams: The hyperparameters that the grid varies, by name.
     accuracy: Mean personal accuracy on the validation examples over clients and
-      the last rounds, what the choice was made by; None if the run failed or
-      diverged (or, for regression, of which the loss decides).
-    loss: The loss on them, likewise.
+      the last rounds, what the choice was made by; None if no run of it ended,
+      and for regression, where the loss decides.
+    loss: The loss on them after the last round; None if no run of it ended or
+      it is not finite.
     chosen: Whether it is the one the comparison was made with.
-    failure: Why the run failed; None if it did not.
+    failure: Why it could not be chosen: the method refuses it, or the run
+      failed or diverged; None otherwise.
   """
 
   hparams: Mapping[str, Any]
@@ -295,8 +315,10 @@ class Tuning:
   Attributes:
     algorithm: A key of `registry.ALGORITHMS`.
     seed: Of the runs of the sweep.
-    num_rounds: Of each of them.
-    points: The grid, in the order it was written.
+    num_rounds: Of each of them; 0 where there were none, for the method allows
+      a single point.
+    points: The grid, in the order it was written; last the points that the
+      method refuses.
   """
 
   algorithm: str
@@ -411,7 +433,8 @@ class ComparisonResults:
   def table(self) -> str:
     """A table for the screen: means and, after ±, spreads over seeds.
 
-    Columns that no method has are left out.
+    Columns that no method has are left out. A figure that not all seeds of its
+    row have says so.
     """
     columns = [
       metric
@@ -423,7 +446,7 @@ class ComparisonResults:
       [
         [
           method.label,
-          *(_cell(method.metrics.get(c.name), c.unit) for c in columns),
+          *(_cell(method, column) for column in columns),
         ]
         for method in self.methods
       ],
@@ -454,12 +477,13 @@ def spread(values: Sequence[Optional[float]]) -> Optional[Spread]:
   """Mean and standard deviation over seeds.
 
   Args:
-    values: One for each seed; None where a seed has none, which is left out.
+    values: One for each seed; None where a seed has none. These are left out,
+      and so are values that are not finite.
 
   Returns:
     The spread, or None without any value.
   """
-  known = [float(value) for value in values if value is not None]
+  known = [float(v) for v in values if v is not None and math.isfinite(v)]
   if not known:
     return None
   return Spread(
@@ -469,15 +493,20 @@ def spread(values: Sequence[Optional[float]]) -> Optional[Spread]:
   )
 
 
-def _cell(figure: Optional[Spread], unit: str) -> Optional[str]:
+def _cell(method: MethodResult, column: Metric) -> Optional[str]:
   """The text of a cell of the table for the screen."""
+  figure = method.metrics.get(column.name)
   if figure is None:
     return None
-  if unit == 'bytes':
+  if column.unit == 'bytes':
     return f'{figure.mean / 1000:.1f}'
-  digits = 3 if unit in ('accuracy', 'fraction') else 2
+  digits = 3 if column.unit in ('accuracy', 'fraction') else 2
   text = f'{figure.mean:.{digits}f}'
-  return text if figure.std is None else f'{text} ±{figure.std:.{digits}f}'
+  if figure.std is not None:
+    text += f' ±{figure.std:.{digits}f}'
+  if figure.num_seeds < method.num_seeds:
+    text += f' ({figure.num_seeds} of {method.num_seeds})'
+  return text
 
 
 def _decode(kind: Any, value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The folder of a comparison holds `trials/` (see `execution`) and, once the
 trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
-each method), `per_client.csv` and `comparison.html`, a page that shows all.
+each method), `per_client.csv` and `comparison.html`, a page that shows all. One
+process at a time runs the comparison of a folder, which it locks.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from tff_pfl.comparison import (
   execution,
   html_report,
   plan,
+  presentation,
   results,
   trial,
   tuning,
 )
+from tff_pfl.simulation import run_store
 
 
 def run(
@@ -55,7 +58,8 @@ def run(
   Raises:
     ValueError: If the data cannot be divided as asked, or an argument is out of
       range.
-    RunError: If the folder holds another comparison, or cannot be used.
+    RunError: If the folder holds another comparison, is in use by a running
+      process, or cannot be used.
   """
   if not resume and os.path.exists(
     os.path.join(directory, execution.TRIALS_DIR)
@@ -73,6 +77,12 @@ def run(
     'runtime_options': runtime_options,
     'show_progress': show_progress,
   }
+  with run_store.DirectoryLock(directory):
+    return _run(comparison, directory, partition, options)
+
+
+def _run(comparison, directory, partition, options):
+  """Runs a comparison in a folder that is this process's alone."""
   tunings, failures = _tune(comparison, directory, options)
   trials = comparison.trials(
     {sweep.algorithm: tuning.chosen_point(sweep) for sweep in tunings}
@@ -81,8 +91,8 @@ def run(
   failures += _failures(trials, failed)
   shares = execution.divide_cores(
     len(trials),
-    num_processes,
-    (runtime_options or {}).get('max_concurrent_clients'),
+    options['num_processes'],
+    (options['runtime_options'] or {}).get('max_concurrent_clients'),
   )
   found = collection.collect(
     comparison,
@@ -114,27 +124,79 @@ def _partition(comparison):
 
 def _tune(comparison, directory, options):
   """The sweeps, and the failures of their trials."""
-  for algorithm in comparison.algorithms:
-    for point, reason in comparison.refused(algorithm).items():
-      logging.warning('%s is not tried with %s: %s', algorithm, point, reason)
+  _warn_of_refused(comparison)
   sweeps = comparison.tuning_trials()
   trials = [t for of_method in sweeps.values() for t in of_method]
-  if not trials:
-    return [], []
-  failed = execution.run_trials(
-    trials, directory, description='tuning', **options
-  )
-  tunings = [
-    tuning.choose(
-      algorithm,
-      of_method,
-      comparison.points(algorithm),
-      [collection.read_summary(directory, t.name) for t in of_method],
-      [failed.get(t.name) for t in of_method],
+  failed = _settled_failures(comparison, directory, sweeps)
+  to_run = [t for t in trials if t.name not in failed]
+  if to_run:
+    failed.update(
+      execution.run_trials(to_run, directory, description='tuning', **options)
     )
-    for algorithm, of_method in sweeps.items()
+  tunings = [
+    _choose(comparison, directory, algorithm, sweeps.get(algorithm, ()), failed)
+    for algorithm in comparison.algorithms
+    if algorithm in sweeps or comparison.refused(algorithm)
   ]
+  for sweep in tunings:
+    if tuning.chosen_point(sweep) is None:
+      # Its runs may all have ended, and yet the method is not compared.
+      first = sweeps[sweep.algorithm][0]
+      failed.setdefault(first.name, sweep.points[0].failure)
   return tunings, _failures(trials, failed)
+
+
+def _warn_of_refused(comparison):
+  for algorithm in comparison.algorithms:
+    for point, reason in comparison.refused(algorithm):
+      logging.warning(
+        '%s is not tried with %s: %s',
+        algorithm,
+        presentation.assignments(point),
+        reason,
+      )
+
+
+def _settled_failures(comparison, directory, sweeps):
+  """By name the sweep's trials that are not to be tried again, and why.
+
+  Once a method's runs have begun with what its sweep chose, a point that failed
+  before must not be tried again: were it the best now, the runs would be
+  another comparison's.
+  """
+  failures = {}
+  for algorithm, trials in sweeps.items():
+    names = [plan.trial_name(algorithm, seed) for seed in comparison.seeds]
+    unfinished = [
+      t.name for t in trials if not execution.is_finished(directory, t.name)
+    ]
+    if len(unfinished) < len(trials) and any(
+      execution.is_started(directory, name) for name in names
+    ):
+      for name in unfinished:
+        reason = execution.logged_error(directory, name) or 'it did not end'
+        failures[name] = (
+          f'{reason} (not tried again: the runs with another point have begun)'
+        )
+  return failures
+
+
+def _choose(comparison, directory, algorithm, trials, failed):
+  """The table of a method's sweep."""
+  points = comparison.points(algorithm)
+  refused = comparison.refused(algorithm)
+  if not trials:
+    return tuning.without_choice(
+      algorithm, comparison.seeds[0], points[0], refused
+    )
+  return tuning.choose(
+    algorithm,
+    trials,
+    points,
+    [collection.read_summary(directory, t.name) for t in trials],
+    [failed.get(t.name) for t in trials],
+    refused,
+  )
 
 
 def _failures(trials, failed):

@@ -12,11 +12,14 @@ was interrupted goes on where its run was.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
+
+import numpy as np
 
 from tff_pfl import datasets, errors, failures, shutdown
 from tff_pfl import runtime as runtime_lib
@@ -29,6 +32,8 @@ SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
 # Of the line that says why a trial failed.
 ERROR_START = 'error: '
+# Of a seed, the random stream that draws the new clients.
+_NEW_CLIENTS = b'new_clients'
 
 
 class TrialData(NamedTuple):
@@ -36,7 +41,8 @@ class TrialData(NamedTuple):
 
   Attributes:
     trained: Those of the run.
-    new: Those that are scored after it; None without any.
+    new: Those that are scored after it; None without any, and in a sweep, which
+      scores nobody on test examples.
   """
 
   trained: datasets.FederatedDataset
@@ -45,6 +51,11 @@ class TrialData(NamedTuple):
 
 def load_data(trial: plan.Trial) -> TrialData:
   """Deals the data to the clients of a trial, trained and new.
+
+  Which clients are new is drawn at random: the order of a dataset's own clients
+  may mean something, such as the domain of their texts. It depends on the seed,
+  the number of clients and that of new ones alone, so that all methods, and the
+  sweep before them, train the same clients.
 
   Args:
     trial: The trial.
@@ -55,14 +66,24 @@ def load_data(trial: plan.Trial) -> TrialData:
   config = trial.config
   trained, new = config.load_data(trial.num_new_clients), None
   if trial.num_new_clients:
-    client_ids = trained.client_ids
-    new = trained.subset(client_ids[config.num_clients :])
-    trained = trained.subset(client_ids[: config.num_clients])
+    trained, new = _set_apart(trained, trial.num_new_clients, config.seed)
   if trial.validation_fraction is not None:
-    trained = tuning.validation_view(
-      trained, trial.validation_fraction, config.seed
+    trained, new = (
+      tuning.validation_view(trained, trial.validation_fraction, config.seed),
+      None,
     )
   return TrialData(trained, new)
+
+
+def _set_apart(data, num_new_clients, seed):
+  """The clients that are trained and the new ones, each in the data's order."""
+  rng = np.random.default_rng([seed, *_NEW_CLIENTS])
+  is_new = np.zeros(data.num_clients, bool)
+  is_new[rng.permutation(data.num_clients)[:num_new_clients]] = True
+  return tuple(
+    data.subset(itertools.compress(data.client_ids, chosen))
+    for chosen in (~is_new, is_new)
+  )
 
 
 def run(
@@ -102,7 +123,7 @@ def run(
     settings={
       **config.settings(),
       'personalization': process.description['personalization'],
-      **({} if is_plain else {'trial': trial.settings()}),
+      **({} if is_plain else {'trial': _data_settings(trial)}),
     },
     show_progress=False,
   )
@@ -111,6 +132,14 @@ def run(
   ) as runtime:
     scores = _scores(trial, model, process, data, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
+
+
+def _data_settings(trial):
+  """What a trial says of its data besides what a run does."""
+  return {
+    'num_new_clients': trial.num_new_clients,
+    'validation_fraction': trial.validation_fraction,
+  }
 
 
 def _scores(trial, model, process, data, runtime, directory):

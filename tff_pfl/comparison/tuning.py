@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
 from tff_pfl import datasets, errors
 from tff_pfl.comparison import plan, results
+
+# Of a seed, the random stream that divides the training examples; the partition
+# has those that are a number.
+_DIVISION = b'validation'
 
 
 class _PartOfTraining(datasets.ExampleSource):
@@ -46,16 +50,23 @@ class _PartOfTraining(datasets.ExampleSource):
   def _indices(self, position):
     """Where this part's examples are, in the order of the whole."""
     available = self._data.num_train_examples(self._data.client_ids[position])
-    num_held_out = round(self._fraction * available)
-    if available > 1:
-      # Both parts have at least one.
-      num_held_out = min(max(num_held_out, 1), available - 1)
+    gap = self._data.num_overlapping
+    # Both parts have at least one.
+    num_held_out = min(
+      max(round(self._fraction * available), 1), available - gap - 1
+    )
+    if num_held_out < 1:
+      num_held_out = gap = 0
+    if self._data.num_overlapping:
+      # The last ones are held out: at random, each would have its neighbours,
+      # which are nearly the same, among those that are trained on.
+      order = np.arange(available)[::-1]
     else:
-      num_held_out = 0
-    order = np.random.default_rng([self._seed, position]).permutation(available)
+      rng = np.random.default_rng([self._seed, *_DIVISION, position])
+      order = rng.permutation(available)
     if self._held_out:
       return np.sort(order[:num_held_out])
-    return np.sort(order[num_held_out:])
+    return np.sort(order[num_held_out + gap :])
 
 
 def validation_view(
@@ -67,7 +78,10 @@ def validation_view(
     data: The clients. Their test examples are never read.
     fraction: The part of each client's training examples, in (0, 1); at least
       one example, and one is left, where a client has two or more. A client
-      with a single one is trained on it and not scored.
+      with a single one is trained on it and not scored. Of examples that
+      overlap (`num_overlapping`) it is the last ones, and those that overlap
+      with them are in neither part; a client with too few for that is trained
+      on all and not scored.
     seed: Of the division, non-negative.
 
   Returns:
@@ -90,11 +104,14 @@ def choose(
   points: Sequence[Mapping[str, Any]],
   summaries: Sequence[Optional[Mapping[str, Any]]],
   failures: Sequence[Optional[str]],
+  refused: Sequence[Tuple[Mapping[str, Any], str]] = (),
 ) -> results.Tuning:
   """Chooses the point of a method's grid with the best validation score.
 
   That is the highest personal accuracy, as a mean over clients and the last 10
-  rounds, or without accuracies the lowest loss; of equal ones the first.
+  rounds, or without accuracies the lowest loss; of equal ones the first. A
+  point at which a client's model diverged is a failed one: with the next seed
+  it may be any client's.
 
   Args:
     algorithm: The method.
@@ -103,13 +120,22 @@ def choose(
     summaries: Of the trials' runs (see `report.write_report`); None for those
       that failed.
     failures: Why they failed; None for the others.
+    refused: Points that were not tried, and why (see `Comparison.refused`).
 
   Returns:
     The sweep's table. No point is chosen where all failed or diverged.
   """
   scores = [_scores(summary) for summary in summaries]
+  failures = [
+    failure or _divergence(summary)
+    for failure, summary in zip(failures, summaries)
+  ]
   best = max(
-    (i for i, score in enumerate(scores) if _rank(*score) is not None),
+    (
+      i
+      for i, (summary, failure) in enumerate(zip(summaries, failures))
+      if summary is not None and failure is None
+    ),
     key=lambda i: (_rank(*scores[i]), -i),
     default=None,
   )
@@ -117,19 +143,54 @@ def choose(
     algorithm=algorithm,
     seed=trials[0].config.seed,
     num_rounds=trials[0].config.num_rounds,
-    points=tuple(
-      results.TuningPoint(
-        hparams=dict(point),
-        accuracy=accuracy,
-        loss=loss,
-        chosen=i == best,
-        failure=failure,
-      )
-      for i, (point, (accuracy, loss), failure) in enumerate(
-        zip(points, scores, failures)
-      )
+    points=(
+      *(
+        results.TuningPoint(
+          hparams=dict(point),
+          accuracy=accuracy,
+          loss=loss,
+          chosen=i == best,
+          failure=failure,
+        )
+        for i, (point, (accuracy, loss), failure) in enumerate(
+          zip(points, scores, failures)
+        )
+      ),
+      *_refused_points(refused),
     ),
   )
+
+
+def without_choice(
+  algorithm: str,
+  seed: int,
+  point: Mapping[str, Any],
+  refused: Sequence[Tuple[Mapping[str, Any], str]],
+) -> results.Tuning:
+  """The table of a grid of which the method allows a single point.
+
+  Args:
+    algorithm: The method.
+    seed: Of the comparison's first runs.
+    point: What it allows, and so is taken untried.
+    refused: The others, and why, at least one.
+  """
+  return results.Tuning(
+    algorithm=algorithm,
+    seed=seed,
+    num_rounds=0,
+    points=(
+      results.TuningPoint(dict(point), None, None, True, None),
+      *_refused_points(refused),
+    ),
+  )
+
+
+def _refused_points(refused):
+  return [
+    results.TuningPoint(dict(point), None, None, False, reason)
+    for point, reason in refused
+  ]
 
 
 def chosen_point(tuning: results.Tuning) -> Optional[Mapping[str, Any]]:
@@ -145,8 +206,16 @@ def _scores(summary):
   return accuracy, summary['loss']
 
 
+def _divergence(summary):
+  """Why a run that ended is not to be chosen; None if it may be."""
+  if summary is None:
+    return None
+  diverged = summary['non_finite_clients']
+  if diverged or summary['loss'] is None or not math.isfinite(summary['loss']):
+    return f'diverged: the loss of {diverged} of its clients is not finite'
+  return None
+
+
 def _rank(accuracy, loss):
-  """What is higher for the better point; None for one not to be chosen."""
-  if accuracy is not None:
-    return accuracy
-  return -loss if loss is not None and math.isfinite(loss) else None
+  """What is higher for the better point."""
+  return -loss if accuracy is None else accuracy

@@ -51,7 +51,15 @@ class ExampleSource(abc.ABC):
 
   A source reads, slices or generates a client's examples when it is asked and
   keeps none of them.
+
+  Attributes:
+    num_overlapping: Up to how many examples before it, and as many after it,
+      may share content with an example of the same client, as windows on a
+      text do. Where it is above 0, a client's examples are to be divided in
+      their order, and so many left out between the parts.
   """
+
+  num_overlapping: int = 0
 
   @abc.abstractmethod
   def examples(self, position: int) -> Examples:
@@ -93,6 +101,7 @@ class ArraySource(ExampleSource):
     y: np.ndarray,
     indices: Sequence[np.ndarray],
     transform: Optional[Transform] = None,
+    num_overlapping: int = 0,
   ):
     """Makes a source; nothing is copied.
 
@@ -103,7 +112,9 @@ class ArraySource(ExampleSource):
       transform: Applied to a client's `[k, ...]` inputs when they are asked
         for, so that `x` can stay in its compact form. It must work example by
         example. None for the inputs as they are.
+      num_overlapping: See `ExampleSource`.
     """
+    self.num_overlapping = num_overlapping
     self._x = x
     self._y = y
     self._indices = indices

@@ -99,6 +99,14 @@ class FederatedDataset:
     """Number of clients."""
     return len(self.client_ids)
 
+  @property
+  def num_overlapping(self) -> int:
+    """Neighbours of a training example, to either side, that overlap with it.
+
+    See `examples.ExampleSource`; 0 but for examples cut out of one text.
+    """
+    return self._train.num_overlapping
+
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none.
 
@@ -205,6 +213,7 @@ class FederatedDataset:
     test_fraction: float = 0.2,
     num_classes: Optional[int] = None,
     transform: Optional[examples_lib.Transform] = None,
+    num_overlapping: int = 0,
     name: str = 'arrays',
     seed: int = 0,
   ) -> 'FederatedDataset':
@@ -232,6 +241,9 @@ class FederatedDataset:
       num_classes: Number of classes; None for the largest label plus 1.
       transform: Applied example-wise to the inputs `[k, ...]` of a client when
         they are asked for, for example to scale uint8 images.
+      num_overlapping: Up to how many of a client's examples before it, and
+        after it, may share content with an example. It is for use with
+        `x_test`: a division at random would test on what was trained on.
       name: What the dataset is called.
       seed: Of partition and test set, non-negative.
 
@@ -241,6 +253,7 @@ class FederatedDataset:
     """
     seed = partitioning.check_seed(seed)
     num_classes = array_checks.check_num_classes(num_classes)
+    errors.expect_int('num_overlapping', num_overlapping, 0)
     x = array_checks.check_inputs(x, 'x')
     y = array_checks.check_targets(y, 'y', num_classes)
     array_checks.check_equal_lengths(x, y, 'x', 'y')
@@ -265,6 +278,12 @@ class FederatedDataset:
           (part.shape, str(part.dtype)),
         )
     else:
+      errors.expect(
+        num_overlapping == 0,
+        'num_overlapping',
+        '0 where there is no `x_test`, as the test set then is drawn at random',
+        num_overlapping,
+      )
       x_test, y_test = x, y
       errors.expect(
         isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
@@ -298,9 +317,11 @@ class FederatedDataset:
       f'{len(parts.train_indices)} ids, one per client',
       len(client_ids),
     )
-    train = examples_lib.ArraySource(x, y, parts.train_indices, transform)
+    train = examples_lib.ArraySource(
+      x, y, parts.train_indices, transform, num_overlapping
+    )
     test = examples_lib.ArraySource(
-      x_test, y_test, parts.test_indices, transform
+      x_test, y_test, parts.test_indices, transform, num_overlapping
     )
     sample = x[:1] if transform is None else np.asarray(transform(x[:1]))
     return cls(

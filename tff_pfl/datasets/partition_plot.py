@@ -69,7 +69,7 @@ def partition_figure(
     'a positive integer',
     max_clients,
   )
-  shown = _equidistant(dataset.num_clients, max_clients)
+  shown = equidistant(dataset.num_clients, max_clients)
   counts = {split: _counts(dataset, split, shown) for split in _SPLIT_TITLES}
   num_shown, num_classes = counts['train'].shape
 
@@ -121,8 +121,16 @@ def partition_figure(
   return fig
 
 
-def _equidistant(num_clients: int, max_clients: int) -> np.ndarray:
-  """Returns the positions of at most `max_clients` evenly spaced clients."""
+def equidistant(num_clients: int, max_clients: int) -> np.ndarray:
+  """Returns which clients stand for all where there are too many to be drawn.
+
+  Args:
+    num_clients: At least 1.
+    max_clients: Most clients to draw, at least 1.
+
+  Returns:
+    Positions of evenly spaced clients, ascending; of all if they can be drawn.
+  """
   num_shown = min(num_clients, max_clients)
   return np.arange(num_shown) * num_clients // num_shown
 

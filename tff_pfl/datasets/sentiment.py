@@ -17,11 +17,12 @@ A text that a client has twice is dropped, lest one copy be tested and the other
 trained on.
 """
 
+import contextlib
 import csv
 import gzip
 import io
 import zlib
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 from absl import logging
@@ -36,6 +37,8 @@ VOCABULARIES = ('hashed', 'learned')
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 # The one kind of client that stands for more than one: a domain has many users.
 _DIVISIBLE = 'domain'
+# What Python's csv takes by itself, 131,072 characters, long reviews exceed.
+_MAX_FIELD_SIZE = 2**31 - 1
 
 
 class LabelledTexts(NamedTuple):
@@ -67,10 +70,12 @@ def read_csv(path: str) -> LabelledTexts:
   open_file = gzip.open if path.endswith('.gz') else open
   try:
     with open_file(path, 'rb') as file:
-      content = file.read().decode('utf-8')
-    rows = csv.DictReader(io.StringIO(content, newline=''), strict=True)
-    columns = rows.fieldnames or []
-    rows = list(rows)
+      # With or without the mark that spreadsheets put before UTF-8.
+      content = file.read().decode('utf-8-sig')
+    with _fields_of_any_size():
+      rows = csv.DictReader(io.StringIO(content, newline=''), strict=True)
+      columns = rows.fieldnames or []
+      rows = list(rows)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise arrays_lib.file_error(
       path, 'a complete gzip file', f'a damaged one ({error})'
@@ -86,6 +91,16 @@ def read_csv(path: str) -> LabelledTexts:
       f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
     )
   return _without_repeats(_checked(rows, path, client_column), path)
+
+
+@contextlib.contextmanager
+def _fields_of_any_size() -> Iterator[None]:
+  """Lifts the limit that the csv module keeps for the whole process."""
+  limit = csv.field_size_limit(_MAX_FIELD_SIZE)
+  try:
+    yield
+  finally:
+    csv.field_size_limit(limit)
 
 
 def _checked(
@@ -139,43 +154,49 @@ def _numbered_labels(labels: List[str], path: str) -> Tuple[np.ndarray, int]:
 
 
 def _deal(
-  data: LabelledTexts, y: np.ndarray, num_clients: int, seed: int
+  data: LabelledTexts,
+  y: np.ndarray,
+  num_clients: int,
+  min_texts: int,
+  seed: int,
 ) -> Tuple[List[str], List[np.ndarray]]:
   """Returns the clients' ids and the positions of their texts."""
-  keys, owners = np.unique(np.array(data.keys), return_inverse=True)
-  ids = keys.tolist()
+  keys, owners, counts = np.unique(
+    np.array(data.keys), return_inverse=True, return_counts=True
+  )
+  # All texts of a key side by side, in the order of the file.
+  by_key = np.split(np.argsort(owners, kind='stable'), np.cumsum(counts)[:-1])
+  texts = {
+    key: rows
+    for key, rows in zip(keys.tolist(), by_key)
+    if len(rows) >= min_texts
+  }
+  kind = f'{data.client_column}s'
+  if min_texts > 1:
+    kind += f' with at least {min_texts} texts'
   num_clients = partitioning.check_num_clients(num_clients)
-  if data.client_column == _DIVISIBLE and num_clients > len(ids):
-    return _divide(ids, owners, y, num_clients, seed)
-  chosen = natural_clients.choose_clients(
-    range(len(ids)), num_clients, f'{data.client_column}s', seed
-  )
-  return (
-    [ids[i] for i in chosen],
-    [np.flatnonzero(owners == i) for i in chosen],
-  )
+  if data.client_column == _DIVISIBLE and num_clients > len(texts) > 0:
+    return _divide(texts, y, num_clients, seed)
+  chosen = natural_clients.choose_clients(list(texts), num_clients, kind, seed)
+  return chosen, [texts[key] for key in chosen]
 
 
 def _divide(
-  domains: List[str],
-  owners: np.ndarray,
-  y: np.ndarray,
-  num_clients: int,
-  seed: int,
+  texts: Dict[str, np.ndarray], y: np.ndarray, num_clients: int, seed: int
 ) -> Tuple[List[str], List[np.ndarray]]:
   """Deals each domain's texts evenly to clients of that domain alone."""
+  num_texts = sum(map(len, texts.values()))
   errors.expect(
-    num_clients <= len(y),
+    num_clients <= num_texts,
     'num_clients',
-    f'at most {len(y)}, the number of texts',
+    f'at most {num_texts}, the number of texts',
     num_clients,
   )
   counts = [
-    len(part) for part in np.array_split(np.arange(num_clients), len(domains))
+    len(part) for part in np.array_split(np.arange(num_clients), len(texts))
   ]
   ids, indices = [], []
-  for i, (domain, count) in enumerate(zip(domains, counts)):
-    own = np.flatnonzero(owners == i)
+  for (domain, own), count in zip(texts.items(), counts):
     parts = partitioning.Iid().partition(y[own], num_clients=count, seed=seed)
     width = len(str(max(counts) - 1))
     ids += [f'{domain}_{j:0{width}d}' for j in range(count)]
@@ -192,6 +213,7 @@ def load_sentiment(
   max_words: int = 100,
   vocabulary: str = 'hashed',
   vocabulary_size: int = 10_000,
+  min_texts: int = 1,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
   """Returns labelled texts by client.
@@ -212,6 +234,7 @@ def load_sentiment(
     vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
       training texts, and one number for all other words.
     vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
+    min_texts: Users or domains with fewer texts are left out, at least 1.
     test_fraction: What part of a client's texts becomes its test set, in
       [0, 1).
 
@@ -238,6 +261,7 @@ def load_sentiment(
     vocabulary,
   )
   errors.expect_int('max_words', max_words, 1)
+  errors.expect_int('min_texts', min_texts, 1)
   errors.expect(
     isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
     'test_fraction',
@@ -247,25 +271,27 @@ def load_sentiment(
   path = arrays_lib.find_file('sentiment', data_dir, _PATTERNS)
   data = read_csv(path)
   y, num_classes = _numbered_labels(data.labels, path)
-  client_ids, indices = _deal(data, y, num_clients, seed)
+  client_ids, indices = _deal(data, y, num_clients, min_texts, seed)
   parts = partitioning.hold_out(indices, y, test_fraction, seed)
-  words = [vocabulary_lib.words_of(text) for text in data.texts]
   train, test = (np.concatenate(part) for part in parts)
+  words, words_test = (
+    [vocabulary_lib.words_of(data.texts[i]) for i in rows]
+    for rows in (train, test)
+  )
   if vocabulary == 'hashed':
     numbers = vocabulary_lib.HashedVocabulary(vocabulary_size)
   else:
     numbers = vocabulary_lib.WordVocabulary.of_most_frequent(
-      [words[i] for i in train], vocabulary_size
+      words, vocabulary_size
     )
-  x = numbers.encode(words, max_words)
   keys, keys_test = (
     np.repeat(range(len(client_ids)), [len(part) for part in split])
     for split in parts
   )
   return federated_dataset.FederatedDataset.from_arrays(
-    x[train],
+    numbers.encode(words, max_words),
     y[train],
-    x_test=x[test],
+    x_test=numbers.encode(words_test, max_words),
     y_test=y[test],
     keys=keys,
     keys_test=keys_test,

@@ -68,7 +68,8 @@ def read_roles(path: str) -> Dict[str, str]:
       message names it.
   """
   try:
-    with open(path, encoding='utf-8') as file:
+    # With or without the mark that some editors put before UTF-8.
+    with open(path, encoding='utf-8-sig') as file:
       content = file.read()
   except OSError as error:
     raise arrays_lib.unreadable_error(path, error) from None
@@ -100,6 +101,14 @@ def _starts(
     stride: Between the beginnings of two sequences.
   """
   return np.arange(first, first + num_characters - sequence_length, stride)
+
+
+def _num_overlapping(sequence_length: int, stride: int) -> int:
+  """Returns how many examples before one share a character with it.
+
+  An example's `sequence_length + 1` characters end with the one to predict.
+  """
+  return sequence_length // stride
 
 
 def _from_file(
@@ -151,6 +160,7 @@ def _from_file(
     transform=lambda starts: text[starts[:, np.newaxis] + offsets].astype(
       np.int32
     ),
+    num_overlapping=_num_overlapping(sequence_length, stride),
     name='shakespeare',
   )
 
@@ -198,7 +208,13 @@ def _from_tff(
     )
 
   train, test = (
-    tff_clients.TextSource(split, roles, 'snippets', examples)
+    tff_clients.TextSource(
+      split,
+      roles,
+      'snippets',
+      examples,
+      _num_overlapping(sequence_length, stride),
+    )
     for split in splits
   )
   return federated_dataset.FederatedDataset(

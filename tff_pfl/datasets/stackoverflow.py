@@ -124,7 +124,8 @@ def load_stackoverflow(
     max_sentences=max_sentences,
   )
   train, test = (
-    tff_clients.TextSource(split, users, 'tokens', encode)
+    # Examples of a sentence have words in common if they are so near.
+    tff_clients.TextSource(split, users, 'tokens', encode, sequence_length)
     for split in (train, test)
   )
   return federated_dataset.FederatedDataset(

@@ -71,6 +71,7 @@ class TextSource(examples_lib.ExampleSource):
     client_ids: Sequence[str],
     field: str,
     encode: Callable[[List[str]], examples_lib.Examples],
+    num_overlapping: int = 0,
   ):
     """Makes a source; nothing is read yet.
 
@@ -79,7 +80,9 @@ class TextSource(examples_lib.ExampleSource):
       client_ids: The clients by position.
       field: The key of the texts in an element.
       encode: From a client's texts to its examples.
+      num_overlapping: See `examples.ExampleSource`.
     """
+    self.num_overlapping = num_overlapping
     self._read = functools.partial(read_texts, client_data, field=field)
     self._client_ids = client_ids
     self._encode = encode

@@ -64,7 +64,6 @@ def fairness_summary(
   )
   values = _values_of(scored, personal, 'personal')
   weights = weights[scored]
-  num_worst = math.ceil(values.size / 10)
   hurt = None
   if reference is not None:
     hurt = float(np.mean(values < _values_of(scored, reference, 'reference')))
@@ -74,9 +73,19 @@ def fairness_summary(
     'std': float(np.std(values)),
     'min': float(np.min(values)),
     'max': float(np.max(values)),
-    'worst_10_percent': float(np.mean(np.sort(values)[:num_worst])),
+    'worst_10_percent': worst_10_percent(values),
     'fraction_hurt': hurt,
   }
+
+
+def worst_10_percent(values: Any) -> float:
+  """Returns the mean over the worst tenth, rounded up to whole clients.
+
+  Args:
+    values: Finite floats of shape [clients], at least one; more is better.
+  """
+  values = np.sort(np.asarray(values, np.float64))
+  return float(np.mean(values[: math.ceil(values.size / 10)]))
 
 
 def _values_of(scored: np.ndarray, values: Any, name: str) -> np.ndarray:

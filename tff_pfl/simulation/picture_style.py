@@ -1,9 +1,12 @@
 """What all pictures share: colours, a quiet frame, and how they are written."""
 
 import os
-from typing import Union
+from typing import Optional, Tuple, Union
 
+import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from tff_pfl.simulation import summary
@@ -21,6 +24,7 @@ COLORS = (
 # For when the colours start again.
 LINE_STYLES = ('-', '--', ':')
 TEXT_COLOR = '#555555'
+GRID_COLOR = '#dddddd'
 _DOTS_PER_INCH = 150
 
 
@@ -37,8 +41,62 @@ def line_style(index: int) -> str:
 def tidy(axes: Axes) -> None:
   """Leaves the frame to what is read, with a light grid behind the data."""
   axes.spines[['top', 'right']].set_visible(False)
-  axes.grid(color='#DDDDDD', linewidth=0.6)
+  axes.grid(color=GRID_COLOR, linewidth=0.6)
   axes.set_axisbelow(True)
+
+
+class _FractionLocator(ticker.MaxNLocator):
+  """Places for ticks, none where no fraction can be."""
+
+  def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+    ticks = np.asarray(super().tick_values(vmin, vmax))
+    return ticks[(ticks >= -1e-9) & (ticks <= 1 + 1e-9)]
+
+
+def use_percent(axis: Axis, num_ticks: int = 5) -> None:
+  """Labels an axis of fractions as percentages, the unit left to its label.
+
+  Args:
+    axis: Its limits, which may be beyond [0, 1], can be changed later.
+    num_ticks: Intervals between ticks, at most.
+  """
+  axis.set_major_locator(
+    _FractionLocator(nbins=num_ticks, steps=[1, 2, 2.5, 5, 10])
+  )
+  axis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
+  )
+
+
+def coinciding(
+  before: np.ndarray, after: np.ndarray, max_points: Optional[int] = None
+) -> Tuple[np.ndarray, np.ndarray]:
+  """Groups clients whose accuracies are the same, as those on few examples are.
+
+  Args:
+    before: An accuracy of each client, `[n]`.
+    after: Another, `[n]`.
+    max_points: How many points there may be; if there are more, those close
+      together become one, on the same side of the diagonal. None for any
+      number.
+
+  Returns:
+    The distinct points (before, after), `[points, 2]`, and the number of
+    clients at each.
+  """
+  distinct, counts = np.unique(
+    np.stack([before, after], axis=1), axis=0, return_counts=True
+  )
+  step = 0.01
+  while max_points is not None and len(distinct) > max_points:
+    place = np.round(np.asarray(before) / step) * step
+    change = np.subtract(after, before)
+    # Away from the diagonal, so that no loss is hidden.
+    change = np.sign(change) * np.ceil(np.abs(change) / step) * step
+    merged = np.stack([place, place + change], axis=1)
+    distinct, counts = np.unique(merged.round(6), axis=0, return_counts=True)
+    step *= 2
+  return distinct, counts
 
 
 def save(figure: Figure, path: Union[str, 'os.PathLike[str]']) -> None:

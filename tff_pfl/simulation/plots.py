@@ -210,11 +210,8 @@ def _draw_scatter(
   axes: Axes, before: np.ndarray, after: np.ndarray, labels: Tuple[str, str]
 ) -> None:
   """Draws a point for each client, with the diagonal where nothing changed."""
-  # Accuracies on few examples coincide: the area of a point is the number of
-  # clients it stands for.
-  points, counts = np.unique(
-    np.stack([before, after], axis=1), axis=0, return_counts=True
-  )
+  # The area of a point is the number of clients it stands for.
+  points, counts = picture_style.coinciding(before, after)
   hurt = points[:, 1] < points[:, 0]
   area = min(40.0, 200.0 / math.sqrt(before.size))
   margin = 0.06 * (points.max() - points.min())
@@ -273,7 +270,7 @@ def _use_percent(
 
   Args:
     axes: Where the axis is.
-    axis_name: "x" or "y"; the unit is left to the axis's label.
+    axis_name: "x" or "y".
     low: The lower limit wished for.
     high: The upper limit wished for. Where the two are closer than ten points,
       the limits are set ten points apart.
@@ -284,15 +281,4 @@ def _use_percent(
   high = min(high + missing / 2, 1 + margin)
   axes.set(**{f'{axis_name}lim': (low, high)})
   axis = {'x': axes.xaxis, 'y': axes.yaxis}[axis_name]
-  locator = ticker.MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10])
-  # No ticks where no accuracy can be.
-  axis.set_ticks(
-    [
-      tick
-      for tick in locator.tick_values(low, high)
-      if max(low, 0.0) - 1e-9 <= tick <= min(high, 1.0) + 1e-9
-    ]
-  )
-  axis.set_major_formatter(
-    ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
-  )
+  picture_style.use_percent(axis, num_ticks=7)

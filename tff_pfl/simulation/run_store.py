@@ -95,7 +95,7 @@ class RunStore:
     self,
     directory: str,
     connection: sqlite3.Connection,
-    lock: Optional['_DirectoryLock'],
+    lock: Optional['DirectoryLock'],
   ):
     self._directory = directory
     self._connection = connection
@@ -120,7 +120,7 @@ class RunStore:
     directory = os.fspath(directory)
     config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
-      lock = on_error.enter_context(_DirectoryLock(directory))
+      lock = on_error.enter_context(DirectoryLock(directory))
       path = os.path.join(directory, FILE_NAME)
       if _has_run(path):
         raise errors.RunError(
@@ -175,7 +175,7 @@ class RunStore:
     path = os.path.join(directory, FILE_NAME)
     _expect_file(directory, path)
     with contextlib.ExitStack() as on_error:
-      lock = on_error.enter_context(_DirectoryLock(directory))
+      lock = on_error.enter_context(DirectoryLock(directory))
       with _translated(directory, 'open the run'):
         connection = on_error.enter_context(
           contextlib.closing(_connect(path, 'rw'))
@@ -465,17 +465,19 @@ class RunStore:
       last = rows[-1][0]
 
 
-class _DirectoryLock:
+class DirectoryLock:
   """A lock on a directory that is released when the process ends, at any rate.
 
-  Entered, it takes the lock; left, it releases it.
+  Entered, it makes the directory, if missing, and takes the lock; left, it
+  releases it. Entering raises `RunError` if a running process holds the lock or
+  the directory cannot be written to.
   """
 
   def __init__(self, directory: str):
     self._directory = directory
     self._file = None
 
-  def __enter__(self) -> '_DirectoryLock':
+  def __enter__(self) -> 'DirectoryLock':
     path = os.path.join(self._directory, LOCK_NAME)
     try:
       os.makedirs(self._directory, exist_ok=True)
