@@ -9,6 +9,7 @@ from absl import flags
 from binaries import argument_flags, runtime_flags
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
+from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import training_loop
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import zoo
@@ -149,13 +150,7 @@ _FINE_TUNE_HELP = {
 
 def _none_for_zero(owner: type, given: Dict[str, Any]) -> Dict[str, Any]:
   """Turns 0 into None where None is a value and not the default."""
-  hints = typing.get_type_hints(owner)
-  resettable = [
-    field.name
-    for field in dataclasses.fields(owner)
-    if type(None) in typing.get_args(hints[field.name])
-    and field.default is not None
-  ]
+  resettable = hparams_lib.none_for_zero(owner)
   return {
     name: None if value == 0 and name in resettable else value
     for name, value in given.items()
@@ -261,11 +256,11 @@ def hparams_from_flags(algorithm: str) -> Any:
 def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
   """Refuses a number of epochs where a number of steps takes its place."""
   for field_name, flag in _HPARAM_FLAGS[algorithm].items():
-    steps = field_name.replace('epochs', 'steps')
+    steps = hparams_lib.steps_instead_of(type(hparams), field_name)
     if (
-      steps != field_name
+      steps is not None
       and flags.FLAGS[flag].present
-      and getattr(hparams, steps, None) is not None
+      and getattr(hparams, steps) is not None
     ):
       raise ValueError(
         f'Expected no --{flag}: --{_HPARAM_FLAGS[algorithm][steps]} is '

@@ -44,3 +44,19 @@ def test_every_field_has_a_help_text():
 def test_values_out_of_range_are_refused(arguments, reason):
   with pytest.raises(ValueError, match=reason):
     hparams.LocalTrainingHParams(**arguments)
+
+
+@pytest.mark.parametrize(
+  'algorithm,name,steps',
+  [
+    ('fed_avg', 'num_epochs', 'num_steps'),
+    ('fed_rep', 'num_body_epochs', 'num_body_steps'),
+    # It has no such steps.
+    ('ditto', 'personal_num_epochs', None),
+    ('fed_avg', 'num_steps', None),
+    ('fed_avg', 'learning_rate', None),
+  ],
+)
+def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
+  hparams = registry.get_algorithm(algorithm).hparams
+  assert hparams_lib.steps_instead_of(hparams, name) == steps

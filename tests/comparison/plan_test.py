@@ -165,22 +165,6 @@ def test_steps_in_a_grid_stay_beside_epochs():
   assert per_fed_avg.num_steps == 7
 
 
-@pytest.mark.parametrize(
-  'algorithm,name,steps',
-  [
-    ('fed_avg', 'num_epochs', 'num_steps'),
-    ('fed_rep', 'num_body_epochs', 'num_body_steps'),
-    # It has no such steps.
-    ('ditto', 'personal_num_epochs', None),
-    ('fed_avg', 'num_steps', None),
-    ('fed_avg', 'learning_rate', None),
-  ],
-)
-def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
-  hparams = registry.get_algorithm(algorithm).hparams
-  assert plan.steps_instead_of(hparams, name) == steps
-
-
 def test_a_grid_of_one_value_is_taken_without_a_sweep():
   comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
   assert not comparison.tuning_trials()

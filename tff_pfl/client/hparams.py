@@ -1,7 +1,8 @@
 """Hyperparameters that methods share, and what is made of them."""
 
 import dataclasses
-from typing import Optional
+import typing
+from typing import List, Optional
 
 from tff_pfl.client import training_loop
 
@@ -62,3 +63,38 @@ class LocalTrainingHParams:
       num_epochs=self.num_epochs if num_epochs is None else num_epochs,
       num_steps=self.num_steps if num_epochs is None else None,
     )
+
+
+def steps_instead_of(hparams: type, name: str) -> Optional[str]:
+  """The number of steps that, if given, takes a number of epochs' place.
+
+  Args:
+    hparams: The class of a method's hyperparameters.
+    name: Of one of its fields.
+
+  Returns:
+    The name of the field; None if `name` is not a number of epochs or no number
+    of steps takes its place.
+  """
+  steps = name.replace('epochs', 'steps')
+  annotation = typing.get_type_hints(hparams).get(steps)
+  is_optional = type(None) in typing.get_args(annotation)
+  return steps if steps != name and is_optional else None
+
+
+def none_for_zero(hparams: type) -> List[str]:
+  """The fields for which, where text is read, 0 stands for None.
+
+  Those are the fields that may be None and are not by default, such as the
+  batch size, whose None is the full batch.
+
+  Args:
+    hparams: A class of options.
+  """
+  hints = typing.get_type_hints(hparams)
+  return [
+    field.name
+    for field in dataclasses.fields(hparams)
+    if type(None) in typing.get_args(hints[field.name])
+    and field.default is not None
+  ]

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
+from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.simulation import run_config
 
@@ -90,7 +91,8 @@ class Comparison:
       that end in it (`learning_rate` is FedRep's `head_learning_rate` and
       `body_learning_rate`). What is said of a method goes before what is said
       of any. A number of epochs sets a number of steps that would take its
-      place (see `steps_instead_of`) to None, unless the grid has that, too.
+      place (see `hparams.steps_instead_of`) to None, unless the grid has that,
+      too.
     fine_tune_variants: Of `VARIANTS`: how the last round's models of every run
       are personalised, besides as `base` says; with the other options of
       `base.personalization`.
@@ -208,7 +210,9 @@ class Comparison:
   def _with_epochs_counting(self, algorithm, point):
     """The point, without the steps that would make its epochs mean nothing."""
     hparams = self._own_hparams(algorithm)
-    steps = [steps_instead_of(type(hparams), name) for name in point]
+    steps = [
+      hparams_lib.steps_instead_of(type(hparams), name) for name in point
+    ]
     return {
       **point,
       **{
@@ -351,30 +355,13 @@ def grid_targets(algorithm: str, name: str) -> tuple:
   return tuple(other for other in names if other.endswith(f'_{name}'))
 
 
-def steps_instead_of(hparams: type, name: str) -> Optional[str]:
-  """The number of steps that, if given, takes a number of epochs' place.
-
-  Args:
-    hparams: The class of a method's hyperparameters.
-    name: Of one of its fields.
-
-  Returns:
-    The name of the field; None if `name` is not a number of epochs or no number
-    of steps takes its place.
-  """
-  steps = name.replace('epochs', 'steps')
-  annotation = typing.get_type_hints(hparams).get(steps)
-  is_optional = type(None) in typing.get_args(annotation)
-  return steps if steps != name and is_optional else None
-
-
 def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
   """Reads grids such as 'learning_rate=0.01,0.1'.
 
   Args:
     texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
       words as the hyperparameter takes them, 'none' for None. So is 0 where
-      None is a value but not the default (see `none_for_zero`).
+      None is a value but not the default (see `hparams.none_for_zero`).
     algorithms: The methods that are compared.
 
   Returns:
@@ -417,28 +404,13 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
     ]
-    if all(target in none_for_zero(hparams) for hparams, target in targets):
+    if all(
+      target in hparams_lib.none_for_zero(hparams)
+      for hparams, target in targets
+    ):
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid
-
-
-def none_for_zero(hparams: type) -> list:
-  """The fields for which, where text is read, 0 stands for None.
-
-  Those are the fields that may be None and are not by default, such as the
-  batch size, whose None is the full batch.
-
-  Args:
-    hparams: A class of options.
-  """
-  hints = typing.get_type_hints(hparams)
-  return [
-    field.name
-    for field in dataclasses.fields(hparams)
-    if type(None) in typing.get_args(hints[field.name])
-    and field.default is not None
-  ]
 
 
 def _parse_value(value, annotation, text):

@@ -53,10 +53,9 @@ def seeds_note(
   method: results_lib.MethodResult, spread: results_lib.Spread
 ) -> str:
   """That not all seeds of a row have one of its figures; '' if they have."""
-  whole = max(s.num_seeds for s in method.metrics.values() if s is not None)
-  if spread.num_seeds == whole:
+  if spread.num_seeds == method.num_seeds:
     return ''
-  return f'{spread.num_seeds} of {count(whole, "seed")}'
+  return f'{spread.num_seeds} of {count(method.num_seeds, "seed")}'
 
 
 def value_text(value: Any) -> str:

@@ -134,8 +134,7 @@ class RunConfig:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: How many there are besides those of the run; they come
-        last.
+      num_more_clients: How many there are besides those of the run.
     """
     return datasets.load_dataset(
       self.dataset,
