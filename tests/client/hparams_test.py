@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams
 
 
@@ -58,5 +59,9 @@ def test_values_out_of_range_are_refused(arguments, reason):
   ],
 )
 def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
-  hparams = registry.get_algorithm(algorithm).hparams
-  assert hparams_lib.steps_instead_of(hparams, name) == steps
+  owner = registry.get_algorithm(algorithm).hparams
+  assert hparams.steps_instead_of(owner, name) == steps
+
+
+def test_zero_stands_for_none_where_none_is_a_value_and_not_the_default():
+  assert hparams.none_for_zero(hparams.LocalTrainingHParams) == ['batch_size']
