@@ -320,6 +320,8 @@ def test_everything_is_on_file(found, directory):
       assert len(list(csv.DictReader(file))) == num_rows
   with open(os.path.join(directory, 'comparison.html')) as file:
     assert 'fed_avg + FT (all)' in file.read()
+  with open(os.path.join(directory, 'accuracy.png'), 'rb') as file:
+    assert file.read(8) == b'\x89PNG\r\n\x1a\n'
 
 
 def test_an_earlier_comparison_is_not_overwritten(

@@ -173,12 +173,17 @@ def build_fed_em(
 
   def expectation_steps(components, log_shares, examples, num_steps):
     """Responsibilities and mixture weights after some E- and M-steps."""
-    losses = example_losses(components, examples)
-    for _ in range(num_steps):
-      q, log_shares = responsibilities(
-        losses, log_shares, examples.num_examples
-      )
-    return q, log_shares
+
+    @tf.function(jit_compile=model.uses_xla, autograph=False)
+    def steps(components, log_shares, examples):
+      losses = example_losses(components, examples)
+      for _ in range(num_steps):
+        q, log_shares = responsibilities(
+          losses, log_shares, examples.num_examples
+        )
+      return q, log_shares
+
+    return steps(components, log_shares, examples)
 
   # Whoever comes without mixture weights finds them first.
   num_steps = hparams.num_mixture_steps if options.get('stateless') else 1

@@ -25,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl import errors
+from tff_pfl.comparison import presentation
 from tff_pfl.comparison import results as results_lib
 from tff_pfl.datasets import partition_plot
 from tff_pfl.evaluation import fairness
@@ -118,6 +119,17 @@ def mean_curve(
     mean=values.mean(axis=0),
     std=values.std(axis=0, ddof=1) if many else np.zeros(len(rounds)),
   )
+
+
+def with_curves(
+  methods: Sequence[results_lib.MethodResult],
+) -> Sequence[results_lib.MethodResult]:
+  """The methods that have an accuracy by round, best ones first."""
+  return [
+    method
+    for method in presentation.ranked(methods)
+    if mean_curve(method.curves, 'personal') is not None
+  ]
 
 
 @matplotlib.rc_context(_STYLE)

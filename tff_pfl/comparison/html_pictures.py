@@ -43,11 +43,7 @@ class CurvesView(NamedTuple):
 
 def curves_view(results: results_lib.ComparisonResults) -> Optional[CurvesView]:
   """Accuracy by round, a panel for each method; None for regression."""
-  methods = [
-    method
-    for method in presentation.ranked(results.methods)
-    if figures.mean_curve(method.curves, 'personal') is not None
-  ]
+  methods = figures.with_curves(results.methods)
   if not methods:
     return None
   panel = figures.CurvePanel(methods)

@@ -2,8 +2,9 @@
 
 The folder of a comparison holds `trials/` (see `execution`) and, once the
 trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
-each method), `per_client.csv` and `comparison.html`, a page that shows all. One
-process at a time runs the comparison of a folder, which it locks.
+each method), `per_client.csv`, `comparison.html`, a page that shows all, and
+`accuracy.png`, the best methods' accuracy by round. One process at a time runs
+the comparison of a folder, which it locks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tff_pfl import errors
 from tff_pfl.comparison import (
   collection,
   execution,
+  figures,
   html_report,
   plan,
   presentation,
@@ -25,7 +27,9 @@ from tff_pfl.comparison import (
   trial,
   tuning,
 )
-from tff_pfl.simulation import run_store
+from tff_pfl.simulation import picture_style, run_store
+
+PICTURE_NAME = 'accuracy.png'
 
 
 def run(
@@ -109,6 +113,11 @@ def _run(comparison, directory, partition, options):
   html_report.write_report(
     found, os.path.join(directory, html_report.REPORT_NAME)
   )
+  curves = figures.with_curves(found.methods)[: figures.MAX_OVERVIEW_METHODS]
+  if curves:
+    picture_style.save(
+      figures.curves_overview(curves), os.path.join(directory, PICTURE_NAME)
+    )
   return found
 
 
