@@ -66,7 +66,8 @@ class ArgumentFlags:
     for name, hint in self._hints.items():
       flag = f'{self._kind}_{name}'
       value = flags.FLAGS[flag].value
-      if value is not None:
+      # An empty list takes a flag back that a preset gives.
+      if value is not None and value != []:
         if _is_list(hint):
           value = _integers(flag, value)
           if len(value) == 1 and typing.get_origin(hint) is typing.Union:

@@ -90,6 +90,7 @@ def test_only_what_is_given_is_passed_on_with_its_type(given):
   }
   assert given('islands=4', 'bends=4') == {'islands': [4], 'bends': 4}
   assert given('bends=4,5') == {'bends': [4, 5]}
+  assert given('bends=') == {}
 
 
 def test_what_should_be_integers_and_is_not_is_refused(given):

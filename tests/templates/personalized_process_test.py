@@ -62,6 +62,7 @@ def _process(**replaced):
     'has_global_model': True,
     'has_local_weights': False,
     'adapts_known_clients': False,
+    'bytes_per_round': personalized_process.BytesPerRound(0, 0),
     'seed': 0,
     'description': {},
   }
