@@ -312,3 +312,12 @@ def test_points_that_differ_have_names_that_differ():
   names = [t.name for t in comparison.tuning_trials()['ditto']]
   assert len(set(names)) == 4
   assert all('/' not in name for name in names)
+
+
+def test_grid_of_what_only_methods_that_are_left_out_have_is_ignored():
+  texts = ['num_epochs=1', 'num_body_epochs=2']
+  assert plan.parse_grid(texts, ['fed_rep']) == {
+    plan.ANY_METHOD: {'num_body_epochs': (2,)}
+  }
+  with pytest.raises(ValueError, match='`grid`'):
+    plan.parse_grid(['num_epoch=1'], ['fed_rep'])

@@ -365,7 +365,8 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
     algorithms: The methods that are compared.
 
   Returns:
-    As `Comparison.grid`.
+    As `Comparison.grid`, without what is said of any method and only others
+    have.
 
   Raises:
     ValueError: If one is of another form, or no method has such a
@@ -392,6 +393,9 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
+    if not targets and owner == ANY_METHOD and _is_of_any(name):
+      # A preset for more methods than are compared.
+      continue
     errors.expect(
       targets, 'grid', f'of hyperparameters of {", ".join(owners)}', text
     )
@@ -411,6 +415,11 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid
+
+
+def _is_of_any(name):
+  """Whether any method at all has a hyperparameter of this name in a grid."""
+  return any(grid_targets(algorithm, name) for algorithm in registry.ALGORITHMS)
 
 
 def _parse_value(value, annotation, text):
