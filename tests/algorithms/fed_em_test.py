@@ -65,9 +65,8 @@ def _planted(num_examples, shares, seed):
 _PLANTED_SHARES = [(1.0, 0.0), (0.8, 0.2), (0.2, 0.8), (0.0, 1.0)]
 
 
-@pytest.fixture(name='trained', scope='module')
-def _trained(runtime):
-  del runtime
+def _train_planted(**options):
+  """Trains on clients of the planted mixtures; returns these, too."""
   clients = [_planted(200, p, i) for i, p in enumerate(_PLANTED_SHARES)]
   process = fed_em.build_fed_em(
     toy_problems.classifier(),
@@ -75,9 +74,16 @@ def _trained(runtime):
       num_components=2, num_epochs=2, learning_rate=0.1, batch_size=20
     ),
     seed=1,
+    **options,
   )
   state, states, _ = toy_problems.train(process, clients, 40)
-  return process, state, states
+  return clients, process, state, states
+
+
+@pytest.fixture(name='trained', scope='module')
+def _trained(runtime):
+  del runtime
+  return _train_planted()[1:]
 
 
 def test_planted_mixtures_are_recovered(trained):
@@ -135,16 +141,7 @@ def test_prediction_is_the_mixture_of_the_components_predictions(trained):
 
 
 def test_stateless_clients_find_their_mixtures_anew():
-  clients = [_planted(200, p, i) for i, p in enumerate(_PLANTED_SHARES)]
-  process = fed_em.build_fed_em(
-    toy_problems.classifier(),
-    fed_em.FedEmHParams(
-      num_components=2, num_epochs=2, learning_rate=0.1, batch_size=20
-    ),
-    seed=1,
-    stateless=True,
-  )
-  state, states, _ = toy_problems.train(process, clients, 40)
+  clients, process, state, states = _train_planted(stateless=True)
   assert not states[0].local
   assert process.needs_training_data(states[0])
   shares = np.stack(

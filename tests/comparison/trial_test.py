@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.comparison import poisoned_examples
 from tff_pfl import datasets, errors
 from tff_pfl.comparison import plan, trial
 from tff_pfl.evaluation import personalization
@@ -43,16 +44,6 @@ def _plain(_without_xla, tmp_path_factory):
   """The folder and the scores of a trial that is a run and nothing more."""
   directory = tmp_path_factory.mktemp('plain')
   return directory, _run(directory, plan.Trial('x', _config()))
-
-
-class _Poisoned(datasets.ExampleSource):
-  """Test examples that must not be read."""
-
-  def examples(self, position):
-    raise AssertionError('Test examples were read.')
-
-  labels = examples
-  num_examples = examples
 
 
 def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
@@ -135,15 +126,7 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
   load = datasets.load_dataset
 
   def load_poisoned(*args, **kwargs):
-    data = load(*args, **kwargs)
-    return datasets.FederatedDataset(
-      name=data.name,
-      client_ids=data.client_ids,
-      element_spec=data.element_spec,
-      num_classes=data.num_classes,
-      train=data._train,
-      test=_Poisoned(),
-    )
+    return poisoned_examples.poisoned(load(*args, **kwargs))
 
   monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
   wanted = plan.Trial(

@@ -1,31 +1,10 @@
 import numpy as np
 import pytest
 
+from tests.comparison import poisoned_examples
 from tff_pfl import datasets
 from tff_pfl.comparison import plan, tuning
 from tff_pfl.simulation import run_config
-
-
-class _Poisoned(datasets.ExampleSource):
-  """Test examples that must not be read."""
-
-  def examples(self, position):
-    raise AssertionError('Test examples were read.')
-
-  labels = examples
-  num_examples = examples
-
-
-def poisoned(data):
-  """The same clients with test examples that cannot be read."""
-  return datasets.FederatedDataset(
-    name=data.name,
-    client_ids=data.client_ids,
-    element_spec=data.element_spec,
-    num_classes=data.num_classes,
-    train=data._train,
-    test=_Poisoned(),
-  )
 
 
 @pytest.fixture(name='data')
@@ -48,7 +27,7 @@ def _views(data, **changes):
 
 
 def test_the_training_examples_are_divided_and_nothing_else(data):
-  view = _views(poisoned(data))
+  view = _views(poisoned_examples.poisoned(data))
   for client_id in data.client_ids:
     train, test = view.train(client_id), view.test(client_id)
     whole = data.train(client_id)

@@ -123,19 +123,15 @@ def build_fed_em(
     """float32 `[capacity, num_components]`, in inference mode."""
 
     def outputs(x):
-      return tf.stack(
-        [
-          model.forward(weights, x)[0]
-          for weights in parts.parts(components).values()
-        ],
-        axis=1,
+      return tuple(
+        model.forward(weights, x)[0]
+        for weights in parts.parts(components).values()
       )
 
-    outputs = example_tensors.in_chunks(outputs, examples)
     return tf.stack(
       [
         tf.cast(model.loss(examples.y, each), tf.float32)
-        for each in tf.unstack(outputs, axis=1)
+        for each in example_tensors.in_chunks(outputs, examples)
       ],
       axis=1,
     )

@@ -54,10 +54,11 @@ def client_seed(
   Returns:
     int32 tensor `[2]`.
   """
-  seed = tf.bitcast(tf.cast(experiment_seed, tf.int64), tf.int32)
   # Both halves of the index count, so that 64-bit indices stay distinct.
-  index = tf.bitcast(tf.cast(client_index, tf.int64), tf.int32)
-  return fold_in(seed, purpose, round_number, index[0], index[1])
+  index = _halves(client_index)
+  return fold_in(
+    _halves(experiment_seed), purpose, round_number, index[0], index[1]
+  )
 
 
 def server_seed(
@@ -72,8 +73,7 @@ def server_seed(
   Returns:
     int32 tensor `[2]`.
   """
-  seed = tf.bitcast(tf.cast(experiment_seed, tf.int64), tf.int32)
-  return fold_in(seed, _SERVER, round_number)
+  return fold_in(_halves(experiment_seed), _SERVER, round_number)
 
 
 def fingerprint(values) -> tf.Tensor:
@@ -93,6 +93,11 @@ def fingerprint(values) -> tf.Tensor:
     factors = 2 * tf.range(tf.size(numbers, tf.int64)) + 1
     total = 31 * total + tf.reduce_sum(numbers * factors)
   return total
+
+
+def _halves(number):
+  """A 64-bit integer as two of 32 bits."""
+  return tf.bitcast(tf.cast(number, tf.int64), tf.int32)
 
 
 def _bits(seed, shape):

@@ -25,7 +25,7 @@ from tff_pfl import datasets, errors, failures, shutdown
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparison import plan, tuning
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.simulation import client_population, experiment, run_store
+from tff_pfl.simulation import client_population, run_store
 from tff_pfl.simulation import summary as summary_lib
 
 SPEC_NAME = 'trial.json'
@@ -109,22 +109,13 @@ def run(
   process = config.build_process(model)
   # With these names alone it would pass for a run on all clients' data.
   is_plain = data.new is None and trial.validation_fraction is None
-  experiment.run(
+  config.run_process(
     process,
     data.trained,
-    output_dir=directory,
-    num_rounds=config.num_rounds,
-    cohort_size=config.cohort_size,
-    rounds_per_evaluation=config.rounds_per_evaluation,
-    num_final_evaluations=config.num_final_evaluations,
-    runtime=config.runtime,
+    directory,
+    more_settings=None if is_plain else {'trial': _data_settings(trial)},
     runtime_options=runtime_options,
     resume=True,
-    settings={
-      **config.settings(),
-      'personalization': process.description['personalization'],
-      **({} if is_plain else {'trial': _data_settings(trial)}),
-    },
     show_progress=False,
   )
   with runtime_lib.create_runtime(

@@ -330,6 +330,12 @@ def _expect_reachable(url: str) -> None:
     pass  # An answer, if only that the address is no page.
 
 
+def first_line(error: Exception) -> str:
+  """What a downloader raised: its type and the first line of its message."""
+  lines = str(error).strip().splitlines() or ['']
+  return f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
+
+
 def from_tensorflow_datasets(
   name: str, files: str, url: Optional[str] = None
 ) -> Dict[str, np.ndarray]:
@@ -360,10 +366,8 @@ def from_tensorflow_datasets(
     )
   # Whatever TFDS and its downloader raise, the user's remedy is the same.
   except Exception as error:
-    lines = str(error).strip().splitlines() or ['']
-    reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
     raise errors.RunError(
-      f'{name} could not be obtained through TensorFlow Datasets ({reason});'
-      f' pass --data_dir with the folder of {files}.'
+      f'{name} could not be obtained through TensorFlow Datasets'
+      f' ({first_line(error)}); pass --data_dir with the folder of {files}.'
     ) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)

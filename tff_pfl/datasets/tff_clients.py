@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.datasets import arrays
 from tff_pfl.datasets import examples as examples_lib
 
 
@@ -30,12 +31,10 @@ def download(name: str, load: Callable[[], Any], remedy: str) -> Any:
     return load()
   # Whatever the downloader raises, the user's remedy is the same.
   except Exception as error:
-    lines = str(error).strip().splitlines() or ['']
-    reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
     raise errors.RunError(
       f'{name} could not be downloaded through TensorFlow Federated'
-      f' ({reason}); {remedy} (and delete from ~/.tff a download that was cut'
-      ' short).'
+      f' ({arrays.first_line(error)}); {remedy} (and delete from ~/.tff a'
+      ' download that was cut short).'
     ) from error
 
 

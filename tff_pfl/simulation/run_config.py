@@ -196,7 +196,35 @@ class RunConfig:
     show_progress: bool = True,
   ) -> Dict[str, Any]:
     """Runs the experiment; see `experiment.run`."""
-    process, data = self.build()
+    return self.run_process(
+      *self.build(),
+      output_dir,
+      runtime_options=runtime_options,
+      resume=resume,
+      show_progress=show_progress,
+    )
+
+  def run_process(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    data: datasets.FederatedDataset,
+    output_dir: str,
+    *,
+    more_settings: Optional[Mapping[str, Any]] = None,
+    **options: Any,
+  ) -> Dict[str, Any]:
+    """Runs the experiment with a process and data that were made of this.
+
+    Args:
+      process: Of `build_process`.
+      data: Of `load_data`, or a part of it.
+      output_dir: Folder of the run.
+      more_settings: To be stored beside these: what else tells which data.
+      **options: Further arguments of `experiment.run`.
+
+    Returns:
+      The summary; see `experiment.run`.
+    """
     return experiment.run(
       process,
       data,
@@ -206,12 +234,11 @@ class RunConfig:
       rounds_per_evaluation=self.rounds_per_evaluation,
       num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,
-      runtime_options=runtime_options,
-      resume=resume,
       settings={
         **self.settings(),
         # With what the method does by itself spelt out.
         'personalization': process.description['personalization'],
+        **(more_settings or {}),
       },
-      show_progress=show_progress,
+      **options,
     )

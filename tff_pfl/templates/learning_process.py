@@ -63,18 +63,13 @@ def build_learning_process(
   @tff.tensorflow.computation
   def grouped(metrics):
     """The metrics where `tff.learning.programs` look for them."""
-    of_server = {
-      group: metrics[group]
-      for group in ('update_norm', 'aggregator')
-      if group in metrics
-    }
-    of_clients = collections.OrderedDict(
-      (name, value) for name, value in metrics.items() if name not in of_server
-    )
+    of_clients = collections.OrderedDict(metrics)
+    update_norm = of_clients.pop('update_norm')
+    aggregator = of_clients.pop('aggregator', ())
     return collections.OrderedDict(
       client_work=collections.OrderedDict(train=of_clients),
-      aggregator=of_server.get('aggregator', ()),
-      finalizer=collections.OrderedDict(update_norm=of_server['update_norm']),
+      aggregator=aggregator,
+      finalizer=collections.OrderedDict(update_norm=update_norm),
     )
 
   @tff.federated_computation(
