@@ -33,7 +33,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any
 
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, randomness, training_loop
@@ -44,70 +44,13 @@ from tff_pfl.templates import (
   personalized_process,
 )
 
-describe = hparams_lib.describe
-
 
 @dataclasses.dataclass(frozen=True)
-class FedRepHParams:
+class FedRepHParams(hparams_lib.HeadAndBodyHParams):
   """Hyperparameters of FedRep; defaults from the paper (CIFAR-10, 2 classes).
 
-  Attributes:
-    num_head_epochs: Epochs on the head in a round (tau_h).
-    num_head_steps: If given, gradient steps on the head instead of epochs.
-    num_body_epochs: Epochs on the body in a round (tau_phi).
-    num_body_steps: If given, gradient steps on the body instead of epochs.
-    head_learning_rate: Of the head's optimizer, positive.
-    body_learning_rate: Of the body's optimizer, positive.
-    momentum: Of SGD on both (adam does not read it), in [0, 1).
-    optimizer: 'sgd' or 'adam', for both.
-    batch_size: Examples per batch; None is the full batch.
+  Step 1 of a round is the head's phase, step 2 the body's.
   """
-
-  num_head_epochs: int = describe('epochs on the head in a round', default=10)
-  num_head_steps: Optional[int] = describe(
-    'gradient steps on the head, instead of epochs', default=None
-  )
-  num_body_epochs: int = describe('epochs on the body in a round', default=1)
-  num_body_steps: Optional[int] = describe(
-    'gradient steps on the body, instead of epochs', default=None
-  )
-  head_learning_rate: float = describe("the head's learning rate", default=0.01)
-  body_learning_rate: float = describe("the body's learning rate", default=0.01)
-  momentum: float = describe('momentum of SGD on both', default=0.5)
-  optimizer: str = describe('sgd or adam, for both', default='sgd')
-  batch_size: Optional[int] = describe(
-    'examples per batch; none for the full batch', default=10
-  )
-
-  def __post_init__(self):
-    self.head_phase()
-    self.body_phase()
-
-  def head_phase(self) -> training_loop.Phase:
-    """Step 1 of a round."""
-    return self._phase(
-      'head_',
-      self.head_learning_rate,
-      self.num_head_epochs,
-      self.num_head_steps,
-    )
-
-  def body_phase(self) -> training_loop.Phase:
-    """Step 2 of a round."""
-    return self._phase(
-      'body_',
-      self.body_learning_rate,
-      self.num_body_epochs,
-      self.num_body_steps,
-    )
-
-  def _phase(self, role, learning_rate, num_epochs, num_steps):
-    optimizer = training_loop.build_optimizer(
-      self.optimizer, learning_rate, self.momentum, role=role
-    )
-    return training_loop.Phase(
-      optimizer, self.batch_size, num_epochs, num_steps
-    )
 
 
 def build_fed_rep(

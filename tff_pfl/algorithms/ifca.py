@@ -35,13 +35,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import copies, split_model
 from tff_pfl.templates import (
+  aggregators,
   client_work,
   federated_round,
   personalized_process,
@@ -123,24 +123,10 @@ def build_ifca(
       report=membership,
     )
 
-  # Of weighted factories a share that should be zero is zero.
-  may_be_noisy = isinstance(
-    options.get('aggregator'), tff.aggregators.UnweightedAggregationFactory
-  )
-
-  def mean_of_members(algorithm, update, shares, num_clients):
-    """From means over the cohort to means over each cluster's members."""
-    if may_be_noisy:
-      has_members = shares * tf.cast(num_clients, shares.dtype) >= 0.5
-      shares = tf.where(has_members, shares, float('inf'))
-    scaled = {
-      copy: {
-        name: tf.math.divide_no_nan(value, tf.cast(shares[k], value.dtype))
-        for name, value in part.items()
-      }
-      for k, (copy, part) in enumerate(clusters.parts(update).items())
-    }
-    return clusters.join(scaled), algorithm
+  def mean_of_members(state, update, shares, num_clients):
+    least = aggregators.least_share(options.get('aggregator'), num_clients)
+    update = copies.means_of_members(clusters, update, shares, least)
+    return update, state.algorithm
 
   work = client_work.ClientWork(
     initial_global=copies.drawn_apart(clusters, hparams.cluster_seed),

@@ -12,7 +12,9 @@ from tff_pfl.algorithms import (
   fed_avg,
   fed_babu,
   fed_bn,
+  fed_dar,
   fed_em,
+  fed_min_max,
   fed_mtl,
   fed_per,
   fed_prox,
@@ -24,6 +26,7 @@ from tff_pfl.algorithms import (
   p_fed_me,
   per_fed_avg,
   scaffold,
+  separate_fed_avg,
 )
 from tff_pfl.models import split_model
 from tff_pfl.templates import personalized_process
@@ -36,11 +39,13 @@ class Algorithm(NamedTuple):
     hparams: Its hyperparameters' frozen dataclass; the defaults are usable.
     build: `(model, hparams, **options) -> PersonalizedProcess`.
     summary: One line for help texts and tables.
+    needs_domains: Whether it takes only models of examples with a domain.
   """
 
   hparams: type
   build: Callable[..., personalized_process.PersonalizedProcess]
   summary: str
+  needs_domains: bool = False
 
 
 ALGORITHMS = {
@@ -69,10 +74,22 @@ ALGORITHMS = {
     fed_bn.build_fed_bn,
     'global but for the batch normalizations',
   ),
+  'fed_dar': Algorithm(
+    fed_dar.FedDarHParams,
+    fed_dar.build_fed_dar,
+    'global body, a global head for each domain, combined by curvature',
+    needs_domains=True,
+  ),
   'fed_em': Algorithm(
     fed_em.FedEmHParams,
     fed_em.build_fed_em,
     'clients are mixtures of a few global models',
+  ),
+  'fed_min_max': Algorithm(
+    fed_min_max.FedMinMaxHParams,
+    fed_min_max.build_fed_min_max,
+    'one global model, weighted towards the worst domain',
+    needs_domains=True,
   ),
   'fed_mtl': Algorithm(
     fed_mtl.FedMtlHParams,
@@ -128,6 +145,12 @@ ALGORITHMS = {
     scaffold.ScaffoldHParams,
     scaffold.build_scaffold,
     'FedAvg with control variates against client drift',
+  ),
+  'separate_fed_avg': Algorithm(
+    separate_fed_avg.SeparateFedAvgHParams,
+    separate_fed_avg.build_separate_fed_avg,
+    'a global model for each domain',
+    needs_domains=True,
   ),
 }
 

@@ -149,9 +149,9 @@ def build_scaffold(
       ),
     )
 
-  def server_update(algorithm, update, report, num_clients):
+  def server_update(state, update, report, num_clients):
     cohort = tf.cast(num_clients, tf.float32)
-    before = algorithm['num_clients']
+    before = state.algorithm['num_clients']
     after = before
     if hparams.num_clients is None:
       after = before + cohort * report['is_new']
@@ -160,7 +160,7 @@ def build_scaffold(
       total = tf.cast(before, c.dtype) * c + tf.cast(cohort, c.dtype) * change
       return total / tf.maximum(tf.cast(after, c.dtype), 1)
 
-    control = _combine(step, algorithm['control'], report['change'])
+    control = _combine(step, state.algorithm['control'], report['change'])
     return update, collections.OrderedDict(control=control, num_clients=after)
 
   work = client_work.ClientWork(

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl.models import domains
+
 # The smallest bucket, and the most rows that go through a network at once
 # outside of training (it bounds the memory of activations). Both are powers of
 # two.
@@ -25,7 +27,8 @@ class ExampleTensors(NamedTuple):
   """Padded examples; the capacity is a power of two (`bucket_size`).
 
   Attributes:
-    x: `[capacity, ...]`, or a structure of such tensors (cached features).
+    x: `[capacity, ...]`, or a structure of such tensors (cached features,
+      inputs with their domain).
     y: `[capacity, ...]`.
     num_examples: int32 scalar; rows from here on are padding.
   """
@@ -66,11 +69,13 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
 
   Args:
     dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes;
-      one large batch is the fastest.
+      one large batch is the fastest. Where examples have a domain, with
+      `domain=[batch]`.
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
 
   Returns:
-    All examples in the dataset's order, padded with zeros.
+    All examples in the dataset's order, padded with zeros; with domains, `x` is
+    what `domains.join` makes of it.
   """
   # Reading one element is many times faster than a loop over them, but there
   # must be one: a row after the last makes sure of it.
@@ -82,8 +87,8 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
   )
   whole = dataset.concatenate(sentinel).rebatch(tf.int32.max)
   rows = whole.get_single_element()
-  x, y = (rows[name][:-1] for name in element_spec)
-  num_examples = tf.shape(y)[0]
+  rows = {name: rows[name][:-1] for name in element_spec}
+  num_examples = tf.shape(rows['y'])[0]
   padding = bucket_size(num_examples) - num_examples
 
   def pad(value):
@@ -91,7 +96,25 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
     # A loaded graph would know less of the shape than tracing does.
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
-  return ExampleTensors(pad(x), pad(y), num_examples)
+  x, y = domains.join({name: pad(value) for name, value in rows.items()})
+  return ExampleTensors(x, y, num_examples)
+
+
+def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
+  """Some of the examples, in their order, of the same capacity.
+
+  Args:
+    examples: The examples.
+    is_wanted: bool `[capacity]`; what it says of padding does not matter.
+  """
+  is_example = tf.range(examples.capacity) < examples.num_examples
+  is_wanted = tf.logical_and(is_wanted, is_example)
+  # The rest comes after them, as padding.
+  order = tf.argsort(tf.cast(tf.logical_not(is_wanted), tf.int32), stable=True)
+  x, y = tf.nest.map_structure(
+    lambda value: tf.gather(value, order), (examples.x, examples.y)
+  )
+  return ExampleTensors(x, y, tf.reduce_sum(tf.cast(is_wanted, tf.int32)))
 
 
 def build_examples_of(element_spec) -> tff.Computation:

@@ -65,6 +65,69 @@ class LocalTrainingHParams:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadAndBodyHParams:
+  """Training of the head and of the body in turn.
+
+  Attributes:
+    num_head_epochs: Epochs on the head in a round (tau_h).
+    num_head_steps: If given, gradient steps on the head instead of epochs.
+    num_body_epochs: Epochs on the body in a round (tau_phi).
+    num_body_steps: If given, gradient steps on the body instead of epochs.
+    head_learning_rate: Of the head's optimizer, positive.
+    body_learning_rate: Of the body's optimizer, positive.
+    momentum: Of SGD on both (adam does not read it), in [0, 1).
+    optimizer: 'sgd' or 'adam', for both.
+    batch_size: Examples per batch; None is the full batch.
+  """
+
+  num_head_epochs: int = describe('epochs on the head in a round', default=10)
+  num_head_steps: Optional[int] = describe(
+    'gradient steps on the head, instead of epochs', default=None
+  )
+  num_body_epochs: int = describe('epochs on the body in a round', default=1)
+  num_body_steps: Optional[int] = describe(
+    'gradient steps on the body, instead of epochs', default=None
+  )
+  head_learning_rate: float = describe("the head's learning rate", default=0.01)
+  body_learning_rate: float = describe("the body's learning rate", default=0.01)
+  momentum: float = describe('momentum of SGD on both', default=0.5)
+  optimizer: str = describe('sgd or adam, for both', default='sgd')
+  batch_size: Optional[int] = describe(
+    'examples per batch; none for the full batch', default=10
+  )
+
+  def __post_init__(self):
+    self.head_phase()
+    self.body_phase()
+
+  def head_phase(self) -> training_loop.Phase:
+    """The training of the head in a round."""
+    return self._phase(
+      'head_',
+      self.head_learning_rate,
+      self.num_head_epochs,
+      self.num_head_steps,
+    )
+
+  def body_phase(self) -> training_loop.Phase:
+    """The training of the body in a round."""
+    return self._phase(
+      'body_',
+      self.body_learning_rate,
+      self.num_body_epochs,
+      self.num_body_steps,
+    )
+
+  def _phase(self, role, learning_rate, num_epochs, num_steps):
+    optimizer = training_loop.build_optimizer(
+      self.optimizer, learning_rate, self.momentum, role=role
+    )
+    return training_loop.Phase(
+      optimizer, self.batch_size, num_epochs, num_steps
+    )
+
+
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:
   """The number of steps that, if given, takes a number of epochs' place.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -28,6 +28,14 @@ class Batch(NamedTuple):
   x: Any
   y: tf.Tensor
   example_weights: tf.Tensor
+
+
+def take_batch(
+  x: Any, y: tf.Tensor, rows: tf.Tensor, example_weights: tf.Tensor
+) -> Batch:
+  """The batch of some rows of `x` and `y`."""
+  x, y = tf.nest.map_structure(lambda value: tf.gather(value, rows), (x, y))
+  return Batch(x, y, example_weights)
 
 
 class StepOutput(NamedTuple):
@@ -64,17 +72,45 @@ def metric_sums(
   example_weights: tf.Tensor,
 ) -> collections.OrderedDict:
   """Sums of the loss and the metrics over a batch's real examples."""
-
-  def total(values):
-    # Padding may give any value, even NaN, so it is selected away.
-    kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
-    return tf.reduce_sum(tf.cast(kept, tf.float32) * example_weights)
-
-  sums = collections.OrderedDict(loss=total(model.loss(y, outputs)))
-  for name, function in model.metrics.items():
-    sums[name] = total(function(y, outputs))
+  sums = collections.OrderedDict(
+    (name, tf.reduce_sum(_kept(values, example_weights) * example_weights))
+    for name, values in _metric_values(model, outputs, y).items()
+  )
   sums['examples'] = tf.reduce_sum(example_weights)
   return sums
+
+
+def metric_sums_by_domain(
+  model: split_model.SplitModel,
+  outputs: tf.Tensor,
+  y: tf.Tensor,
+  domain: tf.Tensor,
+  example_weights: tf.Tensor,
+) -> collections.OrderedDict:
+  """`metric_sums` over each domain's examples: float32 `[domains]` each."""
+  weights = example_weights[:, tf.newaxis] * tf.one_hot(
+    domain, model.domains.number
+  )
+  sums = collections.OrderedDict(
+    (name, tf.linalg.matvec(weights, _kept(values, example_weights), True))
+    for name, values in _metric_values(model, outputs, y).items()
+  )
+  sums['examples'] = tf.reduce_sum(weights, axis=0)
+  return sums
+
+
+def _metric_values(model, outputs, y):
+  """The loss and the metrics of each example."""
+  return collections.OrderedDict(
+    loss=model.loss(y, outputs),
+    **{name: function(y, outputs) for name, function in model.metrics.items()},
+  )
+
+
+def _kept(values, example_weights):
+  """Values as float32, 0 for padding: that may give any value, even NaN."""
+  values = tf.cast(values, tf.float32)
+  return tf.where(example_weights > 0, values, tf.zeros_like(values))
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
@@ -87,7 +123,9 @@ def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
 
 
 def prediction_loss(
-  model: split_model.SplitModel, forward: Forward
+  model: split_model.SplitModel,
+  forward: Forward,
+  domain_weights: Optional[Any] = None,
 ) -> Objective:
   """The batch's mean loss, as a function of the weights given.
 
@@ -95,6 +133,9 @@ def prediction_loss(
     model: For the loss, the metrics and the names of moving statistics.
     forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
       takes are those that are trained, frozen ones are bound inside it.
+    domain_weights: If given, of a model with domains: float `[domains]`, the
+      factor of an example's loss by its domain. The mean is over the batch's
+      examples as ever, and metrics are without it.
   """
 
   def objective(weights, batch, *, seed):
@@ -106,6 +147,10 @@ def prediction_loss(
       losses = model.loss(batch.y, outputs)
       example_weights = tf.cast(batch.example_weights, losses.dtype)
       losses = tf.where(example_weights > 0, losses, tf.zeros_like(losses))
+      if domain_weights is not None:
+        losses *= tf.gather(
+          tf.cast(domain_weights, losses.dtype), batch.x['domain']
+        )
       mean_loss = tf.reduce_sum(losses * example_weights) / tf.maximum(
         tf.reduce_sum(example_weights), 1
       )
@@ -122,9 +167,16 @@ def prediction_loss(
   return objective
 
 
-def joint_loss(model: split_model.SplitModel) -> Objective:
-  """The loss as a function of all of the model's weights."""
-  return prediction_loss(model, model.forward)
+def joint_loss(
+  model: split_model.SplitModel, domain_weights: Optional[Any] = None
+) -> Objective:
+  """The loss as a function of all of the model's weights.
+
+  Args:
+    model: The model.
+    domain_weights: See `prediction_loss`.
+  """
+  return prediction_loss(model, model.forward, domain_weights)
 
 
 def head_loss(model: split_model.SplitModel) -> Objective:
@@ -133,16 +185,24 @@ def head_loss(model: split_model.SplitModel) -> Objective:
 
 
 def body_loss(
-  model: split_model.SplitModel, head: split_model.Weights
+  model: split_model.SplitModel,
+  head: split_model.Weights,
+  domain_weights: Optional[Any] = None,
 ) -> Objective:
-  """The loss as a function of the body, with the head frozen at `head`."""
+  """The loss as a function of the body, with the head frozen at `head`.
+
+  Args:
+    model: The model.
+    head: The weights of its head.
+    domain_weights: See `prediction_loss`.
+  """
 
   def forward(body, x, mode):
     features, statistics = model.body(body, x, mode)
     outputs, _ = model.head(head, features, split_model.INFERENCE)
     return outputs, statistics
 
-  return prediction_loss(model, forward)
+  return prediction_loss(model, forward, domain_weights)
 
 
 def proximal(

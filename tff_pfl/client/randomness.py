@@ -14,6 +14,7 @@ import tensorflow as tf
 # What a client's seed is for; folded in so that the uses never share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
+PREPARATION = 3
 # And what a round's seed is for that all parties know.
 _SERVER = 2
 
@@ -49,7 +50,7 @@ def client_seed(
     experiment_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
-    purpose: `TRAINING` or `PERSONALIZATION`.
+    purpose: `TRAINING`, `PERSONALIZATION` or `PREPARATION`.
 
   Returns:
     int32 tensor `[2]`.

@@ -265,19 +265,14 @@ def train(
         return tf.where(index < plan.num_steps, changed, value)
       return changed
 
-    def take_batch(rows, example_weights):
-      return objectives.Batch(
-        tf.nest.map_structure(lambda value: tf.gather(value, rows), x),
-        tf.gather(y, rows),
-        example_weights,
-      )
-
     def step(index, weights, optimizer_state, metrics):
-      batches = map(
-        take_batch,
-        tf.unstack(plan.indices[index], phase.batches_per_step),
-        tf.unstack(plan.example_weights[index], phase.batches_per_step),
-      )
+      batches = [
+        objectives.take_batch(x, y, rows, example_weights)
+        for rows, example_weights in zip(
+          tf.unstack(plan.indices[index], phase.batches_per_step),
+          tf.unstack(plan.example_weights[index], phase.batches_per_step),
+        )
+      ]
       output = objective(
         weights, *batches, seed=randomness.fold_in(step_seed, index)
       )
@@ -340,19 +335,58 @@ def train_head(
   )
 
 
+class Scores(NamedTuple):
+  """Result of `score`.
+
+  Attributes:
+    sums: Metric sums, as `objectives.zero_metrics`.
+    by_domain: Of models with domains, the same for each domain: `[domains]`.
+    class_1: Of models with domains and two classes, float32 `[capacity]`: the
+      logarithm of the odds of class 1.
+  """
+
+  sums: Any
+  by_domain: Any = ()
+  class_1: Any = ()
+
+
+def score(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> Scores:
+  """Scores a model on a client's examples, in inference mode."""
+  outputs = example_tensors.in_chunks(
+    lambda x: model.forward(weights, x)[0], examples
+  )
+  is_example = tf.range(examples.capacity) < examples.num_examples
+  is_example = tf.cast(is_example, tf.float32)
+  scores = Scores(
+    objectives.metric_sums(model, outputs, examples.y, is_example)
+  )
+  if model.domains is None:
+    return scores
+  scores = scores._replace(
+    by_domain=objectives.metric_sums_by_domain(
+      model, outputs, examples.y, examples.x['domain'], is_example
+    )
+  )
+  if model.num_classes != 2:
+    return scores
+  # Probabilities near 1 would round to ties.
+  log = tf.math.log(
+    tf.maximum(tf.cast(model.probabilities(outputs), tf.float32), 1e-37)
+  )
+  return scores._replace(class_1=log[..., 1] - log[..., 0])
+
+
 def evaluate(
   model: split_model.SplitModel,
   weights: split_model.Weights,
   examples: example_tensors.ExampleTensors,
 ) -> collections.OrderedDict:
   """Metric sums of a model over a client's examples, in inference mode."""
-  outputs = example_tensors.in_chunks(
-    lambda x: model.forward(weights, x)[0], examples
-  )
-  is_example = tf.range(examples.capacity) < examples.num_examples
-  return objectives.metric_sums(
-    model, outputs, examples.y, tf.cast(is_example, tf.float32)
-  )
+  return score(model, weights, examples).sums
 
 
 def mean_gradient(
@@ -383,10 +417,8 @@ def mean_gradient(
   num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
 
   def add(index, total):
-    batch = objectives.Batch(
-      tf.gather(examples.x, rows[index]),
-      tf.gather(examples.y, rows[index]),
-      is_example[index],
+    batch = objectives.take_batch(
+      examples.x, examples.y, rows[index], is_example[index]
     )
     # Nothing in inference mode reads the seed.
     part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -55,6 +56,21 @@ class Copies:
     """The weights of each copy."""
     return collections.OrderedDict(
       (name, self.part(weights, name)) for name in self.names
+    )
+
+  def layers(self, names: Sequence[str]) -> collections.OrderedDict:
+    """The layers `copy/layer` and the names of their weights, of all copies.
+
+    Args:
+      names: Of the model's layers that are copied.
+    """
+    return collections.OrderedDict(
+      (
+        f'{copy}/{layer}',
+        tuple(f'{copy}/{k}' for k in self.model.layers[layer]),
+      )
+      for copy in self.names
+      for layer in names
     )
 
   @property
@@ -109,6 +125,37 @@ def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
   return copies.join(parts)
 
 
+def means_of_members(
+  copies: Copies,
+  update: split_model.Weights,
+  shares: tf.Tensor,
+  least_share: Any,
+) -> collections.OrderedDict:
+  """From means over the cohort to means over each copy's members.
+
+  Args:
+    copies: The copies.
+    update: By the copies' names: the mean over the cohort of each client's
+      value times its share in the copy.
+    shares: float `[copies]`, the mean over the cohort of the clients' shares.
+    least_share: A smaller share is nobody's: where noise is added, none is
+      exactly 0.
+
+  Returns:
+    By the copies' names; 0 for a copy without members.
+  """
+  shares = tf.where(shares >= least_share, shares, float('inf'))
+  return copies.join(
+    {
+      copy: {
+        name: tf.math.divide_no_nan(value, tf.cast(shares[k], value.dtype))
+        for name, value in part.items()
+      }
+      for k, (copy, part) in enumerate(copies.parts(update).items())
+    }
+  )
+
+
 def mixture(
   copies: Copies, initial_weights: split_model.Weights
 ) -> split_model.SplitModel:
@@ -143,24 +190,14 @@ def mixture(
     outputs, statistics = each(model.head, weights, features, mode)
     return mixed_outputs(model, outputs, weights[log_weights]), statistics
 
-  def layers_of(names):
-    return collections.OrderedDict(
-      (
-        f'{copy}/{layer}',
-        tuple(f'{copy}/{key}' for key in model.layers[layer]),
-      )
-      for copy in copies.names
-      for layer in names
-    )
-
   initial = collections.OrderedDict(initial_weights)
   initial[log_weights] = np.zeros([len(copies.names)], np.float32)
   return dataclasses.replace(
     model,
     name=f'{model.name}_mixture',
     initial_weights=initial,
-    layers={**layers_of(model.layers), 'mixture': (log_weights,)},
-    head_layers=(*layers_of(model.head_layers), 'mixture'),
+    layers={**copies.layers(model.layers), 'mixture': (log_weights,)},
+    head_layers=(*copies.layers(model.head_layers), 'mixture'),
     statistics=copies.statistics,
     body=body,
     head=head,

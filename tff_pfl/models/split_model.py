@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.models import domains as domains_lib
 
 # Name of a weight, `layer/weight`, to its value.
 Weights = Mapping[str, Any]
@@ -56,7 +57,7 @@ class SplitModel:
       variance of batch normalization, which the forward pass updates, and
       weights of layers with `trainable=False`, which keep their values.
     element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
-      without a batch dimension.
+      without a batch dimension; with a `domain` where there are domains.
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
     head: `(weights, features, mode) -> (outputs, new_statistics)`. Both read
       only their own layers' weights from `weights`, which may hold more.
@@ -79,6 +80,8 @@ class SplitModel:
       where the layer gives several, a structure of tensors. A layer's own
       activation is included, that of a layer after it is not. None where the
       model does not tell.
+    domains: Where examples have a domain, the domains. The body's `x` then is
+      `OrderedDict(inputs=..., domain=int32 [batch])`.
   """
 
   name: str
@@ -97,6 +100,7 @@ class SplitModel:
   jit_compile: Union[bool, str] = 'auto'
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
   outputs_of: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
+  domains: Optional[domains_lib.Domains] = None
 
   def __post_init__(self):
     """Raises `ValueError` if `jit_compile` is none of its values."""

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import objectives
-from tff_pfl.models import split_model
+from tff_pfl.client import example_tensors, objectives
+from tff_pfl.models import domains, split_model
 
 
 def model_weights(
@@ -75,8 +75,7 @@ def functional_model(
       tf.function(objectives.means),
     ),
     input_spec=collections.OrderedDict(
-      (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
-      for name, spec in model.element_spec.items()
+      zip('xy', domains.join(example_tensors.batched_spec(model.element_spec)))
     ),
   )
 

@@ -1,15 +1,24 @@
-"""TFF's aggregators of model updates, by name, for programs.
+"""TFF's aggregators: by name, and what the library makes of them.
 
-Library users pass any `tff.aggregators` factory to a builder instead.
+Programs name them; library users pass any `tff.aggregators` factory to a
+builder.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+
+AggregationFactory = Union[
+  tff.aggregators.WeightedAggregationFactory,
+  tff.aggregators.UnweightedAggregationFactory,
+]
+
 
 AGGREGATORS = {
   'mean': lambda: tff.aggregators.MeanFactory(no_nan_division=True),
@@ -36,3 +45,91 @@ def make_aggregator(name: str) -> Any:
     name in AGGREGATORS, 'aggregator', f'one of {", ".join(AGGREGATORS)}', name
   )
   return AGGREGATORS[name]()
+
+
+def least_share(
+  factory: Optional[AggregationFactory], num_clients: tf.Tensor
+) -> tf.Tensor:
+  """What a mean share must be at least so as not to be taken for noise.
+
+  Weighted factories give 0 where nobody has a share. Private ones, which take
+  no weights, add noise to it: there, it is half the share of one client that
+  has all of its examples in it.
+
+  Args:
+    factory: The factory; None for the mean.
+    num_clients: int32, clients in the mean.
+
+  Returns:
+    float32 scalar.
+  """
+  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+    return 0.5 / tf.cast(num_clients, tf.float32)
+  return tf.constant(0.0)
+
+
+class Aggregation(NamedTuple):
+  """An aggregation of a value of the clients.
+
+  Attributes:
+    process: TFF's.
+    is_weighted: Whether it takes the clients' weights.
+  """
+
+  process: tff.templates.AggregationProcess
+  is_weighted: bool
+
+  @property
+  def result_type(self) -> tff.Type:
+    """Of the aggregate."""
+    return self.process.next.type_signature.result.result.member
+
+  @property
+  def state_type(self) -> tff.Type:
+    """Of the process' state."""
+    return self.process.next.type_signature.result.state.member
+
+  @property
+  def measurements_type(self) -> tff.Type:
+    """Of what the process tells of a round."""
+    return self.process.next.type_signature.result.measurements.member
+
+  def next(self, state: Any, value: Any, weight: Any) -> Any:
+    """Aggregates, in a federated computation.
+
+    Args:
+      state: At the server.
+      value: At the clients.
+      weight: At the clients; ignored by processes without weights.
+    """
+    weights = (weight,) if self.is_weighted else ()
+    return self.process.next(state, value, *weights)
+
+
+def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
+  """Creates an aggregation.
+
+  Args:
+    factory: Of TFF's or of its kind.
+    value_type: Of what clients send.
+
+  Raises:
+    TypeError: If `factory` is not an aggregation factory.
+  """
+  errors.expect_type(
+    factory,
+    (
+      tff.aggregators.UnweightedAggregationFactory,
+      tff.aggregators.WeightedAggregationFactory,
+    ),
+    'aggregator',
+    'a TFF aggregation factory',
+  )
+  if not len(value_type):
+    # Nothing is global. Not every factory takes an empty structure.
+    factory = tff.aggregators.SumFactory()
+  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+    return Aggregation(factory.create(value_type), False)
+  return Aggregation(
+    factory.create(value_type, tff.TensorType(np.float32)), True
+  )

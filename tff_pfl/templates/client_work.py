@@ -64,6 +64,23 @@ class ClientResult(NamedTuple):
   report: Any = ()
 
 
+class Preparation(NamedTuple):
+  """An exchange between clients and server before a round's training.
+
+  Attributes:
+    report: `(broadcast, local, examples, seed) -> report` (floats): what the
+      server takes the weighted mean of, through an aggregator like that of the
+      updates.
+    server_update: `(broadcast, report, num_clients) -> (changed, algorithm)`:
+      from what was sent and the mean over the cohort to those of the global
+      weights that change, which the clients then train with, and the
+      algorithm's server state.
+  """
+
+  report: Callable[..., Any]
+  server_update: Callable[..., tuple]
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
   """What distinguishes one algorithm from another.
@@ -96,10 +113,14 @@ class ClientWork:
       and skip the server's optimizer; None for those of the model.
     initial_algorithm: The algorithm's own server state before the first round
       (arrays).
-    server_update: `(algorithm, update, report, num_clients) -> (update,
-      algorithm)`: from the algorithm's server state and the means over the
-      cohort to the update that the server applies and the new state; None
-      where the update is the mean.
+    server_update: `(state, update, report, num_clients) -> (update,
+      algorithm)`: from the server's state and the means over the cohort to the
+      update that the server applies and the algorithm's new state; None where
+      the update is the mean. Global weights without an update stay.
+    server_metrics: `algorithm -> metrics`, scalars by name: what a round's
+      metrics tell of the algorithm's server state; None where nothing.
+    preparation: What clients and server exchange before the training; None
+      where the round is one exchange.
   """
 
   initial_global: split_model.Weights
@@ -117,6 +138,8 @@ class ClientWork:
     default_factory=collections.OrderedDict
   )
   server_update: Optional[Callable[..., tuple]] = None
+  server_metrics: Optional[Callable[..., Any]] = None
+  preparation: Optional[Preparation] = None
 
   @property
   def initial_kept(self) -> Any:
@@ -154,6 +177,18 @@ class ClientWork:
     return self.personal_weights(global_weights, initial_local)
 
 
+def all_finite(values: Any) -> tf.Tensor:
+  """Whether all floating-point numbers in a structure are finite."""
+  return tf.reduce_all(
+    [
+      tf.reduce_all(tf.math.is_finite(value))
+      for value in tf.nest.flatten(values)
+      if value.dtype.is_floating
+    ]
+    or [True]
+  )
+
+
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
@@ -175,5 +210,27 @@ def partitioned_weights_work(
     initial_local=initial_local,
     personal_weights=partition.merge,
     global_model=None if partition.local_names else lambda weights: weights,
+    **others,
+  )
+
+
+def global_weights_work(
+  model: split_model.SplitModel,
+  train: Callable[..., ClientResult],
+  **others: Any,
+) -> ClientWork:
+  """`ClientWork` of methods whose clients keep nothing.
+
+  Args:
+    model: The model, all of whose weights are global.
+    train: As for `ClientWork`.
+    **others: Fields of `ClientWork`.
+  """
+  return ClientWork(
+    initial_global=model.initial_weights,
+    train=train,
+    initial_local=collections.OrderedDict(),
+    personal_weights=lambda global_weights, unused_local: global_weights,
+    global_model=lambda global_weights: global_weights,
     **others,
   )

@@ -11,15 +11,16 @@
 
 An algorithm gives a `ClientWork`; everything else is here: weights of clients,
 clients without examples, clients whose result is not finite, aggregation, the
-server's step, and metrics. What is done with a client's model outside of rounds
-is in `personal_models`.
+server's step, and metrics. The exchange that some methods have before is in
+`preparation`, what is done with a client's model outside of rounds in
+`personal_models`.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -30,18 +31,15 @@ from tff_pfl.client import example_tensors, objectives, randomness
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model
 from tff_pfl.templates import (
+  aggregators,
   client_work,
   learning_process,
   personal_models,
   personalized_process,
+  preparation,
 )
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
-
-AggregationFactory = Union[
-  tff.aggregators.WeightedAggregationFactory,
-  tff.aggregators.UnweightedAggregationFactory,
-]
 
 
 class _ClientSums(NamedTuple):
@@ -74,25 +72,6 @@ def _type_of(weights) -> tff.Type:
   )
 
 
-def _create_aggregation(factory, value_type):
-  """Returns the aggregation process and whether it takes weights."""
-  errors.expect_type(
-    factory,
-    (
-      tff.aggregators.UnweightedAggregationFactory,
-      tff.aggregators.WeightedAggregationFactory,
-    ),
-    'aggregator',
-    'a TFF aggregation factory',
-  )
-  if not len(value_type):
-    # Nothing is global. Not every factory takes an empty structure.
-    factory = tff.aggregators.SumFactory()
-  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
-    return factory.create(value_type), False
-  return factory.create(value_type, tff.TensorType(np.float32)), True
-
-
 def _num_bytes(value_type) -> int:
   """Of the tensors of a type; all shapes are known."""
   if isinstance(value_type, tff.StructType):
@@ -100,40 +79,39 @@ def _num_bytes(value_type) -> int:
   return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize
 
 
+def _bytes_per_round(broadcast_type, update_type, exchange):
+  down, up = _num_bytes(broadcast_type), _num_bytes(update_type)
+  if exchange is not None:
+    down += _num_bytes(exchange.server_step.type_signature.result)
+    up += _num_bytes(exchange.report.type_signature.result.report)
+  return personalized_process.BytesPerRound(down, up)
+
+
 def _hparams_of(optimizer, specs):
   hparams = optimizer.get_hparams(optimizer.initialize(specs))
   return {name: float(value) for name, value in hparams.items()}
 
 
-def _all_finite(values):
-  """Whether all floating-point numbers in a structure are finite."""
-  return tf.reduce_all(
-    [
-      tf.reduce_all(tf.math.is_finite(value))
-      for value in tf.nest.flatten(values)
-      if value.dtype.is_floating
-    ]
-    or [True]
-  )
-
-
 def _build_client_update(
   model,
   work,
-  client_weighting,
+  weigh,
   broadcast_type,
   client_state_type,
   examples_type,
+  exchange,
 ):
   """`(<broadcast, C, examples> -> <update, C, sums>)`.
 
   The update is what is aggregated: with the report, if there is a place for it.
+  After an exchange the parameters are also what that changed, and whether the
+  client was accepted there.
   """
 
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too.
   @tf.function(jit_compile=model.uses_xla, autograph=False)
-  def update(broadcast, client_state, examples):
+  def update(broadcast, client_state, examples, was_finite):
     result = work.train(
       broadcast,
       work.local_of(client_state),
@@ -143,15 +121,10 @@ def _build_client_update(
     update = result.update
     if work.server_update is not None:
       update = collections.OrderedDict(update=update, report=result.report)
-    is_finite = _all_finite((update, result.local))
-    accepted = tf.logical_and(is_finite, examples.num_examples > 0)
-    weight = tf.where(
-      accepted,
-      1.0
-      if client_weighting == 'uniform'
-      else tf.cast(examples.num_examples, tf.float32),
-      0.0,
+    is_finite = tf.logical_and(
+      was_finite, client_work.all_finite((update, result.local))
     )
+    accepted = tf.logical_and(is_finite, examples.num_examples > 0)
 
     def where_accepted(new, old):
       return tf.nest.map_structure(
@@ -172,42 +145,50 @@ def _build_client_update(
       client_state=new_client_state,
       sums=_ClientSums(
         metrics=metrics,
-        weight=weight,
+        weight=weigh(examples, accepted),
         num_examples=tf.where(accepted, examples.num_examples, 0),
         num_clients=tf.cast(accepted, tf.int32),
         num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
       ),
     )
 
-  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
-  def client_update(broadcast, client_state, examples):
-    return update(broadcast, client_state, examples)
+  types = (broadcast_type, client_state_type, examples_type)
+  if exchange is None:
 
-  return client_update
+    @tff.tensorflow.computation(*types)
+    def client_update(broadcast, client_state, examples):
+      return update(broadcast, client_state, examples, True)
+
+    return client_update
+
+  @tff.tensorflow.computation(
+    *types,
+    exchange.server_step.type_signature.result,
+    exchange.report.type_signature.result.is_finite,
+  )
+  def prepared_client_update(
+    broadcast, client_state, examples, changes, was_finite
+  ):
+    changed = preparation.Changes(*changes).apply(broadcast)
+    return update(changed, client_state, examples, was_finite)
+
+  return prepared_client_update
 
 
 def _build_server_step(
   work,
   server_optimizer,
   trained_names,
-  server_state_type,
-  aggregation_type,
-  sums_type,
+  *types,
 ):
   """`(<S, update, aggregator state, measurements, sums> -> <S, metrics>)`."""
 
-  @tff.tensorflow.computation(
-    server_state_type,
-    aggregation_type.result.result.member,
-    aggregation_type.result.state.member,
-    aggregation_type.result.measurements.member,
-    sums_type,
-  )
+  @tff.tensorflow.computation(*types)
   def server_step(state, update, aggregator_state, measurements, sums):
     weights, algorithm = state.global_weights, state.algorithm
     if work.server_update is not None:
       update, algorithm = work.server_update(
-        algorithm, update['update'], update['report'], sums.num_clients
+        state, update['update'], update['report'], sums.num_clients
       )
     gradient = split_model.select(update, trained_names)
     new_optimizer_state, trained = state.server_optimizer, {}
@@ -218,8 +199,8 @@ def _build_server_step(
         gradient,
       )
     stepped = collections.OrderedDict(
-      (n, trained[n] if n in trained else weights[n] - update[n])
-      for n in weights
+      (n, trained[n] if n in trained else old - update.get(n, 0))
+      for n, old in weights.items()
     )
     # A cohort without a single accepted client leaves the model as it is.
     has_update = sums.weight > 0
@@ -248,6 +229,8 @@ def _build_server_step(
     metrics['examples'] = sums.num_examples
     metrics['clients'] = sums.num_clients
     metrics['non_finite_clients'] = sums.num_non_finite
+    if work.server_metrics is not None:
+      metrics.update(work.server_metrics(new_state.algorithm))
     if tf.nest.flatten(measurements):
       metrics['aggregator'] = measurements
     return new_state, metrics
@@ -260,7 +243,7 @@ def build_personalized_process(
   model: split_model.SplitModel,
   work: client_work.ClientWork,
   *,
-  aggregator: Optional[AggregationFactory] = None,
+  aggregator: Optional[aggregators.AggregationFactory] = None,
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
   client_weighting: Optional[str] = None,
   stateless: bool = False,
@@ -365,16 +348,38 @@ def build_personalized_process(
       parts_type[0], parts_type[1], parts_type[2], parts_type[4]
     )
   )
+
+  def weigh(examples, accepted):
+    weight = tf.cast(examples.num_examples, tf.float32)
+    if client_weighting == 'uniform':
+      weight = 1.0
+    return tf.where(accepted, weight, 0.0)
+
+  client_types = {
+    'broadcast_type': broadcast_type,
+    'client_state_type': client_state_type,
+    'examples_type': examples_of.type_signature.result,
+  }
+  exchange = None
+  if work.preparation is not None:
+    exchange = preparation.build_exchange(
+      model, work, aggregator, weigh, **client_types
+    )
   client_update = _build_client_update(
-    model,
-    work,
-    client_weighting,
-    broadcast_type,
-    client_state_type,
-    examples_of.type_signature.result,
+    model, work, weigh, **client_types, exchange=exchange
   )
   update_type = client_update.type_signature.result.update
-  aggregation, is_weighted = _create_aggregation(aggregator, update_type)
+  aggregation = aggregators.create(aggregator, update_type)
+
+  def initial_aggregator_state():
+    if exchange is None:
+      return aggregation.process.initialize()
+    return tff.federated_zip(
+      preparation.Both(
+        exchange.aggregation.process.initialize(),
+        aggregation.process.initialize(),
+      )
+    )
 
   @tff.federated_computation
   def initialize():
@@ -384,7 +389,7 @@ def build_personalized_process(
         round_number=parts[0],
         seed=parts[1],
         global_weights=parts[2],
-        aggregator=aggregation.initialize(),
+        aggregator=initial_aggregator_state(),
         server_optimizer=parts[3],
         algorithm=parts[4],
       )
@@ -396,33 +401,65 @@ def build_personalized_process(
   def broadcast_of(state):
     return client_work.Broadcast.of(state)
 
+  if exchange is not None:
+
+    @tff.tensorflow.computation(
+      server_state_type, exchange.server_step.type_signature.result
+    )
+    def with_changes(state, changes):
+      return preparation.Changes(*changes).apply(state)
+
+  measurements_type = aggregation.measurements_type
+  if exchange is not None:
+    measurements_type = tff.to_type(
+      preparation.Both(
+        exchange.aggregation.measurements_type, measurements_type
+      )
+    )
   server_step = _build_server_step(
     work,
     server_optimizer,
     trained_names,
     server_state_type,
-    aggregation.next.type_signature,
+    aggregation.result_type,
+    server_state_type.aggregator,
+    measurements_type,
     client_update.type_signature.result.sums,
   )
 
   def run_round(state, client_states_of, client_data):
     """A round's new server state, the clients' new states, and metrics."""
-    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    at_server = tff.federated_map(broadcast_of, state)
+    broadcast = tff.federated_broadcast(at_server)
     examples = tff.federated_map(examples_of, client_data)
-    output = tff.federated_map(
-      client_update, (broadcast, client_states_of(examples), examples)
-    )
-    weights = (output.sums.weight,) if is_weighted else ()
-    aggregated = aggregation.next(state.aggregator, output.update, *weights)
+    arguments = (broadcast, client_states_of(examples), examples)
+    if exchange is None:
+      output = tff.federated_map(client_update, arguments)
+      aggregated = aggregation.next(
+        state.aggregator, output.update, output.sums.weight
+      )
+      aggregator = aggregated.state, aggregated.measurements
+    else:
+      changes, was_finite, prepared = exchange.run(
+        at_server, state.aggregator.preparation, arguments
+      )
+      output = tff.federated_map(
+        client_update,
+        (*arguments, tff.federated_broadcast(changes), was_finite),
+      )
+      aggregated = aggregation.next(
+        state.aggregator.training, output.update, output.sums.weight
+      )
+      aggregator = (
+        tff.federated_zip(preparation.Both(prepared.state, aggregated.state)),
+        tff.federated_zip(
+          preparation.Both(prepared.measurements, aggregated.measurements)
+        ),
+      )
+      state = tff.federated_map(with_changes, (state, changes))
     stepped = tff.federated_map(
       server_step,
-      (
-        state,
-        aggregated.result,
-        aggregated.state,
-        aggregated.measurements,
-        tff.federated_sum(output.sums),
-      ),
+      (state, aggregated.result, *aggregator, tff.federated_sum(output.sums)),
     )
     return stepped[0], output.client_state, stepped[1]
 
@@ -474,9 +511,7 @@ def build_personalized_process(
       or work.fit_new_client is not None
       and not work.keeps_local
     ),
-    bytes_per_round=personalized_process.BytesPerRound(
-      _num_bytes(broadcast_type), _num_bytes(update_type)
-    ),
+    bytes_per_round=_bytes_per_round(broadcast_type, update_type, exchange),
     adaptation=work.adaptation,
     to_learning_process=to_learning_process,
     seed=seed,

@@ -98,7 +98,7 @@ def build_personal_models(
     )
 
   def score(weights, test):
-    return objectives.means(training_loop.evaluate(model, weights, test))
+    return training_loop.score(model, weights, test)
 
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type
@@ -109,9 +109,14 @@ def build_personal_models(
     if work.fit_new_client is not None or options.fine_tune != 'none':
       personal = personalize_broadcast(broadcast, client_state, train)
       after = score(personal.weights, test)
-    return collections.OrderedDict(
-      before=before, after=after, examples=test.num_examples
+    scores = collections.OrderedDict(
+      before=objectives.means(before.sums),
+      after=objectives.means(after.sums),
+      examples=test.num_examples,
     )
+    if model.domains is not None:
+      scores.update(_scores_by_domain(before, after, test))
+    return scores
 
   @tff.tensorflow.computation(
     server_state_type, client_state_type, data_type, data_type
@@ -141,3 +146,28 @@ def build_personal_models(
   return PersonalModels(
     initialize_client_state, personalize, evaluate, evaluate_clients
   )
+
+
+def _scores_by_domain(before, after, test):
+  """What `evaluate` tells besides where examples have a domain."""
+
+  def sums(score):
+    by_domain = score.by_domain.copy()
+    del by_domain['examples']
+    return by_domain
+
+  scores = collections.OrderedDict(
+    domains=collections.OrderedDict(
+      examples=before.by_domain['examples'],
+      before=sums(before),
+      after=sums(after),
+    )
+  )
+  if not isinstance(before.class_1, tuple):
+    scores['scores'] = collections.OrderedDict(
+      before=before.class_1,
+      after=after.class_1,
+      y=test.y,
+      domain=test.x['domain'],
+    )
+  return scores

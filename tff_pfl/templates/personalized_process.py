@@ -276,6 +276,12 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     means over the client's test examples before personalisation (the global
     weights with initial local ones: what a client gets that brings no data) and
     after, and the number of test examples (means are 0 where there are none).
+
+    With domains there are also `domains`: the number of test `examples` of each
+    domain and, `before` and `after`, the metrics' sums over them, float32
+    `[domains]`. With domains and two classes there are also `scores`: of each
+    test example, followed by padding, its `y`, its `domain`, and the logarithm
+    of the odds of class 1 `before` and `after`.
     """
     return self._evaluate
 

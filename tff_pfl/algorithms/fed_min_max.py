@@ -1,0 +1,167 @@
+"""FedMinMax: one global model that serves the worst domain as well as it can.
+
+    min_w max_{lambda in simplex} sum_g lambda_g r_g(w)
+
+with r_g the mean loss of domain (group) g over all clients. Round t:
+
+    client:  r_ig <- losses of w_t on its examples of each domain;
+             w_i <- SGD(w_t) on (1 / L_i) sum_j lambda_g(j) / rho_g(j) loss_j
+    server:  w <- sum_i L_i w_i / sum_i L_i;  r_g <- mean over the cohort
+             lambda <- projection on the simplex of lambda + eta r
+
+with rho_g the domain's share of all training examples, which one federated sum
+tells before training (`domain_histogram`). At first lambda is rho, which is
+FedAvg, and stays so without a learning rate. A domain that is absent from a
+round counts with its last risk, one without any training example not at all.
+
+Symbols: eta_lambda -> weight_learning_rate, lambda -> domain_weight (in the
+metrics), K -> num_epochs or num_steps.
+
+Deviations from the paper: the clients make several steps in a round, as in the
+experiments of FedDAR (one in Algorithm 1); cohorts may be part of the clients.
+
+References:
+  Papadaki, Martinez, Bertran, Sapiro, Rodrigues: Minimax Demographic Group
+  Fairness in Federated Learning, FAccT 2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import domain_models, split_model
+from tff_pfl.templates import (
+  aggregators,
+  client_work,
+  federated_round,
+  personalized_process,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedMinMax: of local training, and of the weights.
+
+  Attributes:
+    weight_learning_rate: Of the server's ascent on the domains' weights, at
+      least 0; 0 is FedAvg.
+  """
+
+  weight_learning_rate: float = hparams_lib.describe(
+    "learning rate of the domains' weights; 0 is FedAvg", default=0.1
+  )
+
+  def __post_init__(self):
+    errors.expect_non_negative(
+      'weight_learning_rate', self.weight_learning_rate
+    )
+    super().__post_init__()
+
+
+def project_on_simplex(values: tf.Tensor) -> tf.Tensor:
+  """The nearest point of non-negative numbers whose sum is 1.
+
+  Args:
+    values: float `[n]`.
+
+  References:
+    Duchi, Shalev-Shwartz, Singer, Chandra: Efficient Projections onto the
+    l1-Ball for Learning in High Dimensions, ICML 2008, figure 1.
+  """
+  # The projection of shifted values is the same; of large ones 1 would round
+  # away.
+  values -= tf.reduce_max(values)
+  ordered = tf.sort(values, direction='DESCENDING')
+  ranks = tf.range(1, tf.size(values) + 1)
+  excess = tf.cumsum(ordered) - 1
+  is_positive = ordered > excess / tf.cast(ranks, values.dtype)
+  last = tf.reduce_max(tf.where(is_positive, ranks, 1))
+  shift = tf.gather(excess, last - 1) / tf.cast(last, values.dtype)
+  return tf.maximum(values - shift, 0)
+
+
+def build_fed_min_max(
+  model: split_model.SplitModel,
+  hparams: FedMinMaxHParams = FedMinMaxHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedMinMax.
+
+  Args:
+    model: The model, with domains.
+    hparams: Of local training and the domains' weights.
+    **options: See `federated_round.build_personalized_process`.
+  """
+  domain_models.expect_domains(model, 'fed_min_max')
+  domains = model.domains
+  counts = np.asarray(domains.num_examples, np.float32)
+  rho = counts / counts.sum()
+  is_present = rho > 0
+
+  def train(broadcast, local, examples, seed):
+    weights = broadcast.global_weights
+    risks = training_loop.score(model, weights, examples).by_domain
+    trained, metrics = training_loop.train(
+      objectives.joint_loss(
+        model,
+        tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho),
+      ),
+      weights,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    num_examples = tf.cast(tf.maximum(examples.num_examples, 1), tf.float32)
+    return client_work.ClientResult(
+      update=split_model.difference(weights, trained),
+      local=local,
+      metrics=metrics,
+      report=collections.OrderedDict(
+        losses=risks['loss'] / num_examples,
+        shares=risks['examples'] / num_examples,
+      ),
+    )
+
+  def server_update(state, update, report, num_clients):
+    least = aggregators.least_share(options.get('aggregator'), num_clients)
+    has_examples = report['shares'] > least
+    risk = tf.where(
+      has_examples,
+      report['losses'] / tf.where(has_examples, report['shares'], 1.0),
+      state.algorithm['domain_risk'],
+    )
+    weight = state.algorithm['domain_weight']
+    ascended = weight + hparams.weight_learning_rate * risk
+    # Others than the present ones are too far below to be projected on.
+    weight = project_on_simplex(tf.where(is_present, ascended, -1e6))
+    return update, collections.OrderedDict(
+      domain_weight=weight, domain_risk=risk
+    )
+
+  def server_metrics(algorithm):
+    return collections.OrderedDict(
+      (name, collections.OrderedDict(zip(domains.names, tf.unstack(values))))
+      for name, values in algorithm.items()
+    )
+
+  work = client_work.global_weights_work(
+    model,
+    train,
+    initial_algorithm=collections.OrderedDict(
+      domain_weight=rho, domain_risk=np.zeros_like(rho)
+    ),
+    server_update=server_update,
+    server_metrics=server_metrics,
+  )
+  return federated_round.build_personalized_process(
+    'fed_min_max', model, work, hparams=hparams, **options
+  )

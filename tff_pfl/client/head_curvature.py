@@ -1,0 +1,144 @@
+"""Hessians of a linear head's loss, in closed form.
+
+With features z (a 1 appended where there is a bias), outputs o = W z and p the
+probabilities, the Hessian of an example's loss in the outputs is
+
+    squared error (mean over N outputs)   C = 2 / N I
+    two classes, one output               C = mu (1 - mu)
+    N classes                             C = diag(p) - p p^T
+
+and in the head, C (x) z z^T: of size N times the features', with the features
+of the first output first.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import domain_models, split_model
+
+
+def as_vector(
+  head: domain_models.LinearHead, weights: split_model.Weights
+) -> tf.Tensor:
+  """A head's weights `[outputs * features]`, the first output's first."""
+  kernel = weights[head.kernel]
+  if head.bias is not None:
+    kernel = tf.concat([kernel, weights[head.bias][tf.newaxis]], axis=0)
+  return tf.reshape(tf.transpose(kernel), [-1])
+
+
+def from_vector(
+  head: domain_models.LinearHead, vector: tf.Tensor, num_outputs: int
+) -> collections.OrderedDict:
+  """The weights that `as_vector` makes a vector of."""
+  kernel = tf.transpose(tf.reshape(vector, [num_outputs, -1]))
+  weights = collections.OrderedDict()
+  weights[head.kernel] = kernel if head.bias is None else kernel[:-1]
+  if head.bias is not None:
+    weights[head.bias] = kernel[-1]
+  return weights
+
+
+def head_hessian(
+  model: split_model.SplitModel,
+  head: domain_models.LinearHead,
+  weights: split_model.Weights,
+  features: tf.Tensor,
+  is_counted: tf.Tensor,
+) -> tf.Tensor:
+  """The Hessian of the sum of examples' losses in a linear head.
+
+  Args:
+    model: Its loss is one that `expect_known_loss` lets pass.
+    head: The names of the head's weights.
+    weights: The head's weights, where the Hessian is taken.
+    features: `[rows, features]`.
+    is_counted: bool `[rows]`: which examples the sum is over; what features the
+      others have does not matter.
+
+  Returns:
+    `[size, size]`, symmetric, in the order of `as_vector`.
+  """
+  # The others may be padding, and anything.
+  features = tf.where(is_counted[:, tf.newaxis], features, 0.0)
+  outputs, _ = model.head(weights, features)
+  counted = tf.cast(is_counted, features.dtype)
+  diagonal, outer = _curvature(model, outputs)
+  diagonal *= counted[:, tf.newaxis]
+  if head.bias is not None:
+    features = tf.concat([features, counted[:, tf.newaxis]], axis=1)
+  num_features, num_outputs = features.shape[1], outputs.shape[1]
+  blocks = tf.einsum('na,ni,nj->aij', diagonal, features, features)
+  hessian = tf.reshape(
+    tf.einsum('ab,aij->aibj', tf.eye(num_outputs, dtype=blocks.dtype), blocks),
+    [num_outputs * num_features] * 2,
+  )
+  if outer is None:
+    return hessian
+  spread = tf.reshape(
+    outer[:, :, tf.newaxis] * features[:, tf.newaxis, :],
+    [-1, num_outputs * num_features],
+  )
+  return hessian - tf.matmul(spread, spread, transpose_a=True)
+
+
+def _curvature(model, outputs):
+  """`(d, u)` `[rows, outputs]` of C = diag(d) - u u^T; u may be None."""
+  num_outputs = outputs.shape[-1]
+  if model.num_classes is None:
+    return tf.fill(
+      tf.shape(outputs), tf.cast(2, outputs.dtype) / num_outputs
+    ), None
+  probabilities = tf.cast(model.probabilities(outputs), outputs.dtype)
+  if num_outputs == 1:
+    probability = probabilities[..., 1:]
+    return probability * (1 - probability), None
+  return probabilities, probabilities
+
+
+def expect_known_loss(model: split_model.SplitModel) -> None:
+  """Raises `ValueError` if the loss has another Hessian than is written here.
+
+  The closed form is compared with automatic differentiation.
+
+  Args:
+    model: With a linear head.
+  """
+  head = domain_models.linear_head(model)
+  kernel = model.initial_weights[head.kernel]
+  shape, dtype = kernel.shape, kernel.dtype
+  rng = np.random.default_rng(0)
+  features = tf.constant(rng.normal(size=[1, shape[0]]), dtype)
+  weights = {
+    name: tf.constant(rng.normal(size=model.initial_weights[name].shape), dtype)
+    for name in head
+    if name is not None
+  }
+  y = model.element_spec['y']
+  label = tf.cast(tf.ones([1, *y.shape]), y.dtype)
+
+  def losses(vector):
+    changed = from_vector(head, vector, shape[1])
+    return tf.reduce_sum(model.loss(label, model.head(changed, features)[0]))
+
+  vector = as_vector(head, weights)
+  with tf.GradientTape() as outside:
+    outside.watch(vector)
+    with tf.GradientTape() as inside:
+      inside.watch(vector)
+      loss = losses(vector)
+    slope = inside.gradient(loss, vector)
+  expected = outside.jacobian(slope, vector)
+  found = head_hessian(model, head, weights, features, tf.constant([True]))
+  errors.expect(
+    expected is not None and np.allclose(found, expected, rtol=1e-3, atol=1e-4),
+    'model',
+    'one with the cross-entropy of logits or the mean squared error as its '
+    'loss, whose Hessians second_order has (weighted_average takes any loss)',
+    f'{model.name!r} with another',
+  )

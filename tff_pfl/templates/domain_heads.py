@@ -1,0 +1,479 @@
+"""Heads that belong to domains: trained by clients, combined by the server.
+
+Client i starts from the head of each domain m that the server sent, trains it
+on its L_im examples of that domain and reports how it moved it. The server
+makes the new head of them:
+
+    weighted_average  w_m <- w_m + sum_i L_im (w_im - w_m) / sum_i L_im
+    second_order      w_m <- w_m + (sum_i L_im H_im)^-1 sum_i L_im H_im
+                                   (w_im - w_m)
+
+with H_im the Hessian of the client's mean loss on domain m at its head w_im.
+The second is the weighted sum of the heads themselves, H^-1 sum_i L_im H_im
+w_im, written so that what is summed is small, and so that in directions about
+which the data of the cohort say nothing the head stays as it was, as it does as
+a whole where the cohort has no example of the domain.
+
+What a client reports are sums over its examples, divided by their number L_i,
+so that their mean over the cohort, weighted by L_i, is all that the server
+needs: any aggregator for sums or means serves, a private or secure one too.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+from collections.abc import Callable
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.client import (
+  example_tensors,
+  head_curvature,
+  objectives,
+  randomness,
+  training_loop,
+)
+from tff_pfl.models import copies, domain_models, split_model
+from tff_pfl.templates import aggregators
+
+AGGREGATIONS = ('weighted_average', 'second_order')
+
+
+def train(
+  model: split_model.SplitModel,
+  heads: split_model.Weights,
+  features: example_tensors.ExampleTensors,
+  phase: training_loop.Phase,
+  seed: tf.Tensor,
+) -> training_loop.TrainResult:
+  """Trains each domain's head on the client's examples of that domain.
+
+  Args:
+    model: The model of one domain.
+    heads: The heads of all domains, as in `domain_models.multi_head`.
+    features: Features with their domain, of `training_loop.frozen_features`
+      with the model of all domains.
+    phase: Of training, for each head.
+    seed: int32 `[2]`.
+
+  Returns:
+    The new heads, of which that of a domain without examples is as it was, and
+    the metric sums of all.
+  """
+  parts = domain_models.domain_copies(model)
+  # One loop over the domains is compiled once for all of them.
+  stacked = tf.nest.map_structure(
+    lambda *of_domains: tf.stack(of_domains), *parts.parts(heads).values()
+  )
+
+  def train_one(m, stacked, metrics):
+    of_domain = example_tensors.select(
+      features, tf.equal(features.x['domain'], m)
+    )
+    trained, of_domain_metrics = training_loop.train(
+      objectives.head_loss(model),
+      tf.nest.map_structure(lambda values: values[m], stacked),
+      of_domain._replace(x=of_domain.x['inputs']),
+      phase,
+      randomness.fold_in(seed, m),
+      model=model,
+    )
+    return (
+      m + 1,
+      tf.nest.map_structure(
+        lambda values, new: tf.tensor_scatter_nd_update(values, [[m]], [new]),
+        stacked,
+        trained,
+      ),
+      tf.nest.map_structure(tf.add, metrics, of_domain_metrics),
+    )
+
+  _, stacked, metrics = tf.while_loop(
+    lambda m, *_: m < len(parts.names),
+    train_one,
+    (0, stacked, objectives.zero_metrics(model)),
+    parallel_iterations=1,
+  )
+  trained = {
+    name: tf.nest.map_structure(lambda values, m=m: values[m], stacked)
+    for m, name in enumerate(parts.names)
+  }
+  return training_loop.TrainResult(parts.join(trained), metrics)
+
+
+def shares(
+  model: split_model.SplitModel,
+  features: example_tensors.ExampleTensors,
+) -> tf.Tensor:
+  """The domains' shares of a client's examples, float32 `[domains]`."""
+  counts = tf.reduce_sum(tf.cast(_members(model, features), tf.float32), axis=1)
+  return counts / tf.cast(tf.maximum(features.num_examples, 1), tf.float32)
+
+
+def _members(model, features):
+  """Bool `[domains, capacity]`: which examples are of which domain."""
+  domain = features.x['domain']
+  is_example = tf.range(features.capacity) < features.num_examples
+  return tf.logical_and(
+    is_example,
+    tf.equal(domain, tf.range(model.domains.number)[:, tf.newaxis]),
+  )
+
+
+class Warmup:
+  """First rounds, in which all domains have the same head: FedAvg.
+
+  All heads are equal at the start, and stay so, as the update of the one model
+  that a client trains is that of every head. The updates of later rounds have
+  zeros for the heads, so that they have the same form, which the server passes
+  over. Without rounds of warm-up, updates are without heads.
+  """
+
+  def __init__(
+    self,
+    model: split_model.SplitModel,
+    phase: training_loop.Phase,
+    num_rounds: int,
+    domain_weights: Optional[Any] = None,
+  ):
+    """Makes it.
+
+    Args:
+      model: The model of one domain.
+      phase: Of training.
+      num_rounds: At least 0.
+      domain_weights: Of the loss, see `objectives.prediction_loss`.
+    """
+    self._model = model
+    self._parts = domain_models.domain_copies(model)
+    self._phase = phase
+    self._num_rounds = num_rounds
+    self._objective = objectives.joint_loss(model, domain_weights)
+
+  def unless(
+    self,
+    sent: Any,
+    usual: Callable[[], Any],
+    warmup: Callable[[], Any],
+  ) -> Any:
+    """`warmup()` in the first rounds, then `usual()`; of the same structure.
+
+    Args:
+      sent: The server's state or what it broadcast, for the round's number.
+      usual: Of the later rounds.
+      warmup: Of the first rounds.
+    """
+    if not self._num_rounds:
+      return usual()
+    return tf.cond(sent.round_number < self._num_rounds, warmup, usual)
+
+  def train(
+    self,
+    weights: split_model.Weights,
+    examples: example_tensors.ExampleTensors,
+    seed: tf.Tensor,
+  ) -> tuple:
+    """A client's training in the first rounds: `(update, metrics)`.
+
+    Args:
+      weights: The body and the heads of all domains.
+      examples: The client's.
+      seed: int32 `[2]`.
+    """
+    first, *_ = self._parts.names
+    start = split_model.select(
+      {**weights, **self._parts.part(weights, first)},
+      self._model.initial_weights,
+    )
+    trained, metrics = training_loop.train(
+      self._objective, start, examples, self._phase, seed, model=self._model
+    )
+    update = split_model.difference(start, trained)
+    of_heads = self._parts.join({name: update for name in self._parts.names})
+    return split_model.select({**update, **of_heads}, weights), metrics
+
+  def usual_update(
+    self, update: split_model.Weights, weights: split_model.Weights
+  ) -> split_model.Weights:
+    """An update of the body in the form of an update of the first rounds.
+
+    Args:
+      update: Of the body.
+      weights: The body and the heads of all domains.
+    """
+    if not self._num_rounds:
+      return update
+    return collections.OrderedDict(
+      (name, update.get(name, tf.zeros_like(value)))
+      for name, value in weights.items()
+    )
+
+
+class HeadAggregation(abc.ABC):
+  """How the server combines what clients made of the domains' heads."""
+
+  @abc.abstractmethod
+  def report(
+    self,
+    old: split_model.Weights,
+    new: split_model.Weights,
+    features: example_tensors.ExampleTensors,
+  ) -> Any:
+    """What a client tells of the heads that it trained.
+
+    Args:
+      old: The heads that it was sent.
+      new: Those that it made of them.
+      features: Its features, with their domain.
+    """
+
+  @abc.abstractmethod
+  def nothing(self, old: split_model.Weights) -> Any:
+    """The report of a client that trained no head.
+
+    Args:
+      old: The heads that it was sent.
+    """
+
+  @abc.abstractmethod
+  def update(self, report: Any, num_clients: tf.Tensor) -> tuple:
+    """`(update, algorithm)` from the mean report: `old - new` of all heads.
+
+    Args:
+      report: The weighted mean over the cohort.
+      num_clients: int32, clients in the mean.
+    """
+
+  @property
+  def initial_algorithm(self) -> Any:
+    """What the server keeps of the last aggregation."""
+    return collections.OrderedDict()
+
+  def metrics(self, algorithm: Any) -> Any:
+    """What it tells of that in a round's metrics."""
+    del algorithm
+    return collections.OrderedDict()
+
+
+class WeightedAverage(HeadAggregation):
+  """The mean of the clients' heads, by their examples of the domain."""
+
+  def __init__(
+    self,
+    model: split_model.SplitModel,
+    aggregator: Optional[aggregators.AggregationFactory] = None,
+  ):
+    """Makes it.
+
+    Args:
+      model: The model of one domain.
+      aggregator: Of the reports; None for the mean.
+    """
+    self._model = model
+    self._parts = domain_models.domain_copies(model)
+    self._aggregator = aggregator
+
+  def report(self, old, new, features):
+    """Each domain's share, and that times how far its head moved."""
+    share_of = shares(self._model, features)
+    moved = {}
+    for m, name in enumerate(self._parts.names):
+      update = split_model.difference(
+        self._parts.part(old, name), self._parts.part(new, name)
+      )
+      moved[name] = {
+        key: tf.cast(share_of[m], value.dtype) * value
+        for key, value in update.items()
+      }
+    return collections.OrderedDict(
+      shares=share_of, moved=self._parts.join(moved)
+    )
+
+  def nothing(self, old):
+    """Shares of 0."""
+    return collections.OrderedDict(
+      shares=tf.zeros([self._model.domains.number]),
+      moved=tf.nest.map_structure(tf.zeros_like, old),
+    )
+
+  def update(self, report, num_clients):
+    """Divides by the shares."""
+    least = aggregators.least_share(self._aggregator, num_clients)
+    update = copies.means_of_members(
+      self._parts, report['moved'], report['shares'], least
+    )
+    return update, self.initial_algorithm
+
+
+class SecondOrder(HeadAggregation):
+  """The minimum of the sum of the clients' second-order expansions (eq. 8)."""
+
+  def __init__(
+    self,
+    model: split_model.SplitModel,
+    ridge: float = 0.0,
+    aggregator: Optional[aggregators.AggregationFactory] = None,
+  ):
+    """Makes it.
+
+    Args:
+      model: The model of one domain, with a linear head and a known loss.
+      ridge: Added to the Hessian's diagonal, times its largest eigenvalue.
+      aggregator: Of the reports; None for the mean.
+    """
+    head_curvature.expect_known_loss(model)
+    self._model = model
+    self._head = domain_models.linear_head(model)
+    self._parts = domain_models.domain_copies(model)
+    self._ridge = ridge
+    self._aggregator = aggregator
+    kernel = model.initial_weights[self._head.kernel]
+    self._num_outputs = kernel.shape[1]
+
+  def report(self, old, new, features):
+    """Each domain's share, Hessian, and that times how far its head moved."""
+    members = _members(self._model, features)
+    hessians = tf.stack(
+      [
+        head_curvature.head_hessian(
+          self._model,
+          self._head,
+          self._parts.part(new, name),
+          features.x['inputs'],
+          members[m],
+        )
+        for m, name in enumerate(self._parts.names)
+      ]
+    )
+    hessians /= tf.cast(tf.maximum(features.num_examples, 1), hessians.dtype)
+    moved = self._vectors(old) - self._vectors(new)
+    return collections.OrderedDict(
+      shares=shares(self._model, features),
+      hessian=hessians,
+      moved=tf.linalg.matvec(hessians, moved),
+    )
+
+  def nothing(self, old):
+    """Shares and Hessians of 0."""
+    vectors = self._vectors(old)
+    return collections.OrderedDict(
+      shares=tf.zeros([self._model.domains.number]),
+      hessian=tf.zeros([*vectors.shape, vectors.shape[-1]], vectors.dtype),
+      moved=tf.zeros_like(vectors),
+    )
+
+  def _vectors(self, heads):
+    return tf.stack(
+      [
+        head_curvature.as_vector(self._head, self._parts.part(heads, name))
+        for name in self._parts.names
+      ]
+    )
+
+  def update(self, report, num_clients):
+    """Solves for the step of each domain's head."""
+    is_present = report['shares'] >= aggregators.least_share(
+      self._aggregator, num_clients
+    )
+    steps, condition_numbers = solve(
+      tf.where(is_present[:, tf.newaxis, tf.newaxis], report['hessian'], 0),
+      report['moved'],
+      self._ridge,
+    )
+    update = {
+      name: head_curvature.from_vector(self._head, step, self._num_outputs)
+      for name, step in zip(self._parts.names, tf.unstack(steps))
+    }
+    return self._parts.join(update), collections.OrderedDict(
+      condition_number=condition_numbers
+    )
+
+  @property
+  def initial_algorithm(self):
+    """The condition numbers, before there are any: 0."""
+    number = self._model.domains.number
+    return collections.OrderedDict(
+      condition_number=np.zeros([number], np.float32)
+    )
+
+  def metrics(self, algorithm):
+    """The condition number of each domain's Hessian, by its name."""
+    return collections.OrderedDict(
+      condition_number=collections.OrderedDict(
+        zip(
+          self._model.domains.names, tf.unstack(algorithm['condition_number'])
+        )
+      )
+    )
+
+
+def solve(hessians: tf.Tensor, moved: tf.Tensor, ridge: float) -> tuple:
+  """Solves `hessian @ step = moved` in the sense of least squares.
+
+  In float64 and by eigenvalues: directions in which the Hessian is 0 up to
+  rounding (or, with noise added, negative) get no step.
+
+  Args:
+    hessians: float `[domains, size, size]`, symmetric up to rounding.
+    moved: float `[domains, size]`.
+    ridge: At least 0; this times the largest eigenvalue is added to all.
+
+  Returns:
+    `steps` `[domains, size]`, and float32 `[domains]`, the condition numbers:
+    the largest eigenvalue by the smallest that is not 0 up to rounding; 0 where
+    all are.
+  """
+  dtype, size = hessians.dtype, hessians.shape[-1]
+  tolerance = size * np.finfo(dtype.as_numpy_dtype).eps
+  # The mean over nobody may be NaN, for which there are no eigenvalues.
+  hessians = tf.where(tf.math.is_finite(hessians), hessians, 0)
+  hessians = tf.cast(hessians, tf.float64)
+  values, vectors = tf.linalg.eigh(
+    (hessians + tf.linalg.matrix_transpose(hessians)) / 2
+  )
+  largest = tf.maximum(values[:, -1:], 0)
+  is_kept = values > tolerance * largest
+  inverse = tf.where(
+    is_kept, 1 / tf.where(is_kept, values + ridge * largest, 1), 0
+  )
+  along = tf.linalg.matvec(vectors, tf.cast(moved, tf.float64), True)
+  steps = tf.linalg.matvec(vectors, inverse * along)
+  smallest = tf.reduce_min(tf.where(is_kept, values, largest), axis=1)
+  condition_numbers = tf.math.divide_no_nan(largest[:, 0], smallest)
+  return tf.cast(steps, dtype), tf.cast(condition_numbers, tf.float32)
+
+
+def check_aggregation(name: str, ridge: float) -> None:
+  """Raises `ValueError` unless the two are as for `make_aggregation`."""
+  errors.expect(
+    name in AGGREGATIONS,
+    'aggregation',
+    f'one of {", ".join(AGGREGATIONS)}',
+    name,
+  )
+  errors.expect_non_negative('ridge', ridge)
+
+
+def make_aggregation(
+  name: str,
+  model: split_model.SplitModel,
+  *,
+  ridge: float = 0.0,
+  aggregator: Optional[aggregators.AggregationFactory] = None,
+) -> HeadAggregation:
+  """Makes an aggregation of heads by name.
+
+  Args:
+    name: One of `AGGREGATIONS`.
+    model: The model of one domain.
+    ridge: Of `second_order`, at least 0.
+    aggregator: Of the reports; None for the mean.
+  """
+  check_aggregation(name, ridge)
+  if name == 'second_order':
+    return SecondOrder(model, ridge, aggregator)
+  return WeightedAverage(model, aggregator)
