@@ -107,7 +107,8 @@ def test_train_model_trains_it(runtime, name, tmp_path):
   states = tff.program.FileProgramStateManager(tmp_path)
   models = tff.program.MemoryReleaseManager()
   metrics = tff.program.MemoryReleaseManager()
-  x, y = (np.concatenate(values) for values in zip(*_CLIENTS))
+  x, y, _ = zip(*_CLIENTS)
+  x, y = np.concatenate(x), np.concatenate(y)
   clients = datasets.FederatedDataset.from_arrays(
     x, y, keys=np.repeat(range(len(_SIZES)), _SIZES), test_fraction=0
   )

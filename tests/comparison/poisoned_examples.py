@@ -22,4 +22,5 @@ def poisoned(data):
     num_classes=data.num_classes,
     train=data._train,
     test=_Poisoned(),
+    domain_names=data.domain_names,
   )

@@ -181,3 +181,21 @@ def test_failed_points_are_not_chosen_and_say_why():
   assert found.points[0].accuracy is None
   nothing = _choose([None, None], ['a', 'b'])
   assert tuning.chosen_point(nothing) is None
+
+
+def test_division_keeps_the_examples_domains():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(40.0)[:, np.newaxis],
+    np.arange(40) % 3,
+    num_clients=2,
+    domain=np.arange(40) % 4,
+  )
+  view = _views(data)
+  assert view.domain_names == data.domain_names
+  for client_id in view.client_ids:
+    for part in (view.train(client_id), view.test(client_id)):
+      np.testing.assert_array_equal(part.domain, part.x[:, 0] % 4)
+  np.testing.assert_array_equal(
+    view.domain_counts('train') + view.domain_counts('test'),
+    data.domain_counts('train'),
+  )

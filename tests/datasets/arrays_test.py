@@ -118,3 +118,82 @@ def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
     arrays_lib.find_file('tweets', str(tmp_path), patterns)
   with pytest.raises(ValueError, match='an existing file or folder'):
     arrays_lib.find_file('tweets', str(tmp_path / 'nowhere'), patterns)
+
+
+def _domain_arrays(**kwargs):
+  arguments = dict(
+    domain=np.arange(40) % 3,
+    domain_test=np.arange(12) % 3,
+    domain_names=['a', 'b', 'c'],
+  )
+  return _arrays(**{**arguments, **kwargs})
+
+
+def test_domains_follow_their_examples_through_every_step():
+  arrays = _domain_arrays()
+  assert arrays.domain.dtype == arrays.domain_test.dtype == np.int32
+  assert arrays.domain_names == ('a', 'b', 'c')
+  some = arrays.of_classes([3, 1])
+  np.testing.assert_array_equal(some.domain, some.x.ravel() % 3)
+  np.testing.assert_array_equal(some.domain_test, (some.x_test.ravel() - 1) % 3)
+  floats = some.as_floats()
+  np.testing.assert_array_equal(floats.domain, some.domain)
+  dataset = some.to_clients(2, 'iid')
+  assert dataset.domain_names == ('a', 'b', 'c')
+  for client_id in dataset.client_ids:
+    part = dataset.train(client_id)
+    np.testing.assert_array_equal(
+      part.domain, np.round(part.x.ravel() * 255) % 3
+    )
+  assert (
+    dataset.domain_counts('test').sum(axis=0).tolist()
+    == np.bincount(some.domain_test).tolist()
+  )
+
+
+def test_domain_names_default_to_numbers():
+  arrays = _domain_arrays(domain_names=None, domain_test=np.full(12, 4))
+  assert arrays.domain_names == tuple(f'domain_{i}' for i in range(5))
+  assert _arrays().domain_names is None
+
+
+@pytest.mark.parametrize(
+  'change, match',
+  [
+    ({'domain': None}, '`domain_test` to be given together with `domain`'),
+    (
+      {'domain': None, 'domain_test': None},
+      '`domain_names` to be given together with `domain`',
+    ),
+    ({'domain_test': None}, '`domain_test` to be given if and only if'),
+    ({'domain': np.zeros(39, int)}, '`domain` to be 40 domain ids.*found 39'),
+    ({'domain_test': [0]}, '`domain_test` to be 12 domain ids.*found 1'),
+    ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),
+    (
+      {'domain_test': [0] * 11 + [-1]},
+      r'`domain_test\[11\]` to be .* in \[0, 3\), found -1',
+    ),
+    (
+      {'domain': [-1] * 40, 'domain_names': None},
+      'an integer that is not negative, found -1',
+    ),
+    (
+      {'domain': np.zeros(40)},
+      'integers, one domain id .* found ndarray of fl',
+    ),
+    ({'domain': ['a'] * 40}, 'number the domains from 0'),
+    ({'domain': np.zeros((40, 1), int)}, r'and shape \(40, 1\)'),
+    ({'domain_names': ['a', 'b', 'a']}, "`domain_names` to be distinct.*'a'"),
+    ({'domain_names': 'abc'}, '`domain_names` to be a list of names'),
+    ({'domain_names': []}, '`domain_names` to be a list of names'),
+    ({'domain_names': [1, 2, 3]}, '`domain_names` to be a list of names'),
+    (
+      {'domain': [10**6] * 40, 'domain_names': None},
+      '`domain_names` to be given where domain ids exceed .* 1000000',
+    ),
+  ],
+)
+def test_inconsistent_domains_are_one_line_errors(change, match):
+  with pytest.raises(ValueError, match=match) as error:
+    _domain_arrays(**change)
+  assert '\n' not in str(error.value)

@@ -173,3 +173,89 @@ def test_client_data_of_another_form_is_an_error():
   wide = _client_data(a=([[1.0, 2.0]], [0]))
   with pytest.raises(ValueError, match='`test` to be of'):
     FederatedDataset.from_client_data(good, wide, num_classes=2)
+
+
+def _domain_dataset():
+  x = np.arange(40, dtype=np.float32).reshape(20, 2)
+  return FederatedDataset.from_arrays(
+    x,
+    np.arange(20) % 4,
+    num_clients=3,
+    domain=np.arange(20) % 2,
+    domain_names=['even', 'odd'],
+  )
+
+
+def test_client_data_round_trip_keeps_domains():
+  dataset = _domain_dataset()
+  train = dataset.to_client_data('train')
+  assert list(train.element_type_structure) == ['x', 'y', 'domain']
+  back = FederatedDataset.from_client_data(
+    train,
+    dataset.to_client_data('test'),
+    num_classes=4,
+    domain_names=dataset.domain_names,
+  )
+  assert back.element_spec == dataset.element_spec
+  assert back.domain_names == ('even', 'odd')
+  for client_id in dataset.client_ids:
+    found, expected = back.test(client_id), dataset.test(client_id)
+    for name in ('x', 'y', 'domain'):
+      np.testing.assert_array_equal(
+        getattr(found, name), getattr(expected, name)
+      )
+    np.testing.assert_array_equal(
+      back.train_domains(client_id), dataset.train_domains(client_id)
+    )
+  for split in ('train', 'test'):
+    np.testing.assert_array_equal(
+      back.domain_counts(split), dataset.domain_counts(split)
+    )
+
+
+def test_client_data_with_domains_can_be_read_inside_a_graph():
+  dataset = _domain_dataset()
+  pooled = dataset.to_client_data().create_tf_dataset_from_all_clients(seed=0)
+  for element in pooled:
+    assert element['x'][0] // 2 % 2 == tf.cast(element['domain'], tf.float32)
+
+
+def test_domain_names_are_given_if_and_only_if_elements_have_a_domain():
+  data = _domain_dataset().to_client_data()
+  with pytest.raises(
+    ValueError, match='`domain_names` to be given if and only'
+  ):
+    FederatedDataset.from_client_data(data, data, num_classes=4)
+  data = _dataset().to_client_data()
+  with pytest.raises(
+    ValueError, match='`domain_names` to be given if and only'
+  ):
+    FederatedDataset.from_client_data(
+      data, data, num_classes=4, domain_names=['a']
+    )
+
+
+def test_domain_id_out_of_range_names_the_client():
+  data = _domain_dataset().to_client_data()
+  dataset = FederatedDataset.from_client_data(
+    data, data, num_classes=4, domain_names=['even']
+  )
+  with pytest.raises(
+    ValueError, match=r"`train\['client_0'\].domain\[\d\]` .* in \[0, 1\)"
+  ):
+    dataset.train('client_0')
+
+
+@pytest.mark.parametrize('domain', [[[0]], [0.0], ['a']])
+def test_domain_of_another_form_is_an_error(domain):
+  data = TestClientData(
+    {
+      'a': collections.OrderedDict(
+        x=np.zeros([1, 2], np.float32), y=np.array([0]), domain=np.array(domain)
+      )
+    }
+  )
+  with pytest.raises(ValueError, match='whose domain is an integer'):
+    FederatedDataset.from_client_data(
+      data, data, num_classes=1, domain_names=['a']
+    )

@@ -62,7 +62,7 @@ def test_arrays_are_what_the_clients_are_dealt():
   assert arrays.x_test.shape == (360, 8, 8, 1)
   again = digits.load_digits_arrays()
   np.testing.assert_array_equal(arrays.x_test, again.x_test)
-  part = digits.load_digits(1, 'iid').test('client_0')
+  part = digits.load_digits(1, 'iid').test('client_0')[:2]
   found, expected = (
     sorted((y, x.tobytes()) for x, y in zip(*pair))
     for pair in (part, (arrays.x_test, arrays.y_test))

@@ -215,7 +215,7 @@ def test_examples_are_copies_that_leave_the_dataset_alone():
 def test_num_examples_counts_examples_where_len_counts_fields():
   part = examples_lib.Examples(np.zeros((5, 2)), np.zeros(5))
   assert examples_lib.num_examples(part) == 5
-  assert len(part) == 2
+  assert len(part) == 3
 
 
 def test_class_counts_are_read_only_and_of_known_splits():
@@ -401,3 +401,166 @@ def test_a_hundred_thousand_clients_cost_little():
   _, peak = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert peak < 100_000
+
+
+def _with_domains(**kwargs):
+  x, y = _arrays()
+  return FederatedDataset.from_arrays(
+    x, y, **{'num_clients': 4, 'domain': np.arange(60) % 5, **kwargs}
+  )
+
+
+def test_domains_stay_with_their_examples():
+  dataset = _with_domains(domain_names=list('abcde'))
+  assert dataset.domain_names == ('a', 'b', 'c', 'd', 'e')
+  assert dataset.num_domains == 5
+  assert list(dataset.element_spec) == ['x', 'y', 'domain']
+  assert dataset.element_spec['domain'] == tf.TensorSpec((), tf.int32)
+  assert "domain_names=('a', 'b', 'c', 'd', 'e')" in repr(dataset)
+  for client_id in dataset.client_ids:
+    for part in (dataset.train(client_id), dataset.test(client_id)):
+      assert part.domain.dtype == np.int32
+      np.testing.assert_array_equal(part.domain, part.x.ravel() % 5)
+    np.testing.assert_array_equal(
+      dataset.train_domains(client_id), dataset.train(client_id).domain
+    )
+
+
+def test_dataset_without_domains_has_none():
+  x, y = _arrays()
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  assert dataset.domain_names is None and dataset.num_domains == 0
+  assert dataset.train('client_0').domain is None
+  assert 'domain' not in repr(dataset)
+  for read in (
+    dataset.domain_counts,
+    lambda: dataset.train_domains('client_0'),
+  ):
+    with pytest.raises(ValueError, match='`data` to be a dataset with domains'):
+      read()
+
+
+def test_domain_counts_are_those_of_the_clients_and_read_only():
+  dataset = _with_domains(partition='domain_mixture:0.5')
+  assert dataset.domain_names == tuple(f'domain_{i}' for i in range(5))
+  for split, read in (('train', dataset.train), ('test', dataset.test)):
+    counts = dataset.domain_counts(split)
+    assert counts.dtype == np.int64
+    np.testing.assert_array_equal(
+      counts,
+      [np.bincount(read(i).domain, minlength=5) for i in dataset.client_ids],
+    )
+  with pytest.raises(ValueError):
+    counts[0, 0] = 7
+  with pytest.raises(ValueError, match='`split`'):
+    dataset.domain_counts('validation')
+
+
+def test_subset_keeps_domains():
+  dataset = _with_domains()
+  subset = dataset.subset(['client_2'])
+  assert subset.domain_names == dataset.domain_names
+  np.testing.assert_array_equal(
+    subset.domain_counts('test'), dataset.domain_counts('test')[[2]]
+  )
+
+
+def test_mixture_without_test_arrays_holds_out_of_every_domain():
+  dataset = _with_domains(partition='domain_mixture:0.5,10')
+  train, test = (dataset.domain_counts(split) for split in ('train', 'test'))
+  assert (train + test).sum(axis=1).tolist() == [10] * 4
+  assert test.sum(axis=1).tolist() == [2] * 4
+  exact = (train + test) * 0.2
+  assert np.abs(test - exact).max() < 1
+
+
+def test_mixture_with_test_arrays_deals_all_of_them():
+  x_test, y_test = _arrays(30)
+  dataset = _with_domains(
+    partition='domain_mixture:0.5,10',
+    x_test=x_test,
+    y_test=y_test,
+    domain_test=np.arange(30) % 5,
+  )
+  assert dataset.domain_counts('train').sum(axis=1).tolist() == [10] * 4
+  assert dataset.domain_counts('test').sum(axis=0).tolist() == [6] * 5
+
+
+def test_every_rule_takes_examples_with_domains():
+  for spec in ('shards:2', 'dirichlet:1', 'iid', 'lognormal:1'):
+    dataset = _with_domains(partition=spec)
+    assert dataset.domain_counts().sum() == dataset.class_counts().sum()
+  by_key = _with_domains(num_clients=None, keys=np.arange(60) % 5)
+  counts = by_key.domain_counts() + by_key.domain_counts('test')
+  np.testing.assert_array_equal(counts, 12 * np.eye(5))
+
+
+def test_regression_dataset_may_have_domains():
+  x, _ = _arrays()
+  dataset = FederatedDataset.from_arrays(
+    x,
+    x.ravel() / 2,
+    num_clients=4,
+    domain=np.arange(60) % 5,
+    partition='domain_mixture:100',
+  )
+  assert dataset.num_classes is None
+  assert dataset.domain_counts().sum() == 48
+
+
+def test_domain_without_training_examples_is_named_in_a_warning(caplog):
+  with caplog.at_level('WARNING'):
+    dataset = _with_domains(domain_names=list('abcdefg'), name='mine')
+  assert dataset.num_domains == 7
+  assert dataset.domain_counts()[:, 5:].tolist() == [[0, 0]] * 4
+  assert "'mine' has no training example of the domains ['f', 'g']" in (
+    caplog.text
+  )
+  caplog.clear()
+  _with_domains()
+  assert not caplog.text
+  # There is an example, but no client has it.
+  _with_domains(
+    partition='domain_mixture:1e9,10,1/0', domain=[0] * 59 + [1], seed=1
+  )
+  assert "of the domains ['domain_1']" in caplog.text
+
+
+def test_spec_and_names_of_domains_must_agree():
+  dataset = _with_domains()
+  options = dict(
+    name='mine',
+    client_ids=dataset.client_ids,
+    num_classes=3,
+    train=dataset._train,
+    test=dataset._test,
+  )
+  with pytest.raises(ValueError, match='`element_spec` to be with an int32'):
+    FederatedDataset(element_spec=dataset.element_spec, **options)
+  spec = {name: dataset.element_spec[name] for name in ('x', 'y')}
+  with pytest.raises(ValueError, match='`element_spec` to be with an int32'):
+    FederatedDataset(element_spec=spec, domain_names=['a'], **options)
+
+
+def test_source_that_only_has_examples_still_counts_domains():
+  class Source(examples_lib.ExampleSource):
+    def examples(self, position):
+      ids = np.arange(position + 1, dtype=np.int32)
+      return examples_lib.Examples(np.zeros([len(ids), 1]), ids, ids)
+
+    def labels(self, position):
+      return self.examples(position).y
+
+    def num_examples(self, position):
+      return position + 1
+
+  counts = Source().domain_counts([2, 0], 4)
+  assert counts.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+
+
+def test_select_takes_examples_with_all_their_fields():
+  x, y = np.arange(4.0)[:, np.newaxis], np.arange(4)
+  for domain in (None, 3 - y):
+    chosen = examples_lib.Examples(x, y, domain).select(np.array([3, 1]))
+    assert chosen.x.ravel().tolist() == [3, 1] and chosen.y.tolist() == [3, 1]
+  assert chosen.domain.tolist() == [0, 2]

@@ -65,3 +65,40 @@ def test_bad_arguments_are_errors(tmp_path):
     partition_plot.plot_partition(dataset, 'partition.jpg')
   with pytest.raises(ValueError, match='`max_clients`'):
     partition_plot.partition_figure(dataset, max_clients=0)
+
+
+def _with_domains(num_classes):
+  rng = np.random.default_rng(0)
+  return federated_dataset.FederatedDataset.from_arrays(
+    rng.normal(size=(60, 1)),
+    rng.normal(size=60) if num_classes is None else rng.integers(0, 2, 60),
+    num_clients=4,
+    num_classes=num_classes,
+    partition='domain_mixture:0.5',
+    domain=np.arange(60) % 3,
+    domain_names=['left', 'right', 'middle'],
+  )
+
+
+@pytest.mark.parametrize('num_classes', [2, None])
+def test_picture_can_show_domains_by_name(tmp_path, num_classes):
+  dataset = _with_domains(num_classes)
+  figure = partition_plot.partition_figure(dataset, by='domain')
+  np.testing.assert_array_equal(_map(figure, 0), dataset.domain_counts('train'))
+  np.testing.assert_array_equal(_map(figure, 1), dataset.domain_counts('test'))
+  axes = figure.subfigs[0].axes[0]
+  assert axes.get_xlabel() == 'domain'
+  assert [text.get_text() for text in axes.get_xticklabels()] == [
+    'left',
+    'right',
+    'middle',
+  ]
+  path = tmp_path / 'partition.png'
+  partition_plot.plot_partition(dataset, path, by='domain')
+  assert image.imread(path).shape[1] >= 1000
+
+
+@pytest.mark.parametrize('by', ['domain', 'writer'])
+def test_what_a_dataset_does_not_have_cannot_be_drawn(by):
+  with pytest.raises(ValueError, match="`by` to be 'class', or 'domain' for a"):
+    partition_plot.partition_figure(digits.load_digits(3, 'iid'), by=by)

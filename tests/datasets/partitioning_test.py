@@ -564,3 +564,18 @@ def test_hold_out_depends_on_the_seed_only():
   other = partitioning.hold_out(indices, labels, 0.2, seed=2)
   np.testing.assert_array_equal(first.test_indices[0], again.test_indices[0])
   assert not np.array_equal(first.test_indices[0], other.test_indices[0])
+
+
+def test_hold_out_is_stratified_by_domain():
+  labels, domain = _labels([100, 50]), np.arange(150) % 7
+  clients = partitioning.Iid().partition(labels, num_clients=3).train_indices
+  parts = partitioning.hold_out(clients, labels, 0.25, seed=0, domain=domain)
+  for client, test in zip(clients, parts.test_indices):
+    exact = np.bincount(domain[client], minlength=7) * len(test) / len(client)
+    counts = np.bincount(domain[test], minlength=7)
+    assert np.abs(counts - exact).max() < 1
+
+
+def test_a_rule_is_registered_once():
+  with pytest.raises(ValueError, match="`name` to be none of .*found 'iid'"):
+    partitioning.register(partitioning.Iid)

@@ -183,7 +183,8 @@ def test_norm_may_weight_clients_uniformly_and_keep_what_it_read(runtime):
 
 def test_norm_vanishes_at_the_global_optimum(runtime):
   clients = _regression_clients((20, 30))
-  x, y = (np.concatenate(v).astype(np.float64) for v in zip(*clients))
+  x, y, _ = zip(*clients)
+  x, y = (np.concatenate(v).astype(np.float64) for v in (x, y))
   solution = np.linalg.lstsq(x, y, rcond=None)[0].astype(np.float32)
   model = toy_problems.linear_network(None, solution)
   data = _Clients(clients)
@@ -213,7 +214,8 @@ def test_gradient_with_dropout_and_moving_statistics_is_that_of_one_function(
   ).gradient
   # Moving statistics have none.
   assert list(gradient) == [n for n in weights if n not in model.statistics]
-  x, y = (np.concatenate(v) for v in zip(*clients))
+  x, y, _ = zip(*clients)
+  x, y = np.concatenate(x), np.concatenate(y)
 
   def loss(changed):
     outputs, _ = model.forward(changed, x)

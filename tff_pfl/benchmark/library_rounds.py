@@ -32,7 +32,7 @@ def client_tensors(
     return {
       index: collections.OrderedDict(
         (name, tf.constant(value))
-        for name, value in data.train(data.client_ids[index])._asdict().items()
+        for name, value in data.train(data.client_ids[index]).as_dict().items()
       )
       for index in sorted(set().union(*cohorts))
     }

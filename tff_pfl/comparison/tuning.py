@@ -39,13 +39,19 @@ class _PartOfTraining(datasets.ExampleSource):
   def examples(self, position: int) -> datasets.Examples:
     examples = self._data.train(self._data.client_ids[position])
     kept = self._indices(position)
-    return datasets.Examples(examples.x[kept], examples.y[kept])
+    return examples.select(kept)
 
   def labels(self, position: int) -> np.ndarray:
     return self.examples(position).y
 
   def num_examples(self, position: int) -> int:
     return len(self._indices(position))
+
+  def domains(self, position: int) -> Optional[np.ndarray]:
+    if self._data.domain_names is None:
+      return None
+    domains = self._data.train_domains(self._data.client_ids[position])
+    return domains[self._indices(position)]
 
   def _indices(self, position):
     """Where this part's examples are, in the order of the whole."""
@@ -95,6 +101,7 @@ def validation_view(
     num_classes=data.num_classes,
     train=_PartOfTraining(data, fraction, seed, held_out=False),
     test=_PartOfTraining(data, fraction, seed, held_out=True),
+    domain_names=data.domain_names,
   )
 
 

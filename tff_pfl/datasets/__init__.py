@@ -3,10 +3,12 @@
 `load_dataset` gives a dataset by name, `load_arrays` its examples before they
 are dealt to clients, `FederatedDataset.from_arrays` makes a dataset from the
 user's own arrays, `FederatedDataset.from_client_data` from TFF's `ClientData`.
-`partitioning` has the rules that make clients from central data.
+`partitioning` has the rules that make clients from central data,
+`domain_partitioning` that for examples with domains.
 """
 
 from tff_pfl.datasets.arrays import Arrays
+from tff_pfl.datasets.domain_partitioning import DomainMixture
 from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
 from tff_pfl.datasets.federated_dataset import FederatedDataset
 from tff_pfl.datasets.partition_plot import plot_partition
@@ -31,6 +33,7 @@ __all__ = [
   'DATASETS',
   'PARTITIONERS',
   'Arrays',
+  'DomainMixture',
   'ExampleSource',
   'Examples',
   'FederatedDataset',

@@ -1,7 +1,7 @@
 """Checks of what users hand over as examples; nothing is silently mended."""
 
 import numbers
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
@@ -176,3 +176,144 @@ def check_equal_lengths(
     f'as long as `{x_name}` ({len(x)} examples)',
     len(y),
   )
+
+
+def check_domain_ids(
+  value: Any, name: str, num_domains: Optional[int] = None
+) -> np.ndarray:
+  """Returns domain ids as int32.
+
+  Args:
+    value: Integers, `[examples]`.
+    name: The argument's name for messages.
+    num_domains: The ids must be in `[0, num_domains)`; None for no bound.
+
+  Returns:
+    int32 array `[examples]`.
+
+  Raises:
+    ValueError: It is not a one-dimensional array of integers, or one is out of
+      range; the message names the first.
+  """
+  try:
+    array = np.asarray(value)
+  except ValueError:
+    array = np.empty(0, object)
+  if array.shape == (0,) and array.dtype.kind == 'f':
+    array = array.astype(np.int32)  # Of an empty list.
+  if array.dtype.kind not in 'iu' or array.ndim != 1:
+    raise ValueError(
+      f'Expected `{name}` to be integers, one domain id per example, found'
+      f' {type(value).__name__} of {array.dtype} and shape {array.shape};'
+      ' number the domains from 0 and pass what they are called as'
+      ' `domain_names`.'
+    )
+  limit = 2**31 if num_domains is None else num_domains
+  bad = np.flatnonzero((array < 0) | (array >= limit))
+  if len(bad):
+    raise ValueError(
+      errors.message(
+        f'{name}[{bad[0]}]',
+        'a domain id, an integer '
+        + (
+          'that is not negative'
+          if num_domains is None
+          else f'in [0, {num_domains})'
+        ),
+        array[bad[0]].item(),
+      )
+    )
+  return array.astype(np.int32, copy=False)
+
+
+def check_domain_names(value: Any) -> Tuple[str, ...]:
+  """Returns the names of domains as a tuple.
+
+  Args:
+    value: Distinct strings that are not empty, at least one.
+
+  Raises:
+    ValueError: It is something else.
+  """
+  names = () if isinstance(value, (str, bytes)) else tuple(value)
+  errors.expect(
+    names and all(isinstance(name, str) and name for name in names),
+    'domain_names',
+    'a list of names, one per domain',
+    value,
+  )
+  repeated = next((name for name in names if names.count(name) > 1), None)
+  errors.expect(repeated is None, 'domain_names', 'distinct', repeated)
+  return tuple(map(str, names))
+
+
+def check_domains(
+  domain: Any,
+  domain_test: Any,
+  domain_names: Any,
+  num_train: int,
+  num_test: Optional[int],
+) -> Tuple[
+  Optional[np.ndarray], Optional[np.ndarray], Optional[Tuple[str, ...]]
+]:
+  """Returns a data set's domain ids and names, checked, or None three times.
+
+  Args:
+    domain: Domain ids of the training examples; None without domains.
+    domain_test: Likewise of the test examples; None also without these.
+    domain_names: What the domains are called; None for `domain_0`, … up to the
+      largest id. A name may be of a domain without any example.
+    num_train: Number of training examples.
+    num_test: Number of test examples; None without a test set.
+
+  Returns:
+    int32 `[num_train]`, int32 `[num_test]` (None without a test set) and names.
+
+  Raises:
+    ValueError: One of the arguments is there without another that belongs to
+      it, lengths differ, an id is out of range, or a name occurs twice.
+  """
+  if domain is None:
+    for name, value in (
+      ('domain_test', domain_test),
+      ('domain_names', domain_names),
+    ):
+      errors.expect(
+        value is None, name, 'given together with `domain`', 'no `domain`'
+      )
+    return None, None, None
+  errors.expect(
+    (domain_test is None) == (num_test is None),
+    'domain_test',
+    'given if and only if there are `domain` and test examples',
+    type(domain_test).__name__,
+  )
+  if domain_names is not None:
+    domain_names = check_domain_names(domain_names)
+  num_domains = None if domain_names is None else len(domain_names)
+  checked = []
+  for name, value, count in (
+    ('domain', domain, num_train),
+    ('domain_test', domain_test, num_test),
+  ):
+    if value is None:
+      continue
+    ids = check_domain_ids(value, name, num_domains)
+    errors.expect(
+      len(ids) == count, name, f'{count} domain ids, one per example', len(ids)
+    )
+    checked.append(ids)
+  if domain_names is None:
+    domain_names = _numbered_domains(np.concatenate(checked))
+  return checked[0], checked[1] if len(checked) > 1 else None, domain_names
+
+
+def _numbered_domains(ids: np.ndarray) -> Tuple[str, ...]:
+  """Returns names `domain_0`, … up to the largest of checked ids."""
+  num_domains = int(ids.max(initial=0)) + 1
+  if num_domains > max(_MAX_SINGLETON_CLASSES, len(ids)):
+    raise ValueError(
+      'Expected `domain_names` to be given where domain ids exceed the number'
+      f' of examples, found domain id {num_domains - 1}.'
+    )
+  return tuple(f'domain_{i}' for i in range(num_domains))

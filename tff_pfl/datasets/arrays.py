@@ -31,6 +31,12 @@ class Arrays:
     num_classes: Number of classes.
     transform: What makes float32 inputs of `[k, ...]` compact ones; None where
       they are what they should be.
+    domain: Domain ids of the training examples, int32 `[n]`, in
+      `[0, len(domain_names))`; None for a data set without domains.
+    domain_test: Likewise of the test examples, int32 `[m]`.
+    domain_names: What the domains are called, distinct; None for `domain_0`, …
+      up to the largest id where there is `domain`. It may be a fixed vocabulary
+      with domains that have no examples.
   """
 
   name: str
@@ -40,6 +46,9 @@ class Arrays:
   y_test: np.ndarray
   num_classes: int
   transform: Optional[examples_lib.Transform] = None
+  domain: Optional[np.ndarray] = None
+  domain_test: Optional[np.ndarray] = None
+  domain_names: Optional[Tuple[str, ...]] = None
 
   def __post_init__(self):
     for x_name, y_name in (('x', 'y'), ('x_test', 'y_test')):
@@ -49,12 +58,18 @@ class Arrays:
       x = getattr(self, x_name)
       array_checks.check_equal_lengths(x, y, x_name, y_name)
       object.__setattr__(self, y_name, y)
+    names = ('domain', 'domain_test', 'domain_names')
+    checked = array_checks.check_domains(
+      *(getattr(self, name) for name in names), len(self.y), len(self.y_test)
+    )
+    for name, value in zip(names, checked):
+      object.__setattr__(self, name, value)
 
   def of_classes(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
 
-    Labels and `num_classes` stay as they are, so that a model of all classes
-    fits these examples too.
+    Labels and `num_classes` stay as they are, and so do domains, so that a
+    model of all classes fits these examples too.
 
     Args:
       classes: At least one, distinct, each in `[0, num_classes)`.
@@ -78,6 +93,8 @@ class Arrays:
       y=self.y[chosen],
       x_test=self.x_test[test_chosen],
       y_test=self.y_test[test_chosen],
+      domain=_of(self.domain, chosen),
+      domain_test=_of(self.domain_test, test_chosen),
     )
 
   def as_floats(self) -> 'Arrays':
@@ -126,7 +143,16 @@ class Arrays:
       transform=self.transform,
       name=self.name,
       seed=seed,
+      domain=self.domain,
+      domain_test=self.domain_test,
+      domain_names=self.domain_names,
     )
+
+
+def _of(
+  domain: Optional[np.ndarray], chosen: np.ndarray
+) -> Optional[np.ndarray]:
+  return None if domain is None else domain[chosen]
 
 
 def to_unit_interval(x: np.ndarray) -> np.ndarray:

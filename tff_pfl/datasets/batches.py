@@ -16,20 +16,18 @@ _BYTES_PER_DATASET = 5000
 
 def as_batches(examples: examples_lib.Examples) -> tf.data.Dataset:
   """A client's examples as a dataset of one batch, the fastest form."""
-  return tf.data.Dataset.from_tensors(
-    collections.OrderedDict(x=examples.x, y=examples.y)
-  )
+  return tf.data.Dataset.from_tensors(examples.as_dict())
 
 
 def no_examples(
   element_spec: Mapping[str, tf.TensorSpec],
 ) -> examples_lib.Examples:
-  """No examples, of the given `OrderedDict(x=..., y=...)` of one example."""
+  """No examples, of the given `OrderedDict` of one example's fields."""
   return examples_lib.Examples(
-    *(
-      np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
-      for spec in element_spec.values()
-    )
+    **{
+      name: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
+      for name, spec in element_spec.items()
+    }
   )
 
 
@@ -62,7 +60,9 @@ class ClientBatches:
       self._kept.move_to_end(client_id)
       return self._kept[client_id][0]
     examples = self._load(client_id)
-    num_bytes = examples.x.nbytes + examples.y.nbytes + _BYTES_PER_DATASET
+    num_bytes = _BYTES_PER_DATASET + sum(
+      array.nbytes for array in examples.as_dict().values()
+    )
     dataset = as_batches(examples)
     self._kept[client_id] = dataset, num_bytes
     self._num_bytes += num_bytes

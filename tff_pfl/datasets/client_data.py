@@ -1,6 +1,7 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import collections
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,14 +12,19 @@ from tff_pfl.datasets import array_checks
 from tff_pfl.datasets import examples as examples_lib
 
 _READ_BATCH = 1024
+_FIELDS = examples_lib.Examples._fields
+_ALL_FIELDS = set(_FIELDS)
 
 
-def _split_element(element: Any) -> Optional[Tuple[Any, Any]]:
-  """Returns `(x, y)` of an element or its spec, None if it has other parts."""
-  if isinstance(element, dict) and set(element) == {'x', 'y'}:
-    return element['x'], element['y']
+def _fields(element: Any) -> Optional[Dict[str, Any]]:
+  """Returns x, y and possibly domain of an element or its spec, in this order.
+
+  It is None if the element has other parts.
+  """
+  if isinstance(element, dict) and set(element) in ({'x', 'y'}, _ALL_FIELDS):
+    return {name: element[name] for name in _FIELDS if name in element}
   if isinstance(element, tuple) and len(element) == 2:
-    return element[0], element[1]
+    return {'x': element[0], 'y': element[1]}
   return None
 
 
@@ -26,22 +32,26 @@ def element_specs(
   client_data: tff.simulation.datasets.ClientData,
   num_classes: Optional[int],
   name: str,
-) -> Tuple[tf.TensorSpec, tf.TensorSpec]:
-  """Returns the specs of one example's x and y, as the federated dataset gives.
+  num_domains: int = 0,
+) -> 'collections.OrderedDict[str, tf.TensorSpec]':
+  """Returns the specs of one example as the federated dataset gives it.
 
   Args:
     client_data: Of unbatched elements.
     num_classes: Number of classes; None for regression.
     name: The argument's name for messages.
+    num_domains: Number of domains; 0 for elements without a domain.
 
   Returns:
-    Specs without a batch dimension; float inputs and regression targets are
-    float32, labels int32.
+    Ordered `x`, `y` and, with domains, `domain`, without a batch dimension;
+    float inputs and regression targets are float32, labels and domain ids
+    int32.
 
   Raises:
     TypeError: It is not a `ClientData`.
-    ValueError: Its elements are not x and y of a fixed shape, or `num_classes`
-      is missing for integer y.
+    ValueError: Its elements are not x, y and possibly a domain id of a fixed
+      shape, or `num_classes` is missing for integer y, or the domains' names
+      are missing or superfluous.
   """
   errors.expect_type(
     client_data,
@@ -50,17 +60,17 @@ def element_specs(
     'a tff.simulation.datasets.ClientData',
   )
   structure = client_data.element_type_structure
-  specs = _split_element(structure)
+  specs = _fields(structure)
   if specs is None or not all(
     isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
-    for spec in specs
+    for spec in specs.values()
   ):
     raise ValueError(
       f'Expected `{name}` to have single examples (x, y) or'
-      f' {{"x": …, "y": …}} of a fixed shape, found {structure!r}; bring it'
-      ' into this form with its `preprocess`.'
+      ' {"x": …, "y": …}, or {"x": …, "y": …, "domain": …}, of a fixed shape,'
+      f' found {structure!r}; bring it into this form with its `preprocess`.'
     )
-  x, y = specs
+  x, y = specs['x'], specs['y']
   x_dtype = tf.float32 if x.dtype.is_floating else x.dtype
   errors.expect(
     num_classes is not None or y.dtype.is_floating,
@@ -69,7 +79,25 @@ def element_specs(
     num_classes,
   )
   y_dtype = tf.float32 if num_classes is None else tf.int32
-  return tf.TensorSpec(x.shape, x_dtype), tf.TensorSpec(y.shape, y_dtype)
+  result = collections.OrderedDict(
+    x=tf.TensorSpec(x.shape, x_dtype), y=tf.TensorSpec(y.shape, y_dtype)
+  )
+  errors.expect(
+    ('domain' in specs) == (num_domains > 0),
+    'domain_names',
+    'given if and only if elements have a domain',
+    f'elements of {list(specs)} in `{name}`',
+  )
+  if 'domain' in specs:
+    domain = specs['domain']
+    errors.expect(
+      domain.shape.rank == 0 and domain.dtype.is_integer,
+      name,
+      'of elements whose domain is an integer',
+      domain,
+    )
+    result['domain'] = tf.TensorSpec((), tf.int32)
+  return result
 
 
 class ClientDataSource(examples_lib.ExampleSource):
@@ -81,6 +109,7 @@ class ClientDataSource(examples_lib.ExampleSource):
     client_ids: Sequence[str],
     num_classes: Optional[int],
     name: str,
+    num_domains: int = 0,
   ):
     """Makes a source; no dataset is read yet.
 
@@ -90,59 +119,74 @@ class ClientDataSource(examples_lib.ExampleSource):
         has no examples.
       num_classes: Bound on labels; None for regression.
       name: Of `client_data`, for messages.
+      num_domains: Bound on domain ids; 0 without domains.
     """
     self._client_data = client_data
     self._client_ids = client_ids
     self._known = frozenset(client_data.client_ids)
     self._num_classes = num_classes
+    self._num_domains = num_domains
     self._name = name
-    self._specs = element_specs(client_data, num_classes, name)
+    self._specs = element_specs(client_data, num_classes, name, num_domains)
     self._counts: Dict[int, int] = {}
 
   def _read(
-    self, position: int, select: Callable[[Any], Any]
-  ) -> List[List[np.ndarray]]:
-    """Returns lists of batches, one list for each tensor `select` keeps."""
+    self, position: int, names: Sequence[str]
+  ) -> 'collections.OrderedDict[str, np.ndarray]':
+    """Reads, converts and checks some fields of the client's dataset."""
+    columns = [() for _ in names]
+    if self._client_ids[position] in self._known:
+      columns = self._batches(position, names) or columns
+    arrays = collections.OrderedDict(
+      (name, self._checked(position, name, batches))
+      for name, batches in zip(names, columns)
+    )
+    self._counts[position] = len(arrays[names[0]])
+    return arrays
+
+  def _batches(
+    self, position: int, names: Sequence[str]
+  ) -> List[Sequence[np.ndarray]]:
+    """Returns lists of batches, one for each name; none without examples."""
     dataset = self._client_data.create_tf_dataset_for_client(
       self._client_ids[position]
     )
 
     def selected(*element):
       # `map` hands over a dict as one argument, a pair as two.
-      return select(_split_element(element if len(element) > 1 else element[0]))
+      fields = _fields(element if len(element) > 1 else element[0])
+      return tuple(fields[name] for name in names)
 
     batches = dataset.map(selected).batch(_READ_BATCH)
     return list(zip(*batches.as_numpy_iterator()))
 
-  def _field(self, position: int, field: int, batches: Any) -> np.ndarray:
-    spec = self._specs[field]
+  def _checked(
+    self, position: int, name: str, batches: Sequence[np.ndarray]
+  ) -> np.ndarray:
+    spec = self._specs[name]
     if not batches:
       return np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
     array = np.concatenate(batches)
-    name = f'{self._name}[{self._client_ids[position]!r}].{"xy"[field]}'
-    if field == 0:
-      return array_checks.check_inputs(array, name)
-    return array_checks.check_targets(array, name, self._num_classes)
+    full_name = f'{self._name}[{self._client_ids[position]!r}].{name}'
+    if name == 'x':
+      return array_checks.check_inputs(array, full_name)
+    if name == 'y':
+      return array_checks.check_targets(array, full_name, self._num_classes)
+    return array_checks.check_domain_ids(array, full_name, self._num_domains)
 
   def examples(self, position: int) -> examples_lib.Examples:
     """Reads, converts and checks the client's dataset."""
-    x, y = (), ()
-    if self._client_ids[position] in self._known:
-      x, y = self._read(position, lambda pair: pair) or ((), ())
-    result = examples_lib.Examples(
-      self._field(position, 0, x), self._field(position, 1, y)
-    )
-    self._counts[position] = len(result.y)
-    return result
+    return examples_lib.Examples(**self._read(position, list(self._specs)))
 
   def labels(self, position: int) -> np.ndarray:
     """Reads, converts and checks the labels of the client's dataset."""
-    batches = ((),)
-    if self._client_ids[position] in self._known:
-      batches = self._read(position, lambda pair: (pair[1],)) or ((),)
-    labels = self._field(position, 1, batches[0])
-    self._counts[position] = len(labels)
-    return labels
+    return self._read(position, ['y'])['y']
+
+  def domains(self, position: int) -> Optional[np.ndarray]:
+    """Reads, converts and checks the domain ids of the client's dataset."""
+    if not self._num_domains:
+      return None
+    return self._read(position, ['domain'])['domain']
 
   def num_examples(self, position: int) -> int:
     """Returns the number, reading the labels once to count them."""
@@ -154,9 +198,10 @@ class ClientDataSource(examples_lib.ExampleSource):
 class FederatedClientData(tff.simulation.datasets.ClientData):
   """One split of a federated dataset as TFF's `ClientData`.
 
-  Elements are `OrderedDict(x=…, y=…)`. Inside a `tf.function` the examples come
-  through `tf.numpy_function`, so that nothing is copied into the graph; such a
-  graph runs in this process only, not on a remote worker. Pass the datasets of
+  Elements are `OrderedDict(x=…, y=…)`, with a third entry `domain` where the
+  dataset has domains. Inside a `tf.function` the examples come through
+  `tf.numpy_function`, so that nothing is copied into the graph; such a graph
+  runs in this process only, not on a remote worker. Pass the datasets of
   `create_tf_dataset_for_client` there instead.
   """
 
@@ -170,7 +215,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
 
     Args:
       client_ids: All clients.
-      element_spec: Ordered `x` and `y` of one example.
+      element_spec: Ordered `x`, `y` and possibly `domain` of one example.
       examples_fn: From a client id to its examples.
     """
     self._client_ids = list(client_ids)
@@ -184,32 +229,33 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
 
   @property
   def element_type_structure(self) -> Dict[str, tf.TensorSpec]:
-    """Ordered `x` and `y` of one example."""
+    """Ordered `x`, `y` and possibly `domain` of one example."""
     return self._element_spec
 
   def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
     """Returns a dataset of the client's examples, to use eagerly."""
-    return self._to_dataset(*self._examples_fn(client_id))
+    return self._to_dataset(self._arrays(client_id))
 
   @property
   def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
     """From a client id, possibly a string tensor, to its dataset."""
     return self._traceable_dataset
 
+  def _arrays(self, client_id: str) -> List[np.ndarray]:
+    return list(self._examples_fn(client_id).as_dict().values())
+
   def _traceable_dataset(self, client_id: Any) -> tf.data.Dataset:
     specs = list(self._element_spec.values())
-
-    def read(encoded_id: bytes) -> examples_lib.Examples:
-      return tuple(self._examples_fn(encoded_id.decode()))
-
     tensors = tf.numpy_function(
-      read, [client_id], [spec.dtype for spec in specs]
+      lambda encoded_id: self._arrays(encoded_id.decode()),
+      [client_id],
+      [spec.dtype for spec in specs],
     )
     for tensor, spec in zip(tensors, specs):
       tensor.set_shape([None, *spec.shape])
-    return self._to_dataset(*tensors)
+    return self._to_dataset(tensors)
 
-  def _to_dataset(self, x: Any, y: Any) -> tf.data.Dataset:
+  def _to_dataset(self, fields: Sequence[Any]) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(
-      type(self._element_spec)(x=x, y=y)
+      type(self._element_spec)(zip(self._element_spec, fields))
     )

@@ -21,10 +21,30 @@ class Examples(NamedTuple):
   Attributes:
     x: Inputs, `[n, ...]`.
     y: Labels (int32) or targets (float32), `[n, ...]`.
+    domain: Domain ids, int32 `[n]`; None in a dataset without domains.
   """
 
   x: np.ndarray
   y: np.ndarray
+  domain: Optional[np.ndarray] = None
+
+  def as_dict(self) -> 'collections.OrderedDict[str, np.ndarray]':
+    """Returns the fields that there are by name, `domain` only if it is."""
+    return collections.OrderedDict(
+      (name, array)
+      for name, array in self._asdict().items()
+      if array is not None
+    )
+
+  def select(self, indices: np.ndarray) -> 'Examples':
+    """Returns some of the examples.
+
+    Args:
+      indices: Their positions, int `[k]`, or a mask, bool `[n]`.
+    """
+    return Examples(
+      **{name: array[indices] for name, array in self.as_dict().items()}
+    )
 
 
 def num_examples(examples: Examples) -> int:
@@ -73,6 +93,16 @@ class ExampleSource(abc.ABC):
   def num_examples(self, position: int) -> int:
     """Returns the number of examples of the client at `position`."""
 
+  def domains(self, position: int) -> Optional[np.ndarray]:
+    """Returns only `domain` of the client at `position`.
+
+    A source that can do so without touching `x` should override this.
+
+    Returns:
+      int32 `[n]`, or None where examples have no domain.
+    """
+    return self.examples(position).domain
+
   def class_counts(
     self, positions: Sequence[int], num_classes: int
   ) -> np.ndarray:
@@ -91,6 +121,23 @@ class ExampleSource(abc.ABC):
       counts[row] = np.bincount(labels, minlength=num_classes)
     return counts
 
+  def domain_counts(
+    self, positions: Sequence[int], num_domains: int
+  ) -> np.ndarray:
+    """Counts examples by client and domain, in a source that has domains.
+
+    Args:
+      positions: The clients to count, in the order of the result's rows.
+      num_domains: Number of domains, at least 1.
+
+    Returns:
+      int64 array `[len(positions), num_domains]`.
+    """
+    counts = np.zeros((len(positions), num_domains), np.int64)
+    for row, position in enumerate(positions):
+      counts[row] = np.bincount(self.domains(position), minlength=num_domains)
+    return counts
+
 
 class ArraySource(ExampleSource):
   """Clients as index arrays into central arrays."""
@@ -102,6 +149,7 @@ class ArraySource(ExampleSource):
     indices: Sequence[np.ndarray],
     transform: Optional[Transform] = None,
     num_overlapping: int = 0,
+    domain: Optional[np.ndarray] = None,
   ):
     """Makes a source; nothing is copied.
 
@@ -113,12 +161,14 @@ class ArraySource(ExampleSource):
         for, so that `x` can stay in its compact form. It must work example by
         example. None for the inputs as they are.
       num_overlapping: See `ExampleSource`.
+      domain: Domain ids of all clients' examples, int32 `[n]`; None without.
     """
     self.num_overlapping = num_overlapping
     self._x = x
     self._y = y
     self._indices = indices
     self._transform = transform
+    self._domain = domain
 
   def examples(self, position: int) -> Examples:
     """Slices and transforms the client's examples."""
@@ -132,7 +182,7 @@ class ArraySource(ExampleSource):
         f'{len(indices)} examples, as many as it was given',
         x.shape,
       )
-    return Examples(x, self._y[indices])
+    return Examples(x, self._y[indices], self.domains(position))
 
   def labels(self, position: int) -> np.ndarray:
     """Slices the client's labels."""
@@ -142,14 +192,32 @@ class ArraySource(ExampleSource):
     """Returns the length of the client's index array."""
     return len(self._indices[position])
 
+  def domains(self, position: int) -> Optional[np.ndarray]:
+    """Slices the client's domain ids."""
+    if self._domain is None:
+      return None
+    return self._domain[self._indices[position]]
+
   def class_counts(
     self, positions: Sequence[int], num_classes: int
   ) -> np.ndarray:
     """Counts all clients' labels at once."""
+    return self._counts(self._y, positions, num_classes)
+
+  def domain_counts(
+    self, positions: Sequence[int], num_domains: int
+  ) -> np.ndarray:
+    """Counts all clients' domain ids at once."""
+    return self._counts(self._domain, positions, num_domains)
+
+  def _counts(
+    self, values: np.ndarray, positions: Sequence[int], num_values: int
+  ) -> np.ndarray:
+    """Counts values below `num_values` by client, `[clients, num_values]`."""
     indices = [self._indices[position] for position in positions]
     rows = np.repeat(np.arange(len(indices)), [len(i) for i in indices])
-    labels = self._y[np.concatenate(indices)] if indices else self._y[:0]
-    labels_per_example = int(np.prod(self._y.shape[1:], dtype=np.int64))
-    cells = np.repeat(rows, labels_per_example) * num_classes + labels.ravel()
-    counts = np.bincount(cells, minlength=len(indices) * num_classes)
-    return counts.reshape(len(indices), num_classes)
+    counted = values[np.concatenate(indices)] if indices else values[:0]
+    values_per_example = int(np.prod(values.shape[1:], dtype=np.int64))
+    cells = np.repeat(rows, values_per_example) * num_values + counted.ravel()
+    counts = np.bincount(cells, minlength=len(indices) * num_values)
+    return counts.reshape(len(indices), num_values)

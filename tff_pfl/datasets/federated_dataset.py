@@ -1,11 +1,12 @@
 """`FederatedDataset`: who the clients are, and what each of them holds."""
 
 import collections
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import array_checks, partitioning
@@ -13,6 +14,7 @@ from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
 SPLITS = ('train', 'test')
+_DOMAIN_SPEC = tf.TensorSpec((), tf.int32)
 
 
 def numbered_client_ids(num_clients: int) -> List[str]:
@@ -36,8 +38,10 @@ class FederatedDataset:
     num_classes: Number of classes, labels being in `[0, num_classes)`; None for
       regression.
     client_ids: All clients, unique, in a stable order.
-    element_spec: Ordered `x` and `y`: `tf.TensorSpec`s of one example, without
-      a batch dimension.
+    element_spec: Ordered `x` and `y`, and `domain` where the dataset has
+      domains: `tf.TensorSpec`s of one example, without a batch dimension.
+    domain_names: What the domains are called, which an example's domain id is a
+      position in; None for a dataset without domains.
   """
 
   def __init__(
@@ -50,26 +54,40 @@ class FederatedDataset:
     train: examples_lib.ExampleSource,
     test: examples_lib.ExampleSource,
     positions: Optional[Sequence[int]] = None,
+    domain_names: Optional[Iterable[str]] = None,
   ):
     """Makes a dataset on two sources.
 
     Args:
       name: What the dataset is called.
       client_ids: Unique ids, at least one.
-      element_spec: Ordered `x` and `y` of one example.
+      element_spec: Ordered `x` and `y` of one example, and `domain`, an int32
+        scalar, if there are `domain_names`.
       num_classes: Number of classes; None for regression.
       train: Where the training examples are.
       test: Where the test examples are.
       positions: Each client's position in the sources; None for 0, 1, ….
+      domain_names: What the domains are called, distinct, at least one; None
+        for examples without domains.
 
     Raises:
-      ValueError: There is no client, an id occurs twice, or there are not as
-        many positions as clients.
+      ValueError: There is no client, an id occurs twice, there are not as many
+        positions as clients, or `element_spec` has a domain and there are no
+        `domain_names`, or the reverse.
     """
     self.name = name
     self.num_classes = array_checks.check_num_classes(num_classes)
     self.client_ids = tuple(client_ids)
     self.element_spec = element_spec
+    self.domain_names = None
+    if domain_names is not None:
+      self.domain_names = array_checks.check_domain_names(domain_names)
+    errors.expect(
+      element_spec.get('domain') == (self.domain_names and _DOMAIN_SPEC),
+      'element_spec',
+      'with an int32 scalar `domain` if and only if there are `domain_names`',
+      dict(element_spec),
+    )
     self._train = train
     self._test = test
     errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
@@ -86,18 +104,27 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._class_counts: Dict[str, np.ndarray] = {}
+    self._domain_counts: Dict[str, np.ndarray] = {}
 
   def __repr__(self) -> str:
+    domains = ''
+    if self.domain_names is not None:
+      domains = f', domain_names={self.domain_names}'
     return (
       f'FederatedDataset(name={self.name!r}, num_clients={self.num_clients},'
       f' num_classes={self.num_classes},'
-      f' x={self.element_spec["x"].shape.as_list()})'
+      f' x={self.element_spec["x"].shape.as_list()}{domains})'
     )
 
   @property
   def num_clients(self) -> int:
     """Number of clients."""
     return len(self.client_ids)
+
+  @property
+  def num_domains(self) -> int:
+    """Number of domains; 0 for a dataset without."""
+    return len(self.domain_names or ())
 
   @property
   def num_overlapping(self) -> int:
@@ -130,6 +157,20 @@ class FederatedDataset:
     """Returns the number of test examples without reading their inputs."""
     return self._test.num_examples(self._position(client_id))
 
+  def train_domains(self, client_id: str) -> np.ndarray:
+    """Returns the domain ids of a client's training examples, int32 `[n]`.
+
+    Inputs are not read, unless the source cannot do without.
+
+    Args:
+      client_id: One of `client_ids`.
+
+    Raises:
+      ValueError: There is no such client, or the dataset has no domains.
+    """
+    self._expect_domains()
+    return self._train.domains(self._position(client_id))
+
   def class_counts(self, split: str = 'train') -> np.ndarray:
     """Counts labels by client and class; no inputs are read.
 
@@ -157,6 +198,28 @@ class FederatedDataset:
       self._class_counts[split] = counts
     return self._class_counts[split]
 
+  def domain_counts(self, split: str = 'train') -> np.ndarray:
+    """Counts examples by client and domain; see `class_counts`.
+
+    Args:
+      split: 'train' or 'test'.
+
+    Returns:
+      int64 array `[num_clients, num_domains]`, read-only.
+
+    Raises:
+      ValueError: The split is unknown, or the dataset has no domains.
+    """
+    source = self._source(split)
+    self._expect_domains()
+    if split not in self._domain_counts:
+      counts = source.domain_counts(
+        list(self._positions.values()), self.num_domains
+      )
+      counts.setflags(write=False)
+      self._domain_counts[split] = counts
+    return self._domain_counts[split]
+
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
     """Returns a view on some clients, in the order given.
 
@@ -175,6 +238,7 @@ class FederatedDataset:
       train=self._train,
       test=self._test,
       positions=[self._position(client_id) for client_id in client_ids],
+      domain_names=self.domain_names,
     )
 
   def to_client_data(
@@ -186,7 +250,8 @@ class FederatedDataset:
       split: 'train' or 'test'.
 
     Returns:
-      A `ClientData` with elements `OrderedDict(x=…, y=…)`, as lazy as this.
+      A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
+      there are domains, as lazy as this.
 
     Raises:
       ValueError: The split is unknown.
@@ -216,6 +281,9 @@ class FederatedDataset:
     num_overlapping: int = 0,
     name: str = 'arrays',
     seed: int = 0,
+    domain: Any = None,
+    domain_test: Any = None,
+    domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
     """Makes clients from arrays.
 
@@ -237,7 +305,7 @@ class FederatedDataset:
       keys_test: Likewise `[m]`; given if and only if `keys` and `x_test` are.
       client_ids: The clients' ids; None for the keys, or else `client_0`, ….
       test_fraction: What part of a client's examples becomes its test set, in
-        [0, 1), if there is no `x_test`; stratified by class.
+        [0, 1), if there is no `x_test`; stratified by domain and class.
       num_classes: Number of classes; None for the largest label plus 1.
       transform: Applied example-wise to the inputs `[k, ...]` of a client when
         they are asked for, for example to scale uint8 images.
@@ -246,10 +314,18 @@ class FederatedDataset:
         `x_test`: a division at random would test on what was trained on.
       name: What the dataset is called.
       seed: Of partition and test set, non-negative.
+      domain: Integers, `[n]`, that say which domain an example is of; None for
+        examples without domains.
+      domain_test: Likewise `[m]`; given if and only if `domain` and `x_test`
+        are.
+      domain_names: What the domains are called, distinct; None for `domain_0`,
+        … up to the largest id. It may be a fixed vocabulary: of a domain
+        without any training example nothing is ever learned, for example its
+        head stays the initial one, and a warning names it.
 
     Raises:
-      ValueError: Lengths differ, an input is not finite, a label is out of
-        range, or the partition is impossible; the message says which.
+      ValueError: Lengths differ, an input is not finite, a label or a domain id
+        is out of range, or the partition is impossible; the message says which.
     """
     seed = partitioning.check_seed(seed)
     num_classes = array_checks.check_num_classes(num_classes)
@@ -293,6 +369,13 @@ class FederatedDataset:
       )
     if num_classes is None:
       num_classes = array_checks.infer_num_classes(y, y_test)
+    domain, domain_test, domain_names = array_checks.check_domains(
+      domain,
+      domain_test,
+      domain_names,
+      len(y),
+      len(y_test) if has_test else None,
+    )
 
     rule = _make_rule(partition, keys, keys_test, has_test, num_clients)
     parts = rule.partition(
@@ -301,9 +384,18 @@ class FederatedDataset:
       num_clients=num_clients,
       num_classes=num_classes,
       seed=seed,
+      domain=domain,
+      domain_test=domain_test,
+      num_domains=None if domain is None else len(domain_names),
     )
     if not has_test:
-      parts = partitioning.hold_out(parts.train_indices, y, test_fraction, seed)
+      domain_test = domain
+      parts = partitioning.hold_out(
+        parts.train_indices, y, test_fraction, seed, domain=domain
+      )
+    if domain is not None:
+      trained = domain[np.concatenate(parts.train_indices)]
+      _warn_of_untrained_domains(trained, domain_names, name)
     if client_ids is None:
       client_ids = (
         rule.client_ids
@@ -318,22 +410,31 @@ class FederatedDataset:
       len(client_ids),
     )
     train = examples_lib.ArraySource(
-      x, y, parts.train_indices, transform, num_overlapping
+      x, y, parts.train_indices, transform, num_overlapping, domain
     )
     test = examples_lib.ArraySource(
-      x_test, y_test, parts.test_indices, transform, num_overlapping
+      x_test,
+      y_test,
+      parts.test_indices,
+      transform,
+      num_overlapping,
+      domain_test,
     )
     sample = x[:1] if transform is None else np.asarray(transform(x[:1]))
+    element_spec = collections.OrderedDict(
+      x=tf.TensorSpec(sample.shape[1:], sample.dtype),
+      y=tf.TensorSpec(y.shape[1:], y.dtype),
+    )
+    if domain is not None:
+      element_spec['domain'] = _DOMAIN_SPEC
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=collections.OrderedDict(
-        x=tf.TensorSpec(sample.shape[1:], sample.dtype),
-        y=tf.TensorSpec(y.shape[1:], y.dtype),
-      ),
+      element_spec=element_spec,
       num_classes=num_classes,
       train=train,
       test=test,
+      domain_names=domain_names,
     )
 
   @classmethod
@@ -344,6 +445,7 @@ class FederatedDataset:
     *,
     num_classes: Optional[int],
     name: str = 'client_data',
+    domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
     """Makes a dataset on TFF's, whose clients are read when they are asked for.
 
@@ -351,11 +453,14 @@ class FederatedDataset:
     one of the two lacks has no examples there.
 
     Args:
-      train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`; use
+      train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`, or
+        with domains `{'x': …, 'y': …, 'domain': …}`; use
         `ClientData.preprocess` to get there.
       test: Elements of the same kind.
       num_classes: Number of classes; None for regression, with float `y`.
       name: What the dataset is called.
+      domain_names: What the domains are called, distinct; given if and only if
+        elements have a domain.
 
     Raises:
       TypeError: `train` or `test` is not a `ClientData`.
@@ -363,21 +468,40 @@ class FederatedDataset:
         with a client's examples is raised when they are read.
     """
     num_classes = array_checks.check_num_classes(num_classes)
-    specs = client_data_lib.element_specs(train, num_classes, 'train')
-    test_specs = client_data_lib.element_specs(test, num_classes, 'test')
-    errors.expect(specs == test_specs, 'test', f'of {specs}', test_specs)
+    num_domains = 0
+    if domain_names is not None:
+      domain_names = array_checks.check_domain_names(domain_names)
+      num_domains = len(domain_names)
+    specs, test_specs = (
+      client_data_lib.element_specs(part, num_classes, part_name, num_domains)
+      for part, part_name in ((train, 'train'), (test, 'test'))
+    )
+    errors.expect(
+      specs == test_specs, 'test', f'of {dict(specs)}', dict(test_specs)
+    )
     client_ids = list(dict.fromkeys([*train.client_ids, *test.client_ids]))
+    sources = [
+      client_data_lib.ClientDataSource(
+        part, client_ids, num_classes, part_name, num_domains
+      )
+      for part, part_name in ((train, 'train'), (test, 'test'))
+    ]
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=collections.OrderedDict(x=specs[0], y=specs[1]),
+      element_spec=specs,
       num_classes=num_classes,
-      train=client_data_lib.ClientDataSource(
-        train, client_ids, num_classes, 'train'
-      ),
-      test=client_data_lib.ClientDataSource(
-        test, client_ids, num_classes, 'test'
-      ),
+      train=sources[0],
+      test=sources[1],
+      domain_names=domain_names,
+    )
+
+  def _expect_domains(self) -> None:
+    errors.expect(
+      self.domain_names is not None,
+      'data',
+      'a dataset with domains',
+      f'dataset {self.name!r} without',
     )
 
   def _position(self, client_id: str) -> int:
@@ -396,6 +520,21 @@ class FederatedDataset:
   def _source(self, split: str) -> examples_lib.ExampleSource:
     errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
     return self._train if split == 'train' else self._test
+
+
+def _warn_of_untrained_domains(
+  domain: np.ndarray, domain_names: Tuple[str, ...], name: str
+) -> None:
+  """Logs which domains no client has training examples of."""
+  counts = np.bincount(domain, minlength=len(domain_names))
+  if not counts.all():
+    logging.warning(
+      'Dataset %r has no training example of the domains %s: nothing that'
+      ' belongs to one domain alone, such as its head, is ever trained for'
+      ' these.',
+      name,
+      [domain_names[i] for i in np.flatnonzero(counts == 0)],
+    )
 
 
 def _make_rule(

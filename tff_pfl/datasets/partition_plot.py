@@ -1,4 +1,7 @@
-"""A picture of a partition: how many examples of each class a client holds."""
+"""A picture of a partition: how many examples of each class a client holds.
+
+In a dataset with domains, it can be of each domain instead.
+"""
 
 import os
 from typing import Any, Optional, Tuple
@@ -25,6 +28,8 @@ _GRID = '#ffffff'
 _TEXT = '#333333'
 # Cells that are narrower than this many points would drown in grid lines.
 _MIN_CELL_FOR_GRID = 5
+# The names of more domains than this would not be read.
+_MAX_NAMED_COLUMNS = 16
 
 
 def plot_partition(
@@ -33,27 +38,31 @@ def plot_partition(
   *,
   title: Optional[str] = None,
   max_clients: int = 200,
+  by: str = 'class',
 ) -> None:
   """Writes a picture of clients × classes, training and test side by side.
 
   Colour tells the number of a client's examples of a class, bars beside it the
   client's total. Beyond `max_clients`, equidistant clients stand for all, and
-  the title says so. A regression dataset has the bars only.
+  the title says so. A regression dataset has the bars only, unless its domains
+  are drawn.
 
   Args:
     dataset: Whose partition to draw; no inputs are read.
     path: The .png file to write; it replaces an existing one.
     title: None for the dataset's name.
     max_clients: Most clients to draw, at least 1.
+    by: 'class', or 'domain' for a picture of clients × domains.
 
   Raises:
-    ValueError: `max_clients` is not positive or `path` does not end in .png.
+    ValueError: `max_clients` is not positive, `path` does not end in .png, or
+      `by` is unknown or 'domain' for a dataset without domains.
     OSError: The file cannot be written.
   """
   errors.expect(os.fspath(path).endswith('.png'), 'path', 'a .png file', path)
-  partition_figure(dataset, title=title, max_clients=max_clients).savefig(
-    path, dpi=150
-  )
+  partition_figure(
+    dataset, title=title, max_clients=max_clients, by=by
+  ).savefig(path, dpi=150)
 
 
 def partition_figure(
@@ -61,6 +70,7 @@ def partition_figure(
   *,
   title: Optional[str] = None,
   max_clients: int = 200,
+  by: str = 'class',
 ) -> figure.Figure:
   """Returns the picture of `plot_partition` as a figure of its own canvas."""
   errors.expect(
@@ -69,16 +79,24 @@ def partition_figure(
     'a positive integer',
     max_clients,
   )
+  errors.expect(
+    by == 'class' or (by == 'domain' and dataset.num_domains),
+    'by',
+    "'class', or 'domain' for a dataset with domains",
+    by,
+  )
   shown = equidistant(dataset.num_clients, max_clients)
-  counts = {split: _counts(dataset, split, shown) for split in _SPLIT_TITLES}
-  num_shown, num_classes = counts['train'].shape
+  counts = {
+    split: _counts(dataset, split, shown, by) for split in _SPLIT_TITLES
+  }
+  num_shown, num_columns = counts['train'].shape
 
   sampled = num_shown < dataset.num_clients
   of_shown = ' of the clients shown' if sampled else ''
-  has_classes = dataset.num_classes is not None
+  has_map = by == 'domain' or dataset.num_classes is not None
   height = float(np.clip(2.0 + 0.085 * num_shown, 3.6, 10.5))
-  map_width = float(np.clip(0.36 * num_classes, 1.6, 6.0)) if has_classes else 0
-  bar_width = 1.1 if has_classes else 3.5
+  map_width = float(np.clip(0.36 * num_columns, 1.6, 6.0)) if has_map else 0
+  bar_width = 1.1 if has_map else 3.5
   fig = figure.Figure(
     figsize=(2.4 + 2 * (map_width + bar_width), height),
     layout='constrained',
@@ -86,15 +104,23 @@ def partition_figure(
   backend_agg.FigureCanvasAgg(fig)
   subfigures = fig.subfigures(1, 2, wspace=0.04)
   for panel, (split, split_title) in zip(subfigures, _SPLIT_TITLES.items()):
-    map_axes, bar_axes = _panel_axes(panel, has_classes, map_width, bar_width)
+    map_axes, bar_axes = _panel_axes(panel, has_map, map_width, bar_width)
     panel.suptitle(
       f'{split_title}{of_shown}: {counts[split].sum():,}',
       fontsize=10,
       color=_TEXT,
     )
     if map_axes is not None:
-      cell = 72 * min((height - 1.5) / num_shown, map_width / num_classes)
-      image = _draw_map(map_axes, counts[split], split, cell)
+      cell = 72 * min((height - 1.5) / num_shown, map_width / num_columns)
+      image = _draw_map(map_axes, counts[split], split, cell, by)
+      if by == 'domain' and num_columns <= _MAX_NAMED_COLUMNS:
+        map_axes.set_xticks(
+          range(num_columns),
+          dataset.domain_names,
+          rotation=45,
+          ha='right',
+          rotation_mode='anchor',
+        )
       bar = panel.colorbar(
         image,
         ax=[map_axes, bar_axes],
@@ -103,7 +129,7 @@ def partition_figure(
         aspect=30,
         pad=0.02,
       )
-      bar.set_label('examples of a class', fontsize=8, color=_TEXT)
+      bar.set_label(f'examples of a {by}', fontsize=8, color=_TEXT)
       bar.locator = ticker.MaxNLocator(4, integer=True)
       bar.update_ticks()
       bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)
@@ -136,10 +162,15 @@ def equidistant(num_clients: int, max_clients: int) -> np.ndarray:
 
 
 def _counts(
-  dataset: federated_dataset.FederatedDataset, split: str, shown: np.ndarray
+  dataset: federated_dataset.FederatedDataset,
+  split: str,
+  shown: np.ndarray,
+  by: str,
 ) -> np.ndarray:
-  """Returns counts `[shown, classes]`; one column without classes."""
+  """Returns counts `[shown, classes or domains]`; one column without any."""
   subset = dataset.subset([dataset.client_ids[i] for i in shown])
+  if by == 'domain':
+    return subset.domain_counts(split)
   if dataset.num_classes is not None:
     return subset.class_counts(split)
   count = subset.num_train_examples
@@ -149,15 +180,17 @@ def _counts(
 
 
 def _panel_axes(
-  panel: Any, has_classes: bool, map_width: float, bar_width: float
+  panel: Any, has_map: bool, map_width: float, bar_width: float
 ) -> Tuple[Any, Any]:
-  if not has_classes:
+  if not has_map:
     return None, panel.subplots()
   return panel.subplots(1, 2, sharey=True, width_ratios=[map_width, bar_width])
 
 
-def _draw_map(axes: Any, counts: np.ndarray, split: str, cell: float) -> Any:
-  num_shown, num_classes = counts.shape
+def _draw_map(
+  axes: Any, counts: np.ndarray, split: str, cell: float, by: str
+) -> Any:
+  num_shown, num_columns = counts.shape
   axes.set_facecolor(_EMPTY_CELL)
   image = axes.imshow(
     np.ma.masked_equal(counts, 0),
@@ -167,14 +200,14 @@ def _draw_map(axes: Any, counts: np.ndarray, split: str, cell: float) -> Any:
     cmap=_COLOR_MAPS[split],
   )
   if cell >= _MIN_CELL_FOR_GRID:
-    axes.set_xticks(np.arange(1, num_classes) - 0.5, minor=True)
+    axes.set_xticks(np.arange(1, num_columns) - 0.5, minor=True)
     axes.set_yticks(np.arange(1, num_shown) - 0.5, minor=True)
     axes.grid(which='minor', color=_GRID, linewidth=0.8)
   axes.tick_params(which='minor', length=0)
   axes.tick_params(labelsize=7, colors=_TEXT, length=2)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
-  axes.set_xlim(-0.5, num_classes - 0.5)
-  axes.set_xlabel('class', fontsize=9, color=_TEXT)
+  axes.set_xlim(-0.5, num_columns - 0.5)
+  axes.set_xlabel(by, fontsize=9, color=_TEXT)
   axes.spines[:].set_visible(False)
   return image
 

@@ -11,7 +11,8 @@ there are more classes than the clients may own altogether (two clients with two
 classes each have no place for a fifth class): those classes are left out, and a
 warning names them. The two other partitioners are `ByKey`, which follows keys
 that come with the examples, and `FallahDigits`, which gives fixed numbers of
-examples and by design leaves the others out.
+examples and by design leaves the others out. (Rules for examples with domains
+are in `domain_partitioning`.)
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
@@ -148,12 +149,21 @@ def _group(
   return np.split(indices[order], np.cumsum(sizes)[:-1])
 
 
-def _deal(
+def deal(
   labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 ) -> List[np.ndarray]:
   """Deals examples at random, `counts[client, class]` to each client.
 
   What a class has beyond the sum of its column is left out.
+
+  Args:
+    labels: Each example's class (or domain), int `[n]`.
+    counts: How many examples of a class each client gets,
+      `[num_clients, num_classes]`, int; there are as many.
+    rng: Says which ones.
+
+  Returns:
+    Per client its examples' positions in `labels`, in random order.
   """
   num_clients, num_classes = counts.shape
   class_counts = np.bincount(labels, minlength=num_classes)
@@ -170,9 +180,22 @@ def _deal(
   return _group(by_class[dealt][order], owners[order], num_clients)
 
 
+def _text(value: Any) -> str:
+  """Returns a parameter as it is written in a specification."""
+  if value is None:
+    return 'all'
+  if isinstance(value, tuple):
+    return '/'.join(map(repr, value))
+  return value if isinstance(value, str) else repr(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Partitioner(abc.ABC):
   """A rule that makes clients from central examples.
+
+  The dataclass's fields are its parameters in a specification. One whose type
+  cannot be made from text has in its metadata how (`parse`) and what it then
+  looks like (`form`).
 
   Attributes:
     name: Its name in a specification such as `shards:2`.
@@ -192,7 +215,7 @@ class Partitioner(abc.ABC):
     # Trailing defaults go without saying, but for the first parameter.
     while len(values) > 1 and values[-1] == fields[len(values) - 1].default:
       values.pop()
-    return ':'.join([self.name, *map(repr, values)])
+    return ':'.join([self.name, *map(_text, values)])
 
   @classmethod
   def usage(cls) -> str:
@@ -212,6 +235,9 @@ class Partitioner(abc.ABC):
     num_clients: int,
     num_classes: Optional[int] = None,
     seed: int = 0,
+    domain: Optional[np.ndarray] = None,
+    domain_test: Optional[np.ndarray] = None,
+    num_domains: Optional[int] = None,
   ) -> Partition:
     """Deals training and test examples to the clients.
 
@@ -222,6 +248,10 @@ class Partitioner(abc.ABC):
       num_clients: Number of clients, at least 1.
       num_classes: Number of classes; None for the largest label plus 1.
       seed: Non-negative.
+      domain: Domain ids of the training examples, int `[n]`, for the rules
+        that go by domains; None for examples without domains.
+      domain_test: Likewise of the test examples.
+      num_domains: Number of domains; None for the largest id plus 1.
 
     Returns:
       The clients' examples.
@@ -300,8 +330,12 @@ class WeightedPartitioner(Partitioner):
     num_clients: int,
     num_classes: Optional[int] = None,
     seed: int = 0,
+    domain: Optional[np.ndarray] = None,
+    domain_test: Optional[np.ndarray] = None,
+    num_domains: Optional[int] = None,
   ) -> Partition:
     """Deals every class in proportion to the weights; see the base class."""
+    del domain, domain_test, num_domains
     num_clients = check_num_clients(num_clients)
     seed = check_seed(seed)
     y_train, y_test, num_classes = self._class_labels(
@@ -328,8 +362,8 @@ class WeightedPartitioner(Partitioner):
       test_rng,
     )
     return Partition(
-      _deal(y_train, train_counts, train_rng),
-      _deal(y_test, test_counts, test_rng),
+      deal(y_train, train_counts, train_rng),
+      deal(y_test, test_counts, test_rng),
     )
 
 
@@ -689,8 +723,12 @@ class FallahDigits(Partitioner):
     num_clients: int,
     num_classes: Optional[int] = None,
     seed: int = 0,
+    domain: Optional[np.ndarray] = None,
+    domain_test: Optional[np.ndarray] = None,
+    num_domains: Optional[int] = None,
   ) -> Partition:
     """Deals the counts of the class's docstring; see the base class."""
+    del domain, domain_test, num_domains
     num_clients = check_num_clients(num_clients)
     seed = check_seed(seed)
     errors.expect(
@@ -726,8 +764,8 @@ class FallahDigits(Partitioner):
       test_rng,
     )
     return Partition(
-      _deal(y_train, train_counts, train_rng),
-      _deal(y_test, test_counts, test_rng),
+      deal(y_train, train_counts, train_rng),
+      deal(y_test, test_counts, test_rng),
     )
 
   def _train_counts(
@@ -861,6 +899,9 @@ class ByKey(Partitioner):
     num_clients: Optional[int] = None,
     num_classes: Optional[int] = None,
     seed: int = 0,
+    domain: Optional[np.ndarray] = None,
+    domain_test: Optional[np.ndarray] = None,
+    num_domains: Optional[int] = None,
   ) -> Partition:
     """Gives every example to the client of its key.
 
@@ -870,6 +911,9 @@ class ByKey(Partitioner):
       num_clients: None, or the number of distinct keys.
       num_classes: Unused.
       seed: Unused: nothing is random.
+      domain: Unused, like `domain_test` and `num_domains`.
+      domain_test: Unused.
+      num_domains: Unused.
 
     Returns:
       The clients' examples.
@@ -878,7 +922,7 @@ class ByKey(Partitioner):
       ValueError: There is not one key per example, or `num_clients` is not the
         number of distinct keys.
     """
-    del num_classes, seed
+    del num_classes, seed, domain, domain_test, num_domains
     num_test = 0 if y_test is None else len(y_test)
     for name, keys, count in (
       ('keys', self.keys, len(y_train)),
@@ -906,19 +950,22 @@ def hold_out(
   y: np.ndarray,
   fraction: float,
   seed: int,
+  domain: Optional[np.ndarray] = None,
 ) -> Partition:
   """Divides each client's examples into train and test, stratified by class.
 
   A client with n examples gives round(fraction * n) of them to its test set,
   but at least 1 if it has two or more, and keeps at least 1 for training; with
   a fraction of 0 it gives none. Each class is represented in the test set in
-  proportion, up to one example.
+  proportion, up to one example. With domains, each domain is, and the classes
+  within it approximately.
 
   Args:
     indices: Per client its examples' positions in `y`.
     y: Labels; stratified if they are int `[n]`.
     fraction: In [0, 1).
     seed: Non-negative.
+    domain: Domain ids, int `[n]`; None without.
 
   Returns:
     Train and test, disjoint, together `indices`, and in the order of `indices`.
@@ -934,9 +981,10 @@ def hold_out(
   strata = np.zeros(len(flat), np.int64)
   if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
     strata = y[flat]
-  # Each client's examples side by side, sorted by class and at random within
-  # it; equidistant ones then are a stratified sample.
-  order = np.lexsort((rng.random(len(flat)), strata, owners))
+  domains = np.zeros(len(flat), np.int64) if domain is None else domain[flat]
+  # Each client's examples side by side, sorted by domain and class and at
+  # random within these; equidistant ones then are a stratified sample.
+  order = np.lexsort((rng.random(len(flat)), strata, domains, owners))
   test_owners = np.repeat(np.arange(len(indices)), num_test)
   first_test = np.cumsum(num_test) - num_test
   rank = np.arange(len(test_owners)) - first_test[test_owners]
@@ -975,6 +1023,9 @@ class Natural(Partitioner):
     num_clients: Optional[int] = None,
     num_classes: Optional[int] = None,
     seed: int = 0,
+    domain: Optional[np.ndarray] = None,
+    domain_test: Optional[np.ndarray] = None,
+    num_domains: Optional[int] = None,
   ) -> Partition:
     """Raises `ValueError`: pooled examples do not say whose they are."""
     raise ValueError(
@@ -998,11 +1049,28 @@ PARTITIONERS: Dict[str, Type[Partitioner]] = {
 }
 
 
+def register(partitioner: Type[Partitioner]) -> Type[Partitioner]:
+  """Makes a rule known to `make_partitioner` by its name; a decorator.
+
+  Raises:
+    ValueError: There is such a rule already.
+  """
+  errors.expect(
+    partitioner.name not in PARTITIONERS,
+    'name',
+    f'none of {", ".join(PARTITIONERS)}',
+    partitioner.name,
+  )
+  PARTITIONERS[partitioner.name] = partitioner
+  return partitioner
+
+
 def make_partitioner(spec: str) -> Partitioner:
   """Returns the partitioner that a flag value such as `shards:2` names.
 
   Args:
-    spec: `name` or `name:parameter[:parameter]`; see `describe_partitioners`.
+    spec: `name` or `name:parameter[:parameter]`, where further parameters may
+      also follow a comma; see `describe_partitioners`.
 
   Returns:
     The partitioner; its own `spec` leads back to it.
@@ -1013,7 +1081,7 @@ def make_partitioner(spec: str) -> Partitioner:
       the wrong type or out of range.
   """
   errors.expect_type(spec, str, 'partition', 'a string such as shards:2')
-  name, *values = spec.split(':')
+  name, *values = spec.replace(',', ':').split(':')
   if name == ByKey.name:
     raise ValueError(
       'Expected `partition` to be a rule without data, found'
@@ -1048,11 +1116,12 @@ def make_partitioner(spec: str) -> Partitioner:
   arguments = {}
   for field, value in zip(fields, values):
     try:
-      arguments[field.name] = field.type(value)
+      arguments[field.name] = field.metadata.get('parse', field.type)(value)
     except ValueError:
-      kind = 'an integer' if field.type is int else 'a number'
+      form = 'an integer' if field.type is int else 'a number'
+      form = field.metadata.get('form', form)
       raise ValueError(
-        f'Expected `{field.name}` in `partition` {spec!r} to be {kind}, found'
+        f'Expected `{field.name}` in `partition` {spec!r} to be {form}, found'
         f' {value!r}.'
       ) from None
   return partitioner(**arguments)

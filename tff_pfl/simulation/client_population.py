@@ -26,6 +26,7 @@ def check_data_fit(
   model: split_model.SplitModel, data: datasets.FederatedDataset
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
+  _check_domains_fit(model, data)
   for name, expected in model.element_spec.items():
     found = data.element_spec[name]
     errors.expect(
@@ -47,6 +48,35 @@ def check_data_fit(
   )
 
 
+def _check_domains_fit(
+  model: split_model.SplitModel, data: datasets.FederatedDataset
+) -> None:
+  """Raises `ValueError` if a model wants other domains than a dataset has."""
+  wanted = 'domain' in model.element_spec
+  found = data.domain_names is not None
+  errors.expect(
+    found or not wanted,
+    'data',
+    f'a dataset with domains, as model {model.name!r} takes them',
+    f'dataset {data.name!r} without',
+  )
+  errors.expect(
+    wanted or not found,
+    'data',
+    f'a dataset without domains, as model {model.name!r} takes none (see'
+    ' `domain_models.with_domains`)',
+    f'{data.num_domains} domains in dataset {data.name!r}',
+  )
+  if model.domains is not None:
+    errors.expect(
+      model.domains.number == data.num_domains,
+      'data',
+      f'a dataset of the {model.domains.number} domains of model'
+      f' {model.name!r}',
+      f'{data.num_domains} domains in dataset {data.name!r}',
+    )
+
+
 def fingerprint(data: datasets.FederatedDataset) -> str:
   """A checksum of a dataset: of its clients' number and of some clients' data.
 
@@ -61,7 +91,7 @@ def fingerprint(data: datasets.FederatedDataset) -> str:
     client_id = data.client_ids[position]
     checksum.update(client_id.encode())
     for examples in (data.train(client_id), data.test(client_id)):
-      for array in examples:
+      for array in examples.as_dict().values():
         checksum.update(np.ascontiguousarray(array).tobytes())
   return checksum.hexdigest()[:16]
 

@@ -248,7 +248,7 @@ class _FewerSamples:
       len(examples.y)
     )
     kept = np.sort(order[: self._num_samples])
-    return datasets.Examples(examples.x[kept], examples.y[kept])
+    return examples.select(kept)
 
 
 def read_npz(path: str, name: str) -> dict:

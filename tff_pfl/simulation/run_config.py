@@ -14,7 +14,11 @@ from tff_pfl.client import training_loop
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model, zoo
 from tff_pfl.simulation import client_sampling, experiment
-from tff_pfl.templates import aggregators, personalized_process
+from tff_pfl.templates import (
+  aggregators,
+  domain_histogram,
+  personalized_process,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +152,15 @@ class RunConfig:
   def build_model(
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
-    """Makes the model for the data's shapes."""
-    return zoo.make_model(
+    """Makes the model for the data's shapes, and their domains."""
+    model = zoo.make_model(
       self.model,
       data.element_spec,
       data.num_classes,
       self.seed,
       **self.model_arguments,
     )
+    return domain_histogram.model_for(model, data)
 
   def build_process(
     self, model: split_model.SplitModel

@@ -1,0 +1,131 @@
+"""How many training examples there are of each domain, by one federated sum.
+
+Each client counts its own examples; the server adds up the counts, and nothing
+else leaves a client. As the counts are aggregated, secure or private summation
+could take the place of the plain one.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.datasets import array_checks
+from tff_pfl.models import domain_models, domains, split_model
+from tff_pfl.runtime import base as runtime_base
+
+
+def build_domain_histogram(num_domains: int) -> tff.Computation:
+  """Builds the federated sum.
+
+  Args:
+    num_domains: At least 1.
+
+  Returns:
+    A computation `({int32[?]*}@CLIENTS -> int64[num_domains]@SERVER)` of the
+    clients' domain ids, in batches of any sizes. An id out of range is an error
+    of the runtime's (`checked_domain_ids` has a better one).
+
+  Raises:
+    ValueError: `num_domains` is out of range.
+  """
+  errors.expect_int('num_domains', num_domains, 1)
+  ids_type = tff.SequenceType(tff.TensorType(np.int32, [None]))
+
+  @tff.tensorflow.computation(ids_type)
+  def client_counts(batches):
+    # Reading one element is many times faster than reducing them, but there
+    # must be one: an id after the last makes sure of it.
+    sentinel = tf.data.Dataset.from_tensors(tf.zeros([1], tf.int32))
+    whole = batches.concatenate(sentinel).rebatch(tf.int32.max)
+    ids = whole.get_single_element()[:-1]
+    in_range = tf.debugging.assert_equal(
+      tf.logical_and(ids >= 0, ids < num_domains),
+      True,
+      f'Domain ids must be in [0, {num_domains}).',
+    )
+    # An id beyond would not be counted.
+    with tf.control_dependencies([in_range]):
+      counts = tf.math.bincount(ids, minlength=num_domains, dtype=tf.int64)
+    return tf.ensure_shape(counts, [num_domains])
+
+  @tff.federated_computation(tff.FederatedType(ids_type, tff.CLIENTS))
+  def histogram(ids):
+    return tff.federated_sum(tff.federated_map(client_counts, ids))
+
+  return histogram
+
+
+def checked_domain_ids(
+  data: datasets.FederatedDataset, client_id: str
+) -> np.ndarray:
+  """Returns the domain ids of a client's training examples, int32 `[n]`.
+
+  Args:
+    data: A dataset with domains.
+    client_id: One of its clients.
+
+  Raises:
+    ValueError: An id is out of range; the message names the client. Or there is
+      no such client, or the dataset has no domains.
+  """
+  return array_checks.check_domain_ids(
+    data.train_domains(client_id),
+    f'domain of client {client_id!r}',
+    data.num_domains,
+  )
+
+
+def count_domains(
+  data: datasets.FederatedDataset,
+  runtime: Optional[runtime_base.Runtime] = None,
+) -> tuple[int, ...]:
+  """Returns how many training examples there are of each domain.
+
+  Only domain ids become clients' data; inputs are not read, unless the dataset
+  cannot tell the ids without.
+
+  Args:
+    data: A dataset with domains.
+    runtime: What runs the sum; None for this process's CPU.
+
+  Returns:
+    A number for each of `data.domain_names`, 0 where there is no example.
+
+  Raises:
+    ValueError: The dataset has no domains, or an id is out of range.
+  """
+  if runtime is None:
+    with runtime_lib.create_runtime('in_process', devices='cpu') as created:
+      return count_domains(data, created)
+  clients = [
+    tf.data.Dataset.from_tensors(checked_domain_ids(data, client_id))
+    for client_id in data.client_ids
+  ]
+  counts = runtime.run(build_domain_histogram(data.num_domains), clients)
+  return tuple(int(count) for count in counts)
+
+
+def model_for(
+  model: split_model.SplitModel,
+  data: datasets.FederatedDataset,
+  runtime: Optional[runtime_base.Runtime] = None,
+) -> split_model.SplitModel:
+  """Returns the model for a dataset: with its domains, if it has any.
+
+  Args:
+    model: Of examples `{x, y}`.
+    data: The dataset.
+    runtime: As for `count_domains`.
+  """
+  if data.domain_names is None:
+    return model
+  return domain_models.with_domains(
+    model,
+    domains.Domains(data.domain_names, count_domains(data, runtime)),
+  )
