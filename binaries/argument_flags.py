@@ -47,14 +47,17 @@ class ArgumentFlags:
 
   def _define(self, name):
     hint = self._hints[name]
+    if _is_list(hint):
+      return flags.DEFINE_list
     kinds = [hint, *typing.get_args(hint)]
     for kind, define in (
       (float, flags.DEFINE_float),
       (str, flags.DEFINE_string),
+      (bool, flags.DEFINE_boolean),
     ):
       if kind in kinds:
         return define
-    return flags.DEFINE_list if _is_list(hint) else flags.DEFINE_integer
+    return flags.DEFINE_integer
 
   def given(self) -> Dict[str, Any]:
     """The arguments whose flags are given.
@@ -68,7 +71,7 @@ class ArgumentFlags:
       value = flags.FLAGS[flag].value
       # An empty list takes a flag back that a preset gives.
       if value is not None and value != []:
-        if _is_list(hint):
+        if _is_list(hint, int):
           value = _integers(flag, value)
           if len(value) == 1 and typing.get_origin(hint) is typing.Union:
             (value,) = value
@@ -76,9 +79,11 @@ class ArgumentFlags:
     return arguments
 
 
-def _is_list(hint) -> bool:
-  """Whether it is a sequence of integers, or may be one."""
-  return 'Sequence[int]' in str(hint)
+def _is_list(hint, *items) -> bool:
+  """Whether it is a sequence of integers or strings, or may be one."""
+  return any(
+    f'Sequence[{item.__name__}]' in str(hint) for item in items or (int, str)
+  )
 
 
 def _each(defaults):

@@ -33,7 +33,14 @@ from tff_pfl.simulation import summary as summary_lib
 FLAGS = flags.FLAGS
 
 # Flags of `train` that choose new clients' data, and how they are fitted.
-_DATA_FLAGS = ('dataset', 'data_dir', 'partition', 'num_clients', 'seed')
+_DATA_FLAGS = (
+  'dataset',
+  'data_dir',
+  'csv',
+  'partition',
+  'num_clients',
+  'seed',
+)
 _FITTING_FLAGS = (
   'fine_tune',
   'fine_tune_learning_rate',

@@ -35,6 +35,7 @@ _DATA_DIR = flags.DEFINE_string(
   None,
   "Folder with the data set's files, if it reads any, or the file itself.",
 )
+flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTITION = flags.DEFINE_string(
   'partition',
   'shards:2',
@@ -167,6 +168,7 @@ def _define_field_flag(
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
+    bool: flags.DEFINE_boolean,
   }[kind]
   define(name, None, f'{text} (default: {field.default})')
 

@@ -12,6 +12,7 @@ def _lake(
   depth: float = 2.5,
   seed: int = 0,
   islands: Sequence[int] = (),
+  fish: Sequence[str] = (),
 ):
   """A lake.
 
@@ -21,6 +22,7 @@ def _lake(
       may be none.
     seed: Common to all.
     islands: Their sizes.
+    fish: Their kinds.
   """
 
 
@@ -30,6 +32,8 @@ def _river(
   name: str = 'Rhine',
   bends: Union[int, Sequence[int]] = 3,
   locks: Optional[int] = None,
+  towns: Optional[Sequence[str]] = None,
+  tidal: bool = False,
 ):
   """A river.
 
@@ -38,6 +42,8 @@ def _river(
     name: Of it.
     bends: One number, or each.
     locks: If any.
+    towns: By their names.
+    tidal: Whether it is.
   """
 
 
@@ -68,9 +74,12 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
   assert sorted(names) == [
     'water_bends',
     'water_depth',
+    'water_fish',
     'water_islands',
     'water_locks',
     'water_name',
+    'water_tidal',
+    'water_towns',
   ]
   assert flags.FLAGS['water_depth'].help == (
     'Of --water=lake or river: In metres, which may be none. (default: lake '
@@ -91,6 +100,14 @@ def test_only_what_is_given_is_passed_on_with_its_type(given):
   assert given('islands=4', 'bends=4') == {'islands': [4], 'bends': 4}
   assert given('bends=4,5') == {'bends': [4, 5]}
   assert given('bends=') == {}
+  assert given('towns=Basel,Bonn', 'tidal=true') == {
+    'towns': ['Basel', 'Bonn'],
+    'tidal': True,
+  }
+  assert given('fish=carp', 'tidal=false') == {
+    'fish': ['carp'],
+    'tidal': False,
+  }
 
 
 def test_what_should_be_integers_and_is_not_is_refused(given):

@@ -56,8 +56,12 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
     (dict(name='femnist'), "natural for the .*writers, found 'shards:2'"),
     (dict(name='stackoverflow'), "natural for the .*users, found 'shards:2'"),
-    (dict(name='sentiment'), "natural for the .*domains, found 'shards:2'"),
     (dict(name='sentiment', partition='natural'), '`data_dir` to be a CSV'),
+    (dict(name='tabular', partition='natural'), '`data_dir` to be a CSV file'),
+    (dict(name='heart_disease'), '`data_dir` to be the file heart_disease_4'),
+    (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
+    (dict(name='fairface'), '`data_dir` to be a folder with fairface_label_'),
+    (dict(name='rotated_digits', data_dir='/data'), '`data_dir` to be unset'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(kwargs, match):
@@ -82,6 +86,21 @@ def test_arrays_by_name_are_dealt_like_the_dataset():
       np.testing.assert_array_equal(found, expected)
 
 
+def test_arguments_of_a_dataset_s_own_reach_its_loader():
+  dataset = datasets.load_dataset(
+    'rotated_digits',
+    num_clients=3,
+    partition='domain_mixture:0.5:50',
+    num_rotations=2,
+  )
+  assert dataset.domain_names == ('rotation_0', 'rotation_180')
+  assert dataset.domain_counts().sum(axis=1).tolist() == [50] * 3
+  with pytest.raises(
+    ValueError, match=r'rotated_digits. \(num_rotations\), found .angles'
+  ):
+    datasets.load_dataset('rotated_digits', num_clients=3, angles=2)
+
+
 @pytest.mark.skipif(
   not os.environ.get('TFF_PFL_DATA_DIR'),
   reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
@@ -92,6 +111,7 @@ def test_arrays_by_name_are_dealt_like_the_dataset():
     ('femnist', [28, 28, 1], 10),
     ('shakespeare', [80], 98),
     ('sentiment', [100], 2),
+    ('heart_disease', [21], 2),
   ],
 )
 def test_real_natural_clients_by_name(name, x_shape, num_classes):
@@ -128,7 +148,7 @@ def test_real_arrays_by_name(name):
   [
     ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),
     ('shakespeare', None, 'one of digits, .*whose examples do not'),
-    ('synthetic', None, 'one of digits, .*cifar100, whose examples'),
+    ('synthetic', None, 'one of digits, .*digits5, fairface, whose examples'),
     ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
     ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
   ],

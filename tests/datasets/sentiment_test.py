@@ -44,6 +44,7 @@ def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
   assert dict(dataset.element_spec) == {
     'x': tf.TensorSpec([6], tf.int32),
     'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
   }
   assert dataset.class_counts('train').tolist() == [[8, 8], [8, 8]]
   assert dataset.class_counts('test').tolist() == [[2, 2], [2, 2]]
@@ -166,6 +167,59 @@ def test_a_client_column_goes_before_others(tmp_path):
   assert _load(path, 4).client_ids == ('u0', 'u1', 'u2', 'u3')
 
 
+def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
+  rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows(count=40))]
+  path = _write(
+    tmp_path / 'reviews.csv', rows, ('domain', 'label', 'text', 'user')
+  )
+  dataset = _load(path, 4)
+  assert dataset.client_ids == ('u0', 'u1', 'u2', 'u3')
+  assert dataset.domain_names == ('books', 'music')
+  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert totals.tolist() == [[10, 10]] * 4
+  own = sentiment.vocabulary_lib.HashedVocabulary(10_000)
+  first_words = [own.number(name) for name in dataset.domain_names]
+  for _, *splits in _splits(dataset):
+    for part in splits:
+      np.testing.assert_array_equal(
+        part.x[:, 0], np.take(first_words, part.domain)
+      )
+
+
+def test_texts_without_a_domain_column_have_none(tmp_path):
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(), columns)
+  assert _load(path, 2).domain_names is None
+  with pytest.raises(ValueError, match='domain'):
+    _load(path, 2, partition='domain_mixture:1')
+
+
+@pytest.mark.parametrize('vocabulary', sentiment.VOCABULARIES)
+def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, vocabulary):
+  rows = _rows(count=40)
+  # The same text in another domain, twice.
+  rows += [('music', *row[1:]) for row in rows[:3]] * 2
+  path = _write(tmp_path / 'reviews.csv', rows)
+  dataset = _load(
+    path,
+    4,
+    partition='domain_mixture:0.5:20',
+    vocabulary=vocabulary,
+    vocabulary_size=100_000,
+  )
+  assert dataset.client_ids[0] == 'client_0'
+  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert totals.sum(axis=1).tolist() == [20] * 4
+  texts = [
+    row.tobytes()
+    for _, train, test in _splits(dataset)
+    for row in np.concatenate([train.x, test.x])
+  ]
+  assert len(texts) == 80
+  if vocabulary == 'hashed':
+    assert len(set(texts)) == 80
+
+
 @pytest.mark.parametrize(
   'labels', [('0', '4'), ('negative', 'positive'), ('2', '10')]
 )
@@ -264,7 +318,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     (dict(test_fraction=1), '`test_fraction`'),
     (dict(seed=-1), '`seed`'),
     (dict(num_clients=41), 'at most 40, the number of texts'),
-    (dict(partition='iid'), "natural .*users or domains, found 'iid'"),
+    (dict(partition='shards:3'), '`shards_per_client` .* at most 2'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):

@@ -34,6 +34,7 @@ _FILES = {
   'x_test': 't10k-images-idx3-ubyte.gz',
   'y_test': 't10k-labels-idx1-ubyte.gz',
 }
+FILES = tuple(_FILES.values())
 # The folders that name one of the two data sets.
 _FOLDERS = {
   'mnist': ('mnist_idx', 'mnist'),
@@ -106,9 +107,8 @@ def find_folder(name: str, data_dir: str) -> str:
     ValueError: There is no such folder, none has the files, or it is not clear
       which has.
   """
-  files = tuple(_FILES.values())
   folder = arrays_lib.find_folder(
-    name, data_dir, _FOLDERS[name], files, ', '.join(files)
+    name, data_dir, _FOLDERS[name], FILES, ', '.join(FILES)
   )
   own_name = os.path.basename(os.path.realpath(folder))
   for other, folders in _FOLDERS.items():

@@ -9,14 +9,19 @@ from tff_pfl.datasets import (
   cifar10,
   cifar100,
   digits,
+  digits5,
+  fairface,
   federated_dataset,
   femnist,
+  heart_disease,
   mnist,
   partitioning,
+  rotated_digits,
   sentiment,
   shakespeare,
   stackoverflow,
   synthetic,
+  tabular,
 )
 
 # What loaders take by keyword that is not one data set's own.
@@ -120,15 +125,51 @@ DATASETS: Dict[str, DatasetEntry] = {
   ),
   'sentiment': DatasetEntry(
     sentiment.load_sentiment,
-    'labelled texts of up to 100 words by user or domain (partition natural),'
-    ' from the CSV file that is, or is in, the data folder, with the columns'
-    ' text, label and client, user or domain',
+    'labelled texts of up to 100 words by user or domain (partition natural or'
+    ' any other), from the CSV file that is, or is in, the data folder, with'
+    ' the columns text, label and client, user or domain; a column domain says'
+    ' which domain each text has',
     takes_data_dir=True,
   ),
   'stackoverflow': DatasetEntry(
     stackoverflow.load_stackoverflow,
     'next words after up to 20 others by user (partition natural), downloaded'
     ' through TensorFlow Federated',
+  ),
+  'rotated_digits': DatasetEntry(
+    rotated_digits.load_rotated_digits,
+    'the digits of scikit-learn, each turned by 0, 90, 180 or 270 degrees,'
+    ' which is its domain',
+    rotated_digits.load_rotated_digits_arrays,
+  ),
+  'digits5': DatasetEntry(
+    digits5.load_digits5,
+    'digits of 28x28 in colour of up to five domains (MNIST, MNIST-M, SVHN,'
+    ' USPS, SynthDigits), from the files of two or more of them in the data'
+    ' folder',
+    digits5.load_digits5_arrays,
+    takes_data_dir=True,
+  ),
+  'fairface': DatasetEntry(
+    fairface.load_fairface,
+    'faces of 64x64 with their age or gender, the domains being 7 groups of'
+    ' race, from the published CSV files and images in the data folder',
+    fairface.load_fairface_arrays,
+    takes_data_dir=True,
+  ),
+  'tabular': DatasetEntry(
+    tabular.load_tabular,
+    'any table, from the CSV file that is, or is in, the data folder, whose'
+    ' columns of labels, domains and clients are named (partition natural or'
+    ' any other); numbers are standardised federatedly',
+    takes_data_dir=True,
+  ),
+  'heart_disease': DatasetEntry(
+    heart_disease.load_heart_disease,
+    '920 patients of four hospitals (partition natural or any other), ill or'
+    ' not, the domains being sex or groups of age, from'
+    ' heart_disease_4sites.csv or the four processed.*.data in the data folder',
+    takes_data_dir=True,
   ),
   'synthetic': DatasetEntry(
     _load_synthetic,

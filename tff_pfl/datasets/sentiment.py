@@ -3,7 +3,8 @@
 The file has a heading and the columns `text`, `label` and `client`, `user` or
 `domain` (other columns are ignored), and may be compressed with gzip. The
 labels, two or more, are numbered in their sorted order: 0 and 1 stay as they
-are, and 0 and 4 become 0 and 1.
+are, and 0 and 4 become 0 and 1. Where there is a column `domain`, every text
+has that domain, whoever's it is.
 
 Sources that have this form or are easily brought to it: the Multi-Domain
 Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
@@ -14,31 +15,30 @@ Licence: none is stated for either; free for research, the texts belong to their
 authors.
 
 A text that a client has twice is dropped, lest one copy be tested and the other
-trained on.
+trained on; where texts are dealt to clients otherwise than the file says, so is
+a text that the file has twice.
 """
 
-import contextlib
-import csv
-import gzip
-import io
-import zlib
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import federated_dataset, natural_clients, partitioning
+from tff_pfl.datasets import (
+  csv_files,
+  federated_dataset,
+  natural_clients,
+  partitioning,
+)
 from tff_pfl.datasets import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
 VOCABULARIES = ('hashed', 'learned')
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 # The one kind of client that stands for more than one: a domain has many users.
-_DIVISIBLE = 'domain'
-# What Python's csv takes by itself, 131,072 characters, long reviews exceed.
-_MAX_FIELD_SIZE = 2**31 - 1
+_DOMAIN = 'domain'
 
 
 class LabelledTexts(NamedTuple):
@@ -49,12 +49,14 @@ class LabelledTexts(NamedTuple):
     labels: Of each, as it is written.
     keys: Whose text it is, as it is written.
     client_column: Where `keys` come from, one of `CLIENT_COLUMNS`.
+    domains: The texts' domains; None where the file has none.
   """
 
   texts: List[str]
   labels: List[str]
   keys: List[str]
   client_column: str
+  domains: Optional[List[str]] = None
 
 
 def read_csv(path: str) -> LabelledTexts:
@@ -67,49 +69,30 @@ def read_csv(path: str) -> LabelledTexts:
     ValueError: The file is missing or damaged, or lacks a column or a value;
       the message names it.
   """
-  open_file = gzip.open if path.endswith('.gz') else open
-  try:
-    with open_file(path, 'rb') as file:
-      # With or without the mark that spreadsheets put before UTF-8.
-      content = file.read().decode('utf-8-sig')
-    with _fields_of_any_size():
-      rows = csv.DictReader(io.StringIO(content, newline=''), strict=True)
-      columns = rows.fieldnames or []
-      rows = list(rows)
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise arrays_lib.file_error(
-      path, 'a complete gzip file', f'a damaged one ({error})'
-    ) from None
-  except OSError as error:
-    raise arrays_lib.unreadable_error(path, error) from None
-  except (csv.Error, UnicodeDecodeError) as error:
-    raise arrays_lib.file_error(path, 'a CSV file in UTF-8', error) from None
+  columns, rows = csv_files.read_rows(path)
   client_column = next((c for c in CLIENT_COLUMNS if c in columns), None)
   if client_column is None or not {'text', 'label'} <= set(columns):
     raise ValueError(
       f'Expected `{path}` to have the columns text, label and one of'
       f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
     )
-  return _without_repeats(_checked(rows, path, client_column), path)
-
-
-@contextlib.contextmanager
-def _fields_of_any_size() -> Iterator[None]:
-  """Lifts the limit that the csv module keeps for the whole process."""
-  limit = csv.field_size_limit(_MAX_FIELD_SIZE)
-  try:
-    yield
-  finally:
-    csv.field_size_limit(limit)
+  domain_column = _DOMAIN if _DOMAIN in columns else None
+  data = _checked(rows, path, client_column, domain_column)
+  return _without_repeats(data, path)
 
 
 def _checked(
-  rows: List[Dict[str, str]], path: str, client_column: str
+  rows: List[Dict[str, str]],
+  path: str,
+  client_column: str,
+  domain_column: Optional[str],
 ) -> LabelledTexts:
   """Returns the rows' values, every row with all of them."""
   if not rows:
     raise arrays_lib.file_error(path, 'a CSV file with rows', 'none')
-  columns = ('text', 'label', client_column)
+  columns = ['text', 'label', client_column]
+  if domain_column is not None:
+    columns.append(domain_column)
   for number, row in enumerate(rows):
     for column in columns:
       if not row[column]:
@@ -117,8 +100,11 @@ def _checked(
           f'Expected `{path}` to have a {column} in every row, found none in'
           f' row {number + 1} after the heading.'
         )
+  texts, labels, keys, *domains = (
+    [row[column] for row in rows] for column in columns
+  )
   return LabelledTexts(
-    *([row[column] for row in rows] for column in columns), client_column
+    texts, labels, keys, client_column, domains[0] if domains else None
   )
 
 
@@ -132,9 +118,12 @@ def _without_repeats(data: LabelledTexts, path: str) -> LabelledTexts:
     logging.info(
       'Dropped %d texts of %s that their client has twice.', num_repeats, path
     )
-  return LabelledTexts(
-    *([values[row] for row in first.values()] for values in data[:3]),
-    data.client_column,
+  return data._replace(
+    **{
+      name: [values[row] for row in first.values()]
+      for name, values in data._asdict().items()
+      if isinstance(values, list)
+    }
   )
 
 
@@ -175,7 +164,7 @@ def _deal(
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
   num_clients = partitioning.check_num_clients(num_clients)
-  if data.client_column == _DIVISIBLE and num_clients > len(texts) > 0:
+  if data.client_column == _DOMAIN and num_clients > len(texts) > 0:
     return _divide(texts, y, num_clients, seed)
   chosen = natural_clients.choose_clients(list(texts), num_clients, kind, seed)
   return chosen, [texts[key] for key in chosen]
@@ -222,10 +211,12 @@ def load_sentiment(
   label.
 
   Args:
-    num_clients: At least 1. So many users or domains are drawn at random. Where
-      the file is by domain and there are more clients than domains, each
-      domain's texts are dealt evenly to clients that have this domain alone.
-    partition: 'natural'.
+    num_clients: At least 1. With the partition natural, so many users or
+      domains are drawn at random. Where the file is by domain and there are
+      more clients than domains, each domain's texts are dealt evenly to clients
+      that have this domain alone.
+    partition: 'natural', or a rule that deals all texts, for example by their
+      domains.
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name has `sentiment`, `sent140` or
       `reviews` in it.
@@ -234,7 +225,8 @@ def load_sentiment(
     vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
       training texts, and one number for all other words.
     vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
-    min_texts: Users or domains with fewer texts are left out, at least 1.
+    min_texts: Users or domains with fewer texts are left out, at least 1; only
+      with the partition natural.
     test_fraction: What part of a client's texts becomes its test set, in
       [0, 1).
 
@@ -243,10 +235,9 @@ def load_sentiment(
     0, and `y` int32.
 
   Raises:
-    ValueError: The file is missing or not of this form, another partition is
-      asked for, there are not enough clients, or an argument is out of range.
+    ValueError: The file is missing or not of this form, the partition is
+      impossible, there are not enough clients, or an argument is out of range.
   """
-  natural_clients.check_partition(partition, 'sentiment', 'users or domains')
   seed = partitioning.check_seed(seed)
   errors.expect(
     data_dir is not None,
@@ -271,31 +262,45 @@ def load_sentiment(
   path = arrays_lib.find_file('sentiment', data_dir, _PATTERNS)
   data = read_csv(path)
   y, num_classes = _numbered_labels(data.labels, path)
-  client_ids, indices = _deal(data, y, num_clients, min_texts, seed)
-  parts = partitioning.hold_out(indices, y, test_fraction, seed)
-  train, test = (np.concatenate(part) for part in parts)
-  words, words_test = (
-    [vocabulary_lib.words_of(data.texts[i]) for i in rows]
-    for rows in (train, test)
-  )
+  if natural_clients.is_natural(partition):
+    client_ids, indices = _deal(data, y, num_clients, min_texts, seed)
+    rows = np.concatenate(indices)
+    keys = np.repeat(range(len(indices)), [len(part) for part in indices])
+    owners: Dict[str, Any] = dict(keys=keys, client_ids=client_ids)
+  else:
+    # Whoever may come to have it, a text counts once.
+    first = {text: row for row, text in reversed(list(enumerate(data.texts)))}
+    rows = np.sort(list(first.values()))
+    owners = dict(num_clients=num_clients, partition=partition)
+  domain, domain_names = None, None
+  if data.domains is not None:
+    domain_names, domain = np.unique(
+      np.array(data.domains)[rows], return_inverse=True
+    )
+    domain_names = domain_names.tolist()
+
+  def dealt(transform=None) -> federated_dataset.FederatedDataset:
+    return federated_dataset.FederatedDataset.from_arrays(
+      np.arange(len(rows)),
+      y[rows],
+      **owners,
+      test_fraction=test_fraction,
+      num_classes=num_classes,
+      transform=transform,
+      name='sentiment',
+      seed=seed,
+      domain=domain,
+      domain_names=domain_names,
+    )
+
+  words = [vocabulary_lib.words_of(data.texts[i]) for i in rows]
   if vocabulary == 'hashed':
     numbers = vocabulary_lib.HashedVocabulary(vocabulary_size)
   else:
+    # Dealt once to see which texts are for training.
+    clients = dealt()
     numbers = vocabulary_lib.WordVocabulary.of_most_frequent(
-      words, vocabulary_size
+      [words[i] for c in clients.client_ids for i in clients.train(c).x],
+      vocabulary_size,
     )
-  keys, keys_test = (
-    np.repeat(range(len(client_ids)), [len(part) for part in split])
-    for split in parts
-  )
-  return federated_dataset.FederatedDataset.from_arrays(
-    numbers.encode(words, max_words),
-    y[train],
-    x_test=numbers.encode(words_test, max_words),
-    y_test=y[test],
-    keys=keys,
-    keys_test=keys_test,
-    client_ids=client_ids,
-    num_classes=num_classes,
-    name='sentiment',
-  )
+  return dealt(numbers.encode(words, max_words).__getitem__)

@@ -1,0 +1,69 @@
+"""CSV files that the user brings, with errors that name the file."""
+
+import contextlib
+import csv
+import gzip
+import io
+import zlib
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from tff_pfl.datasets import arrays as arrays_lib
+
+# What Python's csv takes by itself, 131,072 characters, long texts exceed.
+_MAX_FIELD_SIZE = 2**31 - 1
+
+
+class Rows(NamedTuple):
+  """What a file holds.
+
+  Attributes:
+    columns: The columns' names, as in the heading; none of an empty file.
+    rows: Cells by column; None where a row is too short for the column. Cells
+      beyond the heading's are a list under the key None. Empty lines do not
+      count.
+  """
+
+  columns: Tuple[str, ...]
+  rows: List[Dict[Optional[str], Optional[str]]]
+
+
+def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
+  """Reads a file in UTF-8, with or without a byte-order mark.
+
+  Args:
+    path: The file; compressed if its name ends in `.gz`.
+    columns: The columns' names of a file without a heading; None where its
+      first line has them.
+
+  Raises:
+    ValueError: The file is missing or damaged; the message names it.
+  """
+  open_file = gzip.open if path.endswith('.gz') else open
+  try:
+    with open_file(path, 'rb') as file:
+      # With or without the mark that spreadsheets put before UTF-8.
+      content = file.read().decode('utf-8-sig')
+    with _fields_of_any_size():
+      reader = csv.DictReader(
+        io.StringIO(content, newline=''), columns, strict=True
+      )
+      names = tuple(reader.fieldnames or ())
+      return Rows(names, list(reader))
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise arrays_lib.file_error(
+      path, 'a complete gzip file', f'a damaged one ({error})'
+    ) from None
+  except OSError as error:
+    raise arrays_lib.unreadable_error(path, error) from None
+  except (csv.Error, UnicodeDecodeError) as error:
+    raise arrays_lib.file_error(path, 'a CSV file in UTF-8', error) from None
+
+
+@contextlib.contextmanager
+def _fields_of_any_size() -> Iterator[None]:
+  """Lifts the limit that the csv module keeps for the whole process."""
+  limit = csv.field_size_limit(_MAX_FIELD_SIZE)
+  try:
+    yield
+  finally:
+    csv.field_size_limit(limit)
