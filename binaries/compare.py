@@ -18,10 +18,10 @@ epochs trains for one, per_fed_avg instead of its ten steps.
 Each run is a trial with a folder of its own in `trials/` of the output folder,
 with the files of a run of binaries.train and its log. The output folder gets
 `comparison.html` (a page for the browser), `comparison.csv` (mean and standard
-deviation over seeds), `per_client.csv` and `comparison.json`. A trial that
-fails is reported, the others go on; the exit status is then 1. A comparison
-that was stopped goes on with `--resume`, which takes further methods and seeds,
-too.
+deviation over seeds), `per_client.csv`, for data with domains `per_domain.csv`,
+and `comparison.json`. A trial that fails is reported, the others go on; the
+exit status is then 1. A comparison that was stopped goes on with `--resume`,
+which takes further methods and seeds, too.
 """
 
 import os
@@ -142,7 +142,7 @@ def _comparison():
 
 
 def main() -> None:
-  """Runs the comparison, prints its table."""
+  """Runs the comparison, prints its tables."""
   found = runner.run(
     _comparison(),
     _OUTPUT_DIR.value,
@@ -151,6 +151,9 @@ def main() -> None:
     resume=_RESUME.value,
   )
   print(found.table())
+  domain_table = found.domain_table()
+  if domain_table:
+    print(f'\nOver domains, after the last round\n{domain_table}\n')
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, html_report.REPORT_NAME)}')
   if found.failures:
     first = found.failures[0]

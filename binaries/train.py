@@ -5,10 +5,11 @@ r"""Trains a method on a federated data set and scores every client's model.
       --num_rounds=100 --baselines=fed_avg --output_dir=runs/digits
 
 The output folder holds `run.sqlite` (the run itself, safe against a crash),
-`summary.json`, `per_client.csv`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`
-and pictures. Baselines run on the same data with the same seed, each in a
-folder of its own below `baselines/`. A run that was stopped goes on with
-`--resume`. Presets are in `binaries/flagfiles/` (`--flagfile=...`).
+`summary.json`, `per_client.csv`, for data with domains `per_domain.csv`,
+`metrics.jsonl`, `metrics.csv`, `tensorboard/` and pictures. Baselines run on
+the same data with the same seed, each in a folder of its own below
+`baselines/`. A run that was stopped goes on with `--resume`. Presets are in
+`binaries/flagfiles/` (`--flagfile=...`).
 """
 
 import os
@@ -56,6 +57,9 @@ def main() -> None:
       os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME), folders
     )
   print(report.summary_table(summaries))
+  domain_tables = report.domain_tables(summaries)
+  if domain_tables:
+    print(f'\n{domain_tables}\n')
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, report.SUMMARY_NAME)}')
 
 

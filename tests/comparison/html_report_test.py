@@ -474,3 +474,86 @@ def test_page_that_cannot_be_written_is_a_run_error(tmp_path):
   comparison = example_comparison.make_results(('fed_avg',), variants=())
   with pytest.raises(errors.RunError, match='Cannot write'):
     html_report.write_report(comparison, tmp_path / 'none' / 'page.html')
+
+
+def _with_domains(comparison, auc=None):
+  """A comparison with a domain whose accuracy differs between two seeds."""
+
+  def scores(level):
+    return tuple(
+      results.DomainScore(seed, name, count, 1.0, accuracy, auc)
+      for seed, sea in ((0, level), (1, level - 0.25))
+      for name, count, accuracy in (
+        ('<sea>', 4, sea),
+        ('hills', 2, 0.5),
+        ('moon', 0, None),
+      )
+    )
+
+  return dataclasses.replace(
+    comparison,
+    methods=tuple(
+      dataclasses.replace(
+        method,
+        domains=scores(level),
+        metrics={
+          **method.metrics,
+          'domain_accuracy_min': results.Spread(level / 2, 0.125, 2),
+        },
+      )
+      for method, level in zip(comparison.methods, (0.5, 1.0))
+    ),
+  )
+
+
+def test_domains_have_a_table_with_the_spread_over_seeds(tmp_path):
+  comparison = example_comparison.make_results(
+    variants=('method',), seeds=(0, 1)
+  )
+  page = _write(tmp_path, _with_domains(comparison))
+  assert 'Without test examples: moon.' in page.prose
+  head, *_ = page.tables['domains']
+  assert head[:4] == [
+    'method',
+    '<sea> (%)',
+    'hills (%)',
+    'min accuracy over domains, last round (%)',
+  ]
+  assert head[4:] == [
+    f'personal accuracy, {rounds} (%)'
+    for rounds in ('last 10 rounds', 'last round')
+  ]
+  assert page.rows('domains')['fed_rep'][:3] == [
+    '87.5 ± 17.7',
+    '50.0 ± 0.0',
+    '50.0 ± 12.5',
+  ]
+  assert page.rows('domains')['fed_avg'][0] == '37.5 ± 17.7'
+  assert '<h3>Accuracy</h3>' in page.text
+  assert '<h3>AUC</h3>' not in page.text
+  # The table of all figures stays as narrow as it is.
+  assert not any('domain' in title for title in page.tables['results'][0])
+
+
+def test_domains_of_two_classes_have_a_table_of_areas_under_curves(tmp_path):
+  comparison = example_comparison.make_results(
+    variants=('method',), seeds=(0, 1)
+  )
+  page = _write(tmp_path, _with_domains(comparison, auc=0.75))
+  assert '<h3>AUC</h3>' in page.text
+  assert page.tables['domains'][-1][1:] == ['75.0 ± 0.0'] * 3
+
+
+def test_domains_without_accuracies_have_no_section(tmp_path):
+  comparison = example_comparison.make_results(variants=('method',))
+  comparison = dataclasses.replace(
+    comparison,
+    methods=tuple(
+      dataclasses.replace(
+        method,
+        domains=(results.DomainScore(0, 'sea', 4, 1.0, None, None),),
+      )
+      for method in comparison.methods
+    ),
+  )
+  assert 'Domains' not in _write(tmp_path, comparison).titles

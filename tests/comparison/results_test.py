@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import json
 import math
 
 import pytest
@@ -40,6 +41,10 @@ def _method(label='fed_avg', **metrics):
     ),
     clients=(_score('a'), _score('b', 1.0)),
     new_clients=(_score('c'),),
+    domains=(
+      results.DomainScore(0, 'sea', 4, 1.5, 0.5, None),
+      results.DomainScore(0, 'moon', 0, None, None, None),
+    ),
   )
 
 
@@ -71,6 +76,17 @@ def test_json_gives_back_the_same(tmp_path):
   assert read == found
   assert read.setting('seeds') == [0, 1]
   assert read.setting('nothing', 3) == 3
+
+
+def test_json_of_before_there_were_domains_is_read(tmp_path):
+  found = _results(_method())
+  found.write_json(tmp_path / 'comparison.json')
+  written = json.loads((tmp_path / 'comparison.json').read_text())
+  del written['methods'][0]['domains']
+  (tmp_path / 'comparison.json').write_text(json.dumps(written))
+  read = results.ComparisonResults.from_json(tmp_path / 'comparison.json')
+  assert read.methods[0].domains == ()
+  assert read.methods[0].clients == found.methods[0].clients
 
 
 @pytest.mark.parametrize('text', ['', '{}', '[]', '{"title": 1}'])
@@ -125,6 +141,61 @@ def test_clients_csv_tells_new_clients_from_others(tmp_path):
   assert rows[1]['accuracy_after'] == '1.0'
 
 
+def test_domains_csv_has_a_line_for_each_domain(tmp_path):
+  path = tmp_path / 'per_domain.csv'
+  _results(_method()).write_domains_csv(path)
+  with open(path, newline='') as file:
+    sea, moon = csv.DictReader(file)
+  assert sea == {
+    'label': 'fed_avg',
+    'variant': 'method',
+    'seed': '0',
+    'domain': 'sea',
+    'num_test_examples': '4',
+    'loss': '1.5',
+    'accuracy': '0.5',
+    'auc': '',
+  }
+  assert (moon['num_test_examples'], moon['accuracy']) == ('0', '')
+
+
+def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients():
+  spread = results.Spread
+  found = _results(
+    _method(
+      domain_accuracy_min=spread(0.25, 0.125, 3),
+      domain_accuracy_mean=spread(0.5, 0.0625, 3),
+      domain_accuracy_max=spread(0.75, 0.0, 3),
+      domain_accuracy_min_last_10=spread(0.375, 0.0, 3),
+      personal_accuracy=spread(0.5, 0.25, 3),
+      client_auc=spread(0.625, 0.25, 3),
+    ),
+    _method('ditto', personal_accuracy=spread(0.5, None, 1)),
+  )
+  head, accuracy, *_, first, second = found.domain_table().splitlines()
+  assert head.split() == ['method', *['accuracy'] * 3, 'accuracy,', 'AUC,']
+  assert accuracy.split() == [
+    *('min', 'mean', 'max'),
+    *('client', 'mean', 'client', 'mean'),
+  ]
+  assert first.split() == [
+    *('fed_avg', '0.250', '±0.125', '0.500', '±0.062', '0.750', '±0.000'),
+    *('0.500', '±0.250', '0.625', '±0.250'),
+  ]
+  assert second.split() == ['ditto', '–', '–', '–', '0.500', '–']
+  # The table of all data stays as it is.
+  assert 'min' not in found.table()
+
+
+def test_without_figures_over_domains_there_is_no_table_of_them():
+  method = dataclasses.replace(
+    _method(personal_accuracy=results.Spread(0.5, None, 1)), domains=()
+  )
+  assert _results(method).domain_table() == ''
+  assert not _results(method).has_domains
+  assert _results(_method()).has_domains
+
+
 def test_the_table_has_the_columns_that_some_method_has():
   table = _results(
     _method(
@@ -153,9 +224,10 @@ def test_the_table_tells_of_figures_that_not_all_seeds_have():
 
 
 def test_metrics_are_named_once():
-  names = [metric.name for metric in results.METRICS]
+  names = [metric.name for metric in results.METRICS + results.DOMAIN_METRICS]
   assert len(set(names)) == len(names)
   assert set(results._TABLE_TITLES) <= set(names)
+  assert set(results._DOMAIN_TABLE_TITLES) <= set(names)
 
 
 def test_results_are_constant():

@@ -1,5 +1,6 @@
 import collections
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import domains as domains_lib
 
 # More than are evaluated in one call; clients 3, 13, … have no test examples.
 _NUM_CLIENTS = 57
@@ -233,3 +235,128 @@ def test_models_that_diverged_are_counted():
   ]
   summary = personalized_evaluation.summarize(rows, has_global_model=True)
   assert summary['non_finite_clients'] == 2
+
+
+class _DomainProcess:
+  """A process of two domains; clients' results are their test data."""
+
+  evaluate_clients = 'evaluate_clients'
+  has_global_model = True
+
+  model = types.SimpleNamespace(
+    domains=domains_lib.Domains(('sea', 'hills'), (5, 5)),
+    element_spec=toy_problems.classifier().element_spec,
+  )
+
+  def needs_training_data(self, client_state):
+    return False
+
+
+class _DomainRuntime:
+  """Gives each client what `process.evaluate_clients` would."""
+
+  def __init__(self, results):
+    self._results = iter(results)
+
+  def run(self, computation, server_state, states, train, test):
+    assert computation == 'evaluate_clients'
+    return [next(self._results) for _ in states]
+
+
+def _domain_result(examples, correct, scores=None):
+  total = sum(examples)
+  means = {'loss': 1.0, 'accuracy': np.float32(sum(correct) / total)}
+  sums = {
+    'loss': np.array(examples, np.float32),
+    'accuracy': np.array(correct, np.float32),
+  }
+  result = {
+    'before': means,
+    'after': means,
+    'examples': np.int32(total),
+    'domains': {
+      'examples': np.array(examples, np.float32),
+      'before': sums,
+      'after': sums,
+    },
+  }
+  if scores is not None:
+    y, domain = scores
+    padding = [0, 0, 0]
+    values = np.array([*range(len(y)), *padding], np.float32)
+    result['scores'] = {
+      'before': values,
+      'after': -values,
+      'y': np.array(y + padding, np.int32),
+      'domain': np.array(domain + padding, np.int32),
+    }
+  return result
+
+
+def _evaluate_domains(function, results):
+  data = datasets.FederatedDataset.from_arrays(
+    np.zeros([8, 5], np.float32),
+    np.zeros([8], np.int32),
+    num_clients=len(results),
+    partition='iid',
+    seed=0,
+  )
+  new = _process('fed_avg').initialize_client_state(0)
+  return function(
+    _DomainProcess(),
+    _DomainRuntime(results),
+    None,
+    lambda positions: [new for _ in positions],
+    data,
+  )
+
+
+def test_scores_by_domain_are_in_rows_and_in_the_summary():
+  results = [_domain_result([2, 2], [2, 1]), _domain_result([0, 2], [0, 0])]
+  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  assert [list(row['domains']) for row in rows] == [['sea', 'hills'], ['hills']]
+  assert rows[0]['domains']['hills']['after']['accuracy'] == 0.5
+  domains = summary['domains']
+  assert domains['personal']['accuracy']['by_domain'] == {
+    'sea': 1.0,
+    'hills': 0.25,
+  }
+  assert domains['global'] == domains['personal']
+  assert 'auc' not in domains['personal']
+  # All else is as without domains.
+  without = {name: v for name, v in summary.items() if name != 'domains'}
+  assert without == personalized_evaluation.summarize(rows, True)
+  assert rows == _evaluate_domains(
+    personalized_evaluation.evaluate_clients, results
+  )
+
+
+def test_areas_under_curves_are_of_pooled_predictions_without_padding():
+  results = [
+    _domain_result([3, 0], [3, 0], ([0, 1, 0], [0, 0, 0])),
+    _domain_result([1, 2], [1, 2], ([1, 0, 1], [0, 1, 1])),
+  ]
+  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  assert not any('scores' in row for row in rows)
+  # By the sea, 0, 1, 0 with scores 0, 1, 2, and the other client's 1 with 0.
+  auc = summary['domains']['global']['auc']
+  assert auc['by_domain'] == {'sea': pytest.approx(1.5 / 4), 'hills': 1.0}
+  assert summary['domains']['personal']['auc']['by_domain'] == {
+    'sea': pytest.approx(2.5 / 4),
+    'hills': 0.0,
+  }
+
+
+def test_evaluation_without_domains_is_rows_and_their_summary(runtime):
+  server_state, states = _trained('fed_avg')
+  arguments = (
+    _process('fed_avg'),
+    runtime,
+    server_state,
+    lambda indices: [states[index] for index in indices],
+    _Clients(),
+  )
+  rows, summary = personalized_evaluation.evaluate(*arguments)
+  assert rows == personalized_evaluation.evaluate_clients(*arguments)
+  assert summary == personalized_evaluation.summarize(rows, True)
+  assert 'domains' not in summary

@@ -434,6 +434,18 @@ def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
   assert err.endswith('\n')
 
 
+def test_the_progress_bar_shows_the_domain_that_is_worst_off():
+  evaluation = {
+    'personal': {'loss': 1.0, 'accuracy': 0.5},
+    'global': None,
+    'domains': {'personal': {'accuracy': {'min': 0.25, 'max': 0.75}}},
+  }
+  assert experiment._shown(evaluation) == {
+    'personal_accuracy': '0.500',
+    'min_domain': '0.250',
+  }
+
+
 @pytest.mark.parametrize(
   'options, words',
   [

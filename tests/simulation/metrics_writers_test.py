@@ -65,6 +65,32 @@ def test_all_three_forms_hold_every_round(tmp_path):
   }
 
 
+def test_scores_by_domain_are_curves_with_gaps_where_there_are_none(tmp_path):
+  accuracy = {'by_domain': {'sea': 0.5, 'moon': None}, 'min': 0.5}
+  domains = {
+    'without_test_examples': ['moon'],
+    'personal': {'accuracy': accuracy},
+    'global': None,
+  }
+  with MetricsWriters(tmp_path) as writers:
+    writers.write({'round': 1, 'evaluation': {'domains': domains}})
+  start = 'evaluation/domains/personal/accuracy'
+  (row,) = read_jsonl(tmp_path)
+  assert row[f'{start}/by_domain/moon'] is None
+  assert dict(zip(*read_csv(tmp_path))) == {
+    'round': '1',
+    'evaluation/domains/without_test_examples': '["moon"]',
+    f'{start}/by_domain/sea': '0.5',
+    f'{start}/by_domain/moon': '',
+    f'{start}/min': '0.5',
+    'evaluation/domains/global': '',
+  }
+  assert read_tensorboard(tmp_path) == {
+    f'{start}/by_domain/sea': [(1, 0.5)],
+    f'{start}/min': [(1, 0.5)],
+  }
+
+
 def test_a_round_is_on_file_when_write_returns(tmp_path):
   with MetricsWriters(tmp_path) as writers:
     writers.write(_ROWS[0])

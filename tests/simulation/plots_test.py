@@ -16,9 +16,13 @@ def read(path):
   return picture
 
 
-def has_color(picture, color):
+def num_pixels(picture, color):
   rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-  return bool(np.any(np.all(np.abs(picture[..., :3] - rgb) < 0.01, axis=-1)))
+  return np.sum(np.all(np.abs(picture[..., :3] - rgb) < 0.01, axis=-1))
+
+
+def has_color(picture, color):
+  return num_pixels(picture, color) > 0
 
 
 def test_each_series_is_drawn_in_its_color(tmp_path):
@@ -109,3 +113,53 @@ def test_wrong_arguments_are_named(tmp_path):
 def test_file_that_cannot_be_written_is_one_line(tmp_path):
   with pytest.raises(errors.RunError, match='Cannot write'):
     plots.plot_client_distribution(tmp_path / 'no' / 'd.png', None, [0.5])
+
+
+def test_domains_have_a_bar_for_each_model(tmp_path):
+  path = tmp_path / 'domains.png'
+  plots.plot_domains(
+    path,
+    {
+      'accuracy': {
+        'global model': {'sea': 0.5, 'hills': 0.25},
+        'personal model': {'sea': 0.75, 'hills': 1.0},
+      },
+      'AUC': {
+        'global model': {'sea': 0.5, 'hills': None},
+        'personal model': {'sea': 0.75, 'hills': None},
+      },
+    },
+    title='toys',
+  )
+  picture = read(path)
+  before, after = (
+    num_pixels(picture, color)
+    for color in (plots._BEFORE_COLOR, plots._AFTER_COLOR)
+  )
+  # As long as the scores, of which there are 1.25 and 2.5 in all.
+  assert before > 1000
+  assert after / before == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize('num_domains', [1, 60])
+def test_any_number_of_domains_is_drawn(tmp_path, num_domains):
+  values = {f'domain {i}': 0.5 for i in range(num_domains)}
+  plots.plot_domains(tmp_path / 'd.png', {'accuracy': {'one': values}})
+  assert num_pixels(read(tmp_path / 'd.png'), plots._AFTER_COLOR) > 1000
+
+
+@pytest.mark.parametrize(
+  'panels, message',
+  [
+    ({}, 'at least one panel'),
+    ({'accuracy': {}}, 'the same domains'),
+    ({'accuracy': {'one': {}}}, 'the same domains'),
+    ({'accuracy': {'one': {'a': 1.0}, 'two': {'b': 1.0}}}, 'the same domains'),
+    ({'accuracy': {name: {'a': 1.0} for name in 'xyz'}}, 'at most 2 models'),
+  ],
+)
+def test_panels_of_domains_that_do_not_match_are_refused(
+  tmp_path, panels, message
+):
+  with pytest.raises(ValueError, match=message):
+    plots.plot_domains(tmp_path / 'd.png', panels)

@@ -153,3 +153,77 @@ def test_comparison_is_drawn_from_the_runs_folders(tmp_path, data):
   path = tmp_path / 'comparison.png'
   report.plot_comparison(str(path), directories)
   assert path.read_bytes().startswith(b'\x89PNG')
+
+
+def _figure(sea, hills, client_mean=0.5):
+  return {
+    'by_domain': {'sea': sea, 'hills': hills, 'moon': None},
+    'min': min(sea, hills),
+    'mean': (sea + hills) / 2,
+    'max': max(sea, hills),
+    'client_mean': client_mean,
+  }
+
+
+def _with_domains(personal, shared):
+  """An evaluation whose domains have these personal accuracies."""
+  scores = {'accuracy': _figure(*personal)}
+  return {
+    **_evaluation(0.5, shared),
+    'domains': {
+      'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
+      'without_test_examples': ['moon'],
+      'personal': scores,
+      'global': None if shared is None else scores,
+    },
+  }
+
+
+def test_data_with_domains_have_them_in_the_summary_and_files(
+  tmp_path, data, monkeypatch
+):
+  drawn = {}
+  monkeypatch.setattr(
+    report.plots,
+    'plot_domains',
+    lambda path, panels, title: drawn.update(panels),
+  )
+  evaluations = {
+    1: _with_domains((1.0, 1.0), None),
+    3: _with_domains((0.5, 0.75), None),
+    12: _with_domains((0.25, 0.125), None),
+  }
+  with _store(tmp_path, data, evaluations) as store:
+    summary = report.write_report(store, _Process(False), data)
+  assert json.loads((tmp_path / report.SUMMARY_NAME).read_text()) == summary
+  # The last ten rounds are 3 to 12; their minima are 0.5 and 0.125.
+  assert summary['domains']['personal']['accuracy']['min'] == {
+    'last': 0.125,
+    'last_10_mean': 0.3125,
+  }
+  with open(tmp_path / report.PER_DOMAIN_NAME, newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['domain'] for row in rows] == ['sea', 'hills', 'moon']
+  assert rows[0]['personal/accuracy/last'] == '0.25'
+  assert rows[0]['personal/accuracy/last_10_mean'] == '0.375'
+  assert rows[2]['personal/accuracy/last'] == ''
+  assert drawn == {
+    'accuracy': {'personal model': {'sea': 0.25, 'hills': 0.125}}
+  }
+  assert report.domain_tables([summary, summary]).count('by domain') == 2
+
+
+def test_the_picture_of_domains_is_drawn(tmp_path, data):
+  with _store(tmp_path, data, {1: _with_domains((0.5, 0.75), 0.5)}) as store:
+    report.write_report(store, _Process(), data)
+  picture = tmp_path / report.DOMAINS_PLOT_NAME
+  assert picture.read_bytes().startswith(b'\x89PNG')
+
+
+def test_data_without_domains_have_no_word_of_them(tmp_path, data):
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    summary = report.write_report(store, _Process(), data)
+  assert 'domains' not in summary
+  assert report.domain_tables([summary]) == ''
+  assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
+  assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()

@@ -11,11 +11,14 @@ from typing import Any, Optional
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import execution, plan, results, trial
+from tff_pfl.evaluation import domain_scores
 from tff_pfl.simulation import report, run_store
 
 # Settings of a run that differ between the runs of a comparison, or tell of
 # this machine alone.
 _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
+# Of a domain.
+_DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
 
 
 def read_summary(directory: str, name: str) -> Optional[dict]:
@@ -152,7 +155,45 @@ class _Trial:
       'bytes_down_per_round': sizes['down'] * cohort_size,
       'bytes_up_per_round': sizes['up'] * cohort_size,
       'seconds_per_round': self.summary['seconds_per_round'],
+      **self._domain_metrics(variant),
     }
+
+  def _domain_metrics(self, variant):
+    """Those of `results.DOMAIN_METRICS`; none for data without domains."""
+    domains = self._domains(variant)
+    if domains is None:
+      return {}
+    metrics = dict.fromkeys(metric.name for metric in results.DOMAIN_METRICS)
+    metrics.update(_over_domains(domains['personal']))
+    if variant == plan.OWN_VARIANT:
+      of_rounds = self.summary['domains']['personal']
+      metrics.update(_over_domains(of_rounds, 'last_10_mean', '_last_10'))
+    return metrics
+
+  def _domains(self, variant):
+    """The last round's summary by domain; None for data without domains."""
+    return self.scores['variants'][variant]['evaluation'].get('domains')
+
+  def domains(self, variant):
+    """Scores by domain; none for data without domains."""
+    domains = self._domains(variant)
+    if domains is None:
+      return []
+    personal = domains['personal']
+    return [
+      results.DomainScore(
+        seed=self.config.seed,
+        domain=name,
+        num_test_examples=count,
+        **{
+          score: personal[score]['by_domain'][name]
+          if score in personal
+          else None
+          for score in ('loss', *_DOMAIN_SCORES)
+        },
+      )
+      for name, count in domains['num_test_examples'].items()
+    ]
 
   def curve(self):
     """The accuracies by round; None for regression."""
@@ -209,11 +250,13 @@ def _method(comparison, read, variant):
     hparams=first.config.settings()['hparams'],
     metrics={
       metric.name: results.spread([row[metric.name] for row in rows])
-      for metric in results.METRICS
+      for metric in results.METRICS_BY_NAME.values()
+      if metric.name in rows[0]
     },
     curves=tuple(curve for curve in curves if curve is not None),
     clients=clients('clients'),
     new_clients=clients('new_clients'),
+    domains=tuple(score for one in read for score in one.domains(variant)),
   )
 
 
@@ -256,6 +299,31 @@ def _finite(values):
   return tuple(
     v if v is not None and math.isfinite(v) else None for v in values
   )
+
+
+def _over_domains(scores, which=None, suffix=''):
+  """What scores come to over domains and clients, by names of metrics.
+
+  Args:
+    scores: From metric to its figures.
+    which: Key of the value in a figure; None if a figure is a value.
+    suffix: Of the names.
+  """
+
+  def value(score, name):
+    figure = scores[score][name]
+    return figure if which is None else figure[which]
+
+  found = {
+    f'domain_{score}_{name}{suffix}': value(score, name)
+    for score in _DOMAIN_SCORES
+    if score in scores
+    for name in ('min', 'mean', 'max')
+  }
+  # That of the accuracy is `personal_accuracy`.
+  if domain_scores.AUC in scores:
+    found[f'client_auc{suffix}'] = value(domain_scores.AUC, 'client_mean')
+  return found
 
 
 def _mean_accuracy(rows):

@@ -71,6 +71,7 @@ def _sections(results: results_lib.ComparisonResults) -> List[_Section]:
   """The sections for which there is something to show."""
   sections = [
     _Section('results', 'Results', html_tables.results_view(results)),
+    _Section('domains', 'Domains', html_tables.domains_view(results)),
     _Section(
       'published', 'Published figures', html_tables.published_view(results)
     ),

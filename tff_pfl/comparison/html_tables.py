@@ -6,6 +6,7 @@ the template of the section.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,6 +15,8 @@ from tff_pfl.comparison import results as results_lib
 
 _BYTE_UNITS = ('bytes', 'kB', 'MB', 'GB', 'TB')
 _NO_VALUE = '–'
+# How the names of the metrics begin that are means over clients, by score.
+_CLIENT_MEANS = {'accuracy': 'personal_accuracy', 'auc': 'client_auc'}
 
 
 class ResultColumn(NamedTuple):
@@ -97,10 +100,93 @@ def results_view(
   results: results_lib.ComparisonResults,
 ) -> Optional[ResultsView]:
   """The table of all methods and figures; None where there is no figure."""
-  scales = _scales(results.methods)
+  return _figures_view(results.methods, results_lib.METRICS)
+
+
+class DomainTable(NamedTuple):
+  """A score of each method and domain.
+
+  Attributes:
+    title: Of the score.
+    figures: By method; the columns are the domains, then minimum, mean and
+      maximum over these and the mean over clients.
+  """
+
+  title: str
+  figures: ResultsView
+
+
+class DomainsView(NamedTuple):
+  """The scores by domain.
+
+  Attributes:
+    without_test_examples: Domains that no seed has test examples of.
+    tables: At least one.
+  """
+
+  without_test_examples: Tuple[str, ...]
+  tables: Tuple[DomainTable, ...]
+
+
+def domains_view(
+  results: results_lib.ComparisonResults,
+) -> Optional[DomainsView]:
+  """Scores by domain; None without domains, and for regression."""
+  scores = [s for method in results.methods for s in method.domains]
+  names = tuple(dict.fromkeys(score.domain for score in scores))
+  tables = [
+    DomainTable(title, _domain_figures(results.methods, names, score, title))
+    for score, title in (('accuracy', 'Accuracy'), ('auc', 'AUC'))
+    if any(getattr(one, score) is not None for one in scores)
+  ]
+  if not tables:
+    return None
+  tested = {score.domain for score in scores if score.num_test_examples}
+  return DomainsView(
+    without_test_examples=tuple(name for name in names if name not in tested),
+    tables=tuple(tables),
+  )
+
+
+def _domain_figures(methods, names, score, title):
+  """A table of a score: a column for each domain, then those over domains."""
+  of_domains = [
+    results_lib.Metric(
+      f'domain {name}',
+      name,
+      f"{title} of the personal models on all clients' test examples of the "
+      'domain, after the last round.',
+      'accuracy',
+      True,
+    )
+    for name in names
+  ]
+  over_all = [
+    metric
+    for metric in results_lib.DOMAIN_METRICS + results_lib.METRICS
+    if metric.name.startswith((f'domain_{score}_', _CLIENT_MEANS[score]))
+  ]
+
+  def with_domains(method):
+    figures = {
+      metric.name: results_lib.spread(
+        [getattr(s, score) for s in method.domains if s.domain == name]
+      )
+      for name, metric in zip(names, of_domains)
+    }
+    return dataclasses.replace(method, metrics={**method.metrics, **figures})
+
+  return _figures_view(
+    [with_domains(method) for method in methods], of_domains + over_all
+  )
+
+
+def _figures_view(methods, metrics):
+  """The figures of some metrics; None where there is no figure."""
+  scales = _scales(methods, metrics)
   if not scales:
     return None
-  methods = presentation.ranked(results.methods)
+  methods = presentation.ranked(methods)
   best = [_best(scale, methods) for scale in scales]
   return ResultsView(
     variants=tuple(
@@ -139,10 +225,13 @@ class _Scale(NamedTuple):
     return f'{self.factor * value:.{self.decimals}f}'
 
 
-def _scales(methods: Sequence[results_lib.MethodResult]) -> List[_Scale]:
+def _scales(
+  methods: Sequence[results_lib.MethodResult],
+  metrics: Sequence[results_lib.Metric],
+) -> List[_Scale]:
   """Of the metrics for which any method has a value, in fitting units."""
   scales = []
-  for metric in results_lib.METRICS:
+  for metric in metrics:
     values = [
       method.metrics[metric.name].mean
       for method in methods

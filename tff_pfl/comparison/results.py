@@ -20,6 +20,7 @@ from tff_pfl.simulation import summary as summary_lib
 JSON_NAME = 'comparison.json'
 CSV_NAME = 'comparison.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
+DOMAINS_CSV_NAME = 'per_domain.csv'
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -154,6 +155,60 @@ METRICS = (
   ),
 )
 
+# Suffix of a metric's name, title and description of what it is a figure of.
+_ROUNDS = (
+  (
+    '_last_10',
+    'last 10 rounds',
+    'mean over the evaluations of the last 10 rounds',
+  ),
+  ('', 'last round', 'after the last round'),
+)
+
+
+def _domain_metrics(score, title):
+  """The metrics of a score over domains."""
+  return [
+    Metric(
+      f'domain_{score}_{name}{suffix}',
+      f'{name} {title} over domains, {rounds}',
+      f"{which} of the domains' {title}, {when}; a domain's is that of the "
+      "personal models on all clients' test examples of the domain.",
+      'accuracy',
+      True,
+    )
+    for suffix, rounds, when in _ROUNDS
+    for name, which in (
+      ('min', 'Lowest'),
+      ('mean', 'Mean'),
+      ('max', 'Highest'),
+    )
+  ]
+
+
+def _client_auc_metrics():
+  """The AUC's mean over clients; that of the accuracy is that of any data."""
+  return [
+    Metric(
+      f'client_auc{suffix}',
+      f'AUC, mean over clients, {rounds}',
+      f"Mean over clients of their personal models' AUC, {when}; of clients "
+      'whose test examples are of both classes.',
+      'accuracy',
+      True,
+    )
+    for suffix, rounds, when in _ROUNDS
+  ]
+
+
+# Those of methods that were run on data with domains.
+DOMAIN_METRICS = (
+  *_domain_metrics('accuracy', 'accuracy'),
+  *_domain_metrics('auc', 'AUC'),
+  *_client_auc_metrics(),
+)
+METRICS_BY_NAME = {metric.name: metric for metric in METRICS + DOMAIN_METRICS}
+
 # Columns of the table for the screen, narrower than those of the page.
 _TABLE_TITLES = {
   'personal_accuracy_last_10': 'personal\naccuracy,\nlast 10',
@@ -166,6 +221,17 @@ _TABLE_TITLES = {
   'bytes_down_per_client': 'kB down\na client',
   'bytes_up_per_client': 'kB up\na client',
   'seconds_per_round': 'seconds\na round',
+}
+# Likewise of the table by domain.
+_DOMAIN_TABLE_TITLES = {
+  'domain_accuracy_min': 'accuracy\nmin',
+  'domain_accuracy_mean': 'accuracy\nmean',
+  'domain_accuracy_max': 'accuracy\nmax',
+  'personal_accuracy': 'accuracy,\nclient mean',
+  'domain_auc_min': 'AUC\nmin',
+  'domain_auc_mean': 'AUC\nmean',
+  'domain_auc_max': 'AUC\nmax',
+  'client_auc': 'AUC,\nclient mean',
 }
 
 
@@ -248,6 +314,29 @@ class ClientScore:
 
 
 @dataclasses.dataclass(frozen=True)
+class DomainScore:
+  """The scores of one domain after the last round of one run.
+
+  Attributes:
+    seed: Of the run.
+    domain: The domain's name.
+    num_test_examples: Test examples of all clients; may be 0.
+    loss: Of the personal models on these; None without any, and where it is not
+      finite.
+    accuracy: Likewise, in [0, 1]; None without any, and for regression.
+    auc: Likewise the area under the ROC curve; None also where the examples are
+      all of one class, and unless there are two classes.
+  """
+
+  seed: int
+  domain: str
+  num_test_examples: int
+  loss: Optional[float]
+  accuracy: Optional[float]
+  auc: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodResult:
   """What was found of a method with one way to personalise its models.
 
@@ -262,10 +351,12 @@ class MethodResult:
     summary: What the method is, in one line.
     has_global_model: Whether the method has a global model.
     hparams: The hyperparameters of the runs, as chosen by the sweep if any.
-    metrics: Each of `METRICS` by name; None where the method has no such thing.
+    metrics: Each of `METRICS` by name, for data with domains also of
+      `DOMAIN_METRICS`; None where the method has no such thing.
     curves: One for each seed; none where the last round alone was scored.
     clients: All clients' scores, of all seeds.
     new_clients: Those of clients that took no part in training.
+    domains: All domains' scores, of all seeds; none for data without domains.
   """
 
   algorithm: str
@@ -278,6 +369,7 @@ class MethodResult:
   curves: Tuple[AccuracyCurve, ...]
   clients: Tuple[ClientScore, ...]
   new_clients: Tuple[ClientScore, ...]
+  domains: Tuple[DomainScore, ...] = ()
 
   @property
   def num_seeds(self) -> int:
@@ -430,17 +522,49 @@ class ComparisonResults:
       ],
     )
 
+  @property
+  def has_domains(self) -> bool:
+    """Whether the data have domains."""
+    return any(method.domains for method in self.methods)
+
+  def write_domains_csv(self, path: _Path) -> None:
+    """Writes a CSV file with a line for each method, seed and domain."""
+    summary_lib.write_csv(
+      path,
+      [
+        {
+          'label': method.label,
+          'variant': method.variant,
+          **dataclasses.asdict(score),
+        }
+        for method in self.methods
+        for score in method.domains
+      ],
+    )
+
   def table(self) -> str:
     """A table for the screen: means and, after ±, spreads over seeds.
 
     Columns that no method has are left out. A figure that not all seeds of its
     row have says so.
     """
+    return self._table(_TABLE_TITLES)
+
+  def domain_table(self) -> str:
+    """A table like `table` of minimum, mean and maximum over domains.
+
+    They are those of the last round. Empty for data without domains, and for
+    regression.
+    """
+    names = [metric.name for metric in DOMAIN_METRICS]
+    has_any = any(m.metrics.get(name) for m in self.methods for name in names)
+    return self._table(_DOMAIN_TABLE_TITLES) if has_any else ''
+
+  def _table(self, titles):
     columns = [
-      metric
-      for metric in METRICS
-      if metric.name in _TABLE_TITLES
-      and any(method.metrics.get(metric.name) for method in self.methods)
+      METRICS_BY_NAME[name]
+      for name in titles
+      if any(method.metrics.get(name) for method in self.methods)
     ]
     return summary_lib.format_table(
       [
@@ -450,7 +574,7 @@ class ComparisonResults:
         ]
         for method in self.methods
       ],
-      ['method', *(_TABLE_TITLES[metric.name] for metric in columns)],
+      ['method', *(titles[metric.name] for metric in columns)],
     )
 
   @classmethod
@@ -514,7 +638,8 @@ def _decode(kind: Any, value: Any) -> Any:
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if dataclasses.is_dataclass(kind):
     hints = typing.get_type_hints(kind)
-    return kind(**{name: _decode(hints[name], value[name]) for name in hints})
+    # Without what was not yet known when it was written.
+    return kind(**{n: _decode(hints[n], value[n]) for n in hints if n in value})
   if origin is Union:
     # The only unions here are optional values.
     return None if value is None else _decode(arguments[0], value)

@@ -2,9 +2,10 @@
 
 The folder of a comparison holds `trials/` (see `execution`) and, once the
 trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
-each method), `per_client.csv`, `comparison.html`, a page that shows all, and
-`accuracy.png`, the best methods' accuracy by round. One process at a time runs
-the comparison of a folder, which it locks.
+each method), `per_client.csv`, for data with domains `per_domain.csv`,
+`comparison.html`, a page that shows all, and `accuracy.png`, the best methods'
+accuracy by round. One process at a time runs the comparison of a folder, which
+it locks.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ def _run(comparison, directory, partition, options):
   found.write_json(os.path.join(directory, results.JSON_NAME))
   found.write_csv(os.path.join(directory, results.CSV_NAME))
   found.write_clients_csv(os.path.join(directory, results.CLIENTS_CSV_NAME))
+  if found.has_domains:
+    found.write_domains_csv(os.path.join(directory, results.DOMAINS_CSV_NAME))
   html_report.write_report(
     found, os.path.join(directory, html_report.REPORT_NAME)
   )

@@ -168,7 +168,7 @@ def _variant(config, model, process, name):
 
 def _score_variant(process, runtime, store, data):
   population = client_population.ClientPopulation(process, runtime, store)
-  rows = personalized_evaluation.evaluate_clients(
+  evaluation = personalized_evaluation.evaluate(
     process,
     runtime,
     _server_state(process, runtime, store),
@@ -176,10 +176,8 @@ def _score_variant(process, runtime, store, data):
     data.trained,
   )
   return {
-    'evaluation': personalized_evaluation.summarize(
-      rows, process.has_global_model
-    ),
-    'clients': rows,
+    'evaluation': evaluation.summary,
+    'clients': evaluation.rows,
     'new_clients': _score_new(process, runtime, store, data),
   }
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl.datasets import batches
-from tff_pfl.evaluation import fairness
+from tff_pfl.evaluation import domain_scores, fairness
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
 # Clients evaluated in one call; bounds the memory of their data.
 CLIENTS_PER_CALL = 20
+
+
+class Evaluation(NamedTuple):
+  """An evaluation of all clients that have test examples.
+
+  Attributes:
+    rows: As `evaluate_clients` returns them.
+    summary: As `summarize` returns it.
+  """
+
+  rows: list
+  summary: dict
 
 
 def training_batches(
@@ -35,6 +47,55 @@ def training_batches(
   if process.needs_training_data(client_state):
     return train[client_id]
   return batches.as_batches(batches.no_examples(process.model.element_spec))
+
+
+def evaluate(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  server_state: personalized_process.ServerState,
+  states_of: Callable[[Sequence[int]], list],
+  data: datasets.FederatedDataset,
+  train: Optional[batches.ClientBatches] = None,
+  test: Optional[batches.ClientBatches] = None,
+) -> Evaluation:
+  """Scores all clients that have test examples, and sums up.
+
+  The areas under curves of domains are of all clients' predictions, which are
+  kept for no longer than it takes to sum up: 16 bytes a test example.
+
+  Args:
+    process: As in `evaluate_clients`.
+    runtime: Likewise.
+    server_state: Likewise.
+    states_of: Likewise.
+    data: Likewise; at least one client has test examples.
+    train: Likewise.
+    test: Likewise.
+
+  Raises:
+    ValueError: If no client has test examples.
+  """
+  rows, predictions = [], []
+  for row, result in _scored_clients(
+    process, runtime, server_state, states_of, data, train, test
+  ):
+    rows.append(row)
+    if 'scores' in result:
+      predictions.append(
+        domain_scores.client_predictions(
+          result['scores'], row['num_test_examples']
+        )
+      )
+  names = _domain_names(process)
+  domains = None
+  if names and rows:
+    domains = domain_scores.summarize(
+      rows,
+      names,
+      has_global_model=process.has_global_model,
+      predictions=predictions,
+    )
+  return Evaluation(rows, summarize(rows, process.has_global_model, domains))
 
 
 def evaluate_clients(
@@ -60,11 +121,23 @@ def evaluate_clients(
   Returns:
     A dict for each client: `client`, `num_train_examples`,
     `num_test_examples`, `num_rounds` (it took part in), and `before` and
-    `after`: dicts of metrics, means over the client's test examples.
+    `after`: dicts of metrics, means over the client's test examples. Where the
+    process has domains, also `domains`, see `domain_scores.client_domains`.
   """
+  return [
+    row
+    for row, _ in _scored_clients(
+      process, runtime, server_state, states_of, data, train, test
+    )
+  ]
+
+
+def _scored_clients(
+  process, runtime, server_state, states_of, data, train, test
+) -> Iterator[tuple]:
+  """Yields each client's row and the result that it is made of."""
   train = train or batches.ClientBatches(data.train)
   test = test or batches.ClientBatches(data.test)
-  rows = []
   indices = [
     index
     for index, client_id in enumerate(data.client_ids)
@@ -85,36 +158,51 @@ def evaluate_clients(
       [test[client_id] for client_id in ids],
     )
     for client_id, state, result in zip(ids, states, results):
-      rows.append(
-        {
-          'client': client_id,
-          'num_train_examples': data.num_train_examples(client_id),
-          'num_test_examples': int(result['examples']),
-          'num_rounds': int(state.num_rounds),
-          'before': _to_floats(result['before']),
-          'after': _to_floats(result['after']),
-        }
-      )
-  return rows
+      row = {
+        'client': client_id,
+        'num_train_examples': data.num_train_examples(client_id),
+        'num_test_examples': int(result['examples']),
+        'num_rounds': int(state.num_rounds),
+        'before': _to_floats(result['before']),
+        'after': _to_floats(result['after']),
+      }
+      if 'domains' in result:
+        row['domains'] = domain_scores.client_domains(
+          result['domains'], _domain_names(process)
+        )
+      yield row, result
+
+
+def _domain_names(process):
+  """The names of the domains that the process tells apart, if any."""
+  domains = process.model.domains
+  return domains.names if domains is not None else ()
 
 
 def _to_floats(metrics):
   return {name: float(value) for name, value in metrics.items()}
 
 
-def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
+def summarize(
+  rows: Sequence[Any],
+  has_global_model: bool,
+  domains: Optional[dict] = None,
+) -> dict:
   """Sums up the result of `evaluate_clients`.
 
   Args:
     rows: One dict a client.
     has_global_model: Whether `before` is the score of a global model.
+    domains: The summary by domain, see `domain_scores.summarize`; None without
+      domains.
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
     over clients; `fairness`: of the personal accuracy, see
-    `fairness.fairness_summary`, or None where the model has no accuracy; and
+    `fairness.fairness_summary`, or None where the model has no accuracy;
     `non_finite_clients`: clients whose personal model has a loss that is not
-    finite (it diverged, or their training data are not finite).
+    finite (it diverged, or their training data are not finite); and `domains`
+    where these are given.
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
@@ -141,4 +229,6 @@ def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
       [row['num_test_examples'] for row in rows],
       [row['before']['accuracy'] for row in rows] if has_global_model else None,
     )
+  if domains is not None:
+    summary['domains'] = domains
   return summary

@@ -223,7 +223,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
         round_number % config['rounds_per_evaluation'] == 0
         or round_number > num_rounds - config['num_final_evaluations']
       ):
-        scores['per_client'] = personalized_evaluation.evaluate_clients(
+        evaluation = personalized_evaluation.evaluate(
           process,
           runtime,
           rounds.state,
@@ -232,9 +232,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
           rounds.train,
           test,
         )
-        scores['evaluation'] = personalized_evaluation.summarize(
-          scores['per_client'], process.has_global_model
-        )
+        scores['per_client'] = evaluation.rows
+        scores['evaluation'] = evaluation.summary
       # After the evaluation, which holds the data of many clients.
       metrics['rss_mb'] = round(memory.resident_mb(), 1)
       rounds.commit(metrics, **scores)
@@ -263,4 +262,7 @@ def _shown(evaluation):
   shown = {f'personal_{name}': f'{evaluation["personal"][name]:.3f}'}
   if evaluation['global'] is not None:
     shown[f'global_{name}'] = f'{evaluation["global"][name]:.3f}'
+  domains = evaluation.get('domains')
+  if domains is not None and name == 'accuracy':
+    shown['min_domain'] = f'{domains["personal"][name]["min"]:.3f}'
   return shown

@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy by round, and its distribution over clients.
+"""Pictures of a run: accuracy by round, and over clients and domains.
 
 The figures are drawn without a display and without pyplot's global state.
 """
@@ -18,6 +18,8 @@ from tff_pfl.simulation import picture_style
 _BEFORE_COLOR = '#999999'
 _AFTER_COLOR = picture_style.COLORS[0]
 _HURT_COLOR = picture_style.COLORS[1]
+# Of bars: the global model and the personal one, which may be alone.
+_MODEL_COLORS = (_BEFORE_COLOR, _AFTER_COLOR)
 # In square points, as all areas of markers.
 _LARGEST_AREA = 300.0
 
@@ -158,6 +160,96 @@ def plot_client_distribution(
   if title:
     figure.suptitle(title)
   picture_style.save(figure, path)
+
+
+def plot_domains(
+  path: _Path,
+  panels: Mapping[str, Mapping[str, Mapping[str, Optional[float]]]],
+  *,
+  title: str = '',
+) -> None:
+  """Draws scores by domain as a PNG file, a bar for each model and domain.
+
+  Args:
+    path: The file.
+    panels: From name of a score, such as "accuracy", to a dict from name of a
+      model to its score in each domain, in [0, 1]; None leaves a gap. All have
+      the same domains, and of models there are at most two.
+    title: The title; empty for none.
+
+  Raises:
+    ValueError: If there is no panel, a panel has no or too many models, or the
+      domains of two models differ.
+    RunError: If the file cannot be written.
+  """
+  errors.expect(panels, 'panels', 'at least one panel', panels)
+  domains = {tuple(d) for models in panels.values() for d in models.values()}
+  errors.expect(
+    len(domains) == 1 and all(domains),
+    'panels',
+    'of the same domains, at least one, for all models',
+    sorted(domains),
+  )
+  (names,) = domains
+  num_models = max(map(len, panels.values()))
+  errors.expect(
+    num_models <= len(_MODEL_COLORS),
+    'panels',
+    f'of at most {len(_MODEL_COLORS)} models',
+    num_models,
+  )
+  figure = Figure(
+    figsize=(
+      2.0 + 4.2 * len(panels),
+      max(2.6, 1.3 + len(names) * (0.15 + 0.21 * num_models)),
+    ),
+    layout='constrained',
+  )
+  columns = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+  for axes, (score, models) in zip(columns, panels.items()):
+    _draw_bars(axes, models)
+    axes.set_xlabel(f'Test {score} of the domain (%)')
+  columns[0].set_yticks(range(len(names)), names)
+  columns[0].invert_yaxis()
+  if title:
+    figure.suptitle(title)
+  picture_style.save(figure, path)
+
+
+def _draw_bars(
+  axes: Axes, models: Mapping[str, Mapping[str, Optional[float]]]
+) -> None:
+  """Draws a group of bars for each domain, a bar of it for each model."""
+  height = 0.8 / len(models)
+  for i, (label, values) in enumerate(models.items()):
+    known = np.array([math.nan if v is None else v for v in values.values()])
+    bars = axes.barh(
+      np.arange(known.size) + (i - (len(models) - 1) / 2) * height,
+      known,
+      height=0.9 * height,
+      label=label,
+      color=_MODEL_COLORS[i - len(models)],
+    )
+    axes.bar_label(
+      bars,
+      ['' if math.isnan(v) else f'{v:.1%}' for v in known],
+      padding=3,
+      fontsize='small',
+      color=picture_style.TEXT_COLOR,
+    )
+  # Room for the labels, and for all of [0, 1], as bars begin at 0.
+  axes.set_xlim(0, 1.12)
+  picture_style.use_percent(axes.xaxis)
+  picture_style.tidy(axes)
+  axes.grid(visible=False, axis='y')
+  axes.tick_params(axis='y', length=0)
+  axes.legend(
+    frameon=False,
+    loc='lower left',
+    bbox_to_anchor=(0.0, 1.0),
+    ncols=len(models),
+    borderaxespad=0.2,
+  )
 
 
 def _draw_sorted(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pfl import datasets
-from tff_pfl.simulation import plots, run_store, value_codec
+from tff_pfl.simulation import domain_report, plots, run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.templates import personalized_process
 
@@ -16,6 +16,8 @@ SUMMARY_NAME = 'summary.json'
 PER_CLIENT_NAME = 'per_client.csv'
 ACCURACY_PLOT_NAME = 'accuracy_by_round.png'
 CLIENTS_PLOT_NAME = 'clients.png'
+PER_DOMAIN_NAME = 'per_domain.csv'
+DOMAINS_PLOT_NAME = 'domains.png'
 PARTITION_PLOT_NAME = 'partition.png'
 COMPARISON_PLOT_NAME = 'comparison.png'
 
@@ -29,7 +31,8 @@ def write_report(
 
   `summary.json`, `per_client.csv` (the newest evaluation),
   `accuracy_by_round.png`, `clients.png` (distribution over clients before and
-  after personalisation) and `partition.png` (clients by classes).
+  after personalisation) and `partition.png` (clients by classes); for data with
+  domains also `per_domain.csv` and `domains.png`.
 
   Args:
     store: The run's store, evaluated at least once.
@@ -45,7 +48,8 @@ def write_report(
     `seconds_per_round` (median, without evaluation),
     `peak_rss_mb` (of this process and its workers, after any round), `claims`
     (empty: the paper's claims are experiments of their own). What needs an
-    accuracy is None for regression.
+    accuracy is None for regression. For data with domains also `domains`, see
+    `domain_report.over_rounds`.
   """
   config = store.config
   evaluations = store.evaluations()
@@ -78,14 +82,22 @@ def write_report(
     'claims': [],
   }
   directory = store.directory
+  title = f'{process.name} on {data.name}, {config["num_clients"]} clients'
 
   def path(name):
     return os.path.join(directory, name)
 
+  if 'domains' in newest:
+    summary['domains'] = domain_report.over_rounds(
+      evaluations, store.last_round
+    )
+    summary_lib.write_csv(
+      path(PER_DOMAIN_NAME), domain_report.rows(summary['domains'])
+    )
+    _plot_domains(path(DOMAINS_PLOT_NAME), summary['domains'], title)
   summary_lib.write_csv(
     path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
   )
-  title = f'{process.name} on {data.name}, {config["num_clients"]} clients'
   if series:
     plots.plot_accuracy_by_round(
       path(ACCURACY_PLOT_NAME),
@@ -108,6 +120,13 @@ def write_report(
   # Last, so that a summary means that the report is complete.
   summary_lib.write_json(path(SUMMARY_NAME), summary)
   return summary
+
+
+def _plot_domains(path, domains, title):
+  """Draws the newest scores by domain; nothing for regression."""
+  panels = domain_report.bars(domains)
+  if panels:
+    plots.plot_domains(path, panels, title=title)
 
 
 def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
@@ -186,4 +205,22 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
       'personal\nloss',
       'seconds\na round',
     ],
+  )
+
+
+def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
+  """Tables by domain for the screen, one a method.
+
+  Args:
+    summaries: As returned by `write_report`.
+
+  Returns:
+    The tables under their methods' names, separated by empty lines; empty for
+    data without domains.
+  """
+  return '\n\n'.join(
+    f'{summary["algorithm"]}, by domain\n'
+    + domain_report.table(summary['domains'])
+    for summary in summaries
+    if 'domains' in summary
   )

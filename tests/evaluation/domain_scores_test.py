@@ -1,0 +1,211 @@
+import collections
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tff_pfl.evaluation import domain_scores
+
+_NAMES = ('sea', 'hills', 'desert')
+
+
+def _sums(loss, accuracy):
+  return collections.OrderedDict(
+    loss=np.array(loss, np.float32), accuracy=np.array(accuracy, np.float32)
+  )
+
+
+def _domains(examples, before, after):
+  return collections.OrderedDict(
+    examples=np.array(examples, np.float32), before=before, after=after
+  )
+
+
+def _rows():
+  """Of two clients: 4 examples by the sea, 2 + 2 in the hills, no desert."""
+  first = domain_scores.client_domains(
+    _domains(
+      [4, 2, 0],
+      _sums([4, 1, 0], [1, 1, 0]),
+      _sums([2, 1, 0], [3, 2, 0]),
+    ),
+    _NAMES,
+  )
+  second = domain_scores.client_domains(
+    _domains([0, 2, 0], _sums([0, 5, 0], [0, 0, 0]), _sums([0, 3, 0], [0] * 3)),
+    _NAMES,
+  )
+  return [
+    {
+      'before': {'loss': 5 / 6, 'accuracy': 2 / 6},
+      'after': {'loss': 0.5, 'accuracy': 5 / 6},
+      'domains': first,
+    },
+    {
+      'before': {'loss': 2.5, 'accuracy': 0.0},
+      'after': {'loss': 1.5, 'accuracy': 0.0},
+      'domains': second,
+    },
+  ]
+
+
+def _predictions(y, domain, before, after):
+  return domain_scores.Predictions(
+    before=np.array(before, np.float32),
+    after=np.array(after, np.float32),
+    y=np.array(y, np.int32),
+    domain=np.array(domain, np.int32),
+  )
+
+
+def test_a_row_has_means_of_the_domains_that_the_client_has():
+  first, second = (row['domains'] for row in _rows())
+  assert first == {
+    'sea': {
+      'num_test_examples': 4,
+      'before': {'loss': 1.0, 'accuracy': 0.25},
+      'after': {'loss': 0.5, 'accuracy': 0.75},
+    },
+    'hills': {
+      'num_test_examples': 2,
+      'before': {'loss': 0.5, 'accuracy': 0.5},
+      'after': {'loss': 0.5, 'accuracy': 1.0},
+    },
+  }
+  assert list(second) == ['hills']
+  # Nothing of NumPy, for rows are stored as JSON.
+  json.dumps(first)
+
+
+def test_a_row_of_other_domains_than_the_names_is_refused():
+  with pytest.raises(ValueError, match=r'`domains` .* of 3 domains'):
+    domain_scores.client_domains(
+      _domains([1, 1], _sums([1, 1], [1, 1]), _sums([1, 1], [1, 1])), _NAMES
+    )
+
+
+def test_summary_pools_the_clients_examples_of_a_domain():
+  summary = domain_scores.summarize(_rows(), _NAMES, has_global_model=True)
+  assert summary['num_test_examples'] == {'sea': 4, 'hills': 4, 'desert': 0}
+  assert summary['without_test_examples'] == ['desert']
+  assert summary['personal'] == {
+    'loss': {
+      'by_domain': {'sea': 0.5, 'hills': 1.0, 'desert': None},
+      'min': 0.5,
+      'mean': 0.75,
+      'max': 1.0,
+      'client_mean': 1.0,
+    },
+    'accuracy': {
+      'by_domain': {'sea': 0.75, 'hills': 0.5, 'desert': None},
+      'min': 0.5,
+      'mean': 0.625,
+      'max': 0.75,
+      'client_mean': pytest.approx(5 / 12),
+    },
+  }
+  assert summary['global']['accuracy'] == {
+    'by_domain': {'sea': 0.25, 'hills': 0.25, 'desert': None},
+    'min': 0.25,
+    'mean': 0.25,
+    'max': 0.25,
+    'client_mean': pytest.approx(1 / 6),
+  }
+  json.dumps(summary)
+
+
+def test_without_a_global_model_its_scores_are_none():
+  summary = domain_scores.summarize(_rows(), _NAMES, has_global_model=False)
+  assert summary['global'] is None
+  assert 'auc' not in summary['personal']
+
+
+def test_a_loss_that_is_not_finite_is_not_hidden():
+  rows = _rows()
+  rows[1]['domains']['hills']['after']['loss'] = math.nan
+  loss = domain_scores.summarize(rows, _NAMES, has_global_model=False)[
+    'personal'
+  ]['loss']
+  assert loss['by_domain']['sea'] == 0.5
+  for name in ('min', 'mean', 'max'):
+    assert math.isnan(loss[name])
+
+
+def test_auc_is_of_all_clients_predictions_and_its_client_mean_of_each():
+  # By the sea, sorted by score: 0 0.1, 1 0.2, 0 0.3, 1 0.4: 3 of 4 pairs.
+  # In the hills, only class 1.
+  predictions = [
+    _predictions([0, 1, 1], [0, 0, 1], [0.9, 0.1, 0.5], [0.1, 0.2, 0.05]),
+    _predictions([0, 1, 1], [0, 0, 1], [0.8, 0.2, 0.5], [0.3, 0.4, 0.9]),
+    _predictions([1], [1], [0.5], [0.5]),
+  ]
+  summary = domain_scores.summarize(
+    [*_rows(), _rows()[1]],
+    _NAMES,
+    has_global_model=True,
+    predictions=predictions,
+  )
+  assert summary['personal']['auc'] == {
+    'by_domain': {'sea': 0.75, 'hills': None, 'desert': None},
+    'min': 0.75,
+    'mean': 0.75,
+    'max': 0.75,
+    # 1 of 2 pairs and 2 of 2; the last client has one class only.
+    'client_mean': 0.75,
+  }
+  assert summary['global']['auc']['by_domain']['sea'] == 0.0
+
+
+def test_auc_without_both_classes_anywhere_is_none():
+  summary = domain_scores.summarize(
+    _rows()[:1],
+    _NAMES,
+    has_global_model=False,
+    predictions=[_predictions([1, 1], [0, 1], [0, 1], [0, 1])],
+  )
+  assert summary['personal']['auc'] == {
+    'by_domain': dict.fromkeys(_NAMES),
+    **dict.fromkeys(['min', 'mean', 'max', 'client_mean']),
+  }
+
+
+@pytest.mark.parametrize(
+  'y, scores, area',
+  [
+    ([0, 1], [0.2, 0.7], 1.0),
+    ([0, 1], [0.7, 0.2], 0.0),
+    # A tie is half of a pair in the right order.
+    ([0, 1], [0.5, 0.5], 0.5),
+    ([0, 0, 1, 1], [1.0, 3.0, 2.0, 3.0], 0.625),
+    # Scores are compared only: they need not be probabilities.
+    ([1, 0], [-1e30, -2e30], 1.0),
+    ([1, 1], [0.5, 0.7], None),
+    ([0, 0], [0.5, 0.7], None),
+    ([], [], None),
+  ],
+)
+def test_area_under_curve_is_the_share_of_pairs_in_order(y, scores, area):
+  assert domain_scores.area_under_curve(y, scores) == area
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
+def test_scores_that_are_not_finite_count_as_wrong(bad):
+  assert domain_scores.area_under_curve([0, 1], [bad, bad]) == 0.0
+  assert domain_scores.area_under_curve([0, 1, 1], [0.1, 0.2, bad]) == 0.5
+  assert domain_scores.area_under_curve([0, 0, 1], [0.1, bad, 0.2]) == 0.5
+
+
+def test_predictions_are_copied_without_their_padding():
+  scores = {
+    'before': np.array([0.1, 0.2, 0, 0], np.float32),
+    'after': np.array([0.3, 0.4, 0, 0], np.float32),
+    'y': np.array([0, 1, 0, 0], np.int32),
+    'domain': np.array([2, 1, 0, 0], np.int32),
+  }
+  found = domain_scores.client_predictions(scores, 2)
+  assert found.y.tolist() == [0, 1]
+  assert found.domain.tolist() == [2, 1]
+  np.testing.assert_array_equal(found.after, np.array([0.3, 0.4], np.float32))
+  # What is kept of a client is not larger than its examples.
+  assert all(value.base is None for value in found)

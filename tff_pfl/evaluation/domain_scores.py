@@ -1,0 +1,225 @@
+"""Scores of each domain, over the clients that hold its test examples.
+
+A domain's examples lie on many clients, each of which has its own model. A
+metric of the domain is the mean over all of these examples, each scored by the
+model of the client that holds it. For two classes there is also the area under
+the ROC curve (AUC), the probability that an example of class 1 gets a higher
+score than one of class 0: it is that of the predictions of all clients pooled,
+and so it asks that their scores can be compared, too.
+
+References:
+  A. Zhong, H. He, Z. Ren, N. Li, Q. Li. FedDAR: Federated Domain-Aware
+    Representation Learning. ICLR 2023. Tables 1 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from sklearn import metrics as sklearn_metrics
+
+from tff_pfl import errors
+
+AUC = 'auc'
+# Which scores of a row those of a model are.
+_SCORES = {'personal': 'after', 'global': 'before'}
+
+
+class Predictions(NamedTuple):
+  """What a client's models predict for its test examples, of two classes.
+
+  Attributes:
+    before: float32 `[n]`, the score of class 1 before personalisation; higher
+      is more likely.
+    after: float32 `[n]`, that of the personal model.
+    y: int32 `[n]`, the labels, 0 or 1.
+    domain: int32 `[n]`, the domains, in [0, M).
+  """
+
+  before: np.ndarray
+  after: np.ndarray
+  y: np.ndarray
+  domain: np.ndarray
+
+
+def client_domains(
+  domains: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, dict]:
+  """A client's scores by domain, as they are kept in its row.
+
+  Args:
+    domains: `domains` of the client's result of `process.evaluate_clients`:
+      `examples`, `[M]`, the number of its test examples of each domain, and
+      `before` and `after`, each from metric to `[M]`, sums over these.
+    names: Of the M domains.
+
+  Returns:
+    From name of a domain of which the client has test examples to
+    `num_test_examples` and `before` and `after`, dicts of metrics, means over
+    these.
+
+  Raises:
+    ValueError: If there are not as many domains as names.
+  """
+  counts = np.asarray(domains['examples'])
+  errors.expect(
+    counts.shape == (len(names),),
+    'domains',
+    f'of {len(names)} domains, as there are names',
+    counts.shape,
+  )
+  return {
+    names[m]: {
+      'num_test_examples': round(float(counts[m])),
+      **{
+        which: {
+          metric: float(sums[m]) / float(counts[m])
+          for metric, sums in domains[which].items()
+        }
+        for which in ('before', 'after')
+      },
+    }
+    for m in np.flatnonzero(counts > 0)
+  }
+
+
+def client_predictions(
+  scores: Mapping[str, Any], num_examples: int
+) -> Predictions:
+  """A client's predictions, copied without their padding.
+
+  Args:
+    scores: `scores` of the client's result of `process.evaluate_clients`:
+      `before`, `after`, `y` and `domain`, each `[capacity]`.
+    num_examples: How many of the first are not padding.
+  """
+  return Predictions(
+    *(np.array(scores[name][:num_examples]) for name in Predictions._fields)
+  )
+
+
+def area_under_curve(y: Any, scores: Any) -> Optional[float]:
+  """The area under the ROC curve.
+
+  Args:
+    y: Labels `[n]`, 0 or 1.
+    scores: Scores of class 1, `[n]`. One that is not finite, of a model that
+      diverged, counts as wrong: below all others for an example of class 1,
+      above them for one of class 0.
+
+  Returns:
+    The area, in [0, 1]; None unless there are examples of both classes.
+  """
+  is_positive = np.asarray(y) == 1
+  if is_positive.all() or not is_positive.any():
+    return None
+  scores = np.asarray(scores)
+  wrong = np.where(is_positive, -np.inf, np.inf)
+  scores = np.where(np.isfinite(scores), scores, wrong)
+  # The area depends on the order alone, and infinities would be refused.
+  _, ranks = np.unique(scores, return_inverse=True)
+  return float(sklearn_metrics.roc_auc_score(is_positive, ranks))
+
+
+def summarize(
+  rows: Sequence[Mapping[str, Any]],
+  names: Sequence[str],
+  *,
+  has_global_model: bool,
+  predictions: Optional[Sequence[Predictions]] = None,
+) -> dict[str, Any]:
+  """Sums up an evaluation of all clients by domain.
+
+  Args:
+    rows: Of each client, at least one: `before` and `after`, dicts of metrics,
+      means over its test examples, and `domains`, see `client_domains`.
+    names: Of the domains.
+    has_global_model: Whether `before` is the score of a global model.
+    predictions: For a task of two classes, those of the same clients.
+
+  Returns:
+    A dict:
+      num_test_examples: From domain to number of its test examples.
+      without_test_examples: Domains that have none.
+      personal: From metric, with `predictions` also 'auc', to
+        by_domain: From domain to its value. None for a domain without test
+          examples, and the AUC also for one whose test examples are all of one
+          class.
+        min, mean, max: Of the values of the domains that have one, each domain
+          with the same weight; None where no domain has one.
+        client_mean: Mean over clients of the client's value; in the AUC, over
+          those whose test examples are of both classes, None without any.
+      global: Likewise of the global model; None without one.
+  """
+  counts = {
+    name: sum(
+      row['domains'][name]['num_test_examples']
+      for row in rows
+      if name in row['domains']
+    )
+    for name in names
+  }
+  return {
+    'num_test_examples': counts,
+    'without_test_examples': [name for name in names if not counts[name]],
+    'personal': _figures(rows, counts, predictions, 'personal'),
+    'global': _figures(rows, counts, predictions, 'global')
+    if has_global_model
+    else None,
+  }
+
+
+def _figures(rows, counts, predictions, model):
+  """All metrics of the `personal` or `global` model."""
+  which = _SCORES[model]
+  figures = {
+    metric: _figure(
+      {name: _pooled(rows, name, which, metric, counts) for name in counts},
+      [row[which][metric] for row in rows],
+    )
+    for metric in rows[0][which]
+  }
+  if predictions:
+    figures[AUC] = _auc_figure(predictions, which, list(counts))
+  return figures
+
+
+def _pooled(rows, name, which, metric, counts):
+  """The mean of a metric over a domain's test examples."""
+  if not counts[name]:
+    return None
+  own = [row['domains'][name] for row in rows if name in row['domains']]
+  total = sum(one[which][metric] * one['num_test_examples'] for one in own)
+  return total / counts[name]
+
+
+def _auc_figure(predictions, which, names):
+  y, scores, domain = (
+    np.concatenate([getattr(one, field) for one in predictions])
+    for field in ('y', which, 'domain')
+  )
+  return _figure(
+    {
+      name: area_under_curve(y[domain == m], scores[domain == m])
+      for m, name in enumerate(names)
+    },
+    [area_under_curve(one.y, getattr(one, which)) for one in predictions],
+  )
+
+
+def _figure(by_domain, of_clients):
+  """A metric's value of each domain, and what they come to."""
+  known = [value for value in by_domain.values() if value is not None]
+  clients = [value for value in of_clients if value is not None]
+  # Unlike min and max of Python, NumPy's do not hide a value that is NaN.
+  overall = {'min': np.min, 'mean': np.mean, 'max': np.max}
+  return {
+    'by_domain': by_domain,
+    **{
+      name: float(function(known)) if known else None
+      for name, function in overall.items()
+    },
+    'client_mean': float(np.mean(clients)) if clients else None,
+  }

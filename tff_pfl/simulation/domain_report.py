@@ -1,0 +1,156 @@
+"""What the report of a run says of each domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pfl.evaluation import domain_scores
+from tff_pfl.simulation import summary as summary_lib
+
+# Of each metric, what there is besides the domains' values: name and title.
+_OVERALL = {
+  'min': 'min over domains',
+  'mean': 'mean over domains',
+  'max': 'max over domains',
+  'client_mean': 'mean over clients',
+}
+# What tables and pictures show where there is any, best known first.
+_TITLES = {'accuracy': 'accuracy', domain_scores.AUC: 'AUC'}
+_LAST, _LAST_10 = 'last', 'last_10_mean'
+
+
+def over_rounds(
+  evaluations: Sequence[Mapping[str, Any]], final_round: int
+) -> dict[str, Any]:
+  """Sums up the scores of domains over the rounds of training.
+
+  Args:
+    evaluations: Of a run, at least one: `round`, and `domains` as
+      `domain_scores.summarize` gives it.
+    final_round: The last round of training.
+
+  Returns:
+    As `domain_scores.summarize`, with the newest numbers of test examples, and
+    in place of each figure a dict: `last`, its value in the newest evaluation
+    that has it, and `last_10_mean`, its mean over the evaluations of the last
+    10 rounds, see `summary.accuracy_summary`; None where no evaluation has it.
+    That of the minimum is the mean of the rounds' minima.
+  """
+  rounds = [evaluation['round'] for evaluation in evaluations]
+  domains = [evaluation['domains'] for evaluation in evaluations]
+
+  def summed_up(values):
+    if isinstance(values[-1], Mapping):
+      return {
+        name: summed_up([value[name] for value in values])
+        for name in values[-1]
+      }
+    figures = summary_lib.accuracy_summary(
+      rounds, values, final_round=final_round
+    )
+    return {name: figures[name] for name in (_LAST, _LAST_10)}
+
+  return {
+    **domains[-1],
+    'personal': summed_up([one['personal'] for one in domains]),
+    'global': None
+    if domains[-1]['global'] is None
+    else summed_up([one['global'] for one in domains]),
+  }
+
+
+def rows(domains: Mapping[str, Any]) -> list[dict]:
+  """A row for each domain, for a CSV file.
+
+  Args:
+    domains: As `over_rounds` returns it.
+
+  Returns:
+    Dicts of `domain`, `num_test_examples` and, of each model and metric, the
+    figures `last` and `last_10_mean`.
+  """
+  return [
+    {
+      'domain': name,
+      'num_test_examples': count,
+      **{
+        model: {
+          metric: figure['by_domain'][name]
+          for metric, figure in domains[model].items()
+        }
+        for model in ('personal', 'global')
+        if domains[model] is not None
+      },
+    }
+    for name, count in domains['num_test_examples'].items()
+  ]
+
+
+def table(domains: Mapping[str, Any]) -> str:
+  """A table for the screen, a row for each domain.
+
+  The last rows are minimum, mean and maximum over domains and the mean over
+  clients. Columns are those of accuracy and AUC; where there is neither, as for
+  regression, those of all metrics.
+
+  Args:
+    domains: As `over_rounds` returns it.
+  """
+  headers, columns = [], []
+  for metric, title in _shown(domains).items():
+    for model, which, header in (
+      ('personal', _LAST, f'personal\n{title}'),
+      ('personal', _LAST_10, 'last 10\nrounds'),
+      ('global', _LAST, f'global\n{title}'),
+    ):
+      if domains[model] is not None:
+        headers.append(header)
+        columns.append((domains[model][metric], which))
+  return summary_lib.format_table(
+    [
+      [name, count, *(f['by_domain'][name][which] for f, which in columns)]
+      for name, count in domains['num_test_examples'].items()
+    ]
+    + [
+      [title, None, *(figure[name][which] for figure, which in columns)]
+      for name, title in _OVERALL.items()
+    ],
+    ['domain', 'test\nexamples', *headers],
+  )
+
+
+def bars(domains: Mapping[str, Any]) -> dict[str, dict]:
+  """What a picture shows by domain, for `plots.plot_domains`.
+
+  Args:
+    domains: As `over_rounds` returns it.
+
+  Returns:
+    From title of accuracy and AUC, those that there are, to a dict from name of
+    a model to its newest value of each domain. Domains without test examples
+    are left out, and so is the personal model where it is the global one.
+  """
+  panels = {}
+  for metric, title in _shown(domains).items():
+    if metric in _TITLES:
+      models = {
+        model: {
+          name: domains[model][metric]['by_domain'][name][_LAST]
+          for name, count in domains['num_test_examples'].items()
+          if count
+        }
+        for model in ('global', 'personal')
+        if domains[model] is not None
+      }
+      if models['personal'] == models.get('global'):
+        del models['personal']
+      panels[title] = {f'{model} model': v for model, v in models.items()}
+  return panels
+
+
+def _shown(domains):
+  """Metric to title of the metrics that are shown."""
+  metrics = domains['personal']
+  scores = {name: _TITLES[name] for name in _TITLES if name in metrics}
+  return scores or {name: name for name in metrics}
