@@ -8,6 +8,7 @@ from tff_pfl import errors
 from tff_pfl.reproduction import (
   experiment,
   fedavg_images,
+  feddar_images,
   fedrep_images,
   linear_experiments,
   per_fed_avg_images,
@@ -19,6 +20,7 @@ _MODULES = (
   fedavg_images,
   per_fed_avg_images,
   fedrep_images,
+  feddar_images,
 )
 
 EXPERIMENTS: Mapping[str, experiment.Experiment] = {
