@@ -36,7 +36,10 @@ from tff_pfl.comparison import html_report, plan, runner
 _ALL = 'all'
 
 _ALGORITHMS = flags.DEFINE_list(
-  'algorithms', [_ALL], f'Methods to compare, or {_ALL} of --algorithm.'
+  'algorithms',
+  [_ALL],
+  f'Methods to compare, or {_ALL} of --algorithm that fit the data (those for '
+  'domains where there are any).',
 )
 _SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds, each as --seed of a run.')
 _GRID = flags.DEFINE_multi_string(
@@ -89,7 +92,12 @@ flags.adopt_module_key_flags(program)
 
 def _algorithms():
   if _ALGORITHMS.value == [_ALL]:
-    return tuple(registry.ALGORITHMS)
+    data = run_flags.config_from_flags('fed_avg').load_data()
+    return tuple(
+      name
+      for name, algorithm in registry.ALGORITHMS.items()
+      if data.num_domains or not algorithm.needs_domains
+    )
   for name in _ALGORITHMS.value:
     errors.expect(
       name in registry.ALGORITHMS,

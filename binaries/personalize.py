@@ -5,8 +5,9 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
       --num_epochs=1,10 --output_dir=runs/digits/new_clients
 
 The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
-and, for more than one client, `client` `[n]` (whose example it is), or from a
-data set by name (`--dataset`, `--partition`, `--num_clients`, `--seed`; with
+and, for more than one client, `client` `[n]` (whose example it is), for data
+with domains `domain` `[n]` (in the order of the run's domains), or from a data
+set by name (`--dataset`, `--partition`, `--num_clients`, `--seed`; with
 those of the run, its own clients as if they were new). Each is divided into
 training and test examples. Methods with local weights fit those with the
 global ones frozen; others fine-tune: as the method does by itself (Per-FedAvg:
@@ -110,8 +111,10 @@ def _load_clients(run):
     arrays['x'],
     arrays['y'],
     keys=keys,
+    domain=arrays.get('domain'),
+    domain_names=run.data.domain_names if 'domain' in arrays else None,
     test_fraction=_TEST_FRACTION.value,
-    num_classes=run.model.num_classes,
+    num_classes=run.data.num_classes,
     name=os.path.basename(_CLIENTS_NPZ.value),
     seed=run.config.seed,
   )

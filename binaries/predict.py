@@ -5,8 +5,9 @@ r"""Applies a client's personal model to examples.
 
 The client is one of the run's own, or a new one that `personalize` fitted
 (then give its --output_dir as --personal_models). The input is an .npz file
-with an array `x` `[n, ...]`, scaled as the run's data; the output, by its
-ending, a .csv with a row an example (prediction and, for classifiers,
+with an array `x` `[n, ...]`, scaled as the run's data, and, where these have
+domains, `domain` `[n]`, integers in the order of its domains. The output, by
+its ending, is a .csv with a row an example (prediction and, for classifiers,
 probabilities) or an .npz with arrays `prediction` and `probabilities` (or
 `outputs` for regression).
 """
@@ -44,7 +45,8 @@ flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(program)
 
 
-def _read_x(path):
+def _read_examples(path):
+  """`(x, domain)`; domain is None where the file has none."""
   arrays = finished_run.read_npz(path, '--input')
   errors.expect(
     'x' in arrays,
@@ -52,7 +54,7 @@ def _read_x(path):
     'an .npz file with an array x',
     f'arrays {", ".join(arrays) or "none"} in {path}',
   )
-  return array_checks.check_inputs(arrays['x'], 'x')
+  return array_checks.check_inputs(arrays['x'], 'x'), arrays.get('domain')
 
 
 def _weights(run):
@@ -87,11 +89,11 @@ def main() -> None:
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
   runtime_flags.options()  # Flags that contradict one another.
-  x = _read_x(_INPUT.value)
+  x, domain = _read_examples(_INPUT.value)
   with finished_run.FinishedRun(
     _RUN_DIR.value, data_dir=_DATA_DIR.value
   ) as run:
-    outputs = finished_run.predict(run.model, _weights(run), x)
+    outputs = finished_run.predict(run.model, _weights(run), x, domain)
     classifies = run.model.num_classes is not None
   arrays = {'outputs': outputs}
   if classifies:

@@ -50,7 +50,7 @@ _RERUN = flags.DEFINE_bool(
 _DATASET = flags.DEFINE_enum(
   'dataset',
   None,
-  [name for name, entry in datasets.DATASETS.items() if entry.load_arrays],
+  list(datasets.DATASETS),
   "Instead of the experiment's own data set, for those with images.",
 )
 _DATA_DIR = flags.DEFINE_string(

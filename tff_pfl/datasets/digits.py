@@ -68,3 +68,20 @@ def load_digits(
     ValueError: The partition is impossible.
   """
   return load_digits_arrays().to_clients(num_clients, partition, seed=seed)
+
+
+def draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
+  """Returns a domain for each example, always the same, int32 `[n]`.
+
+  Args:
+    y: Labels, `[n]`; every class is spread evenly over the domains.
+    num_domains: At least 1.
+  """
+  domain = np.zeros(len(y), np.int32)
+  if num_domains > 1:
+    folds = model_selection.StratifiedKFold(
+      num_domains, shuffle=True, random_state=_SPLIT_SEED
+    )
+    for number, (_, members) in enumerate(folds.split(y, y)):
+      domain[members] = number
+  return domain

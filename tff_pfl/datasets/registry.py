@@ -16,6 +16,7 @@ from tff_pfl.datasets import (
   heart_disease,
   mnist,
   partitioning,
+  relabelled_digits,
   rotated_digits,
   sentiment,
   shakespeare,
@@ -135,6 +136,12 @@ DATASETS: Dict[str, DatasetEntry] = {
     stackoverflow.load_stackoverflow,
     'next words after up to 20 others by user (partition natural), downloaded'
     ' through TensorFlow Federated',
+  ),
+  'relabelled_digits': DatasetEntry(
+    relabelled_digits.load_relabelled_digits,
+    'the digits in 5 domains, each with another two labels swapped (partition'
+    ' domain_mixture)',
+    relabelled_digits.load_relabelled_digits_arrays,
   ),
   'rotated_digits': DatasetEntry(
     rotated_digits.load_rotated_digits,

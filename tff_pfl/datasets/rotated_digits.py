@@ -16,26 +16,12 @@ from typing import Tuple, Union
 
 import numpy as np
 from scipy import ndimage
-from sklearn import model_selection
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import digits, federated_dataset, partitioning
 
 MAX_ROTATIONS = 12
-_SEED = 0
-
-
-def _domains_of(y: np.ndarray, num_domains: int) -> np.ndarray:
-  """Returns a domain for each example, every class spread evenly over them."""
-  domain = np.zeros(len(y), np.int32)
-  if num_domains > 1:
-    folds = model_selection.StratifiedKFold(
-      num_domains, shuffle=True, random_state=_SEED
-    )
-    for number, (_, members) in enumerate(folds.split(y, y)):
-      domain[members] = number
-  return domain
 
 
 def _rotated(x: np.ndarray, domain: np.ndarray, step: float) -> np.ndarray:
@@ -66,7 +52,7 @@ def load_rotated_digits_arrays(num_rotations: int = 4) -> arrays_lib.Arrays:
   upright = digits.load_digits_arrays()
 
   def turned(x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    domain = _domains_of(y, num_rotations)
+    domain = digits.draw_domains(y, num_rotations)
     return _rotated(x, domain, step), domain
 
   x, domain = turned(upright.x, upright.y)

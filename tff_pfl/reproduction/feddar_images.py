@@ -94,8 +94,9 @@ class Sizes:
   num_seeds: int = 3
 
 
-_DEFAULT_DATASET = 'rotated_digits'
+_DEFAULT_DATASET = 'relabelled_digits'
 FULL = {
+  'relabelled_digits': Sizes(),
   'rotated_digits': Sizes(),
   'digits5': Sizes(
     partitions={

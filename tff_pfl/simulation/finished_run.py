@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import batches
+from tff_pfl.datasets import array_checks, batches
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.models import split_model
+from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
   client_population,
@@ -58,10 +58,15 @@ class FinishedRun:
       self.directory = directory
       self.config = config
       self.data = config.load_data()
-      self.model = config.build_model(self.data)
+      self._own_model = config.build_model(self.data)
       on_error.pop_all()
     # Building one takes a second or two.
     self._processes = {}
+
+  @property
+  def model(self) -> split_model.SplitModel:
+    """The model of clients, as the method makes it of the run's own."""
+    return self.build_process().model
 
   def build_process(
     self,
@@ -73,7 +78,7 @@ class FinishedRun:
       config = dataclasses.replace(config, personalization=personalization)
     options = config.personalization
     if options not in self._processes:
-      self._processes[options] = config.build_process(self.model)
+      self._processes[options] = config.build_process(self._own_model)
     return self._processes[options]
 
   def server_state(
@@ -309,7 +314,10 @@ def load_personal_model(
 
 
 def predict(
-  model: split_model.SplitModel, weights: Mapping[str, Any], x: np.ndarray
+  model: split_model.SplitModel,
+  weights: Mapping[str, Any],
+  x: np.ndarray,
+  domain: Optional[np.ndarray] = None,
 ) -> np.ndarray:
   """Outputs of a model.
 
@@ -317,6 +325,7 @@ def predict(
     model: The model.
     weights: All its weights.
     x: `[n, ...]`, as the model takes it.
+    domain: Integers `[n]` from 0 on, of examples of models with domains.
 
   Returns:
     For classifiers, the classes' probabilities `[n, ..., num_classes]`;
@@ -335,14 +344,23 @@ def predict(
     f'integers, as the model takes {spec.dtype.name}',
     x.dtype,
   )
+  element = {'x': tf.cast(x, spec.dtype), 'y': ()}
+  if model.domains is not None:
+    element['domain'] = _check_domain(model, domain, len(x))
+  inputs, _ = domains.join(element)
   weights = {name: tf.constant(value) for name, value in weights.items()}
 
-  @tf.function(autograph=False)
+  @tf.function(autograph=False, reduce_retracing=True)
   def outputs_of(chunk):
     return model.forward(weights, chunk)[0]
 
+  def chunk_from(start):
+    return tf.nest.map_structure(
+      lambda values: values[start : start + _PREDICTION_CHUNK], inputs
+    )
+
   chunks = [
-    outputs_of(tf.cast(x[start : start + _PREDICTION_CHUNK], spec.dtype))
+    outputs_of(chunk_from(start))
     # Also without examples: the outputs then have their other dimensions.
     for start in range(0, max(1, len(x)), _PREDICTION_CHUNK)
   ]
@@ -350,6 +368,23 @@ def predict(
   if model.num_classes is None:
     return outputs
   return np.asarray(model.probabilities(outputs))
+
+
+def _check_domain(model, domain, num_examples):
+  errors.expect(
+    domain is not None,
+    'domain',
+    f'given for model {model.name!r}, whose examples have one',
+    domain,
+  )
+  domain = array_checks.check_domain_ids(domain, 'domain', model.domains.number)
+  errors.expect(
+    len(domain) == num_examples,
+    'domain',
+    f'of {num_examples} examples, like x',
+    len(domain),
+  )
+  return tf.constant(domain)
 
 
 def personal_model_path(directory: str, client_id: str) -> str:
