@@ -8,9 +8,10 @@
 * `feddar_ablation` (table 2): re-weighting, multi-head, domain as input,
   alternating training, projection and aggregation, one after another.
 
-Each method runs on data sets with domains: by default the rotated digits, which
-are bundled; `digits5` and `heart_disease` from their files. Every run is a
-process of its own, as in a comparison.
+The data are by default the relabelled digits, which are bundled, and in which
+the labels' distribution given the image is the domain's, as the paper's problem
+has it; `rotated_digits`, `digits5` and `heart_disease` are others. Every run is
+a process of its own, as in a comparison.
 
 Deviations from the paper: its data (FairFace, EXAM) are not public or too large
 for a CPU; five clients with 250 examples each stand for five with 500, an MLP
@@ -46,8 +47,7 @@ from tff_pfl.simulation import report, run_config
 _FED_DAR_SA, _FED_DAR_WA = 'FedDAR-SA', 'FedDAR-WA'
 _FIGURES = ('min', 'mean', 'max', 'client_mean')
 _FINE_TUNED = 'all'
-# Of the baselines, those of the fast size.
-_FAST_BASELINES = ('FedAvg',)
+_FAST_METHODS = ('FedAvg', _FED_DAR_WA, _FED_DAR_SA)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ FAST = Sizes(
 )
 
 
-class _Method(NamedTuple):
+class Method(NamedTuple):
   """A row of a table.
 
   Attributes:
@@ -159,24 +159,29 @@ class _Scores(NamedTuple):
     return float(np.mean(self.by_seed[name]))
 
 
-def _sizes(settings: experiment.Settings) -> Sizes:
+def sizes_of(settings: experiment.Settings) -> Sizes:
+  """The sizes for the settings' data set.
+
+  Raises:
+    ValueError: If the data set has no domains.
+  """
   dataset = settings.dataset or _DEFAULT_DATASET
   errors.expect(
     dataset in FULL, 'dataset', f'one of {", ".join(FULL)}', dataset
   )
   if not settings.fast:
     return FULL[dataset]
-  # Of the data set's own, only what the fast size is about.
-  fast = {
-    name: getattr(FAST, name)
-    for name in ('num_rounds', 'num_warmup_rounds', 'num_seeds')
-  }
   if dataset == _DEFAULT_DATASET:
     return FAST
-  return dataclasses.replace(FULL[dataset], **fast)
+  return dataclasses.replace(
+    FULL[dataset],
+    num_rounds=FAST.num_rounds,
+    num_warmup_rounds=FAST.num_warmup_rounds,
+    num_seeds=FAST.num_seeds,
+  )
 
 
-def _hparams(method: _Method, sizes: Sizes) -> Any:
+def hparams_of(method: Method, sizes: Sizes) -> Any:
   """The method's hyperparameters, with those of `sizes` under its names."""
   of_class = registry.get_algorithm(method.algorithm).hparams
   names = {field.name for field in dataclasses.fields(of_class)}
@@ -197,7 +202,7 @@ def _hparams(method: _Method, sizes: Sizes) -> Any:
 
 
 def _run(
-  methods: Sequence[_Method],
+  methods: Sequence[Method],
   partitions: Mapping[str, str],
   sizes: Sizes,
   settings: experiment.Settings,
@@ -209,7 +214,7 @@ def _run(
       name=_slug(f'{label}-{method.name}-{seed}'),
       config=run_config.RunConfig(
         algorithm=method.algorithm,
-        hparams=_hparams(method, sizes),
+        hparams=hparams_of(method, sizes),
         dataset=settings.dataset or _DEFAULT_DATASET,
         data_dir=settings.data_dir,
         dataset_arguments=sizes.dataset_arguments,
@@ -337,51 +342,50 @@ def _setup(sizes: Sizes, settings: experiment.Settings) -> Mapping[str, Any]:
   }
 
 
-def _fed_dar(sizes: Sizes) -> Sequence[_Method]:
+def fed_dar(sizes: Sizes) -> Sequence[Method]:
+  """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    _Method(_FED_DAR_WA, 'fed_dar', {'aggregation': 'weighted_average'}),
-    _Method(_FED_DAR_SA, 'fed_dar', projection),
+    Method(_FED_DAR_WA, 'fed_dar', {'aggregation': 'weighted_average'}),
+    Method(_FED_DAR_SA, 'fed_dar', projection),
   ]
 
 
-def _baselines(sizes: Sizes) -> Sequence[_Method]:
+def baselines(sizes: Sizes) -> Sequence[Method]:
   """All methods of tables 1 and 3, but FedBN."""
   half = {'num_warmup_rounds': sizes.num_rounds // 2}
   reweighted = {'reweight_domains': True}
   return [
-    _Method('Local', 'local_only'),
-    _Method('Separate FedAvg', 'separate_fed_avg'),
-    _Method('FedAvg', 'fed_avg', fine_tuned='FedAvg + FT'),
-    _Method('FedAvg + separate FT', 'separate_fed_avg', half),
-    _Method('FedAvg, re-weighted', 'fed_avg', reweighted),
-    _Method(
+    Method('Local', 'local_only'),
+    Method('Separate FedAvg', 'separate_fed_avg'),
+    Method('FedAvg', 'fed_avg', fine_tuned='FedAvg + FT'),
+    Method('FedAvg + separate FT', 'separate_fed_avg', half),
+    Method('FedAvg, re-weighted', 'fed_avg', reweighted),
+    Method(
       'FedAvg + multi-head',
       'fed_avg',
       {**reweighted, 'domain_model': 'multi_head'},
     ),
-    _Method(
+    Method(
       'FedAvg, domain as input',
       'fed_avg',
       {**reweighted, 'domain_model': 'input'},
     ),
-    _Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
-    _Method('FedMinMax', 'fed_min_max'),
-    _Method('FedRep', 'fed_rep'),
-    _Method('FedPer', 'fed_per'),
-    _Method('LG-FedAvg', 'lg_fed_avg'),
+    Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
+    Method('FedMinMax', 'fed_min_max'),
+    Method('FedRep', 'fed_rep'),
+    Method('FedPer', 'fed_per'),
+    Method('LG-FedAvg', 'lg_fed_avg'),
   ]
 
 
 def run_domains(settings: experiment.Settings) -> experiment.Result:
   """Runs `feddar_domains`."""
-  sizes = _sizes(settings)
-  baselines = _baselines(sizes)
+  sizes = sizes_of(settings)
+  methods = [*baselines(sizes), *fed_dar(sizes)]
   if settings.fast:
-    baselines = [m for m in baselines if m.name in _FAST_BASELINES]
-  found = _run(
-    [*baselines, *_fed_dar(sizes)], sizes.partitions, sizes, settings
-  )
+    methods = [m for m in methods if m.name in _FAST_METHODS]
+  found = _run(methods, sizes.partitions, sizes, settings)
   names = list(dict.fromkeys(name for _, name in found))
   others = [n for n in names if n not in (_FED_DAR_SA, _FED_DAR_WA)]
 
@@ -453,9 +457,9 @@ def _draw_domains(figure: Figure, found, sizes, names) -> None:
 
 def run_k(settings: experiment.Settings) -> experiment.Result:
   """Runs `feddar_k`."""
-  sizes = _sizes(settings)
+  sizes = sizes_of(settings)
   methods = {
-    (name, k): _Method(
+    (name, k): Method(
       f'{name}, k={k}',
       'fed_dar',
       {'projection_dim': k, 'aggregation': aggregation},
@@ -510,31 +514,31 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
   )
 
 
-def _ablation(sizes: Sizes) -> Sequence[_Method]:
+def ablation(sizes: Sizes) -> Sequence[Method]:
   """The rows of table 2, first those without alternating training."""
   rw = {'reweight_domains': True}
   projection = {'projection_dim': sizes.projection_dim}
   wa = {'aggregation': 'weighted_average'}
   jointly = {'alternating': False}
   return [
-    _Method('nothing', 'fed_avg'),
-    _Method('RW', 'fed_avg', rw),
-    _Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
-    _Method('RW, MH, WA', 'fed_dar', {**jointly, **wa}),
-    _Method('RW, MH, Proj, WA', 'fed_dar', {**jointly, **wa, **projection}),
-    _Method('RW, MH, Proj, SA', 'fed_dar', {**jointly, **projection}),
-    _Method('MH, Alter, WA', 'fed_dar', {**wa, 'reweight_domains': False}),
-    _Method('RW, MH, Alter, WA', 'fed_dar', wa),
-    _Method('RW, MH, Alter, Proj, WA', 'fed_dar', {**wa, **projection}),
-    _Method('RW, MH, Alter, SA', 'fed_dar'),
-    _Method('RW, MH, Alter, Proj, SA', 'fed_dar', projection),
+    Method('nothing', 'fed_avg'),
+    Method('RW', 'fed_avg', rw),
+    Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
+    Method('RW, MH, WA', 'fed_dar', {**jointly, **wa}),
+    Method('RW, MH, Proj, WA', 'fed_dar', {**jointly, **wa, **projection}),
+    Method('RW, MH, Proj, SA', 'fed_dar', {**jointly, **projection}),
+    Method('MH, Alter, WA', 'fed_dar', {**wa, 'reweight_domains': False}),
+    Method('RW, MH, Alter, WA', 'fed_dar', wa),
+    Method('RW, MH, Alter, Proj, WA', 'fed_dar', {**wa, **projection}),
+    Method('RW, MH, Alter, SA', 'fed_dar'),
+    Method('RW, MH, Alter, Proj, SA', 'fed_dar', projection),
   ]
 
 
 def run_ablation(settings: experiment.Settings) -> experiment.Result:
   """Runs `feddar_ablation`."""
-  sizes = _sizes(settings)
-  methods = _ablation(sizes)
+  sizes = sizes_of(settings)
+  methods = ablation(sizes)
   if settings.fast:
     methods = [methods[0], methods[-1]]
   label = 'one'
