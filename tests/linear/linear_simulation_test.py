@@ -269,14 +269,14 @@ def test_mini_batches_depend_on_seed_client_and_round():
   method = methods.fed_sgd(_RATE, batch_size=1)
   x, y = (value[0] for value in _problem(samples_per_client=50).samples())
   samples = problem_lib.LinearSamples(x, y)
-  run = rounds.client_round(method)
+  run = rounds.client_phase(method.phases[0])
 
   def head(seed, round_number, client_index):
     server_state, client_state = rounds.initial_states(
       method, _initial(), seed, client_index
     )
     server_state = server_state._replace(round_number=round_number)
-    return run(server_state, client_state, samples).shared['head'].numpy()
+    return run(server_state, client_state, samples).message['head'].numpy()
 
   heads = [head(*key) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
   np.testing.assert_array_equal(heads[0], head(0, 0, 0))
@@ -286,7 +286,7 @@ def test_mini_batches_depend_on_seed_client_and_round():
 def test_long_runs_are_recorded_across_chunks(monkeypatch):
   method, problem = methods.fed_avg(_RATE), _problem()
   whole = simulation.run(method, problem, 10, initial=_initial())
-  monkeypatch.setattr(simulation, '_MAX_ROUNDS_PER_CHUNK', 4)
+  monkeypatch.setattr(simulation, '_MAX_RECORDS_PER_CHUNK', 4)
   chunked = simulation.run(method, problem, 10, initial=_initial())
 
   np.testing.assert_array_equal(chunked.loss, whole.loss)

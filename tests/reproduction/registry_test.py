@@ -9,12 +9,16 @@ def test_all_experiments_are_there_in_order():
     'fedrep_linear_new_client',
     'fedavg_linear_representation',
     'fedavg_linear_new_client',
+    'feddar_linear',
     'fedavg_cosine',
     'fedavg_new_classes',
     'fedavg_cka',
     'perfedavg_mnist',
     'fedrep_local_epochs',
     'fedrep_new_clients',
+    'feddar_domains',
+    'feddar_k',
+    'feddar_ablation',
   ]
 
 
@@ -25,7 +29,7 @@ def test_an_experiment_tells_what_it_shows_and_of_which_figure(entry):
   assert registry.get_experiment(entry.name) is entry
   assert len(entry.summary.split()) > 3
   assert '\n' not in entry.summary
-  assert 'figure' in entry.paper
+  assert 'figure' in entry.paper or 'table' in entry.paper
   assert entry.uses_images == ('linear' not in entry.name)
 
 

@@ -1,10 +1,13 @@
 """The papers' linear representation experiments and their methods.
 
 * `problem`: the ground truth, the clients' samples, new clients.
+* `domain_problem`: the same where clients mix domains (FedDAR).
 * `model`: the two-layer linear model and its gradients.
 * `methods`: what clients and server do, one function for each paper's method.
-* `rounds`: a round's two halves, for `simulation` (all clients as one program)
-  and `federated` (TFF computations) alike.
+* `domain_methods`: those that have heads, or models, for domains.
+* `rounds`: the clients' and the server's part of a phase, for `simulation` (all
+  clients as one program) and `federated` (TFF computations) alike.
 * `initialization`: first models.
+* `client_errors`: errors of the clients that trained, on test samples.
 * `new_client`: errors of a client that did not train.
 """

@@ -16,11 +16,13 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.linear import initialization, methods, rounds
 from tff_pfl.linear import model as model_lib
+from tff_pfl.linear import problem as problem_lib
 
 
 class LinearOutput(NamedTuple):
@@ -58,14 +60,17 @@ def build_process(
   initial: model_lib.LinearModel,
   num_samples: int,
   *,
+  num_domains: int = 0,
   seed: int = 0,
 ) -> LinearProcess:
   """Builds the federated computations of a method.
 
   Args:
-    method: Of `methods.METHODS`.
-    initial: The first model; clients that keep parts of it start from its.
+    method: Of `methods.METHODS` or `domain_methods.DOMAIN_METHODS`.
+    initial: The first model; clients that keep parts of it start from its, as
+      do domains that have parts of their own.
     num_samples: Rows of each client's samples (`LinearProblem.num_rows`).
+    num_domains: M; 0 for samples without domains.
     seed: Of the method's own randomness, non-negative.
 
   Returns:
@@ -73,40 +78,44 @@ def build_process(
 
   Raises:
     TypeError: If `method` is none, for instance only its name.
-    ValueError: If the method cannot run on so few samples.
+    ValueError: If the method cannot run on so few samples, or not without
+      domains.
   """
   methods.check_method(method)
   errors.expect_int('num_samples', num_samples, 1)
   errors.expect_int('seed', seed, 0, 2**63 - 1)
+  errors.expect_int('num_domains', num_domains, 0)
   initial = model_lib.check_model(initial, 'initial')
   dimension, rank = initial.representation.shape
-  method.check_samples(num_samples, rank)
-  client_round = rounds.client_round(method)
-  server_round = rounds.server_round(method)
-  samples_type = initialization.samples_type_of(num_samples, dimension)
+  method.check(num_samples, rank, num_domains)
+  samples_type = initialization.samples_type_of(
+    num_samples, dimension, domains=num_domains > 0
+  )
+
+  def initial_states(client_index):
+    return rounds.initial_states(
+      method, initial, seed, client_index, num_domains
+    )
 
   @tff.tensorflow.computation
   def initial_server_state():
-    return rounds.initial_states(method, initial, seed, 0)[0]
+    return initial_states(0)[0]
 
   @tff.tensorflow.computation(np.int64)
   def initialize_client_state(client_index):
-    return rounds.initial_states(method, initial, seed, client_index)[1]
+    return initial_states(client_index)[1]
 
   server_state_type = initial_server_state.type_signature.result
   client_state_type = initialize_client_state.type_signature.result
-
-  @tff.tensorflow.computation(
-    server_state_type, client_state_type, samples_type
-  )
-  def client_work(server_state, client_state, samples):
-    return client_round(server_state, client_state, samples)
-
-  shared_type = client_work.type_signature.result.shared
-
-  @tff.tensorflow.computation(server_state_type, shared_type)
-  def server_work(server_state, mean):
-    return server_round(server_state, mean)
+  phases = [
+    _build_phase(
+      method,
+      phase,
+      (server_state_type, client_state_type, samples_type),
+      num_domains,
+    )
+    for phase in method.phases
+  ]
 
   @tff.federated_computation
   def initialize():
@@ -118,16 +127,55 @@ def build_process(
     tff.FederatedType(samples_type, tff.CLIENTS),
   )
   def next_fn(state, client_states, samples):
-    output = tff.federated_map(
-      client_work, (tff.federated_broadcast(state), client_states, samples)
-    )
-    mean = tff.federated_mean(output.shared)
+    losses = []
+    for client_work, server_work in phases:
+      output = tff.federated_map(
+        client_work, (tff.federated_broadcast(state), client_states, samples)
+      )
+      mean = tff.federated_mean(output.message)
+      state = tff.federated_map(server_work, (state, mean))
+      client_states = output.client_state
+      losses.append(output.loss)
     return LinearOutput(
-      state=tff.federated_map(server_work, (state, mean)),
-      client_states=output.client_state,
+      state=state,
+      client_states=client_states,
       metrics=tff.federated_zip(
-        collections.OrderedDict(loss=tff.federated_mean(output.loss))
+        collections.OrderedDict(loss=tff.federated_mean(losses[0]))
       ),
     )
 
   return LinearProcess(initialize, initialize_client_state, next_fn)
+
+
+def _build_phase(method, phase, types, num_domains):
+  """The computations of a phase's clients and of its server."""
+  client_phase = rounds.client_phase(phase)
+  server_phase = rounds.server_phase(method, phase)
+
+  @tff.tensorflow.computation(*types)
+  def client_work(server_state, client_state, samples):
+    if num_domains:
+      samples = _checked(problem_lib.as_samples(samples), num_domains)
+    return client_phase(server_state, client_state, samples)
+
+  @tff.tensorflow.computation(
+    types[0], client_work.type_signature.result.message
+  )
+  def server_work(server_state, mean):
+    return server_phase(server_state, mean)
+
+  return client_work, server_work
+
+
+def _checked(samples, num_domains):
+  """The samples; reading them fails if a domain is out of range."""
+  in_range = (samples.domain >= 0) & (samples.domain < num_domains)
+  check = tf.debugging.Assert(
+    tf.reduce_all(in_range),
+    [
+      f'Expected `domain` to be in [0, {num_domains - 1}], found',
+      samples.domain,
+    ],
+  )
+  with tf.control_dependencies([check]):
+    return tf.nest.map_structure(tf.identity, samples)

@@ -2,7 +2,8 @@
 
 * `random_representation`: orthonormal columns with a random span.
 * `representation_at_distance`: with a given distance from the ground truth.
-* `method_of_moments`: from one aggregation over the clients' samples (FedRep).
+* `method_of_moments`: from one aggregation over the clients' samples (FedRep,
+  FedDAR).
 * `theorem_1_initialization`: scaled as FedAvg's Theorem 1 asks.
 
 References:
@@ -12,6 +13,8 @@ References:
   ICML 2021, Algorithm 1.
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
   Lead to Representation Learning, NeurIPS 2022, Theorem 1, Proposition 1.
+  Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
+  Learning, ICLR 2023, Algorithm 2.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.linear import domain_problem
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 
@@ -160,7 +164,7 @@ def build_method_of_moments(
   return method_of_moments
 
 
-def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
+def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
   """The representation of `build_method_of_moments`, without a runtime.
 
   Args:
@@ -180,24 +184,34 @@ def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
     'a number of samples for the method of moments',
     problem.samples_per_client,
   )
+  samples = problem.samples(0)
   mean = np.mean(
     [
       _second_moments(problem_lib.LinearSamples(x, y)).numpy()
-      for x, y in zip(*problem.samples(0))
+      for x, y in zip(samples.x, samples.y)
     ],
     axis=0,
   )
   return _top_eigenvectors(tf.constant(mean), problem.rank).numpy()
 
 
-def samples_type_of(num_samples: int, dimension: int) -> tff.Type:
-  """TFF's type of one client's `LinearSamples`."""
-  return tff.to_type(
-    problem_lib.LinearSamples(
-      tff.TensorType(np.float64, [num_samples, dimension]),
-      tff.TensorType(np.float64, [num_samples]),
-    )
-  )
+def samples_type_of(
+  num_samples: int, dimension: int, *, domains: bool = False
+) -> tff.Type:
+  """TFF's type of one client's samples.
+
+  Args:
+    num_samples: m.
+    dimension: d.
+    domains: Whether they are `DomainSamples`.
+  """
+  parts = [
+    tff.TensorType(np.float64, [num_samples, dimension]),
+    tff.TensorType(np.float64, [num_samples]),
+  ]
+  if domains:
+    parts.append(tff.TensorType(np.int32, [num_samples]))
+  return tff.to_type(problem_lib.as_samples(parts))
 
 
 def _second_moments(samples: Any) -> tf.Tensor:

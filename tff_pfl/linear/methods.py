@@ -3,7 +3,9 @@
 A method is what a client does with a model and its samples, and what the
 server does with the mean of the results. Which part of the model is shared
 (sent, averaged and broadcast) and which part each client keeps is declared;
-the round itself is in `rounds`, and runs in `simulation` and `federated`.
+the round itself is in `rounds`, and runs in `simulation` and `federated`. It
+has one such exchange, or phase, for the methods here, and may have several (see
+`domain_methods`).
 
     method      shared  local   client i, from B and w               server
     ------      ------  -----   ----------------------               ------
@@ -37,29 +39,42 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import randomness
 from tff_pfl.linear import model as model_lib
-from tff_pfl.linear import problem as problem_lib
 from tff_pfl.linear.least_squares import least_squares
 
 LinearModel = model_lib.LinearModel
-ClientUpdate = Callable[
-  [LinearModel, problem_lib.LinearSamples, tf.Tensor], LinearModel
-]
-ServerUpdate = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
-def _keep_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
-  return mean
+class Contribution(NamedTuple):
+  """What a client's part of a phase gives.
+
+  Attributes:
+    message: What it sends, to be averaged: tensors by name.
+    local: The parts of the model that it keeps, by name.
+  """
+
+  message: Any
+  local: Any
 
 
-def _orthonormalize_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
-  return {'representation': model_lib.orthonormalize(mean['representation'])}
+class Phase(NamedTuple):
+  """One exchange of a round, whose mean over the clients is uniform.
+
+  Attributes:
+    client_work: `(model, samples of one client, seed) -> Contribution`, pure.
+      The seed is an int32 tensor `[2]`, the client's own in each round.
+    server_work: `(shared parts, mean of the messages) -> shared parts`, all by
+      name, pure.
+  """
+
+  client_work: Callable[..., Contribution]
+  server_work: Callable[..., Dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,30 +85,29 @@ class LinearMethod:
     name: A key of `METHODS`.
     shared_names: The parts of `LinearModel` that are sent to the server and
       averaged; a client keeps the others from round to round.
-    client_update: `(model, samples of one client, seed) -> model`, pure. The
-      seed is an int32 tensor `[2]`, the client's own in each round.
-    server_update: From the uniform mean of the clients' shared parts, by name,
-      to the new shared parts.
+    phases: What a round consists of, in order.
     min_samples: Rows of samples that a client needs at least, given k.
+    domain_names: The parts of `LinearModel` of which each domain has one.
   """
 
   name: str
   shared_names: Tuple[str, ...]
-  client_update: ClientUpdate
-  server_update: ServerUpdate = _keep_mean
+  phases: Tuple[Phase, ...]
   min_samples: Callable[[int], int] = lambda rank: 1
+  domain_names: Tuple[str, ...] = ()
 
   @property
   def local_names(self) -> Tuple[str, ...]:
     """The parts of `LinearModel` that clients keep."""
     return tuple(n for n in LinearModel._fields if n not in self.shared_names)
 
-  def check_samples(self, num_samples: int, rank: int) -> None:
-    """Raises `ValueError` if clients have too few samples for the method.
+  def check(self, num_samples: int, rank: int, num_domains: int) -> None:
+    """Raises `ValueError` if the method cannot run on the clients' samples.
 
     Args:
       num_samples: Rows of a client's samples.
       rank: k.
+      num_domains: M; 0 for samples without domains.
     """
     least = self.min_samples(rank)
     errors.expect(
@@ -103,6 +117,12 @@ class LinearMethod:
       'mini-batch a smaller `batch_size`)',
       num_samples,
     )
+    errors.expect(
+      num_domains or not self.domain_names,
+      'num_domains',
+      f'at least 1 for {self.name}, whose samples have domains',
+      num_domains,
+    )
 
 
 def check_method(method: Any) -> None:
@@ -110,6 +130,49 @@ def check_method(method: Any) -> None:
   errors.expect_type(
     method, LinearMethod, 'method', 'what a builder of `METHODS` returned'
   )
+
+
+def _keep_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
+  return mean
+
+
+def _orthonormalize_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
+  return {'representation': model_lib.orthonormalize(mean['representation'])}
+
+
+def averaging_method(
+  name: str,
+  shared_names: Tuple[str, ...],
+  client_update: Callable[..., LinearModel],
+  server_update: Callable[[Dict[str, Any]], Dict[str, Any]] = _keep_mean,
+  min_samples: Callable[[int], int] = lambda rank: 1,
+) -> LinearMethod:
+  """A method whose clients update the model once in a round, to be averaged.
+
+  Args:
+    name: As in `LinearMethod`.
+    shared_names: As in `LinearMethod`.
+    client_update: `(model, samples of one client, seed) -> model`, pure.
+    server_update: From the uniform mean of the clients' shared parts, by name,
+      to the new shared parts.
+    min_samples: As in `LinearMethod`.
+  """
+
+  def client_work(model, samples, seed):
+    updated = client_update(model, samples, seed)
+    return Contribution(
+      message=model_lib.select(updated, shared_names),
+      local=model_lib.select(updated, method.local_names),
+    )
+
+  def server_work(shared, mean):
+    del shared
+    return server_update(mean)
+
+  method = LinearMethod(
+    name, shared_names, (Phase(client_work, server_work),), min_samples
+  )
+  return method
 
 
 def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
@@ -131,7 +194,7 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
       LinearModel(model.representation, head), samples, learning_rate
     )
 
-  return LinearMethod(
+  return averaging_method(
     'fed_rep',
     ('representation',),
     client_update,
@@ -171,7 +234,7 @@ def gd_gd(
     return _step_on_representation(model, samples, learning_rate)
 
   name = 'gd_gd' if num_head_steps == 1 else f'{num_head_steps}gd_gd'
-  return LinearMethod(
+  return averaging_method(
     name, ('representation',), client_update, _orthonormalize_mean
   )
 
@@ -223,7 +286,7 @@ def fed_sgd(learning_rate: float, *, batch_size: int = 10) -> LinearMethod:
     )
     return model_lib.descend(model, batch, learning_rate, 1)
 
-  return LinearMethod(
+  return averaging_method(
     'fed_sgd', _BOTH, client_update, min_samples=lambda rank: batch_size
   )
 
@@ -268,4 +331,4 @@ def _joint_descent(name, learning_rate, num_local_steps, shared_names):
     del seed
     return model_lib.descend(model, samples, learning_rate, num_local_steps)
 
-  return LinearMethod(name, shared_names, client_update)
+  return averaging_method(name, shared_names, client_update)

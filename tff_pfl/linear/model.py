@@ -1,8 +1,14 @@
-"""The linear model x -> <B w, x>: its loss, its gradients, descent on it."""
+"""The linear model x -> <B w, x>: its loss, its gradients, descent on it.
+
+With M domains the head, or both parts, may have a first axis with one entry for
+each domain: an example of domain z is then predicted by w_z (and B_z). What is
+of the regressors B w has the shape `[d]`, and `[M, d]` with domains.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+import collections
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +24,8 @@ class LinearModel(NamedTuple):
   """A two-layer linear model.
 
   Attributes:
-    representation: float64 `[d, k]`, B.
-    head: float64 `[k]`, w.
+    representation: float64 `[d, k]`, B; `[M, d, k]` with one for each domain.
+    head: float64 `[k]`, w; `[M, k]` with one for each domain.
   """
 
   representation: Any
@@ -27,7 +33,7 @@ class LinearModel(NamedTuple):
 
 
 def check_model(model: LinearModel, name: str) -> LinearModel:
-  """Returns a model as NumPy arrays, or raises `ValueError`."""
+  """Returns a model without domains as NumPy arrays, or raises `ValueError`."""
   errors.expect_type(model, LinearModel, name, 'a LinearModel')
   model = LinearModel(*(np.asarray(part, np.float64) for part in model))
   shapes = (model.representation.shape, model.head.shape)
@@ -48,48 +54,98 @@ def check_model(model: LinearModel, name: str) -> LinearModel:
   return model
 
 
+def select(model: LinearModel, names: Sequence[str]) -> Any:
+  """Parts of a model by name."""
+  return collections.OrderedDict((n, getattr(model, n)) for n in names)
+
+
+def membership(samples: problem_lib.DomainSamples, num_domains: int) -> Any:
+  """float64 `[m, num_domains]`: 1 where a sample is of the domain, 0 else."""
+  return tf.one_hot(samples.domain, num_domains, dtype=tf.float64)
+
+
 def _residual(model, samples):
-  regressor = tf.linalg.matvec(model.representation, model.head)
-  return tf.linalg.matvec(samples.x, regressor) - samples.y
+  """`[m]`; with domains `[m, M]`, with 0 for the domains that are not its."""
+  regressors = tf.linalg.matvec(model.representation, model.head)
+  if len(regressors.shape) == 1:
+    return tf.linalg.matvec(samples.x, regressors) - samples.y
+  residual = (
+    tf.matmul(samples.x, regressors, transpose_b=True)
+    - samples.y[:, tf.newaxis]
+  )
+  return residual * membership(samples, regressors.shape[0])
 
 
 def _num_samples(samples):
   return tf.cast(tf.shape(samples.y)[0], tf.float64)
 
 
-def loss(model: LinearModel, samples: problem_lib.LinearSamples) -> tf.Tensor:
+def loss(model: LinearModel, samples: problem_lib.Samples) -> tf.Tensor:
   """f(B, w) = |X B w - y|^2 / (2 m), of one client's samples."""
   squares = tf.square(_residual(model, samples))
   return tf.reduce_sum(squares) / (2 * _num_samples(samples))
 
 
-def gradients(
-  model: LinearModel, samples: problem_lib.LinearSamples
-) -> LinearModel:
-  """The gradients of `loss`.
+def regressor_gradient(
+  model: LinearModel, samples: problem_lib.Samples
+) -> tf.Tensor:
+  """The gradient of |X B w - y|^2 / 2 for the regressors, not for the parts.
 
-  With g = X^T (X B w - y) / m they are g w^T for B and B^T g for w.
+  Returns:
+    float64 `[d]`, X^T (X B w - y); with domains `[M, d]`, where row z is of the
+    samples of domain z alone.
   """
   residual = _residual(model, samples)
-  g = tf.linalg.matvec(samples.x, residual, transpose_a=True) / _num_samples(
-    samples
-  )
+  if len(residual.shape) == 1:
+    return tf.linalg.matvec(samples.x, residual, transpose_a=True)
+  return tf.matmul(residual, samples.x, transpose_a=True)
+
+
+def part_gradients(model: LinearModel, g: tf.Tensor) -> LinearModel:
+  """The gradients for B and w, of a function whose gradient for B w is g.
+
+  They are g w^T and B^T g. A representation that all domains share gets the sum
+  over the domains.
+
+  Args:
+    model: The model.
+    g: float64, of the shape of its regressors.
+  """
+  outer = g[..., tf.newaxis] * model.head[..., tf.newaxis, :]
+  if len(outer.shape) > len(model.representation.shape):
+    outer = tf.reduce_sum(outer, axis=0)
   return LinearModel(
-    representation=g[:, tf.newaxis] * model.head[tf.newaxis],
+    representation=outer,
     head=tf.linalg.matvec(model.representation, g, transpose_a=True),
+  )
+
+
+def gradients(model: LinearModel, samples: problem_lib.Samples) -> LinearModel:
+  """The gradients of `loss`."""
+  return part_gradients(
+    model, regressor_gradient(model, samples) / _num_samples(samples)
   )
 
 
 def descend(
   model: LinearModel,
-  samples: problem_lib.LinearSamples,
+  samples: problem_lib.Samples,
   learning_rate: float,
   num_steps: int,
+  gradients_fn: Callable[..., LinearModel] = gradients,
 ) -> LinearModel:
-  """Full-batch gradient steps on the representation and the head together."""
+  """Full-batch gradient steps on the representation and the head together.
+
+  Args:
+    model: Where to start.
+    samples: Of one client.
+    learning_rate: Positive.
+    num_steps: At least 0.
+    gradients_fn: `(model, samples) -> gradients`, by default those of `loss`.
+  """
 
   def step(model):
-    gradient = gradients(model, samples)
+    gradient = gradients_fn(model, samples)
     return tf.nest.map_structure(
       lambda value, slope: value - learning_rate * slope, model, gradient
     )

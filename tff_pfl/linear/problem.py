@@ -30,7 +30,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -59,6 +59,29 @@ class LinearSamples(NamedTuple):
   y: Any
 
 
+class DomainSamples(NamedTuple):
+  """Samples of clients, or of one client without the first axis, with domains.
+
+  Attributes:
+    x: float64 `[num_clients, m, d]`, the inputs.
+    y: float64 `[num_clients, m]`, the labels.
+    domain: int32 `[num_clients, m]`, from 0 to M - 1.
+  """
+
+  x: Any
+  y: Any
+  domain: Any
+
+
+Samples = Union[LinearSamples, DomainSamples]
+
+
+def as_samples(parts: Iterable[Any]) -> Samples:
+  """Samples from their two or, with domains, three parts in order."""
+  parts = tuple(parts)
+  return (DomainSamples if len(parts) == 3 else LinearSamples)(*parts)
+
+
 class NewClient(NamedTuple):
   """A client that did not train.
 
@@ -74,27 +97,16 @@ class NewClient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearProblem:
-  """A ground truth and how clients see it.
+class GroundTruth:
+  """A representation and the heads on it.
 
   Attributes:
     representation: float64 `[d, k]` with orthonormal columns, B*.
-    heads: float64 `[num_clients, k]`, the clients' w*_i.
-    samples_per_client: m; None for gradients of the population loss.
-    fresh_samples: Whether clients draw new samples in each round.
-    noise_std: Standard deviation of the labels' noise. The population's
-      gradients do not depend on it; the samples of a new client do.
-    seed: Of the samples, and of new clients.
-    head_distribution: What a new client's head is drawn from, one of `HEADS`.
+    heads: float64 `[number of heads, k]`, the w*.
   """
 
   representation: np.ndarray
   heads: np.ndarray
-  samples_per_client: Optional[int] = None
-  fresh_samples: bool = False
-  noise_std: float = 0.0
-  seed: int = 0
-  head_distribution: str = 'normalized'
 
   def __post_init__(self):
     for name in ('representation', 'heads'):
@@ -114,7 +126,7 @@ class LinearProblem:
       and len(self.heads)
       and self.heads.shape[1] == self.rank,
       'heads',
-      f'a row of {self.rank} numbers for each client',
+      f'a row of {self.rank} numbers each',
       f'the shape {np.shape(self.heads)}',
     )
     gram = self.representation.T @ self.representation
@@ -125,6 +137,46 @@ class LinearProblem:
       'a matrix with orthonormal columns',
       f'a deviation of {deviation:.2g}',
     )
+
+  @property
+  def dimension(self) -> int:
+    """Of the inputs, d."""
+    return self.representation.shape[0]
+
+  @property
+  def rank(self) -> int:
+    """Columns of the representation, k."""
+    return self.representation.shape[1]
+
+  @property
+  def targets(self) -> np.ndarray:
+    """float64 `[number of heads, d]`, the regressors B* w*."""
+    return self.heads @ self.representation.T
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProblem(GroundTruth):
+  """A ground truth and how clients see it.
+
+  Attributes:
+    representation: float64 `[d, k]` with orthonormal columns, B*.
+    heads: float64 `[num_clients, k]`, the clients' w*_i.
+    samples_per_client: m; None for gradients of the population loss.
+    fresh_samples: Whether clients draw new samples in each round.
+    noise_std: Standard deviation of the labels' noise. The population's
+      gradients do not depend on it; the samples of a new client do.
+    seed: Of the samples, and of new clients.
+    head_distribution: What a new client's head is drawn from, one of `HEADS`.
+  """
+
+  samples_per_client: Optional[int] = None
+  fresh_samples: bool = False
+  noise_std: float = 0.0
+  seed: int = 0
+  head_distribution: str = 'normalized'
+
+  def __post_init__(self):
+    super().__post_init__()
     if self.samples_per_client is not None:
       errors.expect_int('samples_per_client', self.samples_per_client, 1)
     errors.expect(
@@ -143,14 +195,9 @@ class LinearProblem:
     return len(self.heads)
 
   @property
-  def dimension(self) -> int:
-    """Of the inputs, d."""
-    return self.representation.shape[0]
-
-  @property
-  def rank(self) -> int:
-    """Columns of the representation, k."""
-    return self.representation.shape[1]
+  def num_domains(self) -> int:
+    """0, as the samples have no domains."""
+    return 0
 
   @property
   def is_population(self) -> bool:
@@ -161,11 +208,6 @@ class LinearProblem:
   def num_rows(self) -> int:
     """Rows of a client's samples; d for the population's design."""
     return self.dimension if self.is_population else self.samples_per_client
-
-  @property
-  def targets(self) -> np.ndarray:
-    """float64 `[num_clients, d]`, the clients' regressors B* w*_i."""
-    return self.heads @ self.representation.T
 
   def samples(self, round_number: Any = 0) -> LinearSamples:
     """What the clients compute with in a round.
@@ -181,12 +223,9 @@ class LinearProblem:
     if self.is_population:
       return self._population()
     index = round_number if self.fresh_samples else 0
-    seed = tf.bitcast(tf.constant(self.seed, tf.int64), tf.int32)
     shape = (self.num_clients, self.num_rows)
-    x = _normal(
-      randomness.fold_in(seed, _INPUTS, index), (*shape, self.dimension)
-    )
-    noise = _normal(randomness.fold_in(seed, _NOISE, index), shape)
+    x = normal(stream_seed(self.seed, _INPUTS, index), (*shape, self.dimension))
+    noise = normal(stream_seed(self.seed, _NOISE, index), shape)
     return LinearSamples(
       x, tf.linalg.matvec(x, self.targets) + self.noise_std * noise
     )
@@ -234,6 +273,27 @@ class LinearProblem:
 
   def _rng(self, stream: int, index: int) -> np.random.Generator:
     return np.random.default_rng([self.seed, stream, index])
+
+
+def stream_seed(seed: int, stream: int, index: Any) -> tf.Tensor:
+  """The seed of one of a problem's random streams in one round.
+
+  Args:
+    seed: The problem's.
+    stream: Which stream, at least 0.
+    index: Integer or integer tensor, at least 0.
+
+  Returns:
+    int32 tensor `[2]`.
+  """
+  return randomness.fold_in(
+    tf.bitcast(tf.constant(seed, tf.int64), tf.int32), stream, index
+  )
+
+
+def normal(seed: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+  """Standard normal numbers, float64, by a seed of `stream_seed`."""
+  return tf.random.stateless_normal(shape, seed, dtype=tf.float64, alg='philox')
 
 
 def random_orthonormal(
@@ -302,7 +362,3 @@ def _draw_heads(distribution, num_clients, rank, rng):
 
 def _expect_head_distribution(value):
   errors.expect(value in HEADS, 'heads', f'one of {", ".join(HEADS)}', value)
-
-
-def _normal(seed, shape):
-  return tf.random.stateless_normal(shape, seed, dtype=tf.float64, alg='philox')

@@ -1,10 +1,14 @@
 """A client's and the server's part of a round, the same wherever it runs.
 
-server                               client i of n
-------                               -------------
-broadcast(shared, seed, round) ----> model = shared and local parts
-                                     model <- client_update(model, samples)
-shared <- server_update(mean)  <---- shared parts; keep the local ones
+for each phase of a round (most methods have one):
+
+server                                client i of n
+------                                -------------
+broadcast(shared, seed, round) ---->  model = shared and local parts
+                                      message, local <-
+                                        client_work(model, samples)
+shared <- server_work(shared, mean)
+                               <----  message; keep the local parts
 """
 
 from __future__ import annotations
@@ -51,18 +55,13 @@ class ClientOutput(NamedTuple):
 
   Attributes:
     client_state: Its new state.
-    shared: The shared parts of its model, to be averaged.
+    message: What it sends, to be averaged.
     loss: float64, of the model it started from, on its samples.
   """
 
   client_state: Any
-  shared: Any
+  message: Any
   loss: Any
-
-
-def select(model: model_lib.LinearModel, names: Tuple[str, ...]) -> Any:
-  """Parts of a model by name."""
-  return collections.OrderedDict((n, getattr(model, n)) for n in names)
 
 
 def initial_states(
@@ -70,12 +69,27 @@ def initial_states(
   initial: model_lib.LinearModel,
   seed: Any,
   client_index: Any,
+  num_domains: int = 0,
 ) -> Tuple[ServerState, ClientState]:
-  """The states before the first round, of the server and of one client."""
-  as_tensor = tf.convert_to_tensor
-  shared, local = tf.nest.map_structure(
-    as_tensor,
-    (select(initial, method.shared_names), select(initial, method.local_names)),
+  """The states before the first round, of the server and of one client.
+
+  Args:
+    method: The method.
+    initial: A model without domains; where the method has a part for each
+      domain, all of them start from its.
+    seed: Of the method's own randomness.
+    client_index: From 0.
+    num_domains: M; 0 for samples without domains.
+  """
+  parts = {
+    name: tf.stack([part] * num_domains)
+    if name in method.domain_names
+    else tf.convert_to_tensor(part)
+    for name, part in initial._asdict().items()
+  }
+  shared, local = (
+    model_lib.select(model_lib.LinearModel(**parts), names)
+    for names in (method.shared_names, method.local_names)
   )
   return (
     ServerState(tf.constant(0, tf.int32), tf.constant(seed, tf.int64), shared),
@@ -83,13 +97,11 @@ def initial_states(
   )
 
 
-def client_round(
-  method: methods.LinearMethod,
-) -> Callable[..., ClientOutput]:
+def client_phase(phase: methods.Phase) -> Callable[..., ClientOutput]:
   """`(server state, client state, samples of one client) -> ClientOutput`."""
 
   def run(server_state, client_state, samples):
-    samples = problem_lib.LinearSamples(*samples)
+    samples = problem_lib.as_samples(samples)
     model = model_of(server_state, client_state)
     seed = randomness.client_seed(
       server_state.seed,
@@ -97,25 +109,29 @@ def client_round(
       client_state.client_index,
       randomness.TRAINING,
     )
-    updated = method.client_update(model, samples, seed)
+    contribution = phase.client_work(model, samples, seed)
     return ClientOutput(
-      client_state=client_state._replace(
-        local=select(updated, method.local_names)
-      ),
-      shared=select(updated, method.shared_names),
+      client_state=client_state._replace(local=contribution.local),
+      message=contribution.message,
       loss=model_lib.loss(model, samples),
     )
 
   return run
 
 
-def server_round(method: methods.LinearMethod) -> Callable[..., ServerState]:
-  """`(server state, uniform mean of the shared parts) -> server state`."""
+def server_phase(
+  method: methods.LinearMethod, phase: methods.Phase
+) -> Callable[..., ServerState]:
+  """`(server state, uniform mean of the messages) -> server state`."""
+  ends_round = phase is method.phases[-1]
 
   def run(server_state, mean):
+    shared = phase.server_work(server_state.shared, mean)
     return server_state._replace(
-      round_number=server_state.round_number + 1,
-      shared=collections.OrderedDict(method.server_update(mean)),
+      round_number=server_state.round_number + int(ends_round),
+      shared=collections.OrderedDict(
+        (name, shared[name]) for name in method.shared_names
+      ),
     )
 
   return run

@@ -32,12 +32,10 @@ import collections
 import dataclasses
 import functools
 import itertools
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-import tqdm
 from matplotlib.figure import Figure
 
 from tff_pfl.linear import (
@@ -48,7 +46,7 @@ from tff_pfl.linear import (
 )
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
-from tff_pfl.reproduction import experiment, figures
+from tff_pfl.reproduction import experiment, figures, repeats
 
 _FED_AVG_PAPER = 'FedAvg with fine-tuning'
 _FED_REP, _GD_GD, _10GD_GD = 'FedRep', 'GD-GD', '10GD-GD'
@@ -206,12 +204,12 @@ def _fed_rep_convergence(settings: experiment.Settings) -> experiment.Result:
     _FED_REP_NOISE: methods.fed_rep,
   }
   distances = {}
-  for num_clients, name in _with_progress(
+  for num_clients, name in repeats.with_progress(
     itertools.product(sizes.nums_clients, head_methods), settings
   ):
     noise_std = sizes.noise_std if name == _FED_REP_NOISE else 0.0
     histories = []
-    for seed in _seeds(settings, sizes.num_seeds):
+    for seed in repeats.seeds(settings, sizes.num_seeds):
       problem = _fed_rep_problem(sizes, num_clients, noise_std, seed)
       method = head_methods[name](sizes.learning_rate)
       histories.append(
@@ -236,7 +234,9 @@ def _fed_rep_convergence(settings: experiment.Settings) -> experiment.Result:
         'distance_std': std,
       }
       for (num_clients, name), values in distances.items()
-      for round_number, (mean, std) in enumerate(zip(*_mean_and_std(values)))
+      for round_number, (mean, std) in enumerate(
+        zip(*repeats.mean_and_std(values))
+      )
     ],
     setup={
       **dataclasses.asdict(sizes),
@@ -324,7 +324,9 @@ def _fed_rep_new_client(settings: experiment.Settings) -> experiment.Result:
   sizes = NEW_CLIENT_FAST if settings.fast else NEW_CLIENT_FULL
   (num_clients,) = sizes.nums_clients
   relative_errors = collections.defaultdict(list)
-  for seed in _with_progress(_seeds(settings, sizes.num_seeds), settings):
+  for seed in repeats.with_progress(
+    repeats.seeds(settings, sizes.num_seeds), settings
+  ):
     problem = _fed_rep_problem(sizes, num_clients, sizes.noise_std, seed)
     fed_rep = simulation.run(
       methods.fed_rep(sizes.learning_rate),
@@ -411,8 +413,9 @@ def _fed_avg_representation(settings: experiment.Settings) -> experiment.Result:
   histories = {
     start: collections.defaultdict(list) for start in ('random', 'close')
   }
-  for seed, start in _with_progress(
-    itertools.product(_seeds(settings, sizes.num_runs), histories), settings
+  for seed, start in repeats.with_progress(
+    itertools.product(repeats.seeds(settings, sizes.num_runs), histories),
+    settings,
   ):
     problem = _fed_avg_problem(sizes, seed)
     distance = sizes.proposition_distance if start == 'close' else None
@@ -438,7 +441,9 @@ def _fed_avg_representation(settings: experiment.Settings) -> experiment.Result:
         'std': std,
       }
       for (start, name, quantity), values in series.items()
-      for round_number, (mean, std) in enumerate(zip(*_mean_and_std(values)))
+      for round_number, (mean, std) in enumerate(
+        zip(*repeats.mean_and_std(values))
+      )
     ],
     setup=dataclasses.asdict(sizes),
     draw=functools.partial(_draw_representation, sizes, series),
@@ -515,7 +520,9 @@ def _fed_avg_new_client(settings: experiment.Settings) -> experiment.Result:
   """What a new client gets by fine-tuning FedAvg's model, and D-GD's."""
   sizes = FED_AVG_FAST if settings.fast else FED_AVG_FULL
   errors_of_runs = collections.defaultdict(list)
-  for seed in _with_progress(_seeds(settings, sizes.num_runs), settings):
+  for seed in repeats.with_progress(
+    repeats.seeds(settings, sizes.num_runs), settings
+  ):
     problem = _fed_avg_problem(sizes, seed)
     for name, history in _train_averaged(sizes, problem, seed).items():
       errors_of_clients = new_client.fine_tuning_errors(
@@ -627,28 +634,6 @@ def _train_averaged(
   }
 
 
-def _seeds(settings: experiment.Settings, count: int) -> Sequence[int]:
-  return range(settings.seed, settings.seed + count)
-
-
-def _with_progress(
-  items: Iterable[Any], settings: experiment.Settings
-) -> Iterable[Any]:
-  """The items, behind a progress bar that goes when they have."""
-  return tqdm.tqdm(
-    list(items),
-    unit='run',
-    disable=not settings.show_progress,
-    leave=False,
-    mininterval=0.1 if sys.stderr.isatty() else 10,
-    dynamic_ncols=True,
-  )
-
-
-def _mean_and_std(values: Any) -> tuple:
-  return np.mean(values, axis=0), experiment.spread(values)
-
-
 def _rows_by_samples(sizes, errors_by_method, name):
   return [
     {
@@ -659,7 +644,7 @@ def _rows_by_samples(sizes, errors_by_method, name):
     }
     for method, values in errors_by_method.items()
     for num_samples, mean, std in zip(
-      sizes.sample_counts, *_mean_and_std(values)
+      sizes.sample_counts, *repeats.mean_and_std(values)
     )
   ]
 
@@ -671,7 +656,7 @@ def _draw_by_samples(sizes, errors_by_method, y_label, figure: Figure) -> None:
   figures.draw_lines(
     figure.add_subplot(),
     {
-      name: (sizes.sample_counts, *_mean_and_std(values))
+      name: (sizes.sample_counts, *repeats.mean_and_std(values))
       for name, values in errors_by_method.items()
     },
     x_label='Samples of the new client',
@@ -738,7 +723,7 @@ def _draw_representation(sizes, series, figure: Figure) -> None:
 
 def _curve(values: np.ndarray) -> tuple:
   """Rounds, mean and standard deviation over the seeds."""
-  return (np.arange(values.shape[1]), *_mean_and_std(values))
+  return (np.arange(values.shape[1]), *repeats.mean_and_std(values))
 
 
 EXPERIMENTS = (

@@ -9,6 +9,7 @@ from tff_pfl.reproduction import (
   experiment,
   fedavg_images,
   feddar_images,
+  feddar_linear,
   fedrep_images,
   linear_experiments,
   per_fed_avg_images,
@@ -17,6 +18,7 @@ from tff_pfl.reproduction import (
 # In the order in which `all` runs them: the linear ones are the fastest.
 _MODULES = (
   linear_experiments,
+  feddar_linear,
   fedavg_images,
   per_fed_avg_images,
   fedrep_images,

@@ -1,0 +1,36 @@
+"""An experiment's repetitions over seeds: their progress, mean and spread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from tff_pfl.reproduction import experiment
+
+
+def seeds(settings: experiment.Settings, count: int) -> Sequence[int]:
+  """`count` seeds from the settings' on."""
+  return range(settings.seed, settings.seed + count)
+
+
+def with_progress(
+  items: Iterable[Any], settings: experiment.Settings
+) -> Iterable[Any]:
+  """The items, behind a progress bar that goes when they have."""
+  return tqdm.tqdm(
+    list(items),
+    unit='run',
+    disable=not settings.show_progress,
+    leave=False,
+    mininterval=0.1 if sys.stderr.isatty() else 10,
+    dynamic_ncols=True,
+  )
+
+
+def mean_and_std(values: Any) -> tuple[Any, Any]:
+  """The mean and the sample standard deviation over the first axis."""
+  return np.mean(values, axis=0), experiment.spread(values)
