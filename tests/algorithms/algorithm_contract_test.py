@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, training_loop
-from tff_pfl.datasets import batches
+from tff_pfl.datasets import examples
 from tff_pfl.evaluation import personalization
 from tff_pfl.templates import personalized_process
 
@@ -29,6 +29,8 @@ _every_method = pytest.mark.parametrize('name', registry.ALGORITHMS)
 _PARTITIONED = (
   'fed_avg',
   'fed_bn',
+  'fed_dar',
+  'fed_min_max',
   'fed_per',
   'fed_prox',
   'fed_rep',
@@ -36,6 +38,7 @@ _PARTITIONED = (
   'local_only',
   'p_fed_me',
   'per_fed_avg',
+  'separate_fed_avg',
 )
 _WITHOUT_GLOBAL_MODEL = (
   'fed_per',
@@ -46,7 +49,15 @@ _WITHOUT_GLOBAL_MODEL = (
 )
 # One of each kind, where all would take minutes; the others are in the slow
 # suite.
-_KINDS = ('apfl', 'fed_avg', 'fed_em', 'fed_rep', 'per_fed_avg', 'scaffold')
+_KINDS = (
+  'apfl',
+  'fed_avg',
+  'fed_dar',
+  'fed_em',
+  'fed_rep',
+  'per_fed_avg',
+  'scaffold',
+)
 _one_of_each_kind = pytest.mark.parametrize(
   'name',
   [
@@ -54,11 +65,25 @@ _one_of_each_kind = pytest.mark.parametrize(
     for name in registry.ALGORITHMS
   ],
 )
+# What a round's metrics tell besides those of every method.
+_OWN_METRICS = {
+  'fed_dar': ['condition_number'],
+  'fed_min_max': ['domain_weight', 'domain_risk'],
+}
+
+
+def _hparams(name, **changes):
+  """The defaults, without a warm-up: its rounds are FedAvg's."""
+  if name == 'fed_dar':
+    changes['num_warmup_rounds'] = 0
+  return toy_problems.hparams_for(name, **changes)
 
 
 def _build(name, **options):
   return registry.build(
-    name, toy_problems.classifier(), **{'seed': _SEED, **options}
+    name,
+    toy_problems.model_for(name, toy_problems.classifier()),
+    **{'seed': _SEED, 'hparams': _hparams(name), **options},
   )
 
 
@@ -70,16 +95,33 @@ def _process(name, **personalization_options):
   )
 
 
-def _client_data(seed):
-  return toy_problems.batched(
-    toy_problems.labelled_examples(n, 10 * seed + i)
-    for i, n in enumerate(_SIZES)
+def _data(name, clients):
+  return toy_problems.batched(toy_problems.examples_for(name, clients))
+
+
+def _client_data(name, seed):
+  return _data(
+    name,
+    [
+      toy_problems.labelled_examples(n, 10 * seed + i)
+      for i, n in enumerate(_SIZES)
+    ],
   )
 
 
-_TRAIN = _client_data(0)
-_TEST = _client_data(1)
-_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])[0]
+@functools.cache
+def _train(name):
+  return _client_data(name, 0)
+
+
+@functools.cache
+def _test(name):
+  return _client_data(name, 1)
+
+
+@functools.cache
+def _no_data(name):
+  return _data(name, [toy_problems.labelled_examples(0, 0)])[0]
 
 
 def _round(process, indices=(0, 1, 2), data=None, state=None, states=None):
@@ -89,7 +131,7 @@ def _round(process, indices=(0, 1, 2), data=None, state=None, states=None):
     process.initialize_client_states(list(indices))
     if states is None
     else states,
-    [_TRAIN[i] for i in indices] if data is None else data,
+    [_train(process.name)[i] for i in indices] if data is None else data,
   )
 
 
@@ -106,8 +148,8 @@ def _after_two_rounds(name):
 def _score(process, weights, test_data):
   """Scores given weights, apart from the process."""
   model = process.model
-  examples = example_tensors.from_dataset(test_data, model.element_spec)
-  sums = training_loop.evaluate(model, weights, examples)
+  test = example_tensors.from_dataset(test_data, model.element_spec)
+  sums = training_loop.evaluate(model, weights, test)
   return {
     name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
   }
@@ -144,6 +186,9 @@ def test_signatures_are_those_that_the_process_documents(name):
   batch = collections.OrderedDict(
     x=tff.TensorType(np.float32, [None, 5]), y=tff.TensorType(np.int32, [None])
   )
+  has_domains = registry.ALGORITHMS[name].needs_domains
+  if has_domains:
+    batch['domain'] = tff.TensorType(np.int32, [None])
   data = tff.SequenceType(batch)
 
   def at_clients(member):
@@ -178,6 +223,7 @@ def test_signatures_are_those_that_the_process_documents(name):
     'before',
     'after',
     'examples',
+    *['domains'] * has_domains,
   ]
   evaluate_clients = process.evaluate_clients.type_signature
   assert evaluate_clients.parameter.is_assignable_from(
@@ -226,8 +272,9 @@ def test_two_rounds_run(name):
     'examples',
     'clients',
     'non_finite_clients',
+    *_OWN_METRICS.get(name, []),
   ]
-  assert np.isfinite(list(metrics.values())).all()
+  assert all(np.isfinite(value) for value in tf.nest.flatten(metrics))
   assert 0 < metrics['loss'] < 10
   assert 0 <= metrics['accuracy'] <= 1
   assert metrics['examples'] == sum(_SIZES[:2])
@@ -270,7 +317,7 @@ def test_client_with_non_finite_data_is_left_out(name):
   process = _process(name)
   bad = toy_problems.labelled_examples(12, 0)
   bad.x[3, 2] = np.nan
-  data = [*_TRAIN[:2], batches.as_batches(bad)]
+  data = [*_train(name)[:2], *_data(name, [bad])]
   without = _round(process, (0, 1))
   states = [*without.client_states, process.initialize_client_state(2)]
   output = _round(process, (0, 1, 2), data)
@@ -286,7 +333,7 @@ def test_client_with_non_finite_data_is_left_out(name):
 def test_client_without_examples_is_as_if_it_had_not_come(name):
   process = _process(name)
   without = _round(process, (0, 1))
-  output = _round(process, (0, 1, 2), [*_TRAIN[:2], _NO_DATA])
+  output = _round(process, (0, 1, 2), [*_train(name)[:2], _no_data(name)])
   toy_problems.assert_same(output.metrics, without.metrics)
   toy_problems.assert_same(output.state, without.state)
   toy_problems.assert_same(
@@ -304,7 +351,7 @@ def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
   output = _round(
     process,
     (0, 1, 2),
-    [_NO_DATA, batches.as_batches(bad), _NO_DATA],
+    [_no_data(name), *_data(name, [bad]), _no_data(name)],
     state,
     states,
   )
@@ -320,8 +367,8 @@ def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
 
 @_every_method
 def test_client_with_one_example_takes_part(name):
-  one = batches.as_batches(toy_problems.labelled_examples(1, 5))
-  output = _round(_process(name), (0,), [one])
+  one = _data(name, [toy_problems.labelled_examples(1, 5)])
+  output = _round(_process(name), (0,), one)
   assert output.metrics['examples'] == 1
   assert output.client_states[0].num_rounds == 1
   assert np.isfinite(output.metrics['loss'])
@@ -350,16 +397,18 @@ def test_seed_determines_the_result(name):
 
 @_one_of_each_kind
 def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
-  model = toy_problems.classifier(jit_compile=True)
+  model = toy_problems.model_for(
+    name, toy_problems.classifier(jit_compile=True)
+  )
   assert model.uses_xla
-  compiled = registry.build(name, model, seed=_SEED)
+  compiled = registry.build(name, model, _hparams(name), seed=_SEED)
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
 
 
 @_every_method
 def test_how_a_clients_data_are_batched_is_irrelevant(name):
   process = _process(name)
-  rebatched = [data.rebatch(5) for data in _TRAIN]
+  rebatched = [data.rebatch(5) for data in _train(name)]
   toy_problems.assert_same(
     _round(process, (0, 1, 2), rebatched), _round(process)
   )
@@ -367,10 +416,7 @@ def test_how_a_clients_data_are_batched_is_irrelevant(name):
 
 @_one_of_each_kind
 def test_full_batches_are_trained_on_whatever_the_seed(name):
-  hparams = dataclasses.replace(
-    registry.ALGORITHMS[name].hparams(), batch_size=None
-  )
-  process = _build(name, hparams=hparams)
+  process = _build(name, hparams=_hparams(name, batch_size=None))
   initial = process.initialize()
   output = _round(process)
   other = _round(process, state=initial._replace(seed=np.int64(_SEED + 1)))
@@ -392,25 +438,60 @@ def test_full_batches_are_trained_on_whatever_the_seed(name):
 def test_evaluation_scores_what_personalize_makes(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
-  together = process.evaluate_clients(state, states, _TRAIN, _TEST)
+  train, test = _train(name), _test(name)
+  together = process.evaluate_clients(state, states, train, test)
   for i, client_state in enumerate(states):
-    alone = process.evaluate(state, client_state, _TRAIN[i], _TEST[i])
+    alone = process.evaluate(state, client_state, train[i], test[i])
     toy_problems.assert_same(alone, together[i])
-    personal = process.personalize(state, client_state, _TRAIN[i])
-    _assert_scores(alone['after'], _score(process, personal.weights, _TEST[i]))
+    personal = process.personalize(state, client_state, train[i])
+    _assert_scores(alone['after'], _score(process, personal.weights, test[i]))
     new = _like_new(process, client_state)
-    before = process.personalize(state, new, _NO_DATA).weights
-    _assert_scores(alone['before'], _score(process, before, _TEST[i]))
+    before = process.personalize(state, new, _no_data(name)).weights
+    _assert_scores(alone['before'], _score(process, before, test[i]))
     assert alone['examples'] == _SIZES[i]
+
+
+_with_domains = pytest.mark.parametrize(
+  'name', [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
+)
+
+
+@_with_domains
+def test_scores_of_domains_are_those_of_their_examples_alone(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  scores = process.evaluate(state, states[1], _train(name)[1], _test(name)[1])
+  by_domain = scores['domains']
+  assert by_domain['examples'].tolist() == [8, 8, 7]
+  (client,) = _test(name)[1].as_numpy_iterator()
+  for m in range(toy_problems.DOMAINS.number):
+    of_domain = {k: v[client['domain'] == m] for k, v in client.items()}
+    alone = _score(
+      process,
+      state.global_weights,
+      tf.data.Dataset.from_tensors(collections.OrderedDict(of_domain)),
+    )
+    means = {
+      metric: values[m] / by_domain['examples'][m]
+      for metric, values in by_domain['after'].items()
+    }
+    _assert_scores(means, alone)
+
+
+@_with_domains
+def test_method_for_domains_refuses_a_model_without(name):
+  with pytest.raises(ValueError, match=f'`model`.*domain.*{name}'):
+    registry.build(name, toy_problems.classifier())
 
 
 @_every_method
 def test_only_a_new_client_fits_its_local_state(name):
   process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
-  known = process.personalize(state, states[0], _TRAIN[0])
+  train = _train(name)
+  known = process.personalize(state, states[0], train[0])
   toy_problems.assert_same(known.client_state, states[0])
-  new = process.personalize(state, states[2], _TRAIN[2])
+  new = process.personalize(state, states[2], train[2])
   assert new.client_state.num_rounds == 0
   if name in _PARTITIONED:
     toy_problems.assert_same(
@@ -425,7 +506,7 @@ def test_only_a_new_client_fits_its_local_state(name):
     for weight_name, value in new.client_state.local.items():
       np.testing.assert_array_equal(new.weights[weight_name], value)
       assert toy_problems.differ(value, states[2].local[weight_name])
-  scores = process.evaluate(state, states[2], _TRAIN[2], _TRAIN[2])
+  scores = process.evaluate(state, states[2], train[2], train[2])
   if not process.has_local_weights:
     toy_problems.assert_same(scores['after'], scores['before'])
   elif name == 'ifca':
@@ -446,8 +527,8 @@ def test_client_that_needs_no_training_data_is_scored_without_it(name):
   for i, client_state in enumerate(states):
     if not process.needs_training_data(client_state):
       toy_problems.assert_same(
-        process.evaluate(state, client_state, _NO_DATA, _TEST[i]),
-        process.evaluate(state, client_state, _TRAIN[i], _TEST[i]),
+        process.evaluate(state, client_state, _no_data(name), _test(name)[i]),
+        process.evaluate(state, client_state, _train(name)[i], _test(name)[i]),
       )
   assert _process(name, fine_tune='all').needs_training_data(states[0])
 
@@ -456,7 +537,7 @@ def test_client_that_needs_no_training_data_is_scored_without_it(name):
 def test_new_client_without_any_data_gets_what_there_is_without_it(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
-  scores = process.evaluate(state, states[2], _NO_DATA, _TEST[2])
+  scores = process.evaluate(state, states[2], _no_data(name), _test(name)[2])
   toy_problems.assert_close(scores['after'], scores['before'])
 
 
@@ -464,7 +545,7 @@ def test_new_client_without_any_data_gets_what_there_is_without_it(name):
 def test_client_without_test_examples_scores_zero(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
-  scores = process.evaluate(state, states[0], _TRAIN[0], _NO_DATA)
+  scores = process.evaluate(state, states[0], _train(name)[0], _no_data(name))
   assert scores['examples'] == 0
   assert set(scores['after'].values()) == {0}
 
@@ -487,7 +568,7 @@ def test_fine_tuning_comes_on_top(name):
   head_names = model.weight_names(model.head_layers)
 
   def weights(process, i):
-    return process.personalize(state, states[i], _TRAIN[i]).weights
+    return process.personalize(state, states[i], _train(name)[i]).weights
 
   for i in (0, 2):
     personal = weights(plain, i)
@@ -502,9 +583,9 @@ def test_fine_tuning_comes_on_top(name):
     # What is tuned is not kept: the client's state is that of the method.
     toy_problems.assert_same(
       _process(name, fine_tune='all')
-      .personalize(state, states[i], _TRAIN[i])
+      .personalize(state, states[i], _train(name)[i])
       .client_state,
-      plain.personalize(state, states[i], _TRAIN[i]).client_state,
+      plain.personalize(state, states[i], _train(name)[i]).client_state,
     )
 
 
@@ -514,8 +595,8 @@ def test_zero_epochs_of_fine_tuning_change_nothing():
   untuned = _process(name, fine_tune='all', num_epochs=0)
   for i in (0, 2):
     toy_problems.assert_same(
-      untuned.personalize(state, states[i], _TRAIN[i]),
-      _process(name).personalize(state, states[i], _TRAIN[i]),
+      untuned.personalize(state, states[i], _train(name)[i]),
+      _process(name).personalize(state, states[i], _train(name)[i]),
     )
 
 
@@ -532,18 +613,17 @@ def test_zero_epochs_of_fine_tuning_change_nothing():
 @_one_of_each_kind
 def test_many_kinds_of_layers_are_trained(name, make):
   keras.utils.set_random_seed(3)
-  model = toy_problems.classifier_from(make())
-  process = registry.build(name, model, seed=_SEED)
+  model = toy_problems.model_for(name, toy_problems.classifier_from(make()))
+  process = registry.build(name, model, _hparams(name), seed=_SEED)
   rng = np.random.default_rng(0)
-  data = [
-    tf.data.Dataset.from_tensors(
-      collections.OrderedDict(
-        x=rng.normal(size=(n, 5)).astype(np.float32),
-        y=rng.integers(0, toy_problems.NUM_CLASSES, n).astype(np.int32),
-      )
+  clients = [
+    examples.Examples(
+      x=rng.normal(size=(n, 5)).astype(np.float32),
+      y=rng.integers(0, toy_problems.NUM_CLASSES, n).astype(np.int32),
     )
     for n in (9, 20)
   ]
+  data = _data(name, clients)
   output = _round(process, (0, 1), data)
   assert output.metrics['clients'] == 2
   assert output.metrics['non_finite_clients'] == 0

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg
 from tff_pfl.client import training_loop
+from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -198,3 +199,175 @@ def test_agrees_with_the_federated_averaging_of_tff():
   assert metrics['loss'] == pytest.approx(
     theirs.metrics['client_work']['train']['loss'], rel=1e-5
   )
+
+
+# Domains.
+
+
+_DOMAIN_RATE = 0.1
+
+
+@functools.cache
+def _in_domains():
+  """The clients' examples, in two domains of different sizes."""
+  return [
+    client._replace(domain=np.resize(np.int32(domain), len(client.y)))
+    for client, domain in zip(_CLIENTS, ([0, 0, 0, 1], [1, 0, 1]))
+  ]
+
+
+def _build_for_domains(body=None, **hparams):
+  model = toy_problems.linear_network(body, _INITIAL)
+  return fed_avg.build_fed_avg(
+    domain_models.with_domains(
+      model, toy_problems.domains_of(_in_domains(), ('a', 'b'))
+    ),
+    fed_avg.FedAvgHParams(
+      num_steps=2,
+      batch_size=None,
+      learning_rate=_DOMAIN_RATE,
+      momentum=0.0,
+      **hparams,
+    ),
+  )
+
+
+def _train_for_domains(process):
+  state, _, _ = toy_problems.train(process, _in_domains(), 2)
+  return state.global_weights
+
+
+def _weighted_rounds(loss_weights):
+  """Two rounds of two steps on losses with a factor by domain."""
+  weight = _INITIAL
+  for _ in range(2):
+    locals_ = []
+    for client in _in_domains():
+      local, factors = weight, np.asarray(loss_weights)[client.domain]
+      for _ in range(2):
+        errors = factors * ((client.x @ local)[:, 0] - client.y)
+        slope = 2 * client.x.T @ errors[:, np.newaxis] / len(client.y)
+        local = local - _DOMAIN_RATE * slope
+      locals_.append(local)
+    weight = _mean(locals_)
+  return weight
+
+
+def test_reweighted_domains_count_the_same():
+  of_data = toy_problems.domains_of(_in_domains(), ('a', 'b'))
+  assert of_data.num_examples == (7, 9)
+  weights = _train_for_domains(_build_for_domains(reweight_domains=True))
+  np.testing.assert_allclose(
+    weights['head/kernel'], _weighted_rounds([16 / 14, 16 / 18]), rtol=1e-5
+  )
+  plain = _train_for_domains(_build_for_domains())
+  np.testing.assert_allclose(
+    plain['head/kernel'], _weighted_rounds([1, 1]), rtol=1e-5
+  )
+
+
+def _local_models(heads, body, client):
+  """Two joint steps of full-batch descent on body and heads of domains."""
+  heads, body = [h.astype(np.float64) for h in heads], body.astype(np.float64)
+  for _ in range(2):
+    of_body, of_heads = np.zeros_like(body), []
+    for m, head in enumerate(heads):
+      rows = client.domain == m
+      x, y = client.x[rows], client.y[rows, np.newaxis]
+      errors = 2 * (x @ body @ head - y) / len(client.y)
+      of_body += x.T @ errors @ head.T
+      of_heads.append((x @ body).T @ errors)
+    body = body - _DOMAIN_RATE * of_body
+    heads = [h - _DOMAIN_RATE * s for h, s in zip(heads, of_heads)]
+  return body, np.stack(heads)
+
+
+def test_heads_of_domains_are_trained_with_the_body():
+  body = np.random.default_rng(5).normal(size=[2, 2]).astype(np.float32)
+  weights = _train_for_domains(
+    _build_for_domains(body, domain_model='multi_head')
+  )
+  expected_body, heads = body, np.stack([_INITIAL, _INITIAL])
+  for _ in range(2):
+    bodies, of_clients = zip(
+      *[_local_models(heads, expected_body, client) for client in _in_domains()]
+    )
+    # A mean over all clients, whether they have the domain or not.
+    expected_body, heads = _mean(bodies), _mean(of_clients)
+  np.testing.assert_allclose(
+    weights['body/kernel'], expected_body, rtol=1e-4, atol=1e-6
+  )
+  for m in range(2):
+    np.testing.assert_allclose(
+      weights[f'domain_{m}/head/kernel'], heads[m], rtol=1e-4, atol=1e-6
+    )
+
+
+def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
+  weights = _train_for_domains(_build_for_domains(domain_model='input'))
+  widened = [
+    client._replace(
+      x=np.concatenate(
+        [client.x, np.eye(2, dtype=np.float32)[client.domain]], axis=1
+      ),
+      domain=None,
+    )
+    for client in _in_domains()
+  ]
+  initial = tuple(map(tuple, np.concatenate([_INITIAL, np.zeros([2, 1])])))
+  hparams = fed_avg.FedAvgHParams(
+    num_steps=2, batch_size=None, learning_rate=_DOMAIN_RATE, momentum=0.0
+  )
+  expected, _ = _train(_build(hparams, initial), 2, widened)
+  np.testing.assert_allclose(
+    np.concatenate([weights['head/kernel'], weights['domain_input/kernel']]),
+    expected,
+    rtol=1e-5,
+  )
+
+
+@pytest.mark.parametrize('domain_model', fed_avg.DOMAIN_MODELS)
+def test_projection_goes_with_every_model_of_domains(domain_model):
+  process = fed_avg.build_fed_avg(
+    domain_models.with_domains(toy_problems.classifier(), toy_problems.DOMAINS),
+    fed_avg.FedAvgHParams(domain_model=domain_model, projection_dim=2),
+  )
+  initial = process.initialize().global_weights
+  assert initial['projection/kernel'].shape == (4, 2)
+  (head,) = {v.shape for n, v in initial.items() if n.endswith('head/kernel')}
+  assert head == (2, 3)
+  clients = [
+    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (9, 14)
+  ]
+  state, _, _ = toy_problems.train(process, clients)
+  for name, value in state.global_weights.items():
+    assert toy_problems.differ(value, initial[name]), name
+
+
+def test_projection_needs_no_domains():
+  process = fed_avg.build_fed_avg(
+    toy_problems.classifier(), fed_avg.FedAvgHParams(projection_dim=2)
+  )
+  assert process.initialize().global_weights['head/kernel'].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'domain_model': 'input'},
+    {'domain_model': 'multi_head'},
+    {'reweight_domains': True},
+  ],
+)
+def test_options_for_domains_need_a_model_with_domains(options):
+  with pytest.raises(ValueError, match='`model`.*fed_avg with domain_model'):
+    fed_avg.build_fed_avg(
+      toy_problems.classifier(), fed_avg.FedAvgHParams(**options)
+    )
+
+
+def test_unknown_model_of_domains_is_refused_with_those_there_are():
+  with pytest.raises(
+    ValueError, match='`domain_model`.*shared, multi_head, input'
+  ):
+    fed_avg.FedAvgHParams(domain_model='separate')

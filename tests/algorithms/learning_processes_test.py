@@ -1,7 +1,7 @@
 """Methods without client state, as processes and programs of TFF's own."""
 
 import asyncio
-import dataclasses
+import collections
 import functools
 
 import numpy as np
@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
-from tff_pfl.models import tff_model
+from tff_pfl.models import domains, tff_model
 from tff_pfl.simulation import data_source
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -20,10 +20,13 @@ _WITHOUT_CLIENT_STATE = (
   'fed_avg',
   'fed_babu',
   'fed_bn',  # Of a network without batch normalization.
+  'fed_dar',  # Of one exchange in a round.
+  'fed_min_max',
   'fed_prox',
   'ifca',
   'p_fed_me',
   'per_fed_avg',
+  'separate_fed_avg',
 )
 _CAN_FORGET = ('fed_em', 'fed_rep')
 _DEPLOYABLE = _WITHOUT_CLIENT_STATE + _CAN_FORGET
@@ -34,16 +37,21 @@ _SIZES = (7, 23, 12)
 _CLIENTS = [
   toy_problems.labelled_examples(size, i) for i, size in enumerate(_SIZES)
 ]
-_DATA = toy_problems.batched(_CLIENTS)
+
+
+@functools.cache
+def _data(name):
+  return toy_problems.batched(toy_problems.examples_for(name, _CLIENTS))
 
 
 @functools.cache
 def _processes(name):
   """A method with full batches, as both kinds of process."""
+  options = {'alternating': False} if name == 'fed_dar' else {}
   process = registry.build(
     name,
-    toy_problems.classifier(),
-    dataclasses.replace(registry.ALGORITHMS[name].hparams(), batch_size=None),
+    toy_problems.model_for(name, toy_problems.classifier()),
+    toy_problems.hparams_for(name, batch_size=None, **options),
     seed=3,
     stateless=name in _CAN_FORGET,
   )
@@ -56,7 +64,7 @@ def _after_rounds(name):
   _, learning_process = _processes(name)
   state = learning_process.initialize()
   for _ in range(_NUM_ROUNDS):
-    state, metrics = learning_process.next(state, _DATA)
+    state, metrics = learning_process.next(state, _data(name))
   return state, metrics
 
 
@@ -74,9 +82,9 @@ def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
   state = process.initialize()
-  states = process.initialize_client_states(list(range(len(_DATA))))
+  states = process.initialize_client_states(list(range(len(_SIZES))))
   for _ in range(_NUM_ROUNDS):
-    state, states, metrics = process.next(state, states, _DATA)
+    state, states, metrics = process.next(state, states, _data(name))
   expected_state, grouped = _after_rounds(name)
   _assert_close(state, expected_state)
   assert list(grouped) == ['client_work', 'aggregator', 'finalizer']
@@ -89,16 +97,17 @@ def test_rounds_are_those_of_the_personalized_process(name):
 def test_production_forms_compute_the_same_round(name):
   _, learning_process = _processes(name)
   state, _ = _after_rounds(name)
-  expected = learning_process.next(state, _DATA)
+  data = _data(name)
+  expected = learning_process.next(state, data)
   forms = tff.backends.mapreduce
   map_reduce = forms.get_computation_for_map_reduce_form(
     forms.get_map_reduce_form_for_computation(learning_process.next)
   )
-  _assert_close(map_reduce(state, _DATA), expected)
+  _assert_close(map_reduce(state, data), expected)
   distribute_aggregate = forms.get_computation_for_distribute_aggregate_form(
     forms.get_distribute_aggregate_form_for_computation(learning_process.next)
   )
-  _assert_close(distribute_aggregate(state, _DATA), expected)
+  _assert_close(distribute_aggregate(state, data), expected)
 
 
 @_deployable
@@ -107,17 +116,22 @@ def test_train_model_trains_it(runtime, name, tmp_path):
   states = tff.program.FileProgramStateManager(tmp_path)
   models = tff.program.MemoryReleaseManager()
   metrics = tff.program.MemoryReleaseManager()
-  x, y, _ = zip(*_CLIENTS)
-  x, y = np.concatenate(x), np.concatenate(y)
+  of_clients = [c.as_dict() for c in toy_problems.examples_for(name, _CLIENTS)]
+  arrays = {
+    key: np.concatenate([client[key] for client in of_clients])
+    for key in of_clients[0]
+  }
+  if 'domain' in arrays:
+    arrays['domain_names'] = toy_problems.DOMAINS.names
   clients = datasets.FederatedDataset.from_arrays(
-    x, y, keys=np.repeat(range(len(_SIZES)), _SIZES), test_fraction=0
+    **arrays, keys=np.repeat(range(len(_SIZES)), _SIZES), test_fraction=0
   )
   with tff.framework.get_context_stack().install(runtime.program_context()):
     asyncio.run(
       tff.learning.programs.train_model(
         train_process=learning_process,
         train_data_source=data_source.ClientDataSource(clients),
-        train_per_round_clients=len(_DATA),
+        train_per_round_clients=len(_SIZES),
         train_total_rounds=_NUM_ROUNDS,
         program_state_manager=states,
         model_output_manager=models,
@@ -147,11 +161,19 @@ def test_model_weights_are_evaluated_by_tff(name):
   evaluation_state = evaluation.set_model_weights(
     evaluation.initialize(), weights
   )
-  _, metrics = evaluation.next(evaluation_state, _DATA)
+  data = _data(name)
+  # The evaluation takes examples `(x, y)`, whose x may be inputs and domain.
+  _, metrics = evaluation.next(
+    evaluation_state,
+    [
+      client.map(lambda e: collections.OrderedDict(zip('xy', domains.join(e))))
+      for client in data
+    ],
+  )
   totals = metrics['client_work']['eval']['total_rounds_metrics']
   new = process.initialize_client_state(0)
-  no_data = [_DATA[0].take(0)] * len(_DATA)
-  scores = process.evaluate_clients(state, [new] * len(_DATA), no_data, _DATA)
+  no_data = [data[0].take(0)] * len(data)
+  scores = process.evaluate_clients(state, [new] * len(data), no_data, data)
   for metric in ('loss', 'accuracy'):
     np.testing.assert_allclose(
       totals[metric],

@@ -6,12 +6,14 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl.algorithms import registry
 from tff_pfl.datasets import batches, examples
-from tff_pfl.models import keras_bridge, zoo
+from tff_pfl.models import domain_models, domains, keras_bridge, zoo
 
 keras = tf.keras
 
 NUM_CLASSES = 3
+DOMAINS = domains.Domains(('a', 'b', 'c'), (20, 10, 15))
 
 
 def classifier(*, jit_compile=False):
@@ -62,6 +64,41 @@ def convolutional_and_recurrent():
       keras.layers.Dense(NUM_CLASSES, name='head'),
     ]
   )
+
+
+def model_for(name, model):
+  """The model as the method called `name` takes it: with domains, or not."""
+  if registry.ALGORITHMS[name].needs_domains:
+    return domain_models.with_domains(model, DOMAINS)
+  return model
+
+
+def examples_for(name, clients):
+  """Each client's examples, likewise: with domains in turn, or as they are."""
+  if registry.ALGORITHMS[name].needs_domains:
+    return [in_turn(client) for client in clients]
+  return list(clients)
+
+
+def in_turn(client):
+  """The examples, of the first domain, the second, and so on, and again."""
+  return client._replace(
+    domain=np.arange(len(client.y), dtype=np.int32) % DOMAINS.number
+  )
+
+
+def domains_of(clients, names=DOMAINS.names):
+  """The domains of the clients' examples, with their numbers."""
+  counts = sum(np.bincount(c.domain, minlength=len(names)) for c in clients)
+  return domains.Domains(names, tuple(int(n) for n in counts))
+
+
+def hparams_for(name, **changes):
+  """The method's defaults with changes, and at most one round of warm-up."""
+  hparams = registry.ALGORITHMS[name].hparams()
+  if getattr(hparams, 'num_warmup_rounds', 0) > 1:
+    changes = {'num_warmup_rounds': 1, **changes}
+  return dataclasses.replace(hparams, **changes)
 
 
 def labelled_examples(num_examples, seed):

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.algorithms import toy_problems
 from tff_pfl import datasets, runtime
 from tff_pfl.algorithms import registry
-from tff_pfl.datasets import batches
 from tff_pfl.models import zoo
 from tff_pfl.runtime import batched_clients, client_mapper, in_process
 
@@ -43,17 +43,19 @@ def _batch_sizes(monkeypatch):
   return sizes
 
 
-def _clients(shape, num_examples=_NUM_EXAMPLES):
+def _examples(shape, num_examples=_NUM_EXAMPLES):
   rng = np.random.default_rng(0)
   return [
-    batches.as_batches(
-      datasets.Examples(
-        rng.standard_normal([n, *shape]).astype(np.float32),
-        rng.integers(0, 3, [n]).astype(np.int32),
-      )
+    datasets.Examples(
+      rng.standard_normal([n, *shape]).astype(np.float32),
+      rng.integers(0, 3, [n]).astype(np.int32),
     )
     for n in num_examples
   ]
+
+
+def _clients(shape, num_examples=_NUM_EXAMPLES):
+  return toy_problems.batched(_examples(shape, num_examples))
 
 
 def _element_spec(shape):
@@ -88,8 +90,11 @@ def _assert_close(found, expected):
 def test_a_round_gives_what_it_gives_one_by_one(
   name, one_by_one, batched, monkeypatch
 ):
-  process = registry.build(name, zoo.mlp(_element_spec([4]), 3, widths=(8,)))
-  clients = _clients([4])
+  model = zoo.mlp(_element_spec([4]), 3, widths=(8,))
+  process = registry.build(name, toy_problems.model_for(name, model))
+  clients = toy_problems.batched(
+    toy_problems.examples_for(name, _examples([4]))
+  )
   expected = _round(one_by_one, process, clients)
 
   def fail(message, *arguments):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from tests.algorithms import toy_problems
 from tests.runtime import parity
 from tff_pfl import runtime
 from tff_pfl.algorithms import per_fed_avg, registry
-from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalization
 from tff_pfl.runtime import worker_process
 
@@ -34,31 +34,48 @@ _methods_of_which_one_is_fast = pytest.mark.parametrize(
 _every_other_runtime = pytest.mark.parametrize('rt', ['in_process', 'remote'])
 
 
-def _client_data(seed):
-  """Clients of different sizes, and of two sizes of padded examples."""
-  return toy_problems.batched(
-    toy_problems.labelled_examples(n, 10 * seed + client)
-    for client, n in enumerate((7, 23, 5, 30))
+class _Data(NamedTuple):
+  """Clients' data for a method."""
+
+  train: list
+  test: list
+  nothing: tf.data.Dataset
+  not_finite: tf.data.Dataset
+
+  @property
+  def rounds(self):
+    """The data of each round's clients, by the clients' numbers.
+
+    New clients and such that took part before, some without examples, and one
+    whose result is left out.
+    """
+    a, b, c, d = self.train
+    return (
+      {0: a, 1: b, 4: self.nothing},
+      {1: b, 2: c, 5: self.not_finite},
+      {3: d, 0: a, 4: c, 1: self.nothing},
+    )
+
+
+@functools.cache
+def _data(name):
+  def batched(clients):
+    return toy_problems.batched(toy_problems.examples_for(name, clients))
+
+  def client_data(seed):
+    """Clients of different sizes, and of two sizes of padded examples."""
+    return batched(
+      toy_problems.labelled_examples(n, 10 * seed + client)
+      for client, n in enumerate((7, 23, 5, 30))
+    )
+
+  not_finite = toy_problems.labelled_examples(8, 5)
+  not_finite.x[3, 2] = np.nan
+  return _Data(
+    client_data(0),
+    client_data(1),
+    *batched([toy_problems.labelled_examples(0, 0), not_finite]),
   )
-
-
-def _not_finite():
-  examples = toy_problems.labelled_examples(8, 5)
-  examples.x[3, 2] = np.nan
-  return batches.as_batches(examples)
-
-
-_TRAIN = _client_data(0)
-_TEST = _client_data(1)
-_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])[0]
-
-# The data of each round's clients: new clients and such that took part before,
-# some without examples, and one whose result is left out.
-_ROUNDS = (
-  {0: _TRAIN[0], 1: _TRAIN[1], 4: _NO_DATA},
-  {1: _TRAIN[1], 2: _TRAIN[2], 5: _not_finite()},
-  {3: _TRAIN[3], 0: _TRAIN[0], 4: _TRAIN[2], 1: _NO_DATA},
-)
 
 
 @pytest.fixture(name='workers', scope='module')
@@ -102,7 +119,8 @@ def _on(workers):
 def _process(name, **personalization_options):
   return registry.build(
     name,
-    toy_problems.classifier(jit_compile='auto'),
+    toy_problems.model_for(name, toy_problems.classifier(jit_compile='auto')),
+    toy_problems.hparams_for(name),
     seed=_SEED,
     personalization=personalization.Personalization(**personalization_options),
   )
@@ -115,7 +133,7 @@ def _train(rt, process):
     process.initialize_client_states, list(range(_NUM_CLIENTS))
   )
   outputs = []
-  for cohort in _ROUNDS:
+  for cohort in _data(process.name).rounds:
     output = rt.run(
       process.next,
       state,
@@ -132,18 +150,19 @@ def _train(rt, process):
 def _score(rt, process, state, client_states):
   """Returns what is done with trained models, for clients of all kinds."""
   known, new = client_states[1], client_states[_NEW]
+  train, test, nothing, _ = _data(process.name)
   return {
     'initialize_client_state': rt.run(process.initialize_client_state, 2**40),
     'evaluate_clients': rt.run(
       process.evaluate_clients,
       state,
       [*client_states[:4], new, known],
-      [*_TRAIN, _NO_DATA, _TRAIN[1]],
-      [*_TEST, _TEST[0], _NO_DATA],
+      [*train, nothing, train[1]],
+      [*test, test[0], nothing],
     ),
-    'personalize known': rt.run(process.personalize, state, known, _TRAIN[1]),
-    'personalize new': rt.run(process.personalize, state, new, _TRAIN[3]),
-    'evaluate new': rt.run(process.evaluate, state, new, _TRAIN[3], _TEST[3]),
+    'personalize known': rt.run(process.personalize, state, known, train[1]),
+    'personalize new': rt.run(process.personalize, state, new, train[3]),
+    'evaluate new': rt.run(process.evaluate, state, new, train[3], test[3]),
   }
 
 
@@ -297,8 +316,8 @@ def test_layers_of_many_kinds_are_trained_as_on_the_native_runtime(
 @functools.cache
 def _process_of_network(name, make):
   keras.utils.set_random_seed(3)
-  model = toy_problems.classifier_from(make())
-  return registry.build(name, model, seed=_SEED)
+  model = toy_problems.model_for(name, toy_problems.classifier_from(make()))
+  return registry.build(name, model, toy_problems.hparams_for(name), seed=_SEED)
 
 
 def _train_network(rt, name, make):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.algorithms import fed_dar, fed_rep
+from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge, zoo
 from tff_pfl.simulation import finished_run, run_config
@@ -274,68 +274,58 @@ def test_fractions_are_no_indices():
   )
 
 
-@pytest.mark.parametrize('name', ['fed_dar', 'fed_em'])
-def test_model_is_the_one_that_the_method_makes(name, tmp_path):
-  """Of several heads, or components, of which a client's model consists."""
-  config = run_config.RunConfig(
+def _model_and_client(directory, name, **hparams):
+  """A run's model on data with domains, a client's weights and its examples."""
+  run_config.RunConfig(
     algorithm=name,
-    dataset='relabelled_digits',
-    partition='domain_mixture:1:100',
-    num_clients=3,
-    cohort_size=3,
-    num_rounds=1,
-    model_arguments={'widths': [8]},
-  )
-  config.run(str(tmp_path), show_progress=False)
-  with finished_run.FinishedRun(str(tmp_path)) as run:
-    with runtime_lib.create_runtime('in_process') as runtime:
-      weights = run.personal_weights('client_0', runtime)
-    examples = run.data.test('client_0')
-    model = run.model
-  assert list(weights) == list(model.initial_weights)
-  probabilities = finished_run.predict(
-    model, weights, examples.x, examples.domain
-  )
-  np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
-  order = np.arange(len(examples.y))[::-1]
-  np.testing.assert_allclose(
-    finished_run.predict(
-      model, weights, examples.x[order], examples.domain[order]
-    ),
-    probabilities[order],
-    rtol=1e-5,
-  )
-  for domain, words in (
-    (None, '`domain`.*given'),
-    (examples.domain[1:], '`domain`.*examples'),
-    (np.full_like(examples.domain, 5), 'domain.*5'),
-  ):
-    with pytest.raises(ValueError, match=words):
-      finished_run.predict(model, weights, examples.x, domain)
-
-
-def test_domain_decides_which_head_predicts(tmp_path):
-  config = run_config.RunConfig(
-    algorithm='fed_dar',
-    hparams=fed_dar.FedDarHParams(
-      num_warmup_rounds=0, aggregation='weighted_average'
-    ),
+    hparams=registry.get_algorithm(name).hparams(**hparams),
     dataset='relabelled_digits',
     partition='domain_mixture:1:100',
     num_clients=2,
     cohort_size=2,
     num_rounds=1,
     model_arguments={'widths': [8]},
-  )
-  config.run(str(tmp_path), show_progress=False)
-  with finished_run.FinishedRun(str(tmp_path)) as run:
+  ).run(str(directory), show_progress=False)
+  with finished_run.FinishedRun(str(directory)) as run:
     with runtime_lib.create_runtime('in_process') as runtime:
       weights = run.personal_weights('client_0', runtime)
-    x = run.data.test('client_0').x[:5]
-    outputs = [
-      finished_run.predict(run.model, weights, x, np.full(5, m))
-      for m in range(5)
-    ]
+    return run.model, weights, run.data.test('client_0')
+
+
+def test_model_is_the_one_that_the_method_makes(tmp_path):
+  """FedEM's is a mixture of what the run's settings name."""
+  model, weights, examples = _model_and_client(tmp_path, 'fed_em')
+  assert list(weights) == list(model.initial_weights)
+  probabilities = finished_run.predict(
+    model, weights, examples.x, examples.domain
+  )
+  np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_domain_decides_which_head_predicts(tmp_path):
+  model, weights, examples = _model_and_client(
+    tmp_path,
+    'fed_dar',
+    num_warmup_rounds=0,
+    aggregation='weighted_average',
+  )
+  x, domain = examples.x, examples.domain
+  outputs = [
+    finished_run.predict(model, weights, x, np.full_like(domain, m))
+    for m in range(5)
+  ]
   assert not any(
     np.allclose(outputs[m], outputs[n]) for m in range(5) for n in range(m)
   )
+  np.testing.assert_allclose(
+    finished_run.predict(model, weights, x, domain),
+    [outputs[m][i] for i, m in enumerate(domain)],
+    rtol=1e-5,
+  )
+  for wrong, words in (
+    (None, '`domain`.*given'),
+    (domain[1:], '`domain`.*examples'),
+    (np.full_like(domain, 5), 'domain.*5'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      finished_run.predict(model, weights, x, wrong)

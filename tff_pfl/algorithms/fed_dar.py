@@ -13,7 +13,9 @@ i of the cohort with L_im examples of domain m (L_i in all):
 
 A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
 all domains count the same; the L_m come from one federated sum before training
-(`domain_histogram`). A domain absent from a round keeps its head.
+(`domain_histogram`). A domain absent from a round keeps its head. With two
+exchanges a round does not compile to TFF's `MapReduceForm`; without
+`alternating` it does.
 
 Symbols:
   tau_h -> num_head_epochs or num_head_steps

@@ -1,0 +1,495 @@
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, fed_dar
+from tff_pfl.models import domain_models
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_BODY = np.random.default_rng(7).normal(size=[3, 2]).astype(np.float32)
+_HEAD = np.array([[0.5], [-1.0]], np.float32)
+# Full batches and plain gradient descent.
+_PLAIN = dict(
+  num_head_steps=3,
+  num_body_steps=2,
+  head_learning_rate=0.05,
+  body_learning_rate=0.02,
+  momentum=0.0,
+  batch_size=None,
+  num_warmup_rounds=0,
+)
+
+
+def _client(num_examples, seed, domain):
+  """A regression client, its examples' domains repeating a pattern."""
+  client = toy_problems.regression_examples(num_examples, 3, 1, seed)
+  return client._replace(domain=np.resize(np.int32(domain), num_examples))
+
+
+# The third domain has no example, the first few.
+_CLIENTS = (_client(12, 0, [0, 1, 1]), _client(20, 1, [1, 0, 1, 1]))
+
+
+def _domains(clients=_CLIENTS, names=('a', 'b', 'c')):
+  return toy_problems.domains_of(clients, names)
+
+
+def _model(of_data=None):
+  return domain_models.with_domains(
+    toy_problems.linear_network(_BODY, _HEAD), of_data or _domains()
+  )
+
+
+@functools.cache
+def _build(of_data=None, aggregator=None, **hparams):
+  return fed_dar.build_fed_dar(
+    _model(of_data),
+    fed_dar.FedDarHParams(**{**_PLAIN, **hparams}),
+    aggregator=aggregator() if aggregator else None,
+    seed=1,
+  )
+
+
+# Algorithm 1, written down again.
+
+
+@dataclasses.dataclass
+class _Reference:
+  """FedDAR for `linear_network` by numpy."""
+
+  weights_of_domains: np.ndarray
+  aggregation: str
+  ridge: float
+  alternating: bool
+
+  def __post_init__(self):
+    self.num_domains = len(self.weights_of_domains)
+    self.body = _BODY.astype(np.float64)
+    self.heads = [_HEAD.astype(np.float64)] * self.num_domains
+
+  def next(self, clients):
+    if self.alternating:
+      ends = [self._local_heads(client) for client in clients]
+      bodies = [self.body] * len(clients)
+    else:
+      bodies, ends = zip(*[self._local_models(client) for client in clients])
+    self.heads = [
+      self._combined(m, clients, bodies, ends) for m in range(self.num_domains)
+    ]
+    if self.alternating:
+      bodies = [self._local_body(client) for client in clients]
+    self.body = toy_problems.weighted_mean(bodies, clients)
+
+  def _local_heads(self, client):
+    heads = []
+    for m, w in enumerate(self.heads):
+      x, y = _of_domain(client, m)
+      for _ in range(_PLAIN['num_head_steps'] if len(y) else 0):
+        z = x @ self.body
+        w = w - _PLAIN['head_learning_rate'] * 2 * z.T @ (z @ w - y) / len(y)
+      heads.append(w)
+    return heads
+
+  def _slopes(self, client, body, heads):
+    """Gradients of the client's weighted mean loss."""
+    of_body, of_heads = np.zeros_like(body), []
+    for m, w in enumerate(heads):
+      x, y = _of_domain(client, m)
+      errors = self.weights_of_domains[m] * 2 * (x @ body @ w - y)
+      of_body += x.T @ errors @ w.T / len(client.y)
+      of_heads.append((x @ body).T @ errors / len(client.y))
+    return of_body, of_heads
+
+  def _local_body(self, client):
+    body = self.body
+    for _ in range(_PLAIN['num_body_steps']):
+      slope, _ = self._slopes(client, body, self.heads)
+      body = body - _PLAIN['body_learning_rate'] * slope
+    return body
+
+  def _local_models(self, client):
+    body, heads = self.body, self.heads
+    rate = _PLAIN['body_learning_rate']
+    for _ in range(_PLAIN['num_body_steps']):
+      of_body, of_heads = self._slopes(client, body, heads)
+      body = body - rate * of_body
+      heads = [w - rate * slope for w, slope in zip(heads, of_heads)]
+    return body, heads
+
+  def _combined(self, m, clients, bodies, ends):
+    start = self.heads[m]
+    counts = [len(_of_domain(client, m)[1]) for client in clients]
+    if not sum(counts):
+      return start
+    if self.aggregation == 'weighted_average':
+      return np.average([end[m] for end in ends], axis=0, weights=counts)
+    hessians = []
+    for client, body in zip(clients, bodies):
+      z = _of_domain(client, m)[0] @ body
+      hessians.append(2 * z.T @ z)  # Of the sum: L_im times that of the mean.
+    total = sum(hessians)
+    total += self.ridge * np.linalg.eigvalsh(total)[-1] * np.eye(len(total))
+    moved = sum(h @ (start - end[m]) for h, end in zip(hessians, ends))
+    return start - np.linalg.solve(total, moved)
+
+
+def _of_domain(client, m):
+  rows = client.domain == m
+  return client.x[rows].astype(np.float64), client.y[rows, np.newaxis]
+
+
+def _reference(hparams, of_data):
+  ones = np.ones(of_data.number)
+  return _Reference(
+    np.array(of_data.loss_weights) if hparams['reweight_domains'] else ones,
+    hparams['aggregation'],
+    hparams['ridge'],
+    hparams['alternating'],
+  )
+
+
+def _assert_is(weights, reference, rtol=1e-4):
+  np.testing.assert_allclose(
+    weights['body/kernel'], reference.body, rtol=rtol, atol=1e-6
+  )
+  for m, head in enumerate(reference.heads):
+    np.testing.assert_allclose(
+      weights[f'domain_{m}/head/kernel'], head, rtol=rtol, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize('reweight_domains', [True, False])
+@pytest.mark.parametrize('alternating', [True, False])
+@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
+def test_rounds_are_those_of_the_algorithm(
+  aggregation, alternating, reweight_domains
+):
+  hparams = dict(
+    aggregation=aggregation,
+    ridge=0.01,
+    alternating=alternating,
+    reweight_domains=reweight_domains,
+  )
+  process = _build(**hparams)
+  state, _, metrics = toy_problems.train(process, _CLIENTS, 2)
+  reference = _reference(hparams, _domains())
+  for _ in range(2):
+    reference.next(_CLIENTS)
+  _assert_is(state.global_weights, reference)
+  # A domain without examples keeps its head, bit for bit.
+  np.testing.assert_array_equal(
+    state.global_weights['domain_2/head/kernel'], _HEAD
+  )
+  assert ('condition_number' in metrics) == (aggregation == 'second_order')
+
+
+@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
+def test_one_domain_is_alternation_with_a_global_head(aggregation):
+  clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
+  of_data = _domains(clients, ('all',))
+  hparams = dict(
+    aggregation=aggregation, ridge=0.0, alternating=True, reweight_domains=True
+  )
+  state, _, _ = toy_problems.train(_build(of_data, **hparams), clients, 2)
+  # With one domain there is nothing to weigh.
+  assert of_data.loss_weights == [1]
+  reference = _reference(hparams, of_data)
+  for _ in range(2):
+    reference.next(clients)
+  _assert_is(state.global_weights, reference)
+  if aggregation == 'weighted_average':
+    # Joint training of one domain is plain FedAvg.
+    joint = _build(of_data, **{**hparams, 'alternating': False})
+    avg = fed_avg.build_fed_avg(
+      _model(of_data),
+      fed_avg.FedAvgHParams(
+        num_steps=2, learning_rate=0.02, momentum=0.0, batch_size=None
+      ),
+    )
+    of_joint = toy_problems.train(joint, clients)[0].global_weights
+    of_avg = toy_problems.train(avg, clients)[0].global_weights
+    toy_problems.assert_close(
+      list(of_joint.values()), list(of_avg.values()), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
+def test_heads_of_a_single_client_are_those_that_it_trained(aggregation):
+  hparams = dict(
+    aggregation=aggregation, ridge=0.0, alternating=True, reweight_domains=True
+  )
+  clients = _CLIENTS[1:]
+  state, _, _ = toy_problems.train(_build(**hparams), clients)
+  reference = _reference(hparams, _domains())
+  expected = reference._local_heads(clients[0])
+  for m, head in enumerate(expected):
+    np.testing.assert_allclose(
+      state.global_weights[f'domain_{m}/head/kernel'], head, rtol=1e-4
+    )
+
+
+def test_condition_number_is_that_of_the_cohorts_features():
+  process = _build(aggregation='second_order')
+  _, _, metrics = toy_problems.train(process, _CLIENTS)
+  conditions = metrics['condition_number']
+  assert list(conditions) == ['a', 'b', 'c']
+  for m, name in enumerate('ab'):
+    x = np.concatenate([_of_domain(client, m)[0] for client in _CLIENTS])
+    z = x @ _BODY.astype(np.float64)
+    assert conditions[name] == pytest.approx(np.linalg.cond(z.T @ z), rel=1e-3)
+  assert conditions['c'] == 0
+
+
+def test_domain_absent_from_a_cohort_keeps_its_head():
+  hparams = dict(ridge=1e-3, aggregation='second_order')
+  process = _build(**hparams)
+  first, states, _ = toy_problems.train(process, _CLIENTS)
+  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  second = process.next(first, states, toy_problems.batched(only_b))
+  before, after = first.global_weights, second.state.global_weights
+  moved = {
+    name for name in after if toy_problems.differ(before[name], after[name])
+  }
+  assert moved == {'body/kernel', 'domain_1/head/kernel'}
+  assert second.metrics['condition_number']['a'] == 0
+
+
+# Warm-up.
+
+
+_WARMUP = dict(num_body_epochs=2, body_learning_rate=0.1, batch_size=8)
+
+
+def _classifier():
+  return toy_problems.model_for('fed_dar', toy_problems.classifier())
+
+
+@functools.cache
+def _labelled():
+  return toy_problems.examples_for(
+    'fed_dar', [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  )
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'alternating': False},
+    {'aggregation': 'weighted_average', 'reweight_domains': False},
+  ],
+)
+def test_rounds_of_warm_up_are_fed_avg_bit_for_bit(options):
+  hparams = fed_dar.FedDarHParams(**_WARMUP, **options)
+  assert hparams.num_warmup_rounds == 10
+  warming = fed_dar.build_fed_dar(_classifier(), hparams, seed=4)
+  avg = fed_avg.build_fed_avg(
+    _classifier(),
+    fed_avg.FedAvgHParams(
+      num_epochs=2,
+      learning_rate=0.1,
+      batch_size=8,
+      reweight_domains=hparams.reweight_domains,
+    ),
+    seed=4,
+  )
+  of_dar, _, dar_metrics = toy_problems.train(warming, _labelled(), 2)
+  of_avg, _, avg_metrics = toy_problems.train(avg, _labelled(), 2)
+  for name, value in of_dar.global_weights.items():
+    plain_name = name.partition('/')[2] if 'domain_' in name else name
+    np.testing.assert_array_equal(value, of_avg.global_weights[plain_name])
+  assert len(of_dar.global_weights) == 2 + 3 * 2
+  for name in ('loss', 'accuracy', 'clients', 'examples'):
+    assert dar_metrics[name] == avg_metrics[name]
+
+
+@pytest.mark.parametrize('alternating', [True, False])
+def test_after_the_warm_up_rounds_are_as_without(alternating):
+  def build(num_warmup_rounds):
+    return fed_dar.build_fed_dar(
+      _classifier(),
+      fed_dar.FedDarHParams(
+        num_warmup_rounds=num_warmup_rounds, alternating=alternating, **_WARMUP
+      ),
+      seed=4,
+    )
+
+  warming, usual = build(1), build(0)
+  first, states, _ = toy_problems.train(warming, _labelled())
+  data = toy_problems.batched(_labelled())
+  found = warming.next(first, states, data)
+  expected = usual.next(first, states, data)
+  toy_problems.assert_same(found.state, expected.state)
+  toy_problems.assert_same(found.metrics, expected.metrics)
+  weights = found.state.global_weights
+  assert toy_problems.differ(
+    weights['domain_0/head/kernel'], weights['domain_1/head/kernel']
+  )
+
+
+# Aggregators.
+
+
+def _private():
+  # Its clipping norm and noise are such that they hardly change anything.
+  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=1e-10, clients_per_round=2, clip=100.0
+  )
+
+
+def _secure():
+  return tff.aggregators.MeanFactory(
+    tff.aggregators.SecureSumFactory(1000.0, -1000.0), no_nan_division=True
+  )
+
+
+# Private means are of clients, not of examples: these have as many.
+_ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
+
+
+@pytest.mark.parametrize(
+  ('aggregation', 'aggregator', 'clients'),
+  [
+    ('second_order', _secure, _ALIKE),
+    ('second_order', _private, _ALIKE),
+    ('weighted_average', _private, _ALIKE),
+    # It clips reports, by which a client with large Hessians counts less than
+    # by its examples; the scale of all is irrelevant.
+    ('second_order', tff.learning.secure_aggregator, _ALIKE[:1]),
+  ],
+)
+def test_any_aggregator_serves(aggregation, aggregator, clients):
+  process = _build(aggregation=aggregation, aggregator=aggregator)
+  found = toy_problems.train(process, clients, 2)[0].global_weights
+  exact = _build(aggregation=aggregation)
+  expected = toy_problems.train(exact, clients, 2)[0].global_weights
+  toy_problems.assert_close(found, expected, rtol=0, atol=1e-4)
+  # Nobody has the third domain.
+  np.testing.assert_array_equal(found['domain_2/head/kernel'], _HEAD)
+
+
+@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
+def test_noise_does_not_move_the_head_of_an_absent_domain(aggregation):
+  process = _build(
+    aggregation=aggregation,
+    aggregator=lambda: (
+      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier=0.02, clients_per_round=2, clip=5.0
+      )
+    ),
+  )
+  state, _, _ = toy_problems.train(process, _ALIKE, 2)
+  for m in range(3):
+    value = state.global_weights[f'domain_{m}/head/kernel']
+    assert np.array_equal(value, _HEAD) == (m == 2)
+
+
+def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():
+  process = _build(
+    aggregation='second_order', aggregator=tff.learning.robust_aggregator
+  )
+  state, states, metrics = toy_problems.train(process, [_client(0, 0, [0])])
+  toy_problems.assert_same(
+    state.global_weights, process.initialize().global_weights
+  )
+  assert states[0].num_rounds == 0 and metrics['clients'] == 0
+
+
+# As a process of TFF's own.
+
+
+def test_learning_process_makes_the_same_round():
+  process = _build()
+  learning_process = process.to_learning_process()
+  data = toy_problems.batched(_CLIENTS)
+  found = learning_process.next(learning_process.initialize(), data)
+  state, _, _ = toy_problems.train(process, _CLIENTS)
+  for name, value in state.global_weights.items():
+    np.testing.assert_allclose(
+      found.state.global_weights[name], value, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
+  learning_process = _build().to_learning_process()
+  with pytest.raises(ValueError, match='broadcast dependent on aggregate'):
+    tff.backends.mapreduce.get_map_reduce_form_for_computation(
+      learning_process.next
+    )
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+  ('changes', 'reason'),
+  [
+    ({'aggregation': 'mean'}, '`aggregation`.*weighted_average, second_order'),
+    ({'ridge': -1.0}, '`ridge`'),
+    ({'num_warmup_rounds': -1}, '`num_warmup_rounds`'),
+    ({'num_warmup_rounds': 1.5}, '`num_warmup_rounds`'),
+    ({'num_head_epochs': -1}, '`num_epochs`'),
+    ({'head_learning_rate': 0.0}, '`head_learning_rate`'),
+    ({'body_learning_rate': 0.0}, '`body_learning_rate`'),
+  ],
+)
+def test_impossible_hyperparameters_are_refused(changes, reason):
+  with pytest.raises(ValueError, match=reason):
+    fed_dar.FedDarHParams(**changes)
+
+
+def test_impossible_projection_is_refused():
+  with pytest.raises(ValueError, match='`projection_dim`'):
+    fed_dar.build_fed_dar(
+      _classifier(), fed_dar.FedDarHParams(projection_dim=0)
+    )
+
+
+def test_projection_brings_the_features_down():
+  process = fed_dar.build_fed_dar(
+    _classifier(),
+    fed_dar.FedDarHParams(projection_dim=2, num_warmup_rounds=0),
+  )
+  weights = process.initialize().global_weights
+  assert weights['projection/kernel'].shape == (4, 2)
+  assert weights['domain_2/head/kernel'].shape == (2, 3)
+  state, _, _ = toy_problems.train(process, _labelled())
+  for name, value in state.global_weights.items():
+    assert toy_problems.differ(value, weights[name]), name
+
+
+def test_model_without_domains_is_refused():
+  with pytest.raises(ValueError, match='fed_dar demands.*with_domains'):
+    fed_dar.build_fed_dar(toy_problems.linear_network(_BODY, _HEAD))
+
+
+def test_model_without_a_body_is_refused():
+  model = domain_models.with_domains(
+    toy_problems.linear_network(None, _HEAD), _domains()
+  )
+  with pytest.raises(ValueError, match='fed_dar'):
+    fed_dar.build_fed_dar(model)
+
+
+def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([5]),
+      tf.keras.layers.Dense(4, name='body'),
+      tf.keras.layers.Dense(3, 'softmax', name='head'),
+    ]
+  )
+  model = toy_problems.model_for(
+    'fed_dar', toy_problems.classifier_from(network)
+  )
+  with pytest.raises(ValueError, match='without an activation'):
+    fed_dar.build_fed_dar(model)
+  fed_dar.build_fed_dar(
+    model, fed_dar.FedDarHParams(aggregation='weighted_average')
+  )

@@ -1,0 +1,238 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, fed_min_max
+from tff_pfl.models import domain_models
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_INITIAL = np.array([[0.5], [-1.0]], np.float32)
+_RATE = 0.05
+_HPARAMS = dict(num_steps=2, learning_rate=_RATE, momentum=0.0, batch_size=None)
+
+
+def _client(num_examples, seed, domain):
+  client = toy_problems.regression_examples(num_examples, 2, 1, seed)
+  return client._replace(domain=np.resize(np.int32(domain), num_examples))
+
+
+# The third domain has no example anywhere.
+_CLIENTS = (_client(8, 0, [0, 0, 0, 1]), _client(12, 1, [1, 0]))
+_NAMES = ('a', 'b', 'c')
+
+
+def _model():
+  return domain_models.with_domains(
+    toy_problems.linear_network(None, _INITIAL),
+    toy_problems.domains_of(_CLIENTS, _NAMES),
+  )
+
+
+@functools.cache
+def _build(weight_learning_rate, aggregator=None, **hparams):
+  return fed_min_max.build_fed_min_max(
+    _model(),
+    fed_min_max.FedMinMaxHParams(
+      weight_learning_rate=weight_learning_rate, **{**_HPARAMS, **hparams}
+    ),
+    seed=2,
+    aggregator=aggregator() if aggregator else None,
+  )
+
+
+# The algorithm, written down again.
+
+
+def _projected(values):
+  """The nearest point of the simplex, by bisection on the shift."""
+  low, high = np.min(values) - 1, np.max(values)
+  for _ in range(200):
+    shift = (low + high) / 2
+    if np.sum(np.maximum(values - shift, 0)) > 1:
+      low = shift
+    else:
+      high = shift
+  return np.maximum(values - shift, 0)
+
+
+def _errors(client, weight):
+  return (client.x.astype(np.float64) @ weight)[:, 0] - client.y
+
+
+def _risks(clients, weight, old):
+  """Mean losses of the domains, the old ones of those that are absent."""
+  domain = np.concatenate([client.domain for client in clients])
+  losses = np.concatenate([_errors(c, weight) ** 2 for c in clients])
+  return [
+    np.mean(losses[domain == m]) if np.any(domain == m) else old[m]
+    for m in range(3)
+  ]
+
+
+def _reference(clients, num_rounds, weight_learning_rate):
+  rho = np.array(toy_problems.domains_of(_CLIENTS, _NAMES).num_examples) / 20
+  lambdas, weight, risks = rho, _INITIAL.astype(np.float64), np.zeros(3)
+  for _ in range(num_rounds):
+    factors = np.divide(lambdas, rho, out=np.zeros(3), where=rho > 0)
+    locals_ = []
+    for client in clients:
+      local = weight
+      for _ in range(2):
+        errors = factors[client.domain] * _errors(client, local)
+        slope = 2 * client.x.T.astype(np.float64) @ errors / len(client.y)
+        local = local - _RATE * slope[:, np.newaxis]
+      locals_.append(local)
+    risks = np.array(_risks(clients, weight, risks))
+    weight = toy_problems.weighted_mean(locals_, clients)
+    present = rho > 0
+    ascended = lambdas + weight_learning_rate * risks
+    lambdas = np.zeros(3)
+    lambdas[present] = _projected(ascended[present])
+  return weight, lambdas, risks
+
+
+def test_rounds_are_those_of_the_algorithm():
+  state, _, metrics = toy_problems.train(_build(0.1), _CLIENTS, 3)
+  weight, lambdas, risks = _reference(_CLIENTS, 3, 0.1)
+  np.testing.assert_allclose(
+    state.global_weights['head/kernel'], weight, rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    state.algorithm['domain_weight'], lambdas, rtol=1e-4
+  )
+  np.testing.assert_allclose(state.algorithm['domain_risk'], risks, rtol=1e-4)
+  assert list(metrics['domain_weight']) == list(_NAMES)
+  np.testing.assert_allclose(
+    list(metrics['domain_risk'].values()), risks, rtol=1e-4
+  )
+
+
+def test_without_ascent_it_is_fed_avg():
+  hparams = dict(num_steps=None, num_epochs=2, batch_size=3)
+  state, _, metrics = toy_problems.train(_build(0.0, **hparams), _CLIENTS, 3)
+  avg = fed_avg.build_fed_avg(
+    _model(), fed_avg.FedAvgHParams(**{**_HPARAMS, **hparams}), seed=2
+  )
+  expected, _, avg_metrics = toy_problems.train(avg, _CLIENTS, 3)
+  # The weights of domains stay what they are up to rounding.
+  toy_problems.assert_close(
+    state.global_weights, expected.global_weights, rtol=1e-6
+  )
+  assert metrics['loss'] == pytest.approx(avg_metrics['loss'], rel=1e-6)
+  np.testing.assert_allclose(
+    state.algorithm['domain_weight'], [0.6, 0.4, 0], rtol=1e-6
+  )
+
+
+def test_first_round_is_fed_avg_bit_for_bit():
+  state, _, _ = toy_problems.train(_build(0.1), _CLIENTS)
+  avg = fed_avg.build_fed_avg(
+    _model(), fed_avg.FedAvgHParams(**_HPARAMS), seed=2
+  )
+  expected, _, _ = toy_problems.train(avg, _CLIENTS)
+  toy_problems.assert_same(state.global_weights, expected.global_weights)
+
+
+def test_weights_ascend_to_the_worst_domain_and_none_without_examples():
+  process = _build(1.0)
+  state, _, metrics = toy_problems.train(process, _CLIENTS)
+  risks, weights = metrics['domain_risk'], metrics['domain_weight']
+  worst, best = ('a', 'b') if risks['a'] > risks['b'] else ('b', 'a')
+  initial = dict(zip(_NAMES, process.initialize().algorithm['domain_weight']))
+  assert weights[worst] > initial[worst]
+  assert weights[best] < initial[best]
+  assert weights['c'] == initial['c'] == risks['c'] == 0
+  assert sum(weights.values()) == pytest.approx(1, rel=1e-6)
+
+
+def test_domain_absent_from_a_round_counts_with_its_last_risk():
+  process = _build(0.1)
+  first, states, _ = toy_problems.train(process, _CLIENTS)
+  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  second = process.next(first, states, toy_problems.batched(only_b)).state
+  before, after = first.algorithm, second.algorithm
+  assert after['domain_risk'][0] == before['domain_risk'][0]
+  assert after['domain_risk'][1] != before['domain_risk'][1]
+  ascended = before['domain_weight'] + 0.1 * after['domain_risk']
+  np.testing.assert_allclose(
+    after['domain_weight'][:2], _projected(ascended[:2]), rtol=1e-5
+  )
+
+
+def test_noise_is_not_taken_for_the_risk_of_an_absent_domain():
+  process = _build(
+    0.1,
+    lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=0.02, clients_per_round=2, clip=5.0
+    ),
+  )
+  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  state, _, _ = toy_problems.train(process, only_b, 2)
+  risks = state.algorithm['domain_risk']
+  assert risks[0] == risks[2] == 0 and risks[1] > 0
+
+
+def test_secure_aggregation_serves():
+  process = _build(0.1, tff.learning.secure_aggregator)
+  found, _, _ = toy_problems.train(process, _CLIENTS, 2)
+  _, lambdas, risks = _reference(_CLIENTS, 2, 0.1)
+  # It clips, so that a client with large losses counts less.
+  np.testing.assert_allclose(
+    found.algorithm['domain_risk'], risks, rtol=0.2, atol=1e-6
+  )
+  np.testing.assert_allclose(
+    found.algorithm['domain_weight'], lambdas, atol=0.05
+  )
+
+
+# The projection.
+
+
+@pytest.mark.parametrize(
+  ('values', 'expected'),
+  [
+    ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
+    ([1.0, 1.0], [0.5, 0.5]),
+    ([3.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
+    ([0.9, 0.5, -7.0], [0.7, 0.3, 0.0]),
+    ([0.0, 0.0, 0.0, 0.0], [0.25] * 4),
+    ([-5.0], [1.0]),
+    # Far from it, where 1 is less than float32 can tell apart.
+    ([1e8, 1e8, 0.0], [0.5, 0.5, 0.0]),
+    ([1e9, 0.0], [1.0, 0.0]),
+  ],
+)
+def test_projection_by_hand(values, expected):
+  found = fed_min_max.project_on_simplex(tf.constant(values))
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_projection_is_the_nearest_point_of_the_simplex():
+  rng = np.random.default_rng(0)
+  for size in (2, 5, 40):
+    for scale in (0.1, 1, 10):
+      values = scale * rng.normal(size=size)
+      found = fed_min_max.project_on_simplex(tf.constant(values)).numpy()
+      np.testing.assert_allclose(found, _projected(values), atol=1e-9)
+      assert np.sum(found) == pytest.approx(1) and np.all(found >= 0)
+      points = rng.dirichlet(np.ones(size), size=200)
+      distances = np.linalg.norm(points - values, axis=1)
+      assert np.linalg.norm(found - values) <= np.min(distances)
+
+
+# Arguments.
+
+
+def test_impossible_rate_is_refused():
+  with pytest.raises(ValueError, match='`weight_learning_rate`'):
+    fed_min_max.FedMinMaxHParams(weight_learning_rate=-0.1)
+
+
+def test_model_without_domains_is_refused():
+  with pytest.raises(ValueError, match='fed_min_max demands'):
+    fed_min_max.build_fed_min_max(toy_problems.classifier())

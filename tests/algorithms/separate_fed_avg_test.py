@@ -1,0 +1,149 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import fed_avg, separate_fed_avg
+from tff_pfl.datasets import batches
+from tff_pfl.models import domain_models
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_FULL_BATCHES = dict(
+  num_epochs=3, learning_rate=0.1, momentum=0.9, batch_size=None
+)
+_NAMES = ('a', 'b', 'c')
+
+
+@functools.cache
+def _clients():
+  """Domains in turn, of which the third is on one client only."""
+  clients = [
+    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (13, 24)
+  ]
+  clients[0] = clients[0].select(clients[0].domain < 2)
+  return clients
+
+
+def _build(clients, names=_NAMES, **hparams):
+  model = domain_models.with_domains(
+    toy_problems.classifier(), toy_problems.domains_of(clients, names)
+  )
+  options = {'aggregator': hparams.pop('aggregator', None)}
+  return separate_fed_avg.build_separate_fed_avg(
+    model,
+    separate_fed_avg.SeparateFedAvgHParams(**hparams),
+    seed=4,
+    **options,
+  )
+
+
+def _model_of(weights, m):
+  return {
+    name.partition('/')[2]: value
+    for name, value in weights.items()
+    if name.startswith(f'domain_{m}/')
+  }
+
+
+def test_models_are_fed_avg_on_each_domains_data_alone():
+  process = _build(_clients(), **_FULL_BATCHES)
+  state, states, metrics = toy_problems.train(process, _clients(), 2)
+  assert not states[0].local
+  assert metrics['examples'] == sum(len(c.y) for c in _clients())
+  avg = fed_avg.build_fed_avg(
+    toy_problems.classifier(), fed_avg.FedAvgHParams(**_FULL_BATCHES)
+  )
+  for m in range(3):
+    alone = [c.select(c.domain == m)._replace(domain=None) for c in _clients()]
+    expected, _, _ = toy_problems.train(avg, alone, 2)
+    toy_problems.assert_close(
+      _model_of(state.global_weights, m), dict(expected.global_weights)
+    )
+
+
+def test_examples_are_scored_by_the_model_of_their_domain():
+  process = _build(_clients(), **_FULL_BATCHES)
+  state, states, _ = toy_problems.train(process, _clients(), 2)
+  (data,) = toy_problems.batched(_clients()[1:])
+  scores = process.evaluate(state, states[1], data, data)
+  avg = fed_avg.build_fed_avg(toy_problems.classifier())
+  for m in range(3):
+    weights = _model_of(state.global_weights, m)
+    of_model = avg.initialize()._replace(global_weights=weights)
+    alone = _clients()[1].select(_clients()[1].domain == m)
+    of_domain = batches.as_batches(alone._replace(domain=None))
+    expected = avg.evaluate(
+      of_model, avg.initialize_client_state(0), of_domain, of_domain
+    )
+    by_domain = scores['domains']
+    np.testing.assert_allclose(
+      by_domain['after']['accuracy'][m] / by_domain['examples'][m],
+      expected['after']['accuracy'],
+      rtol=1e-6,
+    )
+
+
+def test_warm_up_of_all_rounds_is_fed_avg_bit_for_bit():
+  batches_of_8 = dict(num_epochs=2, learning_rate=0.1, batch_size=8)
+  warming = _build(_clients(), num_warmup_rounds=2, **batches_of_8)
+  avg = fed_avg.build_fed_avg(
+    toy_problems.classifier(), fed_avg.FedAvgHParams(**batches_of_8), seed=4
+  )
+  found, _, metrics = toy_problems.train(warming, _clients(), 2)
+  plain = [c._replace(domain=None) for c in _clients()]
+  expected, _, avg_metrics = toy_problems.train(avg, plain, 2)
+  for m in range(3):
+    toy_problems.assert_same(
+      _model_of(found.global_weights, m), dict(expected.global_weights)
+    )
+  assert metrics['loss'] == avg_metrics['loss']
+
+
+def test_after_the_warm_up_models_part_as_without_one():
+  warming = _build(_clients(), num_warmup_rounds=1, **_FULL_BATCHES)
+  usual = _build(_clients(), **_FULL_BATCHES)
+  first, states, _ = toy_problems.train(warming, _clients())
+  data = toy_problems.batched(_clients())
+  found = warming.next(first, states, data).state.global_weights
+  expected = usual.next(first, states, data).state.global_weights
+  toy_problems.assert_same(found, expected)
+  assert toy_problems.differ(_model_of(found, 0), _model_of(found, 1))
+  assert not toy_problems.differ(
+    _model_of(first.global_weights, 0), _model_of(first.global_weights, 1)
+  )
+
+
+@pytest.mark.parametrize(
+  'aggregator',
+  [
+    lambda: None,
+    tff.learning.secure_aggregator,
+    lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=0.01, clients_per_round=2, clip=5.0
+    ),
+  ],
+  ids=['mean', 'secure', 'private'],
+)
+def test_domain_absent_from_a_round_keeps_its_model(aggregator):
+  process = _build(_clients(), aggregator=aggregator(), **_FULL_BATCHES)
+  without = [c.select(c.domain != 1) for c in _clients()]
+  initial = process.initialize().global_weights
+  state, _, _ = toy_problems.train(process, without, 2)
+  for m in range(3):
+    moved = toy_problems.differ(
+      _model_of(state.global_weights, m), _model_of(initial, m)
+    )
+    assert moved == (m != 1)
+
+
+def test_impossible_warm_up_is_refused():
+  with pytest.raises(ValueError, match='`num_warmup_rounds`'):
+    separate_fed_avg.SeparateFedAvgHParams(num_warmup_rounds=-1)
+
+
+def test_model_without_domains_is_refused():
+  with pytest.raises(ValueError, match='separate_fed_avg demands'):
+    separate_fed_avg.build_separate_fed_avg(toy_problems.classifier())

@@ -1,0 +1,230 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.client import head_curvature
+from tff_pfl.models import domain_models, keras_bridge
+
+keras = tf.keras
+
+_NUM_EXAMPLES, _NUM_FEATURES = 9, 4
+# A loss, its number of outputs, and labels of it.
+_LOSSES = {
+  'softmax': ('sparse_categorical_crossentropy', 3, np.int32(3)),
+  'two_softmax': ('sparse_categorical_crossentropy', 2, np.int32(2)),
+  'one_hot': ('categorical_crossentropy', 3, None),
+  'logistic': ('binary_crossentropy', 1, np.int32(2)),
+  'logistic_object': (
+    keras.losses.BinaryCrossentropy(from_logits=True),
+    1,
+    np.int32(2),
+  ),
+  'squared_error': ('mse', 1, None),
+  'squared_errors': ('mse', 3, None),
+}
+
+
+def _model(loss, num_outputs, use_bias=True, activation=None, **arguments):
+  # In float64, so that nothing but the formulas is compared.
+  network = keras.Sequential(
+    [
+      keras.layers.Input([_NUM_FEATURES], dtype='float64'),
+      keras.layers.Dense(
+        num_outputs, activation, use_bias, name='head', dtype='float64'
+      ),
+    ]
+  )
+  return keras_bridge.from_keras(
+    network, head_layers=['head'], loss=loss, metrics=[], **arguments
+  )
+
+
+def _labels(model, num_outputs, num_labels, rng):
+  if num_labels is not None:
+    return rng.integers(0, num_labels, _NUM_EXAMPLES).astype(np.int32)
+  if model.num_classes is not None:
+    classes = rng.integers(0, num_outputs, _NUM_EXAMPLES)
+    return np.eye(num_outputs, dtype=np.float32)[classes]
+  y = rng.normal(size=[_NUM_EXAMPLES, num_outputs]).astype(np.float32)
+  return y[:, 0] if num_outputs == 1 else y
+
+
+def _weights(model, rng):
+  return {
+    name: tf.constant(rng.normal(size=value.shape))
+    for name, value in model.initial_weights.items()
+  }
+
+
+def _by_differentiation(model, head, weights, features, y):
+  """The Hessian of the sum of losses, in the order of `as_vector`."""
+  vector = head_curvature.as_vector(head, weights)
+  with tf.GradientTape() as outer:
+    outer.watch(vector)
+    with tf.GradientTape() as inner:
+      inner.watch(vector)
+      outputs, _ = model.head(
+        head_curvature.from_vector(
+          head, vector, model.initial_weights[head.kernel].shape[1]
+        ),
+        features,
+      )
+      loss = tf.reduce_sum(model.loss(tf.constant(y), outputs))
+    slope = inner.gradient(loss, vector)
+  return outer.jacobian(slope, vector)
+
+
+@pytest.mark.parametrize('use_bias', [True, False])
+@pytest.mark.parametrize('name', _LOSSES)
+def test_closed_form_is_what_differentiation_gives(name, use_bias):
+  loss, num_outputs, num_labels = _LOSSES[name]
+  rng = np.random.default_rng(1)
+  model = _model(loss, num_outputs, use_bias)
+  head = domain_models.linear_head(model)
+  assert (head.bias is not None) == use_bias
+  weights = _weights(model, rng)
+  features = tf.constant(rng.normal(size=[_NUM_EXAMPLES, _NUM_FEATURES]))
+  y = _labels(model, num_outputs, num_labels, rng)
+  is_counted = tf.range(_NUM_EXAMPLES) % 3 > 0
+  found = head_curvature.head_hessian(
+    model, head, weights, features, is_counted
+  )
+  expected = _by_differentiation(
+    model, head, weights, features[is_counted], y[is_counted]
+  )
+  size = num_outputs * (_NUM_FEATURES + use_bias)
+  assert found.shape == (size, size)
+  np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+  np.testing.assert_allclose(found, np.transpose(found), rtol=0, atol=1e-13)
+  assert np.max(np.abs(found)) > 0.1
+
+
+def test_formulas_by_hand():
+  # One feature of value 2 and a bias: z z^T = [[4, 2], [2, 1]].
+  outer = np.array([[4.0, 2.0], [2.0, 1.0]])
+  features, counted = tf.constant([[2.0]], tf.float64), tf.constant([True])
+
+  def hessian(loss, num_outputs):
+    network = keras.Sequential(
+      [
+        keras.layers.Input([1], dtype='float64'),
+        keras.layers.Dense(num_outputs, name='head', dtype='float64'),
+      ]
+    )
+    model = keras_bridge.from_keras(
+      network, head_layers=['head'], loss=loss, metrics=[]
+    )
+    zeros = tf.nest.map_structure(tf.zeros_like, dict(model.initial_weights))
+    return head_curvature.head_hessian(
+      model, domain_models.linear_head(model), zeros, features, counted
+    )
+
+  np.testing.assert_allclose(hessian('mse', 1), 2 * outer)
+  # The mean over two outputs.
+  np.testing.assert_allclose(hessian('mse', 2), np.kron(np.eye(2), outer))
+  np.testing.assert_allclose(hessian('binary_crossentropy', 1), outer / 4)
+  np.testing.assert_allclose(
+    hessian('sparse_categorical_crossentropy', 2),
+    np.kron([[0.25, -0.25], [-0.25, 0.25]], outer),
+  )
+
+
+@pytest.mark.parametrize('name', _LOSSES)
+def test_rows_that_are_not_counted_may_be_anything(name):
+  loss, num_outputs, _ = _LOSSES[name]
+  rng = np.random.default_rng(2)
+  model = _model(loss, num_outputs)
+  head = domain_models.linear_head(model)
+  weights = _weights(model, rng)
+  features = rng.normal(size=[4, _NUM_FEATURES])
+  padded = np.concatenate([features, np.full([4, _NUM_FEATURES], np.nan)])
+  padded[-1] = np.inf
+  is_counted = np.arange(8) < 4
+  np.testing.assert_allclose(
+    head_curvature.head_hessian(model, head, weights, padded, is_counted),
+    head_curvature.head_hessian(
+      model, head, weights, tf.constant(features), tf.fill([4], True)
+    ),
+    rtol=1e-12,
+  )
+
+
+def test_no_examples_have_no_curvature():
+  model = _model('sparse_categorical_crossentropy', 3)
+  head = domain_models.linear_head(model)
+  weights = _weights(model, np.random.default_rng(0))
+  features = tf.ones([4, _NUM_FEATURES], tf.float64)
+  hessian = head_curvature.head_hessian(
+    model, head, weights, features, tf.fill([4], False)
+  )
+  assert not np.any(hessian)
+
+
+@pytest.mark.parametrize('use_bias', [True, False])
+def test_vector_holds_the_first_outputs_weights_first_and_back(use_bias):
+  model = _model('mse', 3, use_bias)
+  head = domain_models.linear_head(model)
+  weights = _weights(model, np.random.default_rng(3))
+  vector = head_curvature.as_vector(head, weights)
+  first = list(weights['head/kernel'][:, 0].numpy())
+  if use_bias:
+    first.append(float(weights['head/bias'][0]))
+  np.testing.assert_array_equal(vector[: len(first)], first)
+  back = head_curvature.from_vector(head, vector, 3)
+  assert list(back) == list(weights)
+  for name, value in weights.items():
+    np.testing.assert_array_equal(back[name], value)
+
+
+@pytest.mark.parametrize('name', _LOSSES)
+def test_losses_whose_hessians_are_known_pass(name):
+  loss, num_outputs, _ = _LOSSES[name]
+  network = keras.Sequential(
+    [
+      keras.layers.Input([_NUM_FEATURES]),
+      keras.layers.Dense(num_outputs, name='head'),
+    ]
+  )
+  head_curvature.expect_known_loss(
+    keras_bridge.from_keras(
+      network, head_layers=['head'], loss=loss, metrics=[]
+    )
+  )
+
+
+def _half_squared_error(y_true, y_pred):
+  return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1) / 2
+
+
+@pytest.mark.parametrize(
+  ('loss', 'num_outputs'),
+  [
+    ('mae', 1),
+    ('huber', 1),
+    ('huber', 3),
+    ('log_cosh', 1),
+    ('hinge', 1),
+    ('binary_crossentropy', 3),
+    (_half_squared_error, 1),
+  ],
+)
+def test_other_losses_are_refused(loss, num_outputs):
+  network = keras.Sequential(
+    [
+      keras.layers.Input([_NUM_FEATURES]),
+      keras.layers.Dense(num_outputs, name='head'),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    network, head_layers=['head'], loss=loss, metrics=[]
+  )
+  with pytest.raises(
+    ValueError, match='`model`.*loss.*second_order.*weighted_average'
+  ):
+    head_curvature.expect_known_loss(model)
+
+
+def test_probabilities_as_outputs_are_refused():
+  model = _model('sparse_categorical_crossentropy', 3, activation='softmax')
+  with pytest.raises(ValueError, match='without an activation'):
+    head_curvature.expect_known_loss(model)

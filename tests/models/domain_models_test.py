@@ -1,0 +1,334 @@
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.models import domain_models, domains, keras_bridge, zoo
+
+keras = tf.keras
+
+_DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))
+_DOMAIN = np.int32([0, 1, 2, 1, 0, 0])
+_RNG = np.random.default_rng(0)
+_INPUTS = _RNG.normal(size=[6, 5]).astype(np.float32)
+_X = collections.OrderedDict(inputs=_INPUTS, domain=_DOMAIN)
+_Y = np.int32([0, 2, 1, 1, 0, 2])
+
+
+@pytest.fixture(name='plain', scope='module')
+def _plain():
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([5], tf.float32), y=tf.TensorSpec([], tf.int32)
+  )
+  model = zoo.mlp(spec, 3, seed=1, widths=(4,))
+  return dataclasses.replace(model, jit_compile=False)
+
+
+@pytest.fixture(name='model', scope='module')
+def _model(plain):
+  return domain_models.with_domains(plain, _DOMAINS)
+
+
+def _random(model, seed=3):
+  """Weights that all differ, as tensors."""
+  rng = np.random.default_rng(seed)
+  return collections.OrderedDict(
+    (name, tf.constant(rng.normal(size=value.shape), tf.float32))
+    for name, value in model.initial_weights.items()
+  )
+
+
+def _outputs(model, weights, x=_X):
+  return model.forward(weights, x)[0].numpy()
+
+
+def _bridge(*head, loss='sparse_categorical_crossentropy', **arguments):
+  """A model of 5 features whose head is the layers given."""
+  network = keras.Sequential(
+    [keras.layers.Input([5]), keras.layers.Dense(4, 'relu', name='d'), *head]
+  )
+  return keras_bridge.from_keras(
+    network,
+    head_layers=[layer.name for layer in head if layer.weights],
+    loss=loss,
+    **arguments,
+  )
+
+
+def test_model_with_domains_gives_what_it_gives_without(plain, model):
+  weights = _random(plain)
+  np.testing.assert_array_equal(
+    _outputs(model, weights), _outputs(plain, weights, _INPUTS)
+  )
+  assert list(model.element_spec) == ['x', 'y', 'domain']
+  assert model.element_spec['domain'] == tf.TensorSpec([], tf.int32)
+  assert model.domains == _DOMAINS
+  layer_outputs = model.layer_outputs(weights, _INPUTS)
+  assert list(layer_outputs) == list(model.layers)
+
+
+def test_model_has_domains_once(model):
+  with pytest.raises(ValueError, match='`model`.*without domains'):
+    domain_models.with_domains(model, _DOMAINS)
+
+
+def test_method_for_domains_says_what_it_lacks(plain, model):
+  domain_models.expect_domains(model, 'fed_dar')
+  with pytest.raises(
+    ValueError, match='`model`.*fed_dar demands.*with_domains'
+  ):
+    domain_models.expect_domains(plain, 'fed_dar')
+
+
+def test_each_example_gets_the_head_of_its_domain(plain, model):
+  of_domains = domain_models.multi_head(model)
+  weights = _random(of_domains)
+  outputs = _outputs(of_domains, weights)
+  for m in range(3):
+    alone = {
+      name: weights.get(name, weights.get(f'domain_{m}/{name}'))
+      for name in plain.initial_weights
+    }
+    np.testing.assert_allclose(
+      outputs[_DOMAIN == m],
+      _outputs(plain, alone, _INPUTS)[_DOMAIN == m],
+      rtol=1e-6,
+    )
+
+
+def test_heads_start_as_the_models_own(model):
+  of_domains = domain_models.multi_head(model)
+  np.testing.assert_array_equal(
+    _outputs(of_domains, of_domains.initial_weights),
+    _outputs(model, model.initial_weights),
+  )
+  assert of_domains.body_layers == ('dense_1',)
+  assert of_domains.head_layers == (
+    'domain_0/head',
+    'domain_1/head',
+    'domain_2/head',
+  )
+  assert set(of_domains.weight_names(of_domains.layers)) == set(
+    of_domains.initial_weights
+  )
+
+
+def _gradient(model, weights, x, y):
+  batch = objectives.Batch(x, y, tf.ones(len(y)))
+  return objectives.joint_loss(model)(
+    weights, batch, seed=tf.constant([0, 0])
+  ).gradient
+
+
+def test_heads_of_other_domains_have_no_gradient(model):
+  of_domains = domain_models.multi_head(model)
+  weights = _random(of_domains)
+  rows = np.flatnonzero(_DOMAIN != 1)
+  gradient = _gradient(
+    of_domains,
+    weights,
+    tf.nest.map_structure(lambda v: tf.constant(v[rows]), _X),
+    tf.constant(_Y[rows]),
+  )
+  for name, value in gradient.items():
+    assert np.any(value) == (not name.startswith('domain_1/')), name
+
+
+def test_heads_work_on_cached_features(model):
+  of_domains = domain_models.multi_head(model)
+  weights = _random(of_domains)
+  data = tf.data.Dataset.from_tensors(
+    collections.OrderedDict(x=_INPUTS, y=_Y, domain=_DOMAIN)
+  )
+  examples = example_tensors.from_dataset(data, of_domains.element_spec)
+  features = training_loop.frozen_features(of_domains, weights, examples)
+  outputs, _ = of_domains.head(weights, features.x)
+  np.testing.assert_allclose(
+    outputs[: len(_Y)], _outputs(of_domains, weights), rtol=1e-6
+  )
+
+
+def _normalized_head(domain_counts=_DOMAINS):
+  keras.utils.set_random_seed(0)
+  return domain_models.with_domains(
+    _bridge(
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.Dense(3, name='head'),
+    ),
+    domain_counts,
+  )
+
+
+def test_moving_statistics_of_heads_are_each_heads_own():
+  of_domains = domain_models.multi_head(_normalized_head())
+  assert of_domains.statistics == {
+    f'domain_{m}/norm/moving_{what}'
+    for m in range(3)
+    for what in ('mean', 'variance')
+  }
+  weights = _random(of_domains)
+  batch = objectives.Batch(_X, _Y, tf.ones(6))
+  output = objectives.joint_loss(of_domains)(
+    weights, batch, seed=tf.constant([0, 0])
+  )
+  assert set(output.statistics) == of_domains.statistics
+  assert set(output.gradient) | of_domains.statistics == set(weights)
+
+
+def test_whole_models_of_domains_share_nothing(plain, model):
+  whole = domain_models.all_head(model)
+  assert whole.body_layers == ()
+  of_domains = domain_models.multi_head(whole)
+  assert len(of_domains.initial_weights) == 3 * len(plain.initial_weights)
+  weights = _random(of_domains)
+  outputs = _outputs(of_domains, weights)
+  for m in range(3):
+    alone = {n: weights[f'domain_{m}/{n}'] for n in plain.initial_weights}
+    np.testing.assert_allclose(
+      outputs[_DOMAIN == m],
+      _outputs(plain, alone, _INPUTS)[_DOMAIN == m],
+      rtol=1e-6,
+    )
+
+
+def test_domain_as_input_is_the_one_hot_beside_the_last_features(plain, model):
+  given = domain_models.domain_as_input(model)
+  initial = given.initial_weights
+  np.testing.assert_array_equal(
+    _outputs(given, initial), _outputs(plain, plain.initial_weights, _INPUTS)
+  )
+  weights = _random(given)
+  features = np.concatenate(
+    [model.body(weights, _X)[0], np.eye(3)[_DOMAIN]], axis=1
+  )
+  kernel = np.concatenate(
+    [weights['head/kernel'], weights['domain_input/kernel']]
+  )
+  np.testing.assert_allclose(
+    _outputs(given, weights),
+    features @ kernel + weights['head/bias'].numpy(),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  assert given.head_layers == ('head', 'domain_input')
+  gradient = _gradient(given, weights, _X, _Y)
+  assert np.all(np.any(gradient['domain_input/kernel'], axis=1))
+
+
+@pytest.mark.parametrize('use_bias', [True, False])
+def test_projection_is_a_linear_layer_before_the_head(use_bias):
+  plain = _bridge(keras.layers.Dense(3, use_bias=use_bias, name='head'))
+  projected = domain_models.projected(plain, 2, seed=5)
+  shapes = {n: v.shape for n, v in projected.initial_weights.items()}
+  assert shapes == {
+    'd/kernel': (5, 4),
+    'd/bias': (4,),
+    'projection/kernel': (4, 2),
+    'projection/bias': (2,),
+    'head/kernel': (2, 3),
+    **({'head/bias': (3,)} if use_bias else {}),
+  }
+  assert projected.body_layers == ('d', 'projection')
+  assert projected.head_layers == ('head',)
+  weights = _random(projected)
+  hidden = np.maximum(_INPUTS @ weights['d/kernel'] + weights['d/bias'], 0)
+  features = hidden @ weights['projection/kernel'] + weights['projection/bias']
+  expected = features @ weights['head/kernel']
+  if use_bias:
+    expected += weights['head/bias']
+  np.testing.assert_allclose(
+    _outputs(projected, weights, _INPUTS), expected, rtol=1e-5, atol=1e-5
+  )
+  assert domain_models.linear_head(projected).kernel == 'head/kernel'
+
+
+def test_projection_is_the_seeds(plain):
+  first, again, other = (
+    domain_models.projected(plain, 2, seed).initial_weights
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(
+    first['projection/kernel'], again['projection/kernel']
+  )
+  assert np.all(first['projection/kernel'] != other['projection/kernel'])
+  # Of Glorot's size.
+  limit = np.sqrt(6 / (4 + 2))
+  assert np.max(np.abs(first['projection/kernel'])) <= limit
+  assert not np.any(first['projection/bias'])
+
+
+@pytest.mark.parametrize('dimension', [0, 1.5, -1])
+def test_projection_has_a_positive_dimension(plain, dimension):
+  with pytest.raises(ValueError, match='`projection_dim`.*at least 1'):
+    domain_models.projected(plain, dimension)
+
+
+@pytest.mark.parametrize('num_classes', [2, 3, None])
+@pytest.mark.parametrize('make', [zoo.linear, zoo.mlp, zoo.cnn])
+def test_heads_of_the_zoo_are_linear(make, num_classes):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([8, 8, 1], tf.float32),
+    y=tf.TensorSpec([], tf.int32 if num_classes else tf.float32),
+  )
+  head = domain_models.linear_head(make(spec, num_classes))
+  assert head == domain_models.LinearHead('head/kernel', 'head/bias')
+
+
+def test_head_of_a_recurrent_network_is_linear():
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([6], tf.int32), y=tf.TensorSpec([], tf.int32)
+  )
+  model = zoo.text_mlp(spec, 2, vocabulary_size=9)
+  assert domain_models.linear_head(model).kernel == 'head/kernel'
+
+
+@pytest.mark.parametrize(
+  'head',
+  [
+    [keras.layers.Dense(3, 'softmax', name='head')],
+    [keras.layers.Dense(3, name='head'), keras.layers.ReLU(name='relu')],
+    [keras.layers.Dense(3, name='h'), keras.layers.Dense(3, name='head')],
+    [
+      keras.layers.Dense(3, use_bias=False, name='h'),
+      keras.layers.BatchNormalization(name='head'),
+    ],
+  ],
+  ids=['softmax', 'relu', 'two_layers', 'normalized'],
+)
+def test_other_heads_are_refused(head):
+  model = _bridge(*[type(x).from_config(x.get_config()) for x in head])
+  with pytest.raises(
+    ValueError,
+    match='`model`.*single dense layer without an activation.*with the head',
+  ):
+    domain_models.linear_head(model)
+
+
+def test_head_of_a_sequence_is_refused():
+  network = keras.Sequential(
+    [
+      keras.layers.Input([6, 5]),
+      keras.layers.LSTM(4, return_sequences=True),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    network, head_layers=['head'], loss='sparse_categorical_crossentropy'
+  )
+  with pytest.raises(ValueError, match='single dense layer'):
+    domain_models.linear_head(model)
+
+
+@pytest.mark.parametrize(
+  'transform',
+  [
+    domain_models.domain_as_input,
+    lambda model: domain_models.projected(model, 2),
+  ],
+)
+def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
+  with pytest.raises(ValueError, match='single dense layer'):
+    transform(_normalized_head())

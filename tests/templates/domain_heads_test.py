@@ -1,0 +1,469 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.client import example_tensors, head_curvature, training_loop
+from tff_pfl.models import domain_models, domains, keras_bridge
+from tff_pfl.templates import domain_heads
+
+keras = tf.keras
+
+_NUM_FEATURES = 4
+_SIZES = (7, 12, 20)
+_DOMAINS = domains.Domains(('a', 'b', 'c'), (20, 19, 0))
+
+
+def _model(loss, num_outputs, *, of_data=_DOMAINS, dtype='float64'):
+  """A linear model with a bias, of two layers of which the body is trivial."""
+  network = keras.Sequential(
+    [
+      keras.layers.Input([_NUM_FEATURES], dtype=dtype),
+      keras.layers.Dense(_NUM_FEATURES, name='body', dtype=dtype),
+      keras.layers.Dense(num_outputs, name='head', dtype=dtype),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    network, head_layers=['head'], loss=loss, metrics=[], jit_compile=False
+  )
+  return domain_models.with_domains(model, of_data)
+
+
+def _features(num_examples, seed, num_classes=None):
+  """Inputs with a bias, differently spread on each client, and labels."""
+  rng = np.random.default_rng(seed)
+  scales = rng.uniform(0.3, 2, _NUM_FEATURES)
+  z = rng.normal(size=[num_examples, _NUM_FEATURES]) * scales
+  z = np.concatenate([z, np.ones([num_examples, 1])], axis=1)
+  if num_classes is None:
+    return z, rng.normal(size=num_examples)
+  return z, rng.integers(0, num_classes, num_examples)
+
+
+# The aggregations as mathematics.
+
+
+def _combined(hessians, sizes, start, ends, ridge=0.0):
+  """By `solve`, from the clients' mean Hessians and heads."""
+  total = sum(n * h for n, h in zip(sizes, hessians))
+  moved = sum(n * h @ (start - w) for n, h, w in zip(sizes, hessians, ends))
+  steps, conditions = _solve(total[np.newaxis], moved[np.newaxis], ridge)
+  return start - steps[0], conditions[0]
+
+
+def _solve(hessians, moved, ridge=0.0):
+  found = domain_heads.solve(tf.constant(hessians), tf.constant(moved), ridge)
+  return [value.numpy() for value in found]
+
+
+def test_second_order_is_the_pooled_optimum_of_a_quadratic_loss():
+  clients = [_features(n, seed=n) for n in _SIZES]
+  optima = [np.linalg.lstsq(z, y, rcond=None)[0] for z, y in clients]
+  hessians = [2 * z.T @ z / len(y) for z, y in clients]
+  start = np.random.default_rng(0).normal(size=_NUM_FEATURES + 1)
+  found, _ = _combined(hessians, _SIZES, start, optima)
+  pooled = np.linalg.lstsq(
+    np.concatenate([z for z, _ in clients]),
+    np.concatenate([y for _, y in clients]),
+    rcond=None,
+  )[0]
+  np.testing.assert_allclose(found, pooled, rtol=0, atol=1e-8)
+  # As the paper writes it (equation 8).
+  total = sum(n * h for n, h in zip(_SIZES, hessians))
+  weighted = sum(n * h @ w for n, h, w in zip(_SIZES, hessians, optima))
+  np.testing.assert_allclose(
+    found, np.linalg.solve(total, weighted), rtol=0, atol=1e-8
+  )
+  average = np.average(optima, axis=0, weights=_SIZES)
+  assert np.max(np.abs(average - pooled)) > 1e-2
+
+
+def _logistic(z, y, w):
+  """Gradient and Hessian of the mean logistic loss."""
+  mu = 1 / (1 + np.exp(-z @ w))
+  return z.T @ (mu - y) / len(y), (z.T * mu * (1 - mu)) @ z / len(y)
+
+
+def test_second_order_of_newton_steps_is_the_pooled_newton_step():
+  clients = [_features(n, seed=n, num_classes=2) for n in _SIZES]
+  start = np.random.default_rng(1).normal(size=_NUM_FEATURES + 1)
+  slopes, hessians = zip(*[_logistic(z, y, start) for z, y in clients])
+  ends = [start - np.linalg.solve(h, g) for g, h in zip(slopes, hessians)]
+  found, _ = _combined(hessians, _SIZES, start, ends)
+  slope, hessian = _logistic(
+    np.concatenate([z for z, _ in clients]),
+    np.concatenate([y for _, y in clients]),
+    start,
+  )
+  pooled = start - np.linalg.solve(hessian, slope)
+  np.testing.assert_allclose(found, pooled, rtol=0, atol=1e-8)
+  average = np.average(ends, axis=0, weights=_SIZES)
+  assert np.max(np.abs(average - pooled)) > 1e-2
+
+
+def _softmax_hessian(z, w):
+  """Of the mean cross-entropy of three classes, the first class first."""
+  outputs = z @ w.T
+  p = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+  p /= p.sum(axis=1, keepdims=True)
+  return np.mean(
+    [
+      np.kron(np.diag(row) - np.outer(row, row), np.outer(x, x))
+      for row, x in zip(p, z)
+    ],
+    axis=0,
+  )
+
+
+def test_heads_do_not_move_along_the_null_direction_of_the_softmax():
+  rng = np.random.default_rng(2)
+  z, _ = _features(30, seed=0)
+  size = _NUM_FEATURES + 1
+  start, end = rng.normal(size=[2, 3, size])
+  hessian = _softmax_hessian(z, end)
+  found, condition = _combined([hessian], [30], start.ravel(), [end.ravel()])
+  moved = (start.ravel() - found).reshape(3, size)
+  # The same vector added to all classes' weights changes no probability.
+  np.testing.assert_allclose(moved.sum(axis=0), 0, atol=1e-10)
+  wanted = start - end
+  np.testing.assert_allclose(
+    moved, wanted - wanted.mean(axis=0), rtol=0, atol=1e-8
+  )
+  assert 1 < condition < 1e6
+
+
+def test_fewer_examples_than_features_give_the_smallest_step_that_fits():
+  z, y = _features(3, seed=4)
+  start = np.random.default_rng(5).normal(size=_NUM_FEATURES + 1)
+  end = np.linalg.lstsq(z, y, rcond=None)[0]
+  found, condition = _combined([2 * z.T @ z / 3], [3], start, [end])
+  # The nearest to the start of those that fit.
+  expected = start + np.linalg.pinv(z) @ (y - z @ start)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
+  np.testing.assert_allclose(z @ found, y, rtol=0, atol=1e-8)
+  assert np.isfinite(condition)
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float64])
+def test_rounding_is_not_taken_for_curvature(dtype):
+  # Of rank 1: the other eigenvalues are rounding, and of both signs.
+  z = np.random.default_rng(6).normal(size=[1, 30])
+  hessian = (z.T @ z).astype(dtype)
+  step = np.random.default_rng(7).normal(size=30).astype(dtype)
+  steps, conditions = _solve(
+    hessian[np.newaxis], (hessian @ step)[np.newaxis], 0.0
+  )
+  assert steps.dtype == dtype and conditions.dtype == np.float32
+  along = (z[0] @ step) / (z[0] @ z[0]) * z[0]
+  np.testing.assert_allclose(steps[0], along, rtol=0, atol=1e-4)
+  assert conditions[0] == pytest.approx(1, rel=1e-5)
+
+
+def test_ridge_and_condition_numbers_by_hand():
+  hessians = np.stack([np.diag([8.0, 2.0, 0.0]), np.zeros([3, 3])])
+  moved = np.array([[8.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+  steps, conditions = _solve(hessians, moved, 0.25)
+  # The largest eigenvalue is 8: 2 is added to those that are not 0.
+  np.testing.assert_allclose(steps, [[0.8, 0.5, 0.0], [0.0, 0.0, 0.0]])
+  np.testing.assert_allclose(conditions, [4.0, 0.0])
+  steps, conditions = _solve(hessians, moved, 0.0)
+  np.testing.assert_allclose(steps, [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+  np.testing.assert_allclose(conditions, [4.0, 0.0])
+
+
+@pytest.mark.parametrize('ridge', [0.0, 0.1])
+def test_scale_is_irrelevant(ridge):
+  rng = np.random.default_rng(8)
+  root = rng.normal(size=[2, 5, 5])
+  hessians, moved = root @ root.swapaxes(1, 2), rng.normal(size=[2, 5])
+  once = _solve(hessians, moved, ridge)
+  for scale in (1 / 64, 1024):
+    scaled = _solve(scale * hessians, scale * moved, ridge)
+    for found, expected in zip(scaled, once):
+      np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_what_noise_makes_negative_gets_no_step():
+  hessian = np.diag([2.0, -1.0, 1.0])
+  steps, conditions = _solve(hessian[np.newaxis], np.ones([1, 3]), 0.0)
+  np.testing.assert_allclose(steps, [[0.5, 0.0, 1.0]])
+  assert conditions == [2.0]
+  steps, conditions = _solve(-np.eye(3)[np.newaxis], np.ones([1, 3]), 0.0)
+  assert not np.any(steps) and conditions == [0.0]
+
+
+def test_mean_over_nobody_is_no_error():
+  # Some aggregators give 0 / 0 for a cohort of which nobody is accepted.
+  nan = np.full([2, 3, 3], np.nan)
+  steps, _ = _solve(nan, nan[:, 0], 0.0)
+  assert np.isnan(steps).all()
+
+
+# What clients report, and what the server makes of it.
+
+
+def _examples(num_examples, seed, present=(0, 1), dtype=np.float64):
+  """A client's features with their domain, padded by NaN."""
+  rng = np.random.default_rng(seed)
+  capacity = int(example_tensors.bucket_size(num_examples))
+  z = np.full([capacity, _NUM_FEATURES], np.nan, dtype)
+  z[:num_examples] = rng.normal(size=[num_examples, _NUM_FEATURES])
+  domain = np.zeros(capacity, np.int32)
+  domain[:num_examples] = rng.choice(present, num_examples)
+  y = np.zeros(capacity, np.float32)
+  y[:num_examples] = rng.normal(size=num_examples)
+  return example_tensors.ExampleTensors(
+    collections.OrderedDict(inputs=tf.constant(z), domain=tf.constant(domain)),
+    tf.constant(y),
+    tf.constant(num_examples),
+  )
+
+
+def _of_domain(examples, m):
+  """The real features with a 1, and the labels, of a domain."""
+  rows = np.arange(len(examples.y)) < examples.num_examples
+  rows &= examples.x['domain'].numpy() == m
+  z = examples.x['inputs'].numpy()[rows]
+  return np.concatenate([z, np.ones([len(z), 1])], 1), examples.y.numpy()[rows]
+
+
+def _random_heads(model, seed):
+  rng = np.random.default_rng(seed)
+  multi_head = domain_models.multi_head(model)
+  return collections.OrderedDict(
+    (name, tf.constant(rng.normal(size=multi_head.initial_weights[name].shape)))
+    for name in multi_head.weight_names(multi_head.head_layers)
+  )
+
+
+def _vectors(model, heads):
+  """`[domains, features + 1]`, of heads with one output."""
+  parts = domain_models.domain_copies(model)
+  head = domain_models.linear_head(model)
+  return np.stack(
+    [
+      head_curvature.as_vector(head, parts.part(heads, name))
+      for name in parts.names
+    ]
+  )
+
+
+def _mean_report(combination, old, clients):
+  """What the server gets: the mean by numbers of examples."""
+  reports = [combination.report(old, new, z) for new, z in clients]
+  weights = [int(z.num_examples) for _, z in clients]
+  return tf.nest.map_structure(
+    lambda *values: tf.constant(np.average(values, axis=0, weights=weights)),
+    *reports,
+  )
+
+
+def _float_shares(report):
+  return {**report, 'shares': tf.cast(report['shares'], tf.float32)}
+
+
+@pytest.fixture(name='regression', scope='module')
+def _regression():
+  return _model('mse', 1)
+
+
+def _exact_clients(model, sizes=_SIZES, **arguments):
+  """Clients whose heads are the optima on their own examples."""
+  parts = domain_models.domain_copies(model)
+  head = domain_models.linear_head(model)
+  clients = []
+  for i, n in enumerate(sizes):
+    examples = _examples(n, seed=i, **arguments)
+    heads = {}
+    for m, name in enumerate(parts.names):
+      z, y = _of_domain(examples, m)
+      optimum = np.linalg.lstsq(z, y, rcond=None)[0]
+      heads[name] = head_curvature.from_vector(head, tf.constant(optimum), 1)
+    clients.append((parts.join(heads), examples))
+  return clients
+
+
+def _aggregate(name, model, old, clients, **arguments):
+  combination = domain_heads.make_aggregation(name, model, **arguments)
+  report = _mean_report(combination, old, clients)
+  update, algorithm = combination.update(
+    _float_shares(report), tf.constant(len(clients))
+  )
+  return {n: old[n] - update[n] for n in old}, combination, algorithm
+
+
+def test_second_order_of_reports_is_the_pooled_optimum(regression):
+  clients = _exact_clients(regression, (30, 45, 60))
+  old = _random_heads(regression, 0)
+  found, _, algorithm = _aggregate('second_order', regression, old, clients)
+  vectors = _vectors(regression, found)
+  for m in (0, 1):
+    z, y = (
+      np.concatenate(values)
+      for values in zip(*[_of_domain(e, m) for _, e in clients])
+    )
+    pooled = np.linalg.lstsq(z, y, rcond=None)[0]
+    np.testing.assert_allclose(vectors[m], pooled, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(
+      algorithm['condition_number'][m], np.linalg.cond(z.T @ z), rtol=1e-5
+    )
+  assert algorithm['condition_number'][2] == 0
+
+
+def test_weighted_average_of_reports_is_by_examples_of_the_domain(regression):
+  clients = _exact_clients(regression)
+  old = _random_heads(regression, 0)
+  found, _, _ = _aggregate('weighted_average', regression, old, clients)
+  vectors = _vectors(regression, found)
+  ends = [_vectors(regression, heads) for heads, _ in clients]
+  for m in (0, 1):
+    counts = [len(_of_domain(e, m)[1]) for _, e in clients]
+    expected = np.average([end[m] for end in ends], axis=0, weights=counts)
+    # Shares are float32.
+    np.testing.assert_allclose(vectors[m], expected, rtol=1e-5, atol=1e-6)
+    z, y = (
+      np.concatenate(values)
+      for values in zip(*[_of_domain(e, m) for _, e in clients])
+    )
+    pooled = np.linalg.lstsq(z, y, rcond=None)[0]
+    assert np.max(np.abs(vectors[m] - pooled)) > 1e-2
+
+
+@pytest.mark.parametrize('name', domain_heads.AGGREGATIONS)
+def test_absent_domain_keeps_its_head_bit_for_bit(regression, name):
+  clients = _exact_clients(regression)
+  old = _random_heads(regression, 0)
+  found, _, _ = _aggregate(name, regression, old, clients, ridge=1e-3)
+  for key, value in old.items():
+    is_absent = key.startswith('domain_2/')
+    assert np.array_equal(found[key], value) == is_absent, key
+
+
+@pytest.mark.parametrize('name', domain_heads.AGGREGATIONS)
+def test_one_clients_heads_are_its_own(regression, name):
+  ((heads, examples),) = _exact_clients(
+    regression, sizes=(40,), present=(0, 1, 2)
+  )
+  old = _random_heads(regression, 0)
+  found, _, _ = _aggregate(name, regression, old, [(heads, examples)])
+  for key, value in heads.items():
+    np.testing.assert_allclose(found[key], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', domain_heads.AGGREGATIONS)
+def test_client_that_trained_nothing_reports_zeros_of_the_same_form(
+  regression, name
+):
+  combination = domain_heads.make_aggregation(name, regression)
+  old = _random_heads(regression, 0)
+  nothing = combination.nothing(old)
+  report = combination.report(
+    old, _random_heads(regression, 1), _examples(5, 0)
+  )
+  tf.nest.assert_same_structure(nothing, report)
+  for a, b in zip(tf.nest.flatten(nothing), tf.nest.flatten(report)):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert not np.any(a)
+  for part in report.values():
+    assert any(np.any(value) for value in tf.nest.flatten(part))
+
+
+@pytest.mark.parametrize('name', domain_heads.AGGREGATIONS)
+def test_noise_does_not_move_a_head_that_nobody_has(regression, name):
+  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=0.1, clients_per_round=3, clip=1.0
+  )
+  combination = domain_heads.make_aggregation(
+    name, regression, aggregator=private
+  )
+  old = _random_heads(regression, 0)
+  clients = _exact_clients(regression)
+  report = _mean_report(combination, old, clients)
+  rng = np.random.default_rng(0)
+  noisy = tf.nest.map_structure(
+    lambda value: value + tf.constant(0.02 * rng.normal(size=value.shape)),
+    report,
+  )
+  update, _ = combination.update(_float_shares(noisy), tf.constant(3))
+  for key, value in update.items():
+    assert np.any(value) == (not key.startswith('domain_2/')), key
+
+
+def test_condition_numbers_are_told_by_name(regression):
+  combination = domain_heads.make_aggregation('second_order', regression)
+  initial = combination.initial_algorithm
+  assert initial['condition_number'].tolist() == [0, 0, 0]
+  metrics = combination.metrics(
+    {'condition_number': tf.constant([1.0, 2.0, 3.0])}
+  )
+  assert {k: float(v) for k, v in metrics['condition_number'].items()} == {
+    'a': 1,
+    'b': 2,
+    'c': 3,
+  }
+  average = domain_heads.make_aggregation('weighted_average', regression)
+  assert not average.initial_algorithm and not average.metrics(None)
+
+
+# Training on clients.
+
+
+def test_each_head_is_trained_on_its_own_examples():
+  model = _model('mse', 1, dtype='float32')
+  old = tf.nest.map_structure(
+    lambda v: tf.cast(v, tf.float32), _random_heads(model, 0)
+  )
+  examples = _examples(20, seed=3, dtype=np.float32)
+  phase = training_loop.Phase(
+    training_loop.build_optimizer('sgd', 0.05), num_epochs=3
+  )
+  trained, metrics = domain_heads.train(
+    model, old, examples, phase, tf.constant([1, 2])
+  )
+  before, after = _vectors(model, old), _vectors(model, trained)
+  losses = 0
+  for m in range(3):
+    z, y = _of_domain(examples, m)
+    w = before[m]
+    for _ in range(3 if len(y) else 0):
+      losses += np.sum((z @ w - y) ** 2)
+      w = w - 0.05 * 2 * z.T @ (z @ w - y) / len(y)
+    np.testing.assert_allclose(after[m], w, rtol=1e-5)
+  np.testing.assert_array_equal(after[2], before[2])
+  assert metrics['examples'] == 3 * 20
+  np.testing.assert_allclose(metrics['loss'], losses, rtol=1e-5)
+
+
+def test_shares_are_of_the_real_examples(regression):
+  examples = _examples(20, seed=3)
+  counts = [len(_of_domain(examples, m)[1]) for m in range(3)]
+  np.testing.assert_allclose(
+    domain_heads.shares(regression, examples), np.divide(counts, 20)
+  )
+  none = examples._replace(num_examples=tf.constant(0))
+  assert domain_heads.shares(regression, none).numpy().tolist() == [0, 0, 0]
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'reason'),
+  [
+    (('mean', 0.0), '`aggregation`.*weighted_average, second_order'),
+    (('second_order', -1.0), '`ridge`.*non-negative'),
+    (('second_order', float('nan')), '`ridge`.*non-negative'),
+  ],
+)
+def test_impossible_aggregations_are_refused(arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    domain_heads.check_aggregation(*arguments)
+
+
+def test_second_order_needs_a_loss_whose_curvature_is_known():
+  model = _model('mae', 1, dtype='float32')
+  domain_heads.make_aggregation('weighted_average', model)
+  with pytest.raises(ValueError, match='weighted_average takes any loss'):
+    domain_heads.make_aggregation('second_order', model)
