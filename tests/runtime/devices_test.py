@@ -122,6 +122,7 @@ def test_the_number_of_devices_does_not_change_a_round():
     import numpy as np
     from tff_pfl import datasets, runtime
     from tff_pfl.algorithms import registry
+    from tests.algorithms import toy_problems
     from tff_pfl.datasets import batches
     from tff_pfl.models import zoo
 
@@ -167,9 +168,14 @@ def test_rounds_are_the_same_on_gpu_and_cpu():
       5, examples_per_client=20, test_examples_per_client=0, shape=(6,),
       num_classes=3, classes_per_client=2,
     )
-    clients = [batches.as_batches(data.train(c)) for c in data.client_ids]
+    examples = [data.train(c) for c in data.client_ids]
     for name in registry.ALGORITHMS:
-      process = registry.build(name, zoo.mlp(data.element_spec, 3, widths=(8,)))
+      model = zoo.mlp(data.element_spec, 3, widths=(8,))
+      process = registry.build(name, toy_problems.model_for(name, model))
+      clients = [
+        batches.as_batches(client)
+        for client in toy_problems.examples_for(name, examples)
+      ]
       results = []
       for options in (
         {'devices': 'cpu'},

@@ -74,6 +74,8 @@ class FedAvgHParams(hparams_lib.LocalTrainingHParams):
       f'one of {", ".join(DOMAIN_MODELS)}',
       self.domain_model,
     )
+    if self.projection_dim is not None:
+      errors.expect_int('projection_dim', self.projection_dim, 1)
     super().__post_init__()
 
 

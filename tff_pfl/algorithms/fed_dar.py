@@ -70,7 +70,8 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
     batch_size: Likewise; 32 on digits.
     aggregation: Of the heads: 'second_order' or 'weighted_average'.
     ridge: Of 'second_order': what is added to the Hessian's diagonal, as a
-      share of its largest eigenvalue, at least 0.
+      share of its largest eigenvalue, at least 0; 0 is for exact sums of well
+      conditioned Hessians.
     reweight_domains: Whether all domains count the same in the body's loss.
     alternating: Whether heads and body are trained in turn.
     projection_dim: If given, a linear layer brings the body's features down to
@@ -109,6 +110,8 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   def __post_init__(self):
     domain_heads.check_aggregation(self.aggregation, self.ridge)
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
+    if self.projection_dim is not None:
+      errors.expect_int('projection_dim', self.projection_dim, 1)
     super().__post_init__()
 
 

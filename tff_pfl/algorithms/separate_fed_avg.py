@@ -8,7 +8,8 @@ domains first, by FedAvg, and the models part from there: that is FedAvg with
 fine-tuning per domain, which the clients do together, by FedAvg again.
 
 Deviations from the papers: by default the clients' SGD has momentum 0.5, as
-everywhere in this library. A domain absent from a round keeps its model.
+everywhere in this library. A domain absent from a round keeps its model (but a
+server's optimizer with momentum moves on).
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation

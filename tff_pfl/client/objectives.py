@@ -88,14 +88,15 @@ def metric_sums_by_domain(
   example_weights: tf.Tensor,
 ) -> collections.OrderedDict:
   """`metric_sums` over each domain's examples: float32 `[domains]` each."""
-  weights = example_weights[:, tf.newaxis] * tf.one_hot(
-    domain, model.domains.number
-  )
+
+  def totals(values):
+    return tf.math.unsorted_segment_sum(values, domain, model.domains.number)
+
   sums = collections.OrderedDict(
-    (name, tf.linalg.matvec(weights, _kept(values, example_weights), True))
+    (name, totals(_kept(values, example_weights) * example_weights))
     for name, values in _metric_values(model, outputs, y).items()
   )
-  sums['examples'] = tf.reduce_sum(weights, axis=0)
+  sums['examples'] = totals(example_weights)
   return sums
 
 

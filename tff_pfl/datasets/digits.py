@@ -9,7 +9,7 @@ Sizes: 1,797 images of 10 classes (174 to 183 each), here divided once and for
 all, stratified by class, into 1,437 training and 360 test images.
 """
 
-from typing import Union
+from typing import Callable, Sequence, Tuple, Union
 
 import numpy as np
 from sklearn import datasets as sklearn_datasets
@@ -70,13 +70,42 @@ def load_digits(
   return load_digits_arrays().to_clients(num_clients, partition, seed=seed)
 
 
-def draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
-  """Returns a domain for each example, always the same, int32 `[n]`.
+def load_digits_in_domains(
+  name: str,
+  domain_names: Sequence[str],
+  change: Callable[..., Tuple[np.ndarray, np.ndarray]],
+) -> arrays_lib.Arrays:
+  """Returns the digits, each in a domain that changes it.
 
   Args:
-    y: Labels, `[n]`; every class is spread evenly over the domains.
-    num_domains: At least 1.
+    name: Of the data set.
+    domain_names: At least one. Which domain an image is in is always the same;
+      every class is spread evenly over them.
+    change: `(x, y, domain) -> (x, y)`, of training and of test images.
   """
+  plain = load_digits_arrays()
+
+  def changed(x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, ...]:
+    domain = _draw_domains(y, len(domain_names))
+    return (*change(x, y, domain), domain)
+
+  x, y, domain = changed(plain.x, plain.y)
+  x_test, y_test, domain_test = changed(plain.x_test, plain.y_test)
+  return arrays_lib.Arrays(
+    name=name,
+    x=x,
+    y=y,
+    x_test=x_test,
+    y_test=y_test,
+    num_classes=NUM_CLASSES,
+    domain=domain,
+    domain_test=domain_test,
+    domain_names=tuple(domain_names),
+  )
+
+
+def _draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
+  """Returns a domain for each example, every class spread evenly over them."""
   domain = np.zeros(len(y), np.int32)
   if num_domains > 1:
     folds = model_selection.StratifiedKFold(

@@ -2,7 +2,7 @@
 
 import abc
 import collections
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -115,11 +115,7 @@ class ExampleSource(abc.ABC):
     Returns:
       int64 array `[len(positions), num_classes]`.
     """
-    counts = np.zeros((len(positions), num_classes), np.int64)
-    for row, position in enumerate(positions):
-      labels = self.labels(position).ravel()
-      counts[row] = np.bincount(labels, minlength=num_classes)
-    return counts
+    return _count(map(self.labels, positions), len(positions), num_classes)
 
   def domain_counts(
     self, positions: Sequence[int], num_domains: int
@@ -133,10 +129,17 @@ class ExampleSource(abc.ABC):
     Returns:
       int64 array `[len(positions), num_domains]`.
     """
-    counts = np.zeros((len(positions), num_domains), np.int64)
-    for row, position in enumerate(positions):
-      counts[row] = np.bincount(self.domains(position), minlength=num_domains)
-    return counts
+    return _count(map(self.domains, positions), len(positions), num_domains)
+
+
+def _count(
+  ids: Iterable[np.ndarray], num_rows: int, num_ids: int
+) -> np.ndarray:
+  """Counts ids in [0, num_ids), one row for each array of them."""
+  counts = np.zeros((num_rows, num_ids), np.int64)
+  for row, of_row in enumerate(ids):
+    counts[row] = np.bincount(of_row.ravel(), minlength=num_ids)
+  return counts
 
 
 class ArraySource(ExampleSource):

@@ -1,7 +1,17 @@
 """`FederatedDataset`: who the clients are, and what each of them holds."""
 
 import collections
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  Iterable,
+  List,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -103,8 +113,7 @@ class FederatedDataset:
     if len(self._positions) < len(self.client_ids):
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
-    self._class_counts: Dict[str, np.ndarray] = {}
-    self._domain_counts: Dict[str, np.ndarray] = {}
+    self._counts: Dict[Tuple[str, str], np.ndarray] = {}
 
   def __repr__(self) -> str:
     domains = ''
@@ -190,13 +199,7 @@ class FederatedDataset:
       'known in order to count classes (this is a regression dataset)',
       self.num_classes,
     )
-    if split not in self._class_counts:
-      counts = source.class_counts(
-        list(self._positions.values()), self.num_classes
-      )
-      counts.setflags(write=False)
-      self._class_counts[split] = counts
-    return self._class_counts[split]
+    return self._counted(source.class_counts, split, self.num_classes)
 
   def domain_counts(self, split: str = 'train') -> np.ndarray:
     """Counts examples by client and domain; see `class_counts`.
@@ -212,13 +215,18 @@ class FederatedDataset:
     """
     source = self._source(split)
     self._expect_domains()
-    if split not in self._domain_counts:
-      counts = source.domain_counts(
-        list(self._positions.values()), self.num_domains
-      )
+    return self._counted(source.domain_counts, split, self.num_domains)
+
+  def _counted(
+    self, count: Callable[..., np.ndarray], split: str, num_ids: int
+  ) -> np.ndarray:
+    """What a source counts for all clients, counted once."""
+    key = count.__name__, split
+    if key not in self._counts:
+      counts = count(list(self._positions.values()), num_ids)
       counts.setflags(write=False)
-      self._domain_counts[split] = counts
-    return self._domain_counts[split]
+      self._counts[key] = counts
+    return self._counts[key]
 
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
     """Returns a view on some clients, in the order given.

@@ -10,7 +10,7 @@ wrong on some. Which domain an image is in is drawn once and for all, stratified
 by class.
 """
 
-from typing import Tuple, Union
+from typing import Union
 
 import numpy as np
 
@@ -31,27 +31,11 @@ def load_relabelled_digits_arrays(num_domains: int = 5) -> arrays_lib.Arrays:
     ValueError: It is out of range.
   """
   errors.expect_int('num_domains', num_domains, 1, MAX_DOMAINS)
-  as_they_are = digits.load_digits_arrays()
-
-  def relabelled(y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    domain = digits.draw_domains(y, num_domains)
+  return digits.load_digits_in_domains(
+    'relabelled_digits',
+    [f'swapped_{2 * m}_{2 * m + 1}' for m in range(num_domains)],
     # 2m and 2m + 1 differ in their last bit.
-    return np.where(y // 2 == domain, y ^ 1, y).astype(y.dtype), domain
-
-  y, domain = relabelled(as_they_are.y)
-  y_test, domain_test = relabelled(as_they_are.y_test)
-  return arrays_lib.Arrays(
-    name='relabelled_digits',
-    x=as_they_are.x,
-    y=y,
-    x_test=as_they_are.x_test,
-    y_test=y_test,
-    num_classes=as_they_are.num_classes,
-    domain=domain,
-    domain_test=domain_test,
-    domain_names=tuple(
-      f'swapped_{2 * m}_{2 * m + 1}' for m in range(num_domains)
-    ),
+    lambda x, y, domain: (x, np.where(y // 2 == domain, y ^ 1, y)),
   )
 
 

@@ -12,7 +12,7 @@ is turned by 180 degrees is a 9), so that a model must know the domain to be
 right in all.
 """
 
-from typing import Tuple, Union
+from typing import Union
 
 import numpy as np
 from scipy import ndimage
@@ -49,26 +49,10 @@ def load_rotated_digits_arrays(num_rotations: int = 4) -> arrays_lib.Arrays:
   """
   errors.expect_int('num_rotations', num_rotations, 1, MAX_ROTATIONS)
   step = 360 / num_rotations
-  upright = digits.load_digits_arrays()
-
-  def turned(x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    domain = digits.draw_domains(y, num_rotations)
-    return _rotated(x, domain, step), domain
-
-  x, domain = turned(upright.x, upright.y)
-  x_test, domain_test = turned(upright.x_test, upright.y_test)
-  return arrays_lib.Arrays(
-    name='rotated_digits',
-    x=x,
-    y=upright.y,
-    x_test=x_test,
-    y_test=upright.y_test,
-    num_classes=upright.num_classes,
-    domain=domain,
-    domain_test=domain_test,
-    domain_names=tuple(
-      f'rotation_{number * step:g}' for number in range(num_rotations)
-    ),
+  return digits.load_digits_in_domains(
+    'rotated_digits',
+    [f'rotation_{number * step:g}' for number in range(num_rotations)],
+    lambda x, y, domain: (_rotated(x, domain, step), y),
   )
 
 

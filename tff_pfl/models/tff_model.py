@@ -42,7 +42,8 @@ def functional_model(
   TFF's functional models cannot, and draws no numbers (dropout is off).
 
   Args:
-    model: The model. Its metrics are evaluated, and the mean loss.
+    model: The model. Its metrics are evaluated, and the mean loss. Of a model
+      with domains, batches are `{x: {inputs, domain}, y}` (`domains.join`).
   """
 
   @tf.function

@@ -16,7 +16,10 @@ a whole where the cohort has no example of the domain.
 
 What a client reports are sums over its examples, divided by their number L_i,
 so that their mean over the cohort, weighted by L_i, is all that the server
-needs: any aggregator for sums or means serves, a private or secure one too.
+needs: any aggregator for sums or means serves, a private or secure one too. Of
+a second-order report the Hessians make most of the norm, so that a factory that
+clips lets clients with large ones count less; noise is amplified by up to the
+condition number (see `ridge`).
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class BytesPerRound(NamedTuple):
 
   Attributes:
     down: The global weights, the algorithm's own server state, the round's
-      number and the seed.
-    up: The update and what the method reports with it.
+      number and the seed, and what an exchange before the training changed.
+    up: The update and what the method reports with it, or in such an exchange.
   """
 
   down: int

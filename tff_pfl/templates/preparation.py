@@ -7,7 +7,8 @@
     the algorithm's own server step
     broadcast(what that changed)           --> the round's training
 
-A client whose report is not finite is left out of the whole round.
+A client whose report is not finite is left out of the whole round. One whose
+training then is not finite has been counted in the exchange.
 """
 
 from __future__ import annotations
