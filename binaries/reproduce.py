@@ -50,11 +50,15 @@ _RERUN = flags.DEFINE_bool(
 _DATASET = flags.DEFINE_enum(
   'dataset',
   None,
-  list(datasets.DATASETS),
-  "Instead of the experiment's own data set, for those with images.",
+  [
+    name
+    for name in datasets.DATASETS
+    if any(entry.takes(name) for entry in registry.EXPERIMENTS.values())
+  ],
+  "Instead of the experiment's own data set, for those with images or domains.",
 )
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, "Folder with the data set's files, for those with images."
+  'data_dir', None, "Folder with the data sets' files, for those that have any."
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Of everything random.', lower_bound=0)
 for _name in runtime_flags.names():

@@ -33,7 +33,8 @@ _DATASET = flags.DEFINE_enum(
 _DATA_DIR = flags.DEFINE_string(
   'data_dir',
   None,
-  "Folder with the data set's files, if it reads any, or the file itself.",
+  "Folder with the data set's files, if it reads any, or the file itself "
+  '(--csv is the same).',
 )
 flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTITION = flags.DEFINE_string(
@@ -73,7 +74,8 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   None,
   "Examples per batch of the clients' training; 0 is the full batch (default: "
-  "the method's: 10, of per_fed_avg 40; give it where methods are compared).",
+  "the method's: 10, of per_fed_avg 40, of fed_dar 32; give it where methods "
+  'are compared).',
   lower_bound=0,
 )
 _ROUNDS_PER_EVALUATION = flags.DEFINE_integer(

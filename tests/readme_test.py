@@ -29,9 +29,7 @@ def test_own_model_example_trains(tmp_path, monkeypatch, capsys):
   (more,) = re.findall(r'```py\n(.*?)```', _README.read_text(), re.S)
   exec(compile(more, str(_README), 'exec'), names)
   assert names['probabilities'].shape == (150, 3)
-  (domains,) = re.findall(
-    r'```py domains\n(.*?)```', _README.read_text(), re.S
-  )
+  (domains,) = re.findall(r'```py domains\n(.*?)```', _README.read_text(), re.S)
   exec(compile(domains, str(_README), 'exec'), names)
   assert names['fed_dar'].model.domains.names == ('small', 'large')
   (production,) = re.findall(

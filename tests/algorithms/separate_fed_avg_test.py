@@ -139,6 +139,21 @@ def test_domain_absent_from_a_round_keeps_its_model(aggregator):
     assert moved == (m != 1)
 
 
+def test_models_stay_alike_in_the_warm_up_whatever_noise_is_added():
+  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=0.5, clients_per_round=2, clip=1.0
+  )
+  process = _build(
+    _clients(), aggregator=private, num_warmup_rounds=3, **_FULL_BATCHES
+  )
+  initial = process.initialize().global_weights
+  state, _, _ = toy_problems.train(process, _clients(), 2)
+  first = _model_of(state.global_weights, 0)
+  assert toy_problems.differ(first, _model_of(initial, 0))
+  for m in (1, 2):
+    toy_problems.assert_same(_model_of(state.global_weights, m), first)
+
+
 def test_impossible_warm_up_is_refused():
   with pytest.raises(ValueError, match='`num_warmup_rounds`'):
     separate_fed_avg.SeparateFedAvgHParams(num_warmup_rounds=-1)

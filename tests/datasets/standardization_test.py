@@ -75,3 +75,8 @@ def test_no_client_and_no_column_are_errors():
     standardization.federated_moments([])
   with pytest.raises(ValueError, match='`num_columns`'):
     standardization.build_sums(0)
+
+
+def test_numbers_too_large_to_square_are_an_error():
+  with pytest.raises(ValueError, match='`values`.*column 1'):
+    standardization.federated_moments([np.array([[1, 1e200], [2, 3]])])

@@ -391,3 +391,26 @@ def test_columns_without_any_value_and_with_too_many_are_errors(tmp_path):
 def test_a_file_is_needed():
   with pytest.raises(ValueError, match='`data_dir` to be a CSV file'):
     tabular.load_tabular(1, 'iid')
+
+
+def test_words_that_python_would_read_as_numbers_are_words(tmp_path):
+  rows = [(('10_19', '20_29')[i % 2], i, i // 2 % 2) for i in range(20)]
+  path = _write(tmp_path / 'groups.csv', rows, ('age', 'weight', 'ill'))
+  data = tabular.load_tabular(
+    2,
+    'iid',
+    data_dir=path,
+    label_column='ill',
+    domain_column='age',
+    client_column=None,
+  )
+  assert data.domain_names == ('10_19', '20_29')
+
+
+def test_a_label_of_too_many_values_is_an_error_that_tells_the_way_out(
+  tmp_path,
+):
+  rows = [(i, i) for i in range(120)]
+  path = _write(tmp_path / 'income.csv', rows, ('age', 'income'))
+  with pytest.raises(ValueError, match='`label_column`.*100.*`label_above`'):
+    tabular.load_tabular(2, 'iid', data_dir=path, label_column='income')

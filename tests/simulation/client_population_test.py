@@ -9,7 +9,7 @@ from tff_pfl.models import domain_models, domains
 from tff_pfl.simulation import client_population
 
 
-def _data(domain=None, num_domains=None, num_examples=24):
+def _data(domain=None, domain_names=None, num_examples=24):
   examples = toy_problems.labelled_examples(num_examples, 0)
   return datasets.FederatedDataset.from_arrays(
     examples.x,
@@ -17,7 +17,7 @@ def _data(domain=None, num_domains=None, num_examples=24):
     num_clients=3,
     num_classes=toy_problems.NUM_CLASSES,
     domain=domain,
-    domain_names=num_domains and [f'd{i}' for i in range(num_domains)],
+    domain_names=domain_names,
   )
 
 
@@ -52,13 +52,15 @@ def test_dataset_with_domains_for_a_model_that_takes_none_is_an_error():
     client_population.check_data_fit(toy_problems.classifier(), _data(_DOMAIN))
 
 
-def test_dataset_with_another_number_of_domains_is_an_error():
+@pytest.mark.parametrize('names', [['d0', 'd1', 'd2'], ['d1', 'd0']])
+def test_dataset_with_other_domains_is_an_error(names):
+  """Also if they are as many: heads would be exchanged."""
   model = _model_of(_data(_DOMAIN))
   with pytest.raises(
     ValueError,
-    match='`data` to be a dataset of the 2 domains.*found .3 domains',
+    match=f'of model.*: domain_0, domain_1, found .{", ".join(names)}',
   ):
-    client_population.check_data_fit(model, _data(_DOMAIN, 3))
+    client_population.check_data_fit(model, _data(_DOMAIN, names))
 
 
 def test_checksum_covers_the_domains():

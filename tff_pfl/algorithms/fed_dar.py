@@ -240,7 +240,9 @@ def build_fed_dar(
       of_heads, algorithm = combination.update(report, num_clients)
       return split_model.select({**of_body, **of_heads}, weights), algorithm
 
-    return warmup.unless(state, usual, lambda: (update, state.algorithm))
+    return warmup.unless(
+      state, usual, lambda: (warmup.server_update(update), state.algorithm)
+    )
 
   work = client_work.global_weights_work(
     multi_head,

@@ -96,7 +96,7 @@ def build_separate_fed_avg(
     return warmup.unless(
       state,
       lambda: mean.update(report, num_clients),
-      lambda: (update, state.algorithm),
+      lambda: (warmup.server_update(update), state.algorithm),
     )
 
   work = client_work.global_weights_work(

@@ -104,6 +104,12 @@ def moments_of(sums: Sums) -> Moments:
   means = np.asarray(sums.sums) / counts
   mean_squares = np.asarray(sums.squares) / counts
   variances = mean_squares - means**2
+  errors.expect(
+    np.isfinite(variances).all(),
+    'values',
+    'numbers whose squares can be added up',
+    f'larger ones in column {np.argmin(np.isfinite(variances))}',
+  )
   is_constant = variances <= _RELATIVE_ZERO * mean_squares
   return Moments(means, np.sqrt(np.where(is_constant, 1, variances)))
 

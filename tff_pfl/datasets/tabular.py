@@ -51,6 +51,7 @@ _PATTERNS = ('*.csv', '*.csv.gz')
 # More words than these in a column are free text or row numbers.
 _MAX_CATEGORIES = 1000
 _MAX_DOMAINS = 100
+_MAX_CLASSES = 100
 
 
 class Table(NamedTuple):
@@ -168,7 +169,8 @@ def _numbers_of(cells: Sequence[str]) -> Tuple[np.ndarray, List[int]]:
   for number, text in enumerate(cells):
     if text:
       try:
-        values[number] = float(text)
+        # Python would read 10_19, a group of ages, as 1019.
+        values[number] = float(text.replace('_', ' '))
       except ValueError:
         pass
       if not np.isfinite(values[number]):
@@ -273,6 +275,13 @@ def labels_of(table: Table, columns: Columns) -> Tuple[np.ndarray, int]:
         f' as {columns.label}, found {cells[bad]!r} in {_row(bad)}; number the'
         ' classes, or give `label_above` for two classes.'
       )
+  errors.expect(
+    len(classes) <= _MAX_CLASSES,
+    'label_column',
+    f'a column of at most {_MAX_CLASSES} classes (`label_above` makes two of'
+    ' numbers)',
+    f'{len(classes)} in {columns.label}',
+  )
   if len(np.unique(y)) < 2:
     raise ValueError(
       f'Expected `{table.path}` to have rows of two or more classes by'

@@ -642,8 +642,10 @@ def _probabilities(kind, gives_logits):
   def call(outputs):
     outputs = tf.convert_to_tensor(outputs)
     if kind == 'binary':
-      positive = tf.sigmoid(outputs) if gives_logits else outputs
-      return tf.concat([1 - positive, positive], axis=-1)
+      if gives_logits:
+        # Not 1 - p, which would be 0 for large logits.
+        return tf.sigmoid(tf.concat([-outputs, outputs], axis=-1))
+      return tf.concat([1 - outputs, outputs], axis=-1)
     return tf.nn.softmax(outputs) if gives_logits else outputs
 
   return call

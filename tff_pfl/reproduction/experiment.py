@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
+from tff_pfl import datasets as datasets_lib
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.runtime import base as runtime_base
 
@@ -118,6 +119,8 @@ class Experiment:
     uses_images: Whether it trains networks on a data set of images.
     run: From the settings to the result; pure but for the runs it stores.
     claims_hold_fast: Whether its claims should hold at the fast size, too.
+    datasets: What `Settings.dataset` may be; by default, for experiments with
+      images, all data sets whose examples do not come by client.
   """
 
   name: str
@@ -126,3 +129,12 @@ class Experiment:
   uses_images: bool
   run: Callable[[Settings], Result]
   claims_hold_fast: bool = True
+  datasets: Sequence[str] = ()
+
+  def takes(self, dataset: Optional[str]) -> bool:
+    """Whether `Settings.dataset` may be this."""
+    if dataset is None or not self.uses_images:
+      return dataset is None
+    if self.datasets:
+      return dataset in self.datasets
+    return datasets_lib.DATASETS[dataset].load_arrays is not None

@@ -128,9 +128,10 @@ def run_all(
     RunError: If an experiment's folder holds something else; none has run then.
   """
   own_settings = [
-    settings
-    if experiment.uses_images
-    else settings._replace(dataset=None, data_dir=None)
+    settings._replace(
+      dataset=settings.dataset if experiment.takes(settings.dataset) else None,
+      data_dir=settings.data_dir if experiment.uses_images else None,
+    )
     for experiment in experiments
   ]
   if not rerun:
@@ -242,6 +243,13 @@ def _expect_suitable(experiment, settings):
       f'unset for {experiment.name}, which generates its data',
       value,
     )
+  errors.expect(
+    experiment.takes(settings.dataset),
+    'dataset',
+    f'one that {experiment.name} takes'
+    + (f': {", ".join(experiment.datasets)}' if experiment.datasets else ''),
+    settings.dataset,
+  )
 
 
 def _identity(experiment, settings):

@@ -68,12 +68,13 @@ def _check_domains_fit(
     f'{data.num_domains} domains in dataset {data.name!r}',
   )
   if model.domains is not None:
+    names = tuple(model.domains.names)
     errors.expect(
-      model.domains.number == data.num_domains,
+      names == data.domain_names,
       'data',
-      f'a dataset of the {model.domains.number} domains of model'
-      f' {model.name!r}',
-      f'{data.num_domains} domains in dataset {data.name!r}',
+      f'a dataset of the domains of model {model.name!r}, in their order:'
+      f' {", ".join(names)}',
+      f'{", ".join(data.domain_names)} in dataset {data.name!r}',
     )
 
 

@@ -7,6 +7,8 @@ which is how a run is resumed and its personal models are used.
 import dataclasses
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from absl import logging
+
 from tff_pfl import datasets, errors, signatures
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
@@ -166,6 +168,13 @@ class RunConfig:
     self, model: split_model.SplitModel
   ) -> personalized_process.PersonalizedProcess:
     """Builds the method."""
+    if getattr(self.hparams, 'num_warmup_rounds', 0) >= self.num_rounds:
+      logging.warning(
+        'All %d rounds are warm-up rounds of %s: this is FedAvg. Give fewer '
+        'num_warmup_rounds.',
+        self.num_rounds,
+        self.algorithm,
+      )
     return registry.build(
       self.algorithm,
       model,

@@ -131,7 +131,8 @@ class Warmup:
   """First rounds, in which all domains have the same head: FedAvg.
 
   All heads are equal at the start, and stay so, as the update of the one model
-  that a client trains is that of every head. The updates of later rounds have
+  that a client trains is that of every head (and counts in a clipping norm as
+  often). The updates of later rounds have
   zeros for the heads, so that they have the same form, which the server passes
   over. Without rounds of warm-up, updates are without heads.
   """
@@ -198,6 +199,21 @@ class Warmup:
     update = split_model.difference(start, trained)
     of_heads = self._parts.join({name: update for name in self._parts.names})
     return split_model.select({**update, **of_heads}, weights), metrics
+
+  def server_update(
+    self, update: split_model.Weights
+  ) -> collections.OrderedDict:
+    """The update that the server applies in the first rounds.
+
+    Heads stay equal though noise may have been added to each: all move as the
+    first.
+
+    Args:
+      update: The mean over the cohort of the clients' updates.
+    """
+    of_first = self._parts.part(update, self._parts.names[0])
+    of_heads = self._parts.join({name: of_first for name in self._parts.names})
+    return split_model.select({**update, **of_heads}, update)
 
   def usual_update(
     self, update: split_model.Weights, weights: split_model.Weights
