@@ -103,7 +103,8 @@ def moments_of(sums: Sums) -> Moments:
   counts = np.maximum(np.asarray(sums.counts, np.float64), 1)
   means = np.asarray(sums.sums) / counts
   mean_squares = np.asarray(sums.squares) / counts
-  variances = mean_squares - means**2
+  with np.errstate(over='ignore', invalid='ignore'):
+    variances = mean_squares - means**2
   errors.expect(
     np.isfinite(variances).all(),
     'values',

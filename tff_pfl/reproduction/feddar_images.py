@@ -82,7 +82,7 @@ class Sizes:
       for alpha in ('0.1', '0.5', '1', '100')
     }
   )
-  one_partition: str = 'domain_mixture:0.5:250'
+  one_partition: str = 'domain_mixture:0.5:60:0.4/0.25/0.2/0.1/0.05'
   dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   widths: Sequence[int] = (128, 64)
   projection_dim: Optional[int] = 16
@@ -418,7 +418,7 @@ def run_domains(settings: experiment.Settings) -> experiment.Result:
     )
     for who, better, than, others in (
       *(
-        (name, [name], 'baselines without heads on shared training', shared)
+        (name, [name], 'all but multi-head and separate FT', shared)
         for name in both
       ),
       ('The better of the two', both, 'every baseline', others),
