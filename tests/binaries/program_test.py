@@ -80,6 +80,7 @@ def test_there_is_a_preset_for_every_method():
   # The papers' own have one of theirs, the methods they compare with share one.
   assert names & set(registry.ALGORITHMS) == {
     'fed_avg',
+    'fed_dar',
     'fed_per',
     'fed_rep',
     'local_only',
