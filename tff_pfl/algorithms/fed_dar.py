@@ -181,33 +181,25 @@ def build_fed_dar(
 
     return warmup.unless(broadcast, usual, lambda: (heads, broadcast.algorithm))
 
+  def descend(objective, weights, examples, seed):
+    return training_loop.train(
+      objective, weights, examples, hparams.body_phase(), seed, model=multi_head
+    )
+
   def train_body(weights, examples, seed):
     """Step (c): the update of the body, no report, and metrics."""
     body, heads = divided(weights)
-    trained, metrics = training_loop.train(
-      objectives.body_loss(multi_head, heads, domain_weights),
-      body,
-      examples,
-      hparams.body_phase(),
-      seed,
-      model=multi_head,
-    )
+    loss = objectives.body_loss(multi_head, heads, domain_weights)
+    trained, metrics = descend(loss, body, examples, seed)
     return split_model.difference(body, trained), (), metrics
 
   def train_jointly(weights, examples, seed):
     """Steps (a) and (c) at once: the heads are reported."""
-    trained, metrics = training_loop.train(
-      objectives.joint_loss(multi_head, domain_weights),
-      weights,
-      examples,
-      hparams.body_phase(),
-      seed,
-      model=multi_head,
-    )
+    loss = objectives.joint_loss(multi_head, domain_weights)
+    trained, metrics = descend(loss, weights, examples, seed)
     (body, heads), (new_body, new_heads) = divided(weights), divided(trained)
-    report = combination.report(
-      heads, new_heads, features_of(trained, examples)
-    )
+    features = features_of(trained, examples)
+    report = combination.report(heads, new_heads, features)
     return split_model.difference(body, new_body), report, metrics
 
   def train(broadcast, local, examples, seed):
