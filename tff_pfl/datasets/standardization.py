@@ -130,11 +130,10 @@ def federated_moments(
     ValueError: There is no client.
   """
   errors.expect(len(clients), 'clients', 'at least one', 'none')
-  if runtime is None:
-    with runtime_lib.create_runtime('in_process', devices='cpu') as created:
-      return federated_moments(clients, created)
   num_columns = clients[0].shape[1]
   if not num_columns:
     return Moments(np.zeros(0), np.ones(0))
   values = [np.asarray(client, np.float64) for client in clients]
-  return moments_of(Sums(*runtime.run(build_sums(num_columns), values)))
+  with runtime_lib.given_or_on_cpu(runtime) as runtime:
+    sums = runtime.run(build_sums(num_columns), values)
+  return moments_of(Sums(*sums))

@@ -169,9 +169,13 @@ class _Scores(NamedTuple):
     return float(np.mean(self.by_seed[name]))
 
 
+def _dataset_of(settings: experiment.Settings) -> str:
+  return settings.dataset or _DEFAULT_DATASET
+
+
 def sizes_of(settings: experiment.Settings) -> Sizes:
   """The sizes for the settings' data set."""
-  dataset = settings.dataset or _DEFAULT_DATASET
+  dataset = _dataset_of(settings)
   if not settings.fast:
     return FULL[dataset]
   if dataset == _DEFAULT_DATASET:
@@ -212,7 +216,7 @@ def _run(
 ) -> Mapping[tuple, _Scores]:
   """The scores of all methods with all partitions, by name of both."""
   seeds = repeats.seeds(settings, sizes.num_seeds)
-  dataset = settings.dataset or _DEFAULT_DATASET
+  dataset = _dataset_of(settings)
   # The folder may be for other experiments' data.
   has_files = datasets.DATASETS[dataset].takes_data_dir
   data_dir = settings.data_dir if has_files else None
@@ -350,7 +354,7 @@ def _rows(
 
 def _setup(sizes: Sizes, settings: experiment.Settings) -> Mapping[str, Any]:
   return {
-    'dataset': settings.dataset or _DEFAULT_DATASET,
+    'dataset': _dataset_of(settings),
     **dataclasses.asdict(sizes),
   }
 

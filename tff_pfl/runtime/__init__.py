@@ -4,7 +4,8 @@ A computation is written once and gives the same result on each runtime. See
 `base.Runtime` for how to use one.
 """
 
-from typing import Any, Callable, Dict
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, Optional
 
 from tff_pfl import errors
 from tff_pfl.runtime import base, in_process, native, remote
@@ -35,3 +36,17 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
   known = ', '.join(sorted(RUNTIMES))
   errors.expect(name in RUNTIMES, 'runtime', f'one of {known}', name)
   return RUNTIMES[name](**options)
+
+
+def given_or_on_cpu(
+  runtime: Optional[base.Runtime],
+) -> ContextManager[base.Runtime]:
+  """Returns a runtime for a ``with`` block, for one small computation.
+
+  Args:
+    runtime: The caller's own, which stays open; None for one on this process's
+      CPU, closed after the block.
+  """
+  if runtime is not None:
+    return contextlib.nullcontext(runtime)
+  return create_runtime('in_process', devices='cpu')

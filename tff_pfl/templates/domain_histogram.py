@@ -100,14 +100,12 @@ def count_domains(
   Raises:
     ValueError: The dataset has no domains, or an id is out of range.
   """
-  if runtime is None:
-    with runtime_lib.create_runtime('in_process', devices='cpu') as created:
-      return count_domains(data, created)
   clients = [
     tf.data.Dataset.from_tensors(checked_domain_ids(data, client_id))
     for client_id in data.client_ids
   ]
-  counts = runtime.run(build_domain_histogram(data.num_domains), clients)
+  with runtime_lib.given_or_on_cpu(runtime) as runtime:
+    counts = runtime.run(build_domain_histogram(data.num_domains), clients)
   return tuple(int(count) for count in counts)
 
 
