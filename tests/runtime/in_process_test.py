@@ -827,15 +827,16 @@ def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
     assert rt.run(comp, [1.0, 2.0, 3.0]) == [10.0, 20.0, 30.0]
 
 
+@pytest.mark.parametrize('receiver', ['process', 'thread'])
 @pytest.mark.parametrize(
   'computation, argument',
   [(_count, _FOREVER), (_count_at_clients, [_FOREVER] * 5)],
 )
 def test_ctrl_c_ends_a_computation_and_the_next_one_works(
-  computation, argument, rt
+  computation, argument, receiver, rt
 ):
   rt.run(_count_at_clients, [1, 2])
-  with interruption.ctrl_c(0.3, ends_within_seconds=2):
+  with interruption.ctrl_c(0.3, ends_within_seconds=10, receiver=receiver):
     rt.run(computation, argument)
   assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
 

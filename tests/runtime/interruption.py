@@ -10,15 +10,24 @@ import pytest
 
 
 @contextlib.contextmanager
-def ctrl_c(after_seconds, ends_within_seconds):
+def ctrl_c(after_seconds, ends_within_seconds, receiver='process'):
   """Presses Ctrl-C in a block, which must end by that.
 
   Args:
     after_seconds: How long the block runs undisturbed.
     ends_within_seconds: How long it may take from its beginning.
+    receiver: Of the signal: the 'process', of which the system chooses any
+      thread, mostly the main one, or a 'thread' that is not the main one.
   """
   previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-  press = threading.Timer(after_seconds, os.kill, (os.getpid(), signal.SIGINT))
+
+  def interrupt():
+    if receiver == 'process':
+      os.kill(os.getpid(), signal.SIGINT)
+    else:
+      signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+  press = threading.Timer(after_seconds, interrupt)
   begin = time.monotonic()
   try:
     press.start()

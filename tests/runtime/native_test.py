@@ -267,9 +267,12 @@ def test_run_works_inside_an_event_loop_as_in_a_notebook(rt):
   assert asyncio.run(cell()) == 2.0
 
 
-def test_ctrl_c_ends_a_computation_and_the_next_one_works(rt, warnings):
+@pytest.mark.parametrize('receiver', ['process', 'thread'])
+def test_ctrl_c_ends_a_computation_and_the_next_one_works(
+  receiver, rt, warnings
+):
   rt.run(_mean, [1.0])
-  with interruption.ctrl_c(0.5, ends_within_seconds=3):
+  with interruption.ctrl_c(0.5, ends_within_seconds=10, receiver=receiver):
     rt.run(_count, _FOREVER)
   assert rt.run(_mean, [1.0, 3.0]) == 2.0
   assert not warnings()

@@ -523,7 +523,7 @@ def test_busy_worker_is_not_taken_for_lost(workers, warnings):
 def test_ctrl_c_ends_a_computation_and_the_next_one_works(mortal, warnings):
   with _connect(mortal) as rt:
     assert _totals(rt) == _TOTALS
-    with interruption.ctrl_c(0.5, ends_within_seconds=2.5):
+    with interruption.ctrl_c(0.5, ends_within_seconds=10):
       rt.run(_sums_slowly_in_process, mortal.pid, _FOREVER, _DATASETS)
     assert _totals(rt) == _TOTALS
   assert not warnings()

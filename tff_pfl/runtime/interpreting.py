@@ -188,7 +188,7 @@ class _InterpretingContext(tff.framework.SyncContext):
     cancellation = graph_functions.Cancellation()
     outcome = self._engine.start(comp, arg, cancellation)
     try:
-      return outcome.result()
+      return threads.result_of(outcome)
     except (tf.errors.CancelledError, threads.ClosedError):
       self._engine.check_open()
       raise

@@ -28,6 +28,7 @@ from tff_pfl import cores, errors
 from tff_pfl.runtime import (
   base,
   lowering,
+  threads,
   worker_connection,
   worker_process,
 )
@@ -145,7 +146,7 @@ class _NativeContext(tff.framework.SyncContext):
     )
     thread.start()
     try:
-      return outcome.result()
+      return threads.result_of(outcome)
     except BaseException:
       if not outcome.done():
         # Ctrl-C or a request to exit. The call under way cannot be cancelled,

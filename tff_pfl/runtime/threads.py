@@ -9,8 +9,23 @@ from typing import Any, Callable
 _SECONDS_FOR_ABANDONED_WORK = 0.2
 
 
+# A signal that another thread received is acted upon within this.
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
 class ClosedError(RuntimeError):
   """Work was given to threads that have been ended."""
+
+
+def result_of(future: concurrent.futures.Future) -> Any:
+  """Waits for a future's result; Ctrl-C ends the wait, whoever receives it.
+
+  The system may deliver a signal to any thread. Python's handlers run in the
+  main one, which a signal to another does not wake from a wait without a limit.
+  """
+  while not future.done():
+    concurrent.futures.wait([future], _SECONDS_BETWEEN_LOOKS)
+  return future.result()
 
 
 class Threads:
