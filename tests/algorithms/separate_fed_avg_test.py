@@ -122,7 +122,10 @@ def test_after_the_warm_up_models_part_as_without_one():
     lambda: None,
     tff.learning.secure_aggregator,
     lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      noise_multiplier=0.01, clients_per_round=2, clip=5.0
+      # Of standard deviation 0.005, where half of a client's share is 0.25.
+      noise_multiplier=0.002,
+      clients_per_round=2,
+      clip=5.0,
     ),
   ],
   ids=['mean', 'secure', 'private'],

@@ -1,6 +1,5 @@
 """Tests of `FederatedDataset` and of the checks of users' arrays."""
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -384,7 +383,6 @@ def test_bad_arguments_are_one_line_errors(kwargs, match):
 def test_a_hundred_thousand_clients_cost_little():
   x = np.zeros((200_000, 4), np.uint8)
   y = np.zeros(200_000, np.int32)
-  start = time.perf_counter()
   dataset = FederatedDataset.from_arrays(
     x,
     y,
@@ -393,9 +391,7 @@ def test_a_hundred_thousand_clients_cost_little():
     transform=lambda x: x.astype(np.float32),
   )
   counts = dataset.class_counts()
-  seconds = time.perf_counter() - start
   assert counts.shape == (100_000, 1) and (counts == 1).all()
-  assert seconds < 10  # About 1 second on one core.
   tracemalloc.start()
   assert dataset.train('client_54321').x.shape == (1, 4)
   _, peak = tracemalloc.get_traced_memory()
