@@ -149,8 +149,7 @@ def build_fed_min_max(
 
   def server_metrics(algorithm):
     return collections.OrderedDict(
-      (name, collections.OrderedDict(zip(domains.names, tf.unstack(values))))
-      for name, values in algorithm.items()
+      (name, domains.by_name(values)) for name, values in algorithm.items()
     )
 
   work = client_work.global_weights_work(

@@ -42,6 +42,11 @@ class ExampleTensors(NamedTuple):
     """Number of rows, padding included."""
     return tf.shape(self.y)[0]
 
+  @property
+  def is_example(self) -> tf.Tensor:
+    """Bool `[capacity]`: which rows are not padding."""
+    return tf.range(self.capacity) < self.num_examples
+
 
 def bucket_size(num_examples: tf.Tensor) -> tf.Tensor:
   """The smallest power of two that holds `num_examples` (at least 16)."""
@@ -107,8 +112,7 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
     examples: The examples.
     is_wanted: bool `[capacity]`; what it says of padding does not matter.
   """
-  is_example = tf.range(examples.capacity) < examples.num_examples
-  is_wanted = tf.logical_and(is_wanted, is_example)
+  is_wanted = tf.logical_and(is_wanted, examples.is_example)
   # The rest comes after them, as padding.
   order = tf.argsort(tf.cast(tf.logical_not(is_wanted), tf.int32), stable=True)
   x, y = tf.nest.map_structure(

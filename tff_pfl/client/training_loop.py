@@ -359,8 +359,7 @@ def score(
   outputs = example_tensors.in_chunks(
     lambda x: model.forward(weights, x)[0], examples
   )
-  is_example = tf.range(examples.capacity) < examples.num_examples
-  is_example = tf.cast(is_example, tf.float32)
+  is_example = tf.cast(examples.is_example, tf.float32)
   scores = Scores(
     objectives.metric_sums(model, outputs, examples.y, is_example)
   )

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tff_pfl import errors
 
 
@@ -62,6 +64,10 @@ class Domains:
     total = sum(self.num_examples)
     present = sum(n > 0 for n in self.num_examples)
     return [total / (present * n) if n else 0.0 for n in self.num_examples]
+
+  def by_name(self, values: tf.Tensor) -> collections.OrderedDict:
+    """A tensor `[domains, ...]` as one for each domain, by its name."""
+    return collections.OrderedDict(zip(self.names, tf.unstack(values)))
 
 
 def join(element: Mapping[str, Any]) -> tuple:

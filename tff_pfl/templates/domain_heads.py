@@ -120,9 +120,8 @@ def shares(
 def _members(model, features):
   """Bool `[domains, capacity]`: which examples are of which domain."""
   domain = features.x['domain']
-  is_example = tf.range(features.capacity) < features.num_examples
   return tf.logical_and(
-    is_example,
+    features.is_example,
     tf.equal(domain, tf.range(model.domains.number)[:, tf.newaxis]),
   )
 
@@ -422,10 +421,8 @@ class SecondOrder(HeadAggregation):
   def metrics(self, algorithm):
     """The condition number of each domain's Hessian, by its name."""
     return collections.OrderedDict(
-      condition_number=collections.OrderedDict(
-        zip(
-          self._model.domains.names, tf.unstack(algorithm['condition_number'])
-        )
+      condition_number=self._model.domains.by_name(
+        algorithm['condition_number']
       )
     )
 
