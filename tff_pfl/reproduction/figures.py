@@ -203,13 +203,7 @@ def draw_bars(
   axes.grid(visible=False, axis='x')
   if len(names) > 1:
     # Above the bars, which leave no place within.
-    axes.legend(
-      frameon=False,
-      loc='lower left',
-      bbox_to_anchor=(0.0, 1.0),
-      ncols=min(len(names), 3),
-      borderaxespad=0.2,
-    )
+    picture_style.legend_above(axes, min(len(names), 3))
     if title:
       num_legend_rows = -(-len(names) // 3)
       axes.set_title(title, loc='left', pad=8 + 15 * num_legend_rows)

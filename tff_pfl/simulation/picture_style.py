@@ -1,13 +1,14 @@
 """What all pictures share: colours, a quiet frame, and how they are written."""
 
 import os
-from typing import Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from tff_pfl.simulation import summary
 
@@ -43,6 +44,24 @@ def tidy(axes: Axes) -> None:
   axes.spines[['top', 'right']].set_visible(False)
   axes.grid(color=GRID_COLOR, linewidth=0.6)
   axes.set_axisbelow(True)
+
+
+def legend_above(axes: Axes, num_columns: int, **options: Any) -> Legend:
+  """Puts the legend above the axes, where it hides no data.
+
+  Args:
+    axes: The axes.
+    num_columns: Entries beside one another.
+    **options: Others of `Axes.legend`.
+  """
+  return axes.legend(
+    frameon=False,
+    loc='lower left',
+    bbox_to_anchor=(0.0, 1.0),
+    ncols=num_columns,
+    borderaxespad=0.2,
+    **options,
+  )
 
 
 class _FractionLocator(ticker.MaxNLocator):

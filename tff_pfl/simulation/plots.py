@@ -243,13 +243,7 @@ def _draw_bars(
   picture_style.tidy(axes)
   axes.grid(visible=False, axis='y')
   axes.tick_params(axis='y', length=0)
-  axes.legend(
-    frameon=False,
-    loc='lower left',
-    bbox_to_anchor=(0.0, 1.0),
-    ncols=len(models),
-    borderaxespad=0.2,
-  )
+  picture_style.legend_above(axes, len(models))
 
 
 def _draw_sorted(
@@ -289,13 +283,7 @@ def _draw_sorted(
   _use_percent(axes, 'x', 0, 1, margin=0.0)
   _use_percent(axes, 'y', *axes.get_ylim())
   picture_style.tidy(axes)
-  axes.legend(
-    frameon=False,
-    loc='lower left',
-    bbox_to_anchor=(0.0, 1.0),
-    ncols=len(groups),
-    borderaxespad=0.2,
-  )
+  picture_style.legend_above(axes, len(groups))
 
 
 def _draw_scatter(
@@ -343,14 +331,7 @@ def _draw_scatter(
       color=picture_style.TEXT_COLOR,
     )
   picture_style.tidy(axes)
-  legend = axes.legend(
-    frameon=False,
-    loc='lower left',
-    bbox_to_anchor=(0.0, 1.0),
-    ncols=2,
-    borderaxespad=0.2,
-    handletextpad=0.2,
-  )
+  legend = picture_style.legend_above(axes, 2, handletextpad=0.2)
   for handle in legend.legend_handles:
     handle.set_sizes([40])
 
