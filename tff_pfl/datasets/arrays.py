@@ -9,6 +9,7 @@ import zipfile
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.datasets import array_checks, federated_dataset, partitioning
@@ -158,6 +159,18 @@ def _of(
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
   """Returns float32 in [0, 1] for bytes in [0, 255]."""
   return np.divide(x, 255, dtype=np.float32)
+
+
+def resize_images(x: np.ndarray, size: int) -> np.ndarray:
+  """Returns images resampled bilinearly, as bytes.
+
+  Args:
+    x: Bytes `[..., height, width, channels]`, one image or several.
+    size: Height and width of the result; with antialiasing where images become
+      smaller.
+  """
+  floats = tf.image.resize(x, (size, size), antialias=True)
+  return np.clip(np.round(floats), 0, 255).astype(np.uint8)
 
 
 def find_folder(

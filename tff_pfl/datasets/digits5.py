@@ -55,7 +55,6 @@ from typing import (
 
 import numpy as np
 import scipy.io
-import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
@@ -251,8 +250,7 @@ def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
     resized = np.empty((len(x), size, size, x.shape[3]), np.uint8)
     for first in range(0, len(x), _IMAGES_AT_A_TIME):
       part = slice(first, first + _IMAGES_AT_A_TIME)
-      floats = tf.image.resize(x[part], (size, size), antialias=True)
-      resized[part] = np.clip(np.round(floats), 0, 255)
+      resized[part] = arrays_lib.resize_images(x[part], size)
     x = resized
   return np.broadcast_to(x, (*x.shape[:3], 3))
 

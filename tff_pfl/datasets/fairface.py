@@ -167,15 +167,14 @@ class LazyImages:
 
   def _decode(self, position: int) -> None:
     path = self._paths[position]
-    size = self._images.shape[1:3]
+    size = self._images.shape[1]
     try:
       image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
     except tf.errors.OpError:
       raise arrays_lib.file_error(
         path, 'a JPEG image', 'a damaged file'
       ) from None
-    floats = tf.image.resize(image, size, antialias=True)
-    self._images[position] = np.clip(np.round(floats), 0, 255)
+    self._images[position] = arrays_lib.resize_images(image, size)
     # After the image, so that other threads never find half of one.
     self._is_decoded[position] = True
 
