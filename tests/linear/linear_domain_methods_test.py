@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.linear import arrays
 from tff_pfl import errors
 from tff_pfl.linear import (
   client_errors,
@@ -53,22 +54,13 @@ def _problem(num_clients=4, num_domains=_NUM_DOMAINS, **kwargs):
 
 
 def _initial(seed=0):
-  rng = np.random.default_rng(seed)
-  return model_lib.LinearModel(
-    np.linalg.qr(rng.standard_normal((_DIMENSION, _RANK)))[0],
-    rng.standard_normal(_RANK),
-  )
+  return arrays.initial_model(_DIMENSION, _RANK, seed)
 
 
 def _pooled(samples):
   """All clients' samples: `(x, y)` of each domain."""
   x, y, domain = (np.asarray(value) for value in samples)
   return [(x[domain == m], y[domain == m]) for m in range(domain.max() + 1)]
-
-
-def _positive_q(matrix):
-  q, r = np.linalg.qr(matrix)
-  return q * np.sign(np.diag(r))
 
 
 def _one_phase(method, index, shared, clients):
@@ -169,7 +161,7 @@ def _numpy_round(problem, representation, solve_heads):
   for head, (x_m, y_m) in zip(heads, _pooled(problem.samples())):
     residual = x_m @ representation @ head - y_m
     gradient += np.outer(x_m.T @ residual, head) / len(y_m) / len(heads)
-  return _positive_q(representation - _RATE * gradient), heads
+  return arrays.positive_q(representation - _RATE * gradient), heads
 
 
 def _pooled_heads(x, y, domain, representation):

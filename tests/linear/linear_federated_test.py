@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.linear import arrays
 from tff_pfl.linear import federated, methods, simulation
-from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 
 _OPTIONS = {'fed_avg': {'num_local_steps': 3}, 'fed_sgd': {'batch_size': 4}}
@@ -17,10 +17,7 @@ def _problem(**kwargs):
 
 
 def _initial():
-  rng = np.random.default_rng(0)
-  return model_lib.LinearModel(
-    np.linalg.qr(rng.standard_normal((6, 2)))[0], rng.standard_normal(2)
-  )
+  return arrays.initial_model(6, 2)
 
 
 def _run(runtime, process, problem, num_rounds):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.linear import arrays
 from tff_pfl import errors
 from tff_pfl.evaluation import representation as representation_lib
 from tff_pfl.linear import (
@@ -33,21 +34,12 @@ def _problem(**kwargs):
 
 
 def _initial(seed=0):
-  rng = np.random.default_rng(seed)
-  return model_lib.LinearModel(
-    np.linalg.qr(rng.standard_normal((_DIMENSION, _RANK)))[0],
-    rng.standard_normal(_RANK),
-  )
+  return arrays.initial_model(_DIMENSION, _RANK, seed)
 
 
 def _numpy_gradients(x, y, representation, head):
   g = x.T @ (x @ representation @ head - y) / len(y)
   return np.outer(g, head), representation.T @ g
-
-
-def _positive_q(matrix):
-  q, r = np.linalg.qr(matrix)
-  return q * np.sign(np.diag(r))
 
 
 def _numpy_personal_heads(num_head_steps, num_rounds):
@@ -66,7 +58,7 @@ def _numpy_personal_heads(num_head_steps, num_rounds):
         heads[i] = np.linalg.lstsq(x @ representation, y, rcond=None)[0]
       slope = _numpy_gradients(x, y, representation, heads[i])[0]
       representations.append(representation - _RATE * slope)
-    representation = _positive_q(np.mean(representations, axis=0))
+    representation = arrays.positive_q(np.mean(representations, axis=0))
   return representation, np.stack(heads)
 
 
