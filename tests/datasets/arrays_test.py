@@ -1,5 +1,7 @@
 """Tests of central examples before they become clients."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -197,3 +199,35 @@ def test_inconsistent_domains_are_one_line_errors(change, match):
   with pytest.raises(ValueError, match=match) as error:
     _domain_arrays(**change)
   assert '\n' not in str(error.value)
+
+
+def test_npz_files_are_read_in_order_and_their_headers_by_one_thread(
+  tmp_path, monkeypatch
+):
+  paths = [str(tmp_path / f'{i}.npz') for i in range(3)]
+  for i, path in enumerate(paths):
+    np.savez_compressed(path, x=np.full(4, i), y=np.arange(i), z=np.zeros(1))
+  readers = set()
+  read_array = np.lib.format.read_array
+
+  def recorded(*args, **kwargs):
+    readers.add(threading.get_ident())
+    return read_array(*args, **kwargs)
+
+  monkeypatch.setattr(np.lib.format, 'read_array', recorded)
+  found = arrays_lib.read_npz_files(paths, [('y', 'x')] * 3)
+  assert [(y.tolist(), x.tolist()) for y, x in found] == [
+    (list(range(i)), [i] * 4) for i in range(3)
+  ]
+  assert readers == {threading.get_ident()}
+
+
+def test_first_npz_file_that_is_bad_is_named(tmp_path):
+  paths = [str(tmp_path / f'{name}.npz') for name in ('good', 'other', 'bad')]
+  np.savez(paths[0], x=np.zeros(2))
+  np.savez(paths[1], y=np.zeros(2), z=np.zeros(2))
+  (tmp_path / 'bad.npz').write_bytes(b'no archive')
+  with pytest.raises(ValueError, match='other.npz. .* with x, found y, z;'):
+    arrays_lib.read_npz_files(paths, [('x',)] * 3)
+  with pytest.raises(ValueError, match='bad.npz.*a damaged one'):
+    arrays_lib.read_npz_files(paths[::2], [('x',)] * 2)

@@ -1,12 +1,24 @@
 """Central examples, before they become clients, and how they are obtained."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import glob
+import io
 import os
 import urllib.error
 import urllib.request
 import zipfile
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import (
+  Dict,
+  Iterable,
+  Iterator,
+  List,
+  Optional,
+  Sequence,
+  Tuple,
+  Union,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -303,11 +315,66 @@ def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
     ValueError: The file is missing or damaged or lacks one; the message names
       it.
   """
+  (arrays,) = read_npz_files([path], [keys])
+  return arrays
+
+
+def read_npz_files(
+  paths: Sequence[str], keys: Sequence[Sequence[str]]
+) -> List[List[np.ndarray]]:
+  """Returns arrays of some .npz files, read side by side.
+
+  Args:
+    paths: The files.
+    keys: Of each, as for `read_npz`.
+
+  Raises:
+    ValueError: As `read_npz`, of the first file of which that is true.
+  """
+  # Decompressing takes seconds a file, and releases Python's lock. Headers are
+  # read one after the other: NumPy parses them as Python, at which threads of
+  # Python 3.11 get into each other's way (python/cpython#106905).
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    return [
+      _parse(path, wanted, members)
+      for path, wanted, members in zip(
+        paths, keys, pool.map(_decompress, paths, keys)
+      )
+    ]
+
+
+def _decompress(path: str, keys: Sequence[str]) -> Dict[str, bytes]:
+  """Returns the .npy files in an .npz file by name, those not wanted empty."""
+  with _naming_npz(path), zipfile.ZipFile(path) as archive:
+    names = {name.removesuffix('.npy'): name for name in archive.namelist()}
+    return {
+      key: archive.read(name) if key in keys else b''
+      for key, name in names.items()
+    }
+
+
+def _parse(
+  path: str, keys: Sequence[str], members: Dict[str, bytes]
+) -> List[np.ndarray]:
+  """Returns the wanted arrays of what `_decompress` returned."""
+  if not set(keys) <= set(members):
+    raise file_error(
+      path,
+      f'an .npz file with {" and ".join(keys)}',
+      ', '.join(members) or 'nothing',
+    )
+  with _naming_npz(path):
+    return [
+      np.lib.format.read_array(io.BytesIO(members[key]), allow_pickle=False)
+      for key in keys
+    ]
+
+
+@contextlib.contextmanager
+def _naming_npz(path: str) -> Iterator[None]:
+  """Makes what is wrong with an .npz file an error that names it."""
   try:
-    # For what is no archive, NumPy would try other formats.
-    with zipfile.ZipFile(path), np.load(path) as content:
-      arrays = {key: content[key] for key in content.files if key in keys}
-      found = ', '.join(content.files)
+    yield
   except OSError as error:
     raise unreadable_error(path, error) from None
   # Archive, decompression and NumPy's header each have their own exceptions.
@@ -315,11 +382,6 @@ def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
     raise file_error(
       path, 'a complete .npz file of numbers', f'a damaged one ({error})'
     ) from None
-  if len(arrays) < len(keys):
-    raise file_error(
-      path, f'an .npz file with {" and ".join(keys)}', found or 'nothing'
-    )
-  return [arrays[key] for key in keys]
 
 
 def check_npz_labels(

@@ -6,7 +6,6 @@ green and blue. The .npz files have the same images as `x_train` uint8
 `[n, 32, 32, 3]` and `y_train`, or `x_test` and `y_test`.
 """
 
-import concurrent.futures
 import dataclasses
 import glob
 import os
@@ -123,11 +122,16 @@ class CifarFiles:
   def _read_npz_folder(self, folder: str) -> Tuple[List[Batch], Batch]:
     test_path = _test_npz(folder)
     paths = [os.path.join(folder, file) for file in self.train_npz_files]
-    # Decompressing takes seconds a file, and releases Python's lock.
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-      test = pool.submit(self._read_npz, test_path, 'test')
-      train = list(pool.map(self._read_npz, paths, ['train'] * len(paths)))
-    num_test = len(test.result()[0])
+    splits = ['train'] * len(paths) + ['test']
+    paths.append(test_path)
+    keys = [(f'x_{split}', f'y_{split}') for split in splits]
+    *train, test = (
+      self._checked_npz(path, split, x, y)
+      for path, split, (x, y) in zip(
+        paths, splits, arrays_lib.read_npz_files(paths, keys)
+      )
+    )
+    num_test = len(test[1])
     if num_test < self.num_test_images:
       logging.warning(
         'Only %d of the %d test images of %s are in %s.',
@@ -136,19 +140,19 @@ class CifarFiles:
         self.name,
         test_path,
       )
-    return train, test.result()
+    return train, test
 
-  def _read_npz(self, path: str, split: str) -> Batch:
+  def _checked_npz(
+    self, path: str, split: str, x: np.ndarray, y: np.ndarray
+  ) -> Batch:
     """Returns images and labels of a complete or, for 'test', partial file."""
-    keys = f'x_{split}', f'y_{split}'
-    x, y = arrays_lib.read_npz(path, keys)
     if x.dtype != np.uint8 or x.shape[1:] != IMAGE_SHAPE:
       raise arrays_lib.file_error(
         path,
-        f'an .npz file with {keys[0]} uint8 of shape (n, *{IMAGE_SHAPE})',
+        f'an .npz file with x_{split} uint8 of shape (n, *{IMAGE_SHAPE})',
         f'{x.dtype} of shape {x.shape}',
       )
-    arrays_lib.check_npz_labels(y, path, keys[1], x.shape[:1])
+    arrays_lib.check_npz_labels(y, path, f'y_{split}', x.shape[:1])
     least, most = self.images_per_file, self.images_per_file
     if split == 'test':
       least, most = 1, self.num_test_images
