@@ -49,7 +49,8 @@ _MODEL = flags.DEFINE_enum(
   'model',
   'mlp',
   list(zoo.MODELS),
-  'linear; mlp; cnn: the 5-layer CNN of FedRep; text_mlp: of the mean of the '
+  'linear; mlp; cnn: the 5-layer CNN of FedRep; resnet_18 and vgg_16: with '
+  'group normalization; text_mlp: of the mean of the '
   "words' embeddings; text_lstm: of characters or words.",
 )
 _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)

@@ -205,8 +205,8 @@ def build_apfl(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
     ),
-    personal_weights=lambda shared, local: mixed(
-      local['mixing_weight'], local['weights'], shared
+    personal_weights=lambda broadcast, local: mixed(
+      local['mixing_weight'], local['weights'], broadcast.global_weights
     ),
     global_model=lambda shared: shared,
     fit_new_client=fit_new_client,

@@ -119,7 +119,7 @@ def build_fed_babu(
     initial_global=initial_body,
     train=train,
     initial_local=collections.OrderedDict(),
-    personal_weights=lambda body, unused_local: whole_model(body),
+    personal_weights=lambda broadcast, _: whole_model(broadcast.global_weights),
     global_model=whole_model,
     adaptation=hparams.adaptation(),
   )

@@ -169,7 +169,9 @@ def build_fed_dar(
       ).weights
       return combination.report(heads, trained, features)
 
-    return warmup.unless(broadcast, usual, lambda: combination.nothing(heads))
+    return client_work.Prepared(
+      warmup.unless(broadcast, usual, lambda: combination.nothing(heads))
+    )
 
   def combine_heads(broadcast, report, num_clients):
     """Step (b)."""
@@ -202,7 +204,7 @@ def build_fed_dar(
     report = combination.report(heads, new_heads, features)
     return split_model.difference(body, new_body), report, metrics
 
-  def train(broadcast, local, examples, seed):
+  def train(broadcast, local, examples, seed, unused_carried=()):
     weights = broadcast.global_weights
 
     def usual():

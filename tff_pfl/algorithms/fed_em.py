@@ -214,7 +214,7 @@ def build_fed_em(
       )
     return collections.OrderedDict([(_SHARES, log_shares)])
 
-  def personal_weights(components, local):
+  def with_shares(components, local):
     return collections.OrderedDict([*components.items(), *local.items()])
 
   no_preference = collections.OrderedDict(
@@ -224,8 +224,10 @@ def build_fed_em(
     initial_global=initial,
     train=train,
     initial_local=no_preference,
-    personal_weights=personal_weights,
-    global_model=lambda components: personal_weights(
+    personal_weights=lambda broadcast, local: with_shares(
+      broadcast.global_weights, local
+    ),
+    global_model=lambda components: with_shares(
       components, tf.nest.map_structure(tf.constant, no_preference)
     ),
     fit_new_client=fit_new_client,

@@ -132,8 +132,8 @@ def build_ifca(
     initial_global=copies.drawn_apart(clusters, hparams.cluster_seed),
     train=train,
     initial_local=collections.OrderedDict(cluster=np.int32(0)),
-    personal_weights=lambda global_weights, local: weights_of(
-      global_weights, local['cluster']
+    personal_weights=lambda broadcast, local: weights_of(
+      broadcast.global_weights, local['cluster']
     ),
     fit_new_client=lambda broadcast, unused_local, examples, *_: (
       collections.OrderedDict(cluster=best_cluster(broadcast, examples))

@@ -14,11 +14,13 @@ from tff_pfl.algorithms import (
   fed_bn,
   fed_dar,
   fed_em,
+  fed_fac,
   fed_min_max,
   fed_mtl,
   fed_per,
   fed_prox,
   fed_rep,
+  fed_split,
   ifca,
   l2gd,
   lg_fed_avg,
@@ -85,6 +87,11 @@ ALGORITHMS = {
     fed_em.build_fed_em,
     'clients are mixtures of a few global models',
   ),
+  'fed_fac': Algorithm(
+    fed_fac.FedFacHParams,
+    fed_fac.build_fed_fac,
+    'hidden elements global or local, told apart by factor analysis',
+  ),
   'fed_min_max': Algorithm(
     fed_min_max.FedMinMaxHParams,
     fed_min_max.build_fed_min_max,
@@ -110,6 +117,11 @@ ALGORITHMS = {
     fed_rep.FedRepHParams,
     fed_rep.build_fed_rep,
     'global body, local head, trained in turn: head first',
+  ),
+  'fed_split': Algorithm(
+    fed_split.FedSplitHParams,
+    fed_split.build_fed_split,
+    'given hidden elements local, all else global',
   ),
   'ifca': Algorithm(
     ifca.IfcaHParams,

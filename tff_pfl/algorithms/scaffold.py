@@ -169,7 +169,7 @@ def build_scaffold(
     initial_local=collections.OrderedDict(
       control=zeros, is_known=np.float32(0)
     ),
-    personal_weights=lambda global_weights, unused_local: global_weights,
+    personal_weights=lambda broadcast, _: broadcast.global_weights,
     global_model=lambda global_weights: global_weights,
     default_weighting='uniform',
     initial_algorithm=collections.OrderedDict(

@@ -124,6 +124,7 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,
+    elements={},
   )
 
 
@@ -240,6 +241,7 @@ def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,
+    elements={},
   )
 
 
@@ -302,4 +304,5 @@ def projected(
     body=body,
     head=new_head,
     layer_outputs=None,
+    elements={},
   )

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import domains as domains_lib
+from tff_pfl.models import hidden_elements
 
 # Name of a weight, `layer/weight`, to its value.
 Weights = Mapping[str, Any]
@@ -82,6 +83,8 @@ class SplitModel:
       model does not tell.
     domains: Where examples have a domain, the domains. The body's `x` then is
       `OrderedDict(inputs=..., domain=int32 [batch])`.
+    elements: Layer name to its hidden elements, in the order of `layers`, for
+      layers whose weights can be divided among them.
   """
 
   name: str
@@ -101,6 +104,9 @@ class SplitModel:
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
   outputs_of: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
   domains: Optional[domains_lib.Domains] = None
+  elements: Mapping[str, hidden_elements.HiddenElements] = dataclasses.field(
+    default_factory=dict
+  )
 
   def __post_init__(self):
     """Raises `ValueError` if `jit_compile` is none of its values."""
@@ -141,6 +147,26 @@ class SplitModel:
       )
     wanted = {name for layer in layers for name in self.layers[layer]}
     return tuple(name for name in self.initial_weights if name in wanted)
+
+  def layers_to_divide(self, names: Optional[str] = None) -> tuple:
+    """The layers that a method divides by their hidden elements.
+
+    Args:
+      names: Of the layers, separated by commas; None for the last layer of the
+        body that can be divided.
+
+    Returns:
+      Their names, in the model's order.
+
+    Raises:
+      ValueError: If there is no such layer, or one cannot be divided.
+    """
+    if names is None:
+      in_body = [name for name in self.elements if name in self.body_layers]
+      names = ','.join(in_body[-1:])
+    layers = [name.strip() for name in names.split(',') if name.strip()]
+    hidden_elements.check_layers(self.elements, layers, self.layers)
+    return tuple(name for name in self.elements if name in layers)
 
   def forward(
     self, weights: Weights, x: tf.Tensor, mode: Mode = INFERENCE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -100,13 +102,8 @@ def cnn(
     Collins et al.: Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021, section 5, and the authors' implementation.
   """
+  _check_images(element_spec, 'cnn')
   shape = tuple(element_spec['x'].shape)
-  errors.expect(
-    len(shape) in (2, 3) and min(shape[:2]) >= 4,
-    'element_spec',
-    'images of at least 4x4 pixels for model cnn',
-    shape,
-  )
   if isinstance(filters, int):
     filters = (filters, filters)
   errors.expect(
@@ -115,7 +112,7 @@ def cnn(
   _check_widths((*filters, *widths))
   seeds = _Seeds(seed)
   padding = 'valid' if min(shape[:2]) >= 16 else 'same'
-  layers = [] if len(shape) == 3 else [keras.layers.Reshape((*shape, 1))]
+  layers = [_with_channels]
   for i, channels in enumerate(filters):
     layers += [
       keras.layers.Conv2D(
@@ -134,6 +131,163 @@ def cnn(
     *_dropout_layers(dropout),
   ]
   return _sequential('cnn', layers, element_spec, num_classes, seeds)
+
+
+def resnet_18(
+  element_spec: Mapping[str, tf.TensorSpec],
+  num_classes: Optional[int],
+  seed: int = 0,
+  *,
+  base_filters: int = 64,
+  normalization: str = 'group',
+  groups: int = 32,
+) -> split_model.SplitModel:
+  """ResNet-18 for small images; its last layer, `head`, is the head.
+
+  A 3x3 convolution `conv_1`, four stages of two blocks of two, `conv_2` to
+  `conv_17`, a mean over the image, and the head. Each convolution is followed
+  by a normalization, `norm_1` and so on; where a block changes the shape, a 1x1
+  convolution `shortcut_1` to `shortcut_3` adapts its input.
+
+  Args:
+    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
+      channels]` or `[height, width]`.
+    num_classes: Number of classes (at least 2), or None for regression of `y`.
+    seed: Of the initial weights.
+    base_filters: Channels of the first stage, doubled in each that follows.
+    normalization: 'group', 'batch' or 'none'.
+    groups: Of group normalization; fewer where they do not divide the channels.
+
+  References:
+    He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
+    2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
+  """
+  _check_images(element_spec, 'resnet_18')
+  blocks = _Convolutions(_Seeds(seed), normalization, groups)
+  _check_widths((base_filters,))
+
+  def network(x):
+    x = blocks.add(_with_channels(x), base_filters)
+    for stage in range(4):
+      filters = base_filters * 2**stage
+      for strides in (2 if stage else 1, 1):
+        before = x
+        x = blocks.add(x, filters, strides=strides)
+        x = blocks.add(x, filters, activation=None)
+        if strides > 1:
+          before = blocks.add(
+            before, filters, strides, kernel=1, activation=None, kind='shortcut'
+          )
+        x = keras.layers.ReLU()(keras.layers.Add()([before, x]))
+    return keras.layers.GlobalAveragePooling2D()(x)
+
+  return _functional(
+    'resnet_18', network, element_spec, num_classes, blocks.seeds
+  )
+
+
+def vgg_16(
+  element_spec: Mapping[str, tf.TensorSpec],
+  num_classes: Optional[int],
+  seed: int = 0,
+  *,
+  base_filters: int = 64,
+  widths: Sequence[int] = (512, 512),
+  normalization: str = 'group',
+  groups: int = 32,
+  dropout: float = 0.0,
+) -> split_model.SplitModel:
+  """VGG-16 for small images; its last layer, `head`, is the head.
+
+  Thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
+  normalization `norm_1` and so on, in five groups that end with 2x2
+  max-pooling; then `dense_1`, `dense_2` and the head.
+
+  Args:
+    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
+      channels]` or `[height, width]`.
+    num_classes: Number of classes (at least 2), or None for regression of `y`.
+    seed: Of the initial weights.
+    base_filters: Channels of the first group; the others have 2, 4, 8 and 8
+      times as many.
+    widths: Units of the hidden dense layers.
+    normalization: 'group', 'batch' or 'none'.
+    groups: Of group normalization; fewer where they do not divide the channels.
+    dropout: Part of the last hidden layer's outputs that is dropped in
+      training, in [0, 1); 0 switches it off.
+
+  References:
+    Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
+    Recognition, ICLR 2015, configuration D, with smaller dense layers for 32x32
+    images.
+  """
+  _check_images(element_spec, 'vgg_16')
+  _check_widths((base_filters, *widths))
+  blocks = _Convolutions(_Seeds(seed), normalization, groups)
+
+  def network(x):
+    x = _with_channels(x)
+    for factor, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
+      for _ in range(count):
+        x = blocks.add(x, factor * base_filters)
+      x = keras.layers.MaxPooling2D(2, padding='same')(x)
+    x = keras.layers.Flatten()(x)
+    for layer in (
+      *_hidden_layers(widths, 'relu', blocks.seeds),
+      *_dropout_layers(dropout),
+    ):
+      x = layer(x)
+    return x
+
+  return _functional('vgg_16', network, element_spec, num_classes, blocks.seeds)
+
+
+def _with_channels(images):
+  """Images `[height, width]` as such with one channel."""
+  if len(images.shape) == 4:
+    return images
+  return keras.layers.Reshape((*images.shape[1:], 1))(images)
+
+
+class _Convolutions:
+  """Convolutions with their normalizations, numbered in the order of making."""
+
+  def __init__(self, seeds, normalization, groups):
+    errors.expect(
+      normalization in ('group', 'batch', 'none'),
+      'normalization',
+      'one of group, batch, none',
+      normalization,
+    )
+    errors.expect_int('groups', groups, 1)
+    self.seeds = seeds
+    self._normalization = normalization
+    self._groups = groups
+    self._counts = collections.Counter()
+
+  def add(
+    self, x, filters, strides=1, kernel=3, activation='relu', kind='conv'
+  ):
+    """The outputs of another convolution, normalized and activated."""
+    self._counts[kind] += 1
+    suffix = f'_{self._counts[kind]}'
+    x = keras.layers.Conv2D(
+      filters,
+      kernel,
+      strides,
+      padding='same',
+      use_bias=self._normalization == 'none',
+      kernel_initializer=self.seeds(keras.initializers.HeNormal),
+      name=kind + suffix,
+    )(x)
+    name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
+    if self._normalization == 'group':
+      x = keras.layers.GroupNormalization(
+        math.gcd(self._groups, filters), name=name
+      )(x)
+    elif self._normalization == 'batch':
+      x = keras.layers.BatchNormalization(name=name)(x)
+    return keras.layers.Activation(activation)(x) if activation else x
 
 
 def text_mlp(
@@ -259,6 +413,16 @@ class _MeanOfWords(keras.layers.Layer):
     del inputs, mask  # There are no words any more.
 
 
+def _check_images(element_spec, model):
+  shape = tuple(element_spec['x'].shape)
+  errors.expect(
+    len(shape) in (2, 3) and min(shape[:2]) >= 4,
+    'element_spec',
+    f'images of at least 4x4 pixels for model {model}',
+    shape,
+  )
+
+
 def _check_text(element_spec, model):
   x = element_spec['x']
   errors.expect(
@@ -309,6 +473,20 @@ def _check_widths(widths):
 
 
 def _sequential(name, layers, element_spec, num_classes, seeds):
+  """A model of these layers and the head."""
+
+  def network(x):
+    if not layers and len(x.shape) != 2:
+      x = keras.layers.Flatten()(x)
+    for layer in layers:
+      x = layer(x)
+    return x
+
+  return _functional(name, network, element_spec, num_classes, seeds)
+
+
+def _functional(name, network, element_spec, num_classes, seeds):
+  """A model of what `network` makes of the inputs, and the head."""
   x, y = element_spec['x'], element_spec['y']
   errors.expect(
     num_classes is None or num_classes >= 2,
@@ -319,16 +497,9 @@ def _sequential(name, layers, element_spec, num_classes, seeds):
   outputs = num_classes
   if num_classes is None:
     outputs = y.shape[-1] if y.shape.rank else 1
-  needs_flatten = not layers and x.shape.rank != 1
-  model = keras.Sequential(
-    [
-      keras.layers.Input(x.shape, dtype=x.dtype),
-      *([keras.layers.Flatten()] if needs_flatten else []),
-      *layers,
-      keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head'),
-    ],
-    name=name,
-  )
+  inputs = keras.layers.Input(x.shape, dtype=x.dtype)
+  head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
+  model = keras.Model(inputs, head(network(inputs)), name=name)
   classifies = num_classes is not None
   return keras_bridge.from_keras(
     model,
@@ -343,6 +514,8 @@ MODELS: Mapping[str, Callable[..., split_model.SplitModel]] = {
   'linear': linear,
   'mlp': mlp,
   'cnn': cnn,
+  'resnet_18': resnet_18,
+  'vgg_16': vgg_16,
   'text_mlp': text_mlp,
   'text_lstm': text_lstm,
 }

@@ -64,21 +64,38 @@ class ClientResult(NamedTuple):
   report: Any = ()
 
 
+class Prepared(NamedTuple):
+  """A client's part in the exchange before a round's training.
+
+  Attributes:
+    report: What the server takes the weighted mean of, through an aggregator
+      like that of the updates (floats).
+    carried: What the client itself keeps for the round's training.
+  """
+
+  report: Any
+  carried: Any = ()
+
+
 class Preparation(NamedTuple):
   """An exchange between clients and server before a round's training.
 
   Attributes:
-    report: `(broadcast, local, examples, seed) -> report` (floats): what the
-      server takes the weighted mean of, through an aggregator like that of the
-      updates.
+    report: `(broadcast, local, examples, seed) -> Prepared`.
     server_update: `(broadcast, report, num_clients) -> (changed, algorithm)`:
       from what was sent and the mean over the cohort to those of the global
       weights that change, which the clients then train with, and the
       algorithm's server state.
+    seed_purpose: What the report's seed is for, see `randomness`: `TRAINING`
+      where the report makes the round's steps and the training after it none.
+    weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
+      None for those of the updates.
   """
 
-  report: Callable[..., Any]
+  report: Callable[..., Prepared]
   server_update: Callable[..., tuple]
+  seed_purpose: int = randomness.PREPARATION
+  weighting: Optional[str] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +106,10 @@ class ClientWork:
     initial_global: The global weights before the first round (name to array):
       what the server keeps, broadcasts and averages the updates of.
     train: `(broadcast, local, examples, seed) -> ClientResult`, a pure function
-      of tensors.
+      of tensors; with a preparation, what that carried is a fifth argument.
     initial_local: Local state of a client that has not taken part (arrays).
-    personal_weights: `(global_weights, local) -> weights`, the model that the
-      client is scored with.
+    personal_weights: `(broadcast, local) -> weights`, the model that the client
+      is scored with.
     global_model: `global_weights -> weights`, the model of a client that brings
       no data; None where the global weights alone make none, and such a client
       gets the personal weights with the initial local state.
@@ -169,12 +186,12 @@ class ClientWork:
       return client_state.local
     return tf.nest.map_structure(tf.constant, self.initial_local)
 
-  def model_without_data(self, global_weights) -> split_model.Weights:
+  def model_without_data(self, broadcast: Broadcast) -> split_model.Weights:
     """The model of a client that brings no data."""
     if self.global_model is not None:
-      return self.global_model(global_weights)
+      return self.global_model(broadcast.global_weights)
     initial_local = tf.nest.map_structure(tf.constant, self.initial_local)
-    return self.personal_weights(global_weights, initial_local)
+    return self.personal_weights(broadcast, initial_local)
 
 
 def all_finite(values: Any) -> tf.Tensor:
@@ -208,7 +225,9 @@ def partitioned_weights_work(
     initial_global=initial_global,
     train=train,
     initial_local=initial_local,
-    personal_weights=partition.merge,
+    personal_weights=lambda broadcast, local: partition.merge(
+      broadcast.global_weights, local
+    ),
     global_model=None if partition.local_names else lambda weights: weights,
     **others,
   )
@@ -230,7 +249,7 @@ def global_weights_work(
     initial_global=model.initial_weights,
     train=train,
     initial_local=collections.OrderedDict(),
-    personal_weights=lambda global_weights, unused_local: global_weights,
+    personal_weights=lambda broadcast, _: broadcast.global_weights,
     global_model=lambda global_weights: global_weights,
     **others,
   )

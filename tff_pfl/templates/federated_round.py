@@ -104,26 +104,27 @@ def _build_client_update(
   """`(<broadcast, C, examples> -> <update, C, sums>)`.
 
   The update is what is aggregated: with the report, if there is a place for it.
-  After an exchange the parameters are also what that changed, and whether the
-  client was accepted there.
+  After an exchange the parameters are also what that changed, and what the
+  client kept of it.
   """
 
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too.
   @tf.function(jit_compile=model.uses_xla, autograph=False)
-  def update(broadcast, client_state, examples, was_finite):
+  def update(broadcast, client_state, examples, kept=None):
     result = work.train(
       broadcast,
       work.local_of(client_state),
       examples,
       broadcast.seed_of(client_state, randomness.TRAINING),
+      *([] if kept is None else [kept.carried]),
     )
     update = result.update
     if work.server_update is not None:
       update = collections.OrderedDict(update=update, report=result.report)
-    is_finite = tf.logical_and(
-      was_finite, client_work.all_finite((update, result.local))
-    )
+    is_finite = client_work.all_finite((update, result.local))
+    if kept is not None:
+      is_finite = tf.logical_and(is_finite, kept.is_finite)
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
 
     def where_accepted(new, old):
@@ -157,20 +158,18 @@ def _build_client_update(
 
     @tff.tensorflow.computation(*types)
     def client_update(broadcast, client_state, examples):
-      return update(broadcast, client_state, examples, True)
+      return update(broadcast, client_state, examples)
 
     return client_update
 
   @tff.tensorflow.computation(
     *types,
     exchange.server_step.type_signature.result,
-    exchange.report.type_signature.result.is_finite,
+    exchange.report.type_signature.result.kept,
   )
-  def prepared_client_update(
-    broadcast, client_state, examples, changes, was_finite
-  ):
+  def prepared_client_update(broadcast, client_state, examples, changes, kept):
     changed = preparation.Changes(*changes).apply(broadcast)
-    return update(changed, client_state, examples, was_finite)
+    return update(changed, client_state, examples, preparation.Kept(*kept))
 
   return prepared_client_update
 
@@ -349,9 +348,9 @@ def build_personalized_process(
     )
   )
 
-  def weigh(examples, accepted):
+  def weigh(examples, accepted, weighting=None):
     weight = tf.cast(examples.num_examples, tf.float32)
-    if client_weighting == 'uniform':
+    if (weighting or client_weighting) == 'uniform':
       weight = 1.0
     return tf.where(accepted, weight, 0.0)
 
@@ -440,12 +439,12 @@ def build_personalized_process(
       )
       aggregator = aggregated.state, aggregated.measurements
     else:
-      changes, was_finite, prepared = exchange.run(
+      changes, kept, prepared = exchange.run(
         at_server, state.aggregator.preparation, arguments
       )
       output = tff.federated_map(
         client_update,
-        (*arguments, tff.federated_broadcast(changes), was_finite),
+        (*arguments, tff.federated_broadcast(changes), kept),
       )
       aggregated = aggregation.next(
         state.aggregator.training, output.update, output.sums.weight

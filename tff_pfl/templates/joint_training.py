@@ -74,14 +74,15 @@ def build_joint_training(
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     phase = hparams.phase(num_epochs)
-    if set(partition.local_names) == head_names:
+    if set(partition.local_names) == head_names and not partition.divided:
       return training_loop.train_head(
         model, broadcast.global_weights, local, examples, phase, seed
       ).weights
 
     def forward(local, x, mode):
       weights = partition.merge(broadcast.global_weights, local)
-      return model.forward(weights, x, mode)
+      outputs, statistics = model.forward(weights, x, mode)
+      return outputs, partition.local_part(statistics)
 
     return training_loop.train(
       objectives.prediction_loss(model, forward),

@@ -89,7 +89,7 @@ def build_learning_process(
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
     return tff_model.model_weights(
-      model, work.model_without_data(state.global_weights)
+      model, work.model_without_data(client_work.Broadcast.of(state))
     )
 
   weights_type = get_model_weights.type_signature.result

@@ -50,7 +50,7 @@ def build_personal_copies(
     initial_global=model.initial_weights,
     train=train,
     initial_local=model.initial_weights,
-    personal_weights=lambda global_weights, personal: personal,
+    personal_weights=lambda unused_broadcast, personal: personal,
     global_model=lambda global_weights: global_weights,
     fit_new_client=fit_new_client,
     default_weighting=default_weighting,

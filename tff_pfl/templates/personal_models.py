@@ -84,7 +84,7 @@ def build_personal_models(
       local = fitted()
     weights = personalization.fine_tune(
       model,
-      work.personal_weights(broadcast.global_weights, local),
+      work.personal_weights(broadcast, local),
       examples,
       options,
       randomness.fold_in(seed_value, 1),
@@ -104,7 +104,7 @@ def build_personal_models(
     broadcast_type, client_state_type, examples_type, examples_type
   )
   def evaluate_broadcast(broadcast, client_state, train, test):
-    before = score(work.model_without_data(broadcast.global_weights), test)
+    before = score(work.model_without_data(broadcast), test)
     after = before
     if work.fit_new_client is not None or options.fine_tune != 'none':
       personal = personalize_broadcast(broadcast, client_state, train)

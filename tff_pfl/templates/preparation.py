@@ -5,10 +5,12 @@
     broadcast(global weights, seed, round) --> report(broadcast, C_i, examples)
     aggregate(reports, weights)            <--
     the algorithm's own server step
-    broadcast(what that changed)           --> the round's training
+    broadcast(what that changed)           --> the round's training, with what
+                                               the client carried over
 
-A client whose report is not finite is left out of the whole round. One whose
-training then is not finite has been counted in the exchange.
+A client whose report, or what it carries over, is not finite is left out of the
+whole round. One whose training then is not finite has been counted in the
+exchange.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import randomness
 from tff_pfl.models import split_model
 from tff_pfl.templates import aggregators, client_work
 
@@ -31,13 +32,25 @@ class ClientReport(NamedTuple):
     report: What is aggregated.
     weight: Of the client in the aggregation.
     num_clients: int32, 1 unless the client is left out.
-    is_finite: bool, whether the report is.
+    kept: What stays with the client until the round's training.
   """
 
   report: Any
   weight: Any
   num_clients: Any
+  kept: Any
+
+
+class Kept(NamedTuple):
+  """What stays with a client between the exchange and the round's training.
+
+  Attributes:
+    is_finite: bool, whether the client was accepted, if it has examples.
+    carried: `Prepared.carried`.
+  """
+
   is_finite: Any
+  carried: Any
 
 
 class Changes(NamedTuple):
@@ -96,8 +109,8 @@ class Exchange(NamedTuple):
       arguments: Of `report`, at the clients.
 
     Returns:
-      The `Changes` at the server, the clients' `is_finite`, and the output of
-      the aggregation.
+      The `Changes` at the server, the clients' `Kept`, and the output of the
+      aggregation.
     """
     reported = tff.federated_map(self.report, arguments)
     aggregated = self.aggregation.next(
@@ -112,7 +125,7 @@ class Exchange(NamedTuple):
         tff.federated_sum(reported.num_clients),
       ),
     )
-    return changes, reported.is_finite, aggregated
+    return changes, reported.kept, aggregated
 
 
 def build_exchange(
@@ -131,29 +144,31 @@ def build_exchange(
     model: The model.
     work: The method.
     aggregator: Of the reports.
-    weigh: From a client's examples and whether it is accepted to its weight.
+    weigh: From a client's examples, whether it is accepted and the kind of
+      weighting (None for that of the updates) to its weight.
     broadcast_type: Of `Broadcast`.
     client_state_type: Of `ClientState`.
     examples_type: Of `ExampleTensors`.
   """
+  preparing = work.preparation
 
   @tf.function(jit_compile=model.uses_xla, autograph=False)
   def prepare(broadcast, client_state, examples):
-    report = work.preparation.report(
+    report, carried = preparing.report(
       broadcast,
       work.local_of(client_state),
       examples,
-      broadcast.seed_of(client_state, randomness.PREPARATION),
+      broadcast.seed_of(client_state, preparing.seed_purpose),
     )
-    is_finite = client_work.all_finite(report)
+    is_finite = client_work.all_finite((report, carried))
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
     return ClientReport(
       report=tf.nest.map_structure(
         lambda value: tf.where(accepted, value, tf.zeros_like(value)), report
       ),
-      weight=weigh(examples, accepted),
+      weight=weigh(examples, accepted, preparing.weighting),
       num_clients=tf.cast(accepted, tf.int32),
-      is_finite=is_finite,
+      kept=Kept(is_finite, carried),
     )
 
   @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
@@ -170,9 +185,7 @@ def build_exchange(
     reported.num_clients,
   )
   def server_step(broadcast, mean, weight, num_clients):
-    weights, algorithm = work.preparation.server_update(
-      broadcast, mean, num_clients
-    )
+    weights, algorithm = preparing.server_update(broadcast, mean, num_clients)
 
     def keep(new, old):
       # A cohort without a single accepted client changes nothing.

@@ -1,0 +1,248 @@
+"""FedFac: FedSplit whose partition is found by factor analysis.
+
+Hidden elements (neurons, channels, recurrent units) of the layers Lambda are
+shared or personal; see `fed_split`. A round:
+
+    client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
+             report the sums over its columns z_kj, one for each element
+    server:  R_l = correlations of the columns;  nu_l = communalities of the
+             G_l principal factors that explain kappa of the variance
+             element j is shared iff nu_lj >= tau_l;  broadcast the partition
+    client:  W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
+    server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
+
+The dynamic mode does so in every round, on the round's changes of the elements'
+weights; in the first round all clients start from the global weights. The
+static mode does it once, in the first round that anybody takes part in, on the
+weights after it. (Algorithm 1 has clients train before the first round to that
+end; as they would start from the same weights, the first round's training is
+that training.) A random split personalises as many elements, drawn in each
+round or once.
+
+A client that never took part trains its personal elements, from the server's
+last values of them, with all shared weights frozen (the paper's LocalTrain).
+
+What a client sends for factor analysis is `factor_analysis.client_sums` of each
+layer, d (d + 1) / 2 + d + 1 numbers for d elements, next to an update as large
+as the model, in which the personal elements are 0. It receives the weights and
+the partition. The sums are not weighted by examples: the paper's matrix has the
+columns of all clients alike. In the static mode they are 0 after the first
+round, but sent all the same, as the round is one computation.
+
+Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
+explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
+server optimizer's learning rate.
+
+Deviations from the paper: where it is silent, an element that turns personal
+starts from the client's last own value, or from the global one if it never had
+any, and one that turns shared from the server's last value; both then move by
+the round's change. The same tau and kappa hold for all layers. The columns have
+no biases, as in section 4.1. As everywhere in this library, the default is SGD
+with momentum 0.5; the paper's runs have optimizer='adam', learning_rate=1e-3.
+
+References:
+  Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
+  Optimization with Heterogeneous Data, arXiv:2312.04281, section 4, Algorithms
+  1 and 2.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Any, Optional
+
+from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.client import objectives, randomness, training_loop
+from tff_pfl.models import split_model
+from tff_pfl.templates import (
+  client_work,
+  federated_round,
+  found_partition,
+  personal_elements,
+  personalized_process,
+)
+
+MODES = ('dynamic', 'static')
+describe = hparams_lib.describe
+
+
+@dataclasses.dataclass(frozen=True)
+class FedFacHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedFac, besides those of local training.
+
+  Attributes:
+    mode: 'dynamic' or 'static'.
+    layers: Names of the layers that are divided, separated by commas; None for
+      the last hidden layer.
+    threshold: The quantile of a layer's communalities below which elements are
+      personal, in [0, 1]; inf makes all personal and -inf none (FedAvg).
+    explained_variance: kappa, in (0, 1]: the number of factors is that of the
+      largest eigenvalues that make up this share of their sum.
+    split: 'factor_analysis', or 'random' for as many personal elements at
+      random.
+  """
+
+  mode: str = describe(
+    'whether the partition is found in each round (dynamic) or once (static)',
+    default='dynamic',
+  )
+  layers: Optional[str] = describe(
+    'layers to divide, separated by commas; none for the last hidden one',
+    default=None,
+  )
+  threshold: float = describe(
+    'quantile of the communalities below which elements are personal; inf for '
+    'all, -inf for none',
+    default=0.5,
+  )
+  explained_variance: float = describe(
+    'share of the variance that the common factors explain', default=0.85
+  )
+  split: str = describe(
+    f'how elements are chosen: {" or ".join(found_partition.SPLITS)}',
+    default='factor_analysis',
+  )
+
+  def __post_init__(self):
+    for name, known in (('mode', MODES), ('split', found_partition.SPLITS)):
+      value = getattr(self, name)
+      errors.expect(value in known, name, f'one of {", ".join(known)}', value)
+    errors.expect(
+      0 <= self.threshold <= 1 or math.isinf(self.threshold),
+      'threshold',
+      'a quantile in [0, 1], inf or -inf',
+      self.threshold,
+    )
+    errors.expect(
+      0 < self.explained_variance <= 1,
+      'explained_variance',
+      'in (0, 1]',
+      self.explained_variance,
+    )
+    super().__post_init__()
+
+  def num_personal(self, number: int) -> int:
+    """How many of a layer's elements are personal: those below the threshold.
+
+    Args:
+      number: Of the layer's elements.
+    """
+    if math.isinf(self.threshold):
+      return number if self.threshold > 0 else 0
+    return math.ceil(self.threshold * (number - 1))
+
+
+def build_fed_fac(
+  model: split_model.SplitModel,
+  hparams: FedFacHParams = FedFacHParams(),
+  **options: Any,
+) -> personalized_process.PersonalizedProcess:
+  """Builds FedFac.
+
+  Args:
+    model: The model.
+    hparams: Of local training and the partition.
+    **options: See `federated_round.build_personalized_process`.
+
+  Raises:
+    ValueError: If a layer does not exist or cannot be divided.
+  """
+  numbers = {
+    layer: model.elements[layer].number
+    for layer in model.layers_to_divide(hparams.layers)
+  }
+  num_personal = {
+    layer: hparams.num_personal(number) for layer, number in numbers.items()
+  }
+  has_personal = any(num_personal.values())
+  is_static = hparams.mode == 'static'
+  partition = found_partition.FoundPartition(
+    model, num_personal, hparams.explained_variance, hparams.split, is_static
+  )
+  personal = personal_elements.PersonalElements(
+    model,
+    {
+      # Any element may become personal, unless the partition stays or none may.
+      layer: count if is_static or not count else numbers[layer]
+      for layer, count in num_personal.items()
+    },
+  )
+
+  def model_of(broadcast, local):
+    return personal.merge(
+      broadcast.global_weights, local, broadcast.algorithm['is_shared']
+    )
+
+  def train_and_report(broadcast, local, examples, seed):
+    """ClientUpdate: the client carries the trained weights over."""
+    start = model_of(broadcast, local)
+    trained = training_loop.train(
+      objectives.joint_loss(model),
+      start,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    columns = trained.weights
+    if not is_static:
+      columns = split_model.difference(start, trained.weights)
+    report = partition.report(broadcast.algorithm, columns)
+    return client_work.Prepared(report, trained)
+
+  def find_partition(broadcast, sums, unused_num_clients):
+    return collections.OrderedDict(), partition.next(broadcast, sums)
+
+  def divide(broadcast, local, unused_examples, unused_seed, carried):
+    """Sends what is shared now, keeps what is personal."""
+    trained = training_loop.TrainResult(*carried)
+    update, new_local = personal.trained(
+      broadcast.global_weights,
+      local,
+      trained.weights,
+      broadcast.algorithm['was_shared'],
+      broadcast.algorithm['is_shared'],
+    )
+    return client_work.ClientResult(update, new_local, trained.metrics)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    """LocalTrain."""
+    is_shared = broadcast.algorithm['is_shared']
+
+    def forward(values, x, mode):
+      weights = model_of(broadcast, personal.all_own(values, is_shared))
+      outputs, statistics = model.forward(weights, x, mode)
+      return outputs, personal.kept_slices(statistics, is_shared)
+
+    values = training_loop.train(
+      objectives.prediction_loss(model, forward),
+      personal.kept_slices(model_of(broadcast, local), is_shared),
+      examples,
+      hparams.phase(num_epochs),
+      seed,
+      model=model,
+    ).weights
+    return personal.all_own(values, is_shared)
+
+  work = client_work.ClientWork(
+    initial_global=model.initial_weights,
+    train=divide,
+    initial_local=personal.initial_local,
+    personal_weights=model_of,
+    global_model=None if has_personal else lambda weights: weights,
+    fit_new_client=fit_new_client if has_personal else None,
+    initial_algorithm=partition.initial_algorithm,
+    server_metrics=partition.metrics,
+    preparation=client_work.Preparation(
+      train_and_report,
+      find_partition,
+      seed_purpose=randomness.TRAINING,
+      weighting='uniform',
+    ),
+  )
+  return federated_round.build_personalized_process(
+    'fed_fac', model, work, hparams=hparams, **options
+  )

@@ -1,0 +1,176 @@
+"""Factor analysis of a layer's elements, from sums over clients.
+
+Element j of a layer is, in client k, a column z_kj of numbers: its weights, or
+what a round's training changed in them. The columns of all clients, one below
+the other, are the matrix Z; its correlations R tell which elements vary
+together. The model R = A A^T + Psi with G common factors (the columns of A) and
+a diagonal Psi gives the communality of an element, the part of its variance
+that the common factors explain: nu_j = sum_m a_jm^2.
+
+R needs only three sums over clients, of Z_k^T Z_k, of Z_k^T 1 and of the number
+of rows, so nobody sees a client's columns, and any aggregator for sums or means
+serves. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d elements.
+
+The principal-factor iteration finds A: starting from Psi = 0, it takes the G
+largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to
+what R's diagonal then has left, and so on until the communalities stand.
+
+What happens where Z is degenerate:
+
+* An element that is the same number in all rows of all clients (0, say, where
+  it did not move) has no correlation. It is left out, with communality 0.
+* With fewer rows than elements R is singular, which nothing here minds.
+* A communality that would be above 1 (a Heywood case) is 1.
+* With noise added R may have negative eigenvalues; they give no factor.
+
+Sources: FedSplit and FedFac (Wang, Tang, Li: Factor-Assisted Federated Learning
+for Personalized Optimization with Heterogeneous Data, arXiv:2312.04281),
+section 4.1; the method is Harman, Modern Factor Analysis, chapter 8.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+# Of the largest change of a communality from one iteration to the next.
+TOLERANCE = 1e-4
+MAX_ITERATIONS = 50
+
+
+class Factors(NamedTuple):
+  """Result of `principal_factors`.
+
+  Attributes:
+    communalities: float64 `[d]`, in [0, 1].
+    number: int32, factors.
+    num_iterations: int32; `MAX_ITERATIONS` where they did not converge.
+  """
+
+  communalities: tf.Tensor
+  number: tf.Tensor
+  num_iterations: tf.Tensor
+
+
+def client_sums(columns: tf.Tensor) -> collections.OrderedDict:
+  """What a client reports of a layer.
+
+  Args:
+    columns: `[rows, d]`, Z_k.
+
+  Returns:
+    `products` `[d (d + 1) / 2]`, the upper triangle of Z_k^T Z_k by row;
+    `totals` `[d]`; and `rows`, a scalar.
+  """
+  products = tf.matmul(columns, columns, transpose_a=True)
+  rows = tf.cast(tf.shape(columns)[0], columns.dtype)
+  return collections.OrderedDict(
+    products=tf.gather(
+      tf.reshape(products, [-1]), _upper_triangle(columns.shape[1])
+    ),
+    totals=tf.reduce_sum(columns, axis=0),
+    rows=rows,
+  )
+
+
+def no_sums(number: int, dtype: tf.DType) -> collections.OrderedDict:
+  """The sums of a client that reports nothing, of a layer of `number`."""
+  return collections.OrderedDict(
+    products=tf.zeros([number * (number + 1) // 2], dtype),
+    totals=tf.zeros([number], dtype),
+    rows=tf.zeros([], dtype),
+  )
+
+
+def _upper_triangle(number):
+  """Places of the upper triangle in a square matrix that is read by row."""
+  rows, columns = np.triu_indices(number)
+  return rows * number + columns
+
+
+def _symmetric(upper_triangle, number):
+  """The matrix with this upper triangle, whose numbers are read by row."""
+  places = np.zeros([number, number], np.int64)
+  rows, columns = np.triu_indices(number)
+  places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+  return tf.gather(upper_triangle, places)
+
+
+def correlations(sums: Any) -> tf.Tensor:
+  """The correlations of a layer's elements.
+
+  Args:
+    sums: As of `client_sums`, added up over clients or their mean.
+
+  Returns:
+    float64 `[d, d]`, with 1 on the diagonal; a row and a column of 0 where an
+    element has no variance.
+  """
+  # The mean over nobody may be NaN, for which there are no eigenvalues.
+  products, totals, rows = (
+    tf.cast(tf.where(tf.math.is_finite(value), value, 0), tf.float64)
+    for value in (sums['products'], sums['totals'], sums['rows'])
+  )
+  number = sums['totals'].shape[0]
+  means = tf.math.divide_no_nan(totals, rows)
+  squares = tf.math.divide_no_nan(_symmetric(products, number), rows)
+  covariances = squares - means[:, tf.newaxis] * means
+  variances = tf.linalg.diag_part(covariances)
+  # Below this a variance is what rounding left of the sums.
+  rounding = 8 * np.finfo(sums['products'].dtype.as_numpy_dtype).eps
+  varies = variances > rounding * tf.linalg.diag_part(squares)
+  scales = tf.where(varies, tf.sqrt(tf.where(varies, variances, 1)), 1)
+  found = covariances / (scales[:, tf.newaxis] * scales)
+  found = tf.clip_by_value(found, -1, 1)
+  both = tf.logical_and(varies, varies[:, tf.newaxis])
+  found = tf.where(both, found, 0)
+  return tf.linalg.set_diag(found, tf.cast(varies, tf.float64))
+
+
+def principal_factors(
+  correlation: tf.Tensor, explained_variance: float
+) -> Factors:
+  """The principal-factor solution.
+
+  Args:
+    correlation: float64 `[d, d]`, of `correlations`.
+    explained_variance: kappa in (0, 1]: there are as many factors as R's
+      largest eigenvalues it takes for this share of their sum.
+  """
+  number = _num_factors(tf.linalg.eigvalsh(correlation), explained_variance)
+  diagonal = tf.linalg.diag_part(correlation)
+  is_factor = tf.range(correlation.shape[0])[::-1] < number
+
+  def iterate(step, communalities, unused_change):
+    reduced = tf.linalg.set_diag(correlation, communalities)
+    values, vectors = tf.linalg.eigh(reduced)
+    kept = tf.where(is_factor, tf.maximum(values, 0), 0)
+    new = tf.minimum(tf.linalg.matvec(vectors**2, kept), diagonal)
+    return step + 1, new, tf.reduce_max(tf.abs(new - communalities))
+
+  steps, communalities, _ = tf.while_loop(
+    lambda step, _, change: tf.logical_and(
+      step < MAX_ITERATIONS, change > TOLERANCE
+    ),
+    iterate,
+    (0, diagonal, tf.constant(np.inf, tf.float64)),
+  )
+  return Factors(communalities, number, steps)
+
+
+def _num_factors(eigenvalues, explained_variance):
+  """How many of the largest eigenvalues make this share of their sum."""
+  largest_first = tf.maximum(eigenvalues[::-1], 0)
+  reached = tf.cumsum(largest_first)
+  # Up to rounding, so that all of the variance is reached before the end.
+  enough = explained_variance * reached[-1] * (1 - 1e-12)
+  return tf.reduce_sum(tf.cast(reached < enough, tf.int32)) + 1
+
+
+def least(values: tf.Tensor, count: int) -> tf.Tensor:
+  """Which are the `count` smallest; of equal ones the first: bool `[d]`."""
+  ranks = tf.argsort(tf.argsort(values, stable=True))
+  return ranks < count

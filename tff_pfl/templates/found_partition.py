@@ -1,0 +1,168 @@
+"""A partition of hidden elements that the server finds, from sums over clients.
+
+In each round, or once, the server ranks the elements of every layer by their
+communality (see `factor_analysis`) and makes those with the least personal, a
+given number of each layer. As a comparison, it can rank them at random.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.client import randomness
+from tff_pfl.models import hidden_elements, split_model
+from tff_pfl.templates import client_work, factor_analysis
+
+SPLITS = ('factor_analysis', 'random')
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundPartition:
+  """How the partition is found; its results are kept by the server.
+
+  Attributes:
+    model: The model.
+    num_personal: By divided layer, how many elements are personal.
+    explained_variance: Of the common factors, in (0, 1].
+    split: One of `SPLITS`.
+    is_static: Whether it is found once, in the first round that anybody takes
+      part in, or in every round.
+  """
+
+  model: split_model.SplitModel
+  num_personal: Mapping[str, int]
+  explained_variance: float
+  split: str
+  is_static: bool
+
+  @property
+  def initial_algorithm(self) -> collections.OrderedDict:
+    """What the server keeps, before there is a partition: all is shared."""
+    is_shared = collections.OrderedDict(
+      (layer, np.ones(self._elements(layer).number, bool))
+      for layer in self.num_personal
+    )
+    return collections.OrderedDict(
+      is_shared=is_shared,
+      was_shared=is_shared,
+      num_factors=collections.OrderedDict(
+        (layer, np.int32(0)) for layer in self.num_personal
+      ),
+      is_found=np.bool_(False),
+    )
+
+  def report(
+    self, algorithm: Any, columns: split_model.Weights
+  ) -> collections.OrderedDict:
+    """What a client tells: the sums over its columns, by analysed layer.
+
+    Args:
+      algorithm: What the server keeps.
+      columns: By weight, what the elements' columns are made of.
+    """
+
+    def sums():
+      return collections.OrderedDict(
+        (
+          layer,
+          factor_analysis.client_sums(
+            hidden_elements.as_vectors(self._elements(layer), columns)
+          ),
+        )
+        for layer in self._analysed
+      )
+
+    if not (self.is_static and self._analysed):
+      return sums()
+    return tf.cond(
+      algorithm['is_found'],
+      lambda: tf.nest.map_structure(tf.zeros_like, sums()),
+      sums,
+    )
+
+  def next(
+    self, broadcast: client_work.Broadcast, sums: Any
+  ) -> collections.OrderedDict:
+    """What the server keeps, with the partition that follows from the sums.
+
+    Args:
+      broadcast: What it sent.
+      sums: The mean of the clients' reports.
+    """
+    algorithm = broadcast.algorithm
+
+    def found():
+      seed = randomness.server_seed(broadcast.seed, broadcast.round_number)
+      is_shared, num_factors = (
+        collections.OrderedDict(),
+        collections.OrderedDict(),
+      )
+      for index, (layer, count) in enumerate(self.num_personal.items()):
+        if layer in self._analysed:
+          factors = factor_analysis.principal_factors(
+            factor_analysis.correlations(sums[layer]), self.explained_variance
+          )
+          ranked, num_factors[layer] = factors.communalities, factors.number
+        else:
+          number = self._elements(layer).number
+          ranked = randomness.permutations(
+            randomness.fold_in(seed, index), 1, number, number
+          )[0]
+          num_factors[layer] = tf.constant(0)
+        is_shared[layer] = ~factor_analysis.least(ranked, count)
+      return is_shared, num_factors
+
+    def kept():
+      return tuple(
+        tf.nest.map_structure(tf.identity, algorithm[name])
+        for name in ('is_shared', 'num_factors')
+      )
+
+    if self.is_static:
+      is_shared, num_factors = tf.cond(algorithm['is_found'], kept, found)
+    else:
+      is_shared, num_factors = found()
+    return collections.OrderedDict(
+      is_shared=is_shared,
+      was_shared=algorithm['is_shared'],
+      num_factors=num_factors,
+      is_found=tf.constant(True),
+    )
+
+  def metrics(self, algorithm: Any) -> collections.OrderedDict:
+    """Of each layer the share of elements that did not change sides, and more.
+
+    The other is the number of common factors.
+
+    Args:
+      algorithm: What the server keeps.
+    """
+    unchanged = tf.nest.map_structure(
+      lambda now, before: tf.reduce_mean(
+        tf.cast(tf.equal(now, before), tf.float32)
+      ),
+      algorithm['is_shared'],
+      algorithm['was_shared'],
+    )
+    return collections.OrderedDict(
+      unchanged_elements=unchanged, num_factors=algorithm['num_factors']
+    )
+
+  @property
+  def _analysed(self):
+    """The layers of which a part is personal, by factor analysis."""
+    return [
+      layer
+      for layer, count in self.num_personal.items()
+      if self.split == 'factor_analysis'
+      and 0 < count < self._elements(layer).number
+    ]
+
+  def _elements(self, layer):
+    return self.model.elements[layer]
