@@ -11,13 +11,13 @@ shared or personal; see `fed_split`. A round:
     client:  W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
     server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
 
-The dynamic mode does so in every round, on the round's changes of the elements'
-weights; in the first round all clients start from the global weights. The
-static mode does it once, in the first round that anybody takes part in, on the
-weights after it. (Algorithm 1 has clients train before the first round to that
-end; as they would start from the same weights, the first round's training is
-that training.) A random split personalises as many elements, drawn in each
-round or once.
+The dynamic mode does so in every round, on the round's updates of the elements'
+weights or (the paper leaves it open) on the weights after it; in the first
+round all clients start from the global weights. The static mode does it once,
+in the first round that anybody takes part in, on the weights after it.
+(Algorithm 1 has clients train before the first round to that end; as they would
+start from the same weights, the first round's training is that training.) A
+random split personalises as many elements, drawn in each round or once.
 
 A client that never took part trains its personal elements, from the server's
 last values of them, with all shared weights frozen (the paper's LocalTrain).
@@ -66,6 +66,7 @@ from tff_pfl.templates import (
 )
 
 MODES = ('dynamic', 'static')
+ANALYSED = ('updates', 'weights')
 describe = hparams_lib.describe
 
 
@@ -75,6 +76,9 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     mode: 'dynamic' or 'static'.
+    analysed: What the factor analysis is of: the round's 'updates' of the
+      elements' weights, or the 'weights' after it; None for updates in the
+      dynamic mode and weights in the static one.
     layers: Names of the layers that are divided, separated by commas; None for
       the last hidden layer.
     threshold: The quantile of a layer's communalities below which elements are
@@ -88,6 +92,11 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   mode: str = describe(
     'whether the partition is found in each round (dynamic) or once (static)',
     default='dynamic',
+  )
+  analysed: Optional[str] = describe(
+    'whether factor analysis is of the updates of a round or of the weights '
+    'after it; none for updates (dynamic) or weights (static)',
+    default=None,
   )
   layers: Optional[str] = describe(
     'layers to divide, separated by commas; none for the last hidden one',
@@ -111,6 +120,12 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       value = getattr(self, name)
       errors.expect(value in known, name, f'one of {", ".join(known)}', value)
     errors.expect(
+      self.analysed in (None, *ANALYSED),
+      'analysed',
+      f'one of {", ".join(ANALYSED)}, or none',
+      self.analysed,
+    )
+    errors.expect(
       0 <= self.threshold <= 1 or math.isinf(self.threshold),
       'threshold',
       'a quantile in [0, 1], inf or -inf',
@@ -123,6 +138,13 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       self.explained_variance,
     )
     super().__post_init__()
+
+  @property
+  def analyses_weights(self) -> bool:
+    """Whether the factor analysis is of the weights, not of their updates."""
+    if self.analysed is None:
+      return self.mode == 'static'
+    return self.analysed == 'weights'
 
   def num_personal(self, number: int) -> int:
     """How many of a layer's elements are personal: those below the threshold.
@@ -188,7 +210,7 @@ def build_fed_fac(
       model=model,
     )
     columns = trained.weights
-    if not is_static:
+    if not hparams.analyses_weights:
       columns = split_model.difference(start, trained.weights)
     report = partition.report(broadcast.algorithm, columns)
     return client_work.Prepared(report, trained)

@@ -10,6 +10,7 @@ from tff_pfl.reproduction import (
   fedavg_images,
   feddar_images,
   feddar_linear,
+  fedfac_simulation,
   fedrep_images,
   linear_experiments,
   per_fed_avg_images,
@@ -19,6 +20,7 @@ from tff_pfl.reproduction import (
 _MODULES = (
   linear_experiments,
   feddar_linear,
+  fedfac_simulation,
   fedavg_images,
   per_fed_avg_images,
   fedrep_images,

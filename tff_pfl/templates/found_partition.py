@@ -43,10 +43,14 @@ class FoundPartition:
 
   @property
   def initial_algorithm(self) -> collections.OrderedDict:
-    """What the server keeps, before there is a partition: all is shared."""
+    """What the server keeps, before there is a partition.
+
+    Whatever may become personal is: of clients that have nothing of their own
+    the global weights serve, and others start from what they have.
+    """
     is_shared = collections.OrderedDict(
-      (layer, np.ones(self._elements(layer).number, bool))
-      for layer in self.num_personal
+      (layer, np.full(self._elements(layer).number, count == 0))
+      for layer, count in self.num_personal.items()
     )
     return collections.OrderedDict(
       is_shared=is_shared,

@@ -123,14 +123,15 @@ class PersonalElements:
     start = self.merge(global_weights, local, was_shared)
     update = split_model.difference(start, trained)
     zeros = tf.nest.map_structure(tf.zeros_like, update)
-    sent = self._where(lambda layer: is_shared[layer], update, zeros)
+    sent = self._where(lambda layer: ~is_shared[layer], zeros, update)
     own = self._in_place(local, was_shared)
     last = self._where(
       lambda layer: own.exists[layer], own.values, global_weights
     )
-    # Of what was personal, the result itself, without the rounding of a sum.
+    # Where training began at the last value, the result itself, without the
+    # rounding of a sum.
     moved = self._where(
-      lambda layer: was_shared[layer],
+      lambda layer: was_shared[layer] & own.exists[layer],
       split_model.difference(last, update),
       trained,
     )

@@ -1,0 +1,168 @@
+"""Networks with one hidden layer, a fixed head, and clients' own neurons.
+
+What the experiments of FedSplit and FedFac on generated data train:
+h(x) = sum_j a_j relu(w_j x) + b, with given a and b, where every neuron j is
+shared or personal. Clients may start from neurons of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.algorithms import fed_split
+from tff_pfl.datasets import batches, examples
+from tff_pfl.models import keras_bridge, split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.templates import personalized_process
+
+LAYER = 'dense_1'
+_KERNEL = f'{LAYER}/kernel'
+
+keras = tf.keras
+
+
+class Client(NamedTuple):
+  """A client of such an experiment.
+
+  Attributes:
+    train: Training examples: `x` float32 `[n, inputs]`, `y` `[n]`, int32 where
+      the network classifies, else float32.
+    test: Test examples, alike.
+  """
+
+  train: examples.Examples
+  test: examples.Examples
+
+
+def make_network(
+  kernel: np.ndarray,
+  head: np.ndarray,
+  bias: float = 0.0,
+  *,
+  classifies: bool,
+) -> split_model.SplitModel:
+  """The network.
+
+  Args:
+    kernel: `[inputs, neurons]`, where the server starts.
+    head: `[neurons]`, a.
+    bias: b.
+    classifies: Whether outputs are scores of class 1; else the loss is the mean
+      squared error.
+  """
+  num_inputs, num_neurons = kernel.shape
+  model = keras.Sequential(
+    [
+      keras.layers.Input([num_inputs]),
+      keras.layers.Dense(
+        num_neurons, activation='relu', use_bias=False, name=LAYER
+      ),
+      keras.layers.Dense(1, name='head', trainable=False),
+    ]
+  )
+  model.set_weights([kernel, np.reshape(head, [-1, 1]), np.array([bias])])
+  return keras_bridge.from_keras(
+    model,
+    head_layers=['head'],
+    loss='binary_crossentropy' if classifies else 'mse',
+    metrics=['accuracy'] if classifies else [],
+    # There are many short runs; XLA would take more time to compile.
+    jit_compile=False,
+  )
+
+
+def build_fed_split(
+  network: split_model.SplitModel,
+  is_personal: np.ndarray,
+  seed: int,
+  **hparams: Any,
+) -> personalized_process.PersonalizedProcess:
+  """FedSplit with given neurons, all clients counting alike.
+
+  Args:
+    network: Of `make_network`.
+    is_personal: bool `[neurons]`.
+    seed: Of the training.
+    **hparams: Of local training.
+  """
+  chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))
+  return fed_split.build_fed_split(
+    network,
+    fed_split.FedSplitHParams(personal_elements=chosen, **hparams),
+    client_weighting='uniform',
+    seed=seed,
+  )
+
+
+def run(
+  process: personalized_process.PersonalizedProcess,
+  clients: Sequence[Client],
+  runtime: runtime_base.Runtime,
+  num_rounds: int,
+  initial_local: Optional[Sequence[Any]] = None,
+) -> Iterator[tuple]:
+  """Trains with all clients in every round.
+
+  Args:
+    process: FedSplit or FedFac in its dynamic mode.
+    clients: Their data.
+    runtime: Executes it.
+    num_rounds: Rounds.
+    initial_local: The clients' states before the first round, of `own_neurons`;
+      None for those of the process, in which they have none of their own.
+
+  Yields:
+    After each round the server's state, the round's metrics and, by metric, the
+    mean over the clients of the tests of their personal models.
+  """
+  train, test = (
+    [batches.as_batches(getattr(client, name)) for client in clients]
+    for name in ('train', 'test')
+  )
+  state = runtime.run(process.initialize)
+  client_states = runtime.run(
+    process.initialize_client_states, list(range(len(clients)))
+  )
+  if initial_local is not None:
+    client_states = [
+      client_state._replace(local=local)
+      for client_state, local in zip(client_states, initial_local)
+    ]
+  for _ in range(num_rounds):
+    output = runtime.run(process.next, state, client_states, train)
+    state, client_states = output.state, output.client_states
+    tests = [
+      scores['after']
+      for scores in runtime.run(
+        process.evaluate_clients, state, client_states, train, test
+      )
+    ]
+    yield (
+      state,
+      output.metrics,
+      {name: np.mean([float(t[name]) for t in tests]) for name in tests[0]},
+    )
+
+
+def own_neurons(
+  start: np.ndarray, is_personal: Optional[np.ndarray] = None
+) -> collections.OrderedDict:
+  """The state of a client that starts from neurons of its own.
+
+  Args:
+    start: `[inputs, neurons]`.
+    is_personal: bool `[neurons]`, FedSplit's partition; None for FedFac in its
+      dynamic mode.
+  """
+  start = start.astype(np.float32)
+  if is_personal is not None:
+    return collections.OrderedDict({_KERNEL: start[:, is_personal]})
+  return collections.OrderedDict(
+    values=collections.OrderedDict({_KERNEL: start}),
+    is_own=collections.OrderedDict({LAYER: np.ones(start.shape[1], bool)}),
+  )
