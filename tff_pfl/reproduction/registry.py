@@ -12,6 +12,7 @@ from tff_pfl.reproduction import (
   feddar_linear,
   fedfac_simulation,
   fedrep_images,
+  fedsplit_convergence,
   linear_experiments,
   per_fed_avg_images,
 )
@@ -20,6 +21,7 @@ from tff_pfl.reproduction import (
 _MODULES = (
   linear_experiments,
   feddar_linear,
+  fedsplit_convergence,
   fedfac_simulation,
   fedavg_images,
   per_fed_avg_images,
