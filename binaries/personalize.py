@@ -14,6 +14,9 @@ global ones frozen; others fine-tune: as the method does by itself (Per-FedAvg:
 full-batch steps of its inner learning rate) or, by default, all weights, with
 the `--fine_tune` flags in both cases.
 
+With `--ensemble` the table also has what new clients get that cannot train: the
+mean prediction of the personal models of the run's own clients.
+
 Written to --output_dir: `new_clients.csv` (every client and setting),
 `new_clients.json`, and `personal_models/CLIENT.npz`, fitted with the last
 number of samples and of epochs, for `predict`.
@@ -70,6 +73,11 @@ _TEST_FRACTION = flags.DEFINE_float(
 )
 _NUM_SAMPLES = flags.DEFINE_list(
   'num_samples', ['all'], 'Training examples of each client; "all" for all.'
+)
+_ENSEMBLE = flags.DEFINE_bool(
+  'ensemble',
+  False,
+  "Also score the mean prediction of the run's own clients' personal models.",
 )
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
 for _name in (*_DATA_FLAGS, *_FITTING_FLAGS):
@@ -159,6 +167,8 @@ def _table(rows):
     scored = [row for row in members if row['num_test_examples']]
     after = [row.get('after/accuracy') for row in scored]
     known = bool(after) and after[0] is not None
+    # An ensemble has no score before it.
+    before = [row.get('before/accuracy') for row in scored]
     lines.append(
       {
         'samples': samples,
@@ -166,10 +176,8 @@ def _table(rows):
         'clients': len(scored),
         'accuracy': float(np.mean(after)) if known else None,
         'std': float(np.std(after)) if known else None,
-        'accuracy_before': float(
-          np.mean([row['before/accuracy'] for row in scored])
-        )
-        if known
+        'accuracy_before': float(np.mean(before))
+        if known and None not in before
         else None,
         'loss': float(np.mean([row['after/loss'] for row in scored]))
         if scored
@@ -208,6 +216,8 @@ def main() -> None:
       rows, models = finished_run.accuracy_by_samples_and_epochs(
         run, clients, runtime, sample_counts, variants
       )
+      if _ENSEMBLE.value:
+        rows += finished_run.ensemble_rows(run, clients, runtime)
   for client_id, weights in models.items():
     finished_run.save_personal_model(
       finished_run.personal_model_path(output_dir, client_id), weights

@@ -149,6 +149,9 @@ class _Trial:
       'fraction_diverged': evaluation['non_finite_clients']
       / len(scores['clients']),
       'new_client_accuracy': _mean_accuracy(scores['new_clients']),
+      'new_client_ensemble_accuracy': _mean_accuracy(
+        scores.get('new_clients_by_ensemble', [])
+      ),
       'personal_loss': evaluation['personal']['loss'],
       'bytes_down_per_client': sizes['down'],
       'bytes_up_per_client': sizes['up'],

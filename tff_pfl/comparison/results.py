@@ -110,6 +110,15 @@ METRICS = (
     True,
   ),
   Metric(
+    'new_client_ensemble_accuracy',
+    'new clients, by ensemble',
+    "Likewise of the mean prediction of all trained clients' models, with "
+    'nothing trained on the new clients; none for methods whose clients have '
+    'no weights of their own.',
+    'accuracy',
+    True,
+  ),
+  Metric(
     'personal_loss',
     'personal loss',
     "Mean over clients of their personal models' loss after the last round; "
@@ -218,6 +227,7 @@ _TABLE_TITLES = {
   'fraction_hurt': 'fraction\nhurt',
   'fraction_diverged': 'fraction\ndiverged',
   'new_client_accuracy': 'new\nclients',
+  'new_client_ensemble_accuracy': 'new,\nensemble',
   'bytes_down_per_client': 'kB down\na client',
   'bytes_up_per_client': 'kB up\na client',
   'seconds_per_round': 'seconds\na round',

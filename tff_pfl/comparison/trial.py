@@ -24,7 +24,7 @@ import numpy as np
 from tff_pfl import datasets, errors, failures, shutdown
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparison import plan, tuning
-from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.simulation import client_population, run_store
 from tff_pfl.simulation import summary as summary_lib
 
@@ -141,6 +141,9 @@ def _scores(trial, model, process, data, runtime, directory):
         'evaluation': store.evaluations()[-1],
         'clients': store.per_client(),
         'new_clients': _score_new(process, runtime, store, data),
+        'new_clients_by_ensemble': _score_by_ensemble(
+          process, runtime, store, data
+        ),
       }
     }
     for name in trial.fine_tune_variants:
@@ -195,6 +198,20 @@ def _score_new(process, runtime, store, data):
     lambda positions: runtime.run(
       process.initialize_client_states, [first + i for i in positions]
     ),
+    data.new,
+  )
+
+
+def _score_by_ensemble(process, runtime, store, data):
+  """Scores them by the mean prediction of the trained clients' models."""
+  if data.new is None or not process.has_local_weights:
+    return []
+  return ensemble.evaluate_clients(
+    process,
+    runtime,
+    _server_state(process, runtime, store),
+    client_population.ClientPopulation(process, runtime, store).states,
+    data.trained,
     data.new,
   )
 

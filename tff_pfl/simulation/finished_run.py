@@ -18,8 +18,8 @@ import tensorflow as tf
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks, batches
+from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.evaluation import personalization as personalization_lib
-from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
@@ -130,6 +130,36 @@ class FinishedRun:
       self.server_state(process, runtime),
       lambda positions: self._new_states(process, runtime, positions),
       _FewerSamples(clients, num_samples, self.config.seed),
+    )
+
+  def score_new_clients_by_ensemble(
+    self, clients: datasets.FederatedDataset, runtime: runtime_base.Runtime
+  ) -> list:
+    """Scores new clients by the mean prediction of the run's own clients.
+
+    Args:
+      clients: The new clients; nothing is trained on their data.
+      runtime: Executes it.
+
+    Returns:
+      A dict for each client with test examples, see
+      `ensemble.evaluate_clients`.
+
+    Raises:
+      ValueError: If the clients' data do not fit the model.
+    """
+    client_population.check_data_fit(self.model, clients)
+    process = self.build_process()
+    population = client_population.ClientPopulation(
+      process, runtime, self._store
+    )
+    return ensemble.evaluate_clients(
+      process,
+      runtime,
+      self.server_state(process, runtime),
+      population.states,
+      self.data,
+      clients,
     )
 
   def fit_new_clients(
@@ -435,3 +465,28 @@ def accuracy_by_samples_and_epochs(
     clients, personalization, runtime, num_samples=samples
   )
   return rows, models
+
+
+def ensemble_rows(
+  run: FinishedRun,
+  clients: datasets.FederatedDataset,
+  runtime: runtime_base.Runtime,
+) -> list:
+  """New clients' scores by ensemble, as rows like those of fitted models.
+
+  Args:
+    run: The run.
+    clients: The new clients.
+    runtime: Executes it.
+
+  Returns:
+    A dict for each client with test examples; with 0 samples and epochs.
+  """
+  return [
+    {
+      'samples': 'ensemble',
+      'epochs': 0,
+      **value_codec.flatten({**score, 'num_train_examples': 0}),
+    }
+    for score in run.score_new_clients_by_ensemble(clients, runtime)
+  ]

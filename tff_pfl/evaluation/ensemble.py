@@ -1,0 +1,223 @@
+"""New clients served by the personal models of those who were trained.
+
+A client that took no part in training, and trains nothing now, gets the mean of
+what all known clients' personal models predict: for classifiers of the classes'
+probabilities, otherwise of the outputs. Every known client counts alike.
+
+In federated terms the new client's inputs are broadcast, every known client
+predicts, and the predictions are summed; nobody but a client sees its model.
+
+Sources: FedSplit (Wang, Tang, Li: Factor-Assisted Federated Learning for
+Personalized Optimization with Heterogeneous Data, arXiv:2312.04281, section
+3.2, "Ensemble"); LG-FedAvg (Liang et al.: Think Locally, Act Globally, 2020,
+section 2.2) does the same.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import datasets, errors
+from tff_pfl.client import example_tensors, objectives
+from tff_pfl.datasets import batches
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import domains
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.templates import personalized_process
+
+
+class Ensemble:
+  """The computations, for a process.
+
+  Attributes:
+    personal_models: The known clients' models: `(<S@SERVER, C@CLIENTS,
+      D*@CLIENTS> -> weights@CLIENTS)`, see `PersonalizedProcess.personalize`.
+    predict: The sum of their predictions: `(<weights@CLIENTS, inputs@SERVER> ->
+      float32 [rows, ...]@SERVER)`. The inputs are an `OrderedDict(x=[rows,
+      ...])`, with `domain=[rows]` where there are domains.
+    rows: How many inputs `predict` takes.
+  """
+
+  def __init__(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    rows: int = example_tensors.CHUNK_SIZE,
+  ):
+    """Builds them.
+
+    Args:
+      process: The process.
+      rows: Inputs at a time.
+    """
+    model = process.model
+    personalize = process.personalize
+    state_type, client_type, data_type = personalize.type_signature.parameter
+    personal_type = personalize.type_signature.result
+    inputs_type = tff.types.tensorflow_to_type(
+      collections.OrderedDict(
+        (name, tf.TensorSpec([rows, *spec.shape], spec.dtype))
+        for name, spec in model.element_spec.items()
+        if name != 'y'
+      )
+    )
+
+    @tff.tensorflow.computation(personal_type)
+    def weights_of(personal):
+      return personal.weights
+
+    @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(client_type, tff.CLIENTS),
+      tff.FederatedType(data_type, tff.CLIENTS),
+    )
+    def personal_models(state, client_states, data):
+      personal = tff.federated_map(
+        personalize, (tff.federated_broadcast(state), client_states, data)
+      )
+      return tff.federated_map(weights_of, personal)
+
+    weights_type = weights_of.type_signature.result
+
+    @tff.tensorflow.computation(weights_type, inputs_type)
+    def predict_alone(weights, inputs):
+      x, _ = domains.join({**inputs, 'y': ()})
+      outputs, _ = model.forward(weights, x)
+      if model.probabilities is not None:
+        outputs = model.probabilities(outputs)
+      return tf.cast(outputs, tf.float32)
+
+    @tff.federated_computation(
+      tff.FederatedType(weights_type, tff.CLIENTS),
+      tff.FederatedType(inputs_type, tff.SERVER),
+    )
+    def predict(weights, inputs):
+      predicted = tff.federated_map(
+        predict_alone, (weights, tff.federated_broadcast(inputs))
+      )
+      return tff.federated_sum(predicted)
+
+    self.personal_models = personal_models
+    self.predict = predict
+    self.rows = rows
+
+
+def evaluate_clients(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  server_state: personalized_process.ServerState,
+  states_of: Callable[[Sequence[int]], list],
+  known: datasets.FederatedDataset,
+  new: datasets.FederatedDataset,
+) -> list:
+  """Scores new clients by the mean prediction of all known ones.
+
+  Args:
+    process: The process.
+    runtime: Executes it.
+    server_state: The newest server state.
+    states_of: From known clients' indices to their states.
+    known: The clients of the training; those that never took part have no say.
+    new: The new clients; all with test examples are scored.
+
+  Returns:
+    A dict for each: `client`, `num_test_examples`, `num_models` (whose
+    predictions are averaged), and `after`: a dict of metrics, means over the
+    test examples.
+
+  Raises:
+    ValueError: If no known client took part in a round.
+  """
+  ids = [name for name in new.client_ids if new.num_test_examples(name)]
+  tests = [new.test(client_id) for client_id in ids]
+  if not tests:
+    return []
+  fields = [test.as_dict() for test in tests]
+  together = collections.OrderedDict(
+    (name, np.concatenate([of_client[name] for of_client in fields]))
+    for name in process.model.element_spec
+    if name != 'y'
+  )
+  total, num_models = _sum_of_predictions(
+    process, runtime, server_state, states_of, known, together
+  )
+  errors.expect(
+    num_models,
+    'known',
+    'clients of which at least one took part in a round',
+    'none',
+  )
+  sizes = [new.num_test_examples(client_id) for client_id in ids]
+  predictions = np.split(total / num_models, np.cumsum(sizes)[:-1])
+  return [
+    {
+      'client': client_id,
+      'num_test_examples': size,
+      'num_models': num_models,
+      'after': _metrics(process.model, prediction, test.y),
+    }
+    for client_id, size, prediction, test in zip(ids, sizes, predictions, tests)
+  ]
+
+
+def _sum_of_predictions(
+  process, runtime, server_state, states_of, known, inputs
+):
+  """The sum of all known clients' predictions, and the number of them."""
+  ensemble = Ensemble(process)
+  num_inputs = len(inputs['x'])
+  train = batches.ClientBatches(known.train)
+  total, num_models = 0.0, 0
+  indices = range(known.num_clients)
+  for first in range(0, len(indices), personalized_evaluation.CLIENTS_PER_CALL):
+    chunk = indices[first : first + personalized_evaluation.CLIENTS_PER_CALL]
+    members = [
+      (state, known.client_ids[index])
+      for index, state in zip(chunk, states_of(chunk))
+      if state.num_rounds
+    ]
+    if not members:
+      continue
+    models = runtime.run(
+      ensemble.personal_models,
+      server_state,
+      [state for state, _ in members],
+      [
+        personalized_evaluation.training_batches(process, state, train, name)
+        for state, name in members
+      ],
+    )
+    total += np.concatenate(
+      [
+        np.asarray(runtime.run(ensemble.predict, models, rows))
+        for rows in _padded(inputs, ensemble.rows)
+      ]
+    )[:num_inputs]
+    num_models += len(members)
+  return total, num_models
+
+
+def _padded(inputs, rows):
+  """The inputs, so many at a time; the last ones are padded with zeros."""
+  for start in range(0, len(inputs['x']), rows):
+    part = {name: value[start : start + rows] for name, value in inputs.items()}
+    missing = rows - len(part['x'])
+    yield collections.OrderedDict(
+      (name, np.pad(value, [(0, missing)] + [(0, 0)] * (value.ndim - 1)))
+      for name, value in part.items()
+    )
+
+
+def _metrics(model, prediction, y) -> dict[str, Any]:
+  outputs = tf.constant(prediction, tf.float32)
+  if model.outputs_of is not None:
+    outputs = model.outputs_of(outputs)
+  sums = objectives.metric_sums(
+    model, outputs, tf.constant(y), tf.ones([len(y)])
+  )
+  return {name: float(value) for name, value in objectives.means(sums).items()}
