@@ -41,8 +41,10 @@ _PARTITIONED = (
   'separate_fed_avg',
 )
 _WITHOUT_GLOBAL_MODEL = (
+  'fed_fac',
   'fed_per',
   'fed_rep',
+  'fed_split',
   'ifca',
   'lg_fed_avg',
   'local_only',
@@ -54,6 +56,7 @@ _KINDS = (
   'fed_avg',
   'fed_dar',
   'fed_em',
+  'fed_fac',
   'fed_rep',
   'per_fed_avg',
   'scaffold',
@@ -68,6 +71,7 @@ _one_of_each_kind = pytest.mark.parametrize(
 # What a round's metrics tell besides those of every method.
 _OWN_METRICS = {
   'fed_dar': ['condition_number'],
+  'fed_fac': ['unchanged_elements', 'num_factors'],
   'fed_min_max': ['domain_weight', 'domain_risk'],
 }
 

@@ -36,19 +36,22 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from tff_pfl import datasets, errors
-from tff_pfl.algorithms import registry
-from tff_pfl.comparison import execution, plan, trial
+from tff_pfl import errors
+from tff_pfl.comparison import plan, trial
 from tff_pfl.evaluation import personalization
-from tff_pfl.reproduction import experiment, figures, repeats
+from tff_pfl.reproduction import (
+  experiment,
+  figures,
+  repeats,
+  training,
+  trials,
+)
 from tff_pfl.simulation import report, run_config
 
 _FED_DAR_SA, _FED_DAR_WA = 'FedDAR-SA', 'FedDAR-WA'
@@ -190,8 +193,6 @@ def sizes_of(settings: experiment.Settings) -> Sizes:
 
 def hparams_of(method: Method, sizes: Sizes) -> Any:
   """The method's hyperparameters, with those of `sizes` under its names."""
-  of_class = registry.get_algorithm(method.algorithm).hparams
-  names = {field.name for field in dataclasses.fields(of_class)}
   shared = {
     'num_epochs': sizes.num_epochs,
     'num_body_epochs': sizes.num_epochs,
@@ -204,8 +205,7 @@ def hparams_of(method: Method, sizes: Sizes) -> Any:
   }
   if method.algorithm == 'fed_dar':
     shared['num_warmup_rounds'] = sizes.num_warmup_rounds
-  shared = {name: value for name, value in shared.items() if name in names}
-  return of_class(**{**shared, **method.hparams})
+  return trials.hparams_of(method.algorithm, shared, method.hparams)
 
 
 def _run(
@@ -217,12 +217,10 @@ def _run(
   """The scores of all methods with all partitions, by name of both."""
   seeds = repeats.seeds(settings, sizes.num_seeds)
   dataset = _dataset_of(settings)
-  # The folder may be for other experiments' data.
-  has_files = datasets.DATASETS[dataset].takes_data_dir
-  data_dir = settings.data_dir if has_files else None
-  trials = {
+  data_dir = training.data_dir_for(dataset, settings)
+  runs = {
     (label, method.name, seed): plan.Trial(
-      name=_slug(f'{label}-{method.name}-{seed}'),
+      name=trials.slug(f'{label}-{method.name}-{seed}'),
       config=run_config.RunConfig(
         algorithm=method.algorithm,
         hparams=hparams_of(method, sizes),
@@ -250,26 +248,11 @@ def _run(
     for method in methods
     for seed in seeds
   }
-  directory = settings.run_dir('')
-  failed = execution.run_trials(
-    list(trials.values()),
-    directory,
-    runtime_options=settings.runtime_options,
-    show_progress=settings.show_progress,
-    description='runs',
-  )
-  if failed:
-    name, reason = next(iter(failed.items()))
-    raise errors.RunError(
-      f'{len(failed)} of {len(trials)} runs failed, such as {name}: {reason}'
-    )
+  folder_of = trials.run(runs, settings)
   found = {}
   for label in partitions:
     for method in methods:
-      folders = [
-        execution.trial_folder(directory, trials[label, method.name, s].name)
-        for s in seeds
-      ]
+      folders = [folder_of[label, method.name, seed] for seed in seeds]
       found[label, method.name] = _scores(
         [_over_last_rounds(folder) for folder in folders]
       )
@@ -280,13 +263,11 @@ def _run(
   return found
 
 
-def _slug(text: str) -> str:
-  return ''.join(c if c.isalnum() or c in '.-=' else '_' for c in text.lower())
-
-
 def _over_last_rounds(folder: str) -> Mapping[str, Any]:
   """A run's scores: means over its last ten rounds."""
-  metric = _metric(_read(folder, report.SUMMARY_NAME)['domains']['personal'])
+  metric = _metric(
+    trials.read(folder, report.SUMMARY_NAME)['domains']['personal']
+  )
   return {
     **{name: metric[name]['last_10_mean'] for name in _FIGURES},
     'by_domain': {
@@ -297,18 +278,13 @@ def _over_last_rounds(folder: str) -> Mapping[str, Any]:
 
 def _fine_tuned(folder: str) -> Mapping[str, Any]:
   """The scores of a run's last models after fine-tuning on the clients."""
-  variant = _read(folder, trial.SCORES_NAME)['variants'][_FINE_TUNED]
+  variant = trials.read(folder, trial.SCORES_NAME)['variants'][_FINE_TUNED]
   return _metric(variant['evaluation']['domains']['personal'])
 
 
 def _metric(by_metric):
   """The area under the curve where there is one, else the accuracy."""
   return by_metric['auc' if 'auc' in by_metric else 'accuracy']
-
-
-def _read(folder: str, name: str) -> Any:
-  with open(os.path.join(folder, name), encoding='utf-8') as file:
-    return json.load(file)
 
 
 def _scores(of_seeds: Sequence[Mapping[str, Any]]) -> _Scores:

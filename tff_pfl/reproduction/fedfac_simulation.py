@@ -21,11 +21,10 @@ What the paper does not say, or cannot mean:
   size are alike, the true one and a random one, too. (The rows of the start
   'random' show it.) Here client c starts from its true weights with noise, and
   the server from the mean over clients.
-* What dynamic FedFac analyses. "Updates (weights or gradients)", the paper has
-  it. From this start only weights tell the neurons apart: the changes of
-  personal neurons are much the same in all of them, for they see the same
-  errors, so that they have the largest communalities. (Rows 'dynamic, updates'
-  show it.)
+* What dynamic FedFac analyses: "updates (weights or gradients)", the paper has
+  it. From this start weights tell the neurons apart, and their updates less so
+  (rows 'dynamic, updates'): they put 62% to 95% of the neurons on their true
+  side in the last round, and move 18% to 38% in each round.
 * kappa = 0.75, of the paper's grid: with 0.5 there are fewer factors than the
   shared neurons have, and with 0.9 personal ones get theirs, too. tau makes as
   many neurons personal as are in truth.
@@ -498,6 +497,12 @@ def _draw(sizes: Sizes, runs: _Runs, figure: Figure) -> None:
         runs[_Case(*pair), _DYNAMIC].unchanged.mean(0)[1:],
       )
       for pair in sizes.settings
+    }
+    | {
+      f'the first, {_OF_UPDATES}': (
+        rounds[1:],
+        runs[_Case(*middle), _OF_UPDATES].unchanged.mean(0)[1:],
+      )
     },
     x_label='Round',
     y_label='Neurons that keep their state',

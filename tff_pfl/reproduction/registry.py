@@ -10,6 +10,7 @@ from tff_pfl.reproduction import (
   fedavg_images,
   feddar_images,
   feddar_linear,
+  fedfac_images,
   fedfac_simulation,
   fedrep_images,
   fedsplit_convergence,
@@ -27,6 +28,7 @@ _MODULES = (
   per_fed_avg_images,
   fedrep_images,
   feddar_images,
+  fedfac_images,
 )
 
 EXPERIMENTS: Mapping[str, experiment.Experiment] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl.evaluation import personalized_evaluation
@@ -32,6 +32,21 @@ class Trained(NamedTuple):
   summary: Mapping[str, Any]
 
 
+def data_dir_for(
+  dataset: str, settings: experiment_lib.Settings
+) -> Optional[str]:
+  """The settings' folder, if the data set takes one.
+
+  The folder may be for other experiments' data.
+
+  Args:
+    dataset: A key of `datasets.DATASETS`.
+    settings: Of the experiment.
+  """
+  has_files = datasets.DATASETS[dataset].takes_data_dir
+  return settings.data_dir if has_files else None
+
+
 def load_arrays(
   default: str, settings: experiment_lib.Settings
 ) -> datasets.Arrays:
@@ -42,8 +57,7 @@ def load_arrays(
     settings: Of the experiment; their folder is for data sets with files.
   """
   name = settings.dataset or default
-  has_files = datasets.DATASETS[name].takes_data_dir
-  return datasets.load_arrays(name, settings.data_dir if has_files else None)
+  return datasets.load_arrays(name, data_dir_for(name, settings))
 
 
 def expect_examples(arrays: datasets.Arrays, num_examples: int) -> None:

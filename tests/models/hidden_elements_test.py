@@ -1,0 +1,317 @@
+"""Elements of layers, and partitions by them, by what they compute."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.models import (
+  domain_models,
+  domains,
+  hidden_elements,
+  keras_bridge,
+  weight_partition,
+)
+
+keras = tf.keras
+layers = keras.layers
+
+_RNG = np.random.default_rng(2)
+
+
+def _bridge(*network, shape, head='head'):
+  model = keras.Sequential([layers.Input(shape), *network])
+  if not any(layer.name == head for layer in model.layers):
+    model.add(layers.Flatten())
+    model.add(layers.Dense(2, name=head))
+  return keras_bridge.from_keras(
+    model, head_layers=[head], loss='mse', metrics=[], jit_compile=False
+  )
+
+
+def _dense():
+  return _bridge(layers.Dense(4, 'relu', name='dense'), shape=[3])
+
+
+_NETWORKS = {
+  'dense': ([layers.Dense(5, 'tanh', name='layer')], [3], None),
+  'dense of sequences': ([layers.Dense(5, name='layer')], [4, 3], None),
+  'conv_1d': ([layers.Conv1D(5, 2, name='layer')], [4, 3], None),
+  'conv_2d': ([layers.Conv2D(5, 2, name='layer')], [4, 4, 3], None),
+  'conv_3d': ([layers.Conv3D(5, 2, name='layer')], [3, 3, 3, 2], None),
+  'grouped': ([layers.Conv2D(6, 2, groups=3, name='layer')], [3, 3, 3], None),
+  # After one step a unit's state is its own.
+  'lstm': ([layers.LSTM(5, name='layer')], [1, 3], None),
+  'gru': ([layers.GRU(5, name='layer')], [1, 3], None),
+  'gru, reset before': (
+    [layers.GRU(5, reset_after=False, name='layer')],
+    [1, 3],
+    None,
+  ),
+  'rnn': ([layers.SimpleRNN(5, name='layer')], [1, 3], None),
+  'normalized': (
+    [layers.Conv2D(5, 2, name='layer'), layers.BatchNormalization(name='norm')],
+    [4, 4, 3],
+    'norm',
+  ),
+  'normalized after activation': (
+    [
+      layers.Dense(5, name='layer'),
+      layers.ReLU(),
+      layers.BatchNormalization(name='norm'),
+    ],
+    [3],
+    'norm',
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', _NETWORKS)
+def test_an_elements_slices_change_its_own_output_and_no_other(kind):
+  network, shape, norm = _NETWORKS[kind]
+  keras.backend.clear_session()
+  network = [type(layer).from_config(layer.get_config()) for layer in network]
+  model = _bridge(*network, shape=shape)
+  elements = model.elements['layer']
+  owners = {'layer', norm} if norm else {'layer'}
+  assert set(elements.gates) == {
+    name for name in model.initial_weights if name.split('/')[0] in owners
+  }
+  weights = {
+    name: tf.constant(_RNG.uniform(0.1, 1, value.shape), value.dtype)
+    for name, value in model.initial_weights.items()
+  }
+  x = tf.constant(_RNG.uniform(0.1, 1, [2, *shape]), tf.float32)
+  read = norm or 'layer'
+
+  def output(weights):
+    return np.asarray(model.layer_outputs(weights, x)[read])
+
+  before = output(weights)
+  for element in range(elements.number):
+    is_local = np.arange(elements.number) == element
+    partition = weight_partition.WeightPartition.by_element(
+      model, {'layer': is_local}
+    )
+    shared, local = partition.split(weights)
+    changed = output(
+      partition.merge(shared, {name: 0.7 * v for name, v in local.items()})
+    )
+    moved = np.any(changed != before, axis=tuple(range(before.ndim - 1)))
+    np.testing.assert_array_equal(moved, is_local)
+
+
+def test_kernels_and_no_other_weights_are_what_an_element_computes():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.LSTM(4, return_sequences=True, name='lstm'),
+    layers.Conv1D(3, 2, name='conv'),
+    layers.BatchNormalization(name='norm'),
+    shape=[5, 2],
+  )
+  lstm, conv = model.elements['lstm'], model.elements['conv']
+  assert lstm.kernels == (
+    'lstm/lstm_cell/kernel',
+    'lstm/lstm_cell/recurrent_kernel',
+  )
+  assert lstm.gates['lstm/lstm_cell/bias'] == 4
+  assert conv.kernels == ('conv/kernel',)
+  weights = model.initial_weights
+  columns = hidden_elements.as_vectors(lstm, weights).numpy()
+  assert columns.shape == (4 * 2 + 4 * 4, 4)
+  # Unit 1 of 4: columns 1, 5, 9 and 13.
+  np.testing.assert_array_equal(
+    np.sort(columns[:, 1]),
+    np.sort(
+      np.concatenate(
+        [
+          weights['lstm/lstm_cell/kernel'][:, 1::4].ravel(),
+          weights['lstm/lstm_cell/recurrent_kernel'][:, 1::4].ravel(),
+        ]
+      )
+    ),
+  )
+  np.testing.assert_array_equal(
+    hidden_elements.as_vectors(conv, weights),
+    weights['conv/kernel'].reshape([-1, 3]),
+  )
+
+
+def test_a_normalization_belongs_to_the_layer_right_before_it():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.Dense(4, name='first'),
+    layers.Dropout(0.5),
+    layers.GroupNormalization(2, name='norm_1'),
+    layers.Reshape([2, 2]),
+    # The axes are others than the layer's.
+    layers.LayerNormalization(name='norm_2'),
+    shape=[3],
+  )
+  assert list(model.elements) == ['first', 'head']
+  assert 'norm_1/gamma' in model.elements['first'].gates
+  assert 'norm_2/gamma' not in model.elements['first'].gates
+
+
+def test_a_normalization_of_two_layers_sum_is_of_neither():
+  keras.backend.clear_session()
+  x = layers.Input([3])
+  both = layers.Add()(
+    [layers.Dense(4, name='a')(x), layers.Dense(4, name='b')(x)]
+  )
+  outputs = layers.Dense(2, name='head')(
+    layers.LayerNormalization(name='norm')(both)
+  )
+  model = keras_bridge.from_keras(
+    keras.Model(x, outputs),
+    head_layers=['head'],
+    loss='mse',
+    metrics=[],
+  )
+  assert set(model.elements['a'].gates) == {'a/kernel', 'a/bias'}
+  assert set(model.elements['b'].gates) == {'b/kernel', 'b/bias'}
+
+
+def test_layers_of_other_kinds_cannot_be_divided():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.Embedding(7, 3, name='embedding'),
+    layers.SeparableConv1D(3, 2, name='separable'),
+    layers.Conv1D(4, 2, data_format='channels_last', name='conv'),
+    shape=[5],
+  )
+  assert list(model.elements) == ['conv', 'head']
+  with pytest.raises(
+    ValueError, match=r"\(conv, head\).*'embedding', which is of another kind"
+  ):
+    model.layers_to_divide('embedding')
+
+
+def test_by_default_the_last_hidden_layer_is_divided():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.Dense(4, name='a'), layers.Dense(3, name='b'), shape=[2]
+  )
+  assert tuple(model.layers_to_divide()) == ('b',)
+  assert tuple(model.layers_to_divide('head, a')) == ('a', 'head')
+
+
+def test_a_model_without_hidden_layers_has_none_to_divide_by_default():
+  keras.backend.clear_session()
+  with pytest.raises(ValueError, match='layers'):
+    _bridge(shape=[2]).layers_to_divide()
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('dens', "dense, head.*'dens'"),
+    ('', "found 'none'"),
+    ('dense,dense', 'distinct'),
+  ],
+)
+def test_wrong_layers_are_answered_with_those_there_are(text, message):
+  keras.backend.clear_session()
+  with pytest.raises(ValueError, match=message):
+    _dense().layers_to_divide(text)
+
+
+# Texts of elements.
+
+
+def _parse(text):
+  elements = {
+    'a': hidden_elements.HiddenElements(4, {}, ()),
+    'b': hidden_elements.HiddenElements(2, {}, ()),
+  }
+  chosen = hidden_elements.parse(text, elements, ['a', 'norm', 'b'])
+  return {layer: list(np.flatnonzero(mask)) for layer, mask in chosen.items()}
+
+
+def test_elements_are_read_from_text():
+  assert _parse('') == {}
+  assert _parse('b') == {'b': [0, 1]}
+  assert _parse('b:1, a:1-2,a:2-3') == {'a': [1, 2, 3], 'b': [1]}
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('c', "a, b.*'c'"),
+    ('norm:1', "'norm', which is of another kind"),
+    ('a:4', 'of a from 0 to 3.*4'),
+    ('a:2-1', 'from 0 to 3, the smaller first.*2-1'),
+    ('a:x', 'dense_1:0-49.*a:x'),
+    ('a:-1', 'dense_1:0-49'),
+  ],
+)
+def test_wrong_texts_are_answered_with_what_is_possible(text, message):
+  with pytest.raises(ValueError, match=message):
+    _parse(text)
+
+
+# Partitions.
+
+
+def _names(layer, *weights):
+  return [f'{layer}/{weight}' for weight in weights]
+
+
+def test_a_partition_by_elements_divides_every_weight_of_theirs():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.LSTM(3, name='lstm'), layers.Dense(4, name='dense'), shape=[2, 2]
+  )
+  partition = weight_partition.WeightPartition.by_element(
+    model,
+    {
+      'lstm': np.array([False, True, False]),
+      'dense': np.ones(4, bool),
+      'head': np.zeros(2, bool),
+    },
+  )
+  weights = model.initial_weights
+  shared, local = partition.split(weights)
+  assert set(shared) == {
+    *_names('lstm/lstm_cell', 'kernel', 'recurrent_kernel', 'bias'),
+    *_names('head', 'kernel', 'bias'),
+  }
+  assert set(local) == {
+    *_names('lstm/lstm_cell', 'kernel', 'recurrent_kernel', 'bias'),
+    *_names('dense', 'kernel', 'bias'),
+  }
+  np.testing.assert_array_equal(
+    local['lstm/lstm_cell/kernel'], weights['lstm/lstm_cell/kernel'][:, 1::3]
+  )
+  assert shared['lstm/lstm_cell/bias'].shape == (8,)
+  merged = partition.merge(shared, local)
+  assert list(merged) == list(weights)
+  for name, value in weights.items():
+    np.testing.assert_array_equal(merged[name], value)
+
+
+@pytest.mark.parametrize(
+  'chosen', [np.ones(3, bool), np.ones(4, int), np.ones([4, 1], bool)]
+)
+def test_there_must_be_a_truth_value_for_each_element(chosen):
+  keras.backend.clear_session()
+  with pytest.raises(ValueError, match='each of the 4 elements of dense'):
+    weight_partition.WeightPartition.by_element(_dense(), {'dense': chosen})
+
+
+def test_a_weight_in_both_parts_must_be_divided():
+  with pytest.raises(ValueError, match='both global and local: a'):
+    weight_partition.WeightPartition(['a'], ['a'], ['a'])
+  with pytest.raises(ValueError, match='divided and not in both parts: a'):
+    weight_partition.WeightPartition(
+      ['a'], ['a'], [], {'a': np.array([True, False])}
+    )
+
+
+def test_models_that_are_made_of_others_have_no_elements():
+  keras.backend.clear_session()
+  model = domain_models.with_domains(
+    _dense(), domains.Domains(('a', 'b'), (1, 1))
+  )
+  assert list(model.elements) == ['dense', 'head']
+  with pytest.raises(ValueError, match='the model has none'):
+    domain_models.multi_head(model).layers_to_divide('dense')
