@@ -1,0 +1,505 @@
+import collections
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import (
+  fed_avg,
+  fed_fac,
+  fed_per,
+  fed_split,
+  lg_fed_avg,
+  registry,
+)
+from tff_pfl.models import zoo
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_RNG = np.random.default_rng(5)
+_BODY = _RNG.normal(size=[4, 6]).astype(np.float32)
+_HEAD = _RNG.normal(size=[6, 3]).astype(np.float32)
+_SIZES = (6, 20, 11)
+_CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in _SIZES]
+_COHORTS = ((0, 1), (1, 2), (0, 2), (0, 1), (0, 1, 2))
+_EXPLAINED = 0.75
+_NUM_PERSONAL = 3
+_STEP = {
+  'num_steps': 2,
+  'learning_rate': 0.1,
+  'momentum': 0.0,
+  'batch_size': None,
+}
+_TRAINING = {'num_epochs': 2, 'learning_rate': 0.1, 'batch_size': 5}
+
+
+# The rounds of Algorithm 2, by an implementation of its own.
+
+
+def _is_shared(columns):
+  """Factor analysis of the stacked columns, with numpy alone."""
+  correlation = np.corrcoef(columns, rowvar=False)
+  eigenvalues = np.sort(np.linalg.eigvalsh(correlation))[::-1]
+  shares = np.cumsum(eigenvalues) / eigenvalues.sum()
+  number = 1 + int(np.argmax(shares >= _EXPLAINED))
+  communalities = np.ones(len(correlation))
+  for _ in range(50):
+    reduced = correlation.copy()
+    np.fill_diagonal(reduced, communalities)
+    values, vectors = np.linalg.eigh(reduced)
+    loadings = vectors[:, -number:] * np.sqrt(np.maximum(values[-number:], 0))
+    new = np.minimum(np.sum(loadings**2, axis=1), 1)
+    change = np.abs(new - communalities).max()
+    communalities = new
+    if change <= 1e-4:
+      break
+  return communalities >= np.quantile(communalities, 0.5), number
+
+
+def _trained(client, body, head):
+  for _ in range(2):
+    outputs = 2 * (client.x @ body @ head - client.y) / client.y.size
+    of_body = client.x.T @ outputs @ head.T
+    of_head = (client.x @ body).T @ outputs
+    body, head = body - 0.1 * of_body, head - 0.1 * of_head
+  return body, head
+
+
+class _Reference:
+  def __init__(self, analyses_weights):
+    self.analyses_weights = analyses_weights
+    self.body, self.head = _BODY.astype(float), _HEAD.astype(float)
+    self.own = [np.full_like(self.body, np.nan) for _ in _CLIENTS]
+    self.is_shared = np.zeros(6, bool)
+
+  def model_of(self, client):
+    own = self.own[client]
+    is_own = ~self.is_shared & np.isfinite(own)
+    return np.where(is_own, own, self.body)
+
+  def round(self, cohort):
+    starts = [self.model_of(k) for k in cohort]
+    ends = [
+      _trained(_CLIENTS[k], start, self.head)
+      for k, start in zip(cohort, starts)
+    ]
+    changes = [end - start for (end, _), start in zip(ends, starts)]
+    columns = [end for end, _ in ends] if self.analyses_weights else changes
+    self.is_shared, self.num_factors = _is_shared(np.concatenate(columns))
+    sizes = [_SIZES[k] for k in cohort]
+    before = self.body
+    self.body = before + np.where(
+      self.is_shared, np.average(changes, axis=0, weights=sizes), 0
+    )
+    self.head = np.average([head for _, head in ends], axis=0, weights=sizes)
+    for k, change in zip(cohort, changes):
+      last = np.where(np.isfinite(self.own[k]), self.own[k], before)
+      self.own[k] = np.where(self.is_shared, self.own[k], last + change)
+
+
+def _fed_fac(model, **hparams):
+  return fed_fac.build_fed_fac(model, fed_fac.FedFacHParams(**hparams), seed=3)
+
+
+@pytest.mark.parametrize('analysed', ['updates', 'weights'])
+def test_rounds_are_those_of_the_paper(analysed):
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    layers='body',
+    analysed=analysed,
+    explained_variance=_EXPLAINED,
+    **_STEP,
+  )
+  reference = _Reference(analysed == 'weights')
+  state = process.initialize()
+  states = process.initialize_client_states([0, 1, 2])
+  data = toy_problems.batched(_CLIENTS)
+  partitions = []
+  for cohort in _COHORTS:
+    before = reference.is_shared
+    reference.round(cohort)
+    output = process.next(
+      state, [states[k] for k in cohort], [data[k] for k in cohort]
+    )
+    state = output.state
+    for k, client_state in zip(cohort, output.client_states):
+      states[k] = client_state
+    np.testing.assert_array_equal(
+      state.algorithm['is_shared']['body'], reference.is_shared
+    )
+    assert reference.is_shared.sum() == 6 - _NUM_PERSONAL
+    assert output.metrics['num_factors']['body'] == reference.num_factors
+    np.testing.assert_allclose(
+      output.metrics['unchanged_elements']['body'],
+      np.mean(reference.is_shared == before),
+      rtol=1e-6,
+    )
+    kernels = toy_problems.kernels(state.global_weights)
+    np.testing.assert_allclose(kernels['body'], reference.body, rtol=1e-4)
+    np.testing.assert_allclose(kernels['head'], reference.head, rtol=1e-4)
+    for k, client_state in enumerate(states):
+      if not client_state.num_rounds:
+        continue
+      personal = process.personalize(state, client_state, data[k])
+      np.testing.assert_allclose(
+        toy_problems.kernels(personal.weights)['body'],
+        reference.model_of(k),
+        rtol=1e-4,
+      )
+    partitions.append(reference.is_shared)
+  if analysed == 'updates':
+    # Elements have changed sides, and some have changed back.
+    changes = np.diff(np.array(partitions, int), axis=0)
+    assert np.any(np.abs(changes).sum(axis=0) >= 2)
+
+
+def test_the_static_partition_is_that_of_the_first_rounds_weights():
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    mode='static',
+    layers='body',
+    explained_variance=_EXPLAINED,
+    **_STEP,
+  )
+  trained = [
+    _trained(client, _BODY.astype(float), _HEAD.astype(float))[0]
+    for client in _CLIENTS[:2]
+  ]
+  expected, _ = _is_shared(np.concatenate(trained))
+  state = process.initialize()
+  states = process.initialize_client_states([0, 1, 2])
+  data = toy_problems.batched(_CLIENTS)
+  for cohort in _COHORTS:
+    output = process.next(
+      state, [states[k] for k in cohort], [data[k] for k in cohort]
+    )
+    state = output.state
+    np.testing.assert_array_equal(
+      state.algorithm['is_shared']['body'], expected
+    )
+
+
+def test_a_round_of_nobody_finds_no_static_partition():
+  process = _fed_fac(toy_problems.classifier(), mode='static')
+  nobody = toy_problems.batched([toy_problems.labelled_examples(0, 0)])
+  states = process.initialize_client_states([0])
+  state = process.next(process.initialize(), states, nobody).state
+  assert not state.algorithm['is_found']
+  state, _, _ = toy_problems.train(
+    process, [toy_problems.labelled_examples(9, 0)], 1
+  )
+  assert state.algorithm['is_found']
+
+
+# What it becomes. Mini-batches, momentum and a shuffle, so that the seeds count
+# too.
+
+
+def _data():
+  return [toy_problems.labelled_examples(n, seed=n) for n in (13, 24)]
+
+
+def _model():
+  spec = toy_problems.classifier().element_spec
+  model = zoo.mlp(spec, toy_problems.NUM_CLASSES, seed=1, widths=(6, 8))
+  return dataclasses.replace(model, jit_compile=False)
+
+
+@functools.cache
+def _after_rounds(build, hparams, **chosen):
+  process = build(_model(), hparams(**_TRAINING, **chosen), seed=3)
+  return toy_problems.train(process, _data(), 3)
+
+
+def _run(**chosen):
+  return _after_rounds(fed_fac.build_fed_fac, fed_fac.FedFacHParams, **chosen)
+
+
+@pytest.mark.parametrize('mode', fed_fac.MODES)
+def test_with_all_elements_shared_it_is_fed_avg_bit_for_bit(mode):
+  state, states, _ = _run(mode=mode, threshold=-math.inf)
+  expected, _, _ = _after_rounds(fed_avg.build_fed_avg, fed_avg.FedAvgHParams)
+  toy_problems.assert_same(state.global_weights, expected.global_weights)
+  assert state.algorithm['is_shared']['dense_2'].all()
+  assert not any(client.local['values'] for client in states)
+
+
+# (The server's sums over clients are in another order than where there is less
+# to sum, which rounds otherwise.)
+@pytest.mark.parametrize('mode', fed_fac.MODES)
+@pytest.mark.parametrize(
+  'layers, build, hparams',
+  [
+    ('head', fed_per.build_fed_per, fed_per.FedPerHParams),
+    (
+      'dense_1,dense_2',
+      lg_fed_avg.build_lg_fed_avg,
+      lg_fed_avg.LgFedAvgHParams,
+    ),
+  ],
+)
+def test_with_whole_layers_personal_it_is_a_method_of_layers(
+  mode, layers, build, hparams
+):
+  state, states, _ = _run(mode=mode, layers=layers, threshold=math.inf)
+  expected, of_clients, _ = _after_rounds(build, hparams)
+  for name, value in expected.global_weights.items():
+    np.testing.assert_allclose(
+      state.global_weights[name], value, rtol=1e-5, atol=1e-7
+    )
+  for client, other in zip(states, of_clients):
+    assert set(client.local['values']) == set(other.local)
+    for name, value in other.local.items():
+      np.testing.assert_allclose(
+        client.local['values'][name], value, rtol=1e-5, atol=1e-7
+      )
+
+
+@pytest.mark.parametrize('split', ['factor_analysis', 'random'])
+def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit(split):
+  state, states, _ = _run(
+    mode='static', layers='dense_1,dense_2', threshold=0.4, split=split
+  )
+  partition = state.algorithm['is_shared']
+  expected, of_clients, _ = _after_rounds(
+    fed_split.build_fed_split,
+    fed_split.FedSplitHParams,
+    personal_elements=','.join(
+      f'{layer}:{j}'
+      for layer, is_shared in partition.items()
+      for j in np.flatnonzero(~is_shared)
+    ),
+  )
+  for name, value in expected.global_weights.items():
+    layer = name.split('/')[0]
+    found = np.asarray(state.global_weights[name])
+    if layer in partition:
+      found = found[..., partition[layer]]
+    np.testing.assert_array_equal(found, value)
+  for client, other in zip(states, of_clients):
+    toy_problems.assert_same(client.local['values'], other.local)
+
+
+def test_static_clients_keep_what_is_personal_and_dynamic_ones_room_for_all():
+  _, static, _ = _run(mode='static', layers='dense_2', threshold=0.4)
+  _, dynamic, _ = _run(mode='dynamic', layers='dense_2', threshold=0.4)
+  # ceil(0.4 * 7) of 8.
+  assert static[0].local['values']['dense_2/kernel'].shape == (6, 3)
+  assert dynamic[0].local['values']['dense_2/kernel'].shape == (6, 8)
+  assert list(dynamic[0].local['values']) == [
+    'dense_2/kernel', 'dense_2/bias',
+  ]  # fmt: skip
+
+
+# Random splits.
+
+
+def test_a_random_split_has_as_many_personal_elements():
+  for mode in fed_fac.MODES:
+    partitions = []
+    for num_rounds in (1, 2, 3):
+      process = _fed_fac(
+        _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
+      )
+      state, _, metrics = toy_problems.train(process, _data(), num_rounds)
+      partitions.append(state.algorithm['is_shared']['dense_2'])
+      assert partitions[-1].sum() == 5
+      assert metrics['num_factors']['dense_2'] == 0
+    changes = np.any(np.diff(np.array(partitions, int), axis=0), axis=1)
+    assert np.all(changes == (mode == 'dynamic'))
+
+
+# New clients.
+
+
+@pytest.mark.parametrize('mode', fed_fac.MODES)
+def test_a_new_client_fits_its_personal_elements_only(mode):
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    mode=mode,
+    layers='body',
+    explained_variance=_EXPLAINED,
+    **_STEP,
+  )
+  state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
+  kernels = toy_problems.kernels(state.global_weights)
+  is_personal = ~np.asarray(state.algorithm['is_shared']['body'])
+  client = _CLIENTS[2]
+  personal = process.personalize(
+    state,
+    process.initialize_client_state(7),
+    toy_problems.batched([client])[0],
+  )
+  body = kernels['body'].astype(float)
+  for _ in range(2):
+    outputs = 2 * (client.x @ body @ kernels['head'] - client.y) / client.y.size
+    gradient = client.x.T @ outputs @ kernels['head'].T
+    body = body - 0.1 * gradient * is_personal
+  found = toy_problems.kernels(personal.weights)
+  np.testing.assert_array_equal(found['head'], kernels['head'])
+  np.testing.assert_array_equal(
+    found['body'][:, ~is_personal], kernels['body'][:, ~is_personal]
+  )
+  np.testing.assert_allclose(found['body'], body, rtol=1e-4)
+
+
+# Degenerate updates.
+
+
+def test_updates_that_are_zero_make_elements_personal_first():
+  # Inputs of which the last two elements never see anything.
+  dead = _BODY.copy()
+  dead[:, 4:] = 0
+  head = _HEAD.copy()
+  head[4:] = 0
+  process = _fed_fac(
+    toy_problems.linear_network(dead, head), layers='body', **_STEP
+  )
+  state, states, metrics = toy_problems.train(process, _CLIENTS, 2)
+  is_shared = state.algorithm['is_shared']['body']
+  assert is_shared.sum() == 3 and not is_shared[4:].any()
+  assert np.isfinite(metrics['loss'])
+  for client in states:
+    assert np.all(np.isfinite(client.local['values']['body/kernel']))
+
+
+def test_without_any_update_the_first_elements_are_personal():
+  clients = [client._replace(x=np.zeros_like(client.x)) for client in _CLIENTS]
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
+  )
+  state, _, metrics = toy_problems.train(process, clients, 1)
+  np.testing.assert_array_equal(
+    state.algorithm['is_shared']['body'], [False] * 3 + [True] * 3
+  )
+  assert metrics['num_factors']['body'] == 1
+  np.testing.assert_array_equal(
+    toy_problems.kernels(state.global_weights)['body'], _BODY
+  )
+
+
+def test_fewer_rows_than_elements_still_make_a_partition():
+  # One client's four rows for six elements.
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
+  )
+  state, _, metrics = toy_problems.train(process, _CLIENTS[:1], 3)
+  assert state.algorithm['is_shared']['body'].sum() == 3
+  assert np.isfinite(metrics['loss'])
+
+
+# Other layers.
+
+
+@pytest.mark.parametrize('layers', ['conv', 'lstm', 'conv,lstm,head'])
+def test_convolutions_and_recurrent_layers_are_divided(layers):
+  model = dataclasses.replace(
+    toy_problems.classifier_from(toy_problems.convolutional_and_recurrent()),
+    jit_compile=False,
+  )
+  process = _fed_fac(model, layers=layers, **_TRAINING)
+  state, states, _ = toy_problems.train(process, _data(), 2)
+  for layer, is_shared in state.algorithm['is_shared'].items():
+    elements = model.elements[layer]
+    assert is_shared.sum() == elements.number - math.ceil(
+      (elements.number - 1) / 2
+    )
+    for name, gates in elements.gates.items():
+      shared = np.tile(is_shared, gates)
+      values = [client.local['values'][name] for client in states]
+      # Trained on other data.
+      assert np.all(
+        np.any(values[0] != values[1], axis=tuple(range(values[0].ndim - 1)))[
+          ~shared
+        ]
+      )
+
+
+# Bytes.
+
+
+def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
+  of_avg = fed_avg.build_fed_avg(_model()).bytes_per_round
+  of_fac = _fed_fac(_model(), layers='dense_1,dense_2').bytes_per_round
+  sums = sum(d * (d + 1) // 2 + d + 1 for d in (6, 8))
+  assert of_fac.up - of_avg.up == 4 * sums
+  # Nothing is to be analysed where all or no elements are personal.
+  for threshold in (math.inf, -math.inf):
+    process = _fed_fac(_model(), layers='dense_1', threshold=threshold)
+    assert process.bytes_per_round.up == of_avg.up
+
+
+# Hyperparameters.
+
+
+@pytest.mark.parametrize('number', [1, 2, 7, 8, 200])
+@pytest.mark.parametrize('threshold', [0, 0.25, 0.5, 0.75, 0.9, 0.95, 1])
+def test_the_threshold_is_a_quantile(number, threshold):
+  values = np.random.default_rng(0).permutation(number).astype(float)
+  hparams = fed_fac.FedFacHParams(threshold=threshold)
+  assert hparams.num_personal(number) == np.sum(
+    # Of what is one number up to rounding, not the one below the other.
+    values < np.quantile(values, threshold) - 1e-9
+  )
+
+
+def test_infinite_thresholds_make_all_personal_or_none():
+  for threshold, expected in ((math.inf, 7), (-math.inf, 0)):
+    hparams = fed_fac.FedFacHParams(threshold=threshold)
+    assert hparams.num_personal(7) == expected
+
+
+def test_what_is_analysed_follows_from_the_mode_unless_asked():
+  def analyses_weights(**hparams):
+    return fed_fac.FedFacHParams(**hparams).analyses_weights
+
+  assert not analyses_weights(mode='dynamic')
+  assert analyses_weights(mode='static')
+  assert analyses_weights(mode='dynamic', analysed='weights')
+  assert not analyses_weights(mode='static', analysed='updates')
+
+
+@pytest.mark.parametrize(
+  'hparams, message',
+  [
+    ({'threshold': 1.5}, r'threshold.*\[0, 1\], inf or -inf.*1.5'),
+    ({'threshold': -0.1}, 'threshold'),
+    ({'threshold': math.nan}, 'threshold'),
+    ({'explained_variance': 0}, r'explained_variance.*\(0, 1\].*0'),
+    ({'explained_variance': 1.01}, 'explained_variance'),
+    ({'explained_variance': math.nan}, 'explained_variance'),
+    ({'mode': 'both'}, "mode.*dynamic, static.*'both'"),
+    ({'split': 'half'}, 'split.*factor_analysis, random'),
+    ({'analysed': 'biases'}, 'analysed.*updates, weights'),
+    ({'learning_rate': -1}, 'learning_rate'),
+  ],
+)
+def test_hparams_outside_their_range_are_refused(hparams, message):
+  with pytest.raises(ValueError, match=message):
+    fed_fac.FedFacHParams(**hparams)
+
+
+@pytest.mark.parametrize(
+  'layers, message',
+  [
+    ('dense_9', "dense_1, dense_2, head.*'dense_9'"),
+    ('dense_1,dense_1', 'distinct'),
+    ('', 'names of layers'),
+  ],
+)
+def test_layers_that_cannot_be_divided_are_refused(layers, message):
+  with pytest.raises(ValueError, match=message):
+    _fed_fac(_model(), layers=layers)
+
+
+def test_a_layer_of_another_kind_is_told_so():
+  spec = collections.OrderedDict(
+    x=toy_problems.tf.TensorSpec([4], 'int32'),
+    y=toy_problems.tf.TensorSpec([], 'int32'),
+  )
+  model = zoo.text_lstm(spec, 5, vocabulary_size=9, units=3)
+  with pytest.raises(ValueError, match='embedding.*of another kind'):
+    registry.build('fed_fac', model, fed_fac.FedFacHParams(layers='embedding'))
