@@ -120,6 +120,42 @@ def test_new_clients_are_scored_for_every_number_of_samples_and_epochs(
   assert most['accuracy'] > most['accuracy_before']
 
 
+def test_new_clients_that_cannot_train_get_the_ensemble(
+  module_programs, runs, new_clients
+):
+  result = module_programs.succeed(
+    'personalize',
+    f'--run_dir={runs / "fed_rep"}',
+    f'--clients_npz={new_clients}',
+    '--num_epochs=1',
+    '--ensemble',
+    '--output_dir=ensemble',
+  )
+  directory = module_programs.directory / 'ensemble'
+  fitted, by_ensemble = (
+    [
+      row
+      for row in _read_csv(directory / 'new_clients.csv')
+      if row['samples'] == samples
+    ]
+    for samples in ('all', 'ensemble')
+  )
+  assert [row['client'] for row in by_ensemble] == list(_IDS)
+  for row, other in zip(by_ensemble, fitted):
+    # Two rounds of two of the six clients each.
+    assert 2 <= int(row['num_models']) <= 4
+    assert (row['epochs'], row['num_train_examples']) == ('0', '0')
+    assert row['num_test_examples'] == other['num_test_examples']
+    assert row['before/accuracy'] == ''
+  stored = json.loads((directory / 'new_clients.json').read_text())
+  setting = stored['settings'][1]
+  assert setting['samples'] == 'ensemble'
+  assert setting['accuracy_before'] is None
+  accuracies = [float(row['after/accuracy']) for row in by_ensemble]
+  assert setting['accuracy'] == pytest.approx(np.mean(accuracies))
+  assert 'ensemble' in result.out
+
+
 def test_ids_of_clients_do_not_lead_out_of_the_folder(personalized):
   directory, _ = personalized
   models = directory / finished_run.PERSONAL_MODELS_DIR

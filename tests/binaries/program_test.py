@@ -81,6 +81,7 @@ def test_there_is_a_preset_for_every_method():
   assert names & set(registry.ALGORITHMS) == {
     'fed_avg',
     'fed_dar',
+    'fed_fac',
     'fed_per',
     'fed_rep',
     'local_only',

@@ -157,6 +157,26 @@ def test_new_clients_are_apart(found):
     assert not trained & new
 
 
+def test_methods_with_weights_of_clients_also_serve_new_ones_by_ensemble(
+  found, directory
+):
+  assert _method(found, 'fed_avg').metrics['new_client_ensemble_accuracy'] is (
+    None
+  )
+  # local_only, of one seed.
+  found_by_ensemble = _method(found, _INCOMPLETE).metrics[
+    'new_client_ensemble_accuracy'
+  ]
+  folder = execution.trial_folder(directory, 'local_only-seed0')
+  with open(os.path.join(folder, trial.SCORES_NAME), encoding='utf-8') as file:
+    own = json.load(file)['variants']['method']
+  (row,) = own['new_clients_by_ensemble']
+  # Of those clients that took part.
+  assert row['num_models'] == sum(c['num_rounds'] > 0 for c in own['clients'])
+  assert row['client'] == own['new_clients'][0]['client']
+  assert found_by_ensemble.mean == pytest.approx(row['after']['accuracy'])
+
+
 def test_curves_have_every_evaluation_of_every_seed(found):
   curves = _method(found, 'fed_avg').curves
   assert [(curve.seed, curve.rounds) for curve in curves] == [

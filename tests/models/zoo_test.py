@@ -20,11 +20,14 @@ def _text_spec(length=5, y_shape=(), y_dtype=tf.int32):
 
 
 # What a model is made of where it is one of many.
-_SPECS = {name: _spec for name in ('linear', 'mlp', 'cnn')}
+_IMAGES = ('linear', 'mlp', 'cnn', 'resnet_18', 'vgg_16')
+_SPECS = {name: _spec for name in _IMAGES}
 _SPECS.update({name: _text_spec for name in ('text_mlp', 'text_lstm')})
-_SIZES = {'linear': (8, 8), 'mlp': (8, 8), 'cnn': (8, 8)}
+_SIZES = {name: (8, 8) for name in _IMAGES}
 _SIZES.update({'text_mlp': 8, 'text_lstm': 8})
 _ARGUMENTS = {name: {} for name in ('linear', 'mlp', 'cnn')}
+_ARGUMENTS['resnet_18'] = dict(base_filters=2)
+_ARGUMENTS['vgg_16'] = dict(base_filters=2, widths=(4,))
 _ARGUMENTS['text_mlp'] = dict(vocabulary_size=20)
 _ARGUMENTS['text_lstm'] = dict(vocabulary_size=20, units=6)
 
@@ -110,6 +113,98 @@ def test_the_cnn_of_the_paper_for_a_hundred_classes():
   # 3*25*64+64 + 64*25*128+128 + 3200*256+256 + 256*128+128 + 128*100+100
   assert _num_parameters(model) == 1075044
   assert model.head_layers == ('head',)
+
+
+def test_resnet_18_is_the_papers_for_small_images():
+  model = zoo.make_model('resnet_18', _spec((32, 32, 3)), 10)
+  # That of many implementations, with batch or with group normalization.
+  assert _num_parameters(model) == 11173962
+  assert {name for name in model.layers if 'norm' not in name} == {
+    *(f'conv_{i}' for i in range(1, 18)),
+    *(f'shortcut_{i}' for i in range(1, 4)),
+    'head',
+  }
+  assert _shapes(model)['conv_17/kernel'] == (3, 3, 512, 512)
+  assert model.head_layers == ('head',)
+  assert not model.uses_xla and not model.statistics
+
+
+def test_a_residual_network_adds_what_it_skips():
+  # With kernels of zero, a block gives what it gets.
+  model = zoo.make_model(
+    'resnet_18', _spec((8, 8)), 3, base_filters=2, normalization='none'
+  )
+  names = [f'conv_{i}' for i in (2, 3, 4, 5)]
+  weights = {
+    name: value * (name.split('/')[0] not in names)
+    for name, value in model.initial_weights.items()
+  }
+  x = tf.constant(np.random.default_rng(0).normal(size=(2, 8, 8)), tf.float32)
+  layer_outputs = model.layer_outputs(weights, x)
+  first = np.maximum(layer_outputs['conv_1'], 0)
+  np.testing.assert_allclose(
+    layer_outputs['shortcut_1'],
+    tf.nn.conv2d(first, weights['shortcut_1/kernel'], 2, 'SAME'),
+    atol=1e-5,
+  )
+
+
+def test_vgg_16_is_configuration_d():
+  model = zoo.make_model('vgg_16', _spec((32, 32, 3)), 100)
+  channels = (64,) * 2 + (128,) * 2 + (256,) * 3 + (512,) * 6
+  shapes = _shapes(model)
+  before = 3
+  for index, after in enumerate(channels):
+    assert shapes[f'conv_{index + 1}/kernel'] == (3, 3, before, after)
+    before = after
+  # After five poolings one pixel is left of 32 x 32.
+  assert shapes['dense_1/kernel'] == shapes['dense_2/kernel'] == (512, 512)
+  assert shapes['head/kernel'] == (512, 100)
+  # 14,710,464 of the kernels, 2 * 4,224 of the normalizations,
+  # 2 * (512 * 512 + 512) + 512 * 100 + 100.
+  assert _num_parameters(model) == 15295524
+
+
+@pytest.mark.parametrize('name', ['resnet_18', 'vgg_16'])
+@pytest.mark.parametrize('normalization', ['group', 'batch', 'none'])
+def test_deep_networks_normalize_as_asked(name, normalization):
+  model = zoo.make_model(
+    name,
+    _spec((8, 8, 1)),
+    3,
+    normalization=normalization,
+    groups=4,
+    **{**_ARGUMENTS[name], 'base_filters': 6},
+  )
+  assert bool(model.statistics) == (normalization == 'batch')
+  elements = model.elements['conv_1']
+  assert elements.number == 6
+  # The normalization's scale and shift are the channel's own.
+  assert (
+    set(elements.gates)
+    == {
+      'group': {'conv_1/kernel', 'norm_1/gamma', 'norm_1/beta'},
+      'batch': {
+        'conv_1/kernel',
+        'norm_1/gamma',
+        'norm_1/beta',
+        'norm_1/moving_mean',
+        'norm_1/moving_variance',
+      },
+      'none': {'conv_1/kernel', 'conv_1/bias'},
+    }[normalization]
+  )
+  x = tf.constant(
+    np.random.default_rng(0).normal(size=(4, 8, 8, 1)), tf.float32
+  )
+  outputs, _ = model.forward(model.initial_weights, x)
+  assert outputs.shape == (4, 3)
+  assert np.ptp(outputs) > 0
+  if normalization == 'group':
+    # 2 groups of 6 channels, as 4 do not divide them.
+    convolved = model.layer_outputs(model.initial_weights, x)
+    groups = np.reshape(convolved['norm_1'], [4, -1, 2, 3])
+    np.testing.assert_allclose(groups.mean(axis=(1, 3)), 0, atol=1e-4)
 
 
 def test_dropout_drops_features_in_training_only():
@@ -309,6 +404,11 @@ def test_activation_and_widths_are_used():
     ('cnn', (8, 8, 1), 3, {'filters': -1}, r'found \(-1, -1, 120, 64\)'),
     ('cnn', (8, 8, 1), 3, {'filters': (2, 3, 4)}, r'two, found \(2, 3, 4\)'),
     ('cnn', (8, 8, 1), 3, {'dropout': 1.0}, r'in \[0, 1\), found 1.0'),
+    ('resnet_18', (64,), 3, {}, r'images.*found \(64,\)'),
+    ('resnet_18', (8, 8), 3, {'normalization': 'x'}, "group, batch, none.*'x'"),
+    ('resnet_18', (8, 8), 3, {'base_filters': 0}, 'positive integers'),
+    ('vgg_16', (8, 8), 3, {'groups': 0}, '`groups`.*0'),
+    ('vgg_16', (2, 8, 1), 3, {}, r'images.*found \(2, 8, 1\)'),
     ('text_mlp', (8,), 3, {}, 'sequences of integers for model text_mlp'),
     ('text_lstm', (8, 8), 3, {}, 'sequences of integers for model text_lstm'),
   ],
