@@ -64,6 +64,8 @@ class Sizes:
 
   Attributes:
     num_clients: Clients.
+    num_new_clients: Those of them that are not trained, in
+      `fedfac_new_clients`.
     cohort_size: Clients in a round.
     partitions: Of the data, by what the results call them, from the most
       heterogeneous on.
@@ -84,6 +86,7 @@ class Sizes:
   """
 
   num_clients: int = 100
+  num_new_clients: int = 30
   cohort_size: int = 10
   partitions: Mapping[str, str] = dataclasses.field(
     default_factory=lambda: {
@@ -91,7 +94,7 @@ class Sizes:
     }
   )
   thresholds: Mapping[str, float] = dataclasses.field(
-    default_factory=lambda: {'pi=0.1': 0.9, 'pi=0.5': 0.9, 'pi=1': 0.9}
+    default_factory=lambda: {'pi=0.1': 0.95, 'pi=0.5': 0.75, 'pi=1': 0.75}
   )
   explained_variance: float = 0.85
   model: str = 'cnn'
@@ -119,10 +122,11 @@ FULL = {
   ),
   'fashion_mnist': Sizes(),
   'mnist': Sizes(),
-  'digits': Sizes(num_clients=20, cohort_size=5),
+  'digits': Sizes(num_clients=20, num_new_clients=5, cohort_size=5),
 }
 FAST = Sizes(
   num_clients=10,
+  num_new_clients=2,
   cohort_size=4,
   partitions={'pi=0.1': 'dirichlet:0.1', 'pi=1': 'dirichlet:1'},
   model_arguments={'filters': (2, 4), 'widths': (8,)},
@@ -425,7 +429,6 @@ def run_comparison(settings: experiment.Settings) -> experiment.Result:
 def run_new_clients(settings: experiment.Settings) -> experiment.Result:
   """Runs `fedfac_new_clients`."""
   sizes = sizes_of(settings)
-  num_new = max(1, sizes.num_clients // 10)
   methods = {
     partition: [
       *(m for m in _BASELINES if m.name != 'FedPer'),
@@ -433,7 +436,7 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
     ]
     for partition in sizes.partitions
   }
-  folders = _run(methods, sizes, settings, num_new)
+  folders = _run(methods, sizes, settings, sizes.num_new_clients)
   table = {}
   for partition, of_partition in methods.items():
     for method in of_partition:
