@@ -15,7 +15,7 @@ def _sizes(name):
 def test_models_have_the_published_sizes():
   mlp = [(784, 512), (512, 256), (256, 64), (64, 10)]
   assert _sizes('w1') == mlp
-  assert _sizes('w2') == mlp
+  assert _sizes('w2') == _sizes('w2f') == mlp
   assert _sizes('w3') == [
     (5, 5, 3, 64),
     (5, 5, 64, 64),
@@ -26,7 +26,7 @@ def test_models_have_the_published_sizes():
   assert _sizes('w4') == [(784, 80), (80, 60), (60, 10)]
 
 
-@pytest.mark.parametrize('name', ['w1', 'w2', 'w3'])
+@pytest.mark.parametrize('name', ['w1', 'w2', 'w2f', 'w3'])
 def test_clients_and_batches_of_the_larger_workloads(name):
   workload = workloads.get_workload(name)
   assert (workload.num_clients, workload.cohort_size) == (100, 10)
@@ -95,5 +95,7 @@ def test_scaled_down_workload_does_the_same_on_less(name):
 
 
 def test_unknown_workload_is_refused_with_the_list():
-  with pytest.raises(ValueError, match="one of w1, w2, w3, w4, .* found 'w9'"):
+  with pytest.raises(
+    ValueError, match="one of w1, w2, w2f, w3, w4, .* found 'w9'"
+  ):
     workloads.get_workload('w9')

@@ -65,7 +65,10 @@ def test_table_is_shown_without_json(programs):
 @pytest.mark.parametrize(
   'arguments,words',
   [
-    (['--workload=w1,w9'], ['w1, w2, w3, w4, w4h, w4e, scale', "found 'w9'"]),
+    (
+      ['--workload=w1,w9'],
+      ['w1, w2, w2f, w3, w4, w4h, w4e, scale', "found 'w9'"],
+    ),
     (['--workload='], ['workload', 'at least one']),
     (['--rounds=0'], ['--rounds']),
     (['--runtime=none'], ['--runtime', 'native']),

@@ -54,7 +54,7 @@ def _correlations(*clients):
 def test_communalities_are_those_of_statsmodels():
   communalities, number, num_iterations = _factors(_PHYSICAL, 0.75)
   assert number == 2
-  assert num_iterations < factor_analysis.MAX_ITERATIONS
+  assert num_iterations < factor_analysis.max_iterations(8)
   np.testing.assert_allclose(communalities, _COMMUNALITIES, atol=2e-3)
 
 
@@ -150,6 +150,21 @@ def test_no_sums_are_like_a_clients():
   )
 
 
+def test_iterations_are_bounded_and_fewer_for_many_elements():
+  # Their cost grows with the cube of the elements.
+  assert [factor_analysis.max_iterations(d) for d in (1, 256, 320, 512)] == [
+    50,
+    50,
+    25,
+    8,
+  ]
+  # Where nothing is common, it does not converge.
+  correlation = np.corrcoef(_RNG.normal(size=[600, 300]), rowvar=False)
+  communalities, _, num_iterations = _factors(correlation, 0.75)
+  assert num_iterations == factor_analysis.max_iterations(300)
+  assert np.all((communalities >= 0) & (communalities <= 1))
+
+
 # Degenerate columns.
 
 
@@ -181,12 +196,11 @@ def test_the_mean_over_nobody_has_no_correlations():
 
 
 def test_fewer_rows_than_elements_are_no_obstacle():
-  correlation = _correlations(
-    _RNG.normal(size=[2, 6]), _RNG.normal(size=[1, 6])
-  )
+  rows = np.array([[1, 5, 2, 0, 3, 1], [2, 1, 0, 7, 1, 4], [6, 2, 1, 1, 0, 0]])
+  correlation = _correlations(rows[:2], rows[2:])
   assert np.linalg.matrix_rank(correlation, tol=1e-6) == 2
-  communalities, number, _ = _factors(correlation, 0.99)
-  assert number <= 2
+  communalities, number, _ = _factors(correlation, 0.9999)
+  assert number == 2
   # Two factors explain all there is.
   np.testing.assert_allclose(communalities, 1, atol=1e-5)
 
@@ -198,7 +212,7 @@ def test_communalities_stay_in_their_range_in_heywood_cases():
   assert number == 1
   assert communalities[0] == 1
   assert np.all((communalities >= 0) & (communalities <= 1))
-  assert num_iterations <= factor_analysis.MAX_ITERATIONS
+  assert num_iterations <= factor_analysis.max_iterations(3)
 
 
 def test_what_noise_makes_negative_gives_no_factor():

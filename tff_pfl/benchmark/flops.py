@@ -181,6 +181,8 @@ def _fed_rep(hparams, forward, num_examples):
 
 _CLIENT_COSTS: Mapping[str, Callable[..., Cost]] = {
   'fed_avg': _fed_avg,
+  # The sums of its factor analysis are not credited.
+  'fed_fac': _fed_avg,
   'fed_rep': _fed_rep,
   'per_fed_avg': _per_fed_avg,
 }
@@ -195,7 +197,7 @@ def client_cost(
   """What a client of `num_examples` examples does in a round.
 
   Args:
-    algorithm: 'fed_avg', 'fed_rep' or 'per_fed_avg'.
+    algorithm: 'fed_avg', 'fed_fac', 'fed_rep' or 'per_fed_avg'.
     hparams: The method's hyperparameters.
     model: The model.
     num_examples: The client's training examples.

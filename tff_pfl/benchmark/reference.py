@@ -93,7 +93,7 @@ class FedAvgReference(Reference):
     """Builds the process.
 
     Args:
-      workload: Of method 'fed_avg'.
+      workload: Of method 'fed_avg', or with its hyperparameters.
       runtime: What executes.
       tensors: A client's `x` and `y` by its index.
       initial_weights: Of the whole model, as Keras orders them.
@@ -424,6 +424,8 @@ def _build_per_fed_avg_round(workload, weights, num_batches):
 
 _REFERENCES = {
   'fed_avg': FedAvgReference,
+  # Nobody has a loop of FedFac; what it costs is seen beside FedAvg's.
+  'fed_fac': FedAvgReference,
   'fed_rep': FedRepReference,
   'per_fed_avg': PerFedAvgReference,
 }

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_pfl import datasets, errors
-from tff_pfl.algorithms import fed_avg, fed_rep, per_fed_avg, registry
+from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
 from tff_pfl.benchmark import flops
 from tff_pfl.datasets import synthetic
 from tff_pfl.models import split_model, zoo
@@ -157,6 +157,16 @@ WORKLOADS: Mapping[str, Workload] = {
       description='FedAvg, MLP 784-512-256-64-10, 5 epochs',
       algorithm='fed_avg',
       hparams=fed_avg.FedAvgHParams(num_epochs=5),
+      model='mlp',
+      model_arguments=_MLP,
+      shape=(784,),
+    ),
+    Workload(
+      name='w2f',
+      description='FedFac, dynamic, otherwise w2: factor analysis of the 512 '
+      'neurons of the first layer in each round; its plain loop is FedAvg',
+      algorithm='fed_fac',
+      hparams=fed_fac.FedFacHParams(num_epochs=5, layers='dense_1'),
       model='mlp',
       model_arguments=_MLP,
       shape=(784,),
