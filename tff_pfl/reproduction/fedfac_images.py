@@ -128,7 +128,7 @@ FAST = Sizes(
   num_clients=10,
   num_new_clients=2,
   cohort_size=4,
-  partitions={'pi=0.1': 'dirichlet:0.1', 'pi=1': 'dirichlet:1'},
+  partitions={'pi=0.5': 'dirichlet:0.5'},
   model_arguments={'filters': (2, 4), 'widths': (8,)},
   swept_thresholds=(0.5, 0.9),
   swept_variances=(0.75, 0.85),
@@ -181,7 +181,7 @@ _FED_PROX = Method(
   {'proximal_strength': 0.01},
   'FedProx, after local training',
 )
-_BASELINES = (
+BASELINES = (
   Method(_FED_AVG, 'fed_avg', fine_tuned=f'{_FED_AVG}, after local training'),
   _FED_PROX,
   Method('FedPer', 'fed_per'),
@@ -201,7 +201,7 @@ def sizes_of(settings: experiment.Settings) -> Sizes:
   return FAST if settings.fast else FULL[_dataset_of(settings)]
 
 
-def _trial(
+def make_trial(
   method: Method,
   partition: str,
   seed: int,
@@ -209,6 +209,16 @@ def _trial(
   settings: experiment.Settings,
   num_new_clients: int = 0,
 ) -> plan.Trial:
+  """A run.
+
+  Args:
+    method: The method.
+    partition: The name of the data's partition.
+    seed: Of the run.
+    sizes: Of the experiment.
+    settings: Likewise.
+    num_new_clients: How many of its clients are not trained.
+  """
   dataset = _dataset_of(settings)
   shared = {
     'num_epochs': sizes.num_epochs,
@@ -258,7 +268,7 @@ def _run(
   seeds = repeats.seeds(settings, sizes.num_seeds)
   folders = trials.run(
     {
-      (partition, method.name, seed): _trial(
+      (partition, method.name, seed): make_trial(
         method, partition, seed, sizes, settings, num_new_clients
       )
       for partition, of_partition in methods.items()
@@ -328,12 +338,33 @@ def _means(table: _Table) -> Mapping[tuple, float]:
   return {key: float(np.mean(values)) for key, values in table.items()}
 
 
+def published_accuracies(dataset: str, sizes: Sizes) -> Mapping[tuple, float]:
+  """The paper's accuracies where the setting is its own.
+
+  Args:
+    dataset: A key of `datasets.DATASETS`.
+    sizes: Of the experiment.
+
+  Returns:
+    By name of partition and row.
+  """
+  return {
+    (label, figure.method.replace(' (', ', ').rstrip(')')): figure.value
+    for label, partition in sizes.partitions.items()
+    for of_table in published.matching_figures(
+      dataset, sizes.num_clients, partition
+    ).values()
+    for figure in of_table
+    if figure.source.paper.startswith('FedFac')
+  }
+
+
 def run_comparison(settings: experiment.Settings) -> experiment.Result:
   """Runs `fedfac_comparison`."""
   sizes = sizes_of(settings)
   methods = {
     partition: [
-      *_BASELINES,
+      *BASELINES,
       fed_fac(sizes, partition, _STATIC, mode='static'),
       fed_fac(sizes, partition),
     ]
@@ -372,15 +403,7 @@ def run_comparison(settings: experiment.Settings) -> experiment.Result:
       for (partition, name), value in values.items()
     }
 
-  known = {
-    (label, figure.method.replace(' (', ', ').rstrip(')')): figure.value
-    for label, partition in sizes.partitions.items()
-    for of_table in published.matching_figures(
-      _dataset_of(settings), sizes.num_clients, partition
-    ).values()
-    for figure in of_table
-    if figure.source.paper.startswith('FedFac')
-  }
+  known = published_accuracies(_dataset_of(settings), sizes)
   first = next(iter(sizes.partitions))
   last = list(sizes.partitions)[-1]
 
@@ -444,7 +467,7 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
   sizes = sizes_of(settings)
   methods = {
     partition: [
-      *(m for m in _BASELINES if m.name != 'FedPer'),
+      *(m for m in BASELINES if m.name != 'FedPer'),
       fed_fac(sizes, partition, 'FedFac'),
     ]
     for partition in sizes.partitions
@@ -625,7 +648,7 @@ def run_tuning(settings: experiment.Settings) -> experiment.Result:
     }
     folders = trials.run(
       {
-        key: _trial(
+        key: make_trial(
           fed_fac(
             sizes,
             key[0],
