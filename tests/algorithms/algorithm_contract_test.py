@@ -71,7 +71,7 @@ _one_of_each_kind = pytest.mark.parametrize(
 # What a round's metrics tell besides those of every method.
 _OWN_METRICS = {
   'fed_dar': ['condition_number'],
-  'fed_fac': ['unchanged_elements', 'num_factors'],
+  'fed_fac': ['unchanged_elements', 'num_factors', 'num_iterations'],
   'fed_min_max': ['domain_weight', 'domain_risk'],
 }
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import (
@@ -16,6 +17,7 @@ from tff_pfl.algorithms import (
   registry,
 )
 from tff_pfl.models import zoo
+from tff_pfl.templates import personal_elements
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -294,6 +296,81 @@ def test_static_clients_keep_what_is_personal_and_dynamic_ones_room_for_all():
   ]  # fmt: skip
 
 
+def _normalized():
+  return dataclasses.replace(
+    toy_problems.classifier_from(toy_problems.dropout_and_normalization()),
+    jit_compile=False,
+  )
+
+
+def test_moving_statistics_become_those_of_the_training():
+  model = _normalized()
+  kept = personal_elements.PersonalElements(model, {'dense': 4})
+  weights = model.initial_weights
+  name = 'norm/moving_variance'
+
+  def with_variance(value):
+    return {**weights, name: np.full(4, value, np.float32)}
+
+  local = kept.initial_local
+  local['values'][name] = np.float32([0.1] * 4)
+  local['is_own']['dense'] = np.ones(4, bool)
+  # Elements that stay shared, turn personal, turn shared, stay personal.
+  update, new = kept.trained(
+    with_variance(1.0),
+    local,
+    with_variance(0.3),
+    {'dense': tf.constant([True, True, False, False])},
+    {'dense': tf.constant([True, False, True, False])},
+  )
+  np.testing.assert_allclose(update[name], [0.7, 0, 0.7, 0], rtol=1e-6)
+  np.testing.assert_allclose(
+    new['values'][name], [0.1, 0.3, 0.1, 0.3], rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize('mode', fed_fac.MODES)
+def test_normalized_layers_keep_positive_variances(mode):
+  process = _fed_fac(_normalized(), mode=mode, layers='dense', **_TRAINING)
+  clients = [
+    client._replace(x=client.x * scale)
+    for client, scale in zip(_data() + _data(), (1, 10, 0.1, 3))
+  ]
+  data = toy_problems.batched(clients)
+  state = process.initialize()
+  states = process.initialize_client_states([0, 1, 2, 3])
+  for cohort in ((0, 1), (2, 3), (1, 2), (0, 3), (0, 1), (0, 2)):
+    output = process.next(
+      state, [states[k] for k in cohort], [data[k] for k in cohort]
+    )
+    state = output.state
+    for k, client_state in zip(cohort, output.client_states):
+      states[k] = client_state
+    for weights in (
+      state.global_weights,
+      *(client.local['values'] for client in states),
+    ):
+      assert np.all(np.asarray(weights['norm/moving_variance']) > 0)
+  for client_state, examples in zip(states, data):
+    scores = process.evaluate(state, client_state, examples, examples)
+    assert np.isfinite(scores['after']['loss'])
+
+
+def test_before_a_static_partition_newcomers_have_the_global_model():
+  process = _fed_fac(_model(), mode='static', threshold=0.4, **_TRAINING)
+  state = process.initialize()
+  personal = process.personalize(
+    state, process.initialize_client_state(0), toy_problems.batched(_data())[0]
+  )
+  toy_problems.assert_same(personal.weights, state.global_weights)
+  # What it kept is no obstacle to its first round.
+  output, fresh = (
+    process.next(state, [client], toy_problems.batched(_data()[:1]))
+    for client in (personal.client_state, process.initialize_client_state(0))
+  )
+  toy_problems.assert_same(output, fresh)
+
+
 # Random splits.
 
 
@@ -402,6 +479,10 @@ def test_convolutions_and_recurrent_layers_are_divided(layers):
   )
   process = _fed_fac(model, layers=layers, **_TRAINING)
   state, states, _ = toy_problems.train(process, _data(), 2)
+  personal = [
+    process.personalize(state, client, examples).weights
+    for client, examples in zip(states, toy_problems.batched(_data()))
+  ]
   for layer, is_shared in state.algorithm['is_shared'].items():
     elements = model.elements[layer]
     assert is_shared.sum() == elements.number - math.ceil(
@@ -409,6 +490,11 @@ def test_convolutions_and_recurrent_layers_are_divided(layers):
     )
     for name, gates in elements.gates.items():
       shared = np.tile(is_shared, gates)
+      for client in personal:
+        np.testing.assert_array_equal(
+          client[name][..., shared],
+          np.asarray(state.global_weights[name])[..., shared],
+        )
       values = [client.local['values'][name] for client in states]
       # Trained on other data.
       assert np.all(
@@ -497,8 +583,7 @@ def test_layers_that_cannot_be_divided_are_refused(layers, message):
 
 def test_a_layer_of_another_kind_is_told_so():
   spec = collections.OrderedDict(
-    x=toy_problems.tf.TensorSpec([4], 'int32'),
-    y=toy_problems.tf.TensorSpec([], 'int32'),
+    x=tf.TensorSpec([4], tf.int32), y=tf.TensorSpec([], tf.int32)
   )
   model = zoo.text_lstm(spec, 5, vocabulary_size=9, units=3)
   with pytest.raises(ValueError, match='embedding.*of another kind'):

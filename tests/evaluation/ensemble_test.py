@@ -7,7 +7,6 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl import datasets, runtime
 from tff_pfl.algorithms import fed_per, registry
-from tff_pfl.datasets import examples
 from tff_pfl.evaluation import ensemble
 from tff_pfl.models import domain_models
 
@@ -145,6 +144,23 @@ def test_regression_takes_the_mean_of_the_outputs(in_process):
   )
 
 
+def test_a_model_that_diverged_has_no_say(in_process):
+  process = registry.build('fed_per', toy_problems.classifier())
+  known, new = _labelled((4, 5, 6), 0), _labelled((8,), 50)
+  state, states = _trained(process, in_process, known)
+  broken = states[0]._replace(
+    local=tf.nest.map_structure(
+      lambda value: np.full_like(value, np.nan), states[0].local
+    )
+  )
+  (row,) = _scores(
+    process, in_process, known, new, state, [broken, *states[1:]]
+  )
+  (expected,) = _scores(process, in_process, known[1:], new, state, states[1:])
+  assert row == expected
+  assert row['num_models'] == 1
+
+
 def test_it_is_of_no_use_before_the_first_round(in_process):
   process = registry.build('fed_per', toy_problems.classifier())
   known = _labelled((4, 5), 0)
@@ -208,4 +224,3 @@ def test_examples_with_domains_are_predicted_by_domain(in_process):
   np.testing.assert_allclose(
     row['after']['loss'], -np.mean(np.log(expected)), rtol=1e-4
   )
-  assert isinstance(new, examples.Examples)

@@ -152,6 +152,17 @@ def test_a_normalization_belongs_to_the_layer_right_before_it():
   assert 'norm_2/gamma' not in model.elements['first'].gates
 
 
+def test_a_normalization_along_other_axes_is_of_no_element():
+  keras.backend.clear_session()
+  model = _bridge(
+    layers.Conv1D(3, 2, name='conv'),
+    # Of the three positions, not of the three channels.
+    layers.BatchNormalization(axis=1, name='norm'),
+    shape=[4, 2],
+  )
+  assert set(model.elements['conv'].gates) == {'conv/kernel', 'conv/bias'}
+
+
 def test_a_normalization_of_two_layers_sum_is_of_neither():
   keras.backend.clear_session()
   x = layers.Input([3])

@@ -22,6 +22,9 @@ random split personalises as many elements, drawn in each round or once.
 A client that never took part trains its personal elements, from the server's
 last values of them, with all shared weights frozen (the paper's LocalTrain).
 
+A server optimizer with momentum goes on moving the global values of personal
+elements, whose updates are 0; they are where newcomers start.
+
 What a client sends for factor analysis is `factor_analysis.client_sums` of each
 layer, d (d + 1) / 2 + d + 1 numbers for d elements, next to an update as large
 as the model, in which the personal elements are 0. It receives the weights and
@@ -37,8 +40,12 @@ Deviations from the paper: where it is silent, an element that turns personal
 starts from the client's last own value, or from the global one if it never had
 any, and one that turns shared from the server's last value; both then move by
 the round's change. The same tau and kappa hold for all layers. The columns have
-no biases, as in section 4.1. As everywhere in this library, the default is SGD
-with momentum 0.5; the paper's runs have optimizer='adam', learning_rate=1e-3.
+no biases, as in section 4.1. Exactly as many elements are personal as have a
+communality below the quantile where all differ: of equal ones (all 0, where
+units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
+iteration ends early for more than 256 elements (see `factor_analysis`). As
+everywhere in this library, the default is SGD with momentum 0.5; the paper's
+runs have optimizer='adam', learning_rate=1e-3.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -52,6 +59,8 @@ import collections
 import dataclasses
 import math
 from typing import Any, Optional
+
+import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
@@ -154,7 +163,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     """
     if math.isinf(self.threshold):
       return number if self.threshold > 0 else 0
-    return math.ceil(self.threshold * (number - 1))
+    # 0.55 * 100 is 55 and a little.
+    return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
 def build_fed_fac(
@@ -231,7 +241,16 @@ def build_fed_fac(
     return client_work.ClientResult(update, new_local, trained.metrics)
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    """LocalTrain."""
+    """LocalTrain; nothing as long as a static partition is to be found."""
+    if not is_static:
+      return fit(broadcast, local, examples, seed, num_epochs)
+    return tf.cond(
+      broadcast.algorithm['is_found'],
+      lambda: fit(broadcast, local, examples, seed, num_epochs),
+      lambda: tf.nest.map_structure(tf.identity, local),
+    )
+
+  def fit(broadcast, local, examples, seed, num_epochs):
     is_shared = broadcast.algorithm['is_shared']
 
     def forward(values, x, mode):

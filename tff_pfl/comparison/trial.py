@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+from absl import logging
 
 from tff_pfl import datasets, errors, failures, shutdown
 from tff_pfl import runtime as runtime_lib
@@ -206,14 +207,19 @@ def _score_by_ensemble(process, runtime, store, data):
   """Scores them by the mean prediction of the trained clients' models."""
   if data.new is None or not process.has_local_weights:
     return []
-  return ensemble.evaluate_clients(
-    process,
-    runtime,
-    _server_state(process, runtime, store),
-    client_population.ClientPopulation(process, runtime, store).states,
-    data.trained,
-    data.new,
-  )
+  try:
+    return ensemble.evaluate_clients(
+      process,
+      runtime,
+      _server_state(process, runtime, store),
+      client_population.ClientPopulation(process, runtime, store).states,
+      data.trained,
+      data.new,
+    )
+  except ensemble.NoModelsError as error:
+    # All clients diverged, which the other scores tell.
+    logging.warning('%s', error)
+    return []
 
 
 def _server_state(process, runtime, store):

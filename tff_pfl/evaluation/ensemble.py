@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +29,23 @@ from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import domains
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work, personalized_process
+
+
+class NoModelsError(ValueError):
+  """There is no model whose predictions could be averaged."""
+
+
+class Member(NamedTuple):
+  """A known client.
+
+  Attributes:
+    weights: Its personal model.
+    is_finite: bool; a model that diverged has no say.
+  """
+
+  weights: Any
+  is_finite: Any
 
 
 class Ensemble:
@@ -37,7 +53,7 @@ class Ensemble:
 
   Attributes:
     personal_models: The known clients' models: `(<S@SERVER, C@CLIENTS,
-      D*@CLIENTS> -> weights@CLIENTS)`, see `PersonalizedProcess.personalize`.
+      D*@CLIENTS> -> Member@CLIENTS)`, see `PersonalizedProcess.personalize`.
     predict: The sum of their predictions: `(<weights@CLIENTS, inputs@SERVER> ->
       float32 [rows, ...]@SERVER)`. The inputs are an `OrderedDict(x=[rows,
       ...])`, with `domain=[rows]` where there are domains.
@@ -68,8 +84,8 @@ class Ensemble:
     )
 
     @tff.tensorflow.computation(personal_type)
-    def weights_of(personal):
-      return personal.weights
+    def member_of(personal):
+      return Member(personal.weights, client_work.all_finite(personal.weights))
 
     @tff.federated_computation(
       tff.FederatedType(state_type, tff.SERVER),
@@ -80,9 +96,9 @@ class Ensemble:
       personal = tff.federated_map(
         personalize, (tff.federated_broadcast(state), client_states, data)
       )
-      return tff.federated_map(weights_of, personal)
+      return tff.federated_map(member_of, personal)
 
-    weights_type = weights_of.type_signature.result
+    weights_type = member_of.type_signature.result.weights
 
     @tff.tensorflow.computation(weights_type, inputs_type)
     def predict_alone(weights, inputs):
@@ -122,7 +138,8 @@ def evaluate_clients(
     runtime: Executes it.
     server_state: The newest server state.
     states_of: From known clients' indices to their states.
-    known: The clients of the training; those that never took part have no say.
+    known: The clients of the training; those that never took part, or whose
+      model is not finite, have no say.
     new: The new clients; all with test examples are scored.
 
   Returns:
@@ -131,7 +148,7 @@ def evaluate_clients(
     test examples.
 
   Raises:
-    ValueError: If no known client took part in a round.
+    NoModelsError: If no known client has a say.
   """
   ids = [name for name in new.client_ids if new.num_test_examples(name)]
   tests = [new.test(client_id) for client_id in ids]
@@ -146,12 +163,15 @@ def evaluate_clients(
   total, num_models = _sum_of_predictions(
     process, runtime, server_state, states_of, known, together
   )
-  errors.expect(
-    num_models,
-    'known',
-    'clients of which at least one took part in a round',
-    'none',
-  )
+  if not num_models:
+    raise NoModelsError(
+      errors.message(
+        'known',
+        'clients of which at least one took part in a round, with a finite '
+        'model',
+        'none',
+      )
+    )
   sizes = [new.num_test_examples(client_id) for client_id in ids]
   predictions = np.split(total / num_models, np.cumsum(sizes)[:-1])
   return [
@@ -183,7 +203,7 @@ def _sum_of_predictions(
     ]
     if not members:
       continue
-    models = runtime.run(
+    found = runtime.run(
       ensemble.personal_models,
       server_state,
       [state for state, _ in members],
@@ -192,13 +212,16 @@ def _sum_of_predictions(
         for state, name in members
       ],
     )
+    models = [member.weights for member in found if member.is_finite]
+    if not models:
+      continue
     total += np.concatenate(
       [
         np.asarray(runtime.run(ensemble.predict, models, rows))
         for rows in _padded(inputs, ensemble.rows)
       ]
     )[:num_inputs]
-    num_models += len(members)
+    num_models += len(models)
   return total, num_models
 
 

@@ -404,15 +404,23 @@ def _normalization_weights(node, number, consumers, layers):
     (following,) = following
     layer = following.layer
     if isinstance(layer, _NORMALIZATIONS):
+      of_elements = _axes(layer) in ([-1], [len(layer.output_shape) - 1])
       return [
         name
         for name in layers.get(layer.name, ())
-        if all(weight.shape == (number,) for weight in layer.weights)
+        if of_elements
+        and all(weight.shape == (number,) for weight in layer.weights)
       ]
     if not isinstance(layer, _IN_PLACE):
       break
     following = consumers[id(following)]
   return []
+
+
+def _axes(layer):
+  """The axes along which a normalization has parameters."""
+  axis = layer.axis
+  return [axis] if isinstance(axis, int) else list(axis)
 
 
 def _source(tensor):

@@ -537,7 +537,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
     partition: [
       fed_fac(sizes, partition, half, threshold=0.5),
       fed_fac(sizes, partition, best),
-      fed_fac(sizes, partition, random, split='random'),
+      fed_fac(sizes, partition, random, split='random', mode='static'),
     ]
     for partition in sizes.partitions
   }

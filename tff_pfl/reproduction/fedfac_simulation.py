@@ -148,7 +148,7 @@ def make_problem(
 
   Args:
     sizes: Of it.
-    neurons_shared: p, in [0, 1].
+    neurons_shared: p, in (0, 1).
     covariates_shared: alpha, in [0, 1].
     seed: Of everything drawn.
   """

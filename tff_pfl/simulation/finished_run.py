@@ -480,7 +480,8 @@ def ensemble_rows(
     runtime: Executes it.
 
   Returns:
-    A dict for each client with test examples; with 0 samples and epochs.
+    A dict for each client with test examples; for the number of samples it has
+    'ensemble', and 0 epochs.
   """
   return [
     {

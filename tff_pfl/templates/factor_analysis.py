@@ -47,6 +47,8 @@ TOLERANCE = 1e-4
 _MOST_ITERATIONS = 50
 _LEAST_ITERATIONS = 8
 _ELEMENTS_OF_MOST = 256
+# Communalities that differ by less are taken for equal.
+_EQUAL = 1e-9
 
 
 class Factors(NamedTuple):
@@ -89,15 +91,6 @@ def client_sums(columns: tf.Tensor) -> collections.OrderedDict:
     ),
     totals=tf.reduce_sum(columns, axis=0),
     rows=rows,
-  )
-
-
-def no_sums(number: int, dtype: tf.DType) -> collections.OrderedDict:
-  """The sums of a client that reports nothing, of a layer of `number`."""
-  return collections.OrderedDict(
-    products=tf.zeros([number * (number + 1) // 2], dtype),
-    totals=tf.zeros([number], dtype),
-    rows=tf.zeros([], dtype),
   )
 
 
@@ -186,6 +179,13 @@ def _num_factors(eigenvalues, explained_variance):
 
 
 def least(values: tf.Tensor, count: int) -> tf.Tensor:
-  """Which are the `count` smallest; of equal ones the first: bool `[d]`."""
+  """Which are the `count` smallest; of equal ones the first: bool `[d]`.
+
+  Args:
+    values: `[d]`; what differs by rounding is equal.
+    count: How many.
+  """
+  if values.dtype.is_floating:
+    values = tf.round(values / _EQUAL)
   ranks = tf.argsort(tf.argsort(values, stable=True))
   return ranks < count

@@ -46,18 +46,21 @@ class FoundPartition:
     """What the server keeps, before there is a partition.
 
     Whatever may become personal is: of clients that have nothing of their own
-    the global weights serve, and others start from what they have.
+    the global weights serve. (Where a partition is found in every round,
+    clients may have been given something of their own to start from.)
     """
     is_shared = collections.OrderedDict(
       (layer, np.full(self._elements(layer).number, count == 0))
       for layer, count in self.num_personal.items()
     )
+    zeros = collections.OrderedDict(
+      (layer, np.int32(0)) for layer in self.num_personal
+    )
     return collections.OrderedDict(
       is_shared=is_shared,
       was_shared=is_shared,
-      num_factors=collections.OrderedDict(
-        (layer, np.int32(0)) for layer in self.num_personal
-      ),
+      num_factors=zeros,
+      num_iterations=zeros,
       is_found=np.bool_(False),
     )
 
@@ -103,49 +106,54 @@ class FoundPartition:
 
     def found():
       seed = randomness.server_seed(broadcast.seed, broadcast.round_number)
-      is_shared, num_factors = (
-        collections.OrderedDict(),
-        collections.OrderedDict(),
+      is_shared, num_factors, num_iterations = (
+        collections.OrderedDict() for _ in range(3)
       )
       for index, (layer, count) in enumerate(self.num_personal.items()):
         if layer in self._analysed:
           factors = factor_analysis.principal_factors(
             factor_analysis.correlations(sums[layer]), self.explained_variance
           )
-          ranked, num_factors[layer] = factors.communalities, factors.number
+          ranked, num_factors[layer], num_iterations[layer] = factors
         else:
           number = self._elements(layer).number
           ranked = randomness.permutations(
             randomness.fold_in(seed, index), 1, number, number
           )[0]
-          num_factors[layer] = tf.constant(0)
+          num_factors[layer] = num_iterations[layer] = tf.constant(0)
         is_shared[layer] = ~factor_analysis.least(ranked, count)
-      return is_shared, num_factors
+      return is_shared, num_factors, num_iterations
 
     def kept():
       return tuple(
         tf.nest.map_structure(tf.identity, algorithm[name])
-        for name in ('is_shared', 'num_factors')
+        for name in ('is_shared', 'num_factors', 'num_iterations')
       )
 
     if self.is_static:
-      is_shared, num_factors = tf.cond(algorithm['is_found'], kept, found)
+      new = tf.cond(algorithm['is_found'], kept, found)
     else:
-      is_shared, num_factors = found()
+      new = found()
+    is_shared, num_factors, num_iterations = new
     return collections.OrderedDict(
       is_shared=is_shared,
       was_shared=algorithm['is_shared'],
       num_factors=num_factors,
+      num_iterations=num_iterations,
       is_found=tf.constant(True),
     )
 
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
-    """Of each layer the share of elements that did not change sides, and more.
-
-    The other is the number of common factors.
+    """What a round's metrics tell of each layer.
 
     Args:
       algorithm: What the server keeps.
+
+    Returns:
+      `unchanged_elements`, the share of elements on the same side as in the
+      last partition (for the first one, the share of personal ones); the number
+      of common factors; and after how many iterations these were found, see
+      `factor_analysis.max_iterations`.
     """
     unchanged = tf.nest.map_structure(
       lambda now, before: tf.reduce_mean(
@@ -155,7 +163,9 @@ class FoundPartition:
       algorithm['was_shared'],
     )
     return collections.OrderedDict(
-      unchanged_elements=unchanged, num_factors=algorithm['num_factors']
+      unchanged_elements=unchanged,
+      num_factors=algorithm['num_factors'],
+      num_iterations=algorithm['num_iterations'],
     )
 
   @property

@@ -12,7 +12,9 @@ partition never changes, just its personal ones, in the order of the layer.
 
 Of an element that turns personal a client has its last own value, or the global
 one if it never had any. One that turns shared goes on from the server's last
-value. Clients that sit out keep what they have.
+value. Clients that sit out keep what they have. To either value the training's
+change is added, but for moving statistics of a normalization, which become what
+they are after the training.
 """
 
 from __future__ import annotations
@@ -120,7 +122,14 @@ class PersonalElements:
       The update `initial - final`, which is 0 for personal elements, and the
       new state.
     """
+    statistics = self._model.statistics
     start = self.merge(global_weights, local, was_shared)
+    # Moving statistics are taken as they are: a change of one variance, applied
+    # to another, could make that negative.
+    start = collections.OrderedDict(
+      (name, global_weights[name] if name in statistics else value)
+      for name, value in start.items()
+    )
     update = split_model.difference(start, trained)
     zeros = tf.nest.map_structure(tf.zeros_like, update)
     sent = self._where(lambda layer: ~is_shared[layer], zeros, update)
@@ -128,11 +137,13 @@ class PersonalElements:
     last = self._where(
       lambda layer: own.exists[layer], own.values, global_weights
     )
+    moves = split_model.difference(last, update)
+    moves.update((name, trained[name]) for name in moves if name in statistics)
     # Where training began at the last value, the result itself, without the
     # rounding of a sum.
     moved = self._where(
       lambda layer: was_shared[layer] & own.exists[layer],
-      split_model.difference(last, update),
+      moves,
       trained,
     )
     new = self._where(lambda layer: is_shared[layer], last, moved)
@@ -211,6 +222,8 @@ class PersonalElements:
         local['is_own'][layer], self._rooms(layer, is_shared)
       )
       if not self._keeps_all(layer):
+        # What is shared has no room, nor has, before there is a partition and
+        # all is personal, what is beyond the first ones.
         exists[layer] &= ~is_shared[layer]
     return _Own(values, exists)
 
