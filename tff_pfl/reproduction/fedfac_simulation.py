@@ -497,12 +497,6 @@ def _draw(sizes: Sizes, runs: _Runs, figure: Figure) -> None:
         runs[_Case(*pair), _DYNAMIC].unchanged.mean(0)[1:],
       )
       for pair in sizes.settings
-    }
-    | {
-      f'the first, {_OF_UPDATES}': (
-        rounds[1:],
-        runs[_Case(*middle), _OF_UPDATES].unchanged.mean(0)[1:],
-      )
     },
     x_label='Round',
     y_label='Neurons that keep their state',
