@@ -31,12 +31,13 @@ than the static one. New clients are served better by local training (76.7, 51.9
 and 47.9%) than by the ensemble (21.4, 31.4 and 37.0%). A random split, drawn
 once, is as good as the static mode (75.6, 53.5 and 46.4% against 74.5, 54.1 and
 46.5%) and better than the dynamic one but for pi = 1: from a common random
-start neurons are exchangeable, see `fedfac_simulation`. The published accuracies of FedAvg (80% where clients have
-few classes, 68% where they are alike) cannot be those of one global model on
-its clients' test data; they may be of clients' models after their local epochs,
-which the rows "after local training" are: these fall with pi like the paper's,
-and are ahead of FedFac but for pi = 0.1. `published` is the paper's figure
-where the setting is the paper's.
+start neurons are exchangeable, see `fedfac_simulation`. The published
+accuracies of FedAvg (80% where clients have few classes, 68% where they are
+alike) cannot be those of one global model on its clients' test data; they may
+be of clients' models after their local epochs, which the rows "after local
+training" are: these fall with pi like the paper's, and are ahead of FedFac but
+for pi = 0.1. `published` is the paper's figure where the setting is the
+paper's.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
