@@ -139,22 +139,6 @@ FAST = Sizes(
 )
 
 
-class Method(NamedTuple):
-  """A row of a table.
-
-  Attributes:
-    name: What the table calls it.
-    algorithm: A key of `registry.ALGORITHMS`.
-    hparams: Those that `Sizes` does not have.
-    fine_tuned: If given, the name of the same with fine-tuning on the client.
-  """
-
-  name: str
-  algorithm: str
-  hparams: Mapping[str, Any] = {}
-  fine_tuned: Optional[str] = None
-
-
 class _Scores(NamedTuple):
   """What a method reached with one partition.
 
@@ -191,7 +175,7 @@ def sizes_of(settings: experiment.Settings) -> Sizes:
   )
 
 
-def hparams_of(method: Method, sizes: Sizes) -> Any:
+def hparams_of(method: trials.Method, sizes: Sizes) -> Any:
   """The method's hyperparameters, with those of `sizes` under its names."""
   shared = {
     'num_epochs': sizes.num_epochs,
@@ -209,7 +193,7 @@ def hparams_of(method: Method, sizes: Sizes) -> Any:
 
 
 def _run(
-  methods: Sequence[Method],
+  methods: Sequence[trials.Method],
   partitions: Mapping[str, str],
   sizes: Sizes,
   settings: experiment.Settings,
@@ -335,40 +319,40 @@ def _setup(sizes: Sizes, settings: experiment.Settings) -> Mapping[str, Any]:
   }
 
 
-def fed_dar(sizes: Sizes) -> Sequence[Method]:
+def fed_dar(sizes: Sizes) -> Sequence[trials.Method]:
   """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    Method(_FED_DAR_WA, 'fed_dar', {'aggregation': 'weighted_average'}),
-    Method(_FED_DAR_SA, 'fed_dar', projection),
+    trials.Method(_FED_DAR_WA, 'fed_dar', {'aggregation': 'weighted_average'}),
+    trials.Method(_FED_DAR_SA, 'fed_dar', projection),
   ]
 
 
-def baselines(sizes: Sizes) -> Sequence[Method]:
+def baselines(sizes: Sizes) -> Sequence[trials.Method]:
   """All methods of tables 1 and 3, but FedBN."""
   half = {'num_warmup_rounds': sizes.num_rounds // 2}
   reweighted = {'reweight_domains': True}
   return [
-    Method('Local', 'local_only'),
-    Method('Separate FedAvg', 'separate_fed_avg'),
-    Method('FedAvg', 'fed_avg', fine_tuned='FedAvg + FT'),
-    Method('FedAvg + separate FT', 'separate_fed_avg', half),
-    Method('FedAvg, re-weighted', 'fed_avg', reweighted),
-    Method(
+    trials.Method('Local', 'local_only'),
+    trials.Method('Separate FedAvg', 'separate_fed_avg'),
+    trials.Method('FedAvg', 'fed_avg', fine_tuned='FedAvg + FT'),
+    trials.Method('FedAvg + separate FT', 'separate_fed_avg', half),
+    trials.Method('FedAvg, re-weighted', 'fed_avg', reweighted),
+    trials.Method(
       'FedAvg + multi-head',
       'fed_avg',
       {**reweighted, 'domain_model': 'multi_head'},
     ),
-    Method(
+    trials.Method(
       'FedAvg, domain as input',
       'fed_avg',
       {**reweighted, 'domain_model': 'input'},
     ),
-    Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
-    Method('FedMinMax', 'fed_min_max'),
-    Method('FedRep', 'fed_rep'),
-    Method('FedPer', 'fed_per'),
-    Method('LG-FedAvg', 'lg_fed_avg'),
+    trials.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
+    trials.Method('FedMinMax', 'fed_min_max'),
+    trials.Method('FedRep', 'fed_rep'),
+    trials.Method('FedPer', 'fed_per'),
+    trials.Method('LG-FedAvg', 'lg_fed_avg'),
   ]
 
 
@@ -460,7 +444,7 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
   """Runs `feddar_k`."""
   sizes = sizes_of(settings)
   methods = {
-    (name, k): Method(
+    (name, k): trials.Method(
       f'{name}, k={k}',
       'fed_dar',
       {'projection_dim': k, 'aggregation': aggregation},
@@ -515,24 +499,28 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
   )
 
 
-def ablation(sizes: Sizes) -> Sequence[Method]:
+def ablation(sizes: Sizes) -> Sequence[trials.Method]:
   """The rows of table 2, first those without alternating training."""
   rw = {'reweight_domains': True}
   projection = {'projection_dim': sizes.projection_dim}
   wa = {'aggregation': 'weighted_average'}
   jointly = {'alternating': False}
   return [
-    Method('nothing', 'fed_avg'),
-    Method('RW', 'fed_avg', rw),
-    Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
-    Method('RW, MH, WA', 'fed_dar', {**jointly, **wa}),
-    Method('RW, MH, Proj, WA', 'fed_dar', {**jointly, **wa, **projection}),
-    Method('RW, MH, Proj, SA', 'fed_dar', {**jointly, **projection}),
-    Method('MH, Alter, WA', 'fed_dar', {**wa, 'reweight_domains': False}),
-    Method('RW, MH, Alter, WA', 'fed_dar', wa),
-    Method('RW, MH, Alter, Proj, WA', 'fed_dar', {**wa, **projection}),
-    Method('RW, MH, Alter, SA', 'fed_dar'),
-    Method('RW, MH, Alter, Proj, SA', 'fed_dar', projection),
+    trials.Method('nothing', 'fed_avg'),
+    trials.Method('RW', 'fed_avg', rw),
+    trials.Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
+    trials.Method('RW, MH, WA', 'fed_dar', {**jointly, **wa}),
+    trials.Method(
+      'RW, MH, Proj, WA', 'fed_dar', {**jointly, **wa, **projection}
+    ),
+    trials.Method('RW, MH, Proj, SA', 'fed_dar', {**jointly, **projection}),
+    trials.Method(
+      'MH, Alter, WA', 'fed_dar', {**wa, 'reweight_domains': False}
+    ),
+    trials.Method('RW, MH, Alter, WA', 'fed_dar', wa),
+    trials.Method('RW, MH, Alter, Proj, WA', 'fed_dar', {**wa, **projection}),
+    trials.Method('RW, MH, Alter, SA', 'fed_dar'),
+    trials.Method('RW, MH, Alter, Proj, SA', 'fed_dar', projection),
   ]
 
 

@@ -50,7 +50,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -154,22 +154,6 @@ FAST = Sizes(
 )
 
 
-class Method(NamedTuple):
-  """A row of a table.
-
-  Attributes:
-    name: What the table calls it.
-    algorithm: A key of `registry.ALGORITHMS`.
-    hparams: Those that `Sizes` does not have.
-    fine_tuned: If given, the name of the same after training on the client.
-  """
-
-  name: str
-  algorithm: str
-  hparams: Mapping[str, Any] = {}
-  fine_tuned: Optional[str] = None
-
-
 def fed_fac(sizes: Sizes, partition: str, name=_DYNAMIC, **changes: Any):
   """FedFac with the hyperparameters for a partition.
 
@@ -179,7 +163,7 @@ def fed_fac(sizes: Sizes, partition: str, name=_DYNAMIC, **changes: Any):
     name: Of the row.
     **changes: Other hyperparameters.
   """
-  return Method(
+  return trials.Method(
     name,
     'fed_fac',
     {
@@ -191,19 +175,21 @@ def fed_fac(sizes: Sizes, partition: str, name=_DYNAMIC, **changes: Any):
   )
 
 
-_FED_PROX = Method(
+_FED_PROX = trials.Method(
   'FedProx',
   'fed_prox',
   {'proximal_strength': 0.01},
   'FedProx, after local training',
 )
 BASELINES = (
-  Method(_FED_AVG, 'fed_avg', fine_tuned=f'{_FED_AVG}, after local training'),
+  trials.Method(
+    _FED_AVG, 'fed_avg', fine_tuned=f'{_FED_AVG}, after local training'
+  ),
   _FED_PROX,
-  Method('FedPer', 'fed_per'),
-  Method('LG-FedAvg', 'lg_fed_avg'),
-  Method('FedEM', 'fed_em'),
-  Method('FedRep', 'fed_rep'),
+  trials.Method('FedPer', 'fed_per'),
+  trials.Method('LG-FedAvg', 'lg_fed_avg'),
+  trials.Method('FedEM', 'fed_em'),
+  trials.Method('FedRep', 'fed_rep'),
 )
 
 
@@ -218,7 +204,7 @@ def sizes_of(settings: experiment.Settings) -> Sizes:
 
 
 def make_trial(
-  method: Method,
+  method: trials.Method,
   partition: str,
   seed: int,
   sizes: Sizes,
@@ -275,7 +261,7 @@ def make_trial(
 
 
 def _run(
-  methods: Mapping[str, Sequence[Method]],
+  methods: Mapping[str, Sequence[trials.Method]],
   sizes: Sizes,
   settings: experiment.Settings,
   num_new_clients: int = 0,

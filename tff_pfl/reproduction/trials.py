@@ -11,12 +11,28 @@ import dataclasses
 import json
 import os
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import execution, plan
 from tff_pfl.reproduction import experiment
+
+
+class Method(NamedTuple):
+  """A row of a table.
+
+  Attributes:
+    name: What the table calls it.
+    algorithm: A key of `registry.ALGORITHMS`.
+    hparams: Those that all methods of the experiment do not share.
+    fine_tuned: If given, the name of the same with fine-tuning on the client.
+  """
+
+  name: str
+  algorithm: str
+  hparams: Mapping[str, Any] = {}
+  fine_tuned: Optional[str] = None
 
 
 def run(
