@@ -599,24 +599,24 @@ def _masked_accuracies(folder, layer, runtime) -> tuple:
     def score(weights, test):
       return objectives.means(training_loop.evaluate(model, weights, test))
 
+    masks = (np.zeros_like(is_shared), is_shared, ~is_shared)
     accuracies = []
-    for mask in (np.zeros_like(is_shared), is_shared, ~is_shared):
-      of_clients = []
-      for client_id in data.client_ids:
-        if not data.num_test_examples(client_id):
-          continue
-        weights = collections.OrderedDict(
-          run.personal_weights(client_id, runtime)
-        )
+    for client_id in data.client_ids:
+      if not data.num_test_examples(client_id):
+        continue
+      personal = run.personal_weights(client_id, runtime)
+      test = example_tensors.from_dataset(
+        batches.as_batches(data.test(client_id)), model.element_spec
+      )
+      of_client = []
+      for mask in masks:
+        weights = collections.OrderedDict(personal)
         for name, times in gates.items():
           is_masked = np.tile(mask, times)
           weights[name] = np.where(is_masked, random[name], weights[name])
-        test = example_tensors.from_dataset(
-          batches.as_batches(data.test(client_id)), model.element_spec
-        )
-        of_clients.append(float(score(weights, test)['accuracy']))
-      accuracies.append(float(np.mean(of_clients)))
-  return tuple(accuracies)
+        of_client.append(float(score(weights, test)['accuracy']))
+      accuracies.append(of_client)
+  return tuple(np.mean(accuracies, axis=0).tolist())
 
 
 def run_tuning(settings: experiment.Settings) -> experiment.Result:

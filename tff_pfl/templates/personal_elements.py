@@ -198,7 +198,7 @@ class PersonalElements:
     )
 
   def _where(self, choose, chosen, others):
-    """Weights of which the elements that `choose(layer)` tells are others."""
+    """`others`, but for the elements that `choose(layer)` tells: `chosen`."""
     merged = collections.OrderedDict(others)
     for name, (layer, gates) in self._owned.items():
       merged[name] = tf.where(
@@ -222,8 +222,7 @@ class PersonalElements:
         local['is_own'][layer], self._rooms(layer, is_shared)
       )
       if not self._keeps_all(layer):
-        # What is shared has no room, nor has, before there is a partition and
-        # all is personal, what is beyond the first ones.
+        # What is shared has no room.
         exists[layer] &= ~is_shared[layer]
     return _Own(values, exists)
 
