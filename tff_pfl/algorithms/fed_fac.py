@@ -252,19 +252,14 @@ def build_fed_fac(
 
   def fit(broadcast, local, examples, seed, num_epochs):
     is_shared = broadcast.algorithm['is_shared']
-
-    def forward(values, x, mode):
-      weights = model_of(broadcast, personal.all_own(values, is_shared))
-      outputs, statistics = model.forward(weights, x, mode)
-      return outputs, personal.kept_slices(statistics, is_shared)
-
-    values = training_loop.train(
-      objectives.prediction_loss(model, forward),
+    values = training_loop.train_part(
+      model,
       personal.kept_slices(model_of(broadcast, local), is_shared),
+      lambda part: model_of(broadcast, personal.all_own(part, is_shared)),
+      lambda weights: personal.kept_slices(weights, is_shared),
       examples,
       hparams.phase(num_epochs),
       seed,
-      model=model,
     ).weights
     return personal.all_own(values, is_shared)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import numbers
+from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -386,6 +387,35 @@ def evaluate(
 ) -> collections.OrderedDict:
   """Metric sums of a model over a client's examples, in inference mode."""
   return score(model, weights, examples).sums
+
+
+def train_part(
+  model: split_model.SplitModel,
+  part: split_model.Weights,
+  whole_of: Callable[[split_model.Weights], split_model.Weights],
+  part_of: Callable[[split_model.Weights], split_model.Weights],
+  examples: example_tensors.ExampleTensors,
+  phase: Phase,
+  seed: tf.Tensor,
+) -> TrainResult:
+  """Trains a part of a model's weights, all others frozen.
+
+  Args:
+    model: The model.
+    part: Where the part starts.
+    whole_of: From the part to all weights.
+    part_of: From some of the model's weights to what the part has of them.
+    examples: As for `train`, like the others.
+    phase: As said.
+    seed: As said.
+  """
+
+  def forward(part, x, mode):
+    outputs, statistics = model.forward(whole_of(part), x, mode)
+    return outputs, part_of(statistics)
+
+  objective = objectives.prediction_loss(model, forward)
+  return train(objective, part, examples, phase, seed, model=model)
 
 
 def mean_gradient(

@@ -78,19 +78,14 @@ def build_joint_training(
       return training_loop.train_head(
         model, broadcast.global_weights, local, examples, phase, seed
       ).weights
-
-    def forward(local, x, mode):
-      weights = partition.merge(broadcast.global_weights, local)
-      outputs, statistics = model.forward(weights, x, mode)
-      return outputs, partition.local_part(statistics)
-
-    return training_loop.train(
-      objectives.prediction_loss(model, forward),
+    return training_loop.train_part(
+      model,
       local,
+      lambda part: partition.merge(broadcast.global_weights, part),
+      partition.local_part,
       examples,
       phase,
       seed,
-      model=model,
     ).weights
 
   work = client_work.partitioned_weights_work(
