@@ -1,6 +1,5 @@
 """How every program of this folder starts and ends."""
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,7 +37,6 @@ def run(main: Callable[[], None]) -> None:
   """
 
   def guarded(argv: Sequence[str]) -> None:
-    shutdown.exit_cleanly_on_sigterm()
     if not flags.FLAGS['verbosity'].present:
       # TFF logs at INFO what nobody asked for; --verbosity=0 brings it back.
       logging.set_verbosity(logging.WARNING)
@@ -47,18 +45,11 @@ def run(main: Callable[[], None]) -> None:
         raise ValueError(
           errors.message('arguments', 'flags only (--name=value)', argv[1])
         )
-      main()
+      with shutdown.stopping_on_signals():
+        main()
     except failures.EXPECTED as e:
       if _TRACEBACK.value:
         raise
       _fail(failures.reason(e))
-    except KeyboardInterrupt:
-      with contextlib.suppress(OSError):
-        print('interrupted', file=sys.stderr)
-      shutdown.exit_without_waiting(130)
-    except SystemExit as e:
-      if e.code == shutdown.EXIT_STATUS_SIGTERM:
-        shutdown.exit_without_waiting(e.code)
-      raise
 
   app.run(guarded, flags_parser=_parse_flags)

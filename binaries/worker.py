@@ -32,6 +32,7 @@ import sys
 from absl import flags
 
 from binaries import program
+from tff_pfl import shutdown
 from tff_pfl.runtime import worker_port, worker_process
 
 _ADDRESS = flags.DEFINE_string(
@@ -57,7 +58,8 @@ def main() -> None:
   ) as worker:
     print(f'TFF worker ready at {_ADDRESS.value} (process {worker.pid})')
     sys.stdout.flush()
-    worker.wait()
+    while not worker.wait(0.1):
+      shutdown.raise_if_stopped()
     raise worker_process.WorkerDiedError(worker.describe_end())
 
 

@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from tff_pfl import shutdown
+
 pytestmark = [
   pytest.mark.timeout(90),
   pytest.mark.skipif(
@@ -21,7 +23,7 @@ _AT_ONCE = 15
 
 # Prints its worker's process id, and then does what its first argument says.
 _PROGRAM = textwrap.dedent("""
-  import signal, sys
+  import contextlib, signal, sys
   # A program started in the background by a shell ignores Ctrl-C.
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,8 +37,6 @@ _PROGRAM = textwrap.dedent("""
     return tf.data.Dataset.range(limit).reduce(np.int64(0), lambda n, x: n + x)
 
   how = sys.argv[1]
-  if how == 'clean sigterm':
-    shutdown.exit_cleanly_on_sigterm()
   if how == 'context of TFF':
     import psutil
     count(10)
@@ -52,12 +52,33 @@ _PROGRAM = textwrap.dedent("""
     sys.stdin.readline()
   if how == 'exception':
     raise ValueError('An error of the program.')
-  if how in ('long', 'clean sigterm'):
-    try:
+  if how in ('long', 'stopping on signals'):
+    with contextlib.ExitStack() as stack:
+      if how == 'stopping on signals':
+        stack.enter_context(shutdown.stopping_on_signals())
+      stack.callback(print, 'finally', flush=True)
       count(10**12)
-    finally:
-      print('finally', flush=True)
 """)
+
+# Without TensorFlow: what does not need it.
+_QUICK_PROGRAM = """
+import importlib.util, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+spec = importlib.util.spec_from_file_location('shutdown', sys.argv[1])
+shutdown = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shutdown)
+shutdown._SECONDS_TO_NOTICE = float(sys.argv[2])
+
+def press(number=signal.SIGINT):
+  os.kill(os.getpid(), number)
+  time.sleep(0.2)
+
+class Finalized:
+  def __del__(self):
+    press()
+
+with shutdown.stopping_on_signals():
+"""
 
 
 class _Program:
@@ -146,15 +167,89 @@ def test_sigterm_leaves_no_worker():
   assert seconds < _AT_ONCE
 
 
-def test_sigterm_ends_cleanly_with_status_143_where_asked_for():
-  program = _Program('clean sigterm')
-  status, out, err, seconds = program.end(signal.SIGTERM)
+@pytest.mark.parametrize(
+  'signal_number,status,words',
+  [(signal.SIGTERM, 143, ''), (signal.SIGINT, 130, 'interrupted\n')],
+)
+def test_a_program_that_stops_on_signals_ends_cleanly(
+  signal_number, status, words
+):
+  program = _Program('stopping on signals')
+  found_status, out, err, seconds = program.end(signal_number)
   assert program.was_running
   assert not program.has_orphan()
-  assert status == 143
+  assert found_status == status
   assert out == 'finally\n'
   assert 'Traceback' not in err
+  assert err.endswith(words)
   assert seconds < _AT_ONCE
+
+
+def _run_quick_program(block, seconds_to_notice=60):
+  return subprocess.run(
+    [
+      sys.executable,
+      '-c',
+      _QUICK_PROGRAM + textwrap.indent(textwrap.dedent(block), '  '),
+      shutdown.__file__,
+      str(seconds_to_notice),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+
+
+def test_a_signal_in_a_finalizer_is_not_lost():
+  program = _run_quick_program("""
+    try:
+      Finalized()
+      print('goes on')
+      shutdown.raise_if_stopped()
+      print('is not stopped')
+    finally:
+      print('cleans up')
+  """)
+  assert program.returncode == 130
+  assert program.stdout == 'goes on\ncleans up\n'
+  assert program.stderr == 'interrupted\n'
+
+
+@pytest.mark.parametrize('number,status', [('SIGINT', 130), ('SIGTERM', 143)])
+def test_a_signal_during_the_last_work_is_not_lost(number, status):
+  program = _run_quick_program(f'press(signal.{number})')
+  assert program.returncode == status
+
+
+def test_a_program_that_does_not_look_is_ended():
+  program = _run_quick_program('press()\nwhile True: pass', 0.1)
+  assert program.returncode == 130
+  assert program.stderr == 'interrupted\n'
+
+
+def test_a_second_signal_ends_a_program_at_once():
+  program = _run_quick_program("""
+    try:
+      press()
+      shutdown.raise_if_stopped()
+    finally:
+      press()
+      print('is not reached', flush=True)
+  """)
+  assert program.returncode == 130
+  assert not program.stdout
+
+
+def test_an_ignored_signal_stays_ignored():
+  program = _run_quick_program("""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with shutdown.stopping_on_signals():
+      press()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    print('goes on')
+  """)
+  assert program.stdout == 'goes on\n'
+  assert program.returncode == 0
 
 
 def test_kill_9_leaves_no_worker_and_closes_stdout():

@@ -5,28 +5,89 @@ import contextlib
 import os
 import signal
 import sys
-from types import FrameType
+import threading
+from collections.abc import Iterator
 from typing import NoReturn, Optional
 
-EXIT_STATUS_SIGTERM = 128 + signal.SIGTERM
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# From a signal to the end of a program that has not looked whether to stop.
+_SECONDS_TO_NOTICE = 5.0
+
+# The first of `_SIGNALS` that came.
+_stop_signal: Optional[int] = None
+_is_noticed = threading.Event()
 
 
-def exit_cleanly_on_sigterm() -> None:
-  """Makes `kill -TERM` end this program like an exception: status 143.
+@contextlib.contextmanager
+def stopping_on_signals() -> Iterator[None]:
+  """What a program does in this block ends by Ctrl-C or `kill -TERM`, cleanly.
 
-  Without it the process ends at once: workers die with it (on Linux), but
-  ``finally`` blocks, context managers and `atexit` functions do not run. A
-  second SIGTERM ends the process at once. For programs, not libraries; call it
-  from the main thread.
+  Python's own handler raises an exception wherever the main thread is: in a
+  finalizer, where it is lost, or in a library that takes it for an error of its
+  own. Here a signal is a request, which `raise_if_stopped` turns into an
+  exception where that is safe; the program then ends with status 130 (Ctrl-C)
+  or 143. One that does not look within some seconds, as it builds a model or
+  waits for a library, ends without its clean-up, as by `kill -9`, with the same
+  status. So does one that gets a second signal, at once.
+
+  For the main thread of programs, not for libraries. Signals that are ignored,
+  as of programs in a script's background, stay so.
   """
-  signal.signal(signal.SIGTERM, _raise_system_exit)
+  receiver, sender = os.pipe()
+  os.set_blocking(sender, False)
+  threading.Thread(target=_watch, args=(receiver,), daemon=True).start()
+  # Written to at once, whichever thread receives a signal and whatever the main
+  # one does.
+  signal.set_wakeup_fd(sender)
+  previous = {number: signal.getsignal(number) for number in _SIGNALS}
+  for number, handler in previous.items():
+    if handler != signal.SIG_IGN:
+      signal.signal(number, lambda *_: None)
+  try:
+    yield
+    raise_if_stopped()
+  except KeyboardInterrupt:
+    _say_interrupted()
+    exit_without_waiting(128 + (_stop_signal or signal.SIGINT))
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(-1)
+    os.close(sender)
 
 
-def _raise_system_exit(
-  signal_number: int, unused_frame: Optional[FrameType]
-) -> None:
-  signal.signal(signal_number, signal.SIG_DFL)
-  sys.exit(EXIT_STATUS_SIGTERM)
+def raise_if_stopped() -> None:
+  """Raises `KeyboardInterrupt` in a program that was asked to stop.
+
+  To be called where work is handed out or waited for.
+  """
+  if _stop_signal is not None:
+    _is_noticed.set()
+    raise KeyboardInterrupt
+
+
+def _watch(receiver: int) -> None:
+  """Takes the signals' numbers from the pipe."""
+  global _stop_signal
+  with open(receiver, 'rb', buffering=0) as numbers:
+    while byte := numbers.read(1):
+      if byte[0] in _SIGNALS:
+        if _stop_signal is not None:
+          os._exit(128 + byte[0])
+        _stop_signal = byte[0]
+        threading.Thread(target=_end_unless_noticed, daemon=True).start()
+
+
+def _end_unless_noticed() -> None:
+  if not _is_noticed.wait(_SECONDS_TO_NOTICE):
+    _say_interrupted()
+    os._exit(128 + _stop_signal)
+
+
+def _say_interrupted() -> None:
+  if _stop_signal != signal.SIGTERM:
+    with contextlib.suppress(OSError):
+      print('interrupted', file=sys.stderr, flush=True)
 
 
 def exit_without_waiting(status: int) -> NoReturn:

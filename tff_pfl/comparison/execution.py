@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Optional
 import tqdm
 
 import tff_pfl
-from tff_pfl import child_processes, cores, errors
+from tff_pfl import child_processes, cores, errors, shutdown
 from tff_pfl.comparison import plan, trial
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
@@ -209,6 +209,7 @@ def run_trials(
   )
   with bar, _Running(directory, options, shares) as running:
     while waiting or running:
+      shutdown.raise_if_stopped()
       while waiting and len(running) < shares.num_processes:
         running.start(waiting.pop(0))
       for name, failure in running.take_ended():

@@ -261,22 +261,18 @@ def main(argv: Sequence[str]) -> None:
   Args:
     argv: The program, and the folder.
   """
-  shutdown.exit_cleanly_on_sigterm()
   try:
     errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])
     spec = read_spec(argv[1])
-    run(
-      plan.Trial.from_settings(spec['trial']),
-      argv[1],
-      runtime_options=spec['runtime_options'],
-    )
+    with shutdown.stopping_on_signals():
+      run(
+        plan.Trial.from_settings(spec['trial']),
+        argv[1],
+        runtime_options=spec['runtime_options'],
+      )
   except failures.EXPECTED as error:
     print(f'{ERROR_START}{failures.reason(error)}', file=sys.stderr)
     sys.exit(1)
-  except SystemExit as error:
-    if error.code == shutdown.EXIT_STATUS_SIGTERM:
-      shutdown.exit_without_waiting(error.code)
-    raise
 
 
 if __name__ == '__main__':

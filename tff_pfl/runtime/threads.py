@@ -5,6 +5,8 @@ import threading
 import weakref
 from typing import Any, Callable
 
+from tff_pfl import shutdown
+
 # What cannot be cancelled (a program of XLA) is waited for no longer than this.
 _SECONDS_FOR_ABANDONED_WORK = 0.2
 
@@ -18,13 +20,15 @@ class ClosedError(RuntimeError):
 
 
 def result_of(future: concurrent.futures.Future) -> Any:
-  """Waits for a future's result; Ctrl-C ends the wait, whoever receives it.
+  """Waits for a future's result; a request to stop ends the wait.
 
   The system may deliver a signal to any thread. Python's handlers run in the
   main one, which a signal to another does not wake from a wait without a limit.
   """
+  shutdown.raise_if_stopped()
   while not future.done():
     concurrent.futures.wait([future], _SECONDS_BETWEEN_LOOKS)
+    shutdown.raise_if_stopped()
   return future.result()
 
 
