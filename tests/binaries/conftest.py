@@ -27,8 +27,9 @@ from tff_pfl.simulation import finished_run, report, run_config
 
 def execute(request):
   os.setsid()
-  # Ctrl-C may be ignored where the tests run in the background.
-  signal.signal(signal.SIGINT, signal.default_int_handler)
+  # As `binaries/__init__.py` does; it may be ignored where the tests run in the
+  # background.
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
   os.chdir(request['cwd'])
   for number, path in enumerate([os.devnull, request['out'], request['err']]):
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
