@@ -11,7 +11,7 @@ from typing import NoReturn, Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # From a signal to the end of a program that has not looked whether to stop.
-_SECONDS_TO_NOTICE = 5.0
+_SECONDS_TO_NOTICE = 3.0
 
 # The first of `_SIGNALS` that came.
 _stop_signal: Optional[int] = None
