@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import pathlib
@@ -541,6 +542,138 @@ def test_damaged_file_is_one_line_and_left_alone(tmp_path, how):
   run_error(RunStore.open_or_create, tmp_path, _CONFIG)
 
   assert path.read_bytes() == damaged
+
+
+@pytest.fixture(scope='module', name='evaluated')
+def _evaluated(tmp_path_factory):
+  """The file of a run of four rounds, two of them with an evaluation."""
+  directory = tmp_path_factory.mktemp('run')
+  with RunStore.create(directory, _CONFIG) as store:
+    for number in range(5):
+      scores = {'accuracy': 0.25 * number}
+      rows = [{'client': c, 'accuracy': 0.5} for c in 'abc']
+      commit(
+        store,
+        number,
+        clients=[number],
+        **({'evaluation': scores, 'per_client': rows} if number % 2 else {}),
+      )
+  return (directory / run_store.FILE_NAME).read_bytes()
+
+
+def test_a_changed_byte_of_settings_or_metrics_is_found_on_opening(
+  tmp_path, evaluated
+):
+  path = tmp_path / run_store.FILE_NAME
+  for text, changed in (
+    (b'"head_learning_rate":0.1', b'"head_learning_rate":0.2'),
+    (b'"loss":2.0', b'"loss":3.0'),
+    (b'"accuracy":0.25', b'"accuracy":0.35'),
+    (b'"client":"b","accuracy":0.5', b'"client":"b","accuracy":0.4'),
+    # No text any more.
+    (b'"loss":2.0', b'"loss":\xff.0'),
+    # Another round.
+    (b'{"loss":4.0}', b'{"loss":3.0}'),
+  ):
+    assert evaluated.count(text) == 1
+    path.write_bytes(evaluated.replace(text, changed))
+    for open_run in (
+      lambda: RunStore.open_for_reading(tmp_path),
+      lambda: RunStore.resume(tmp_path, _CONFIG),
+    ):
+      message = run_error(open_run)
+      assert 'run.sqlite is damaged' in message
+      assert 'restore it from a backup' in message
+
+
+@pytest.mark.parametrize(
+  'statement, words',
+  [
+    ('DELETE FROM rounds WHERE round = 2', 'round 2 is missing'),
+    ('DELETE FROM rounds WHERE round = 0', 'round 0 is missing'),
+    ('DELETE FROM rounds WHERE round = 4', 'not that of the last round'),
+    ('DELETE FROM rounds', 'not that of the last round'),
+    ('DELETE FROM evaluations WHERE round = 1', 'round 1 has another checksum'),
+    ('DELETE FROM per_client WHERE row = 2', 'scores of clients'),
+    ('DELETE FROM config', 'settings are missing'),
+    ('DROP TABLE config', 'no such table: config'),
+    ('UPDATE rounds SET metrics = NULL WHERE round = 3', 'round 3'),
+    ("UPDATE server_state SET state = x'00'", 'not that of the last round'),
+    ('UPDATE rounds SET metrics = \'{"a" 1}\'', 'round 0: Expecting'),
+  ],
+)
+def test_a_damaged_run_is_not_resumed_and_not_changed(
+  tmp_path, evaluated, statement, words
+):
+  path = tmp_path / run_store.FILE_NAME
+  path.write_bytes(evaluated)
+  with contextlib.closing(sqlite3.connect(path)) as connection:
+    connection.execute(statement)
+    connection.commit()
+  damaged = path.read_bytes()
+  message = run_error(RunStore.resume, tmp_path, {**_CONFIG, 'num_rounds': 9})
+  assert words in message
+  assert 'run.sqlite is damaged' in message
+  assert path.read_bytes() == damaged
+
+
+def test_a_refused_resumption_leaves_the_files_of_a_killed_run(tmp_path):
+  killed = tmp_path / 'killed'
+  killed.mkdir()
+  with RunStore.create(tmp_path / 'run', _CONFIG) as store:
+    commit(store, 0)
+    commit(store, 1)
+    # As they lie there when a process is killed.
+    for suffix in ('', '-wal'):
+      name = run_store.FILE_NAME + suffix
+      (killed / name).write_bytes((tmp_path / 'run' / name).read_bytes())
+  names = [run_store.FILE_NAME, run_store.FILE_NAME + '-wal']
+  before = [(killed / name).read_bytes() for name in names]
+  for open_run, given in (
+    (RunStore.open_or_create, {**_CONFIG, 'algorithm': 'fed_avg'}),
+    (RunStore.open_or_create, {**_CONFIG, 'num_rounds': 0}),
+    (RunStore.create, _CONFIG),
+  ):
+    run_error(open_run, killed, given)
+    assert [(killed / name).read_bytes() for name in names] == before
+  with RunStore.resume(killed, _CONFIG) as store:
+    assert store.last_round == 1
+
+
+@pytest.mark.parametrize('open_run', [RunStore.create, RunStore.open_or_create])
+def test_a_lost_store_is_not_replaced_where_its_metrics_are(tmp_path, open_run):
+  path = tmp_path / run_store.FILE_NAME
+  path.write_bytes(b'')
+  (tmp_path / 'metrics.jsonl').write_text('{"round":1}\n')
+  message = run_error(open_run, tmp_path, _CONFIG)
+  assert 'run.sqlite is damaged' in message
+  assert 'restore it from a backup' in message
+  assert path.read_bytes() == b''
+
+
+def test_a_run_from_before_there_were_checksums_goes_on(tmp_path, evaluated):
+  path = tmp_path / run_store.FILE_NAME
+  path.write_bytes(evaluated)
+  with contextlib.closing(sqlite3.connect(path)) as connection:
+    # The checksums of these are 8 characters, those of rounds 16.
+    connection.execute('UPDATE config SET json = substr(json, 9)')
+    connection.execute('UPDATE per_client SET metrics = substr(metrics, 9)')
+    connection.execute('UPDATE rounds SET metrics = substr(metrics, 17)')
+    connection.execute('PRAGMA user_version = 1')
+    connection.commit()
+  with RunStore.open_for_reading(tmp_path) as store:
+    assert store.config == _CONFIG
+  with RunStore.resume(tmp_path, {**_CONFIG, 'num_rounds': 7}) as store:
+    commit(store, 5)
+  with RunStore.open_for_reading(tmp_path) as store:
+    assert [row['loss'] for row in store.metrics()] == [1, 2, 3, 4, 5]
+    assert [row['accuracy'] for row in store.evaluations()] == [0.25, 0.75]
+    assert [row['client'] for row in store.per_client()] == ['a', 'b', 'c']
+    assert store._connection.execute('PRAGMA user_version').fetchone() == (2,)
+  # What is new is checked.
+  content = path.read_bytes()
+  path.write_bytes(content.replace(b'"loss":5.0', b'"loss":6.0'))
+  assert 'round 5' in run_error(RunStore.open_for_reading, tmp_path)
 
 
 def test_database_of_another_program_is_left_alone(tmp_path):

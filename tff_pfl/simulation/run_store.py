@@ -23,6 +23,9 @@ One process at a time writes to a run. It holds an advisory lock on the file
 `run.lock`, which the kernel releases however the process ends. Any number of
 processes may read meanwhile, through `RunStore.open_for_reading`.
 
+Settings and metrics stand behind checksums, and the rounds have no gap. All of
+that is checked when a run is opened, before anything is written to it.
+
 A store belongs to the thread that opened it.
 """
 
@@ -34,6 +37,7 @@ import operator
 import os
 import sqlite3
 import urllib.parse
+import zlib
 from typing import (
   Any,
   Dict,
@@ -47,7 +51,7 @@ from typing import (
 )
 
 from tff_pfl import errors
-from tff_pfl.simulation import value_codec
+from tff_pfl.simulation import metrics_writers, value_codec
 
 FILE_NAME = 'run.sqlite'
 LOCK_NAME = 'run.lock'
@@ -58,7 +62,9 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 # Marks a SQLite file as ours ("tfpf"), with the version of the tables below.
 _APPLICATION_ID = 0x74667066
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
+# The same tables without checksums; resumed, such a run becomes one of today.
+_UNSEALED_VERSION = 1
 _SCHEMA = (
   # One row: the settings of the run.
   'CREATE TABLE config (id INTEGER PRIMARY KEY CHECK (id = 0), json TEXT)',
@@ -79,6 +85,15 @@ _JOURNAL_SIZE_LIMIT = 64 * 1024 * 1024
 # A reader or writer waits this long for another's short critical section.
 _BUSY_TIMEOUT_SECONDS = 30.0
 _ROWS_PER_READ = 1000
+# In SQLite's messages.
+_SIGNS_OF_DAMAGE = (
+  'malformed',
+  'not a database',
+  'no such table',
+  'no such column',
+  'Could not decode',
+  "codec can't decode",
+)
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -141,7 +156,9 @@ class RunStore:
           connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
           for statement in _SCHEMA:
             connection.execute(statement)
-          connection.execute('INSERT INTO config VALUES (0, ?)', [config_json])
+          connection.execute(
+            'INSERT INTO config VALUES (0, ?)', [_seal(config_json)]
+          )
       on_error.pop_all()
       return cls(directory, connection, lock)
 
@@ -177,26 +194,22 @@ class RunStore:
     with contextlib.ExitStack() as on_error:
       lock = on_error.enter_context(DirectoryLock(directory))
       with _translated(directory, 'open the run'):
+        # Whoever can write changes the file by closing it, if only by moving
+        # the write-ahead log of a killed process into it.
+        with contextlib.closing(_connect_read_only(path)) as connection:
+          _check_schema(connection, directory)
+          store = cls(directory, connection, None)
+          store._check(is_in_progress=False)
+          store._check_resumable(json.loads(config_json), mutable)
         connection = on_error.enter_context(
           contextlib.closing(_connect(path, 'rw'))
         )
-        _check_schema(connection, directory)
         _prepare_for_writing(connection)
-        store = cls(directory, connection, lock)
-        given = json.loads(config_json)
-        _check_config(directory, store.config, given, mutable)
-        if given.get('num_rounds', store.last_round) < store.last_round:
-          raise errors.RunError(
-            errors.message(
-              'num_rounds',
-              f'at least the {store.last_round} rounds that the run in '
-              f'{directory} has',
-              given['num_rounds'],
-            )
-          )
-        connection.execute('UPDATE config SET json = ?', [config_json])
+        with _transaction(connection):
+          connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
+          connection.execute('UPDATE config SET json = ?', [_seal(config_json)])
       on_error.pop_all()
-      return store
+      return cls(directory, connection, lock)
 
   @classmethod
   def open_or_create(
@@ -246,8 +259,10 @@ class RunStore:
           contextlib.closing(_connect_for_reading(path))
         )
         _check_schema(connection, directory)
+      store = cls(directory, connection, None)
+      store._check(is_in_progress=True)
       on_error.pop_all()
-      return cls(directory, connection, None)
+      return store
 
   @property
   def directory(self) -> str:
@@ -257,12 +272,15 @@ class RunStore:
   @property
   def config(self) -> Dict[str, Any]:
     """The settings of the run."""
-    return json.loads(self._read_one('SELECT json FROM config')[0])
+    rows = self._read('SELECT json FROM config')
+    if not rows:
+      raise _damaged(self._directory, 'its settings are missing')
+    return self._json('its settings', rows[0][0])
 
   @property
   def last_round(self) -> int:
     """The number of rounds committed; -1 before the initial state is."""
-    newest = self._read_one('SELECT MAX(round) FROM rounds')[0]
+    ((newest,),) = self._read('SELECT MAX(round) FROM rounds')
     return -1 if newest is None else newest
 
   def commit_round(
@@ -323,6 +341,8 @@ class RunStore:
       evaluation,
     )
     errors.expect_type(server_state, bytes, 'server_state', 'bytes')
+    evaluation_json = None if evaluation is None else _dump(evaluation)
+    clients = per_client or ()
     what = f'commit round {round_number}'
     with _translated(self._directory, what, safe_round=last_round):
       with _transaction(self._connection) as connection:
@@ -335,18 +355,23 @@ class RunStore:
           'INSERT OR REPLACE INTO client_states VALUES (?, ?, ?)',
           _client_rows(round_number, client_states),
         )
+        metrics_json = _checksum(server_state) + _dump(metrics)
         connection.execute(
-          'INSERT INTO rounds VALUES (?, ?)', [round_number, _dump(metrics)]
+          'INSERT INTO rounds VALUES (?, ?)',
+          [round_number, _seal(metrics_json, round_number, evaluation_json)],
         )
         if evaluation is not None:
           connection.execute(
             'INSERT INTO evaluations VALUES (?, ?)',
-            [round_number, _dump(evaluation)],
+            [round_number, evaluation_json],
           )
           connection.execute('DELETE FROM per_client')
           connection.executemany(
             'INSERT INTO per_client VALUES (?, ?)',
-            enumerate(_dump(row) for row in per_client or ()),
+            (
+              (i, _seal(_dump(row), i, len(clients)))
+              for i, row in enumerate(clients)
+            ),
           )
 
   def server_state(self) -> bytes:
@@ -355,12 +380,12 @@ class RunStore:
     Raises:
       RunError: If the initial state is not committed yet, or cannot be read.
     """
-    rows = self._read('SELECT state FROM server_state ORDER BY piece')
-    if not rows:
+    state = self._state()
+    if state is None:
       raise errors.RunError(
         f'The run in {self._directory} has committed no state yet.'
       )
-    return rows[0][0] if len(rows) == 1 else b''.join(row[0] for row in rows)
+    return state
 
   def client_states(self, client_indices: Iterable[int]) -> Dict[int, bytes]:
     """Returns the newest states of the given clients.
@@ -389,18 +414,22 @@ class RunStore:
 
   def num_client_states(self) -> int:
     """Returns the number of clients that have a state."""
-    return self._read_one('SELECT COUNT(*) FROM client_states')[0]
+    ((number,),) = self._read('SELECT COUNT(*) FROM client_states')
+    return number
 
   def metrics(self) -> Iterator[Dict[str, Any]]:
     """Yields ``{'round': round, **metrics}`` for each round from 1 on."""
-    for row in self._rounds():
-      if row[0] > 0:
-        yield {'round': row[0], **json.loads(row[1])}
+    for number, metrics, _, _ in self._rounds():
+      if number > 0:
+        yield {'round': number, **metrics}
 
   def evaluations(self) -> List[Dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
-    rows = self._read('SELECT round, metrics FROM evaluations ORDER BY round')
-    return [{'round': row[0], **json.loads(row[1])} for row in rows]
+    return [
+      {'round': number, **evaluation}
+      for number, _, evaluation, _ in self._rounds()
+      if evaluation is not None
+    ]
 
   def history(self) -> Iterator[Dict[str, Any]]:
     """Yields all that is known of each round, as the metrics writers take it.
@@ -410,17 +439,20 @@ class RunStore:
       where there was one. The initial state is round 0; it is left out where
       it has neither metrics nor evaluation.
     """
-    for row in self._rounds():
-      merged = {'round': row[0], **json.loads(row[1])}
-      if row[2] is not None:
-        merged['evaluation'] = json.loads(row[2])
-      if len(merged) > 1 or row[0] > 0:
+    for number, metrics, evaluation, _ in self._rounds():
+      merged = {'round': number, **metrics}
+      if evaluation is not None:
+        merged['evaluation'] = evaluation
+      if len(merged) > 1 or number > 0:
         yield merged
 
   def per_client(self) -> List[Dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
     rows = self._read('SELECT metrics FROM per_client ORDER BY row')
-    return [json.loads(row[0]) for row in rows]
+    return [
+      self._json('its scores of clients', *row, i, len(rows))
+      for i, row in enumerate(rows)
+    ]
 
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
@@ -444,11 +476,16 @@ class RunStore:
     with _translated(self._directory, 'read the run'):
       return self._connection.execute(query, parameters).fetchall()
 
-  def _read_one(self, query: str) -> Any:
-    return self._read(query)[0]
+  def _state(self) -> Optional[bytes]:
+    """Returns the newest server state, or None where there is none."""
+    rows = self._read('SELECT state FROM server_state ORDER BY piece')
+    try:
+      return b''.join(row[0] for row in rows) if rows else None
+    except TypeError as error:
+      raise _damaged(self._directory, f'server state: {error}') from error
 
   def _rounds(self) -> Iterator[Any]:
-    """Yields (round, metrics, evaluation or None) as stored."""
+    """Yields (round, metrics, evaluation or None, checksum of the state)."""
     # Read in batches: a query that stays open while its rows are consumed would
     # keep the running process from shortening its write-ahead log.
     last = -1
@@ -459,10 +496,78 @@ class RunStore:
         ' WHERE round > ? ORDER BY round LIMIT ?',
         [last, _ROWS_PER_READ],
       )
-      yield from rows
+      for number, metrics, evaluation in rows:
+        last += 1
+        if number != last:
+          raise _damaged(self._directory, f'round {last} is missing')
+        what = f'round {number}'
+        state, brace, rest = self._unseal(
+          what, metrics, number, evaluation
+        ).partition('{')
+        yield (
+          number,
+          self._parse(what, brace + rest),
+          None if evaluation is None else self._parse(what, evaluation),
+          state,
+        )
       if len(rows) < _ROWS_PER_READ:
         return
-      last = rows[-1][0]
+
+  def _json(self, what: str, text: Any, *context: Any) -> Any:
+    """Returns the value that `_seal` was given as JSON, with `context`."""
+    return self._parse(what, self._unseal(what, text, *context))
+
+  def _unseal(self, what: str, text: Any, *context: Any) -> str:
+    """Returns what `_seal` was given; the text of an older run is as it is."""
+    if isinstance(text, str):
+      if text.startswith('{'):
+        return text
+      if text == _seal(text[8:], *context):
+        return text[8:]
+    raise _damaged(self._directory, f'{what} has another checksum')
+
+  def _parse(self, what: str, text: str) -> Any:
+    try:
+      return json.loads(text)
+    except ValueError as error:
+      raise _damaged(self._directory, f'{what}: {error}') from error
+
+  def _check(self, is_in_progress: bool) -> None:
+    """Raises `RunError` unless all is as it was committed.
+
+    Client states are checked as they are read.
+
+    Args:
+      is_in_progress: Whether rounds may be committed meanwhile.
+    """
+    committed = None
+    for *_, state_checksum in self._rounds():
+      committed = state_checksum
+    # Reading them checks them.
+    _ = self.config, self.per_client()
+    # An older run has no checksum of its state.
+    if not is_in_progress and committed != '':
+      state = self._state()
+      if committed != (None if state is None else _checksum(state)):
+        raise _damaged(
+          self._directory, 'its state is not that of the last round'
+        )
+
+  def _check_resumable(
+    self, given: Mapping[str, Any], mutable: Sequence[str]
+  ) -> None:
+    """Raises `RunError` if the run cannot go on with the settings given."""
+    _check_config(self._directory, self.config, given, mutable)
+    last_round = self.last_round
+    if given.get('num_rounds', last_round) < last_round:
+      raise errors.RunError(
+        errors.message(
+          'num_rounds',
+          f'at least the {last_round} rounds that the run in '
+          f'{self._directory} has',
+          given['num_rounds'],
+        )
+      )
 
 
 class DirectoryLock:
@@ -553,6 +658,11 @@ def _connect_for_reading(path: str) -> sqlite3.Connection:
     connection = _connect(path, 'rw')
     connection.execute('PRAGMA query_only = ON')
     return connection
+  return _connect_read_only(path)
+
+
+def _connect_read_only(path: str) -> sqlite3.Connection:
+  """Opens a SQLite file so that not a byte of it changes."""
   # SQLite keeps an index of the log beside the file. Where none can be made, as
   # on a read-only disk, and there is no log, the file alone tells all.
   return _connect(path, 'ro', immutable=not os.path.exists(path + '-wal'))
@@ -601,7 +711,8 @@ def _translated(
   """
   try:
     yield
-  except (sqlite3.Error, OSError) as error:
+  # Damaged names in SQLite's messages need not be text.
+  except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
     text = ' '.join(str(error).split())
     start = f'Cannot {what} in {directory}'
     full = 'disk is full' in text or getattr(error, 'errno', 0) == errno.ENOSPC
@@ -617,40 +728,51 @@ def _translated(
           ' --resume'
         )
       raise errors.RunError(f'{start}: {reason}; {mend}.') from error
-    if 'malformed' in text or 'not a database' in text:
-      raise errors.RunError(
-        f'{start}: {FILE_NAME} is damaged or not a run ({text}); restore it'
-        ' from a backup, or pass another --output_dir.'
-      ) from error
+    if any(sign in text for sign in _SIGNS_OF_DAMAGE):
+      raise _damaged(directory, text, what) from error
     safe = '' if safe_round is None else f'; round {safe_round} is safe'
     raise errors.RunError(f'{start}: {text}{safe}.') from error
 
 
+def _damaged(
+  directory: str, reason: str, what: str = 'read the run'
+) -> errors.RunError:
+  """The error for a file that does not hold what was committed."""
+  return errors.RunError(
+    f'Cannot {what} in {directory}: {FILE_NAME} is damaged or not a run'
+    f' ({reason}); restore it from a backup, or start a run in another folder.'
+  )
+
+
 def _expect_file(directory: str, path: str) -> None:
-  """Raises `RunError` unless `path` is a file with something in it."""
-  # A file without content is what a process leaves that was killed while it
-  # created the run.
-  if not os.path.isfile(path) or os.path.getsize(path) == 0:
+  """Raises `RunError` unless `path` is a file."""
+  if not os.path.isfile(path):
     raise errors.RunError(
-      f'There is no run in {directory} (no {FILE_NAME}): check --output_dir, or'
-      ' start the run without --resume.'
+      f'There is no run in {directory} (no {FILE_NAME}): check the name of the'
+      ' folder.'
     )
 
 
 def _has_run(path: str) -> bool:
   """Returns whether there is anything that a new run must not replace."""
-  if not os.path.isfile(path) or os.path.getsize(path) == 0:
+  if not os.path.isfile(path):
     return False
   try:
-    with contextlib.closing(_connect(path, 'rw')) as connection:
+    with contextlib.closing(_connect_read_only(path)) as connection:
       tables = connection.execute('SELECT COUNT(*) FROM sqlite_master')
-      if tables.fetchone()[0] == 0:
-        return False
-      rounds = connection.execute('SELECT COUNT(*) FROM rounds')
-      return rounds.fetchone()[0] > 0
+      if tables.fetchone()[0] > 0:
+        rounds = connection.execute('SELECT COUNT(*) FROM rounds')
+        if rounds.fetchone()[0] > 0:
+          return True
   except sqlite3.Error:
     # Whatever it is, it is not ours to delete.
     return True
+  # A process that was killed while it created the run leaves such a file, too,
+  # but metrics are written once a round is committed.
+  directory = os.path.dirname(path)
+  if os.path.exists(os.path.join(directory, metrics_writers.JSONL_NAME)):
+    raise _damaged(directory, 'it has no rounds, and metrics lie beside it')
+  return False
 
 
 def _check_schema(connection: sqlite3.Connection, directory: str) -> None:
@@ -660,15 +782,15 @@ def _check_schema(connection: sqlite3.Connection, directory: str) -> None:
   tables = connection.execute('SELECT COUNT(*) FROM sqlite_master').fetchone()
   if tables[0] == 0:
     raise errors.RunError(
-      f'There is no run in {directory} ({FILE_NAME} is empty): start the run'
-      ' without --resume.'
+      f'There is no run in {directory} ({FILE_NAME} is empty): restore it from'
+      ' a backup, or check the name of the folder.'
     )
   if application_id != _APPLICATION_ID:
     raise errors.RunError(
       f'Cannot open the run in {directory}: {FILE_NAME} was not made by'
       ' tff_pfl; pass another --output_dir.'
     )
-  if version != _SCHEMA_VERSION:
+  if version not in (_UNSEALED_VERSION, _SCHEMA_VERSION):
     raise errors.RunError(
       f'Cannot open the run in {directory}: its format is version {version},'
       f' this tff_pfl reads version {_SCHEMA_VERSION}; use the tff_pfl that'
@@ -708,6 +830,15 @@ def _check_config(
 def _dump(value: Mapping[str, Any]) -> str:
   """Returns a nested mapping as JSON text."""
   return json.dumps(value_codec.to_json(value), separators=(',', ':'))
+
+
+def _seal(text: str, *context: Any) -> str:
+  """Returns a text behind a checksum of it and of where it belongs."""
+  return _checksum('\n'.join(map(str, (text, *context))).encode()) + text
+
+
+def _checksum(content: bytes) -> str:
+  return f'{zlib.crc32(content):08x}'
 
 
 def _pieces(state: bytes) -> Iterator[memoryview]:
