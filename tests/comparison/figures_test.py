@@ -1,10 +1,11 @@
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from tests.comparison import example_comparison
-from tff_pfl.comparison import figures, results
+from tff_pfl.comparison import figures, inline_svg, results
 
 
 def _curve(rounds, personal, global_model=None, seed=0):
@@ -121,6 +122,16 @@ def test_the_overview_names_its_methods_and_takes_no_more_than_colors():
   assert names == ['fed_avg', 'fed_rep']
   with pytest.raises(ValueError, match='`methods` to be 1 to 7'):
     figures.curves_overview(methods * 4)
+
+
+def test_names_are_not_taken_for_formulas():
+  name = '$\\frac$'
+  methods = example_comparison.make_results(variants=('method',)).methods
+  overview = figures.curves_overview(
+    [dataclasses.replace(methods[0], label=name), methods[1]]
+  )
+  for figure in (overview, figures.box_panel([(name, [0.5])], (0, 1))):
+    assert f'>{name}</text>' in inline_svg.inline_svg(figure, '', 'a')
 
 
 def test_boxes_show_quartiles_mean_and_worst_tenth_from_the_top():

@@ -76,7 +76,9 @@ def _with_domains(num_classes):
     num_classes=num_classes,
     partition='domain_mixture:0.5',
     domain=np.arange(60) % 3,
-    domain_names=['left', 'right', 'middle'],
+    # The first is no formula, and in error as one.
+    domain_names=['$\\frac$', 'right', 'middle'],
+    name='$\\frac$',
   )
 
 
@@ -89,7 +91,7 @@ def test_picture_can_show_domains_by_name(tmp_path, num_classes):
   axes = figure.subfigs[0].axes[0]
   assert axes.get_xlabel() == 'domain'
   assert [text.get_text() for text in axes.get_xticklabels()] == [
-    'left',
+    '$\\frac$',
     'right',
     'middle',
   ]

@@ -173,10 +173,16 @@ def test_empty_metrics_get_no_column(tmp_path):
 
 
 def test_floats_in_csv_keep_their_precision(tmp_path):
-  value = 1 / 3
+  value = -1 / 3
   with MetricsWriters(tmp_path, tensorboard=False) as writers:
     writers.write({'round': 1, 'loss': value})
-  assert float(read_csv(tmp_path)[1][1]) == value
+    # Another column, for which the file is written anew.
+    writers.write({'round': 2, 'loss': value, 'note': '=1\r'})
+    writers.write({'round': 3, 'loss': value, '-more': 1})
+  header, *rows = read_csv(tmp_path)
+  assert header == ['round', 'loss', 'note', "'-more"]
+  assert [float(row[1]) for row in rows] == [value] * 3
+  assert [row[2:] for row in rows] == [['', ''], ["'=1\r", ''], ['', '1']]
 
 
 @pytest.mark.parametrize('row', [{'round': 1}, {'round': 0}, {'loss': 1.0}])

@@ -68,6 +68,22 @@ def test_series_of_unequal_lengths_are_named(tmp_path):
     plots.plot_accuracy_by_round(tmp_path / 'a.png', {})
 
 
+def test_names_are_not_taken_for_formulas(tmp_path):
+  # The second is a formula in error, the third has a sign too few.
+  for name in ('$x$', '$\\frac$', 'a $ b', r'\$'):
+    plots.plot_accuracy_by_round(
+      tmp_path / 'a.png', {name: ([1, 2], [0.5, 0.5])}, title=name
+    )
+    plots.plot_client_distribution(
+      tmp_path / 'b.png', [0.5], [0.5], (name, name), title=name
+    )
+    plots.plot_domains(
+      tmp_path / 'c.png', {name: {name: {name: 0.5, 'b': 1.0}}}, title=name
+    )
+    for picture in 'abc':
+      read(tmp_path / f'{picture}.png')
+
+
 @pytest.mark.parametrize('num_clients', [1, 2, 30, 2000])
 def test_any_number_of_clients_is_drawn(tmp_path, num_clients):
   rng = np.random.default_rng(0)

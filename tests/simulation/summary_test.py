@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import os
@@ -127,6 +128,23 @@ def test_full_disk_is_one_line(tmp_path, monkeypatch):
 def test_missing_directory_is_one_line(tmp_path):
   with pytest.raises(errors.RunError, match='No such file'):
     summary.write_csv(tmp_path / 'missing' / 'x.csv', [])
+
+
+def test_csv_keeps_any_text_in_its_cell_and_runs_nothing(tmp_path):
+  path = tmp_path / 'per_client.csv'
+  texts = ['a\rb', 'a\nb', 'a\r\nb', ' a"b', '', "'=1", 'a=1', '–']
+  # What a spreadsheet would compute or call.
+  formulas = ["=cmd|' /C calc'!A0", '+1', '-1+2', '@SUM(A1)', '\t=1', '\r=1']
+  summary.write_csv(
+    path, [{'client': t, '=loss': -0.5} for t in texts + formulas]
+  )
+  content = path.read_bytes()
+  assert b'\r\n' not in content.replace(b'a\r\nb', b'')
+  with open(path, encoding='utf-8', newline='') as file:
+    header, *rows = csv.reader(file)
+  assert header == ['client', "'=loss"]
+  assert [row[0] for row in rows] == texts + [f"'{f}" for f in formulas]
+  assert {row[1] for row in rows} == {'-0.5'}
 
 
 def test_csv_has_the_columns_of_all_rows(tmp_path):

@@ -50,6 +50,7 @@ _WIDE = 4.2
 _BOX_ROW = 0.2
 _LARGEST_MARKER = 14.0
 _STYLE = {
+  **picture_style.PLAIN_TEXT,
   'font.size': 8,
   'axes.titlesize': 8,
   'axes.labelcolor': TEXT_COLOR,

@@ -30,8 +30,11 @@ _TEXT = '#333333'
 _MIN_CELL_FOR_GRID = 5
 # The names of more domains than this would not be read.
 _MAX_NAMED_COLUMNS = 16
+# Names in the data are no formulas between dollar signs.
+_plain_text = matplotlib.rc_context({'text.parse_math': False})
 
 
+@_plain_text
 def plot_partition(
   dataset: federated_dataset.FederatedDataset,
   path: str,
@@ -65,6 +68,7 @@ def plot_partition(
   ).savefig(path, dpi=150)
 
 
+@_plain_text
 def partition_figure(
   dataset: federated_dataset.FederatedDataset,
   *,

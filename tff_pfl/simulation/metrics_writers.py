@@ -185,12 +185,12 @@ class _Csv:
 
   def _open(self, mode: str) -> None:
     self._file = open(self._path, mode, encoding='utf-8', newline='')
-    self._writer = csv.writer(self._file, lineterminator='\n')
+    self._writer = summary.csv_writer(self._file)
 
   def _add_columns(self, names: List[str]) -> None:
     if not self._columns:
       self._columns = names
-      self._writer.writerow(names)
+      self._writer.writerow(map(summary.csv_cell, names))
       return
     self._file.close()
     self._columns += names
@@ -198,8 +198,8 @@ class _Csv:
       rows = csv.reader(old)
       next(rows, None)
       with summary.atomic_file(self._path) as new:
-        writer = csv.writer(new, lineterminator='\n')
-        writer.writerow(self._columns)
+        writer = summary.csv_writer(new)
+        writer.writerow(map(summary.csv_cell, self._columns))
         writer.writerows(row + [''] * len(names) for row in rows)
     self._open('a')
 

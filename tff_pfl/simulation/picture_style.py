@@ -26,6 +26,9 @@ COLORS = (
 LINE_STYLES = ('-', '--', ':')
 TEXT_COLOR = '#555555'
 GRID_COLOR = '#dddddd'
+# For `matplotlib.rc_context`: names in the data, such as those of domains, are
+# no formulas between dollar signs.
+PLAIN_TEXT = {'text.parse_math': False}
 _DOTS_PER_INCH = 150
 
 

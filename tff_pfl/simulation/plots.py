@@ -7,6 +7,7 @@ import math
 import os
 from typing import Mapping, Optional, Sequence, Tuple, Union
 
+import matplotlib
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ _LARGEST_AREA = 300.0
 _Path = Union[str, 'os.PathLike[str]']
 
 
+@matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_accuracy_by_round(
   path: _Path,
   series: Mapping[str, Tuple[Sequence[int], Sequence[Optional[float]]]],
@@ -100,6 +102,7 @@ def plot_accuracy_by_round(
   picture_style.save(figure, path)
 
 
+@matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_client_distribution(
   path: _Path,
   before: Optional[Sequence[float]],
@@ -162,6 +165,7 @@ def plot_client_distribution(
   picture_style.save(figure, path)
 
 
+@matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_domains(
   path: _Path,
   panels: Mapping[str, Mapping[str, Mapping[str, Optional[float]]]],

@@ -25,6 +25,7 @@ from tff_pfl.simulation import value_codec
 
 _Path = Union[str, 'os.PathLike[str]']
 _NONE_CELL = '–'
+_FORMULA_STARTS = ('=', '+', '-', '@', '\t', '\r')
 
 
 def accuracy_summary(
@@ -127,7 +128,8 @@ def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path: The file.
     rows: The rows, which need not have the same keys. The columns are the keys
       of all rows in the order of their first appearance, those of nested
-      mappings joined by "/"; what a row lacks is an empty cell.
+      mappings joined by "/"; what a row lacks is an empty cell. Names and
+      values are written as `csv_cell` returns them.
 
   Raises:
     RunError: If the file cannot be written.
@@ -135,15 +137,43 @@ def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
   flat = [value_codec.flatten(value_codec.to_json(row)) for row in rows]
   columns = list(dict.fromkeys(name for row in flat for name in row))
   with atomic_file(path) as file:
-    writer = csv.writer(file, lineterminator='\n')
+    writer = csv_writer(file)
     if columns:
-      writer.writerow(columns)
+      writer.writerow(map(csv_cell, columns))
     writer.writerows([csv_cell(row.get(c)) for c in columns] for row in flat)
 
 
 def csv_cell(value: Any) -> Any:
-  """Returns a JSON value as a cell of a CSV file: lists as JSON text."""
-  return json_text(value) if isinstance(value, (list, dict)) else value
+  """Returns a JSON value as a cell of a CSV file.
+
+  Lists become JSON text. Text (not a number) that a spreadsheet would take for
+  a formula, as it starts with one of ``= + - @``, a tab or a carriage return,
+  gets an apostrophe before it: data, such as a client's id, must not run.
+  """
+  if isinstance(value, (list, dict)):
+    return json_text(value)
+  if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
+    return f"'{value}"
+  return value
+
+
+def csv_writer(file: IO[str]) -> Any:
+  """Returns a `csv.writer` whose rows end in a line feed."""
+  return csv.writer(_LineFeeds(file))
+
+
+class _LineFeeds:
+  """Takes the rows of a CSV writer, which end in CR LF.
+
+  It quotes only what has a character of its line's end in it, but readers take
+  either for one.
+  """
+
+  def __init__(self, file: IO[str]):
+    self._file = file
+
+  def write(self, row: str) -> None:
+    self._file.write(row[:-2] + '\n')
 
 
 @contextlib.contextmanager
