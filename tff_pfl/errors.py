@@ -6,13 +6,32 @@ what goes wrong around a run (a locked directory, a full disk, a dead worker).
 The binaries print any of these as one line and exit with status 1.
 """
 
+import errno
 import math
 import numbers
 from typing import Any, Optional
 
 
+_ADVICE = {
+  errno.EACCES: 'give a path that may be used',
+  errno.EEXIST: 'give the path of a folder',
+  errno.ENAMETOOLONG: 'give a shorter path',
+  errno.ENOENT: 'check the path',
+  errno.ENOSPC: 'free space and try again',
+  errno.ENOTDIR: 'a part of the path is a file; give another path',
+  errno.EROFS: 'give a path on a disk that can be written to',
+}
+
+
 class RunError(RuntimeError):
   """A run cannot start or go on; what was committed before stays intact."""
+
+
+def os_reason(error: OSError) -> str:
+  """Returns why a file or folder could not be used, and what to do."""
+  reason = error.strerror or str(error)
+  advice = _ADVICE.get(error.errno)
+  return f'{reason}; {advice}' if advice else reason
 
 
 def message(name: str, constraint: str, found: Any) -> str:

@@ -28,4 +28,6 @@ def reason(error: Exception) -> str:
     text = f'The runtime failed: {error.details()[:500]}'
   elif isinstance(error, tf.errors.OpError):
     text = f'The runtime failed: {error.message[:500]}'
+  elif isinstance(error, OSError) and error.filename is not None:
+    text = f'Cannot use {error.filename}: {errors.os_reason(error)}.'
   return ' '.join(text.split())

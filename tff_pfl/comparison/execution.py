@@ -270,7 +270,7 @@ class _Running:
         )
     except OSError as error:
       raise errors.RunError(
-        f'Cannot start a trial in {folder}: {error.strerror}.'
+        f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
       ) from error
 
   def take_ended(self):

@@ -133,7 +133,7 @@ class MetricsWriters:
       self._failed = True
       raise errors.RunError(
         f'Cannot write the metrics to {self._directory}:'
-        f' {error.strerror or error}; the committed rounds are safe; mend it'
+        f' {errors.os_reason(error)}; the committed rounds are safe; mend it'
         ' and pass --resume.'
       ) from error
 

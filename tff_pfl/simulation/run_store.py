@@ -591,7 +591,7 @@ class DirectoryLock:
     except OSError as error:
       raise errors.RunError(
         f'Cannot write to the output directory {self._directory}:'
-        f' {error.strerror}.'
+        f' {errors.os_reason(error)}.'
       ) from error
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -602,7 +602,7 @@ class DirectoryLock:
       if not isinstance(error, BlockingIOError):
         raise errors.RunError(
           f'Cannot lock the output directory {self._directory}:'
-          f' {error.strerror}.'
+          f' {errors.os_reason(error)}.'
         ) from error
       raise errors.RunError(
         f'The output directory {self._directory} is in use by a running process'
@@ -614,7 +614,7 @@ class DirectoryLock:
       self.release()
       raise errors.RunError(
         f'Cannot write to the output directory {self._directory}:'
-        f' {error.strerror}.'
+        f' {errors.os_reason(error)}.'
       ) from error
     return self
 

@@ -212,7 +212,9 @@ def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
     finally:
       os.close(descriptor)
   except OSError as error:
-    raise errors.RunError(f'Cannot write {path}: {error.strerror}.') from error
+    raise errors.RunError(
+      f'Cannot write {path}: {errors.os_reason(error)}.'
+    ) from error
 
 
 def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
