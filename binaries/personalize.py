@@ -31,7 +31,7 @@ from absl import flags
 from binaries import program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.simulation import finished_run
+from tff_pfl.simulation import client_population, finished_run
 from tff_pfl.simulation import summary as summary_lib
 
 FLAGS = flags.FLAGS
@@ -204,6 +204,7 @@ def main() -> None:
   output_dir = _OUTPUT_DIR.value
   with finished_run.FinishedRun(_RUN_DIR.value) as run:
     clients = _load_clients(run)
+    client_population.check_scorable(clients)
     variants = _variants(run)
     runtime_options = runtime_flags.options()
     # Before the work, so that a folder that cannot be written to costs nothing.

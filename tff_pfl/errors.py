@@ -11,7 +11,6 @@ import math
 import numbers
 from typing import Any, Optional
 
-
 _ADVICE = {
   errno.EACCES: 'give a path that may be used',
   errno.EEXIST: 'give the path of a folder',

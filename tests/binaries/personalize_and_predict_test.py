@@ -389,11 +389,17 @@ def test_unreadable_files_are_one_line(runs, programs):
     ),
     (['--dataset=synthetic'], 'float32(28, 28, 1)'),
     (['--clients_npz=x.npz', '--test_fraction=1'], '`test_fraction`'),
+    (
+      ['--clients_npz=x.npz', '--test_fraction=0'],
+      "at least one client has test examples, found 'x.npz'",
+    ),
+    (['--clients_npz=one.npz'], 'at least one client has test examples'),
   ],
 )
 def test_wrong_flags_of_personalize_are_one_line(flags, words, runs, programs):
   x, y = _new_examples(20)
   np.savez(programs.directory / 'x.npz', x=x, y=y)
+  np.savez(programs.directory / 'one.npz', x=x[:1], y=y[:1])
   message = programs.fail(
     'personalize', f'--run_dir={runs / "fed_rep"}', '--output_dir=out', *flags
   )
@@ -473,7 +479,9 @@ def test_output_that_cannot_be_written_is_one_line_before_the_work(
     '--num_clients=6',
     '--output_dir=out',
   )
-  assert 'out' in message
+  assert message.startswith(
+    'Cannot use out/personal_models: Not a directory; a '
+  )
   assert (programs.directory / 'out').read_text() == 'mine'
 
 
@@ -550,4 +558,5 @@ def test_folder_without_a_run_is_one_line(programs):
   ):
     message = programs.fail(program, '--run_dir=nothing', *flags)
     assert message.startswith('There is no run in nothing')
+    assert message.endswith('check the name of the folder.')
   assert not (programs.directory / 'nothing').exists()

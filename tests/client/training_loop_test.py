@@ -783,6 +783,8 @@ def test_optimizers_out_of_range_are_refused(arguments, reason):
   [
     ({'batch_size': 0}, '`batch_size`.*found 0'),
     ({'batch_size': 0.5}, '`batch_size`.*found 0.5'),
+    ({'batch_size': 2**31}, '`batch_size`.*32-bit.*found 2147483648'),
+    ({'num_epochs': 2**64}, '`num_epochs`.*32-bit.*found 18446744073709551616'),
     ({'num_steps': -1}, '`num_steps`.*found -1'),
     ({'num_epochs': -1}, '`num_epochs`.*found -1'),
   ],

@@ -199,7 +199,8 @@ def test_model_of_other_weights_is_refused_naming_the_first(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-  'client_id', ['../../x', '..', '.', '', '/etc/x', 'a\\b', 'a\0b', 'Zoë 1']
+  'client_id',
+  ['../../x', '..', '.', '', '/etc/x', 'a\\b', 'a\0b', 'Zoë 1', 'x' * 400],
 )
 def test_every_client_id_has_a_file_of_its_own_in_the_folder(
   client_id, tmp_path, run
@@ -216,9 +217,9 @@ def test_every_client_id_has_a_file_of_its_own_in_the_folder(
 def test_ids_that_look_alike_escaped_do_not_collide(tmp_path):
   paths = {
     finished_run.personal_model_path('', client_id)
-    for client_id in ('a/b', 'a%2Fb', 'a%252Fb', 'a_b')
+    for client_id in ('a/b', 'a%2Fb', 'a%252Fb', 'a_b', 'x' * 400, 'x' * 401)
   }
-  assert len(paths) == 4
+  assert len(paths) == 6
 
 
 def test_predictions_of_many_examples_are_those_of_each(run):

@@ -29,6 +29,8 @@ from tff_pfl.models import split_model
 
 # After so many epochs of a phase the shuffles come again in the same order.
 _MAX_ORDERS = 128
+# The plans of batches are int32.
+_INT32_END = 2**31
 
 OPTIMIZERS = ('sgd', 'adam')
 
@@ -95,15 +97,16 @@ class Phase:
       may_be_none = name != 'batches_per_step'
       errors.expect(
         (value is None and may_be_none)
-        or (isinstance(value, numbers.Integral) and value > 0),
+        or (isinstance(value, numbers.Integral) and 0 < value < _INT32_END),
         name,
-        'a positive integer' + ' or None' * may_be_none,
+        'a positive 32-bit integer' + ' or None' * may_be_none,
         value,
       )
     errors.expect(
-      isinstance(self.num_epochs, numbers.Integral) and self.num_epochs >= 0,
+      isinstance(self.num_epochs, numbers.Integral)
+      and 0 <= self.num_epochs < _INT32_END,
       'num_epochs',
-      'an integer, at least 0',
+      'a 32-bit integer, at least 0',
       self.num_epochs,
     )
 

@@ -23,7 +23,8 @@ class _Seeds:
 
   def __call__(self, initializer=keras.initializers.GlorotUniform):
     self._next += 1
-    return initializer(seed=self._next)
+    # TensorFlow takes 64 bits with a sign.
+    return initializer(seed=(self._next + 2**63) % 2**64 - 2**63)
 
 
 def linear(

@@ -48,6 +48,16 @@ def check_data_fit(
   )
 
 
+def check_scorable(data: datasets.FederatedDataset) -> None:
+  """Raises `ValueError` unless some client of a dataset can be scored."""
+  errors.expect(
+    any(data.num_test_examples(client_id) for client_id in data.client_ids),
+    'data',
+    'a dataset in which at least one client has test examples',
+    data.name,
+  )
+
+
 def _check_domains_fit(
   model: split_model.SplitModel, data: datasets.FederatedDataset
 ) -> None:

@@ -108,12 +108,7 @@ def run(
     num_clients, cohort_size, process.seed
   )
   client_population.check_data_fit(process.model, data)
-  errors.expect(
-    any(data.num_test_examples(client_id) for client_id in data.client_ids),
-    'data',
-    'a dataset in which at least one client has test examples',
-    data.name,
-  )
+  client_population.check_scorable(data)
   config = {
     'algorithm': process.name,
     'dataset': data.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import os
 import urllib.parse
 import zipfile
@@ -33,6 +34,8 @@ from tff_pfl.templates import personalized_process
 
 PERSONAL_MODELS_DIR = 'personal_models'
 _PREDICTION_CHUNK = 1024
+# File systems take 255 bytes, endings included.
+_LONGEST_NAME = 200
 
 
 class FinishedRun:
@@ -420,9 +423,13 @@ def _check_domain(model, domain, num_examples):
 def personal_model_path(directory: str, client_id: str) -> str:
   """Where `personalize` puts a client's model in its output folder.
 
-  Characters of the id that could lead out of the folder are escaped.
+  Characters of the id that could lead out of the folder are escaped; an id that
+  is too long for a file's name is cut, with a checksum in place of the rest.
   """
   name = urllib.parse.quote(client_id, safe=' ')
+  if len(name) > _LONGEST_NAME:
+    # No escaped name has such a sign.
+    name = f'{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}'
   return os.path.join(directory, PERSONAL_MODELS_DIR, f'{name}.npz')
 
 

@@ -50,7 +50,7 @@ class RunConfig:
     rounds_per_evaluation: Rounds between evaluations.
     num_final_evaluations: How many of the last rounds are all evaluated.
     seed: Of the partition, the initial weights, the sampling and all client
-      work; non-negative.
+      work; from 0 to 2**63 - 1.
     runtime: A key of `runtime.RUNTIMES`.
   """
 
@@ -95,7 +95,7 @@ class RunConfig:
       'model_arguments',
       f'model {self.model!r}',
     )
-    errors.expect(self.seed >= 0, 'seed', 'a non-negative integer', self.seed)
+    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
 
