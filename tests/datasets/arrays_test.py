@@ -1,6 +1,10 @@
 """Tests of central examples before they become clients."""
 
+import gzip
+import io
+import struct
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -231,3 +235,75 @@ def test_first_npz_file_that_is_bad_is_named(tmp_path):
     arrays_lib.read_npz_files(paths, [('x',)] * 3)
   with pytest.raises(ValueError, match='bad.npz.*a damaged one'):
     arrays_lib.read_npz_files(paths[::2], [('x',)] * 2)
+
+
+def _npz_of(array_bytes):
+  """A file of one array `x`, which is stored as these bytes."""
+  content = io.BytesIO()
+  with zipfile.ZipFile(content, 'w') as archive:
+    archive.writestr('x.npy', array_bytes)
+  return content.getvalue()
+
+
+def _npy(shape):
+  header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}"
+  header = header.ljust(117) + '\n'
+  return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode()
+
+
+def _with_zip_fields(flags, method):
+  """As `_npz_of`, with other values in both of the member's headers."""
+  content = _npz_of(_npy('(0,)'))
+  for magic, first in ((b'PK\x03\x04', 6), (b'PK\x01\x02', 8)):
+    place = content.index(magic) + first
+    fields = struct.pack('<HH', flags, method)
+    content = content[:place] + fields + content[place + 4 :]
+  return content
+
+
+@pytest.mark.parametrize(
+  'content, match',
+  [
+    (_npz_of(b'\x93NUMPY\x01\x00\x04\x00((((' + bytes(9)), 'EOF'),
+    (_npz_of(_npy('(2**45,)')), 'malformed'),
+    (_npz_of(_npy((2**45,))), 'Unable to allocate 256. TiB'),
+    (_with_zip_fields(flags=1, method=0), 'encrypted'),
+    (_with_zip_fields(flags=0, method=99), 'compression method'),
+  ],
+  ids=['header', 'shape', 'too_large', 'encrypted', 'unknown_compression'],
+)
+def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
+  path = tmp_path / 'a.npz'
+  path.write_bytes(content)
+  for read in (
+    arrays_lib.read_all_npz,
+    lambda path: arrays_lib.read_npz(path, ['x']),
+  ):
+    with pytest.raises(
+      ValueError, match=f'a.npz` to be a complete .npz.*{match}'
+    ) as error:
+      read(str(path))
+    assert '\n' not in str(error.value)
+
+
+def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
+  monkeypatch.setattr(arrays_lib, '_MAX_UNPACKED', 1000)
+  npz, gz = str(tmp_path / 'a.npz'), str(tmp_path / 'a.gz')
+  for num_bytes, fits in ((600, True), (10**6, False)):
+    np.savez_compressed(npz, x=np.zeros(num_bytes, np.uint8), y=1)
+    (tmp_path / 'a.gz').write_bytes(gzip.compress(bytes(num_bytes)))
+    for read, path in (
+      (arrays_lib.read_all_npz, npz),
+      (lambda path: arrays_lib.read_npz(path, ['x']), npz),
+      (arrays_lib.read_bytes, gz),
+    ):
+      if fits:
+        assert read(path)
+        continue
+      with pytest.raises(ValueError, match=f'{path}.*unpacks to more than'):
+        read(path)
+  # What is not asked for may be of any size, and well packed data be large.
+  assert arrays_lib.read_npz(npz, ['y']) == [1]
+  content = np.random.default_rng(0).bytes(10**6)
+  (tmp_path / 'a.gz').write_bytes(gzip.compress(content))
+  assert arrays_lib.read_bytes(gz) == content

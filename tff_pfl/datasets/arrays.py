@@ -4,11 +4,13 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import glob
+import gzip
 import io
 import os
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from typing import (
   Dict,
   Iterable,
@@ -26,6 +28,12 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.datasets import array_checks, federated_dataset, partitioning
 from tff_pfl.datasets import examples as examples_lib
+
+# A file that unpacks to more than this and to more than so many times its own
+# size is no data set but a mistake, or made to fill the memory.
+_MAX_UNPACKED = 2**30
+_MAX_EXPANSION = 100
+_READ_SIZE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,6 +312,50 @@ def unreadable_error(path: str, error: OSError) -> ValueError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
+def _check_unpacked(path: str, num_bytes: int) -> None:
+  """Raises `ValueError` if a compressed file unpacks to too much."""
+  limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
+  if num_bytes > limit:
+    raise ValueError(
+      f'it unpacks to more than {limit:,} bytes; if that is right, store it'
+      ' with less compression'
+    )
+
+
+def read_bytes(path: str) -> bytes:
+  """Returns what a file holds, unpacked if its name ends in `.gz`.
+
+  Args:
+    path: The file.
+
+  Raises:
+    ValueError: The file is missing or damaged, or unpacks to more than 1 GiB
+      and 100 times its size; the message names it.
+  """
+  try:
+    if not path.endswith('.gz'):
+      with open(path, 'rb') as file:
+        return file.read()
+    content = io.BytesIO()
+    with gzip.open(path, 'rb') as file:
+      while part := file.read(_READ_SIZE):
+        content.write(part)
+        _check_unpacked(path, content.tell())
+    return content.getvalue()
+  except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+    raise file_error(
+      path, 'a complete gzip file', f'a damaged one ({error})'
+    ) from None
+  except OSError as error:
+    raise unreadable_error(path, error) from None
+
+
+def read_all_npz(path: str) -> Dict[str, np.ndarray]:
+  """Returns all arrays of an .npz file by name; see `read_npz`."""
+  members = _decompress(path)
+  return dict(zip(members, _parse(path, list(members), members)))
+
+
 def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
   """Returns arrays of an .npz file.
 
@@ -312,8 +364,8 @@ def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
     keys: The arrays' names; others in the file are not read.
 
   Raises:
-    ValueError: The file is missing or damaged or lacks one; the message names
-      it.
+    ValueError: The file is missing or damaged or lacks one, or unpacks to more
+      than 1 GiB and 100 times its size; the message names it.
   """
   (arrays,) = read_npz_files([path], [keys])
   return arrays
@@ -343,13 +395,20 @@ def read_npz_files(
     ]
 
 
-def _decompress(path: str, keys: Sequence[str]) -> Dict[str, bytes]:
+def _decompress(
+  path: str, keys: Optional[Sequence[str]] = None
+) -> Dict[str, bytes]:
   """Returns the .npy files in an .npz file by name, those not wanted empty."""
   with _naming_npz(path), zipfile.ZipFile(path) as archive:
-    names = {name.removesuffix('.npy'): name for name in archive.namelist()}
+    members = {
+      info.filename.removesuffix('.npy'): info for info in archive.infolist()
+    }
+    wanted = members.keys() if keys is None else members.keys() & keys
+    # No member unpacks to more than it says.
+    _check_unpacked(path, sum(members[key].file_size for key in wanted))
     return {
-      key: archive.read(name) if key in keys else b''
-      for key, name in names.items()
+      key: archive.read(info) if key in wanted else b''
+      for key, info in members.items()
     }
 
 
@@ -380,7 +439,9 @@ def _naming_npz(path: str) -> Iterator[None]:
   # Archive, decompression and NumPy's header each have their own exceptions.
   except Exception as error:
     raise file_error(
-      path, 'a complete .npz file of numbers', f'a damaged one ({error})'
+      path,
+      'a complete .npz file of numbers or text',
+      f'a damaged one ({error})',
     ) from None
 
 

@@ -101,11 +101,7 @@ class CifarFiles:
 
   def _read_binary(self, path: str, num_images: int) -> Batch:
     """Returns images and labels of a file of the binary version."""
-    try:
-      with open(path, 'rb') as file:
-        content = file.read()
-    except OSError as error:
-      raise arrays_lib.unreadable_error(path, error) from None
+    content = arrays_lib.read_bytes(path)
     height, width, channels = IMAGE_SHAPE
     record_size = self.label_bytes + height * width * channels
     size = num_images * record_size

@@ -2,9 +2,7 @@
 
 import contextlib
 import csv
-import gzip
 import io
-import zlib
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from tff_pfl.datasets import arrays as arrays_lib
@@ -38,23 +36,15 @@ def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
   Raises:
     ValueError: The file is missing or damaged; the message names it.
   """
-  open_file = gzip.open if path.endswith('.gz') else open
   try:
-    with open_file(path, 'rb') as file:
-      # With or without the mark that spreadsheets put before UTF-8.
-      content = file.read().decode('utf-8-sig')
+    # With or without the mark that spreadsheets put before UTF-8.
+    content = arrays_lib.read_bytes(path).decode('utf-8-sig')
     with _fields_of_any_size():
       reader = csv.DictReader(
         io.StringIO(content, newline=''), columns, strict=True
       )
       names = tuple(reader.fieldnames or ())
       return Rows(names, list(reader))
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise arrays_lib.file_error(
-      path, 'a complete gzip file', f'a damaged one ({error})'
-    ) from None
-  except OSError as error:
-    raise arrays_lib.unreadable_error(path, error) from None
   except (csv.Error, UnicodeDecodeError) as error:
     raise arrays_lib.file_error(path, 'a CSV file in UTF-8', error) from None
 

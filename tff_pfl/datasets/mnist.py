@@ -13,10 +13,8 @@ stores them in another order, so that the same seed deals other images to a
 client than from the idx files.
 """
 
-import gzip
 import math
 import os
-import zlib
 from typing import Dict, Optional, Tuple, Union
 
 import numpy as np
@@ -43,10 +41,10 @@ _FOLDERS = {
 
 
 def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
-  """Reads a gzipped idx file of unsigned bytes.
+  """Reads an idx file of unsigned bytes.
 
   Args:
-    path: The file.
+    path: The file; compressed if its name ends in `.gz`.
     element_shape: What one element must look like, `()` for labels.
 
   Returns:
@@ -60,14 +58,7 @@ def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
   def fail(constraint: str, found: object):
     raise arrays_lib.file_error(path, constraint, found)
 
-  try:
-    with gzip.open(path, 'rb') as file:
-      content = file.read()
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    fail('a complete gzip file', f'a damaged one ({error})')
-  except OSError as error:
-    raise arrays_lib.unreadable_error(path, error) from None
-
+  content = arrays_lib.read_bytes(path)
   num_dims = 1 + len(element_shape)
   header_size = 4 + 4 * num_dims
   magic = bytes([0, 0, _UINT8_CODE, num_dims])

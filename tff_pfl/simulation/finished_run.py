@@ -8,8 +8,6 @@ import dataclasses
 import hashlib
 import os
 import urllib.parse
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -18,7 +16,7 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import array_checks, batches
+from tff_pfl.datasets import array_checks, arrays, batches
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import domains, split_model
@@ -289,31 +287,6 @@ class _FewerSamples:
     return examples.select(kept)
 
 
-def read_npz(path: str, name: str) -> dict:
-  """Reads all arrays of an .npz file.
-
-  Args:
-    path: The file.
-    name: What to call it in an error, such as the flag that named it.
-
-  Returns:
-    Array name to array.
-
-  Raises:
-    ValueError: If it is missing, damaged or not an .npz file of numbers.
-  """
-  start = f'Expected `{name}` to be a readable .npz file of numbers or text'
-  try:
-    stored = np.load(path)
-    if not isinstance(stored, np.lib.npyio.NpzFile):
-      raise ValueError('it holds a single array, as .npy files do')
-    with stored:
-      return {array: stored[array] for array in stored.files}
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-    reason = getattr(e, 'strerror', None) or str(e)
-    raise ValueError(f'{start}, found {path!r}: {reason}.') from e
-
-
 def save_personal_model(path: str, weights: split_model.Weights) -> None:
   """Writes a personal model as .npz: weight name to array."""
   with summary_lib.atomic_file(path, 'wb') as file:
@@ -326,9 +299,10 @@ def load_personal_model(
   """Reads a personal model of the given model.
 
   Raises:
-    ValueError: If the file holds other weights than the model's.
+    ValueError: If the file is missing or damaged, or holds other weights than
+      the model's.
   """
-  weights = read_npz(path, 'personal model')
+  weights = arrays.read_all_npz(path)
   for name in dict.fromkeys([*model.initial_weights, *weights]):
     wanted, found = (
       np.shape(values[name]) if name in values else None
