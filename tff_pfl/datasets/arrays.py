@@ -32,7 +32,7 @@ from tff_pfl.datasets import examples as examples_lib
 # A file that unpacks to more than this and to more than so many times its own
 # size is no data set but a mistake, or made to fill the memory.
 _MAX_UNPACKED = 2**30
-_MAX_EXPANSION = 100
+_MAX_EXPANSION = 20
 _READ_SIZE = 2**20
 
 
@@ -330,7 +330,7 @@ def read_bytes(path: str) -> bytes:
 
   Raises:
     ValueError: The file is missing or damaged, or unpacks to more than 1 GiB
-      and 100 times its size; the message names it.
+      and 20 times its size; the message names it.
   """
   try:
     if not path.endswith('.gz'):
@@ -365,7 +365,7 @@ def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
 
   Raises:
     ValueError: The file is missing or damaged or lacks one, or unpacks to more
-      than 1 GiB and 100 times its size; the message names it.
+      than 1 GiB and 20 times its size; the message names it.
   """
   (arrays,) = read_npz_files([path], [keys])
   return arrays
