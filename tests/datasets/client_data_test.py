@@ -90,6 +90,7 @@ def test_clients_of_either_split_are_known_and_may_lack_the_other():
 
 
 def test_clients_are_read_only_when_asked_for():
+  """But for a fingerprint, which reads 20 of them."""
   read = []
 
   def load(client_id):
@@ -98,16 +99,25 @@ def test_clients_are_read_only_when_asked_for():
       collections.OrderedDict(x=np.zeros((3, 2)), y=np.zeros(3, np.int64))
     )
 
+  def lazy(client_ids):
+    data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+      client_ids, load
+    )
+    read.clear()
+    return FederatedDataset.from_client_data(data, data, num_classes=1)
+
   client_ids = [str(i) for i in range(50)]
-  data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-    client_ids, load
-  )
-  read.clear()
-  dataset = FederatedDataset.from_client_data(data, data, num_classes=1)
+  dataset = lazy(client_ids)
   assert read == []
   assert dataset.train('7').x.dtype == np.float32
   assert dataset.num_train_examples('7') == 3
   assert read == ['7']
+  read.clear()
+  fingerprint = dataset.fingerprint
+  assert len(set(read)) == 20 and '1' not in read
+  other = lazy(['0', 'another', *client_ids[2:]])
+  assert other.fingerprint != fingerprint
+  assert len(set(read)) == 20 and 'another' not in read
 
 
 def test_pairs_and_more_than_one_read_batch_are_read_in_order():

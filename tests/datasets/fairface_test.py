@@ -100,6 +100,16 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   again = dataset.train('client_2')
   np.testing.assert_array_equal(part.x, again.x)
   assert len(read) <= 5 and len(set(read)) == len(read)
+  num_read = len(read)
+  fingerprint = dataset.fingerprint
+  assert len(read) == num_read
+  images = sorted((folder / 'train').iterdir())
+  for image in images:
+    image.write_bytes(images[0].read_bytes())
+  again = fairface.load_fairface(
+    6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8
+  )
+  assert again.fingerprint != fingerprint
 
 
 def test_images_are_resampled_with_antialiasing(folder):

@@ -560,3 +560,31 @@ def test_select_takes_examples_with_all_their_fields():
     chosen = examples_lib.Examples(x, y, domain).select(np.array([3, 1]))
     assert chosen.x.ravel().tolist() == [3, 1] and chosen.y.tolist() == [3, 1]
   assert chosen.domain.tolist() == [0, 2]
+
+
+def test_fingerprint_covers_every_example():
+  """Also of the clients' many more than 20, as of lazy datasets."""
+
+  def fingerprint(client_ids=None, **changed):
+    arrays = dict(
+      x=np.arange(120.0), y=np.zeros(120, int), domain=np.arange(120) % 2
+    )
+    for name, place in changed.items():
+      arrays[name][place] = 1 - arrays[name][place]
+    dataset = FederatedDataset.from_arrays(
+      **arrays,
+      keys=np.arange(120) // 2,
+      num_classes=2,
+      domain_names=['a', 'b'],
+      client_ids=client_ids,
+    )
+    return dataset.fingerprint
+
+  found = [
+    fingerprint(**{name: i})
+    for name in ('x', 'y', 'domain')
+    for i in range(120)
+  ]
+  found += [fingerprint([f'client {i}' for i in range(60)])]
+  assert len({fingerprint(), *found}) == 362
+  assert fingerprint() == fingerprint()

@@ -3,6 +3,7 @@ import csv
 import functools
 import json
 import os
+import sqlite3
 import statistics
 
 import numpy as np
@@ -534,7 +535,25 @@ def test_process_of_a_negative_seed_is_refused(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_own_model_and_arrays_resume_with_the_same_settings_only(tmp_path):
+def test_run_with_a_fingerprint_of_before_goes_on(tmp_path):
+  data = _make_data()
+  _run(_make_process(), data, tmp_path)
+  before = population_lib._of_some_clients(data)
+  with sqlite3.connect(tmp_path / run_store.FILE_NAME) as connection:
+    connection.execute(
+      'UPDATE config SET json = replace(json, ?, ?)', [data.fingerprint, before]
+    )
+  connection.close()
+  for num_rounds in (3, 4):
+    _run(_make_process(), data, tmp_path, num_rounds=num_rounds, resume=True)
+    with run_store.RunStore.open_for_reading(tmp_path) as store:
+      assert store.last_round == num_rounds
+      assert store.config['data_sha256'] == before
+
+
+def test_own_model_and_arrays_resume_with_the_same_settings_only(
+  tmp_path, monkeypatch
+):
   data = _make_data()
   options = {'settings': {'hparams': {'rate': 0.1}}}
   first = _run(_make_process(), data, tmp_path, **options)
@@ -574,6 +593,9 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(tmp_path):
     )
   )
   assert 'cohort_size was 3, now 4' in refused(_make_process(), cohort_size=4)
+  monkeypatch.setattr(data, 'fingerprint', 'other')
+  assert 'data_sha256 was ' in refused(_make_process())
+  monkeypatch.undo()
   assert 'model.shapes.body/bias was [5], now [4]' in refused(
     _make_process(width=4)
   )

@@ -175,6 +175,22 @@ def test_run_that_has_committed_nothing_is_refused(tmp_path, runtime):
       run.personal_weights('client_0', runtime)
 
 
+def test_run_whose_data_have_changed_is_refused(
+  directory, run, runtime, monkeypatch
+):
+  digits = datasets.load_arrays('digits')
+  x = digits.x.copy()
+  x[700] += 0.1
+  changed = dataclasses.replace(digits, x=x).to_clients(6)
+  monkeypatch.setattr(run_config.RunConfig, 'load_data', lambda config: changed)
+  with pytest.raises(errors.RunError, match='data have changed since the run'):
+    finished_run.FinishedRun(directory)
+  with pytest.raises(errors.RunError, match='data have changed since the run'):
+    finished_run.personal_weights(
+      directory, run.build_process(), changed, 'client_0'
+    )
+
+
 def test_saved_model_is_read_back_in_the_order_of_the_model(tmp_path, run):
   weights = run.model.initial_weights
   path = str(tmp_path / 'model.npz')

@@ -32,6 +32,7 @@ class _PartOfTraining(datasets.ExampleSource):
     held_out: bool,
   ):
     self._data = data
+    self.in_memory = data.in_memory
     self._fraction = fraction
     self._seed = seed
     self._held_out = held_out

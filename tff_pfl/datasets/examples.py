@@ -2,7 +2,7 @@
 
 import abc
 import collections
-from typing import Callable, Iterable, NamedTuple, Optional, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -73,12 +73,15 @@ class ExampleSource(abc.ABC):
   keeps none of them.
 
   Attributes:
+    in_memory: Whether the examples are at hand, so that reading all of them
+      takes seconds.
     num_overlapping: Up to how many examples before it, and as many after it,
       may share content with an example of the same client, as windows on a
       text do. Where it is above 0, a client's examples are to be divided in
       their order, and so many left out between the parts.
   """
 
+  in_memory: bool = False
   num_overlapping: int = 0
 
   @abc.abstractmethod
@@ -102,6 +105,11 @@ class ExampleSource(abc.ABC):
       int32 `[n]`, or None where examples have no domain.
     """
     return self.examples(position).domain
+
+  def content(self, position: int) -> Iterator[bytes]:
+    """Yields what tells the examples of a client from others."""
+    for array in self.examples(position).as_dict().values():
+      yield array.tobytes()
 
   def class_counts(
     self, positions: Sequence[int], num_classes: int
@@ -145,6 +153,8 @@ def _count(
 class ArraySource(ExampleSource):
   """Clients as index arrays into central arrays."""
 
+  in_memory = True
+
   def __init__(
     self,
     x: np.ndarray,
@@ -162,7 +172,8 @@ class ArraySource(ExampleSource):
       indices: Per client an integer array of positions in `x` and `y`.
       transform: Applied to a client's `[k, ...]` inputs when they are asked
         for, so that `x` can stay in its compact form. It must work example by
-        example. None for the inputs as they are.
+        example. None for the inputs as they are. One that reads files has a
+        method `content` that yields the bytes of those of inputs `[k, ...]`.
       num_overlapping: See `ExampleSource`.
       domain: Domain ids of all clients' examples, int32 `[n]`; None without.
     """
@@ -186,6 +197,17 @@ class ArraySource(ExampleSource):
         x.shape,
       )
     return Examples(x, self._y[indices], self.domains(position))
+
+  def content(self, position: int) -> Iterator[bytes]:
+    """Yields the bytes of arrays, and of files before they are decoded."""
+    if not hasattr(self._transform, 'content'):
+      yield from super().content(position)
+      return
+    indices = self._indices[position]
+    yield from self._transform.content(self._x[indices])
+    yield self._y[indices].tobytes()
+    if self._domain is not None:
+      yield self._domain[indices].tobytes()
 
   def labels(self, position: int) -> np.ndarray:
     """Slices the client's labels."""

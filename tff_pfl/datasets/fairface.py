@@ -22,7 +22,7 @@ that clients really have, up to 3 * size^2 bytes for each of all: 1.2 GB at
 
 import concurrent.futures
 import os
-from typing import List, NamedTuple, Optional, Sequence, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -164,6 +164,11 @@ class LazyImages:
         for _ in pool.map(self._decode, missing):
           pass
     return arrays_lib.to_unit_interval(self._images[positions])
+
+  def content(self, positions: np.ndarray) -> Iterator[bytes]:
+    """Yields the bytes of images' files; see `examples.ArraySource`."""
+    for position in positions:
+      yield arrays_lib.read_bytes(self._paths[position])
 
   def _decode(self, position: int) -> None:
     path = self._paths[position]

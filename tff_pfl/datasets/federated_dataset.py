@@ -1,6 +1,8 @@
 """`FederatedDataset`: who the clients are, and what each of them holds."""
 
 import collections
+import functools
+import hashlib
 from typing import (
   Any,
   Callable,
@@ -25,12 +27,20 @@ from tff_pfl.datasets import examples as examples_lib
 
 SPLITS = ('train', 'test')
 _DOMAIN_SPEC = tf.TensorSpec((), tf.int32)
+# Of a dataset that is not in memory, how many clients a fingerprint reads.
+NUM_FINGERPRINTED = 20
 
 
 def numbered_client_ids(num_clients: int) -> List[str]:
   """Returns ids `client_0` …, zero-padded so that they sort by number."""
   width = len(str(num_clients - 1))
   return [f'client_{i:0{width}d}' for i in range(num_clients)]
+
+
+def evenly_spaced(values: Sequence[Any], number: int) -> List[Any]:
+  """Returns so many of the values, or all, the first and the last included."""
+  chosen = np.linspace(0, len(values) - 1, number, dtype=int)
+  return [values[position] for position in np.unique(chosen)]
 
 
 class FederatedDataset:
@@ -142,6 +152,31 @@ class FederatedDataset:
     See `examples.ExampleSource`; 0 but for examples cut out of one text.
     """
     return self._train.num_overlapping
+
+  @property
+  def in_memory(self) -> bool:
+    """Whether reading all examples takes seconds."""
+    return self._train.in_memory and self._test.in_memory
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """A checksum of the clients and their examples.
+
+    It covers all examples of a dataset that is made of arrays, as those that
+    are read from files are. One whose clients are read or generated when they
+    are asked for, such as that of `from_client_data`, stays lazy: of it, all
+    client ids are covered, and the examples of 20 clients, evenly spaced.
+    """
+    checksum = hashlib.sha256(repr(self.client_ids).encode())
+    positions = list(self._positions.values())
+    if not self.in_memory:
+      positions = evenly_spaced(positions, NUM_FINGERPRINTED)
+    for position in positions:
+      for source in (self._train, self._test):
+        for part in source.content(position):
+          checksum.update(b'%d:' % len(part))
+          checksum.update(part)
+    return checksum.hexdigest()[:16]
 
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none.

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tree
 
 from tff_pfl import datasets, errors
+from tff_pfl.datasets import federated_dataset
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.templates import personalized_process
 
-_FINGERPRINTED_CLIENTS = 20
+# The setting of a run that tells its data.
+FINGERPRINT = 'data_sha256'
 
 
 def check_data_fit(
@@ -88,23 +90,48 @@ def _check_domains_fit(
     )
 
 
-def fingerprint(data: datasets.FederatedDataset) -> str:
-  """A checksum of a dataset: of its clients' number and of some clients' data.
+def recorded_fingerprint(
+  data: datasets.FederatedDataset, recorded: Optional[str]
+) -> str:
+  """The data's fingerprint, in the form in which a run has recorded one.
 
-  The same partition of the same data gives the same; reading all clients would
-  cost too much for large populations.
+  Args:
+    data: The clients.
+    recorded: What the run has recorded; None for nothing.
+
+  Returns:
+    `recorded` if it is of this data. Before fingerprints covered everything,
+    runs recorded one of 20 clients; it is known by these.
   """
-  checksum = hashlib.sha256(str(len(data.client_ids)).encode())
-  positions = np.linspace(
-    0, len(data.client_ids) - 1, _FINGERPRINTED_CLIENTS, dtype=int
-  )
-  for position in np.unique(positions):
-    client_id = data.client_ids[position]
+  if recorded in (None, data.fingerprint):
+    return data.fingerprint
+  return recorded if recorded == _of_some_clients(data) else data.fingerprint
+
+
+def _of_some_clients(data: datasets.FederatedDataset) -> str:
+  """The fingerprint of before; it must stay as it is."""
+  checksum = hashlib.sha256(str(data.num_clients).encode())
+  for client_id in federated_dataset.evenly_spaced(
+    data.client_ids, federated_dataset.NUM_FINGERPRINTED
+  ):
     checksum.update(client_id.encode())
     for examples in (data.train(client_id), data.test(client_id)):
       for array in examples.as_dict().values():
-        checksum.update(np.ascontiguousarray(array).tobytes())
+        checksum.update(array.tobytes())
   return checksum.hexdigest()[:16]
+
+
+def check_unchanged(
+  data: datasets.FederatedDataset, store: run_store.RunStore
+) -> None:
+  """Raises `RunError` if a run was trained on other data than these."""
+  recorded = store.config.get(FINGERPRINT)
+  if recorded not in (None, recorded_fingerprint(data, recorded)):
+    raise errors.RunError(
+      f'The data have changed since the run in {store.directory} was trained'
+      f' on them: their checksum was {recorded}, and is {data.fingerprint}.'
+      ' Bring the data back as they were, or train anew.'
+    )
 
 
 def decode_state(data: bytes, template: Any) -> Any:

@@ -32,7 +32,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
   """
 
   def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
-    """Reads nothing but a few clients, for a checksum.
+    """Reads nothing but what `data.fingerprint` covers.
 
     Args:
       data: The clients.
@@ -42,7 +42,8 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self.client_ids = data.client_ids
     self.seed = seed
     self.batches = batches.ClientBatches(data.train)
-    self.key = f'{client_population.fingerprint(data)}, seed {seed}'
+    self.key = f'{data.fingerprint}, seed {seed}'
+    self._data = data
     element = collections.OrderedDict(
       (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
       for name, spec in data.element_spec.items()
@@ -51,6 +52,12 @@ class ClientDataSource(tff.program.FederatedDataSource):
       tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
     )
     _SOURCES.add(self)
+
+  def has_key(self, key: str) -> bool:
+    """Whether a key is of the same clients and seed, also if of old form."""
+    recorded, _, rest = key.partition(',')
+    found = client_population.recorded_fingerprint(self._data, recorded)
+    return f'{found},{rest}' == f'{recorded}, seed {self.seed}'
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -83,7 +90,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
       RunError: If no source of the same clients was made in this process.
     """
     stored = json.loads(buffer)
-    source = next((s for s in _SOURCES if s.key == stored['key']), None)
+    source = next((s for s in _SOURCES if s.has_key(stored['key'])), None)
     if source is None:
       raise errors.RunError(
         'The stored program drew its cohorts from other clients or with '

@@ -40,7 +40,7 @@ from tff_pfl.simulation import (
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.
-RECORDED = ('process', 'data_sha256')
+RECORDED = ('process', client_population.FINGERPRINT)
 
 
 def run(
@@ -120,7 +120,9 @@ def run(
     'seed': process.seed,
     'runtime': runtime,
     'process': process.description,
-    'data_sha256': client_population.fingerprint(data),
+    client_population.FINGERPRINT: client_population.recorded_fingerprint(
+      data, _recorded_fingerprint(output_dir) if resume else None
+    ),
   }
   settings = dict(settings or {})
   for name, value in config.items():
@@ -153,6 +155,16 @@ def run(
       _train(runtime, process, data, store, sampler, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _recorded_fingerprint(directory: str) -> Optional[str]:
+  """What a run has recorded of its data; None where there is none."""
+  try:
+    with run_store.RunStore.open_for_reading(directory) as store:
+      return store.config.get(client_population.FINGERPRINT)
+  except errors.RunError:
+    # If it is damaged, that is said when it is resumed.
+    return None
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:

@@ -47,7 +47,8 @@ class FinishedRun:
       data_dir: Folder of the data set's files, if it has moved.
 
     Raises:
-      RunError: If there is no run, or none that can be built again.
+      RunError: If there is no run, none that can be built again, or one whose
+        data have changed.
     """
     with contextlib.ExitStack() as on_error:
       self._store = on_error.enter_context(
@@ -59,6 +60,7 @@ class FinishedRun:
       self.directory = directory
       self.config = config
       self.data = config.load_data()
+      client_population.check_unchanged(self.data, self._store)
       self._own_model = config.build_model(self.data)
       on_error.pop_all()
     # Building one takes a second or two.
@@ -226,7 +228,7 @@ def personal_weights(
     All weights; see `predict` for their use.
 
   Raises:
-    RunError: If there is no run, or one of another process.
+    RunError: If there is no run, or one of another process or other data.
     ValueError: If there is no such client.
   """
   errors.expect(
@@ -236,6 +238,7 @@ def personal_weights(
     client_id,
   )
   with run_store.RunStore.open_for_reading(directory) as store:
+    client_population.check_unchanged(data, store)
     with runtime_lib.create_runtime(runtime) as created:
       return _personal_weights(store, process, data, client_id, created)
 
