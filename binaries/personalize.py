@@ -205,7 +205,7 @@ def main() -> None:
   output_dir = _OUTPUT_DIR.value
   with finished_run.FinishedRun(_RUN_DIR.value) as run:
     clients = _load_clients(run)
-    client_population.check_scorable(clients)
+    client_population.check_test_examples(clients)
     variants = _variants(run)
     runtime_options = runtime_flags.options()
     # Before the work, so that a folder that cannot be written to costs nothing.

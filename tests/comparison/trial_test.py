@@ -77,6 +77,18 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
       run_config.RunConfig.from_settings(store.config)
 
 
+def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
+  wanted = plan.Trial(
+    'x',
+    # There are 1,437 training and 360 test examples.
+    _config(dataset='digits', num_clients=1300, partition='iid', seed=1),
+    num_new_clients=1,
+  )
+  trial.load_data(dataclasses.replace(wanted, num_new_clients=50))
+  with pytest.raises(ValueError, match='test examples.*found .none among 1 '):
+    trial.load_data(wanted)
+
+
 def test_new_clients_are_drawn_by_the_seed_alone():
   def new_clients(**changes):
     wanted = plan.Trial('x', _config(**changes), num_new_clients=2)

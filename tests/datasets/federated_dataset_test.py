@@ -522,6 +522,24 @@ def test_domain_without_training_examples_is_named_in_a_warning(caplog):
   assert "of the domains ['domain_1']" in caplog.text
 
 
+def test_clients_without_training_examples_are_counted_in_a_warning(caplog):
+  x, y = _arrays()
+  options = dict(keys=y, x_test=x, y_test=y, name='mine')
+  FederatedDataset.from_arrays(x, y, keys_test=y, **options)
+  assert not caplog.text
+  FederatedDataset.from_arrays(x, y, keys_test=y + 1, **options)
+  assert "'mine': 1 of 4 clients have no training examples" in caplog.text
+
+
+def test_classes_that_are_only_tested_on_are_named_in_a_warning(caplog):
+  x, y = _arrays()
+  options = dict(num_clients=4, x_test=x, num_classes=5, name='mine')
+  FederatedDataset.from_arrays(x, y, y_test=y, **options)
+  assert not caplog.text
+  FederatedDataset.from_arrays(x, y, y_test=y + 1, **options)
+  assert "'mine' has 20 test examples of the classes [3]" in caplog.text
+
+
 def test_spec_and_names_of_domains_must_agree():
   dataset = _with_domains()
   options = dict(

@@ -47,6 +47,13 @@ def test_every_example_is_dealt_exactly_once(spec, num_clients):
     )
 
 
+@pytest.mark.parametrize('spec', [*SPECS, 'dirichlet:0.5:0'])
+def test_more_clients_than_training_examples_are_refused(spec):
+  train, test = _labels([5, 6]), _labels([50, 60])
+  with pytest.raises(ValueError, match='`num_clients` to be at most 11, the'):
+    _partition(spec.replace('shards:3', 'shards:1'), train, test, 12)
+
+
 @pytest.mark.parametrize('spec', SPECS)
 def test_test_counts_follow_training_counts_up_to_one_example(spec):
   train, test = _labels([400, 600, 800, 1000]), _labels([40, 60, 80, 100])
@@ -257,9 +264,10 @@ def test_examples_of_a_client_are_not_sorted_by_class():
   assert (np.diff(labels) != 0).sum() > 100
 
 
-def test_more_clients_than_examples_leaves_some_without():
-  parts = _partition('iid', _labels([2, 1]), None, 10)
-  assert sorted(len(i) for i in parts.train_indices) == [0] * 7 + [1] * 3
+def test_very_unequal_draws_leave_some_without_examples():
+  parts = _partition('lognormal:50', _labels([20, 10]), None, 10)
+  sizes = [len(i) for i in parts.train_indices]
+  assert min(sizes) == 0 and sum(sizes) == 30
   assert all(i.dtype.kind == 'i' for i in parts.train_indices)
 
 
@@ -500,8 +508,10 @@ def test_shards_default_to_two():
     ('dirichlet:x', "`concentration` .* a number, found 'x'"),
     ('shards:0', '`shards_per_client` to be a positive integer, found 0'),
     ('classes_per_client:-1', 'a positive integer, found -1'),
-    ('dirichlet:0', '`concentration` to be a positive number, found 0.0'),
-    ('dirichlet:nan', '`concentration` to be a positive number, found nan'),
+    ('dirichlet:0', '`concentration` to be a positive number.*, found 0.0'),
+    ('dirichlet:nan', '`concentration` to be a positive number.*, found nan'),
+    # NumPy would never come back from it.
+    ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
     ('dirichlet:1:-2', '`min_examples` to be a non-negative'),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),

@@ -73,6 +73,8 @@ def load_data(trial: plan.Trial) -> TrialData:
       tuning.validation_view(trained, trial.validation_fraction, config.seed),
       None,
     )
+  for part in filter(None, (trained, new)):
+    client_population.check_test_examples(part)
   return TrialData(trained, new)
 
 

@@ -436,9 +436,12 @@ class FederatedDataset:
       parts = partitioning.hold_out(
         parts.train_indices, y, test_fraction, seed, domain=domain
       )
+    _warn_of_clients_without_training(parts.train_indices, name)
+    trained, tested = map(np.concatenate, parts)
+    if num_classes is not None:
+      _warn_of_untrained_classes(y[trained], y_test[tested], num_classes, name)
     if domain is not None:
-      trained = domain[np.concatenate(parts.train_indices)]
-      _warn_of_untrained_domains(trained, domain_names, name)
+      _warn_of_untrained_domains(domain[trained], domain_names, name)
     if client_ids is None:
       client_ids = (
         rule.client_ids
@@ -563,6 +566,37 @@ class FederatedDataset:
   def _source(self, split: str) -> examples_lib.ExampleSource:
     errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
     return self._train if split == 'train' else self._test
+
+
+def _warn_of_clients_without_training(
+  train_indices: Sequence[np.ndarray], name: str
+) -> None:
+  num_without = sum(not len(indices) for indices in train_indices)
+  if num_without:
+    logging.warning(
+      'Dataset %r: %d of %d clients have no training examples.',
+      name,
+      num_without,
+      len(train_indices),
+    )
+
+
+def _warn_of_untrained_classes(
+  y: np.ndarray, y_test: np.ndarray, num_classes: int, name: str
+) -> None:
+  """Logs which classes are tested on and never trained for."""
+  counts, test_counts = (
+    np.bincount(labels.ravel(), minlength=num_classes) for labels in (y, y_test)
+  )
+  untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
+  if len(untrained):
+    logging.warning(
+      'Dataset %r has %d test examples of the classes %s, of which there is no'
+      ' training example: are the labels right?',
+      name,
+      test_counts[untrained].sum(),
+      untrained.tolist(),
+    )
 
 
 def _warn_of_untrained_domains(

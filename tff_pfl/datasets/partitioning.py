@@ -46,6 +46,9 @@ from tff_pfl import errors
 # Independent random streams of one seed.
 _WEIGHTS, _TRAIN, _TEST, _HOLD_OUT = range(4)
 _MAX_DIRICHLET_DRAWS = 100
+# Below, a class belongs to one client, and NumPy takes longer and longer to say
+# to which, without ever looking at signals.
+_LEAST_CONCENTRATION = 1e-6
 _NUM_FALLAH_CLASSES = 10
 
 
@@ -341,6 +344,12 @@ class WeightedPartitioner(Partitioner):
     y_train, y_test, num_classes = self._class_labels(
       y_train, y_test, num_classes
     )
+    errors.expect(
+      num_clients <= len(y_train),
+      'num_clients',
+      f'at most {len(y_train)}, the number of training examples',
+      num_clients,
+    )
     class_counts = np.bincount(y_train, minlength=num_classes)
     weights = self.class_weights(num_clients, class_counts, seed)
     all_counts = class_counts + np.bincount(y_test, minlength=num_classes)
@@ -542,7 +551,7 @@ class Dirichlet(WeightedPartitioner):
   """Each class divided over the clients by a symmetric Dirichlet draw.
 
   Attributes:
-    concentration: Of the Dirichlet distribution, positive. Near 0 a class
+    concentration: Of the Dirichlet distribution, at least 1e-6. Near 0 a class
       belongs to few clients; a large value approaches `Iid`.
     min_examples: Least number of training examples of every client; the draw is
       repeated until it is met. 0 switches this off.
@@ -566,9 +575,10 @@ class Dirichlet(WeightedPartitioner):
 
   def __post_init__(self):
     errors.expect(
-      _is_number(self.concentration) and self.concentration > 0,
+      _is_number(self.concentration)
+      and self.concentration >= _LEAST_CONCENTRATION,
       'concentration',
-      'a positive number',
+      f'a positive number, at least {_LEAST_CONCENTRATION:g}',
       self.concentration,
     )
     errors.expect(

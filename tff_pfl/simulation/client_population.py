@@ -50,13 +50,13 @@ def check_data_fit(
   )
 
 
-def check_scorable(data: datasets.FederatedDataset) -> None:
-  """Raises `ValueError` unless some client of a dataset can be scored."""
+def check_test_examples(data: datasets.FederatedDataset) -> None:
+  """Raises `ValueError` if there is no client that can be scored."""
   errors.expect(
-    any(data.num_test_examples(client_id) for client_id in data.client_ids),
+    any(map(data.num_test_examples, data.client_ids)),
     'data',
     'a dataset in which at least one client has test examples',
-    data.name,
+    f'none among {data.num_clients} clients of {data.name}',
   )
 
 

@@ -108,7 +108,7 @@ def run(
     num_clients, cohort_size, process.seed
   )
   client_population.check_data_fit(process.model, data)
-  client_population.check_scorable(data)
+  client_population.check_test_examples(data)
   config = {
     'algorithm': process.name,
     'dataset': data.name,
