@@ -292,6 +292,21 @@ def test_texts_of_any_length_are_read(tmp_path):
       [('a', 1, 'u')],
       r'two or .*found \[1.0\]',
     ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'nan', 'u')],
+      'a label in every row, found none in row 3',
+    ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'yes', 'u')],
+      "all numbers or all words, found 'yes'",
+    ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'inf', 'u')],
+      "all numbers or all words, found 'inf'",
+    ),
   ],
 )
 def test_files_of_another_form_are_named(tmp_path, columns, rows, match):

@@ -313,6 +313,7 @@ def test_files_of_another_form_are_named(tmp_path, content, match):
   [
     (2, 5, 'old', {}, "numbers in column age, found 'old' in row 6 after"),
     (2, 5, 'inf', {}, "numbers in column age, found 'inf' in row 6 after"),
+    (2, 5, '-1e308', {}, "at most 1e.150 in column age, found '-1e308' in row"),
     (1, 4, '', {}, 'a sex in every row, found none in row 5'),
     (0, 3, '?', {}, 'a hospital in every row, found none in row 4'),
     (6, 9, '', {}, 'a ill in every row, found none in row 10'),

@@ -5,8 +5,12 @@ import csv
 import io
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from tff_pfl.datasets import arrays as arrays_lib
 
+# What stands for a missing value in tables, besides an empty cell.
+MISSING_MARKERS = ('?', 'NA', 'N/A', 'NaN', 'nan', 'null')
 # What Python's csv takes by itself, 131,072 characters, long texts exceed.
 _MAX_FIELD_SIZE = 2**31 - 1
 
@@ -47,6 +51,30 @@ def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
       return Rows(names, list(reader))
   except (csv.Error, UnicodeDecodeError) as error:
     raise arrays_lib.file_error(path, 'a CSV file in UTF-8', error) from None
+
+
+def numbers_of(cells: Sequence[str]) -> Tuple[np.ndarray, List[int]]:
+  """Returns cells as numbers, and which of those that are there are none.
+
+  Args:
+    cells: Of a column; empty where missing.
+
+  Returns:
+    float64 array, NaN where there is no number, and the positions of the cells
+    that are something else.
+  """
+  values = np.full(len(cells), np.nan)
+  others = []
+  for number, text in enumerate(cells):
+    if text:
+      try:
+        # Python would read 10_19, a group of ages, as 1019.
+        values[number] = float(text.replace('_', ' '))
+      except ValueError:
+        pass
+      if not np.isfinite(values[number]):
+        others.append(number)
+  return values, others
 
 
 @contextlib.contextmanager

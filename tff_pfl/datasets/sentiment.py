@@ -2,9 +2,9 @@
 
 The file has a heading and the columns `text`, `label` and `client`, `user` or
 `domain` (other columns are ignored), and may be compressed with gzip. The
-labels, two or more, are numbered in their sorted order: 0 and 1 stay as they
-are, and 0 and 4 become 0 and 1. Where there is a column `domain`, every text
-has that domain, whoever's it is.
+labels, two or more, are all numbers or all words, and are numbered in their
+sorted order: 0 and 1 stay as they are, and 0 and 4 become 0 and 1. Where there
+is a column `domain`, every text has that domain, whoever's it is.
 
 Sources that have this form or are easily brought to it: the Multi-Domain
 Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
@@ -95,7 +95,9 @@ def _checked(
     columns.append(domain_column)
   for number, row in enumerate(rows):
     for column in columns:
-      if not row[column]:
+      if not row[column] or (
+        column == 'label' and row[column] in csv_files.MISSING_MARKERS
+      ):
         raise ValueError(
           f'Expected `{path}` to have a {column} in every row, found none in'
           f' row {number + 1} after the heading.'
@@ -129,10 +131,13 @@ def _without_repeats(data: LabelledTexts, path: str) -> LabelledTexts:
 
 def _numbered_labels(labels: List[str], path: str) -> Tuple[np.ndarray, int]:
   """Returns the labels as classes, and the number of classes."""
-  try:
-    values = np.array([float(label) for label in labels])
-  except ValueError:
-    values = np.array(labels)
+  numbers, others = csv_files.numbers_of(labels)
+  if 0 < len(others) < len(labels):
+    raise ValueError(
+      f'Expected `{path}` to have labels that are all numbers or all words,'
+      f' found {labels[others[0]]!r} as well as numbers.'
+    )
+  values = np.array(labels) if others else numbers
   classes, y = np.unique(values, return_inverse=True)
   if len(classes) < 2:
     raise ValueError(

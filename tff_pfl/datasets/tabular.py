@@ -46,12 +46,13 @@ from tff_pfl.datasets import (
   standardization,
 )
 
-MISSING_MARKERS = ('?', 'NA', 'N/A', 'NaN', 'nan', 'null')
 _PATTERNS = ('*.csv', '*.csv.gz')
 # More words than these in a column are free text or row numbers.
 _MAX_CATEGORIES = 1000
 _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
+# Larger numbers' squares cannot be added up.
+_MAX_NUMBER = 1e150
 
 
 class Table(NamedTuple):
@@ -116,7 +117,7 @@ class Inputs(NamedTuple):
 
 def read_table(
   path: str,
-  missing_markers: Sequence[str] = MISSING_MARKERS,
+  missing_markers: Sequence[str] = csv_files.MISSING_MARKERS,
   columns: Optional[Sequence[str]] = None,
 ) -> Table:
   """Reads a CSV file.
@@ -155,27 +156,6 @@ def read_table(
 
 def _row(number: int) -> str:
   return f'row {number + 1} after the heading'
-
-
-def _numbers_of(cells: Sequence[str]) -> Tuple[np.ndarray, List[int]]:
-  """Returns cells as numbers, and which of those that are there are none.
-
-  Returns:
-    float64 array, NaN where there is no number, and the positions of the cells
-    that are something else.
-  """
-  values = np.full(len(cells), np.nan)
-  others = []
-  for number, text in enumerate(cells):
-    if text:
-      try:
-        # Python would read 10_19, a group of ages, as 1019.
-        values[number] = float(text.replace('_', ' '))
-      except ValueError:
-        pass
-      if not np.isfinite(values[number]):
-        others.append(number)
-  return values, others
 
 
 def _check_columns(table: Table, columns: Columns) -> None:
@@ -235,7 +215,7 @@ def _as_numbers(
     ValueError: One is something else; the message names its row, and says what
       to do.
   """
-  values, others = _numbers_of(cells)
+  values, others = csv_files.numbers_of(cells)
   if others:
     raise ValueError(
       f'Expected `{table.path}` to have numbers in column {column}, found'
@@ -264,7 +244,7 @@ def labels_of(table: Table, columns: Columns) -> Tuple[np.ndarray, int]:
     )
     classes, y = np.array([0, 1]), numbers > columns.label_above
   else:
-    numbers, others = _numbers_of(cells)
+    numbers, others = csv_files.numbers_of(cells)
     values = np.array(cells) if others else numbers
     classes, y = np.unique(values, return_inverse=True)
     is_whole = not others and (numbers == np.round(numbers)).all()
@@ -344,7 +324,7 @@ def _group_names(column: str, bounds: Sequence[float]) -> Tuple[str, ...]:
 def _sorted_words(cells: Sequence[str]) -> List[str]:
   """Returns the different cells that are not missing, numbers by value."""
   words = sorted({cell for cell in cells if cell})
-  numbers, others = _numbers_of(words)
+  numbers, others = csv_files.numbers_of(words)
   return words if others else [words[i] for i in np.argsort(numbers)]
 
 
@@ -415,7 +395,7 @@ def _numbers_or_none(
       column,
     )
     return None
-  _, others = _numbers_of(cells)
+  _, others = csv_files.numbers_of(cells)
   if len(others) == sum(map(bool, cells)) and others and not zero_is_missing:
     return None
   values = _as_numbers(
@@ -425,6 +405,13 @@ def _numbers_or_none(
     'name the column in `categorical_columns`, or the word in'
     ' `missing_markers`',
   )
+  too_large = np.flatnonzero(np.abs(values) > _MAX_NUMBER)
+  if len(too_large):
+    raise ValueError(
+      f'Expected `{table.path}` to have numbers of at most {_MAX_NUMBER:g} in'
+      f' column {column}, found {cells[too_large[0]]!r} in'
+      f' {_row(too_large[0])}.'
+    )
   return np.where(values == 0, np.nan, values) if zero_is_missing else values
 
 
@@ -533,7 +520,7 @@ def load_tabular(
   drop_columns: Sequence[str] = (),
   categorical_columns: Sequence[str] = (),
   zero_is_missing_columns: Sequence[str] = (),
-  missing_markers: Sequence[str] = MISSING_MARKERS,
+  missing_markers: Sequence[str] = csv_files.MISSING_MARKERS,
   label_above: Optional[float] = None,
   domain_bounds: Sequence[int] = (),
   missing_indicators: bool = False,
