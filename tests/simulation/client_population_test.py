@@ -61,23 +61,3 @@ def test_dataset_with_other_domains_is_an_error(names):
     match=f'of model.*: domain_0, domain_1, found .{", ".join(names)}',
   ):
     client_population.check_data_fit(model, _data(_DOMAIN, names))
-
-
-def test_fingerprint_that_covers_some_clients_is_still_known():
-  """Runs of before recorded that of 20 clients, here without the second."""
-  before = '796020d7f1fce301'
-
-  def data(*changed):
-    x = np.arange(100.0)
-    x[list(changed)] += 0.5
-    return datasets.FederatedDataset.from_arrays(
-      x, np.zeros(100), keys=np.arange(100) // 2, num_classes=1
-    )
-
-  for same in (data(), data(2, 3)):
-    assert client_population.recorded_fingerprint(same, before) == before
-  found = client_population.recorded_fingerprint(data(0, 1), before)
-  assert found == data(0, 1).fingerprint
-  now = data().fingerprint
-  for other in (data(2, 3), data(0, 1)):
-    assert client_population.recorded_fingerprint(other, now) != now

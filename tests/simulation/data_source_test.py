@@ -9,7 +9,6 @@ from tests.algorithms import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
 from tff_pfl.simulation import (
-  client_population,
   client_sampling,
   data_source,
 )
@@ -71,17 +70,6 @@ def test_iterator_of_other_clients_is_not_restored():
   with pytest.raises(errors.RunError, match='same data and seed'):
     data_source.ClientDataIterator.from_bytes(stored)
   del other
-
-
-def test_iterator_stored_with_a_fingerprint_of_before_is_restored():
-  source = data_source.ClientDataSource(_data(), seed=1)
-  before = client_population._of_some_clients(_data())
-  for key, known in (
-    (f'{before}, seed 1', True),
-    (f'{before}, seed 2', False),
-    (f'{before[::-1]}, seed 1', False),
-  ):
-    assert source.has_key(key) == known
 
 
 @pytest.mark.parametrize('k', [None, 0, 6])

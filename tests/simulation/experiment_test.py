@@ -3,7 +3,6 @@ import csv
 import functools
 import json
 import os
-import sqlite3
 import statistics
 
 import numpy as np
@@ -533,22 +532,6 @@ def test_process_of_a_negative_seed_is_refused(tmp_path):
   with pytest.raises(ValueError, match='`seed` to be nonnegative, found -1'):
     _run(_build('fed_rep', _make_model(), seed=-1), _make_data(), tmp_path)
   assert not list(tmp_path.iterdir())
-
-
-def test_run_with_a_fingerprint_of_before_goes_on(tmp_path):
-  data = _make_data()
-  _run(_make_process(), data, tmp_path)
-  before = population_lib._of_some_clients(data)
-  with sqlite3.connect(tmp_path / run_store.FILE_NAME) as connection:
-    connection.execute(
-      'UPDATE config SET json = replace(json, ?, ?)', [data.fingerprint, before]
-    )
-  connection.close()
-  for num_rounds in (3, 4):
-    _run(_make_process(), data, tmp_path, num_rounds=num_rounds, resume=True)
-    with run_store.RunStore.open_for_reading(tmp_path) as store:
-      assert store.last_round == num_rounds
-      assert store.config['data_sha256'] == before
 
 
 def test_own_model_and_arrays_resume_with_the_same_settings_only(

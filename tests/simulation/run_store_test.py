@@ -651,31 +651,6 @@ def test_a_lost_store_is_not_replaced_where_its_metrics_are(tmp_path, open_run):
   assert path.read_bytes() == b''
 
 
-def test_a_run_from_before_there_were_checksums_goes_on(tmp_path, evaluated):
-  path = tmp_path / run_store.FILE_NAME
-  path.write_bytes(evaluated)
-  with contextlib.closing(sqlite3.connect(path)) as connection:
-    # The checksums of these are 8 characters, those of rounds 16.
-    connection.execute('UPDATE config SET json = substr(json, 9)')
-    connection.execute('UPDATE per_client SET metrics = substr(metrics, 9)')
-    connection.execute('UPDATE rounds SET metrics = substr(metrics, 17)')
-    connection.execute('PRAGMA user_version = 1')
-    connection.commit()
-  with RunStore.open_for_reading(tmp_path) as store:
-    assert store.config == _CONFIG
-  with RunStore.resume(tmp_path, {**_CONFIG, 'num_rounds': 7}) as store:
-    commit(store, 5)
-  with RunStore.open_for_reading(tmp_path) as store:
-    assert [row['loss'] for row in store.metrics()] == [1, 2, 3, 4, 5]
-    assert [row['accuracy'] for row in store.evaluations()] == [0.25, 0.75]
-    assert [row['client'] for row in store.per_client()] == ['a', 'b', 'c']
-    assert store._connection.execute('PRAGMA user_version').fetchone() == (2,)
-  # What is new is checked.
-  content = path.read_bytes()
-  path.write_bytes(content.replace(b'"loss":5.0', b'"loss":6.0'))
-  assert 'round 5' in run_error(RunStore.open_for_reading, tmp_path)
-
-
 def test_database_of_another_program_is_left_alone(tmp_path):
   path = tmp_path / run_store.FILE_NAME
   with sqlite3.connect(path) as connection:

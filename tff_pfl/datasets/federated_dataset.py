@@ -28,19 +28,13 @@ from tff_pfl.datasets import examples as examples_lib
 SPLITS = ('train', 'test')
 _DOMAIN_SPEC = tf.TensorSpec((), tf.int32)
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
-NUM_FINGERPRINTED = 20
+_NUM_FINGERPRINTED = 20
 
 
 def numbered_client_ids(num_clients: int) -> List[str]:
   """Returns ids `client_0` …, zero-padded so that they sort by number."""
   width = len(str(num_clients - 1))
   return [f'client_{i:0{width}d}' for i in range(num_clients)]
-
-
-def evenly_spaced(values: Sequence[Any], number: int) -> List[Any]:
-  """Returns so many of the values, or all, the first and the last included."""
-  chosen = np.linspace(0, len(values) - 1, number, dtype=int)
-  return [values[position] for position in np.unique(chosen)]
 
 
 class FederatedDataset:
@@ -170,7 +164,8 @@ class FederatedDataset:
     checksum = hashlib.sha256(repr(self.client_ids).encode())
     positions = list(self._positions.values())
     if not self.in_memory:
-      positions = evenly_spaced(positions, NUM_FINGERPRINTED)
+      chosen = np.linspace(0, len(positions) - 1, _NUM_FINGERPRINTED, dtype=int)
+      positions = [positions[i] for i in np.unique(chosen)]
     for position in positions:
       for source in (self._train, self._test):
         for part in source.content(position):

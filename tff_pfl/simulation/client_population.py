@@ -6,15 +6,13 @@ the population.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tree
 
 from tff_pfl import datasets, errors
-from tff_pfl.datasets import federated_dataset
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import run_store, value_codec
@@ -90,43 +88,12 @@ def _check_domains_fit(
     )
 
 
-def recorded_fingerprint(
-  data: datasets.FederatedDataset, recorded: Optional[str]
-) -> str:
-  """The data's fingerprint, in the form in which a run has recorded one.
-
-  Args:
-    data: The clients.
-    recorded: What the run has recorded; None for nothing.
-
-  Returns:
-    `recorded` if it is of this data. Before fingerprints covered everything,
-    runs recorded one of 20 clients; it is known by these.
-  """
-  if recorded in (None, data.fingerprint):
-    return data.fingerprint
-  return recorded if recorded == _of_some_clients(data) else data.fingerprint
-
-
-def _of_some_clients(data: datasets.FederatedDataset) -> str:
-  """The fingerprint of before; it must stay as it is."""
-  checksum = hashlib.sha256(str(data.num_clients).encode())
-  for client_id in federated_dataset.evenly_spaced(
-    data.client_ids, federated_dataset.NUM_FINGERPRINTED
-  ):
-    checksum.update(client_id.encode())
-    for examples in (data.train(client_id), data.test(client_id)):
-      for array in examples.as_dict().values():
-        checksum.update(array.tobytes())
-  return checksum.hexdigest()[:16]
-
-
 def check_unchanged(
   data: datasets.FederatedDataset, store: run_store.RunStore
 ) -> None:
   """Raises `RunError` if a run was trained on other data than these."""
   recorded = store.config.get(FINGERPRINT)
-  if recorded not in (None, recorded_fingerprint(data, recorded)):
+  if recorded not in (None, data.fingerprint):
     raise errors.RunError(
       f'The data have changed since the run in {store.directory} was trained'
       f' on them: their checksum was {recorded}, and is {data.fingerprint}.'

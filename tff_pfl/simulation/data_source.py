@@ -19,7 +19,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
 from tff_pfl.datasets import batches
-from tff_pfl.simulation import client_population, client_sampling
+from tff_pfl.simulation import client_sampling
 
 # The sources of this process, one of which a stored iterator is of.
 _SOURCES = weakref.WeakSet()
@@ -43,7 +43,6 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self.seed = seed
     self.batches = batches.ClientBatches(data.train)
     self.key = f'{data.fingerprint}, seed {seed}'
-    self._data = data
     element = collections.OrderedDict(
       (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
       for name, spec in data.element_spec.items()
@@ -52,12 +51,6 @@ class ClientDataSource(tff.program.FederatedDataSource):
       tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
     )
     _SOURCES.add(self)
-
-  def has_key(self, key: str) -> bool:
-    """Whether a key is of the same clients and seed, also if of old form."""
-    recorded, _, rest = key.partition(',')
-    found = client_population.recorded_fingerprint(self._data, recorded)
-    return f'{found},{rest}' == f'{recorded}, seed {self.seed}'
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -90,7 +83,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
       RunError: If no source of the same clients was made in this process.
     """
     stored = json.loads(buffer)
-    source = next((s for s in _SOURCES if s.has_key(stored['key'])), None)
+    source = next((s for s in _SOURCES if s.key == stored['key']), None)
     if source is None:
       raise errors.RunError(
         'The stored program drew its cohorts from other clients or with '

@@ -120,9 +120,7 @@ def run(
     'seed': process.seed,
     'runtime': runtime,
     'process': process.description,
-    client_population.FINGERPRINT: client_population.recorded_fingerprint(
-      data, _recorded_fingerprint(output_dir) if resume else None
-    ),
+    client_population.FINGERPRINT: data.fingerprint,
   }
   settings = dict(settings or {})
   for name, value in config.items():
@@ -155,16 +153,6 @@ def run(
       _train(runtime, process, data, store, sampler, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
-
-
-def _recorded_fingerprint(directory: str) -> Optional[str]:
-  """What a run has recorded of its data; None where there is none."""
-  try:
-    with run_store.RunStore.open_for_reading(directory) as store:
-      return store.config.get(client_population.FINGERPRINT)
-  except errors.RunError:
-    # If it is damaged, that is said when it is resumed.
-    return None
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:

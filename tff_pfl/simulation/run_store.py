@@ -63,8 +63,6 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 # Marks a SQLite file as ours ("tfpf"), with the version of the tables below.
 _APPLICATION_ID = 0x74667066
 _SCHEMA_VERSION = 2
-# The same tables without checksums; resumed, such a run becomes one of today.
-_UNSEALED_VERSION = 1
 _SCHEMA = (
   # One row: the settings of the run.
   'CREATE TABLE config (id INTEGER PRIMARY KEY CHECK (id = 0), json TEXT)',
@@ -205,9 +203,7 @@ class RunStore:
           contextlib.closing(_connect(path, 'rw'))
         )
         _prepare_for_writing(connection)
-        with _transaction(connection):
-          connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
-          connection.execute('UPDATE config SET json = ?', [_seal(config_json)])
+        connection.execute('UPDATE config SET json = ?', [_seal(config_json)])
       on_error.pop_all()
       return cls(directory, connection, lock)
 
@@ -518,12 +514,9 @@ class RunStore:
     return self._parse(what, self._unseal(what, text, *context))
 
   def _unseal(self, what: str, text: Any, *context: Any) -> str:
-    """Returns what `_seal` was given; the text of an older run is as it is."""
-    if isinstance(text, str):
-      if text.startswith('{'):
-        return text
-      if text == _seal(text[8:], *context):
-        return text[8:]
+    """Returns what `_seal` was given."""
+    if isinstance(text, str) and text == _seal(text[8:], *context):
+      return text[8:]
     raise _damaged(self._directory, f'{what} has another checksum')
 
   def _parse(self, what: str, text: str) -> Any:
@@ -545,8 +538,7 @@ class RunStore:
       committed = state_checksum
     # Reading them checks them.
     _ = self.config, self.per_client()
-    # An older run has no checksum of its state.
-    if not is_in_progress and committed != '':
+    if not is_in_progress:
       state = self._state()
       if committed != (None if state is None else _checksum(state)):
         raise _damaged(
@@ -790,7 +782,7 @@ def _check_schema(connection: sqlite3.Connection, directory: str) -> None:
       f'Cannot open the run in {directory}: {FILE_NAME} was not made by'
       ' tff_pfl; pass another --output_dir.'
     )
-  if version not in (_UNSEALED_VERSION, _SCHEMA_VERSION):
+  if version != _SCHEMA_VERSION:
     raise errors.RunError(
       f'Cannot open the run in {directory}: its format is version {version},'
       f' this tff_pfl reads version {_SCHEMA_VERSION}; use the tff_pfl that'
