@@ -101,6 +101,42 @@ def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
   assert not any(context.context().has_function(n) for n in (name, *inner))
 
 
+def test_error_in_a_call_leaves_no_table_for_the_next(library):
+  @tff.tensorflow.computation(np.str_, np.bool_)
+  def count(key, is_right):
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, 0)
+    with tf.control_dependencies([table.insert(key, 1)]):
+      size = table.size()
+    with tf.control_dependencies([size, tf.debugging.Assert(is_right, [key])]):
+      return tf.identity(size)
+
+  function = _function(library, count)
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    function((tf.constant('a'), tf.constant(False)))
+  cancelled = graph_functions.Cancellation()
+  cancelled.cancel()
+  with cancelled.scope(), pytest.raises(tf.errors.CancelledError):
+    function((tf.constant('b'), tf.constant(True)))
+  assert int(function((tf.constant('c'), tf.constant(True)))) == 1
+
+
+def test_sequence_that_reads_a_constant_table_outlives_the_call(library):
+  @tff.tensorflow.computation(np.str_)
+  def look_up(key):
+    table = tf.lookup.StaticHashTable(
+      tf.lookup.KeyValueTensorInitializer(['a'], [1]), -1
+    )
+    return tf.data.Dataset.from_tensors(key).map(table.lookup)
+
+  function = _function(library, look_up)
+  sequences = [function(tf.constant(key)) for key in ('a', 'b')]
+  for sequence, expected in zip(sequences, (1, -1)):
+    dataset = tf.data.experimental.from_variant(
+      sequence.variant, tf.TensorSpec([], tf.int32)
+    )
+    assert list(dataset.as_numpy_iterator()) == [expected]
+
+
 def test_graph_of_another_program_may_use_the_same_function_names(library):
   # Two different definitions of one function name, as from two programs.
   def build(number):

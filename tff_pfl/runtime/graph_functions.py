@@ -7,7 +7,8 @@ costs little more than TensorFlow's own dispatch.
 Graphs with variables or tables (Keras models) name them in TensorFlow's global
 registry. Each loaded copy of such a graph has names of its own, and a copy is
 in use by one call at a time, so that concurrent clients do not share variables.
-The graph's initialization runs before each call.
+The graph's initialization runs before each call, with its arguments; after it
+variables and tables are freed.
 """
 
 import abc
@@ -39,6 +40,12 @@ _XLA_CANNOT_COMPILE = re.compile(
   r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
 )
 _MAX_REASON_CHARACTERS = 300
+
+# What makes the handle of a variable or a table.
+_RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
+# `tf.data.experimental.ExternalStatePolicy`: take data sets as they are that
+# draw random numbers or call Python.
+_IGNORE_EXTERNAL_STATE = 1
 
 _unique_number = itertools.count()
 _of_thread = threading.local()
@@ -364,9 +371,7 @@ class _EagerFunction:
   def __call__(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
     current = Cancellation.current()
     if current is None:
-      return execute.execute(
-        self._name, self._num_outputs, inputs, self._attributes, self._context
-      )
+      return self.call_to_the_end(inputs)
     return execute.execute_with_cancellation(
       self._name,
       self._num_outputs,
@@ -374,6 +379,12 @@ class _EagerFunction:
       self._attributes,
       self._context,
       current.manager,
+    )
+
+  def call_to_the_end(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+    """Calls it, whatever is cancelled."""
+    return execute.execute(
+      self._name, self._num_outputs, inputs, self._attributes, self._context
     )
 
 
@@ -448,23 +459,36 @@ class _Copy:
 
   Attributes:
     concrete: The concrete function.
-    devices: Where it holds variables.
   """
 
-  def __init__(self, concrete: Any, initialize: Any = None):
+  def __init__(
+    self, concrete: Any, initialize: Any = None, destroy: Any = None
+  ):
     self.concrete = concrete
-    self.devices: Set[str] = set()
     self._compute = _EagerFunction(concrete)
-    self._initialize = (
-      None if initialize is None else _EagerFunction(initialize)
-    )
+    self._initialize = initialize and _EagerFunction(initialize)
+    self._destroy = destroy and _EagerFunction(destroy)
 
   def call(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
     """Returns the tensors of the results."""
-    if self._initialize is not None:
-      self.devices.add(context.context().device_name)
-      self._initialize([])
-    return self._compute(inputs)
+    try:
+      if self._initialize is not None:
+        self._initialize(inputs)
+      outputs = self._compute(inputs)
+      if self._destroy is None:
+        return outputs
+      return [_detach(t) if t.dtype == tf.variant else t for t in outputs]
+    finally:
+      if self._destroy is not None:
+        self._destroy.call_to_the_end(inputs)
+
+
+def _detach(variant: tf.Tensor) -> tf.Tensor:
+  """Returns a data set that needs nothing of the graph that it comes from."""
+  graph = tf.raw_ops.DatasetToGraphV2(
+    input_dataset=variant, external_state_policy=_IGNORE_EXTERNAL_STATE
+  )
+  return tf.raw_ops.DatasetFromGraph(graph_def=graph)
 
 
 def _load_graph(proto: Any) -> _Program:
@@ -510,43 +534,40 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
   """Returns a copy of a graph, which it changes, under names of its own."""
   function_names = _make_names_unique(graph_def)
   token = proto.session_token_tensor_name
-  concrete = _import(
-    graph_def, _names(proto.parameter), _names(proto.result), token=token
-  )
+  feeds = _names(proto.parameter)
+  concrete = _import(graph_def, feeds, _names(proto.result), token=token)
   initialize = destroy = None
   if proto.initialize_op:
-    initialize = _import(graph_def, [], [], proto.initialize_op, token=token)
-    destroy = _import(graph_def, [], [], _add_destruction(graph_def))
-  # TensorFlow would keep a graph's library and variables for ever.
-  copy = _Copy(concrete, initialize)
-  weakref.finalize(
-    concrete, _unload, function_names, destroy, copy.devices
-  ).atexit = False
-  return copy
+    initialize = _import(graph_def, feeds, [], proto.initialize_op, token=token)
+  # A returned data set may read a table after the call. It takes along a copy
+  # (see `_detach`), which TensorFlow never frees; so a table that is the same in
+  # each call stays where it is instead.
+  stays = any(t.dtype == tf.variant for t in concrete.outputs) and (
+    initialize is not None and not any(t.consumers() for t in initialize.inputs)
+  )
+  destruction = _add_destruction(graph_def)
+  if destruction and not stays:
+    destroy = _import(graph_def, feeds, [], destruction, token=token)
+  # TensorFlow would keep a graph's library for ever.
+  weakref.finalize(concrete, _unload, function_names).atexit = False
+  return _Copy(concrete, initialize, destroy)
 
 
 def _add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
-  """Adds the operation that frees the variables; returns its name."""
-  everything = graph_def.node.add(op='NoOp', name='destroy_variables')
+  """Adds the operation that frees variables and tables; returns its name."""
+  everything = graph_def.node.add(op='NoOp', name='destroy_resources')
   for node in list(graph_def.node):
-    if node.op == 'VarHandleOp':
+    if _RESOURCE_HANDLES.fullmatch(node.op):
       destruction = graph_def.node.add(
         op='DestroyResourceOp', name=f'{node.name}/destroy', input=[node.name]
       )
       destruction.attr['ignore_lookup_error'].b = True
       everything.input.append(f'^{destruction.name}')
-  return everything.name
+  return everything.name if everything.input else ''
 
 
-def _unload(
-  function_names: ListOrTuple[str], destroy: Any, devices: Set[str]
-) -> None:
-  """Frees what a loaded copy held on some devices."""
-  # This may run at any moment, such as while a graph is traced.
-  with context.eager_mode():
-    for device in devices if destroy is not None else ():
-      with tf.device(device or None):
-        destroy()
+def _unload(function_names: ListOrTuple[str]) -> None:
+  """Frees what a loaded copy held."""
   for name in function_names:
     # Each part of the graph has registered them.
     while context.context().has_function(name):
