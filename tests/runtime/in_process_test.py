@@ -1,6 +1,7 @@
 import asyncio
 import collections
 import concurrent.futures
+import functools
 import gc
 import threading
 import time
@@ -467,6 +468,113 @@ def _tables():
     return tff.federated_map(work, values)
 
   return comp
+
+
+@_case((1.0,), (5.0,))
+def _variable_of_the_argument():
+  @tff.tensorflow.computation(np.float32)
+  def comp(x):
+    variable = tf.Variable(x)
+    with tf.control_dependencies([variable.assign_add(1.0)]):
+      return variable.read_value()
+
+  return comp
+
+
+@_case((0.5,))
+def _keras_optimizer_with_the_argument():
+  @tff.tensorflow.computation(np.float32)
+  def comp(learning_rate):
+    optimizer = tf.keras.optimizers.SGD(learning_rate)
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def step():
+      optimizer.apply_gradients([(tf.constant(2.0), variable)])
+      return variable.read_value()
+
+    return step()
+
+  return comp
+
+
+_TWO_STRINGS = tff.TensorType(np.str_, [2])
+
+
+def _table(keys):
+  return tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(keys, tf.constant([1, 2])), -1
+  )
+
+
+@_case(([['a', 'b'], ['b', 'c'], ['d', 'e']],))
+def _table_of_the_argument():
+  @tff.tensorflow.computation(_TWO_STRINGS)
+  def work(keys):
+    seen = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, -1)
+    with tf.control_dependencies([seen.insert(keys, tf.constant([1, 2]))]):
+      return _table(keys).lookup(tf.constant('b')), seen.size()
+
+  @tff.federated_computation(tff.FederatedType(_TWO_STRINGS, tff.CLIENTS))
+  def comp(keys):
+    return tff.federated_map(work, keys)
+
+  return comp
+
+
+@_case(([['a', 'b'], ['b', 'c'], ['d', 'e']],))
+def _sequence_that_reads_a_table_of_the_argument():
+  @tff.tensorflow.computation(_TWO_STRINGS)
+  def work(keys):
+    return tf.data.Dataset.from_tensors('b').map(_table(keys).lookup)
+
+  @tff.federated_computation(tff.FederatedType(_TWO_STRINGS, tff.CLIENTS))
+  def comp(keys):
+    return tff.federated_map(work, keys)
+
+  return comp
+
+
+def _reduced(make):
+  """Sums and counts numbers, the state in a container, from two starts."""
+  state = make(np.float32, np.int32)
+
+  @tff.tensorflow.computation(state, np.float32)
+  def add(state, x):
+    total, count = tf.nest.flatten(state)
+    return make(total + x, count + 1)
+
+  @tff.tensorflow.computation
+  def zero():
+    return make(tf.constant(0.0), tf.constant(0))
+
+  @tff.federated_computation(tff.SequenceType(np.float32))
+  def work(numbers):
+    return tff.sequence_reduce(numbers, zero(), add)
+
+  @tff.federated_computation(
+    tff.SequenceType(np.float32),
+    state,
+    tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS),
+  )
+  def comp(numbers, start, clients):
+    return tff.sequence_reduce(numbers, start, add), tff.federated_map(
+      work, clients
+    )
+
+  return comp
+
+
+for _make in (
+  _Point,
+  lambda total, count: (total, count),
+  lambda total, count: [total, count],
+  lambda total, count: collections.OrderedDict(a=total, b=count),
+):
+  _CASES[f'sequence_reduce-{type(_make(1, 2)).__name__}'] = (
+    functools.partial(_reduced, _make),
+    ([1.0, 2.0], _make(1.0, 2), [[1.0, 2.0], [], [3.0]]),
+  )
 
 
 @pytest.mark.parametrize('name', _CASES)

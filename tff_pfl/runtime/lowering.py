@@ -168,6 +168,8 @@ def _lower_sequence_reduce(call: tff.framework.Call) -> tff.framework.Call:
 
   @tff.tensorflow.computation(sequence.type_signature, zero.type_signature)
   def sequence_reduce(dataset, initial):
+    if isinstance(initial, structure.Struct):
+      initial = structure.to_odict_or_tuple(initial)
     return dataset.reduce(
       initial, lambda state, *element: apply((state, _element(element)))
     )
