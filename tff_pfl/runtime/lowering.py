@@ -14,6 +14,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.common_libs import structure
 from tensorflow_federated.python.core.backends.mapreduce import compiler
+from tensorflow_federated.python.core.backends.test import (
+  compiler as test_compiler,
+)
 from tensorflow_federated.python.core.environments.tensorflow_backend import (
   tensorflow_tree_transformations,
 )
@@ -38,7 +41,7 @@ def lower(
   Args:
     computation: Any computation that is not polymorphic.
   """
-  block = replace_secure_sums(computation).to_building_block()
+  block = _without_secure_sums(computation.to_building_block())
   block = compiler.unpack_compiled_computations(block)
   block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
     block
@@ -58,14 +61,25 @@ def replace_secure_sums(
     computation: Any computation that is not polymorphic.
   """
   block = computation.to_building_block()
-  if not tree_analysis.contains(block, _is_secure):
+  replaced = _without_secure_sums(block)
+  if replaced is block:
     return computation
+  return tff.framework.ConcreteComputation.from_building_block(replaced)
+
+
+def _without_secure_sums(
+  block: tff.framework.ComputationBuildingBlock,
+) -> tff.framework.ComputationBuildingBlock:
+  if not tree_analysis.contains(block, _is_secure):
+    return block
   # The sums' definitions, where they stand, could nest it deeper than protocol
   # buffers may be; this form is flat.
   block = tff.framework.to_call_dominant(block)
-  return tff.backends.test.replace_secure_intrinsics_with_bodies(
-    tff.framework.ConcreteComputation.from_building_block(block)
+  # TFF's public function writes and reads all graphs before and after this.
+  block, _ = test_compiler._replace_secure_intrinsics_with_insecure_bodies(
+    block
   )
+  return block
 
 
 def _is_secure(block: tff.framework.ComputationBuildingBlock) -> bool:
