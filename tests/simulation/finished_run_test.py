@@ -216,7 +216,18 @@ def test_model_of_other_weights_is_refused_naming_the_first(tmp_path, run):
 
 @pytest.mark.parametrize(
   'client_id',
-  ['../../x', '..', '.', '', '/etc/x', 'a\\b', 'a\0b', 'Zoë 1', 'x' * 400],
+  [
+    '../../x',
+    '..',
+    '.',
+    '',
+    '/etc/x',
+    'a\\b',
+    'a\0b',
+    'Zoë 1',
+    'x' * 246,
+    'x' * 247,
+  ],
 )
 def test_every_client_id_has_a_file_of_its_own_in_the_folder(
   client_id, tmp_path, run

@@ -32,8 +32,8 @@ from tff_pfl.templates import personalized_process
 
 PERSONAL_MODELS_DIR = 'personal_models'
 _PREDICTION_CHUNK = 1024
-# File systems take 255 bytes, endings included.
-_LONGEST_NAME = 200
+# File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
+_LONGEST_NAME = 246
 
 
 class FinishedRun:
