@@ -599,7 +599,7 @@ def test_a_changed_byte_of_settings_or_metrics_is_found_on_opening(
     ('DROP TABLE config', 'no such table: config'),
     ('UPDATE rounds SET metrics = NULL WHERE round = 3', 'round 3'),
     ("UPDATE server_state SET state = x'00'", 'not that of the last round'),
-    ('UPDATE rounds SET metrics = \'{"a" 1}\'', 'round 0: Expecting'),
+    ('UPDATE rounds SET metrics = \'{"a" 1}\'', 'round 0 has another'),
   ],
 )
 def test_a_damaged_run_is_not_resumed_and_not_changed(

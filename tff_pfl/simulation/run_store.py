@@ -502,8 +502,8 @@ class RunStore:
         ).partition('{')
         yield (
           number,
-          self._parse(what, brace + rest),
-          None if evaluation is None else self._parse(what, evaluation),
+          json.loads(brace + rest),
+          None if evaluation is None else json.loads(evaluation),
           state,
         )
       if len(rows) < _ROWS_PER_READ:
@@ -511,19 +511,13 @@ class RunStore:
 
   def _json(self, what: str, text: Any, *context: Any) -> Any:
     """Returns the value that `_seal` was given as JSON, with `context`."""
-    return self._parse(what, self._unseal(what, text, *context))
+    return json.loads(self._unseal(what, text, *context))
 
   def _unseal(self, what: str, text: Any, *context: Any) -> str:
     """Returns what `_seal` was given."""
     if isinstance(text, str) and text == _seal(text[8:], *context):
       return text[8:]
     raise _damaged(self._directory, f'{what} has another checksum')
-
-  def _parse(self, what: str, text: str) -> Any:
-    try:
-      return json.loads(text)
-    except ValueError as error:
-      raise _damaged(self._directory, f'{what}: {error}') from error
 
   def _check(self, is_in_progress: bool) -> None:
     """Raises `RunError` unless all is as it was committed.
