@@ -540,8 +540,8 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
   if proto.initialize_op:
     initialize = _import(graph_def, feeds, [], proto.initialize_op, token=token)
   # A returned data set may read a table after the call. It takes along a copy
-  # (see `_detach`), which TensorFlow never frees; so a table that is the same in
-  # each call stays where it is instead.
+  # (see `_detach`), which TensorFlow never frees; so a table that is the same
+  # in each call stays where it is instead.
   stays = any(t.dtype == tf.variant for t in concrete.outputs) and (
     initialize is not None and not any(t.consumers() for t in initialize.inputs)
   )
