@@ -47,12 +47,15 @@ def _model(of_data=None):
 
 
 @functools.cache
-def _build(of_data=None, aggregator=None, **hparams):
+def _build(of_data=None, aggregator=None, weighting='num_examples', **hparams):
   return fed_dar.build_fed_dar(
     _model(of_data),
     fed_dar.FedDarHParams(**{**_PLAIN, **hparams}),
-    aggregator=aggregator() if aggregator else None,
     seed=1,
+    **{
+      **toy_problems.WEIGHTINGS[weighting],
+      **({'aggregator': aggregator()} if aggregator else {}),
+    },
   )
 
 
@@ -67,6 +70,7 @@ class _Reference:
   aggregation: str
   ridge: float
   alternating: bool
+  weighting: str = 'num_examples'
 
   def __post_init__(self):
     self.num_domains = len(self.weights_of_domains)
@@ -84,7 +88,7 @@ class _Reference:
     ]
     if self.alternating:
       bodies = [self._local_body(client) for client in clients]
-    self.body = toy_problems.weighted_mean(bodies, clients)
+    self.body = toy_problems.mean_model(bodies, clients, self.weighting)
 
   def _local_heads(self, client):
     heads = []
@@ -144,13 +148,14 @@ def _of_domain(client, m):
   return client.x[rows].astype(np.float64), client.y[rows, np.newaxis]
 
 
-def _reference(hparams, of_data):
+def _reference(hparams, of_data, weighting='num_examples'):
   ones = np.ones(of_data.number)
   return _Reference(
     np.array(of_data.loss_weights) if hparams['reweight_domains'] else ones,
     hparams['aggregation'],
     hparams['ridge'],
     hparams['alternating'],
+    weighting,
   )
 
 
@@ -164,11 +169,21 @@ def _assert_is(weights, reference, rtol=1e-4):
     )
 
 
-@pytest.mark.parametrize('reweight_domains', [True, False])
-@pytest.mark.parametrize('alternating', [True, False])
+@pytest.mark.parametrize(
+  'alternating, reweight_domains, weighting',
+  [
+    (True, True, 'num_examples'),
+    (True, False, 'num_examples'),
+    (True, True, 'uniform'),
+    (True, True, 'unweighted'),
+    (False, True, 'num_examples'),
+    (False, False, 'num_examples'),
+    (False, True, 'uniform'),
+  ],
+)
 @pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
 def test_rounds_are_those_of_the_algorithm(
-  aggregation, alternating, reweight_domains
+  aggregation, alternating, reweight_domains, weighting
 ):
   hparams = dict(
     aggregation=aggregation,
@@ -176,9 +191,10 @@ def test_rounds_are_those_of_the_algorithm(
     alternating=alternating,
     reweight_domains=reweight_domains,
   )
-  process = _build(**hparams)
+  process = _build(weighting=weighting, **hparams)
   state, _, metrics = toy_problems.train(process, _CLIENTS, 2)
-  reference = _reference(hparams, _domains())
+  # Heads are combined by the domains' examples, whatever clients weigh.
+  reference = _reference(hparams, _domains(), weighting)
   for _ in range(2):
     reference.next(_CLIENTS)
   _assert_is(state.global_weights, reference)
@@ -365,9 +381,10 @@ _ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
   ],
 )
 def test_any_aggregator_serves(aggregation, aggregator, clients):
-  process = _build(aggregation=aggregation, aggregator=aggregator)
+  of_data = _domains(clients)
+  process = _build(of_data, aggregation=aggregation, aggregator=aggregator)
   found = toy_problems.train(process, clients, 2)[0].global_weights
-  exact = _build(aggregation=aggregation)
+  exact = _build(of_data, aggregation=aggregation)
   expected = toy_problems.train(exact, clients, 2)[0].global_weights
   toy_problems.assert_close(found, expected, rtol=0, atol=1e-4)
   # Nobody has the third domain.

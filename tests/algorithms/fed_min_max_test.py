@@ -34,14 +34,19 @@ def _model():
 
 
 @functools.cache
-def _build(weight_learning_rate, aggregator=None, **hparams):
+def _build(
+  weight_learning_rate, aggregator=None, weighting='num_examples', **hparams
+):
   return fed_min_max.build_fed_min_max(
     _model(),
     fed_min_max.FedMinMaxHParams(
       weight_learning_rate=weight_learning_rate, **{**_HPARAMS, **hparams}
     ),
     seed=2,
-    aggregator=aggregator() if aggregator else None,
+    **{
+      **toy_problems.WEIGHTINGS[weighting],
+      **({'aggregator': aggregator()} if aggregator else {}),
+    },
   )
 
 
@@ -74,7 +79,9 @@ def _risks(clients, weight, old):
   ]
 
 
-def _reference(clients, num_rounds, weight_learning_rate):
+def _reference(
+  clients, num_rounds, weight_learning_rate, weighting='num_examples'
+):
   rho = np.array(toy_problems.domains_of(_CLIENTS, _NAMES).num_examples) / 20
   lambdas, weight, risks = rho, _INITIAL.astype(np.float64), np.zeros(3)
   for _ in range(num_rounds):
@@ -88,7 +95,7 @@ def _reference(clients, num_rounds, weight_learning_rate):
         local = local - _RATE * slope[:, np.newaxis]
       locals_.append(local)
     risks = np.array(_risks(clients, weight, risks))
-    weight = toy_problems.weighted_mean(locals_, clients)
+    weight = toy_problems.mean_model(locals_, clients, weighting)
     present = rho > 0
     ascended = lambdas + weight_learning_rate * risks
     lambdas = np.zeros(3)
@@ -96,9 +103,12 @@ def _reference(clients, num_rounds, weight_learning_rate):
   return weight, lambdas, risks
 
 
-def test_rounds_are_those_of_the_algorithm():
-  state, _, metrics = toy_problems.train(_build(0.1), _CLIENTS, 3)
-  weight, lambdas, risks = _reference(_CLIENTS, 3, 0.1)
+@pytest.mark.parametrize('weighting', toy_problems.WEIGHTINGS)
+def test_rounds_are_those_of_the_algorithm(weighting):
+  process = _build(0.1, weighting=weighting)
+  state, _, metrics = toy_problems.train(process, _CLIENTS, 3)
+  # Risks are of the domains' examples, whatever clients weigh.
+  weight, lambdas, risks = _reference(_CLIENTS, 3, 0.1, weighting)
   np.testing.assert_allclose(
     state.global_weights['head/kernel'], weight, rtol=1e-4
   )

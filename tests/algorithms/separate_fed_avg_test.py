@@ -6,7 +6,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, separate_fed_avg
-from tff_pfl.datasets import batches
+from tff_pfl.datasets import batches, examples
 from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -21,7 +21,7 @@ _NAMES = ('a', 'b', 'c')
 def _clients():
   """Domains in turn, of which the third is on one client only."""
   clients = [
-    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (13, 24)
+    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (7, 24)
   ]
   clients[0] = clients[0].select(clients[0].domain < 2)
   return clients
@@ -62,6 +62,36 @@ def test_models_are_fed_avg_on_each_domains_data_alone():
     toy_problems.assert_close(
       _model_of(state.global_weights, m), dict(expected.global_weights)
     )
+
+
+@pytest.mark.parametrize('weighting', toy_problems.WEIGHTINGS)
+def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
+  def client(targets, domain):
+    targets = np.array(targets, np.float32)
+    ones = np.ones([len(targets), 1], np.float32)
+    return examples.Examples(ones, targets, np.array(domain, np.int32))
+
+  # A step takes a client's model to the mean target of its domain. Of domain a
+  # both have 10 examples, but of the second client these are the smaller part.
+  clients = [
+    client([1.0] * 10, [0] * 10),
+    client([0.0] * 10 + [3.0] * 90, [0] * 10 + [1] * 90),
+  ]
+  process = separate_fed_avg.build_separate_fed_avg(
+    domain_models.with_domains(
+      toy_problems.linear_network(None, np.array([[7.0]], np.float32)),
+      toy_problems.domains_of(clients),
+    ),
+    separate_fed_avg.SeparateFedAvgHParams(
+      num_steps=1, learning_rate=0.5, momentum=0.0, batch_size=None
+    ),
+    **toy_problems.WEIGHTINGS[weighting],
+  )
+  state, _, _ = toy_problems.train(process, clients)
+  models = [_model_of(state.global_weights, m) for m in range(3)]
+  np.testing.assert_allclose(
+    [model['head/kernel'][0, 0] for model in models], [0.5, 3, 7], rtol=1e-5
+  )
 
 
 def test_examples_are_scored_by_the_model_of_their_domain():

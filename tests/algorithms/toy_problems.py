@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_pfl.algorithms import registry
 from tff_pfl.datasets import batches, examples
@@ -90,7 +91,9 @@ def in_turn(client):
 def domains_of(clients, names=DOMAINS.names):
   """The domains of the clients' examples, with their numbers."""
   counts = sum(np.bincount(c.domain, minlength=len(names)) for c in clients)
-  return domains.Domains(names, tuple(int(n) for n in counts))
+  return domains.Domains(
+    names, tuple(int(n) for n in counts), sum(counts) / len(clients)
+  )
 
 
 def hparams_for(name, **changes):
@@ -99,6 +102,21 @@ def hparams_for(name, **changes):
   if getattr(hparams, 'num_warmup_rounds', 0) > 1:
     changes = {'num_warmup_rounds': 1, **changes}
   return dataclasses.replace(hparams, **changes)
+
+
+# How clients may weigh, as options of `build`.
+WEIGHTINGS = {
+  'num_examples': {'client_weighting': 'num_examples'},
+  'uniform': {'client_weighting': 'uniform'},
+  'unweighted': {'aggregator': tff.aggregators.UnweightedMeanFactory()},
+}
+
+
+def mean_model(values, clients, weighting):
+  """Of the clients' values, with weights of `WEIGHTINGS`."""
+  if weighting == 'num_examples':
+    return weighted_mean(values, clients)
+  return np.mean(values, axis=0)
 
 
 def labelled_examples(num_examples, seed):

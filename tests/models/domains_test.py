@@ -34,6 +34,12 @@ def test_impossible_domains_are_refused(names, counts, reason):
     domains.Domains(names, counts)
 
 
+@pytest.mark.parametrize('found', [0, float('nan')])
+def test_impossible_number_of_examples_per_client_is_refused(found):
+  with pytest.raises(ValueError, match='`domains.examples_per_client`'):
+    domains.Domains(('a',), (3,), found)
+
+
 def test_inputs_and_domain_come_together_where_there_is_one():
   element = collections.OrderedDict(x=1, y=2)
   assert domains.join(element) == (1, 2)

@@ -12,6 +12,28 @@ def test_named_aggregators_are_weighted(name):
   )
 
 
+_PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+  noise_multiplier=0.1, clients_per_round=4, clip=1.0
+)
+
+
+@pytest.mark.parametrize(
+  'factory, expected',
+  [
+    (None, 0),
+    (tff.learning.robust_aggregator(), 0),
+    (tff.aggregators.UnweightedMeanFactory(), 0),
+    (_PRIVATE, 0.125),
+    (tff.learning.dp_aggregator(0.1, 4), 0.125),
+    (tff.aggregators.UnweightedMeanFactory(_PRIVATE), 0.125),
+  ],
+)
+def test_least_share_is_half_a_client_where_there_may_be_noise(
+  factory, expected
+):
+  assert aggregators.least_share(factory, 4) == expected
+
+
 def test_unknown_aggregator_is_refused_with_those_there_are():
   with pytest.raises(ValueError, match='mean, robust, secure, compressed'):
     aggregators.make_aggregator('median')

@@ -251,11 +251,11 @@ def _vectors(model, heads):
 
 
 def _mean_report(combination, old, clients):
-  """What the server gets: the mean by numbers of examples."""
+  """What the server gets: the sum, here by the number of all examples."""
   reports = [combination.report(old, new, z) for new, z in clients]
-  weights = [int(z.num_examples) for _, z in clients]
+  total = sum(int(z.num_examples) for _, z in clients)
   return tf.nest.map_structure(
-    lambda *values: tf.constant(np.average(values, axis=0, weights=weights)),
+    lambda *values: tf.constant(np.sum(values, axis=0, dtype=float) / total),
     *reports,
   )
 
@@ -436,14 +436,12 @@ def test_each_head_is_trained_on_its_own_examples():
   np.testing.assert_allclose(metrics['loss'], losses, rtol=1e-5)
 
 
-def test_shares_are_of_the_real_examples(regression):
+def test_counts_are_of_the_real_examples(regression):
   examples = _examples(20, seed=3)
   counts = [len(_of_domain(examples, m)[1]) for m in range(3)]
-  np.testing.assert_allclose(
-    domain_heads.shares(regression, examples), np.divide(counts, 20)
-  )
+  np.testing.assert_allclose(domain_heads.counts(regression, examples), counts)
   none = examples._replace(num_examples=tf.constant(0))
-  assert domain_heads.shares(regression, none).numpy().tolist() == [0, 0, 0]
+  assert domain_heads.counts(regression, none).numpy().tolist() == [0, 0, 0]
 
 
 # Arguments.

@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import datasets
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.models import domains, zoo
 from tff_pfl.templates import domain_histogram
 
 _NAMES = ('a', 'b', 'c')
@@ -49,6 +50,15 @@ def _dataset(*clients, names=_NAMES):
 def test_counts_are_summed_over_clients_without_reading_inputs(runtime):
   data = _dataset([0, 2, 2], [], [2, 0], [0])
   assert domain_histogram.count_domains(data, runtime) == (3, 0, 3)
+
+
+def test_model_knows_the_counts_and_how_many_a_client_has():
+  model = zoo.make_model(
+    'linear', datasets.make_synthetic(2).element_spec, 2, 0
+  )
+  data = _dataset([0, 2, 2], [], [2, 0], [0])
+  found = domain_histogram.model_for(model, data).domains
+  assert found == domains.Domains(_NAMES, (3, 0, 3), 1.5)
 
 
 def test_counts_are_those_of_the_dataset_on_a_runtime_of_its_own():

@@ -13,7 +13,9 @@ i of the cohort with L_im examples of domain m (L_i in all):
 
 A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
 all domains count the same; the L_m come from one federated sum before training
-(`domain_histogram`). A domain absent from a round keeps its head. With two
+(`domain_histogram`). A domain absent from a round keeps its head. Where clients
+weigh alike (`client_weighting='uniform'`, private factories) phi is the plain
+mean of the phi_i; heads are combined by examples all the same. With two
 exchanges a round does not compile to TFF's `MapReduceForm`; without
 `alternating` it does.
 
@@ -247,10 +249,13 @@ def build_fed_dar(
     server_update=server_update,
     server_metrics=combination.metrics,
     preparation=(
-      client_work.Preparation(train_heads, combine_heads)
+      client_work.Preparation(
+        train_heads, combine_heads, weighting='num_examples'
+      )
       if hparams.alternating
       else None
     ),
+    report_scale=model.domains.examples_per_client,
   )
   return federated_round.build_personalized_process(
     'fed_dar', multi_head, work, hparams=hparams, **options

@@ -13,12 +13,15 @@ with rho_g the domain's share of all training examples, which one federated sum
 tells before training (`domain_histogram`). At first lambda is rho, which is
 FedAvg, and stays so without a learning rate. A domain that is absent from a
 round counts with its last risk, one without any training example not at all.
+Where clients weigh alike (`client_weighting='uniform'`, private factories) w is
+the plain mean of the w_i; r_g are means over examples all the same.
 
 Symbols: eta_lambda -> weight_learning_rate, lambda -> domain_weight (in the
 metrics), K -> num_epochs or num_steps.
 
 Deviations from the paper: the clients make several steps in a round, as in the
 experiments of FedDAR (one in Algorithm 1); cohorts may be part of the clients.
+As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Papadaki, Martinez, Bertran, Sapiro, Rodrigues: Minimax Demographic Group
@@ -120,14 +123,12 @@ def build_fed_min_max(
       seed,
       model=model,
     )
-    num_examples = tf.cast(tf.maximum(examples.num_examples, 1), tf.float32)
     return client_work.ClientResult(
       update=split_model.difference(weights, trained),
       local=local,
       metrics=metrics,
       report=collections.OrderedDict(
-        losses=risks['loss'] / num_examples,
-        shares=risks['examples'] / num_examples,
+        losses=risks['loss'], shares=risks['examples']
       ),
     )
 
@@ -160,6 +161,7 @@ def build_fed_min_max(
     ),
     server_update=server_update,
     server_metrics=server_metrics,
+    report_scale=domains.examples_per_client,
   )
   return federated_round.build_personalized_process(
     'fed_min_max', model, work, hparams=hparams, **options

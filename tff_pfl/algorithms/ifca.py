@@ -10,8 +10,8 @@ may still move on).
 Through the aggregator go the sums over the cohort and the shares of the
 clusters, of which the server makes means. Clipping so bounds what a client adds
 to the sums, not the step of a cluster. Private factories add noise to both:
-with them (and other unweighted ones) a cluster moves only if its share is at
-least half that of one client.
+with them a cluster moves only if its share is at least half that of one client
+(see `aggregators.least_share`).
 
 Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
 learning_rate.

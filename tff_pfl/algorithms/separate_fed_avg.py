@@ -5,7 +5,9 @@
 
 The models start alike. With rounds of warm-up one model is trained for all
 domains first, by FedAvg, and the models part from there: that is FedAvg with
-fine-tuning per domain, which the clients do together, by FedAvg again.
+fine-tuning per domain, which the clients do together, by FedAvg again. Where
+clients weigh alike (`client_weighting='uniform'`, private factories) they do so
+in the warm-up; a domain's mean is by its examples all the same.
 
 Deviations from the papers: by default the clients' SGD has momentum 0.5, as
 everywhere in this library. A domain absent from a round keeps its model (but a
@@ -104,6 +106,7 @@ def build_separate_fed_avg(
     train,
     server_update=server_update,
     statistics=all_models.statistics,
+    report_scale=model.domains.examples_per_client,
   )
   return federated_round.build_personalized_process(
     'separate_fed_avg', all_models, work, hparams=hparams, **options

@@ -24,6 +24,10 @@ class Domains:
     names: Of the domains; an example's domain is a position among them.
     num_examples: Training examples of each domain over all clients, which one
       federated sum tells (`domain_histogram.count_domains`).
+    examples_per_client: Training examples that a client has in the mean, of all
+      domains. What clients report of sums over their examples is divided by it
+      where the aggregation does not weigh clients by their examples, so that
+      norms, to which private factories clip, do not grow with the data.
 
   Raises:
     ValueError: If there is no domain or no example, or not one number of
@@ -32,6 +36,7 @@ class Domains:
 
   names: Sequence[str]
   num_examples: Sequence[int]
+  examples_per_client: float = 1.0
 
   def __post_init__(self):
     errors.expect(
@@ -47,6 +52,9 @@ class Domains:
       'domains.num_examples',
       f'{len(self.names)} numbers, not negative and not all 0',
       self.num_examples,
+    )
+    errors.expect_positive(
+      'domains.examples_per_client', self.examples_per_client
     )
 
   @property

@@ -52,9 +52,10 @@ def least_share(
 ) -> tf.Tensor:
   """What a mean share must be at least so as not to be taken for noise.
 
-  Weighted factories give 0 where nobody has a share. Private ones, which take
-  no weights, add noise to it: there, it is half the share of one client that
-  has all of its examples in it.
+  Where nobody has a share the mean is 0. Factories without weights, but for
+  plain means and sums, may add noise to that, as private ones do: for these it
+  is half the share of one client that has all of its examples in it (where
+  examples are counted, of a client with the mean number of them).
 
   Args:
     factory: The factory; None for the mean.
@@ -63,9 +64,29 @@ def least_share(
   Returns:
     float32 scalar.
   """
-  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
-    return 0.5 / tf.cast(num_clients, tf.float32)
-  return tf.constant(0.0)
+  if factory is None or _is_exact(factory):
+    return tf.constant(0.0)
+  return 0.5 / tf.cast(num_clients, tf.float32)
+
+
+def is_weighted(factory: AggregationFactory) -> bool:
+  """Whether the aggregation takes the clients' weights."""
+  return not isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
+
+
+def _is_exact(factory):
+  """Whether neither it nor what it is made of may add noise."""
+  return is_weighted(factory) or (
+    isinstance(
+      factory,
+      (tff.aggregators.SumFactory, tff.aggregators.UnweightedMeanFactory),
+    )
+    and all(
+      _is_exact(part)
+      for part in vars(factory).values()
+      if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
+    )
+  )
 
 
 class Aggregation(NamedTuple):
@@ -128,7 +149,7 @@ def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()
-  if isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+  if not is_weighted(factory):
     return Aggregation(factory.create(value_type), False)
   return Aggregation(
     factory.create(value_type, tff.TensorType(np.float32)), True

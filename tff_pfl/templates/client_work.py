@@ -55,7 +55,8 @@ class ClientResult(NamedTuple):
     local: The client's new local state.
     metrics: Metric sums of training (`objectives.zero_metrics`).
     report: Of methods with a `server_update`: what else the server takes the
-      weighted mean of, through the same aggregator (floats).
+      weighted mean of, through the same aggregator (floats); see also
+      `ClientWork.report_scale`.
   """
 
   update: Any
@@ -69,7 +70,7 @@ class Prepared(NamedTuple):
 
   Attributes:
     report: What the server takes the weighted mean of, through an aggregator
-      like that of the updates (floats).
+      like that of the updates (floats); see also `ClientWork.report_scale`.
     carried: What the client itself keeps for the round's training.
   """
 
@@ -138,6 +139,12 @@ class ClientWork:
       metrics tell of the algorithm's server state; None where nothing.
     preparation: What clients and server exchange before the training; None
       where the round is one exchange.
+    report_scale: Of methods whose reports are sums over a client's examples, of
+      which the server wants ratios: positive. What is averaged is such a sum
+      divided by the client's weight, where that is its number of examples, or
+      by this where clients weigh alike: so the ratios are those of sums over
+      the cohort, whatever the weights. None where reports are averaged as they
+      are.
   """
 
   initial_global: split_model.Weights
@@ -157,6 +164,7 @@ class ClientWork:
   server_update: Optional[Callable[..., tuple]] = None
   server_metrics: Optional[Callable[..., Any]] = None
   preparation: Optional[Preparation] = None
+  report_scale: Optional[float] = None
 
   @property
   def initial_kept(self) -> Any:

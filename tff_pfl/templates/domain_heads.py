@@ -14,12 +14,13 @@ w_im, written so that what is summed is small, and so that in directions about
 which the data of the cohort say nothing the head stays as it was, as it does as
 a whole where the cohort has no example of the domain.
 
-What a client reports are sums over its examples, divided by their number L_i,
-so that their mean over the cohort, weighted by L_i, is all that the server
-needs: any aggregator for sums or means serves, a private or secure one too. Of
-a second-order report the Hessians make most of the norm, so that a factory that
-clips lets clients with large ones count less; noise is amplified by up to the
-condition number (see `ridge`).
+What a client reports are sums over its examples, of whose means over the cohort
+the server needs ratios: any aggregator for sums or means serves, a private or
+secure one too, and clients may weigh whatever they do (see
+`ClientWork.report_scale`). A factory that clips lets clients with large reports
+count less: where it takes no weights, those with many examples, and of a
+second-order report, of which the Hessians make most of the norm, those with
+large ones. Noise is amplified by up to the condition number (see `ridge`).
 """
 
 from __future__ import annotations
@@ -108,13 +109,12 @@ def train(
   return training_loop.TrainResult(parts.join(trained), metrics)
 
 
-def shares(
+def counts(
   model: split_model.SplitModel,
   features: example_tensors.ExampleTensors,
 ) -> tf.Tensor:
-  """The domains' shares of a client's examples, float32 `[domains]`."""
-  counts = tf.reduce_sum(tf.cast(_members(model, features), tf.float32), axis=1)
-  return counts / tf.cast(tf.maximum(features.num_examples, 1), tf.float32)
+  """How many of a client's examples are of each domain: float32 `[domains]`."""
+  return tf.reduce_sum(tf.cast(_members(model, features), tf.float32), axis=1)
 
 
 def _members(model, features):
@@ -241,7 +241,7 @@ class HeadAggregation(abc.ABC):
     new: split_model.Weights,
     features: example_tensors.ExampleTensors,
   ) -> Any:
-    """What a client tells of the heads that it trained.
+    """What a client tells of the heads that it trained: sums over its examples.
 
     Args:
       old: The heads that it was sent.
@@ -262,7 +262,7 @@ class HeadAggregation(abc.ABC):
     """`(update, algorithm)` from the mean report: `old - new` of all heads.
 
     Args:
-      report: The weighted mean over the cohort.
+      report: The mean over the cohort.
       num_clients: int32, clients in the mean.
     """
 
@@ -296,19 +296,19 @@ class WeightedAverage(HeadAggregation):
     self._aggregator = aggregator
 
   def report(self, old, new, features):
-    """Each domain's share, and that times how far its head moved."""
-    share_of = shares(self._model, features)
+    """Each domain's examples, and that times how far its head moved."""
+    examples_of = counts(self._model, features)
     moved = {}
     for m, name in enumerate(self._parts.names):
       update = split_model.difference(
         self._parts.part(old, name), self._parts.part(new, name)
       )
       moved[name] = {
-        key: tf.cast(share_of[m], value.dtype) * value
+        key: tf.cast(examples_of[m], value.dtype) * value
         for key, value in update.items()
       }
     return collections.OrderedDict(
-      shares=share_of, moved=self._parts.join(moved)
+      shares=examples_of, moved=self._parts.join(moved)
     )
 
   def nothing(self, old):
@@ -353,7 +353,7 @@ class SecondOrder(HeadAggregation):
     self._num_outputs = kernel.shape[1]
 
   def report(self, old, new, features):
-    """Each domain's share, Hessian, and that times how far its head moved."""
+    """Each domain's examples, Hessian, and that times its head's movement."""
     members = _members(self._model, features)
     hessians = tf.stack(
       [
@@ -367,10 +367,9 @@ class SecondOrder(HeadAggregation):
         for m, name in enumerate(self._parts.names)
       ]
     )
-    hessians /= tf.cast(tf.maximum(features.num_examples, 1), hessians.dtype)
     moved = self._vectors(old) - self._vectors(new)
     return collections.OrderedDict(
-      shares=shares(self._model, features),
+      shares=counts(self._model, features),
       hessian=hessians,
       moved=tf.linalg.matvec(hessians, moved),
     )

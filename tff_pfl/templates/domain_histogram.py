@@ -123,7 +123,8 @@ def model_for(
   """
   if data.domain_names is None:
     return model
+  counts = count_domains(data, runtime)
   return domain_models.with_domains(
     model,
-    domains.Domains(data.domain_names, count_domains(data, runtime)),
+    domains.Domains(data.domain_names, counts, sum(counts) / data.num_clients),
   )

@@ -119,13 +119,16 @@ def _build_client_update(
       broadcast.seed_of(client_state, randomness.TRAINING),
       *([] if kept is None else [kept.carried]),
     )
-    update = result.update
-    if work.server_update is not None:
-      update = collections.OrderedDict(update=update, report=result.report)
-    is_finite = client_work.all_finite((update, result.local))
+    is_finite = client_work.all_finite(
+      (result.update, result.report, result.local)
+    )
     if kept is not None:
       is_finite = tf.logical_and(is_finite, kept.is_finite)
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
+    report, weight = weigh(result.report, examples, accepted)
+    update = result.update
+    if work.server_update is not None:
+      update = collections.OrderedDict(update=update, report=report)
 
     def where_accepted(new, old):
       return tf.nest.map_structure(
@@ -146,7 +149,7 @@ def _build_client_update(
       client_state=new_client_state,
       sums=_ClientSums(
         metrics=metrics,
-        weight=weigh(examples, accepted),
+        weight=weight,
         num_examples=tf.where(accepted, examples.num_examples, 0),
         num_clients=tf.cast(accepted, tf.int32),
         num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
@@ -348,11 +351,18 @@ def build_personalized_process(
     )
   )
 
-  def weigh(examples, accepted, weighting=None):
-    weight = tf.cast(examples.num_examples, tf.float32)
-    if (weighting or client_weighting) == 'uniform':
-      weight = 1.0
-    return tf.where(accepted, weight, 0.0)
+  def weigh(report, examples, accepted, weighting=None):
+    """A client's report, as it is averaged, and its weight in the mean."""
+    is_uniform = (weighting or client_weighting) == 'uniform'
+    num_examples = tf.cast(examples.num_examples, tf.float32)
+    if work.report_scale is not None:
+      scale = work.report_scale
+      if aggregators.is_weighted(aggregator) and not is_uniform:
+        scale = tf.maximum(num_examples, 1.0)
+      report = tf.nest.map_structure(
+        lambda value: value / tf.cast(scale, value.dtype), report
+      )
+    return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
   client_types = {
     'broadcast_type': broadcast_type,

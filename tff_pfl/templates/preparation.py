@@ -132,7 +132,7 @@ def build_exchange(
   model: split_model.SplitModel,
   work: client_work.ClientWork,
   aggregator: aggregators.AggregationFactory,
-  weigh: Callable[..., tf.Tensor],
+  weigh: Callable[..., tuple],
   *,
   broadcast_type: tff.Type,
   client_state_type: tff.Type,
@@ -144,8 +144,9 @@ def build_exchange(
     model: The model.
     work: The method.
     aggregator: Of the reports.
-    weigh: From a client's examples, whether it is accepted and the kind of
-      weighting (None for that of the updates) to its weight.
+    weigh: From a client's report, its examples, whether it is accepted and the
+      kind of weighting (None for that of the updates) to the report as it is
+      averaged and its weight.
     broadcast_type: Of `Broadcast`.
     client_state_type: Of `ClientState`.
     examples_type: Of `ExampleTensors`.
@@ -162,11 +163,12 @@ def build_exchange(
     )
     is_finite = client_work.all_finite((report, carried))
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
+    report, weight = weigh(report, examples, accepted, preparing.weighting)
     return ClientReport(
       report=tf.nest.map_structure(
         lambda value: tf.where(accepted, value, tf.zeros_like(value)), report
       ),
-      weight=weigh(examples, accepted, preparing.weighting),
+      weight=weight,
       num_clients=tf.cast(accepted, tf.int32),
       kept=Kept(is_finite, carried),
     )
