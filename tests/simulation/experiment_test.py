@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
 from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge
 from tff_pfl.simulation import client_population as population_lib
@@ -526,6 +526,15 @@ def _refused(content_of, *arguments, **options):
   assert _content(content_of) == before
   assert (content_of / 'summary.json').read_bytes() == summary
   return str(caught.value)
+
+
+def test_scaffold_with_another_number_of_clients_is_refused(tmp_path):
+  process = registry.build(
+    'scaffold', _make_model(), scaffold.ScaffoldHParams(num_clients=3)
+  )
+  with pytest.raises(ValueError, match='`hparams.num_clients` to be .*found 3'):
+    _run(process, _make_data(), tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 def test_process_of_a_negative_seed_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.algorithms import fed_avg, fed_rep, registry
+from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
 from tff_pfl.evaluation import personalization
 from tff_pfl.simulation import run_config
 
@@ -94,6 +94,17 @@ def test_settings_reach_the_process():
     ({'seed': 2**63}, 'found 9223372036854775808'),
     ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
     ({'num_clients': 0}, '`num_clients` to be at least 1'),
+    (
+      {
+        'algorithm': 'scaffold',
+        'hparams': scaffold.ScaffoldHParams(num_clients=29),
+      },
+      '`hparams.num_clients` to be 30, .*, found 29',
+    ),
+    (
+      {'server_optimizer': 'adam', 'server_momentum': 0.9},
+      '`server_momentum` to be 0 with .*adam.*, found 0.9',
+    ),
   ],
 )
 def test_wrong_settings_are_refused_when_they_are_made(changes, words):

@@ -56,7 +56,8 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     momentum: 0; the control variates are those of plain SGD.
     optimizer: 'sgd'.
-    num_clients: All clients (N); None for a c of those that took part.
+    num_clients: All clients (N): just as many as there are, or c is wrong;
+      None for a c of those that took part.
   """
 
   momentum: float = describe('0: local training is plain SGD', default=0.0)

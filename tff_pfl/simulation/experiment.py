@@ -43,6 +43,21 @@ from tff_pfl.templates import personalized_process
 RECORDED = ('process', client_population.FINGERPRINT)
 
 
+def expect_all_clients(known: Optional[int], num_clients: int) -> None:
+  """Raises `ValueError` if a method was told another number of clients.
+
+  Args:
+    known: The hyperparameter `num_clients`; None for methods without.
+    num_clients: How many there are.
+  """
+  errors.expect(
+    known in (None, num_clients),
+    'hparams.num_clients',
+    f'{num_clients}, the number of all clients, or None',
+    known,
+  )
+
+
 def run(
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
@@ -106,6 +121,9 @@ def run(
   num_clients = len(data.client_ids)
   sampler = client_sampling.CohortSampler(
     num_clients, cohort_size, process.seed
+  )
+  expect_all_clients(
+    process.description['hparams'].get('num_clients'), num_clients
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)

@@ -43,7 +43,7 @@ class RunConfig:
     stateless: Whether clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
     server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
-    server_momentum: In [0, 1).
+    server_momentum: Of 'sgd', in [0, 1).
     personalization: How clients' models are made before they are scored.
     num_rounds: Rounds of training.
     cohort_size: Clients in a round.
@@ -98,6 +98,15 @@ class RunConfig:
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
+    experiment.expect_all_clients(
+      getattr(self.hparams, 'num_clients', None), self.num_clients
+    )
+    errors.expect(
+      self.server_optimizer != 'adam' or self.server_momentum == 0,
+      'server_momentum',
+      '0 with server_optimizer adam, which has its own',
+      self.server_momentum,
+    )
 
   def settings(self) -> Dict[str, Any]:
     """The settings as JSON types."""
