@@ -3,7 +3,7 @@
 import inspect
 import re
 import typing
-from typing import Any, Callable, Collection, Dict, Mapping
+from typing import Any, Callable, Collection, Dict, List, Mapping
 
 from absl import flags
 
@@ -58,6 +58,10 @@ class ArgumentFlags:
       if kind in kinds:
         return define
     return flags.DEFINE_integer
+
+  def names(self) -> List[str]:
+    """The flags' names."""
+    return [f'{self._kind}_{name}' for name in self._hints]
 
   def given(self) -> Dict[str, Any]:
     """The arguments whose flags are given.

@@ -7,12 +7,12 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
 The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
 and, for more than one client, `client` `[n]` (whose example it is), for data
 with domains `domain` `[n]` (in the order of the run's domains), or from a data
-set by name (`--dataset`, `--partition`, `--num_clients`, `--seed`; with
-those of the run, its own clients as if they were new). Each is divided into
-training and test examples. Methods with local weights fit those with the
-global ones frozen; others fine-tune: as the method does by itself (Per-FedAvg:
-full-batch steps of its inner learning rate) or, by default, all weights, with
-the `--fine_tune` flags in both cases.
+set by name (`--dataset` and its flags, `--partition`, `--num_clients`,
+`--seed`; with those of the run, its own clients as if they were new). Each is
+divided into training and test examples. Methods with local weights fit those
+with the global ones frozen; others fine-tune: as the method does by itself
+(Per-FedAvg: full-batch steps of its inner learning rate) or, by default, all
+weights, with the `--fine_tune` flags in both cases.
 
 With `--ensemble` the table also has what new clients get that cannot train: the
 mean prediction of the personal models of the run's own clients.
@@ -45,6 +45,7 @@ _DATA_FLAGS = (
   'partition',
   'num_clients',
   'seed',
+  *run_flags.DATASET_ARGUMENTS.names(),
 )
 _FITTING_FLAGS = (
   'fine_tune',

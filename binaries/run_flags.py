@@ -54,7 +54,7 @@ _MODEL = flags.DEFINE_enum(
   "words' embeddings; text_lstm: of characters or words.",
 )
 _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
-_DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
+DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
   'dataset',
   {name: entry.load for name, entry in datasets.DATASETS.items()},
   common=datasets.COMMON_ARGUMENTS,
@@ -131,7 +131,13 @@ _SERVER_MOMENTUM = flags.DEFINE_float(
   'server_momentum', 0.0, 'Momentum of --server_optimizer=sgd.'
 )
 
-for _name in runtime_flags.names():
+# Flags that are defined elsewhere, which --help is to list, too.
+_ELSEWHERE = (
+  *_MODEL_ARGUMENTS.names(),
+  *DATASET_ARGUMENTS.names(),
+  *runtime_flags.names(),
+)
+for _name in _ELSEWHERE:
   flags.declare_key_flag(_name)
 
 _FINE_TUNE_HELP = {
@@ -223,7 +229,7 @@ def check_selected(*selected: str) -> None:
 
 def _names() -> List[str]:
   own = flags.FLAGS.get_flags_for_module(__name__)
-  return [flag.name for flag in own] + runtime_flags.names()
+  return [*(flag.name for flag in own), *_ELSEWHERE]
 
 
 def refuse(names: Iterable[str], reason: str) -> None:
@@ -326,7 +332,7 @@ def config_from_flags(
     hparams=hparams_from_flags(algorithm),
     dataset=_DATASET.value,
     data_dir=_DATA_DIR.value,
-    dataset_arguments=_DATASET_ARGUMENTS.given(),
+    dataset_arguments=DATASET_ARGUMENTS.given(),
     partition=_PARTITION.value,
     num_clients=_NUM_CLIENTS.value,
     model=_MODEL.value,

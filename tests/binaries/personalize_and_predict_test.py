@@ -380,6 +380,11 @@ def test_unreadable_files_are_one_line(runs, programs):
     (['--dataset=digits', '--num_epochs='], 'at least one number'),
     (['--dataset=digits', '--num_rounds=3'], 'Expected no --num_rounds'),
     (['--dataset=digits', '--algorithm=fed_avg'], 'Expected no --algorithm'),
+    (['--dataset=digits', '--model_widths=3'], 'Expected no --model_widths'),
+    (
+      ['--clients_npz=x.npz', '--dataset_stride=3'],
+      '--clients_npz and --dataset_stride',
+    ),
     (
       ['--dataset=digits', '--fed_rep_num_head_epochs=3'],
       'Expected no --fed_rep_num_head_epochs',
