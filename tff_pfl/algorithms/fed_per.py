@@ -9,7 +9,8 @@ frozen body.
 Symbols: K_P personalisation layers -> the model's head layers, e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
-Deviations from the paper: none.
+Deviations from the paper: as everywhere in this library, momentum is 0.5 by
+default.
 
 References:
   Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with

@@ -18,8 +18,8 @@ all of the lower layers LG-FedAvg.
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
 learning_rate, eta_g -> the server optimizer's learning rate.
 
-Deviations from the paper: none. As everywhere in this library, the default is
-SGD with momentum 0.5.
+Deviations from the paper: as everywhere in this library, the default is SGD
+with momentum 0.5.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized

@@ -23,8 +23,9 @@ What comes out, and in which settings it does not:
   training clients' images. FedAvg's features tell classes apart better all the
   same, by a few hundredths, with 10 local steps as with 50. Networks of six and
   more hidden layers start on a plateau of the loss where all features are
-  alike, as D-SGD's are in the paper's figure; which method leaves it first
-  depends on the seed.
+  alike; which method leaves it first depends on the seed. That all of D-SGD's
+  features are dissimilar, also those of one class, as in the paper's figure,
+  does not come out.
 * Fine-tuned on new classes FedAvg is ahead, most with 50 and 100 examples and
   not with 500. On the other data set the two are alike: that panel is without a
   claim.

@@ -33,11 +33,14 @@ once, is as good as the static mode (75.6, 53.5 and 46.4% against 74.5, 54.1 and
 46.5%) and better than the dynamic one but for pi = 1: from a common random
 start neurons are exchangeable, see `fedfac_simulation`. The published
 accuracies of FedAvg (80% where clients have few classes, 68% where they are
-alike) cannot be those of one global model on its clients' test data; they may
-be of clients' models after their local epochs, which the rows "after local
-training" are: these fall with pi like the paper's, and are ahead of FedFac but
-for pi = 0.1. `published` is the paper's figure where the setting is the
-paper's.
+alike) cannot be those of one global model on its clients' test data. In the
+authors' code (ffair/FedFac on GitHub) the running statistics of batch
+normalization stay on the clients, in FedAvg too, and each client is scored with
+its own: likely why the paper has 80% on clients that were trained and 40% on
+new ones (table 3). Its networks start from ImageNet weights and train for 500
+rounds of 20 epochs; here they have no batch normalization. The rows "after
+local training" are ahead of FedFac but for pi = 0.1. `published` is the paper's
+figure where the setting is the paper's.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
