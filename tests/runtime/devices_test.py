@@ -10,7 +10,9 @@ import sys
 import textwrap
 
 import pytest
+import tensorflow as tf
 
+from tff_pfl.algorithms import registry
 from tff_pfl.runtime import devices
 
 _START = """
@@ -115,50 +117,21 @@ def test_clients_go_to_all_devices_in_turn():
   assert used == str([f'device:CPU:{i}' for i in range(3)])
 
 
-def test_the_number_of_devices_does_not_change_a_round():
-  output = _run_program(
-    """
-    import collections
-    import numpy as np
-    from tff_pfl import datasets, runtime
-    from tff_pfl.algorithms import registry
-    from tests.algorithms import toy_problems
-    from tff_pfl.datasets import batches
-    from tff_pfl.models import zoo
+def _compare_rounds(algorithms, reference, *others):
+  """Compares a round of each algorithm between options of the runtime.
 
-    data = datasets.make_synthetic(
-      5, examples_per_client=20, test_examples_per_client=0, shape=(6,),
-      num_classes=3, classes_per_client=2,
-    )
-    model = zoo.mlp(data.element_spec, 3, widths=(8,))
-    process = registry.build('fed_rep', model)
-    clients = [batches.as_batches(data.train(c)) for c in data.client_ids]
-    results = []
-    for options in (
-      {'devices': ['CPU:1']},
-      {'devices': 'cpu'},
-      {'devices': 'cpu', 'batched_clients': True},
-    ):
-      with runtime.create_runtime('in_process', **options) as created:
-        states = created.run(process.initialize_client_states, [*range(5)])
-        output = created.run(
-          process.next, created.run(process.initialize), states, clients
-        )
-      results.append(tf.nest.flatten((output.state, output.client_states)))
-    one, several, batched = results
-    tf.nest.map_structure(np.testing.assert_array_equal, several, one)
-    for found, expected in zip(batched, one):
-      np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    print(len(one))
+  Args:
+    algorithms: Their names.
+    reference: Options of the runtime to compare with.
+    *others: Other options, and how far results may be from those of the
+      reference (relative, absolute).
+
+  Returns:
+    The names of the algorithms whose results are the same.
   """
-  )
-  assert int(output) > 0
-
-
-@pytest.mark.gpu
-def test_rounds_are_the_same_on_gpu_and_cpu():
-  code = """
+  output = _run_program(f"""
     import numpy as np
+    from tests.algorithms import toy_problems
     from tff_pfl import datasets, runtime
     from tff_pfl.algorithms import registry
     from tff_pfl.datasets import batches
@@ -169,32 +142,49 @@ def test_rounds_are_the_same_on_gpu_and_cpu():
       num_classes=3, classes_per_client=2,
     )
     examples = [data.train(c) for c in data.client_ids]
-    for name in registry.ALGORITHMS:
+
+    def run_round(process, clients, options):
+      with runtime.create_runtime('in_process', **options) as created:
+        states = created.run(process.initialize_client_states, [*range(5)])
+        output = created.run(
+          process.next, created.run(process.initialize), states, clients
+        )
+      return tf.nest.flatten((output.state, output.client_states))
+
+    for name in {list(algorithms)!r}:
       model = zoo.mlp(data.element_spec, 3, widths=(8,))
       process = registry.build(name, toy_problems.model_for(name, model))
       clients = [
         batches.as_batches(client)
         for client in toy_problems.examples_for(name, examples)
       ]
-      results = []
-      for options in (
-        {'devices': 'cpu'},
-        {'devices': 'gpu', 'batched_clients': False},
-        {'devices': 'gpu', 'batched_clients': True},
-      ):
-        with runtime.create_runtime('in_process', **options) as created:
-          states = created.run(process.initialize_client_states, [*range(5)])
-          output = created.run(
-            process.next, created.run(process.initialize), states, clients
-          )
-        results.append(tf.nest.flatten((output.state, output.client_states)))
-      for other in results[1:]:
-        for found, expected in zip(other, results[0]):
-          np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+      expected = run_round(process, clients, {reference!r})
+      assert expected
+      for options, rtol, atol in {others!r}:
+        found = run_round(process, clients, options)
+        for pair in zip(found, expected):
+          np.testing.assert_allclose(*pair, rtol, atol, err_msg=name)
       print(name)
-  """
-  import tensorflow as tf
+  """)
+  return output.split()
 
+
+def test_the_number_of_devices_does_not_change_a_round():
+  assert _compare_rounds(
+    ['fed_rep'],
+    {'devices': ['CPU:1']},
+    ({'devices': 'cpu'}, 0, 0),
+    ({'devices': 'cpu', 'batched_clients': True}, 1e-4, 1e-5),
+  ) == ['fed_rep']
+
+
+@pytest.mark.gpu
+def test_rounds_are_the_same_on_gpu_and_cpu():
   if not tf.config.list_physical_devices('GPU'):
     pytest.skip('TensorFlow finds no GPU')
-  assert 'fed_rep' in _run_program(code).split()
+  assert _compare_rounds(
+    registry.ALGORITHMS,
+    {'devices': 'cpu'},
+    ({'devices': 'gpu', 'batched_clients': False}, 1e-3, 1e-5),
+    ({'devices': 'gpu', 'batched_clients': True}, 1e-3, 1e-5),
+  ) == list(registry.ALGORITHMS)
