@@ -1,7 +1,9 @@
 import csv
+import gc
 import glob
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -37,7 +39,7 @@ def read_tensorboard(directory):
     for record in tf.data.TFRecordDataset(path):
       event = tf.compat.v1.Event.FromString(record.numpy())
       for value in event.summary.value:
-        number = float(tf.make_ndarray(value.tensor))
+        number = value.simple_value
         points.setdefault(value.tag, []).append((event.step, number))
   return points
 
@@ -97,6 +99,20 @@ def test_a_round_is_on_file_when_write_returns(tmp_path):
     assert len(read_jsonl(tmp_path)) == 1
     assert len(read_csv(tmp_path)) == 2
     assert read_tensorboard(tmp_path)['round/loss'] == [(1, 0.5)]
+
+
+def test_rounds_leave_nothing_in_memory(tmp_path):
+  def blocks_after(writers, rounds):
+    for n in rounds:
+      writers.write(
+        {'round': n, 'loss': 1 / n, 'evaluation': {'accuracy': 0.5}}
+      )
+    gc.collect()
+    return sys.getallocatedblocks()
+
+  with MetricsWriters(tmp_path) as writers:
+    before = blocks_after(writers, range(1, 50))
+    assert blocks_after(writers, range(50, 250)) < before + 200
 
 
 def test_resumed_files_equal_uninterrupted_ones(tmp_path):

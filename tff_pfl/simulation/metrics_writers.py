@@ -14,6 +14,7 @@ import contextlib
 import csv
 import glob
 import os
+import time
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
 
 from tff_pfl import errors
@@ -221,15 +222,25 @@ class _TensorBoard:
     pattern = os.path.join(glob.escape(folder), 'events.out.tfevents.*')
     for path in glob.glob(pattern):
       os.remove(path)
+    # Not by `tf.summary`: it makes tensors, each of which costs memory for ever
+    # in Python 3.11. Nobody else writes here, so the time is name enough.
+    path = os.path.join(folder, f'events.out.tfevents.{time.time():017.6f}')
     with self._translated():
-      self._writer = tf.summary.create_file_writer(folder)
+      self._writer = tf.io.TFRecordWriter(path)
+    self._write(file_version='brain.Event:2')
 
   def write(self, round_number: int, row: _Row) -> None:
-    with self._translated(), self._writer.as_default(step=round_number):
-      for name, value in row.items():
-        if isinstance(value, (int, float)):
-          tag = name if '/' in name else f'round/{name}'
-          self._tf.summary.scalar(tag, float(value))
+    summary_proto = self._tf.compat.v1.Summary()
+    for name, value in row.items():
+      if isinstance(value, (int, float)):
+        tag = name if '/' in name else f'round/{name}'
+        summary_proto.value.add(tag=tag, simple_value=value)
+    self._write(step=round_number, summary=summary_proto)
+
+  def _write(self, **content: Any) -> None:
+    event = self._tf.compat.v1.Event(wall_time=time.time(), **content)
+    with self._translated():
+      self._writer.write(event.SerializeToString())
 
   def flush(self) -> None:
     with self._translated():
