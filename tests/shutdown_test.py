@@ -69,9 +69,9 @@ shutdown = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(shutdown)
 shutdown._SECONDS_TO_NOTICE = float(sys.argv[2])
 
-def press(number=signal.SIGINT):
+def press(number=signal.SIGINT, wait=0.2):
   os.kill(os.getpid(), number)
-  time.sleep(0.2)
+  time.sleep(wait)
 
 class Finalized:
   def __del__(self):
@@ -217,8 +217,14 @@ def test_a_signal_in_a_finalizer_is_not_lost():
 
 @pytest.mark.parametrize('number,status', [('SIGINT', 130), ('SIGTERM', 143)])
 def test_a_signal_during_the_last_work_is_not_lost(number, status):
-  program = _run_quick_program(f'press(signal.{number})')
+  program = _run_quick_program(f'press(signal.{number}, wait=0)')
   assert program.returncode == status
+
+
+def test_an_error_that_a_signal_led_to_is_no_error():
+  program = _run_quick_program('press()\nraise ValueError')
+  assert program.returncode == 130
+  assert program.stderr == 'interrupted\n'
 
 
 def test_a_program_that_does_not_look_is_ended():

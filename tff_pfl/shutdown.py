@@ -28,32 +28,37 @@ def stopping_on_signals() -> Iterator[None]:
   exception where that is safe; the program then ends with status 130 (Ctrl-C)
   or 143. One that does not look within some seconds, as it builds a model or
   waits for a library, ends without its clean-up, as by `kill -9`, with the same
-  status. So does one that gets a second signal, at once.
+  status. So does one that gets a second signal, at once (or, inside a library
+  that lets no other thread run, after that).
 
   For the main thread of programs, not for libraries. Signals that are ignored,
   as of programs in a script's background, stay so.
   """
   receiver, sender = os.pipe()
   os.set_blocking(sender, False)
-  threading.Thread(target=_watch, args=(receiver,), daemon=True).start()
+  watcher = threading.Thread(target=_watch, args=(receiver,), daemon=True)
+  watcher.start()
   # Written to at once, whichever thread receives a signal and whatever the main
   # one does.
-  signal.set_wakeup_fd(sender)
+  previous_fd = signal.set_wakeup_fd(sender)
   previous = {number: signal.getsignal(number) for number in _SIGNALS}
   for number, handler in previous.items():
     if handler != signal.SIG_IGN:
       signal.signal(number, lambda *_: None)
   try:
-    yield
-    raise_if_stopped()
+    try:
+      yield
+    finally:
+      for number, handler in previous.items():
+        signal.signal(number, handler)
+      signal.set_wakeup_fd(previous_fd)
+      os.close(sender)
+      watcher.join()
+      # Also where the work is done, or an error came of the signal.
+      raise_if_stopped()
   except KeyboardInterrupt:
     _say_interrupted()
     exit_without_waiting(128 + (_stop_signal or signal.SIGINT))
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
-    signal.set_wakeup_fd(-1)
-    os.close(sender)
 
 
 def raise_if_stopped() -> None:
