@@ -535,6 +535,32 @@ def _sequence_that_reads_a_table_of_the_argument():
   return comp
 
 
+@_case((1.0,), (5.0,))
+def _sequence_that_reads_a_variable():
+  @tff.tensorflow.computation(np.float32)
+  def comp(x):
+    variable = tf.Variable(1.0)
+    with tf.control_dependencies([variable.assign(x)]):
+      return tf.data.Dataset.range(2).map(
+        lambda i: tf.cast(i, tf.float32) * variable
+      )
+
+  return comp
+
+
+@_case((1,), (2,))
+def _sequence_beside_a_table_that_grows():
+  @tff.tensorflow.computation(np.int64)
+  def comp(key):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    with tf.control_dependencies([table.insert(key, key)]):
+      size = table.size()
+    fixed = _table(['a', 'b']).lookup(tf.constant('b'))
+    return tf.data.Dataset.from_tensors((size, fixed))
+
+  return comp
+
+
 def _reduced(make):
   """Sums and counts numbers, the state in a container, from two starts."""
   state = make(np.float32, np.int32)
@@ -583,8 +609,9 @@ def test_result_is_that_of_the_native_context(name, rt, native):
   computation = make()
   expected = _describe(native.run(computation, *arguments))
   assert _describe(rt.run(computation, *arguments)) == expected
-  # Once more, with everything loaded.
-  assert _describe(rt.run(computation, *arguments)) == expected
+  # Once more, with everything loaded, which leaves the first result alone.
+  results = [rt.run(computation, *arguments) for _ in range(2)]
+  assert [_describe(result) for result in results] == [expected] * 2
 
 
 def _build_fed_avg():

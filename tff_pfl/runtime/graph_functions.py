@@ -540,10 +540,13 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
   if proto.initialize_op:
     initialize = _import(graph_def, feeds, [], proto.initialize_op, token=token)
   # A returned data set may read a table after the call. It takes along a copy
-  # (see `_detach`), which TensorFlow never frees; so a table that is the same
-  # in each call stays where it is instead.
-  stays = any(t.dtype == tf.variant for t in concrete.outputs) and (
-    initialize is not None and not any(t.consumers() for t in initialize.inputs)
+  # (see `_detach`), which TensorFlow never frees; so tables that are the same
+  # in each call stay where they are instead.
+  stays = (
+    any(t.dtype == tf.variant for t in concrete.outputs)
+    and initialize is not None
+    and not any(t.consumers() for t in initialize.inputs)
+    and all(node.op == 'HashTableV2' for node in _resource_handles(graph_def))
   )
   destruction = _add_destruction(graph_def)
   if destruction and not stays:
@@ -555,15 +558,20 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
 
 def _add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
   """Adds the operation that frees variables and tables; returns its name."""
+  handles = _resource_handles(graph_def)
   everything = graph_def.node.add(op='NoOp', name='destroy_resources')
-  for node in list(graph_def.node):
-    if _RESOURCE_HANDLES.fullmatch(node.op):
-      destruction = graph_def.node.add(
-        op='DestroyResourceOp', name=f'{node.name}/destroy', input=[node.name]
-      )
-      destruction.attr['ignore_lookup_error'].b = True
-      everything.input.append(f'^{destruction.name}')
-  return everything.name if everything.input else ''
+  for node in handles:
+    destruction = graph_def.node.add(
+      op='DestroyResourceOp', name=f'{node.name}/destroy', input=[node.name]
+    )
+    destruction.attr['ignore_lookup_error'].b = True
+    everything.input.append(f'^{destruction.name}')
+  return everything.name if handles else ''
+
+
+def _resource_handles(graph_def: tf.compat.v1.GraphDef) -> List[Any]:
+  """Returns the nodes that make variables and tables."""
+  return [n for n in graph_def.node if _RESOURCE_HANDLES.fullmatch(n.op)]
 
 
 def _unload(function_names: ListOrTuple[str]) -> None:
