@@ -641,14 +641,27 @@ def test_a_refused_resumption_leaves_the_files_of_a_killed_run(tmp_path):
 
 
 @pytest.mark.parametrize('open_run', [RunStore.create, RunStore.open_or_create])
-def test_a_lost_store_is_not_replaced_where_its_metrics_are(tmp_path, open_run):
+@pytest.mark.parametrize('content', [b'', None])
+def test_a_lost_store_is_not_replaced_where_its_metrics_are(
+  tmp_path, open_run, content
+):
   path = tmp_path / run_store.FILE_NAME
-  path.write_bytes(b'')
+  if content is not None:
+    path.write_bytes(content)
   (tmp_path / 'metrics.jsonl').write_text('{"round":1}\n')
   message = run_error(open_run, tmp_path, _CONFIG)
-  assert 'run.sqlite is damaged' in message
-  assert 'restore it from a backup' in message
-  assert path.read_bytes() == b''
+  assert 'restore run.sqlite from a backup, remove metrics.jsonl' in message
+  assert content == (path.read_bytes() if path.exists() else None)
+
+
+def test_a_state_that_is_not_of_the_last_round_is_not_read(tmp_path, evaluated):
+  path = tmp_path / run_store.FILE_NAME
+  path.write_bytes(evaluated)
+  with contextlib.closing(sqlite3.connect(path)) as connection:
+    connection.execute('UPDATE server_state SET state = zeroblob(1)')
+    connection.commit()
+  with RunStore.open_for_reading(tmp_path) as store:
+    assert 'not that of the last' in run_error(store.server_state)
 
 
 def test_database_of_another_program_is_left_alone(tmp_path):

@@ -197,7 +197,8 @@ class RunStore:
         with contextlib.closing(_connect_read_only(path)) as connection:
           _check_schema(connection, directory)
           store = cls(directory, connection, None)
-          store._check(is_in_progress=False)
+          store._check()
+          store._state()
           store._check_resumable(json.loads(config_json), mutable)
         connection = on_error.enter_context(
           contextlib.closing(_connect(path, 'rw'))
@@ -256,7 +257,7 @@ class RunStore:
         )
         _check_schema(connection, directory)
       store = cls(directory, connection, None)
-      store._check(is_in_progress=True)
+      store._check()
       on_error.pop_all()
       return store
 
@@ -415,7 +416,7 @@ class RunStore:
 
   def metrics(self) -> Iterator[Dict[str, Any]]:
     """Yields ``{'round': round, **metrics}`` for each round from 1 on."""
-    for number, metrics, _, _ in self._rounds():
+    for number, metrics, _ in self._rounds():
       if number > 0:
         yield {'round': number, **metrics}
 
@@ -423,7 +424,7 @@ class RunStore:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
     return [
       {'round': number, **evaluation}
-      for number, _, evaluation, _ in self._rounds()
+      for number, _, evaluation in self._rounds()
       if evaluation is not None
     ]
 
@@ -435,7 +436,7 @@ class RunStore:
       where there was one. The initial state is round 0; it is left out where
       it has neither metrics nor evaluation.
     """
-    for number, metrics, evaluation, _ in self._rounds():
+    for number, metrics, evaluation in self._rounds():
       merged = {'round': number, **metrics}
       if evaluation is not None:
         merged['evaluation'] = evaluation
@@ -474,14 +475,23 @@ class RunStore:
 
   def _state(self) -> Optional[bytes]:
     """Returns the newest server state, or None where there is none."""
-    rows = self._read('SELECT state FROM server_state ORDER BY piece')
+    # One statement, as a round may be committed meanwhile.
+    rows = self._read(
+      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
+      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
+    )
+    if not rows and self.last_round < 0:
+      return None
     try:
-      return b''.join(row[0] for row in rows) if rows else None
+      state = b''.join(row[0] for row in rows)
     except TypeError as error:
       raise _damaged(self._directory, f'server state: {error}') from error
+    if not rows or rows[0][1] != _checksum(state):
+      raise _damaged(self._directory, 'its state is not that of the last round')
+    return state
 
   def _rounds(self) -> Iterator[Any]:
-    """Yields (round, metrics, evaluation or None, checksum of the state)."""
+    """Yields (round, metrics, evaluation or None) as they were committed."""
     # Read in batches: a query that stays open while its rows are consumed would
     # keep the running process from shortening its write-ahead log.
     last = -1
@@ -496,15 +506,12 @@ class RunStore:
         last += 1
         if number != last:
           raise _damaged(self._directory, f'round {last} is missing')
-        what = f'round {number}'
-        state, brace, rest = self._unseal(
-          what, metrics, number, evaluation
-        ).partition('{')
+        metrics = self._unseal(f'round {number}', metrics, number, evaluation)
         yield (
           number,
-          json.loads(brace + rest),
+          # Behind the checksum of the state.
+          json.loads(metrics[8:]),
           None if evaluation is None else json.loads(evaluation),
-          state,
         )
       if len(rows) < _ROWS_PER_READ:
         return
@@ -519,25 +526,15 @@ class RunStore:
       return text[8:]
     raise _damaged(self._directory, f'{what} has another checksum')
 
-  def _check(self, is_in_progress: bool) -> None:
-    """Raises `RunError` unless all is as it was committed.
+  def _check(self) -> None:
+    """Raises `RunError` unless settings and metrics are as committed.
 
-    Client states are checked as they are read.
-
-    Args:
-      is_in_progress: Whether rounds may be committed meanwhile.
+    States are checked as they are read.
     """
-    committed = None
-    for *_, state_checksum in self._rounds():
-      committed = state_checksum
     # Reading them checks them.
+    for _ in self._rounds():
+      pass
     _ = self.config, self.per_client()
-    if not is_in_progress:
-      state = self._state()
-      if committed != (None if state is None else _checksum(state)):
-        raise _damaged(
-          self._directory, 'its state is not that of the last round'
-        )
 
   def _check_resumable(
     self, given: Mapping[str, Any], mutable: Sequence[str]
@@ -741,23 +738,26 @@ def _expect_file(directory: str, path: str) -> None:
 
 def _has_run(path: str) -> bool:
   """Returns whether there is anything that a new run must not replace."""
-  if not os.path.isfile(path):
-    return False
-  try:
-    with contextlib.closing(_connect_read_only(path)) as connection:
-      tables = connection.execute('SELECT COUNT(*) FROM sqlite_master')
-      if tables.fetchone()[0] > 0:
-        rounds = connection.execute('SELECT COUNT(*) FROM rounds')
-        if rounds.fetchone()[0] > 0:
-          return True
-  except sqlite3.Error:
-    # Whatever it is, it is not ours to delete.
-    return True
-  # A process that was killed while it created the run leaves such a file, too,
-  # but metrics are written once a round is committed.
-  directory = os.path.dirname(path)
-  if os.path.exists(os.path.join(directory, metrics_writers.JSONL_NAME)):
-    raise _damaged(directory, 'it has no rounds, and metrics lie beside it')
+  if os.path.isfile(path):
+    try:
+      with contextlib.closing(_connect_read_only(path)) as connection:
+        tables = connection.execute('SELECT COUNT(*) FROM sqlite_master')
+        if tables.fetchone()[0] > 0:
+          rounds = connection.execute('SELECT COUNT(*) FROM rounds')
+          if rounds.fetchone()[0] > 0:
+            return True
+    except sqlite3.Error:
+      # Whatever it is, it is not ours to delete.
+      return True
+  # A process that was killed while it created the run leaves no round, too, but
+  # metrics are written once one is committed.
+  directory, name = os.path.dirname(path), metrics_writers.JSONL_NAME
+  if os.path.exists(os.path.join(directory, name)):
+    raise errors.RunError(
+      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
+      f' {name} of a run lies beside it; restore {FILE_NAME} from a backup,'
+      f' remove {name}, or start the run in another folder.'
+    )
   return False
 
 
@@ -768,8 +768,8 @@ def _check_schema(connection: sqlite3.Connection, directory: str) -> None:
   tables = connection.execute('SELECT COUNT(*) FROM sqlite_master').fetchone()
   if tables[0] == 0:
     raise errors.RunError(
-      f'There is no run in {directory} ({FILE_NAME} is empty): restore it from'
-      ' a backup, or check the name of the folder.'
+      f'There is no run in {directory} ({FILE_NAME} is empty): it has not'
+      ' begun, or the file is to be restored from a backup.'
     )
   if application_id != _APPLICATION_ID:
     raise errors.RunError(
