@@ -4,6 +4,7 @@ import gzip
 import io
 import struct
 import threading
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -286,6 +287,20 @@ def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
     assert '\n' not in str(error.value)
 
 
+def test_no_more_of_an_npz_file_is_unpacked_than_it_says(tmp_path):
+  path = tmp_path / 'a.npz'
+  np.savez_compressed(path, x=np.zeros(10**8, np.uint8))
+  content = path.read_bytes()
+  size = (10**8 + 128).to_bytes(4, 'little')
+  assert content.count(size) == 2
+  path.write_bytes(content.replace(size, (200).to_bytes(4, 'little')))
+  tracemalloc.start()
+  with pytest.raises(ValueError, match='a.npz` to be a complete .npz'):
+    arrays_lib.read_all_npz(str(path))
+  assert tracemalloc.get_traced_memory()[1] < 10**7
+  tracemalloc.stop()
+
+
 def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
   monkeypatch.setattr(arrays_lib, '_MAX_UNPACKED', 1000)
   npz, gz = str(tmp_path / 'a.npz'), str(tmp_path / 'a.gz')
@@ -300,7 +315,7 @@ def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
       if fits:
         assert read(path)
         continue
-      with pytest.raises(ValueError, match=f'{path}.*unpacks to more than'):
+      with pytest.raises(ValueError, match=f'`{path}` to unpack to at most'):
         read(path)
   # What is not asked for may be of any size, and well packed data be large.
   assert arrays_lib.read_npz(npz, ['y']) == [1]

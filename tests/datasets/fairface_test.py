@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl.comparison import tuning
 from tff_pfl.datasets import fairface
 
 _SIZES = {'train': 42, 'val': 14}
@@ -102,6 +103,8 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   assert len(read) <= 5 and len(set(read)) == len(read)
   num_read = len(read)
   fingerprint = dataset.fingerprint
+  # Also where a part of the training examples is held out.
+  assert tuning.validation_view(dataset, 0.3, seed=0).fingerprint
   assert len(read) == num_read
   images = sorted((folder / 'train').iterdir())
   for image in images:

@@ -583,9 +583,11 @@ def test_select_takes_examples_with_all_their_fields():
 def test_fingerprint_covers_every_example():
   """Also of the clients' many more than 20, as of lazy datasets."""
 
-  def fingerprint(client_ids=None, **changed):
+  def fingerprint(client_ids=None, shape=(4,), **changed):
     arrays = dict(
-      x=np.arange(120.0), y=np.zeros(120, int), domain=np.arange(120) % 2
+      x=np.arange(480.0).reshape(120, *shape),
+      y=np.zeros(120, int),
+      domain=np.arange(120) % 2,
     )
     for name, place in changed.items():
       arrays[name][place] = 1 - arrays[name][place]
@@ -605,4 +607,5 @@ def test_fingerprint_covers_every_example():
   ]
   found += [fingerprint([f'client {i}' for i in range(60)])]
   assert len({fingerprint(), *found}) == 362
+  assert fingerprint(shape=(2, 2)) != fingerprint()
   assert fingerprint() == fingerprint()

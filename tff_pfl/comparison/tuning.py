@@ -8,7 +8,7 @@ examples. Nothing of the sweep ever reads these.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -41,6 +41,10 @@ class _PartOfTraining(datasets.ExampleSource):
     examples = self._data.train(self._data.client_ids[position])
     kept = self._indices(position)
     return examples.select(kept)
+
+  def content(self, position: int) -> Iterator[bytes]:
+    yield repr((self._fraction, self._seed, self._held_out)).encode()
+    yield from self._data.train_content(self._data.client_ids[position])
 
   def labels(self, position: int) -> np.ndarray:
     return self.examples(position).y

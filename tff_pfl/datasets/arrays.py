@@ -34,6 +34,7 @@ from tff_pfl.datasets import examples as examples_lib
 _MAX_UNPACKED = 2**30
 _MAX_EXPANSION = 20
 _READ_SIZE = 2**20
+_MEMBER_READ_SIZE = 2**14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -312,13 +313,17 @@ def unreadable_error(path: str, error: OSError) -> ValueError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
+class _UnpacksToTooMuchError(ValueError):
+  """A compressed file may be made to fill the memory."""
+
+
 def _check_unpacked(path: str, num_bytes: int) -> None:
-  """Raises `ValueError` if a compressed file unpacks to too much."""
+  """Raises `_UnpacksToTooMuchError` if a compressed file does so."""
   limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
   if num_bytes > limit:
-    raise ValueError(
-      f'it unpacks to more than {limit:,} bytes; if that is right, store it'
-      ' with less compression'
+    raise _UnpacksToTooMuchError(
+      f'Expected `{path}` to unpack to at most {limit:,} bytes, found more; if'
+      ' that is right, store it with less compression.'
     )
 
 
@@ -342,7 +347,7 @@ def read_bytes(path: str) -> bytes:
         content.write(part)
         _check_unpacked(path, content.tell())
     return content.getvalue()
-  except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise file_error(
       path, 'a complete gzip file', f'a damaged one ({error})'
     ) from None
@@ -404,12 +409,18 @@ def _decompress(
       info.filename.removesuffix('.npy'): info for info in archive.infolist()
     }
     wanted = members.keys() if keys is None else members.keys() & keys
-    # No member unpacks to more than it says.
     _check_unpacked(path, sum(members[key].file_size for key in wanted))
     return {
-      key: archive.read(info) if key in wanted else b''
+      key: _read_member(archive, info) if key in wanted else b''
       for key, info in members.items()
     }
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+  """Returns no more than the size that a member of an archive says it has."""
+  # At once, zipfile would unpack all that there is before it looks.
+  with archive.open(info) as member:
+    return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))
 
 
 def _parse(
@@ -434,6 +445,8 @@ def _naming_npz(path: str) -> Iterator[None]:
   """Makes what is wrong with an .npz file an error that names it."""
   try:
     yield
+  except _UnpacksToTooMuchError:
+    raise
   except OSError as error:
     raise unreadable_error(path, error) from None
   # Archive, decompression and NumPy's header each have their own exceptions.

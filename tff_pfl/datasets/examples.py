@@ -108,7 +108,8 @@ class ExampleSource(abc.ABC):
 
   def content(self, position: int) -> Iterator[bytes]:
     """Yields what tells the examples of a client from others."""
-    for array in self.examples(position).as_dict().values():
+    for name, array in self.examples(position).as_dict().items():
+      yield f'{name} {array.dtype} {array.shape}'.encode()
       yield array.tobytes()
 
   def class_counts(

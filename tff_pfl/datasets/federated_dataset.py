@@ -8,6 +8,7 @@ from typing import (
   Callable,
   Dict,
   Iterable,
+  Iterator,
   List,
   Optional,
   Sequence,
@@ -172,6 +173,10 @@ class FederatedDataset:
           checksum.update(b'%d:' % len(part))
           checksum.update(part)
     return checksum.hexdigest()[:16]
+
+  def train_content(self, client_id: str) -> Iterator[bytes]:
+    """Yields what tells a client's training examples from others."""
+    return self._train.content(self._position(client_id))
 
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none.
