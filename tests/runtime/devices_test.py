@@ -33,7 +33,6 @@ def _run_program(code, **environment):
     [sys.executable, '-c', _START + textwrap.dedent(code)],
     capture_output=True,
     text=True,
-    timeout=300,
     env={**os.environ, **environment},
     check=False,
   )
@@ -179,6 +178,7 @@ def test_the_number_of_devices_does_not_change_a_round():
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(3600)
 def test_rounds_are_the_same_on_gpu_and_cpu():
   if not tf.config.list_physical_devices('GPU'):
     pytest.skip('TensorFlow finds no GPU')
