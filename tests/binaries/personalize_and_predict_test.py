@@ -393,7 +393,7 @@ def test_unreadable_files_are_one_line(runs, programs):
     (['--clients_npz=x.npz', '--test_fraction=1'], '`test_fraction`'),
     (
       ['--clients_npz=x.npz', '--test_fraction=0'],
-      "at least one client has test examples, found 'x.npz'",
+      "has test examples, found 'none among 1 clients of x.npz",
     ),
     (['--clients_npz=one.npz'], 'at least one client has test examples'),
   ],
