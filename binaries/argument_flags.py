@@ -3,11 +3,12 @@
 import inspect
 import re
 import typing
-from typing import Any, Callable, Collection, Dict, List, Mapping
+from collections.abc import Collection, Mapping
+from typing import Any, Callable
 
 from absl import flags
 
-from tff_pfl import errors, signatures
+from tff_pfl import errors
 
 
 class ArgumentFlags:
@@ -31,12 +32,12 @@ class ArgumentFlags:
       common: Arguments that have flags of their own.
     """
     self._kind = kind
-    self._hints: Dict[str, Any] = {}
-    defaults: Dict[str, Dict[str, Any]] = {}
+    self._hints: dict[str, Any] = {}
+    defaults: dict[str, dict[str, Any]] = {}
     for name, function in functions.items():
       hints = typing.get_type_hints(function)
       parameters = inspect.signature(function).parameters
-      for argument in signatures.own_arguments(function, common):
+      for argument in errors.own_arguments(function, common):
         self._hints.setdefault(argument, hints[argument])
         defaults.setdefault(argument, {})[name] = parameters[argument].default
     for name, by_owner in defaults.items():
@@ -59,11 +60,11 @@ class ArgumentFlags:
         return define
     return flags.DEFINE_integer
 
-  def names(self) -> List[str]:
+  def names(self) -> list[str]:
     """The flags' names."""
     return [f'{self._kind}_{name}' for name in self._hints]
 
-  def given(self) -> Dict[str, Any]:
+  def given(self) -> dict[str, Any]:
     """The arguments whose flags are given.
 
     Raises:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
-from tff_pfl import errors, failures, shutdown
+from tff_pfl import errors
+from tff_pfl.system import shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
@@ -47,9 +48,9 @@ def run(main: Callable[[], None]) -> None:
         )
       with shutdown.stopping_on_signals():
         main()
-    except failures.EXPECTED as e:
+    except errors.EXPECTED as e:
       if _TRACEBACK.value:
         raise
-      _fail(failures.reason(e))
+      _fail(errors.reason(e))
 
   app.run(guarded, flags_parser=_parse_flags)

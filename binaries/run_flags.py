@@ -2,7 +2,8 @@
 
 import dataclasses
 import typing
-from typing import Any, Collection, Dict, Iterable, List
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from absl import flags
 
@@ -11,10 +12,9 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import training_loop
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import zoo
 from tff_pfl.simulation import client_sampling, run_config
-from tff_pfl.templates import aggregators, federated_round
+from tff_pfl.templates import aggregators, federated_round, personalization
 
 _ALGORITHM = flags.DEFINE_enum(
   'algorithm',
@@ -158,7 +158,7 @@ _FINE_TUNE_HELP = {
 }
 
 
-def _none_for_zero(owner: type, given: Dict[str, Any]) -> Dict[str, Any]:
+def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
   """Turns 0 into None where None is a value and not the default."""
   resettable = hparams_lib.none_for_zero(owner)
   return {
@@ -197,7 +197,7 @@ for _field in dataclasses.fields(personalization.Personalization):
   )
 
 # `batch_size` is one flag for all methods.
-_HPARAM_FLAGS: Dict[str, Dict[str, str]] = {}
+_HPARAM_FLAGS: dict[str, dict[str, str]] = {}
 for _name, _algorithm in registry.ALGORITHMS.items():
   _HPARAM_FLAGS[_name] = {}
   for _field in dataclasses.fields(_algorithm.hparams):
@@ -227,7 +227,7 @@ def check_selected(*selected: str) -> None:
         )
 
 
-def _names() -> List[str]:
+def _names() -> list[str]:
   own = flags.FLAGS.get_flags_for_module(__name__)
   return [*(flag.name for flag in own), *_ELSEWHERE]
 
@@ -282,7 +282,7 @@ def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
 def personalization_from_flags(
   *, has_variants: bool = False, **defaults: Any
 ) -> personalization.Personalization:
-  """The options of personalisation.
+  """The options of personalization.
 
   Args:
     has_variants: Whether models are fine-tuned also otherwise than --fine_tune

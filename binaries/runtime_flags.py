@@ -1,6 +1,6 @@
 """Flags that choose what executes, and how."""
 
-from typing import Any, Dict, List
+from typing import Any
 
 from absl import flags
 
@@ -40,7 +40,7 @@ _WORKERS = flags.DEFINE_list(
 )
 
 
-def names() -> List[str]:
+def names() -> list[str]:
   """The names of these flags."""
   return [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
 
@@ -50,7 +50,7 @@ def selected_runtime() -> str:
   return _RUNTIME.value
 
 
-def options() -> Dict[str, Any]:
+def options() -> dict[str, Any]:
   """The arguments of `runtime.create_runtime` beside the name.
 
   Raises:

@@ -32,8 +32,8 @@ import sys
 from absl import flags
 
 from binaries import program
-from tff_pfl import shutdown
 from tff_pfl.runtime import worker_port, worker_process
+from tff_pfl.system import shutdown
 
 _ADDRESS = flags.DEFINE_string(
   'address', '127.0.0.1:8000', 'Where to serve, host:port.'

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import pytest
 from packaging import markers, requirements, utils
@@ -75,7 +75,7 @@ class Locked(NamedTuple):
     return specifier.version
 
 
-def read_requirements(name: str) -> List[requirements.Requirement]:
+def read_requirements(name: str) -> list[requirements.Requirement]:
   lines = (ROOT / name).read_text().splitlines()
   return [
     requirements.Requirement(line)
@@ -84,7 +84,7 @@ def read_requirements(name: str) -> List[requirements.Requirement]:
   ]
 
 
-def read_lock(name: str) -> List[Locked]:
+def read_lock(name: str) -> list[Locked]:
   text = (ROOT / name).read_text().replace('\\\n', ' ')
   entries = []
   for line in text.splitlines():
@@ -95,7 +95,7 @@ def read_lock(name: str) -> List[Locked]:
   return entries
 
 
-def locked_versions(name: str, python_version: str) -> Dict[str, str]:
+def locked_versions(name: str, python_version: str) -> dict[str, str]:
   environment = markers.default_environment()
   environment.update(
     python_version=python_version,
@@ -165,7 +165,7 @@ class Checkout:
   def make(self, *arguments: str) -> subprocess.CompletedProcess:
     return self.run('make', *arguments)
 
-  def calls(self) -> List[str]:
+  def calls(self) -> list[str]:
     """What the stand-ins were asked to do since the last call of this."""
     if not self.log.exists():
       return []
@@ -183,7 +183,7 @@ def checkout(tmp_path: pathlib.Path) -> Checkout:
   return Checkout(tmp_path)
 
 
-def num_builds(calls: List[str]) -> int:
+def num_builds(calls: list[str]) -> int:
   return calls.count('-m venv .venv')
 
 

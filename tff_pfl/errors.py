@@ -7,9 +7,14 @@ The binaries print any of these as one line and exit with status 1.
 """
 
 import errno
+import inspect
 import math
 import numbers
+from collections.abc import Callable, Collection
 from typing import Any, Optional
+
+import grpc
+import tensorflow as tf
 
 _ADVICE = {
   errno.EACCES: 'give a path that may be used',
@@ -26,11 +31,39 @@ class RunError(RuntimeError):
   """A run cannot start or go on; what was committed before stays intact."""
 
 
+# Wrong settings and values, files, a failed run; and errors of TensorFlow and
+# its workers, such as memory that ran out.
+EXPECTED = (
+  ValueError,
+  TypeError,
+  OSError,
+  RunError,
+  grpc.RpcError,
+  tf.errors.OpError,
+)
+
+
 def os_reason(error: OSError) -> str:
   """Returns why a file or folder could not be used, and what to do."""
   reason = error.strerror or str(error)
   advice = _ADVICE.get(error.errno)
   return f'{reason}; {advice}' if advice else reason
+
+
+def reason(error: Exception) -> str:
+  """What is wrong, in one line.
+
+  Args:
+    error: Of one of the types `EXPECTED`.
+  """
+  text = str(error)
+  if isinstance(error, grpc.RpcError):
+    text = f'The runtime failed: {error.details()[:500]}'
+  elif isinstance(error, tf.errors.OpError):
+    text = f'The runtime failed: {error.message[:500]}'
+  elif isinstance(error, OSError) and error.filename is not None:
+    text = f'Cannot use {error.filename}: {os_reason(error)}.'
+  return ' '.join(text.split())
 
 
 def message(name: str, constraint: str, found: Any) -> str:
@@ -92,3 +125,41 @@ def _is_number(value: Any) -> bool:
     and not isinstance(value, bool)
     and math.isfinite(value)
   )
+
+
+def own_arguments(
+  function: Callable[..., Any], common: Collection[str] = ()
+) -> list[str]:
+  """The names of a function's keyword-only arguments, but for `common` ones."""
+  return [
+    parameter.name
+    for parameter in inspect.signature(function).parameters.values()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    and parameter.name not in common
+  ]
+
+
+def expect_own_arguments(
+  function: Callable[..., Any],
+  given: Collection[str],
+  name: str,
+  owner: str,
+  common: Collection[str] = (),
+) -> None:
+  """Raises `ValueError` if a function does not take what it is given.
+
+  Args:
+    function: It will be called with them.
+    given: Names of keyword arguments.
+    name: What the caller calls these arguments.
+    owner: What the function stands for, in the message.
+    common: Keyword arguments that do not count as its own.
+  """
+  known = own_arguments(function, common)
+  for argument in given:
+    expect(
+      argument in known,
+      name,
+      f'arguments of {owner} ({", ".join(known) or "none"})',
+      argument,
+    )

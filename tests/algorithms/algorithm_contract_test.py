@@ -13,8 +13,7 @@ from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, training_loop
 from tff_pfl.datasets import examples
-from tff_pfl.evaluation import personalization
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 keras = tf.keras
 
@@ -107,7 +106,7 @@ def _client_data(name, seed):
   return _data(
     name,
     [
-      toy_problems.labelled_examples(n, 10 * seed + i)
+      toy_problems.labeled_examples(n, 10 * seed + i)
       for i, n in enumerate(_SIZES)
     ],
   )
@@ -125,7 +124,7 @@ def _test(name):
 
 @functools.cache
 def _no_data(name):
-  return _data(name, [toy_problems.labelled_examples(0, 0)])[0]
+  return _data(name, [toy_problems.labeled_examples(0, 0)])[0]
 
 
 def _round(process, indices=(0, 1, 2), data=None, state=None, states=None):
@@ -319,7 +318,7 @@ def test_order_of_the_cohort_is_irrelevant(name):
 @_every_method
 def test_client_with_non_finite_data_is_left_out(name):
   process = _process(name)
-  bad = toy_problems.labelled_examples(12, 0)
+  bad = toy_problems.labeled_examples(12, 0)
   bad.x[3, 2] = np.nan
   data = [*_train(name)[:2], *_data(name, [bad])]
   without = _round(process, (0, 1))
@@ -350,7 +349,7 @@ def test_client_without_examples_is_as_if_it_had_not_come(name):
 def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
-  bad = toy_problems.labelled_examples(4, 0)
+  bad = toy_problems.labeled_examples(4, 0)
   bad.x[:] = np.inf
   output = _round(
     process,
@@ -371,7 +370,7 @@ def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
 
 @_every_method
 def test_client_with_one_example_takes_part(name):
-  one = _data(name, [toy_problems.labelled_examples(1, 5)])
+  one = _data(name, [toy_problems.labeled_examples(1, 5)])
   output = _round(_process(name), (0,), one)
   assert output.metrics['examples'] == 1
   assert output.client_states[0].num_rounds == 1
@@ -435,7 +434,7 @@ def test_full_batches_are_trained_on_whatever_the_seed(name):
   )
 
 
-# Personalisation and evaluation.
+# Personalization and evaluation.
 
 
 @_every_method

@@ -7,7 +7,7 @@ from tff_pfl.algorithms import apfl, fed_avg, local_only
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _TRAINING = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
-_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+_CLIENTS = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
 _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 _REGRESSION = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
 
@@ -137,7 +137,7 @@ def test_adapting_client_without_examples_is_absent_not_broken():
   process = apfl.build_apfl(
     toy_problems.classifier(), apfl.ApflHParams(mixing_learning_rate=0.1)
   )
-  nobody = toy_problems.labelled_examples(0, 0)
+  nobody = toy_problems.labeled_examples(0, 0)
   _, states, metrics = toy_problems.train(process, [*_CLIENTS, nobody])
   assert metrics['clients'] == 2
   assert metrics['non_finite_clients'] == 0

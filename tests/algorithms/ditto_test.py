@@ -7,7 +7,7 @@ from tff_pfl.algorithms import ditto, fed_avg, local_only
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _TRAINING = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
-_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+_CLIENTS = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
 
 
 def _train(build, hparams, num_rounds=2):

@@ -337,7 +337,7 @@ def test_projection_goes_with_every_model_of_domains(domain_model):
   (head,) = {v.shape for n, v in initial.items() if n.endswith('head/kernel')}
   assert head == (2, 3)
   clients = [
-    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (9, 14)
+    toy_problems.in_turn(toy_problems.labeled_examples(n, n)) for n in (9, 14)
   ]
   state, _, _ = toy_problems.train(process, clients)
   for name, value in state.global_weights.items():

@@ -8,7 +8,7 @@ from tff_pfl.algorithms import fed_babu, fed_rep
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
-_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+_CLIENTS = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
 
 
 def test_body_is_trained_under_the_initial_head():

@@ -10,7 +10,7 @@ from tff_pfl.algorithms import fed_avg, fed_bn
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=5)
-_CLIENTS = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+_CLIENTS = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
 _NORMALIZATION = [
   'norm/beta',
   'norm/gamma',

@@ -287,9 +287,9 @@ def _classifier():
 
 
 @functools.cache
-def _labelled():
+def _labeled():
   return toy_problems.examples_for(
-    'fed_dar', [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+    'fed_dar', [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   )
 
 
@@ -315,8 +315,8 @@ def test_rounds_of_warm_up_are_fed_avg_bit_for_bit(options):
     ),
     seed=4,
   )
-  of_dar, _, dar_metrics = toy_problems.train(warming, _labelled(), 2)
-  of_avg, _, avg_metrics = toy_problems.train(avg, _labelled(), 2)
+  of_dar, _, dar_metrics = toy_problems.train(warming, _labeled(), 2)
+  of_avg, _, avg_metrics = toy_problems.train(avg, _labeled(), 2)
   for name, value in of_dar.global_weights.items():
     plain_name = name.partition('/')[2] if 'domain_' in name else name
     np.testing.assert_array_equal(value, of_avg.global_weights[plain_name])
@@ -337,8 +337,8 @@ def test_after_the_warm_up_rounds_are_as_without(alternating):
     )
 
   warming, usual = build(1), build(0)
-  first, states, _ = toy_problems.train(warming, _labelled())
-  data = toy_problems.batched(_labelled())
+  first, states, _ = toy_problems.train(warming, _labeled())
+  data = toy_problems.batched(_labeled())
   found = warming.next(first, states, data)
   expected = usual.next(first, states, data)
   toy_problems.assert_same(found.state, expected.state)
@@ -480,7 +480,7 @@ def test_projection_brings_the_features_down():
   weights = process.initialize().global_weights
   assert weights['projection/kernel'].shape == (4, 2)
   assert weights['domain_2/head/kernel'].shape == (2, 3)
-  state, _, _ = toy_problems.train(process, _labelled())
+  state, _, _ = toy_problems.train(process, _labeled())
   for name, value in state.global_weights.items():
     assert toy_problems.differ(value, weights[name]), name
 

@@ -36,7 +36,7 @@ def test_without_examples_shares_stay():
 
 def test_one_component_is_fed_avg():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
   em = fed_em.build_fed_em(
     model, fed_em.FedEmHParams(num_components=1, **training), seed=4

@@ -16,8 +16,8 @@ from tff_pfl.algorithms import (
   lg_fed_avg,
   registry,
 )
+from tff_pfl.algorithms.parts import personal_elements
 from tff_pfl.models import zoo
-from tff_pfl.templates import personal_elements
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -186,12 +186,12 @@ def test_the_static_partition_is_that_of_the_first_rounds_weights():
 
 def test_a_round_of_nobody_finds_no_static_partition():
   process = _fed_fac(toy_problems.classifier(), mode='static')
-  nobody = toy_problems.batched([toy_problems.labelled_examples(0, 0)])
+  nobody = toy_problems.batched([toy_problems.labeled_examples(0, 0)])
   states = process.initialize_client_states([0])
   state = process.next(process.initialize(), states, nobody).state
   assert not state.algorithm['is_found']
   state, _, _ = toy_problems.train(
-    process, [toy_problems.labelled_examples(9, 0)], 1
+    process, [toy_problems.labeled_examples(9, 0)], 1
   )
   assert state.algorithm['is_found']
 
@@ -201,7 +201,7 @@ def test_a_round_of_nobody_finds_no_static_partition():
 
 
 def _data():
-  return [toy_problems.labelled_examples(n, seed=n) for n in (13, 24)]
+  return [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
 
 
 def _model():

@@ -62,7 +62,7 @@ def test_converges_to_the_minimum_of_the_coupled_problem():
 
 def test_without_coupling_it_is_local_training_bit_for_bit():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
   coupled = fed_mtl.build_fed_mtl(
     model, fed_mtl.FedMtlHParams(coupling_strength=0.0, **training), seed=4

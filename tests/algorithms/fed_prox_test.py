@@ -43,7 +43,7 @@ def test_steps_by_hand(strength):
 
 def test_without_pull_it_is_fed_avg_bit_for_bit():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
   prox = fed_prox.build_fed_prox(
     model, fed_prox.FedProxHParams(proximal_strength=0.0, **training), seed=4
@@ -56,7 +56,7 @@ def test_without_pull_it_is_fed_avg_bit_for_bit():
 
 def test_the_stronger_the_pull_the_smaller_the_update():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   norms = []
   for strength in (0.0, 1.0, 5.0):
     process = fed_prox.build_fed_prox(

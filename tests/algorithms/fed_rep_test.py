@@ -6,7 +6,7 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_rep
-from tff_pfl.evaluation import personalization
+from tff_pfl.templates import personalization
 
 pytestmark = pytest.mark.usefixtures('runtime')
 

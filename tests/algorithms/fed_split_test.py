@@ -104,7 +104,7 @@ def _trained(build, hparams, **chosen):
   process = build(
     toy_problems.classifier(), hparams(**_TRAINING, **chosen), seed=3
   )
-  clients = [toy_problems.labelled_examples(n, seed=n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
   state, states, metrics = toy_problems.train(process, clients, 3)
   return state.global_weights, [s.local for s in states], dict(metrics)
 

@@ -23,7 +23,7 @@ def _of_rule(num_examples, rule, seed):
 
 def test_one_cluster_is_fed_avg_bit_for_bit():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   clustered = ifca.build_ifca(
     model, ifca.IfcaHParams(num_clusters=1, **_TRAINING), seed=4
   )

@@ -84,7 +84,7 @@ def test_aggregation_round_has_no_training_loss():
 
 def test_never_aggregating_is_local_training_bit_for_bit():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
   process = l2gd.build_l2gd(
     model, l2gd.L2gdHParams(aggregation_probability=0.0, **training), seed=4

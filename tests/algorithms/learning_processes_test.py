@@ -11,8 +11,9 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
-from tff_pfl.models import domains, tff_model
+from tff_pfl.models import domains
 from tff_pfl.simulation import data_source
+from tff_pfl.templates import tff_model
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -35,7 +36,7 @@ _deployable = pytest.mark.parametrize('name', _DEPLOYABLE)
 _NUM_ROUNDS = 2
 _SIZES = (7, 23, 12)
 _CLIENTS = [
-  toy_problems.labelled_examples(size, i) for i, size in enumerate(_SIZES)
+  toy_problems.labeled_examples(size, i) for i, size in enumerate(_SIZES)
 ]
 
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, per_fed_avg
 from tff_pfl.client import objectives
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge
+from tff_pfl.templates import personalization
 
 keras = tf.keras
 
@@ -143,7 +143,7 @@ def _smooth_network():
 
 
 def _batch(seed, num_examples=8):
-  client = toy_problems.labelled_examples(num_examples, seed)
+  client = toy_problems.labeled_examples(num_examples, seed)
   return objectives.Batch(
     tf.constant(client.x, tf.float64),
     tf.constant(client.y),
@@ -292,7 +292,7 @@ def test_without_inner_learning_rate_it_is_fed_avg_bit_for_bit(
     keras.utils.set_random_seed(5)
     model = toy_problems.classifier_from(model)
   local = dict(num_steps=5, learning_rate=0.1, momentum=0.5, batch_size=4)
-  clients = [toy_problems.labelled_examples(n, n) for n in (5, 23, 40)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (5, 23, 40)]
   state, metrics = _round(
     _build(
       model,
@@ -329,7 +329,7 @@ def test_a_client_with_a_single_batch_descends_its_full_batch_objective(
 
 @_every_variant
 def test_clients_with_few_or_no_examples_take_part_without_harm(variant):
-  clients = [toy_problems.labelled_examples(n, n) for n in (0, 1, 2, 3)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (0, 1, 2, 3)]
   hparams = per_fed_avg.PerFedAvgHParams(
     variant=variant, batch_size=2, num_steps=4
   )
@@ -357,7 +357,7 @@ def test_convolutions_and_recurrence_train_in_every_variant(variant, scope):
     inner_learning_rate=0.5,
     batch_size=5,
   )
-  client = toy_problems.labelled_examples(17, 0)
+  client = toy_problems.labeled_examples(17, 0)
   state, metrics = _round(_build(model, hparams), [client])
   assert metrics['clients'] == 1
   for name, value in state.global_weights.items():
@@ -457,7 +457,7 @@ def test_adaptation_with_the_head_leaves_the_body():
   )
   model = toy_problems.classifier()
   process = _build(model, hparams)
-  (data,) = toy_problems.batched([toy_problems.labelled_examples(20, 0)])
+  (data,) = toy_problems.batched([toy_problems.labeled_examples(20, 0)])
   weights = process.personalize(
     process.initialize(), process.initialize_client_state(0), data
   ).weights

@@ -8,17 +8,17 @@ import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import training_loop
 from tff_pfl.datasets import batches
 from tff_pfl.models import weight_partition
-from tff_pfl.templates import joint_training
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _SEED = 4
 # Mini-batches, momentum and a shuffle, so that the seeds count too.
 _TRAINING = {'num_epochs': 3, 'learning_rate': 0.1, 'batch_size': 5}
-_CLIENTS = [toy_problems.labelled_examples(n, seed=n) for n in (13, 24)]
+_CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
 
 
 @functools.cache

@@ -92,7 +92,7 @@ def test_reaches_the_optimum_where_fed_avg_is_biased():
 
 def test_first_round_is_that_of_fed_avg_bit_for_bit():
   model = toy_problems.classifier()
-  clients = [toy_problems.labelled_examples(n, n) for n in (13, 24)]
+  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
   training = dict(
     num_epochs=3, learning_rate=0.1, batch_size=5, momentum=0.0, num_steps=None
   )

@@ -21,7 +21,7 @@ _NAMES = ('a', 'b', 'c')
 def _clients():
   """Domains in turn, of which the third is on one client only."""
   clients = [
-    toy_problems.in_turn(toy_problems.labelled_examples(n, n)) for n in (7, 24)
+    toy_problems.in_turn(toy_problems.labeled_examples(n, n)) for n in (7, 24)
   ]
   clients[0] = clients[0].select(clients[0].domain < 2)
   return clients

@@ -119,7 +119,7 @@ def mean_model(values, clients, weighting):
   return np.mean(values, axis=0)
 
 
-def labelled_examples(num_examples, seed):
+def labeled_examples(num_examples, seed):
   """Examples for `classifier`, with a rule to learn."""
   rng = np.random.default_rng(seed)
   x = rng.normal(size=(num_examples, 5)).astype(np.float32)

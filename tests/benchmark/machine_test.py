@@ -4,8 +4,8 @@ import time
 import numpy as np
 
 from tests import children
-from tff_pfl import memory as memory_lib
 from tff_pfl.benchmark import machine
+from tff_pfl.system import memory as memory_lib
 
 _MB = 2**20
 _SECONDS = 20

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import List
 
 import psutil
 import pytest
@@ -143,7 +142,7 @@ class Program:
     """What it has written to stdout so far."""
     return self._paths[0].read_text()
 
-  def workers(self) -> List[psutil.Process]:
+  def workers(self) -> list[psutil.Process]:
     """Its child processes."""
     with contextlib.suppress(psutil.NoSuchProcess):
       return psutil.Process(self.pid).children(recursive=True)

@@ -6,9 +6,10 @@ import sys
 import psutil
 import pytest
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
 from tff_pfl.comparison import execution, plan
 from tff_pfl.simulation import run_config
+from tff_pfl.system import cores
 
 # Stand-ins for the process of a trial, called with its folder; the real one
 # imports TensorFlow first.

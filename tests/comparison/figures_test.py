@@ -15,7 +15,7 @@ def _curve(rounds, personal, global_model=None, seed=0):
 
 
 def _lines(axes, color):
-  """The lines of a colour that are to be seen."""
+  """The lines of a color that are to be seen."""
   return [
     line
     for line in axes.lines

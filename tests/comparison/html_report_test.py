@@ -141,7 +141,7 @@ def test_ids_are_unique_and_references_resolve(page):
 def test_page_is_made_for_phones_and_for_dark_rooms(page):
   assert 'name="viewport" content="width=device-width' in page.text
   assert 'prefers-color-scheme: dark' in page.text
-  # The colours of the pictures that a dark page replaces do occur.
+  # The colors of the pictures that a dark page replaces do occur.
   replaced = set(re.findall(r'(--c-[0-9a-f]{6}):', page.text))
   assert {'--c-555555', '--c-0072b2', '--c-dddddd'} <= replaced
   assert all(f'var({name},' in page.text for name in ('--c-555555',))

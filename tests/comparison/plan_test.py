@@ -5,8 +5,8 @@ import pytest
 
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import plan
-from tff_pfl.evaluation import personalization
 from tff_pfl.simulation import run_config
+from tff_pfl.templates import personalization
 
 
 def _base(**changes):

@@ -7,9 +7,9 @@ import pytest
 from tests.comparison import poisoned_examples
 from tff_pfl import datasets, errors
 from tff_pfl.comparison import plan, trial
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model
 from tff_pfl.simulation import run_config, run_store
+from tff_pfl.templates import personalization
 
 
 @pytest.fixture(autouse=True, scope='module')

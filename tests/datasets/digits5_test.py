@@ -128,12 +128,12 @@ def test_clients_have_floats_of_one_shape_and_both_labels(tmp_path):
   assert 0 <= part.x.min() < 0.1 and 0.9 < part.x.max() <= 1
 
 
-def test_grey_images_have_three_equal_channels():
-  grey = _images('usps')['x_train']
-  x = digits5.to_common_size(grey, 16)
+def test_gray_images_have_three_equal_channels():
+  gray = _images('usps')['x_train']
+  x = digits5.to_common_size(gray, 16)
   assert x.shape == (40, 16, 16, 3) and x.dtype == np.uint8
   for channel in range(3):
-    np.testing.assert_array_equal(x[..., channel], grey)
+    np.testing.assert_array_equal(x[..., channel], gray)
 
 
 def test_images_are_resampled_with_antialiasing():

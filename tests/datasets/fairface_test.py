@@ -12,7 +12,7 @@ from tff_pfl.datasets import fairface
 _SIZES = {'train': 42, 'val': 14}
 
 
-def _colour(split, number):
+def _color(split, number):
   return [(40 * number) % 256, 100 if split == 'train' else 200, number]
 
 
@@ -22,7 +22,7 @@ def _folder(tmp_path):
     (tmp_path / split).mkdir()
     rows = []
     for i in range(count):
-      image = np.full((24, 24, 3), _colour(split, i), np.uint8)
+      image = np.full((24, 24, 3), _color(split, i), np.uint8)
       path = tmp_path / split / f'{i + 1}.jpg'
       path.write_bytes(tf.io.encode_jpeg(image, quality=100).numpy())
       rows.append(
@@ -60,12 +60,12 @@ def test_images_come_with_their_label_and_race(folder):
     ('train', dataset.train('client_0')),
     ('val', dataset.test('client_0')),
   ):
-    # An image's colour tells which it is.
+    # An image's color tells which it is.
     numbers = np.array(
       [
         np.argmin(
           [
-            np.abs(np.array(_colour(split, i)) - image * 255).sum()
+            np.abs(np.array(_color(split, i)) - image * 255).sum()
             for i in range(_SIZES[split])
           ]
         )

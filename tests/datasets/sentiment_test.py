@@ -1,4 +1,4 @@
-"""Tests of labelled texts from CSV files."""
+"""Tests of labeled texts from CSV files."""
 
 import csv
 import gzip

@@ -117,9 +117,7 @@ def test_a_stride_leaves_examples_out(tmp_path):
 
 
 @pytest.mark.parametrize('stride', [1, 2, 3, 4, 5, 7])
-def test_it_says_how_many_neighbours_have_characters_in_common(
-  tmp_path, stride
-):
+def test_it_says_how_many_neighbors_have_characters_in_common(tmp_path, stride):
   _write(tmp_path, _play([90]))
   dataset = _load(tmp_path, 1, stride=stride)
   # No letter occurs twice in the text.

@@ -78,7 +78,7 @@ def test_clients_and_domains_are_those_of_the_columns(path):
   assert dataset.domain_counts('test').tolist() == [[2, 2]] * 3
 
 
-def test_numbers_are_standardised_by_all_training_rows(path):
+def test_numbers_are_standardized_by_all_training_rows(path):
   dataset = _load(path, seed=3)
   x, _, _ = _all(dataset)
   x_test, _, _ = _all(dataset, 'test')

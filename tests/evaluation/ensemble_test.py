@@ -40,9 +40,9 @@ class _Clients:
     return datasets.num_examples(self.test(client_id))
 
 
-def _labelled(sizes, seed):
+def _labeled(sizes, seed):
   return [
-    toy_problems.labelled_examples(n, seed + i) for i, n in enumerate(sizes)
+    toy_problems.labeled_examples(n, seed + i) for i, n in enumerate(sizes)
   ]
 
 
@@ -75,7 +75,7 @@ def _softmax(values):
   return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-# More clients than are personalised in one call, and more test examples than
+# More clients than are personalized in one call, and more test examples than
 # are predicted in one.
 @pytest.mark.parametrize(
   'num_known, new_sizes', [(3, (5, 0, 9)), (24, (300, 2))]
@@ -94,8 +94,8 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(
   body = _RNG.normal(size=[5, 4]).astype(np.float32)
   network.set_weights([body, kernel[:4]])
   process = fed_per.build_fed_per(toy_problems.classifier_from(network))
-  known = _labelled([4 + i % 3 for i in range(num_known)], 0)
-  new = _labelled(new_sizes, 100)
+  known = _labeled([4 + i % 3 for i in range(num_known)], 0)
+  new = _labeled(new_sizes, 100)
   state, states = _trained(process, in_process, known)
   rows = _scores(process, in_process, known, new, state, states)
 
@@ -146,7 +146,7 @@ def test_regression_takes_the_mean_of_the_outputs(in_process):
 
 def test_a_model_that_diverged_has_no_say(in_process):
   process = registry.build('fed_per', toy_problems.classifier())
-  known, new = _labelled((4, 5, 6), 0), _labelled((8,), 50)
+  known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
   state, states = _trained(process, in_process, known)
   broken = states[0]._replace(
     local=tf.nest.map_structure(
@@ -163,7 +163,7 @@ def test_a_model_that_diverged_has_no_say(in_process):
 
 def test_it_is_of_no_use_before_the_first_round(in_process):
   process = registry.build('fed_per', toy_problems.classifier())
-  known = _labelled((4, 5), 0)
+  known = _labeled((4, 5), 0)
   state, states = _trained(process, in_process, known, num_rounds=0)
   with pytest.raises(ValueError, match='at least one took part'):
     _scores(process, in_process, known, known, state, states)
@@ -171,16 +171,16 @@ def test_it_is_of_no_use_before_the_first_round(in_process):
 
 def test_without_test_examples_there_are_no_scores(in_process):
   process = registry.build('fed_per', toy_problems.classifier())
-  known = _labelled((4, 5), 0)
+  known = _labeled((4, 5), 0)
   state, states = _trained(process, in_process, known, num_rounds=0)
-  nobody = _labelled((0,), 7)
+  nobody = _labeled((0,), 7)
   assert not _scores(process, in_process, known, nobody, state, states)
 
 
 def test_fine_tuned_models_predict_as_such(in_process):
   # Per-FedAvg's clients keep nothing; their models need their data.
   process = registry.build('per_fed_avg', toy_problems.classifier())
-  known, new = _labelled((4, 5, 6), 0), _labelled((8,), 50)
+  known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
   state, states = _trained(process, in_process, known)
   (row,) = _scores(process, in_process, known, new, state, states)
   data = toy_problems.batched(known)
@@ -206,8 +206,8 @@ def test_examples_with_domains_are_predicted_by_domain(in_process):
   process = registry.build(
     'fed_dar', model, toy_problems.hparams_for('fed_dar', num_warmup_rounds=0)
   )
-  known = [toy_problems.in_turn(c) for c in _labelled((6, 7, 8), 0)]
-  (of_new,) = _labelled((9,), 50)
+  known = [toy_problems.in_turn(c) for c in _labeled((6, 7, 8), 0)]
+  (of_new,) = _labeled((9,), 50)
   new = toy_problems.in_turn(of_new)
   state, states = _trained(process, in_process, known)
   (row,) = _scores(process, in_process, known, [new], state, states)

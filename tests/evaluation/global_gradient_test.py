@@ -206,7 +206,7 @@ def test_gradient_with_dropout_and_moving_statistics_is_that_of_one_function(
 ):
   model = normalizing_model
   weights = toy_problems.jittered(model.initial_weights)
-  clients = [toy_problems.labelled_examples(n, seed=n) for n in (5, 30)]
+  clients = [toy_problems.labeled_examples(n, seed=n) for n in (5, 30)]
   gradient = runtime.run(
     global_gradient.build_global_gradient(model),
     weights,
@@ -246,7 +246,7 @@ def test_padding_that_a_network_cannot_take_does_not_reach_the_gradient(
     ]
   )
   model = toy_problems.classifier_from(network)
-  full, empty = (toy_problems.labelled_examples(n, seed=1) for n in (5, 0))
+  full, empty = (toy_problems.labeled_examples(n, seed=1) for n in (5, 0))
   result = runtime.run(
     global_gradient.build_global_gradient(model),
     model.initial_weights,

@@ -22,10 +22,10 @@ def _data():
     (2 + i % 4, 0 if i % 10 == 3 else 1 + i % 3) for i in range(_NUM_CLIENTS)
   ]
   train = [
-    toy_problems.labelled_examples(n, seed=i) for i, (n, _) in enumerate(sizes)
+    toy_problems.labeled_examples(n, seed=i) for i, (n, _) in enumerate(sizes)
   ]
   test = [
-    toy_problems.labelled_examples(n, seed=1000 + i)
+    toy_problems.labeled_examples(n, seed=1000 + i)
     for i, (_, n) in enumerate(sizes)
   ]
   return train, test
@@ -203,7 +203,7 @@ def test_summary_of_nobody_is_refused():
 
 
 def test_dataset_of_the_library_is_taken(runtime):
-  examples = [toy_problems.labelled_examples(12, seed=s) for s in range(2)]
+  examples = [toy_problems.labeled_examples(12, seed=s) for s in range(2)]
   data = datasets.FederatedDataset.from_arrays(
     np.concatenate([e.x for e in examples]),
     np.concatenate([e.y for e in examples]),

@@ -21,7 +21,7 @@ def _expect_passed(result):
 def _expect_drawn(result, num_panels):
   figure = Figure()
   result.draw(figure)
-  # A matrix has an axes of its own for its colour bar.
+  # A matrix has an axes of its own for its color bar.
   panels = [axes for axes in figure.axes if axes.get_label() != '<colorbar>']
   assert len(panels) == num_panels
 

@@ -36,7 +36,7 @@ def test_the_data_are_those_of_the_paper():
   assert np.all(shared == shared[:1])
   assert np.abs(shared[:, :20]).max() <= 0.1 < np.abs(shared[:, 20:]).max() <= 1
   assert np.abs(personal[:, 20:]).max() <= 0.1
-  # Around a centre of the client's, each of variance 1.
+  # Around a center of the client's, each of variance 1.
   np.testing.assert_allclose(personal[:, :20].var(), 2, rtol=0.15)
   np.testing.assert_allclose(personal[:, :20].var(axis=-1).mean(), 1, rtol=0.1)
   x = np.stack([client.train.x for client in problem.clients])
@@ -47,7 +47,7 @@ def test_the_data_are_those_of_the_paper():
   np.testing.assert_allclose(np.diag(covariance, 0).mean(), 1, rtol=0.1)
   np.testing.assert_allclose(np.diag(covariance, 1).mean(), 0.5, rtol=0.1)
   np.testing.assert_allclose(np.diag(covariance, 2).mean(), 0.25, rtol=0.2)
-  # The clients' centres are N(0, I), what is common has none.
+  # The clients' centers are N(0, I), what is common has none.
   np.testing.assert_allclose(x[..., :20].mean(axis=1).var(), 1, rtol=0.2)
   assert np.abs(x[..., 20:].mean(axis=1)).max() < 0.5
   # Labels are what the network says, half of them 1.

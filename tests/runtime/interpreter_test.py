@@ -1,5 +1,3 @@
-from typing import List
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -26,7 +24,7 @@ class _RecordingMapper(client_mapper.ClientMapper):
   """Runs clients one by one and keeps what it was asked for."""
 
   def __init__(self):
-    self.arguments: List[values.ClientsValue] = []
+    self.arguments: list[values.ClientsValue] = []
 
   def map(self, function, argument, num_clients):
     self.arguments.append(argument)

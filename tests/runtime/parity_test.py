@@ -13,8 +13,8 @@ from tests.algorithms import toy_problems
 from tests.runtime import parity
 from tff_pfl import runtime
 from tff_pfl.algorithms import per_fed_avg, registry
-from tff_pfl.evaluation import personalization
 from tff_pfl.runtime import worker_process
+from tff_pfl.templates import personalization
 
 keras = tf.keras
 
@@ -65,16 +65,16 @@ def _data(name):
   def client_data(seed):
     """Clients of different sizes, and of two sizes of padded examples."""
     return batched(
-      toy_problems.labelled_examples(n, 10 * seed + client)
+      toy_problems.labeled_examples(n, 10 * seed + client)
       for client, n in enumerate((7, 23, 5, 30))
     )
 
-  not_finite = toy_problems.labelled_examples(8, 5)
+  not_finite = toy_problems.labeled_examples(8, 5)
   not_finite.x[3, 2] = np.nan
   return _Data(
     client_data(0),
     client_data(1),
-    *batched([toy_problems.labelled_examples(0, 0), not_finite]),
+    *batched([toy_problems.labeled_examples(0, 0), not_finite]),
   )
 
 

@@ -184,7 +184,7 @@ def _train(rt, process):
   state = rt.run(process.initialize)
   client_states = rt.run(process.initialize_client_states, indices)
   data = toy_problems.batched(
-    [toy_problems.labelled_examples(3 + n, seed=n) for n in indices]
+    [toy_problems.labeled_examples(3 + n, seed=n) for n in indices]
   )
   outputs = []
   for _ in range(3):

@@ -7,8 +7,9 @@ import time
 import psutil
 import pytest
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
 from tff_pfl.runtime import worker_process
+from tff_pfl.system import cores
 
 pytestmark = pytest.mark.timeout(30)
 

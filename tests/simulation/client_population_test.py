@@ -10,7 +10,7 @@ from tff_pfl.simulation import client_population
 
 
 def _data(domain=None, domain_names=None, num_examples=24):
-  examples = toy_problems.labelled_examples(num_examples, 0)
+  examples = toy_problems.labeled_examples(num_examples, 0)
   return datasets.FederatedDataset.from_arrays(
     examples.x,
     examples.y,

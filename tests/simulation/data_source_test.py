@@ -15,7 +15,7 @@ from tff_pfl.simulation import (
 
 
 def _data(num_clients=5, seed=0):
-  examples = toy_problems.labelled_examples(12 * num_clients, seed)
+  examples = toy_problems.labeled_examples(12 * num_clients, seed)
   return datasets.FederatedDataset.from_arrays(
     examples.x,
     examples.y,

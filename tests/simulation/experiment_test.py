@@ -12,7 +12,6 @@ import tensorflow as tf
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge
 from tff_pfl.simulation import client_population as population_lib
 from tff_pfl.simulation import (
@@ -22,6 +21,7 @@ from tff_pfl.simulation import (
   run_store,
   value_codec,
 )
+from tff_pfl.templates import personalization
 
 _NUM_CLIENTS = 8
 _NUM_CLASSES = 3

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import keras_bridge, zoo
 from tff_pfl.simulation import finished_run, run_config
+from tff_pfl.templates import personalization
 
 _CONFIG = run_config.RunConfig(
   hparams=fed_rep.FedRepHParams(num_head_epochs=1),

@@ -13,9 +13,7 @@ from tff_pfl.simulation import picture_style
     ((0.412, 0.418), ['41.2', '41.4', '41.6', '41.8']),
   ],
 )
-def test_fractions_are_labelled_as_percentages_between_0_and_100(
-  limits, labels
-):
+def test_fractions_are_labeled_as_percentages_between_0_and_100(limits, labels):
   axes = Figure().add_subplot()
   picture_style.use_percent(axes.yaxis)
   axes.set_ylim(*limits)

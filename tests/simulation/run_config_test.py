@@ -6,8 +6,8 @@ import pytest
 
 from tff_pfl import errors
 from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
-from tff_pfl.evaluation import personalization
 from tff_pfl.simulation import run_config
+from tff_pfl.templates import personalization
 
 _CONFIG = run_config.RunConfig(
   algorithm='fed_rep',

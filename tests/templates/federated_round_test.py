@@ -13,9 +13,9 @@ from tff_pfl.templates import aggregators, federated_round
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _DATA = toy_problems.batched(
-  toy_problems.labelled_examples(n, seed=n) for n in (11, 25)
+  toy_problems.labeled_examples(n, seed=n) for n in (11, 25)
 )
-_NO_DATA = toy_problems.batched([toy_problems.labelled_examples(0, 0)])
+_NO_DATA = toy_problems.batched([toy_problems.labeled_examples(0, 0)])
 
 
 def _first_round(process, data=_DATA):
@@ -95,7 +95,7 @@ def test_robust_aggregator_zeroes_an_outlying_update():
     toy_problems.classifier(),
     aggregator=aggregators.make_aggregator('robust'),
   )
-  outlying = toy_problems.labelled_examples(20, 0)
+  outlying = toy_problems.labeled_examples(20, 0)
   outlying.x[:] *= 1e4
   output = _first_round(process, [*_DATA, batches.as_batches(outlying)])
   assert output.metrics['aggregator']['zeroed_count'] == 1

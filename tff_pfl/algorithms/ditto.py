@@ -29,14 +29,11 @@ import dataclasses
 from typing import Any, Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import split_model
-from tff_pfl.templates import (
-  client_work,
-  personal_copies,
-  personalized_process,
-)
+from tff_pfl.templates import client_work, personalized_process
 
 describe = hparams_lib.describe
 

@@ -9,7 +9,7 @@ all domains count the same (u_m = L / (M L_m)), and the model may have a head
 for each domain (FedAvg + multi-head), or take the domain as a further feature
 of its last layer. FedSGD is one full-batch step (`num_steps=1`,
 `batch_size=None`). FedAvg with fine-tuning is this method with the
-personalisation option `fine_tune`.
+personalization option `fine_tune`.
 
 Symbols: E -> num_epochs, K -> num_steps, eta -> learning_rate, B -> batch_size.
 
@@ -32,10 +32,11 @@ import dataclasses
 from typing import Any, Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives
 from tff_pfl.models import domain_models, split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.templates import personalized_process
 
 describe = hparams_lib.describe
 
@@ -89,7 +90,7 @@ def build_fed_avg(
   Args:
     model: The model; with domains, if an option for domains is asked for.
     hparams: Of local training, and for domains.
-    **options: aggregator, server optimizer, client weighting, personalisation,
+    **options: aggregator, server optimizer, client weighting, personalization,
       seed: see `federated_round.build_personalized_process`.
   """
   if hparams.domain_model != 'shared' or hparams.reweight_domains:

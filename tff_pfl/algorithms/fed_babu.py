@@ -27,11 +27,11 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
 from tff_pfl.templates import (
   client_work,
   federated_round,
+  personalization,
   personalized_process,
 )
 

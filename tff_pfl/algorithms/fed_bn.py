@@ -26,9 +26,10 @@ from typing import Any
 
 from absl import logging
 
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.templates import personalized_process
 
 
 @dataclasses.dataclass(frozen=True)

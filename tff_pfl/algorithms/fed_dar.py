@@ -48,15 +48,11 @@ import dataclasses
 from typing import Any, Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import domain_heads
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import domain_models, split_model
-from tff_pfl.templates import (
-  client_work,
-  domain_heads,
-  federated_round,
-  personalized_process,
-)
+from tff_pfl.templates import client_work, federated_round, personalized_process
 
 describe = hparams_lib.describe
 

@@ -1,7 +1,7 @@
 """FedEM: every client's data are a mixture of the same few distributions.
 
     client, with M component models theta_m and its mixture weights pi_i:
-      E-step:  q_j(m) ~ pi_i(m) exp(-loss(theta_m; x_j, y_j)), normalised over m
+      E-step:  q_j(m) ~ pi_i(m) exp(-loss(theta_m; x_j, y_j)), normalized over m
       M-step:  pi_i(m) <- mean_j q_j(m)
                theta_m <- SGD on mean_j q_j(m) loss(theta; x_j, y_j)
     server:  theta_m <- sum_i n_i theta_m,i / sum_i n_i, for each m

@@ -17,7 +17,7 @@ round all clients start from the global weights. The static mode does it once,
 in the first round that anybody takes part in, on the weights after it.
 (Algorithm 1 has clients train before the first round to that end; as they would
 start from the same weights, the first round's training is that training.) A
-random split personalises as many elements, drawn in each round or once.
+random split personalizes as many elements, drawn in each round or once.
 
 A client that never took part trains its personal elements, from the server's
 last values of them, with all shared weights frozen (the paper's LocalTrain).
@@ -63,16 +63,11 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import found_partition, personal_elements
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, randomness, training_loop
-from tff_pfl.models import split_model
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  found_partition,
-  personal_elements,
-  personalized_process,
-)
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import randomness, split_model
+from tff_pfl.templates import client_work, federated_round, personalized_process
 
 MODES = ('dynamic', 'static')
 ANALYSED = ('updates', 'weights')

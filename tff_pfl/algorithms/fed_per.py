@@ -6,7 +6,7 @@
 A client that never took part fits its head, from the initial head, on the
 frozen body.
 
-Symbols: K_P personalisation layers -> the model's head layers, e -> num_epochs,
+Symbols: K_P personalization layers -> the model's head layers, e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
 Deviations from the paper: as everywhere in this library, momentum is 0.5 by
@@ -22,9 +22,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.templates import personalized_process
 
 
 @dataclasses.dataclass(frozen=True)

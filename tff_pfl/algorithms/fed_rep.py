@@ -36,8 +36,8 @@ import dataclasses
 from typing import Any
 
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, randomness, training_loop
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import randomness, split_model, weight_partition
 from tff_pfl.templates import (
   client_work,
   federated_round,
@@ -63,7 +63,7 @@ def build_fed_rep(
   Args:
     model: The model; its body must have weights.
     hparams: Of the two steps.
-    **options: aggregator, server optimizer, client weighting, personalisation,
+    **options: aggregator, server optimizer, client weighting, personalization,
       seed: see `federated_round.build_personalized_process`.
   """
   split_model.check_has_body(model, 'fed_rep')

@@ -31,9 +31,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional
 
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import hidden_elements, split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.templates import personalized_process
 
 
 @dataclasses.dataclass(frozen=True)

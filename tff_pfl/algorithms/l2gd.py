@@ -40,14 +40,11 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, randomness, training_loop
-from tff_pfl.models import split_model
-from tff_pfl.templates import (
-  client_work,
-  personal_copies,
-  personalized_process,
-)
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import randomness, split_model
+from tff_pfl.templates import client_work, personalized_process
 
 describe = hparams_lib.describe
 

@@ -30,11 +30,11 @@ import dataclasses
 from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 describe = hparams_lib.describe
 

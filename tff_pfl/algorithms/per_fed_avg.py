@@ -1,4 +1,4 @@
-"""Per-FedAvg: an initial model that a step of gradient descent personalises.
+"""Per-FedAvg: an initial model that a step of gradient descent personalizes.
 
 The objective is the mean over clients of f_i(w - alpha * gradient f_i(w)). A
 local iteration of client i, with independent batches D, D', D'':
@@ -52,11 +52,11 @@ import numbers
 from typing import Any, Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, randomness, training_loop
-from tff_pfl.evaluation import personalization
-from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import joint_training, personalized_process
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import randomness, split_model, weight_partition
+from tff_pfl.templates import personalization, personalized_process
 
 describe = hparams_lib.describe
 
@@ -244,7 +244,7 @@ def build_per_fed_avg(
   Args:
     model: The model.
     hparams: Of the local iterations, inner steps and adaptation.
-    **options: aggregator, server optimizer, client weighting, personalisation,
+    **options: aggregator, server optimizer, client weighting, personalization,
       seed: see `federated_round.build_personalized_process`.
   """
   return joint_training.build_joint_training(

@@ -151,7 +151,7 @@ ALGORITHMS = {
   'per_fed_avg': Algorithm(
     per_fed_avg.PerFedAvgHParams,
     per_fed_avg.build_per_fed_avg,
-    'one global model that a gradient step on the client personalises (MAML)',
+    'one global model that a gradient step on the client personalizes (MAML)',
   ),
   'scaffold': Algorithm(
     scaffold.ScaffoldHParams,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import cores, memory
+from tff_pfl.system import cores, memory
 
 _SECONDS_PER_SAMPLE = 0.2
 

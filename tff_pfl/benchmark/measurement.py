@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import tqdm
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.benchmark import (
   flops,
@@ -23,6 +23,7 @@ from tff_pfl.benchmark import (
 )
 from tff_pfl.runtime import base
 from tff_pfl.simulation import summary
+from tff_pfl.system import cores
 
 
 def measure(

@@ -16,10 +16,10 @@ import tempfile
 import time
 from typing import Any
 
-from tff_pfl import memory
 from tff_pfl.benchmark import timing, workloads
 from tff_pfl.runtime import base
 from tff_pfl.simulation import run_store, stored_rounds
+from tff_pfl.system import memory
 from tff_pfl.templates import personalized_process
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from typing import List, Optional
+from typing import Optional
 
 from tff_pfl.client import training_loop
 
@@ -145,7 +145,7 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
   return steps if steps != name and is_optional else None
 
 
-def none_for_zero(hparams: type) -> List[str]:
+def none_for_zero(hparams: type) -> list[str]:
   """The fields for which, where text is read, 0 stands for None.
 
   Those are the fields that may be None and are not by default, such as the

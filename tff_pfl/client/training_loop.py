@@ -19,13 +19,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import (
-  example_tensors,
-  objectives,
-  randomness,
-  vectorization,
-)
-from tff_pfl.models import split_model
+from tff_pfl.client import example_tensors, objectives, vectorization
+from tff_pfl.models import randomness, split_model
 
 # After so many epochs of a phase the shuffles come again in the same order.
 _MAX_ORDERS = 128

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Optional
 import tqdm
 
 import tff_pfl
-from tff_pfl import child_processes, cores, errors, shutdown
+from tff_pfl import errors
 from tff_pfl.comparison import plan, trial
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import child_processes, cores, shutdown
 
 TRIALS_DIR = 'trials'
 LOG_NAME = 'log.txt'

@@ -1,20 +1,17 @@
 """Pictures of a comparison, small enough for a page that a phone shows, too.
 
 Many methods in one picture cannot be told apart, so each has a panel of its
-own, with the others in grey behind it. A panel is as wide as a phone; the page
+own, with the others in gray behind it. A panel is as wide as a phone; the page
 puts as many side by side as there is room for.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import (
-  Iterable,
-  List,
   NamedTuple,
   Optional,
-  Sequence,
-  Tuple,
 )
 
 import matplotlib
@@ -31,13 +28,13 @@ from tff_pfl.datasets import partition_plot
 from tff_pfl.evaluation import fairness
 from tff_pfl.simulation import picture_style
 
-# Colours that a page may replace where its background is dark.
+# Colors that a page may replace where its background is dark.
 TEXT_COLOR = picture_style.TEXT_COLOR.lower()
 CONTEXT_COLOR = '#c4c4c4'
 PERSONAL_COLOR = picture_style.COLORS[0].lower()
 GLOBAL_COLOR = picture_style.COLORS[4].lower()
 HURT_COLOR = picture_style.COLORS[1].lower()
-# As many as there are colours to tell apart.
+# As many as there are colors to tell apart.
 MAX_OVERVIEW_METHODS = len(picture_style.COLORS)
 # Beyond these a picture grows larger, not clearer.
 _MAX_CURVE_POINTS = 100
@@ -227,8 +224,8 @@ class CurvePanel:
 
 @matplotlib.rc_context(_STYLE)
 def box_panel(
-  groups: Sequence[Tuple[str, Sequence[float]]],
-  limits: Tuple[float, float],
+  groups: Sequence[tuple[str, Sequence[float]]],
+  limits: tuple[float, float],
 ) -> Figure:
   """Draws how accuracies are distributed over clients, a row for each group.
 
@@ -293,7 +290,7 @@ class ScatterPanel:
   """
 
   @matplotlib.rc_context(_STYLE)
-  def __init__(self, limits: Tuple[float, float]):
+  def __init__(self, limits: tuple[float, float]):
     """Draws what the panels of all methods have in common.
 
     Args:
@@ -322,7 +319,7 @@ class ScatterPanel:
     """Returns the figure, which from now on shows these clients.
 
     Args:
-      before: Accuracies before personalisation, finite, `[n]`.
+      before: Accuracies before personalization, finite, `[n]`.
       after: After it, in the same order.
     """
     _remove(self._points)
@@ -398,7 +395,7 @@ def partition_panel(partition: results_lib.Partition) -> Figure:
 
 def common_limits(
   values: Iterable[Sequence[float]],
-) -> Tuple[float, float]:
+) -> tuple[float, float]:
   """Limits of an axis of accuracies on which all `values` are to be seen."""
   finite = [v for several in values for v in several if math.isfinite(v)]
   low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -424,7 +421,7 @@ def _draw_curve(
   *,
   label: str = '',
   dashed: bool = False,
-) -> List[Artist]:
+) -> list[Artist]:
   """Draws a curve, if there is one, and returns what was drawn."""
   if curve is None:
     return []

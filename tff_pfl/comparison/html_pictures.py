@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import markupsafe
 
@@ -38,7 +38,7 @@ class CurvesView(NamedTuple):
 
   overview: Optional[Picture]
   has_global_model: bool
-  panels: Tuple[Picture, ...]
+  panels: tuple[Picture, ...]
 
 
 def curves_view(results: results_lib.ComparisonResults) -> Optional[CurvesView]:
@@ -97,7 +97,7 @@ def _last_accuracies(method):
 
 def distributions_view(
   results: results_lib.ComparisonResults,
-) -> Optional[Tuple[Picture, ...]]:
+) -> Optional[tuple[Picture, ...]]:
   """How accuracy is distributed over clients; None for regression."""
   groups = {
     **_boxes(results, 'clients', ''),
@@ -143,14 +143,14 @@ class ChangesGroup(NamedTuple):
   """
 
   title: str
-  unchanged: Tuple[str, ...]
-  panels: Tuple[Picture, ...]
+  unchanged: tuple[str, ...]
+  panels: tuple[Picture, ...]
   is_open: bool
 
 
 def changes_view(
   results: results_lib.ComparisonResults,
-) -> Optional[Tuple[ChangesGroup, ...]]:
+) -> Optional[tuple[ChangesGroup, ...]]:
   """Clients before and after personalization; None for regression."""
   limits = figures.common_limits(
     values

@@ -9,7 +9,7 @@ their views.
 from __future__ import annotations
 
 import os
-from typing import Any, List, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import jinja2
 
@@ -67,7 +67,7 @@ class _Section(NamedTuple):
   view: Any
 
 
-def _sections(results: results_lib.ComparisonResults) -> List[_Section]:
+def _sections(results: results_lib.ComparisonResults) -> list[_Section]:
   """The sections for which there is something to show."""
   sections = [
     _Section('results', 'Results', html_tables.results_view(results)),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 from tff_pfl.comparison import presentation, published
 from tff_pfl.comparison import results as results_lib
@@ -43,7 +44,7 @@ class ResultColumn(NamedTuple):
     return f'{self.title} ({self.unit})' if self.unit else self.title
 
   @property
-  def definition(self) -> Tuple[str, str]:
+  def definition(self) -> tuple[str, str]:
     """The title and what it stands for."""
     return self.title, self.description
 
@@ -79,7 +80,7 @@ class ResultRow(NamedTuple):
   label: str
   summary: str
   variant: str
-  cells: Tuple[Optional[ResultCell], ...]
+  cells: tuple[Optional[ResultCell], ...]
 
 
 class ResultsView(NamedTuple):
@@ -91,9 +92,9 @@ class ResultsView(NamedTuple):
     rows: By falling accuracy.
   """
 
-  variants: Tuple[Tuple[str, str], ...]
-  columns: Tuple[ResultColumn, ...]
-  rows: Tuple[ResultRow, ...]
+  variants: tuple[tuple[str, str], ...]
+  columns: tuple[ResultColumn, ...]
+  rows: tuple[ResultRow, ...]
 
 
 def results_view(
@@ -124,8 +125,8 @@ class DomainsView(NamedTuple):
     tables: At least one.
   """
 
-  without_test_examples: Tuple[str, ...]
-  tables: Tuple[DomainTable, ...]
+  without_test_examples: tuple[str, ...]
+  tables: tuple[DomainTable, ...]
 
 
 def domains_view(
@@ -228,7 +229,7 @@ class _Scale(NamedTuple):
 def _scales(
   methods: Sequence[results_lib.MethodResult],
   metrics: Sequence[results_lib.Metric],
-) -> List[_Scale]:
+) -> list[_Scale]:
   """Of the metrics for which any method has a value, in fitting units."""
   scales = []
   for metric in metrics:
@@ -329,7 +330,7 @@ class PublishedTable(NamedTuple):
   title: str
   protocol: str
   note: str
-  rows: Tuple[PublishedRow, ...]
+  rows: tuple[PublishedRow, ...]
 
 
 class PublishedView(NamedTuple):
@@ -341,7 +342,7 @@ class PublishedView(NamedTuple):
   """
 
   num_new_clients: int
-  tables: Tuple[PublishedTable, ...]
+  tables: tuple[PublishedTable, ...]
 
 
 def published_view(
@@ -408,7 +409,7 @@ class TuningRow(NamedTuple):
     is_chosen: Whether it was chosen.
   """
 
-  hparams: Tuple[str, ...]
+  hparams: tuple[str, ...]
   accuracy: str
   loss: str
   outcome: str
@@ -431,13 +432,13 @@ class TuningTable(NamedTuple):
   verdict: str
   num_rounds: int
   seed: int
-  names: Tuple[str, ...]
-  rows: Tuple[TuningRow, ...]
+  names: tuple[str, ...]
+  rows: tuple[TuningRow, ...]
 
 
 def tuning_view(
   results: results_lib.ComparisonResults,
-) -> Optional[Tuple[TuningTable, ...]]:
+) -> Optional[tuple[TuningTable, ...]]:
   """The grids of the sweep and what it chose; None without a sweep."""
   return tuple(map(_tuning_table, results.tunings)) or None
 
@@ -493,8 +494,8 @@ class SettingsView(NamedTuple):
     methods: The methods.
   """
 
-  settings: Tuple[Tuple[str, str], ...]
-  methods: Tuple[MethodSettings, ...]
+  settings: tuple[tuple[str, str], ...]
+  methods: tuple[MethodSettings, ...]
 
 
 def settings_view(results: results_lib.ComparisonResults) -> SettingsView:

@@ -2,14 +2,14 @@
 
 What matplotlib writes is a document of its own, with metadata, styles, fonts
 and ids that repeat from picture to picture. Here it becomes an element that is
-a fraction of the size and leaves fonts and colours to the page.
+a fraction of the size and leaves fonts and colors to the page.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from typing import List, Mapping, Tuple
+from collections.abc import Mapping
 from xml.etree import ElementTree
 
 import markupsafe
@@ -28,7 +28,7 @@ _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 def inline_svg(figure: Figure, label: str, key: str) -> markupsafe.Markup:
   """Returns a figure as an `svg` element that can stand in an HTML page.
 
-  It is scalable, and its texts are in the font of the page. Each of its colours
+  It is scalable, and its texts are in the font of the page. Each of its colors
   is `var(--c-rrggbb, #rrggbb)`, so that a page can replace them.
 
   Args:
@@ -71,7 +71,7 @@ def _local_name(name: str) -> str:
 
 def _page_attributes(
   element: ElementTree.Element, ids: Mapping[str, str]
-) -> List[Tuple[str, str]]:
+) -> list[tuple[str, str]]:
   """The attributes of an element of a picture, as they stand in a page.
 
   Args:

@@ -12,8 +12,8 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.simulation import run_config
+from tff_pfl.templates import personalization as personalization_lib
 
 # Of a grid: all methods that have such a hyperparameter.
 ANY_METHOD = '*'
@@ -34,7 +34,7 @@ class Trial:
     name: Unique in a comparison; the name of its folder.
     config: The run.
     fine_tune_variants: Of `VARIANTS`: how the last round's models are
-      personalised besides as the run says.
+      personalized besides as the run says.
     num_new_clients: Clients that are dealt data besides those of the run, to be
       scored after it (in a sweep they are not scored).
     validation_fraction: Part of each client's training examples that takes the
@@ -94,7 +94,7 @@ class Comparison:
       place (see `hparams.steps_instead_of`) to None, unless the grid has that,
       too.
     fine_tune_variants: Of `VARIANTS`: how the last round's models of every run
-      are personalised, besides as `base` says; with the other options of
+      are personalized, besides as `base` says; with the other options of
       `base.personalization`.
     num_new_clients: Clients besides those of `base` that take no part in
       training and are scored after it.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, List, Mapping, Sequence, Tuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tff_pfl.comparison import results as results_lib
 
@@ -19,7 +20,7 @@ RANKING = 'personal_accuracy'
 
 def ranked(
   methods: Sequence[results_lib.MethodResult],
-) -> List[results_lib.MethodResult]:
+) -> list[results_lib.MethodResult]:
   """Methods by falling accuracy, those without one last, else as given."""
 
   def key(method):
@@ -33,7 +34,7 @@ def ranked(
 
 def by_variant(
   methods: Sequence[results_lib.MethodResult],
-) -> Iterator[Tuple[str, str, List[results_lib.MethodResult]]]:
+) -> Iterator[tuple[str, str, list[results_lib.MethodResult]]]:
   """Yields each variant there is, its title, and its methods, ranked."""
   for variant, title in VARIANT_TITLES.items():
     chosen = [m for m in ranked(methods) if m.variant == variant]

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
 
 _AS_PRESCRIBED = ('method',)
 # Where the method itself does not fine-tune, leaving it out is the same.
@@ -85,7 +86,7 @@ class PublishedFigure:
     setting: What it was measured on.
     method: What the paper calls the method.
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
-    variants: The ways to personalise that are the paper's, of which the first
+    variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results.MethodResult.variant`.
     metric: The name of the figure among `results.METRICS`, or what that would
       be called.
@@ -96,7 +97,7 @@ class PublishedFigure:
   setting: PublishedSetting
   method: str
   algorithm: str
-  variants: Tuple[str, ...]
+  variants: tuple[str, ...]
   metric: str
   value: Optional[float]
 
@@ -357,7 +358,7 @@ def _equal(a: Optional[str], b: Optional[str]) -> bool:
     return a == b
 
 
-FIGURES: Tuple[PublishedFigure, ...] = (
+FIGURES: tuple[PublishedFigure, ...] = (
   *_by_setting(_FED_REP, _FED_REP_SETTINGS, _FED_REP_ROWS),
   *_by_setting(_FED_FAC, _FED_FAC_SETTINGS, _FED_FAC_ROWS),
   *_by_domain_metric(),
@@ -366,7 +367,7 @@ FIGURES: Tuple[PublishedFigure, ...] = (
 
 def matching_figures(
   dataset: Any, num_clients: Any, partition: Any
-) -> Mapping[Source, Tuple[PublishedFigure, ...]]:
+) -> Mapping[Source, tuple[PublishedFigure, ...]]:
   """Returns what was published for a setting.
 
   Args:

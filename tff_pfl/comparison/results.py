@@ -12,7 +12,8 @@ import math
 import os
 import statistics
 import typing
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.simulation import summary as summary_lib
@@ -289,9 +290,9 @@ class AccuracyCurve:
   """
 
   seed: int
-  rounds: Tuple[int, ...]
-  personal: Tuple[Optional[float], ...]
-  global_model: Optional[Tuple[Optional[float], ...]]
+  rounds: tuple[int, ...]
+  personal: tuple[Optional[float], ...]
+  global_model: Optional[tuple[Optional[float], ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +305,7 @@ class ClientScore:
     num_train_examples: Training examples.
     num_test_examples: Test examples, which it is scored on; at least 1.
     num_rounds: Rounds it took part in; 0 for new clients.
-    accuracy_before: Before personalisation, in [0, 1]: that of the global model
+    accuracy_before: Before personalization, in [0, 1]: that of the global model
       or, without one, of the global weights with untrained local ones. None for
       regression.
     accuracy_after: Of the personal model.
@@ -348,11 +349,11 @@ class DomainScore:
 
 @dataclasses.dataclass(frozen=True)
 class MethodResult:
-  """What was found of a method with one way to personalise its models.
+  """What was found of a method with one way to personalize its models.
 
   Attributes:
     algorithm: A key of `registry.ALGORITHMS`.
-    variant: How models were personalised: 'method' (as the runs were asked to;
+    variant: How models were personalized: 'method' (as the runs were asked to;
       it is this row that has curves), 'none', 'head' or 'all' (made of the last
       round's models by fine-tuning).
     label: For tables and legends, such as 'fed_avg' or 'fed_avg + FT (all)';
@@ -376,10 +377,10 @@ class MethodResult:
   has_global_model: bool
   hparams: Mapping[str, Any]
   metrics: Mapping[str, Optional[Spread]]
-  curves: Tuple[AccuracyCurve, ...]
-  clients: Tuple[ClientScore, ...]
-  new_clients: Tuple[ClientScore, ...]
-  domains: Tuple[DomainScore, ...] = ()
+  curves: tuple[AccuracyCurve, ...]
+  clients: tuple[ClientScore, ...]
+  new_clients: tuple[ClientScore, ...]
+  domains: tuple[DomainScore, ...] = ()
 
   @property
   def num_seeds(self) -> int:
@@ -426,7 +427,7 @@ class Tuning:
   algorithm: str
   seed: int
   num_rounds: int
-  points: Tuple[TuningPoint, ...]
+  points: tuple[TuningPoint, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,10 +444,10 @@ class Partition:
   """
 
   seed: int
-  client_ids: Tuple[str, ...]
+  client_ids: tuple[str, ...]
   num_new_clients: int
-  class_counts: Optional[Tuple[Tuple[int, ...], ...]]
-  num_train_examples: Tuple[int, ...]
+  class_counts: Optional[tuple[tuple[int, ...], ...]]
+  num_train_examples: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,11 +482,11 @@ class ComparisonResults:
   """
 
   title: str
-  settings: Tuple[Setting, ...]
-  methods: Tuple[MethodResult, ...]
+  settings: tuple[Setting, ...]
+  methods: tuple[MethodResult, ...]
   partition: Optional[Partition]
-  tunings: Tuple[Tuning, ...]
-  failures: Tuple[Failure, ...]
+  tunings: tuple[Tuning, ...]
+  failures: tuple[Failure, ...]
 
   def setting(self, name: str, default: Any = None) -> Any:
     """The value of a setting, or `default` without one of that name."""

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from absl import logging
 
-from tff_pfl import datasets, errors, failures, shutdown
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparison import plan, tuning
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.simulation import client_population, run_store
 from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import shutdown
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
@@ -272,8 +273,8 @@ def main(argv: Sequence[str]) -> None:
         argv[1],
         runtime_options=spec['runtime_options'],
       )
-  except failures.EXPECTED as error:
-    print(f'{ERROR_START}{failures.reason(error)}', file=sys.stderr)
+  except errors.EXPECTED as error:
+    print(f'{ERROR_START}{errors.reason(error)}', file=sys.stderr)
     sys.exit(1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class _PartOfTraining(datasets.ExampleSource):
     if num_held_out < 1:
       num_held_out = gap = 0
     if self._data.num_overlapping:
-      # The last ones are held out: at random, each would have its neighbours,
+      # The last ones are held out: at random, each would have its neighbors,
       # which are nearly the same, among those that are trained on.
       order = np.arange(available)[::-1]
     else:
@@ -116,7 +116,7 @@ def choose(
   points: Sequence[Mapping[str, Any]],
   summaries: Sequence[Optional[Mapping[str, Any]]],
   failures: Sequence[Optional[str]],
-  refused: Sequence[Tuple[Mapping[str, Any], str]] = (),
+  refused: Sequence[tuple[Mapping[str, Any], str]] = (),
 ) -> results.Tuning:
   """Chooses the point of a method's grid with the best validation score.
 
@@ -177,7 +177,7 @@ def without_choice(
   algorithm: str,
   seed: int,
   point: Mapping[str, Any],
-  refused: Sequence[Tuple[Mapping[str, Any], str]],
+  refused: Sequence[tuple[Mapping[str, Any], str]],
 ) -> results.Tuning:
   """The table of a grid of which the method allows a single point.
 

@@ -1,7 +1,7 @@
 """Checks of what users hand over as examples; nothing is silently mended."""
 
 import numbers
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
@@ -226,7 +226,7 @@ def check_domain_ids(
   return array.astype(np.int32, copy=False)
 
 
-def check_domain_names(value: Any) -> Tuple[str, ...]:
+def check_domain_names(value: Any) -> tuple[str, ...]:
   """Returns the names of domains as a tuple.
 
   Args:
@@ -253,8 +253,8 @@ def check_domains(
   domain_names: Any,
   num_train: int,
   num_test: Optional[int],
-) -> Tuple[
-  Optional[np.ndarray], Optional[np.ndarray], Optional[Tuple[str, ...]]
+) -> tuple[
+  Optional[np.ndarray], Optional[np.ndarray], Optional[tuple[str, ...]]
 ]:
   """Returns a data set's domain ids and names, checked, or None three times.
 
@@ -308,7 +308,7 @@ def check_domains(
   return checked[0], checked[1] if len(checked) > 1 else None, domain_names
 
 
-def _numbered_domains(ids: np.ndarray) -> Tuple[str, ...]:
+def _numbered_domains(ids: np.ndarray) -> tuple[str, ...]:
   """Returns names `domain_0`, … up to the largest of checked ids."""
   num_domains = int(ids.max(initial=0)) + 1
   if num_domains > max(_MAX_SINGLETON_CLASSES, len(ids)):

@@ -11,14 +11,9 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import (
-  Dict,
-  Iterable,
-  Iterator,
-  List,
   Optional,
-  Sequence,
-  Tuple,
   Union,
 )
 
@@ -70,7 +65,7 @@ class Arrays:
   transform: Optional[examples_lib.Transform] = None
   domain: Optional[np.ndarray] = None
   domain_test: Optional[np.ndarray] = None
-  domain_names: Optional[Tuple[str, ...]] = None
+  domain_names: Optional[tuple[str, ...]] = None
 
   def __post_init__(self):
     for x_name, y_name in (('x', 'y'), ('x_test', 'y_test')):
@@ -355,13 +350,13 @@ def read_bytes(path: str) -> bytes:
     raise unreadable_error(path, error) from None
 
 
-def read_all_npz(path: str) -> Dict[str, np.ndarray]:
+def read_all_npz(path: str) -> dict[str, np.ndarray]:
   """Returns all arrays of an .npz file by name; see `read_npz`."""
   members = _decompress(path)
   return dict(zip(members, _parse(path, list(members), members)))
 
 
-def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
+def read_npz(path: str, keys: Sequence[str]) -> list[np.ndarray]:
   """Returns arrays of an .npz file.
 
   Args:
@@ -378,7 +373,7 @@ def read_npz(path: str, keys: Sequence[str]) -> List[np.ndarray]:
 
 def read_npz_files(
   paths: Sequence[str], keys: Sequence[Sequence[str]]
-) -> List[List[np.ndarray]]:
+) -> list[list[np.ndarray]]:
   """Returns arrays of some .npz files, read side by side.
 
   Args:
@@ -402,7 +397,7 @@ def read_npz_files(
 
 def _decompress(
   path: str, keys: Optional[Sequence[str]] = None
-) -> Dict[str, bytes]:
+) -> dict[str, bytes]:
   """Returns the .npy files in an .npz file by name, those not wanted empty."""
   with _naming_npz(path), zipfile.ZipFile(path) as archive:
     members = {
@@ -424,8 +419,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _parse(
-  path: str, keys: Sequence[str], members: Dict[str, bytes]
-) -> List[np.ndarray]:
+  path: str, keys: Sequence[str], members: dict[str, bytes]
+) -> list[np.ndarray]:
   """Returns the wanted arrays of what `_decompress` returned."""
   if not set(keys) <= set(members):
     raise file_error(
@@ -459,7 +454,7 @@ def _naming_npz(path: str) -> Iterator[None]:
 
 
 def check_npz_labels(
-  y: np.ndarray, path: str, key: str, shape: Tuple[int, ...]
+  y: np.ndarray, path: str, key: str, shape: tuple[int, ...]
 ) -> None:
   """Raises `ValueError` unless an array has one integer per example.
 
@@ -513,7 +508,7 @@ def first_line(error: Exception) -> str:
 
 def from_tensorflow_datasets(
   name: str, files: str, url: Optional[str] = None
-) -> Dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
   """Gets a data set through TensorFlow Datasets, downloading it if needed.
 
   Args:

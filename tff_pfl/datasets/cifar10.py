@@ -1,9 +1,9 @@
-"""CIFAR-10, 32x32 colour pictures of animals and vehicles.
+"""CIFAR-10, 32x32 color pictures of animals and vehicles.
 
 Source: A. Krizhevsky, V. Nair, G. Hinton; A. Krizhevsky, Learning Multiple
 Layers of Features from Tiny Images, technical report, University of Toronto,
 2009. https://www.cs.toronto.edu/~kriz/cifar.html
-Licence: none is stated; free for research, cite the report.
+License: none is stated; free for research, cite the report.
 Sizes: 50,000 training and 10,000 test images of 10 classes (airplane,
 automobile, bird, cat, deer, dog, frog, horse, ship, truck), 5,000 and 1,000 of
 each.

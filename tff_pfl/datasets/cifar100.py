@@ -1,9 +1,9 @@
-"""CIFAR-100, 32x32 colour pictures of 100 kinds of things.
+"""CIFAR-100, 32x32 color pictures of 100 kinds of things.
 
 Source: A. Krizhevsky, V. Nair, G. Hinton; A. Krizhevsky, Learning Multiple
 Layers of Features from Tiny Images, technical report, University of Toronto,
 2009. https://www.cs.toronto.edu/~kriz/cifar.html
-Licence: none is stated; free for research, cite the report.
+License: none is stated; free for research, cite the report.
 Sizes: 50,000 training and 10,000 test images of 100 classes (the "fine"
 labels), 500 and 100 of each.
 

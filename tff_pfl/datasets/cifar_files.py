@@ -9,7 +9,7 @@ green and blue. The .npz files have the same images as `x_train` uint8
 import dataclasses
 import glob
 import os
-from typing import Dict, List, Optional, Tuple
+from typing import Optional
 
 import numpy as np
 from absl import logging
@@ -19,7 +19,7 @@ from tff_pfl.datasets import arrays as arrays_lib
 IMAGE_SHAPE = (32, 32, 3)
 _TEST_NPZ_PATTERN = 'test*.npz'
 
-Batch = Tuple[np.ndarray, np.ndarray]
+Batch = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +42,20 @@ class CifarFiles:
 
   name: str
   num_classes: int
-  folders: Tuple[str, ...]
-  train_files: Tuple[str, ...]
+  folders: tuple[str, ...]
+  train_files: tuple[str, ...]
   test_file: str
-  train_npz_files: Tuple[str, ...]
+  train_npz_files: tuple[str, ...]
   images_per_file: int
   num_test_images: int
   label_bytes: int = 1
 
   @property
-  def binary_files(self) -> Tuple[str, ...]:
+  def binary_files(self) -> tuple[str, ...]:
     """All files of the binary version."""
     return (*self.train_files, self.test_file)
 
-  def read_arrays(self, data_dir: str) -> Dict[str, np.ndarray]:
+  def read_arrays(self, data_dir: str) -> dict[str, np.ndarray]:
     """Reads and checks the files of a folder, of either form.
 
     Args:
@@ -91,7 +91,7 @@ class CifarFiles:
     x, y = (np.concatenate(part) for part in zip(*train))
     return dict(x=x, y=y, x_test=x_test, y_test=y_test)
 
-  def _read_binary_folder(self, folder: str) -> Tuple[List[Batch], Batch]:
+  def _read_binary_folder(self, folder: str) -> tuple[list[Batch], Batch]:
     train = [
       self._read_binary(os.path.join(folder, file), self.images_per_file)
       for file in self.train_files
@@ -115,7 +115,7 @@ class CifarFiles:
     planes = records[:, self.label_bytes :].reshape(-1, channels, height, width)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), y
 
-  def _read_npz_folder(self, folder: str) -> Tuple[List[Batch], Batch]:
+  def _read_npz_folder(self, folder: str) -> tuple[list[Batch], Batch]:
     test_path = _test_npz(folder)
     paths = [os.path.join(folder, file) for file in self.train_npz_files]
     splits = ['train'] * len(paths) + ['test']

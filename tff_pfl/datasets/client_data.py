@@ -1,7 +1,8 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
 import collections
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,7 @@ _FIELDS = examples_lib.Examples._fields
 _ALL_FIELDS = set(_FIELDS)
 
 
-def _fields(element: Any) -> Optional[Dict[str, Any]]:
+def _fields(element: Any) -> Optional[dict[str, Any]]:
   """Returns x, y and possibly domain of an element or its spec, in this order.
 
   It is None if the element has other parts.
@@ -128,7 +129,7 @@ class ClientDataSource(examples_lib.ExampleSource):
     self._num_domains = num_domains
     self._name = name
     self._specs = element_specs(client_data, num_classes, name, num_domains)
-    self._counts: Dict[int, int] = {}
+    self._counts: dict[int, int] = {}
 
   def _read(
     self, position: int, names: Sequence[str]
@@ -146,7 +147,7 @@ class ClientDataSource(examples_lib.ExampleSource):
 
   def _batches(
     self, position: int, names: Sequence[str]
-  ) -> List[Sequence[np.ndarray]]:
+  ) -> list[Sequence[np.ndarray]]:
     """Returns lists of batches, one for each name; none without examples."""
     dataset = self._client_data.create_tf_dataset_for_client(
       self._client_ids[position]
@@ -208,7 +209,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
   def __init__(
     self,
     client_ids: Sequence[str],
-    element_spec: Dict[str, tf.TensorSpec],
+    element_spec: dict[str, tf.TensorSpec],
     examples_fn: Callable[[str], examples_lib.Examples],
   ):
     """Makes a view; no examples are read.
@@ -223,12 +224,12 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
     self._examples_fn = examples_fn
 
   @property
-  def client_ids(self) -> List[str]:
+  def client_ids(self) -> list[str]:
     """All clients."""
     return self._client_ids
 
   @property
-  def element_type_structure(self) -> Dict[str, tf.TensorSpec]:
+  def element_type_structure(self) -> dict[str, tf.TensorSpec]:
     """Ordered `x`, `y` and possibly `domain` of one example."""
     return self._element_spec
 
@@ -241,7 +242,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
     """From a client id, possibly a string tensor, to its dataset."""
     return self._traceable_dataset
 
-  def _arrays(self, client_id: str) -> List[np.ndarray]:
+  def _arrays(self, client_id: str) -> list[np.ndarray]:
     return list(self._examples_fn(client_id).as_dict().values())
 
   def _traceable_dataset(self, client_id: Any) -> tf.data.Dataset:

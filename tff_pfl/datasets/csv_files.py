@@ -3,7 +3,8 @@
 import contextlib
 import csv
 import io
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -25,8 +26,8 @@ class Rows(NamedTuple):
       count.
   """
 
-  columns: Tuple[str, ...]
-  rows: List[Dict[Optional[str], Optional[str]]]
+  columns: tuple[str, ...]
+  rows: list[dict[Optional[str], Optional[str]]]
 
 
 def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
@@ -53,7 +54,7 @@ def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
     raise arrays_lib.file_error(path, 'a CSV file in UTF-8', error) from None
 
 
-def numbers_of(cells: Sequence[str]) -> Tuple[np.ndarray, List[int]]:
+def numbers_of(cells: Sequence[str]) -> tuple[np.ndarray, list[int]]:
   """Returns cells as numbers, and which of those that are there are none.
 
   Args:

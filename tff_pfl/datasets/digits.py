@@ -4,12 +4,13 @@ Source: the test part of the UCI "Optical Recognition of Handwritten Digits"
 data set (E. Alpaydin and C. Kaynak, 1998), as `sklearn.datasets.load_digits`
 ships it, so that nothing is downloaded. Bitmaps of 32x32 of 13 writers, reduced
 to 8x8 by counting the set pixels of each 4x4 block (0 to 16).
-Licence: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
+License: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
 Sizes: 1,797 images of 10 classes (174 to 183 each), here divided once and for
 all, stratified by class, into 1,437 training and 360 test images.
 """
 
-from typing import Callable, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Callable, Union
 
 import numpy as np
 from sklearn import datasets as sklearn_datasets
@@ -73,7 +74,7 @@ def load_digits(
 def load_digits_in_domains(
   name: str,
   domain_names: Sequence[str],
-  change: Callable[..., Tuple[np.ndarray, np.ndarray]],
+  change: Callable[..., tuple[np.ndarray, np.ndarray]],
 ) -> arrays_lib.Arrays:
   """Returns the digits, each in a domain that changes it.
 
@@ -85,7 +86,7 @@ def load_digits_in_domains(
   """
   plain = load_digits_arrays()
 
-  def changed(x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, ...]:
+  def changed(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
     domain = _draw_domains(y, len(domain_names))
     return (*change(x, y, domain), domain)
 

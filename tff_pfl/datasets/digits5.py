@@ -4,20 +4,20 @@ The domains are the data sets; the task is the same in all: which digit it is.
 
   mnist         handwritten, white on black, 28x28: 60,000 training and 10,000
                 test images (see `mnist`)
-  mnist_m       MNIST's digits blended with patches of colour photographs, 32x32
+  mnist_m       MNIST's digits blended with patches of color photographs, 32x32
                 (59,001 and 9,001), Y. Ganin et al., Domain-Adversarial Training
                 of Neural Networks, JMLR 17, 2016
-  svhn          house numbers in street scenes, colour, 32x32 (73,257 and
+  svhn          house numbers in street scenes, color, 32x32 (73,257 and
                 26,032), Y. Netzer et al., Reading Digits in Natural Images with
                 Unsupervised Feature Learning, NIPS workshop, 2011
-  usps          scanned envelopes, grey, 16x16 (7,291 and 2,007), Y. Le Cun et
+  usps          scanned envelopes, gray, 16x16 (7,291 and 2,007), Y. Le Cun et
                 al., 1990; J. Hull, A Database for Handwritten Text Recognition
                 Research, PAMI 16(5), 1994
-  synth_digits  rendered digits of many fonts and colours, 32x32 (479,400 and
+  synth_digits  rendered digits of many fonts and colors, 32x32 (479,400 and
                 9,553), Y. Ganin and V. Lempitsky, Unsupervised Domain
                 Adaptation by Backpropagation, ICML 2015
 
-Licence: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
+License: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
 which are free for research.
 
 The user brings the files, in the data folder or in a folder in it that is
@@ -41,15 +41,11 @@ cannot be checked for this; a warning says so.)
 
 import functools
 import os
+from collections.abc import Iterator, Sequence
 from typing import (
   Callable,
-  Dict,
-  Iterator,
-  List,
   NamedTuple,
   Optional,
-  Sequence,
-  Tuple,
   Union,
 )
 
@@ -98,7 +94,7 @@ def _checked(
   return Images(x, y)
 
 
-def _read_npz(paths: Sequence[str]) -> List[Images]:
+def _read_npz(paths: Sequence[str]) -> list[Images]:
   """Reads one .npz file with both splits."""
   (path,) = paths
   keys = [f'{kind}_{split}' for split in _SPLITS for kind in 'xy']
@@ -145,12 +141,12 @@ def read_mat(path: str) -> Images:
   )
 
 
-def _read_mats(paths: Sequence[str]) -> List[Images]:
+def _read_mats(paths: Sequence[str]) -> list[Images]:
   """Reads the two .mat files of a domain."""
   return [read_mat(path) for path in paths]
 
 
-def _read_idx(paths: Sequence[str]) -> List[Images]:
+def _read_idx(paths: Sequence[str]) -> list[Images]:
   """Reads MNIST's four idx files."""
   arrays = mnist.read_arrays('mnist', os.path.dirname(paths[0]))
   return [
@@ -162,8 +158,8 @@ def _read_idx(paths: Sequence[str]) -> List[Images]:
 class _Form(NamedTuple):
   """A form in which a domain's files may come."""
 
-  files: Tuple[str, ...]
-  read: Callable[[Sequence[str]], List[Images]]
+  files: tuple[str, ...]
+  read: Callable[[Sequence[str]], list[Images]]
 
 
 def _forms(domain: str) -> Iterator[_Form]:
@@ -178,7 +174,7 @@ def _forms(domain: str) -> Iterator[_Form]:
     yield _Form((f'{domain}{suffix}.npz',), _read_npz)
 
 
-def _find(domain: str, data_dir: str) -> Optional[Callable[[], List[Images]]]:
+def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
   """Returns what reads a domain's files, None if there are none."""
   folders = [os.path.join(data_dir, domain), data_dir]
   if domain == 'mnist':
@@ -202,7 +198,7 @@ def _looked_for(domains: Sequence[str]) -> str:
 
 def _find_all(
   domains: Optional[Sequence[str]], data_dir: str
-) -> Dict[str, Callable[[], List[Images]]]:
+) -> dict[str, Callable[[], list[Images]]]:
   """Returns what reads each domain.
 
   Args:
@@ -255,7 +251,7 @@ def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
   return np.broadcast_to(x, (*x.shape[:3], 3))
 
 
-def _warn_unless_aligned(labels: Dict[str, List[np.ndarray]]) -> None:
+def _warn_unless_aligned(labels: dict[str, list[np.ndarray]]) -> None:
   """Warns if MNIST-M's labels are not those of MNIST's first images."""
   if not {'mnist', 'mnist_m'} <= set(labels):
     return
@@ -299,8 +295,8 @@ def load_digits5_arrays(
   if max_train_per_domain is not None:
     errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
   readers = _find_all(domains, data_dir)
-  labels: Dict[str, List[np.ndarray]] = {}
-  parts: Dict[str, List[np.ndarray]] = {}
+  labels: dict[str, list[np.ndarray]] = {}
+  parts: dict[str, list[np.ndarray]] = {}
   for number, (domain, read) in enumerate(readers.items()):
     train, test = read()
     labels[domain] = [train.y, test.y]

@@ -5,7 +5,8 @@ As in `partitioning`, everything is a pure function of its arguments and a seed.
 
 import dataclasses
 import numbers
-from typing import Any, ClassVar, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, ClassVar, Optional, Union
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def _parse_size(text: str) -> Optional[int]:
   return None if text == 'all' else int(text)
 
 
-def _parse_prior(text: str) -> Union[str, Tuple[float, ...]]:
+def _parse_prior(text: str) -> Union[str, tuple[float, ...]]:
   if text in _NAMED_PRIORS:
     return text
   return tuple(float(share) for share in text.split('/'))
@@ -166,7 +167,7 @@ class DomainMixture(partitioning.Partitioner):
     domain: Any,
     domain_test: Any,
     num_domains: Optional[int],
-  ) -> Tuple[np.ndarray, np.ndarray, int]:
+  ) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns both splits' domain ids, and how many domains there are."""
     if domain is None:
       raise ValueError(

@@ -2,7 +2,8 @@
 
 import abc
 import collections
-from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf

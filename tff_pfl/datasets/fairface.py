@@ -2,9 +2,9 @@
 
 Source: K. Karkkainen and J. Joo, FairFace: Face Attribute Dataset for Balanced
 Race, Gender, and Age for Bias Measurement and Mitigation, WACV 2021, pictures
-from YFCC-100M, labelled by crowdworkers.
+from YFCC-100M, labeled by crowdworkers.
 https://github.com/joojs/fairface
-Licence: CC BY 4.0. Mind that the labels are what annotators saw in a face, and
+License: CC BY 4.0. Mind that the labels are what annotators saw in a face, and
 that the set is made to measure bias, not to tell people's race or gender.
 Sizes: 86,744 training and 10,954 validation images of 224x224, which are the
 test images here, of 9 groups of age and 2 of gender.
@@ -22,7 +22,8 @@ that clients really have, up to 3 * size^2 bytes for each of all: 1.2 GB at
 
 import concurrent.futures
 import os
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -67,7 +68,7 @@ class Faces(NamedTuple):
     race: int32 `[n]`, positions in `RACES`.
   """
 
-  paths: List[str]
+  paths: list[str]
   y: np.ndarray
   race: np.ndarray
 

@@ -3,16 +3,11 @@
 import collections
 import functools
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import (
   Any,
   Callable,
-  Dict,
-  Iterable,
-  Iterator,
-  List,
   Optional,
-  Sequence,
-  Tuple,
   Union,
 )
 
@@ -32,7 +27,7 @@ _DOMAIN_SPEC = tf.TensorSpec((), tf.int32)
 _NUM_FINGERPRINTED = 20
 
 
-def numbered_client_ids(num_clients: int) -> List[str]:
+def numbered_client_ids(num_clients: int) -> list[str]:
   """Returns ids `client_0` …, zero-padded so that they sort by number."""
   width = len(str(num_clients - 1))
   return [f'client_{i:0{width}d}' for i in range(num_clients)]
@@ -118,7 +113,7 @@ class FederatedDataset:
     if len(self._positions) < len(self.client_ids):
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
-    self._counts: Dict[Tuple[str, str], np.ndarray] = {}
+    self._counts: dict[tuple[str, str], np.ndarray] = {}
 
   def __repr__(self) -> str:
     domains = ''
@@ -142,7 +137,7 @@ class FederatedDataset:
 
   @property
   def num_overlapping(self) -> int:
-    """Neighbours of a training example, to either side, that overlap with it.
+    """Neighbors of a training example, to either side, that overlap with it.
 
     See `examples.ExampleSource`; 0 but for examples cut out of one text.
     """
@@ -600,7 +595,7 @@ def _warn_of_untrained_classes(
 
 
 def _warn_of_untrained_domains(
-  domain: np.ndarray, domain_names: Tuple[str, ...], name: str
+  domain: np.ndarray, domain_names: tuple[str, ...], name: str
 ) -> None:
   """Logs which domains no client has training examples of."""
   counts = np.bincount(domain, minlength=len(domain_names))

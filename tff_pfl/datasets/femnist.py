@@ -2,7 +2,7 @@
 
 Source: S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018, from
 EMNIST (G. Cohen et al., 2017) and NIST Special Database 19.
-Licence: NIST's data are a work of the US government; LEAF is BSD.
+License: NIST's data are a work of the US government; LEAF is BSD.
 Sizes: as TensorFlow Federated provides it, 3,400 writers with 671,585 training
 and 77,483 test images of 62 classes (digits, upper and lower case letters).
 
@@ -15,7 +15,7 @@ background is 0. A file with the digits alone has 10 classes.
 A file's images can also be dealt to clients by any other rule.
 """
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,7 @@ _KEYS = ('x', 'y', 'client_id')
 _KIND = 'writers'
 
 
-def read_npz(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Reads a file of images, labels and writers.
 
   Args:

@@ -2,7 +2,7 @@
 
 Source: UCI Machine Learning Repository, Heart Disease; A. Janosi, W.
 Steinbrunn, M. Pfisterer, R. Detrano, 1988. https://doi.org/10.24432/C52P4X
-Licence: CC BY 4.0.
+License: CC BY 4.0.
 Sizes: 920 patients of Cleveland (303), Budapest (hungarian, 294), Zurich and
 Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
 above 0 in 139, 106, 115 and 149 cases, which is class 1.
@@ -19,7 +19,8 @@ and so on, which have the same columns without a heading. Both give the same.
 """
 
 import os
-from typing import Dict, List, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
@@ -43,7 +44,7 @@ COLUMNS = (
   'num',
 )
 # From a column of domains to where its numbers are cut into groups.
-DOMAIN_BOUNDS: Dict[str, Sequence[float]] = {
+DOMAIN_BOUNDS: dict[str, Sequence[float]] = {
   'sex': (),
   'age': (50, 60),
   'site': (),
@@ -104,7 +105,7 @@ def _read_sites(data_dir: str) -> tabular.Table:
     _FILES,
     f'{_CSV}, or {", ".join(_FILES)}',
   )
-  cells: Dict[str, List[str]] = {column: [] for column in ('site', *COLUMNS)}
+  cells: dict[str, list[str]] = {column: [] for column in ('site', *COLUMNS)}
   for site, file in zip(SITES, _FILES):
     table = tabular.read_table(os.path.join(folder, file), columns=COLUMNS)
     cells['site'] += [site] * table.num_rows

@@ -1,9 +1,9 @@
 """MNIST and Fashion-MNIST, 28x28, which come in the same four files.
 
 MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
-Special Databases 1 and 3. Licence: commonly given as CC BY-SA 3.0.
+Special Databases 1 and 3. License: commonly given as CC BY-SA 3.0.
 Fashion-MNIST: pictures of clothes in 10 categories. Source: H. Xiao, K. Rasul,
-R. Vollgraf, Zalando Research, 2017. Licence: MIT.
+R. Vollgraf, Zalando Research, 2017. License: MIT.
 Sizes of each: 60,000 training and 10,000 test images of 10 classes; MNIST has
 5,421 to 6,742 training images of a class, Fashion-MNIST 6,000.
 
@@ -15,7 +15,7 @@ client than from the idx files.
 
 import math
 import os
-from typing import Dict, Optional, Tuple, Union
+from typing import Optional, Union
 
 import numpy as np
 
@@ -40,7 +40,7 @@ _FOLDERS = {
 }
 
 
-def read_idx(path: str, element_shape: Tuple[int, ...]) -> np.ndarray:
+def read_idx(path: str, element_shape: tuple[int, ...]) -> np.ndarray:
   """Reads an idx file of unsigned bytes.
 
   Args:
@@ -111,7 +111,7 @@ def find_folder(name: str, data_dir: str) -> str:
   return folder
 
 
-def read_arrays(name: str, data_dir: str) -> Dict[str, np.ndarray]:
+def read_arrays(name: str, data_dir: str) -> dict[str, np.ndarray]:
   """Reads and checks a data set's four idx files.
 
   Args:
@@ -125,7 +125,7 @@ def read_arrays(name: str, data_dir: str) -> Dict[str, np.ndarray]:
     ValueError: A file is missing, damaged or does not fit to the others.
   """
   folder = find_folder(name, data_dir)
-  arrays: Dict[str, np.ndarray] = {}
+  arrays: dict[str, np.ndarray] = {}
   for field, file in _FILES.items():
     shape = IMAGE_SHAPE if field.startswith('x') else ()
     path = os.path.join(folder, file)

@@ -4,7 +4,8 @@ They are loaded with `partition='natural'`, and `num_clients` says how many of
 their clients take part: a random choice, drawn from the seed.
 """
 
-from typing import Any, List, Sequence, Union
+from collections.abc import Sequence
+from typing import Any, Union
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def check_partition(
 
 def choose_clients(
   client_ids: Sequence[Any], num_clients: int, kind: str, seed: int
-) -> List[Any]:
+) -> list[Any]:
   """Returns some of the clients, drawn at random, in the order given.
 
   Args:

@@ -4,7 +4,7 @@ In a dataset with domains, it can be of each domain instead.
 """
 
 import os
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import matplotlib
 import numpy as np
@@ -45,7 +45,7 @@ def plot_partition(
 ) -> None:
   """Writes a picture of clients × classes, training and test side by side.
 
-  Colour tells the number of a client's examples of a class, bars beside it the
+  Color tells the number of a client's examples of a class, bars beside it the
   client's total. Beyond `max_clients`, equidistant clients stand for all, and
   the title says so. A regression dataset has the bars only, unless its domains
   are drawn.
@@ -185,7 +185,7 @@ def _counts(
 
 def _panel_axes(
   panel: Any, has_map: bool, map_width: float, bar_width: float
-) -> Tuple[Any, Any]:
+) -> tuple[Any, Any]:
   if not has_map:
     return None, panel.subplots()
   return panel.subplots(1, 2, sharey=True, width_ratios=[map_width, bar_width])

@@ -30,12 +30,8 @@ import numbers
 from typing import (
   Any,
   ClassVar,
-  Dict,
-  List,
   NamedTuple,
   Optional,
-  Tuple,
-  Type,
 )
 
 import numpy as np
@@ -61,8 +57,8 @@ class Partition(NamedTuple):
     test_indices: Likewise for the test arrays.
   """
 
-  train_indices: List[np.ndarray]
-  test_indices: List[np.ndarray]
+  train_indices: list[np.ndarray]
+  test_indices: list[np.ndarray]
 
 
 def _rng(seed: int, stream: int) -> np.random.Generator:
@@ -145,7 +141,7 @@ def apportion(
 
 def _group(
   indices: np.ndarray, owners: np.ndarray, num_clients: int
-) -> List[np.ndarray]:
+) -> list[np.ndarray]:
   """Splits `indices` by owner, keeping their order within each owner."""
   order = np.argsort(owners, kind='stable')
   sizes = np.bincount(owners, minlength=num_clients)
@@ -154,7 +150,7 @@ def _group(
 
 def deal(
   labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
-) -> List[np.ndarray]:
+) -> list[np.ndarray]:
   """Deals examples at random, `counts[client, class]` to each client.
 
   What a class has beyond the sum of its column is left out.
@@ -268,7 +264,7 @@ class Partitioner(abc.ABC):
     y_train: np.ndarray,
     y_test: Optional[np.ndarray],
     num_classes: Optional[int],
-  ) -> Tuple[np.ndarray, np.ndarray, int]:
+  ) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns checked labels and their number; all of one class without any.
 
     Raises:
@@ -277,11 +273,11 @@ class Partitioner(abc.ABC):
     """
     y_train = np.asarray(y_train)
     y_test = y_train[:0] if y_test is None else np.asarray(y_test)
-    labelled = all(
+    labeled = all(
       y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
       for y in (y_train, y_test)
     )
-    if not labelled:
+    if not labeled:
       errors.expect(
         not self.needs_classes,
         'partition',
@@ -487,7 +483,7 @@ def _shards_by_class(
   shards = np.zeros(len(class_counts), np.int64)
   rank = rng.permutation(len(class_counts))
 
-  def entry(label: int) -> Tuple[bool, float, int, int]:
+  def entry(label: int) -> tuple[bool, float, int, int]:
     owned = int(shards[label])
     size = class_counts[label] / max(owned * (owned + 1), 1) ** 0.5
     return owned > 0, -size, int(rank[label]), label
@@ -888,14 +884,14 @@ class ByKey(Partitioner):
     return self.name
 
   @property
-  def client_ids(self) -> List[str]:
+  def client_ids(self) -> list[str]:
     """The distinct keys as strings, in the order of the clients."""
     return [
       key.decode() if isinstance(key, bytes) else str(key)
       for key in self._clients()[0].tolist()
     ]
 
-  def _clients(self) -> Tuple[np.ndarray, np.ndarray]:
+  def _clients(self) -> tuple[np.ndarray, np.ndarray]:
     keys = self.keys
     if len(self.test_keys):
       keys = np.concatenate([keys, self.test_keys])
@@ -956,7 +952,7 @@ class ByKey(Partitioner):
 
 
 def hold_out(
-  indices: List[np.ndarray],
+  indices: list[np.ndarray],
   y: np.ndarray,
   fraction: float,
   seed: int,
@@ -1045,7 +1041,7 @@ class Natural(Partitioner):
     )
 
 
-PARTITIONERS: Dict[str, Type[Partitioner]] = {
+PARTITIONERS: dict[str, type[Partitioner]] = {
   partitioner.name: partitioner
   for partitioner in (
     Shards,
@@ -1059,7 +1055,7 @@ PARTITIONERS: Dict[str, Type[Partitioner]] = {
 }
 
 
-def register(partitioner: Type[Partitioner]) -> Type[Partitioner]:
+def register(partitioner: type[Partitioner]) -> type[Partitioner]:
   """Makes a rule known to `make_partitioner` by its name; a decorator.
 
   Raises:

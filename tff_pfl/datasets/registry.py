@@ -1,9 +1,9 @@
 """The datasets that can be asked for by name."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Optional, Union
 
-from tff_pfl import errors, signatures
+from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import (
   cifar10,
@@ -77,7 +77,7 @@ def _load_synthetic(
   )
 
 
-DATASETS: Dict[str, DatasetEntry] = {
+DATASETS: dict[str, DatasetEntry] = {
   'digits': DatasetEntry(
     digits.load_digits,
     '1,797 handwritten digits of 8x8, bundled with scikit-learn',
@@ -98,14 +98,14 @@ DATASETS: Dict[str, DatasetEntry] = {
   ),
   'cifar10': DatasetEntry(
     cifar10.load_cifar10,
-    '60,000 colour pictures of animals and vehicles of 32x32, from the .bin or'
+    '60,000 color pictures of animals and vehicles of 32x32, from the .bin or'
     ' .npz batches in the data folder or else through TensorFlow Datasets',
     cifar10.load_cifar10_arrays,
     takes_data_dir=True,
   ),
   'cifar100': DatasetEntry(
     cifar100.load_cifar100,
-    '60,000 colour pictures of 100 kinds of things of 32x32, from the .bin or'
+    '60,000 color pictures of 100 kinds of things of 32x32, from the .bin or'
     ' .npz files in the data folder or else through TensorFlow Datasets',
     cifar100.load_cifar100_arrays,
     takes_data_dir=True,
@@ -126,7 +126,7 @@ DATASETS: Dict[str, DatasetEntry] = {
   ),
   'sentiment': DatasetEntry(
     sentiment.load_sentiment,
-    'labelled texts of up to 100 words by user or domain (partition natural or'
+    'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from the CSV file that is, or is in, the data folder, with'
     ' the columns text, label and client, user or domain; a column domain says'
     ' which domain each text has',
@@ -151,7 +151,7 @@ DATASETS: Dict[str, DatasetEntry] = {
   ),
   'digits5': DatasetEntry(
     digits5.load_digits5,
-    'digits of 28x28 in colour of up to five domains (MNIST, MNIST-M, SVHN,'
+    'digits of 28x28 in color of up to five domains (MNIST, MNIST-M, SVHN,'
     ' USPS, SynthDigits), from the files of two or more of them in the data'
     ' folder',
     digits5.load_digits5_arrays,
@@ -168,7 +168,7 @@ DATASETS: Dict[str, DatasetEntry] = {
     tabular.load_tabular,
     'any table, from the CSV file that is, or is in, the data folder, whose'
     ' columns of labels, domains and clients are named (partition natural or'
-    ' any other); numbers are standardised federatedly',
+    ' any other); numbers are standardized federatedly',
     takes_data_dir=True,
   ),
   'heart_disease': DatasetEntry(
@@ -217,7 +217,7 @@ def load_dataset(
   partitioning.check_num_clients(num_clients)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
-  signatures.expect_own_arguments(
+  errors.expect_own_arguments(
     entry.load,
     arguments,
     'dataset_arguments',
@@ -265,7 +265,7 @@ def _entry(name: str) -> DatasetEntry:
   return DATASETS[name]
 
 
-def _data_dir_argument(name: str, data_dir: Optional[str]) -> Dict[str, Any]:
+def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
   """Returns `data_dir` as the argument of a loader, or none if it takes none.
 
   Raises:

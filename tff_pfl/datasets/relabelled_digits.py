@@ -1,6 +1,6 @@
 """scikit-learn's handwritten digits, in domains that name them differently.
 
-Source, licence and sizes are those of `digits`: 1,437 training and 360 test
+Source, license and sizes are those of `digits`: 1,437 training and 360 test
 images of 8x8, bundled with scikit-learn, so that nothing is downloaded.
 
 In domain m the digits 2m and 2m + 1 have each other's label. What can be seen

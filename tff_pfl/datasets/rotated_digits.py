@@ -1,6 +1,6 @@
 """scikit-learn's handwritten digits, in domains of one rotation each.
 
-Source, licence and sizes are those of `digits`: 1,437 training and 360 test
+Source, license and sizes are those of `digits`: 1,437 training and 360 test
 images of 8x8, bundled with scikit-learn, so that nothing is downloaded.
 
 There are as many domains as rotations, equally spaced on the circle: 0, 90, 180

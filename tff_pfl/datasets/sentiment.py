@@ -11,7 +11,7 @@ Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
 Boom-boxes and Blenders, ACL 2007), 2,000 Amazon product reviews of each of the
 domains books, dvd, electronics and kitchen; Sentiment140 (A. Go, R. Bhayani, L.
 Huang, 2009), 1.6 million tweets by user.
-Licence: none is stated for either; free for research, the texts belong to their
+License: none is stated for either; free for research, the texts belong to their
 authors.
 
 A text that a client has twice is dropped, lest one copy be tested and the other
@@ -19,7 +19,7 @@ trained on; where texts are dealt to clients otherwise than the file says, so is
 a text that the file has twice.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from absl import logging
@@ -41,7 +41,7 @@ _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 _DOMAIN = 'domain'
 
 
-class LabelledTexts(NamedTuple):
+class LabeledTexts(NamedTuple):
   """The rows of a file.
 
   Attributes:
@@ -52,14 +52,14 @@ class LabelledTexts(NamedTuple):
     domains: The texts' domains; None where the file has none.
   """
 
-  texts: List[str]
-  labels: List[str]
-  keys: List[str]
+  texts: list[str]
+  labels: list[str]
+  keys: list[str]
   client_column: str
-  domains: Optional[List[str]] = None
+  domains: Optional[list[str]] = None
 
 
-def read_csv(path: str) -> LabelledTexts:
+def read_csv(path: str) -> LabeledTexts:
   """Reads a file, without the texts that a client has twice.
 
   Args:
@@ -82,11 +82,11 @@ def read_csv(path: str) -> LabelledTexts:
 
 
 def _checked(
-  rows: List[Dict[str, str]],
+  rows: list[dict[str, str]],
   path: str,
   client_column: str,
   domain_column: Optional[str],
-) -> LabelledTexts:
+) -> LabeledTexts:
   """Returns the rows' values, every row with all of them."""
   if not rows:
     raise arrays_lib.file_error(path, 'a CSV file with rows', 'none')
@@ -105,12 +105,12 @@ def _checked(
   texts, labels, keys, *domains = (
     [row[column] for row in rows] for column in columns
   )
-  return LabelledTexts(
+  return LabeledTexts(
     texts, labels, keys, client_column, domains[0] if domains else None
   )
 
 
-def _without_repeats(data: LabelledTexts, path: str) -> LabelledTexts:
+def _without_repeats(data: LabeledTexts, path: str) -> LabeledTexts:
   """Returns only the first of a client's equal texts."""
   first = {}
   for row, pair in enumerate(zip(data.keys, data.texts)):
@@ -129,7 +129,7 @@ def _without_repeats(data: LabelledTexts, path: str) -> LabelledTexts:
   )
 
 
-def _numbered_labels(labels: List[str], path: str) -> Tuple[np.ndarray, int]:
+def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
   """Returns the labels as classes, and the number of classes."""
   numbers, others = csv_files.numbers_of(labels)
   if 0 < len(others) < len(labels):
@@ -148,12 +148,12 @@ def _numbered_labels(labels: List[str], path: str) -> Tuple[np.ndarray, int]:
 
 
 def _deal(
-  data: LabelledTexts,
+  data: LabeledTexts,
   y: np.ndarray,
   num_clients: int,
   min_texts: int,
   seed: int,
-) -> Tuple[List[str], List[np.ndarray]]:
+) -> tuple[list[str], list[np.ndarray]]:
   """Returns the clients' ids and the positions of their texts."""
   keys, owners, counts = np.unique(
     np.array(data.keys), return_inverse=True, return_counts=True
@@ -176,8 +176,8 @@ def _deal(
 
 
 def _divide(
-  texts: Dict[str, np.ndarray], y: np.ndarray, num_clients: int, seed: int
-) -> Tuple[List[str], List[np.ndarray]]:
+  texts: dict[str, np.ndarray], y: np.ndarray, num_clients: int, seed: int
+) -> tuple[list[str], list[np.ndarray]]:
   """Deals each domain's texts evenly to clients of that domain alone."""
   num_texts = sum(map(len, texts.values()))
   errors.expect(
@@ -210,7 +210,7 @@ def load_sentiment(
   min_texts: int = 1,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Returns labelled texts by client.
+  """Returns labeled texts by client.
 
   Each client's texts are divided into training and test texts, stratified by
   label.
@@ -271,7 +271,7 @@ def load_sentiment(
     client_ids, indices = _deal(data, y, num_clients, min_texts, seed)
     rows = np.concatenate(indices)
     keys = np.repeat(range(len(indices)), [len(part) for part in indices])
-    owners: Dict[str, Any] = dict(keys=keys, client_ids=client_ids)
+    owners: dict[str, Any] = dict(keys=keys, client_ids=client_ids)
   else:
     # Whoever may come to have it, a text counts once.
     first = {text: row for row, text in reversed(list(enumerate(data.texts)))}

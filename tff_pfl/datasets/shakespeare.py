@@ -20,7 +20,7 @@ other 97; 0 stands for none and does not occur.
 """
 
 import re
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -53,7 +53,7 @@ def encode(text: str) -> np.ndarray:
   return _CODES[np.minimum(points, len(_CODES) - 1)]
 
 
-def read_roles(path: str) -> Dict[str, str]:
+def read_roles(path: str) -> dict[str, str]:
   """Reads a file of speeches.
 
   Args:
@@ -75,7 +75,7 @@ def read_roles(path: str) -> Dict[str, str]:
     raise arrays_lib.unreadable_error(path, error) from None
   except UnicodeDecodeError as error:
     raise arrays_lib.file_error(path, 'a text file in UTF-8', error) from None
-  speeches: Dict[str, List[str]] = {}
+  speeches: dict[str, list[str]] = {}
   for number, block in enumerate(_BLANK_LINES.split(content.strip())):
     role, _, speech = block.partition('\n')
     role = role.strip()
@@ -129,7 +129,7 @@ def _from_file(
     sorted(roles), num_clients, _KIND, seed
   )
   text = np.concatenate([roles[role] for role in chosen])
-  splits: Tuple[list, list] = ([], [])
+  splits: tuple[list, list] = ([], [])
   first = 0
   for role in chosen:
     size = len(roles[role])
@@ -184,7 +184,7 @@ def _from_tff(
     f'pass --data_dir with a file {_PATTERN} of speeches or its folder',
   )
 
-  def num_characters(role: str) -> List[int]:
+  def num_characters(role: str) -> list[int]:
     return [len(_joined(_snippets(split, role))) for split in splits]
 
   sizes = {role: num_characters(role) for role in tff_clients.in_both(*splits)}
@@ -200,7 +200,7 @@ def _from_tff(
   )
   sequence = np.arange(sequence_length)
 
-  def examples(snippets: List[str]) -> examples_lib.Examples:
+  def examples(snippets: list[str]) -> examples_lib.Examples:
     text = encode(_joined(snippets)).astype(np.int32)
     starts = _starts(0, len(text), sequence_length, stride)
     return examples_lib.Examples(
@@ -229,11 +229,11 @@ def _from_tff(
 
 def _snippets(
   client_data: tff.simulation.datasets.ClientData, role: str
-) -> List[str]:
+) -> list[str]:
   return tff_clients.read_texts(client_data, role, 'snippets')
 
 
-def _joined(snippets: List[str]) -> str:
+def _joined(snippets: list[str]) -> str:
   return '\n'.join(snippets)
 
 

@@ -2,7 +2,7 @@
 
 Source: Stack Overflow Data, hosted by Kaggle, as TensorFlow Federated provides
 it; it is downloaded. Users with fewer than 100 sentences are left out.
-Licence: CC BY-SA 3.0.
+License: CC BY-SA 3.0.
 Sizes: 342,477 users with 135,818,730 training sentences (before 2018) and
 204,088 with 16,586,035 test sentences (since then); the clients here are the
 users that have both.
@@ -13,7 +13,7 @@ does not count words that all have the same number.
 """
 
 import functools
-from typing import List, Union
+from typing import Union
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,7 @@ _REMEDY = (
 
 
 def next_words(
-  sentences: List[str],
+  sentences: list[str],
   vocabulary: vocabulary_lib.WordVocabulary,
   sequence_length: int,
   max_sentences: int,

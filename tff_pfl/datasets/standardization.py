@@ -6,7 +6,8 @@ and nothing else leaves them. As the sums are aggregated, secure or private
 summation could take the place of the plain one.
 """
 
-from typing import NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -35,7 +36,7 @@ class Sums(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """How columns are standardised, each float64 `[columns]`.
+  """How columns are standardized, each float64 `[columns]`.
 
   Attributes:
     means: 0 for a column without a value.

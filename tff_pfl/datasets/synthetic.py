@@ -5,8 +5,6 @@ a client's examples are a function of the seed and its position alone, so that
 100,000 clients need neither memory nor time until they are used.
 """
 
-from typing import Tuple
-
 import numpy as np
 import tensorflow as tf
 
@@ -68,7 +66,7 @@ def make_synthetic(
   num_clients: int,
   examples_per_client: int = 100,
   test_examples_per_client: int = 20,
-  shape: Tuple[int, ...] = (28, 28, 1),
+  shape: tuple[int, ...] = (28, 28, 1),
   num_classes: int = 10,
   classes_per_client: int = 2,
   noise: float = 1.0,

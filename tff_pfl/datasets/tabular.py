@@ -8,7 +8,7 @@ row has, 0 elsewhere). Columns whose numbers only stand for categories have to
 be named. A column with some cells that are numbers and some that are not is an
 error rather than a guess.
 
-Numbers are standardised federatedly: of each column, the clients that take part
+Numbers are standardized federatedly: of each column, the clients that take part
 count and sum their training rows' values and squares, one federated sum adds
 these up (see `standardization`), and all subtract the resulting mean and divide
 by the deviation. The test rows are transformed with the same numbers. A missing
@@ -22,15 +22,11 @@ misses values, which is 1 where it does.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import (
   Any,
-  Dict,
-  List,
-  Mapping,
   NamedTuple,
   Optional,
-  Sequence,
-  Tuple,
   Union,
 )
 
@@ -102,7 +98,7 @@ class Columns:
 
 
 class Inputs(NamedTuple):
-  """The inputs of all rows before numbers are standardised.
+  """The inputs of all rows before numbers are standardized.
 
   Attributes:
     numbers: float64 `[rows, a]`, NaN where missing.
@@ -112,7 +108,7 @@ class Inputs(NamedTuple):
 
   numbers: np.ndarray
   others: np.ndarray
-  names: Tuple[str, ...]
+  names: tuple[str, ...]
 
 
 def read_table(
@@ -224,7 +220,7 @@ def _as_numbers(
   return values
 
 
-def labels_of(table: Table, columns: Columns) -> Tuple[np.ndarray, int]:
+def labels_of(table: Table, columns: Columns) -> tuple[np.ndarray, int]:
   """Returns the labels as classes, int32 `[rows]`, and their number.
 
   Without `label_above`, labels are whole numbers or one of two words; they are
@@ -272,7 +268,7 @@ def labels_of(table: Table, columns: Columns) -> Tuple[np.ndarray, int]:
 
 def domains_of(
   table: Table, columns: Columns
-) -> Tuple[Optional[np.ndarray], Optional[Tuple[str, ...]]]:
+) -> tuple[Optional[np.ndarray], Optional[tuple[str, ...]]]:
   """Returns the rows' domain ids, int32 `[rows]`, and the domains' names.
 
   Both are None without a domain column.
@@ -313,7 +309,7 @@ def domains_of(
   return np.array([position[cell] for cell in cells], np.int32), tuple(names)
 
 
-def _group_names(column: str, bounds: Sequence[float]) -> Tuple[str, ...]:
+def _group_names(column: str, bounds: Sequence[float]) -> tuple[str, ...]:
   """Names the groups that bounds make: below, from one to the next, above."""
   between = [
     f'{low:g}<={column}<{high:g}' for low, high in zip(bounds, bounds[1:])
@@ -321,7 +317,7 @@ def _group_names(column: str, bounds: Sequence[float]) -> Tuple[str, ...]:
   return (f'{column}<{bounds[0]:g}', *between, f'{column}>={bounds[-1]:g}')
 
 
-def _sorted_words(cells: Sequence[str]) -> List[str]:
+def _sorted_words(cells: Sequence[str]) -> list[str]:
   """Returns the different cells that are not missing, numbers by value."""
   words = sorted({cell for cell in cells if cell})
   numbers, others = csv_files.numbers_of(words)
@@ -349,9 +345,9 @@ def inputs_of(
   excluded = {columns.label, columns.client, *columns.drop}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
-  numbers: Dict[str, np.ndarray] = {}
-  others: Dict[str, np.ndarray] = {}
-  indicators: Dict[str, np.ndarray] = {}
+  numbers: dict[str, np.ndarray] = {}
+  others: dict[str, np.ndarray] = {}
+  indicators: dict[str, np.ndarray] = {}
   for column, cells in table.cells.items():
     if column in excluded:
       continue
@@ -415,7 +411,7 @@ def _numbers_or_none(
   return np.where(values == 0, np.nan, values) if zero_is_missing else values
 
 
-def _one_hot(column: str, cells: Sequence[str]) -> Dict[str, np.ndarray]:
+def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
   """Returns one input for each word of a column."""
   words = _sorted_words(cells)
   errors.expect(
@@ -448,7 +444,7 @@ def to_clients(
   missing_indicators: bool = False,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Returns a table's rows, dealt to clients and standardised by them.
+  """Returns a table's rows, dealt to clients and standardized by them.
 
   Args:
     table: The cells.
@@ -468,7 +464,7 @@ def to_clients(
   domain, domain_names = domains_of(table, columns)
   inputs = inputs_of(table, columns, missing_indicators)
   rows = np.arange(table.num_rows)
-  owners: Dict[str, Any] = dict(num_clients=num_clients, partition=partition)
+  owners: dict[str, Any] = dict(num_clients=num_clients, partition=partition)
   if natural_clients.is_natural(partition):
     errors.expect(
       columns.client is not None,

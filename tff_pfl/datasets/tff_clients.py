@@ -6,7 +6,8 @@ that was cut short has to be deleted by hand.
 """
 
 import functools
-from typing import Any, Callable, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow_federated as tff
@@ -41,14 +42,14 @@ def download(name: str, load: Callable[[], Any], remedy: str) -> Any:
 def in_both(
   train: tff.simulation.datasets.ClientData,
   test: tff.simulation.datasets.ClientData,
-) -> List[str]:
+) -> list[str]:
   """Returns the clients that have training and test data, sorted."""
   return sorted(set(train.client_ids) & set(test.client_ids))
 
 
 def read_texts(
   client_data: tff.simulation.datasets.ClientData, client_id: str, field: str
-) -> List[str]:
+) -> list[str]:
   """Returns a string field of each of a client's elements.
 
   Args:
@@ -69,7 +70,7 @@ class TextSource(examples_lib.ExampleSource):
     client_data: tff.simulation.datasets.ClientData,
     client_ids: Sequence[str],
     field: str,
-    encode: Callable[[List[str]], examples_lib.Examples],
+    encode: Callable[[list[str]], examples_lib.Examples],
     num_overlapping: int = 0,
   ):
     """Makes a source; nothing is read yet.
@@ -85,7 +86,7 @@ class TextSource(examples_lib.ExampleSource):
     self._read = functools.partial(read_texts, client_data, field=field)
     self._client_ids = client_ids
     self._encode = encode
-    self._counts: Dict[int, int] = {}
+    self._counts: dict[int, int] = {}
 
   def examples(self, position: int) -> examples_lib.Examples:
     """Reads and encodes the client's texts."""

@@ -3,7 +3,7 @@
 import abc
 import collections
 import re
-from typing import Dict, Iterable, List, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from sklearn import utils as sklearn_utils
@@ -14,7 +14,7 @@ PADDING = 0
 _WORD = re.compile(r"\w+(?:'\w+)*")
 
 
-def words_of(text: str) -> List[str]:
+def words_of(text: str) -> list[str]:
   """Returns a text's words in lower case, without punctuation."""
   return _WORD.findall(text.lower())
 
@@ -66,7 +66,7 @@ class HashedVocabulary(Vocabulary):
     """
     errors.expect_int('vocabulary_size', size, 2)
     self.size = size
-    self._known: Dict[str, int] = {}
+    self._known: dict[str, int] = {}
 
   def number(self, word: str) -> int:
     """Returns the word's number, in [1, size)."""

@@ -1,1 +1,1 @@
-"""Personalisation before scoring, and summaries over clients."""
+"""Personalization before scoring, and summaries over clients."""

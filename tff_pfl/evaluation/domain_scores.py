@@ -31,7 +31,7 @@ class Predictions(NamedTuple):
   """What a client's models predict for its test examples, of two classes.
 
   Attributes:
-    before: float32 `[n]`, the score of class 1 before personalisation; higher
+    before: float32 `[n]`, the score of class 1 before personalization; higher
       is more likely.
     after: float32 `[n]`, that of the personal model.
     y: int32 `[n]`, the labels, 0 or 1.

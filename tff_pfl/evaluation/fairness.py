@@ -6,7 +6,7 @@ have been better off with the global model.
 """
 
 import math
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tff_pfl import errors
 
 def fairness_summary(
   personal: Any, weights: Any, reference: Optional[Any] = None
-) -> Dict[str, Optional[float]]:
+) -> dict[str, Optional[float]]:
   """Summarizes a metric of which more is better, such as the accuracy.
 
   Clients with weight 0 have no test examples and are left out.

@@ -1,4 +1,4 @@
-"""Scores every client of a dataset, before and after personalisation."""
+"""Scores every client of a dataset, before and after personalization."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def training_batches(
   train: batches.ClientBatches,
   client_id: str,
 ) -> tf.data.Dataset:
-  """What personalisation needs of a client's training data.
+  """What personalization needs of a client's training data.
 
   Args:
     process: The process.

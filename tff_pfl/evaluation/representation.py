@@ -61,9 +61,9 @@ def principal_angle_distance(a: Any, b: Any) -> float:
 
 
 def linear_cka(a: Any, b: Any) -> float:
-  """The linear centred kernel alignment of two sets of features.
+  """The linear centered kernel alignment of two sets of features.
 
-  With centred columns it is `||a^T b||^2 / (||a^T a|| ||b^T b||)` in Frobenius
+  With centered columns it is `||a^T b||^2 / (||a^T a|| ||b^T b||)` in Frobenius
   norms (Kornblith et al. 2019, section 3): how similar the examples' pairwise
   similarities are. Rotating or scaling the features does not change it.
 
@@ -97,7 +97,7 @@ def linear_cka(a: Any, b: Any) -> float:
     similarity = np.vdot(*grams)
     norms = [np.linalg.norm(gram) for gram in grams]
   else:
-    a, b = _centred(a), _centred(b)
+    a, b = _centered(a), _centered(b)
     similarity = np.linalg.norm(a.T @ b) ** 2
     norms = [np.linalg.norm(features.T @ features) for features in (a, b)]
   if not all(norms):
@@ -344,7 +344,7 @@ def _labels(labels: Any, num_examples: int, num_classes: int) -> np.ndarray:
   return labels
 
 
-def _centred(features: np.ndarray) -> np.ndarray:
+def _centered(features: np.ndarray) -> np.ndarray:
   """Returns float64 columns of mean 0."""
   features = features.astype(np.float64)
   # Columns that are constant become zero exactly.
@@ -354,10 +354,10 @@ def _centred(features: np.ndarray) -> np.ndarray:
 
 
 def _gram(features: np.ndarray) -> np.ndarray:
-  """Returns the float64 inner products `[n, n]` of centred features."""
+  """Returns the float64 inner products `[n, n]` of centered features."""
   gram = np.zeros([len(features)] * 2)
   for start in range(0, features.shape[1], _COLUMNS_PER_BLOCK):
-    columns = _centred(features[:, start : start + _COLUMNS_PER_BLOCK])
+    columns = _centered(features[:, start : start + _COLUMNS_PER_BLOCK])
     gram += columns @ columns.T
   return gram
 

@@ -39,7 +39,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -173,7 +173,7 @@ def separate_fed_avg(
   )
 
 
-DOMAIN_METHODS: Dict[str, Callable[..., methods.LinearMethod]] = {
+DOMAIN_METHODS: dict[str, Callable[..., methods.LinearMethod]] = {
   'fed_dar': fed_dar,
   'fed_dar_wa': fed_dar_wa,
   'separate_fed_avg': separate_fed_avg,
@@ -183,8 +183,8 @@ DOMAIN_METHODS: Dict[str, Callable[..., methods.LinearMethod]] = {
 def _fed_dar(
   name: str,
   learning_rate: float,
-  client_sums: Callable[[LinearModel, Any], Dict[str, Any]],
-  solve: Callable[[Dict[str, Any], Any], Any],
+  client_sums: Callable[[LinearModel, Any], dict[str, Any]],
+  solve: Callable[[dict[str, Any], Any], Any],
 ) -> methods.LinearMethod:
   """FedDAR with an aggregation of the heads.
 

@@ -24,7 +24,8 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -134,7 +135,7 @@ class DomainProblem(problem_lib.GroundTruth):
     )
 
   def objective_samples(self) -> problem_lib.DomainSamples:
-    """Samples whose mean squared loss is what the clients minimise together.
+    """Samples whose mean squared loss is what the clients minimize together.
 
     The training samples where they stay the same. Where they do not, a design
     of M d rows for each client whose loss is its population's: of each domain m

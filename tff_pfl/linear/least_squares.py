@@ -14,7 +14,7 @@ _RELATIVE_ZERO = 1e-13
 def least_squares(
   matrix: tf.Tensor, right_side: tf.Tensor, ridge: float = 0.0
 ) -> tf.Tensor:
-  """The w that minimises |matrix w - right_side|^2 / (2 m) + ridge |w|^2 / 2.
+  """The w that minimizes |matrix w - right_side|^2 / (2 m) + ridge |w|^2 / 2.
 
   Args:
     matrix: float64 `[..., m, k]`; without a ridge rows of zeros change nothing.

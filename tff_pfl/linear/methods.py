@@ -39,14 +39,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import randomness
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear.least_squares import least_squares
+from tff_pfl.models import randomness
 
 LinearModel = model_lib.LinearModel
 
@@ -74,7 +74,7 @@ class Phase(NamedTuple):
   """
 
   client_work: Callable[..., Contribution]
-  server_work: Callable[..., Dict[str, Any]]
+  server_work: Callable[..., dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +91,13 @@ class LinearMethod:
   """
 
   name: str
-  shared_names: Tuple[str, ...]
-  phases: Tuple[Phase, ...]
+  shared_names: tuple[str, ...]
+  phases: tuple[Phase, ...]
   min_samples: Callable[[int], int] = lambda rank: 1
-  domain_names: Tuple[str, ...] = ()
+  domain_names: tuple[str, ...] = ()
 
   @property
-  def local_names(self) -> Tuple[str, ...]:
+  def local_names(self) -> tuple[str, ...]:
     """The parts of `LinearModel` that clients keep."""
     return tuple(n for n in LinearModel._fields if n not in self.shared_names)
 
@@ -132,19 +132,19 @@ def check_method(method: Any) -> None:
   )
 
 
-def _keep_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
+def _keep_mean(mean: dict[str, Any]) -> dict[str, Any]:
   return mean
 
 
-def _orthonormalize_mean(mean: Dict[str, Any]) -> Dict[str, Any]:
+def _orthonormalize_mean(mean: dict[str, Any]) -> dict[str, Any]:
   return {'representation': model_lib.orthonormalize(mean['representation'])}
 
 
 def averaging_method(
   name: str,
-  shared_names: Tuple[str, ...],
+  shared_names: tuple[str, ...],
   client_update: Callable[..., LinearModel],
-  server_update: Callable[[Dict[str, Any]], Dict[str, Any]] = _keep_mean,
+  server_update: Callable[[dict[str, Any]], dict[str, Any]] = _keep_mean,
   min_samples: Callable[[int], int] = lambda rank: 1,
 ) -> LinearMethod:
   """A method whose clients update the model once in a round, to be averaged.
@@ -305,7 +305,7 @@ def local_only(
 
 _BOTH = LinearModel._fields
 
-METHODS: Dict[str, Callable[..., LinearMethod]] = {
+METHODS: dict[str, Callable[..., LinearMethod]] = {
   'fed_rep': fed_rep,
   'gd_gd': gd_gd,
   '10gd_gd': ten_gd_gd,

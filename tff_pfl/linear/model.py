@@ -8,7 +8,8 @@ of the regressors B w has the shape `[d]`, and `[M, d]` with domains.
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf

@@ -19,7 +19,8 @@ References:
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf

@@ -30,13 +30,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import randomness
+from tff_pfl.models import randomness
 
 HEADS = ('normalized', 'gaussian')
 
@@ -231,7 +232,7 @@ class LinearProblem(GroundTruth):
     )
 
   def objective_samples(self) -> LinearSamples:
-    """Samples whose mean squared loss is what the clients minimise together.
+    """Samples whose mean squared loss is what the clients minimize together.
 
     The training samples where they stay the same, the population's otherwise.
     """

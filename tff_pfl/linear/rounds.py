@@ -14,14 +14,14 @@ shared <- server_work(shared, mean)
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tff_pfl.client import randomness
 from tff_pfl.linear import methods
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
+from tff_pfl.models import randomness
 
 
 class ServerState(NamedTuple):
@@ -70,7 +70,7 @@ def initial_states(
   seed: Any,
   client_index: Any,
   num_domains: int = 0,
-) -> Tuple[ServerState, ClientState]:
+) -> tuple[ServerState, ClientState]:
   """The states before the first round, of the server and of one client.
 
   Args:

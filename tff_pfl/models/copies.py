@@ -165,7 +165,7 @@ def mixture(
 
   for classifiers; the mean of the outputs for regression. Its weights are those
   of the components and `mixture/log_weights` `[num_components]`, the
-  unnormalised logarithms of the mixture's weights.
+  unnormalized logarithms of the mixture's weights.
 
   Args:
     copies: The components of a model.

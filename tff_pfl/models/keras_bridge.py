@@ -30,8 +30,7 @@ from typing import Any, Optional, Union
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import randomness
-from tff_pfl.models import hidden_elements, split_model
+from tff_pfl.models import hidden_elements, randomness, split_model
 
 keras = tf.keras
 

@@ -48,10 +48,10 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import batches
-from tff_pfl.evaluation import personalization, representation
+from tff_pfl.evaluation import representation
 from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.reproduction import experiment, figures, training
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 keras = tf.keras
 
@@ -177,7 +177,7 @@ class _Pretrained(NamedTuple):
   """A finished run of FedAvg.
 
   Attributes:
-    process: What was trained; it personalises by fine-tuning.
+    process: What was trained; it personalizes by fine-tuning.
     state: The server's last state.
     num_clients: Clients it was trained on.
     accuracy: Of the global model on their test images, mean over clients.
@@ -246,7 +246,7 @@ def _train(
     sizes: Of training.
     settings: Of the experiment.
     seed: Of partition, initial weights and training.
-    num_epochs: Epochs of fine-tuning, by which the process personalises.
+    num_epochs: Epochs of fine-tuning, by which the process personalizes.
   """
   data = arrays.to_clients(sizes.num_clients, sizes.partition, seed=seed)
   sgd = dict(

@@ -44,7 +44,6 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.comparison import plan, trial
-from tff_pfl.evaluation import personalization
 from tff_pfl.reproduction import (
   experiment,
   figures,
@@ -53,6 +52,7 @@ from tff_pfl.reproduction import (
   trials,
 )
 from tff_pfl.simulation import report, run_config
+from tff_pfl.templates import personalization
 
 _FED_DAR_SA, _FED_DAR_WA = 'FedDAR-SA', 'FedDAR-WA'
 _FIGURES = ('min', 'mean', 'max', 'client_mean')

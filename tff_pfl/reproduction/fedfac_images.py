@@ -62,7 +62,6 @@ from matplotlib.figure import Figure
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.comparison import plan, published, trial
 from tff_pfl.datasets import batches
-from tff_pfl.evaluation import personalization
 from tff_pfl.reproduction import (
   experiment,
   figures,
@@ -71,6 +70,7 @@ from tff_pfl.reproduction import (
   trials,
 )
 from tff_pfl.simulation import finished_run, report, run_config
+from tff_pfl.templates import personalization
 
 _AFTER_TRAINING = 'all'
 _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'

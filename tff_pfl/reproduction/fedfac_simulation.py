@@ -52,10 +52,10 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from tff_pfl.algorithms import fed_fac
+from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
 from tff_pfl.reproduction import experiment, figures, repeats, two_layer
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.templates import factor_analysis
 
 _PAPER = 'FedFac, figure 6'
 _STABILITY_PAPER = 'FedFac, figure 7'

@@ -42,11 +42,10 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, zoo
 from tff_pfl.reproduction import experiment, figures, training
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'
 _NEW_CLIENTS_FIGURE = 'FedRep, figure 6'

@@ -116,15 +116,15 @@ def draw_matrix(
   low: float,
   high: float,
 ) -> None:
-  """Draws a square matrix in colours, with its numbers where they fit.
+  """Draws a square matrix in colors, with its numbers where they fit.
 
   Args:
     axes: Where to draw.
-    matrix: Float `[n, n]`. What is not finite is left grey.
+    matrix: Float `[n, n]`. What is not finite is left gray.
     title: Of the panel; empty for none.
     labels: The n names of its rows, and of its columns.
-    low: The value of the darkest colour. Panels to be compared need the same.
-    high: The value of the brightest colour, larger than `low`.
+    low: The value of the darkest color. Panels to be compared need the same.
+    high: The value of the brightest color, larger than `low`.
 
   Raises:
     ValueError: If the matrix is not square, or has not as many rows as labels.

@@ -408,7 +408,7 @@ def _fed_rep_new_client_claims(
 
 
 def _fed_avg_representation(settings: experiment.Settings) -> experiment.Result:
-  """Whether FedAvg and D-GD learn the representation, and minimise the loss."""
+  """Whether FedAvg and D-GD learn the representation, and minimize the loss."""
   sizes = FED_AVG_FAST if settings.fast else FED_AVG_FULL
   histories = {
     start: collections.defaultdict(list) for start in ('random', 'close')
@@ -745,7 +745,7 @@ EXPERIMENTS = (
   ),
   experiment.Experiment(
     name='fedavg_linear_representation',
-    summary='FedAvg learns the representation; D-GD does not, but minimises '
+    summary='FedAvg learns the representation; D-GD does not, but minimizes '
     'the loss',
     paper=f'{_FED_AVG_PAPER}, figures 1 and 3 left',
     uses_images=False,

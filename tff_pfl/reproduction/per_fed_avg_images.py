@@ -30,10 +30,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl.algorithms import registry
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, zoo
 from tff_pfl.reproduction import experiment, figures, training
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 _FIGURE = 'Per-FedAvg, figure 1'
 _FED_AVG, _FED_AVG_STEP = 'FedAvg', 'FedAvg + one step'

@@ -30,7 +30,7 @@ from typing import Any
 import tqdm
 from matplotlib.figure import Figure
 
-from tff_pfl import errors, failures
+from tff_pfl import errors
 from tff_pfl.benchmark import machine
 from tff_pfl.reproduction import experiment as experiment_lib
 from tff_pfl.simulation import picture_style
@@ -96,7 +96,7 @@ def run(
   start = time.perf_counter()
   try:
     result = experiment.run(settings)
-  except failures.EXPECTED:
+  except errors.EXPECTED:
     if not os.path.exists(settings.run_dir('')):
       # Nothing was done for these settings: they may have been the mistake.
       _remove(os.path.join(settings.directory, SETTINGS_NAME))
@@ -343,12 +343,12 @@ def _run_or_report(experiment, settings, rerun):
   """The summary of an experiment, or what kept it from having one."""
   try:
     return run(experiment, settings, rerun=rerun)
-  except failures.EXPECTED as error:
+  except errors.EXPECTED as error:
     return {
       'experiment': experiment.name,
       'passed': False,
       'claims': [],
-      'error': failures.reason(error),
+      'error': errors.reason(error),
     }
 
 

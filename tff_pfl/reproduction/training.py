@@ -126,7 +126,7 @@ def score_new_clients(
   """Scores clients that took no part in training.
 
   Args:
-    process: The method, with the options of personalisation to score with; it
+    process: The method, with the options of personalization to score with; it
       need not be the very process that was trained.
     runtime: Executes it; one for all calls, as it keeps what it compiled.
     state: The server's state after training.
@@ -136,7 +136,7 @@ def score_new_clients(
 
   Returns:
     As `personalized_evaluation.evaluate_clients`: a dict for each client, with
-    its metrics `before` and `after` personalisation.
+    its metrics `before` and `after` personalization.
   """
   return personalized_evaluation.evaluate_clients(
     process,

@@ -5,13 +5,15 @@ A computation is written once and gives the same result on each runtime. See
 """
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Optional
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Optional
 
 from tff_pfl import errors
 from tff_pfl.runtime import base, in_process, native, remote
 
 # From a runtime's name, as in the programs' --runtime, to its class.
-RUNTIMES: Dict[str, Callable[..., base.Runtime]] = {
+RUNTIMES: dict[str, Callable[..., base.Runtime]] = {
   'in_process': in_process.InProcessRuntime,
   'native': native.NativeRuntime,
   'remote': remote.RemoteRuntime,
@@ -40,7 +42,7 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
 
 def given_or_on_cpu(
   runtime: Optional[base.Runtime],
-) -> ContextManager[base.Runtime]:
+) -> AbstractContextManager[base.Runtime]:
   """Returns a runtime for a ``with`` block, for one small computation.
 
   Args:

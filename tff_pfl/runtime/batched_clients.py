@@ -16,8 +16,9 @@ import functools
 import logging as python_logging
 import re
 import threading
-from typing import Any, Iterator, List, NamedTuple, Optional
-from typing import Sequence as ListOrTuple
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOrTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -62,7 +63,7 @@ class BatchedMapper(client_mapper.ClientMapper):
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> List[values.LocalValue]:
+  ) -> list[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
     if argument is None or num_clients < 2 or not function.is_tensor_function:
       if function.has_variables:
@@ -210,7 +211,7 @@ class _Column(NamedTuple):
 
 def _flat_columns(
   argument: values.ClientsValue, num_clients: int
-) -> List[_Column]:
+) -> list[_Column]:
   """Returns the columns of the tensors, in the order of a function's inputs."""
   if isinstance(argument, values.Columns):
     return [
@@ -239,7 +240,7 @@ def _shapes(columns: ListOrTuple[_Column], client: int) -> Any:
 
 def _clients_of_equal_shapes(
   columns: ListOrTuple[_Column], num_clients: int
-) -> List[List[int]]:
+) -> list[list[int]]:
   groups = collections.OrderedDict()
   for client in range(num_clients):
     groups.setdefault(_shapes(columns, client), []).append(client)
@@ -253,7 +254,7 @@ def _padded_size(num_clients: int) -> int:
 
 def _stack(
   columns: ListOrTuple[_Column], clients: ListOrTuple[int], size: int
-) -> List[tf.Tensor]:
+) -> list[tf.Tensor]:
   """Returns a program's arguments; a missing client is the last one again."""
   clients = [*clients, *[clients[-1]] * (size - len(clients))]
   return [

@@ -4,7 +4,8 @@ import abc
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ class ClientMapper(abc.ABC):
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> List[values.LocalValue]:
+  ) -> list[values.LocalValue]:
     """Returns the function's result for each client.
 
     Args:
@@ -83,7 +84,7 @@ class ThreadMapper(ClientMapper):
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> List[values.LocalValue]:
+  ) -> list[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
 
     def compute(client):
@@ -95,7 +96,7 @@ class ThreadMapper(ClientMapper):
       [functools.partial(compute, client) for client in range(num_clients)]
     )
 
-  def run_all(self, tasks: Sequence[Callable[[], Any]]) -> List[Any]:
+  def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """Returns what each of some functions returns.
 
     Args:
@@ -158,7 +159,7 @@ class _Queue:
     # The other tasks' results are of no use.
     self._cancellation.cancel()
 
-  def results(self) -> List[Any]:
+  def results(self) -> list[Any]:
     """Returns all results, or raises the first error."""
     if self._error is not None:
       raise self._error

@@ -1,7 +1,8 @@
 """Whether a TensorFlow graph gives equal results for equal arguments."""
 
 import re
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2

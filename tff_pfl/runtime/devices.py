@@ -1,17 +1,19 @@
 """Which devices clients run on, and how many at a time."""
 
-from typing import List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Optional, Union
 
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
+from tff_pfl.system import cores
 
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
 
 
-def resolve(devices: Devices = 'auto') -> List[str]:
+def resolve(devices: Devices = 'auto') -> list[str]:
   """Returns the names of the devices that are meant.
 
   Memory of GPUs is from then on taken as it is needed, if TensorFlow has not
@@ -73,7 +75,7 @@ def is_gpu(device: str) -> bool:
 
 def of_threads(
   devices: Sequence[str], num_threads: Optional[int] = None
-) -> Tuple[str, ...]:
+) -> tuple[str, ...]:
   """Returns the device of each thread that runs clients.
 
   A GPU has one thread, which keeps it busy; the CPU one for each core, divided
@@ -109,5 +111,5 @@ def _short_name(name: str) -> str:
   return f'/device:{kind.split("/")[-1].upper()}:{index}'
 
 
-def _in_turn(devices: Sequence[str], number: int) -> Tuple[str, ...]:
+def _in_turn(devices: Sequence[str], number: int) -> tuple[str, ...]:
   return tuple(devices[i % len(devices)] for i in range(number))

@@ -19,8 +19,9 @@ import itertools
 import re
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
-from typing import Sequence as ListOrTuple
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOrTuple
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -330,7 +331,7 @@ def _content_hash(proto: Any) -> str:
   return digest.hexdigest()
 
 
-def _names(binding: Any) -> List[str]:
+def _names(binding: Any) -> list[str]:
   """Returns the tensors' names of a `pb.TensorFlow.Binding`, in its order."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
@@ -368,7 +369,7 @@ class _EagerFunction:
       itertools.chain(*self._context.function_call_options.as_attrs().items())
     )
 
-  def __call__(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+  def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     current = Cancellation.current()
     if current is None:
       return self.call_to_the_end(inputs)
@@ -381,7 +382,7 @@ class _EagerFunction:
       current.manager,
     )
 
-  def call_to_the_end(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+  def call_to_the_end(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Calls it, whatever is cancelled."""
     return execute.execute(
       self._name, self._num_outputs, inputs, self._attributes, self._context
@@ -420,7 +421,7 @@ class _Program:
     """The first copy's concrete function."""
     return self._first.concrete
 
-  def call(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+  def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors of the graph's results."""
     if not self.asks_for_xla:
       return self._call(inputs)
@@ -440,7 +441,7 @@ class _Program:
       )
     return self._without_xla.get().call(inputs)
 
-  def _call(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+  def _call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     if not self.has_resources:
       return self._first.call(inputs)
     try:
@@ -469,7 +470,7 @@ class _Copy:
     self._initialize = initialize and _EagerFunction(initialize)
     self._destroy = destroy and _EagerFunction(destroy)
 
-  def call(self, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+  def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors of the results."""
     try:
       if self._initialize is not None:
@@ -521,7 +522,7 @@ def _without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
   return graph_def
 
 
-def _parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> List[Any]:
+def _parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
   """Returns the nodes and functions that XLA must compile."""
   return [
     part
@@ -569,7 +570,7 @@ def _add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
   return everything.name if handles else ''
 
 
-def _resource_handles(graph_def: tf.compat.v1.GraphDef) -> List[Any]:
+def _resource_handles(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
   """Returns the nodes that make variables and tables."""
   return [n for n in graph_def.node if _RESOURCE_HANDLES.fullmatch(n.op)]
 
@@ -582,7 +583,7 @@ def _unload(function_names: ListOrTuple[str]) -> None:
       context.context().remove_function(name)
 
 
-def _make_names_unique(graph_def: tf.compat.v1.GraphDef) -> List[str]:
+def _make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   """Gives functions and resources names that no other loaded graph has.
 
   TensorFlow has one table for all functions of a process, and another for all
@@ -612,7 +613,7 @@ def _make_names_unique(graph_def: tf.compat.v1.GraphDef) -> List[str]:
   return list(names.values())
 
 
-def _rename_in_attributes(attributes: Any, names: Dict[str, str]) -> None:
+def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:
   """Renames functions that attributes refer to."""
   for attribute in attributes.values():
     kind = attribute.WhichOneof('value')
@@ -627,7 +628,7 @@ def _rename_in_attributes(attributes: Any, names: Dict[str, str]) -> None:
       attribute.s = names.get(name, name).encode()
 
 
-def _rename_call(call: Any, names: Dict[str, str]) -> None:
+def _rename_call(call: Any, names: dict[str, str]) -> None:
   call.name = names.get(call.name, call.name)
   _rename_in_attributes(call.attr, names)
 
@@ -708,7 +709,7 @@ def _ancestors(
   return part
 
 
-def _forget_missing(node: tf.compat.v1.NodeDef, present: Set[str]) -> None:
+def _forget_missing(node: tf.compat.v1.NodeDef, present: set[str]) -> None:
   """Drops what else than tensors a node wants of nodes that are not there."""
   inputs = [
     name

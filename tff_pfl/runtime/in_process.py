@@ -7,12 +7,12 @@ on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
 (`tf.errors`).
 """
 
-from typing import Optional, Tuple
+from typing import Optional
 
-from tff_pfl import cores
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import client_mapper, interpreting
 from tff_pfl.runtime import devices as devices_lib
+from tff_pfl.system import cores
 
 
 class InProcessRuntime(interpreting.InterpretingRuntime):
@@ -54,7 +54,7 @@ def create_mapper(
   devices: devices_lib.Devices = 'auto',
   max_concurrent_clients: Optional[int] = None,
   batched_clients: Optional[bool] = None,
-) -> Tuple[client_mapper.ClientMapper, str]:
+) -> tuple[client_mapper.ClientMapper, str]:
   """Returns what runs the clients, and the device for the server's work.
 
   Args:

@@ -1,6 +1,6 @@
 """Interprets lowered computations on the values of `values`."""
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -40,7 +40,7 @@ class Interpreter:
     self.mapper = mapper
     self.dataset_cache = dataset_cache
     # From a building block's id; `block` keeps all of them alive.
-    self._functions: Dict[int, graph_functions.LocalFunction] = {}
+    self._functions: dict[int, graph_functions.LocalFunction] = {}
 
   def run(self, argument: Any, num_clients: int) -> Any:
     """Returns the result of the computation.
@@ -68,7 +68,7 @@ class _Scope:
 
   def __init__(
     self,
-    bindings: Dict[str, Any],
+    bindings: dict[str, Any],
     parent: Optional['_Scope'] = None,
     at_clients: bool = False,
   ):
@@ -208,7 +208,7 @@ class _Run:
     self,
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
-  ) -> List[values.LocalValue]:
+  ) -> list[values.LocalValue]:
     """Returns the clients' results, those that are known without computing."""
     mapper = self._interpreter.mapper
     cache = self._interpreter.dataset_cache
@@ -280,7 +280,7 @@ def _is_same_for_all(
 
 def _datasets(
   argument: Optional[values.ClientsValue],
-) -> Optional[List[tf.data.Dataset]]:
+) -> Optional[list[tf.data.Dataset]]:
   """Returns the clients' data sets if their arguments are nothing else."""
   if not isinstance(argument, values.PerClient):
     return None
@@ -288,7 +288,7 @@ def _datasets(
   return None if any(d is None for d in datasets) else datasets
 
 
-_EVALUATE: Dict[type, Callable[..., Any]] = {
+_EVALUATE: dict[type, Callable[..., Any]] = {
   tff.framework.Reference: _Run._reference,
   tff.framework.Selection: _Run._selection,
   tff.framework.Struct: _Run._struct,
@@ -302,7 +302,7 @@ _EVALUATE: Dict[type, Callable[..., Any]] = {
   tff.framework.Data: _Run._unsupported,
 }
 
-_INTRINSICS: Dict[str, Callable[..., Any]] = {
+_INTRINSICS: dict[str, Callable[..., Any]] = {
   tff.framework.FEDERATED_AGGREGATE.uri: _Run.federated_aggregate,
   tff.framework.FEDERATED_APPLY.uri: _Run.federated_apply,
   tff.framework.FEDERATED_BROADCAST.uri: _Run.place_at_clients,

@@ -8,7 +8,7 @@ one TensorFlow graph each where they call several.
 """
 
 import itertools
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -28,7 +28,7 @@ from tensorflow_federated.python.core.impl.compiler import (
 )
 from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
-_Transformed = Tuple[tff.framework.ComputationBuildingBlock, bool]
+_Transformed = tuple[tff.framework.ComputationBuildingBlock, bool]
 
 _unique_number = itertools.count()
 
@@ -247,7 +247,7 @@ def _call(
   return tff.framework.Call(computation.to_compiled_building_block(), argument)
 
 
-def _element(arguments: Tuple[Any, ...]) -> Any:
+def _element(arguments: tuple[Any, ...]) -> Any:
   """Returns a data set's element, which `map` passes as several arguments."""
   return arguments[0] if len(arguments) == 1 else arguments
 

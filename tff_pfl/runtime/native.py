@@ -19,12 +19,13 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
 from tff_pfl.runtime import (
   base,
   lowering,
@@ -32,6 +33,7 @@ from tff_pfl.runtime import (
   worker_connection,
   worker_process,
 )
+from tff_pfl.system import cores
 
 _SECONDS_FOR_ABANDONED_CALL = 1.0
 

@@ -16,7 +16,8 @@ What is sent is neither encrypted nor authenticated; `binaries.worker` says how
 to tunnel it. The workers run TensorFlow on CPU only.
 """
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
+from typing import Optional
 
 from tff_pfl import errors
 from tff_pfl.runtime import (

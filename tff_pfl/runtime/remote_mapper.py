@@ -20,14 +20,14 @@ import collections
 import re
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 from tensorflow_federated.python.common_libs import structure
 
-from tff_pfl import cores, errors
+from tff_pfl import errors
 from tff_pfl.runtime import (
   client_mapper,
   determinism,
@@ -36,6 +36,7 @@ from tff_pfl.runtime import (
   values,
   worker_pool,
 )
+from tff_pfl.system import cores
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_HEALTH_CHECKS = 5.0
@@ -54,7 +55,7 @@ _COSTLY_OP = re.compile(
 )
 _MAX_JUDGED_FUNCTIONS = 1024
 
-_Threads = Dict[worker_pool.Worker, threading.Thread]
+_Threads = dict[worker_pool.Worker, threading.Thread]
 
 
 class RemoteMapper(client_mapper.ClientMapper):
@@ -87,7 +88,7 @@ class RemoteMapper(client_mapper.ClientMapper):
     self._pool = pool
     self._local = local
     self._max_concurrent_clients = max_concurrent_clients
-    self._is_costly: Dict[str, bool] = {}
+    self._is_costly: dict[str, bool] = {}
     # A cohort has all the workers.
     self._lock = threading.Lock()
     # The workers whose threads have not ended with their cohort.
@@ -98,7 +99,7 @@ class RemoteMapper(client_mapper.ClientMapper):
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> List[values.LocalValue]:
+  ) -> list[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`.
 
     Raises:
@@ -240,11 +241,11 @@ class _Queue:
   def __init__(self, num_clients: int, num_workers: int, concurrency: int):
     self._condition = threading.Condition()
     self._waiting = collections.deque(range(num_clients))
-    self._results: List[Any] = [None] * num_clients
+    self._results: list[Any] = [None] * num_clients
     self._num_left = num_clients
     self._concurrency = concurrency
     self._enough = concurrency * num_workers
-    self._ended: List[worker_pool.Session] = []
+    self._ended: list[worker_pool.Session] = []
     self._is_over = False
     self.error: Optional[BaseException] = None
 
@@ -254,7 +255,7 @@ class _Queue:
     return self._is_over
 
   @property
-  def results(self) -> List[Any]:
+  def results(self) -> list[Any]:
     """The results in the clients' order."""
     return self._results
 
@@ -285,7 +286,7 @@ class _Queue:
       if not self._num_left:
         self._finish()
 
-  def give_back(self, clients: List[int], session: worker_pool.Session) -> None:
+  def give_back(self, clients: list[int], session: worker_pool.Session) -> None:
     """Takes back the clients of a lost worker, whose session ended."""
     with self._condition:
       self._waiting.extendleft(reversed(clients))
@@ -298,7 +299,7 @@ class _Queue:
       self.error = self.error or error
       self._finish()
 
-  def wait(self, seconds: float) -> List[worker_pool.Session]:
+  def wait(self, seconds: float) -> list[worker_pool.Session]:
     """Waits for the end or a loss; returns the sessions lost meanwhile."""
     with self._condition:
       self._condition.wait_for(lambda: self._is_over or self._ended, seconds)
@@ -334,10 +335,10 @@ class _Cohort:
     self._earlier = dict(stragglers)
     self._active: _Threads = {}
     self._losses = collections.Counter()
-    self._reasons: Dict[worker_pool.Worker, str] = {}
+    self._reasons: dict[worker_pool.Worker, str] = {}
     self._cancellation = graph_functions.Cancellation.current()
 
-  def run(self) -> List[values.LocalValue]:
+  def run(self) -> list[values.LocalValue]:
     """Returns the results, or raises the first error."""
     try:
       self._supervise()
@@ -397,7 +398,7 @@ class _Cohort:
     if self._cancellation is not None and self._cancellation.is_cancelled:
       raise errors.RunError('The computation was interrupted.')
 
-  def _candidates(self) -> List[worker_pool.Worker]:
+  def _candidates(self) -> list[worker_pool.Worker]:
     """The workers that have no work, the lost ones included."""
     return [
       worker
@@ -469,7 +470,7 @@ async def _compute_clients(
   session: worker_pool.Session,
   work: _Work,
   queue: _Queue,
-  taken: Dict[int, Any],
+  taken: dict[int, Any],
 ) -> None:
   """Computes clients until all are done.
 

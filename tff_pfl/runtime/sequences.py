@@ -3,7 +3,7 @@
 import collections
 import threading
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -33,7 +33,7 @@ _PLAIN_DATASETS = frozenset(
 
 
 def from_python(
-  value: Union[tf.data.Dataset, List[Any]], sequence_type: tff.SequenceType
+  value: Union[tf.data.Dataset, list[Any]], sequence_type: tff.SequenceType
 ) -> values.Sequence:
   """Returns the sequence of a data set, or of a list of elements.
 
@@ -157,7 +157,7 @@ class DatasetCache:
     self._lock = threading.Lock()
     self._num_bytes = 0
     # From a data set's id and a function's content hash, oldest use first.
-    self._entries: Dict[Tuple[int, str], _Entry] = collections.OrderedDict()
+    self._entries: dict[tuple[int, str], _Entry] = collections.OrderedDict()
     # The keys of data sets that are gone.
     self._dead = collections.deque()
     self._is_deterministic = weakref.WeakKeyDictionary()
@@ -231,7 +231,7 @@ class DatasetCache:
       self._entries.clear()
       self._num_bytes = 0
 
-  def _on_death(self, key: Tuple[int, str]) -> None:
+  def _on_death(self, key: tuple[int, str]) -> None:
     self._dead.append(key)
     # This may interrupt the thread that has the lock.
     if self._lock.acquire(blocking=False):
@@ -247,7 +247,7 @@ class DatasetCache:
       if entry is not None and entry.dataset() is None:
         self._drop(key)
 
-  def _drop(self, key: Tuple[int, str]) -> None:
+  def _drop(self, key: tuple[int, str]) -> None:
     entry = self._entries.pop(key, None)
     if entry is not None:
       self._num_bytes -= entry.num_bytes

@@ -5,7 +5,7 @@ import threading
 import weakref
 from typing import Any, Callable
 
-from tff_pfl import shutdown
+from tff_pfl.system import shutdown
 
 # What cannot be cancelled (a program of XLA) is waited for no longer than this.
 _SECONDS_FOR_ABANDONED_WORK = 0.2

@@ -13,8 +13,8 @@ and selecting cost the same for any number of clients.
 """
 
 import dataclasses
-from typing import Any, List, Optional, Tuple, Union
-from typing import Sequence as ListOrTuple
+from collections.abc import Sequence as ListOrTuple
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +84,7 @@ class Columns:
     columns: The elements.
   """
 
-  columns: Tuple['ClientsValue', ...]
+  columns: tuple['ClientsValue', ...]
 
   def row(self, client: int) -> LocalValue:
     """The value of a client, counted from 0."""
@@ -98,7 +98,7 @@ class Columns:
 ClientsValue = Union[AllEqual, PerClient, Columns]
 
 
-def rows(value: ClientsValue, num_clients: int) -> List[LocalValue]:
+def rows(value: ClientsValue, num_clients: int) -> list[LocalValue]:
   """Returns the local value of each client, in the clients' order."""
   if isinstance(value, PerClient):
     return list(value.values)
@@ -126,14 +126,14 @@ def zip_columns(value: Any) -> ClientsValue:
   return value
 
 
-def flatten(value: LocalValue) -> List[tf.Tensor]:
+def flatten(value: LocalValue) -> list[tf.Tensor]:
   """Returns the tensors of a local value, in the order of its type."""
   flat = []
   _flatten(value, flat)
   return flat
 
 
-def _flatten(value: LocalValue, flat: List[tf.Tensor]) -> None:
+def _flatten(value: LocalValue, flat: list[tf.Tensor]) -> None:
   if isinstance(value, tuple):
     for element in value:
       _flatten(element, flat)

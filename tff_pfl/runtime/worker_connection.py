@@ -8,7 +8,7 @@ TensorFlow's message in `details()`.
 """
 
 import collections
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
 import grpc
 import tensorflow_federated as tff
@@ -131,7 +131,7 @@ class WorkerConnection:
     if executor is not None:
       executor.close()
 
-  def begin_release(self) -> List[grpc.Future]:
+  def begin_release(self) -> list[grpc.Future]:
     """Gives up all executors, for a worker that goes on without us.
 
     Nothing can be computed on this connection afterwards.
@@ -168,7 +168,7 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     """Makes the release of values a no-op: nothing is left to release."""
     self._is_closed = True
 
-  def begin_release(self) -> List[grpc.Future]:
+  def begin_release(self) -> list[grpc.Future]:
     """Disposes of all executors without waiting for it, and closes."""
     self.close()
     return [

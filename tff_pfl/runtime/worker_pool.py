@@ -9,7 +9,8 @@ trying that goes on in the background, so nobody waits for it.
 import collections
 import contextlib
 import time
-from typing import Any, Iterable, List, Optional, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
 
 import grpc
 import tensorflow_federated as tff
@@ -176,7 +177,7 @@ class WorkerPool:
     self._is_closed = False
 
   @property
-  def workers(self) -> List[Worker]:
+  def workers(self) -> list[Worker]:
     """All workers, the lost ones included."""
     return self._workers
 

@@ -25,7 +25,7 @@ import socket
 import struct
 import sys
 import threading
-from typing import List, Optional, Tuple, Union
+from typing import Optional, Union
 
 from tff_pfl import errors
 
@@ -41,7 +41,7 @@ _NUM_TRIES = 8
 _Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
-def split_address(address: str, name: str) -> Tuple[str, int]:
+def split_address(address: str, name: str) -> tuple[str, int]:
   """Returns the host and the port of an address.
 
   Args:
@@ -310,7 +310,7 @@ def _answers(host: str, port: int) -> bool:
     return False
 
 
-def _filter_program(address: _Address) -> Tuple[bytes, ctypes.Array]:
+def _filter_program(address: _Address) -> tuple[bytes, ctypes.Array]:
   """Returns a socket filter that accepts connections to `address`.
 
   Args:
@@ -329,7 +329,7 @@ def _filter_program(address: _Address) -> Tuple[bytes, ctypes.Array]:
   destination = header + (16 if address.version == 4 else 24)
   words = struct.unpack(f'!{len(address.packed) // 4}I', address.packed)
   # Pairs of what to load and what it must be, to go on.
-  checks: List[Tuple[List[Tuple[int, int]], int]] = [
+  checks: list[tuple[list[tuple[int, int]], int]] = [
     ([(load_byte, header), (shift_right, 4)], address.version)
   ]
   for index, word in enumerate(words):

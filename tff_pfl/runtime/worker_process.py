@@ -29,13 +29,15 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Dict, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import IO, Optional
 
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl import child_processes, cores, errors
+from tff_pfl import errors
 from tff_pfl.runtime import worker_port
+from tff_pfl.system import child_processes, cores
 
 _MAX_LOG_LINES = 50
 _MAX_LINE_BYTES = 4096
@@ -231,7 +233,7 @@ class WorkerProcess:
     self._port.close()
 
   def _start_and_watch(
-    self, command: List[str], environment: Mapping[str, str]
+    self, command: list[str], environment: Mapping[str, str]
   ) -> None:
     """Starts the worker, reads what it writes, and awaits its end."""
     try:
@@ -352,7 +354,7 @@ def _check_executable(binary: str) -> None:
     )
 
 
-def _thread_settings(max_concurrent_clients: int) -> Dict[str, str]:
+def _thread_settings(max_concurrent_clients: int) -> dict[str, str]:
   """Returns environment variables that divide the cores among clients.
 
   Clients run side by side, one on each core. Splitting each one's matrix

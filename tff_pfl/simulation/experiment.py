@@ -24,7 +24,7 @@ import numpy as np
 import tqdm
 from absl import logging
 
-from tff_pfl import datasets, errors, memory
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
@@ -37,6 +37,7 @@ from tff_pfl.simulation import (
   run_store,
   stored_rounds,
 )
+from tff_pfl.system import memory
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.

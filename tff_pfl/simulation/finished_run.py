@@ -18,7 +18,6 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks, arrays, batches
 from tff_pfl.evaluation import ensemble, personalized_evaluation
-from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
@@ -28,6 +27,7 @@ from tff_pfl.simulation import (
   value_codec,
 )
 from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.templates import personalization as personalization_lib
 from tff_pfl.templates import personalized_process
 
 PERSONAL_MODELS_DIR = 'personal_models'
@@ -75,7 +75,7 @@ class FinishedRun:
     self,
     personalization: Optional[personalization_lib.Personalization] = None,
   ) -> personalized_process.PersonalizedProcess:
-    """The run's process, with other options of personalisation if given."""
+    """The run's process, with other options of personalization if given."""
     config = self.config
     if personalization is not None:
       config = dataclasses.replace(config, personalization=personalization)

@@ -15,7 +15,8 @@ import csv
 import glob
 import os
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Union
 
 from tff_pfl import errors
 from tff_pfl.simulation import summary, value_codec
@@ -24,7 +25,7 @@ JSONL_NAME = 'metrics.jsonl'
 CSV_NAME = 'metrics.csv'
 TENSORBOARD_NAME = 'tensorboard'
 
-_Row = Dict[str, Any]
+_Row = dict[str, Any]
 
 
 class MetricsWriters:
@@ -165,7 +166,7 @@ class _Csv:
 
   def __init__(self, path: str):
     self._path = path
-    self._columns: List[str] = []
+    self._columns: list[str] = []
     self._open('w')
 
   def write(self, round_number: int, row: _Row) -> None:
@@ -188,7 +189,7 @@ class _Csv:
     self._file = open(self._path, mode, encoding='utf-8', newline='')
     self._writer = summary.csv_writer(self._file)
 
-  def _add_columns(self, names: List[str]) -> None:
+  def _add_columns(self, names: list[str]) -> None:
     if not self._columns:
       self._columns = names
       self._writer.writerow(map(summary.csv_cell, names))

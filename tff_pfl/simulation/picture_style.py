@@ -1,7 +1,7 @@
-"""What all pictures share: colours, a quiet frame, and how they are written."""
+"""What all pictures share: colors, a quiet frame, and how they are written."""
 
 import os
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 from matplotlib import ticker
@@ -12,7 +12,7 @@ from matplotlib.legend import Legend
 
 from tff_pfl.simulation import summary
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colors, which color-blind readers can tell apart.
 COLORS = (
   '#0072B2',
   '#D55E00',
@@ -22,7 +22,7 @@ COLORS = (
   '#56B4E9',
   '#000000',
 )
-# For when the colours start again.
+# For when the colors start again.
 LINE_STYLES = ('-', '--', ':')
 TEXT_COLOR = '#555555'
 GRID_COLOR = '#dddddd'
@@ -33,7 +33,7 @@ _DOTS_PER_INCH = 150
 
 
 def color(index: int) -> str:
-  """Returns the colour of the series at `index`; after the last, the first."""
+  """Returns the color of the series at `index`; after the last, the first."""
   return COLORS[index % len(COLORS)]
 
 
@@ -92,7 +92,7 @@ def use_percent(axis: Axis, num_ticks: int = 5) -> None:
 
 def coinciding(
   before: np.ndarray, after: np.ndarray, max_points: Optional[int] = None
-) -> Tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
   """Groups clients whose accuracies are the same, as those on few examples are.
 
   Args:

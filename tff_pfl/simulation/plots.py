@@ -5,7 +5,8 @@ The figures are drawn without a display and without pyplot's global state.
 
 import math
 import os
-from typing import Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Optional, Union
 
 import matplotlib
 import numpy as np
@@ -30,7 +31,7 @@ _Path = Union[str, 'os.PathLike[str]']
 @matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_accuracy_by_round(
   path: _Path,
-  series: Mapping[str, Tuple[Sequence[int], Sequence[Optional[float]]]],
+  series: Mapping[str, tuple[Sequence[int], Sequence[Optional[float]]]],
   *,
   title: str = '',
   metric: str = 'test accuracy, mean over clients',
@@ -107,7 +108,7 @@ def plot_client_distribution(
   path: _Path,
   before: Optional[Sequence[float]],
   after: Sequence[float],
-  labels: Tuple[str, str] = ('before personalization', 'after personalization'),
+  labels: tuple[str, str] = ('before personalization', 'after personalization'),
   *,
   title: str = '',
 ) -> None:
@@ -251,7 +252,7 @@ def _draw_bars(
 
 
 def _draw_sorted(
-  axes: Axes, groups: Sequence[Tuple[str, np.ndarray, str]]
+  axes: Axes, groups: Sequence[tuple[str, np.ndarray, str]]
 ) -> None:
   """Draws for each group the accuracies in ascending order."""
   num_clients = groups[0][1].size
@@ -291,7 +292,7 @@ def _draw_sorted(
 
 
 def _draw_scatter(
-  axes: Axes, before: np.ndarray, after: np.ndarray, labels: Tuple[str, str]
+  axes: Axes, before: np.ndarray, after: np.ndarray, labels: tuple[str, str]
 ) -> None:
   """Draws a point for each client, with the diagonal where nothing changed."""
   # The area of a point is the number of clients it stands for.

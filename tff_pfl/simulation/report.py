@@ -31,7 +31,7 @@ def write_report(
 
   `summary.json`, `per_client.csv` (the newest evaluation),
   `accuracy_by_round.png`, `clients.png` (distribution over clients before and
-  after personalisation) and `partition.png` (clients by classes); for data with
+  after personalization) and `partition.png` (clients by classes); for data with
   domains also `per_domain.csv` and `domains.png`.
 
   Args:

@@ -5,15 +5,15 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
-from typing import Any, Dict, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, Optional
 
 from absl import logging
 
-from tff_pfl import datasets, errors, signatures
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import training_loop
-from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model, zoo
 from tff_pfl.simulation import client_sampling, experiment
 from tff_pfl.templates import (
@@ -21,6 +21,7 @@ from tff_pfl.templates import (
   domain_histogram,
   personalized_process,
 )
+from tff_pfl.templates import personalization as personalization_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class RunConfig:
       f'one of {", ".join(zoo.MODELS)}',
       self.model,
     )
-    signatures.expect_own_arguments(
+    errors.expect_own_arguments(
       zoo.MODELS[self.model],
       self.model_arguments,
       'model_arguments',
@@ -108,7 +109,7 @@ class RunConfig:
       self.server_momentum,
     )
 
-  def settings(self) -> Dict[str, Any]:
+  def settings(self) -> dict[str, Any]:
     """The settings as JSON types."""
     settings = dataclasses.asdict(self)
     settings['dataset_arguments'] = dict(self.dataset_arguments)
@@ -203,7 +204,7 @@ class RunConfig:
 
   def build(
     self,
-  ) -> Tuple[
+  ) -> tuple[
     personalized_process.PersonalizedProcess, datasets.FederatedDataset
   ]:
     """Builds the process and loads its data."""
@@ -217,7 +218,7 @@ class RunConfig:
     runtime_options: Optional[Mapping[str, Any]] = None,
     resume: bool = False,
     show_progress: bool = True,
-  ) -> Dict[str, Any]:
+  ) -> dict[str, Any]:
     """Runs the experiment; see `experiment.run`."""
     return self.run_process(
       *self.build(),
@@ -235,7 +236,7 @@ class RunConfig:
     *,
     more_settings: Optional[Mapping[str, Any]] = None,
     **options: Any,
-  ) -> Dict[str, Any]:
+  ) -> dict[str, Any]:
     """Runs the experiment with a process and data that were made of this.
 
     Args:

@@ -38,15 +38,10 @@ import os
 import sqlite3
 import urllib.parse
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import (
   Any,
-  Dict,
-  Iterable,
-  Iterator,
-  List,
-  Mapping,
   Optional,
-  Sequence,
   Union,
 )
 
@@ -267,7 +262,7 @@ class RunStore:
     return self._directory
 
   @property
-  def config(self) -> Dict[str, Any]:
+  def config(self) -> dict[str, Any]:
     """The settings of the run."""
     rows = self._read('SELECT json FROM config')
     if not rows:
@@ -384,7 +379,7 @@ class RunStore:
       )
     return state
 
-  def client_states(self, client_indices: Iterable[int]) -> Dict[int, bytes]:
+  def client_states(self, client_indices: Iterable[int]) -> dict[int, bytes]:
     """Returns the newest states of the given clients.
 
     Args:
@@ -414,13 +409,13 @@ class RunStore:
     ((number,),) = self._read('SELECT COUNT(*) FROM client_states')
     return number
 
-  def metrics(self) -> Iterator[Dict[str, Any]]:
+  def metrics(self) -> Iterator[dict[str, Any]]:
     """Yields ``{'round': round, **metrics}`` for each round from 1 on."""
     for number, metrics, _ in self._rounds():
       if number > 0:
         yield {'round': number, **metrics}
 
-  def evaluations(self) -> List[Dict[str, Any]]:
+  def evaluations(self) -> list[dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
     return [
       {'round': number, **evaluation}
@@ -428,7 +423,7 @@ class RunStore:
       if evaluation is not None
     ]
 
-  def history(self) -> Iterator[Dict[str, Any]]:
+  def history(self) -> Iterator[dict[str, Any]]:
     """Yields all that is known of each round, as the metrics writers take it.
 
     Yields:
@@ -443,7 +438,7 @@ class RunStore:
       if len(merged) > 1 or number > 0:
         yield merged
 
-  def per_client(self) -> List[Dict[str, Any]]:
+  def per_client(self) -> list[dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
     rows = self._read('SELECT metrics FROM per_client ORDER BY row')
     return [
@@ -469,7 +464,7 @@ class RunStore:
         f'The run in {self._directory} is open for reading only.'
       )
 
-  def _read(self, query: str, parameters: Sequence[Any] = ()) -> List[Any]:
+  def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
     with _translated(self._directory, 'read the run'):
       return self._connection.execute(query, parameters).fetchall()
 

@@ -6,15 +6,11 @@ import json
 import math
 import numbers
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import (
   IO,
   Any,
-  Dict,
-  Iterable,
-  Iterator,
-  Mapping,
   Optional,
-  Sequence,
   Union,
 )
 
@@ -33,7 +29,7 @@ def accuracy_summary(
   values: Sequence[Optional[float]],
   last: int = 10,
   final_round: Optional[int] = None,
-) -> Dict[str, Optional[float]]:
+) -> dict[str, Optional[float]]:
   """Sums up an accuracy over the rounds of training.
 
   The figures answer different questions, so each has its name: the mean over

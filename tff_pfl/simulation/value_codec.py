@@ -15,7 +15,8 @@ number of bytes in the payload.
 import json
 import struct
 import zlib
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
@@ -31,14 +32,14 @@ _NONE = 'none'
 # unsigned integers, floating-point and complex numbers.
 _NUMBER_KINDS = 'biufc'
 
-Path = Tuple[Any, ...]
+Path = tuple[Any, ...]
 
 
 class _Leaf(NamedTuple):
   """What the header says of a leaf, and where its bytes are."""
 
   kind: str
-  shape: Tuple[int, ...]
+  shape: tuple[int, ...]
   payload: bytes
 
   def describe(self) -> str:
@@ -161,7 +162,7 @@ def to_json(value: Any) -> Any:
   )
 
 
-def flatten(value: Mapping[str, Any], separator: str = '/') -> Dict[str, Any]:
+def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
   """Returns nested mappings as one dict.
 
   Args:
@@ -185,7 +186,7 @@ def flatten(value: Mapping[str, Any], separator: str = '/') -> Dict[str, Any]:
 class _Listing:
   """The paths of leaves, kept short in an error message."""
 
-  def __init__(self, leaves: Dict[Path, _Leaf]):
+  def __init__(self, leaves: dict[Path, _Leaf]):
     self._leaves = leaves
 
   def __repr__(self) -> str:
@@ -199,7 +200,7 @@ def _name(path: Path) -> str:
   return '/'.join(map(str, path)) if path else '(the value itself)'
 
 
-def _flatten(value: Any) -> List[Tuple[Path, Any]]:
+def _flatten(value: Any) -> list[tuple[Path, Any]]:
   """Returns paths and leaves; a path is the same for a dict or named tuple."""
   leaves = tree.flatten_with_path(value)
   for path, _ in leaves:
@@ -237,7 +238,7 @@ def _read(path: Path, leaf: Any, with_payload: bool = True) -> _Leaf:
   )
 
 
-def _split(data: bytes) -> Dict[Path, _Leaf]:
+def _split(data: bytes) -> dict[Path, _Leaf]:
   """Checks encoded data and returns its leaves by path."""
   errors.expect_type(data, bytes, 'data', 'bytes')
   start = len(_MAGIC) + _PREAMBLE.size

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import randomness
-from tff_pfl.evaluation import personalization
-from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.models import randomness, split_model, weight_partition
+from tff_pfl.templates import personalization, personalized_process
 
 
 class Broadcast(NamedTuple):

@@ -27,9 +27,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors, objectives, randomness
-from tff_pfl.evaluation import personalization as personalization_lib
-from tff_pfl.models import split_model
+from tff_pfl.client import example_tensors, objectives
+from tff_pfl.models import randomness, split_model
 from tff_pfl.templates import (
   aggregators,
   client_work,
@@ -38,6 +37,7 @@ from tff_pfl.templates import (
   personalized_process,
   preparation,
 )
+from tff_pfl.templates import personalization as personalization_lib
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 

@@ -18,9 +18,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import randomness
-from tff_pfl.models import split_model, tff_model
-from tff_pfl.templates import client_work, personalized_process
+from tff_pfl.models import randomness, split_model
+from tff_pfl.templates import client_work, personalized_process, tff_model
 
 
 def build_learning_process(

@@ -12,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import objectives, randomness, training_loop
-from tff_pfl.evaluation import personalization
-from tff_pfl.models import split_model
-from tff_pfl.templates import client_work, personalized_process
+from tff_pfl.client import objectives, training_loop
+from tff_pfl.models import randomness, split_model
+from tff_pfl.templates import client_work, personalization, personalized_process
 
 
 class PersonalModels(NamedTuple):

@@ -1,6 +1,6 @@
 """The process that every algorithm is: state at the server and on the clients.
 
-TFF's `LearningProcess` has no place for client state, so a personalised method
+TFF's `LearningProcess` has no place for client state, so a personalized method
 is an `IterativeProcess` whose `next` also takes and returns it:
 
     initialize:              ( -> S@SERVER)
@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.evaluation import personalization as personalization_lib
 from tff_pfl.models import split_model
+from tff_pfl.templates import personalization as personalization_lib
 
 
 class ServerState(NamedTuple):
@@ -83,7 +83,7 @@ class PersonalModel(NamedTuple):
 
   Attributes:
     weights: All weights of the client's personal model.
-    client_state: The client's state after personalisation.
+    client_state: The client's state after personalization.
   """
 
   weights: Any
@@ -107,7 +107,7 @@ class BytesPerRound(NamedTuple):
 
 
 class PersonalizedProcess(tff.templates.IterativeProcess):
-  """A personalised federated learning method; see the module's docstring."""
+  """A personalized federated learning method; see the module's docstring."""
 
   def __init__(
     self,
@@ -149,7 +149,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       has_local_weights: Whether clients have something of their own in the
         models that they are scored with.
       adapts_known_clients: Whether also clients that took part need their
-        training data to be personalised (fine-tuning).
+        training data to be personalized (fine-tuning).
       bytes_per_round: Of one client of a cohort.
       seed: The experiment's seed.
       description: All other options the process was built with, as JSON types.
@@ -223,7 +223,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self._initialize_client_states = initialize_client_states
 
   def needs_training_data(self, client_state: ClientState) -> bool:
-    """Whether personalising this client reads its training data.
+    """Whether personalizing this client reads its training data.
 
     Where it does not, `personalize` and `evaluate` may be given no training
     data, which saves bringing them to the client.
@@ -273,7 +273,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     """Scores one client: `(<S, C, D_train*, D_test*> -> metrics)`.
 
     The metrics are `OrderedDict(before=..., after=..., examples=...)`:
-    means over the client's test examples before personalisation (the global
+    means over the client's test examples before personalization (the global
     weights with initial local ones: what a client gets that brings no data) and
     after, and the number of test examples (means are 0 where there are none).
 

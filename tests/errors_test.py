@@ -1,6 +1,6 @@
 import pytest
 
-from tff_pfl import failures
+from tff_pfl import errors
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ def test_a_path_that_cannot_be_used_is_named_with_what_to_do(
   (tmp_path / 'file').write_text('mine')
   with pytest.raises(OSError) as error:
     (tmp_path / path).mkdir()
-  reason = failures.reason(error.value)
+  reason = errors.reason(error.value)
   assert reason.startswith(f'Cannot use {tmp_path / path}: ')
   assert words in reason
   assert 'Errno' not in reason
 
 
 def test_a_read_only_disk_is_named_with_what_to_do():
-  reason = failures.reason(OSError(30, 'Read-only file system', '/mnt/out'))
+  reason = errors.reason(OSError(30, 'Read-only file system', '/mnt/out'))
   assert reason == (
     'Cannot use /mnt/out: Read-only file system; give a path on a disk that can'
     ' be written to.'
@@ -32,4 +32,4 @@ def test_a_read_only_disk_is_named_with_what_to_do():
 
 
 def test_an_error_without_a_path_says_what_it_said():
-  assert failures.reason(FileNotFoundError('no digits')) == 'no digits'
+  assert errors.reason(FileNotFoundError('no digits')) == 'no digits'

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.client import randomness
-from tff_pfl.models import hidden_elements, split_model
-from tff_pfl.templates import client_work, factor_analysis
+from tff_pfl.algorithms.parts import factor_analysis
+from tff_pfl.models import hidden_elements, randomness, split_model
+from tff_pfl.templates import client_work
 
 SPLITS = ('factor_analysis', 'random')
 

@@ -34,14 +34,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import (
-  example_tensors,
-  head_curvature,
-  objectives,
-  randomness,
-  training_loop,
-)
-from tff_pfl.models import copies, domain_models, split_model
+from tff_pfl.algorithms.parts import head_curvature
+from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.models import copies, domain_models, randomness, split_model
 from tff_pfl.templates import aggregators
 
 AGGREGATIONS = ('weighted_average', 'second_order')

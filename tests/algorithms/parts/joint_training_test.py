@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
+from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import weight_partition
-from tff_pfl.templates import joint_training
 
 pytestmark = pytest.mark.usefixtures('runtime')
 

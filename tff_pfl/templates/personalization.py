@@ -16,7 +16,7 @@ SCOPES = ('method', 'none', 'head', 'all')
 
 @dataclasses.dataclass(frozen=True)
 class Personalization:
-  """Options of personalisation, the same for every method.
+  """Options of personalization, the same for every method.
 
   A client's local weights are put in place first (one that never took part fits
   them to its training data). Fine-tuning on the client's training data comes on

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from sklearn import decomposition
 
-from tff_pfl.templates import factor_analysis
+from tff_pfl.algorithms.parts import factor_analysis
 
 # Harman's eight physical variables of 305 girls (Modern Factor Analysis).
 _PHYSICAL = np.array(

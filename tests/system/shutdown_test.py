@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tff_pfl import shutdown
+from tff_pfl.system import shutdown
 
 pytestmark = [
   pytest.mark.timeout(90),
@@ -30,7 +30,8 @@ _PROGRAM = textwrap.dedent("""
   import numpy as np
   import tensorflow as tf
   import tensorflow_federated as tff
-  from tff_pfl import runtime, shutdown
+  from tff_pfl import runtime
+  from tff_pfl.system import shutdown
 
   @tff.tensorflow.computation(np.int64)
   def count(limit):

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import example_tensors, head_curvature, training_loop
+from tff_pfl.algorithms.parts import domain_heads, head_curvature
+from tff_pfl.client import example_tensors, training_loop
 from tff_pfl.models import domain_models, domains, keras_bridge
-from tff_pfl.templates import domain_heads
 
 keras = tf.keras
 

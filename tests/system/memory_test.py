@@ -3,7 +3,7 @@ import time
 import psutil
 
 from tests import children
-from tff_pfl import memory
+from tff_pfl.system import memory
 
 _SECONDS = 20
 

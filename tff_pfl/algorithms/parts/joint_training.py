@@ -12,11 +12,11 @@ from typing import Any, Optional
 
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
-from tff_pfl.evaluation import personalization
 from tff_pfl.models import split_model, weight_partition
 from tff_pfl.templates import (
   client_work,
   federated_round,
+  personalization,
   personalized_process,
 )
 
@@ -32,7 +32,7 @@ def build_joint_training(
   default_weighting: str = 'num_examples',
   **options: Any,
 ) -> personalized_process.PersonalizedProcess:
-  """Builds a method from the partition of its weights and what they minimise.
+  """Builds a method from the partition of its weights and what they minimize.
 
   Args:
     name: The method's name.

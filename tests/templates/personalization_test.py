@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl.client import example_tensors
 from tff_pfl.datasets import batches
-from tff_pfl.evaluation import personalization
+from tff_pfl.templates import personalization
 
 _RNG = np.random.default_rng(5)
 _BODY = _RNG.normal(size=[4, 2]).astype(np.float32)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.client import head_curvature
+from tff_pfl.algorithms.parts import head_curvature
 from tff_pfl.models import domain_models, keras_bridge
 
 keras = tf.keras

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.client import randomness
+from tff_pfl.models import randomness
 
 SEED = tf.constant([1, 2])
 

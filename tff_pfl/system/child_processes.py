@@ -3,12 +3,11 @@
 import os
 import signal
 import sys
-from typing import List
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
 
 
-def launch_command(program: str, *arguments: str) -> List[str]:
+def launch_command(program: str, *arguments: str) -> list[str]:
   """Returns the command that starts a program, tied to us where possible.
 
   On Linux the kernel kills it when this process ends, by `kill -9` too (see

@@ -1,0 +1,1 @@
+"""Processes, cores and memory of this machine; ending on signals."""
