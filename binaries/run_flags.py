@@ -11,7 +11,7 @@ from binaries import argument_flags, runtime_flags
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 from tff_pfl.models import zoo
 from tff_pfl.simulation import client_sampling, run_config
 from tff_pfl.templates import aggregators, federated_round, personalization
@@ -120,7 +120,7 @@ _STATELESS = flags.DEFINE_boolean(
 _SERVER_OPTIMIZER = flags.DEFINE_enum(
   'server_optimizer',
   'sgd',
-  list(training_loop.OPTIMIZERS),
+  list(phases.OPTIMIZERS),
   'Applied to the aggregated update; sgd with learning rate 1 takes the mean '
   "of the clients' weights.",
 )

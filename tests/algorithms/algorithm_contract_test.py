@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.client import example_tensors, training_loop
+from tff_pfl.client import example_tensors, scoring
 from tff_pfl.datasets import examples
 from tff_pfl.templates import personalization, personalized_process
 
@@ -152,7 +152,7 @@ def _score(process, weights, test_data):
   """Scores given weights, apart from the process."""
   model = process.model
   test = example_tensors.from_dataset(test_data, model.element_spec)
-  sums = training_loop.evaluate(model, weights, test)
+  sums = scoring.evaluate(model, weights, test)
   return {
     name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
   }

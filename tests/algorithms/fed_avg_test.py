@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -113,7 +113,7 @@ def test_uniform_weighting_takes_the_plain_mean():
 
 
 def test_server_learning_rate_scales_the_mean_update():
-  process = _build(server_optimizer=training_loop.build_optimizer('sgd', 0.5))
+  process = _build(server_optimizer=phases.build_optimizer('sgd', 0.5))
   weight, metrics = _train(process)
   mean = _mean([_local_weight(_INITIAL, client, 1, 0.1) for client in _CLIENTS])
   np.testing.assert_allclose(
@@ -127,7 +127,7 @@ def test_server_learning_rate_scales_the_mean_update():
 
 def test_server_momentum_accumulates_over_rounds():
   process = _build(
-    server_optimizer=training_loop.build_optimizer('sgd', 0.5, momentum=0.9)
+    server_optimizer=phases.build_optimizer('sgd', 0.5, momentum=0.9)
   )
   weight, _ = _train(process, num_rounds=3)
   expected, velocity = _INITIAL, 0
@@ -141,7 +141,7 @@ def test_server_momentum_accumulates_over_rounds():
 
 
 def test_first_server_step_of_adam_moves_by_its_learning_rate():
-  process = _build(server_optimizer=training_loop.build_optimizer('adam', 0.25))
+  process = _build(server_optimizer=phases.build_optimizer('adam', 0.25))
   weight, _ = _train(process)
   # m / sqrt(v) is update / |update| in the first step.
   update = _INITIAL - _mean(

@@ -3,7 +3,7 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import p_fed_me
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -80,9 +80,7 @@ def test_enough_inner_steps_give_the_gradient_of_the_moreau_envelope():
 
 
 def test_server_mixes_by_its_learning_rate():
-  process = _process(
-    server_optimizer=training_loop.build_optimizer('sgd', 0.25)
-  )
+  process = _process(server_optimizer=phases.build_optimizer('sgd', 0.25))
   state, _, _ = toy_problems.train(process, _CLIENTS)
   np.testing.assert_allclose(
     _head(state.global_weights),

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
 from tff_pfl.algorithms.parts import joint_training
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 from tff_pfl.datasets import batches
 from tff_pfl.models import weight_partition
 
@@ -155,7 +155,7 @@ def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
   halved = fed_avg.build_fed_avg(
     model,
     hparams,
-    server_optimizer=training_loop.build_optimizer('sgd', 0.5),
+    server_optimizer=phases.build_optimizer('sgd', 0.5),
   )
   alone = [global_weights(plain, [i]) for i in (0, 1)]
   actual = global_weights(halved, [0, 1])

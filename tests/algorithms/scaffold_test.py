@@ -3,7 +3,7 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, scaffold
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -179,7 +179,7 @@ def test_server_learning_rate_is_that_of_the_servers_optimizer():
   halved = scaffold.build_scaffold(
     model,
     hparams,
-    server_optimizer=training_loop.build_optimizer('sgd', 0.5),
+    server_optimizer=phases.build_optimizer('sgd', 0.5),
   )
   moved = _head(toy_problems.train(halved, _CLIENTS)[0].global_weights)
   whole = _head(toy_problems.train(_scaffold(), _CLIENTS)[0].global_weights)

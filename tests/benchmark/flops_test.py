@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tff_pfl.algorithms import fed_avg, fed_rep, per_fed_avg
 from tff_pfl.benchmark import flops, workloads
-from tff_pfl.client import example_tensors, training_loop
+from tff_pfl.client import example_tensors, phases
 from tff_pfl.models import keras_bridge, zoo
 
 keras = tf.keras
@@ -19,9 +19,7 @@ def _spec(*shape):
 
 
 def _phase(**arguments):
-  return training_loop.Phase(
-    training_loop.build_optimizer('sgd', 0.1), **arguments
-  )
+  return phases.Phase(phases.build_optimizer('sgd', 0.1), **arguments)
 
 
 def test_dense_layers_are_counted_in_order():
@@ -83,7 +81,7 @@ def test_examples_seen_are_those_of_the_training_loop(num_examples, arguments):
   examples = example_tensors.ExampleTensors(
     tf.zeros([32, 1]), tf.zeros([32], tf.int32), tf.constant(num_examples)
   )
-  plan = training_loop.plan_batches(examples, phase, tf.constant([0, 1]))
+  plan = phases.plan_batches(examples, phase, tf.constant([0, 1]))
   for place in range(phase.batches_per_step):
     assert flops.examples_seen(phase, num_examples, place) == np.sum(
       plan.example_weights[:, place]

@@ -12,7 +12,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.client import (
+  example_tensors,
+  objectives,
+  phases,
+  scoring,
+  training_loop,
+)
 from tff_pfl.models import keras_bridge, split_model
 
 keras = tf.keras
@@ -36,8 +42,8 @@ def _padded(x, y, capacity=16, padding=0.0):
 
 
 def _phase(optimizer='sgd', learning_rate=0.1, momentum=0.0, **arguments):
-  return training_loop.Phase(
-    training_loop.build_optimizer(optimizer, learning_rate, momentum),
+  return phases.Phase(
+    phases.build_optimizer(optimizer, learning_rate, momentum),
     **arguments,
   )
 
@@ -182,7 +188,7 @@ def _plan(num_examples, phase, capacity=16, seed=SEED):
   examples = _points(
     np.zeros(num_examples), np.zeros(num_examples), capacity=capacity
   )
-  return training_loop.plan_batches(examples, phase, seed)
+  return phases.plan_batches(examples, phase, seed)
 
 
 def _batches(plan, place=0):
@@ -400,8 +406,8 @@ def test_nan_in_the_padding_does_not_leak(network, batch_size):
   )
   _assert_close(found.weights, clean.weights)
   _assert_close(
-    training_loop.evaluate(network, network.initial_weights, examples),
-    training_loop.evaluate(network, network.initial_weights, _client(13)),
+    scoring.evaluate(network, network.initial_weights, examples),
+    scoring.evaluate(network, network.initial_weights, _client(13)),
   )
 
 
@@ -568,7 +574,7 @@ def test_features_of_a_connection_across_the_cut_are_cached():
 
 def test_evaluation_sums_over_the_examples(slope):
   examples = _points([1, 2, 3], [1, 0, 6], padding=7.0)
-  metrics = training_loop.evaluate(slope, slope.initial_weights, examples)
+  metrics = scoring.evaluate(slope, slope.initial_weights, examples)
   # Errors 0, 2, -3.
   assert {k: v.numpy() for k, v in metrics.items()} == {
     'loss': 13,
@@ -579,7 +585,7 @@ def test_evaluation_sums_over_the_examples(slope):
 
 def test_evaluation_of_many_examples_runs_in_inference_mode(network):
   examples = _client(700, capacity=1024)
-  metrics = training_loop.evaluate(network, network.initial_weights, examples)
+  metrics = scoring.evaluate(network, network.initial_weights, examples)
   outputs, _ = network.forward(network.initial_weights, examples.x[:700])
   y = examples.y[:700]
   np.testing.assert_allclose(
@@ -590,7 +596,7 @@ def test_evaluation_of_many_examples_runs_in_inference_mode(network):
 
 
 def test_evaluation_without_examples_is_zero(network):
-  metrics = training_loop.evaluate(
+  metrics = scoring.evaluate(
     network, network.initial_weights, _client(0, padding=np.nan)
   )
   assert [v.numpy() for v in metrics.values()] == [0, 0, 0]
@@ -690,8 +696,8 @@ _COUNT_COMPILATIONS = """
   spec = {'x': tf.TensorSpec([6], tf.float32), 'y': tf.TensorSpec([], tf.int32)}
   model = zoo.mlp(spec, 3, widths=(4,))
   assert model.uses_xla
-  phase = training_loop.Phase(
-    training_loop.build_optimizer('sgd', 0.1), batch_size=4, num_epochs=2
+  phase = phases.Phase(
+    phases.build_optimizer('sgd', 0.1), batch_size=4, num_epochs=2
   )
 
   @tf.function
@@ -775,7 +781,7 @@ def test_xla_is_used_unless_there_are_convolutions(layer, expected):
 )
 def test_optimizers_out_of_range_are_refused(arguments, reason):
   with pytest.raises(ValueError, match=reason):
-    training_loop.build_optimizer(*arguments)
+    phases.build_optimizer(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_pfl.client import (
   example_tensors,
   objectives,
+  phases,
   training_loop,
   vectorization,
 )
@@ -61,9 +62,7 @@ def _clients():
 def test_clients_of_different_sizes_train_as_they_do_alone(
   network, length, jit_compile
 ):
-  phase = training_loop.Phase(
-    training_loop.build_optimizer('sgd', 0.1, 0.9), 8, **length
-  )
+  phase = phases.Phase(phases.build_optimizer('sgd', 0.1, 0.9), 8, **length)
   weights = collections.OrderedDict(
     (name, tf.constant(value))
     for name, value in network.initial_weights.items()

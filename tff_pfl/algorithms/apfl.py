@@ -39,7 +39,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, scoring, training_loop
 from tff_pfl.models import copies, split_model
 from tff_pfl.templates import (
   client_work,
@@ -124,7 +124,7 @@ def build_apfl(
     share, personal = local['mixing_weight'], local['weights']
     if not hparams.mixing_learning_rate:
       return share
-    gradient = training_loop.mean_gradient(
+    gradient = scoring.mean_gradient(
       model, mixed(share, personal, shared), examples
     )
     slope = tf.add_n(

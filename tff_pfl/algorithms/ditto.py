@@ -31,7 +31,7 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, phases, training_loop
 from tff_pfl.models import split_model
 from tff_pfl.templates import client_work, personalized_process
 
@@ -72,9 +72,7 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
     super().__post_init__()
     self.personal_phase()
 
-  def personal_phase(
-    self, num_epochs: Optional[int] = None
-  ) -> training_loop.Phase:
+  def personal_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The phase of the personal model; `num_epochs` come before its own."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs

@@ -39,7 +39,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, scoring, training_loop
 from tff_pfl.models import domain_models, split_model
 from tff_pfl.templates import (
   aggregators,
@@ -111,7 +111,7 @@ def build_fed_min_max(
 
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights
-    risks = training_loop.score(model, weights, examples).by_domain
+    risks = scoring.score(model, weights, examples).by_domain
     trained, metrics = training_loop.train(
       objectives.joint_loss(
         model,

@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, scoring, training_loop
 from tff_pfl.models import copies, split_model
 from tff_pfl.templates import (
   aggregators,
@@ -84,7 +84,7 @@ def build_ifca(
 
   def best_cluster(broadcast, examples):
     losses = [
-      training_loop.evaluate(model, weights, examples)['loss']
+      scoring.evaluate(model, weights, examples)['loss']
       for weights in clusters.parts(broadcast.global_weights).values()
     ]
     return tf.argmin(tf.stack(losses), output_type=tf.int32)

@@ -54,7 +54,7 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, phases
 from tff_pfl.models import randomness, split_model, weight_partition
 from tff_pfl.templates import personalization, personalized_process
 
@@ -162,7 +162,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
     )
     super().__post_init__()
 
-  def phase(self, num_epochs: Optional[int] = None) -> training_loop.Phase:
+  def phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The local iterations; a step's batches are D', all D, all D''."""
     per_inner_step = 1 if self.variant == 'first_order' else 2
     return dataclasses.replace(

@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, phases, training_loop
 from tff_pfl.models import split_model
 from tff_pfl.templates import (
   client_work,
@@ -128,7 +128,7 @@ def build_scaffold(
       seed,
       model=model,
     )
-    num_steps = training_loop.count_steps(examples, hparams.phase())
+    num_steps = phases.count_steps(examples, hparams.phase())
     way = tf.cast(num_steps, tf.float32) * hparams.learning_rate
     update = split_model.difference(x, y)
     new_c_i = _combine(

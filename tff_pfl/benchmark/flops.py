@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 from tff_pfl.models import split_model
 
 
@@ -96,7 +96,7 @@ def _operation_flops(operation: tf.Operation) -> int:
 
 
 def examples_seen(
-  phase: training_loop.Phase, num_examples: int, place: int = 0
+  phase: phases.Phase, num_examples: int, place: int = 0
 ) -> int:
   """How many examples the steps of a client's phase see, repetitions included.
 

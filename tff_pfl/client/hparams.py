@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from typing import Optional
 
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 
 
 def describe(text: str, **default) -> dataclasses.Field:
@@ -46,7 +46,7 @@ class LocalTrainingHParams:
     self,
     num_epochs: Optional[int] = None,
     learning_rate: Optional[float] = None,
-  ) -> training_loop.Phase:
+  ) -> phases.Phase:
     """The phase of local training.
 
     Args:
@@ -55,8 +55,8 @@ class LocalTrainingHParams:
     """
     if learning_rate is None:
       learning_rate = self.learning_rate
-    return training_loop.Phase(
-      optimizer=training_loop.build_optimizer(
+    return phases.Phase(
+      optimizer=phases.build_optimizer(
         self.optimizer, learning_rate, self.momentum
       ),
       batch_size=self.batch_size,
@@ -101,7 +101,7 @@ class HeadAndBodyHParams:
     self.head_phase()
     self.body_phase()
 
-  def head_phase(self) -> training_loop.Phase:
+  def head_phase(self) -> phases.Phase:
     """The training of the head in a round."""
     return self._phase(
       'head_',
@@ -110,7 +110,7 @@ class HeadAndBodyHParams:
       self.num_head_steps,
     )
 
-  def body_phase(self) -> training_loop.Phase:
+  def body_phase(self) -> phases.Phase:
     """The training of the body in a round."""
     return self._phase(
       'body_',
@@ -120,12 +120,10 @@ class HeadAndBodyHParams:
     )
 
   def _phase(self, role, learning_rate, num_epochs, num_steps):
-    optimizer = training_loop.build_optimizer(
+    optimizer = phases.build_optimizer(
       self.optimizer, learning_rate, self.momentum, role=role
     )
-    return training_loop.Phase(
-      optimizer, self.batch_size, num_epochs, num_steps
-    )
+    return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 
 
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.client import example_tensors, training_loop
+from tff_pfl.client import example_tensors, scoring
 from tff_pfl.datasets import batches
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import split_model
@@ -92,9 +92,7 @@ def build_global_gradient(
     gradient = collections.OrderedDict(
       # Without examples it is that of padding, which may be NaN.
       (name, tf.where(has_examples, value * tf.cast(weight, value.dtype), 0))
-      for name, value in training_loop.mean_gradient(
-        model, weights, examples
-      ).items()
+      for name, value in scoring.mean_gradient(model, weights, examples).items()
     )
     return GlobalGradient(gradient, weight)
 

@@ -59,7 +59,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.client import example_tensors, objectives, scoring
 from tff_pfl.comparison import plan, published, trial
 from tff_pfl.datasets import batches
 from tff_pfl.reproduction import (
@@ -600,7 +600,7 @@ def _masked_accuracies(folder, layer, runtime) -> tuple:
 
     @tf.function(reduce_retracing=True)
     def score(weights, test):
-      return objectives.means(training_loop.evaluate(model, weights, test))
+      return objectives.means(scoring.evaluate(model, weights, test))
 
     masks = (np.zeros_like(is_shared), is_shared, ~is_shared)
     accuracies = []

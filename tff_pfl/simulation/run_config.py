@@ -13,7 +13,7 @@ from absl import logging
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
-from tff_pfl.client import training_loop
+from tff_pfl.client import phases
 from tff_pfl.models import split_model, zoo
 from tff_pfl.simulation import client_sampling, experiment
 from tff_pfl.templates import (
@@ -192,7 +192,7 @@ class RunConfig:
       aggregator=aggregators.make_aggregator(self.aggregator),
       client_weighting=self.client_weighting,
       stateless=self.stateless,
-      server_optimizer=training_loop.build_optimizer(
+      server_optimizer=phases.build_optimizer(
         self.server_optimizer,
         self.server_learning_rate,
         self.server_momentum,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, scoring
 from tff_pfl.models import randomness, split_model
 from tff_pfl.templates import client_work, personalization, personalized_process
 
@@ -97,7 +97,7 @@ def build_personal_models(
     )
 
   def score(weights, test):
-    return training_loop.score(model, weights, test)
+    return scoring.score(model, weights, test)
 
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type

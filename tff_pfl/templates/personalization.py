@@ -8,7 +8,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.client import example_tensors, objectives, phases, training_loop
 from tff_pfl.models import split_model
 
 SCOPES = ('method', 'none', 'head', 'all')
@@ -84,10 +84,10 @@ class Personalization:
       adaptation, new_client_epochs=self.new_client_epochs
     )
 
-  def phase(self) -> training_loop.Phase:
+  def phase(self) -> phases.Phase:
     """The phase of fine-tuning."""
-    return training_loop.Phase(
-      optimizer=training_loop.build_optimizer(
+    return phases.Phase(
+      optimizer=phases.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum, role='fine_tune_'
       ),
       batch_size=self.batch_size,

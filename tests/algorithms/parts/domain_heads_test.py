@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.algorithms.parts import domain_heads, head_curvature
-from tff_pfl.client import example_tensors, training_loop
+from tff_pfl.client import example_tensors, phases
 from tff_pfl.models import domain_models, domains, keras_bridge
 
 keras = tf.keras
@@ -416,9 +416,7 @@ def test_each_head_is_trained_on_its_own_examples():
     lambda v: tf.cast(v, tf.float32), _random_heads(model, 0)
   )
   examples = _examples(20, seed=3, dtype=np.float32)
-  phase = training_loop.Phase(
-    training_loop.build_optimizer('sgd', 0.05), num_epochs=3
-  )
+  phase = phases.Phase(phases.build_optimizer('sgd', 0.05), num_epochs=3)
   trained, metrics = domain_heads.train(
     model, old, examples, phase, tf.constant([1, 2])
   )

@@ -35,7 +35,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.algorithms.parts import head_curvature
-from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.client import example_tensors, objectives, phases, training_loop
 from tff_pfl.models import copies, domain_models, randomness, split_model
 from tff_pfl.templates import aggregators
 
@@ -46,7 +46,7 @@ def train(
   model: split_model.SplitModel,
   heads: split_model.Weights,
   features: example_tensors.ExampleTensors,
-  phase: training_loop.Phase,
+  phase: phases.Phase,
   seed: tf.Tensor,
 ) -> training_loop.TrainResult:
   """Trains each domain's head on the client's examples of that domain.
@@ -134,7 +134,7 @@ class Warmup:
   def __init__(
     self,
     model: split_model.SplitModel,
-    phase: training_loop.Phase,
+    phase: phases.Phase,
     num_rounds: int,
     domain_weights: Optional[Any] = None,
   ):

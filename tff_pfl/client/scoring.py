@@ -1,0 +1,116 @@
+"""What a model is worth on a client's examples, in inference mode."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_pfl.client import example_tensors, objectives, vectorization
+from tff_pfl.models import split_model
+
+
+class Scores(NamedTuple):
+  """Result of `score`.
+
+  Attributes:
+    sums: Metric sums, as `objectives.zero_metrics`.
+    by_domain: Of models with domains, the same for each domain: `[domains]`.
+    class_1: Of models with domains and two classes, float32 `[capacity]`: the
+      logarithm of the odds of class 1.
+  """
+
+  sums: Any
+  by_domain: Any = ()
+  class_1: Any = ()
+
+
+def score(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> Scores:
+  """Scores a model on a client's examples, in inference mode."""
+  outputs = example_tensors.in_chunks(
+    lambda x: model.forward(weights, x)[0], examples
+  )
+  is_example = tf.cast(examples.is_example, tf.float32)
+  scores = Scores(
+    objectives.metric_sums(model, outputs, examples.y, is_example)
+  )
+  if model.domains is None:
+    return scores
+  scores = scores._replace(
+    by_domain=objectives.metric_sums_by_domain(
+      model, outputs, examples.y, examples.x['domain'], is_example
+    )
+  )
+  if model.num_classes != 2:
+    return scores
+  # Probabilities near 1 would round to ties.
+  log = tf.math.log(
+    tf.maximum(tf.cast(model.probabilities(outputs), tf.float32), 1e-37)
+  )
+  return scores._replace(class_1=log[..., 1] - log[..., 0])
+
+
+def evaluate(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> collections.OrderedDict:
+  """Metric sums of a model over a client's examples, in inference mode."""
+  return score(model, weights, examples).sums
+
+
+def mean_gradient(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> collections.OrderedDict:
+  """The gradient of the mean loss over all of a client's examples.
+
+  The network runs in inference mode, so that the loss is one function of the
+  weights, and a bounded number of examples goes through it at a time.
+
+  Returns:
+    Name of each weight that has a gradient to its value; without examples,
+    that of padding, which may be NaN.
+  """
+  objective = objectives.prediction_loss(
+    model, lambda weights, x, mode: model.forward(weights, x)
+  )
+  # The plan is made before the loop, so that it can be vectorized and compiled.
+  rows_per_call = tf.minimum(examples.capacity, example_tensors.CHUNK_SIZE)
+  positions = tf.reshape(tf.range(examples.capacity), [-1, rows_per_call])
+  is_example = tf.cast(positions < examples.num_examples, tf.float32)
+  # A row of padding may be NaN after the body, and its gradient 0 * NaN.
+  last = tf.maximum(examples.num_examples, 1) - 1
+  rows = tf.minimum(positions, last)
+  shares = tf.reduce_sum(is_example, axis=1) / tf.cast(last + 1, tf.float32)
+  num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
+
+  def add(index, total):
+    batch = objectives.take_batch(
+      examples.x, examples.y, rows[index], is_example[index]
+    )
+    # Nothing in inference mode reads the seed.
+    part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient
+    return index + 1, collections.OrderedDict(
+      (name, value + tf.cast(shares[index], value.dtype) * part[name])
+      for name, value in total.items()
+    )
+
+  zeros = collections.OrderedDict(
+    (name, tf.zeros_like(value))
+    for name, value in weights.items()
+    if name not in model.statistics
+  )
+  _, gradient = tf.while_loop(
+    lambda index, _: index < num_calls,
+    add,
+    (0, zeros),
+    parallel_iterations=1,
+  )
+  return gradient
