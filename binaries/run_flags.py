@@ -12,9 +12,9 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases
-from tff_pfl.models import zoo
+from tff_pfl.models import domain_models, zoo
 from tff_pfl.simulation import client_sampling, run_config
-from tff_pfl.templates import aggregators, federated_round, personalization
+from tff_pfl.templates import aggregators, options, personalization
 
 _ALGORITHM = flags.DEFINE_enum(
   'algorithm',
@@ -58,6 +58,26 @@ DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
   'dataset',
   {name: entry.load for name, entry in datasets.DATASETS.items()},
   common=datasets.COMMON_ARGUMENTS,
+)
+_DOMAIN_MODEL = flags.DEFINE_enum(
+  'domain_model',
+  'shared',
+  list(domain_models.KINDS),
+  'On data with domains, what the model makes of them: nothing, a head for '
+  'each domain, or the domain as an input beside the features of the last '
+  'hidden layer.',
+)
+_REWEIGHT_DOMAINS = flags.DEFINE_boolean(
+  'reweight_domains',
+  False,
+  'Whether all domains count the same in the loss of the whole model.',
+)
+_NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
+  'num_warmup_rounds',
+  0,
+  'Rounds of FedAvg before, from whose model the method and its baselines '
+  'start.',
+  lower_bound=0,
 )
 _NUM_ROUNDS = flags.DEFINE_integer(
   'num_rounds', 100, 'Rounds of training.', lower_bound=1
@@ -107,7 +127,7 @@ _AGGREGATOR = flags.DEFINE_enum(
 _CLIENT_WEIGHTING = flags.DEFINE_enum(
   'client_weighting',
   None,
-  list(federated_round.CLIENT_WEIGHTINGS),
+  list(options.CLIENT_WEIGHTINGS),
   "Clients' weights in the aggregation (default: the method's own, "
   'num_examples of most; uniform of l2gd, p_fed_me, scaffold).',
 )
@@ -140,23 +160,6 @@ _ELSEWHERE = (
 for _name in _ELSEWHERE:
   flags.declare_key_flag(_name)
 
-_FINE_TUNE_HELP = {
-  'fine_tune': "Fine-tune clients' models on their training data before they "
-  'are scored: head, all weights, none, or method: as the method does itself '
-  "(per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal model; "
-  'none for others).',
-  'num_epochs': 'Epochs of fine-tuning.',
-  'num_steps': 'Gradient steps of fine-tuning, instead of epochs.',
-  'learning_rate': 'Learning rate of fine-tuning.',
-  'momentum': 'Momentum of fine-tuning.',
-  'optimizer': 'Optimizer of fine-tuning: sgd or adam.',
-  'proximal_strength': 'Strength of the pull to where fine-tuning begins, as '
-  'in FedProx.',
-  'batch_size': 'Examples per batch of fine-tuning; 0 is the full batch.',
-  'new_client_epochs': 'Epochs in which a client that never took part fits its '
-  "local weights before it is scored (default: the method's, as in a round).",
-}
-
 
 def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
   """Turns 0 into None where None is a value and not the default."""
@@ -168,7 +171,7 @@ def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _define_field_flag(
-  name: str, owner: type, field: dataclasses.Field, text: str
+  name: str, owner: type, field: dataclasses.Field, of: str = ''
 ) -> None:
   """A flag of the field's type; unset means the field's default."""
   annotation = typing.get_type_hints(owner)[field.name]
@@ -179,7 +182,10 @@ def _define_field_flag(
     str: flags.DEFINE_string,
     bool: flags.DEFINE_boolean,
   }[kind]
-  define(name, None, f'{text} (default: {field.default})')
+  text = hparams_lib.help_text(owner, field.name)
+  if field.name in hparams_lib.none_for_zero(owner):
+    text += ' 0 stands for None.'
+  define(name, None, f'{of}{text} (default: {field.default})')
 
 
 def _personalization_flag(field_name: str) -> str:
@@ -193,7 +199,6 @@ for _field in dataclasses.fields(personalization.Personalization):
     _personalization_flag(_field.name),
     personalization.Personalization,
     _field,
-    _FINE_TUNE_HELP[_field.name],
   )
 
 # `batch_size` is one flag for all methods.
@@ -204,12 +209,7 @@ for _name, _algorithm in registry.ALGORITHMS.items():
     if _field.name != 'batch_size':
       _flag = f'{_name}_{_field.name}'
       _HPARAM_FLAGS[_name][_field.name] = _flag
-      _define_field_flag(
-        _flag,
-        _algorithm.hparams,
-        _field,
-        f'{_name}: {_field.metadata["help"]}',
-      )
+      _define_field_flag(_flag, _algorithm.hparams, _field, f'{_name}: ')
 
 
 def check_selected(*selected: str) -> None:
@@ -337,6 +337,8 @@ def config_from_flags(
     num_clients=_NUM_CLIENTS.value,
     model=_MODEL.value,
     model_arguments=_MODEL_ARGUMENTS.given(),
+    domain_model=_DOMAIN_MODEL.value,
+    reweight_domains=_REWEIGHT_DOMAINS.value,
     aggregator=_AGGREGATOR.value,
     client_weighting=_CLIENT_WEIGHTING.value,
     stateless=_STATELESS.value,
@@ -344,6 +346,7 @@ def config_from_flags(
     server_learning_rate=_SERVER_LEARNING_RATE.value,
     server_momentum=_SERVER_MOMENTUM.value,
     personalization=personalization_from_flags(has_variants=has_variants),
+    num_warmup_rounds=_NUM_WARMUP_ROUNDS.value,
     num_rounds=_NUM_ROUNDS.value,
     cohort_size=cohort_size,
     rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,

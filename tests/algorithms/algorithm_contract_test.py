@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, scoring
+from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
 from tff_pfl.templates import personalization, personalized_process
 
@@ -76,9 +77,6 @@ _OWN_METRICS = {
 
 
 def _hparams(name, **changes):
-  """The defaults, without a warm-up: its rounds are FedAvg's."""
-  if name == 'fed_dar':
-    changes['num_warmup_rounds'] = 0
   return toy_problems.hparams_for(name, **changes)
 
 
@@ -99,7 +97,7 @@ def _process(name, **personalization_options):
 
 
 def _data(name, clients):
-  return toy_problems.batched(toy_problems.examples_for(name, clients))
+  return toy_problems.padded(toy_problems.examples_for(name, clients))
 
 
 def _client_data(name, seed):
@@ -665,7 +663,8 @@ def test_hyperparameters_are_frozen_and_described(name):
     hparams.batch_size = 1
   assert algorithm.summary
   # Each has a help text, from which the programs' flags are made.
-  assert all(f.metadata['help'] for f in dataclasses.fields(hparams))
+  for field in dataclasses.fields(hparams):
+    assert hparams_lib.help_text(algorithm.hparams, field.name)
 
 
 def test_unknown_method_is_refused_with_those_there_are():

@@ -115,7 +115,7 @@ def test_new_client_starts_from_the_global_model():
   new = process.initialize_client_state(7)
   (without_data,) = toy_problems.personal_models(process, state, [new])
   toy_problems.assert_same(without_data, state.global_weights)
-  data = toy_problems.batched(_CLIENTS)[0]
+  data = toy_problems.padded(_CLIENTS)[0]
   scores = process.evaluate(state, new, data, data)
   assert scores['after']['loss'] < scores['before']['loss']
 

@@ -35,7 +35,7 @@ def _train(process, num_rounds=1, clients=_CLIENTS):
   state = process.initialize()
   states = process.initialize_client_states(list(range(len(clients))))
   for _ in range(num_rounds):
-    output = process.next(state, states, toy_problems.batched(clients))
+    output = process.next(state, states, toy_problems.padded(clients))
     state, states = output.state, output.client_states
   return toy_problems.kernels(state.global_weights)['head'], output.metrics
 
@@ -216,18 +216,15 @@ def _in_domains():
   ]
 
 
-def _build_for_domains(body=None, **hparams):
-  model = toy_problems.linear_network(body, _INITIAL)
+def _build_for_domains(body=None, kind='shared', *, reweighted=False):
+  model = domain_models.with_domains(
+    toy_problems.linear_network(body, _INITIAL),
+    toy_problems.domains_of(_in_domains(), ('a', 'b')),
+  )
   return fed_avg.build_fed_avg(
-    domain_models.with_domains(
-      model, toy_problems.domains_of(_in_domains(), ('a', 'b'))
-    ),
+    domain_models.of_domains(model, kind, reweighted=reweighted),
     fed_avg.FedAvgHParams(
-      num_steps=2,
-      batch_size=None,
-      learning_rate=_DOMAIN_RATE,
-      momentum=0.0,
-      **hparams,
+      num_steps=2, batch_size=None, learning_rate=_DOMAIN_RATE, momentum=0.0
     ),
   )
 
@@ -256,7 +253,7 @@ def _weighted_rounds(loss_weights):
 def test_reweighted_domains_count_the_same():
   of_data = toy_problems.domains_of(_in_domains(), ('a', 'b'))
   assert of_data.num_examples == (7, 9)
-  weights = _train_for_domains(_build_for_domains(reweight_domains=True))
+  weights = _train_for_domains(_build_for_domains(reweighted=True))
   np.testing.assert_allclose(
     weights['head/kernel'], _weighted_rounds([16 / 14, 16 / 18]), rtol=1e-5
   )
@@ -284,9 +281,7 @@ def _local_models(heads, body, client):
 
 def test_heads_of_domains_are_trained_with_the_body():
   body = np.random.default_rng(5).normal(size=[2, 2]).astype(np.float32)
-  weights = _train_for_domains(
-    _build_for_domains(body, domain_model='multi_head')
-  )
+  weights = _train_for_domains(_build_for_domains(body, 'multi_head'))
   expected_body, heads = body, np.stack([_INITIAL, _INITIAL])
   for _ in range(2):
     bodies, of_clients = zip(
@@ -304,7 +299,7 @@ def test_heads_of_domains_are_trained_with_the_body():
 
 
 def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
-  weights = _train_for_domains(_build_for_domains(domain_model='input'))
+  weights = _train_for_domains(_build_for_domains(kind='input'))
   widened = [
     client._replace(
       x=np.concatenate(
@@ -326,11 +321,13 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
   )
 
 
-@pytest.mark.parametrize('domain_model', fed_avg.DOMAIN_MODELS)
-def test_projection_goes_with_every_model_of_domains(domain_model):
+@pytest.mark.parametrize('kind', domain_models.KINDS)
+def test_projection_goes_with_every_model_of_domains(kind):
+  model = domain_models.with_domains(
+    toy_problems.classifier(), toy_problems.DOMAINS
+  )
   process = fed_avg.build_fed_avg(
-    domain_models.with_domains(toy_problems.classifier(), toy_problems.DOMAINS),
-    fed_avg.FedAvgHParams(domain_model=domain_model, projection_dim=2),
+    domain_models.of_domains(domain_models.projected(model, 2), kind)
   )
   initial = process.initialize().global_weights
   assert initial['projection/kernel'].shape == (4, 2)
@@ -342,32 +339,3 @@ def test_projection_goes_with_every_model_of_domains(domain_model):
   state, _, _ = toy_problems.train(process, clients)
   for name, value in state.global_weights.items():
     assert toy_problems.differ(value, initial[name]), name
-
-
-def test_projection_needs_no_domains():
-  process = fed_avg.build_fed_avg(
-    toy_problems.classifier(), fed_avg.FedAvgHParams(projection_dim=2)
-  )
-  assert process.initialize().global_weights['head/kernel'].shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-  'options',
-  [
-    {'domain_model': 'input'},
-    {'domain_model': 'multi_head'},
-    {'reweight_domains': True},
-  ],
-)
-def test_options_for_domains_need_a_model_with_domains(options):
-  with pytest.raises(ValueError, match='`model`.*fed_avg with domain_model'):
-    fed_avg.build_fed_avg(
-      toy_problems.classifier(), fed_avg.FedAvgHParams(**options)
-    )
-
-
-def test_unknown_model_of_domains_is_refused_with_those_there_are():
-  with pytest.raises(
-    ValueError, match='`domain_model`.*shared, multi_head, input'
-  ):
-    fed_avg.FedAvgHParams(domain_model='separate')

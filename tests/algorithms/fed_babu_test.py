@@ -65,7 +65,7 @@ def test_models_are_fine_tuned_before_they_are_scored(scope):
     fed_babu.FedBabuHParams(learning_rate=0.1, fine_tune_scope=scope),
   )
   state, states, _ = toy_problems.train(process, _CLIENTS)
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
   weights = process.personalize(state, states[0], data[0]).weights
   for name, value in model.initial_weights.items():
     start = state.global_weights.get(name, value)

@@ -22,7 +22,6 @@ _PLAIN = dict(
   body_learning_rate=0.02,
   momentum=0.0,
   batch_size=None,
-  num_warmup_rounds=0,
 )
 
 
@@ -267,19 +266,13 @@ def test_domain_absent_from_a_cohort_keeps_its_head():
   process = _build(**hparams)
   first, states, _ = toy_problems.train(process, _CLIENTS)
   only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
-  second = process.next(first, states, toy_problems.batched(only_b))
+  second = process.next(first, states, toy_problems.padded(only_b))
   before, after = first.global_weights, second.state.global_weights
   moved = {
     name for name in after if toy_problems.differ(before[name], after[name])
   }
   assert moved == {'body/kernel', 'domain_1/head/kernel'}
   assert second.metrics['condition_number']['a'] == 0
-
-
-# Warm-up.
-
-
-_WARMUP = dict(num_body_epochs=2, body_learning_rate=0.1, batch_size=8)
 
 
 def _classifier():
@@ -290,62 +283,6 @@ def _classifier():
 def _labeled():
   return toy_problems.examples_for(
     'fed_dar', [toy_problems.labeled_examples(n, n) for n in (13, 24)]
-  )
-
-
-@pytest.mark.parametrize(
-  'options',
-  [
-    {},
-    {'alternating': False},
-    {'aggregation': 'weighted_average', 'reweight_domains': False},
-  ],
-)
-def test_rounds_of_warm_up_are_fed_avg_bit_for_bit(options):
-  hparams = fed_dar.FedDarHParams(**_WARMUP, **options)
-  assert hparams.num_warmup_rounds == 10
-  warming = fed_dar.build_fed_dar(_classifier(), hparams, seed=4)
-  avg = fed_avg.build_fed_avg(
-    _classifier(),
-    fed_avg.FedAvgHParams(
-      num_epochs=2,
-      learning_rate=0.1,
-      batch_size=8,
-      reweight_domains=hparams.reweight_domains,
-    ),
-    seed=4,
-  )
-  of_dar, _, dar_metrics = toy_problems.train(warming, _labeled(), 2)
-  of_avg, _, avg_metrics = toy_problems.train(avg, _labeled(), 2)
-  for name, value in of_dar.global_weights.items():
-    plain_name = name.partition('/')[2] if 'domain_' in name else name
-    np.testing.assert_array_equal(value, of_avg.global_weights[plain_name])
-  assert len(of_dar.global_weights) == 2 + 3 * 2
-  for name in ('loss', 'accuracy', 'clients', 'examples'):
-    assert dar_metrics[name] == avg_metrics[name]
-
-
-@pytest.mark.parametrize('alternating', [True, False])
-def test_after_the_warm_up_rounds_are_as_without(alternating):
-  def build(num_warmup_rounds):
-    return fed_dar.build_fed_dar(
-      _classifier(),
-      fed_dar.FedDarHParams(
-        num_warmup_rounds=num_warmup_rounds, alternating=alternating, **_WARMUP
-      ),
-      seed=4,
-    )
-
-  warming, usual = build(1), build(0)
-  first, states, _ = toy_problems.train(warming, _labeled())
-  data = toy_problems.batched(_labeled())
-  found = warming.next(first, states, data)
-  expected = usual.next(first, states, data)
-  toy_problems.assert_same(found.state, expected.state)
-  toy_problems.assert_same(found.metrics, expected.metrics)
-  weights = found.state.global_weights
-  assert toy_problems.differ(
-    weights['domain_0/head/kernel'], weights['domain_1/head/kernel']
   )
 
 
@@ -428,7 +365,7 @@ def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():
 def test_learning_process_makes_the_same_round():
   process = _build()
   learning_process = process.to_learning_process()
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.as_datasets(_CLIENTS)
   found = learning_process.next(learning_process.initialize(), data)
   state, _, _ = toy_problems.train(process, _CLIENTS)
   for name, value in state.global_weights.items():
@@ -453,8 +390,6 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
   [
     ({'aggregation': 'mean'}, '`aggregation`.*weighted_average, second_order'),
     ({'ridge': -1.0}, '`ridge`'),
-    ({'num_warmup_rounds': -1}, '`num_warmup_rounds`'),
-    ({'num_warmup_rounds': 1.5}, '`num_warmup_rounds`'),
     ({'num_head_epochs': -1}, '`num_epochs`'),
     ({'head_learning_rate': 0.0}, '`head_learning_rate`'),
     ({'body_learning_rate': 0.0}, '`body_learning_rate`'),
@@ -475,7 +410,7 @@ def test_impossible_projection_is_refused():
 def test_projection_brings_the_features_down():
   process = fed_dar.build_fed_dar(
     _classifier(),
-    fed_dar.FedDarHParams(projection_dim=2, num_warmup_rounds=0),
+    fed_dar.FedDarHParams(projection_dim=2),
   )
   weights = process.initialize().global_weights
   assert weights['projection/kernel'].shape == (4, 2)

@@ -99,7 +99,7 @@ def test_planted_mixtures_are_recovered(trained):
   np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
   # The mixture of one rule is a good model of it.
   pure = _planted(400, _PLANTED_SHARES[0], 99)
-  (data,) = toy_problems.batched([pure])
+  (data,) = toy_problems.padded([pure])
   scores = process.evaluate(state, states[0], data, data)
   assert scores['after']['accuracy'] > 0.85
   assert scores['before']['accuracy'] < scores['after']['accuracy'] - 0.2
@@ -107,7 +107,7 @@ def test_planted_mixtures_are_recovered(trained):
 
 def test_new_client_finds_its_mixture(trained):
   process, state, states = trained
-  (data,) = toy_problems.batched([_planted(300, (0.2, 0.8), 50)])
+  (data,) = toy_problems.padded([_planted(300, (0.2, 0.8), 50)])
   new = process.initialize_client_state(9)
   personal = process.personalize(state, new, data)
   np.testing.assert_allclose(
@@ -150,7 +150,7 @@ def test_stateless_clients_find_their_mixtures_anew():
   shares = np.stack(
     [
       tf.nn.softmax(process.personalize(state, s, data).weights[_SHARES])
-      for s, data in zip(states, toy_problems.batched(clients))
+      for s, data in zip(states, toy_problems.padded(clients))
     ]
   )
   if shares[0, 0] < 0.5:

@@ -118,7 +118,7 @@ def test_rounds_are_those_of_the_paper(analysed):
   reference = _Reference(analysed == 'weights')
   state = process.initialize()
   states = process.initialize_client_states([0, 1, 2])
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
   partitions = []
   for cohort in _COHORTS:
     before = reference.is_shared
@@ -173,7 +173,7 @@ def test_the_static_partition_is_that_of_the_first_rounds_weights():
   expected, _ = _is_shared(np.concatenate(trained))
   state = process.initialize()
   states = process.initialize_client_states([0, 1, 2])
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
   for cohort in _COHORTS:
     output = process.next(
       state, [states[k] for k in cohort], [data[k] for k in cohort]
@@ -186,7 +186,7 @@ def test_the_static_partition_is_that_of_the_first_rounds_weights():
 
 def test_a_round_of_nobody_finds_no_static_partition():
   process = _fed_fac(toy_problems.classifier(), mode='static')
-  nobody = toy_problems.batched([toy_problems.labeled_examples(0, 0)])
+  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
   states = process.initialize_client_states([0])
   state = process.next(process.initialize(), states, nobody).state
   assert not state.algorithm['is_found']
@@ -336,7 +336,7 @@ def test_normalized_layers_keep_positive_variances(mode):
     client._replace(x=client.x * scale)
     for client, scale in zip(_data() + _data(), (1, 10, 0.1, 3))
   ]
-  data = toy_problems.batched(clients)
+  data = toy_problems.padded(clients)
   state = process.initialize()
   states = process.initialize_client_states([0, 1, 2, 3])
   for cohort in ((0, 1), (2, 3), (1, 2), (0, 3), (0, 1), (0, 2)):
@@ -360,12 +360,12 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
   process = _fed_fac(_model(), mode='static', threshold=0.4, **_TRAINING)
   state = process.initialize()
   personal = process.personalize(
-    state, process.initialize_client_state(0), toy_problems.batched(_data())[0]
+    state, process.initialize_client_state(0), toy_problems.padded(_data())[0]
   )
   toy_problems.assert_same(personal.weights, state.global_weights)
   # What it kept is no obstacle to its first round.
   output, fresh = (
-    process.next(state, [client], toy_problems.batched(_data()[:1]))
+    process.next(state, [client], toy_problems.padded(_data()[:1]))
     for client in (personal.client_state, process.initialize_client_state(0))
   )
   toy_problems.assert_same(output, fresh)
@@ -408,7 +408,7 @@ def test_a_new_client_fits_its_personal_elements_only(mode):
   personal = process.personalize(
     state,
     process.initialize_client_state(7),
-    toy_problems.batched([client])[0],
+    toy_problems.padded([client])[0],
   )
   body = kernels['body'].astype(float)
   for _ in range(2):
@@ -481,7 +481,7 @@ def test_convolutions_and_recurrent_layers_are_divided(layers):
   state, states, _ = toy_problems.train(process, _data(), 2)
   personal = [
     process.personalize(state, client, examples).weights
-    for client, examples in zip(states, toy_problems.batched(_data()))
+    for client, examples in zip(states, toy_problems.padded(_data()))
   ]
   for layer, is_shared in state.algorithm['is_shared'].items():
     elements = model.elements[layer]

@@ -164,7 +164,7 @@ def test_domain_absent_from_a_round_counts_with_its_last_risk():
   process = _build(0.1)
   first, states, _ = toy_problems.train(process, _CLIENTS)
   only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
-  second = process.next(first, states, toy_problems.batched(only_b)).state
+  second = process.next(first, states, toy_problems.padded(only_b)).state
   before, after = first.algorithm, second.algorithm
   assert after['domain_risk'][0] == before['domain_risk'][0]
   assert after['domain_risk'][1] != before['domain_risk'][1]

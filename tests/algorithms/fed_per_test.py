@@ -44,7 +44,7 @@ def test_rounds_are_those_of_the_paper():
   states = process.initialize_client_states([0, 1])
   body, heads = _BODY, [_HEAD, _HEAD]
   for _ in range(2):
-    output = process.next(state, states, toy_problems.batched(_CLIENTS))
+    output = process.next(state, states, toy_problems.padded(_CLIENTS))
     state, states = output.state, output.client_states
     trained = [
       _train(client, body, head) for client, head in zip(_CLIENTS, heads)
@@ -65,7 +65,7 @@ def test_new_client_fits_only_its_head():
   personal = process.personalize(
     process.initialize(),
     process.initialize_client_state(0),
-    toy_problems.batched(_CLIENTS)[0],
+    toy_problems.padded(_CLIENTS)[0],
   )
   client, head, velocity = _CLIENTS[0], _HEAD, 0
   for _ in range(3):

@@ -73,7 +73,7 @@ def _run(process, cohorts):
     output = process.next(
       state,
       [states[i] for i in cohort],
-      toy_problems.batched(_CLIENTS[i] for i in cohort),
+      toy_problems.padded(_CLIENTS[i] for i in cohort),
     )
     state = output.state
     states.update(zip(cohort, output.client_states))
@@ -157,7 +157,7 @@ def test_metrics_are_those_of_the_body_steps():
   output = process.next(
     process.initialize(),
     process.initialize_client_states([0]),
-    toy_problems.batched(_CLIENTS[:1]),
+    toy_problems.padded(_CLIENTS[:1]),
   )
   client = _CLIENTS[0]
   head = _train_head(client, _BODY, _HEAD)
@@ -184,7 +184,7 @@ def test_new_client_fits_a_head_on_the_frozen_body(new_client_epochs):
   num_steps = 4 if new_client_epochs is None else new_client_epochs
   head = _train_head(_CLIENTS[2], body, _HEAD, num_steps)
   personal = process.personalize(
-    state, states[2], toy_problems.batched(_CLIENTS[2:])[0]
+    state, states[2], toy_problems.padded(_CLIENTS[2:])[0]
   )
   kernels = toy_problems.kernels(personal.weights)
   np.testing.assert_array_equal(kernels['body'], body)

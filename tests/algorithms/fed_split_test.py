@@ -48,7 +48,7 @@ def test_rounds_are_those_of_the_paper():
   shared, head = _BODY[:, ~_PERSONAL], _HEAD
   own = [_BODY[:, _PERSONAL]] * 2
   for _ in range(3):
-    output = process.next(state, states, toy_problems.batched(_CLIENTS))
+    output = process.next(state, states, toy_problems.padded(_CLIENTS))
     state, states = output.state, output.client_states
     trained = []
     for client, personal in zip(_CLIENTS, own):
@@ -81,7 +81,7 @@ def test_a_new_client_fits_its_personal_elements_only():
   personal = process.personalize(
     process.initialize(),
     process.initialize_client_state(0),
-    toy_problems.batched([client])[0],
+    toy_problems.padded([client])[0],
   )
   body = _BODY.copy()
   for _ in range(2):

@@ -46,7 +46,7 @@ def test_planted_clusters_are_recovered():
   )
   state, states, _ = toy_problems.train(process, clients, 25)
   assert not states[0].local
-  data = toy_problems.batched(clients)
+  data = toy_problems.padded(clients)
   models = [
     process.personalize(state, s, d).weights for s, d in zip(states, data)
   ]
@@ -54,7 +54,7 @@ def test_planted_clusters_are_recovered():
   assert same == [[a == b for b in rules] for a in rules]
   # A new client of a rule gets the model of that rule.
   new = process.initialize_client_state(9)
-  (fresh,) = toy_problems.batched([_of_rule(200, 1, 70)])
+  (fresh,) = toy_problems.padded([_of_rule(200, 1, 70)])
   scores = process.evaluate(state, new, fresh, fresh)
   assert scores['after']['accuracy'] > 0.85
 
@@ -95,7 +95,7 @@ def _round_of_mixed_rules(**options):
     return process.next(
       before,
       process.initialize_client_states(indices),
-      toy_problems.batched([clients[i] for i in indices]),
+      toy_problems.padded([clients[i] for i in indices]),
     ).state.global_weights
 
   return before.global_weights, after, [len(c.y) for c in clients]

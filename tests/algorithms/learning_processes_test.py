@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples
 from tff_pfl.models import domains
 from tff_pfl.simulation import data_source
 from tff_pfl.templates import tff_model
@@ -42,7 +43,12 @@ _CLIENTS = [
 
 @functools.cache
 def _data(name):
-  return toy_problems.batched(toy_problems.examples_for(name, _CLIENTS))
+  return toy_problems.padded(toy_problems.examples_for(name, _CLIENTS))
+
+
+@functools.cache
+def _datasets(name):
+  return toy_problems.as_datasets(toy_problems.examples_for(name, _CLIENTS))
 
 
 @functools.cache
@@ -65,7 +71,7 @@ def _after_rounds(name):
   _, learning_process = _processes(name)
   state = learning_process.initialize()
   for _ in range(_NUM_ROUNDS):
-    state, metrics = learning_process.next(state, _data(name))
+    state, metrics = learning_process.next(state, _datasets(name))
   return state, metrics
 
 
@@ -98,7 +104,7 @@ def test_rounds_are_those_of_the_personalized_process(name):
 def test_production_forms_compute_the_same_round(name):
   _, learning_process = _processes(name)
   state, _ = _after_rounds(name)
-  data = _data(name)
+  data = _datasets(name)
   expected = learning_process.next(state, data)
   forms = tff.backends.mapreduce
   map_reduce = forms.get_computation_for_map_reduce_form(
@@ -162,19 +168,23 @@ def test_model_weights_are_evaluated_by_tff(name):
   evaluation_state = evaluation.set_model_weights(
     evaluation.initialize(), weights
   )
-  data = _data(name)
   # The evaluation takes examples `(x, y)`, whose x may be inputs and domain.
   _, metrics = evaluation.next(
     evaluation_state,
     [
       client.map(lambda e: collections.OrderedDict(zip('xy', domains.join(e))))
-      for client in data
+      for client in _datasets(name)
     ],
   )
   totals = metrics['client_work']['eval']['total_rounds_metrics']
   new = process.initialize_client_state(0)
-  no_data = [data[0].take(0)] * len(data)
-  scores = process.evaluate_clients(state, [new] * len(data), no_data, data)
+  nothing = client_examples.no_examples(process.model.element_spec)
+  scores = process.evaluate_clients(
+    state,
+    [new] * len(_SIZES),
+    [nothing] * len(_SIZES),
+    _data(name),
+  )
   for metric in ('loss', 'accuracy'):
     np.testing.assert_allclose(
       totals[metric],

@@ -49,7 +49,7 @@ def test_rounds_by_hand():
 def test_new_client_trains_its_body_under_the_frozen_head():
   process = _process()
   state, _, _ = toy_problems.train(process, _CLIENTS)
-  (data,) = toy_problems.batched(_CLIENTS[:1])
+  (data,) = toy_problems.padded(_CLIENTS[:1])
   new = process.initialize_client_state(7)
   weights = process.personalize(state, new, data).weights
   head = np.asarray(state.global_weights['head/kernel'])

@@ -39,7 +39,7 @@ def test_each_client_trains_alone_and_the_server_only_counts_rounds():
   states = process.initialize_client_states([0, 1])
   expected = [_INITIAL, _INITIAL]
   for round_number in (1, 2):
-    output = process.next(state, states, toy_problems.batched(_CLIENTS))
+    output = process.next(state, states, toy_problems.padded(_CLIENTS))
     state, states = output.state, output.client_states
     toy_problems.assert_same(state, initial._replace(round_number=round_number))
     assert output.metrics['update_norm'] == 0
@@ -54,7 +54,7 @@ def test_client_that_never_took_part_trains_before_it_is_scored():
   process = _process()
   state = process.initialize()
   new = process.initialize_client_state(0)
-  data = toy_problems.batched(_CLIENTS)[0]
+  data = toy_problems.padded(_CLIENTS)[0]
   personal = process.personalize(state, new, data)
   expected = _train(_CLIENTS[0], _INITIAL)
   np.testing.assert_allclose(

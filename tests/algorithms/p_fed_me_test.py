@@ -94,7 +94,7 @@ def test_clients_are_scored_with_their_solved_personal_models():
   state, states, _ = toy_problems.train(process, _CLIENTS)
   w = _head(state.global_weights)
   for client_state, client in zip(states, _CLIENTS):
-    (data,) = toy_problems.batched([client])
+    (data,) = toy_problems.padded([client])
     personal = process.personalize(state, client_state, data).weights
     np.testing.assert_allclose(_head(personal), _solve(w, client, 6), rtol=1e-5)
 

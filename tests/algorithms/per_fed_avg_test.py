@@ -42,7 +42,7 @@ def _round(process, clients, num_rounds=1):
   state = process.initialize()
   client_states = process.initialize_client_states(list(range(len(clients))))
   for _ in range(num_rounds):
-    output = process.next(state, client_states, toy_problems.batched(clients))
+    output = process.next(state, client_states, toy_problems.padded(clients))
     state, client_states = output.state, output.client_states
   return state, output.metrics
 
@@ -394,7 +394,7 @@ def test_exact_and_hessian_free_agree_on_a_recurrent_network():
 
 def _evaluate(process, client):
   """Scores before and after, of a client that is trained and tested alike."""
-  (data,) = toy_problems.batched([client])
+  (data,) = toy_problems.padded([client])
   return process.evaluate(
     process.initialize(), process.initialize_client_state(0), data, data
   )
@@ -457,7 +457,7 @@ def test_adaptation_with_the_head_leaves_the_body():
   )
   model = toy_problems.classifier()
   process = _build(model, hparams)
-  (data,) = toy_problems.batched([toy_problems.labeled_examples(20, 0)])
+  (data,) = toy_problems.padded([toy_problems.labeled_examples(20, 0)])
   weights = process.personalize(
     process.initialize(), process.initialize_client_state(0), data
   ).weights

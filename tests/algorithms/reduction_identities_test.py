@@ -9,9 +9,9 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
 from tff_pfl.algorithms.parts import joint_training
-from tff_pfl.client import phases
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples, phases
 from tff_pfl.models import weight_partition
+from tff_pfl.templates import federated_round, options
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -37,12 +37,13 @@ def _process(name):
       model, local_only.LocalOnlyHParams(**_TRAINING), seed=_SEED
     )
   if name == 'fed_per_all_global':
-    return joint_training.build_joint_training(
-      'fed_per_all_global',
+    work = joint_training.joint_training_work(
       model,
       fed_per.FedPerHParams(**_TRAINING),
       weight_partition.WeightPartition.by_layer(model, local_layers=()),
-      seed=_SEED,
+    )
+    return federated_round.build_personalized_process(
+      name, work, options.ProcessOptions(seed=_SEED)
     )
   raise ValueError(name)
 
@@ -53,9 +54,9 @@ def _personal_models(name, clients, indices, num_rounds=2):
   state = process.initialize()
   states = process.initialize_client_states(indices)
   for _ in range(num_rounds):
-    output = process.next(state, states, toy_problems.batched(clients))
+    output = process.next(state, states, toy_problems.padded(clients))
     state, states = output.state, output.client_states
-  no_data = batches.as_batches(batches.no_examples(process.model.element_spec))
+  no_data = client_examples.no_examples(process.model.element_spec)
   return [process.personalize(state, s, no_data).weights for s in states]
 
 
@@ -97,7 +98,7 @@ def test_fed_rep_without_head_epochs_trains_fed_avgs_body_under_a_fixed_head():
   # One step on the body has the same gradient with a head that is frozen and
   # with one that is trained along.
   model = toy_problems.classifier()
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
   rep = fed_rep.build_fed_rep(
     model,
     fed_rep.FedRepHParams(
@@ -142,7 +143,7 @@ def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
   )
   model = toy_problems.classifier_from(network)
   hparams = fed_avg.FedAvgHParams(**_TRAINING)
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
 
   def global_weights(process, indices):
     return process.next(

@@ -114,7 +114,7 @@ def test_first_round_is_that_of_fed_avg_bit_for_bit():
 
 def test_servers_control_is_the_mean_of_the_clients_that_took_part():
   process = _scaffold()
-  data = toy_problems.batched(_CLIENTS)
+  data = toy_problems.padded(_CLIENTS)
   states = process.initialize_client_states([0, 1])
   state = process.initialize()
   for cohort in ([0], [1], [0, 1], [1]):
@@ -142,7 +142,7 @@ def _two_rounds_of_one_client_each(process):
     state = process.next(
       state,
       [process.initialize_client_state(i)],
-      toy_problems.batched(_CLIENTS[i : i + 1]),
+      toy_problems.padded(_CLIENTS[i : i + 1]),
     ).state
     states.append(state)
   return states

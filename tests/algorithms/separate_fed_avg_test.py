@@ -6,7 +6,8 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, separate_fed_avg
-from tff_pfl.datasets import batches, examples
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -97,14 +98,14 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
 def test_examples_are_scored_by_the_model_of_their_domain():
   process = _build(_clients(), **_FULL_BATCHES)
   state, states, _ = toy_problems.train(process, _clients(), 2)
-  (data,) = toy_problems.batched(_clients()[1:])
+  (data,) = toy_problems.padded(_clients()[1:])
   scores = process.evaluate(state, states[1], data, data)
   avg = fed_avg.build_fed_avg(toy_problems.classifier())
   for m in range(3):
     weights = _model_of(state.global_weights, m)
     of_model = avg.initialize()._replace(global_weights=weights)
     alone = _clients()[1].select(_clients()[1].domain == m)
-    of_domain = batches.as_batches(alone._replace(domain=None))
+    of_domain = client_examples.padded(alone._replace(domain=None))
     expected = avg.evaluate(
       of_model, avg.initialize_client_state(0), of_domain, of_domain
     )
@@ -114,36 +115,6 @@ def test_examples_are_scored_by_the_model_of_their_domain():
       expected['after']['accuracy'],
       rtol=1e-6,
     )
-
-
-def test_warm_up_of_all_rounds_is_fed_avg_bit_for_bit():
-  batches_of_8 = dict(num_epochs=2, learning_rate=0.1, batch_size=8)
-  warming = _build(_clients(), num_warmup_rounds=2, **batches_of_8)
-  avg = fed_avg.build_fed_avg(
-    toy_problems.classifier(), fed_avg.FedAvgHParams(**batches_of_8), seed=4
-  )
-  found, _, metrics = toy_problems.train(warming, _clients(), 2)
-  plain = [c._replace(domain=None) for c in _clients()]
-  expected, _, avg_metrics = toy_problems.train(avg, plain, 2)
-  for m in range(3):
-    toy_problems.assert_same(
-      _model_of(found.global_weights, m), dict(expected.global_weights)
-    )
-  assert metrics['loss'] == avg_metrics['loss']
-
-
-def test_after_the_warm_up_models_part_as_without_one():
-  warming = _build(_clients(), num_warmup_rounds=1, **_FULL_BATCHES)
-  usual = _build(_clients(), **_FULL_BATCHES)
-  first, states, _ = toy_problems.train(warming, _clients())
-  data = toy_problems.batched(_clients())
-  found = warming.next(first, states, data).state.global_weights
-  expected = usual.next(first, states, data).state.global_weights
-  toy_problems.assert_same(found, expected)
-  assert toy_problems.differ(_model_of(found, 0), _model_of(found, 1))
-  assert not toy_problems.differ(
-    _model_of(first.global_weights, 0), _model_of(first.global_weights, 1)
-  )
 
 
 @pytest.mark.parametrize(
@@ -170,26 +141,6 @@ def test_domain_absent_from_a_round_keeps_its_model(aggregator):
       _model_of(state.global_weights, m), _model_of(initial, m)
     )
     assert moved == (m != 1)
-
-
-def test_models_stay_alike_in_the_warm_up_whatever_noise_is_added():
-  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-    noise_multiplier=0.5, clients_per_round=2, clip=1.0
-  )
-  process = _build(
-    _clients(), aggregator=private, num_warmup_rounds=3, **_FULL_BATCHES
-  )
-  initial = process.initialize().global_weights
-  state, _, _ = toy_problems.train(process, _clients(), 2)
-  first = _model_of(state.global_weights, 0)
-  assert toy_problems.differ(first, _model_of(initial, 0))
-  for m in (1, 2):
-    toy_problems.assert_same(_model_of(state.global_weights, m), first)
-
-
-def test_impossible_warm_up_is_refused():
-  with pytest.raises(ValueError, match='`num_warmup_rounds`'):
-    separate_fed_avg.SeparateFedAvgHParams(num_warmup_rounds=-1)
 
 
 def test_model_without_domains_is_refused():

@@ -8,7 +8,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.algorithms import registry
-from tff_pfl.datasets import batches, examples
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
 
 keras = tf.keras
@@ -97,11 +98,8 @@ def domains_of(clients, names=DOMAINS.names):
 
 
 def hparams_for(name, **changes):
-  """The method's defaults with changes, and at most one round of warm-up."""
-  hparams = registry.ALGORITHMS[name].hparams()
-  if getattr(hparams, 'num_warmup_rounds', 0) > 1:
-    changes = {'num_warmup_rounds': 1, **changes}
-  return dataclasses.replace(hparams, **changes)
+  """The method's defaults with changes."""
+  return registry.ALGORITHMS[name].hparams(**changes)
 
 
 # How clients may weigh, as options of `build`.
@@ -167,9 +165,14 @@ def regression_examples(num_examples, num_inputs, num_outputs, seed):
   return examples.Examples(x, y[:, 0] if num_outputs == 1 else y)
 
 
-def batched(clients):
+def padded(clients):
   """Each client's examples as what processes take."""
-  return [batches.as_batches(client) for client in clients]
+  return [client_examples.padded(client) for client in clients]
+
+
+def as_datasets(clients):
+  """Each client's examples as what a `LearningProcess` takes."""
+  return [tf.data.Dataset.from_tensors(client.as_dict()) for client in clients]
 
 
 def kernels(weights):
@@ -228,7 +231,7 @@ def train(process, clients, num_rounds=1, indices=None):
   states = process.initialize_client_states(
     list(range(len(clients)) if indices is None else indices)
   )
-  data = batched(clients)
+  data = padded(clients)
   for _ in range(num_rounds):
     state, states, metrics = process.next(state, states, data)
   return state, states, metrics
@@ -236,7 +239,7 @@ def train(process, clients, num_rounds=1, indices=None):
 
 def personal_models(process, state, states):
   """The models of clients that took part, without fine-tuning."""
-  no_data = batches.as_batches(batches.no_examples(process.model.element_spec))
+  no_data = client_examples.no_examples(process.model.element_spec)
   return [process.personalize(state, s, no_data).weights for s in states]
 
 

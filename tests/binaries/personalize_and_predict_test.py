@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_pfl import datasets, runtime
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples
 from tff_pfl.simulation import finished_run, run_config, run_store
 
 _SETTINGS = (
@@ -431,7 +431,7 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
         process.personalize,
         run.server_state(process, rt),
         rt.run(process.initialize_client_state, 0),
-        batches.as_batches(clients.train('plain')),
+        client_examples.padded(clients.train('plain')),
       ).weights
     path = finished_run.personal_model_path(programs.directory / 'out', 'plain')
     weights = finished_run.load_personal_model(path, run.model)

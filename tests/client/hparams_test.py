@@ -24,7 +24,7 @@ def test_epochs_asked_for_take_the_place_of_steps():
 
 def test_every_field_has_a_help_text():
   for field in dataclasses.fields(hparams.LocalTrainingHParams):
-    assert field.metadata['help']
+    assert hparams.help_text(hparams.LocalTrainingHParams, field.name)
 
 
 @pytest.mark.parametrize(

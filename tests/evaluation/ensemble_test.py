@@ -52,7 +52,7 @@ def _trained(process, in_process, known, num_rounds=2):
   states = in_process.run(
     process.initialize_client_states, list(range(len(known)))
   )
-  data = toy_problems.batched(known)
+  data = toy_problems.padded(known)
   for _ in range(num_rounds):
     output = in_process.run(process.next, state, states[:-1], data[:-1])
     state, states = output.state, [*output.client_states, states[-1]]
@@ -183,7 +183,7 @@ def test_fine_tuned_models_predict_as_such(in_process):
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
   state, states = _trained(process, in_process, known)
   (row,) = _scores(process, in_process, known, new, state, states)
-  data = toy_problems.batched(known)
+  data = toy_problems.padded(known)
   probabilities = []
   for client_state, examples_of in zip(states[:-1], data):
     weights = in_process.run(
@@ -204,7 +204,7 @@ def test_examples_with_domains_are_predicted_by_domain(in_process):
     toy_problems.classifier(), toy_problems.DOMAINS
   )
   process = registry.build(
-    'fed_dar', model, toy_problems.hparams_for('fed_dar', num_warmup_rounds=0)
+    'fed_dar', model, toy_problems.hparams_for('fed_dar')
   )
   known = [toy_problems.in_turn(c) for c in _labeled((6, 7, 8), 0)]
   (of_new,) = _labeled((9,), 50)
@@ -214,7 +214,7 @@ def test_examples_with_domains_are_predicted_by_domain(in_process):
   # All clients' models are the global one.
   outputs, _ = process.model.forward(
     in_process.run(
-      process.personalize, state, states[0], toy_problems.batched(known)[0]
+      process.personalize, state, states[0], toy_problems.padded(known)[0]
     ).weights,
     collections.OrderedDict(
       inputs=tf.constant(new.x), domain=tf.constant(new.domain)

@@ -98,7 +98,7 @@ def test_global_gradient_is_the_mean_of_the_clients(
   # A client without examples has no say.
   empty = toy_problems.regression_examples(0, 4, 2, seed=9)
   result = runtime.run(
-    computation, weights, toy_problems.batched([*clients, empty])
+    computation, weights, toy_problems.padded([*clients, empty])
   )
   assert result.weight == weight
   expected = _mean_linear_gradient(weights, clients, client_weights)
@@ -119,7 +119,7 @@ def test_clients_of_different_sizes_may_run_as_one_program():
     result = batched.run(
       global_gradient.build_global_gradient(model),
       model.initial_weights,
-      toy_problems.batched(clients),
+      toy_problems.padded(clients),
     )
   expected = _mean_linear_gradient(model.initial_weights, clients, sizes)
   for name, value in expected.items():
@@ -133,7 +133,7 @@ def test_global_gradient_of_nobody_is_not_zero(runtime):
   result = runtime.run(
     global_gradient.build_global_gradient(model),
     model.initial_weights,
-    toy_problems.batched([toy_problems.regression_examples(0, 4, 2, seed=0)]),
+    toy_problems.padded([toy_problems.regression_examples(0, 4, 2, seed=0)]),
   )
   assert result.weight == 0
   assert np.all(np.isnan(result.gradient['head/kernel']))
@@ -210,7 +210,7 @@ def test_gradient_with_dropout_and_moving_statistics_is_that_of_one_function(
   gradient = runtime.run(
     global_gradient.build_global_gradient(model),
     weights,
-    toy_problems.batched(clients),
+    toy_problems.padded(clients),
   ).gradient
   # Moving statistics have none.
   assert list(gradient) == [n for n in weights if n not in model.statistics]
@@ -250,7 +250,7 @@ def test_padding_that_a_network_cannot_take_does_not_reach_the_gradient(
   result = runtime.run(
     global_gradient.build_global_gradient(model),
     model.initial_weights,
-    toy_problems.batched([full, empty]),
+    toy_problems.padded([full, empty]),
   )
   assert all(np.all(np.isfinite(v)) for v in result.gradient.values())
 

@@ -8,7 +8,7 @@ import pytest
 from tests.algorithms import toy_problems
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import domains as domains_lib
 
@@ -64,7 +64,7 @@ def _trained(name):
   output = process.next(
     process.initialize(),
     process.initialize_client_states(list(range(5))),
-    toy_problems.batched(_data()[0][:5]),
+    toy_problems.padded(_data()[0][:5]),
   )
   new = process.initialize_client_states(list(range(5, _NUM_CLIENTS)))
   return output.state, [*output.client_states, *new]
@@ -102,8 +102,8 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
     alone = _process('fed_rep').evaluate(
       server_state,
       states[i],
-      batches.as_batches(train[i]),
-      batches.as_batches(test[i]),
+      client_examples.padded(train[i]),
+      client_examples.padded(test[i]),
     )
     for which in ('before', 'after'):
       assert rows[position][which] == {
@@ -123,24 +123,25 @@ def test_training_data_are_not_read_where_nobody_needs_them(runtime):
     assert row['after'] == row['before']
 
 
-def test_training_batches_reads_only_what_is_needed():
+def test_training_examples_reads_only_what_is_needed():
   process = _process('fed_rep')
   new = process.initialize_client_state(0)
   known = new._replace(num_rounds=np.int32(1))
   examples = _data()[0][0]
-  (batch,) = personalized_evaluation.training_batches(
-    process, new, batches.ClientBatches(lambda _: examples), 'a'
+  found = personalized_evaluation.training_examples(
+    process, new, client_examples.ClientExamples(lambda _: examples), 'a'
   )
-  np.testing.assert_array_equal(batch['x'], examples.x)
+  assert found.num_examples == len(examples.y)
+  np.testing.assert_array_equal(found.x[: len(examples.y)], examples.x)
 
   def fail(_):
     raise AssertionError('The training examples of a known client were read.')
 
-  (batch,) = personalized_evaluation.training_batches(
-    process, known, batches.ClientBatches(fail), 'a'
+  found = personalized_evaluation.training_examples(
+    process, known, client_examples.ClientExamples(fail), 'a'
   )
-  assert batch['x'].shape == (0, 5)
-  assert batch['y'].shape == (0,)
+  assert found.num_examples == 0
+  assert found.x.shape[1:] == (5,)
 
 
 def _row(client, before, after, num_test_examples):

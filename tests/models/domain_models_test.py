@@ -332,3 +332,28 @@ def test_head_of_a_sequence_is_refused():
 def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
   with pytest.raises(ValueError, match='single dense layer'):
     transform(_normalized_head())
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'kind': 'input'},
+    {'kind': 'multi_head'},
+    {'kind': 'shared', 'reweighted': True},
+  ],
+)
+def test_what_is_made_of_domains_needs_a_model_with_domains(plain, options):
+  with pytest.raises(ValueError, match='`model`.*domain_model'):
+    domain_models.of_domains(plain, **options)
+
+
+def test_unknown_model_of_domains_is_refused_with_those_there_are(model):
+  with pytest.raises(
+    ValueError, match='`domain_model`.*shared, multi_head, input'
+  ):
+    domain_models.of_domains(model, 'separate')
+
+
+def test_a_projected_model_is_not_projected_again(plain):
+  projected = domain_models.projected(plain, 2)
+  assert domain_models.projected(projected, 2) is projected

@@ -55,7 +55,7 @@ def _examples(shape, num_examples=_NUM_EXAMPLES):
 
 
 def _clients(shape, num_examples=_NUM_EXAMPLES):
-  return toy_problems.batched(_examples(shape, num_examples))
+  return toy_problems.padded(_examples(shape, num_examples))
 
 
 def _element_spec(shape):
@@ -92,9 +92,7 @@ def test_a_round_gives_what_it_gives_one_by_one(
 ):
   model = zoo.mlp(_element_spec([4]), 3, widths=(8,))
   process = registry.build(name, toy_problems.model_for(name, model))
-  clients = toy_problems.batched(
-    toy_problems.examples_for(name, _examples([4]))
-  )
+  clients = toy_problems.padded(toy_problems.examples_for(name, _examples([4])))
   expected = _round(one_by_one, process, clients)
 
   def fail(message, *arguments):

@@ -133,7 +133,7 @@ def _compare_rounds(algorithms, reference, *others):
     from tests.algorithms import toy_problems
     from tff_pfl import datasets, runtime
     from tff_pfl.algorithms import registry
-    from tff_pfl.datasets import batches
+    from tff_pfl.client import client_examples
     from tff_pfl.models import zoo
 
     data = datasets.make_synthetic(
@@ -154,7 +154,7 @@ def _compare_rounds(algorithms, reference, *others):
       model = zoo.mlp(data.element_spec, 3, widths=(8,))
       process = registry.build(name, toy_problems.model_for(name, model))
       clients = [
-        batches.as_batches(client)
+        client_examples.padded(client)
         for client in toy_problems.examples_for(name, examples)
       ]
       expected = run_round(process, clients, {reference!r})

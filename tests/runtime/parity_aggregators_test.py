@@ -257,7 +257,7 @@ _FACTORIES_OF_METHODS = {
 
 
 def _train(rt, process):
-  data = toy_problems.batched(
+  data = toy_problems.padded(
     toy_problems.regression_examples(n, 3, 2, seed=n) for n in (20, 5, 0, 8)
   )
   state = rt.run(process.initialize)

@@ -60,7 +60,7 @@ class _Data(NamedTuple):
 @functools.cache
 def _data(name):
   def batched(clients):
-    return toy_problems.batched(toy_problems.examples_for(name, clients))
+    return toy_problems.padded(toy_problems.examples_for(name, clients))
 
   def client_data(seed):
     """Clients of different sizes, and of two sizes of padded examples."""

@@ -183,7 +183,7 @@ def _train(rt, process):
   indices = list(range(_NUM_CLIENTS))
   state = rt.run(process.initialize)
   client_states = rt.run(process.initialize_client_states, indices)
-  data = toy_problems.batched(
+  data = toy_problems.padded(
     [toy_problems.labeled_examples(3 + n, seed=n) for n in indices]
   )
   outputs = []

@@ -79,13 +79,13 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
 ):
   clients = _new_clients(run)
   seen = []
-  as_batches = finished_run.batches.as_batches
+  padded = finished_run.client_examples.padded
 
   def record(examples):
     seen.append(examples)
-    return as_batches(examples)
+    return padded(examples)
 
-  monkeypatch.setattr(finished_run.batches, 'as_batches', record)
+  monkeypatch.setattr(finished_run.client_examples, 'padded', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
     run.fit_new_clients(clients, options, runtime, num_samples=num_samples)
@@ -334,7 +334,6 @@ def test_domain_decides_which_head_predicts(tmp_path):
   model, weights, examples = _model_and_client(
     tmp_path,
     'fed_dar',
-    num_warmup_rounds=0,
     aggregation='weighted_average',
   )
   x, domain = examples.x, examples.domain

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import keras_bridge
 from tff_pfl.simulation import (
@@ -351,7 +351,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
   arguments = (
     state,
     runtime.run(process.initialize_client_states, [0, 1]),
-    [batches.as_batches(data.train(client_id)) for client_id in client_ids],
+    [client_examples.padded(data.train(client_id)) for client_id in client_ids],
   )
   first = value_codec.encode(runtime.run(process.next, *arguments).state)
   personalized_evaluation.evaluate_clients(

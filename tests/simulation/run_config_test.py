@@ -149,20 +149,3 @@ def test_hyperparameters_of_another_method_are_refused():
 def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
   with pytest.raises(errors.RunError, match='a program of its own'):
     run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})
-
-
-def test_run_that_is_all_warm_up_is_warned_of(caplog):
-  config = run_config.RunConfig(
-    algorithm='fed_dar',
-    dataset='relabelled_digits',
-    partition='domain_mixture:1:100',
-    num_clients=2,
-    cohort_size=2,
-    num_rounds=10,
-  )
-  with caplog.at_level('WARNING'):
-    config.build()
-  assert 'All 10 rounds are warm-up rounds of fed_dar' in caplog.text
-  caplog.clear()
-  dataclasses.replace(config, num_rounds=11).build()
-  assert 'warm-up' not in caplog.text

@@ -7,15 +7,15 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.datasets import batches
-from tff_pfl.templates import aggregators, federated_round
+from tff_pfl.client import client_examples
+from tff_pfl.templates import aggregators, options
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
-_DATA = toy_problems.batched(
+_DATA = toy_problems.padded(
   toy_problems.labeled_examples(n, seed=n) for n in (11, 25)
 )
-_NO_DATA = toy_problems.batched([toy_problems.labeled_examples(0, 0)])
+_NO_DATA = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
 
 
 def _first_round(process, data=_DATA):
@@ -97,7 +97,7 @@ def test_robust_aggregator_zeroes_an_outlying_update():
   )
   outlying = toy_problems.labeled_examples(20, 0)
   outlying.x[:] *= 1e4
-  output = _first_round(process, [*_DATA, batches.as_batches(outlying)])
+  output = _first_round(process, [*_DATA, client_examples.padded(outlying)])
   assert output.metrics['aggregator']['zeroed_count'] == 1
   assert output.metrics['clients'] == 3
 
@@ -173,7 +173,7 @@ def test_any_64_bit_seed_is_taken():
 
 
 def test_client_weightings_are_the_documented_ones():
-  assert federated_round.CLIENT_WEIGHTINGS == ('num_examples', 'uniform')
+  assert options.CLIENT_WEIGHTINGS == ('num_examples', 'uniform')
 
 
 def test_clients_of_large_index_have_work_of_their_own():

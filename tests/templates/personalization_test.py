@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.client import example_tensors
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples
 from tff_pfl.templates import personalization
 
 _RNG = np.random.default_rng(5)
@@ -21,9 +20,7 @@ def _fine_tune(client=_CLIENT, seed=(0, 0), **options):
   weights = personalization.fine_tune(
     model,
     model.initial_weights,
-    example_tensors.from_dataset(
-      batches.as_batches(client), model.element_spec
-    ),
+    client_examples.padded(client),
     personalization.Personalization(**options),
     tf.constant(seed, tf.int32),
   )

@@ -6,11 +6,15 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import (
+  personal_models,
+  personalization,
+  personalized_process,
+)
 
 _STATE = tff.FederatedType(np.int32, tff.SERVER)
 _CLIENT_STATES = tff.FederatedType(np.int64, tff.CLIENTS)
-_DATA = tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
+_DATA = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
 @tff.federated_computation
@@ -29,26 +33,6 @@ def _next(state, client_states, data):
   return state, client_states, state
 
 
-@tff.tensorflow.computation(_STATE.member, _CLIENT_STATES.member, _DATA.member)
-def _personalize(state, client_state, data):
-  del state, data
-  return client_state, client_state
-
-
-@tff.tensorflow.computation(
-  _STATE.member, _CLIENT_STATES.member, _DATA.member, _DATA.member
-)
-def _evaluate(state, client_state, train_data, test_data):
-  del client_state, train_data, test_data
-  return state
-
-
-@tff.federated_computation(_STATE, _CLIENT_STATES, _DATA, _DATA)
-def _evaluate_clients(state, client_states, train_data, test_data):
-  del state, train_data, test_data
-  return client_states
-
-
 def _process(**replaced):
   arguments = {
     'name': 'none',
@@ -56,15 +40,15 @@ def _process(**replaced):
     'initialize': _initialize,
     'initialize_client_state': _initialize_client_state,
     'next_fn': _next,
-    'personalize': _personalize,
-    'evaluate': _evaluate,
-    'evaluate_clients': _evaluate_clients,
+    'personal_models': lambda: None,
+    'learning_process': lambda: None,
     'has_global_model': True,
     'has_local_weights': False,
     'adapts_known_clients': False,
     'bytes_per_round': personalized_process.BytesPerRound(0, 0),
     'seed': 0,
     'description': {},
+    'adaptation': personalization.NO_ADAPTATION,
   }
   return personalized_process.PersonalizedProcess(**{**arguments, **replaced})
 
@@ -74,9 +58,21 @@ def test_well_typed_process_keeps_its_computations():
   assert process.initialize is _initialize
   assert process.initialize_client_state is _initialize_client_state
   assert process.next is _next
-  assert process.personalize is _personalize
-  assert process.evaluate is _evaluate
-  assert process.evaluate_clients is _evaluate_clients
+
+
+def test_personal_models_are_built_once_and_when_first_used():
+  built = []
+
+  def build():
+    built.append(personal_models.PersonalModels('a', 'b', 'c'))
+    return built[0]
+
+  process = _process(personal_models=build)
+  assert not built
+  assert process.personalize == 'a'
+  assert process.evaluate == 'b'
+  assert process.evaluate_clients == 'c'
+  assert len(built) == 1
 
 
 @tff.federated_computation(_STATE, _CLIENT_STATES, _DATA)
@@ -85,14 +81,9 @@ def _next_with_another_server_state(state, client_states, data):
   return tff.federated_value(0.5, tff.SERVER), client_states, state
 
 
-@tff.tensorflow.computation(_DATA.member)
-def _sum(dataset):
-  return dataset.reduce(np.float32(0), lambda total, value: total + value)
-
-
 @tff.federated_computation(_STATE, _CLIENT_STATES, _DATA)
 def _next_with_other_client_states(state, client_states, data):
-  return state, tff.federated_map(_sum, data), client_states
+  return state, data, client_states
 
 
 @tff.federated_computation(_STATE, _CLIENT_STATES)
@@ -114,7 +105,7 @@ def _next_without_metrics(state, client_states, data):
       _next_with_other_client_states,
       '`next` to take the client states that it returns',
     ),
-    (_next_without_data, '`next` to take <state, client states, data>'),
+    (_next_without_data, '`next` to take <state, client states, examples>'),
     (_next_without_metrics, '`next` to return <state, client states, metrics>'),
   ],
 )
@@ -128,24 +119,9 @@ def _initialize_another_client_state(client_index):
   return client_index, client_index
 
 
-@tff.tensorflow.computation(_STATE.member, _CLIENT_STATES.member)
-def _personalize_without_data(state, client_state):
-  return state, client_state
-
-
-@pytest.mark.parametrize(
-  ('name', 'computation'),
-  [
-    ('initialize_client_state', _initialize_another_client_state),
-    ('personalize', _personalize_without_data),
-    ('personalize', _initialize),
-    ('evaluate', _personalize),
-    ('evaluate_clients', _next),
-  ],
-)
-def test_computation_that_does_not_fit_next_is_refused(name, computation):
-  with pytest.raises(TypeError, match=f'`{name}`'):
-    _process(**{name: computation})
+def test_client_state_that_does_not_fit_next_is_refused():
+  with pytest.raises(TypeError, match='`initialize_client_state`'):
+    _process(initialize_client_state=_initialize_another_client_state)
 
 
 @pytest.mark.parametrize(

@@ -38,16 +38,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, scoring, training_loop
 from tff_pfl.models import copies, split_model
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalized_process,
-)
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +50,13 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of APFL: of local training, and of the mixing weight.
 
   Attributes:
-    mixing_weight: Of the personal model at first (alpha), in [0, 1].
-    mixing_learning_rate: Of the mixing weight, at least 0; 0 keeps it fixed.
+    mixing_weight: The personal model's share at first (alpha), in [0, 1].
+    mixing_learning_rate: Learning rate of the mixing weight, at least 0; 0
+      keeps it fixed.
   """
 
-  mixing_weight: float = describe(
-    "the personal model's share at first (alpha)", default=0.5
-  )
-  mixing_learning_rate: float = describe(
-    'learning rate of the mixing weight (0: it stays fixed)', default=0.0
-  )
+  mixing_weight: float = 0.5
+  mixing_learning_rate: float = 0.0
 
   def __post_init__(self):
     errors.expect(
@@ -102,18 +94,11 @@ def mix(
   )
 
 
+@registry.method(ApflHParams, 'a personal model mixed with the global one')
 def build_apfl(
-  model: split_model.SplitModel,
-  hparams: ApflHParams = ApflHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds APFL.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the mixing weight.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: ApflHParams
+) -> client_work.ClientWork:
+  """APFL."""
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
@@ -198,9 +183,10 @@ def build_apfl(
       weights=personal, mixing_weight=local['mixing_weight']
     )
 
-  work = client_work.ClientWork(
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
     initial_global=model.initial_weights,
-    train=train,
     initial_local=collections.OrderedDict(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
@@ -210,7 +196,4 @@ def build_apfl(
     ),
     global_model=lambda shared: shared,
     fit_new_client=fit_new_client,
-  )
-  return federated_round.build_personalized_process(
-    'apfl', model, work, hparams=hparams, **options
   )

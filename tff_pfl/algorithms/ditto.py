@@ -26,16 +26,15 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, phases, training_loop
 from tff_pfl.models import split_model
-from tff_pfl.templates import client_work, personalized_process
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +50,9 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
       one.
   """
 
-  proximal_strength: float = describe(
-    'strength of the pull to the global model (lambda)', default=0.75
-  )
-  personal_num_epochs: Optional[int] = describe(
-    'epochs on the personal model in a round (none: as on the global one)',
-    default=None,
-  )
-  personal_learning_rate: Optional[float] = describe(
-    "the personal model's learning rate (none: that of the global one)",
-    default=None,
-  )
+  proximal_strength: float = 0.75
+  personal_num_epochs: Optional[int] = None
+  personal_learning_rate: Optional[float] = None
 
   def __post_init__(self):
     errors.expect_non_negative('proximal_strength', self.proximal_strength)
@@ -79,18 +70,11 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
     return self.phase(num_epochs, self.personal_learning_rate)
 
 
+@registry.method(DittoHParams, 'a personal model held near the global one')
 def build_ditto(
-  model: split_model.SplitModel,
-  hparams: DittoHParams = DittoHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds Ditto.
-
-  Args:
-    model: The model.
-    hparams: Of both models' training, and the pull.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: DittoHParams
+) -> client_work.ClientWork:
+  """Ditto."""
   loss = objectives.joint_loss(model)
 
   def train_personal(broadcast, personal, examples, seed, num_epochs=None):
@@ -114,6 +98,4 @@ def build_ditto(
     update = split_model.difference(initial, trained)
     return client_work.ClientResult(update, personal, metrics)
 
-  return personal_copies.build_personal_copies(
-    'ditto', model, hparams, train, train_personal, **options
-  )
+  return personal_copies.personal_copies_work(model, train, train_personal)

@@ -18,24 +18,16 @@ References:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalization,
-  personalized_process,
-)
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work, personalization
 
 FINE_TUNE_SCOPES = ('head', 'all')
 
@@ -45,17 +37,13 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBABU: of training the body, and of fine-tuning.
 
   Attributes:
-    fine_tune_scope: What is fine-tuned: 'head' or 'all'.
-    num_fine_tune_epochs: Epochs of fine-tuning, at least 1; with the learning
-      rate, optimizer and batch size of training.
+    fine_tune_scope: Weights fine-tuned before a model is scored: head or all.
+    num_fine_tune_epochs: Epochs of fine-tuning before a model is scored, at
+      least 1; with the learning rate, optimizer and batch size of training.
   """
 
-  fine_tune_scope: str = describe(
-    'weights fine-tuned before a model is scored: head or all', default='head'
-  )
-  num_fine_tune_epochs: int = describe(
-    'epochs of fine-tuning before a model is scored', default=5
-  )
+  fine_tune_scope: str = 'head'
+  num_fine_tune_epochs: int = 5
 
   def __post_init__(self):
     errors.expect(
@@ -79,18 +67,13 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
     )
 
 
+@registry.method(
+  FedBabuHParams, 'body trained under a frozen head, which is then fine-tuned'
+)
 def build_fed_babu(
-  model: split_model.SplitModel,
-  hparams: FedBabuHParams = FedBabuHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedBABU; the model's head layers are frozen.
-
-  Args:
-    model: The model; its body must have weights.
-    hparams: Of training the body, and of fine-tuning.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedBabuHParams
+) -> client_work.ClientWork:
+  """FedBABU; the model's head layers are frozen, its body must have weights."""
   split_model.check_has_body(model, 'fed_babu')
   partition = weight_partition.WeightPartition.by_layer(
     model, local_layers=model.head_layers
@@ -102,7 +85,7 @@ def build_fed_babu(
       body, tf.nest.map_structure(tf.constant, initial_head)
     )
 
-  def train(broadcast, unused_local, examples, seed):
+  def train(broadcast, local, examples, seed):
     body = broadcast.global_weights
     trained, metrics = training_loop.train(
       objectives.body_loss(model, initial_head),
@@ -112,17 +95,17 @@ def build_fed_babu(
       seed,
       model=model,
     )
-    update = split_model.difference(body, trained)
-    return client_work.ClientResult(update, unused_local, metrics)
+    return client_work.ClientResult(
+      update=split_model.difference(body, trained),
+      local=local,
+      metrics=metrics,
+    )
 
-  work = client_work.ClientWork(
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
     initial_global=initial_body,
-    train=train,
-    initial_local=collections.OrderedDict(),
     personal_weights=lambda broadcast, _: whole_model(broadcast.global_weights),
     global_model=whole_model,
     adaptation=hparams.adaptation(),
-  )
-  return federated_round.build_personalized_process(
-    'fed_babu', model, work, hparams=hparams, **options
   )

@@ -22,14 +22,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from absl import logging
 
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +37,11 @@ class FedBnHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBN: those of local training."""
 
 
+@registry.method(FedBnHParams, 'global but for the batch normalizations')
 def build_fed_bn(
-  model: split_model.SplitModel,
-  hparams: FedBnHParams = FedBnHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedBN; the model's batch normalizations are local.
-
-  Args:
-    model: The model.
-    hparams: Of local training.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedBnHParams
+) -> client_work.ClientWork:
+  """FedBN; the model's batch normalizations are local."""
   local_layers = [
     layer
     for layer, names in model.layers.items()
@@ -59,10 +52,8 @@ def build_fed_bn(
       'The model %r has no batch normalization, so fed_bn is fed_avg.',
       model.name,
     )
-  return joint_training.build_joint_training(
-    'fed_bn',
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(model, local_layers=local_layers),
-    **options,
   )

@@ -33,21 +33,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+import functools
 
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import copies, split_model
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalized_process,
-)
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 _SHARES = 'mixture/log_weights'
 
@@ -60,16 +55,12 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
     num_components: Component models (M), at least 1.
     num_mixture_steps: E- and M-steps on the mixture weights of a client that
       is scored, or trained, without any from an earlier round, at least 1.
-    component_seed: Of the components' initial weights.
+    component_seed: Seed of the components' initial weights.
   """
 
-  num_components: int = describe('component models (M)', default=3)
-  num_mixture_steps: int = describe(
-    'EM steps on the mixture weights of a client that has none yet', default=10
-  )
-  component_seed: int = describe(
-    "seed of the components' initial weights", default=0
-  )
+  num_components: int = 3
+  num_mixture_steps: int = 10
+  component_seed: int = 0
 
   def __post_init__(self):
     errors.expect_int('num_components', self.num_components, 1)
@@ -103,18 +94,11 @@ def responsibilities(
   return q, tf.where(num_examples > 0, new, log_shares)
 
 
+@registry.method(FedEmHParams, 'clients are mixtures of a few global models')
 def build_fed_em(
-  model: split_model.SplitModel,
-  hparams: FedEmHParams = FedEmHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedEM; the process' model is the mixture.
-
-  Args:
-    model: The model of a component; a classifier or a regression.
-    hparams: Of local training and the mixture.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedEmHParams
+) -> client_work.ClientWork:
+  """FedEM; the process' model is the mixture, `model` that of a component."""
   parts = copies.components(model, hparams.num_components)
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)
@@ -181,10 +165,7 @@ def build_fed_em(
 
     return steps(components, log_shares, examples)
 
-  # Whoever comes without mixture weights finds them first.
-  num_steps = hparams.num_mixture_steps if options.get('stateless') else 1
-
-  def train(broadcast, local, examples, seed):
+  def train(broadcast, local, examples, seed, *, num_steps=1):
     components = broadcast.global_weights
     q, log_shares = expectation_steps(
       components, local[_SHARES], examples, num_steps
@@ -220,9 +201,12 @@ def build_fed_em(
   no_preference = collections.OrderedDict(
     [(_SHARES, mixture.initial_weights[_SHARES])]
   )
-  work = client_work.ClientWork(
+  # Whoever comes without mixture weights finds them first.
+  train_anew = functools.partial(train, num_steps=hparams.num_mixture_steps)
+  return client_work.ClientWork(
+    mixture,
+    [client_work.Exchange(train)],
     initial_global=initial,
-    train=train,
     initial_local=no_preference,
     personal_weights=lambda broadcast, local: with_shares(
       broadcast.global_weights, local
@@ -231,8 +215,5 @@ def build_fed_em(
       components, tf.nest.map_structure(tf.constant, no_preference)
     ),
     fit_new_client=fit_new_client,
-    can_forget=True,
-  )
-  return federated_round.build_personalized_process(
-    'fed_em', mixture, work, hparams=hparams, **options
+    exchanges_when_forgetting=[client_work.Exchange(train_anew)],
   )

@@ -55,23 +55,22 @@ References:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import found_partition, personal_elements
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
-from tff_pfl.models import randomness, split_model
-from tff_pfl.templates import client_work, federated_round, personalized_process
+from tff_pfl.models import split_model
+from tff_pfl.templates import client_work
 
 MODES = ('dynamic', 'static')
 ANALYSED = ('updates', 'weights')
-describe = hparams_lib.describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,31 +92,12 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       random.
   """
 
-  mode: str = describe(
-    'whether the partition is found in each round (dynamic) or once (static)',
-    default='dynamic',
-  )
-  analysed: Optional[str] = describe(
-    'whether factor analysis is of the updates of a round or of the weights '
-    'after it; none for updates (dynamic) or weights (static)',
-    default=None,
-  )
-  layers: Optional[str] = describe(
-    'layers to divide, separated by commas; none for the last hidden one',
-    default=None,
-  )
-  threshold: float = describe(
-    'quantile of the communalities below which elements are personal; inf for '
-    'all, -inf for none',
-    default=0.5,
-  )
-  explained_variance: float = describe(
-    'share of the variance that the common factors explain', default=0.85
-  )
-  split: str = describe(
-    f'how elements are chosen: {" or ".join(found_partition.SPLITS)}',
-    default='factor_analysis',
-  )
+  mode: str = 'dynamic'
+  analysed: Optional[str] = None
+  layers: Optional[str] = None
+  threshold: float = 0.5
+  explained_variance: float = 0.85
+  split: str = 'factor_analysis'
 
   def __post_init__(self):
     for name, known in (('mode', MODES), ('split', found_partition.SPLITS)):
@@ -162,17 +142,14 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
+@registry.method(
+  FedFacHParams,
+  'hidden elements global or local, told apart by factor analysis',
+)
 def build_fed_fac(
-  model: split_model.SplitModel,
-  hparams: FedFacHParams = FedFacHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedFac.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the partition.
-    **options: See `federated_round.build_personalized_process`.
+  model: split_model.SplitModel, hparams: FedFacHParams
+) -> client_work.ClientWork:
+  """FedFac.
 
   Raises:
     ValueError: If a layer does not exist or cannot be divided.
@@ -218,10 +195,10 @@ def build_fed_fac(
     if not hparams.analyses_weights:
       columns = split_model.difference(start, trained.weights)
     report = partition.report(broadcast.algorithm, columns)
-    return client_work.Prepared(report, trained)
+    return client_work.ClientResult(report=report, carried=trained)
 
-  def find_partition(broadcast, sums, unused_num_clients):
-    return collections.OrderedDict(), partition.next(broadcast, sums)
+  def find_partition(state, unused_update, sums, unused_cohort):
+    return {}, partition.next(state, sums)
 
   def divide(broadcast, local, unused_examples, unused_seed, carried):
     """Sends what is shared now, keeps what is personal."""
@@ -258,22 +235,19 @@ def build_fed_fac(
     ).weights
     return personal.all_own(values, is_shared)
 
-  work = client_work.ClientWork(
+  return client_work.ClientWork(
+    model,
+    [
+      client_work.Exchange(
+        train_and_report, find_partition, weighting='uniform'
+      ),
+      client_work.Exchange(divide),
+    ],
     initial_global=model.initial_weights,
-    train=divide,
     initial_local=personal.initial_local,
     personal_weights=model_of,
     global_model=None if has_personal else lambda weights: weights,
     fit_new_client=fit_new_client if has_personal else None,
     initial_algorithm=partition.initial_algorithm,
     server_metrics=partition.metrics,
-    preparation=client_work.Preparation(
-      train_and_report,
-      find_partition,
-      seed_purpose=randomness.TRAINING,
-      weighting='uniform',
-    ),
-  )
-  return federated_round.build_personalized_process(
-    'fed_fac', model, work, hparams=hparams, **options
   )

@@ -32,21 +32,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, scoring, training_loop
-from tff_pfl.models import domain_models, split_model
-from tff_pfl.templates import (
-  aggregators,
-  client_work,
-  federated_round,
-  personalized_process,
-)
+from tff_pfl.models import split_model
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +49,11 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedMinMax: of local training, and of the weights.
 
   Attributes:
-    weight_learning_rate: Of the server's ascent on the domains' weights, at
-      least 0; 0 is FedAvg.
+    weight_learning_rate: Learning rate of the server's ascent on the domains'
+      weights, at least 0; 0 is FedAvg.
   """
 
-  weight_learning_rate: float = hparams_lib.describe(
-    "learning rate of the domains' weights; 0 is FedAvg", default=0.1
-  )
+  weight_learning_rate: float = 0.1
 
   def __post_init__(self):
     errors.expect_non_negative(
@@ -91,19 +84,15 @@ def project_on_simplex(values: tf.Tensor) -> tf.Tensor:
   return tf.maximum(values - shift, 0)
 
 
+@registry.method(
+  FedMinMaxHParams,
+  'one global model, weighted towards the worst domain',
+  needs_domains=True,
+)
 def build_fed_min_max(
-  model: split_model.SplitModel,
-  hparams: FedMinMaxHParams = FedMinMaxHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedMinMax.
-
-  Args:
-    model: The model, with domains.
-    hparams: Of local training and the domains' weights.
-    **options: See `federated_round.build_personalized_process`.
-  """
-  domain_models.expect_domains(model, 'fed_min_max')
+  model: split_model.SplitModel, hparams: FedMinMaxHParams
+) -> client_work.ClientWork:
+  """FedMinMax."""
   domains = model.domains
   counts = np.asarray(domains.num_examples, np.float32)
   rho = counts / counts.sum()
@@ -132,9 +121,8 @@ def build_fed_min_max(
       ),
     )
 
-  def server_update(state, update, report, num_clients):
-    least = aggregators.least_share(options.get('aggregator'), num_clients)
-    has_examples = report['shares'] > least
+  def weigh_domains(state, update, report, cohort):
+    has_examples = report['shares'] > cohort.least_share
     risk = tf.where(
       has_examples,
       report['losses'] / tf.where(has_examples, report['shares'], 1.0),
@@ -153,16 +141,12 @@ def build_fed_min_max(
       (name, domains.by_name(values)) for name, values in algorithm.items()
     )
 
-  work = client_work.global_weights_work(
+  return client_work.global_weights_work(
     model,
-    train,
+    client_work.Exchange(train, weigh_domains),
     initial_algorithm=collections.OrderedDict(
       domain_weight=rho, domain_risk=np.zeros_like(rho)
     ),
-    server_update=server_update,
     server_metrics=server_metrics,
     report_scale=domains.examples_per_client,
-  )
-  return federated_round.build_personalized_process(
-    'fed_min_max', model, work, hparams=hparams, **options
   )

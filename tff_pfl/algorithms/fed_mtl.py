@@ -26,14 +26,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import split_model
-from tff_pfl.templates import client_work, personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +45,18 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
       least 0.
   """
 
-  coupling_strength: float = hparams_lib.describe(
-    'strength of the pull to the mean model (lambda)', default=0.1
-  )
+  coupling_strength: float = 0.1
 
   def __post_init__(self):
     errors.expect_non_negative('coupling_strength', self.coupling_strength)
     super().__post_init__()
 
 
+@registry.method(FedMtlHParams, 'personal models, held near their mean')
 def build_fed_mtl(
-  model: split_model.SplitModel,
-  hparams: FedMtlHParams = FedMtlHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds Fed-MTL.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the coupling.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedMtlHParams
+) -> client_work.ClientWork:
+  """Fed-MTL."""
 
   def train_personal(broadcast, personal, examples, seed, num_epochs=None):
     objective = objectives.proximal(
@@ -87,6 +78,4 @@ def build_fed_mtl(
       metrics=metrics,
     )
 
-  return personal_copies.build_personal_copies(
-    'fed_mtl', model, hparams, train, train_personal, **options
-  )
+  return personal_copies.personal_copies_work(model, train, train_personal)

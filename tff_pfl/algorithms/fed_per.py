@@ -20,12 +20,12 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,25 +33,16 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedPer: those of local training."""
 
 
+@registry.method(FedPerHParams, 'global body, local head, trained together')
 def build_fed_per(
-  model: split_model.SplitModel,
-  hparams: FedPerHParams = FedPerHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedPer; the model's head layers are local.
-
-  Args:
-    model: The model; its body must have weights.
-    hparams: Of local training.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedPerHParams
+) -> client_work.ClientWork:
+  """FedPer; the model's head layers are local, its body must have weights."""
   split_model.check_has_body(model, 'fed_per')
-  return joint_training.build_joint_training(
-    'fed_per',
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(
       model, local_layers=model.head_layers
     ),
-    **options,
   )

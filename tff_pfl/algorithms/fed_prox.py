@@ -22,13 +22,13 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,32 +39,23 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
     proximal_strength: Of the pull to the global model (mu), at least 0.
   """
 
-  proximal_strength: float = hparams_lib.describe(
-    'strength of the pull to the global model (mu)', default=0.1
-  )
+  proximal_strength: float = 0.1
 
   def __post_init__(self):
     errors.expect_non_negative('proximal_strength', self.proximal_strength)
     super().__post_init__()
 
 
+@registry.method(
+  FedProxHParams, 'FedAvg with clients held near the global model'
+)
 def build_fed_prox(
-  model: split_model.SplitModel,
-  hparams: FedProxHParams = FedProxHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedProx.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the pull.
-    **options: See `federated_round.build_personalized_process`.
-  """
-  return joint_training.build_joint_training(
-    'fed_prox',
+  model: split_model.SplitModel, hparams: FedProxHParams
+) -> client_work.ClientWork:
+  """FedProx."""
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(model, local_layers=()),
     proximal_strength=hparams.proximal_strength,
-    **options,
   )

@@ -33,16 +33,12 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import randomness, split_model, weight_partition
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalized_process,
-)
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,32 +49,26 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
   """
 
 
+@registry.method(
+  FedRepHParams, 'global body, local head, trained in turn: head first'
+)
 def build_fed_rep(
-  model: split_model.SplitModel,
-  hparams: FedRepHParams = FedRepHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedRep; the model's head layers are local.
-
-  Args:
-    model: The model; its body must have weights.
-    hparams: Of the two steps.
-    **options: aggregator, server optimizer, client weighting, personalization,
-      seed: see `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: FedRepHParams
+) -> client_work.ClientWork:
+  """FedRep; the model's head layers are local, its body must have weights."""
   split_model.check_has_body(model, 'fed_rep')
 
-  def train_head(body, head, examples, seed, num_epochs=None):
+  def fit_head(broadcast, head, examples, seed, num_epochs=None):
     phase = hparams.head_phase()
     if num_epochs is not None:
       phase = dataclasses.replace(phase, num_epochs=num_epochs, num_steps=None)
     return training_loop.train_head(
-      model, body, head, examples, phase, seed
+      model, broadcast.global_weights, head, examples, phase, seed
     ).weights
 
   def train(broadcast, head, examples, seed):
     body = broadcast.global_weights
-    head = train_head(body, head, examples, randomness.fold_in(seed, 0))
+    head = fit_head(broadcast, head, examples, randomness.fold_in(seed, 0))
     new_body, metrics = training_loop.train(
       objectives.body_loss(model, head),
       body,
@@ -91,23 +81,13 @@ def build_fed_rep(
       update=split_model.difference(body, new_body), local=head, metrics=metrics
     )
 
-  def fit_new_client(broadcast, head, examples, seed, num_epochs):
-    return train_head(
-      broadcast.global_weights, head, examples, seed, num_epochs
-    )
-
-  return federated_round.build_personalized_process(
-    'fed_rep',
+  exchange = client_work.Exchange(train)
+  return client_work.partitioned_weights_work(
     model,
-    client_work.partitioned_weights_work(
-      model,
-      weight_partition.WeightPartition.by_layer(
-        model, local_layers=model.head_layers
-      ),
-      train,
-      fit_new_client=fit_new_client,
-      can_forget=True,
+    weight_partition.WeightPartition.by_layer(
+      model, local_layers=model.head_layers
     ),
-    hparams=hparams,
-    **options,
+    exchange,
+    fit_new_client=fit_head,
+    exchanges_when_forgetting=[exchange],
   )

@@ -29,12 +29,13 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import hidden_elements, split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +48,16 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
       hidden layer, '' for none.
   """
 
-  personal_elements: Optional[str] = hparams_lib.describe(
-    'layers and ranges of their elements, such as dense_1:0-49,dense_1:60,'
-    'dense_2; none for the second half of the last hidden layer',
-    default=None,
-  )
+  personal_elements: Optional[str] = None
 
 
+@registry.method(
+  FedSplitHParams, 'given hidden elements local, all else global'
+)
 def build_fed_split(
-  model: split_model.SplitModel,
-  hparams: FedSplitHParams = FedSplitHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds FedSplit.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the partition.
-    **options: See `federated_round.build_personalized_process`.
+  model: split_model.SplitModel, hparams: FedSplitHParams
+) -> client_work.ClientWork:
+  """FedSplit.
 
   Raises:
     ValueError: If an element does not exist or a layer cannot be divided.
@@ -74,12 +67,10 @@ def build_fed_split(
     (layer,) = model.layers_to_divide()
     number = model.elements[layer].number
     chosen = f'{layer}:{number // 2}-{number - 1}'
-  return joint_training.build_joint_training(
-    'fed_split',
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_element(
       model, hidden_elements.parse(chosen, model.elements, model.layers)
     ),
-    **options,
   )

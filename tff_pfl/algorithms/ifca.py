@@ -31,23 +31,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, scoring, training_loop
 from tff_pfl.models import copies, split_model
-from tff_pfl.templates import (
-  aggregators,
-  client_work,
-  federated_round,
-  personalized_process,
-)
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +48,12 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of IFCA: of local training, and the clusters.
 
   Attributes:
-    num_clusters: Global models, at least 1.
-    cluster_seed: Of the models' initial weights.
+    num_clusters: Global models to choose from, at least 1.
+    cluster_seed: Seed of the models' initial weights.
   """
 
-  num_clusters: int = describe('global models to choose from', default=3)
-  cluster_seed: int = describe("seed of the models' initial weights", default=0)
+  num_clusters: int = 3
+  cluster_seed: int = 0
 
   def __post_init__(self):
     errors.expect_int('num_clusters', self.num_clusters, 1)
@@ -68,18 +61,13 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
     super().__post_init__()
 
 
+@registry.method(
+  IfcaHParams, 'a few global models, of which each client takes the best'
+)
 def build_ifca(
-  model: split_model.SplitModel,
-  hparams: IfcaHParams = IfcaHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds IFCA.
-
-  Args:
-    model: The model.
-    hparams: Of local training and the clusters.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: IfcaHParams
+) -> client_work.ClientWork:
+  """IFCA."""
   clusters = copies.components(model, hparams.num_clusters)
 
   def best_cluster(broadcast, examples):
@@ -123,14 +111,16 @@ def build_ifca(
       report=membership,
     )
 
-  def mean_of_members(state, update, shares, num_clients):
-    least = aggregators.least_share(options.get('aggregator'), num_clients)
-    update = copies.means_of_members(clusters, update, shares, least)
+  def mean_of_members(state, update, shares, cohort):
+    update = copies.means_of_members(
+      clusters, update, shares, cohort.least_share
+    )
     return update, state.algorithm
 
-  work = client_work.ClientWork(
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train, mean_of_members)],
     initial_global=copies.drawn_apart(clusters, hparams.cluster_seed),
-    train=train,
     initial_local=collections.OrderedDict(cluster=np.int32(0)),
     personal_weights=lambda broadcast, local: weights_of(
       broadcast.global_weights, local['cluster']
@@ -140,8 +130,4 @@ def build_ifca(
     ),
     keeps_local=False,
     statistics=clusters.statistics,
-    server_update=mean_of_members,
-  )
-  return federated_round.build_personalized_process(
-    'ifca', model, work, hparams=hparams, **options
   )

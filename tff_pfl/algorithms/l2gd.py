@@ -35,18 +35,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import randomness, split_model
-from tff_pfl.templates import client_work, personalized_process
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +57,8 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
     coupling_strength: Of the pull to the mean model (lambda), at least 0.
   """
 
-  aggregation_probability: float = describe(
-    'probability of an aggregation round (p)', default=0.2
-  )
-  coupling_strength: float = describe(
-    'strength of the pull to the mean model (lambda)', default=10.0
-  )
+  aggregation_probability: float = 0.2
+  coupling_strength: float = 10.0
 
   def __post_init__(self):
     errors.expect(
@@ -109,18 +103,13 @@ def is_aggregation_round(
   return randomness.keep_mask(seed, [], tails)
 
 
+@registry.method(
+  L2gdHParams, 'personal models, drawn to their mean at random rounds'
+)
 def build_l2gd(
-  model: split_model.SplitModel,
-  hparams: L2gdHParams = L2gdHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds L2GD.
-
-  Args:
-    model: The model.
-    hparams: Of local rounds and aggregation rounds.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: L2gdHParams
+) -> client_work.ClientWork:
+  """L2GD."""
   loss = objectives.joint_loss(model)
 
   def train_personal(broadcast, personal, examples, seed, num_epochs=None):
@@ -147,6 +136,6 @@ def build_l2gd(
     update = split_model.difference(mean, personal)
     return client_work.ClientResult(update, personal, metrics)
 
-  return personal_copies.build_personal_copies(
-    'l2gd', model, hparams, train, train_personal, 'uniform', **options
+  return personal_copies.personal_copies_work(
+    model, train, train_personal, 'uniform'
   )

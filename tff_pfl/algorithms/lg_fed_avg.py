@@ -23,12 +23,12 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,25 +36,16 @@ class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of LG-FedAvg: those of local training."""
 
 
+@registry.method(LgFedAvgHParams, 'local body, global head, trained together')
 def build_lg_fed_avg(
-  model: split_model.SplitModel,
-  hparams: LgFedAvgHParams = LgFedAvgHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds LG-FedAvg; the model's body is local, its head layers are global.
-
-  Args:
-    model: The model; its body must have weights.
-    hparams: Of local training.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: LgFedAvgHParams
+) -> client_work.ClientWork:
+  """LG-FedAvg; the head layers are global, the body must have weights."""
   split_model.check_has_body(model, 'lg_fed_avg')
-  return joint_training.build_joint_training(
-    'lg_fed_avg',
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(
       model, global_layers=model.head_layers
     ),
-    **options,
   )

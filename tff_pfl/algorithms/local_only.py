@@ -14,12 +14,12 @@ Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalized_process
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +27,13 @@ class LocalOnlyHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of local training."""
 
 
+@registry.method(LocalOnlyHParams, 'every client on its own')
 def build_local_only(
-  model: split_model.SplitModel,
-  hparams: LocalOnlyHParams = LocalOnlyHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds local training.
-
-  Args:
-    model: The model.
-    hparams: Of local training.
-    **options: See `federated_round.build_personalized_process`.
-  """
-  return joint_training.build_joint_training(
-    'local_only',
+  model: split_model.SplitModel, hparams: LocalOnlyHParams
+) -> client_work.ClientWork:
+  """Local training."""
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(model, global_layers=()),
-    **options,
   )

@@ -27,16 +27,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import personalization, personalized_process
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work, personalization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +51,12 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
       before it is scored, at least 1.
   """
 
-  learning_rate: float = describe(
-    'learning rate of the global model (eta)', default=0.01
-  )
-  momentum: float = describe("momentum of the global model's SGD", default=0.0)
-  proximal_strength: float = describe(
-    'strength of the pull to the global model (lambda)', default=15.0
-  )
-  num_inner_steps: int = describe(
-    'gradient steps on the personal model per batch (K)', default=5
-  )
-  inner_learning_rate: float = describe(
-    "the personal model's learning rate", default=0.02
-  )
-  num_adaptation_epochs: int = describe(
-    'epochs in which a personal model is solved before it is scored', default=5
-  )
+  learning_rate: float = 0.01
+  momentum: float = 0.0
+  proximal_strength: float = 15.0
+  num_inner_steps: int = 5
+  inner_learning_rate: float = 0.02
+  num_adaptation_epochs: int = 5
 
   def __post_init__(self):
     errors.expect_positive('proximal_strength', self.proximal_strength)
@@ -116,25 +104,18 @@ def envelope(
   return objective
 
 
+@registry.method(
+  PFedMeHParams, 'a global model of which personal ones are Moreau envelopes'
+)
 def build_p_fed_me(
-  model: split_model.SplitModel,
-  hparams: PFedMeHParams = PFedMeHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds pFedMe.
-
-  Args:
-    model: The model.
-    hparams: Of the envelope's descent, and its solver.
-    **options: See `federated_round.build_personalized_process`.
-  """
-  return joint_training.build_joint_training(
-    'p_fed_me',
+  model: split_model.SplitModel, hparams: PFedMeHParams
+) -> client_work.ClientWork:
+  """PFedMe."""
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(model, local_layers=()),
     objective=envelope(model, hparams),
     adaptation=hparams.adaptation(),
     default_weighting='uniform',
-    **options,
   )

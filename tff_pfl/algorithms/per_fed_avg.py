@@ -49,16 +49,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from typing import Any, Optional
+from typing import Optional
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, phases
 from tff_pfl.models import randomness, split_model, weight_partition
-from tff_pfl.templates import personalization, personalized_process
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work, personalization
 
 VARIANTS = ('first_order', 'hessian_free', 'exact')
 INNER_SCOPES = ('all', 'head')
@@ -87,38 +86,17 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       None for `num_inner_steps`.
   """
 
-  num_epochs: int = describe(
-    'epochs of local iterations in a round, with num_steps=0', default=5
-  )
-  num_steps: Optional[int] = describe(
-    'local iterations in a round; 0: as many as num_epochs have', default=10
-  )
-  learning_rate: float = describe(
-    'learning rate of the local iterations (beta)', default=0.001
-  )
-  momentum: float = describe('momentum of the local iterations', default=0.0)
-  batch_size: Optional[int] = describe(
-    'examples per batch; none for the full batch', default=40
-  )
-  variant: str = describe(
-    f'of the meta-gradient: {", ".join(VARIANTS)}', default='first_order'
-  )
-  inner_learning_rate: float = describe(
-    'learning rate of inner steps and adaptation (alpha)', default=0.01
-  )
-  num_inner_steps: int = describe('inner steps of an iteration', default=1)
-  inner_scope: str = describe(
-    'weights that inner steps and adaptation change: all, or head (ANIL)',
-    default='all',
-  )
-  hessian_free_step: float = describe(
-    'finite difference of the variant hessian_free (delta)', default=1e-3
-  )
-  num_adaptation_steps: Optional[int] = describe(
-    'full-batch gradient steps before a model is scored '
-    '(none: as many as inner steps)',
-    default=None,
-  )
+  num_epochs: int = 5
+  num_steps: Optional[int] = 10
+  learning_rate: float = 0.001
+  momentum: float = 0.0
+  batch_size: Optional[int] = 40
+  variant: str = 'first_order'
+  inner_learning_rate: float = 0.01
+  num_inner_steps: int = 1
+  inner_scope: str = 'all'
+  hessian_free_step: float = 1e-3
+  num_adaptation_steps: Optional[int] = None
 
   def __post_init__(self):
     errors.expect(
@@ -234,25 +212,18 @@ def meta_loss(
   return objective
 
 
+@registry.method(
+  PerFedAvgHParams,
+  'one global model that a gradient step on the client personalizes (MAML)',
+)
 def build_per_fed_avg(
-  model: split_model.SplitModel,
-  hparams: PerFedAvgHParams = PerFedAvgHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds Per-FedAvg.
-
-  Args:
-    model: The model.
-    hparams: Of the local iterations, inner steps and adaptation.
-    **options: aggregator, server optimizer, client weighting, personalization,
-      seed: see `federated_round.build_personalized_process`.
-  """
-  return joint_training.build_joint_training(
-    'per_fed_avg',
+  model: split_model.SplitModel, hparams: PerFedAvgHParams
+) -> client_work.ClientWork:
+  """Per-FedAvg."""
+  return joint_training.joint_training_work(
     model,
     hparams,
     weight_partition.WeightPartition.by_layer(model, local_layers=()),
     objective=meta_loss(model, hparams),
     adaptation=hparams.adaptation(),
-    **options,
   )

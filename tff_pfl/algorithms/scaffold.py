@@ -31,22 +31,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, phases, training_loop
 from tff_pfl.models import split_model
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalized_process,
-)
-
-describe = hparams_lib.describe
+from tff_pfl.templates import client_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +49,15 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of SCAFFOLD: of local training by plain SGD.
 
   Attributes:
-    momentum: 0; the control variates are those of plain SGD.
-    optimizer: 'sgd'.
+    momentum: 0; local training is plain SGD.
+    optimizer: sgd; local training is plain SGD.
     num_clients: All clients (N): just as many as there are, or c is wrong;
-      None for a c of those that took part.
+      None for a c of those that took part so far.
   """
 
-  momentum: float = describe('0: local training is plain SGD', default=0.0)
-  optimizer: str = describe('sgd: local training is plain SGD', default='sgd')
-  num_clients: Optional[int] = describe(
-    'all clients, N (none: those that took part so far)', default=None
-  )
+  momentum: float = 0.0
+  optimizer: str = 'sgd'
+  num_clients: Optional[int] = None
 
   def __post_init__(self):
     errors.expect(
@@ -91,18 +84,13 @@ def _combine(function, *weights):
   )
 
 
+@registry.method(
+  ScaffoldHParams, 'FedAvg with control variates against client drift'
+)
 def build_scaffold(
-  model: split_model.SplitModel,
-  hparams: ScaffoldHParams = ScaffoldHParams(),
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds SCAFFOLD.
-
-  Args:
-    model: The model.
-    hparams: Of local training.
-    **options: See `federated_round.build_personalized_process`.
-  """
+  model: split_model.SplitModel, hparams: ScaffoldHParams
+) -> client_work.ClientWork:
+  """SCAFFOLD."""
   loss = objectives.joint_loss(model)
   zeros = collections.OrderedDict(
     (name, np.zeros_like(value))
@@ -150,34 +138,29 @@ def build_scaffold(
       ),
     )
 
-  def server_update(state, update, report, num_clients):
-    cohort = tf.cast(num_clients, tf.float32)
+  def move_control(state, update, report, cohort):
+    num_clients = tf.cast(cohort.num_clients, tf.float32)
     before = state.algorithm['num_clients']
     after = before
     if hparams.num_clients is None:
-      after = before + cohort * report['is_new']
+      after = before + num_clients * report['is_new']
 
     def step(c, change):
-      total = tf.cast(before, c.dtype) * c + tf.cast(cohort, c.dtype) * change
+      total = tf.cast(before, c.dtype) * c
+      total += tf.cast(num_clients, c.dtype) * change
       return total / tf.maximum(tf.cast(after, c.dtype), 1)
 
     control = _combine(step, state.algorithm['control'], report['change'])
     return update, collections.OrderedDict(control=control, num_clients=after)
 
-  work = client_work.ClientWork(
-    initial_global=model.initial_weights,
-    train=train,
+  return client_work.global_weights_work(
+    model,
+    client_work.Exchange(train, move_control),
     initial_local=collections.OrderedDict(
       control=zeros, is_known=np.float32(0)
     ),
-    personal_weights=lambda broadcast, _: broadcast.global_weights,
-    global_model=lambda global_weights: global_weights,
     default_weighting='uniform',
     initial_algorithm=collections.OrderedDict(
       control=zeros, num_clients=np.float32(hparams.num_clients or 0)
     ),
-    server_update=server_update,
-  )
-  return federated_round.build_personalized_process(
-    'scaffold', model, work, hparams=hparams, **options
   )

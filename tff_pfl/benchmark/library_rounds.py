@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tff_pfl.benchmark import timing, workloads
-from tff_pfl.datasets import batches, examples
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples
 from tff_pfl.runtime import base
 from tff_pfl.templates import personalized_process
 
@@ -61,7 +62,7 @@ class LibraryRounds:
     self._runtime = runtime
     self._process = process
     self._datasets = {
-      index: batches.as_batches(examples.Examples(**value))
+      index: client_examples.padded(examples.Examples(**value))
       for index, value in tensors.items()
     }
     self._state = runtime.run(process.initialize)

@@ -1,16 +1,17 @@
-"""A client's dataset as padded tensors.
+"""A client's examples as padded tensors, which is what processes take.
 
-A client's examples are brought into tensors before it trains, and all epochs
-index into them. They are padded to a bucket (a power of two), so that clients
-of many sizes share a few compiled programs.
+They are made once for each client, and all epochs index into them. They are
+padded to a bucket (a power of two), so that clients of many sizes share a few
+compiled programs.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -69,6 +70,39 @@ def batched_spec(element_spec) -> collections.OrderedDict:
   )
 
 
+def type_of(element_spec) -> tff.Type:
+  """TFF's type of the `ExampleTensors` of elements with `element_spec`."""
+  x, y = domains.join(batched_spec(element_spec))
+  return tff.types.tensorflow_to_type(
+    ExampleTensors(x, y, tf.TensorSpec([], tf.int32))
+  )
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
+  """Pads a client's examples, in the host's memory.
+
+  Args:
+    arrays: `x` `[n, ...]`, `y` `[n, ...]` and, where examples have a domain,
+      `domain`, int32 `[n]`; there may be no example.
+
+  Returns:
+    The examples in their order, padded with zeros; with domains, `x` is what
+    `domains.join` makes of it.
+  """
+  number = len(arrays['y'])
+  capacity = max(_SMALLEST_BUCKET, 1 << (number - 1).bit_length())
+
+  def pad(value):
+    value = np.asarray(value)
+    padded = np.zeros([capacity, *value.shape[1:]], value.dtype)
+    padded[:number] = value
+    return tf.constant(padded)
+
+  with tf.device('CPU'):
+    x, y = domains.join({name: pad(arrays[name]) for name in arrays})
+    return ExampleTensors(x, y, tf.constant(number, tf.int32))
+
+
 def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
   """Brings a dataset of batches into padded tensors.
 
@@ -124,8 +158,7 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
 def build_examples_of(element_spec) -> tff.Computation:
   """`from_dataset` as a computation: `(D* -> ExampleTensors)`.
 
-  It is a step of its own, and reads nothing but the dataset, so that a runtime
-  that knows the dataset need not take it again.
+  For TFF's own forms of a process, in which a client's data are a sequence.
 
   Args:
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.

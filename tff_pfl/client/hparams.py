@@ -1,15 +1,29 @@
-"""Hyperparameters that methods share, and what is made of them."""
+"""Hyperparameters that methods share.
+
+A field's help text, in programs too, is what the docstring of its dataclass
+says (`help_text`).
+"""
 
 import dataclasses
+import inspect
+import re
 import typing
 from typing import Optional
 
 from tff_pfl.client import phases
 
 
-def describe(text: str, **default) -> dataclasses.Field:
-  """A dataclass field with a help text, from which the flags are made."""
-  return dataclasses.field(metadata={'help': text}, **default)
+def help_text(owner: type, name: str) -> str:
+  """What a dataclass's docstring, or a base's, says of a field, in one line."""
+  for cls in inspect.getmro(owner):
+    found = re.search(
+      rf'^  {name}: (.*(?:\n    .*)*)',
+      inspect.cleandoc(cls.__doc__ or ''),
+      re.M,
+    )
+    if found:
+      return ' '.join(found[1].split())
+  raise ValueError(f'{owner.__name__} has no documentation of {name}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,26 +32,20 @@ class LocalTrainingHParams:
 
   Attributes:
     num_epochs: Epochs of local training in a round.
-    num_steps: If given, gradient steps instead of epochs.
-    learning_rate: Of the client's optimizer, positive.
-    momentum: Of SGD (adam does not read it), in [0, 1).
-    optimizer: 'sgd' or 'adam'.
+    num_steps: Gradient steps in a round, instead of epochs.
+    learning_rate: The clients' learning rate, positive.
+    momentum: Momentum of the clients' SGD (adam does not read it), in [0, 1).
+    optimizer: The clients' optimizer: sgd or adam.
     batch_size: Examples per batch; None is the full batch (with `num_steps=1`
       and all weights global, this is FedSGD).
   """
 
-  num_epochs: int = describe('epochs of local training in a round', default=5)
-  num_steps: Optional[int] = describe(
-    'gradient steps in a round, instead of epochs', default=None
-  )
-  learning_rate: float = describe("the clients' learning rate", default=0.01)
-  momentum: float = describe("momentum of the clients' SGD", default=0.5)
-  optimizer: str = describe(
-    "the clients' optimizer: sgd or adam", default='sgd'
-  )
-  batch_size: Optional[int] = describe(
-    'examples per batch; none for the full batch', default=10
-  )
+  num_epochs: int = 5
+  num_steps: Optional[int] = None
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: str = 'sgd'
+  batch_size: Optional[int] = 10
 
   def __post_init__(self):
     self.phase()
@@ -71,31 +79,25 @@ class HeadAndBodyHParams:
 
   Attributes:
     num_head_epochs: Epochs on the head in a round (tau_h).
-    num_head_steps: If given, gradient steps on the head instead of epochs.
+    num_head_steps: Gradient steps on the head, instead of epochs.
     num_body_epochs: Epochs on the body in a round (tau_phi).
-    num_body_steps: If given, gradient steps on the body instead of epochs.
-    head_learning_rate: Of the head's optimizer, positive.
-    body_learning_rate: Of the body's optimizer, positive.
-    momentum: Of SGD on both (adam does not read it), in [0, 1).
-    optimizer: 'sgd' or 'adam', for both.
+    num_body_steps: Gradient steps on the body, instead of epochs.
+    head_learning_rate: The head's learning rate, positive.
+    body_learning_rate: The body's learning rate, positive.
+    momentum: Momentum of SGD on both (adam does not read it), in [0, 1).
+    optimizer: sgd or adam, for both.
     batch_size: Examples per batch; None is the full batch.
   """
 
-  num_head_epochs: int = describe('epochs on the head in a round', default=10)
-  num_head_steps: Optional[int] = describe(
-    'gradient steps on the head, instead of epochs', default=None
-  )
-  num_body_epochs: int = describe('epochs on the body in a round', default=1)
-  num_body_steps: Optional[int] = describe(
-    'gradient steps on the body, instead of epochs', default=None
-  )
-  head_learning_rate: float = describe("the head's learning rate", default=0.01)
-  body_learning_rate: float = describe("the body's learning rate", default=0.01)
-  momentum: float = describe('momentum of SGD on both', default=0.5)
-  optimizer: str = describe('sgd or adam, for both', default='sgd')
-  batch_size: Optional[int] = describe(
-    'examples per batch; none for the full batch', default=10
-  )
+  num_head_epochs: int = 10
+  num_head_steps: Optional[int] = None
+  num_body_epochs: int = 1
+  num_body_steps: Optional[int] = None
+  head_learning_rate: float = 0.01
+  body_learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: str = 'sgd'
+  batch_size: Optional[int] = 10
 
   def __post_init__(self):
     self.head_phase()

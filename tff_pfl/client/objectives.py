@@ -134,9 +134,9 @@ def prediction_loss(
     model: For the loss, the metrics and the names of moving statistics.
     forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
       takes are those that are trained, frozen ones are bound inside it.
-    domain_weights: If given, of a model with domains: float `[domains]`, the
-      factor of an example's loss by its domain. The mean is over the batch's
-      examples as ever, and metrics are without it.
+    domain_weights: Of a model with domains: float `[domains]`, the factor of an
+      example's loss by its domain; None for no such factor. The mean is over
+      the batch's examples as ever, and metrics are without it.
   """
 
   def objective(weights, batch, *, seed):
@@ -174,9 +174,11 @@ def joint_loss(
   """The loss as a function of all of the model's weights.
 
   Args:
-    model: The model.
-    domain_weights: See `prediction_loss`.
+    domain_weights: See `prediction_loss`; None for those of the model, if its
+      domains are re-weighted.
   """
+  if domain_weights is None and model.domains and model.domains.reweighted:
+    domain_weights = model.domains.loss_weights
   return prediction_loss(model, model.forward, domain_weights)
 
 

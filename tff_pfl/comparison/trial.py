@@ -26,7 +26,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparison import plan, tuning
 from tff_pfl.evaluation import ensemble, personalized_evaluation
-from tff_pfl.simulation import client_population, run_store
+from tff_pfl.simulation import client_population, run_store, warm_up
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import shutdown
 
@@ -109,19 +109,18 @@ def run(
   """
   config = trial.config
   data = load_data(trial)
-  model = config.build_model(data.trained)
-  process = config.build_process(model)
   # With these names alone it would pass for a run on all clients' data.
   is_plain = data.new is None and trial.validation_fraction is None
-  config.run_process(
-    process,
-    data.trained,
-    directory,
-    more_settings=None if is_plain else {'trial': _data_settings(trial)},
-    runtime_options=runtime_options,
-    resume=True,
-    show_progress=False,
-  )
+  options = {
+    'more_settings': None if is_plain else {'trial': _data_settings(trial)},
+    'runtime_options': runtime_options,
+    'resume': True,
+    'show_progress': False,
+  }
+  model = config.build_model(data.trained)
+  model = warm_up.run(config, model, data.trained, directory, **options)
+  process = config.build_process(model)
+  config.run_process(process, data.trained, directory, **options)
   with runtime_lib.create_runtime(
     config.runtime, **(runtime_options or {})
   ) as runtime:

@@ -24,8 +24,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.client import example_tensors, objectives
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples, example_tensors, objectives
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import domains
 from tff_pfl.runtime import base as runtime_base
@@ -191,7 +190,7 @@ def _sum_of_predictions(
   """The sum of all known clients' predictions, and the number of them."""
   ensemble = Ensemble(process)
   num_inputs = len(inputs['x'])
-  train = batches.ClientBatches(known.train)
+  train = client_examples.ClientExamples(known.train)
   total, num_models = 0.0, 0
   indices = range(known.num_clients)
   for first in range(0, len(indices), personalized_evaluation.CLIENTS_PER_CALL):
@@ -208,7 +207,7 @@ def _sum_of_predictions(
       server_state,
       [state for state, _ in members],
       [
-        personalized_evaluation.training_batches(process, state, train, name)
+        personalized_evaluation.training_examples(process, state, train, name)
         for state, name in members
       ],
     )

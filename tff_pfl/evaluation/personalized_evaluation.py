@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_pfl import datasets, errors
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples, example_tensors
 from tff_pfl.evaluation import domain_scores, fairness
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
@@ -30,12 +29,12 @@ class Evaluation(NamedTuple):
   summary: dict
 
 
-def training_batches(
+def training_examples(
   process: personalized_process.PersonalizedProcess,
   client_state: personalized_process.ClientState,
-  train: batches.ClientBatches,
+  train: client_examples.ClientExamples,
   client_id: str,
-) -> tf.data.Dataset:
+) -> example_tensors.ExampleTensors:
   """What personalization needs of a client's training data.
 
   Args:
@@ -46,7 +45,7 @@ def training_batches(
   """
   if process.needs_training_data(client_state):
     return train[client_id]
-  return batches.as_batches(batches.no_examples(process.model.element_spec))
+  return client_examples.no_examples(process.model.element_spec)
 
 
 def evaluate(
@@ -55,8 +54,8 @@ def evaluate(
   server_state: personalized_process.ServerState,
   states_of: Callable[[Sequence[int]], list],
   data: datasets.FederatedDataset,
-  train: Optional[batches.ClientBatches] = None,
-  test: Optional[batches.ClientBatches] = None,
+  train: Optional[client_examples.ClientExamples] = None,
+  test: Optional[client_examples.ClientExamples] = None,
 ) -> Evaluation:
   """Scores all clients that have test examples, and sums up.
 
@@ -104,8 +103,8 @@ def evaluate_clients(
   server_state: personalized_process.ServerState,
   states_of: Callable[[Sequence[int]], list],
   data: datasets.FederatedDataset,
-  train: Optional[batches.ClientBatches] = None,
-  test: Optional[batches.ClientBatches] = None,
+  train: Optional[client_examples.ClientExamples] = None,
+  test: Optional[client_examples.ClientExamples] = None,
 ) -> list:
   """Scores all clients that have test examples.
 
@@ -136,8 +135,8 @@ def _scored_clients(
   process, runtime, server_state, states_of, data, train, test
 ) -> Iterator[tuple]:
   """Yields each client's row and the result that it is made of."""
-  train = train or batches.ClientBatches(data.train)
-  test = test or batches.ClientBatches(data.test)
+  train = train or client_examples.ClientExamples(data.train)
+  test = test or client_examples.ClientExamples(data.test)
   indices = [
     index
     for index, client_id in enumerate(data.client_ids)
@@ -152,7 +151,7 @@ def _scored_clients(
       server_state,
       states,
       [
-        training_batches(process, state, train, client_id)
+        training_examples(process, state, train, client_id)
         for state, client_id in zip(states, ids)
       ],
       [test[client_id] for client_id in ids],

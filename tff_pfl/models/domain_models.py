@@ -1,6 +1,7 @@
 """Models of examples that have a domain, made of any model.
 
     with_domains     the model itself; the domain is there for the score
+    of_domains       one of the next, by its name, with a loss for all domains
     multi_head       a shared body and, for each domain, its own head
     all_head         a model without a body, for separate models by multi_head
     domain_as_input  the domain, one-hot, as further features of a linear head
@@ -52,6 +53,29 @@ def with_domains(
       weights, x['inputs'], mode
     ),
   )
+
+
+def of_domains(
+  model: split_model.SplitModel, kind: str, *, reweighted: bool = False
+) -> split_model.SplitModel:
+  """What a model makes of domains, by name.
+
+  Args:
+    model: The model; with domains, unless nothing is asked for.
+    kind: 'shared' is the model itself, 'multi_head' has a head for each domain,
+      'input' takes the domain, one-hot, beside the features of the last hidden
+      layer.
+    reweighted: Whether all domains count the same in the loss.
+  """
+  errors.expect(
+    kind in KINDS, 'domain_model', f'one of {", ".join(KINDS)}', kind
+  )
+  if kind != 'shared' or reweighted:
+    expect_domains(model, 'domain_model or reweight_domains')
+  if reweighted:
+    of_data = dataclasses.replace(model.domains, reweighted=True)
+    model = dataclasses.replace(model, domains=of_data)
+  return KINDS[kind](model)
 
 
 def expect_domains(model: split_model.SplitModel, method: str) -> None:
@@ -245,13 +269,22 @@ def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
   )
 
 
+# What a model may make of domains.
+KINDS = {
+  'shared': lambda model: model,
+  'multi_head': multi_head,
+  'input': domain_as_input,
+}
+
+
 def projected(
   model: split_model.SplitModel, dimension: int, seed: int = 0
 ) -> split_model.SplitModel:
   """A linear layer that brings the features down to fewer numbers.
 
   Args:
-    model: With a linear head.
+    model: With a linear head. One that was projected already is returned as it
+      is.
     dimension: Of the new features, at least 1.
     seed: Of the new weights, non-negative.
 
@@ -260,6 +293,8 @@ def projected(
     outputs. Both start from Glorot's uniform distribution, biases at 0.
   """
   errors.expect_int('projection_dim', dimension, 1)
+  if 'projection' in model.layers:
+    return model
   head = linear_head(model)
   kernel = model.initial_weights[head.kernel]
   rng = np.random.default_rng([seed, *b'projection'])

@@ -28,6 +28,7 @@ class Domains:
       domains. What clients report of sums over their examples is divided by it
       where the aggregation does not weigh clients by their examples, so that
       norms, to which private factories clip, do not grow with the data.
+    reweighted: Whether all domains count the same in the loss of a model.
 
   Raises:
     ValueError: If there is no domain or no example, or not one number of
@@ -37,6 +38,7 @@ class Domains:
   names: Sequence[str]
   num_examples: Sequence[int]
   examples_per_client: float = 1.0
+  reweighted: bool = False
 
   def __post_init__(self):
     errors.expect(

@@ -46,8 +46,8 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples
 from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import batches
 from tff_pfl.evaluation import representation
 from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.reproduction import experiment, figures, training
@@ -694,7 +694,7 @@ def _fine_tuned(
   settings: experiment.Settings,
 ) -> Sequence[split_model.Weights]:
   """Each new client's weights after fine-tuning."""
-  train = batches.ClientBatches(clients.train)
+  train = client_examples.ClientExamples(clients.train)
   process = trained.process
   with settings.create_runtime() as runtime:
     indices = [trained.num_clients + i for i in range(clients.num_clients)]

@@ -75,8 +75,8 @@ class Sizes:
     widths: Units of the hidden layers.
     projection_dim: Of FedDAR-SA.
     dimensions: Of the representation, in `feddar_k`.
-    num_rounds: Rounds of training.
-    num_warmup_rounds: Of FedDAR.
+    num_rounds: Rounds of training, with those of a warm-up.
+    num_warmup_rounds: How many of them FedDAR's warm-up takes.
     num_head_epochs: Of FedDAR and FedRep.
     num_epochs: Of all others, and of the body.
     learning_rate: Of all methods.
@@ -187,9 +187,16 @@ def hparams_of(method: trials.Method, sizes: Sizes) -> Any:
     'momentum': sizes.momentum,
     'batch_size': sizes.batch_size,
   }
-  if method.algorithm == 'fed_dar':
-    shared['num_warmup_rounds'] = sizes.num_warmup_rounds
   return trials.hparams_of(method.algorithm, shared, method.hparams)
+
+
+def rounds_of(method: trials.Method, sizes: Sizes) -> dict[str, Any]:
+  """The fields of `RunConfig` with the method's rounds and its own."""
+  own = dict(method.config)
+  if method.algorithm == 'fed_dar':
+    own['num_warmup_rounds'] = sizes.num_warmup_rounds
+  num_rounds = sizes.num_rounds - own.get('num_warmup_rounds', 0)
+  return {**own, 'num_rounds': num_rounds}
 
 
 def _run(
@@ -220,11 +227,11 @@ def _run(
           batch_size=sizes.batch_size,
           num_epochs=sizes.num_epochs,
         ),
-        num_rounds=sizes.num_rounds,
         cohort_size=sizes.num_clients,
         rounds_per_evaluation=sizes.num_rounds,
         seed=seed,
         runtime=settings.runtime,
+        **rounds_of(method, sizes),
       ),
       fine_tune_variants=(_FINE_TUNED,) if method.fine_tuned else (),
     )
@@ -336,17 +343,17 @@ def baselines(sizes: Sizes) -> Sequence[trials.Method]:
     trials.Method('Local', 'local_only'),
     trials.Method('Separate FedAvg', 'separate_fed_avg'),
     trials.Method('FedAvg', 'fed_avg', fine_tuned='FedAvg + FT'),
-    trials.Method('FedAvg + separate FT', 'separate_fed_avg', half),
-    trials.Method('FedAvg, re-weighted', 'fed_avg', reweighted),
+    trials.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
+    trials.Method('FedAvg, re-weighted', 'fed_avg', config=reweighted),
     trials.Method(
       'FedAvg + multi-head',
       'fed_avg',
-      {**reweighted, 'domain_model': 'multi_head'},
+      config={**reweighted, 'domain_model': 'multi_head'},
     ),
     trials.Method(
       'FedAvg, domain as input',
       'fed_avg',
-      {**reweighted, 'domain_model': 'input'},
+      config={**reweighted, 'domain_model': 'input'},
     ),
     trials.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
     trials.Method('FedMinMax', 'fed_min_max'),
@@ -507,8 +514,8 @@ def ablation(sizes: Sizes) -> Sequence[trials.Method]:
   jointly = {'alternating': False}
   return [
     trials.Method('nothing', 'fed_avg'),
-    trials.Method('RW', 'fed_avg', rw),
-    trials.Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
+    trials.Method('RW', 'fed_avg', config=rw),
+    trials.Method('RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}),
     trials.Method('RW, MH, WA', 'fed_dar', {**jointly, **wa}),
     trials.Method(
       'RW, MH, Proj, WA', 'fed_dar', {**jointly, **wa, **projection}

@@ -59,9 +59,8 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from tff_pfl.client import example_tensors, objectives, scoring
+from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.comparison import plan, published, trial
-from tff_pfl.datasets import batches
 from tff_pfl.reproduction import (
   experiment,
   figures,
@@ -608,9 +607,7 @@ def _masked_accuracies(folder, layer, runtime) -> tuple:
       if not data.num_test_examples(client_id):
         continue
       personal = run.personal_weights(client_id, runtime)
-      test = example_tensors.from_dataset(
-        batches.as_batches(data.test(client_id)), model.element_spec
-      )
+      test = client_examples.padded(data.test(client_id))
       of_client = []
       for mask in masks:
         weights = collections.OrderedDict(personal)

@@ -26,12 +26,14 @@ class Method(NamedTuple):
     name: What the table calls it.
     algorithm: A key of `registry.ALGORITHMS`.
     hparams: Those that all methods of the experiment do not share.
+    config: Fields of `RunConfig` that they do not share.
     fine_tuned: If given, the name of the same with fine-tuning on the client.
   """
 
   name: str
   algorithm: str
   hparams: Mapping[str, Any] = {}
+  config: Mapping[str, Any] = {}
   fine_tuned: Optional[str] = None
 
 

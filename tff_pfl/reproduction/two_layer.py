@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl.algorithms import fed_split
-from tff_pfl.datasets import batches, examples
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples
 from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
@@ -121,7 +122,7 @@ def run(
     mean over the clients of the tests of their personal models.
   """
   train, test = (
-    [batches.as_batches(getattr(client, name)) for client in clients]
+    [client_examples.padded(getattr(client, name)) for client in clients]
     for name in ('train', 'test')
   )
   state = runtime.run(process.initialize)

@@ -18,7 +18,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.datasets import batches
 from tff_pfl.simulation import client_sampling
 
 # The sources of this process, one of which a stored iterator is of.
@@ -41,7 +40,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
     errors.expect_int('seed', seed, 0)
     self.client_ids = data.client_ids
     self.seed = seed
-    self.batches = batches.ClientBatches(data.train)
+    self.train = data.train
     self.key = f'{data.fingerprint}, seed {seed}'
     element = collections.OrderedDict(
       (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
@@ -113,7 +112,10 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     sampler = client_sampling.CohortSampler(len(ids), k or 0, self._source.seed)
     self._num_rounds += 1
     cohort = sampler.sample(self._num_rounds)
-    return [self._source.batches[ids[index]] for index in cohort]
+    return [
+      tf.data.Dataset.from_tensors(self._source.train(ids[index]).as_dict())
+      for index in cohort
+    ]
 
   def __deepcopy__(self, unused_memo) -> ClientDataIterator:
     return ClientDataIterator(self._source, self._num_rounds)

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import array_checks, arrays, batches
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import array_checks, arrays
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
@@ -25,6 +26,7 @@ from tff_pfl.simulation import (
   run_config,
   run_store,
   value_codec,
+  warm_up,
 )
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.templates import personalization as personalization_lib
@@ -61,7 +63,9 @@ class FinishedRun:
       self.config = config
       self.data = config.load_data()
       client_population.check_unchanged(self.data, self._store)
-      self._own_model = config.build_model(self.data)
+      self._own_model = warm_up.started(
+        config, config.build_model(self.data), directory
+      )
       on_error.pop_all()
     # Building one takes a second or two.
     self._processes = {}
@@ -185,7 +189,7 @@ class FinishedRun:
         process.personalize,
         state,
         client_state,
-        batches.as_batches(sampled.train(client_id)),
+        client_examples.padded(sampled.train(client_id)),
       ).weights
     return models
 
@@ -256,8 +260,8 @@ def _personal_weights(store, process, data, client_id, runtime):
     process.personalize,
     _server_state(store, process, runtime),
     state,
-    personalized_evaluation.training_batches(
-      process, state, batches.ClientBatches(data.train), client_id
+    personalized_evaluation.training_examples(
+      process, state, client_examples.ClientExamples(data.train), client_id
     ),
   ).weights
 

@@ -8,14 +8,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from absl import logging
-
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import phases
-from tff_pfl.models import split_model, zoo
-from tff_pfl.simulation import client_sampling, experiment
+from tff_pfl.models import domain_models, split_model, zoo
+from tff_pfl.simulation import client_sampling, experiment, warm_up
 from tff_pfl.templates import (
   aggregators,
   domain_histogram,
@@ -39,6 +37,10 @@ class RunConfig:
     num_clients: Number of clients.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
+    domain_model: On data with domains, what the model makes of them: a key of
+      `domain_models.KINDS`.
+    reweight_domains: Whether all domains count the same where all of the
+      model's weights are trained together.
     aggregator: A key of `aggregators.AGGREGATORS`.
     client_weighting: 'num_examples', 'uniform', or None for the method's own.
     stateless: Whether clients forget their local state after each round.
@@ -46,6 +48,8 @@ class RunConfig:
     server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
     server_momentum: Of 'sgd', in [0, 1).
     personalization: How clients' models are made before they are scored.
+    num_warmup_rounds: Rounds of FedAvg before, from whose model the method
+      starts (see `warm_up`).
     num_rounds: Rounds of training.
     cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations.
@@ -64,6 +68,8 @@ class RunConfig:
   num_clients: int = 30
   model: str = 'mlp'
   model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  domain_model: str = 'shared'
+  reweight_domains: bool = False
   aggregator: str = 'mean'
   client_weighting: Optional[str] = None
   stateless: bool = False
@@ -73,6 +79,7 @@ class RunConfig:
   personalization: personalization_lib.Personalization = (
     personalization_lib.Personalization()
   )
+  num_warmup_rounds: int = 0
   num_rounds: int = 100
   cohort_size: int = 10
   rounds_per_evaluation: int = 10
@@ -96,6 +103,14 @@ class RunConfig:
       'model_arguments',
       f'model {self.model!r}',
     )
+    kinds = ['shared'] if algorithm.needs_domains else domain_models.KINDS
+    errors.expect(
+      self.domain_model in kinds,
+      'domain_model',
+      f'one of {", ".join(kinds)}, for {self.algorithm}',
+      self.domain_model,
+    )
+    errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
@@ -172,19 +187,16 @@ class RunConfig:
       self.seed,
       **self.model_arguments,
     )
-    return domain_histogram.model_for(model, data)
+    return domain_models.of_domains(
+      domain_histogram.model_for(model, data),
+      self.domain_model,
+      reweighted=self.reweight_domains,
+    )
 
   def build_process(
     self, model: split_model.SplitModel
   ) -> personalized_process.PersonalizedProcess:
     """Builds the method."""
-    if getattr(self.hparams, 'num_warmup_rounds', 0) >= self.num_rounds:
-      logging.warning(
-        'All %d rounds are warm-up rounds of %s: this is FedAvg. Give fewer '
-        'num_warmup_rounds.',
-        self.num_rounds,
-        self.algorithm,
-      )
     return registry.build(
       self.algorithm,
       model,
@@ -207,7 +219,7 @@ class RunConfig:
   ) -> tuple[
     personalized_process.PersonalizedProcess, datasets.FederatedDataset
   ]:
-    """Builds the process and loads its data."""
+    """Builds the process, without a warm-up, and loads its data."""
     data = self.load_data()
     return self.build_process(self.build_model(data)), data
 
@@ -219,13 +231,18 @@ class RunConfig:
     resume: bool = False,
     show_progress: bool = True,
   ) -> dict[str, Any]:
-    """Runs the experiment; see `experiment.run`."""
+    """Runs the experiment, after its warm-up; see `experiment.run`."""
+    data = self.load_data()
+    options = {
+      'runtime_options': runtime_options,
+      'resume': resume,
+      'show_progress': show_progress,
+    }
+    model = warm_up.run(
+      self, self.build_model(data), data, output_dir, **options
+    )
     return self.run_process(
-      *self.build(),
-      output_dir,
-      runtime_options=runtime_options,
-      resume=resume,
-      show_progress=show_progress,
+      self.build_process(model), data, output_dir, **options
     )
 
   def run_process(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_pfl import datasets, errors
-from tff_pfl.datasets import batches
+from tff_pfl.client import client_examples
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, run_store, value_codec
 from tff_pfl.templates import personalized_process
@@ -44,7 +44,7 @@ class StoredRounds:
     self._runtime = runtime
     self._client_ids = data.client_ids
     self._store = store
-    self.train = batches.ClientBatches(data.train)
+    self.train = client_examples.ClientExamples(data.train)
     self._state = runtime.run(process.initialize)
     # Those that are not committed yet.
     self._new_client_states = {}

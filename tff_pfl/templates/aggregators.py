@@ -6,7 +6,7 @@ builder.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +48,7 @@ def make_aggregator(name: str) -> Any:
 
 
 def least_share(
-  factory: Optional[AggregationFactory], num_clients: tf.Tensor
+  factory: AggregationFactory, num_clients: tf.Tensor
 ) -> tf.Tensor:
   """What a mean share must be at least so as not to be taken for noise.
 
@@ -58,13 +58,12 @@ def least_share(
   examples are counted, of a client with the mean number of them).
 
   Args:
-    factory: The factory; None for the mean.
     num_clients: int32, clients in the mean.
 
   Returns:
     float32 scalar.
   """
-  if factory is None or _is_exact(factory):
+  if _is_exact(factory):
     return tf.constant(0.0)
   return 0.5 / tf.cast(num_clients, tf.float32)
 
@@ -86,6 +85,19 @@ def _is_exact(factory):
       for part in vars(factory).values()
       if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
     )
+  )
+
+
+def expect_factory(factory: Any) -> None:
+  """Raises `TypeError` unless it is an aggregation factory."""
+  errors.expect_type(
+    factory,
+    (
+      tff.aggregators.UnweightedAggregationFactory,
+      tff.aggregators.WeightedAggregationFactory,
+    ),
+    'aggregator',
+    'a TFF aggregation factory',
   )
 
 
@@ -137,15 +149,7 @@ def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
   Raises:
     TypeError: If `factory` is not an aggregation factory.
   """
-  errors.expect_type(
-    factory,
-    (
-      tff.aggregators.UnweightedAggregationFactory,
-      tff.aggregators.WeightedAggregationFactory,
-    ),
-    'aggregator',
-    'a TFF aggregation factory',
-  )
+  expect_factory(factory)
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()

@@ -1,13 +1,19 @@
-"""What an algorithm gives: the work of a client, as pure functions."""
+"""What a method gives: its exchanges, as pure functions.
+
+A round is a list of exchanges. In each, the server broadcasts, clients work and
+send, the server aggregates what they sent and makes a step (`federated_round`).
+FedAvg, FedRep and most others have one exchange, FedDAR and FedFac two.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.models import randomness, split_model, weight_partition
@@ -20,8 +26,8 @@ class Broadcast(NamedTuple):
   Attributes:
     round_number: int32, rounds done before this one.
     seed: int64, the experiment's seed.
-    global_weights: The global weights.
-    algorithm: The algorithm's own server state.
+    global_weights: Name to value.
+    algorithm: The method's own server state.
   """
 
   round_number: Any
@@ -46,69 +52,75 @@ class Broadcast(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-  """What an algorithm's client training returns.
+  """What a client makes of its part in an exchange.
 
   Attributes:
-    update: `initial - final` of the global weights.
-    local: The client's new local state.
-    metrics: Metric sums of training (`objectives.zero_metrics`).
-    report: Of methods with a `server_update`: what else the server takes the
-      weighted mean of, through the same aggregator (floats); see also
-      `ClientWork.report_scale`.
+    update: `initial - final` of global weights, by name.
+    local: The client's new local state; read in a round's last exchange.
+    metrics: Metric sums of training (`objectives.zero_metrics`); likewise.
+    report: What else the server takes the mean of, through the same aggregator
+      (floats); see also `ClientWork.report_scale`.
+    carried: What the client itself keeps for the next exchange of the round.
   """
 
-  update: Any
-  local: Any
-  metrics: Any
+  update: Any = ()
+  local: Any = ()
+  metrics: Any = ()
   report: Any = ()
-
-
-class Prepared(NamedTuple):
-  """A client's part in the exchange before a round's training.
-
-  Attributes:
-    report: What the server takes the weighted mean of, through an aggregator
-      like that of the updates (floats); see also `ClientWork.report_scale`.
-    carried: What the client itself keeps for the round's training.
-  """
-
-  report: Any
   carried: Any = ()
 
 
-class Preparation(NamedTuple):
-  """An exchange between clients and server before a round's training.
+class Cohort(NamedTuple):
+  """What the server knows of an exchange besides the means.
 
   Attributes:
-    report: `(broadcast, local, examples, seed) -> Prepared`.
-    server_update: `(broadcast, report, num_clients) -> (changed, algorithm)`:
-      from what was sent and the mean over the cohort to those of the global
-      weights that change, which the clients then train with, and the
-      algorithm's server state.
-    seed_purpose: What the report's seed is for, see `randomness`: `TRAINING`
-      where the report makes the round's steps and the training after it none.
-    weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
-      None for those of the updates.
+    num_clients: int32, clients in the means.
+    least_share: float32; shares of the clients below it may be noise (see
+      `aggregators.least_share`).
   """
 
-  report: Callable[..., Prepared]
-  server_update: Callable[..., tuple]
-  seed_purpose: int = randomness.PREPARATION
+  num_clients: tf.Tensor
+  least_share: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """One exchange between the server and the clients of a cohort.
+
+  Attributes:
+    client: `(broadcast, local, examples, seed) -> ClientResult`, a pure
+      function of tensors; `local` is the client's state before the round. After
+      the first exchange, what the one before carried is a fifth argument.
+    server: `(state, update, report, cohort) -> (update, algorithm)`: from the
+      server's state, the means over the cohort and a `Cohort` to the update
+      that the server applies and the method's new server state; None where the
+      update is the mean. Global weights without an update stay.
+    weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
+      None for those of the process.
+    seed_purpose: What the clients' seed is for, see `randomness`.
+    receives: Of exchanges after the first: names of the global weights that the
+      server has changed since and sends, with the method's server state.
+  """
+
+  client: Callable[..., ClientResult]
+  server: Optional[Callable[..., tuple]] = None
   weighting: Optional[str] = None
+  seed_purpose: int = randomness.TRAINING
+  receives: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-  """What distinguishes one algorithm from another.
+  """A method: what distinguishes it from others.
 
   Attributes:
+    model: The process' model.
+    exchanges: Of a round, in their order.
     initial_global: The global weights before the first round (name to array):
       what the server keeps, broadcasts and averages the updates of.
-    train: `(broadcast, local, examples, seed) -> ClientResult`, a pure function
-      of tensors; with a preparation, what that carried is a fifth argument.
-    initial_local: Local state of a client that has not taken part (arrays).
     personal_weights: `(broadcast, local) -> weights`, the model that the client
       is scored with.
+    initial_local: Local state of a client that has not taken part (arrays).
     global_model: `global_weights -> weights`, the model of a client that brings
       no data; None where the global weights alone make none, and such a client
       gets the personal weights with the initial local state.
@@ -119,24 +131,17 @@ class ClientWork:
     keeps_local: Whether clients keep the local state from round to round. Where
       they do not, each round starts from the initial one, and whoever is scored
       fits it first.
-    can_forget: Whether the method also makes sense with clients that do not:
-      it learns the local state anew in every round.
+    exchanges_when_forgetting: The exchanges for clients that forget their local
+      state after each round; None where the method is nothing without it.
     adaptation: How the method fine-tunes a model before it is scored, unless
       the user asks for something else.
-    default_weighting: The method's own `client_weighting`: 'num_examples' or
-      'uniform'.
+    default_weighting: The method's own `client_weighting`.
     statistics: Names of the global weights without gradient, which are averaged
       and skip the server's optimizer; None for those of the model.
-    initial_algorithm: The algorithm's own server state before the first round
+    initial_algorithm: The method's own server state before the first round
       (arrays).
-    server_update: `(state, update, report, num_clients) -> (update,
-      algorithm)`: from the server's state and the means over the cohort to the
-      update that the server applies and the algorithm's new state; None where
-      the update is the mean. Global weights without an update stay.
     server_metrics: `algorithm -> metrics`, scalars by name: what a round's
-      metrics tell of the algorithm's server state; None where nothing.
-    preparation: What clients and server exchange before the training; None
-      where the round is one exchange.
+      metrics tell of the method's server state; None where nothing.
     report_scale: Of methods whose reports are sums over a client's examples, of
       which the server wants ratios: positive. What is averaged is such a sum
       divided by the client's weight, where that is its number of examples, or
@@ -145,29 +150,38 @@ class ClientWork:
       are.
   """
 
+  model: split_model.SplitModel
+  exchanges: Sequence[Exchange]
   initial_global: split_model.Weights
-  train: Callable[..., ClientResult]
-  initial_local: Any
   personal_weights: Callable[..., split_model.Weights]
+  initial_local: Any = dataclasses.field(
+    default_factory=collections.OrderedDict
+  )
   global_model: Optional[Callable[..., split_model.Weights]] = None
   fit_new_client: Optional[Callable[..., Any]] = None
   keeps_local: bool = True
-  can_forget: bool = False
+  exchanges_when_forgetting: Optional[Sequence[Exchange]] = None
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION
   default_weighting: str = 'num_examples'
   statistics: Optional[frozenset] = None
   initial_algorithm: Any = dataclasses.field(
     default_factory=collections.OrderedDict
   )
-  server_update: Optional[Callable[..., tuple]] = None
   server_metrics: Optional[Callable[..., Any]] = None
-  preparation: Optional[Preparation] = None
   report_scale: Optional[float] = None
 
   @property
   def initial_kept(self) -> Any:
     """What a client keeps of the local state, before the first round."""
     return self.initial_local if self.keeps_local else collections.OrderedDict()
+
+  @property
+  def trained_names(self) -> tuple[str, ...]:
+    """The global weights that the server's optimizer moves."""
+    statistics = self.statistics
+    if statistics is None:
+      statistics = self.model.statistics
+    return tuple(n for n in self.initial_global if n not in statistics)
 
   def without_state(self, name: str) -> ClientWork:
     """This work by clients that forget their local state after each round.
@@ -178,13 +192,16 @@ class ClientWork:
     Raises:
       ValueError: If the method is nothing without the state.
     """
-    errors.expect(
-      self.can_forget or not tf.nest.flatten(self.initial_kept),
-      'stateless',
-      f"false for {name}, which is nothing without its clients' state",
-      True,
-    )
-    return dataclasses.replace(self, keeps_local=False)
+    exchanges = self.exchanges_when_forgetting
+    if exchanges is None:
+      errors.expect(
+        not tf.nest.flatten(self.initial_kept),
+        'stateless',
+        f"false for {name}, which is nothing without its clients' state",
+        True,
+      )
+      exchanges = self.exchanges
+    return dataclasses.replace(self, keeps_local=False, exchanges=exchanges)
 
   def local_of(self, client_state: personalized_process.ClientState) -> Any:
     """The local state that a client starts from."""
@@ -198,6 +215,14 @@ class ClientWork:
       return self.global_model(broadcast.global_weights)
     initial_local = tf.nest.map_structure(tf.constant, self.initial_local)
     return self.personal_weights(broadcast, initial_local)
+
+
+class ClientTypes(NamedTuple):
+  """TFF's types of what a client's computation takes."""
+
+  broadcast: tff.Type
+  client_state: tff.Type
+  examples: tff.Type
 
 
 def all_finite(values: Any) -> tf.Tensor:
@@ -215,47 +240,44 @@ def all_finite(values: Any) -> tf.Tensor:
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
-  train: Callable[..., ClientResult],
+  *exchanges: Exchange,
   **others: Any,
 ) -> ClientWork:
   """`ClientWork` of methods whose local state is the local weights.
 
   Args:
-    model: The model.
+    model: The process' model.
     partition: Which weights are global and which local.
-    train: As for `ClientWork`.
+    *exchanges: Of a round.
     **others: Fields of `ClientWork`.
   """
   initial_global, initial_local = partition.split(model.initial_weights)
   return ClientWork(
-    initial_global=initial_global,
-    train=train,
-    initial_local=initial_local,
-    personal_weights=lambda broadcast, local: partition.merge(
-      broadcast.global_weights, local
-    ),
-    global_model=None if partition.local_names else lambda weights: weights,
+    model,
+    exchanges,
+    initial_global,
+    lambda broadcast, local: partition.merge(broadcast.global_weights, local),
+    initial_local,
+    None if partition.local_names else lambda weights: weights,
     **others,
   )
 
 
 def global_weights_work(
-  model: split_model.SplitModel,
-  train: Callable[..., ClientResult],
-  **others: Any,
+  model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:
-  """`ClientWork` of methods whose clients keep nothing.
+  """`ClientWork` of methods whose clients are scored with the global weights.
 
   Args:
-    model: The model, all of whose weights are global.
-    train: As for `ClientWork`.
+    model: The process' model, all of whose weights are global.
+    *exchanges: Of a round.
     **others: Fields of `ClientWork`.
   """
   return ClientWork(
-    initial_global=model.initial_weights,
-    train=train,
-    initial_local=collections.OrderedDict(),
-    personal_weights=lambda broadcast, _: broadcast.global_weights,
+    model,
+    exchanges,
+    model.initial_weights,
+    lambda broadcast, _: broadcast.global_weights,
     global_model=lambda global_weights: global_weights,
     **others,
   )

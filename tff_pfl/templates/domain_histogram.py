@@ -27,23 +27,18 @@ def build_domain_histogram(num_domains: int) -> tff.Computation:
     num_domains: At least 1.
 
   Returns:
-    A computation `({int32[?]*}@CLIENTS -> int64[num_domains]@SERVER)` of the
-    clients' domain ids, in batches of any sizes. An id out of range is an error
-    of the runtime's (`checked_domain_ids` has a better one).
+    A computation `({int32[?]}@CLIENTS -> int64[num_domains]@SERVER)` of the
+    clients' domain ids. An id out of range is an error of the runtime's
+    (`checked_domain_ids` has a better one).
 
   Raises:
     ValueError: `num_domains` is out of range.
   """
   errors.expect_int('num_domains', num_domains, 1)
-  ids_type = tff.SequenceType(tff.TensorType(np.int32, [None]))
+  ids_type = tff.TensorType(np.int32, [None])
 
   @tff.tensorflow.computation(ids_type)
-  def client_counts(batches):
-    # Reading one element is many times faster than reducing them, but there
-    # must be one: an id after the last makes sure of it.
-    sentinel = tf.data.Dataset.from_tensors(tf.zeros([1], tf.int32))
-    whole = batches.concatenate(sentinel).rebatch(tf.int32.max)
-    ids = whole.get_single_element()[:-1]
+  def client_counts(ids):
     in_range = tf.debugging.assert_equal(
       tf.logical_and(ids >= 0, ids < num_domains),
       True,
@@ -101,8 +96,7 @@ def count_domains(
     ValueError: The dataset has no domains, or an id is out of range.
   """
   clients = [
-    tf.data.Dataset.from_tensors(checked_domain_ids(data, client_id))
-    for client_id in data.client_ids
+    checked_domain_ids(data, client_id) for client_id in data.client_ids
   ]
   with runtime_lib.given_or_on_cpu(runtime) as runtime:
     counts = runtime.run(build_domain_histogram(data.num_domains), clients)

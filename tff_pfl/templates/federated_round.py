@@ -1,19 +1,19 @@
-"""The federated round, written once.
+"""The federated round, written once: a loop over a method's exchanges.
 
     server                                     client i of the cohort
     ------                                     ----------------------
-                                               examples = tensors of the data
-    broadcast(global weights, seed, round) --> train(broadcast, C_i, examples)
-    aggregate(updates, weights)            <-- update = initial - final
-    the algorithm's own server step            keep C_i
-    server optimizer step
-    round metrics                          <-- metric sums
+    broadcast(what has changed)            --> client(broadcast, C_i, examples)
+    aggregate(updates, reports, weights)   <-- update = initial - final, report
+    server(state, means)
+    server optimizer step                      carry over to the next exchange
+    ... the next exchange ...
+    round metrics                          <-- metric sums; keep C_i
 
-An algorithm gives a `ClientWork`; everything else is here: weights of clients,
+A method gives a `ClientWork`; everything else is here: weights of clients,
 clients without examples, clients whose result is not finite, aggregation, the
-server's step, and metrics. The exchange that some methods have before is in
-`preparation`, what is done with a client's model outside of rounds in
-`personal_models`.
+server's step, and metrics. A client whose result of an exchange is not finite
+is left out of that one and the rest of the round; in the exchanges before it
+has been counted.
 """
 
 from __future__ import annotations
@@ -26,23 +26,19 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
 from tff_pfl.client import example_tensors, objectives
-from tff_pfl.models import randomness, split_model
+from tff_pfl.models import split_model
 from tff_pfl.templates import (
   aggregators,
   client_work,
   learning_process,
   personal_models,
   personalized_process,
-  preparation,
 )
-from tff_pfl.templates import personalization as personalization_lib
-
-CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
+from tff_pfl.templates import options as options_lib
 
 
-class _ClientSums(NamedTuple):
+class _Sums(NamedTuple):
   """What is summed over the cohort.
 
   Attributes:
@@ -60,144 +56,392 @@ class _ClientSums(NamedTuple):
   num_non_finite: Any
 
 
+class _Kept(NamedTuple):
+  """What stays with a client from one exchange to the next.
+
+  Attributes:
+    is_finite: bool, whether its results were finite so far.
+    carried: `ClientResult.carried`.
+  """
+
+  is_finite: Any
+  carried: Any
+
+
 class _ClientOutput(NamedTuple):
-  update: Any
-  client_state: Any
-  sums: Any
+  """What a client's computation returns; `sent` and `sums` leave the client."""
+
+  sent: Any
+  sums: _Sums
+  kept: _Kept
+  client_state: personalized_process.ClientState
 
 
-def _type_of(weights) -> tff.Type:
-  return tff.types.tensorflow_to_type(
-    tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), weights)
+class _News(NamedTuple):
+  """What the server sends in exchanges after the first."""
+
+  global_weights: Any
+  algorithm: Any
+
+
+class _Computations(NamedTuple):
+  """An exchange, built.
+
+  Attributes:
+    news_of: `(S -> _News)`; None for the first exchange.
+    client: `(<broadcast, C, E> -> _ClientOutput)`; after the first exchange it
+      also takes the news and what the client kept.
+    aggregation: Of what clients send.
+    server: `(<S, mean, aggregator state, sums> -> <S, norm of the update>)`.
+  """
+
+  news_of: Optional[tff.Computation]
+  client: tff.Computation
+  aggregation: aggregators.Aggregation
+  server: tff.Computation
+
+
+def build_personalized_process(
+  name: str,
+  work: client_work.ClientWork,
+  options: options_lib.ProcessOptions,
+  hparams: Any = None,
+) -> personalized_process.PersonalizedProcess:
+  """Builds the process of a method.
+
+  Args:
+    name: The method's, for errors and records.
+    work: The method.
+    options: What every method takes.
+    hparams: The method's hyperparameters (a dataclass), for the record.
+  """
+  if options.stateless:
+    work = work.without_state(name)
+  initial_parts = _initial_server_parts(work, options)
+  client_types = _client_types(work, initial_parts)
+  clients = _build_clients(work, options, client_types)
+  aggregations = [
+    aggregators.create(options.aggregator, client.type_signature.result.sent)
+    for client in clients
+  ]
+
+  @tff.federated_computation
+  def initialize():
+    parts = tff.federated_eval(initial_parts, tff.SERVER)
+    return tff.federated_zip(
+      personalized_process.ServerState(
+        round_number=parts[0],
+        seed=parts[1],
+        global_weights=parts[2],
+        aggregator=tuple(a.process.initialize() for a in aggregations),
+        server_optimizer=parts[3],
+        algorithm=parts[4],
+      )
+    )
+
+  state_type = initialize.type_signature.result.member
+  exchanges = [
+    _Computations(
+      _build_news(exchange, state_type) if number else None,
+      client,
+      aggregation,
+      _build_server(work, number, options, state_type, client, aggregation),
+    )
+    for number, (exchange, client, aggregation) in enumerate(
+      zip(work.exchanges, clients, aggregations)
+    )
+  ]
+  broadcast_of = _build_broadcast(state_type)
+  metrics_of = _build_metrics(work, state_type, exchanges)
+
+  def run_round(state, client_states, examples):
+    """A round's new server state, the clients' new states, and metrics."""
+    broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
+    at_clients = (broadcast, client_states, examples)
+    kept, measurements = None, []
+    for number, exchange in enumerate(exchanges):
+      received = at_clients
+      if number:
+        news = tff.federated_map(exchange.news_of, state)
+        received = (*at_clients, tff.federated_broadcast(news), kept)
+      output = tff.federated_map(exchange.client, received)
+      kept = output.kept
+      aggregated = exchange.aggregation.next(
+        state.aggregator[number], output.sent, output.sums.weight
+      )
+      sums = tff.federated_sum(output.sums)
+      state, update_norm = tff.federated_map(
+        exchange.server, (state, aggregated.result, aggregated.state, sums)
+      )
+      measurements.append(aggregated.measurements)
+    metrics = tff.federated_map(
+      metrics_of, (state, sums, update_norm, tuple(measurements))
+    )
+    return state, output.client_state, metrics
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(client_types.client_state, tff.CLIENTS),
+    tff.FederatedType(client_types.examples, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, examples):
+    return personalized_process.PersonalizedOutput(
+      *run_round(state, client_states, examples)
+    )
+
+  return personalized_process.PersonalizedProcess(
+    name=name,
+    model=work.model,
+    initialize=initialize,
+    initialize_client_state=_build_client_state(work),
+    next_fn=next_fn,
+    personal_models=lambda: personal_models.build_personal_models(
+      work, options.personalization, broadcast_of, client_types
+    ),
+    learning_process=lambda: learning_process.build_learning_process(
+      name, work, initialize, run_round
+    ),
+    bytes_per_round=_bytes_per_round(client_types, exchanges),
+    has_global_model=work.global_model is not None,
+    has_local_weights=work.fit_new_client is not None,
+    adapts_known_clients=(
+      options.personalization.resolved(work.adaptation).fine_tune != 'none'
+      or work.fit_new_client is not None
+      and not work.keeps_local
+    ),
+    adaptation=work.adaptation,
+    seed=options.seed,
+    description=_description(work, options, hparams),
   )
 
 
-def _num_bytes(value_type) -> int:
-  """Of the tensors of a type; all shapes are known."""
-  if isinstance(value_type, tff.StructType):
-    return sum(_num_bytes(element) for element in value_type)
-  return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize
+def _initial_server_parts(work, options):
+  """`( -> <round number, seed, weights, optimizer state, algorithm>)`."""
+
+  @tff.tensorflow.computation
+  def initial_parts():
+    optimizer_state = options.server_optimizer.initialize(
+      _specs(work.initial_global, work.trained_names)
+    )
+    return (
+      tf.constant(0, tf.int32),
+      tf.constant(options.seed, tf.int64),
+      tf.nest.map_structure(tf.constant, work.initial_global),
+      tf.nest.map_structure(tf.convert_to_tensor, optimizer_state),
+      tf.nest.map_structure(tf.constant, work.initial_algorithm),
+    )
+
+  return initial_parts
 
 
-def _bytes_per_round(broadcast_type, update_type, exchange):
-  down, up = _num_bytes(broadcast_type), _num_bytes(update_type)
-  if exchange is not None:
-    down += _num_bytes(exchange.server_step.type_signature.result)
-    up += _num_bytes(exchange.report.type_signature.result.report)
-  return personalized_process.BytesPerRound(down, up)
+def _specs(arrays, names):
+  return collections.OrderedDict(
+    (name, tf.TensorSpec(arrays[name].shape, arrays[name].dtype))
+    for name in names
+  )
 
 
-def _hparams_of(optimizer, specs):
-  hparams = optimizer.get_hparams(optimizer.initialize(specs))
-  return {name: float(value) for name, value in hparams.items()}
+def _build_client_state(work):
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_kept),
+    )
+
+  return initialize_client_state
 
 
-def _build_client_update(
-  model,
-  work,
-  weigh,
-  broadcast_type,
-  client_state_type,
-  examples_type,
-  exchange,
-):
-  """`(<broadcast, C, examples> -> <update, C, sums>)`.
+def _client_types(work, initial_parts):
+  parts = initial_parts.type_signature.result
+  kept = tf.nest.map_structure(
+    lambda value: tf.TensorSpec(value.shape, value.dtype), work.initial_kept
+  )
+  return client_work.ClientTypes(
+    broadcast=tff.to_type(
+      client_work.Broadcast(parts[0], parts[1], parts[2], parts[4])
+    ),
+    client_state=tff.to_type(
+      personalized_process.ClientState(
+        np.int64, np.int32, tff.types.tensorflow_to_type(kept)
+      )
+    ),
+    examples=example_tensors.type_of(work.model.element_spec),
+  )
 
-  The update is what is aggregated: with the report, if there is a place for it.
-  After an exchange the parameters are also what that changed, and what the
-  client kept of it.
-  """
+
+def _build_clients(work, options, types):
+  """Each exchange's `(<broadcast, C, E, ...> -> _ClientOutput)`."""
+  clients = []
+  for exchange in work.exchanges:
+    is_last = exchange is work.exchanges[-1]
+    work_at_client = _client_function(work, exchange, options, is_last)
+    parameters = list(types)
+    if clients:
+      news = _News(
+        collections.OrderedDict(
+          (name, types.broadcast.global_weights[name])
+          for name in exchange.receives
+        ),
+        types.broadcast.algorithm,
+      )
+      parameters += [tff.to_type(news), clients[-1].type_signature.result.kept]
+    clients.append(_computation(work_at_client, parameters))
+  return clients
+
+
+def _computation(function, parameters):
+  # TFF takes no variable number of parameters, but one structure.
+  @tff.tensorflow.computation(tuple(parameters))
+  def computation(arguments):
+    return function(*arguments)
+
+  return computation
+
+
+def _client_function(work, exchange, options, is_last):
+  """What a client does in an exchange, as a function of tensors."""
 
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too.
-  @tf.function(jit_compile=model.uses_xla, autograph=False)
-  def update(broadcast, client_state, examples, kept=None):
-    result = work.train(
+  @tf.function(jit_compile=work.model.uses_xla, autograph=False)
+  def work_at_client(broadcast, client_state, examples, news=None, kept=None):
+    if news is not None:
+      broadcast = broadcast._replace(
+        global_weights=split_model.select(
+          {**broadcast.global_weights, **news.global_weights},
+          broadcast.global_weights,
+        ),
+        algorithm=news.algorithm,
+      )
+    result = exchange.client(
       broadcast,
       work.local_of(client_state),
       examples,
-      broadcast.seed_of(client_state, randomness.TRAINING),
+      broadcast.seed_of(client_state, exchange.seed_purpose),
       *([] if kept is None else [kept.carried]),
     )
     is_finite = client_work.all_finite(
-      (result.update, result.report, result.local)
+      (result.update, result.report, result.local, result.carried)
     )
     if kept is not None:
       is_finite = tf.logical_and(is_finite, kept.is_finite)
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
-    report, weight = weigh(result.report, examples, accepted)
-    update = result.update
-    if work.server_update is not None:
-      update = collections.OrderedDict(update=update, report=report)
-
-    def where_accepted(new, old):
-      return tf.nest.map_structure(
-        lambda a, b: tf.where(accepted, a, b), new, old
-      )
-
-    zeros = tf.nest.map_structure(tf.zeros_like, (update, result.metrics))
-    update, metrics = where_accepted((update, result.metrics), zeros)
-    new_client_state = client_state._replace(
-      num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32),
+    report, weight = _weigh(work, exchange, options, result, examples, accepted)
+    metrics = result.metrics or objectives.zero_metrics(work.model)
+    sent, metrics = _where(
+      accepted, (_sent(exchange, result.update, report), metrics)
     )
-    if work.keeps_local:
-      new_client_state = new_client_state._replace(
-        local=where_accepted(result.local, client_state.local)
+    if is_last:
+      client_state = client_state._replace(
+        num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32)
       )
+      if work.keeps_local:
+        client_state = client_state._replace(
+          local=_where(accepted, result.local, client_state.local)
+        )
     return _ClientOutput(
-      update=update,
-      client_state=new_client_state,
-      sums=_ClientSums(
+      sent=sent,
+      sums=_Sums(
         metrics=metrics,
         weight=weight,
         num_examples=tf.where(accepted, examples.num_examples, 0),
         num_clients=tf.cast(accepted, tf.int32),
         num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
       ),
+      kept=() if is_last else _Kept(is_finite, result.carried),
+      client_state=client_state if is_last else (),
     )
 
-  types = (broadcast_type, client_state_type, examples_type)
-  if exchange is None:
+  return work_at_client
 
-    @tff.tensorflow.computation(*types)
-    def client_update(broadcast, client_state, examples):
-      return update(broadcast, client_state, examples)
 
-    return client_update
+def _where(condition, values, others=None):
+  """Value by value of a structure; zeros if there are no others."""
+  if others is None:
+    others = tf.nest.map_structure(tf.zeros_like, values)
+  return tf.nest.map_structure(
+    lambda a, b: tf.where(condition, a, b), values, others
+  )
+
+
+def _sent(exchange, update, report):
+  """What a client's update and report are aggregated as."""
+  if exchange.server is None:
+    return update
+  both = collections.OrderedDict(update=update, report=report)
+  return collections.OrderedDict(
+    (name, value) for name, value in both.items() if tf.nest.flatten(value)
+  )
+
+
+def _weigh(work, exchange, options, result, examples, accepted):
+  """A client's report, as it is averaged, and its weight in the mean."""
+  weighting = (
+    exchange.weighting or options.client_weighting or work.default_weighting
+  )
+  is_uniform = weighting == 'uniform'
+  num_examples = tf.cast(examples.num_examples, tf.float32)
+  report = result.report
+  if work.report_scale is not None:
+    scale = work.report_scale
+    if aggregators.is_weighted(options.aggregator) and not is_uniform:
+      scale = tf.maximum(num_examples, 1.0)
+    report = tf.nest.map_structure(
+      lambda value: value / tf.cast(scale, value.dtype), report
+    )
+  return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
+
+
+def _build_broadcast(state_type):
+  @tff.tensorflow.computation(state_type)
+  def broadcast_of(state):
+    return client_work.Broadcast.of(state)
+
+  return broadcast_of
+
+
+def _build_news(exchange, state_type):
+  @tff.tensorflow.computation(state_type)
+  def news_of(state):
+    return _News(
+      split_model.select(state.global_weights, exchange.receives),
+      state.algorithm,
+    )
+
+  return news_of
+
+
+def _build_server(work, number, options, state_type, client, aggregation):
+  """`(<S, mean, aggregator state, sums> -> <S, norm of the update>)`."""
+  exchange = work.exchanges[number]
+  is_last = number == len(work.exchanges) - 1
 
   @tff.tensorflow.computation(
-    *types,
-    exchange.server_step.type_signature.result,
-    exchange.report.type_signature.result.kept,
+    state_type,
+    aggregation.result_type,
+    aggregation.state_type,
+    client.type_signature.result.sums,
   )
-  def prepared_client_update(broadcast, client_state, examples, changes, kept):
-    changed = preparation.Changes(*changes).apply(broadcast)
-    return update(changed, client_state, examples, preparation.Kept(*kept))
-
-  return prepared_client_update
-
-
-def _build_server_step(
-  work,
-  server_optimizer,
-  trained_names,
-  *types,
-):
-  """`(<S, update, aggregator state, measurements, sums> -> <S, metrics>)`."""
-
-  @tff.tensorflow.computation(*types)
-  def server_step(state, update, aggregator_state, measurements, sums):
-    weights, algorithm = state.global_weights, state.algorithm
-    if work.server_update is not None:
-      update, algorithm = work.server_update(
-        state, update['update'], update['report'], sums.num_clients
+  def server(state, mean, aggregator_state, sums):
+    weights, update, algorithm = state.global_weights, mean, state.algorithm
+    if exchange.server is not None:
+      least_share = aggregators.least_share(
+        options.aggregator, sums.num_clients
       )
-    gradient = split_model.select(update, trained_names)
-    new_optimizer_state, trained = state.server_optimizer, {}
-    if trained_names:
-      new_optimizer_state, trained = server_optimizer.next(
-        state.server_optimizer,
-        split_model.select(weights, trained_names),
+      update, algorithm = exchange.server(
+        state,
+        mean.get('update', {}),
+        mean.get('report', ()),
+        client_work.Cohort(sums.num_clients, least_share),
+      )
+    optimizer_state, trained, gradient = state.server_optimizer, {}, {}
+    if any(name in update for name in work.trained_names):
+      gradient = split_model.select(update, work.trained_names)
+      optimizer_state, trained = options.server_optimizer.next(
+        optimizer_state,
+        split_model.select(weights, work.trained_names),
         gradient,
       )
     stepped = collections.OrderedDict(
@@ -210,329 +454,89 @@ def _build_server_step(
     def keep(new, old):
       return tf.where(has_update, tf.cast(new, old.dtype), old)
 
-    new_state = personalized_process.ServerState(
-      round_number=state.round_number + 1,
-      seed=state.seed,
+    states = list(state.aggregator)
+    states[number] = aggregator_state
+    new_state = state._replace(
+      round_number=state.round_number + int(is_last),
       global_weights=tf.nest.map_structure(keep, stepped, weights),
-      aggregator=aggregator_state,
+      aggregator=tuple(states),
       server_optimizer=tf.nest.map_structure(
-        keep, new_optimizer_state, state.server_optimizer
+        keep, optimizer_state, state.server_optimizer
       ),
       algorithm=tf.nest.map_structure(keep, algorithm, state.algorithm),
     )
+    norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
+    # What an aggregator gives for no update at all may be noise or 0 / 0.
+    return new_state, tf.where(has_update, norm, 0.0)
+
+  return server
+
+
+def _build_metrics(work, state_type, exchanges):
+  """`(<S, sums, norm of the update, measurements...> -> metrics)`."""
+
+  @tff.tensorflow.computation(
+    state_type,
+    exchanges[-1].client.type_signature.result.sums,
+    np.float32,
+    tuple(exchange.aggregation.measurements_type for exchange in exchanges),
+  )
+  def metrics_of(state, sums, update_norm, measurements):
     metrics = tf.nest.map_structure(
       # Nothing trained on, no loss: a zero would look like success.
       lambda mean: tf.where(sums.metrics['examples'] > 0, mean, float('nan')),
       objectives.means(sums.metrics),
     )
-    norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
-    # What an aggregator gives for no update at all may be noise or 0 / 0.
-    metrics['update_norm'] = tf.where(has_update, norm, 0.0)
+    metrics['update_norm'] = update_norm
     metrics['examples'] = sums.num_examples
     metrics['clients'] = sums.num_clients
     metrics['non_finite_clients'] = sums.num_non_finite
     if work.server_metrics is not None:
-      metrics.update(work.server_metrics(new_state.algorithm))
+      metrics.update(work.server_metrics(state.algorithm))
     if tf.nest.flatten(measurements):
-      metrics['aggregator'] = measurements
-    return new_state, metrics
+      metrics['aggregator'] = measurements[0]
+      if len(measurements) > 1:
+        metrics['aggregator'] = collections.OrderedDict(
+          (f'exchange_{number}', measured)
+          for number, measured in enumerate(measurements)
+        )
+    return metrics
 
-  return server_step
+  return metrics_of
 
 
-def build_personalized_process(
-  name: str,
-  model: split_model.SplitModel,
-  work: client_work.ClientWork,
-  *,
-  aggregator: Optional[aggregators.AggregationFactory] = None,
-  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
-  client_weighting: Optional[str] = None,
-  stateless: bool = False,
-  personalization: Optional[personalization_lib.Personalization] = None,
-  seed: int = 0,
-  hparams: Any = None,
-) -> personalized_process.PersonalizedProcess:
-  """Builds the process of an algorithm from its client work.
+def _bytes_per_round(types, exchanges):
+  down, up = _num_bytes(types.broadcast), 0
+  for exchange in exchanges:
+    up += _num_bytes(exchange.client.type_signature.result.sent)
+    if exchange.news_of is not None:
+      down += _num_bytes(exchange.news_of.type_signature.result)
+  return personalized_process.BytesPerRound(down, up)
 
-  Args:
-    name: The method's name.
-    model: The model.
-    work: The algorithm.
-    aggregator: Any TFF aggregation factory for the updates of the global
-      weights (mean, clipped, private, secure, compressed, robust). By default
-      the weighted mean. Moving statistics of batch normalization go through it
-      with the weights. A client that is left out contributes a zero update of
-      weight 0; to an unweighted factory (as the private ones are) the zero
-      update of one more client.
-    server_optimizer: Applied to the aggregated update as its gradient. By
-      default SGD with learning rate 1: the new global weights are the mean of
-      the clients'. Moving statistics are always averaged.
-    client_weighting: 'num_examples', 'uniform' or, by default, the method's
-      own.
-    stateless: Whether clients forget their local state after each round and
-      start the next from the initial one, as a deployment demands that cannot
-      tell its clients apart. Whoever is scored then fits its local state first.
-    personalization: How clients' models are made before they are scored.
-    seed: The experiment's seed, any int64.
-    hparams: The algorithm's hyperparameters (a dataclass), for the record.
 
-  Returns:
-    The process.
+def _num_bytes(value_type) -> int:
+  """Of the tensors of a type; all shapes are known."""
+  if isinstance(value_type, tff.StructType):
+    return sum(_num_bytes(element) for element in value_type)
+  return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize
 
-  Raises:
-    TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`
-      not an optimizer of TFF or `personalization` not a `Personalization`.
-    ValueError: If an argument is out of its range.
-  """
-  if client_weighting is None:
-    client_weighting = work.default_weighting
-  errors.expect(
-    client_weighting in CLIENT_WEIGHTINGS,
-    'client_weighting',
-    f'one of {", ".join(CLIENT_WEIGHTINGS)}',
-    client_weighting,
+
+def _description(work, options, hparams):
+  """All that the process was built with, as JSON types."""
+  optimizer = options.server_optimizer
+  optimizer_hparams = optimizer.get_hparams(
+    optimizer.initialize(_specs(work.initial_global, work.trained_names))
   )
-  errors.expect(-(2**63) <= seed < 2**63, 'seed', 'a 64-bit integer', seed)
-  if aggregator is None:
-    aggregator = tff.aggregators.MeanFactory(no_nan_division=True)
-  if server_optimizer is None:
-    server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
-  if personalization is None:
-    personalization = personalization_lib.Personalization()
-  errors.expect_type(
-    server_optimizer,
-    tff.learning.optimizers.Optimizer,
-    'server_optimizer',
-    'one of tff.learning.optimizers',
-  )
-  errors.expect_type(
-    personalization,
-    personalization_lib.Personalization,
-    'personalization',
-    'a Personalization',
-  )
-  personalization = personalization.resolved(work.adaptation)
-  if stateless:
-    work = work.without_state(name)
-
-  initial_global = work.initial_global
-  statistics = model.statistics if work.statistics is None else work.statistics
-  trained_names = tuple(n for n in initial_global if n not in statistics)
-  optimizer_specs = collections.OrderedDict(
-    (n, tf.TensorSpec(initial_global[n].shape, initial_global[n].dtype))
-    for n in trained_names
-  )
-  client_state_type = tff.to_type(
-    personalized_process.ClientState(
-      np.int64, np.int32, _type_of(work.initial_kept)
-    )
-  )
-  examples_of = example_tensors.build_examples_of(model.element_spec)
-  data_type = examples_of.type_signature.parameter
-
-  @tff.tensorflow.computation
-  def initial_server_parts():
-    optimizer_state = tf.nest.map_structure(
-      tf.convert_to_tensor, server_optimizer.initialize(optimizer_specs)
-    )
-    return (
-      tf.constant(0, tf.int32),
-      tf.constant(seed, tf.int64),
-      tf.nest.map_structure(tf.constant, initial_global),
-      optimizer_state,
-      tf.nest.map_structure(tf.constant, work.initial_algorithm),
-    )
-
-  parts_type = initial_server_parts.type_signature.result
-  broadcast_type = tff.to_type(
-    client_work.Broadcast(
-      parts_type[0], parts_type[1], parts_type[2], parts_type[4]
-    )
-  )
-
-  def weigh(report, examples, accepted, weighting=None):
-    """A client's report, as it is averaged, and its weight in the mean."""
-    is_uniform = (weighting or client_weighting) == 'uniform'
-    num_examples = tf.cast(examples.num_examples, tf.float32)
-    if work.report_scale is not None:
-      scale = work.report_scale
-      if aggregators.is_weighted(aggregator) and not is_uniform:
-        scale = tf.maximum(num_examples, 1.0)
-      report = tf.nest.map_structure(
-        lambda value: value / tf.cast(scale, value.dtype), report
-      )
-    return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
-
-  client_types = {
-    'broadcast_type': broadcast_type,
-    'client_state_type': client_state_type,
-    'examples_type': examples_of.type_signature.result,
-  }
-  exchange = None
-  if work.preparation is not None:
-    exchange = preparation.build_exchange(
-      model, work, aggregator, weigh, **client_types
-    )
-  client_update = _build_client_update(
-    model, work, weigh, **client_types, exchange=exchange
-  )
-  update_type = client_update.type_signature.result.update
-  aggregation = aggregators.create(aggregator, update_type)
-
-  def initial_aggregator_state():
-    if exchange is None:
-      return aggregation.process.initialize()
-    return tff.federated_zip(
-      preparation.Both(
-        exchange.aggregation.process.initialize(),
-        aggregation.process.initialize(),
-      )
-    )
-
-  @tff.federated_computation
-  def initialize():
-    parts = tff.federated_eval(initial_server_parts, tff.SERVER)
-    return tff.federated_zip(
-      personalized_process.ServerState(
-        round_number=parts[0],
-        seed=parts[1],
-        global_weights=parts[2],
-        aggregator=initial_aggregator_state(),
-        server_optimizer=parts[3],
-        algorithm=parts[4],
-      )
-    )
-
-  server_state_type = initialize.type_signature.result.member
-
-  @tff.tensorflow.computation(server_state_type)
-  def broadcast_of(state):
-    return client_work.Broadcast.of(state)
-
-  if exchange is not None:
-
-    @tff.tensorflow.computation(
-      server_state_type, exchange.server_step.type_signature.result
-    )
-    def with_changes(state, changes):
-      return preparation.Changes(*changes).apply(state)
-
-  measurements_type = aggregation.measurements_type
-  if exchange is not None:
-    measurements_type = tff.to_type(
-      preparation.Both(
-        exchange.aggregation.measurements_type, measurements_type
-      )
-    )
-  server_step = _build_server_step(
-    work,
-    server_optimizer,
-    trained_names,
-    server_state_type,
-    aggregation.result_type,
-    server_state_type.aggregator,
-    measurements_type,
-    client_update.type_signature.result.sums,
-  )
-
-  def run_round(state, client_states_of, client_data):
-    """A round's new server state, the clients' new states, and metrics."""
-    at_server = tff.federated_map(broadcast_of, state)
-    broadcast = tff.federated_broadcast(at_server)
-    examples = tff.federated_map(examples_of, client_data)
-    arguments = (broadcast, client_states_of(examples), examples)
-    if exchange is None:
-      output = tff.federated_map(client_update, arguments)
-      aggregated = aggregation.next(
-        state.aggregator, output.update, output.sums.weight
-      )
-      aggregator = aggregated.state, aggregated.measurements
-    else:
-      changes, kept, prepared = exchange.run(
-        at_server, state.aggregator.preparation, arguments
-      )
-      output = tff.federated_map(
-        client_update,
-        (*arguments, tff.federated_broadcast(changes), kept),
-      )
-      aggregated = aggregation.next(
-        state.aggregator.training, output.update, output.sums.weight
-      )
-      aggregator = (
-        tff.federated_zip(preparation.Both(prepared.state, aggregated.state)),
-        tff.federated_zip(
-          preparation.Both(prepared.measurements, aggregated.measurements)
-        ),
-      )
-      state = tff.federated_map(with_changes, (state, changes))
-    stepped = tff.federated_map(
-      server_step,
-      (state, aggregated.result, *aggregator, tff.federated_sum(output.sums)),
-    )
-    return stepped[0], output.client_state, stepped[1]
-
-  @tff.federated_computation(
-    tff.FederatedType(server_state_type, tff.SERVER),
-    tff.FederatedType(client_state_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def next_fn(state, client_states, client_data):
-    return personalized_process.PersonalizedOutput(
-      *run_round(state, lambda unused_examples: client_states, client_data)
-    )
-
-  def to_learning_process():
-    errors.expect(
-      not tf.nest.flatten(work.initial_kept),
-      'stateless',
-      f'given when {name} is built, as its clients keep local state, which a '
-      "LearningProcess of TFF's has no place for",
-      stateless,
-    )
-    return learning_process.build_learning_process(
-      model,
-      work,
-      initialize,
-      run_round,
-      examples_of.type_signature.result,
-      data_type,
-    )
-
-  models = personal_models.build_personal_models(
-    model,
-    work,
-    personalization,
-    broadcast_of=broadcast_of,
-    examples_of=examples_of,
-    client_state_type=client_state_type,
-  )
-  return personalized_process.PersonalizedProcess(
-    name=name,
-    model=model,
-    initialize=initialize,
-    next_fn=next_fn,
-    **models._asdict(),
-    has_global_model=work.global_model is not None,
-    has_local_weights=work.fit_new_client is not None,
-    adapts_known_clients=(
-      personalization.fine_tune != 'none'
-      or work.fit_new_client is not None
-      and not work.keeps_local
+  return {
+    'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
+    'client_weighting': options.client_weighting or work.default_weighting,
+    **({'stateless': True} if options.stateless else {}),
+    'personalization': dataclasses.asdict(
+      options.personalization.resolved(work.adaptation)
     ),
-    bytes_per_round=_bytes_per_round(broadcast_type, update_type, exchange),
-    adaptation=work.adaptation,
-    to_learning_process=to_learning_process,
-    seed=seed,
-    description={
-      'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
-      'client_weighting': client_weighting,
-      **({'stateless': True} if stateless else {}),
-      'personalization': dataclasses.asdict(personalization),
-      'aggregator': type(aggregator).__name__,
-      'server_optimizer': {
-        'name': type(server_optimizer).__name__,
-        **_hparams_of(server_optimizer, optimizer_specs),
-      },
+    'aggregator': type(options.aggregator).__name__,
+    'server_optimizer': {
+      'name': type(optimizer).__name__,
+      **{name: float(value) for name, value in optimizer_hparams.items()},
     },
-  )
+  }

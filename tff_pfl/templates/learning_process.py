@@ -18,29 +18,26 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import errors
+from tff_pfl.client import example_tensors
 from tff_pfl.models import randomness, split_model
 from tff_pfl.templates import client_work, personalized_process, tff_model
 
 
 def build_learning_process(
-  model: split_model.SplitModel,
+  name: str,
   work: client_work.ClientWork,
   initialize: tff.Computation,
   run_round: Callable[..., Any],
-  examples_type: tff.Type,
-  data_type: tff.Type,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process.
 
   Args:
-    model: The model.
-    work: The algorithm, whose clients keep no local state.
+    name: The method's, for the error.
+    work: The method.
     initialize: The server's state before the first round.
-    run_round: `(state, client_states_of, data) -> (state, client states,
-      metrics)`, in a federated computation; `client_states_of` maps the
-      clients' examples to their states.
-    examples_type: Of `ExampleTensors`.
-    data_type: Of a client's data.
+    run_round: `(state, client states, examples) -> (state, client states,
+      metrics)`, in a federated computation.
 
   Returns:
     The process. Its metrics are those of rounds, grouped as TFF's own
@@ -48,10 +45,22 @@ def build_learning_process(
     that brings no data, as `tff.learning.models.ModelWeights`, in the order of
     `tff_model.model_weights`. They can be set where the global weights are
     among them; others (FedBABU's frozen head) stay.
+
+  Raises:
+    ValueError: If clients keep local state.
   """
+  errors.expect(
+    not tf.nest.flatten(work.initial_kept),
+    'stateless',
+    f'given when {name} is built, as its clients keep local state, which a '
+    "LearningProcess of TFF's has no place for",
+    False,
+  )
+  model = work.model
+  examples_of = example_tensors.build_examples_of(model.element_spec)
   state_type = initialize.type_signature.result.member
 
-  @tff.tensorflow.computation(examples_type)
+  @tff.tensorflow.computation(examples_of.type_signature.result)
   def anonymous_state(examples):
     return personalized_process.ClientState(
       client_index=randomness.fingerprint(examples),
@@ -73,14 +82,12 @@ def build_learning_process(
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(data_type, tff.CLIENTS),
+    tff.FederatedType(examples_of.type_signature.parameter, tff.CLIENTS),
   )
   def next_fn(state, client_data):
-    new_state, _, metrics = run_round(
-      state,
-      lambda examples: tff.federated_map(anonymous_state, examples),
-      client_data,
-    )
+    examples = tff.federated_map(examples_of, client_data)
+    states = tff.federated_map(anonymous_state, examples)
+    new_state, _, metrics = run_round(state, states, examples)
     return tff.learning.templates.LearningProcessOutput(
       new_state, tff.federated_map(grouped, metrics)
     )

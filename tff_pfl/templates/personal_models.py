@@ -8,55 +8,40 @@ from __future__ import annotations
 import collections
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.client import objectives, scoring
-from tff_pfl.models import randomness, split_model
+from tff_pfl.models import randomness
 from tff_pfl.templates import client_work, personalization, personalized_process
 
 
 class PersonalModels(NamedTuple):
   """Computations of `PersonalizedProcess` about personal models."""
 
-  initialize_client_state: tff.Computation
   personalize: tff.Computation
   evaluate: tff.Computation
   evaluate_clients: tff.Computation
 
 
 def build_personal_models(
-  model: split_model.SplitModel,
   work: client_work.ClientWork,
   options: personalization.Personalization,
-  *,
   broadcast_of: tff.Computation,
-  examples_of: tff.Computation,
-  client_state_type: tff.Type,
+  types: client_work.ClientTypes,
 ) -> PersonalModels:
-  """Builds them for an algorithm.
+  """Builds them for a method.
 
   Args:
-    model: The model.
-    work: The algorithm.
+    work: The method.
     options: How clients' models are made before they are scored.
     broadcast_of: From the `ServerState` to its `Broadcast`.
-    examples_of: From a client's dataset to its `ExampleTensors`.
-    client_state_type: Of `ClientState`.
+    types: Of what clients' computations take.
   """
+  model = work.model
+  options = options.resolved(work.adaptation)
   server_state_type = broadcast_of.type_signature.parameter
-  broadcast_type = broadcast_of.type_signature.result
-  data_type = examples_of.type_signature.parameter
-  examples_type = examples_of.type_signature.result
-
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_kept),
-    )
+  broadcast_type, client_state_type, examples_type = types
 
   @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
   def personalize_broadcast(broadcast, client_state, examples):
@@ -90,11 +75,11 @@ def build_personal_models(
     )
     return personalized_process.PersonalModel(weights, client_state)
 
-  @tff.tensorflow.computation(server_state_type, client_state_type, data_type)
-  def personalize(state, client_state, train_data):
-    return personalize_broadcast(
-      broadcast_of(state), client_state, examples_of(train_data)
-    )
+  @tff.tensorflow.computation(
+    server_state_type, client_state_type, examples_type
+  )
+  def personalize(state, client_state, train):
+    return personalize_broadcast(broadcast_of(state), client_state, train)
 
   def score(weights, test):
     return scoring.score(model, weights, test)
@@ -118,33 +103,24 @@ def build_personal_models(
     return scores
 
   @tff.tensorflow.computation(
-    server_state_type, client_state_type, data_type, data_type
+    server_state_type, client_state_type, examples_type, examples_type
   )
-  def evaluate(state, client_state, train_data, test_data):
-    return evaluate_broadcast(
-      broadcast_of(state),
-      client_state,
-      examples_of(train_data),
-      examples_of(test_data),
-    )
+  def evaluate(state, client_state, train, test):
+    return evaluate_broadcast(broadcast_of(state), client_state, train, test)
 
   @tff.federated_computation(
     tff.FederatedType(server_state_type, tff.SERVER),
     tff.FederatedType(client_state_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
+    tff.FederatedType(examples_type, tff.CLIENTS),
+    tff.FederatedType(examples_type, tff.CLIENTS),
   )
-  def evaluate_clients(state, client_states, train_data, test_data):
+  def evaluate_clients(state, client_states, train, test):
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
-    train = tff.federated_map(examples_of, train_data)
-    test = tff.federated_map(examples_of, test_data)
     return tff.federated_map(
       evaluate_broadcast, (broadcast, client_states, train, test)
     )
 
-  return PersonalModels(
-    initialize_client_state, personalize, evaluate, evaluate_clients
-  )
+  return PersonalModels(personalize, evaluate, evaluate_clients)
 
 
 def _scores_by_domain(before, after, test):

@@ -23,21 +23,22 @@ class Personalization:
   top: FedAvg + FT is `fed_avg` with `fine_tune='all'`.
 
   Attributes:
-    fine_tune: 'head' (on the frozen body's features), 'all' weights, 'none', or
-      'method': as the method itself prescribes, with these options of no
-      effect. That is none but for methods that train a model to be fine-tuned
-      (`ClientWork.adaptation`).
+    fine_tune: What of a client's model is fine-tuned on its training data
+      before it is scored: head (on the frozen body's features), all weights,
+      none, or method: as the method does itself, with the other options of no
+      effect (per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal
+      model; none for others).
     num_epochs: Epochs of fine-tuning.
-    num_steps: If given, gradient steps of fine-tuning instead of epochs.
-    learning_rate: Of fine-tuning, positive.
-    momentum: Of fine-tuning by SGD, in [0, 1).
-    optimizer: 'sgd' or 'adam'.
+    num_steps: Gradient steps of fine-tuning, instead of epochs.
+    learning_rate: Learning rate of fine-tuning, positive.
+    momentum: Momentum of fine-tuning by SGD, in [0, 1).
+    optimizer: Optimizer of fine-tuning: sgd or adam.
     batch_size: Examples per batch of fine-tuning; None is the full batch.
     new_client_epochs: Epochs in which a client that never took part fits its
-      local weights with the global ones frozen; None takes the method's own
-      number of epochs in a round.
-    proximal_strength: Of a quadratic pull of the weights that are fine-tuned
-      towards where they start, at least 0.
+      local weights, the global ones frozen, before it is scored; None for the
+      method's, as in a round.
+    proximal_strength: Strength of a quadratic pull to where fine-tuning begins,
+      as in FedProx, at least 0.
   """
 
   fine_tune: str = 'method'

@@ -7,6 +7,7 @@ from tests.algorithms import toy_problems
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import weight_partition
+from tff_pfl.templates import federated_round, options
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -22,11 +23,13 @@ _HPARAMS = hparams_lib.LocalTrainingHParams(
 @functools.cache
 def _process(local_layers):
   model = toy_problems.linear_network(_BODY, _HEAD)
-  return joint_training.build_joint_training(
+  partition = weight_partition.WeightPartition.by_layer(
+    model, local_layers=local_layers
+  )
+  return federated_round.build_personalized_process(
     'joint',
-    model,
-    _HPARAMS,
-    weight_partition.WeightPartition.by_layer(model, local_layers=local_layers),
+    joint_training.joint_training_work(model, _HPARAMS, partition),
+    options.ProcessOptions(),
   )
 
 
@@ -47,7 +50,7 @@ def test_all_weights_train_and_the_local_ones_stay(local_layers):
   output = process.next(
     process.initialize(),
     process.initialize_client_states([0]),
-    toy_problems.batched([_CLIENT]),
+    toy_problems.padded([_CLIENT]),
   )
   at_server = toy_problems.kernels(output.state.global_weights)
   at_client = toy_problems.kernels(output.client_states[0].local)
@@ -67,7 +70,7 @@ def test_new_client_trains_exactly_its_local_weights(local_layers):
   personal = process.personalize(
     process.initialize(),
     process.initialize_client_state(0),
-    toy_problems.batched([_CLIENT])[0],
+    toy_problems.padded([_CLIENT])[0],
   )
   initial = {'body': _BODY, 'head': _HEAD}
   # In one step the gradients of the two do not interact.

@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +36,7 @@ from tff_pfl import errors
 from tff_pfl.algorithms.parts import head_curvature
 from tff_pfl.client import example_tensors, objectives, phases, training_loop
 from tff_pfl.models import copies, domain_models, randomness, split_model
-from tff_pfl.templates import aggregators
+from tff_pfl.templates import client_work
 
 AGGREGATIONS = ('weighted_average', 'second_order')
 
@@ -121,111 +120,6 @@ def _members(model, features):
   )
 
 
-class Warmup:
-  """First rounds, in which all domains have the same head: FedAvg.
-
-  All heads are equal at the start, and stay so, as the update of the one model
-  that a client trains is that of every head (and counts in a clipping norm as
-  often). The updates of later rounds have
-  zeros for the heads, so that they have the same form, which the server passes
-  over. Without rounds of warm-up, updates are without heads.
-  """
-
-  def __init__(
-    self,
-    model: split_model.SplitModel,
-    phase: phases.Phase,
-    num_rounds: int,
-    domain_weights: Optional[Any] = None,
-  ):
-    """Makes it.
-
-    Args:
-      model: The model of one domain.
-      phase: Of training.
-      num_rounds: At least 0.
-      domain_weights: Of the loss, see `objectives.prediction_loss`.
-    """
-    self._model = model
-    self._parts = domain_models.domain_copies(model)
-    self._phase = phase
-    self._num_rounds = num_rounds
-    self._objective = objectives.joint_loss(model, domain_weights)
-
-  def unless(
-    self,
-    sent: Any,
-    usual: Callable[[], Any],
-    warmup: Callable[[], Any],
-  ) -> Any:
-    """`warmup()` in the first rounds, then `usual()`; of the same structure.
-
-    Args:
-      sent: The server's state or what it broadcast, for the round's number.
-      usual: Of the later rounds.
-      warmup: Of the first rounds.
-    """
-    if not self._num_rounds:
-      return usual()
-    return tf.cond(sent.round_number < self._num_rounds, warmup, usual)
-
-  def train(
-    self,
-    weights: split_model.Weights,
-    examples: example_tensors.ExampleTensors,
-    seed: tf.Tensor,
-  ) -> tuple:
-    """A client's training in the first rounds: `(update, metrics)`.
-
-    Args:
-      weights: The body and the heads of all domains.
-      examples: The client's.
-      seed: int32 `[2]`.
-    """
-    first, *_ = self._parts.names
-    start = split_model.select(
-      {**weights, **self._parts.part(weights, first)},
-      self._model.initial_weights,
-    )
-    trained, metrics = training_loop.train(
-      self._objective, start, examples, self._phase, seed, model=self._model
-    )
-    update = split_model.difference(start, trained)
-    of_heads = self._parts.join({name: update for name in self._parts.names})
-    return split_model.select({**update, **of_heads}, weights), metrics
-
-  def server_update(
-    self, update: split_model.Weights
-  ) -> collections.OrderedDict:
-    """The update that the server applies in the first rounds.
-
-    Heads stay equal though noise may have been added to each: all move as the
-    first.
-
-    Args:
-      update: The mean over the cohort of the clients' updates.
-    """
-    of_first = self._parts.part(update, self._parts.names[0])
-    of_heads = self._parts.join({name: of_first for name in self._parts.names})
-    return split_model.select({**update, **of_heads}, update)
-
-  def usual_update(
-    self, update: split_model.Weights, weights: split_model.Weights
-  ) -> split_model.Weights:
-    """An update of the body in the form of an update of the first rounds.
-
-    Args:
-      update: Of the body.
-      weights: The body and the heads of all domains.
-    """
-    if not self._num_rounds:
-      return update
-    return collections.OrderedDict(
-      (name, update.get(name, tf.zeros_like(value)))
-      for name, value in weights.items()
-    )
-
-
 class HeadAggregation(abc.ABC):
   """How the server combines what clients made of the domains' heads."""
 
@@ -245,21 +139,8 @@ class HeadAggregation(abc.ABC):
     """
 
   @abc.abstractmethod
-  def nothing(self, old: split_model.Weights) -> Any:
-    """The report of a client that trained no head.
-
-    Args:
-      old: The heads that it was sent.
-    """
-
-  @abc.abstractmethod
-  def update(self, report: Any, num_clients: tf.Tensor) -> tuple:
-    """`(update, algorithm)` from the mean report: `old - new` of all heads.
-
-    Args:
-      report: The mean over the cohort.
-      num_clients: int32, clients in the mean.
-    """
+  def update(self, report: Any, cohort: client_work.Cohort) -> tuple:
+    """`(update, algorithm)` from the mean report: `old - new` of all heads."""
 
   @property
   def initial_algorithm(self) -> Any:
@@ -278,17 +159,14 @@ class WeightedAverage(HeadAggregation):
   def __init__(
     self,
     model: split_model.SplitModel,
-    aggregator: Optional[aggregators.AggregationFactory] = None,
   ):
     """Makes it.
 
     Args:
       model: The model of one domain.
-      aggregator: Of the reports; None for the mean.
     """
     self._model = model
     self._parts = domain_models.domain_copies(model)
-    self._aggregator = aggregator
 
   def report(self, old, new, features):
     """Each domain's examples, and that times how far its head moved."""
@@ -306,18 +184,10 @@ class WeightedAverage(HeadAggregation):
       shares=examples_of, moved=self._parts.join(moved)
     )
 
-  def nothing(self, old):
-    """Shares of 0."""
-    return collections.OrderedDict(
-      shares=tf.zeros([self._model.domains.number]),
-      moved=tf.nest.map_structure(tf.zeros_like, old),
-    )
-
-  def update(self, report, num_clients):
+  def update(self, report, cohort):
     """Divides by the shares."""
-    least = aggregators.least_share(self._aggregator, num_clients)
     update = copies.means_of_members(
-      self._parts, report['moved'], report['shares'], least
+      self._parts, report['moved'], report['shares'], cohort.least_share
     )
     return update, self.initial_algorithm
 
@@ -329,21 +199,18 @@ class SecondOrder(HeadAggregation):
     self,
     model: split_model.SplitModel,
     ridge: float = 0.0,
-    aggregator: Optional[aggregators.AggregationFactory] = None,
   ):
     """Makes it.
 
     Args:
       model: The model of one domain, with a linear head and a known loss.
       ridge: Added to the Hessian's diagonal, times its largest eigenvalue.
-      aggregator: Of the reports; None for the mean.
     """
     head_curvature.expect_known_loss(model)
     self._model = model
     self._head = domain_models.linear_head(model)
     self._parts = domain_models.domain_copies(model)
     self._ridge = ridge
-    self._aggregator = aggregator
     kernel = model.initial_weights[self._head.kernel]
     self._num_outputs = kernel.shape[1]
 
@@ -369,15 +236,6 @@ class SecondOrder(HeadAggregation):
       moved=tf.linalg.matvec(hessians, moved),
     )
 
-  def nothing(self, old):
-    """Shares and Hessians of 0."""
-    vectors = self._vectors(old)
-    return collections.OrderedDict(
-      shares=tf.zeros([self._model.domains.number]),
-      hessian=tf.zeros([*vectors.shape, vectors.shape[-1]], vectors.dtype),
-      moved=tf.zeros_like(vectors),
-    )
-
   def _vectors(self, heads):
     return tf.stack(
       [
@@ -386,11 +244,9 @@ class SecondOrder(HeadAggregation):
       ]
     )
 
-  def update(self, report, num_clients):
+  def update(self, report, cohort):
     """Solves for the step of each domain's head."""
-    is_present = report['shares'] >= aggregators.least_share(
-      self._aggregator, num_clients
-    )
+    is_present = report['shares'] >= cohort.least_share
     steps, condition_numbers = solve(
       tf.where(is_present[:, tf.newaxis, tf.newaxis], report['hessian'], 0),
       report['moved'],
@@ -473,7 +329,6 @@ def make_aggregation(
   model: split_model.SplitModel,
   *,
   ridge: float = 0.0,
-  aggregator: Optional[aggregators.AggregationFactory] = None,
 ) -> HeadAggregation:
   """Makes an aggregation of heads by name.
 
@@ -481,9 +336,8 @@ def make_aggregation(
     name: One of `AGGREGATIONS`.
     model: The model of one domain.
     ridge: Of `second_order`, at least 0.
-    aggregator: Of the reports; None for the mean.
   """
   check_aggregation(name, ridge)
   if name == 'second_order':
-    return SecondOrder(model, ridge, aggregator)
-  return WeightedAverage(model, aggregator)
+    return SecondOrder(model, ridge)
+  return WeightedAverage(model)

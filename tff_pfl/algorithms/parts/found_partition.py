@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.models import hidden_elements, randomness, split_model
-from tff_pfl.templates import client_work
+from tff_pfl.templates import personalized_process
 
 SPLITS = ('factor_analysis', 'random')
 
@@ -94,18 +94,18 @@ class FoundPartition:
     )
 
   def next(
-    self, broadcast: client_work.Broadcast, sums: Any
+    self, state: personalized_process.ServerState, sums: Any
   ) -> collections.OrderedDict:
     """What the server keeps, with the partition that follows from the sums.
 
     Args:
-      broadcast: What it sent.
+      state: The server's.
       sums: The mean of the clients' reports.
     """
-    algorithm = broadcast.algorithm
+    algorithm = state.algorithm
 
     def found():
-      seed = randomness.server_seed(broadcast.seed, broadcast.round_number)
+      seed = randomness.server_seed(state.seed, state.round_number)
       is_shared, num_factors, num_iterations = (
         collections.OrderedDict() for _ in range(3)
       )

@@ -8,21 +8,15 @@ weights, from the initial ones, with the global ones frozen.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import split_model, weight_partition
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalization,
-  personalized_process,
-)
+from tff_pfl.templates import client_work, personalization
 
 
-def build_joint_training(
-  name: str,
+def joint_training_work(
   model: split_model.SplitModel,
   hparams: hparams_lib.LocalTrainingHParams,
   partition: weight_partition.WeightPartition,
@@ -30,14 +24,12 @@ def build_joint_training(
   proximal_strength: float = 0.0,
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
   default_weighting: str = 'num_examples',
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds a method from the partition of its weights and what they minimize.
+) -> client_work.ClientWork:
+  """Makes a method from the partition of its weights and what they minimize.
 
   Args:
-    name: The method's name.
-    model: The model.
-    hparams: Of local training.
+    model: The process' model.
+    hparams: What a round's training is.
     partition: Which weights are global and which local.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
@@ -45,7 +37,6 @@ def build_joint_training(
       that were broadcast, at least 0.
     adaptation: How a model is fine-tuned before it is scored; by default not.
     default_weighting: As for `ClientWork`.
-    **options: See `federated_round.build_personalized_process`.
   """
   objective = objective or objectives.joint_loss(model)
   head_names = set(model.weight_names(model.head_layers))
@@ -88,14 +79,11 @@ def build_joint_training(
       seed,
     ).weights
 
-  work = client_work.partitioned_weights_work(
+  return client_work.partitioned_weights_work(
     model,
     partition,
-    train,
+    client_work.Exchange(train),
     fit_new_client=fit_new_client if partition.local_names else None,
     adaptation=adaptation,
     default_weighting=default_weighting,
-  )
-  return federated_round.build_personalized_process(
-    name, model, work, hparams=hparams, **options
   )

@@ -11,50 +11,38 @@ from collections.abc import Callable
 from typing import Any
 
 from tff_pfl.models import split_model
-from tff_pfl.templates import (
-  client_work,
-  federated_round,
-  personalized_process,
-)
+from tff_pfl.templates import client_work
 
 
-def build_personal_copies(
-  name: str,
+def personal_copies_work(
   model: split_model.SplitModel,
-  hparams: Any,
   train: Callable[..., client_work.ClientResult],
   train_personal: Callable[..., Any],
   default_weighting: str = 'num_examples',
-  **options: Any,
-) -> personalized_process.PersonalizedProcess:
-  """Builds a method whose clients keep a personal model.
+) -> client_work.ClientWork:
+  """Makes a method whose clients keep a personal model.
 
   Args:
-    name: The method's name.
-    model: The model.
-    hparams: The method's hyperparameters.
+    model: The process' model.
     train: `(broadcast, personal, examples, seed) -> ClientResult`, a round;
       `local` is the new personal model.
     train_personal: `(broadcast, personal, examples, seed, num_epochs) ->
       TrainResult`: the part of a round that trains the personal model, for
       `num_epochs` or (None) as long as in a round.
     default_weighting: As for `ClientWork`.
-    **options: See `federated_round.build_personalized_process`.
   """
 
   def fit_new_client(broadcast, unused_initial, examples, seed, num_epochs):
     start = broadcast.global_weights
     return train_personal(broadcast, start, examples, seed, num_epochs).weights
 
-  work = client_work.ClientWork(
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
     initial_global=model.initial_weights,
-    train=train,
     initial_local=model.initial_weights,
     personal_weights=lambda unused_broadcast, personal: personal,
     global_model=lambda global_weights: global_weights,
     fit_new_client=fit_new_client,
     default_weighting=default_weighting,
-  )
-  return federated_round.build_personalized_process(
-    name, model, work, hparams=hparams, **options
   )

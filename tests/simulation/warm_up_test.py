@@ -1,0 +1,106 @@
+"""Tests of rounds of FedAvg before a run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.algorithms import toy_problems
+from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.algorithms import fed_dar
+from tff_pfl.simulation import finished_run, run_config, run_store, warm_up
+
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_dar',
+  hparams=fed_dar.FedDarHParams(
+    num_head_epochs=1,
+    num_body_epochs=2,
+    body_learning_rate=0.1,
+    projection_dim=4,
+  ),
+  dataset='relabelled_digits',
+  partition='domain_mixture:1:40',
+  num_clients=2,
+  cohort_size=2,
+  model_arguments={'widths': (8,)},
+  num_warmup_rounds=2,
+  num_rounds=1,
+  num_final_evaluations=1,
+)
+
+
+@pytest.fixture(name='directory', scope='module')
+def _directory(tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp('run') / 'run')
+  _CONFIG.run(directory, show_progress=False)
+  return directory
+
+
+def _global_weights(directory):
+  with finished_run.FinishedRun(directory) as run:
+    with runtime_lib.given_or_on_cpu(None) as runtime:
+      return run.server_state(run.build_process(), runtime).global_weights
+
+
+def test_training_of_the_warm_up_is_that_of_the_body():
+  config = warm_up.config_of(_CONFIG)
+  assert (config.algorithm, config.num_rounds) == ('fed_avg', 2)
+  assert config.hparams.num_epochs == 2
+  assert config.hparams.learning_rate == 0.1
+  assert config.hparams.batch_size == _CONFIG.hparams.batch_size
+  assert config.reweight_domains
+
+
+def test_the_method_starts_from_the_model_of_the_warm_up(directory):
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  started = warm_up.started(_CONFIG, model, directory)
+  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
+    assert store.config['algorithm'] == 'fed_avg'
+    assert store.num_rounds == 2
+  initial = _CONFIG.build_process(started).initialize().global_weights
+  assert toy_problems.differ(
+    initial['dense_1/kernel'], model.initial_weights['dense_1/kernel']
+  )
+  for m in range(started.domains.number):
+    np.testing.assert_array_equal(
+      initial[f'domain_{m}/head/kernel'], started.initial_weights['head/kernel']
+    )
+
+
+def test_a_run_without_a_warm_up_differs_and_has_no_folder(directory, tmp_path):
+  without = dataclasses.replace(_CONFIG, num_warmup_rounds=0)
+  without.run(str(tmp_path / 'run'), show_progress=False)
+  assert not (tmp_path / 'run' / warm_up.FOLDER).exists()
+  assert toy_problems.differ(
+    _global_weights(str(tmp_path / 'run')), _global_weights(directory)
+  )
+
+
+def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
+  shorter = str(tmp_path / 'run')
+  data = _CONFIG.load_data()
+  # As if it had been stopped after the warm-up.
+  warm_up.run(
+    _CONFIG, _CONFIG.build_model(data), data, shorter, show_progress=False
+  )
+  _CONFIG.run(shorter, resume=True, show_progress=False)
+  toy_problems.assert_same(
+    dict(_global_weights(shorter)), dict(_global_weights(directory))
+  )
+
+
+def test_a_run_whose_warm_up_is_gone_cannot_be_opened(directory, tmp_path):
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  with pytest.raises(errors.RunError, match='warmup'):
+    warm_up.started(_CONFIG, model, str(tmp_path))
+
+
+def test_negative_warm_up_is_refused():
+  with pytest.raises(ValueError, match='`num_warmup_rounds`'):
+    run_config.RunConfig(num_warmup_rounds=-1)
+
+
+def test_method_of_domains_makes_its_own_model_of_domains():
+  with pytest.raises(ValueError, match='`domain_model`.*shared.*fed_dar'):
+    dataclasses.replace(_CONFIG, domain_model='multi_head')

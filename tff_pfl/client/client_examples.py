@@ -1,0 +1,70 @@
+"""The examples of a dataset's clients as padded tensors."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.client import example_tensors
+from tff_pfl.datasets import examples as examples_lib
+
+# What a client takes besides its numbers.
+_BYTES_PER_CLIENT = 2000
+
+
+def padded(examples: examples_lib.Examples) -> example_tensors.ExampleTensors:
+  """A client's examples as processes take them."""
+  return example_tensors.from_arrays(examples.as_dict())
+
+
+def no_examples(
+  element_spec: Mapping[str, tf.TensorSpec],
+) -> example_tensors.ExampleTensors:
+  """The examples of a client that has none, with one example's spec."""
+  return example_tensors.from_arrays(
+    collections.OrderedDict(
+      (name, np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype))
+      for name, spec in element_spec.items()
+    )
+  )
+
+
+class ClientExamples:
+  """The clients' examples, `padded` when asked for, the last ones kept."""
+
+  def __init__(
+    self,
+    load: Callable[[str], examples_lib.Examples],
+    max_bytes: int = 2**30,
+  ):
+    """Loads nothing yet.
+
+    Args:
+      load: From a client id to its examples, such as `FederatedDataset.train`.
+      max_bytes: How much may be kept; what was not asked for longest is
+        dropped.
+    """
+    self._load = load
+    self._max_bytes = max_bytes
+    self._num_bytes = 0
+    self._kept = collections.OrderedDict()
+
+  def __getitem__(self, client_id: str) -> example_tensors.ExampleTensors:
+    """The client's examples."""
+    if client_id not in self._kept:
+      tensors = padded(self._load(client_id))
+      num_bytes = _BYTES_PER_CLIENT + sum(
+        tensor.shape.num_elements() * tensor.dtype.size
+        for tensor in tf.nest.flatten(tensors)
+      )
+      self._kept[client_id] = tensors, num_bytes
+      self._num_bytes += num_bytes
+    self._kept.move_to_end(client_id)
+    tensors = self._kept[client_id][0]
+    while self._num_bytes > self._max_bytes:
+      _, (_, dropped_bytes) = self._kept.popitem(last=False)
+      self._num_bytes -= dropped_bytes
+    return tensors

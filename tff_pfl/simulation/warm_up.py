@@ -1,0 +1,110 @@
+"""Rounds of FedAvg before a run, whose model is where its method starts.
+
+The warm-up is a run of its own, in the folder `warmup` of the run, with the
+method's own local training (that of the body where head and body are trained in
+turn). It is resumed like any run, and needed whenever the run is opened again:
+what its method starts from is the model that the warm-up ended with.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tff_pfl import datasets
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.algorithms import registry
+from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.models import domain_models, split_model
+from tff_pfl.simulation import client_population, run_store
+
+if TYPE_CHECKING:
+  from tff_pfl.simulation import run_config
+
+FOLDER = 'warmup'
+
+
+def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
+  """The settings of a run's warm-up."""
+  hparams = config.hparams
+  body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
+  training = {
+    'num_epochs': getattr(hparams, f'num_{body}epochs'),
+    'num_steps': getattr(hparams, f'num_{body}steps'),
+    'learning_rate': getattr(hparams, f'{body}learning_rate'),
+    'momentum': hparams.momentum,
+    'optimizer': hparams.optimizer,
+    'batch_size': hparams.batch_size,
+  }
+  return dataclasses.replace(
+    config,
+    algorithm='fed_avg',
+    hparams=registry.get_algorithm('fed_avg').hparams(**training),
+    reweight_domains=(
+      config.reweight_domains or getattr(hparams, 'reweight_domains', False)
+    ),
+    stateless=False,
+    num_rounds=config.num_warmup_rounds,
+    num_final_evaluations=1,
+    num_warmup_rounds=0,
+  )
+
+
+def run(
+  config: run_config.RunConfig,
+  model: split_model.SplitModel,
+  data: datasets.FederatedDataset,
+  output_dir: str,
+  **options: Any,
+) -> split_model.SplitModel:
+  """Runs the warm-up, if there is one; returns `started`.
+
+  Args:
+    config: The run's settings.
+    model: Of `RunConfig.build_model`.
+    data: The run's.
+    output_dir: The run's folder.
+    **options: Of `RunConfig.run_process`.
+  """
+  if config.num_warmup_rounds:
+    process = config_of(config).build_process(_model_of(config, model))
+    config_of(config).run_process(
+      process, data, os.path.join(output_dir, FOLDER), **options
+    )
+  return started(config, model, output_dir)
+
+
+def started(
+  config: run_config.RunConfig,
+  model: split_model.SplitModel,
+  output_dir: str,
+) -> split_model.SplitModel:
+  """The model with the weights that the warm-up in a run's folder reached.
+
+  Raises:
+    RunError: If the warm-up is missing or damaged.
+  """
+  if not config.num_warmup_rounds:
+    return model
+  model = _model_of(config, model)
+  process = config_of(config).build_process(model)
+  folder = os.path.join(output_dir, FOLDER)
+  with run_store.RunStore.open_for_reading(folder) as store:
+    with runtime_lib.given_or_on_cpu(None) as runtime:
+      state = client_population.decode_state(
+        store.server_state(), runtime.run(process.initialize)
+      )
+  weights = collections.OrderedDict(
+    (name, np.asarray(value)) for name, value in state.global_weights.items()
+  )
+  return dataclasses.replace(model, initial_weights=weights)
+
+
+def _model_of(config, model):
+  """The model that the method will make heads of domains of, if it does."""
+  dimension = getattr(config.hparams, 'projection_dim', None)
+  return domain_models.projected(model, dimension) if dimension else model
