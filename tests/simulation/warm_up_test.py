@@ -57,7 +57,7 @@ def test_the_method_starts_from_the_model_of_the_warm_up(directory):
   started = warm_up.started(_CONFIG, model, directory)
   with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
     assert store.config['algorithm'] == 'fed_avg'
-    assert store.num_rounds == 2
+    assert store.last_round == 2
   initial = _CONFIG.build_process(started).initialize().global_weights
   assert toy_problems.differ(
     initial['dense_1/kernel'], model.initial_weights['dense_1/kernel']
