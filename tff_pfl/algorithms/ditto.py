@@ -42,12 +42,12 @@ class DittoHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Ditto: of both models' training, and the pull.
 
   Attributes:
-    proximal_strength: Of the pull of a personal model to the global one
-      (lambda), at least 0.
+    proximal_strength: Strength of the pull of a personal model to the global
+      one (lambda), at least 0.
     personal_num_epochs: Epochs on the personal model; None for as long as on
       the global one.
-    personal_learning_rate: Of the personal model; None for that of the global
-      one.
+    personal_learning_rate: The personal model's learning rate; None for that
+      of the global one.
   """
 
   proximal_strength: float = 0.75

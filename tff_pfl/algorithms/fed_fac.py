@@ -131,11 +131,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return self.analysed == 'weights'
 
   def num_personal(self, number: int) -> int:
-    """How many of a layer's elements are personal: those below the threshold.
-
-    Args:
-      number: Of the layer's elements.
-    """
+    """How many of a layer's `number` elements are below the threshold."""
     if math.isinf(self.threshold):
       return number if self.threshold > 0 else 0
     # 0.55 * 100 is 55 and a little.

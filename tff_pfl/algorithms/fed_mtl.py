@@ -41,8 +41,8 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Fed-MTL: of local training, and the coupling.
 
   Attributes:
-    coupling_strength: Of the pull of the models to their mean (lambda), at
-      least 0.
+    coupling_strength: Strength of the pull of the models to their mean
+      (lambda), at least 0.
   """
 
   coupling_strength: float = 0.1

@@ -36,7 +36,8 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedProx: of local training, and the pull.
 
   Attributes:
-    proximal_strength: Of the pull to the global model (mu), at least 0.
+    proximal_strength: Strength of the pull to the global model (mu), at least
+      0.
   """
 
   proximal_strength: float = 0.1

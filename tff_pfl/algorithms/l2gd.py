@@ -52,9 +52,10 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of L2GD: of local rounds, and of aggregation rounds.
 
   Attributes:
-    learning_rate: Of a local step, before it is divided by 1 - p.
+    learning_rate: Learning rate of a local step, before it is divided by 1 - p.
     aggregation_probability: Share of aggregation rounds (p), in [0, 1).
-    coupling_strength: Of the pull to the mean model (lambda), at least 0.
+    coupling_strength: Strength of the pull to the mean model (lambda), at least
+      0.
   """
 
   aggregation_probability: float = 0.2

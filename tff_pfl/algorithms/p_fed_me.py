@@ -42,11 +42,11 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of pFedMe: of the envelope's descent, and its solver.
 
   Attributes:
-    learning_rate: Of w on the envelope (eta), positive.
-    momentum: Of w's descent.
-    proximal_strength: Of the pull of theta to w (lambda), positive.
-    num_inner_steps: Gradient steps of a solve (K), at least 1.
-    inner_learning_rate: Of these steps, positive.
+    learning_rate: Learning rate of the global model w (eta), positive.
+    momentum: Momentum of w's SGD.
+    proximal_strength: Strength of the pull of theta to w (lambda), positive.
+    num_inner_steps: Gradient steps on theta for each batch (K), at least 1.
+    inner_learning_rate: Learning rate of these steps, positive.
     num_adaptation_epochs: Epochs of mini-batches in which theta_i is solved
       before it is scored, at least 1.
   """

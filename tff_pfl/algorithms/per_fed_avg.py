@@ -70,13 +70,14 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     num_epochs: If `num_steps` is None, how often D' go through the examples.
     num_steps: Local iterations in a round (tau).
-    learning_rate: Of the client's optimizer (beta), positive.
-    momentum: Of SGD (adam does not read it), in [0, 1).
-    optimizer: 'sgd' or 'adam', for the local iterations.
+    learning_rate: Learning rate of the local iterations (beta), positive.
+    momentum: Momentum of the local iterations (adam does not read it), in
+      [0, 1).
+    optimizer: Optimizer of the local iterations: sgd or adam.
     batch_size: Examples in each of an iteration's batches; None for all.
     variant: 'first_order', 'hessian_free' or 'exact'.
-    inner_learning_rate: Of the inner steps and of adaptation (alpha), at least
-      0.
+    inner_learning_rate: Learning rate of the inner steps and of adaptation
+      (alpha), at least 0.
     num_inner_steps: Inner steps of an iteration, at least 1.
     inner_scope: Which weights these steps and adaptation change: 'all', 'head'.
     hessian_free_step: Factor of v in the variant 'hessian_free' (delta),

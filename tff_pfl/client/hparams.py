@@ -133,7 +133,7 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
 
   Args:
     hparams: The class of a method's hyperparameters.
-    name: Of one of its fields.
+    name: One of its fields.
 
   Returns:
     The name of the field; None if `name` is not a number of epochs or no number

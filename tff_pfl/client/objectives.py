@@ -134,8 +134,8 @@ def prediction_loss(
     model: For the loss, the metrics and the names of moving statistics.
     forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
       takes are those that are trained, frozen ones are bound inside it.
-    domain_weights: Of a model with domains: float `[domains]`, the factor of an
-      example's loss by its domain; None for no such factor. The mean is over
+    domain_weights: For a model with domains: float `[domains]`, the factor of
+      an example's loss by its domain; None for no such factor. The mean is over
       the batch's examples as ever, and metrics are without it.
   """
 
@@ -195,8 +195,8 @@ def body_loss(
   """The loss as a function of the body, with the head frozen at `head`.
 
   Args:
-    model: The model.
-    head: The weights of its head.
+    model: The model of body and head.
+    head: The head's weights.
     domain_weights: See `prediction_loss`.
   """
 
@@ -268,8 +268,7 @@ def curvature_along(
     weights: Where the Hessian is taken.
     direction: The vector: some of the trained weights' names to values of their
       shapes; it is zero in the others.
-    batch: The batch.
-    seed: int32 `[2]`, of the forward pass.
+    seed: int32 `[2]`, for the forward pass.
 
   Returns:
     The product, for the names of the gradient.
@@ -312,11 +311,7 @@ def curvature_along_by_differences(
   over.
 
   Args:
-    objective: See `curvature_along`, as the next four.
-    weights: The weights.
-    direction: The vector.
-    batch: The batch.
-    seed: The seed.
+    objective: See `curvature_along`, as for the next four.
     step: The factor of `direction`, positive.
   """
 

@@ -16,8 +16,8 @@ class Scores(NamedTuple):
 
   Attributes:
     sums: Metric sums, as `objectives.zero_metrics`.
-    by_domain: Of models with domains, the same for each domain: `[domains]`.
-    class_1: Of models with domains and two classes, float32 `[capacity]`: the
+    by_domain: For models with domains, the same for each domain: `[domains]`.
+    class_1: For models with domains and two classes, float32 `[capacity]`: the
       logarithm of the odds of class 1.
   """
 

@@ -172,13 +172,11 @@ def train_part(
   """Trains a part of a model's weights, all others frozen.
 
   Args:
-    model: The model.
+    model: The model of all weights.
     part: Where the part starts.
     whole_of: From the part to all weights.
     part_of: From some of the model's weights to what the part has of them.
-    examples: As for `train`, like the others.
-    phase: As said.
-    seed: As said.
+    examples: See `train`, as for the others.
   """
 
   def forward(part, x, mode):

@@ -140,11 +140,7 @@ class Aggregation(NamedTuple):
 
 
 def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
-  """Creates an aggregation.
-
-  Args:
-    factory: Of TFF's or of its kind.
-    value_type: Of what clients send.
+  """Creates an aggregation of what clients send.
 
   Raises:
     TypeError: If `factory` is not an aggregation factory.

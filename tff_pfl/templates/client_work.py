@@ -98,8 +98,8 @@ class Exchange:
     weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
       None for those of the process.
     seed_purpose: What the clients' seed is for, see `randomness`.
-    receives: Of exchanges after the first: names of the global weights that the
-      server has changed since and sends, with the method's server state.
+    receives: In exchanges after the first: names of the global weights that
+      the server has changed since and sends, with the method's server state.
   """
 
   client: Callable[..., ClientResult]
@@ -115,7 +115,7 @@ class ClientWork:
 
   Attributes:
     model: The process' model.
-    exchanges: Of a round, in their order.
+    exchanges: What makes a round, in their order.
     initial_global: The global weights before the first round (name to array):
       what the server keeps, broadcasts and averages the updates of.
     personal_weights: `(broadcast, local) -> weights`, the model that the client
@@ -142,8 +142,8 @@ class ClientWork:
       (arrays).
     server_metrics: `algorithm -> metrics`, scalars by name: what a round's
       metrics tell of the method's server state; None where nothing.
-    report_scale: Of methods whose reports are sums over a client's examples, of
-      which the server wants ratios: positive. What is averaged is such a sum
+    report_scale: Positive; for methods whose reports are sums over a client's
+      examples, of which the server wants ratios. What is averaged is such a sum
       divided by the client's weight, where that is its number of examples, or
       by this where clients weigh alike: so the ratios are those of sums over
       the cohort, whatever the weights. None where reports are averaged as they

@@ -111,8 +111,7 @@ def model_for(
   """Returns the model for a dataset: with its domains, if it has any.
 
   Args:
-    model: Of examples `{x, y}`.
-    data: The dataset.
+    model: A model of examples `{x, y}`.
     runtime: As for `count_domains`.
   """
   if data.domain_names is None:

@@ -118,27 +118,13 @@ def build_personalized_process(
   if options.stateless:
     work = work.without_state(name)
   initial_parts = _initial_server_parts(work, options)
-  client_types = _client_types(work, initial_parts)
-  clients = _build_clients(work, options, client_types)
+  types = _client_types(work, initial_parts)
+  clients = _build_clients(work, options, types)
   aggregations = [
     aggregators.create(options.aggregator, client.type_signature.result.sent)
     for client in clients
   ]
-
-  @tff.federated_computation
-  def initialize():
-    parts = tff.federated_eval(initial_parts, tff.SERVER)
-    return tff.federated_zip(
-      personalized_process.ServerState(
-        round_number=parts[0],
-        seed=parts[1],
-        global_weights=parts[2],
-        aggregator=tuple(a.process.initialize() for a in aggregations),
-        server_optimizer=parts[3],
-        algorithm=parts[4],
-      )
-    )
-
+  initialize = _build_initialize(initial_parts, aggregations)
   state_type = initialize.type_signature.result.member
   exchanges = [
     _Computations(
@@ -152,6 +138,46 @@ def build_personalized_process(
     )
   ]
   broadcast_of = _build_broadcast(state_type)
+  run_round = _build_round(work, state_type, broadcast_of, exchanges)
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(types.client_state, tff.CLIENTS),
+    tff.FederatedType(types.examples, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, examples):
+    return personalized_process.PersonalizedOutput(
+      *run_round(state, client_states, examples)
+    )
+
+  return personalized_process.PersonalizedProcess(
+    name=name,
+    model=work.model,
+    initialize=initialize,
+    initialize_client_state=_build_client_state(work),
+    next_fn=next_fn,
+    personal_models=lambda: personal_models.build_personal_models(
+      work, options.personalization, broadcast_of, types
+    ),
+    learning_process=lambda: learning_process.build_learning_process(
+      name, work, initialize, run_round
+    ),
+    bytes_per_round=_bytes_per_round(types, exchanges),
+    has_global_model=work.global_model is not None,
+    has_local_weights=work.fit_new_client is not None,
+    adapts_known_clients=(
+      options.personalization.resolved(work.adaptation).fine_tune != 'none'
+      or work.fit_new_client is not None
+      and not work.keeps_local
+    ),
+    adaptation=work.adaptation,
+    seed=options.seed,
+    description=_description(work, options, hparams),
+  )
+
+
+def _build_round(work, state_type, broadcast_of, exchanges):
+  """The round, as a function in a federated computation."""
   metrics_of = _build_metrics(work, state_type, exchanges)
 
   def run_round(state, client_states, examples):
@@ -179,40 +205,27 @@ def build_personalized_process(
     )
     return state, output.client_state, metrics
 
-  @tff.federated_computation(
-    tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(client_types.client_state, tff.CLIENTS),
-    tff.FederatedType(client_types.examples, tff.CLIENTS),
-  )
-  def next_fn(state, client_states, examples):
-    return personalized_process.PersonalizedOutput(
-      *run_round(state, client_states, examples)
+  return run_round
+
+
+def _build_initialize(initial_parts, aggregations):
+  """`( -> S@SERVER)`."""
+
+  @tff.federated_computation
+  def initialize():
+    parts = tff.federated_eval(initial_parts, tff.SERVER)
+    return tff.federated_zip(
+      personalized_process.ServerState(
+        round_number=parts[0],
+        seed=parts[1],
+        global_weights=parts[2],
+        aggregator=tuple(a.process.initialize() for a in aggregations),
+        server_optimizer=parts[3],
+        algorithm=parts[4],
+      )
     )
 
-  return personalized_process.PersonalizedProcess(
-    name=name,
-    model=work.model,
-    initialize=initialize,
-    initialize_client_state=_build_client_state(work),
-    next_fn=next_fn,
-    personal_models=lambda: personal_models.build_personal_models(
-      work, options.personalization, broadcast_of, client_types
-    ),
-    learning_process=lambda: learning_process.build_learning_process(
-      name, work, initialize, run_round
-    ),
-    bytes_per_round=_bytes_per_round(client_types, exchanges),
-    has_global_model=work.global_model is not None,
-    has_local_weights=work.fit_new_client is not None,
-    adapts_known_clients=(
-      options.personalization.resolved(work.adaptation).fine_tune != 'none'
-      or work.fit_new_client is not None
-      and not work.keeps_local
-    ),
-    adaptation=work.adaptation,
-    seed=options.seed,
-    description=_description(work, options, hparams),
-  )
+  return initialize
 
 
 def _initial_server_parts(work, options):

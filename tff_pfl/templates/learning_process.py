@@ -34,7 +34,7 @@ def build_learning_process(
 
   Args:
     name: The method's, for the error.
-    work: The method.
+    work: Its clients keep no local state.
     initialize: The server's state before the first round.
     run_round: `(state, client states, examples) -> (state, client states,
       metrics)`, in a federated computation.

@@ -36,7 +36,7 @@ def build_personal_models(
     work: The method.
     options: How clients' models are made before they are scored.
     broadcast_of: From the `ServerState` to its `Broadcast`.
-    types: Of what clients' computations take.
+    types: What clients' computations take.
   """
   model = work.model
   options = options.resolved(work.adaptation)

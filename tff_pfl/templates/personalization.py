@@ -110,8 +110,8 @@ def fine_tune(
   """Fine-tunes a client's model on its training data.
 
   Args:
-    model: The model.
-    weights: All weights.
+    model: All of whose weights are given.
+    weights: Where fine-tuning begins.
     examples: The client's training examples.
     options: What to train, and how; `resolved`.
     seed: int32 `[2]`.

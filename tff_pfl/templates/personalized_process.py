@@ -70,7 +70,7 @@ class PersonalizedOutput(NamedTuple):
   Attributes:
     state: The new `ServerState`.
     client_states: The cohort's new `ClientState`s.
-    metrics: Of the round, at the server.
+    metrics: The round's metrics, at the server.
   """
 
   state: Any
@@ -116,7 +116,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       what a client gets that brings no data.
     has_local_weights: Whether clients have something of their own in the models
       that they are scored with.
-    bytes_per_round: Of one client of a cohort.
+    bytes_per_round: What one client of a cohort receives and sends.
     seed: The experiment's seed.
     description: All other options the process was built with, as JSON types.
       Runs store it and are resumed only by a process with the same.
@@ -142,14 +142,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     description: Mapping[str, Any],
     adaptation: personalization_lib.Personalization,
   ):
-    """Bundles the computations.
+    """Bundles the computations; for other arguments see the attributes.
 
     Args:
-      name: See the attributes, as for all that is not listed here.
-      model: Likewise.
-      initialize: See the module's docstring, as the next two.
-      initialize_client_state: As said.
-      next_fn: As said.
       personal_models: Builds `personal_models.PersonalModels`; called once, if
         ever.
       learning_process: Builds the process without client state.

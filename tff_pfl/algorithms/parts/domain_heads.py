@@ -55,7 +55,6 @@ def train(
     heads: The heads of all domains, as in `domain_models.multi_head`.
     features: Features with their domain, of `training_loop.frozen_features`
       with the model of all domains.
-    phase: Of training, for each head.
     seed: int32 `[2]`.
 
   Returns:
@@ -335,7 +334,7 @@ def make_aggregation(
   Args:
     name: One of `AGGREGATIONS`.
     model: The model of one domain.
-    ridge: Of `second_order`, at least 0.
+    ridge: For `second_order`, see `SecondOrder`; at least 0.
   """
   check_aggregation(name, ridge)
   if name == 'second_order':

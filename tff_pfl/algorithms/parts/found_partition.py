@@ -27,9 +27,8 @@ class FoundPartition:
   """How the partition is found; its results are kept by the server.
 
   Attributes:
-    model: The model.
     num_personal: By divided layer, how many elements are personal.
-    explained_variance: Of the common factors, in (0, 1].
+    explained_variance: What share the common factors explain, in (0, 1].
     split: One of `SPLITS`.
     is_static: Whether it is found once, in the first round that anybody takes
       part in, or in every round.

@@ -33,8 +33,8 @@ def joint_training_work(
     partition: Which weights are global and which local.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
-    proximal_strength: Of a quadratic pull of the global weights towards those
-      that were broadcast, at least 0.
+    proximal_strength: How strongly the global weights are pulled to those that
+      were broadcast, at least 0 (half of it times the squared distance).
     adaptation: How a model is fine-tuned before it is scored; by default not.
     default_weighting: As for `ClientWork`.
   """

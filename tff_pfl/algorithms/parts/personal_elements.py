@@ -55,7 +55,6 @@ class PersonalElements:
     """Makes it.
 
     Args:
-      model: The model.
       num_kept: By divided layer, for how many elements a client keeps room: for
         all, or for as many as are personal under every partition.
     """
@@ -153,12 +152,7 @@ class PersonalElements:
     return sent, self._kept(new, exists, is_shared)
 
   def all_own(self, values: split_model.Weights, is_shared: IsShared) -> Any:
-    """The state of a client whose personal elements are all its own.
-
-    Args:
-      values: Of `kept_slices`.
-      is_shared: The partition.
-    """
+    """The state of a client that has `kept_slices` of its own."""
     return collections.OrderedDict(
       values=values,
       is_own=self._of_kept(
