@@ -94,6 +94,44 @@ def mix(
   )
 
 
+def _adapted_share(model, hparams, shared, local, examples):
+  """The mixing weight after the client's step on it."""
+  share, personal = local['mixing_weight'], local['weights']
+  if not hparams.mixing_learning_rate:
+    return share
+  gradient = scoring.mean_gradient(
+    model, mix(share, personal, shared, model.statistics), examples
+  )
+  slope = tf.add_n(
+    [
+      tf.reduce_sum((personal[name] - shared[name]) * value)
+      for name, value in gradient.items()
+    ]
+  )
+  moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
+  # Without examples the gradient is that of padding, which may be NaN.
+  return tf.where(
+    examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
+  )
+
+
+def _personal_loss(model, share, shared):
+  """The loss of the mixed model as a function of the personal one."""
+  loss = objectives.joint_loss(model)
+
+  def objective(personal, batch, *, seed):
+    weights = mix(share, personal, shared, model.statistics)
+    output = loss(weights, batch, seed=seed)
+    return output._replace(
+      gradient={
+        name: tf.cast(share, slope.dtype) * slope
+        for name, slope in output.gradient.items()
+      }
+    )
+
+  return objective
+
+
 @registry.method(ApflHParams, 'a personal model mixed with the global one')
 def build_apfl(
   model: split_model.SplitModel, hparams: ApflHParams
@@ -102,51 +140,17 @@ def build_apfl(
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
-  def mixed(share, personal, shared):
-    return mix(share, personal, shared, model.statistics)
-
-  def adapted_share(shared, local, examples):
-    share, personal = local['mixing_weight'], local['weights']
-    if not hparams.mixing_learning_rate:
-      return share
-    gradient = scoring.mean_gradient(
-      model, mixed(share, personal, shared), examples
-    )
-    slope = tf.add_n(
-      [
-        tf.reduce_sum((personal[name] - shared[name]) * value)
-        for name, value in gradient.items()
-      ]
-    )
-    moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
-    # Without examples the gradient is that of padding, which may be NaN.
-    return tf.where(
-      examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
-    )
-
-  def personal_loss(share, shared):
-    """The loss of the mixed model as a function of the personal one."""
-
-    def objective(personal, batch, *, seed):
-      output = loss(mixed(share, personal, shared), batch, seed=seed)
-      return output._replace(
-        gradient={
-          name: tf.cast(share, slope.dtype) * slope
-          for name, slope in output.gradient.items()
-        }
-      )
-
-    return objective
-
   def train(broadcast, local, examples, seed):
     initial = broadcast.global_weights
-    share = adapted_share(initial, local, examples)
+    share = _adapted_share(model, hparams, initial, local, examples)
 
     def objective(weights, batch, *, seed):
       shared, personal = both.parts(weights).values()
       outputs = {
         'global': loss(shared, batch, seed=seed),
-        'personal': personal_loss(share, shared)(personal, batch, seed=seed),
+        'personal': _personal_loss(model, share, shared)(
+          personal, batch, seed=seed
+        ),
       }
       return objectives.StepOutput(
         both.join({name: out.gradient for name, out in outputs.items()}),
@@ -172,7 +176,7 @@ def build_apfl(
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     shared = broadcast.global_weights
     personal, _ = training_loop.train(
-      personal_loss(local['mixing_weight'], shared),
+      _personal_loss(model, local['mixing_weight'], shared),
       shared,
       examples,
       hparams.phase(num_epochs),
@@ -191,8 +195,11 @@ def build_apfl(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
     ),
-    personal_weights=lambda broadcast, local: mixed(
-      local['mixing_weight'], local['weights'], broadcast.global_weights
+    personal_weights=lambda broadcast, local: mix(
+      local['mixing_weight'],
+      local['weights'],
+      broadcast.global_weights,
+      model.statistics,
     ),
     global_model=lambda shared: shared,
     fit_new_client=fit_new_client,

@@ -94,6 +94,56 @@ def responsibilities(
   return q, tf.where(num_examples > 0, new, log_shares)
 
 
+def _example_losses(model, parts, components, examples):
+  """float32 `[capacity, num_components]`, in inference mode."""
+
+  def outputs(x):
+    return tuple(
+      model.forward(weights, x)[0]
+      for weights in parts.parts(components).values()
+    )
+
+  return tf.stack(
+    [
+      tf.cast(model.loss(examples.y, each), tf.float32)
+      for each in example_tensors.in_chunks(outputs, examples)
+    ],
+    axis=1,
+  )
+
+
+def _weighted_model(model, parts, log_shares):
+  """All components as one model, of examples with responsibilities."""
+
+  def forward(components, x_and_q, mode):
+    x, q = x_and_q
+    results = [
+      model.forward(weights, x, mode)
+      for weights in parts.parts(components).values()
+    ]
+    statistics = parts.join(
+      {name: new for name, (_, new) in zip(parts.names, results)}
+    )
+    return ([outputs for outputs, _ in results], q), statistics
+
+  def loss(y, outputs_and_q):
+    losses = [model.loss(y, outputs) for outputs in outputs_and_q[0]]
+    q = tf.cast(outputs_and_q[1], losses[0].dtype)
+    return tf.add_n([q[:, m] * each for m, each in enumerate(losses)])
+
+  def of_mixture(metric):
+    return lambda y, outputs_and_q: metric(
+      y, copies.mixed_outputs(model, outputs_and_q[0], log_shares)
+    )
+
+  trained = dataclasses.replace(
+    parts.trained,
+    loss=loss,
+    metrics={name: of_mixture(m) for name, m in model.metrics.items()},
+  )
+  return trained, objectives.prediction_loss(trained, forward)
+
+
 @registry.method(FedEmHParams, 'clients are mixtures of a few global models')
 def build_fed_em(
   model: split_model.SplitModel, hparams: FedEmHParams
@@ -103,60 +153,12 @@ def build_fed_em(
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)
 
-  def example_losses(components, examples):
-    """float32 `[capacity, num_components]`, in inference mode."""
-
-    def outputs(x):
-      return tuple(
-        model.forward(weights, x)[0]
-        for weights in parts.parts(components).values()
-      )
-
-    return tf.stack(
-      [
-        tf.cast(model.loss(examples.y, each), tf.float32)
-        for each in example_tensors.in_chunks(outputs, examples)
-      ],
-      axis=1,
-    )
-
-  def weighted_model(log_shares):
-    """All components as one model, of examples with responsibilities."""
-
-    def forward(components, x_and_q, mode):
-      x, q = x_and_q
-      results = [
-        model.forward(weights, x, mode)
-        for weights in parts.parts(components).values()
-      ]
-      statistics = parts.join(
-        {name: new for name, (_, new) in zip(parts.names, results)}
-      )
-      return ([outputs for outputs, _ in results], q), statistics
-
-    def loss(y, outputs_and_q):
-      losses = [model.loss(y, outputs) for outputs in outputs_and_q[0]]
-      q = tf.cast(outputs_and_q[1], losses[0].dtype)
-      return tf.add_n([q[:, m] * each for m, each in enumerate(losses)])
-
-    def of_mixture(metric):
-      return lambda y, outputs_and_q: metric(
-        y, copies.mixed_outputs(model, outputs_and_q[0], log_shares)
-      )
-
-    trained = dataclasses.replace(
-      parts.trained,
-      loss=loss,
-      metrics={name: of_mixture(m) for name, m in model.metrics.items()},
-    )
-    return trained, objectives.prediction_loss(trained, forward)
-
   def expectation_steps(components, log_shares, examples, num_steps):
     """Responsibilities and mixture weights after some E- and M-steps."""
 
     @tf.function(jit_compile=model.uses_xla, autograph=False)
     def steps(components, log_shares, examples):
-      losses = example_losses(components, examples)
+      losses = _example_losses(model, parts, components, examples)
       for _ in range(num_steps):
         q, log_shares = responsibilities(
           losses, log_shares, examples.num_examples
@@ -170,7 +172,7 @@ def build_fed_em(
     q, log_shares = expectation_steps(
       components, local[_SHARES], examples, num_steps
     )
-    trained_model, objective = weighted_model(log_shares)
+    trained_model, objective = _weighted_model(model, parts, log_shares)
     trained, metrics = training_loop.train(
       objective,
       components,

@@ -138,18 +138,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
-@registry.method(
-  FedFacHParams,
-  'hidden elements global or local, told apart by factor analysis',
-)
-def build_fed_fac(
-  model: split_model.SplitModel, hparams: FedFacHParams
-) -> client_work.ClientWork:
-  """FedFac.
-
-  Raises:
-    ValueError: If a layer does not exist or cannot be divided.
-  """
+def _partition_of(model, hparams):
+  """How the partition is found, and what clients keep under it."""
   numbers = {
     layer: model.elements[layer].number
     for layer in model.layers_to_divide(hparams.layers)
@@ -157,7 +147,6 @@ def build_fed_fac(
   num_personal = {
     layer: hparams.num_personal(number) for layer, number in numbers.items()
   }
-  has_personal = any(num_personal.values())
   is_static = hparams.mode == 'static'
   partition = found_partition.FoundPartition(
     model, num_personal, hparams.explained_variance, hparams.split, is_static
@@ -170,6 +159,23 @@ def build_fed_fac(
       for layer, count in num_personal.items()
     },
   )
+  return partition, personal
+
+
+@registry.method(
+  FedFacHParams,
+  'hidden elements global or local, told apart by factor analysis',
+)
+def build_fed_fac(
+  model: split_model.SplitModel, hparams: FedFacHParams
+) -> client_work.ClientWork:
+  """FedFac.
+
+  Raises:
+    ValueError: If a layer does not exist or cannot be divided.
+  """
+  partition, personal = _partition_of(model, hparams)
+  has_personal = any(partition.num_personal.values())
 
   def model_of(broadcast, local):
     return personal.merge(
@@ -210,7 +216,7 @@ def build_fed_fac(
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     """LocalTrain; nothing as long as a static partition is to be found."""
-    if not is_static:
+    if not partition.is_static:
       return fit(broadcast, local, examples, seed, num_epochs)
     return tf.cond(
       broadcast.algorithm['is_found'],
