@@ -4,7 +4,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from tff_pfl.runtime import client_mapper, graph_functions, values
+from tff_pfl.runtime import cancellation, client_mapper, values
 
 
 @pytest.fixture(name='mapper', params=[1, 2, 5])
@@ -70,8 +70,8 @@ def test_error_cancels_what_other_clients_compute():
       assert is_running.wait(5)
       raise ValueError('client 0')
     is_running.set()
-    cancellation = graph_functions.Cancellation.current()
-    while not cancellation.is_cancelled:
+    current = cancellation.Cancellation.current()
+    while not current.is_cancelled:
       time.sleep(0.001)
     return value
 

@@ -84,17 +84,17 @@ def test_clients_go_to_all_devices_in_turn():
     import numpy as np
     import tensorflow_federated as tff
     from tff_pfl import runtime
-    from tff_pfl.runtime import graph_functions
+    from tff_pfl.runtime import graph_programs
 
     used = set()
-    call = graph_functions._Program.call
+    call = graph_programs.Program.call
 
     def record(program, inputs):
       outputs = call(program, inputs)
       used.update(output.device.rsplit('/', 1)[-1] for output in outputs)
       return outputs
 
-    graph_functions._Program.call = record
+    graph_programs.Program.call = record
 
     @tff.tensorflow.computation(np.float32)
     def slow_square(x):

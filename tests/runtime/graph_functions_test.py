@@ -2,18 +2,16 @@ import collections
 import concurrent.futures
 import gc
 import logging
-import threading
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from google.protobuf import text_format
-from tensorflow.python.eager import context
 
 from tests.runtime import variables
-from tff_pfl.runtime import graph_functions, values
+from tff_pfl.runtime import cancellation, graph_functions, values
+from tff_pfl.runtime.private_api import eager_context
 
 _FLOAT = tff.TensorType(np.float32)
 
@@ -94,11 +92,12 @@ def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
     ]
 
   name, inner = load_and_call()
+  context = eager_context.context()
   assert inner
-  assert all(context.context().has_function(n) for n in (name, *inner))
+  assert all(context.has_function(n) for n in (name, *inner))
   library.clear()
   gc.collect()
-  assert not any(context.context().has_function(n) for n in (name, *inner))
+  assert not any(context.has_function(n) for n in (name, *inner))
 
 
 def test_error_in_a_call_leaves_no_table_for_the_next(library):
@@ -113,7 +112,7 @@ def test_error_in_a_call_leaves_no_table_for_the_next(library):
   function = _function(library, count)
   with pytest.raises(tf.errors.InvalidArgumentError):
     function((tf.constant('a'), tf.constant(False)))
-  cancelled = graph_functions.Cancellation()
+  cancelled = cancellation.Cancellation()
   cancelled.cancel()
   with cancelled.scope(), pytest.raises(tf.errors.CancelledError):
     function((tf.constant('b'), tf.constant(True)))
@@ -211,8 +210,12 @@ def test_what_is_known_about_a_function(library):
   random = tff.tensorflow.computation(lambda: tf.random.uniform([]))
   assert not _function(library, random).is_deterministic
   with_variable = _function(library, variables.counter())
-  assert with_variable.is_deterministic
+  assert not with_variable.is_deterministic
   assert not with_variable.is_tensor_function
+  of_sequence = tff.tensorflow.computation(
+    lambda dataset: dataset.take(1), tff.SequenceType(np.float32)
+  )
+  assert not _function(library, of_sequence).is_deterministic
   compiled = tff.tensorflow.computation(
     tf.function(lambda x: x + 1, jit_compile=True), np.int32
   )
@@ -247,41 +250,3 @@ def test_call_runs_on_the_callers_device(library):
   with tf.device('CPU:0'):
     result = function((tf.constant(1.0), tf.constant(2.0)))
   assert result.device.endswith('CPU:0')
-
-
-def test_cancellation_ends_calls_in_its_scopes(library):
-  @tff.tensorflow.computation(np.int64)
-  def count(limit):
-    return tf.data.Dataset.range(limit).reduce(
-      np.int64(0), lambda total, x: total + x
-    )
-
-  function = _function(library, count)
-  outer = graph_functions.Cancellation()
-
-  def compute():
-    with outer.scope(), graph_functions.Cancellation().scope():
-      with pytest.raises(tf.errors.CancelledError):
-        function(tf.constant(10**12, tf.int64))
-
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    future = pool.submit(compute)
-    time.sleep(0.2)
-    outer.cancel()
-    future.result(timeout=5)
-  assert outer.is_cancelled
-  assert graph_functions.Cancellation.current() is None
-  assert int(function(tf.constant(3, tf.int64))) == 3
-
-
-def test_scope_is_that_of_a_thread():
-  cancellation = graph_functions.Cancellation()
-  seen = []
-  with cancellation.scope():
-    assert graph_functions.Cancellation.current() is cancellation
-    thread = threading.Thread(
-      target=lambda: seen.append(graph_functions.Cancellation.current())
-    )
-    thread.start()
-    thread.join()
-  assert seen == [None]

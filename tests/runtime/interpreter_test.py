@@ -2,9 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.compiler import (
-  building_block_factory,
-)
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
@@ -12,9 +9,9 @@ from tff_pfl.runtime import (
   graph_functions,
   interpreter,
   lowering,
-  sequences,
   values,
 )
+from tff_pfl.runtime.private_api import building_block_factory
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 _PAIRS = tff.FederatedType((np.float32, np.float32), tff.CLIENTS)
@@ -41,8 +38,7 @@ def _mapper():
 @pytest.fixture(name='make')
 def _make(mapper):
   library = graph_functions.FunctionLibrary()
-  cache = sequences.DatasetCache()
-  return lambda block: interpreter.Interpreter(block, library, mapper, cache)
+  return lambda block: interpreter.Interpreter(block, library, mapper)
 
 
 @tff.tensorflow.computation(np.float32, np.float32)

@@ -3,9 +3,9 @@ import collections
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.compiler import tree_analysis
 
 from tff_pfl.runtime import lowering
+from tff_pfl.runtime.private_api import tree_analysis
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 

@@ -6,7 +6,6 @@ compared is what does not depend on it: the state, and bounds on the result.
 """
 
 import collections
-import contextlib
 import functools
 
 import numpy as np
@@ -17,20 +16,10 @@ import tensorflow_privacy as tfp
 
 from tests.algorithms import toy_problems
 from tests.runtime import parity
-from tff_pfl import runtime
 from tff_pfl.algorithms import fed_avg
 from tff_pfl.templates import aggregators
 
 _aggregators = tff.aggregators
-
-
-@pytest.fixture(name='runtimes', scope='module')
-def _runtimes():
-  with contextlib.ExitStack() as stack:
-    yield [
-      stack.enter_context(contextlib.closing(runtime.create_runtime(name)))
-      for name in ('in_process', 'native')
-    ]
 
 
 def _values():
@@ -123,6 +112,9 @@ _FACTORIES = {
   'measured': lambda: tff.learning.add_debug_measurements(
     _aggregators.MeanFactory()
   ),
+  'robust': tff.learning.robust_aggregator,
+  'secure': tff.learning.secure_aggregator,
+  'compression': tff.learning.compression_aggregator,
   'hadamard': _aggregators.HadamardTransformFactory,
   'fourier': lambda: _aggregators.DiscreteFourierTransformFactory(
     num_repeats=2

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import functools
 
 import attrs
@@ -13,7 +12,6 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tests.runtime import parity
-from tff_pfl import runtime
 
 keras = tf.keras
 
@@ -21,15 +19,6 @@ _SPEC = collections.OrderedDict(
   x=tf.TensorSpec([None, 4], tf.float32), y=tf.TensorSpec([None], tf.int32)
 )
 _NUM_ROUNDS = 3
-
-
-@pytest.fixture(name='runtimes', scope='module')
-def _runtimes():
-  with contextlib.ExitStack() as stack:
-    yield [
-      stack.enter_context(contextlib.closing(runtime.create_runtime(name)))
-      for name in ('in_process', 'native')
-    ]
 
 
 # Learning.

@@ -11,9 +11,25 @@ from tff_pfl.runtime import python_values, values
 _VECTOR = tff.TensorType(np.float32, [None])
 
 
+_ELEMENT = collections.OrderedDict(y=np.int32, x=np.float32)
+
+
 class _Point(NamedTuple):
   x: Any
   y: Any
+
+
+class _Unsorted(NamedTuple):
+  y: Any
+  x: Any
+
+
+def _dataset():
+  return tf.data.Dataset.from_tensor_slices(
+    collections.OrderedDict(
+      y=np.arange(3, dtype=np.int32), x=np.ones(3, np.float32)
+    )
+  )
 
 
 @pytest.mark.parametrize(
@@ -95,6 +111,35 @@ def test_other_structures_are_refused(value, message):
   value_type = tff.to_type(collections.OrderedDict(a=np.int32, b=np.int32))
   with pytest.raises(TypeError, match=message):
     python_values.from_python(value, value_type)
+
+
+def test_data_set_keeps_its_elements_and_their_containers():
+  dataset = _dataset()
+  sequence_type = tff.SequenceType(_ELEMENT)
+  sequence = python_values.from_python(dataset, sequence_type)
+  elements = list(python_values.to_python(sequence, sequence_type, 0))
+  assert [list(element) for element in elements] == [['y', 'x']] * 3
+  assert [int(element['y']) for element in elements] == [0, 1, 2]
+
+
+@pytest.mark.parametrize('elements', [[], [1], [1, 2, 3]])
+def test_list_is_a_sequence(elements):
+  sequence_type = tff.SequenceType(np.int32)
+  sequence = python_values.from_python(elements, sequence_type)
+  dataset = python_values.to_python(sequence, sequence_type, 0)
+  assert list(dataset.as_numpy_iterator()) == elements
+
+
+@pytest.mark.parametrize('value', [3, (1, 2), _dataset().batch(2)])
+def test_what_is_no_such_sequence_is_refused(value):
+  with pytest.raises(TypeError, match='Expected `sequence` to be'):
+    python_values.from_python(value, tff.SequenceType(_ELEMENT))
+
+
+def test_named_tuples_that_tensorflow_orders_otherwise_are_refused():
+  dataset = _dataset().map(lambda e: _Unsorted(e['y'], e['x']))
+  with pytest.raises(ValueError, match='names in sorted order'):
+    python_values.from_python(dataset, tff.SequenceType(_ELEMENT))
 
 
 def test_client_values_are_stored_for_each_client_or_once():

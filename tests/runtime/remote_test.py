@@ -653,7 +653,6 @@ def test_wrong_addresses_are_refused(workers, message):
   [
     {'max_concurrent_clients': 0},
     {'connect_timeout_seconds': 0.0},
-    {'dataset_cache_bytes': -1},
   ],
 )
 def test_numbers_out_of_range_are_refused(options):

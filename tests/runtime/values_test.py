@@ -1,4 +1,3 @@
-import pytest
 import tensorflow as tf
 
 from tff_pfl.runtime import values
@@ -46,23 +45,3 @@ def test_flatten_gives_tensors_in_order_and_variants_of_sequences():
   value = (one, ((), values.Sequence(variant)), two)
   flat = values.flatten(value)
   assert [t is u for t, u in zip(flat, (one, variant, two))] == [True] * 3
-  assert values.contains_sequence(value)
-  assert not values.contains_sequence((one, (two,)))
-
-
-@pytest.mark.parametrize(
-  'value, num_bytes',
-  [
-    (lambda: tf.zeros([3, 5]), 60),
-    (lambda: (tf.zeros([2], tf.int64), (tf.constant(True), ())), 17),
-    (lambda: tf.constant(['ab', 'c']), 3),
-    (
-      lambda: values.Sequence(
-        tf.data.experimental.to_variant(tf.data.Dataset.range(3))
-      ),
-      0,
-    ),
-  ],
-)
-def test_num_bytes_is_that_of_the_tensors(value, num_bytes):
-  assert values.num_bytes(value()) == num_bytes

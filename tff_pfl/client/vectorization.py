@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
+
+from tff_pfl.runtime.private_api import RegisterPFor, wrap
 
 
 def longest(num_steps: tf.Tensor) -> tf.Tensor:

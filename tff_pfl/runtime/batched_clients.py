@@ -22,10 +22,16 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.framework import function_def_to_graph
 
 from tff_pfl import errors
-from tff_pfl.runtime import client_mapper, graph_functions, values
+from tff_pfl.runtime import (
+  cancellation,
+  client_mapper,
+  graph_functions,
+  graph_programs,
+  values,
+)
+from tff_pfl.runtime.private_api import function_def_to_graph
 
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
@@ -75,6 +81,9 @@ class BatchedMapper(client_mapper.ClientMapper):
         )
       return self._one_by_one.map(function, argument, num_clients)
     columns = _flat_columns(argument, num_clients)
+    if all(column.is_shared for column in columns):
+      # Nothing to stack: clients that draw random numbers, for one.
+      return self._one_by_one.map(function, argument, num_clients)
     chunks = self._chunks(columns, num_clients)
     program = self._program(function, columns, max(chunks, key=len))
     if program is None:
@@ -88,7 +97,7 @@ class BatchedMapper(client_mapper.ClientMapper):
         outputs = program(*_stack(columns, clients, size))
       except tf.errors.OpError as e:
         if not (
-          graph_functions.xla_refuses(e)
+          graph_programs.xla_refuses(e)
           or isinstance(e, tf.errors.ResourceExhaustedError)
         ):
           raise
@@ -175,14 +184,14 @@ def _build(
   )
   try:
     # An error cancels all that its scope's calls could go on with.
-    with _no_conversion_log(), graph_functions.Cancellation().scope():
+    with _no_conversion_log(), cancellation.Cancellation().scope():
       # Tracing tells whether it vectorizes, the call whether XLA takes it.
       program(*_stack(columns, clients, _padded_size(len(clients))))
   except (ValueError, TypeError, NotImplementedError) as e:
     _warn(e)
     return None
   except tf.errors.OpError as e:
-    if graph_functions.xla_refuses(e):
+    if graph_programs.xla_refuses(e):
       _warn(e)
       return None
     # It is about these clients' values, and comes again in its place.
@@ -274,7 +283,7 @@ def _with_graphs(concrete: Any) -> Any:
   library = concrete.graph.as_graph_def().library.function
   with tf.init_scope():
     graphs = {
-      definition.signature.name: function_def_to_graph.function_def_to_graph(
+      definition.signature.name: function_def_to_graph(
         definition, include_library_functions=True
       )
       for definition in library

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.runtime import graph_functions, threads, values
+from tff_pfl.runtime import cancellation, graph_functions, threads, values
 
 
 class ClientMapper(abc.ABC):
@@ -129,7 +129,7 @@ class _Queue:
   def __init__(self, tasks: Sequence[Callable[[], Any]]):
     self._tasks = iter(enumerate(tasks))
     self._results = [None] * len(tasks)
-    self._cancellation = graph_functions.Cancellation()
+    self._cancellation = cancellation.Cancellation()
     self._lock = threading.Lock()
     self._error = None
 

@@ -1,10 +1,9 @@
 """A runtime that executes computations with TensorFlow in this process.
 
 It runs every computation that TFF's own C++ runtime runs, several times faster
-where rounds are short: nothing is serialized, values stay tensors from one step
-to the next, and data sets that are passed again are not read again. Clients run
-on a pool of threads. Errors of TensorFlow reach the caller as TensorFlow's own
-(`tf.errors`).
+where rounds are short: nothing is serialized, and values stay tensors from one
+step to the next. Clients run on a pool of threads. Errors of TensorFlow reach
+the caller as TensorFlow's own (`tf.errors`).
 """
 
 from typing import Optional
@@ -24,7 +23,6 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
     devices: devices_lib.Devices = 'auto',
     max_concurrent_clients: Optional[int] = None,
     batched_clients: Optional[bool] = None,
-    dataset_cache_bytes: int = 2**30,
   ):
     """Prepares the runtime.
 
@@ -37,8 +35,6 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
       batched_clients: Whether clients of equal shapes run as one program (see
         `batched_clients`); None for yes on GPUs, no on the CPU, where it is
         slower.
-      dataset_cache_bytes: How much memory may hold what clients computed from
-        their data sets alone, at least 0, which switches that off.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
@@ -47,7 +43,7 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
     mapper, server_device = create_mapper(
       devices, max_concurrent_clients, batched_clients
     )
-    super().__init__(mapper, dataset_cache_bytes, server_device)
+    super().__init__(mapper, server_device)
 
 
 def create_mapper(
@@ -57,10 +53,7 @@ def create_mapper(
 ) -> tuple[client_mapper.ClientMapper, str]:
   """Returns what runs the clients, and the device for the server's work.
 
-  Args:
-    devices: As those of `InProcessRuntime`, like the others.
-    max_concurrent_clients: As said.
-    batched_clients: As said.
+  The arguments are those of `InProcessRuntime`.
   """
   cores.divide(max_concurrent_clients)
   names = devices_lib.resolve(devices)

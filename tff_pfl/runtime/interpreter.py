@@ -6,12 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime import (
-  client_mapper,
-  graph_functions,
-  sequences,
-  values,
-)
+from tff_pfl.runtime import client_mapper, graph_functions, values
 
 
 class Interpreter:
@@ -25,7 +20,6 @@ class Interpreter:
     block: tff.framework.ComputationBuildingBlock,
     library: graph_functions.FunctionLibrary,
     mapper: client_mapper.ClientMapper,
-    dataset_cache: sequences.DatasetCache,
   ):
     """Prepares the computation.
 
@@ -33,12 +27,10 @@ class Interpreter:
       block: What `lowering.lower` returned.
       library: Where TensorFlow functions are loaded.
       mapper: Runs what each client computes.
-      dataset_cache: What clients computed from their data sets alone.
     """
     self._block = block
     self._library = library
     self.mapper = mapper
-    self.dataset_cache = dataset_cache
     # From a building block's id; `block` keeps all of them alive.
     self._functions: dict[int, graph_functions.LocalFunction] = {}
 
@@ -202,29 +194,9 @@ class _Run:
     if _is_same_for_all(function, argument):
       shared = None if argument is None else values.shared_value(argument)
       return values.AllEqual(function(shared))
-    return values.PerClient(self._map_each(function, argument))
-
-  def _map_each(
-    self,
-    function: graph_functions.LocalFunction,
-    argument: Optional[values.ClientsValue],
-  ) -> list[values.LocalValue]:
-    """Returns the clients' results, those that are known without computing."""
-    mapper = self._interpreter.mapper
-    cache = self._interpreter.dataset_cache
-    datasets = _datasets(argument) if cache.is_on else None
-    if datasets is None or not function.is_deterministic:
-      return mapper.map(function, argument, self._num_clients)
-    key = function.content_hash
-    results = [cache.find(key, dataset) for dataset in datasets]
-    missing = [i for i, result in enumerate(results) if result is None]
-    if missing:
-      rows = values.PerClient([argument.row(i) for i in missing])
-      computed = mapper.map(function, rows, len(missing))
-      for client, result in zip(missing, computed):
-        results[client] = result
-        cache.keep(key, datasets[client], result)
-    return results
+    return values.PerClient(
+      self._interpreter.mapper.map(function, argument, self._num_clients)
+    )
 
   # From here on: intrinsics, each with its argument.
 
@@ -270,22 +242,9 @@ def _is_same_for_all(
   argument: Optional[values.ClientsValue],
 ) -> bool:
   """Whether one call gives every client's result."""
-  if argument is not None:
-    if not values.is_all_equal(argument):
-      return False
-    if values.contains_sequence(values.shared_value(argument)):
-      return False  # What it reads may differ each time.
+  if argument is not None and not values.is_all_equal(argument):
+    return False
   return function.is_deterministic
-
-
-def _datasets(
-  argument: Optional[values.ClientsValue],
-) -> Optional[list[tf.data.Dataset]]:
-  """Returns the clients' data sets if their arguments are nothing else."""
-  if not isinstance(argument, values.PerClient):
-    return None
-  datasets = [getattr(row, 'source', None) for row in argument.values]
-  return None if any(d is None for d in datasets) else datasets
 
 
 _EVALUATE: dict[type, Callable[..., Any]] = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
@@ -22,9 +21,10 @@ from tff_pfl.runtime import (
   interpreter,
   lowering,
   python_values,
-  sequences,
   threads,
 )
+from tff_pfl.runtime import cancellation as cancellation_lib
+from tff_pfl.runtime.private_api import cardinalities_utils
 
 _MAX_LOWERED_COMPUTATIONS = 256
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
@@ -34,31 +34,15 @@ _SECONDS_FOR_ABANDONED_CALL = 1.0
 class InterpretingRuntime(base.Runtime):
   """Interprets computations; a mapper runs what clients compute."""
 
-  def __init__(
-    self,
-    mapper: client_mapper.ClientMapper,
-    dataset_cache_bytes: int,
-    server_device: str,
-  ):
+  def __init__(self, mapper: client_mapper.ClientMapper, server_device: str):
     """Makes a runtime that closes the mapper with itself.
 
     Args:
       mapper: Runs what clients compute.
       server_device: Where the rest is computed, a name that `devices.resolve`
         gave.
-      dataset_cache_bytes: How much memory may hold what clients computed from
-        their data sets alone, at least 0, which switches that off.
-
-    Raises:
-      ValueError: If a number is out of range.
     """
-    errors.expect(
-      dataset_cache_bytes >= 0,
-      'dataset_cache_bytes',
-      'at least 0',
-      dataset_cache_bytes,
-    )
-    self._engine = _Engine(mapper, dataset_cache_bytes, server_device)
+    self._engine = _Engine(mapper, server_device)
     context = _InterpretingContext(self._engine)
     super().__init__(context)
     # The context, not the runtime, decides how long the mapper is needed: a
@@ -73,16 +57,10 @@ class InterpretingRuntime(base.Runtime):
 class _Engine:
   """What the computations of one runtime share."""
 
-  def __init__(
-    self,
-    mapper: client_mapper.ClientMapper,
-    dataset_cache_bytes: int,
-    server_device: str,
-  ):
+  def __init__(self, mapper: client_mapper.ClientMapper, server_device: str):
     self._mapper = mapper
     self._server_device = server_device
     self._library = graph_functions.FunctionLibrary()
-    self._dataset_cache = sequences.DatasetCache(dataset_cache_bytes)
     self._lock = threading.Lock()
     self._is_closed = False
     # From a computation's id to it (weakly) and its interpreter.
@@ -95,7 +73,7 @@ class _Engine:
     self._cancellations = weakref.WeakSet()
 
   def start(
-    self, comp: Any, arg: Any, cancellation: graph_functions.Cancellation
+    self, comp: Any, arg: Any, cancellation: cancellation_lib.Cancellation
   ) -> concurrent.futures.Future:
     """Begins to compute in another thread; the future gets the result."""
     self.check_open()
@@ -110,7 +88,7 @@ class _Engine:
       )
 
   def _compute(
-    self, comp: Any, arg: Any, cancellation: graph_functions.Cancellation
+    self, comp: Any, arg: Any, cancellation: cancellation_lib.Cancellation
   ) -> Any:
     parameter_type = comp.type_signature.parameter
     num_clients = 0
@@ -138,10 +116,7 @@ class _Engine:
         self._interpreters.move_to_end(key)
         return found
     made = interpreter.Interpreter(
-      lowering.lower(computation),
-      self._library,
-      self._mapper,
-      self._dataset_cache,
+      lowering.lower(computation), self._library, self._mapper
     )
     with self._lock:
       self._drop_dead()
@@ -168,7 +143,6 @@ class _Engine:
     self._mapper.close()
     self._threads.close()
     self._library.clear()
-    self._dataset_cache.clear()
     with self._lock:
       self._interpreters.clear()
 
@@ -185,7 +159,7 @@ class _InterpretingContext(tff.framework.SyncContext):
     The work is done in another thread, so that the caller's reacts to Ctrl-C at
     any time, whatever graph or device it has active.
     """
-    cancellation = graph_functions.Cancellation()
+    cancellation = cancellation_lib.Cancellation()
     outcome = self._engine.start(comp, arg, cancellation)
     try:
       return threads.result_of(outcome)

@@ -12,21 +12,16 @@ from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.common_libs import structure
-from tensorflow_federated.python.core.backends.mapreduce import compiler
-from tensorflow_federated.python.core.backends.test import (
-  compiler as test_compiler,
-)
-from tensorflow_federated.python.core.environments.tensorflow_backend import (
-  tensorflow_tree_transformations,
-)
-from tensorflow_federated.python.core.impl.compiler import (
+
+from tff_pfl.runtime.private_api import (
   building_block_factory,
   intrinsic_defs,
+  mapreduce_compiler,
+  tensorflow_utils,
+  test_compiler,
   transformation_utils,
   tree_analysis,
 )
-from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
 _Transformed = tuple[tff.framework.ComputationBuildingBlock, bool]
 
@@ -42,10 +37,8 @@ def lower(
     computation: Any computation that is not polymorphic.
   """
   block = _without_secure_sums(computation.to_building_block())
-  block = compiler.unpack_compiled_computations(block)
-  block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
-    block
-  )
+  block = mapreduce_compiler.unpack_compiled_computations(block)
+  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
   block = tff.framework.to_call_dominant(block)
   for transform in (_lower_call, _lower_lambda):
     block, _ = tff.framework.transform_postorder(block, transform)
@@ -115,7 +108,7 @@ def _lower_lambda(
   )
   if num_graphs < 2:
     return block, False
-  return compiler.compile_local_computation_to_tensorflow(block), True
+  return mapreduce_compiler.compile_local_computation_to_tensorflow(block), True
 
 
 def _is_local(block: tff.framework.Lambda) -> bool:
@@ -153,13 +146,13 @@ def _to_graph(
 ) -> tff.framework.ComputationBuildingBlock:
   """Returns a function as one TensorFlow graph if it can be."""
   if isinstance(function, tff.framework.Lambda) and _is_local(function):
-    return compiler.compile_local_computation_to_tensorflow(function)
+    return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
   return function
 
 
 def _lower_aggregate(call: tff.framework.Call) -> tff.framework.Call:
   """Makes the accumulation one graph, so that it can be chained in one."""
-  elements = structure.to_elements(call.argument)
+  elements = tff.structure.to_elements(call.argument)
   name, accumulate = elements[2]
   elements[2] = (name, _to_graph(accumulate))
   return tff.framework.Call(call.function, tff.framework.Struct(elements))
@@ -182,8 +175,8 @@ def _lower_sequence_reduce(call: tff.framework.Call) -> tff.framework.Call:
 
   @tff.tensorflow.computation(sequence.type_signature, zero.type_signature)
   def sequence_reduce(dataset, initial):
-    if isinstance(initial, structure.Struct):
-      initial = structure.to_odict_or_tuple(initial)
+    if isinstance(initial, tff.structure.Struct):
+      initial = tff.structure.to_odict_or_tuple(initial)
     return dataset.reduce(
       initial, lambda state, *element: apply((state, _element(element)))
     )
@@ -261,15 +254,15 @@ def _in_graph(function: tff.framework.ComputationBuildingBlock) -> Any:
   def apply(argument: Optional[Any]) -> Any:
     _, result = tensorflow_utils.deserialize_and_call_tf_computation(
       graph.proto,
-      structure.from_container(argument, recursive=True)
+      tff.structure.from_container(argument, recursive=True)
       if isinstance(argument, (tuple, list, dict))
       else argument,
       tf.compat.v1.get_default_graph(),
       str(next(_unique_number)),
       tf.constant(''),
     )
-    if isinstance(result, structure.Struct):
-      return structure.to_odict_or_tuple(result)
+    if isinstance(result, tff.structure.Struct):
+      return tff.structure.to_odict_or_tuple(result)
     return result
 
   return apply

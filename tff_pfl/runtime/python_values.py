@@ -3,17 +3,22 @@
 What a caller gets has the same containers and types as from TFF's own contexts.
 """
 
+import collections
 import typing
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.common_libs import structure
-from tensorflow_federated.python.core.impl.compiler import array
-from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 
-from tff_pfl.runtime import sequences, values
+from tff_pfl import errors
+from tff_pfl.runtime import values
+from tff_pfl.runtime.private_api import (
+  array,
+  cardinalities_utils,
+  tensorflow_utils,
+  type_conversions,
+)
 
 _ARRAYS = typing.get_args(array.Array)
 
@@ -37,7 +42,7 @@ def from_python(value: Any, value_type: tff.Type) -> Any:
   if isinstance(value_type, tff.StructType):
     return _struct_from_python(value, value_type)
   if isinstance(value_type, tff.SequenceType):
-    return sequences.from_python(value, value_type)
+    return _sequence_from_python(value, value_type)
   if isinstance(value_type, tff.FederatedType):
     return _federated_from_python(value, value_type)
   raise TypeError(
@@ -85,12 +90,12 @@ def _describe(value: Any) -> str:
 
 def _struct_from_python(value: Any, value_type: tff.StructType) -> Any:
   try:
-    elements = structure.to_elements(structure.from_container(value))
+    elements = tff.structure.to_elements(tff.structure.from_container(value))
   except TypeError as error:
     raise TypeError(
       f'Expected a structure of type {value_type}, found {value!r}.'
     ) from error
-  types = structure.to_elements(value_type)
+  types = tff.structure.to_elements(value_type)
   if len(elements) != len(types):
     raise TypeError(
       f'Expected a structure of type {value_type}, found {len(elements)} '
@@ -108,6 +113,47 @@ def _struct_from_python(value: Any, value_type: tff.StructType) -> Any:
       for (_, element), (_, element_type) in zip(elements, types)
     ]
   )
+
+
+def _sequence_from_python(
+  value: Any, value_type: tff.SequenceType
+) -> values.Sequence:
+  if isinstance(value, list):
+    dataset = tensorflow_utils.make_data_set_from_elements(
+      None, value, value_type.element
+    )
+    return values.Sequence(tf.data.experimental.to_variant(dataset))
+  errors.expect_type(
+    value, tf.data.Dataset, 'sequence', 'a `tf.data.Dataset` or a list'
+  )
+  element_type = tff.types.tensorflow_to_type(value.element_spec)
+  if not value_type.element.is_assignable_from(element_type):
+    raise TypeError(
+      errors.message('sequence', f'of type {value_type}', f'{element_type}*')
+    )
+  _check_order(element_type)
+  return values.Sequence(tf.data.experimental.to_variant(value))
+
+
+def _check_order(element_type: tff.Type) -> None:
+  """Raises `ValueError` if TensorFlow may order the elements in another way.
+
+  A graph may see another container than the data set's: one that TensorFlow
+  orders by name, where it orders named tuples by position.
+  """
+  if not isinstance(element_type, tff.StructType):
+    return
+  elements = tff.structure.to_elements(element_type)
+  names = [name for name, _ in elements]
+  if None not in names and names != sorted(names):
+    errors.expect(
+      element_type.python_container is collections.OrderedDict,
+      'sequence',
+      'of `collections.OrderedDict`s, or to have its names in sorted order',
+      str(element_type),
+    )
+  for _, part in elements:
+    _check_order(part)
 
 
 def _federated_from_python(value: Any, value_type: tff.FederatedType) -> Any:
@@ -139,18 +185,32 @@ def _to_struct(value: Any, value_type: tff.Type, num_clients: int) -> Any:
   if isinstance(value_type, tff.TensorType):
     return value.numpy()
   if isinstance(value_type, tff.StructType):
-    types = structure.to_elements(value_type)
-    return structure.Struct(
+    types = tff.structure.to_elements(value_type)
+    return tff.structure.Struct(
       [
         (name, _to_struct(element, element_type, num_clients))
         for element, (name, element_type) in zip(value, types)
       ]
     )
   if isinstance(value_type, tff.SequenceType):
-    return sequences.to_dataset(value, value_type)
+    return _to_dataset(value, value_type)
   if isinstance(value_type, tff.FederatedType):
     return _federated_to_struct(value, value_type, num_clients)
   raise TypeError(f'A result of type {value_type} cannot be returned.')
+
+
+def _to_dataset(
+  sequence: values.Sequence, value_type: tff.SequenceType
+) -> tf.data.Dataset:
+  """Returns the data set for a caller, with the containers of its type."""
+  with tf.device('/device:cpu:0'):
+    dataset = tf.data.experimental.from_variant(
+      sequence.variant,
+      type_conversions.type_to_tf_structure(value_type.element),
+    )
+  return tensorflow_utils.coerce_dataset_elements_to_tff_type_spec(
+    dataset, value_type.element
+  )
 
 
 def _federated_to_struct(

@@ -36,7 +36,6 @@ class RemoteRuntime(interpreting.InterpretingRuntime):
     *,
     workers: Sequence[str],
     max_concurrent_clients: Optional[int] = None,
-    dataset_cache_bytes: int = 2**30,
     connect_timeout_seconds: float = 10.0,
   ):
     """Connects to the workers.
@@ -48,8 +47,6 @@ class RemoteRuntime(interpreting.InterpretingRuntime):
         at the same time, at least 1; None for the number of usable CPU cores of
         this machine. Right is what the workers were started with
         (`--max_concurrent_clients`), their number of cores by default.
-      dataset_cache_bytes: How much memory of this process may hold what was
-        computed from the clients' data sets alone, at least 0.
       connect_timeout_seconds: How long to wait for the workers, more than 0.
 
     Raises:
@@ -66,7 +63,7 @@ class RemoteRuntime(interpreting.InterpretingRuntime):
     try:
       local, server_device = in_process.create_mapper('cpu')
       mapper = remote_mapper.RemoteMapper(pool, local, max_concurrent_clients)
-      super().__init__(mapper, dataset_cache_bytes, server_device)
+      super().__init__(mapper, server_device)
       pool.connect(connect_timeout_seconds)
     except BaseException:
       pool.close()

@@ -25,12 +25,12 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
-from tensorflow_federated.python.common_libs import structure
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
+  cancellation,
   client_mapper,
-  determinism,
+  graph_defs,
   graph_functions,
   python_values,
   values,
@@ -63,8 +63,7 @@ class RemoteMapper(client_mapper.ClientMapper):
 
   What costs less to do than to send is done here: what is no more than
   arithmetic element by element on the clients' values (weighting or clipping
-  their updates), and what turns nothing but a client's data set into tensors,
-  which the runtime keeps for the next round.
+  their updates).
   """
 
   def __init__(
@@ -127,8 +126,6 @@ class RemoteMapper(client_mapper.ClientMapper):
     self._local.close()
 
   def _is_for_workers(self, function: graph_functions.LocalFunction) -> bool:
-    if isinstance(function.type_signature.parameter, tff.SequenceType):
-      return False
     known = self._is_costly.get(function.content_hash)
     if known is None:
       if len(self._is_costly) >= _MAX_JUDGED_FUNCTIONS:
@@ -147,7 +144,7 @@ def _is_costly(function: graph_functions.LocalFunction) -> bool:
   graph_def = tf.compat.v1.GraphDef()
   function.block.proto.tensorflow.graph_def.Unpack(graph_def)
   return any(
-    _COSTLY_OP.fullmatch(node.op) for node in determinism.all_nodes(graph_def)
+    _COSTLY_OP.fullmatch(node.op) for node in graph_defs.all_nodes(graph_def)
   )
 
 
@@ -183,7 +180,7 @@ class _Work:
       return [
         await self._share(executor, column, column_type)
         for column, (_, column_type) in zip(
-          value.columns, structure.iter_elements(value_type)
+          value.columns, tff.structure.iter_elements(value_type)
         )
       ]
     return None
@@ -212,12 +209,12 @@ class _Work:
       return shared
     elements = []
     for part, column, (name, column_type) in zip(
-      shared, value.columns, structure.iter_elements(value_type)
+      shared, value.columns, tff.structure.iter_elements(value_type)
     ):
       elements.append(
         (name, await self._send(executor, part, column, column_type, client))
       )
-    return await executor.create_struct(structure.Struct(elements))
+    return await executor.create_struct(tff.structure.Struct(elements))
 
   def result(self, value: Any) -> values.LocalValue:
     """Returns the local value of what a worker computed."""
@@ -336,7 +333,7 @@ class _Cohort:
     self._active: _Threads = {}
     self._losses = collections.Counter()
     self._reasons: dict[worker_pool.Worker, str] = {}
-    self._cancellation = graph_functions.Cancellation.current()
+    self._cancellation = cancellation.Cancellation.current()
 
   def run(self) -> list[values.LocalValue]:
     """Returns the results, or raises the first error."""

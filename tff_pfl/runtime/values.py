@@ -14,9 +14,8 @@ and selecting cost the same for any number of clients.
 
 import dataclasses
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, Optional, Union
+from typing import Any, Union
 
-import numpy as np
 import tensorflow as tf
 
 # A `tf.Tensor`, a `Sequence` or a tuple of local values.
@@ -30,12 +29,9 @@ class Sequence:
   Attributes:
     variant: Scalar of dtype variant: the data set as TensorFlow's graphs take
       it.
-    source: The data set as the caller passed it, by which it is recognized when
-      it is passed again; None where there is none.
   """
 
   variant: tf.Tensor
-  source: Optional[tf.data.Dataset] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,21 +137,3 @@ def _flatten(value: LocalValue, flat: list[tf.Tensor]) -> None:
     flat.append(value.variant)
   else:
     flat.append(value)
-
-
-def contains_sequence(value: LocalValue) -> bool:
-  """Whether a local value is a sequence or has one as an element."""
-  if isinstance(value, tuple):
-    return any(map(contains_sequence, value))
-  return isinstance(value, Sequence)
-
-
-def num_bytes(value: LocalValue) -> int:
-  """Returns the memory of a local value's tensors, in bytes."""
-  total = 0
-  for tensor in flatten(value):
-    if tensor.dtype == tf.string:
-      total += sum(map(len, np.ravel(tensor.numpy()).tolist()))
-    elif tensor.dtype != tf.variant:
-      total += tensor.shape.num_elements() * tensor.dtype.size
-  return total

@@ -12,9 +12,9 @@ from typing import Any, Callable, Optional
 
 import grpc
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
 
 from tff_pfl import errors
+from tff_pfl.runtime.private_api import executor_pb2, executor_pb2_grpc
 
 # gRPC's limit is a signed 32-bit number of bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1

@@ -1,0 +1,62 @@
+"""What ends TensorFlow functions that are under way."""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Optional
+
+from tff_pfl.runtime.private_api import tf_cancellation
+
+_of_thread = threading.local()
+
+
+class Cancellation:
+  """Ends the TensorFlow functions that are under way in its scopes.
+
+  One that is made in the scope of another is cancelled with that one.
+  """
+
+  def __init__(self):
+    self.manager = tf_cancellation.CancellationManager()
+    self._lock = threading.Lock()
+    self._inner = weakref.WeakSet()
+    outer = self.current()
+    if outer is not None:
+      outer._add(self)
+
+  @classmethod
+  def current(cls) -> Optional['Cancellation']:
+    """What can cancel the calls of the calling thread; None if nothing."""
+    return getattr(_of_thread, 'cancellation', None)
+
+  @property
+  def is_cancelled(self) -> bool:
+    """Whether `cancel` has been called."""
+    return self.manager.is_cancelled
+
+  @contextlib.contextmanager
+  def scope(self) -> Iterator[None]:
+    """Makes the functions that the calling thread calls cancellable by this."""
+    outer = self.current()
+    _of_thread.cancellation = self
+    try:
+      # For calls that TensorFlow's own Python makes.
+      with tf_cancellation.CancellationManagerContext(self.manager):
+        yield
+    finally:
+      _of_thread.cancellation = outer
+
+  def cancel(self) -> None:
+    """Ends what is under way with `tf.errors.CancelledError`."""
+    with self._lock:
+      self.manager.start_cancel()
+      inner = list(self._inner)
+    for each in inner:
+      each.cancel()
+
+  def _add(self, inner: 'Cancellation') -> None:
+    with self._lock:
+      self._inner.add(inner)
+    if self.is_cancelled:
+      inner.cancel()

@@ -1,0 +1,184 @@
+"""Reading and rewriting TensorFlow's serialized graphs (`GraphDef`)."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOrTuple
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pfl.runtime.private_api import op_def_registry
+
+# What makes the handle of a variable or a table.
+_RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
+# Registered as stateful, but as deterministic as the functions they call.
+_CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
+
+_unique_number = itertools.count()
+
+
+def all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
+  """Yields the nodes of a graph and of its library's functions."""
+  yield from graph_def.node
+  for function in graph_def.library.function:
+    yield from function.node_def
+
+
+def is_deterministic(graph_def: tf.compat.v1.GraphDef) -> bool:
+  """Whether a graph of tensors gives equal results for equal arguments.
+
+  Returns:
+    False if in doubt: one operation that TensorFlow registers as stateful is
+    enough, be it harmless, as an assertion is.
+  """
+  library = {function.signature.name for function in graph_def.library.function}
+  kinds = {node.op for node in all_nodes(graph_def)} - library - _CALLS
+  return all(map(_is_deterministic_op, kinds))
+
+
+def _is_deterministic_op(kind: str) -> bool:
+  definition = op_def_registry.get(kind)
+  return (
+    definition is not None
+    and not definition.is_stateful
+    # Fractional pooling draws random numbers without being stateful.
+    and all(attribute.name != 'seed' for attribute in definition.attr)
+  )
+
+
+def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+  """Lets TensorFlow compute all parts of a graph itself; returns the graph."""
+  for part in parts_for_xla(graph_def):
+    part.attr['_XlaMustCompile'].b = False
+  return graph_def
+
+
+def parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
+  """Returns the nodes and functions that XLA must compile."""
+  return [
+    part
+    for part in (*all_nodes(graph_def), *graph_def.library.function)
+    if '_XlaMustCompile' in part.attr and part.attr['_XlaMustCompile'].b
+  ]
+
+
+def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
+  """Adds the operation that frees variables and tables; returns its name."""
+  handles = resource_handles(graph_def)
+  everything = graph_def.node.add(op='NoOp', name='destroy_resources')
+  for node in handles:
+    destruction = graph_def.node.add(
+      op='DestroyResourceOp', name=f'{node.name}/destroy', input=[node.name]
+    )
+    destruction.attr['ignore_lookup_error'].b = True
+    everything.input.append(f'^{destruction.name}')
+  return everything.name if handles else ''
+
+
+def resource_handles(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
+  """Returns the nodes that make variables and tables."""
+  return [n for n in graph_def.node if _RESOURCE_HANDLES.fullmatch(n.op)]
+
+
+def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
+  """Gives functions and resources names that no other loaded graph has.
+
+  TensorFlow has one table for all functions of a process, and another for all
+  resources.
+
+  Returns:
+    The new names of the functions.
+  """
+  suffix = f'_of_copy_{next(_unique_number)}'
+  library = graph_def.library
+  names = {
+    f.signature.name: f.signature.name + suffix for f in library.function
+  }
+  for gradient in library.gradient:
+    gradient.function_name = names[gradient.function_name]
+    gradient.gradient_func = names[gradient.gradient_func]
+  for function in library.function:
+    function.signature.name = names[function.signature.name]
+    _rename_in_attributes(function.attr, names)
+  for node in all_nodes(graph_def):
+    node.op = names.get(node.op, node.op)
+    _rename_in_attributes(node.attr, names)
+    if 'shared_name' in node.attr:
+      # Without a name TensorFlow takes the node's.
+      name = node.attr['shared_name'].s.decode() or node.name
+      node.attr['shared_name'].s = (name + suffix).encode()
+  return list(names.values())
+
+
+def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:
+  """Renames functions that attributes refer to."""
+  for attribute in attributes.values():
+    kind = attribute.WhichOneof('value')
+    if kind == 'func':
+      _rename_call(attribute.func, names)
+    elif kind == 'list':
+      for call in attribute.list.func:
+        _rename_call(call, names)
+    elif kind == 's' and attribute.s.isascii():
+      # Keras names the versions of a function for other devices by strings.
+      name = attribute.s.decode()
+      attribute.s = names.get(name, name).encode()
+
+
+def _rename_call(call: Any, names: dict[str, str]) -> None:
+  call.name = names.get(call.name, call.name)
+  _rename_in_attributes(call.attr, names)
+
+
+def ancestors(
+  graph_def: tf.compat.v1.GraphDef,
+  ends: ListOrTuple[str],
+  given: ListOrTuple[str],
+) -> tf.compat.v1.GraphDef:
+  """Returns what the ends depend on, without the nodes of given tensors."""
+  nodes = {node.name: node for node in graph_def.node}
+  for name in given:
+    nodes.pop(node_name(name), None)
+  reached = set()
+  waiting = [node_name(name) for name in ends]
+  while waiting:
+    name = waiting.pop()
+    if name in nodes and name not in reached:
+      reached.add(name)
+      waiting.extend(map(node_name, nodes[name].input))
+  part = tf.compat.v1.GraphDef(
+    versions=graph_def.versions, library=graph_def.library
+  )
+  for node in graph_def.node:
+    if node.name in reached:
+      copied = part.node.add()
+      copied.CopyFrom(node)
+      _forget_missing(copied, reached)
+  return part
+
+
+def _forget_missing(node: tf.compat.v1.NodeDef, present: set[str]) -> None:
+  """Drops what else than tensors a node wants of nodes that are not there."""
+  inputs = [
+    name
+    for name in node.input
+    if not name.startswith('^') or node_name(name) in present
+  ]
+  del node.input[:]
+  node.input.extend(inputs)
+  if '_class' in node.attr:
+    places = node.attr['_class'].list
+    kept = [s for s in places.s if s.decode().split('loc:@')[-1] in present]
+    del places.s[:]
+    places.s.extend(kept)
+
+
+def node_name(name: str) -> str:
+  """Returns the node of an input, a control input or a tensor."""
+  return name.lstrip('^').split(':')[0]
+
+
+def tensor_name(name: str) -> str:
+  """Returns the full name of the tensor that is a node's input."""
+  return name if ':' in name or name.startswith('^') else f'{name}:0'

@@ -1,0 +1,360 @@
+"""Loaded graphs, which TensorFlow can call.
+
+Graphs with variables or tables (Keras models) name them in TensorFlow's global
+registry. Each loaded copy of such a graph has names of its own, and a copy is
+in use by one call at a time, so that concurrent clients do not share variables.
+The graph's initialization runs before each call, with its arguments; after it
+variables and tables are freed.
+"""
+
+import itertools
+import re
+import threading
+import weakref
+from collections.abc import Sequence as ListOrTuple
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+from absl import logging
+
+from tff_pfl.runtime import cancellation, graph_defs, values
+from tff_pfl.runtime.private_api import eager_context, eager_execute
+
+# What TensorFlow says where XLA has no kernel for an operation, or where the
+# shapes are such that it refuses to compile.
+_XLA_CANNOT_COMPILE = re.compile(
+  r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
+)
+_MAX_REASON_CHARACTERS = 300
+
+# `tf.data.experimental.ExternalStatePolicy`: take data sets as they are that
+# draw random numbers or call Python.
+_IGNORE_EXTERNAL_STATE = 1
+
+
+class Lazy:
+  """Calls a function once, even if several threads ask for its result."""
+
+  def __init__(self, load: Callable[[], Any]):
+    """Takes the function, to be called at the first `get`."""
+    self._lock = threading.Lock()
+    self._load = load
+    self._result = None
+
+  def get(self) -> Any:
+    """Returns the function's result."""
+    if self._load is not None:
+      with self._lock:
+        if self._load is not None:
+          self._result = self._load()
+          self._load = None
+    return self._result
+
+
+class _EagerFunction:
+  """Calls a concrete function with flat tensors, without its Python layers."""
+
+  def __init__(self, concrete: Any):
+    self.concrete = concrete
+    self._name = concrete.name
+    self._num_outputs = len(concrete.outputs)
+    self._context = eager_context.context()
+    self._attributes = tuple(
+      itertools.chain(*self._context.function_call_options.as_attrs().items())
+    )
+
+  def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    current = cancellation.Cancellation.current()
+    if current is None:
+      return self.call_to_the_end(inputs)
+    return eager_execute.execute_with_cancellation(
+      self._name,
+      self._num_outputs,
+      inputs,
+      self._attributes,
+      self._context,
+      current.manager,
+    )
+
+  def call_to_the_end(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls it, whatever is cancelled."""
+    return eager_execute.execute(
+      self._name, self._num_outputs, inputs, self._attributes, self._context
+    )
+
+
+def xla_refuses(error: BaseException) -> bool:
+  """Whether an error says that XLA cannot compile a function."""
+  return isinstance(
+    error, (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+  ) and bool(_XLA_CANNOT_COMPILE.search(error.message))
+
+
+class Program:
+  """A loaded graph: one copy, or as many as there are concurrent calls.
+
+  Attributes:
+    has_resources: Whether it holds variables or tables.
+    is_deterministic: As `graph_defs.is_deterministic` says.
+    asks_for_xla: Whether a part of it is to be compiled by XLA.
+  """
+
+  def __init__(
+    self,
+    load_copy: Callable[[], '_Copy'],
+    *,
+    has_resources: bool = False,
+    is_deterministic: bool = False,
+    load_without_xla: Optional[Callable[[], 'Program']] = None,
+  ):
+    """Loads the first copy.
+
+    Args:
+      load_copy: Loads a copy.
+      has_resources: The attribute.
+      is_deterministic: The attribute.
+      load_without_xla: Loads the same graph with nothing for XLA; None if it
+        asks for nothing.
+    """
+    self.has_resources = has_resources
+    self.is_deterministic = is_deterministic
+    self.asks_for_xla = load_without_xla is not None
+    self._load_copy = load_copy
+    self._first = load_copy()
+    # Copies that are not in use; only for graphs with resources.
+    self._free = [self._first]
+    self._without_xla = Lazy(load_without_xla)
+
+  @property
+  def concrete(self) -> Any:
+    """The first copy's concrete function."""
+    return self._first.concrete
+
+  def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors of the graph's results."""
+    if not self.asks_for_xla:
+      return self._call(inputs)
+    try:
+      # An error cancels all that its scope's calls could go on with.
+      with cancellation.Cancellation().scope():
+        return self._call(inputs)
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as e:
+      if not xla_refuses(e):
+        raise
+      logging.log_first_n(
+        logging.WARNING,
+        'XLA cannot compile a part of the computation, which runs without it: '
+        '%s',
+        1,
+        ' '.join(e.message.split())[:_MAX_REASON_CHARACTERS],
+      )
+    return self._without_xla.get().call(inputs)
+
+  def _call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    if not self.has_resources:
+      return self._first.call(inputs)
+    try:
+      # Taking the last and appending are atomic.
+      copy = self._free.pop()
+    except IndexError:
+      copy = self._load_copy()
+    try:
+      return copy.call(inputs)
+    finally:
+      self._free.append(copy)
+
+
+class _Copy:
+  """A loaded copy of a graph.
+
+  Attributes:
+    concrete: The concrete function.
+  """
+
+  def __init__(
+    self, concrete: Any, initialize: Any = None, destroy: Any = None
+  ):
+    self.concrete = concrete
+    self._compute = _EagerFunction(concrete)
+    self._initialize = initialize and _EagerFunction(initialize)
+    self._destroy = destroy and _EagerFunction(destroy)
+
+  def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors of the results."""
+    try:
+      if self._initialize is not None:
+        self._initialize(inputs)
+      outputs = self._compute(inputs)
+      if self._destroy is None:
+        return outputs
+      return [_detach(t) if t.dtype == tf.variant else t for t in outputs]
+    finally:
+      if self._destroy is not None:
+        self._destroy.call_to_the_end(inputs)
+
+
+def _detach(variant: tf.Tensor) -> tf.Tensor:
+  """Returns a data set that needs nothing of the graph that it comes from."""
+  graph = tf.raw_ops.DatasetToGraphV2(
+    input_dataset=variant, external_state_policy=_IGNORE_EXTERNAL_STATE
+  )
+  return tf.raw_ops.DatasetFromGraph(graph_def=graph)
+
+
+def load_graph(proto: Any) -> Program:
+  """Loads a `pb.TensorFlow`, TFF's message of a graph."""
+  graph_def = _unpack(proto)
+  has_resources = bool(proto.initialize_op) or any(
+    'shared_name' in node.attr for node in graph_defs.all_nodes(graph_def)
+  )
+
+  def load_without_xla():
+    return Program(
+      lambda: _load_copy(graph_defs.without_xla(_unpack(proto)), proto),
+      has_resources=has_resources,
+    )
+
+  return Program(
+    lambda: _load_copy(_unpack(proto), proto),
+    has_resources=has_resources,
+    is_deterministic=graph_defs.is_deterministic(graph_def),
+    load_without_xla=load_without_xla
+    if graph_defs.parts_for_xla(graph_def)
+    else None,
+  )
+
+
+def _unpack(proto: Any) -> tf.compat.v1.GraphDef:
+  graph_def = tf.compat.v1.GraphDef()
+  proto.graph_def.Unpack(graph_def)
+  return graph_def
+
+
+def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
+  """Returns a copy of a graph, which it changes, under names of its own."""
+  function_names = graph_defs.make_names_unique(graph_def)
+  token = proto.session_token_tensor_name
+  feeds = tensor_names(proto.parameter)
+  concrete = _import(graph_def, feeds, tensor_names(proto.result), token=token)
+  initialize = destroy = None
+  if proto.initialize_op:
+    initialize = _import(graph_def, feeds, [], proto.initialize_op, token=token)
+  # A returned data set may read a table after the call. It takes along a copy
+  # (see `_detach`), which TensorFlow never frees; so tables that are the same
+  # in each call stay where they are instead.
+  stays = (
+    any(t.dtype == tf.variant for t in concrete.outputs)
+    and initialize is not None
+    and not any(t.consumers() for t in initialize.inputs)
+    and all(
+      node.op == 'HashTableV2'
+      for node in graph_defs.resource_handles(graph_def)
+    )
+  )
+  destruction = graph_defs.add_destruction(graph_def)
+  if destruction and not stays:
+    destroy = _import(graph_def, feeds, [], destruction, token=token)
+  # TensorFlow would keep a graph's library for ever.
+  weakref.finalize(concrete, _unload, function_names).atexit = False
+  return _Copy(concrete, initialize, destroy)
+
+
+def _unload(function_names: ListOrTuple[str]) -> None:
+  """Frees what a loaded copy held."""
+  for name in function_names:
+    # Each part of the graph has registered them.
+    while eager_context.context().has_function(name):
+      eager_context.context().remove_function(name)
+
+
+def _import(
+  graph_def: tf.compat.v1.GraphDef,
+  feeds: ListOrTuple[str],
+  fetches: ListOrTuple[str],
+  operation: str = '',
+  *,
+  token: str = '',
+) -> Any:
+  """Returns the concrete function of a part of a graph.
+
+  Args:
+    graph_def: The graph.
+    feeds: Names of the tensors that are the arguments.
+    fetches: Names of the tensors that are the results; equal ones are one.
+    operation: Name of an operation to run as well.
+    token: Name of the tensor for TFF's session token, which is empty here.
+  """
+  fetches = list(dict.fromkeys(fetches))
+  given = [name for name in (*feeds, token) if name]
+  ends = [*fetches, operation] if operation else fetches
+  part = graph_defs.ancestors(graph_def, ends, given)
+  used = {
+    graph_defs.tensor_name(name) for node in part.node for name in node.input
+  }
+
+  def import_part(*arguments):
+    tensors = dict(zip(feeds, arguments))
+    if token:
+      tensors[token] = tf.constant('')
+    imported = [name for name in ends if name not in tensors]
+    elements = tf.graph_util.import_graph_def(
+      part,
+      input_map={n: t for n, t in tensors.items() if n in used},
+      return_elements=imported,
+      name='',
+    )
+    tensors.update(zip(imported, elements))
+    if not operation:
+      return [tensors[name] for name in fetches]
+    with tf.control_dependencies([tensors[operation]]):
+      return [tf.identity(tensors[name]) for name in fetches] or tf.constant(0)
+
+  placeholders = {node.name: node for node in graph_def.node}
+  signature = [
+    tf.TensorSpec(node.attr['shape'].shape, node.attr['dtype'].type)
+    for node in (placeholders[graph_defs.node_name(name)] for name in feeds)
+  ]
+  with tf.init_scope():
+    return tf.compat.v1.wrap_function(import_part, signature)
+
+
+def tensor_names(binding: Any) -> list[str]:
+  """Returns the tensors' names of a `pb.TensorFlow.Binding`, in its order."""
+  kind = binding.WhichOneof('binding')
+  if kind == 'tensor':
+    return [binding.tensor.tensor_name]
+  if kind == 'sequence':
+    return [binding.sequence.variant_tensor_name]
+  # A function without parameter has no binding, and no names.
+  return [
+    name for part in binding.struct.element for name in tensor_names(part)
+  ]
+
+
+def load_fold(
+  program: Program,
+  pack: Callable[[ListOrTuple[tf.Tensor]], values.LocalValue],
+  size: int,
+) -> Program:
+  """Returns the program that accumulates several rows."""
+  concrete = program.concrete
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs]
+  # One tensor of the results may stand for several of the next call's inputs.
+  num_accumulated = len(values.flatten(pack(concrete.outputs)))
+  per_row = len(specs) - num_accumulated
+
+  def fold(*flat):
+    accumulated = flat[:num_accumulated]
+    for row in range(size):
+      begin = num_accumulated + row * per_row
+      outputs = concrete(*accumulated, *flat[begin : begin + per_row])
+      accumulated = values.flatten(pack(outputs))
+    return accumulated
+
+  def load_copy():
+    with tf.init_scope():
+      signature = specs[:num_accumulated] + size * specs[num_accumulated:]
+      function = tf.function(fold, input_signature=signature, autograph=False)
+      return _Copy(function.get_concrete_function())
+
+  return Program(load_copy)
