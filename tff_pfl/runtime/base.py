@@ -1,4 +1,4 @@
-"""What every runtime offers: being installed, running computations, closing."""
+"""The interface of every runtime: install it, run computations, close it."""
 
 import abc
 import contextlib
@@ -37,11 +37,11 @@ class Runtime(abc.ABC):
   """
 
   def __init__(self, context: tff.framework.SyncContext):
-    """Sets what executes.
+    """Takes the context that executes computations on this runtime.
 
     Args:
-      context: Executes computations on this runtime. It must not refer to the
-        runtime, so that it can outlive it as TFF's default.
+      context: It must not refer to the runtime, so that it can outlive it as
+        TFF's default.
     """
     self._context = context
     self._blocks = contextlib.ExitStack()
@@ -57,14 +57,14 @@ class Runtime(abc.ABC):
 
   @property
   def context(self) -> tff.framework.SyncContext:
-    """What executes, for use with TFF's own functions."""
+    """The TFF context, for use with TFF's own functions."""
     return self._context
 
   def program_context(self) -> tff.program.FederatedContext:
-    """What executes, for programs: `tff.program` and `tff.learning.programs`.
+    """A context for `tff.program` and `tff.learning.programs`.
 
     With this installed, a call of a computation in an asynchronous function
-    returns references to values, as those programs want.
+    returns references to values, as programs expect.
     """
     return tff.program.NativeFederatedContext(_AsyncContext(self._context))
 

@@ -49,8 +49,8 @@ class BatchedMapper(client_mapper.ClientMapper):
 
     Args:
       one_by_one: Has the devices, and runs what cannot be batched: functions of
-        data sets, single clients, and models that do not vectorize, of which a
-        warning tells. It is closed with this mapper.
+        data sets, single clients, and models that do not vectorize, about which
+        a warning is logged. It is closed with this mapper.
       max_clients: The most clients in one program, at least 2.
 
     Raises:
@@ -82,7 +82,7 @@ class BatchedMapper(client_mapper.ClientMapper):
       return self._one_by_one.map(function, argument, num_clients)
     columns = _flat_columns(argument, num_clients)
     if all(column.is_shared for column in columns):
-      # Nothing to stack: clients that draw random numbers, for one.
+      # Nothing to stack; such clients draw random numbers, for example.
       return self._one_by_one.map(function, argument, num_clients)
     chunks = self._chunks(columns, num_clients)
     program = self._program(function, columns, max(chunks, key=len))

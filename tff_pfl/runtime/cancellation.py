@@ -1,4 +1,4 @@
-"""What ends TensorFlow functions that are under way."""
+"""Ending TensorFlow functions that are under way."""
 
 import contextlib
 import threading

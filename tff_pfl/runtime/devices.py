@@ -14,10 +14,10 @@ Devices = Union[str, Sequence[str]]
 
 
 def resolve(devices: Devices = 'auto') -> list[str]:
-  """Returns the names of the devices that are meant.
+  """Returns the names of the chosen devices.
 
-  Memory of GPUs is from then on taken as it is needed, if TensorFlow has not
-  been used yet.
+  From then on TensorFlow, if it has not been used yet, allocates the memory of
+  GPUs as it is needed.
 
   Args:
     devices: 'auto' (the GPUs, or the CPU where there is none), 'cpu', 'gpu'
@@ -83,8 +83,8 @@ def of_threads(
 
   Args:
     devices: Names that `resolve` gave.
-    num_threads: The number of threads, at least 1; they are divided among the
-      devices in turn. None for as many as is said above.
+    num_threads: The number of threads, at least 1; they are dealt to the
+      devices in turn. None for the numbers above.
   """
   if num_threads is None:
     cpus = [device for device in devices if not is_gpu(device)]

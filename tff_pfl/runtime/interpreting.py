@@ -1,7 +1,7 @@
-"""What runtimes share that interpret computations in this process.
+"""The base of runtimes that interpret computations in this process.
 
 The computation itself and the server's work run here, with TensorFlow. What
-clients compute is handed to a `ClientMapper`, in which these runtimes differ.
+clients compute is handed to a `ClientMapper`; these runtimes differ in theirs.
 """
 
 import collections

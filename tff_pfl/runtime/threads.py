@@ -9,8 +9,6 @@ from tff_pfl.system import shutdown
 
 # What cannot be cancelled (a program of XLA) is waited for no longer than this.
 _SECONDS_FOR_ABANDONED_WORK = 0.2
-
-
 # A signal that another thread received is acted upon within this.
 _SECONDS_BETWEEN_LOOKS = 0.1
 

@@ -1,4 +1,4 @@
-"""How much memory the process and its child processes hold."""
+"""Memory of this process and its child processes."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ _SECONDS_UNTIL_STARTED = 0.5
 
 
 def resident_mb() -> float:
-  """Resident memory of this process and its children now, in MB (2**20)."""
+  """Returns the resident memory of this process and its children, in MiB."""
   process = psutil.Process()
   total = process.memory_info().rss
   for child in process.children(recursive=True):
