@@ -157,10 +157,10 @@ def _build(
 
   Args:
     function: What one client computes.
-    is_shared: For each of its flat arguments, whether all clients have the
-      same.
-    columns: Arguments to try it with.
-    clients: Whose they are.
+    is_shared: For each of the function's flat arguments, whether all clients
+      have the same.
+    columns: Arguments of all clients.
+    clients: The clients to try it with.
   """
   concrete = _with_graphs(function.concrete)
 

@@ -110,9 +110,6 @@ class Program:
     """Loads the first copy.
 
     Args:
-      load_copy: Loads a copy.
-      has_resources: The attribute.
-      is_deterministic: The attribute.
       load_without_xla: Loads the same graph with nothing for XLA; None if it
         asks for nothing.
     """
@@ -165,11 +162,7 @@ class Program:
 
 
 class _Copy:
-  """A loaded copy of a graph.
-
-  Attributes:
-    concrete: The concrete function.
-  """
+  """A loaded copy of a graph."""
 
   def __init__(
     self, concrete: Any, initialize: Any = None, destroy: Any = None
@@ -278,7 +271,6 @@ def _import(
   """Returns the concrete function of a part of a graph.
 
   Args:
-    graph_def: The graph.
     feeds: Names of the tensors that are the arguments.
     fetches: Names of the tensors that are the results; equal ones are one.
     operation: Name of an operation to run as well.

@@ -25,8 +25,6 @@ class Interpreter:
 
     Args:
       block: What `lowering.lower` returned.
-      library: Where TensorFlow functions are loaded.
-      mapper: Runs what each client computes.
     """
     self._block = block
     self._library = library
@@ -40,7 +38,6 @@ class Interpreter:
     Args:
       argument: The argument as `python_values.from_python` returns it; None if
         there is no parameter.
-      num_clients: The number of clients.
     """
     run = _Run(self, num_clients)
     return run.apply(run.evaluate(self._block, _Scope({})), argument)

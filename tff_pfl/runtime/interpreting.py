@@ -38,9 +38,8 @@ class InterpretingRuntime(base.Runtime):
     """Makes a runtime that closes the mapper with itself.
 
     Args:
-      mapper: Runs what clients compute.
-      server_device: Where the rest is computed, a name that `devices.resolve`
-        gave.
+      server_device: Where all but the clients' work is computed, a name that
+        `devices.resolve` gave.
     """
     self._engine = _Engine(mapper, server_device)
     context = _InterpretingContext(self._engine)

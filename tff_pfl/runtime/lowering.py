@@ -31,11 +31,7 @@ _unique_number = itertools.count()
 def lower(
   computation: tff.framework.ConcreteComputation,
 ) -> tff.framework.ComputationBuildingBlock:
-  """Returns what to interpret for a computation.
-
-  Args:
-    computation: Any computation that is not polymorphic.
-  """
+  """Returns what to interpret for a computation that is not polymorphic."""
   block = _without_secure_sums(computation.to_building_block())
   block = mapreduce_compiler.unpack_compiled_computations(block)
   block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
@@ -48,11 +44,7 @@ def lower(
 def replace_secure_sums(
   computation: tff.framework.ConcreteComputation,
 ) -> tff.framework.ConcreteComputation:
-  """Returns a computation that sums in the clear, and gets the same integers.
-
-  Args:
-    computation: Any computation that is not polymorphic.
-  """
+  """Returns a computation that sums in the clear and gets the same integers."""
   block = computation.to_building_block()
   replaced = _without_secure_sums(block)
   if replaced is block:

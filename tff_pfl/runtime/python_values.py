@@ -29,7 +29,6 @@ def from_python(value: Any, value_type: tff.Type) -> Any:
   Args:
     value: What a caller passed: tensors, arrays or numbers, in any of TFF's
       containers; data sets or lists as sequences; lists of the clients' values.
-    value_type: What it must be.
 
   Returns:
     A local value, a `values.ClientsValue`, or a tuple of such.
@@ -173,7 +172,6 @@ def to_python(value: Any, value_type: tff.Type, num_clients: int) -> Any:
   Args:
     value: What `from_python` returns.
     value_type: Its type, with Python's containers.
-    num_clients: The number of clients.
   """
   return tff.types.type_to_py_container(
     _to_struct(value, value_type, num_clients), value_type

@@ -36,11 +36,7 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class AllEqual:
-  """The same local value at every client.
-
-  Attributes:
-    value: The local value.
-  """
+  """The same local value at every client."""
 
   value: LocalValue
 
@@ -74,11 +70,7 @@ class PerClient:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """A structure at each client, stored as a structure of values at clients.
-
-  Attributes:
-    columns: The elements.
-  """
+  """A structure at each client, stored as a structure of values at clients."""
 
   columns: tuple['ClientsValue', ...]
 

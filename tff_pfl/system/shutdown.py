@@ -100,9 +100,6 @@ def exit_without_waiting(status: int) -> NoReturn:
 
   A thread may be in a computation that cannot be cancelled, and an ordinary
   exit would wait for it, for minutes.
-
-  Args:
-    status: The exit status.
   """
   try:
     atexit._run_exitfuncs()
