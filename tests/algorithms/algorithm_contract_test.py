@@ -149,8 +149,7 @@ def _after_two_rounds(name):
 def _score(process, weights, test_data):
   """Scores given weights, apart from the process."""
   model = process.model
-  test = example_tensors.from_dataset(test_data, model.element_spec)
-  sums = scoring.evaluate(model, weights, test)
+  sums = scoring.evaluate(model, weights, test_data)
   return {
     name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
   }
@@ -184,13 +183,16 @@ def test_signatures_are_those_that_the_process_documents(name):
   client_state = process.initialize_client_state.type_signature.result
   fields = personalized_process.ClientState._fields
   assert tuple(tff.structure.name_list(client_state)) == fields
-  batch = collections.OrderedDict(
-    x=tff.TensorType(np.float32, [None, 5]), y=tff.TensorType(np.int32, [None])
-  )
+  x = tff.TensorType(np.float32, [None, 5])
   has_domains = registry.ALGORITHMS[name].needs_domains
   if has_domains:
-    batch['domain'] = tff.TensorType(np.int32, [None])
-  data = tff.SequenceType(batch)
+    domain = tff.TensorType(np.int32, [None])
+    x = collections.OrderedDict(inputs=x, domain=domain)
+  data = tff.to_type(
+    example_tensors.ExampleTensors(
+      x, tff.TensorType(np.int32, [None]), np.int32
+    )
+  )
 
   def at_clients(member):
     return tff.FederatedType(member, tff.CLIENTS)
@@ -406,15 +408,6 @@ def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
 
 
-@_every_method
-def test_how_a_clients_data_are_batched_is_irrelevant(name):
-  process = _process(name)
-  rebatched = [data.rebatch(5) for data in _train(name)]
-  toy_problems.assert_same(
-    _round(process, (0, 1, 2), rebatched), _round(process)
-  )
-
-
 @_one_of_each_kind
 def test_full_batches_are_trained_on_whatever_the_seed(name):
   process = _build(name, hparams=_hparams(name, batch_size=None))
@@ -464,14 +457,10 @@ def test_scores_of_domains_are_those_of_their_examples_alone(name):
   scores = process.evaluate(state, states[1], _train(name)[1], _test(name)[1])
   by_domain = scores['domains']
   assert by_domain['examples'].tolist() == [8, 8, 7]
-  (client,) = _test(name)[1].as_numpy_iterator()
+  client = _test(name)[1]
   for m in range(toy_problems.DOMAINS.number):
-    of_domain = {k: v[client['domain'] == m] for k, v in client.items()}
-    alone = _score(
-      process,
-      state.global_weights,
-      tf.data.Dataset.from_tensors(collections.OrderedDict(of_domain)),
-    )
+    of_domain = example_tensors.select(client, client.x['domain'] == m)
+    alone = _score(process, state.global_weights, of_domain)
     means = {
       metric: values[m] / by_domain['examples'][m]
       for metric, values in by_domain['after'].items()

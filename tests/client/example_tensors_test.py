@@ -76,6 +76,25 @@ def test_batches_of_any_size_are_joined_in_order(
   _check(examples, data, capacity)
 
 
+@pytest.mark.parametrize('num_examples', [0, 1, 16, 17, 33])
+def test_arrays_become_what_their_dataset_becomes(num_examples):
+  data = _data(num_examples)
+  examples = example_tensors.from_arrays(data)
+  expected = example_tensors.from_dataset(_dataset(data).batch(4), SPEC)
+  tf.nest.assert_same_structure(examples, expected)
+  for found, wanted in zip(*map(tf.nest.flatten, (examples, expected))):
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_type_is_that_of_the_examples():
+  examples = example_tensors.from_arrays(_data(3))
+  assert str(example_tensors.type_of(SPEC)) == (
+    '<x=float32[?,3],y=int32[?],num_examples=int32>'
+  )
+  assert examples.x.shape == (16, 3)
+
+
 def test_batches_of_different_sizes_are_joined():
   data = _data(11)
   parts = [_dataset(data).take(4).batch(4), _dataset(data).skip(4).batch(3)]
