@@ -59,16 +59,22 @@ def train(
   if not (phase.num_steps or phase.num_epochs):
     # XLA does not compile a loop over no batches.
     return TrainResult(initial, objectives.zero_metrics(model))
-  optimizer = phase.optimizer
   shuffle_seed, step_seed = (
     randomness.fold_in(seed, 0),
     randomness.fold_in(seed, 1),
   )
   plan = phases.plan_batches(examples, phase, shuffle_seed)
-  trained_names = [n for n in initial if n not in model.statistics]
+  run = _loop(objective, phase, model)
+  return run(initial, examples.x, examples.y, plan, step_seed)
+
+
+def _loop(objective, phase, model):
+  """The phase as a function of tensors, compiled if the model asks for it."""
+  optimizer = phase.optimizer
 
   @tf.function(jit_compile=model.uses_xla, autograph=False)
   def run(initial, x, y, plan, step_seed):
+    trained_names = [n for n in initial if n not in model.statistics]
     specs = tf.nest.map_structure(
       lambda v: tf.TensorSpec(v.shape, v.dtype),
       split_model.select(initial, trained_names),
@@ -121,7 +127,7 @@ def train(
     )
     return TrainResult(final, metrics)
 
-  return run(initial, examples.x, examples.y, plan, step_seed)
+  return run
 
 
 def frozen_features(

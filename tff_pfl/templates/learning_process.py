@@ -68,18 +68,6 @@ def build_learning_process(
       local=collections.OrderedDict(),
     )
 
-  @tff.tensorflow.computation
-  def grouped(metrics):
-    """The metrics where `tff.learning.programs` look for them."""
-    of_clients = collections.OrderedDict(metrics)
-    update_norm = of_clients.pop('update_norm')
-    aggregator = of_clients.pop('aggregator', ())
-    return collections.OrderedDict(
-      client_work=collections.OrderedDict(train=of_clients),
-      aggregator=aggregator,
-      finalizer=collections.OrderedDict(update_norm=update_norm),
-    )
-
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
     tff.FederatedType(examples_of.type_signature.parameter, tff.CLIENTS),
@@ -89,7 +77,7 @@ def build_learning_process(
     states = tff.federated_map(anonymous_state, examples)
     new_state, _, metrics = run_round(state, states, examples)
     return tff.learning.templates.LearningProcessOutput(
-      new_state, tff.federated_map(grouped, metrics)
+      new_state, tff.federated_map(_grouped, metrics)
     )
 
   @tff.tensorflow.computation(state_type)
@@ -98,8 +86,31 @@ def build_learning_process(
       model, work.model_without_data(client_work.Broadcast.of(state))
     )
 
-  weights_type = get_model_weights.type_signature.result
+  return tff.learning.templates.LearningProcess(
+    initialize,
+    next_fn,
+    get_model_weights,
+    _build_set_model_weights(work, state_type, get_model_weights),
+  )
 
+
+@tff.tensorflow.computation
+def _grouped(metrics):
+  """The metrics where `tff.learning.programs` look for them."""
+  of_clients = collections.OrderedDict(metrics)
+  update_norm = of_clients.pop('update_norm')
+  aggregator = of_clients.pop('aggregator', ())
+  return collections.OrderedDict(
+    client_work=collections.OrderedDict(train=of_clients),
+    aggregator=aggregator,
+    finalizer=collections.OrderedDict(update_norm=update_norm),
+  )
+
+
+def _build_set_model_weights(work, state_type, get_model_weights):
+  """`(<S, weights of the model> -> S)`."""
+  model = work.model
+  weights_type = get_model_weights.type_signature.result
   sets_global_weights = set(work.initial_global) <= set(model.initial_weights)
 
   @tff.tensorflow.computation(state_type, weights_type)
@@ -116,6 +127,4 @@ def build_learning_process(
         new = tf.nest.map_structure(tf.identity, state.global_weights)
     return state._replace(global_weights=new)
 
-  return tff.learning.templates.LearningProcess(
-    initialize, next_fn, get_model_weights, set_model_weights
-  )
+  return set_model_weights

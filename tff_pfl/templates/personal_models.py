@@ -43,37 +43,7 @@ def build_personal_models(
   server_state_type = broadcast_of.type_signature.parameter
   broadcast_type, client_state_type, examples_type = types
 
-  @tff.tensorflow.computation(broadcast_type, client_state_type, examples_type)
-  def personalize_broadcast(broadcast, client_state, examples):
-    seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
-    local = work.local_of(client_state)
-
-    def fitted():
-      return work.fit_new_client(
-        broadcast,
-        local,
-        examples,
-        randomness.fold_in(seed_value, 0),
-        options.new_client_epochs,
-      )
-
-    if work.fit_new_client is not None and work.keeps_local:
-      local = tf.cond(
-        tf.equal(client_state.num_rounds, 0),
-        fitted,
-        lambda: client_state.local,
-      )
-      client_state = client_state._replace(local=local)
-    elif work.fit_new_client is not None:
-      local = fitted()
-    weights = personalization.fine_tune(
-      model,
-      work.personal_weights(broadcast, local),
-      examples,
-      options,
-      randomness.fold_in(seed_value, 1),
-    )
-    return personalized_process.PersonalModel(weights, client_state)
+  personalize_broadcast = _build_personalize(work, options, types)
 
   @tff.tensorflow.computation(
     server_state_type, client_state_type, examples_type
@@ -121,6 +91,44 @@ def build_personal_models(
     )
 
   return PersonalModels(personalize, evaluate, evaluate_clients)
+
+
+def _build_personalize(work, options, types):
+  """`(<broadcast, C, E> -> PersonalModel)`."""
+
+  @tff.tensorflow.computation(*types)
+  def personalize_broadcast(broadcast, client_state, examples):
+    seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
+    local = work.local_of(client_state)
+
+    def fitted():
+      return work.fit_new_client(
+        broadcast,
+        local,
+        examples,
+        randomness.fold_in(seed_value, 0),
+        options.new_client_epochs,
+      )
+
+    if work.fit_new_client is not None and work.keeps_local:
+      local = tf.cond(
+        tf.equal(client_state.num_rounds, 0),
+        fitted,
+        lambda: client_state.local,
+      )
+      client_state = client_state._replace(local=local)
+    elif work.fit_new_client is not None:
+      local = fitted()
+    weights = personalization.fine_tune(
+      work.model,
+      work.personal_weights(broadcast, local),
+      examples,
+      options,
+      randomness.fold_in(seed_value, 1),
+    )
+    return personalized_process.PersonalModel(weights, client_state)
+
+  return personalize_broadcast
 
 
 def _scores_by_domain(before, after, test):
