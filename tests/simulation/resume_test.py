@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -369,6 +370,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
 def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
   process, data, tmp_path, monkeypatch, caplog
 ):
+  caplog.set_level(logging.WARNING, logger='absl')
   _run(process, data, tmp_path / 'undisturbed', runtime='native')
   created = runtime_lib.create_runtime('native')
   killed = []
