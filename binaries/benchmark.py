@@ -4,9 +4,7 @@ r"""Measures how fast rounds are, on workloads of known size.
 
 Data come from a seeded generator. Every workload has a first round (tracing and
 compilation), given separately, and then --rounds rounds with a fresh cohort
-each, whose results are waited for. GFLOP/s stand beside the rate of matrix
-multiplication, measured in the same run; work that the method does not need
-(features of a frozen body, computed again) is not credited.
+each, whose results are waited for.
 
 With --reference the plain loop that a TFF user writes today runs in turns with
 the library, round by round and with the same cohorts, on TFF's C++ worker:
@@ -27,7 +25,6 @@ from tff_pfl import errors
 from tff_pfl.benchmark import measurement, workloads
 
 _ALL = 'all'
-_SMALL_MATMUL = 128
 
 _WORKLOAD = flags.DEFINE_list(
   'workload',
@@ -89,7 +86,6 @@ def main() -> None:
       runtime_options=runtime_flags.options(),
       num_rounds=_ROUNDS.value,
       with_reference=_REFERENCE.value,
-      **({'matmul_size': _SMALL_MATMUL} if _SMALL.value else {}),
     )
     line = json.dumps(record)
     _append(f'{line}\n')

@@ -16,10 +16,6 @@ def _megabytes(number):
   return np.ones(number * _MB, np.uint8)
 
 
-def test_matmul_rate_is_positive():
-  assert machine.matmul_gflops(64, num_repeats=2) > 0
-
-
 def test_peak_memory_counts_what_was_freed_before_the_end():
   with machine.PeakMemory() as memory:
     before = memory.peak_mb

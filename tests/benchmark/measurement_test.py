@@ -12,10 +12,7 @@ _KEYS = {
   'first_round_seconds',
   'reference_seconds_per_round',
   'speedup',
-  'gflops',
-  'peak_gflops',
   'peak_rss_mb',
-  'examples_per_second',
   'num_rounds',
   'runtime',
   'versions',
@@ -27,7 +24,6 @@ def _measure(name, **arguments):
   record = measurement.measure(
     workloads.get_workload(name).scaled_down(),
     runtime='native',
-    matmul_size=32,
     show_progress=False,
     **arguments,
   )
@@ -54,31 +50,13 @@ def _assert_sane(record):
     'min': min(seconds),
     'max': max(seconds),
   }
-  for name in (
-    'build_seconds',
-    'first_round_seconds',
-    'examples_per_second',
-    'gflops',
-    'peak_gflops',
-    'peak_rss_mb',
-  ):
+  for name in ('build_seconds', 'first_round_seconds', 'peak_rss_mb'):
     assert record[name] > 0
   assert min(seconds) > 0
 
 
-def test_rates_are_those_of_the_median_round(with_reference):
-  _assert_sane(with_reference)
-  median = with_reference['seconds_per_round']['median']
-  workload = workloads.get_workload('w1').scaled_down()
-  cost = workload.round_cost(workload.build_model())
-  assert with_reference['examples_per_second'] == pytest.approx(
-    cost.examples / median
-  )
-  assert with_reference['gflops'] == pytest.approx(cost.flops / median / 1e9)
-  assert with_reference['gflop_per_round'] == pytest.approx(cost.flops / 1e9)
-
-
 def test_speedup_is_the_ratio_of_the_medians(with_reference):
+  _assert_sane(with_reference)
   seconds = with_reference['reference_round_seconds']
   assert len(seconds) == 3
   assert with_reference['reference_first_round_seconds'] > 0

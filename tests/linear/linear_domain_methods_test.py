@@ -1,7 +1,5 @@
 """FedDAR's rounds by hand and against NumPy, and what the paper says of it."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +10,6 @@ from tff_pfl.linear import (
   client_errors,
   domain_methods,
   domain_problem,
-  federated,
   initialization,
   methods,
   rounds,
@@ -478,83 +475,19 @@ def test_records_that_do_not_fit_the_rounds_are_refused(
     )
 
 
-@pytest.mark.parametrize(
-  'variant, fresh_samples',
-  [*((variant, False) for variant in _VARIANTS), ('fed_dar', True)],
-)
-def test_federated_rounds_equal_the_simulation(runtime, variant, fresh_samples):
-  problem = _problem(3, fresh_samples=fresh_samples)
-  method = _VARIANTS[variant]()
-  process = federated.build_process(
-    method,
-    _initial(),
-    problem.num_rows,
-    num_domains=problem.num_domains,
-    seed=7,
+def test_fed_dar_clients_send_sums_and_keep_nothing():
+  contribution = (
+    domain_methods.fed_dar(_RATE)
+    .phases[0]
+    .client_work(
+      model_lib.LinearModel(_B, tf.zeros([3, 1], tf.float64)),
+      _HAND_CLIENTS[0],
+      tf.zeros(2, tf.int32),
+    )
   )
-  state = runtime.run(process.initialize)
-  client_states = [
-    runtime.run(process.initialize_client_state, index) for index in range(3)
-  ]
-  losses = []
-  for round_number in range(3):
-    samples = [
-      problem_lib.DomainSamples(*(part.numpy() for part in client))
-      for client in zip(*problem.samples(round_number))
-    ]
-    output = runtime.run(process.next, state, client_states, samples)
-    state, client_states = output.state, output.client_states
-    losses.append(output.metrics['loss'])
-  history = simulation.run(method, problem, 3, initial=_initial(), seed=7)
-  close = {'rtol': 1e-12, 'atol': 1e-12}
-
-  assert state.round_number == 3
-  np.testing.assert_allclose(
-    state.shared['representation'], history.representation, **close
-  )
-  np.testing.assert_allclose(state.shared['head'], history.head, **close)
-  if not fresh_samples:
-    np.testing.assert_allclose(losses, history.loss[:-1], **close)
-
-
-def test_fed_dar_needs_two_exchanges_and_only_means():
-  process = federated.build_process(
-    domain_methods.fed_dar(_RATE), _initial(), 5, num_domains=3
-  )
-  text = process.next.to_building_block().compact_representation()
-
-  assert text.count('federated_broadcast') == 2
-  # One for each exchange, and the loss.
-  assert text.count('federated_mean') == 3
-  assert 'federated_collect' not in text
-  local = process.next.type_signature.result.client_states.member.local
-  assert not list(local)
-  phase = domain_methods.fed_dar(_RATE).phases[0]
-  message = phase.client_work(
-    model_lib.LinearModel(_B, tf.zeros([3, 1], tf.float64)),
-    _HAND_CLIENTS[0],
-    tf.zeros(2, tf.int32),
-  ).message
-  assert collections.OrderedDict(
-    (name, value.shape.as_list()) for name, value in sorted(message.items())
-  ) == {'count': [3], 'gram': [3, 1, 1], 'moments': [3, 1]}
-
-
-@pytest.mark.parametrize('wrong', [-1, 3])
-def test_domains_out_of_range_stop_a_federated_round(runtime, wrong):
-  process = federated.build_process(
-    domain_methods.fed_dar(_RATE), _initial(), 5, num_domains=3
-  )
-  samples = problem_lib.DomainSamples(
-    np.zeros((5, _DIMENSION)),
-    np.zeros(5),
-    np.array([0, 1, 2, wrong, 0], np.int32),
-  )
-  state = runtime.run(process.initialize)
-  client_state = runtime.run(process.initialize_client_state, 0)
-
-  with pytest.raises(Exception, match=r'`domain` to be in \[0, 2\]'):
-    runtime.run(process.next, state, [client_state], [samples])
+  shapes = {k: v.shape.as_list() for k, v in contribution.message.items()}
+  assert shapes == {'count': [3], 'gram': [3, 1, 1], 'moments': [3, 1]}
+  assert not contribution.local
 
 
 @pytest.mark.parametrize('name', list(domain_methods.DOMAIN_METHODS))
@@ -566,8 +499,6 @@ def test_methods_for_domains_refuse_samples_without(name):
   assert method.name == name
   with pytest.raises(ValueError, match=message):
     simulation.run(method, plain, 1)
-  with pytest.raises(ValueError, match=message):
-    federated.build_process(method, _initial(), 5)
 
 
 @pytest.mark.parametrize('rate', [0.0, -0.1, float('nan'), '0.1'])

@@ -79,32 +79,10 @@ def test_method_of_moments_finds_the_representation_from_many_samples():
   )
 
 
-def test_federated_method_of_moments_equals_the_simulation(runtime):
-  problem = problem_lib.make_problem(4, 6, 2, samples_per_client=9)
-  computation = initialization.build_method_of_moments(9, 6, 2)
-  samples = [
-    problem_lib.LinearSamples(x.numpy(), y.numpy())
-    for x, y in zip(*problem.samples())
-  ]
-
-  result = runtime.run(computation, samples)
-
-  np.testing.assert_allclose(
-    np.abs(result),
-    np.abs(initialization.method_of_moments(problem)),
-    atol=1e-12,
-  )
-  text = computation.to_building_block().compact_representation()
-  assert text.count('federated_mean') == 1
-  assert 'federated_collect' not in text
-
-
 @pytest.mark.parametrize(
   'call, message',
   [
     (lambda: initialization.random_representation(3, 4), '`rank`'),
-    (lambda: initialization.build_method_of_moments(0, 3, 2), '`num_samples`'),
-    (lambda: initialization.build_method_of_moments(5, 3, 4), '`rank`'),
     (
       lambda: initialization.method_of_moments(
         problem_lib.make_problem(2, 3, 1)

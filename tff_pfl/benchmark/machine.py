@@ -1,56 +1,18 @@
-"""What the machine gives: its matrix multiplication rate, memory, versions."""
+"""What a measurement takes of the machine: memory, and which versions ran."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import platform
 import resource
 import threading
-import time
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.system import cores, memory
+from tff_pfl.system import memory
 
 _SECONDS_PER_SAMPLE = 0.2
-
-
-def matmul_gflops(size: int = 2048, num_repeats: int = 5) -> float:
-  """Measures the float32 matrix multiplication rate, with all cores.
-
-  The best of several products of square matrices in this process, once with
-  TensorFlow's own threads and once with a thread per core: a runtime may have
-  limited TensorFlow to one thread for an operation.
-
-  Args:
-    size: Rows and columns of the matrices, at least 1.
-    num_repeats: Products, at least 1.
-
-  Returns:
-    GFLOP/s, a multiplication with its addition counted as 2.
-  """
-  rng = np.random.default_rng(0)
-  a, b = (
-    tf.constant(rng.standard_normal((size, size), np.float32)) for _ in range(2)
-  )
-
-  def multiply(_):
-    # Reading an element waits for a device that works asynchronously.
-    np.asarray(tf.linalg.matmul(a, b)[0, 0])
-
-  best = 0.0
-  for num_threads in sorted({1, cores.num_usable_cores()}):
-    with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-      # The first is for warming up.
-      for repeat in range(num_repeats + 1):
-        start = time.perf_counter()
-        list(pool.map(multiply, range(num_threads)))
-        seconds = time.perf_counter() - start
-        if repeat:
-          best = max(best, num_threads * 2 * size**3 / seconds / 1e9)
-  return best
 
 
 class PeakMemory:

@@ -13,7 +13,6 @@ import tqdm
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.benchmark import (
-  flops,
   library_rounds,
   machine,
   reference,
@@ -33,7 +32,6 @@ def measure(
   runtime_options: Optional[Mapping[str, Any]] = None,
   num_rounds: Optional[int] = None,
   with_reference: bool = False,
-  matmul_size: int = 2048,
   show_progress: bool = True,
 ) -> dict:
   """Measures a workload.
@@ -47,7 +45,6 @@ def measure(
     with_reference: Whether to run also the plain loop of `reference` on TFF's
       native runtime, in turns with the library, round by round and with the
       same cohorts. A workload about the population's size has none.
-    matmul_size: Size of the matrices whose multiplication gives the peak rate.
     show_progress: Whether to draw a progress bar on stderr.
 
   Returns:
@@ -59,10 +56,6 @@ def measure(
     * `first_round_seconds`, which includes tracing and compilation;
     * `seconds_per_round`: `median`, `min` and `max` of the rounds after it;
       `round_seconds`: all of these;
-    * `examples_per_second`: examples that training steps see in a second (an
-      example counts once an epoch);
-    * `gflop_per_round`: see `flops`; `gflops`, the same per second, and
-      `peak_gflops`, what matrix multiplication gives;
     * `reference_first_round_seconds`, `reference_round_seconds`,
       `reference_seconds_per_round` (their median), and `speedup`, the
       reference's median divided by the library's;
@@ -120,9 +113,6 @@ def measure(
     'num_rounds': num_rounds,
     'build_seconds': measured.build_seconds,
     **_library_record(measured),
-    # After the rounds: a runtime may set TensorFlow's threads, which is
-    # possible only before anything was computed.
-    'peak_gflops': machine.matmul_gflops(matmul_size),
     **_reference_record(measured),
     'peak_rss_mb': memory.peak_mb,
     'population': measured.populations.get('population'),
@@ -136,7 +126,6 @@ class _Measured(NamedTuple):
   """What was measured; seconds of rounds start with the first round's."""
 
   build_seconds: float
-  cost: flops.Cost
   seconds: Sequence[float]
   reference_seconds: Optional[Sequence[float]] = None
   populations: Mapping[str, Any] = {}
@@ -157,9 +146,6 @@ def _measure_in_memory(
   process = workload.build_process(model)
   ours = library_rounds.LibraryRounds(library_runtime, process, tensors)
   build_seconds = time.perf_counter() - start
-  # Before the reference: Keras gives up models made outside of a graph once one
-  # is made in a graph, as TFF does.
-  cost = workload.round_cost(model)
   contestants = {'library': lambda round_number: ours(cohorts[round_number])}
   if reference_runtime is not None:
     plain = reference.build_reference(
@@ -170,12 +156,7 @@ def _measure_in_memory(
     )
     contestants['reference'] = lambda round_number: plain(cohorts[round_number])
   seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
-  return _Measured(
-    build_seconds,
-    cost,
-    seconds['library'],
-    seconds.get('reference'),
-  )
+  return _Measured(build_seconds, seconds['library'], seconds.get('reference'))
 
 
 def _measure_populations(
@@ -194,7 +175,6 @@ def _measure_populations(
   populations = scale.measure(workload, runtime, process, num_rounds, bar)
   return _Measured(
     build_seconds,
-    workload.round_cost(model),
     populations['population']['round_seconds'],
     populations=populations,
   )
@@ -202,15 +182,10 @@ def _measure_populations(
 
 def _library_record(measured: _Measured) -> dict:
   first, *others = measured.seconds
-  seconds_per_round = timing.summarize(others)
-  median = seconds_per_round['median']
   return {
     'first_round_seconds': first,
-    'seconds_per_round': seconds_per_round,
+    'seconds_per_round': timing.summarize(others),
     'round_seconds': others,
-    'examples_per_second': measured.cost.examples / median,
-    'gflop_per_round': measured.cost.flops / 1e9,
-    'gflops': measured.cost.flops / median / 1e9,
   }
 
 
@@ -242,10 +217,6 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
     ('round, s: max', 'seconds_per_round', 'max'),
     ('reference round, s: median', 'reference_seconds_per_round'),
     ('speedup over the reference', 'speedup'),
-    ('examples/s', 'examples_per_second'),
-    ('GFLOP/round', 'gflop_per_round'),
-    ('GFLOP/s', 'gflops'),
-    ('matrix product, GFLOP/s', 'peak_gflops'),
     ('peak memory, MB', 'peak_rss_mb'),
   ]
   populations = ('population', 'smaller_population')

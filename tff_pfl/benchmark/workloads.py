@@ -14,7 +14,6 @@ import numpy as np
 
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
-from tff_pfl.benchmark import flops
 from tff_pfl.datasets import synthetic
 from tff_pfl.models import split_model, zoo
 from tff_pfl.simulation import client_sampling
@@ -109,13 +108,6 @@ class Workload:
     return client_sampling.CohortSampler(
       num_clients or self.num_clients, self.cohort_size, self.seed
     ).sample(round_number)
-
-  def round_cost(self, model: split_model.SplitModel) -> flops.Cost:
-    """What all clients of a round together do."""
-    client = flops.client_cost(
-      self.algorithm, self.hparams, model, self.examples_per_client
-    )
-    return flops.Cost(*(self.cohort_size * value for value in client))
 
   def scaled_down(self) -> Workload:
     """The same work on tiny sizes, to try that it runs in seconds."""

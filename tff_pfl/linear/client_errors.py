@@ -8,7 +8,6 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.linear import domain_problem
 from tff_pfl.linear import model as model_lib
-from tff_pfl.linear import problem as problem_lib
 
 
 def client_errors(
@@ -41,7 +40,7 @@ def client_errors(
   def squared_errors(models, samples):
     return tf.vectorized_map(
       lambda args: 2 * model_lib.loss(*args),
-      (models, problem_lib.as_samples(samples)),
+      (models, samples),
       fallback_to_while_loop=False,
     )
 

@@ -23,7 +23,6 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.linear import domain_problem
@@ -125,47 +124,13 @@ def theorem_1_initialization(
   )
 
 
-def build_method_of_moments(
-  num_samples: int, dimension: int, rank: int
-) -> tff.Computation:
-  """The method of moments as a federated computation with one aggregation.
+def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
+  """The method of moments, with one aggregation over the clients.
 
   Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T; the server takes the
   eigenvectors of their uniform mean with the k largest eigenvalues. For x of
   unit covariance the mean tends to 2 B* C B*^T + trace(C) I, with C the second
   moment of the heads, so they tend to the span of B*.
-
-  Args:
-    num_samples: m, at least 1.
-    dimension: d, at least 1.
-    rank: k, from 1 to `dimension`.
-
-  Returns:
-    `({<x=float64[m,d],y=float64[m]>}@CLIENTS -> float64[d,k]@SERVER)`.
-  """
-  errors.expect_int('num_samples', num_samples, 1)
-  errors.expect_int('dimension', dimension, 1)
-  errors.expect_int('rank', rank, 1, dimension)
-  samples_type = samples_type_of(num_samples, dimension)
-
-  @tff.tensorflow.computation(samples_type)
-  def client_moments(samples):
-    return _second_moments(problem_lib.LinearSamples(*samples))
-
-  @tff.tensorflow.computation(client_moments.type_signature.result)
-  def server_eigenvectors(mean):
-    return _top_eigenvectors(mean, rank)
-
-  @tff.federated_computation(tff.FederatedType(samples_type, tff.CLIENTS))
-  def method_of_moments(samples):
-    mean = tff.federated_mean(tff.federated_map(client_moments, samples))
-    return tff.federated_map(server_eigenvectors, mean)
-
-  return method_of_moments
-
-
-def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
-  """The representation of `build_method_of_moments`, without a runtime.
 
   Args:
     problem: With finitely many samples; those of round 0 are used, which a run
@@ -193,25 +158,6 @@ def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
     axis=0,
   )
   return _top_eigenvectors(tf.constant(mean), problem.rank).numpy()
-
-
-def samples_type_of(
-  num_samples: int, dimension: int, *, domains: bool = False
-) -> tff.Type:
-  """TFF's type of one client's samples.
-
-  Args:
-    num_samples: m.
-    dimension: d.
-    domains: Whether they are `DomainSamples`.
-  """
-  parts = [
-    tff.TensorType(np.float64, [num_samples, dimension]),
-    tff.TensorType(np.float64, [num_samples]),
-  ]
-  if domains:
-    parts.append(tff.TensorType(np.int32, [num_samples]))
-  return tff.to_type(problem_lib.as_samples(parts))
 
 
 def _second_moments(samples: Any) -> tf.Tensor:

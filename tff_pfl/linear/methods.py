@@ -3,8 +3,8 @@
 A method is what a client does with a model and its samples, and what the
 server does with the mean of the results. Which part of the model is shared
 (sent, averaged and broadcast) and which part each client keeps is declared;
-the round itself is in `rounds`, and runs in `simulation` and `federated`. It
-has one such exchange, or phase, for the methods here, and may have several (see
+the round itself is in `rounds` and runs in `simulation`. It has one such
+exchange, or phase, for the methods here, and may have several (see
 `domain_methods`).
 
     method      shared  local   client i, from B and w               server

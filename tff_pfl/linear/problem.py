@@ -30,7 +30,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -75,12 +75,6 @@ class DomainSamples(NamedTuple):
 
 
 Samples = Union[LinearSamples, DomainSamples]
-
-
-def as_samples(parts: Iterable[Any]) -> Samples:
-  """Samples from their two or, with domains, three parts in order."""
-  parts = tuple(parts)
-  return (DomainSamples if len(parts) == 3 else LinearSamples)(*parts)
 
 
 class NewClient(NamedTuple):

@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from tff_pfl.linear import methods
 from tff_pfl.linear import model as model_lib
-from tff_pfl.linear import problem as problem_lib
 from tff_pfl.models import randomness
 
 
@@ -101,7 +100,6 @@ def client_phase(phase: methods.Phase) -> Callable[..., ClientOutput]:
   """`(server state, client state, samples of one client) -> ClientOutput`."""
 
   def run(server_state, client_state, samples):
-    samples = problem_lib.as_samples(samples)
     model = model_of(server_state, client_state)
     seed = randomness.client_seed(
       server_state.seed,

@@ -1,8 +1,10 @@
 """Runs a linear method on one machine, with all clients as one program.
 
-The clients' and the server's functions are those of the federated computations
-in `federated`; here clients are a batch dimension (`tf.vectorized_map`), and
-the rounds a loop inside one TensorFlow function.
+Clients are a batch dimension (`tf.vectorized_map`), and the rounds a loop
+inside one TensorFlow function. This is not the round of
+`templates.federated_round`: that one has a network in float32, and a server
+that takes an optimizer's step. Here the server factorizes the mean, in float64,
+and the theory is checked over thousands of rounds.
 """
 
 from __future__ import annotations
