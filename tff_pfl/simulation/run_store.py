@@ -57,7 +57,7 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 # Marks a SQLite file as ours ("tfpf"), with the version of the tables below.
 _APPLICATION_ID = 0x74667066
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = (
   # One row: the settings of the run.
   'CREATE TABLE config (id INTEGER PRIMARY KEY CHECK (id = 0), json TEXT)',
