@@ -12,7 +12,12 @@ import psutil
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.simulation import metrics_writers, report, run_store
+from tff_pfl.simulation import (
+  directory_lock,
+  metrics_writers,
+  report,
+  run_store,
+)
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TINY = (
@@ -370,11 +375,11 @@ def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
       'train', *_TINY, f'--output_dir={directory}', *flags
     )
     after = _bytes_of(directory)
-    after.pop(run_store.LOCK_NAME, None)
+    after.pop(directory_lock.LOCK_NAME, None)
     assert after == {
       name: content
       for name, content in before.items()
-      if name != run_store.LOCK_NAME
+      if name != directory_lock.LOCK_NAME
     }
     return message
 

@@ -19,7 +19,7 @@ from tff_pfl.comparison import (
   trial,
 )
 from tff_pfl.models import split_model
-from tff_pfl.simulation import run_config, run_store, summary
+from tff_pfl.simulation import directory_lock, run_config, summary
 
 _FAILING = 'local_only-seed1'
 _INCOMPLETE = 'local_only (1 of 2 seeds)'
@@ -268,7 +268,7 @@ def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
-  with run_store.DirectoryLock(str(tmp_path)):
+  with directory_lock.DirectoryLock(str(tmp_path)):
     with pytest.raises(errors.RunError, match='in use by a running process'):
       runner.run(_comparison(), str(tmp_path))
   assert not (tmp_path / 'trials').exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.simulation import run_store
+from tff_pfl.simulation import directory_lock, run_file, run_store
 
 RunStore = run_store.RunStore
 
@@ -115,7 +115,7 @@ def test_empty_states_are_states(tmp_path):
 def test_server_state_larger_than_a_piece_is_put_together(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(run_store, '_PIECE_SIZE', 7)
+  monkeypatch.setattr(run_file, '_PIECE_SIZE', 7)
   with RunStore.create(tmp_path, _CONFIG) as store:
     commit(store, 0)
     assert store.server_state() == state_of(10**6, 0)
@@ -380,7 +380,7 @@ def test_closed_run_is_a_single_file(tmp_path):
   # Also after a reader has looked at it.
   RunStore.open_for_reading(tmp_path).close()
   assert sorted(os.listdir(tmp_path)) == [
-    run_store.LOCK_NAME,
+    directory_lock.LOCK_NAME,
     run_store.FILE_NAME,
   ]
 

@@ -28,7 +28,7 @@ from tff_pfl.comparison import (
   trial,
   tuning,
 )
-from tff_pfl.simulation import picture_style, run_store
+from tff_pfl.simulation import directory_lock, picture_style
 
 PICTURE_NAME = 'accuracy.png'
 
@@ -82,7 +82,7 @@ def run(
     'runtime_options': runtime_options,
     'show_progress': show_progress,
   }
-  with run_store.DirectoryLock(directory):
+  with directory_lock.DirectoryLock(directory):
     return _run(comparison, directory, partition, options)
 
 
