@@ -1,0 +1,251 @@
+"""Losses and metrics by Keras name, object or function, as pure functions."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import keras_graph
+
+keras = tf.keras
+
+# Output activations after which the outputs are no longer logits.
+_PROBABILITY_ACTIVATIONS = (
+  keras.activations.softmax,
+  keras.activations.sigmoid,
+  tf.nn.softmax,
+  tf.nn.sigmoid,
+)
+_CROSS_ENTROPIES = (
+  keras.losses.sparse_categorical_crossentropy,
+  keras.losses.categorical_crossentropy,
+  keras.losses.binary_crossentropy,
+)
+_MOVING = (
+  keras.layers.Reshape,
+  keras.layers.Flatten,
+  keras.layers.Permute,
+  keras.layers.Dropout,
+)
+_ACCURACIES = {
+  'sparse': keras.metrics.sparse_categorical_accuracy,
+  'categorical': keras.metrics.categorical_accuracy,
+}
+
+
+def default_label_spec(kind: str, output_shape: tuple) -> tf.TensorSpec:
+  """What one label is unless it is said."""
+  is_single = output_shape[-1:] == (1,)
+  return tf.TensorSpec(
+    output_shape[:-1] if kind == 'sparse' or is_single else output_shape,
+    tf.float32 if kind in ('categorical', 'regression') else tf.int32,
+  )
+
+
+def num_classes(kind: str, output_shape: tuple) -> Optional[int]:
+  """The number of classes; None where outputs are not scores of classes."""
+  if kind in ('sparse', 'categorical'):
+    return output_shape[-1]
+  return 2 if kind == 'binary' and output_shape[-1:] == (1,) else None
+
+
+def _loss_kind(name):
+  name = name.replace('_', '').lower()
+  if 'sparsecategorical' in name:
+    return 'sparse'
+  if 'categorical' in name:
+    return 'categorical'
+  if 'binary' in name or 'hinge' in name:
+    return 'binary'
+  return 'regression'
+
+
+def _gives_probabilities(model):
+  """Whether the outputs went through a softmax or sigmoid."""
+  node = keras_graph.source_node(model.outputs[0])
+  # Layers that only move numbers say nothing about them.
+  while isinstance(node.layer, _MOVING) and len(node.keras_inputs) == 1:
+    node = keras_graph.source_node(node.keras_inputs[0])
+  layer = node.layer
+  while isinstance(layer, (keras.Model, keras.layers.TimeDistributed)):
+    if isinstance(layer, keras.layers.TimeDistributed):
+      layer = layer.layer
+    elif getattr(layer, '_is_graph_network', False):
+      layer = keras_graph.source_node(layer.outputs[0]).layer
+    else:
+      return False
+  # `function` is that of a TensorFlow operation in a functional model.
+  activation = getattr(layer, 'activation', getattr(layer, 'function', None))
+  return isinstance(layer, keras.layers.Softmax) or (
+    activation in _PROBABILITY_ACTIVATIONS
+  )
+
+
+def resolve_loss(loss, model):
+  """Returns the kind, whether outputs are logits, and the loss function."""
+  gives_logits = not _gives_probabilities(model)
+  if isinstance(loss, str):
+    try:
+      function = keras.losses.get(loss)
+    except ValueError as e:
+      raise ValueError(
+        errors.message('loss', 'the name of a Keras loss', loss)
+      ) from e
+    name = getattr(function, '__name__', loss)
+    return _loss_kind(name), gives_logits, _of_outputs(function, gives_logits)
+  if isinstance(loss, keras.losses.Loss):
+    gives_logits = loss.get_config().get('from_logits', gives_logits)
+    return _loss_kind(type(loss).__name__), gives_logits, loss.call
+  if callable(loss):
+    kind = _loss_kind(getattr(loss, '__name__', ''))
+    return kind, gives_logits, _of_outputs(loss, gives_logits)
+  raise TypeError(
+    errors.message(
+      'loss', 'a Keras loss name, a Keras loss object or a function', loss
+    )
+  )
+
+
+def _of_outputs(function, gives_logits):
+  """Tells Keras' own cross-entropies whether the outputs are logits."""
+  if function in _CROSS_ENTROPIES:
+    return functools.partial(function, from_logits=gives_logits)
+  return function
+
+
+def probabilities(kind, gives_logits):
+  """The function from outputs to class probabilities."""
+
+  def call(outputs):
+    outputs = tf.convert_to_tensor(outputs)
+    if kind == 'binary':
+      if gives_logits:
+        # Not 1 - p, which would be 0 for large logits.
+        return tf.sigmoid(tf.concat([-outputs, outputs], axis=-1))
+      return tf.concat([1 - outputs, outputs], axis=-1)
+    return tf.nn.softmax(outputs) if gives_logits else outputs
+
+  return call
+
+
+def outputs_of(kind, gives_logits):
+  """The function from class probabilities to outputs."""
+
+  def call(probabilities):
+    # Of no class is a classifier quite sure, or the loss would be infinite.
+    smallest = 1e-30
+    if kind == 'binary':
+      negative, positive = tf.split(probabilities, 2, axis=-1)
+      if not gives_logits:
+        return positive
+      return tf.math.log(tf.maximum(positive, smallest)) - tf.math.log(
+        tf.maximum(negative, smallest)
+      )
+    if gives_logits:
+      return tf.math.log(tf.maximum(probabilities, smallest))
+    return probabilities
+
+  return call
+
+
+def resolve_metrics(
+  metrics: Iterable[Any], kind: str, gives_logits: bool
+) -> Mapping[str, Callable[..., tf.Tensor]]:
+  """Metric name to `(y, outputs) -> [batch]`."""
+  resolved = collections.OrderedDict()
+  for metric in metrics:
+    name, function = _resolve_metric(metric, kind, gives_logits)
+    if name in resolved or name in ('loss', 'examples'):
+      raise ValueError(
+        errors.message('metrics', 'distinct names other than loss', name)
+      )
+    resolved[name] = per_example(_of_outputs(function, gives_logits), kind)
+  return resolved
+
+
+def _resolve_metric(metric, kind, gives_logits):
+  """The name of a metric and its function."""
+  name, function = getattr(metric, '__name__', None), metric
+  if isinstance(metric, str):
+    if metric in ('accuracy', 'acc'):
+      return 'accuracy', _accuracy(metric, kind, gives_logits)
+    name, function = metric, _keras_metric(metric)
+  if isinstance(function, keras.metrics.Metric):
+    name = name or function.name
+    function = _mean_metric_function(function)
+  if not callable(function):
+    raise TypeError(
+      errors.message(
+        'metrics', 'Keras metric names, metric objects or functions', metric
+      )
+    )
+  return name or type(metric).__name__, function
+
+
+def _accuracy(metric, kind, gives_logits):
+  """The accuracy that fits the loss."""
+  if kind == 'regression':
+    raise ValueError(
+      errors.message(
+        'metrics',
+        "metrics that fit the loss ('accuracy' needs a classification loss; "
+        "try 'mae')",
+        metric,
+      )
+    )
+  if kind == 'binary':
+    return functools.partial(
+      keras.metrics.binary_accuracy, threshold=0.0 if gives_logits else 0.5
+    )
+  return _ACCURACIES[kind]
+
+
+def _keras_metric(name):
+  try:
+    function = keras.metrics.get(name)
+  except ValueError:
+    function = None
+  if not callable(function):
+    raise ValueError(errors.message('metrics', 'names of Keras metrics', name))
+  return function
+
+
+def _mean_metric_function(metric):
+  if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+    raise ValueError(
+      errors.message(
+        'metrics',
+        'metrics that are means over examples (such as '
+        'SparseCategoricalAccuracy or MeanAbsoluteError)',
+        f'{type(metric).__name__} {metric.name!r}',
+      )
+    )
+  function, arguments = metric._fn, metric._fn_kwargs  # pylint: disable=protected-access
+  return lambda y_true, y_pred: function(y_true, y_pred, **arguments)
+
+
+def per_example(function, kind):
+  """A value for each example: averages over all but the batch dimension."""
+
+  def call(y_true, y_pred):
+    if kind != 'sparse':
+      if y_true.shape.rank == y_pred.shape.rank - 1:
+        # One output for a scalar label: without this it would broadcast.
+        y_true = y_true[..., tf.newaxis]
+      y_true = tf.cast(y_true, y_pred.dtype)
+    values = tf.cast(function(y_true, y_pred), y_pred.dtype)
+    rank = values.shape.rank
+    errors.expect(
+      rank,
+      'loss and metrics',
+      'functions that return a value per example',
+      'a scalar',
+    )
+    return tf.reduce_mean(values, axis=list(range(1, rank)))
+
+  return call
