@@ -121,7 +121,6 @@ def test_settings_stand_in_the_summary(trained):
   assert summary['dataset'] == 'digits'
   assert summary['hparams']['num_head_epochs'] == 1
   assert summary['model_arguments'] == {'widths': [16]}
-  assert summary['claims'] == []
 
 
 def test_baselines_run_on_the_same_clients_and_are_compared(programs):

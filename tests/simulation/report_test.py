@@ -99,7 +99,6 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     # The median of 1 to 13: the initial state is no round.
     'seconds_per_round': 7.0,
     'peak_rss_mb': 99.0,
-    'claims': [],
   }
   text = (tmp_path / report.SUMMARY_NAME).read_text()
   assert json.loads(text) == summary

@@ -1,8 +1,8 @@
 """Makes a `SplitModel` from any functional or sequential Keras model.
 
-A call of the result is a pure function of the weights: it can be differentiated,
-compiled and run inside a TFF computation (see `keras_purity`). Layers that
-assign or draw random numbers in training do otherwise here:
+A call of the result is a pure function of the weights: it can be
+differentiated, compiled and run inside a TFF computation (see `keras_purity`).
+Layers that assign or draw random numbers in training do otherwise here:
 
 * `BatchNormalization`: normalizes with the statistics of the batch's real
   examples (padding does not count) and hands the new moving statistics out

@@ -106,19 +106,12 @@ def run(
     ValueError: If an argument is out of its range or does not fit the others.
     RunError: If the run cannot start or go on. What was committed is safe.
   """
-  errors.expect(num_rounds >= 1, 'num_rounds', 'at least 1', num_rounds)
-  errors.expect(
-    rounds_per_evaluation >= 1,
-    'rounds_per_evaluation',
-    'at least 1',
-    rounds_per_evaluation,
-  )
-  errors.expect(
-    num_final_evaluations >= 1,
-    'num_final_evaluations',
-    'at least 1',
-    num_final_evaluations,
-  )
+  for name, value in (
+    ('num_rounds', num_rounds),
+    ('rounds_per_evaluation', rounds_per_evaluation),
+    ('num_final_evaluations', num_final_evaluations),
+  ):
+    errors.expect(value >= 1, name, 'at least 1', value)
   num_clients = len(data.client_ids)
   sampler = client_sampling.CohortSampler(
     num_clients, cohort_size, process.seed
@@ -128,30 +121,23 @@ def run(
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
-  config = {
-    'algorithm': process.name,
-    'dataset': data.name,
-    'num_clients': num_clients,
-    'num_rounds': num_rounds,
-    'cohort_size': cohort_size,
-    'rounds_per_evaluation': rounds_per_evaluation,
-    'num_final_evaluations': num_final_evaluations,
-    'seed': process.seed,
-    'runtime': runtime,
-    'process': process.description,
-    client_population.FINGERPRINT: data.fingerprint,
-  }
-  settings = dict(settings or {})
-  for name, value in config.items():
-    errors.expect(
-      settings.get(name, value) == value,
-      'settings',
-      f'without {name!r}, or with the value given as an argument, {value!r}',
-      settings.get(name),
-    )
-  config.update(settings)
-  config.setdefault('model', _describe_model(process.model))
-  config.setdefault('hparams', process.description['hparams'])
+  config = _settings_of_run(
+    process,
+    settings or {},
+    {
+      'algorithm': process.name,
+      'dataset': data.name,
+      'num_clients': num_clients,
+      'num_rounds': num_rounds,
+      'cohort_size': cohort_size,
+      'rounds_per_evaluation': rounds_per_evaluation,
+      'num_final_evaluations': num_final_evaluations,
+      'seed': process.seed,
+      'runtime': runtime,
+      'process': process.description,
+      client_population.FINGERPRINT: data.fingerprint,
+    },
+  )
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -172,6 +158,21 @@ def run(
       _train(runtime, process, data, store, sampler, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _settings_of_run(process, settings, arguments):
+  """The arguments and the settings; `ValueError` if they differ."""
+  for name, value in arguments.items():
+    errors.expect(
+      settings.get(name, value) == value,
+      'settings',
+      f'without {name!r}, or with the value given as an argument, {value!r}',
+      settings.get(name),
+    )
+  config = {**arguments, **settings}
+  config.setdefault('model', _describe_model(process.model))
+  config.setdefault('hparams', process.description['hparams'])
+  return config
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:

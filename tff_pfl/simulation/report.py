@@ -45,65 +45,33 @@ def write_report(
     as `last_10_mean`, `best`, `best_round`, `last`, each a mean over clients;
     `loss` and `global_loss` of the newest evaluation; `fairness` of the newest
     evaluation; `non_finite_clients` in it (personal models that diverged);
-    `seconds_per_round` (median, without evaluation),
-    `peak_rss_mb` (of this process and its workers, after any round), `claims`
-    (empty: the paper's claims are experiments of their own). What needs an
-    accuracy is None for regression. For data with domains also `domains`, see
+    `seconds_per_round` (median, without evaluation) and `peak_rss_mb` (of this
+    process and its workers, after any round). What needs an accuracy is None
+    for regression. For data with domains also `domains`, see
     `domain_report.over_rounds`.
   """
-  config = store.config
   evaluations = store.evaluations()
   per_client = store.per_client()
-  rounds = list(store.metrics())
-  series = accuracy_series(evaluations)
-  newest = evaluations[-1]
-
-  def accuracy_of(which):
-    if which not in series:
-      return None
-    return summary_lib.accuracy_summary(
-      *series[which], final_round=store.last_round
-    )
-
-  def newest_loss(which):
-    return newest[which]['loss'] if newest[which] is not None else None
-
-  summary = {
-    **config,
-    'num_rounds': store.last_round,
-    'accuracy': accuracy_of('personal'),
-    'global_accuracy': accuracy_of('global'),
-    'loss': newest_loss('personal'),
-    'global_loss': newest_loss('global'),
-    'fairness': newest['fairness'],
-    'non_finite_clients': newest['non_finite_clients'],
-    'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
-    'peak_rss_mb': max(row['rss_mb'] for row in rounds),
-    'claims': [],
-  }
-  directory = store.directory
-  title = f'{process.name} on {data.name}, {config["num_clients"]} clients'
+  summary = _summarize(store, evaluations)
+  title = f'{process.name} on {data.name}, {summary["num_clients"]} clients'
 
   def path(name):
-    return os.path.join(directory, name)
+    return os.path.join(store.directory, name)
 
-  if 'domains' in newest:
-    summary['domains'] = domain_report.over_rounds(
-      evaluations, store.last_round
-    )
+  if 'domains' in summary:
     summary_lib.write_csv(
       path(PER_DOMAIN_NAME), domain_report.rows(summary['domains'])
     )
-    _plot_domains(path(DOMAINS_PLOT_NAME), summary['domains'], title)
+    panels = domain_report.bars(summary['domains'])
+    # None for regression.
+    if panels:
+      plots.plot_domains(path(DOMAINS_PLOT_NAME), panels, title=title)
   summary_lib.write_csv(
     path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
   )
-  if series:
-    plots.plot_accuracy_by_round(
-      path(ACCURACY_PLOT_NAME),
-      _curves(evaluations),
-      title=title,
-    )
+  curves = _curves(evaluations)
+  if curves:
+    plots.plot_accuracy_by_round(path(ACCURACY_PLOT_NAME), curves, title=title)
     plots.plot_client_distribution(
       path(CLIENTS_PLOT_NAME),
       [row['before']['accuracy'] for row in per_client],
@@ -122,11 +90,39 @@ def write_report(
   return summary
 
 
-def _plot_domains(path, domains, title):
-  """Draws the newest scores by domain; nothing for regression."""
-  panels = domain_report.bars(domains)
-  if panels:
-    plots.plot_domains(path, panels, title=title)
+def _summarize(store, evaluations):
+  """The summary that `write_report` returns."""
+  rounds = list(store.metrics())
+  series = accuracy_series(evaluations)
+  newest = evaluations[-1]
+
+  def accuracy_of(which):
+    if which not in series:
+      return None
+    return summary_lib.accuracy_summary(
+      *series[which], final_round=store.last_round
+    )
+
+  def newest_loss(which):
+    return newest[which]['loss'] if newest[which] is not None else None
+
+  summary = {
+    **store.config,
+    'num_rounds': store.last_round,
+    'accuracy': accuracy_of('personal'),
+    'global_accuracy': accuracy_of('global'),
+    'loss': newest_loss('personal'),
+    'global_loss': newest_loss('global'),
+    'fairness': newest['fairness'],
+    'non_finite_clients': newest['non_finite_clients'],
+    'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
+    'peak_rss_mb': max(row['rss_mb'] for row in rounds),
+  }
+  if 'domains' in newest:
+    summary['domains'] = domain_report.over_rounds(
+      evaluations, store.last_round
+    )
+  return summary
 
 
 def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
