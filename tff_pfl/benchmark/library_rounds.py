@@ -20,7 +20,6 @@ def client_tensors(
   """Generates the training examples of all clients of some cohorts.
 
   Args:
-    workload: The workload.
     cohorts: Client indices of each round.
 
   Returns:
@@ -56,7 +55,6 @@ class LibraryRounds:
 
     Args:
       runtime: What executes.
-      process: The method.
       tensors: A client's `x` and `y` by its index.
     """
     self._runtime = runtime

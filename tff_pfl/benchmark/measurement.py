@@ -72,36 +72,16 @@ def measure(
     num_rounds = workload.num_rounds
   errors.expect(num_rounds >= 1, 'num_rounds', 'at least 1', num_rounds)
   runtime_options = dict(runtime_options or {})
-  compares_populations = workload.smaller_num_clients is not None
-  with_reference = with_reference and not compares_populations
-  with contextlib.ExitStack() as stack:
-    memory = stack.enter_context(machine.PeakMemory())
-    library_runtime = stack.enter_context(
-      runtime_lib.create_runtime(runtime, **runtime_options)
+  with_reference = with_reference and workload.smaller_num_clients is None
+  with machine.PeakMemory() as memory:
+    measured = _measure_rounds(
+      workload,
+      runtime,
+      runtime_options,
+      num_rounds,
+      with_reference,
+      show_progress,
     )
-    reference_runtime = None
-    if with_reference:
-      reference_runtime = stack.enter_context(
-        runtime_lib.create_runtime('native')
-      )
-    bar = stack.enter_context(
-      tqdm.tqdm(
-        total=(1 + (with_reference or compares_populations)) * (num_rounds + 1),
-        desc=workload.name,
-        unit='round',
-        disable=not show_progress,
-        mininterval=0.1 if sys.stderr.isatty() else 10,
-        dynamic_ncols=True,
-      )
-    )
-    if compares_populations:
-      measured = _measure_populations(
-        workload, library_runtime, num_rounds, bar
-      )
-    else:
-      measured = _measure_in_memory(
-        workload, library_runtime, reference_runtime, num_rounds, bar
-      )
   return {
     'workload': workload.name,
     'description': workload.description,
@@ -129,6 +109,42 @@ class _Measured(NamedTuple):
   seconds: Sequence[float]
   reference_seconds: Optional[Sequence[float]] = None
   populations: Mapping[str, Any] = {}
+
+
+def _measure_rounds(
+  workload: workloads.Workload,
+  runtime: str,
+  runtime_options: Mapping[str, Any],
+  num_rounds: int,
+  with_reference: bool,
+  show_progress: bool,
+) -> _Measured:
+  """Starts what runs the rounds, and a progress bar, and measures them."""
+  compares_populations = workload.smaller_num_clients is not None
+  with contextlib.ExitStack() as stack:
+    library_runtime = stack.enter_context(
+      runtime_lib.create_runtime(runtime, **runtime_options)
+    )
+    reference_runtime = None
+    if with_reference:
+      reference_runtime = stack.enter_context(
+        runtime_lib.create_runtime('native')
+      )
+    bar = stack.enter_context(
+      tqdm.tqdm(
+        total=(1 + (with_reference or compares_populations)) * (num_rounds + 1),
+        desc=workload.name,
+        unit='round',
+        disable=not show_progress,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+      )
+    )
+    if compares_populations:
+      return _measure_populations(workload, library_runtime, num_rounds, bar)
+    return _measure_in_memory(
+      workload, library_runtime, reference_runtime, num_rounds, bar
+    )
 
 
 def _measure_in_memory(

@@ -93,10 +93,10 @@ class FedAvgReference(Reference):
     """Builds the process.
 
     Args:
-      workload: Of method 'fed_avg', or with its hyperparameters.
+      workload: One of 'fed_avg', or of a method with its hyperparameters.
       runtime: What executes.
       tensors: A client's `x` and `y` by its index.
-      initial_weights: Of the whole model, as Keras orders them.
+      initial_weights: Those of the whole model, as Keras orders them.
     """
     hparams = workload.hparams
 
@@ -167,10 +167,10 @@ class FedRepReference(Reference):
     """Builds the computation of a round.
 
     Args:
-      workload: Of method 'fed_rep', with numbers of epochs, not of steps.
+      workload: One of 'fed_rep', with numbers of epochs, not of steps.
       runtime: What executes.
       tensors: A client's `x` and `y` by its index.
-      initial_weights: Of the whole model, as Keras orders them.
+      initial_weights: Those of the whole model, as Keras orders them.
     """
     batch_size = workload.hparams.batch_size
     super().__init__(
@@ -223,11 +223,11 @@ class PerFedAvgReference(Reference):
     """Builds the computation of a round.
 
     Args:
-      workload: Of method 'per_fed_avg', with one inner step on all weights and
+      workload: One of 'per_fed_avg', with one inner step on all weights and
         a number of steps.
       runtime: What executes.
       tensors: A client's `x` and `y` by its index.
-      initial_weights: Of the whole model, as Keras orders them.
+      initial_weights: Those of the whole model, as Keras orders them.
     """
     hparams = workload.hparams
     num_batches = hparams.phase().batches_per_step
@@ -440,10 +440,9 @@ def build_reference(
   """Builds the plain loop of a workload's method.
 
   Args:
-    workload: The workload.
     runtime: What executes; TFF's native one, to be a reference.
     tensors: A client's `x` and `y` by its index.
-    initial_weights: Of the whole model, as Keras orders them.
+    initial_weights: Those of the whole model, as Keras orders them.
 
   Raises:
     ValueError: If there is no plain loop of the method here.

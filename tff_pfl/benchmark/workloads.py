@@ -27,20 +27,20 @@ class Workload:
   """A method on a model and data, of given sizes.
 
   Attributes:
-    name: Its name in `WORKLOADS`.
+    name: Its key in `WORKLOADS`.
     description: One line for help texts.
     algorithm: A key of `registry.ALGORITHMS`.
     hparams: The method's hyperparameters.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
-    shape: Of an example's `x`, without the batch dimension.
+    shape: Sizes of an example's `x`, without the batch dimension.
     num_clients: Clients in the population.
     cohort_size: Clients in a round.
     examples_per_client: Training examples of each client.
     num_rounds: Rounds that are measured unless asked otherwise.
     smaller_num_clients: If given, the workload is about the population's size:
       it runs with a durable store, and is compared with this many clients.
-    seed: Of the data, the initial weights, the sampling and all client work.
+    seed: Fixes the data, the initial weights, the sampling and all client work.
   """
 
   name: str

@@ -53,7 +53,7 @@ def client_domains(
     domains: `domains` of the client's result of `process.evaluate_clients`:
       `examples`, `[M]`, the number of its test examples of each domain, and
       `before` and `after`, each from metric to `[M]`, sums over these.
-    names: Of the M domains.
+    names: The names of the M domains.
 
   Returns:
     From name of a domain of which the client has test examples to
@@ -133,9 +133,10 @@ def summarize(
   """Sums up an evaluation of all clients by domain.
 
   Args:
-    rows: Of each client, at least one: `before` and `after`, dicts of metrics,
-      means over its test examples, and `domains`, see `client_domains`.
-    names: Of the domains.
+    rows: One for each client, at least one: `before` and `after`, dicts of
+      metrics, means over its test examples, and `domains`, see
+      `client_domains`.
+    names: The names of the domains.
     has_global_model: Whether `before` is the score of a global model.
     predictions: For a task of two classes, those of the same clients.
 
@@ -151,7 +152,7 @@ def summarize(
           with the same weight; None where no domain has one.
         client_mean: Mean over clients of the client's value; in the AUC, over
           those whose test examples are of both classes, None without any.
-      global: Likewise of the global model; None without one.
+      global: The same of the global model; None without one.
   """
   counts = {
     name: sum(

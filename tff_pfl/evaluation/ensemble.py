@@ -67,7 +67,6 @@ class Ensemble:
     """Builds them.
 
     Args:
-      process: The process.
       rows: Inputs at a time.
     """
     model = process.model
@@ -133,7 +132,6 @@ def evaluate_clients(
   """Scores new clients by the mean prediction of all known ones.
 
   Args:
-    process: The process.
     runtime: Executes it.
     server_state: The newest server state.
     states_of: From known clients' indices to their states.

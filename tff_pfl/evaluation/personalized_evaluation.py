@@ -21,8 +21,8 @@ class Evaluation(NamedTuple):
   """An evaluation of all clients that have test examples.
 
   Attributes:
-    rows: As `evaluate_clients` returns them.
-    summary: As `summarize` returns it.
+    rows: What `evaluate_clients` returns.
+    summary: What `summarize` returns.
   """
 
   rows: list
@@ -35,14 +35,7 @@ def training_examples(
   train: client_examples.ClientExamples,
   client_id: str,
 ) -> example_tensors.ExampleTensors:
-  """What personalization needs of a client's training data.
-
-  Args:
-    process: The process.
-    client_state: The client's state.
-    train: The clients' training data; read only if needed.
-    client_id: The client.
-  """
+  """What personalization needs of a client's training data, read if needed."""
   if process.needs_training_data(client_state):
     return train[client_id]
   return client_examples.no_examples(process.model.element_spec)
@@ -60,16 +53,8 @@ def evaluate(
   """Scores all clients that have test examples, and sums up.
 
   The areas under curves of domains are of all clients' predictions, which are
-  kept for no longer than it takes to sum up: 16 bytes a test example.
-
-  Args:
-    process: As in `evaluate_clients`.
-    runtime: Likewise.
-    server_state: Likewise.
-    states_of: Likewise.
-    data: Likewise; at least one client has test examples.
-    train: Likewise.
-    test: Likewise.
+  kept for no longer than it takes to sum up: 16 bytes a test example. The
+  arguments are those of `evaluate_clients`.
 
   Raises:
     ValueError: If no client has test examples.
@@ -109,13 +94,13 @@ def evaluate_clients(
   """Scores all clients that have test examples.
 
   Args:
-    process: The process.
+    process: Its way to personalize is what is scored.
     runtime: Executes it.
     server_state: The newest server state.
     states_of: From client indices to their states.
     data: The clients; a client's index is its position in `client_ids`.
     train: Their training data, if kept from one evaluation to the next.
-    test: Their test data, likewise.
+    test: Their test data, if kept so.
 
   Returns:
     A dict for each client: `client`, `num_train_examples`,

@@ -258,7 +258,6 @@ def _features_fn(
   """Compiles a function to one of all examples.
 
   Args:
-    model: The model.
     read_layers: The layers whose weights the function reads.
     outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
       such.

@@ -18,11 +18,11 @@ def client_errors(
   """The clients' mean squared errors on noiseless test samples.
 
   Args:
-    models: Of n clients, such as `History.client_models`: float64 `[n, d, k]`
-      and `[n, k]`, or with an axis for domains before d and k.
+    models: Those of n clients, such as `History.client_models`: float64
+      `[n, d, k]` and `[n, k]`, or with an axis for domains before d and k.
     problem: Whose test samples are taken; a client's have the domains of its
       mixture.
-    num_samples: Of each client, at least 1.
+    num_samples: Test samples of each client, at least 1.
 
   Returns:
     float64 `[n]`. A client that predicts 0 has about the variance of its

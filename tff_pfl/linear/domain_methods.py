@@ -62,7 +62,7 @@ def fed_dar(
   few of them for one solution, the head is the one of the least norm.
 
   Args:
-    learning_rate: Of the step on the representation, positive.
+    learning_rate: For the step on the representation; positive.
     ridge: Added to a domain's mean loss as ridge |w|^2 / 2, at least 0.
   """
   errors.expect_non_negative('ridge', ridge)
@@ -93,7 +93,7 @@ def fed_dar_wa(
   A domain without samples at any client keeps its head.
 
   Args:
-    learning_rate: Of the step on the representation, positive.
+    learning_rate: For the step on the representation; positive.
     nearest_to: Which head a client takes where it has too few samples of a
       domain for one solution, as with fewer than k: of all solutions the one
       nearest to 'zero', or to the 'broadcast' head, where gradient steps from
@@ -136,7 +136,7 @@ def separate_fed_avg(
   without samples at any client keeps its model.
 
   Args:
-    learning_rate: Of both parts, positive.
+    learning_rate: For both parts; positive.
     num_local_steps: tau, at least 1.
   """
   errors.expect_positive('learning_rate', learning_rate)
@@ -190,7 +190,7 @@ def _fed_dar(
 
   Args:
     name: The method's.
-    learning_rate: Of the step on the representation.
+    learning_rate: For the step on the representation.
     client_sums: `(model, samples) -> ` what the clients send for the heads.
     solve: `(its sum, samples of each domain) -> heads [M, k]`, whatever they
       are for domains without samples.

@@ -50,7 +50,7 @@ class DomainProblem(problem_lib.GroundTruth):
     samples_per_client: L, at least 1.
     fresh_samples: Whether clients draw new samples in each round.
     noise_std: Standard deviation of the labels' noise.
-    seed: Of the samples.
+    seed: Fixes the samples.
   """
 
   mixtures: np.ndarray
@@ -122,7 +122,7 @@ class DomainProblem(problem_lib.GroundTruth):
     """Other samples of the same clients, whose labels have no noise.
 
     Args:
-      num_samples: Of each client, at least 1.
+      num_samples: How many of each client, at least 1.
     """
     errors.expect_int('num_samples', num_samples, 1)
     return self._draw(_TEST_DOMAINS, _TEST_INPUTS, 0, num_samples)

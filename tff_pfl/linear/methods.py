@@ -149,13 +149,12 @@ def averaging_method(
 ) -> LinearMethod:
   """A method whose clients update the model once in a round, to be averaged.
 
+  The arguments that are not told here are those of `LinearMethod`.
+
   Args:
-    name: As in `LinearMethod`.
-    shared_names: As in `LinearMethod`.
     client_update: `(model, samples of one client, seed) -> model`, pure.
     server_update: From the uniform mean of the clients' shared parts, by name,
       to the new shared parts.
-    min_samples: As in `LinearMethod`.
   """
 
   def client_work(model, samples, seed):
@@ -179,7 +178,7 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
   """FedRep, Algorithm 2: exact heads, one gradient step on B, QR.
 
   Args:
-    learning_rate: Of the step on the representation, positive.
+    learning_rate: For the step on the representation; positive.
     ridge: Added to the head's loss as ridge |w|^2 / 2, at least 0. Clients with
       fewer than k samples need it.
   """
@@ -212,8 +211,8 @@ def gd_gd(
   """GD-GD: FedRep with gradient steps on the head instead of its minimum.
 
   Args:
-    learning_rate: Of the step on the representation, positive.
-    head_learning_rate: Of the steps on the head, positive; by default
+    learning_rate: For the step on the representation; positive.
+    head_learning_rate: For the steps on the head; positive; by default
       `learning_rate`.
     num_head_steps: At least 1. The head starts from the client's last.
   """
@@ -252,7 +251,7 @@ def fed_avg(learning_rate: float, *, num_local_steps: int = 2) -> LinearMethod:
   """FedAvg: full-batch gradient steps on B and w together, plain mean.
 
   Args:
-    learning_rate: Of both, positive.
+    learning_rate: For both; positive.
     num_local_steps: tau, at least 1; 1 is distributed gradient descent.
   """
   return _joint_descent('fed_avg', learning_rate, num_local_steps, _BOTH)
@@ -297,7 +296,7 @@ def local_only(
   """Every client its own B and w, on its own samples; nothing is shared.
 
   Args:
-    learning_rate: Of both, positive.
+    learning_rate: For both; positive.
     num_local_steps: Gradient steps in a round, at least 1.
   """
   return _joint_descent('local_only', learning_rate, num_local_steps, ())

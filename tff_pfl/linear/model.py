@@ -109,7 +109,6 @@ def part_gradients(model: LinearModel, g: tf.Tensor) -> LinearModel:
   over the domains.
 
   Args:
-    model: The model.
     g: float64, of the shape of its regressors.
   """
   outer = g[..., tf.newaxis] * model.head[..., tf.newaxis, :]
@@ -139,7 +138,7 @@ def descend(
 
   Args:
     model: Where to start.
-    samples: Of one client.
+    samples: Those of one client.
     learning_rate: Positive.
     num_steps: At least 0.
     gradients_fn: `(model, samples) -> gradients`, by default those of `loss`.

@@ -47,7 +47,7 @@ def head_errors(
     sample_counts: Numbers of samples, each at least 1. With fewer than k (and
       no ridge) the head of the least norm is taken.
     num_clients: New clients, at least 1.
-    ridge: Of the head's loss, at least 0.
+    ridge: The penalty in the head's loss, at least 0.
 
   Returns:
     float64 `[len(sample_counts), num_clients]`.
@@ -82,7 +82,7 @@ def local_only_errors(
     sample_counts: Numbers of samples, each at least 1. With fewer than d (and
       no ridge) the regressor of the least norm is taken.
     num_clients: New clients, at least 1.
-    ridge: Of the loss, at least 0.
+    ridge: The penalty in the loss, at least 0.
 
   Returns:
     float64 `[len(sample_counts), num_clients]`.

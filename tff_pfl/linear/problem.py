@@ -160,7 +160,7 @@ class LinearProblem(GroundTruth):
     fresh_samples: Whether clients draw new samples in each round.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
-    seed: Of the samples, and of new clients.
+    seed: Fixes the samples, and new clients.
     head_distribution: What a new client's head is drawn from, one of `HEADS`.
   """
 

@@ -73,10 +73,9 @@ def initial_states(
   """The states before the first round, of the server and of one client.
 
   Args:
-    method: The method.
     initial: A model without domains; where the method has a part for each
       domain, all of them start from its.
-    seed: Of the method's own randomness.
+    seed: Fixes the method's own randomness.
     client_index: From 0.
     num_domains: M; 0 for samples without domains.
   """

@@ -100,13 +100,13 @@ def run(
   """Runs a method with all clients in each round.
 
   Args:
-    method: Of `methods.METHODS` or `domain_methods.DOMAIN_METHODS`.
+    method: One of `methods.METHODS` or `domain_methods.DOMAIN_METHODS`.
     problem: What the clients compute with.
     num_rounds: T, at least 0.
     initial: The first model; clients that keep a head all start from its head,
       as do domains. By default a random orthonormal representation, drawn from
       `seed`, and a zero head.
-    seed: Of the method's own randomness, non-negative.
+    seed: Fixes the method's own randomness; non-negative.
     rounds_per_record: A state is recorded after each so many rounds: a divisor
       of `num_rounds`.
 

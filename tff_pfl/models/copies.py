@@ -26,7 +26,7 @@ class Copies:
 
   Attributes:
     model: The model that is copied.
-    names: Of the copies, without '/'.
+    names: What the copies are called, without '/'.
   """
 
   model: split_model.SplitModel
@@ -59,11 +59,7 @@ class Copies:
     )
 
   def layers(self, names: Sequence[str]) -> collections.OrderedDict:
-    """The layers `copy/layer` and the names of their weights, of all copies.
-
-    Args:
-      names: Of the model's layers that are copied.
-    """
+    """All copies of some layers: `copy/layer` to the names of its weights."""
     return collections.OrderedDict(
       (
         f'{copy}/{layer}',
@@ -103,8 +99,8 @@ def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
   destroyed.
 
   Args:
-    copies: The copies.
-    seed: Of the order.
+    copies: At least one.
+    seed: Fixes the orders; any integer.
 
   Returns:
     Arrays by the copies' names.
@@ -134,7 +130,6 @@ def means_of_members(
   """From means over the cohort to means over each copy's members.
 
   Args:
-    copies: The copies.
     update: By the copies' names: the mean over the cohort of each client's
       value times its share in the copy.
     shares: float `[copies]`, the mean over the cohort of the clients' shares.
@@ -169,8 +164,8 @@ def mixture(
 
   Args:
     copies: The components of a model.
-    initial_weights: Of all components, under the copies' names. The weights of
-      the mixture are equal at first.
+    initial_weights: Those of all components, under the copies' names. The
+      weights of the mixture are equal at first.
   """
   model = copies.model
   log_weights = 'mixture/log_weights'

@@ -30,7 +30,7 @@ def with_domains(
   """The model for data with domains, which it does not look at.
 
   Args:
-    model: Of examples `{x, y}`.
+    model: Takes examples `{x, y}`.
     of_data: The domains. Scores are then told by domain.
 
   Returns:
@@ -285,8 +285,8 @@ def projected(
   Args:
     model: With a linear head. One that was projected already is returned as it
       is.
-    dimension: Of the new features, at least 1.
-    seed: Of the new weights, non-negative.
+    dimension: Number of the new features, at least 1.
+    seed: Draws the new weights; non-negative.
 
   Returns:
     A model whose body ends with the layer `projection` and whose head takes its

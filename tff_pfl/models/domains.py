@@ -21,7 +21,8 @@ class Domains:
   """The domains of a data set.
 
   Attributes:
-    names: Of the domains; an example's domain is a position among them.
+    names: What the domains are called; an example's domain is a position among
+      them.
     num_examples: Training examples of each domain over all clients, which one
       federated sum tells (`domain_histogram.count_domains`).
     examples_per_client: Training examples that a client has in the mean, of all

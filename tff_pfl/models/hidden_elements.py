@@ -39,12 +39,7 @@ class HiddenElements(NamedTuple):
 
 
 def tile(values: Any, gates: int) -> tf.Tensor:
-  """Numbers of the elements as numbers along a weight's last axis.
-
-  Args:
-    values: `[number]`.
-    gates: Of the weight.
-  """
+  """`[number]` values, one for each element, along a weight's last axis."""
   return tf.tile(tf.convert_to_tensor(values), [gates])
 
 
@@ -52,25 +47,18 @@ def positions(elements: Any, number: int, gates: int) -> tf.Tensor:
   """Where some elements are along a weight's last axis: int32, by gate.
 
   Args:
-    elements: int32 `[n]`, the elements.
-    number: Of all elements of the layer.
-    gates: Of the weight.
+    elements: int32 `[n]`, which elements.
+    number: How many elements the layer has.
+    gates: How often each occurs in the weight.
   """
   starts = number * tf.range(gates)[:, tf.newaxis]
   return tf.reshape(starts + tf.cast(elements, tf.int32), [-1])
 
 
 def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
-  """The slices of a weight that belong to some elements.
+  """The slices of a weight that belong to some elements, see `positions`.
 
-  Args:
-    value: `[..., gates * number]`.
-    elements: As for `positions`, like the others.
-    number: As said.
-    gates: As said.
-
-  Returns:
-    `[..., gates * n]`.
+  From `[..., gates * number]` it makes `[..., gates * n]`.
   """
   return tf.gather(value, positions(elements, number, gates), axis=-1)
 
@@ -81,7 +69,7 @@ def as_vectors(
   """What each element computes, as the columns of a matrix.
 
   Args:
-    elements: Of the layer.
+    elements: Those of one layer.
     weights: Name to value, of the layer's kernels at least.
 
   Returns:

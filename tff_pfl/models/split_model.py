@@ -49,7 +49,6 @@ class SplitModel:
   """A model as pure functions of named weights.
 
   Attributes:
-    name: The model's name.
     initial_weights: Weight name to float array; the order is the model's.
     layers: Layer name to the names of its weights, for layers that have any.
     head_layers: The layers (with weights) that make the head; all others make
@@ -132,9 +131,6 @@ class SplitModel:
   def weight_names(self, layers) -> tuple:
     """The names of the weights of `layers`, in the model's order.
 
-    Args:
-      layers: Layer names.
-
     Raises:
       ValueError: If the model has no such layer with weights.
     """
@@ -152,8 +148,8 @@ class SplitModel:
     """The layers that a method divides by their hidden elements.
 
     Args:
-      names: Of the layers, separated by commas; None for the last layer of the
-        body that can be divided.
+      names: Layers, separated by commas; None for the last layer of the body
+        that can be divided.
 
     Returns:
       Their names, in the model's order.
@@ -197,9 +193,7 @@ def check_weights(
   A weight that is missing must not be the network's initial one by accident.
 
   Args:
-    model: The model.
     weights: Weight name to value; may hold more than is asked for.
-    layers: Layer names.
 
   Raises:
     ValueError: If one is missing or not of its shape; the message names it.

@@ -63,7 +63,6 @@ class WeightPartition:
     """Divides by layer names.
 
     Args:
-      model: The model.
       local_layers: Names of the layers that are local.
       global_layers: Names of the layers that are global. If only one of the two
         is given, the other is all remaining layers.
@@ -99,7 +98,6 @@ class WeightPartition:
     """Divides layers by their hidden elements; all other weights are global.
 
     Args:
-      model: The model.
       local_elements: By layer, which of its elements are local: bool `[number]`
         of `model.elements`.
 

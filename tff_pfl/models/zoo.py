@@ -1,4 +1,22 @@
-"""Models by name, made for a data set's shapes; seeded."""
+"""Models by name, made for a data set's shapes; seeded.
+
+All have a last layer `head`, which is the head, and take
+
+    element_spec  `OrderedDict(x=..., y=...)` of one example
+    num_classes   number of classes (at least 2), or None for regression of `y`
+    seed          of the initial weights
+
+and many of them
+
+    widths        units of the hidden dense layers `dense_1`, `dense_2`, …
+    dropout       part of the last hidden layer's outputs that is dropped in
+                  training, in [0, 1); 0 switches it off
+    normalization after each convolution: 'group', 'batch' or 'none'
+    groups        of group normalization; fewer where they do not divide the
+                  channels
+
+Images are `[height, width, channels]` or `[height, width]`.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +50,7 @@ def linear(
   num_classes: Optional[int],
   seed: int = 0,
 ) -> split_model.SplitModel:
-  """A linear model; its only layer, `head`, is the head (there is no body).
-
-  Args:
-    element_spec: `OrderedDict(x=..., y=...)` of one example.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
-  """
+  """A linear model; its only layer is the head (there is no body)."""
   return _sequential('linear', [], element_spec, num_classes, _Seeds(seed))
 
 
@@ -50,13 +62,9 @@ def mlp(
   widths: Sequence[int] = (128, 64),
   activation: str = 'relu',
 ) -> split_model.SplitModel:
-  """A fully connected network; its last layer, `head`, is the head.
+  """A fully connected network on flattened inputs.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)` of one example; `x` is flattened.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
-    widths: Units of the hidden layers `dense_1`, `dense_2`, ….
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
   """
   _check_widths(widths)
@@ -82,7 +90,7 @@ def cnn(
   widths: Sequence[int] = (120, 64),
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
-  """The 5-layer CNN of FedRep; its last layer, `head`, is the head.
+  """The 5-layer CNN of FedRep.
 
   Two 5x5 convolutions, each with 2x2 max-pooling, then dense layers. Images
   smaller than 16x16 are convolved with zero padding, so that pooling has
@@ -90,14 +98,7 @@ def cnn(
   CIFAR-100 has filters (64, 128), widths (256, 128) and dropout 0.6.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
-      channels]` or `[height, width]`.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
     filters: Channels of both convolutions, or of each.
-    widths: Units of the hidden dense layers.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
 
   References:
     Collins et al.: Exploiting Shared Representations for Personalized Federated
@@ -143,7 +144,7 @@ def resnet_18(
   normalization: str = 'group',
   groups: int = 32,
 ) -> split_model.SplitModel:
-  """ResNet-18 for small images; its last layer, `head`, is the head.
+  """ResNet-18 for small images.
 
   A 3x3 convolution `conv_1`, four stages of two blocks of two, `conv_2` to
   `conv_17`, a mean over the image, and the head. Each convolution is followed
@@ -151,13 +152,7 @@ def resnet_18(
   convolution `shortcut_1` to `shortcut_3` adapts its input.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
-      channels]` or `[height, width]`.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
     base_filters: Channels of the first stage, doubled in each that follows.
-    normalization: 'group', 'batch' or 'none'.
-    groups: Of group normalization; fewer where they do not divide the channels.
 
   References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
@@ -198,24 +193,15 @@ def vgg_16(
   groups: int = 32,
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
-  """VGG-16 for small images; its last layer, `head`, is the head.
+  """VGG-16 for small images.
 
   Thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
   normalization `norm_1` and so on, in five groups that end with 2x2
   max-pooling; then `dense_1`, `dense_2` and the head.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[height, width,
-      channels]` or `[height, width]`.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
     base_filters: Channels of the first group; the others have 2, 4, 8 and 8
       times as many.
-    widths: Units of the hidden dense layers.
-    normalization: 'group', 'batch' or 'none'.
-    groups: Of group normalization; fewer where they do not divide the channels.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
 
   References:
     Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
@@ -309,13 +295,8 @@ def text_mlp(
   Args:
     element_spec: `OrderedDict(x=..., y=...)`; `x` is `[words]`, integers in
       [0, vocabulary_size), where 0 is padding and leaves the mean as it is.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
     vocabulary_size: Bound on the words' numbers, that of the data.
     embedding_size: Elements of a word's embedding.
-    widths: Units of the hidden dense layers.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
   """
   _check_text(element_spec, 'text_mlp')
   _check_widths((vocabulary_size, embedding_size, *widths))
@@ -351,16 +332,11 @@ def text_lstm(
   Args:
     element_spec: `OrderedDict(x=..., y=...)`; `x` is `[characters or words]`,
       integers in [0, vocabulary_size), where 0 is padding and is skipped.
-    num_classes: Number of classes (at least 2), or None for regression of `y`.
-    seed: Of the initial weights.
     vocabulary_size: Bound on the numbers in `x`, that of the data; None where
       the next character or word is to be found, so that it is `num_classes`.
     embedding_size: Elements of an embedding.
-    units: Of each LSTM layer.
+    units: In each LSTM layer.
     num_layers: LSTM layers `lstm_1`, …, at least 1.
-    widths: Units of the hidden dense layers.
-    dropout: Part of the last layer's outputs before the head that is dropped in
-      training, in [0, 1); 0 switches it off.
 
   References:
     Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
@@ -533,9 +509,6 @@ def make_model(
 
   Args:
     name: A key of `MODELS`.
-    element_spec: `OrderedDict(x=..., y=...)` of one example.
-    num_classes: Number of classes, or None for regression.
-    seed: Of the initial weights.
     **arguments: The model's own.
 
   Raises:

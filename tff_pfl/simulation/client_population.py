@@ -105,11 +105,8 @@ def decode_state(data: bytes, template: Any) -> Any:
   """Decodes a stored state of the server or of a client.
 
   Args:
-    data: As stored.
+    data: What the store has.
     template: The process's initial `ServerState` or `ClientState`.
-
-  Returns:
-    The state.
 
   Raises:
     RunError: If it is damaged, or of another method or another model.

@@ -35,7 +35,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
 
     Args:
       data: The clients.
-      seed: Of the sampling, at least 0.
+      seed: Fixes the cohorts; at least 0.
     """
     errors.expect_int('seed', seed, 0)
     self.client_ids = data.client_ids
@@ -53,7 +53,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
 
   @property
   def federated_type(self) -> tff.FederatedType:
-    """Of a cohort's data."""
+    """The type of a cohort's data."""
     return self._federated_type
 
   def iterator(self) -> ClientDataIterator:
@@ -65,12 +65,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
   """The cohorts' data, round by round."""
 
   def __init__(self, source: ClientDataSource, num_rounds: int = 0):
-    """Begins after some rounds.
-
-    Args:
-      source: Of the data.
-      num_rounds: Cohorts that were drawn before.
-    """
+    """Begins after `num_rounds` cohorts were drawn."""
     self._source = source
     self._num_rounds = num_rounds
 
@@ -99,7 +94,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
 
   @property
   def federated_type(self) -> tff.FederatedType:
-    """Of a cohort's data."""
+    """The type of a cohort's data."""
     return self._source.federated_type
 
   def select(self, k: Optional[int] = None) -> list:

@@ -26,7 +26,7 @@ def over_rounds(
   """Sums up the scores of domains over the rounds of training.
 
   Args:
-    evaluations: Of a run, at least one: `round`, and `domains` as
+    evaluations: At least one of a run: `round`, and `domains` as
       `domain_scores.summarize` gives it.
     final_round: The last round of training.
 
@@ -61,10 +61,7 @@ def over_rounds(
 
 
 def rows(domains: Mapping[str, Any]) -> list[dict]:
-  """A row for each domain, for a CSV file.
-
-  Args:
-    domains: As `over_rounds` returns it.
+  """A row for each domain of what `over_rounds` returns, for a CSV file.
 
   Returns:
     Dicts of `domain`, `num_test_examples` and, of each model and metric, the
@@ -88,14 +85,11 @@ def rows(domains: Mapping[str, Any]) -> list[dict]:
 
 
 def table(domains: Mapping[str, Any]) -> str:
-  """A table for the screen, a row for each domain.
+  """A table for the screen, a row for each domain of `over_rounds`.
 
   The last rows are minimum, mean and maximum over domains and the mean over
   clients. Columns are those of accuracy and AUC; where there is neither, as for
   regression, those of all metrics.
-
-  Args:
-    domains: As `over_rounds` returns it.
   """
   headers, columns = [], []
   for metric, title in _shown(domains).items():
@@ -121,10 +115,7 @@ def table(domains: Mapping[str, Any]) -> str:
 
 
 def bars(domains: Mapping[str, Any]) -> dict[str, dict]:
-  """What a picture shows by domain, for `plots.plot_domains`.
-
-  Args:
-    domains: As `over_rounds` returns it.
+  """What `plots.plot_domains` draws of what `over_rounds` returns.
 
   Returns:
     From title of accuracy and AUC, those that there are, to a dict from name of

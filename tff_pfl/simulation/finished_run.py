@@ -336,7 +336,6 @@ def predict(
   """Outputs of a model.
 
   Args:
-    model: The model.
     weights: All its weights.
     x: `[n, ...]`, as the model takes it.
     domain: Integers `[n]` from 0 on, of examples of models with domains.
@@ -424,7 +423,6 @@ def accuracy_by_samples_and_epochs(
   """Scores new clients for every number of samples and of epochs.
 
   Args:
-    run: The run.
     clients: The new clients.
     runtime: Executes it.
     sample_counts: Training examples of each client; None for all.
@@ -463,7 +461,6 @@ def ensemble_rows(
   """New clients' scores by ensemble, as rows like those of fitted models.
 
   Args:
-    run: The run.
     clients: The new clients.
     runtime: Executes it.
 

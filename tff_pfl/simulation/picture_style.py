@@ -53,7 +53,6 @@ def legend_above(axes: Axes, num_columns: int, **options: Any) -> Legend:
   """Puts the legend above the axes, where it hides no data.
 
   Args:
-    axes: The axes.
     num_columns: Entries beside one another.
     **options: Others of `Axes.legend`.
   """

@@ -34,10 +34,7 @@ def write_report(
   after personalization) and `partition.png` (clients by classes); for data with
   domains also `per_domain.csv` and `domains.png`.
 
-  Args:
-    store: The run's store, evaluated at least once.
-    process: The run's process.
-    data: The run's data.
+  The newest round in the store must have been evaluated.
 
   Returns:
     The summary: the settings of the run, and `accuracy` of the personal models
@@ -166,11 +163,7 @@ def _curves(evaluations):
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-  """A table for the screen, one row a method.
-
-  Args:
-    summaries: As returned by `write_report`.
-  """
+  """A table for the screen, a row for each summary of `write_report`."""
 
   def row(summary):
     personal = summary['accuracy'] or {}
@@ -205,10 +198,7 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
-  """Tables by domain for the screen, one a method.
-
-  Args:
-    summaries: As returned by `write_report`.
+  """Tables by domain for the screen, one for each summary of `write_report`.
 
   Returns:
     The tables under their methods' names, separated by empty lines; empty for

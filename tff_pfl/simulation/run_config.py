@@ -34,7 +34,6 @@ class RunConfig:
     dataset_arguments: The loader's own arguments, such as the length of
       sequences.
     partition: How the data are divided among clients, such as 'shards:2'.
-    num_clients: Number of clients.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
     domain_model: On data with domains, what the model makes of them: a key of
@@ -46,15 +45,14 @@ class RunConfig:
     stateless: Whether clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
     server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
-    server_momentum: Of 'sgd', in [0, 1).
+    server_momentum: In [0, 1); for 'sgd' only.
     personalization: How clients' models are made before they are scored.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`).
-    num_rounds: Rounds of training.
     cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations.
     num_final_evaluations: How many of the last rounds are all evaluated.
-    seed: Of the partition, the initial weights, the sampling and all client
+    seed: Fixes the partition, the initial weights, the sampling and all client
       work; from 0 to 2**63 - 1.
     runtime: A key of `runtime.RUNTIMES`.
   """
@@ -257,10 +255,10 @@ class RunConfig:
     """Runs the experiment with a process and data that were made of this.
 
     Args:
-      process: Of `build_process`.
-      data: Of `load_data`, or a part of it.
+      process: What `build_process` returned.
+      data: What `load_data` returned, or a part of it.
       output_dir: Folder of the run.
-      more_settings: To be stored beside these: what else tells which data.
+      more_settings: Stored beside these: what else tells which data.
       **options: Further arguments of `experiment.run`.
 
     Returns:

@@ -32,10 +32,9 @@ class StoredRounds:
     """Goes on where a store ends; an empty one gets the initial state, round 0.
 
     Args:
-      process: The method.
       runtime: What executes.
       data: The clients' data.
-      store: Of this run; the caller closes it.
+      store: The run's; the caller closes it.
 
     Raises:
       RunError: If the stored state is damaged, or of another method or model.
@@ -100,11 +99,9 @@ class StoredRounds:
     return value_codec.to_json(output.metrics)
 
   def commit(self, metrics: dict, **scores: Any) -> None:
-    """Stores the last round, all of it or nothing.
+    """Stores the last round with its metrics, all of it or nothing.
 
-    Args:
-      metrics: Of the round.
-      **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.
+    `scores` are `evaluation` and `per_client`, see `RunStore.commit_round`.
     """
     self._store.commit_round(
       self._store.last_round + 1,
