@@ -147,7 +147,13 @@ def run(
     chunks.append(_summarize(method, problem, trace, chunk_rounds))
   last = tf.nest.map_structure(lambda v: v[tf.newaxis], observe(states))
   chunks.append(_summarize(method, problem, last, recorded_rounds[-1:]))
-  distance, gradient_norm, loss = np.concatenate(chunks, axis=1)
+  series = np.concatenate(chunks, axis=1)
+  return _history(method, problem, states, recorded_rounds, series)
+
+
+def _history(method, problem, states, recorded_rounds, series):
+  """The history of a run that ended with these states."""
+  distance, gradient_norm, loss = series
   parts = {
     name: value.numpy()
     for state in (states[0].shared, states[1].local)

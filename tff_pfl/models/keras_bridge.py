@@ -97,8 +97,6 @@ def from_keras(
   output_shape = model.output_shape[1:]
   if label_spec is None:
     label_spec = keras_losses.default_label_spec(kind, output_shape)
-  num_classes = keras_losses.num_classes(kind, output_shape)
-  classifies = num_classes is not None
   result = split_model.SplitModel(
     name=model.name,
     initial_weights=collections.OrderedDict(
@@ -116,13 +114,7 @@ def from_keras(
     head=pure.bind(head_model),
     loss=keras_losses.per_example(loss_fn, kind),
     metrics=keras_losses.resolve_metrics(metrics, kind, gives_logits),
-    probabilities=(
-      keras_losses.probabilities(kind, gives_logits) if classifies else None
-    ),
-    outputs_of=(
-      keras_losses.outputs_of(kind, gives_logits) if classifies else None
-    ),
-    num_classes=num_classes,
+    **keras_losses.of_classifier(kind, gives_logits, output_shape),
     has_convolutions=any(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,13 +45,6 @@ def default_label_spec(kind: str, output_shape: tuple) -> tf.TensorSpec:
     output_shape[:-1] if kind == 'sparse' or is_single else output_shape,
     tf.float32 if kind in ('categorical', 'regression') else tf.int32,
   )
-
-
-def num_classes(kind: str, output_shape: tuple) -> Optional[int]:
-  """The number of classes; None where outputs are not scores of classes."""
-  if kind in ('sparse', 'categorical'):
-    return output_shape[-1]
-  return 2 if kind == 'binary' and output_shape[-1:] == (1,) else None
 
 
 def _loss_kind(name):
@@ -118,7 +111,25 @@ def _of_outputs(function, gives_logits):
   return function
 
 
-def probabilities(kind, gives_logits):
+def of_classifier(kind: str, gives_logits: bool, output_shape: tuple) -> dict:
+  """The fields of a `SplitModel` that only classifiers have.
+
+  There are none where the outputs are not scores of classes.
+  """
+  if kind in ('sparse', 'categorical'):
+    num_classes = output_shape[-1]
+  elif kind == 'binary' and output_shape[-1:] == (1,):
+    num_classes = 2
+  else:
+    return {}
+  return {
+    'num_classes': num_classes,
+    'probabilities': _probabilities(kind, gives_logits),
+    'outputs_of': _outputs_of(kind, gives_logits),
+  }
+
+
+def _probabilities(kind, gives_logits):
   """The function from outputs to class probabilities."""
 
   def call(outputs):
@@ -133,7 +144,7 @@ def probabilities(kind, gives_logits):
   return call
 
 
-def outputs_of(kind, gives_logits):
+def _outputs_of(kind, gives_logits):
   """The function from class probabilities to outputs."""
 
   def call(probabilities):

@@ -20,29 +20,15 @@ Images are `[height, width, channels]` or `[height, width]`.
 
 from __future__ import annotations
 
-import collections
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_bridge, split_model
+from tff_pfl.models import split_model, zoo_layers
 
 keras = tf.keras
-
-
-class _Seeds:
-  """Initializers, by default Glorot's, each with a seed of its own."""
-
-  def __init__(self, seed):
-    self._next = seed * 1000
-
-  def __call__(self, initializer=keras.initializers.GlorotUniform):
-    self._next += 1
-    # TensorFlow takes 64 bits with a sign.
-    return initializer(seed=(self._next + 2**63) % 2**64 - 2**63)
 
 
 def linear(
@@ -51,7 +37,9 @@ def linear(
   seed: int = 0,
 ) -> split_model.SplitModel:
   """A linear model; its only layer is the head (there is no body)."""
-  return _sequential('linear', [], element_spec, num_classes, _Seeds(seed))
+  return zoo_layers.sequential(
+    'linear', [], element_spec, num_classes, zoo_layers.Seeds(seed)
+  )
 
 
 def mlp(
@@ -67,16 +55,16 @@ def mlp(
   Args:
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
   """
-  _check_widths(widths)
+  zoo_layers.check_widths(widths)
   try:
     keras.activations.get(activation)
   except (ValueError, TypeError) as e:
     raise ValueError(
       errors.message('activation', 'the name of a Keras activation', activation)
     ) from e
-  seeds = _Seeds(seed)
-  hidden = _hidden_layers(widths, activation, seeds)
-  return _sequential(
+  seeds = zoo_layers.Seeds(seed)
+  hidden = zoo_layers.hidden_layers(widths, activation, seeds)
+  return zoo_layers.sequential(
     'mlp', [keras.layers.Flatten(), *hidden], element_spec, num_classes, seeds
   )
 
@@ -104,17 +92,17 @@ def cnn(
     Collins et al.: Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021, section 5, and the authors' implementation.
   """
-  _check_images(element_spec, 'cnn')
+  zoo_layers.check_images(element_spec, 'cnn')
   shape = tuple(element_spec['x'].shape)
   if isinstance(filters, int):
     filters = (filters, filters)
   errors.expect(
     len(filters) == 2, 'filters', 'one integer or two', tuple(filters)
   )
-  _check_widths((*filters, *widths))
-  seeds = _Seeds(seed)
+  zoo_layers.check_widths((*filters, *widths))
+  seeds = zoo_layers.Seeds(seed)
   padding = 'valid' if min(shape[:2]) >= 16 else 'same'
-  layers = [_with_channels]
+  layers = [zoo_layers.with_channels]
   for i, channels in enumerate(filters):
     layers += [
       keras.layers.Conv2D(
@@ -129,10 +117,10 @@ def cnn(
     ]
   layers += [
     keras.layers.Flatten(),
-    *_hidden_layers(widths, 'relu', seeds),
-    *_dropout_layers(dropout),
+    *zoo_layers.hidden_layers(widths, 'relu', seeds),
+    *zoo_layers.dropout_layers(dropout),
   ]
-  return _sequential('cnn', layers, element_spec, num_classes, seeds)
+  return zoo_layers.sequential('cnn', layers, element_spec, num_classes, seeds)
 
 
 def resnet_18(
@@ -158,12 +146,14 @@ def resnet_18(
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
   """
-  _check_images(element_spec, 'resnet_18')
-  blocks = _Convolutions(_Seeds(seed), normalization, groups)
-  _check_widths((base_filters,))
+  zoo_layers.check_images(element_spec, 'resnet_18')
+  blocks = zoo_layers.Convolutions(
+    zoo_layers.Seeds(seed), normalization, groups
+  )
+  zoo_layers.check_widths((base_filters,))
 
   def network(x):
-    x = blocks.add(_with_channels(x), base_filters)
+    x = blocks.add(zoo_layers.with_channels(x), base_filters)
     for stage in range(4):
       filters = base_filters * 2**stage
       for strides in (2 if stage else 1, 1):
@@ -177,7 +167,7 @@ def resnet_18(
         x = keras.layers.ReLU()(keras.layers.Add()([before, x]))
     return keras.layers.GlobalAveragePooling2D()(x)
 
-  return _functional(
+  return zoo_layers.functional(
     'resnet_18', network, element_spec, num_classes, blocks.seeds
   )
 
@@ -208,73 +198,29 @@ def vgg_16(
     Recognition, ICLR 2015, configuration D, with smaller dense layers for 32x32
     images.
   """
-  _check_images(element_spec, 'vgg_16')
-  _check_widths((base_filters, *widths))
-  blocks = _Convolutions(_Seeds(seed), normalization, groups)
+  zoo_layers.check_images(element_spec, 'vgg_16')
+  zoo_layers.check_widths((base_filters, *widths))
+  blocks = zoo_layers.Convolutions(
+    zoo_layers.Seeds(seed), normalization, groups
+  )
 
   def network(x):
-    x = _with_channels(x)
+    x = zoo_layers.with_channels(x)
     for factor, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
       for _ in range(count):
         x = blocks.add(x, factor * base_filters)
       x = keras.layers.MaxPooling2D(2, padding='same')(x)
     x = keras.layers.Flatten()(x)
     for layer in (
-      *_hidden_layers(widths, 'relu', blocks.seeds),
-      *_dropout_layers(dropout),
+      *zoo_layers.hidden_layers(widths, 'relu', blocks.seeds),
+      *zoo_layers.dropout_layers(dropout),
     ):
       x = layer(x)
     return x
 
-  return _functional('vgg_16', network, element_spec, num_classes, blocks.seeds)
-
-
-def _with_channels(images):
-  """Images `[height, width]` as such with one channel."""
-  if len(images.shape) == 4:
-    return images
-  return keras.layers.Reshape((*images.shape[1:], 1))(images)
-
-
-class _Convolutions:
-  """Convolutions with their normalizations, numbered in the order of making."""
-
-  def __init__(self, seeds, normalization, groups):
-    errors.expect(
-      normalization in ('group', 'batch', 'none'),
-      'normalization',
-      'one of group, batch, none',
-      normalization,
-    )
-    errors.expect_int('groups', groups, 1)
-    self.seeds = seeds
-    self._normalization = normalization
-    self._groups = groups
-    self._counts = collections.Counter()
-
-  def add(
-    self, x, filters, strides=1, kernel=3, activation='relu', kind='conv'
-  ):
-    """The outputs of another convolution, normalized and activated."""
-    self._counts[kind] += 1
-    suffix = f'_{self._counts[kind]}'
-    x = keras.layers.Conv2D(
-      filters,
-      kernel,
-      strides,
-      padding='same',
-      use_bias=self._normalization == 'none',
-      kernel_initializer=self.seeds(keras.initializers.HeNormal),
-      name=kind + suffix,
-    )(x)
-    name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
-    if self._normalization == 'group':
-      x = keras.layers.GroupNormalization(
-        math.gcd(self._groups, filters), name=name
-      )(x)
-    elif self._normalization == 'batch':
-      x = keras.layers.BatchNormalization(name=name)(x)
-    return keras.layers.Activation(activation)(x) if activation else x
+  return zoo_layers.functional(
+    'vgg_16', network, element_spec, num_classes, blocks.seeds
+  )
 
 
 def text_mlp(
@@ -298,17 +244,19 @@ def text_mlp(
     vocabulary_size: Bound on the words' numbers, that of the data.
     embedding_size: Elements of a word's embedding.
   """
-  _check_text(element_spec, 'text_mlp')
-  _check_widths((vocabulary_size, embedding_size, *widths))
-  seeds = _Seeds(seed)
+  zoo_layers.check_text(element_spec, 'text_mlp')
+  zoo_layers.check_widths((vocabulary_size, embedding_size, *widths))
+  seeds = zoo_layers.Seeds(seed)
   layers = [
-    _embedding(vocabulary_size, embedding_size, seeds),
-    _MeanOfWords(name='mean'),
+    zoo_layers.embedding(vocabulary_size, embedding_size, seeds),
+    zoo_layers.MeanOfWords(name='mean'),
     keras.layers.LayerNormalization(name='normalization'),
-    *_hidden_layers(widths, 'relu', seeds),
-    *_dropout_layers(dropout),
+    *zoo_layers.hidden_layers(widths, 'relu', seeds),
+    *zoo_layers.dropout_layers(dropout),
   ]
-  return _sequential('text_mlp', layers, element_spec, num_classes, seeds)
+  return zoo_layers.sequential(
+    'text_mlp', layers, element_spec, num_classes, seeds
+  )
 
 
 def text_lstm(
@@ -343,7 +291,7 @@ def text_lstm(
     Collins et al.: Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021, appendix A.
   """
-  _check_text(element_spec, 'text_lstm')
+  zoo_layers.check_text(element_spec, 'text_lstm')
   if vocabulary_size is None:
     errors.expect(
       num_classes is not None and num_classes > 2,
@@ -354,9 +302,9 @@ def text_lstm(
     )
     vocabulary_size = num_classes
   errors.expect_int('num_layers', num_layers, 1)
-  _check_widths((vocabulary_size, embedding_size, units, *widths))
-  seeds = _Seeds(seed)
-  layers = [_embedding(vocabulary_size, embedding_size, seeds)]
+  zoo_layers.check_widths((vocabulary_size, embedding_size, units, *widths))
+  seeds = zoo_layers.Seeds(seed)
+  layers = [zoo_layers.embedding(vocabulary_size, embedding_size, seeds)]
   layers += [
     keras.layers.LSTM(
       units,
@@ -368,122 +316,11 @@ def text_lstm(
     for i in range(num_layers)
   ]
   layers += [
-    *_hidden_layers(widths, 'relu', seeds),
-    *_dropout_layers(dropout),
+    *zoo_layers.hidden_layers(widths, 'relu', seeds),
+    *zoo_layers.dropout_layers(dropout),
   ]
-  return _sequential('text_lstm', layers, element_spec, num_classes, seeds)
-
-
-class _MeanOfWords(keras.layers.Layer):
-  """Mean over the words that are not masked; zeros where there are none.
-
-  Keras's average pooling divides by zero there.
-  """
-
-  def call(self, inputs, mask):
-    weights = tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-    return tf.math.divide_no_nan(
-      tf.reduce_sum(weights * inputs, axis=1), tf.reduce_sum(weights, axis=1)
-    )
-
-  def compute_mask(self, inputs, mask=None):
-    del inputs, mask  # There are no words any more.
-
-
-def _check_images(element_spec, model):
-  shape = tuple(element_spec['x'].shape)
-  errors.expect(
-    len(shape) in (2, 3) and min(shape[:2]) >= 4,
-    'element_spec',
-    f'images of at least 4x4 pixels for model {model}',
-    shape,
-  )
-
-
-def _check_text(element_spec, model):
-  x = element_spec['x']
-  errors.expect(
-    x.shape.rank == 1 and x.dtype.is_integer,
-    'element_spec',
-    f'sequences of integers for model {model}',
-    x,
-  )
-
-
-def _embedding(vocabulary_size, embedding_size, seeds):
-  return keras.layers.Embedding(
-    vocabulary_size,
-    embedding_size,
-    embeddings_initializer=seeds(keras.initializers.RandomUniform),
-    mask_zero=True,
-    name='embedding',
-  )
-
-
-def _hidden_layers(widths, activation, seeds):
-  return [
-    keras.layers.Dense(
-      width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
-    )
-    for i, width in enumerate(widths)
-  ]
-
-
-def _dropout_layers(rate):
-  errors.expect(
-    isinstance(rate, (int, float)) and 0 <= rate < 1,
-    'dropout',
-    'a number in [0, 1)',
-    rate,
-  )
-  return [keras.layers.Dropout(rate)] if rate else []
-
-
-def _check_widths(widths):
-  for width in widths:
-    errors.expect(
-      isinstance(width, int) and width > 0,
-      'widths',
-      'positive integers',
-      tuple(widths),
-    )
-
-
-def _sequential(name, layers, element_spec, num_classes, seeds):
-  """A model of these layers and the head."""
-
-  def network(x):
-    if not layers and len(x.shape) != 2:
-      x = keras.layers.Flatten()(x)
-    for layer in layers:
-      x = layer(x)
-    return x
-
-  return _functional(name, network, element_spec, num_classes, seeds)
-
-
-def _functional(name, network, element_spec, num_classes, seeds):
-  """A model of what `network` makes of the inputs, and the head."""
-  x, y = element_spec['x'], element_spec['y']
-  errors.expect(
-    num_classes is None or num_classes >= 2,
-    'num_classes',
-    'at least 2, or None for regression',
-    num_classes,
-  )
-  outputs = num_classes
-  if num_classes is None:
-    outputs = y.shape[-1] if y.shape.rank else 1
-  inputs = keras.layers.Input(x.shape, dtype=x.dtype)
-  head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
-  model = keras.Model(inputs, head(network(inputs)), name=name)
-  classifies = num_classes is not None
-  return keras_bridge.from_keras(
-    model,
-    head_layers=['head'],
-    loss='sparse_categorical_crossentropy' if classifies else 'mse',
-    metrics=['accuracy'] if classifies else ['mae'],
-    label_spec=y,
+  return zoo_layers.sequential(
+    'text_lstm', layers, element_spec, num_classes, seeds
   )
 
 

@@ -79,25 +79,21 @@ def run(
   Args:
     process: The method; its seed is also that of the sampling, so it must not
       be negative.
-    data: The clients.
     output_dir: Folder of the run: its store, metrics and report.
     num_rounds: Rounds of training; a resumed run may have more than before.
-    cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations of all clients.
     num_final_evaluations: How many of the last rounds are all evaluated, at
       least 1; with 10, "last 10 rounds" is a mean over ten.
     runtime: A key of `runtime.RUNTIMES`.
-    runtime_options: The keyword arguments of that runtime's class. They are
-      this machine's matter and not stored with the run.
+    runtime_options: The keyword arguments of that runtime's class, which are
+      not stored with the run.
     resume: Whether to go on with the run in `output_dir`, if there is one.
       Without it, an existing run is an error.
     settings: What else defines the run (hyperparameters, model, partition), as
-      JSON types. It is stored with the run, and a run is resumed only with the
-      same settings, by a process with the same description, on the same data.
-      Without `'model'` among them, the shapes and a checksum of the model's
-      initial weights are stored under that name, so seed these if the run is to
-      be resumed.
-    show_progress: Whether to draw a progress bar with round time and estimate.
+      JSON types, stored with it. A run is resumed only with the same settings,
+      by a process with the same description, on the same data. Without
+      `'model'` among them, the shapes and a checksum of the model's initial
+      weights are stored under that name, so seed these to resume the run.
 
   Returns:
     The summary, as written to `summary.json`; see `report.write_report`.
@@ -106,38 +102,23 @@ def run(
     ValueError: If an argument is out of its range or does not fit the others.
     RunError: If the run cannot start or go on. What was committed is safe.
   """
-  for name, value in (
-    ('num_rounds', num_rounds),
-    ('rounds_per_evaluation', rounds_per_evaluation),
-    ('num_final_evaluations', num_final_evaluations),
-  ):
-    errors.expect(value >= 1, name, 'at least 1', value)
-  num_clients = len(data.client_ids)
   sampler = client_sampling.CohortSampler(
-    num_clients, cohort_size, process.seed
+    data.num_clients, cohort_size, process.seed
   )
+  sizes = {
+    'num_rounds': num_rounds,
+    'cohort_size': cohort_size,
+    'rounds_per_evaluation': rounds_per_evaluation,
+    'num_final_evaluations': num_final_evaluations,
+  }
+  for name, value in sizes.items():
+    errors.expect(value >= 1, name, 'at least 1', value)
   expect_all_clients(
-    process.description['hparams'].get('num_clients'), num_clients
+    process.description['hparams'].get('num_clients'), data.num_clients
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
-  config = _settings_of_run(
-    process,
-    settings or {},
-    {
-      'algorithm': process.name,
-      'dataset': data.name,
-      'num_clients': num_clients,
-      'num_rounds': num_rounds,
-      'cohort_size': cohort_size,
-      'rounds_per_evaluation': rounds_per_evaluation,
-      'num_final_evaluations': num_final_evaluations,
-      'seed': process.seed,
-      'runtime': runtime,
-      'process': process.description,
-      client_population.FINGERPRINT: data.fingerprint,
-    },
-  )
+  config = _settings_of_run(process, data, sizes, runtime, settings or {})
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -160,8 +141,18 @@ def run(
     return report.write_report(store, process, data)
 
 
-def _settings_of_run(process, settings, arguments):
-  """The arguments and the settings; `ValueError` if they differ."""
+def _settings_of_run(process, data, sizes, runtime, settings):
+  """What the arguments come to, and the settings; they must not differ."""
+  arguments = {
+    'algorithm': process.name,
+    'dataset': data.name,
+    'num_clients': data.num_clients,
+    **sizes,
+    'seed': process.seed,
+    'runtime': runtime,
+    'process': process.description,
+    client_population.FINGERPRINT: data.fingerprint,
+  }
   for name, value in arguments.items():
     errors.expect(
       settings.get(name, value) == value,

@@ -1,0 +1,195 @@
+"""The layers that the models of the zoo are made of, with checks of sizes."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import keras_bridge
+
+keras = tf.keras
+
+
+class Seeds:
+  """Initializers, by default Glorot's, each with a seed of its own."""
+
+  def __init__(self, seed):
+    self._next = seed * 1000
+
+  def __call__(self, initializer=keras.initializers.GlorotUniform):
+    """Another initializer of this kind."""
+    self._next += 1
+    # TensorFlow takes 64 bits with a sign.
+    return initializer(seed=(self._next + 2**63) % 2**64 - 2**63)
+
+
+def with_channels(images):
+  """Images `[height, width]` as such with one channel."""
+  if len(images.shape) == 4:
+    return images
+  return keras.layers.Reshape((*images.shape[1:], 1))(images)
+
+
+class Convolutions:
+  """Convolutions with their normalizations, numbered in the order of making."""
+
+  def __init__(self, seeds, normalization, groups):
+    errors.expect(
+      normalization in ('group', 'batch', 'none'),
+      'normalization',
+      'one of group, batch, none',
+      normalization,
+    )
+    errors.expect_int('groups', groups, 1)
+    self.seeds = seeds
+    self._normalization = normalization
+    self._groups = groups
+    self._counts = collections.Counter()
+
+  def add(
+    self, x, filters, strides=1, kernel=3, activation='relu', kind='conv'
+  ):
+    """The outputs of another convolution, normalized and activated."""
+    self._counts[kind] += 1
+    suffix = f'_{self._counts[kind]}'
+    x = keras.layers.Conv2D(
+      filters,
+      kernel,
+      strides,
+      padding='same',
+      use_bias=self._normalization == 'none',
+      kernel_initializer=self.seeds(keras.initializers.HeNormal),
+      name=kind + suffix,
+    )(x)
+    name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
+    if self._normalization == 'group':
+      x = keras.layers.GroupNormalization(
+        math.gcd(self._groups, filters), name=name
+      )(x)
+    elif self._normalization == 'batch':
+      x = keras.layers.BatchNormalization(name=name)(x)
+    return keras.layers.Activation(activation)(x) if activation else x
+
+
+class MeanOfWords(keras.layers.Layer):
+  """Mean over the words that are not masked; zeros where there are none.
+
+  Keras's average pooling divides by zero there.
+  """
+
+  def call(self, inputs, mask):
+    """`[batch, elements]` from `[batch, words, elements]` and their mask."""
+    weights = tf.cast(mask, inputs.dtype)[..., tf.newaxis]
+    return tf.math.divide_no_nan(
+      tf.reduce_sum(weights * inputs, axis=1), tf.reduce_sum(weights, axis=1)
+    )
+
+  def compute_mask(self, inputs, mask=None):
+    """None, as there are no words any more."""
+    del inputs, mask
+
+
+def check_images(element_spec, model):
+  """Raises `ValueError` unless examples are images."""
+  shape = tuple(element_spec['x'].shape)
+  errors.expect(
+    len(shape) in (2, 3) and min(shape[:2]) >= 4,
+    'element_spec',
+    f'images of at least 4x4 pixels for model {model}',
+    shape,
+  )
+
+
+def check_text(element_spec, model):
+  """Raises `ValueError` unless examples are sequences of integers."""
+  x = element_spec['x']
+  errors.expect(
+    x.shape.rank == 1 and x.dtype.is_integer,
+    'element_spec',
+    f'sequences of integers for model {model}',
+    x,
+  )
+
+
+def embedding(vocabulary_size, embedding_size, seeds):
+  """Vectors for integers, of which 0 is masked as padding."""
+  return keras.layers.Embedding(
+    vocabulary_size,
+    embedding_size,
+    embeddings_initializer=seeds(keras.initializers.RandomUniform),
+    mask_zero=True,
+    name='embedding',
+  )
+
+
+def hidden_layers(widths, activation, seeds):
+  """Dense layers `dense_1` and so on."""
+  return [
+    keras.layers.Dense(
+      width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
+    )
+    for i, width in enumerate(widths)
+  ]
+
+
+def dropout_layers(rate):
+  """A dropout layer; none where nothing is dropped."""
+  errors.expect(
+    isinstance(rate, (int, float)) and 0 <= rate < 1,
+    'dropout',
+    'a number in [0, 1)',
+    rate,
+  )
+  return [keras.layers.Dropout(rate)] if rate else []
+
+
+def check_widths(widths):
+  """Raises `ValueError` unless all sizes are positive integers."""
+  for width in widths:
+    errors.expect(
+      isinstance(width, int) and width > 0,
+      'widths',
+      'positive integers',
+      tuple(widths),
+    )
+
+
+def sequential(name, layers, element_spec, num_classes, seeds):
+  """A model of these layers and the head."""
+
+  def network(x):
+    if not layers and len(x.shape) != 2:
+      x = keras.layers.Flatten()(x)
+    for layer in layers:
+      x = layer(x)
+    return x
+
+  return functional(name, network, element_spec, num_classes, seeds)
+
+
+def functional(name, network, element_spec, num_classes, seeds):
+  """A model of what `network` makes of the inputs, and the head."""
+  x, y = element_spec['x'], element_spec['y']
+  errors.expect(
+    num_classes is None or num_classes >= 2,
+    'num_classes',
+    'at least 2, or None for regression',
+    num_classes,
+  )
+  outputs = num_classes
+  if num_classes is None:
+    outputs = y.shape[-1] if y.shape.rank else 1
+  inputs = keras.layers.Input(x.shape, dtype=x.dtype)
+  head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
+  model = keras.Model(inputs, head(network(inputs)), name=name)
+  classifies = num_classes is not None
+  return keras_bridge.from_keras(
+    model,
+    head_layers=['head'],
+    loss='sparse_categorical_crossentropy' if classifies else 'mse',
+    metrics=['accuracy'] if classifies else ['mae'],
+    label_spec=y,
+  )
