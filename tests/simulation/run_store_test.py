@@ -676,12 +676,16 @@ def test_database_of_another_program_is_left_alone(tmp_path):
   connection.close()
 
 
-def test_run_of_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize('version', [1, 2, 99])
+def test_run_of_another_version_is_refused(tmp_path, version):
   with RunStore.create(tmp_path, _CONFIG) as store:
     commit(store, 0)
-    store._connection.execute('PRAGMA user_version = 99')
-  assert 'version 99' in run_error(RunStore.resume, tmp_path, _CONFIG)
-  assert 'version 99' in run_error(RunStore.open_for_reading, tmp_path)
+    store._connection.execute(f'PRAGMA user_version = {version}')
+  for open_run in (RunStore.resume, RunStore.open_or_create):
+    assert f'version {version}' in run_error(open_run, tmp_path, _CONFIG)
+  message = run_error(RunStore.open_for_reading, tmp_path)
+  assert f'version {version}' in message
+  assert 'use the tff_pfl that made it' in message
 
 
 def test_directory_that_is_a_file_is_one_line(tmp_path):
