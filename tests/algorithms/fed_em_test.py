@@ -45,7 +45,7 @@ def test_one_component_is_fed_avg():
   of_em, states, em_metrics = toy_problems.train(em, clients, 2)
   of_avg, _, metrics = toy_problems.train(avg, clients, 2)
   for name, value in of_avg.global_weights.items():
-    # Not bit for bit on every CPU: of one component the softmax may be 1 - 6e-8.
+    # Not bit for bit on every CPU: a softmax over one number may be 1 - 6e-8.
     np.testing.assert_allclose(
       of_em.global_weights[f'component_0/{name}'], value, rtol=1e-5, atol=1e-6
     )
