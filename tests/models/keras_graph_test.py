@@ -1,0 +1,217 @@
+"""Graphs of layers, and where they are cut into body and head."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models import keras_models
+
+keras = tf.keras
+layers = tf.keras.layers
+
+
+# Graphs that are no chain.
+
+
+@pytest.mark.parametrize(
+  'merge',
+  [
+    lambda a, b: layers.Add()([a, b]),
+    lambda a, b: layers.Concatenate()([a, b]),
+    lambda a, b: a + 2.0 * b,
+  ],
+  ids=['add', 'concatenate', 'operators'],
+)
+@pytest.mark.parametrize(
+  'head', [('head',), ('second', 'head'), ('first', 'second', 'head')]
+)
+def test_residual_graphs_wherever_they_are_cut(merge, head):
+  model = keras_models.residual(merge)
+  x, _ = keras_models.examples(model)
+  bridged = keras_models.bridge(model, head)
+  assert bridged.head_layers == head
+  outputs, _ = bridged.forward(bridged.initial_weights, x)
+  np.testing.assert_allclose(outputs, model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_connection_across_the_cut_gives_several_features():
+  inputs = keras.Input((4,))
+  first = layers.Dense(5, 'relu', name='first')(inputs)
+  second = layers.Dense(6, 'relu', name='second')(first)
+  third = layers.Dense(5, name='third')(second)
+  outputs = layers.Dense(3, name='head')(layers.Add()([first, third]))
+  model = keras.Model(inputs, outputs)
+  bridged = keras_models.bridge(model, ('third', 'head'))
+  x, _ = keras_models.examples(model)
+  features, _ = bridged.body(bridged.initial_weights, x)
+  assert [f.shape[-1] for f in features] == [6, 5]
+  outputs, _ = bridged.head(bridged.initial_weights, features)
+  np.testing.assert_allclose(outputs, model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_head_may_start_at_the_input():
+  model = keras_models.make('dense')
+  bridged = keras_models.bridge(model, [layer.name for layer in model.layers])
+  x, _ = keras_models.examples(model)
+  assert bridged.body_layers == ()
+  features, _ = bridged.body({}, x)
+  np.testing.assert_array_equal(features, x)
+  outputs, _ = bridged.head(bridged.initial_weights, features)
+  np.testing.assert_allclose(outputs, model(x), rtol=1e-5)
+
+
+def test_head_may_name_the_input_layer():
+  model = keras_models.make('dense', 'functional')
+  bridged = keras_models.bridge(model, [layer.name for layer in model.layers])
+  x, _ = keras_models.examples(model)
+  np.testing.assert_array_equal(bridged.body({}, x)[0], x)
+  np.testing.assert_allclose(
+    bridged.head(bridged.initial_weights, x)[0], model(x), rtol=1e-5
+  )
+
+
+def test_layers_without_weights_after_the_head_belong_to_it():
+  model = keras.Sequential(
+    [
+      keras.Input((4,)),
+      layers.Dense(3, name='head'),
+      layers.Dropout(0.5),
+      layers.Softmax(),
+    ]
+  )
+  bridged = keras_models.bridge(model)
+  x, _ = keras_models.examples(model)
+  np.testing.assert_array_equal(bridged.body({}, x)[0], x)
+  np.testing.assert_allclose(
+    bridged.head(bridged.initial_weights, x)[0], model(x), rtol=1e-5
+  )
+
+
+def test_an_activation_may_be_used_on_both_sides_of_the_cut():
+  relu = layers.ReLU()
+  inputs = keras.Input((4,))
+  hidden = relu(layers.Dense(5, name='first')(inputs))
+  hidden = relu(layers.Dense(5, name='second')(hidden))
+  hidden = relu(layers.Dense(5, name='third')(hidden))
+  model = keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+  keras_models.jitter(model)
+  bridged = keras_models.bridge(model, ['third', 'head'])
+  x, _ = keras_models.examples(model)
+  features, _ = bridged.body(bridged.initial_weights, x)
+  assert features.shape == (6, 5)
+  np.testing.assert_allclose(
+    bridged.head(bridged.initial_weights, features)[0], model(x), rtol=1e-5
+  )
+
+
+# Refusals.
+
+
+def test_a_mask_that_the_head_reads_must_not_cross_the_cut():
+  def make(end):
+    return keras.Sequential(
+      [
+        keras.Input((4,), dtype='int32'),
+        layers.Embedding(5, 3, mask_zero=True, name='embedding'),
+        *end,
+      ]
+    )
+
+  lstm = make([layers.LSTM(2, name='odd'), layers.Dense(3, name='head')])
+  with pytest.raises(ValueError, match="'odd' .*reads a mask"):
+    keras_models.bridge(lstm, ['odd', 'head'])
+  # All in the head, or all in the body, or not read: as Keras.
+  unread = make(
+    [
+      layers.LSTM(2, return_sequences=True),
+      layers.TimeDistributed(layers.Dense(2), name='steps'),
+      layers.Dense(3, name='head'),
+    ]
+  )
+  x = tf.constant([[1, 2, 0, 0], [3, 0, 0, 0]])
+  for model, head in (
+    (lstm, ['head']),
+    (lstm, ['embedding', 'odd', 'head']),
+    (unread, ['steps', 'head']),
+  ):
+    bridged = keras_models.bridge(model, head)
+    features, _ = bridged.body(bridged.initial_weights, x)
+    outputs, _ = bridged.head(
+      bridged.initial_weights, tf.constant(features.numpy())
+    )
+    np.testing.assert_allclose(outputs, model(x), rtol=1e-5)
+
+
+class _Subclassed(keras.Model):
+  def call(self, inputs):
+    return inputs
+
+
+def _two_inputs():
+  inputs = [keras.Input((4,)), keras.Input((4,))]
+  outputs = layers.Dense(3, name='head')(layers.Add()(inputs))
+  return keras.Model(inputs, outputs, name='two')
+
+
+def _two_outputs():
+  inputs = keras.Input((4,))
+  hidden = layers.Dense(3, name='head')(inputs)
+  return keras.Model(inputs, [hidden, layers.ReLU()(hidden)], name='two')
+
+
+@pytest.mark.parametrize(
+  'make, error, reason',
+  [
+    (lambda: 'mlp', TypeError, 'a tf.keras.Model'),
+    (_Subclassed, TypeError, 'functional or sequential'),
+    (
+      lambda: keras.Sequential([layers.Dense(3, name='head')]),
+      TypeError,
+      'give a Sequential an Input',
+    ),
+    (_two_inputs, ValueError, "one input, found .*2 inputs in 'two'"),
+    (_two_outputs, ValueError, "one output, found .*2 outputs in 'two'"),
+    (
+      lambda: keras_models.sequential(layers.GRU(2), shape=(None, 4)),
+      ValueError,
+      'fixed shape',
+    ),
+    (
+      lambda: keras.Sequential(
+        [keras.Input((4,)), layers.ReLU(name='head')], name='empty'
+      ),
+      ValueError,
+      "with weights, found .*'empty'",
+    ),
+  ],
+)
+def test_models_that_are_no_single_graph_are_refused(make, error, reason):
+  with pytest.raises(error, match=reason):
+    keras_models.bridge(make())
+
+
+@pytest.mark.parametrize(
+  'head, error, reason',
+  [
+    (['nowhere'], ValueError, "first, flat, head.*found 'nowhere'"),
+    ([], ValueError, 'at least one layer name'),
+    (['flat'], ValueError, 'one at least has weights'),
+    (['first'], ValueError, "found layer 'head' with weights after"),
+    ('head', TypeError, "a list, found 'head'"),
+  ],
+)
+def test_heads_that_are_none_are_refused(head, error, reason):
+  model = keras_models.sequential(
+    layers.Dense(3, name='first'), layers.Flatten(name='flat')
+  )
+  with pytest.raises(error, match=reason):
+    keras_models.bridge(model, head)
+
+
+def test_a_branch_that_joins_layers_outside_the_head_is_refused():
+  inputs = keras.Input((4,))
+  left = layers.Dense(3, name='left')(inputs)
+  right = layers.Dense(3, name='right')(inputs)
+  outputs = layers.Dense(3, name='last')(layers.Add()([left, right]))
+  with pytest.raises(ValueError, match="'last' with weights after the head"):
+    keras_models.bridge(keras.Model(inputs, outputs), ['left'])

@@ -1,0 +1,268 @@
+"""Losses, metrics and probabilities."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models import keras_models
+
+keras = tf.keras
+layers = tf.keras.layers
+
+
+@pytest.mark.parametrize(
+  'loss',
+  [
+    'sparse_categorical_crossentropy',
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    keras.losses.SparseCategoricalCrossentropy(
+      from_logits=True, reduction='sum'
+    ),
+  ],
+  ids=['name', 'object', 'summing_object'],
+)
+def test_sparse_cross_entropy_of_logits(loss):
+  bridged = keras_models.bridge(keras_models.make('dense'), loss=loss)
+  logits = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]], np.float32)
+  y = tf.constant([1, 0])
+  probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  np.testing.assert_allclose(
+    bridged.loss(y, logits),
+    -np.log(probabilities[[0, 1], [1, 0]]),
+    rtol=1e-5,
+  )
+  np.testing.assert_array_equal(
+    bridged.metrics['accuracy'](y, tf.constant(logits)), [1, 0]
+  )
+  np.testing.assert_allclose(
+    bridged.probabilities(logits), probabilities, rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'end',
+  [
+    lambda: [layers.Dense(3, 'softmax', name='head')],
+    lambda: [layers.Dense(3, tf.nn.softmax, name='head')],
+    lambda: [layers.Dense(3, name='head'), layers.Softmax()],
+    lambda: [layers.Dense(3, name='head'), layers.Activation('softmax')],
+    lambda: [
+      keras.Sequential(
+        [keras.Input((4,)), layers.Dense(3, 'softmax')], name='head'
+      )
+    ],
+  ],
+  ids=['activation', 'tf_function', 'softmax', 'activation_layer', 'nested'],
+)
+def test_outputs_of_a_softmax_are_probabilities(end):
+  model = keras.Sequential([keras.Input((4,)), *end()])
+  bridged = keras_models.bridge(model)
+  outputs = tf.constant([[0.7, 0.2, 0.1]])
+  np.testing.assert_allclose(
+    bridged.loss(tf.constant([1]), outputs), [-np.log(0.2)], rtol=1e-4
+  )
+  np.testing.assert_allclose(bridged.probabilities(outputs), outputs)
+
+
+def test_outputs_of_a_softmax_operation_are_probabilities():
+  inputs = keras.Input((4,))
+  outputs = tf.nn.softmax(layers.Dense(3, name='head')(inputs))
+  bridged = keras_models.bridge(keras.Model(inputs, outputs))
+  values = tf.constant([[0.7, 0.2, 0.1]])
+  np.testing.assert_allclose(bridged.probabilities(values), values)
+
+
+def test_categorical_cross_entropy_takes_one_hot_labels():
+  bridged = keras_models.bridge(
+    keras_models.make('dense'), loss='categorical_crossentropy'
+  )
+  assert bridged.element_spec['y'] == tf.TensorSpec([3], tf.float32)
+  assert bridged.num_classes == 3
+  y = tf.constant([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+  logits = tf.constant([[0.0, 0.0, 0.0], [2.0, 1.0, 1.0]])
+  np.testing.assert_allclose(
+    bridged.loss(y, logits),
+    [np.log(3), np.log(np.exp(2) + 2 * np.exp(1)) - 2],
+    rtol=1e-5,
+  )
+  np.testing.assert_array_equal(bridged.metrics['accuracy'](y, logits), [0, 1])
+
+
+@pytest.mark.parametrize('activation', [None, 'sigmoid'])
+def test_binary_cross_entropy_takes_integer_labels(activation):
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=1, activation=activation),
+    loss='binary_crossentropy',
+  )
+  assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
+  assert bridged.num_classes == 2
+  positive = np.array([0.3, 0.8, 0.6], np.float32)
+  outputs = positive if activation else np.log(positive / (1 - positive))
+  outputs = tf.constant(outputs[:, np.newaxis])
+  y = tf.constant([0, 1, 0])
+  np.testing.assert_allclose(
+    bridged.loss(y, outputs), -np.log([0.7, 0.8, 0.4]), rtol=1e-4
+  )
+  np.testing.assert_array_equal(
+    bridged.metrics['accuracy'](y, outputs), [1, 1, 0]
+  )
+  np.testing.assert_allclose(
+    bridged.probabilities(outputs),
+    np.stack([1 - positive, positive], axis=1),
+    rtol=1e-5,
+  )
+
+
+def test_several_binary_outputs_are_no_classes():
+  bridged = keras_models.bridge(
+    keras_models.sequential(), loss='binary_crossentropy'
+  )
+  assert bridged.num_classes is None
+  assert bridged.probabilities is None
+  y = tf.constant([[1, 0, 1]])
+  outputs = tf.constant([[2.0, 2.0, -2.0]])
+  np.testing.assert_allclose(
+    bridged.metrics['accuracy'](y, outputs), [1 / 3], rtol=1e-6
+  )
+
+
+def test_sequence_outputs_are_averaged_over_time():
+  model = keras.Sequential(
+    [
+      keras.Input((4,), dtype='int32'),
+      layers.Embedding(5, 3),
+      layers.GRU(3, return_sequences=True),
+      layers.Dense(5, name='head'),
+    ]
+  )
+  bridged = keras_models.bridge(model)
+  assert bridged.element_spec['y'] == tf.TensorSpec([4], tf.int32)
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(2, 4, 5)).astype(np.float32)
+  y = rng.integers(0, 5, (2, 4)).astype(np.int32)
+  log_softmax = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+  picked = np.take_along_axis(log_softmax, y[..., np.newaxis], axis=-1)[..., 0]
+  np.testing.assert_allclose(
+    bridged.loss(tf.constant(y), tf.constant(logits)),
+    -picked.mean(axis=1),
+    rtol=1e-5,
+  )
+  np.testing.assert_allclose(
+    bridged.metrics['accuracy'](tf.constant(y), tf.constant(logits)),
+    (logits.argmax(axis=-1) == y).mean(axis=1),
+  )
+  assert bridged.probabilities(logits).shape == (2, 4, 5)
+
+
+@pytest.mark.parametrize('loss', ['mse', keras.losses.MeanSquaredError()])
+def test_regression_of_a_scalar_does_not_broadcast(loss):
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=1), loss=loss, metrics=['mae']
+  )
+  assert bridged.element_spec['y'] == tf.TensorSpec([], tf.float32)
+  assert bridged.num_classes is None
+  assert bridged.probabilities is None
+  y = tf.constant([1.0, 2.0, 5.0])
+  outputs = tf.constant([[1.0], [4.0], [2.0]])
+  np.testing.assert_allclose(bridged.loss(y, outputs), [0, 4, 9])
+  np.testing.assert_allclose(bridged.metrics['mae'](y, outputs), [0, 2, 3])
+
+
+def test_regression_of_vectors_averages_over_outputs():
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=2), loss='mse', metrics=['mae']
+  )
+  assert bridged.element_spec['y'] == tf.TensorSpec([2], tf.float32)
+  y = tf.constant([[1.0, 2.0]])
+  outputs = tf.constant([[2.0, 5.0]])
+  np.testing.assert_allclose(bridged.loss(y, outputs), [5])
+  np.testing.assert_allclose(bridged.metrics['mae'](y, outputs), [2])
+
+
+def test_a_function_may_be_the_loss():
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=1),
+    loss=lambda y, p: tf.abs(y - p)[:, 0] ** 3,
+    metrics=[],
+    label_spec=tf.TensorSpec([], tf.int64),
+  )
+  np.testing.assert_allclose(
+    bridged.loss(tf.constant([1, 2], tf.int64), tf.constant([[3.0], [1.0]])),
+    [8, 1],
+  )
+
+
+def test_metrics_by_name_object_and_function():
+  def margin(y_true, y_pred):
+    del y_true
+    return tf.reduce_max(y_pred, axis=-1)
+
+  bridged = keras_models.bridge(
+    keras_models.make('dense'),
+    metrics=[
+      'accuracy',
+      keras.metrics.SparseTopKCategoricalAccuracy(k=2, name='top_2'),
+      keras.metrics.SparseCategoricalCrossentropy(
+        from_logits=True, name='nats'
+      ),
+      margin,
+    ],
+  )
+  y = tf.constant([0, 2])
+  logits = tf.constant([[1.0, 2.0, 0.0], [3.0, 2.0, 1.0]])
+  values = {k: f(y, logits).numpy() for k, f in bridged.metrics.items()}
+  assert list(values) == ['accuracy', 'top_2', 'nats', 'margin']
+  np.testing.assert_array_equal(values['accuracy'], [0, 0])
+  np.testing.assert_array_equal(values['top_2'], [1, 0])
+  np.testing.assert_allclose(values['nats'], bridged.loss(y, logits))
+  np.testing.assert_array_equal(values['margin'], [2, 3])
+
+
+@pytest.mark.parametrize(
+  'arguments, error, reason',
+  [
+    ({'loss': 'nonsense'}, ValueError, "Keras loss, found 'nonsense'"),
+    ({'loss': 3}, TypeError, '`loss`.*found 3'),
+    (
+      {'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []},
+      ValueError,
+      'value per example',
+    ),
+    ({'loss': 'mse'}, ValueError, "'accuracy' needs a classification loss"),
+    ({'metrics': ['nonsense']}, ValueError, "Keras metrics, found 'nonsense'"),
+    ({'metrics': 'accuracy'}, TypeError, "a list, found 'accuracy'"),
+    ({'metrics': [3]}, TypeError, '`metrics`.*found 3'),
+    ({'metrics': ['AUC']}, ValueError, 'means over examples.*AUC'),
+    (
+      {'metrics': [keras.metrics.AUC(name='area')]},
+      ValueError,
+      "means over examples.*AUC 'area'",
+    ),
+    (
+      {'metrics': ['accuracy', 'accuracy']},
+      ValueError,
+      "distinct names other than loss, found 'accuracy'",
+    ),
+    (
+      {'label_spec': tf.TensorSpec([7], tf.int32)},
+      ValueError,
+      r'labels of shape \(7,\) and dtype int32',
+    ),
+    (
+      {
+        'loss': 'mse',
+        'metrics': [],
+        'label_spec': tf.TensorSpec([7], tf.float32),
+      },
+      ValueError,
+      r'labels of shape \(7,\) and dtype float32',
+    ),
+    ({'jit_compile': 'always'}, ValueError, "jit_compile.*'always'"),
+  ],
+)
+def test_losses_metrics_and_labels_that_do_not_fit_are_refused(
+  arguments, error, reason
+):
+  with pytest.raises(error, match=reason) as raised:
+    keras_models.bridge(keras_models.make('dense'), **arguments)
+  assert '\n' not in str(raised.value)

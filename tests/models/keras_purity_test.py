@@ -1,0 +1,379 @@
+"""Layers that draw or assign, and those that cannot be made pure."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models import keras_models
+from tff_pfl.models import split_model
+
+keras = tf.keras
+layers = tf.keras.layers
+
+
+# Batch normalization.
+
+
+@pytest.mark.parametrize('family', ['batch_norm', 'batch_norm_images'])
+def test_batch_normalization_trains_as_in_keras(family):
+  model = keras_models.make(family)
+  x, y = keras_models.examples(model)
+  bridged = keras_models.bridge(model)
+  named = keras_models.variables(model, bridged)
+  weights = keras_models.tensors(bridged)
+  trained = [n for n in named if n not in bridged.statistics]
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    outputs, statistics = bridged.forward(weights, x, keras_models.training())
+    loss = tf.reduce_mean(bridged.loss(y, outputs))
+  gradients = tape.gradient(loss, [weights[n] for n in trained])
+  with tf.GradientTape() as tape:
+    expected = model(x, training=True)  # Assigns the moving statistics.
+    loss = tf.reduce_mean(bridged.loss(y, expected))
+  keras_gradients = tape.gradient(loss, [named[n] for n in trained])
+  np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+  assert set(statistics) == bridged.statistics
+  assert len(statistics) == 2
+  for name, value in statistics.items():
+    assert not np.allclose(value, weights[name])
+    np.testing.assert_allclose(value, named[name], rtol=1e-5, err_msg=name)
+  for name, own, other in zip(trained, gradients, keras_gradients):
+    np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize('family', ['batch_norm', 'batch_norm_images'])
+def test_padding_does_not_count_in_batch_normalization(family):
+  model = keras_models.make(family)
+  x, _ = keras_models.examples(model)
+  bridged = keras_models.bridge(model)
+  expected, statistics = bridged.forward(
+    bridged.initial_weights, x, keras_models.training()
+  )
+  padded = tf.concat([x, 100 + x[:3]], axis=0)
+  mask = tf.constant([1.0] * 6 + [0.0] * 3)
+  outputs, padded_statistics = bridged.forward(
+    bridged.initial_weights, padded, keras_models.training(example_weights=mask)
+  )
+  np.testing.assert_allclose(outputs[:6], expected, rtol=1e-4, atol=1e-5)
+  for name, value in statistics.items():
+    np.testing.assert_allclose(padded_statistics[name], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize('family', ['batch_norm', 'batch_norm_images'])
+def test_a_batch_of_padding_keeps_the_statistics(family):
+  bridged = keras_models.bridge(keras_models.make(family))
+  x = tf.ones([4, *bridged.element_spec['x'].shape])
+  _, statistics = bridged.forward(
+    bridged.initial_weights,
+    x,
+    keras_models.training(example_weights=tf.zeros([4])),
+  )
+  for name, value in statistics.items():
+    np.testing.assert_array_equal(value, bridged.initial_weights[name])
+
+
+def test_frozen_layers_are_not_trained():
+  model = keras_models.sequential(
+    layers.Dense(4, name='frozen', trainable=False),
+    layers.BatchNormalization(name='norm', trainable=False),
+  )
+  bridged = keras_models.bridge(model)
+  assert bridged.statistics == {
+    *bridged.layers['frozen'],
+    *bridged.layers['norm'],
+  }
+  x, _ = keras_models.examples(model)
+  outputs, statistics = bridged.forward(
+    bridged.initial_weights, x, keras_models.training()
+  )
+  assert not statistics
+  np.testing.assert_allclose(outputs, model(x, training=True), rtol=1e-5)
+
+
+# Dropout.
+
+
+def _dropout_model(rate=0.25, *more):
+  return keras_models.sequential(
+    layers.Dropout(rate), *more, layers.Activation('linear'), shape=(50,)
+  )
+
+
+def _dropped(bridged, seed, x=None, function=None):
+  x = tf.ones([40, 50]) if x is None else x
+  function = function or bridged.body
+  return function({}, x, keras_models.training(seed))[0]
+
+
+def test_dropout_is_decided_by_the_seed():
+  bridged = keras_models.bridge(_dropout_model())
+  first = _dropped(bridged, (1, 2))
+  np.testing.assert_array_equal(first, _dropped(bridged, (1, 2)))
+  assert np.mean(first == _dropped(bridged, (1, 3))) < 0.8
+  assert np.mean(first == _dropped(bridged, (2, 2))) < 0.8
+
+
+def test_dropout_drops_its_rate_and_scales_the_rest():
+  bridged = keras_models.bridge(_dropout_model(0.25))
+  values = _dropped(bridged, (3, 4)).numpy()
+  np.testing.assert_allclose(np.unique(values), [0, 4 / 3], rtol=1e-6)
+  # 2000 coins: a standard deviation is 0.0097.
+  assert abs(np.mean(values == 0) - 0.25) < 0.03
+
+
+def test_dropout_layers_draw_different_masks():
+  inputs = keras.Input((50,))
+  both = layers.Concatenate()(
+    [layers.Dropout(0.5)(inputs), layers.Dropout(0.5)(inputs)]
+  )
+  bridged = keras_models.bridge(
+    keras.Model(inputs, layers.Dense(3, name='head')(both)), ['head']
+  )
+  values = _dropped(bridged, (1, 1)).numpy()
+  agree = np.mean((values[:, :50] == 0) == (values[:, 50:] == 0))
+  assert 0.45 < agree < 0.55
+
+
+def test_dropout_is_the_same_with_xla():
+  bridged = keras_models.bridge(_dropout_model())
+  compiled = tf.function(
+    lambda x: _dropped(bridged, (5, 6), x), jit_compile=True
+  )
+  x = tf.ones([40, 50])
+  np.testing.assert_allclose(
+    compiled(x), _dropped(bridged, (5, 6), x), rtol=1e-6
+  )
+
+
+def test_dropout_is_off_in_inference_and_needs_no_seed():
+  bridged = keras_models.bridge(_dropout_model())
+  x = tf.ones([4, 50])
+  np.testing.assert_array_equal(bridged.body({}, x)[0], x)
+
+
+def test_dropout_in_training_needs_a_seed():
+  bridged = keras_models.bridge(_dropout_model())
+  with pytest.raises(ValueError, match='mode.seed'):
+    bridged.body({}, tf.ones([4, 50]), split_model.Mode(True))
+
+
+@pytest.mark.parametrize(
+  'layer, shape, constant_axes',
+  [
+    (lambda: layers.SpatialDropout1D(0.5), (6, 10), (1,)),
+    (lambda: layers.SpatialDropout2D(0.5), (3, 4, 10), (1, 2)),
+    (lambda: layers.Dropout(0.5, noise_shape=(None, 1, 10)), (6, 10), (1,)),
+  ],
+  ids=['spatial_1d', 'spatial_2d', 'noise_shape'],
+)
+def test_spatial_dropout_drops_whole_channels(layer, shape, constant_axes):
+  bridged = keras_models.bridge(
+    keras_models.sequential(layer(), layers.Flatten(), shape=shape)
+  )
+  values = _dropped(bridged, (1, 2), tf.ones([20, *shape])).numpy()
+  values = values.reshape(20, *shape)
+  assert np.all(np.ptp(values, axis=constant_axes) == 0)
+  assert 0.3 < np.mean(values == 0) < 0.7
+
+
+def test_dropout_inside_attention_is_seeded():
+  inputs = keras.Input((5, 4))
+  hidden = layers.MultiHeadAttention(2, 3, dropout=0.5)(inputs, inputs)
+  model = keras.Model(
+    inputs, layers.Dense(3, name='head')(layers.Flatten()(hidden))
+  )
+  bridged = keras_models.bridge(model)
+  x, _ = keras_models.examples(model)
+  weights = bridged.initial_weights
+  np.testing.assert_allclose(
+    bridged.forward(weights, x)[0], model(x), rtol=1e-4, atol=1e-5
+  )
+  first, again, other = (
+    bridged.forward(weights, x, keras_models.training(seed))[0]
+    for seed in ((1, 2), (1, 2), (3, 4))
+  )
+  np.testing.assert_array_equal(first, again)
+  assert not np.allclose(first, other)
+
+
+# Refusals.
+
+
+class _Assigns(layers.Layer):
+  def build(self, input_shape):
+    self.count = self.add_weight('count', shape=(), trainable=False)
+
+  def call(self, inputs):
+    self.count.assign_add(1.0)
+    return inputs * self.count
+
+
+class _InList(layers.Layer):
+  def build(self, input_shape):
+    self.scales = [self.add_weight('scale', shape=())]
+
+  def call(self, inputs):
+    return inputs * self.scales[0]
+
+
+class _ReadsOtherwise(layers.Layer):
+  def build(self, input_shape):
+    self.scale = self.add_weight('scale', shape=())
+    scale = self.scale
+    self.function = lambda x: x * scale
+
+  def call(self, inputs):
+    return self.function(inputs)
+
+
+class _ReadsNoWeight(layers.Layer):
+  def call(self, inputs):
+    return inputs * _NO_WEIGHT
+
+
+class _Tied(layers.Layer):
+  def __init__(self, dense, **arguments):
+    super().__init__(**arguments)
+    self.dense = dense
+
+  def call(self, inputs):
+    return tf.matmul(inputs, self.dense.kernel, transpose_b=True)
+
+
+_NO_WEIGHT = tf.Variable(2.0, name='no_weight')
+
+
+def _shared():
+  dense = layers.Dense(4, name='odd')
+  return keras_models.sequential(dense, layers.ReLU(), dense)
+
+
+def _tied():
+  dense = layers.Dense(5, use_bias=False)
+  return keras_models.sequential(dense, _Tied(dense, name='odd'))
+
+
+def _masked_batch_normalization():
+  return keras.Sequential(
+    [
+      keras.Input((4,), dtype='int32'),
+      layers.Embedding(5, 3, mask_zero=True),
+      layers.BatchNormalization(name='odd'),
+      layers.GRU(2),
+      layers.Dense(3, name='head'),
+    ]
+  )
+
+
+UNSUPPORTED = {
+  'shared': (_shared, 'used 2 times'),
+  'tied': (_tied, 'shares the variable'),
+  'stateful': (
+    lambda: keras.Sequential(
+      [
+        keras.Input(batch_shape=(2, 3, 4)),
+        layers.LSTM(2, stateful=True, name='odd'),
+        layers.Dense(3, name='head'),
+      ]
+    ),
+    'stateful=True',
+  ),
+  'recurrent_dropout': (
+    lambda: keras_models.sequential(
+      layers.LSTM(2, recurrent_dropout=0.1, name='odd'), shape=(3, 4)
+    ),
+    'dropout inside a recurrent cell',
+  ),
+  'wrapped_recurrent_dropout': (
+    lambda: keras_models.sequential(
+      layers.Bidirectional(layers.GRU(2, dropout=0.1), name='odd'),
+      shape=(3, 4),
+    ),
+    'dropout inside a recurrent cell',
+  ),
+  'noise': (
+    lambda: keras_models.sequential(layers.GaussianNoise(0.1, name='odd')),
+    'unseeded random',
+  ),
+  'augmentation': (
+    lambda: keras_models.sequential(
+      layers.RandomFlip(name='odd'), layers.Flatten(), shape=(4, 4, 3)
+    ),
+    'unseeded random',
+  ),
+  'regularizer': (
+    lambda: keras_models.sequential(
+      layers.Dense(3, kernel_regularizer='l2', name='odd'),
+    ),
+    'adds a loss',
+  ),
+  'activity_regularizer': (
+    lambda: keras_models.sequential(
+      layers.Dense(3, activity_regularizer='l2', name='odd'),
+    ),
+    'adds a loss|activity regularizer',
+  ),
+  'dropping_everything': (
+    lambda: keras_models.sequential(layers.Dropout(1.0, name='odd')),
+    'drops everything',
+  ),
+  'virtual_batches': (
+    lambda: keras_models.sequential(
+      layers.BatchNormalization(virtual_batch_size=2, name='odd')
+    ),
+    'virtual batches',
+  ),
+  'other_batch_normalization': (
+    lambda: keras_models.sequential(
+      tf.compat.v1.keras.layers.BatchNormalization(name='odd')
+    ),
+    'assign_sub',
+  ),
+  'steps_normalized': (
+    lambda: keras_models.sequential(
+      layers.TimeDistributed(layers.BatchNormalization(), name='odd'),
+      shape=(3, 4),
+    ),
+    'TimeDistributed',
+  ),
+  'masked_batch_normalization': (_masked_batch_normalization, 'masked'),
+  'mixed_precision': (
+    lambda: keras_models.sequential(
+      layers.Dense(3, dtype='mixed_float16', name='odd'),
+    ),
+    'mixed precision',
+  ),
+  'integer_weight': (
+    lambda: keras_models.sequential(layers.Normalization(name='odd')),
+    'int64',
+  ),
+  'in_a_list': (
+    lambda: keras_models.sequential(_InList(name='odd')),
+    'list or dict',
+  ),
+  'read_otherwise': (
+    lambda: keras_models.sequential(_ReadsOtherwise(name='odd')),
+    "'odd/scale' read in",
+  ),
+  'no_weight': (
+    lambda: keras_models.sequential(_ReadsNoWeight(name='odd')),
+    "'no_weight:0' read in",
+  ),
+  'assigns': (
+    lambda: keras_models.sequential(_Assigns(name='odd')),
+    'assign_add',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', UNSUPPORTED)
+def test_unsupported_layers_are_refused_by_name(case):
+  make, reason = UNSUPPORTED[case]
+  with pytest.raises(ValueError, match=reason) as raised:
+    keras_models.bridge(make())
+  message = str(raised.value)
+  assert message.startswith('Expected `model` to ')
+  assert re.search(r"'([^']*/)?odd[/']", message), message
+  assert '\n' not in message
