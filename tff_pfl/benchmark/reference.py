@@ -90,14 +90,7 @@ class FedAvgReference(Reference):
     tensors: Mapping[int, Mapping[str, tf.Tensor]],
     initial_weights: Sequence[np.ndarray],
   ):
-    """Builds the process.
-
-    Args:
-      workload: One of 'fed_avg', or of a method with its hyperparameters.
-      runtime: What executes.
-      tensors: A client's `x` and `y` by its index.
-      initial_weights: Those of the whole model, as Keras orders them.
-    """
+    """Builds the process, see `build_reference`."""
     hparams = workload.hparams
 
     def pipeline(examples):
@@ -164,13 +157,9 @@ class FedRepReference(Reference):
     tensors: Mapping[int, Mapping[str, tf.Tensor]],
     initial_weights: Sequence[np.ndarray],
   ):
-    """Builds the computation of a round.
+    """Builds the computation of a round, see `build_reference`.
 
-    Args:
-      workload: One of 'fed_rep', with numbers of epochs, not of steps.
-      runtime: What executes.
-      tensors: A client's `x` and `y` by its index.
-      initial_weights: Those of the whole model, as Keras orders them.
+    The workload must have numbers of epochs, not of steps.
     """
     batch_size = workload.hparams.batch_size
     super().__init__(
@@ -220,14 +209,10 @@ class PerFedAvgReference(Reference):
     tensors: Mapping[int, Mapping[str, tf.Tensor]],
     initial_weights: Sequence[np.ndarray],
   ):
-    """Builds the computation of a round.
+    """Builds the computation of a round, see `build_reference`.
 
-    Args:
-      workload: One of 'per_fed_avg', with one inner step on all weights and
-        a number of steps.
-      runtime: What executes.
-      tensors: A client's `x` and `y` by its index.
-      initial_weights: Those of the whole model, as Keras orders them.
+    The workload must have one inner step on all weights and a number of
+    steps.
     """
     hparams = workload.hparams
     num_batches = hparams.phase().batches_per_step
