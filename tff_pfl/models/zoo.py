@@ -6,16 +6,8 @@ All have a last layer `head`, which is the head, and take
     num_classes   number of classes (at least 2), or None for regression of `y`
     seed          of the initial weights
 
-and many of them
-
-    widths        units of the hidden dense layers `dense_1`, `dense_2`, …
-    dropout       part of the last hidden layer's outputs that is dropped in
-                  training, in [0, 1); 0 switches it off
-    normalization after each convolution: 'group', 'batch' or 'none'
-    groups        of group normalization; fewer where they do not divide the
-                  channels
-
-Images are `[height, width, channels]` or `[height, width]`.
+and arguments of their own, whose flags have the words of the docstrings. Images
+are `[height, width, channels]` or `[height, width]`.
 """
 
 from __future__ import annotations
@@ -53,6 +45,7 @@ def mlp(
   """A fully connected network on flattened inputs.
 
   Args:
+    widths: Units of the hidden layers `dense_1`, `dense_2`, ….
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
   """
   zoo_layers.check_widths(widths)
@@ -87,6 +80,9 @@ def cnn(
 
   Args:
     filters: Channels of both convolutions, or of each.
+    widths: Units of the hidden dense layers.
+    dropout: Part of the last hidden layer's outputs that is dropped in
+      training, in [0, 1); 0 switches it off.
 
   References:
     Collins et al.: Exploiting Shared Representations for Personalized Federated
@@ -141,6 +137,8 @@ def resnet_18(
 
   Args:
     base_filters: Channels of the first stage, doubled in each that follows.
+    normalization: 'group', 'batch' or 'none'.
+    groups: Of group normalization; fewer where they do not divide the channels.
 
   References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
@@ -192,6 +190,11 @@ def vgg_16(
   Args:
     base_filters: Channels of the first group; the others have 2, 4, 8 and 8
       times as many.
+    widths: Units of the hidden dense layers.
+    normalization: 'group', 'batch' or 'none'.
+    groups: Of group normalization; fewer where they do not divide the channels.
+    dropout: Part of the last hidden layer's outputs that is dropped in
+      training, in [0, 1); 0 switches it off.
 
   References:
     Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
@@ -243,6 +246,9 @@ def text_mlp(
       [0, vocabulary_size), where 0 is padding and leaves the mean as it is.
     vocabulary_size: Bound on the words' numbers, that of the data.
     embedding_size: Elements of a word's embedding.
+    widths: Units of the hidden dense layers.
+    dropout: Part of the last hidden layer's outputs that is dropped in
+      training, in [0, 1); 0 switches it off.
   """
   zoo_layers.check_text(element_spec, 'text_mlp')
   zoo_layers.check_widths((vocabulary_size, embedding_size, *widths))
@@ -283,8 +289,11 @@ def text_lstm(
     vocabulary_size: Bound on the numbers in `x`, that of the data; None where
       the next character or word is to be found, so that it is `num_classes`.
     embedding_size: Elements of an embedding.
-    units: In each LSTM layer.
+    units: Units of each LSTM layer.
     num_layers: LSTM layers `lstm_1`, …, at least 1.
+    widths: Units of the hidden dense layers.
+    dropout: Part of the last layer's outputs before the head that is dropped in
+      training, in [0, 1); 0 switches it off.
 
   References:
     Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
