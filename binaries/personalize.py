@@ -31,7 +31,7 @@ from absl import flags
 from binaries import program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import files
 from tff_pfl.simulation import client_population, finished_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -108,7 +108,7 @@ def _load_clients(run):
       f'Expected one of --clients_npz and --dataset, found --clients_npz and '
       f'--{by_name[0]}.'
     )
-  arrays = arrays_lib.read_all_npz(_CLIENTS_NPZ.value)
+  arrays = files.read_all_npz(_CLIENTS_NPZ.value)
   errors.expect(
     {'x', 'y'} <= set(arrays),
     '--clients_npz',

@@ -21,8 +21,7 @@ from absl import flags
 from binaries import program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import array_checks
-from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import array_checks, files
 from tff_pfl.simulation import finished_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -48,7 +47,7 @@ flags.adopt_module_key_flags(program)
 
 def _read_examples(path):
   """`(x, domain)`; domain is None where the file has none."""
-  arrays = arrays_lib.read_all_npz(path)
+  arrays = files.read_all_npz(path)
   errors.expect(
     'x' in arrays,
     '--input',

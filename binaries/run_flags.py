@@ -56,7 +56,7 @@ _MODEL = flags.DEFINE_enum(
 _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
 DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
   'dataset',
-  {name: entry.load for name, entry in datasets.DATASETS.items()},
+  {name: entry.loader for name, entry in datasets.DATASETS.items()},
   common=datasets.COMMON_ARGUMENTS,
 )
 _DOMAIN_MODEL = flags.DEFINE_enum(

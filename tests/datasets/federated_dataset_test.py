@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.datasets import federated_dataset, partitioning
+from tff_pfl.datasets import federated_dataset
+from tff_pfl.datasets import partitioning
 
 FederatedDataset = federated_dataset.FederatedDataset
 

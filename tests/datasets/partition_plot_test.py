@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from tff_pfl.datasets import (
-  digits,
-  federated_dataset,
-  partition_plot,
-  synthetic,
-)
+from tff_pfl.datasets.sources import digits, synthetic
+from tff_pfl.datasets import federated_dataset, partition_plot
 
 
 def _map(figure, panel):

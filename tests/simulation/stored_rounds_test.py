@@ -5,7 +5,7 @@ import pytest
 
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
-from tff_pfl.datasets import synthetic
+from tff_pfl.datasets.sources import synthetic
 from tff_pfl.models import zoo
 from tff_pfl.simulation import (
   client_population,

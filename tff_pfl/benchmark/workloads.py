@@ -14,7 +14,7 @@ import numpy as np
 
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
-from tff_pfl.datasets import synthetic
+from tff_pfl.datasets.sources import synthetic
 from tff_pfl.models import split_model, zoo
 from tff_pfl.simulation import client_sampling
 from tff_pfl.templates import personalized_process

@@ -1,19 +1,19 @@
 """Federated datasets: who the clients are and what each of them holds.
 
 `load_dataset` gives a dataset by name, `load_arrays` its examples before they
-are dealt to clients, `FederatedDataset.from_arrays` makes a dataset from the
-user's own arrays, `FederatedDataset.from_client_data` from TFF's `ClientData`.
-`partitioning` has the rules that make clients from central data,
-`domain_partitioning` that for examples with domains.
+are divided among clients, `FederatedDataset.from_arrays` makes a dataset from
+the user's own arrays, `FederatedDataset.from_client_data` from TFF's
+`ClientData`. `partitioning` has the rules that make clients from central data,
+`sources` the data sets themselves.
 """
 
 from tff_pfl.datasets.arrays import Arrays
-from tff_pfl.datasets.domain_partitioning import DomainMixture
 from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
 from tff_pfl.datasets.federated_dataset import FederatedDataset
 from tff_pfl.datasets.partition_plot import plot_partition
 from tff_pfl.datasets.partitioning import (
   PARTITIONERS,
+  DomainMixture,
   Partition,
   Partitioner,
   describe_partitioners,
@@ -26,7 +26,7 @@ from tff_pfl.datasets.registry import (
   load_arrays,
   load_dataset,
 )
-from tff_pfl.datasets.synthetic import make_synthetic
+from tff_pfl.datasets.sources.synthetic import make_synthetic
 
 __all__ = [
   'COMMON_ARGUMENTS',

@@ -1,7 +1,7 @@
 """Checks of what users hand over as examples; nothing is silently mended."""
 
 import numbers
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -12,11 +12,103 @@ from tff_pfl import errors
 _MAX_SINGLETON_CLASSES = 1000
 
 
+class CheckedArrays(NamedTuple):
+  """Central examples as `check_arrays` returns them.
+
+  Attributes:
+    x: Inputs, `[n, ...]`; no float but float32.
+    y: Labels, int32, or regression targets, float32, `[n, ...]`.
+    x_test: Inputs `[m, ...]` of the same kind; None without test examples.
+    y_test: Their labels or targets.
+    num_classes: None for regression.
+    domain: int32 `[n]`; None without domains.
+    domain_test: int32 `[m]`; None without domains or test examples.
+    domain_names: What the domains are called; None without domains.
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+  x_test: Optional[np.ndarray]
+  y_test: Optional[np.ndarray]
+  num_classes: Optional[int]
+  domain: Optional[np.ndarray]
+  domain_test: Optional[np.ndarray]
+  domain_names: Optional[tuple[str, ...]]
+
+
+def check_arrays(
+  x: Any,
+  y: Any,
+  x_test: Any = None,
+  y_test: Any = None,
+  *,
+  num_classes: Any = None,
+  domain: Any = None,
+  domain_test: Any = None,
+  domain_names: Any = None,
+) -> CheckedArrays:
+  """Returns central examples, copied only where the dtype changes.
+
+  Args:
+    x: Training inputs, `[n, ...]`.
+    y: Training labels or targets, `[n, ...]`.
+    x_test: Test inputs; None without test examples.
+    y_test: Test labels or targets.
+    num_classes: None for the largest label plus 1.
+    domain: See `check_domains`, also of the two that follow.
+    domain_test: Domain ids of the test examples.
+    domain_names: What the domains are called.
+
+  Raises:
+    ValueError: Lengths or kinds differ, an input is not finite, or a label or a
+      domain id is out of range; the message says which.
+  """
+  num_classes = check_num_classes(num_classes)
+  x, y = _check_split(x, y, '', num_classes)
+  has_test = x_test is not None
+  errors.expect(
+    has_test == (y_test is not None),
+    'x_test and y_test',
+    'both given or both absent',
+    'one of them',
+  )
+  if has_test:
+    x_test, y_test = _check_split(x_test, y_test, '_test', num_classes)
+    for part, name, like in ((x_test, 'x', x), (y_test, 'y', y)):
+      errors.expect(
+        (part.shape[1:], part.dtype) == (like.shape[1:], like.dtype),
+        f'{name}_test',
+        f'of shape {(None, *like.shape[1:])} and {like.dtype} like `{name}`',
+        (part.shape, str(part.dtype)),
+      )
+  if num_classes is None:
+    num_classes = _infer_num_classes(y, y_test if has_test else y)
+  domains = check_domains(
+    domain,
+    domain_test,
+    domain_names,
+    len(y),
+    len(y_test) if has_test else None,
+  )
+  return CheckedArrays(x, y, x_test, y_test, num_classes, *domains)
+
+
+def _check_split(
+  x: Any, y: Any, suffix: str, num_classes: Optional[int]
+) -> tuple[np.ndarray, np.ndarray]:
+  x = check_inputs(x, f'x{suffix}')
+  y = check_targets(y, f'y{suffix}', num_classes)
+  errors.expect(
+    len(x) == len(y),
+    f'y{suffix}',
+    f'as long as `x{suffix}` ({len(x)} examples)',
+    len(y),
+  )
+  return x, y
+
+
 def _as_array(value: Any, name: str) -> np.ndarray:
-  try:
-    array = np.asarray(value)
-  except ValueError:
-    array = np.empty(0, object)
+  array = _rectangular(value)
   errors.expect(
     array.dtype.kind in 'biuf',
     name,
@@ -29,12 +121,16 @@ def _as_array(value: Any, name: str) -> np.ndarray:
   return array
 
 
-def check_finite(array: np.ndarray, name: str) -> None:
-  """Raises unless `array` is free of NaN and infinity.
+def _rectangular(value: Any) -> np.ndarray:
+  """Returns an array, of no known type where rows are of unequal length."""
+  try:
+    return np.asarray(value)
+  except ValueError:
+    return np.empty(0, object)
 
-  Args:
-    array: Of any shape and dtype; only floating-point arrays can fail.
-    name: The argument's name for the message.
+
+def _check_finite(array: np.ndarray, name: str) -> None:
+  """Raises unless `array` is free of NaN and infinity.
 
   Raises:
     ValueError: Says how many values are NaN or infinite, and the first index.
@@ -67,11 +163,11 @@ def check_inputs(value: Any, name: str) -> np.ndarray:
     ValueError: It is not a rectangular array of finite numbers.
   """
   array = _as_array(value, name)
-  check_finite(array, name)
+  _check_finite(array, name)
   if array.dtype.kind == 'f' and array.dtype != np.float32:
     with np.errstate(over='ignore'):
       array = array.astype(np.float32)
-    check_finite(array, f'{name} as float32')
+    _check_finite(array, f'{name} as float32')
   return array
 
 
@@ -99,20 +195,31 @@ def check_targets(
     raise ValueError(
       f'{error} Number the classes from 0 first if they have names.'
     ) from None
-  check_finite(array, name)
+  _check_finite(array, name)
   if array.dtype.kind == 'f' and num_classes is None:
     return array.astype(np.float32, copy=False)
-  constraint = 'a label, an integer ' + (
-    'that is not negative' if num_classes is None else f'in [0, {num_classes})'
-  )
-  bad = array != np.floor(array) if array.dtype.kind == 'f' else array < 0
-  bad = bad | (array < 0)
-  bad |= array >= (2**31 if num_classes is None else num_classes)
+  return _as_ids(array, name, 'a label', num_classes)
+
+
+def _as_ids(
+  array: np.ndarray, name: str, what: str, num_ids: Optional[int]
+) -> np.ndarray:
+  """Returns whole numbers in `[0, num_ids)` as int32.
+
+  Raises:
+    ValueError: One is something else; the message names the first.
+  """
+  bad = (array < 0) | (array >= (2**31 if num_ids is None else num_ids))
+  if array.dtype.kind == 'f':
+    bad |= array != np.floor(array)
   if bad.any():
     first = np.unravel_index(int(np.argmax(bad)), array.shape)
     index = ', '.join(str(int(i)) for i in first)
+    limit = 'that is not negative' if num_ids is None else f'in [0, {num_ids})'
     raise ValueError(
-      errors.message(f'{name}[{index}]', constraint, array[first].item())
+      errors.message(
+        f'{name}[{index}]', f'{what}, an integer {limit}', array[first].item()
+      )
     )
   return array.astype(np.int32, copy=False)
 
@@ -136,23 +243,12 @@ def check_num_classes(value: Any) -> Optional[int]:
   return int(value)
 
 
-def infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:
-  """Returns the largest label plus 1, or None for regression targets.
-
-  Args:
-    y: Checked training labels (int32) or targets (float32).
-    y_test: Likewise for the test examples.
+def _infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:
+  """Returns the largest checked label plus 1, or None for regression targets.
 
   Raises:
-    ValueError: One of the two is labels and the other targets, or there are
-      implausibly many classes.
+    ValueError: There are implausibly many classes.
   """
-  errors.expect(
-    y.dtype == y_test.dtype,
-    'y_test',
-    f'{"labels" if y.dtype == np.int32 else "targets"} like `y`',
-    y_test.dtype,
-  )
   if y.dtype != np.int32:
     return None
   labels = [int(part.max()) for part in (y, y_test) if part.size]
@@ -166,18 +262,6 @@ def infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:
   return num_classes
 
 
-def check_equal_lengths(
-  x: np.ndarray, y: np.ndarray, x_name: str, y_name: str
-) -> None:
-  """Raises `ValueError` unless there is one `y` for each `x`."""
-  errors.expect(
-    len(x) == len(y),
-    y_name,
-    f'as long as `{x_name}` ({len(x)} examples)',
-    len(y),
-  )
-
-
 def check_domain_ids(
   value: Any, name: str, num_domains: Optional[int] = None
 ) -> np.ndarray:
@@ -188,17 +272,11 @@ def check_domain_ids(
     name: The argument's name for messages.
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
 
-  Returns:
-    int32 array `[examples]`.
-
   Raises:
     ValueError: It is not a one-dimensional array of integers, or one is out of
       range; the message names the first.
   """
-  try:
-    array = np.asarray(value)
-  except ValueError:
-    array = np.empty(0, object)
+  array = _rectangular(value)
   if array.shape == (0,) and array.dtype.kind == 'f':
     array = array.astype(np.int32)  # Of an empty list.
   if array.dtype.kind not in 'iu' or array.ndim != 1:
@@ -208,22 +286,7 @@ def check_domain_ids(
       ' number the domains from 0 and pass what they are called as'
       ' `domain_names`.'
     )
-  limit = 2**31 if num_domains is None else num_domains
-  bad = np.flatnonzero((array < 0) | (array >= limit))
-  if len(bad):
-    raise ValueError(
-      errors.message(
-        f'{name}[{bad[0]}]',
-        'a domain id, an integer '
-        + (
-          'that is not negative'
-          if num_domains is None
-          else f'in [0, {num_domains})'
-        ),
-        array[bad[0]].item(),
-      )
-    )
-  return array.astype(np.int32, copy=False)
+  return _as_ids(array, name, 'a domain id', num_domains)
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:
@@ -260,7 +323,7 @@ def check_domains(
 
   Args:
     domain: Domain ids of the training examples; None without domains.
-    domain_test: Likewise of the test examples; None also without these.
+    domain_test: Those of the test examples; None also without these.
     domain_names: What the domains are called; None for `domain_0`, … up to the
       largest id. A name may be of a domain without any example.
     num_train: Number of training examples.

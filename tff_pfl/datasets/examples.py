@@ -2,7 +2,7 @@
 
 import abc
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tff_pfl import errors
 
 Transform = Callable[[np.ndarray], np.ndarray]
+_INT32_SCALAR = tf.TensorSpec((), tf.int32)
 
 
 class Examples(NamedTuple):
@@ -54,17 +55,19 @@ def num_examples(examples: Examples) -> int:
 
 
 def element_spec(
-  x_shape: Sequence[int], x_dtype: tf.DType
+  x: tf.TensorSpec,
+  y: tf.TensorSpec = _INT32_SCALAR,
+  has_domain: bool = False,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
-  """Returns the spec of one example with a class label.
+  """Returns the spec of one example, without a batch dimension.
 
   Args:
-    x_shape: Of the input, without a batch dimension.
-    x_dtype: Of the input; the label is int32.
+    x: Of the input.
+    y: Of the label or target; by default a class label.
+    has_domain: Whether there is a domain id, int32.
   """
-  return collections.OrderedDict(
-    x=tf.TensorSpec(x_shape, x_dtype), y=tf.TensorSpec((), tf.int32)
-  )
+  domain = {'domain': _INT32_SCALAR} if has_domain else {}
+  return collections.OrderedDict(x=x, y=y, **domain)
 
 
 class ExampleSource(abc.ABC):
@@ -112,44 +115,6 @@ class ExampleSource(abc.ABC):
     for name, array in self.examples(position).as_dict().items():
       yield f'{name} {array.dtype} {array.shape}'.encode()
       yield array.tobytes()
-
-  def class_counts(
-    self, positions: Sequence[int], num_classes: int
-  ) -> np.ndarray:
-    """Counts labels by client and class.
-
-    Args:
-      positions: The clients to count, in the order of the result's rows.
-      num_classes: Number of classes, at least 1.
-
-    Returns:
-      int64 array `[len(positions), num_classes]`.
-    """
-    return _count(map(self.labels, positions), len(positions), num_classes)
-
-  def domain_counts(
-    self, positions: Sequence[int], num_domains: int
-  ) -> np.ndarray:
-    """Counts examples by client and domain, in a source that has domains.
-
-    Args:
-      positions: The clients to count, in the order of the result's rows.
-      num_domains: Number of domains, at least 1.
-
-    Returns:
-      int64 array `[len(positions), num_domains]`.
-    """
-    return _count(map(self.domains, positions), len(positions), num_domains)
-
-
-def _count(
-  ids: Iterable[np.ndarray], num_rows: int, num_ids: int
-) -> np.ndarray:
-  """Counts ids in [0, num_ids), one row for each array of them."""
-  counts = np.zeros((num_rows, num_ids), np.int64)
-  for row, of_row in enumerate(ids):
-    counts[row] = np.bincount(of_row.ravel(), minlength=num_ids)
-  return counts
 
 
 class ArraySource(ExampleSource):
@@ -224,27 +189,3 @@ class ArraySource(ExampleSource):
     if self._domain is None:
       return None
     return self._domain[self._indices[position]]
-
-  def class_counts(
-    self, positions: Sequence[int], num_classes: int
-  ) -> np.ndarray:
-    """Counts all clients' labels at once."""
-    return self._counts(self._y, positions, num_classes)
-
-  def domain_counts(
-    self, positions: Sequence[int], num_domains: int
-  ) -> np.ndarray:
-    """Counts all clients' domain ids at once."""
-    return self._counts(self._domain, positions, num_domains)
-
-  def _counts(
-    self, values: np.ndarray, positions: Sequence[int], num_values: int
-  ) -> np.ndarray:
-    """Counts values below `num_values` by client, `[clients, num_values]`."""
-    indices = [self._indices[position] for position in positions]
-    rows = np.repeat(np.arange(len(indices)), [len(i) for i in indices])
-    counted = values[np.concatenate(indices)] if indices else values[:0]
-    values_per_example = int(np.prod(values.shape[1:], dtype=np.int64))
-    cells = np.repeat(rows, values_per_example) * num_values + counted.ravel()
-    counts = np.bincount(cells, minlength=len(indices) * num_values)
-    return counts.reshape(len(indices), num_values)

@@ -14,15 +14,13 @@ from typing import (
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks, partitioning
+from tff_pfl.datasets import array_checks, array_clients, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
 SPLITS = ('train', 'test')
-_DOMAIN_SPEC = tf.TensorSpec((), tf.int32)
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
 _NUM_FINGERPRINTED = 20
 
@@ -93,7 +91,8 @@ class FederatedDataset:
     if domain_names is not None:
       self.domain_names = array_checks.check_domain_names(domain_names)
     errors.expect(
-      element_spec.get('domain') == (self.domain_names and _DOMAIN_SPEC),
+      element_spec.get('domain')
+      == (self.domain_names and tf.TensorSpec((), tf.int32)),
       'element_spec',
       'with an int32 scalar `domain` if and only if there are `domain_names`',
       dict(element_spec),
@@ -229,13 +228,10 @@ class FederatedDataset:
       'known in order to count classes (this is a regression dataset)',
       self.num_classes,
     )
-    return self._counted(source.class_counts, split, self.num_classes)
+    return self._counted(source.labels, ('y', split), self.num_classes)
 
   def domain_counts(self, split: str = 'train') -> np.ndarray:
     """Counts examples by client and domain; see `class_counts`.
-
-    Args:
-      split: 'train' or 'test'.
 
     Returns:
       int64 array `[num_clients, num_domains]`, read-only.
@@ -245,15 +241,16 @@ class FederatedDataset:
     """
     source = self._source(split)
     self._expect_domains()
-    return self._counted(source.domain_counts, split, self.num_domains)
+    return self._counted(source.domains, ('domain', split), self.num_domains)
 
   def _counted(
-    self, count: Callable[..., np.ndarray], split: str, num_ids: int
+    self, read: Callable[[int], np.ndarray], key: tuple[str, str], num_ids: int
   ) -> np.ndarray:
-    """What a source counts for all clients, counted once."""
-    key = count.__name__, split
+    """Counts the ids in [0, num_ids) of each client, once."""
     if key not in self._counts:
-      counts = count(list(self._positions.values()), num_ids)
+      counts = np.zeros((self.num_clients, num_ids), np.int64)
+      for row, position in zip(counts, self._positions.values()):
+        row[:] = np.bincount(read(position).ravel(), minlength=num_ids)
       counts.setflags(write=False)
       self._counts[key] = counts
     return self._counts[key]
@@ -366,83 +363,28 @@ class FederatedDataset:
         is out of range, or the partition is impossible; the message says which.
     """
     seed = partitioning.check_seed(seed)
-    num_classes = array_checks.check_num_classes(num_classes)
-    errors.expect_int('num_overlapping', num_overlapping, 0)
-    x = array_checks.check_inputs(x, 'x')
-    y = array_checks.check_targets(y, 'y', num_classes)
-    array_checks.check_equal_lengths(x, y, 'x', 'y')
-    errors.expect(len(x), 'x', 'at least one example', 'none')
-    has_test = x_test is not None
-    errors.expect(
-      has_test == (y_test is not None),
-      'x_test and y_test',
-      'both given or both absent',
-      'one of them',
-    )
-    if has_test:
-      x_test = array_checks.check_inputs(x_test, 'x_test')
-      y_test = array_checks.check_targets(y_test, 'y_test', num_classes)
-      array_checks.check_equal_lengths(x_test, y_test, 'x_test', 'y_test')
-      for part, part_name, like in ((x_test, 'x', x), (y_test, 'y', y)):
-        errors.expect(
-          (part.shape[1:], part.dtype) == (like.shape[1:], like.dtype),
-          f'{part_name}_test',
-          f'of shape {(None, *like.shape[1:])} and {like.dtype} like'
-          f' `{part_name}`',
-          (part.shape, str(part.dtype)),
-        )
-    else:
-      errors.expect(
-        num_overlapping == 0,
-        'num_overlapping',
-        '0 where there is no `x_test`, as the test set then is drawn at random',
-        num_overlapping,
-      )
-      x_test, y_test = x, y
-      errors.expect(
-        isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
-        'test_fraction',
-        'a number in [0, 1)',
-        test_fraction,
-      )
-    if num_classes is None:
-      num_classes = array_checks.infer_num_classes(y, y_test)
-    domain, domain_test, domain_names = array_checks.check_domains(
-      domain,
-      domain_test,
-      domain_names,
-      len(y),
-      len(y_test) if has_test else None,
-    )
-
-    rule = _make_rule(partition, keys, keys_test, has_test, num_clients)
-    parts = rule.partition(
+    arrays = array_checks.check_arrays(
+      x,
       y,
-      y_test if has_test else None,
-      num_clients=num_clients,
+      x_test,
+      y_test,
       num_classes=num_classes,
-      seed=seed,
       domain=domain,
       domain_test=domain_test,
-      num_domains=None if domain is None else len(domain_names),
+      domain_names=domain_names,
     )
-    if not has_test:
-      domain_test = domain
-      parts = partitioning.hold_out(
-        parts.train_indices, y, test_fraction, seed, domain=domain
-      )
-    _warn_of_clients_without_training(parts.train_indices, name)
-    trained, tested = map(np.concatenate, parts)
-    if num_classes is not None:
-      _warn_of_untrained_classes(y[trained], y_test[tested], num_classes, name)
-    if domain is not None:
-      _warn_of_untrained_domains(domain[trained], domain_names, name)
-    if client_ids is None:
-      client_ids = (
-        rule.client_ids
-        if isinstance(rule, partitioning.ByKey)
-        else numbered_client_ids(len(parts.train_indices))
-      )
+    array_clients.check_division(arrays, num_overlapping, test_fraction)
+    rule = array_clients.make_rule(
+      partition, keys, keys_test, arrays.x_test is not None, num_clients
+    )
+    arrays, parts = array_clients.divide(
+      arrays, rule, num_clients, test_fraction, seed
+    )
+    array_clients.warn_of_gaps(arrays, parts, name)
+    if client_ids is None and isinstance(rule, partitioning.ByKey):
+      client_ids = rule.client_ids
+    elif client_ids is None:
+      client_ids = numbered_client_ids(len(parts.train_indices))
     client_ids = list(client_ids)
     errors.expect(
       len(client_ids) == len(parts.train_indices),
@@ -450,32 +392,28 @@ class FederatedDataset:
       f'{len(parts.train_indices)} ids, one per client',
       len(client_ids),
     )
-    train = examples_lib.ArraySource(
-      x, y, parts.train_indices, transform, num_overlapping, domain
+    train, test = (
+      examples_lib.ArraySource(*fields, transform, num_overlapping, domain_ids)
+      for *fields, domain_ids in (
+        (arrays.x, arrays.y, parts.train_indices, arrays.domain),
+        (arrays.x_test, arrays.y_test, parts.test_indices, arrays.domain_test),
+      )
     )
-    test = examples_lib.ArraySource(
-      x_test,
-      y_test,
-      parts.test_indices,
-      transform,
-      num_overlapping,
-      domain_test,
-    )
-    sample = x[:1] if transform is None else np.asarray(transform(x[:1]))
-    element_spec = collections.OrderedDict(
-      x=tf.TensorSpec(sample.shape[1:], sample.dtype),
-      y=tf.TensorSpec(y.shape[1:], y.dtype),
-    )
-    if domain is not None:
-      element_spec['domain'] = _DOMAIN_SPEC
+    sample = arrays.x[:1]
+    if transform is not None:
+      sample = np.asarray(transform(sample))
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=element_spec,
-      num_classes=num_classes,
+      element_spec=examples_lib.element_spec(
+        tf.TensorSpec(sample.shape[1:], sample.dtype),
+        tf.TensorSpec(arrays.y.shape[1:], arrays.y.dtype),
+        has_domain=arrays.domain is not None,
+      ),
+      num_classes=arrays.num_classes,
       train=train,
       test=test,
-      domain_names=domain_names,
+      domain_names=arrays.domain_names,
     )
 
   @classmethod
@@ -561,94 +499,3 @@ class FederatedDataset:
   def _source(self, split: str) -> examples_lib.ExampleSource:
     errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
     return self._train if split == 'train' else self._test
-
-
-def _warn_of_clients_without_training(
-  train_indices: Sequence[np.ndarray], name: str
-) -> None:
-  num_without = sum(not len(indices) for indices in train_indices)
-  if num_without:
-    logging.warning(
-      'Dataset %r: %d of %d clients have no training examples.',
-      name,
-      num_without,
-      len(train_indices),
-    )
-
-
-def _warn_of_untrained_classes(
-  y: np.ndarray, y_test: np.ndarray, num_classes: int, name: str
-) -> None:
-  """Logs which classes are tested on and never trained for."""
-  counts, test_counts = (
-    np.bincount(labels.ravel(), minlength=num_classes) for labels in (y, y_test)
-  )
-  untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
-  if len(untrained):
-    logging.warning(
-      'Dataset %r has %d test examples of the classes %s, of which there is no'
-      ' training example: are the labels right?',
-      name,
-      test_counts[untrained].sum(),
-      untrained.tolist(),
-    )
-
-
-def _warn_of_untrained_domains(
-  domain: np.ndarray, domain_names: tuple[str, ...], name: str
-) -> None:
-  """Logs which domains no client has training examples of."""
-  counts = np.bincount(domain, minlength=len(domain_names))
-  if not counts.all():
-    logging.warning(
-      'Dataset %r has no training example of the domains %s: nothing that'
-      ' belongs to one domain alone, such as its head, is ever trained for'
-      ' these.',
-      name,
-      [domain_names[i] for i in np.flatnonzero(counts == 0)],
-    )
-
-
-def _make_rule(
-  partition: Union[str, partitioning.Partitioner, None],
-  keys: Any,
-  keys_test: Any,
-  has_test: bool,
-  num_clients: Optional[int],
-) -> partitioning.Partitioner:
-  """Returns the partitioner that the arguments of `from_arrays` ask for."""
-  if keys is not None:
-    errors.expect(
-      partition is None,
-      'partition',
-      'unset where `keys` are given',
-      partition,
-    )
-    errors.expect(
-      has_test == (keys_test is not None),
-      'keys_test',
-      'given if and only if `x_test` is',
-      type(keys_test).__name__,
-    )
-    return partitioning.ByKey(keys, keys_test)
-  errors.expect(
-    keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-  )
-  if partition is None:
-    partition = 'iid'
-  if isinstance(partition, str):
-    partition = partitioning.make_partitioner(partition)
-  errors.expect_type(
-    partition,
-    partitioning.Partitioner,
-    'partition',
-    'a partitioner or its specification such as shards:2',
-  )
-  if not isinstance(partition, partitioning.ByKey):
-    errors.expect(
-      num_clients is not None,
-      'num_clients',
-      'given unless `keys` are',
-      num_clients,
-    )
-  return partition

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.client import client_examples
-from tff_pfl.datasets import array_checks, arrays
+from tff_pfl.datasets import array_checks, files
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
@@ -309,7 +309,7 @@ def load_personal_model(
     ValueError: If the file is missing or damaged, or holds other weights than
       the model's.
   """
-  weights = arrays.read_all_npz(path)
+  weights = files.read_all_npz(path)
   for name in dict.fromkeys([*model.initial_weights, *weights]):
     wanted, found = (
       np.shape(values[name]) if name in values else None

@@ -1,0 +1,272 @@
+"""Tests of clients that are mixtures of domains."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tff_pfl.datasets import partitioning
+from tff_pfl.datasets.partitioning import domain_mixture
+
+DomainMixture = domain_mixture.DomainMixture
+_POOLS = (400, 300, 200, 100)
+_TEST_POOLS = (40, 30, 20, 10)
+
+
+def _ids(pools, seed=0):
+  ids = np.repeat(np.arange(len(pools), dtype=np.int32), pools)
+  return np.random.default_rng(seed).permutation(ids)
+
+
+def _partition(
+  rule, num_clients, pools=_POOLS, test_pools=_TEST_POOLS, **options
+):
+  """Returns the partition and the clients' domain counts of both splits."""
+  domain, domain_test = _ids(pools), _ids(test_pools)
+  options.setdefault('domain', domain)
+  options.setdefault('domain_test', domain_test)
+  parts = rule.partition(
+    np.zeros(len(domain), np.int32),
+    np.zeros(len(domain_test), np.int32),
+    num_clients=num_clients,
+    num_domains=len(pools),
+    **options,
+  )
+  counts = [
+    np.array([np.bincount(ids[i], minlength=len(pools)) for i in indices])
+    for ids, indices in zip((domain, domain_test), parts)
+  ]
+  return (parts, *counts)
+
+
+@pytest.mark.parametrize('concentration', [1e-300, 1e-3, 0.1, 0.5, 1, 100, 1e9])
+@pytest.mark.parametrize('prior', ['data', 'uniform', (1, 0, 2, 3)])
+@pytest.mark.parametrize('size', [5, 33, 50, None])
+def test_sizes_are_exact_and_no_example_is_dealt_twice(
+  concentration, prior, size
+):
+  rule = DomainMixture(concentration, size, prior)
+  parts, counts, test_counts = _partition(rule, 20, seed=3)
+  assert (counts.sum(axis=1) == (size or 50)).all()
+  dealt = np.concatenate(parts.train_indices)
+  assert len(np.unique(dealt)) == len(dealt)
+  assert sorted(np.concatenate(parts.test_indices)) == list(range(100))
+  assert test_counts.sum(axis=0).tolist() == list(_TEST_POOLS)
+
+
+def test_without_a_size_all_examples_are_dealt_in_equal_parts_up_to_one():
+  _, counts, _ = _partition(DomainMixture(0.3), 30)
+  assert counts.sum(axis=0).tolist() == list(_POOLS)
+  assert sorted(set(counts.sum(axis=1))) == [33, 34]
+
+
+@pytest.mark.parametrize(
+  'prior, expected',
+  [
+    ('data', (20, 15, 10, 5)),
+    ('uniform', (12.5,) * 4),
+    ((0, 3, 1, 1), (0, 30, 10, 10)),
+  ],
+)
+def test_large_concentration_gives_every_client_the_prior(prior, expected):
+  _, counts, _ = _partition(DomainMixture(1e9, 50, prior), 8)
+  assert np.abs(counts - expected).max() < 1
+
+
+def test_tiny_concentration_gives_every_client_one_domain():
+  _, counts, _ = _partition(DomainMixture(1e-12, 10, 'data'), 30, (300,) * 4)
+  assert ((counts > 0).sum(axis=1) == 1).all()
+  # Not the same one.
+  assert (counts > 0).any(axis=0).sum() == 4
+
+
+def test_mixtures_have_the_mean_and_variance_of_the_dirichlet_distribution():
+  concentration, prior = 0.7, np.array([0.4, 0.3, 0.2, 0.1])
+  rule = DomainMixture(concentration, 100, prior)
+  _, counts, _ = _partition(rule, 4000, (400_000,) * 4, _TEST_POOLS)
+  shares = counts / 100
+  variance = prior * (1 - prior) / (concentration + 1)
+  np.testing.assert_allclose(shares.mean(axis=0), prior, atol=0.02)
+  np.testing.assert_allclose(shares.var(axis=0), variance, atol=0.01)
+
+
+def test_dirichlet_draws_agree_with_those_of_numpy():
+  concentrations = np.array([0.05, 0.6, 2.0])
+  draws, expected = (
+    np.sort(values, axis=0)
+    for values in (
+      domain_mixture._dirichlet(
+        concentrations, 20_000, np.random.default_rng(0)
+      ),
+      np.random.default_rng(1).dirichlet(concentrations, 20_000),
+    )
+  )
+  # Quantiles of the one against those of the other.
+  assert np.abs(draws - expected).mean(axis=0).max() < 0.01
+
+
+def test_labels_within_a_domain_are_a_random_sample():
+  domain = np.repeat([0, 1], 2000).astype(np.int32)
+  # Sorted by label within a domain, as files often are.
+  y = np.tile(np.repeat(np.arange(4, dtype=np.int32), 500), 2)
+  parts = DomainMixture(0.5, 200).partition(y, num_clients=10, domain=domain)
+  for indices in parts.train_indices:
+    counts = np.bincount(y[indices], minlength=4)
+    assert np.abs(counts - 50).max() < 25
+    # Nor are the first ones of one domain or label.
+    assert len(set(y[indices][:20])) == 4
+
+
+def test_scarce_domain_is_rationed_in_proportion_and_the_rest_made_up():
+  mixtures = np.array([[0.8, 0.2, 0.0], [0.4, 0.3, 0.3]])
+  served = domain_mixture._serve(
+    mixtures, np.array([10, 10]), np.array([6, 10, 10])
+  )
+  # Asked for 8 and 4 where 6 are; 4 and 2 are missing then, which the first
+  # client takes from domain 1 and the second from 1 and 2.
+  np.testing.assert_allclose(served, [[4, 6, 0], [2, 4, 4]])
+
+
+def test_client_whose_domains_are_exhausted_gets_what_is_left():
+  mixtures = np.array([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0]])
+  served = domain_mixture._serve(
+    mixtures, np.array([6, 6, 6]), np.array([6, 12, 6])
+  )
+  # 6 of domain 1 and 6 of domain 2 are left after the first step.
+  np.testing.assert_allclose(
+    served, [[3, 1.5, 1.5], [3, 1.5, 1.5], [0, 6, 0]], atol=1e-12
+  )
+
+
+def test_no_client_is_starved_where_all_want_one_scarce_domain():
+  rule = DomainMixture(1e9, 40, (1, 0, 0, 0))
+  _, counts, _ = _partition(rule, 20)
+  assert counts[:, 0].tolist() == [20] * 20
+  assert (counts[:, 1:].min(axis=0) > 0).all()
+
+
+def test_rounding_stays_within_the_pools():
+  rng = np.random.default_rng(0)
+  for _ in range(100):
+    pools = rng.integers(1, 12, 5)
+    num_clients = int(rng.integers(1, pools.sum() + 1))
+    sizes = np.full(num_clients, pools.sum() // num_clients)
+    mixtures = rng.dirichlet(np.full(5, 0.3), num_clients)
+    exact = domain_mixture._serve(mixtures, sizes, pools)
+    np.testing.assert_allclose(exact.sum(axis=1), sizes)
+    counts = domain_mixture._round(exact, sizes, pools, rng)
+    assert counts.min() >= 0
+    assert (counts.sum(axis=1) == sizes).all()
+    assert (counts.sum(axis=0) <= pools).all()
+
+
+def test_test_examples_follow_the_training_examples_of_their_domain():
+  _, counts, test_counts = _partition(
+    DomainMixture(0.5), 10, test_pools=(200, 150, 100, 50)
+  )
+  assert np.abs(test_counts - counts / 2).max() < 1
+
+
+def test_test_examples_of_a_domain_nobody_trains_on_follow_the_mixtures():
+  rule = DomainMixture(1e9, 10, (1, 1, 2))
+  _, counts, test_counts = _partition(rule, 4, (40, 40, 0), (8, 8, 8))
+  assert counts[:, 2].tolist() == [0] * 4
+  assert test_counts[:, 2].tolist() == [2] * 4
+  # Also of one that no mixture has, as the prior is that of the data.
+  _, _, test_counts = _partition(DomainMixture(1.0), 4, (40, 40, 0), (8, 8, 8))
+  assert test_counts[:, 2].tolist() == [2] * 4
+
+
+def test_same_seed_same_clients():
+  first, again, other = (
+    _partition(DomainMixture(0.5, 20), 10, seed=seed)[0] for seed in (1, 1, 2)
+  )
+  for split in range(2):
+    for a, b in zip(first[split], again[split]):
+      np.testing.assert_array_equal(a, b)
+    assert any(
+      not np.array_equal(a, b) for a, b in zip(first[split], other[split])
+    )
+
+
+def test_more_examples_than_there_are_is_an_error_that_names_the_numbers():
+  with pytest.raises(
+    ValueError,
+    match='`examples_per_client` to be at most 10, as 100 clients share 1000'
+    ' training examples, found 11',
+  ):
+    _partition(DomainMixture(0.5, 11), 100)
+  with pytest.raises(ValueError, match='`num_clients` to be at most 1000'):
+    _partition(DomainMixture(0.5), 1001)
+
+
+def test_examples_without_domains_are_an_error():
+  with pytest.raises(
+    ValueError, match="without domains.*found 'domain_mixture:0.5', which needs"
+  ) as error:
+    _partition(DomainMixture(0.5), 2, domain=None, domain_test=None)
+  assert '\n' not in str(error.value)
+
+
+def test_prior_of_another_number_of_domains_is_an_error():
+  with pytest.raises(ValueError, match='`prior` to be 4 numbers'):
+    _partition(DomainMixture(0.5, 10, (1, 2)), 2)
+
+
+@pytest.mark.parametrize(
+  'arguments, match',
+  [
+    ((0.0,), '`concentration` to be a positive number'),
+    ((float('nan'),), '`concentration` to be a positive number'),
+    ((1.0, 0), '`examples_per_client` to be an integer at least 1'),
+    ((1.0, 2.5), '`examples_per_client` to be an integer at least 1'),
+    ((1.0, None, 'equal'), "`prior` to be 'data', 'uniform' or"),
+    ((1.0, None, (0, 0)), '`prior` to be .*not all 0'),
+    ((1.0, None, ()), '`prior` to be .*not all 0'),
+    ((1.0, None, (2, -1)), '`prior` to be .*none negative'),
+  ],
+)
+def test_parameters_out_of_range_are_errors(arguments, match):
+  with pytest.raises(ValueError, match=match):
+    DomainMixture(*arguments)
+
+
+@pytest.mark.parametrize(
+  'spec, rule',
+  [
+    ('domain_mixture:0.5', DomainMixture(0.5)),
+    ('domain_mixture:0.5:500', DomainMixture(0.5, 500)),
+    ('domain_mixture:0.5:500:uniform', DomainMixture(0.5, 500, 'uniform')),
+    ('domain_mixture:0.5:all:uniform', DomainMixture(0.5, None, 'uniform')),
+    ('domain_mixture:2.0:7:0.25/0.75', DomainMixture(2.0, 7, [0.25, 0.75])),
+  ],
+)
+def test_specifications_round_trip_and_may_have_commas(spec, rule):
+  assert partitioning.make_partitioner(spec) == rule
+  assert rule.spec == spec
+  name, *parameters = spec.split(':')
+  with_commas = f'{name}:{",".join(parameters)}'
+  assert partitioning.make_partitioner(with_commas) == rule
+
+
+@pytest.mark.parametrize(
+  'spec, match',
+  [
+    ('domain_mixture', 'with a value for concentration'),
+    ('domain_mixture:x', "`concentration` .* a number, found 'x'"),
+    ('domain_mixture:1,x', "an integer or 'all', found 'x'"),
+    ('domain_mixture:1,2,even', "'uniform' or shares such .* found 'even'"),
+    ('domain_mixture:1:2:data:4', "without '4'"),
+  ],
+)
+def test_bad_specifications_are_one_line_errors(spec, match):
+  with pytest.raises(ValueError, match=match) as error:
+    partitioning.make_partitioner(spec)
+  assert '\n' not in str(error.value)
+
+
+def test_rule_is_frozen_and_described():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    DomainMixture(1.0).concentration = 2.0
+  usage = 'domain_mixture:<concentration>[:<examples_per_client>][:<prior>]'
+  assert usage in partitioning.describe_partitioners()

@@ -1,0 +1,57 @@
+"""Tests of data sets whose clients are given."""
+
+import pytest
+
+from tff_pfl.datasets import partitioning
+from tff_pfl.datasets.partitioning import natural
+
+_IDS = [f'writer_{i}' for i in range(20)]
+
+
+def _choose(num_clients, seed=0):
+  return natural.choose_clients(_IDS, num_clients, 'writers', seed)
+
+
+def test_so_many_clients_are_chosen_in_their_order():
+  chosen = _choose(7)
+  assert len(set(chosen)) == 7
+  assert chosen == sorted(chosen, key=_IDS.index)
+  assert _choose(20) == _IDS
+
+
+def test_the_seed_decides_the_choice():
+  assert _choose(7) == _choose(7)
+  assert len({tuple(_choose(7, seed)) for seed in range(10)}) == 10
+
+
+def test_more_clients_may_be_chosen_with_the_same_seed():
+  assert set(_choose(7)) < set(_choose(12))
+
+
+@pytest.mark.parametrize(
+  'num_clients, match',
+  [
+    (21, 'at most 20, the number of writers in the data, found 21'),
+    (0, 'a positive integer, found 0'),
+    (2.5, 'a positive integer, found 2.5'),
+  ],
+)
+def test_numbers_that_cannot_be_had_are_errors(num_clients, match):
+  with pytest.raises(ValueError, match=match):
+    _choose(num_clients)
+
+
+@pytest.mark.parametrize('partition', ['natural', partitioning.Natural()])
+def test_the_natural_partition_is_accepted(partition):
+  assert natural.is_natural(partition)
+  natural.check_partition(partition, 'letters', 'writers')
+
+
+@pytest.mark.parametrize('partition', ['iid', partitioning.Iid()])
+def test_other_partitions_are_refused(partition):
+  assert not natural.is_natural(partition)
+  with pytest.raises(
+    ValueError,
+    match="natural for the dataset 'letters', .*writers, found 'iid'",
+  ):
+    natural.check_partition(partition, 'letters', 'writers')

@@ -1,0 +1,193 @@
+"""Tests of the reader of FairFace's published files."""
+
+import csv
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.comparison import tuning
+from tff_pfl.datasets.sources import fairface
+
+_SIZES = {'train': 42, 'val': 14}
+
+
+def _color(split, number):
+  return [(40 * number) % 256, 100 if split == 'train' else 200, number]
+
+
+@pytest.fixture(name='folder')
+def _folder(tmp_path):
+  for split, count in _SIZES.items():
+    (tmp_path / split).mkdir()
+    rows = []
+    for i in range(count):
+      image = np.full((24, 24, 3), _color(split, i), np.uint8)
+      path = tmp_path / split / f'{i + 1}.jpg'
+      path.write_bytes(tf.io.encode_jpeg(image, quality=100).numpy())
+      rows.append(
+        (
+          f'{split}/{i + 1}.jpg',
+          fairface.LABELS['age'][i % 9],
+          fairface.LABELS['gender'][i // 3 % 2],
+          fairface.RACES[i % 7],
+          'True',
+        )
+      )
+    _write(tmp_path, split, rows)
+  return tmp_path
+
+
+def _write(folder, split, rows, columns='file,age,gender,race,service_test'):
+  path = folder / f'fairface_label_{split}.csv'
+  with open(path, 'w', newline='') as file:
+    csv.writer(file).writerows([columns.split(','), *rows])
+
+
+def test_images_come_with_their_label_and_race(folder):
+  dataset = fairface.load_fairface(
+    1, 'iid', data_dir=str(folder), image_size=16
+  )
+  assert dataset.name == 'fairface'
+  assert dataset.num_classes == 9
+  assert dataset.domain_names == fairface.RACES
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([16, 16, 3], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
+  }
+  for split, part in (
+    ('train', dataset.train('client_0')),
+    ('val', dataset.test('client_0')),
+  ):
+    # An image's color tells which it is.
+    numbers = np.array(
+      [
+        np.argmin(
+          [
+            np.abs(np.array(_color(split, i)) - image * 255).sum()
+            for i in range(_SIZES[split])
+          ]
+        )
+        for image in part.x[:, 8, 8]
+      ]
+    )
+    assert sorted(numbers) == list(range(_SIZES[split]))
+    np.testing.assert_array_equal(part.y, numbers % 9)
+    np.testing.assert_array_equal(part.domain, numbers % 7)
+
+
+def test_gender_is_the_other_label(folder):
+  arrays = fairface.load_fairface_arrays(str(folder), label='gender')
+  assert arrays.num_classes == 2
+  np.testing.assert_array_equal(arrays.y, np.arange(42) // 3 % 2)
+  assert arrays.transform(arrays.x[:2]).shape == (2, 64, 64, 3)
+
+
+def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
+  read = []
+  decode = tf.io.read_file
+  monkeypatch.setattr(
+    tf.io, 'read_file', lambda path: read.append(path) or decode(path)
+  )
+  dataset = fairface.load_fairface(
+    6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8
+  )
+  first = len(read)
+  assert first <= 1
+  part = dataset.train('client_2')
+  assert part.x.shape == (4, 8, 8, 3)
+  assert first < len(read) <= 5
+  again = dataset.train('client_2')
+  np.testing.assert_array_equal(part.x, again.x)
+  assert len(read) <= 5 and len(set(read)) == len(read)
+  num_read = len(read)
+  fingerprint = dataset.fingerprint
+  # Also where a part of the training examples is held out.
+  assert tuning.validation_view(dataset, 0.3, seed=0).fingerprint
+  assert len(read) == num_read
+  images = sorted((folder / 'train').iterdir())
+  for image in images:
+    image.write_bytes(images[0].read_bytes())
+  again = fairface.load_fairface(
+    6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8
+  )
+  assert again.fingerprint != fingerprint
+
+
+def test_images_are_resampled_with_antialiasing(folder):
+  stripes = np.zeros((24, 24, 3), np.uint8)
+  stripes[:, ::2] = 255
+  (folder / 'train' / '1.jpg').write_bytes(
+    tf.io.encode_jpeg(stripes, quality=100).numpy()
+  )
+  arrays = fairface.load_fairface_arrays(str(folder), image_size=8)
+  inner = arrays.transform(arrays.x[:1])[0, 1:-1, 1:-1]
+  np.testing.assert_allclose(inner, 0.5, atol=0.1)
+
+
+def test_a_parent_folder_will_do(folder, tmp_path_factory):
+  parent = tmp_path_factory.mktemp('parent')
+  (parent / 'fairface').symlink_to(folder)
+  arrays = fairface.load_fairface_arrays(str(parent))
+  assert len(arrays.y) == 42 and len(arrays.y_test) == 14
+
+
+def test_a_damaged_image_is_named(folder):
+  (folder / 'train' / '3.jpg').write_bytes(b'no image')
+  arrays = fairface.load_fairface_arrays(str(folder))
+  arrays.transform(arrays.x[:2])
+  with pytest.raises(ValueError, match='3.jpg` to be a JPEG image'):
+    arrays.transform(arrays.x[1:4])
+
+
+@pytest.mark.parametrize(
+  'rows, columns, match',
+  [
+    ([], 'file,age,race', 'columns file, age, gender, race, found file, age'),
+    ([], 'file,age,gender,race', 'with rows, found none'),
+    (
+      [('train/1.jpg', '3-9', 'Male', 'White'), ('train/2.jpg', '9-Mar')],
+      'file,age,gender,race',
+      "as age one of 0-2, .*found '9-Mar' in row 2",
+    ),
+    (
+      [('train/1.jpg', '3-9', 'Male', 'Martian')],
+      'file,age,gender,race',
+      "as race one of White, .*found 'Martian' in row 1",
+    ),
+    (
+      [('train/99.jpg', '3-9', 'Male', 'White')],
+      'file,age,gender,race',
+      '99.jpg` to be an image file, found none',
+    ),
+    (
+      [('lost/1.jpg', '3-9', 'Male', 'White')],
+      'file,age,gender,race',
+      'lost/1.jpg` to be an image file, found none',
+    ),
+  ],
+)
+def test_files_of_another_form_are_named(folder, rows, columns, match):
+  _write(folder, 'train', rows, columns)
+  with pytest.raises(ValueError, match=match) as error:
+    fairface.load_fairface(2, data_dir=str(folder))
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(data_dir=None), '`data_dir` to be a folder with fairface_label_'),
+    (dict(label='race'), "`label` to be one of age, gender, found 'race'"),
+    (dict(image_size=4), '`image_size`'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
+  with pytest.raises(ValueError, match=match):
+    fairface.load_fairface(2, **{'data_dir': str(folder), **kwargs})
+
+
+def test_a_folder_without_the_files_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match='fairface_label_train.csv and'):
+    fairface.load_fairface(2, data_dir=str(tmp_path))

@@ -1,0 +1,184 @@
+"""Tests of handwritten characters by writer."""
+
+import collections
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets.sources import femnist
+
+needs_data = pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real file',
+)
+
+
+def _content(num_classes=10, **changes):
+  rng = np.random.default_rng(0)
+  content = dict(
+    x=rng.integers(0, 256, (60, 28, 28), dtype=np.uint8),
+    y=np.arange(60, dtype=np.uint8) % num_classes,
+    client_id=np.repeat([3, 1, 20], 20),
+  )
+  # Each image tells its place.
+  content['x'][:, 0, 0] = np.arange(60)
+  return {**content, **changes}
+
+
+def _write(tmp_path, name='my_femnist.npz', **changes):
+  np.savez(tmp_path / name, **_content(**changes))
+  return str(tmp_path)
+
+
+def _places(examples):
+  return [255 - round(255 * v) for v in examples.x[:, 0, 0, 0].tolist()]
+
+
+def test_writers_are_clients_and_images_are_inverted(tmp_path):
+  content = _content()
+  dataset = femnist.load_femnist(3, data_dir=_write(tmp_path))
+  assert dataset.client_ids == ('1', '3', '20')
+  assert dataset.num_classes == 10
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([28, 28, 1], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  for client_id, first in (('3', 0), ('1', 20), ('20', 40)):
+    train, test = dataset.train(client_id), dataset.test(client_id)
+    assert (len(train.y), len(test.y)) == (16, 4)
+    places = _places(train) + _places(test)
+    assert sorted(places) == list(range(first, first + 20))
+    for examples in (train, test):
+      own = _places(examples)
+      assert examples.y.tolist() == content['y'][own].tolist()
+      np.testing.assert_allclose(
+        examples.x[..., 0], 1 - content['x'][own] / 255, atol=1e-6
+      )
+
+
+def test_fewer_writers_are_a_seeded_choice(tmp_path):
+  data_dir = _write(tmp_path, client_id=np.arange(60) % 15)
+  chosen = [
+    femnist.load_femnist(5, data_dir=data_dir, seed=seed).client_ids
+    for seed in (0, 1, 0)
+  ]
+  assert chosen[0] == chosen[2] != chosen[1]
+  with pytest.raises(ValueError, match='at most 15, the number of writers'):
+    femnist.load_femnist(16, data_dir=data_dir)
+
+
+def test_writers_may_have_names(tmp_path):
+  data_dir = _write(tmp_path, client_id=np.repeat(['f_b', 'f_a'], 30))
+  assert femnist.load_femnist(2, data_dir=data_dir).client_ids == ('f_a', 'f_b')
+
+
+def test_a_file_with_letters_has_all_classes(tmp_path):
+  data_dir = _write(tmp_path, num_classes=62)
+  assert femnist.load_femnist(3, data_dir=data_dir).num_classes == 62
+
+
+def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
+  dataset = femnist.load_femnist(
+    6, 'classes_per_client:3', data_dir=_write(tmp_path)
+  )
+  assert dataset.num_clients == 6
+  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  assert ((counts > 0).sum(axis=1) == 3).all()
+  assert counts.sum() == 60
+
+
+@pytest.mark.parametrize(
+  'changes, match',
+  [
+    (dict(x=np.zeros((60, 28, 28))), 'x uint8 .*found float64'),
+    (dict(x=np.zeros((60, 28), np.uint8)), r'x uint8 .*\(60, 28\)'),
+    (dict(y=np.zeros(59, int)), r'y integers of shape \(60,\)'),
+    (dict(y=np.full(60, 62)), r'in \[0, 62\), found 62 at index 0'),
+    (dict(client_id=np.zeros(60)), 'client_id integers or strings .*float64'),
+    (dict(client_id=np.zeros(7, int)), r'client_id .*found int64 .*\(7,\)'),
+  ],
+)
+def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
+  data_dir = _write(tmp_path, **changes)
+  with pytest.raises(ValueError, match=f'femnist.npz`.*{match}') as error:
+    femnist.load_femnist(3, data_dir=data_dir)
+  assert '\n' not in str(error.value)
+
+
+def test_a_missing_array_is_named(tmp_path):
+  np.savez(tmp_path / 'femnist.npz', x=[1], y=[1])
+  with pytest.raises(ValueError, match='x and y and client_id, found x, y'):
+    femnist.load_femnist(1, data_dir=str(tmp_path))
+
+
+def _client_data(seeds):
+  def client(seed):
+    rng = np.random.default_rng(seed)
+    return collections.OrderedDict(
+      label=rng.integers(0, 62, 6, dtype=np.int32),
+      pixels=rng.random((6, 28, 28), np.float32),
+    )
+
+  return tff.simulation.datasets.TestClientData(
+    {name: client(seed) for name, seed in seeds.items()}
+  )
+
+
+def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
+  train = _client_data(dict(a=0, b=1, c=2, d=3))
+  test = _client_data(dict(a=4, b=5, c=6, e=7))
+  asked = []
+
+  def load(only_digits):
+    asked.append(only_digits)
+    return train, test
+
+  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load)
+  dataset = femnist.load_femnist(3)
+  assert asked == [False]
+  assert dataset.client_ids == ('a', 'b', 'c')
+  assert dataset.num_classes == 62
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([28, 28, 1], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  (source,) = train.create_tf_dataset_for_client('b').batch(6)
+  examples = dataset.train('b')
+  np.testing.assert_array_equal(examples.y, source['label'])
+  np.testing.assert_allclose(examples.x[..., 0], 1 - source['pixels'])
+  assert dataset.class_counts('test').sum() == 18
+  assert len(femnist.load_femnist(2, seed=1).client_ids) == 2
+  with pytest.raises(ValueError, match='at most 3, the number of writers'):
+    femnist.load_femnist(4)
+  with pytest.raises(ValueError, match="natural for .*found 'iid'"):
+    femnist.load_femnist(2, 'iid')
+
+
+def test_without_network_one_line_says_what_to_do(monkeypatch):
+  def fail(only_digits):
+    raise OSError('Name or service not known\nand a long story')
+
+  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', fail)
+  with pytest.raises(
+    errors.RunError, match='femnist .*Name or service.*--data_dir .*femnist'
+  ) as error:
+    femnist.load_femnist(1)
+  assert '\n' not in str(error.value)
+
+
+@needs_data
+def test_the_real_subset_of_digits():
+  dataset = femnist.load_femnist(12, data_dir=os.environ['TFF_PFL_DATA_DIR'])
+  assert dataset.num_classes == 10
+  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  assert counts.sum(axis=0).tolist() == [
+    593, 702, 591, 607, 621, 565, 615, 559, 560, 584,
+  ]  # fmt: skip
+  assert counts.sum(axis=1).min() == 454 and counts.sum(axis=1).max() == 544
+  # White on black, as in MNIST.
+  x = dataset.train('0').x
+  assert np.median(x) == 0 and x.mean() < 0.2 and x.max() > 0.9

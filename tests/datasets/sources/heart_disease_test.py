@@ -1,0 +1,176 @@
+"""Tests of the four hospitals' patients."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tff_pfl.datasets.sources import heart_disease
+
+needs_data = pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
+)
+
+
+def _patient(i, site):
+  """Cells in the order of `heart_disease.COLUMNS`."""
+  chol = 0 if site == 'switzerland' else 200 + i
+  ca, thal = i % 4, (3, 6, 7)[i % 3]
+  if site != 'cleveland' and i % 5:
+    ca, thal = '?', '?'
+  return [
+    40 + 2 * i, i % 2, i % 4 + 1, 120 + i, chol, 0, i % 3, 150, 1, 0.1 * i,
+    i % 3 + 1, ca, thal, i // 2 % 3,
+  ]  # fmt: skip
+
+
+def _write_sites(folder, count=20):
+  folder.mkdir(exist_ok=True)
+  for site in heart_disease.SITES:
+    rows = [_patient(i, site) for i in range(count)]
+    if site == 'cleveland':
+      # As published, this file has 1.0 for 1.
+      rows = [
+        [float(c) if isinstance(c, int) else c for c in row] for row in rows
+      ]
+    (folder / f'processed.{site}.data').write_text(
+      '\n'.join(','.join(map(str, row)) for row in rows) + '\n'
+    )
+  return folder
+
+
+def _write_csv(folder, count=20):
+  lines = [','.join(('site', *heart_disease.COLUMNS))]
+  for site in heart_disease.SITES:
+    for i in range(count):
+      cells = ['' if c == '?' else c for c in _patient(i, site)]
+      lines.append(','.join(map(str, [site, *cells])))
+  path = folder / 'heart_disease_4sites.csv'
+  path.write_text('\n'.join(lines) + '\n')
+  return path
+
+
+def _load(data_dir, num_clients=4, **kwargs):
+  return heart_disease.load_heart_disease(
+    num_clients, data_dir=str(data_dir), **kwargs
+  )
+
+
+def _all(dataset):
+  return [
+    array
+    for client_id in dataset.client_ids
+    for part in (dataset.train(client_id), dataset.test(client_id))
+    for array in part
+  ]
+
+
+def test_hospitals_are_clients_and_sexes_domains(tmp_path):
+  dataset = _load(_write_csv(tmp_path))
+  assert dataset.name == 'heart_disease'
+  assert dataset.client_ids == heart_disease.SITES
+  assert dataset.domain_names == ('female', 'male')
+  assert dataset.num_classes == 2
+  assert dataset.element_spec['x'].shape == [21]
+  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert counts.tolist() == [[10, 10]] * 4
+  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  # 0, 0, 1, 1, 2, 2, 0, ...
+  assert counts.tolist() == [[8, 12]] * 4
+
+
+def test_both_forms_of_the_files_give_the_same(tmp_path):
+  path = _write_csv(tmp_path)
+  folder = _write_sites(tmp_path / 'heart_disease_uci')
+  expected = _all(_load(path))
+  (tmp_path / 'other').mkdir()
+  folder.rename(tmp_path / 'other' / 'heart_disease_uci')
+  for data_dir in (tmp_path, tmp_path / 'other', tmp_path / 'other' / '.'):
+    for found, wanted in zip(_all(_load(data_dir)), expected):
+      np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_cholesterol_of_zero_is_missing(tmp_path):
+  dataset = _load(_write_csv(tmp_path), missing_indicators=True)
+  chol = 2  # After age and trestbps: sex is no input, cp comes later.
+  x = dataset.train('switzerland').x
+  assert not x[:, chol].any()
+  assert dataset.train('cleveland').x[:, chol].all()
+  # Indicators of chol, ca and thal.
+  assert dataset.element_spec['x'].shape == [24]
+  assert (x[:, 21] == 1).all()
+
+
+@pytest.mark.parametrize(
+  'domain_column, names, num_inputs',
+  [
+    ('age', ('age<50', '50<=age<60', 'age>=60'), 23),
+    ('site', heart_disease.SITES, 23),
+  ],
+)
+def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
+  dataset = _load(_write_csv(tmp_path), domain_column=domain_column)
+  assert dataset.domain_names == names
+  assert dataset.element_spec['x'].shape == [num_inputs]
+
+
+def test_columns_can_be_dropped(tmp_path):
+  dataset = _load(_write_csv(tmp_path), drop_columns=['thal', 'ca', 'slope'])
+  # Three words, one number and three words.
+  assert dataset.element_spec['x'].shape == [21 - 3 - 1 - 3]
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(domain_column='cp'), "one of sex, age, site, found 'cp'"),
+    (dict(num_clients=5), 'at most 4, the number of different site'),
+    (dict(drop_columns=['weight']), "`drop_columns` .*found 'weight'"),
+    (dict(data_dir=None), '`data_dir` to be the file heart_disease_4sites'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
+  kwargs = dict(num_clients=4, data_dir=str(_write_csv(tmp_path))) | kwargs
+  with pytest.raises(ValueError, match=match) as error:
+    heart_disease.load_heart_disease(**kwargs)
+  assert '\n' not in str(error.value)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+  with pytest.raises(ValueError, match='heart_disease_4sites.csv, or proc'):
+    _load(tmp_path)
+  folder = _write_sites(tmp_path / 'heart_disease')
+  (folder / 'processed.va.data').unlink()
+  with pytest.raises(ValueError, match='va.data` to be a file, found none'):
+    _load(tmp_path)
+  (folder / 'processed.va.data').write_text('1,2,3\n')
+  with pytest.raises(ValueError, match='va.data` .*14 cells .*fewer in row 1'):
+    _load(tmp_path)
+  path = tmp_path / 'heart_disease_4sites.csv'
+  path.write_text('site,age\nva,3\n')
+  with pytest.raises(ValueError, match='4sites.csv` .*columns site, age, sex'):
+    _load(path)
+
+
+@needs_data
+def test_real_patients_by_hospital():
+  dataset = _load(os.environ['TFF_PFL_DATA_DIR'])
+  totals = [
+    counts('train') + counts('test')
+    for counts in (dataset.domain_counts, dataset.class_counts)
+  ]
+  assert totals[0].tolist() == [[97, 206], [81, 213], [10, 113], [6, 194]]
+  assert totals[1].tolist() == [[164, 139], [188, 106], [8, 115], [51, 149]]
+  # Age, the first input, has no missing values and spans decades.
+  ages = np.concatenate([dataset.train(c).x[:, 0] for c in dataset.client_ids])
+  np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-5)
+  assert dataset.element_spec['x'].shape == [21]
+
+
+@needs_data
+def test_real_files_of_both_forms_give_the_same():
+  folder = os.environ['TFF_PFL_DATA_DIR']
+  published = os.path.join(folder, 'heart_disease_uci')
+  for found, wanted in zip(_all(_load(published)), _all(_load(folder))):
+    np.testing.assert_array_equal(found, wanted)

@@ -1,0 +1,356 @@
+"""Tests of labeled texts from CSV files."""
+
+import csv
+import gzip
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.datasets.sources import sentiment
+
+
+def _write(path, rows, columns=('domain', 'label', 'text')):
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    writer.writerows(rows)
+  return str(path)
+
+
+def _rows(clients=('books', 'music'), count=20):
+  return [
+    (client, i % 2, f'{client} text {i}, "good"\nor not')
+    for client in clients
+    for i in range(count)
+  ]
+
+
+def _load(path, num_clients=2, **kwargs):
+  return sentiment.load_sentiment(num_clients, data_dir=str(path), **kwargs)
+
+
+def _splits(dataset):
+  for client_id in dataset.client_ids:
+    yield client_id, dataset.train(client_id), dataset.test(client_id)
+
+
+def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  dataset = _load(path, max_words=6)
+  assert dataset.client_ids == ('books', 'music')
+  assert dataset.num_classes == 2
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([6], tf.int32),
+    'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
+  }
+  assert dataset.class_counts('train').tolist() == [[8, 8], [8, 8]]
+  assert dataset.class_counts('test').tolist() == [[2, 2], [2, 2]]
+
+
+def test_words_and_labels_stay_together(tmp_path):
+  rows = [('d', i % 2, ('bad', 'good')[i % 2]) for i in range(1)]
+  rows += [('d', 0, f'bad a{i}') for i in range(10)]
+  rows += [('d', 1, f'good b{i}') for i in range(10)]
+  dataset = _load(_write(tmp_path / 'reviews.csv', rows), 1, max_words=2)
+  for _, *splits in _splits(dataset):
+    first, second = (
+      {label: set(part.x[part.y == label, 0]) for label in (0, 1)}
+      for part in splits
+    )
+    assert first == second
+    assert first[0] != first[1] and len(first[0]) == len(first[1]) == 1
+
+
+def test_a_learned_vocabulary_knows_the_training_texts_only(tmp_path):
+  rows = [('d', i % 2, f'common own{i}') for i in range(20)]
+  dataset = _load(
+    _write(tmp_path / 'reviews.csv', rows),
+    1,
+    vocabulary='learned',
+    max_words=3,
+  )
+  ((_, train, test),) = _splits(dataset)
+  assert (train.x[:, 0] == 1).all() and (test.x[:, 0] == 1).all()
+  # 1 for the common word, then 16 words of 16 training texts.
+  assert sorted(train.x[:, 1]) == list(range(2, 18))
+  assert (test.x[:, 1] == 18).all()
+  assert not train.x[:, 2].any()
+
+
+def test_more_clients_than_domains_share_the_domains(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows(count=30))
+  dataset = _load(path, 5, vocabulary_size=100_000)
+  assert dataset.client_ids == (
+    'books_0',
+    'books_1',
+    'books_2',
+    'music_0',
+    'music_1',
+  )
+  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  assert totals[:3].tolist() == [[5, 5]] * 3
+  assert np.abs(totals[3:] - 7.5).max() < 1
+  # Every text has one client: 'text' and 'good' are in all, the number is not.
+  texts = [
+    row.tobytes()
+    for _, train, test in _splits(dataset)
+    for row in np.concatenate([train.x, test.x])
+  ]
+  assert len(set(texts)) == len(texts) == 60
+
+
+def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
+  users = [f'u{i}' for i in range(9)]
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  chosen = {_load(path, 4, seed=seed).client_ids for seed in range(6)}
+  assert len(chosen) > 1
+  assert _load(path, 4, seed=2).client_ids == _load(path, 4, seed=2).client_ids
+  with pytest.raises(ValueError, match='at most 9, the number of users'):
+    _load(path, 10)
+
+
+def test_users_with_few_texts_are_left_out(tmp_path):
+  rows = _rows(['u0'], 4) + _rows(['u1'], 5) + _rows(['u2'], 6)
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  assert _load(path, 2, min_texts=5).client_ids == ('u1', 'u2')
+  assert _load(path, 3, min_texts=4).client_ids == ('u0', 'u1', 'u2')
+  with pytest.raises(
+    ValueError, match='at most 2, the number of users with at least 5 texts'
+  ):
+    _load(path, 3, min_texts=5)
+
+
+def test_texts_that_a_user_has_twice_do_not_make_it_one_with_many(tmp_path):
+  rows = _rows(['u0'], 4) * 2 + _rows(['u1'], 5)
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  assert _load(path, 1, min_texts=5).client_ids == ('u1',)
+
+
+def test_domains_with_few_texts_are_not_divided(tmp_path):
+  rows = _rows(['books'], 20) + _rows(['music'], 4)
+  path = _write(tmp_path / 'reviews.csv', rows)
+  dataset = _load(path, 2, min_texts=5)
+  assert dataset.client_ids == ('books_0', 'books_1')
+  with pytest.raises(ValueError, match='at most 20, the number of texts'):
+    _load(path, 21, min_texts=5)
+  with pytest.raises(ValueError, match='at most 0, the number of domains'):
+    _load(path, 2, min_texts=21)
+
+
+def test_texts_of_clients_that_take_no_part_are_not_read(tmp_path, monkeypatch):
+  seen = []
+  words_of = sentiment.vocabulary_lib.words_of
+  monkeypatch.setattr(
+    sentiment.vocabulary_lib,
+    'words_of',
+    lambda text: seen.append(text) or words_of(text),
+  )
+  users = [f'u{i}' for i in range(9)]
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  chosen = _load(path, 2).client_ids
+  assert {text.split()[0] for text in seen} == set(chosen)
+  assert len(seen) == 40
+
+
+def test_a_client_column_goes_before_others(tmp_path):
+  rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows())]
+  path = _write(
+    tmp_path / 'sentiment.csv', rows, ('domain', 'label', 'text', 'user')
+  )
+  assert _load(path, 4).client_ids == ('u0', 'u1', 'u2', 'u3')
+
+
+def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
+  rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows(count=40))]
+  path = _write(
+    tmp_path / 'reviews.csv', rows, ('domain', 'label', 'text', 'user')
+  )
+  dataset = _load(path, 4)
+  assert dataset.client_ids == ('u0', 'u1', 'u2', 'u3')
+  assert dataset.domain_names == ('books', 'music')
+  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert totals.tolist() == [[10, 10]] * 4
+  own = sentiment.vocabulary_lib.HashedVocabulary(10_000)
+  first_words = [own.number(name) for name in dataset.domain_names]
+  for _, *splits in _splits(dataset):
+    for part in splits:
+      np.testing.assert_array_equal(
+        part.x[:, 0], np.take(first_words, part.domain)
+      )
+
+
+def test_texts_without_a_domain_column_have_none(tmp_path):
+  columns = ('user', 'label', 'text')
+  path = _write(tmp_path / 'sent140.csv', _rows(), columns)
+  assert _load(path, 2).domain_names is None
+  with pytest.raises(ValueError, match='domain'):
+    _load(path, 2, partition='domain_mixture:1')
+
+
+@pytest.mark.parametrize('vocabulary', sentiment.VOCABULARIES)
+def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, vocabulary):
+  rows = _rows(count=40)
+  # The same text in another domain, twice.
+  rows += [('music', *row[1:]) for row in rows[:3]] * 2
+  path = _write(tmp_path / 'reviews.csv', rows)
+  dataset = _load(
+    path,
+    4,
+    partition='domain_mixture:0.5:20',
+    vocabulary=vocabulary,
+    vocabulary_size=100_000,
+  )
+  assert dataset.client_ids[0] == 'client_0'
+  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert totals.sum(axis=1).tolist() == [20] * 4
+  texts = [
+    row.tobytes()
+    for _, train, test in _splits(dataset)
+    for row in np.concatenate([train.x, test.x])
+  ]
+  assert len(texts) == 80
+  if vocabulary == 'hashed':
+    assert len(set(texts)) == 80
+
+
+@pytest.mark.parametrize(
+  'labels', [('0', '4'), ('negative', 'positive'), ('2', '10')]
+)
+def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
+  rows = [('d', labels[i % 2], f'text {i} {i % 2}') for i in range(20)]
+  dataset = _load(_write(tmp_path / 'reviews.csv', rows), 1)
+  ((_, train, test),) = _splits(dataset)
+  assert dataset.num_classes == 2
+  hashed_zero = {row[2] for row, y in zip(train.x, train.y) if y == 0}
+  hashed_one = {row[2] for row, y in zip(test.x, test.y) if y == 1}
+  assert len(hashed_zero) == len(hashed_one) == 1
+  expected = sentiment.vocabulary_lib.HashedVocabulary(10_000)
+  assert (hashed_zero, hashed_one) == (
+    {expected.number('0')},
+    {expected.number('1')},
+  )
+
+
+def test_texts_that_a_client_has_twice_count_once(tmp_path):
+  rows = _rows() + _rows()[:7] + [('new', 0, 'x'), ('new', 1, 'y')]
+  rows.append(('new', 1, 'books text 3, "good"\nor not'))
+  data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
+  assert len(data.texts) == 43
+  assert data.keys.count('new') == 3
+
+
+def test_compressed_files_are_read(tmp_path):
+  plain = _write(tmp_path / 'a.csv', _rows())
+  path = tmp_path / 'reviews.csv.gz'
+  with open(plain, 'rb') as file:
+    path.write_bytes(gzip.compress(file.read()))
+  assert sentiment.read_csv(str(path)) == sentiment.read_csv(plain)
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(ValueError, match='reviews.csv.gz` to be a complete gzip'):
+    sentiment.read_csv(str(path))
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_the_heading(tmp_path):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  expected = sentiment.read_csv(path)
+  with open(path, encoding='utf-8') as file:
+    content = file.read()
+  with open(path, 'w', encoding='utf-8-sig', newline='') as file:
+    file.write(content)
+  assert sentiment.read_csv(path) == expected
+
+
+def test_texts_of_any_length_are_read(tmp_path):
+  rows = [('d', 0, 'long ' * 40_000), ('d', 1, 'short')]
+  limit = csv.field_size_limit()
+  data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
+  assert [len(text) for text in data.texts] == [200_000, 5]
+  assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+  'columns, rows, match',
+  [
+    (('domain', 'label'), [('d', 1)], 'columns text, .*found domain, label'),
+    (('text', 'label'), [('t', 1)], 'one of client, user, domain, found text'),
+    (('text', 'label', 'user'), [], 'with rows, found none'),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', '', 'u')],
+      'a label in every row, found none in row 2',
+    ),
+    (('text', 'label', 'user'), [('a', 0)], 'a user in every row.*row 1'),
+    (
+      ('text', 'label', 'user'),
+      [('a', 1, 'u')],
+      r'two or .*found \[1.0\]',
+    ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'nan', 'u')],
+      'a label in every row, found none in row 3',
+    ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'yes', 'u')],
+      "all numbers or all words, found 'yes'",
+    ),
+    (
+      ('text', 'label', 'user'),
+      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'inf', 'u')],
+      "all numbers or all words, found 'inf'",
+    ),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
+  path = _write(tmp_path / 'reviews.csv', rows, columns)
+  with pytest.raises(ValueError, match=f'reviews.csv`.*{match}') as error:
+    _load(path)
+  assert '\n' not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+  path = tmp_path / 'reviews.csv'
+  path.write_bytes(b'text,label,user\n\xff\xfe,1,u\n')
+  with pytest.raises(ValueError, match='csv` to be a CSV file in UTF-8'):
+    _load(path)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(vocabulary='bytes'), 'one of hashed, learned, found .bytes.'),
+    (dict(vocabulary_size=1), '`vocabulary_size`'),
+    (dict(max_words=0), '`max_words`'),
+    (dict(min_texts=0), '`min_texts`'),
+    (dict(test_fraction=1), '`test_fraction`'),
+    (dict(seed=-1), '`seed`'),
+    (dict(num_clients=41), 'at most 40, the number of texts'),
+    (dict(partition='shards:3'), '`shards_per_client` .* at most 2'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
+  path = _write(tmp_path / 'reviews.csv', _rows())
+  with pytest.raises(ValueError, match=match) as error:
+    _load(path, **kwargs)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
+)
+def test_real_reviews_of_four_domains():
+  dataset = _load(os.environ['TFF_PFL_DATA_DIR'], 4, vocabulary='learned')
+  assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
+  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  # 1,000 of each label and domain, less the repeated ones.
+  assert totals.min() > 950 and totals.max() <= 1000
+  assert totals.sum() == 8000 - 147

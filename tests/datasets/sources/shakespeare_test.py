@@ -1,0 +1,254 @@
+"""Tests of next characters by speaking role."""
+
+import collections
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets.sources import shakespeare
+
+needs_data = pytest.mark.skipif(
+  not os.environ.get('TFF_PFL_DATA_DIR'),
+  reason='TFF_PFL_DATA_DIR does not name a folder with the real file',
+)
+_PLAY = """HAMLET:
+To be, or not to be,
+that is the question.
+
+Ghost:
+Swear.
+
+HAMLET:
+O my prophetic soul!
+"""
+_LENGTH = 4
+
+
+def _write(tmp_path, text=_PLAY, name='my_shakespeare.txt'):
+  (tmp_path / name).write_text(text, encoding='utf-8')
+  return str(tmp_path / name)
+
+
+def _play(sizes):
+  """Returns speeches of roles A, B, …, whose letters tell their place."""
+  letters = [chr(code) for code in range(33, 127)]
+  speeches = [
+    f'{chr(ord("A") + i)}:\n{"".join(letters[j % 94] for j in range(size))}'
+    for i, size in enumerate(sizes)
+  ]
+  return '\n\n'.join(speeches)
+
+
+def _load(data_dir, num_clients, **kwargs):
+  options = dict(sequence_length=_LENGTH, min_characters=25)
+  return shakespeare.load_shakespeare(
+    num_clients, data_dir=str(data_dir), **{**options, **kwargs}
+  )
+
+
+def test_speeches_of_a_role_are_joined_in_their_order(tmp_path):
+  roles = shakespeare.read_roles(_write(tmp_path))
+  assert roles == {
+    'HAMLET': (
+      'To be, or not to be,\nthat is the question.\nO my prophetic soul!'
+    ),
+    'Ghost': 'Swear.',
+  }
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_a_role(tmp_path):
+  path = tmp_path / 'shakespeare.txt'
+  path.write_text(_PLAY, encoding='utf-8-sig')
+  assert list(shakespeare.read_roles(str(path))) == ['HAMLET', 'Ghost']
+
+
+def test_characters_have_numbers_of_their_own():
+  printable = ''.join(chr(code) for code in range(32, 127))
+  codes = shakespeare.encode('\n' + printable)
+  assert codes.tolist() == list(range(1, 97))
+  assert shakespeare.encode('é–𝄞\t').tolist() == [97] * 4
+  assert shakespeare.NUM_CHARACTERS == 98
+
+
+def test_every_place_of_a_role_is_an_example_and_splits_do_not_overlap(
+  tmp_path,
+):
+  _write(tmp_path, _play([50]))
+  dataset = _load(tmp_path, 1)
+  assert dataset.client_ids == ('A',)
+  assert dataset.num_classes == 98
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([_LENGTH], tf.int32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  # The letters' numbers count up: '!' is 3.
+  train, test = dataset.train('A'), dataset.test('A')
+  for part, first, count in ((train, 3, 40), (test, 43, 10)):
+    assert part.x.dtype == part.y.dtype == np.int32
+    assert part.y.tolist() == list(range(first + _LENGTH, first + count))
+    np.testing.assert_array_equal(
+      part.x, part.y[:, np.newaxis] + np.arange(-_LENGTH, 0)
+    )
+
+
+def test_roles_do_not_run_into_each_other(tmp_path):
+  _write(tmp_path, _play([40, 30, 60]))
+  dataset = _load(tmp_path, 3)
+  for client_id, size in zip('ABC', (40, 30, 60)):
+    train, test = dataset.train(client_id), dataset.test(client_id)
+    assert len(train.y) == size * 4 // 5 - _LENGTH
+    assert len(train.y) + len(test.y) == size - 2 * _LENGTH
+    for part in (train, test):
+      assert (np.diff(part.x, axis=1) == 1).all()
+      assert (part.y == part.x[:, -1] + 1).all()
+
+
+def test_a_stride_leaves_examples_out(tmp_path):
+  _write(tmp_path, _play([50]))
+  everything, some = (_load(tmp_path, 1, stride=stride) for stride in (1, 3))
+  for split in ('train', 'test'):
+    whole, part = (getattr(data, split)('A') for data in (everything, some))
+    np.testing.assert_array_equal(part.x, whole.x[::3])
+    np.testing.assert_array_equal(part.y, whole.y[::3])
+
+
+@pytest.mark.parametrize('stride', [1, 2, 3, 4, 5, 7])
+def test_it_says_how_many_neighbors_have_characters_in_common(tmp_path, stride):
+  _write(tmp_path, _play([90]))
+  dataset = _load(tmp_path, 1, stride=stride)
+  # No letter occurs twice in the text.
+  examples = dataset.train('A')
+  windows = np.column_stack([examples.x, examples.y])
+  count = dataset.num_overlapping
+  assert not set(windows[0]) & set(windows[count + 1])
+  assert count == 0 or set(windows[0]) & set(windows[count])
+
+
+def test_roles_with_little_text_are_left_out(tmp_path):
+  _write(tmp_path, _play([25, 24, 100, 25]))
+  assert _load(tmp_path, 3).client_ids == ('A', 'C', 'D')
+  with pytest.raises(ValueError, match='at most 3, the number of speaking'):
+    _load(tmp_path, 4)
+  for client_id in 'ACD':
+    assert _load(tmp_path, 3).num_test_examples(client_id) >= 1
+
+
+def test_the_seed_chooses_the_roles(tmp_path):
+  _write(tmp_path, _play([30] * 12))
+  chosen = [_load(tmp_path, 4, seed=seed).client_ids for seed in (0, 1, 2, 0)]
+  assert chosen[0] == chosen[3]
+  assert len(set(chosen)) == 3
+
+
+@pytest.mark.parametrize(
+  'text, match',
+  [
+    ('', "found '' in speech 1"),
+    ('HAMLET:\nTo be\n\nor not\nto be', "found 'or not' in speech 2"),
+    ('HAMLET:\nTo be\n\n:\nto be', "found ':' in speech 2"),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, text, match):
+  _write(tmp_path, text)
+  with pytest.raises(ValueError, match=f'ROLE:.*{match}') as error:
+    _load(tmp_path, 1)
+  assert '\n' not in str(error.value)
+  assert 'my_shakespeare.txt' in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+  (tmp_path / 'shakespeare.txt').write_bytes(b'HAMLET:\n\xff\xfe')
+  with pytest.raises(ValueError, match='to be a text file in UTF-8'):
+    _load(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(partition='iid'), "natural .*speaking roles, found 'iid'"),
+    (dict(sequence_length=0), '`sequence_length`'),
+    (dict(min_characters=24), '`min_characters` .*at least 25, found 24'),
+    (dict(stride=0), '`stride`'),
+    (dict(seed=-1), '`seed`'),
+    (dict(data_dir='/does/not/exist'), 'an existing file or folder'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
+  _write(tmp_path, _play([50]))
+  with pytest.raises(ValueError, match=match) as error:
+    _load(**{'data_dir': tmp_path, 'num_clients': 1, **kwargs})
+  assert '\n' not in str(error.value)
+
+
+def _client_data(texts):
+  return tff.simulation.datasets.TestClientData(
+    {
+      role: collections.OrderedDict(snippets=[t.encode() for t in snippets])
+      for role, snippets in texts.items()
+    }
+  )
+
+
+def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
+  train = _client_data(
+    {
+      'ROMEO': ['But, soft!', 'what light'],
+      'JULIET': ['Ay me!'] * 5,
+      'PAGE': ['x' * 40],
+      'MUTE': ['Oh'],
+    }
+  )
+  test = _client_data(
+    {'ROMEO': ['She speaks'], 'JULIET': ['O'], 'NURSE': ['y' * 40]}
+  )
+  monkeypatch.setattr(
+    tff.simulation.datasets.shakespeare, 'load_data', lambda: (train, test)
+  )
+  dataset = shakespeare.load_shakespeare(
+    1, sequence_length=_LENGTH, min_characters=25
+  )
+  # Juliet's test text is too short, the others have one kind of text only.
+  assert dataset.client_ids == ('ROMEO',)
+  text = shakespeare.encode('But, soft!\nwhat light')
+  examples = dataset.train('ROMEO')
+  assert examples.x.dtype == examples.y.dtype == np.int32
+  np.testing.assert_array_equal(examples.y, text[_LENGTH:])
+  np.testing.assert_array_equal(examples.x[0], text[:_LENGTH])
+  np.testing.assert_array_equal(examples.x[-1], text[-_LENGTH - 1 : -1])
+  assert dataset.num_test_examples('ROMEO') == len('She speaks') - _LENGTH
+  assert dataset.num_overlapping == _LENGTH
+  assert dataset.class_counts('test').sum() == len('She speaks') - _LENGTH
+  with pytest.raises(ValueError, match='at most 1, the number of speaking'):
+    shakespeare.load_shakespeare(2, sequence_length=_LENGTH, min_characters=25)
+
+
+def test_without_network_one_line_says_what_to_do(monkeypatch):
+  def fail():
+    raise OSError('Name or service not known\nand a long story')
+
+  monkeypatch.setattr(tff.simulation.datasets.shakespeare, 'load_data', fail)
+  with pytest.raises(
+    errors.RunError, match='shakespeare .*Name or service.*--data_dir'
+  ) as error:
+    shakespeare.load_shakespeare(1)
+  assert '\n' not in str(error.value)
+
+
+@needs_data
+def test_the_real_file_has_its_roles():
+  dataset = shakespeare.load_shakespeare(
+    141, data_dir=os.environ['TFF_PFL_DATA_DIR']
+  )
+  # As many of the 309 roles have 1,000 characters.
+  assert dataset.num_clients == 141
+  assert 'ROMEO' in dataset.client_ids
+  examples = dataset.test('ROMEO')
+  assert examples.x.shape == (len(examples.y), 80)
+  # Never padding, never a character out of the ordinary.
+  assert examples.x.min() >= 1 and examples.x.max() <= 96
+  with pytest.raises(ValueError, match='at most 141, the number of speaking'):
+    shakespeare.load_shakespeare(142, data_dir=os.environ['TFF_PFL_DATA_DIR'])

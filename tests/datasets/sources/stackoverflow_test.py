@@ -1,0 +1,115 @@
+"""Tests of next words by user."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets.sources import stackoverflow, vocabulary
+
+_MODULE = tff.simulation.datasets.stackoverflow
+
+
+def _next_words(sentences, sequence_length=3, max_sentences=10):
+  # a: 1, b: 2, c: 3, all others 4.
+  return stackoverflow.next_words(
+    sentences,
+    vocabulary.WordVocabulary(['a', 'b', 'c']),
+    sequence_length,
+    max_sentences,
+  )
+
+
+def test_each_word_follows_those_before_it():
+  examples = _next_words(['a b c a b'])
+  assert examples.x.dtype == examples.y.dtype == np.int32
+  assert examples.x.tolist() == [[1, 0, 0], [1, 2, 0], [1, 2, 3], [2, 3, 1]]
+  assert examples.y.tolist() == [2, 3, 1, 2]
+
+
+def test_unknown_words_are_context_and_nothing_to_find():
+  examples = _next_words(['a what b'])
+  assert examples.x.tolist() == [[1, 4, 0]]
+  assert examples.y.tolist() == [2]
+
+
+def test_sentences_are_apart_and_limited():
+  examples = _next_words(['a b', 'c', '', 'b c', 'a a'], max_sentences=4)
+  assert examples.x.tolist() == [[1, 0, 0], [2, 0, 0]]
+  assert examples.y.tolist() == [2, 3]
+
+
+def test_no_sentences_are_no_examples():
+  examples = _next_words([])
+  assert examples.x.shape == (0, 3) and examples.y.shape == (0,)
+  assert examples.x.dtype == examples.y.dtype == np.int32
+
+
+def test_words_are_not_shared_beyond_the_length_of_a_sequence():
+  examples = _next_words(['a b c a b c a b c'], sequence_length=3)
+  # Where in the sentence the words of the examples are.
+  places = [set(range(max(i - 3, 0), i + 1)) for i in range(1, 9)]
+  assert len(places) == len(examples.y)
+  assert all(a & b for a, b in zip(places, places[3:]))
+  assert not any(a & b for a, b in zip(places, places[4:]))
+
+
+@pytest.fixture
+def small_data(monkeypatch):
+  data = _MODULE.get_synthetic()
+  monkeypatch.setattr(_MODULE, 'load_data', lambda: (data, None, data))
+  counts = _MODULE.get_synthetic_word_counts()
+  monkeypatch.setattr(
+    _MODULE,
+    'load_word_counts',
+    lambda vocab_size: dict(list(counts.items())[:vocab_size]),
+  )
+  return data
+
+
+def test_users_come_through_tff(small_data):
+  dataset = stackoverflow.load_stackoverflow(2, vocabulary_size=50)
+  assert dataset.num_clients == 2
+  assert set(dataset.client_ids) < set(small_data.client_ids)
+  assert dataset.num_classes == 50
+  assert dataset.num_overlapping == 20
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([20], tf.int32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  for client_id in dataset.client_ids:
+    train, test = dataset.train(client_id), dataset.test(client_id)
+    assert len(train.y) == dataset.num_train_examples(client_id) > 0
+    np.testing.assert_array_equal(train.x, test.x)
+    assert train.x.shape[1:] == (20,)
+    assert train.x.max() <= 49 and 1 <= train.y.min() and train.y.max() <= 48
+  assert dataset.class_counts().shape == (2, 50)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(num_clients=4), 'at most 3, the number of users'),
+    (dict(partition='iid'), "natural for .*found 'iid'"),
+    (dict(sequence_length=0), '`sequence_length`'),
+    (dict(vocabulary_size=2), '`vocabulary_size`'),
+    (dict(max_sentences=0), '`max_sentences`'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(small_data, kwargs, match):
+  with pytest.raises(ValueError, match=match) as error:
+    stackoverflow.load_stackoverflow(**{'num_clients': 1, **kwargs})
+  assert '\n' not in str(error.value)
+
+
+def test_without_network_one_line_says_what_to_do(monkeypatch):
+  def fail(vocab_size):
+    raise OSError('Name or service not known\nand a long story')
+
+  monkeypatch.setattr(_MODULE, 'load_word_counts', fail)
+  with pytest.raises(
+    errors.RunError, match='stackoverflow .*Name or service.*copy ~/.tff'
+  ) as error:
+    stackoverflow.load_stackoverflow(1)
+  assert '\n' not in str(error.value)

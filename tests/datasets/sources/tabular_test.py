@@ -1,0 +1,417 @@
+"""Tests of tables from CSV files."""
+
+import csv
+import gzip
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.datasets.sources import tabular
+
+_HEADING = ('hospital', 'sex', 'age', 'weight', 'blood', 'code', 'ill')
+
+
+def _rows(count=60, seed=0):
+  rng = np.random.default_rng(seed)
+  return [
+    (
+      'abc'[i % 3],
+      'fm'[i // 3 % 2],
+      20 + i,
+      '' if i % 7 == 0 else f'{rng.normal(70, 10):.2f}',
+      ('A', 'B', 'AB', '?')[i % 4],
+      i % 3 + 1,
+      i // 2 % 2,
+    )
+    for i in range(count)
+  ]
+
+
+def _write(path, rows, heading=_HEADING):
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    csv.writer(file).writerows([heading, *rows])
+  return str(path)
+
+
+@pytest.fixture(name='path')
+def _path(tmp_path):
+  return _write(tmp_path / 'patients.csv', _rows())
+
+
+def _load(path, num_clients=3, partition='natural', **kwargs):
+  options = dict(
+    label_column='ill',
+    domain_column='sex',
+    client_column='hospital',
+    categorical_columns=['code'],
+  )
+  return tabular.load_tabular(
+    num_clients, partition, data_dir=str(path), **{**options, **kwargs}
+  )
+
+
+def _all(dataset, split='train'):
+  parts = [getattr(dataset, split)(c) for c in dataset.client_ids]
+  return [np.concatenate(field) for field in zip(*parts)]
+
+
+def _table(heading, *rows):
+  return tabular.Table(
+    'a.csv', dict(zip(heading, ([*column] for column in zip(*rows))))
+  )
+
+
+def test_clients_and_domains_are_those_of_the_columns(path):
+  dataset = _load(path)
+  assert dataset.name == 'tabular'
+  assert dataset.num_classes == 2
+  assert dataset.client_ids == ('a', 'b', 'c')
+  assert dataset.domain_names == ('f', 'm')
+  # Age, weight, three blood groups, three codes.
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([8], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
+  }
+  assert dataset.domain_counts('train').tolist() == [[8, 8]] * 3
+  assert dataset.domain_counts('test').tolist() == [[2, 2]] * 3
+
+
+def test_numbers_are_standardized_by_all_training_rows(path):
+  dataset = _load(path, seed=3)
+  x, _, _ = _all(dataset)
+  x_test, _, _ = _all(dataset, 'test')
+  np.testing.assert_allclose(x[:, 0].mean(), 0, atol=1e-6)
+  np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
+  # Age is the row's number and 20; undo the transformation in the test rows.
+  rows = _rows()
+  ages = np.array([row[2] for row in rows], float)
+  together = np.concatenate([x[:, 0], x_test[:, 0]])
+  slope, offset = np.polyfit(np.sort(together), ages, 1)
+  np.testing.assert_allclose(
+    np.sort(together) * slope + offset, ages, atol=1e-4
+  )
+  train_ages = x[:, 0] * slope + offset
+  np.testing.assert_allclose(offset, train_ages.mean(), atol=1e-4)
+  np.testing.assert_allclose(slope, train_ages.std(), rtol=1e-5)
+
+
+def test_the_moments_are_those_of_clients_that_take_part(path):
+  x, _, _ = _all(_load(path, 1))
+  np.testing.assert_allclose(x[:, 0].mean(), 0, atol=1e-6)
+  np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
+  assert len(x) == 16
+
+
+def test_inputs_belong_to_their_row_label_and_domain(path):
+  dataset = _load(path, test_fraction=0)
+  slope, offset = None, None
+  for client_id in dataset.client_ids:
+    x, y, domain = dataset.train(client_id)
+    rows = [row for row in _rows() if row[0] == client_id]
+    np.testing.assert_array_equal(y, [row[6] for row in rows])
+    np.testing.assert_array_equal(domain, ['fm'.index(row[1]) for row in rows])
+    blood = [[row[4] == word for word in ('A', 'AB', 'B')] for row in rows]
+    np.testing.assert_array_equal(x[:, 2:5], blood)
+    codes = [[row[5] == code for code in (1, 2, 3)] for row in rows]
+    np.testing.assert_array_equal(x[:, 5:8], codes)
+    ages = [row[2] for row in rows]
+    found = np.polyfit(x[:, 0], ages, 1)
+    if slope is None:
+      slope, offset = found
+    np.testing.assert_allclose(found, (slope, offset), rtol=1e-4)
+
+
+def test_a_missing_number_is_the_mean_and_may_have_an_indicator(path):
+  dataset = _load(path, missing_indicators=True)
+  assert dataset.element_spec['x'].shape == [10]
+  x = np.concatenate([_all(dataset)[0], _all(dataset, 'test')[0]])
+  weight_missing, blood_missing = x[:, 8] == 1, x[:, 9] == 1
+  assert weight_missing.sum() == 9
+  assert blood_missing.sum() == 15
+  np.testing.assert_array_equal(x[:, 1] == 0, weight_missing)
+  np.testing.assert_array_equal(x[:, 2:5].sum(axis=1) == 0, blood_missing)
+  np.testing.assert_array_equal(x[:, 8:], x[:, 8:].astype(bool))
+  present = _all(dataset)[0]
+  present = present[present[:, 8] == 0, 1]
+  np.testing.assert_allclose(present.mean(), 0, atol=1e-6)
+  np.testing.assert_allclose(present.std(), 1, rtol=1e-6)
+
+
+def test_inputs_have_names():
+  table = _table(
+    ('n', 'w', 'y'), ('1', 'b', '0'), ('', 'a', '1'), ('3', '', '1')
+  )
+  inputs = tabular.inputs_of(table, tabular.Columns('y'), True)
+  assert inputs.names == ('n', 'w=a', 'w=b', 'n is missing', 'w is missing')
+  np.testing.assert_array_equal(inputs.numbers, [[1], [np.nan], [3]])
+  np.testing.assert_array_equal(
+    inputs.others, [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+  )
+
+
+def test_zeros_can_stand_for_missing_values():
+  table = _table(('n', 'm', 'y'), ('0', '0', '0'), ('5', '1', '1'))
+  columns = tabular.Columns('y', zero_is_missing=['n'])
+  inputs = tabular.inputs_of(table, columns)
+  np.testing.assert_array_equal(inputs.numbers, [[np.nan, 0], [5, 1]])
+
+
+def test_number_codes_are_sorted_by_value():
+  table = _table(('c', 'y'), ('10', '0'), ('9', '1'), ('-1', '1'))
+  inputs = tabular.inputs_of(table, tabular.Columns('y', categorical=['c']))
+  assert inputs.names == ('c=-1', 'c=9', 'c=10')
+
+
+def test_columns_that_are_dropped_or_have_another_meaning_are_no_inputs():
+  heading = ('n', 'who', 'where', 'y', 'z')
+  table = _table(heading, ('1', 'a', 'b', '0', 'q'), ('2', 'c', 'd', '1', 'r'))
+  columns = tabular.Columns('y', domain='where', client='who', drop=['z'])
+  assert tabular.inputs_of(table, columns).names == ('n',)
+  with pytest.raises(ValueError, match='a column that is an input'):
+    tabular.inputs_of(table, tabular.Columns('y', 'where', 'who', ['z', 'n']))
+
+
+def test_bounds_cut_numbers_into_domains_and_leave_them_inputs(path):
+  dataset = _load(path, domain_column='age', domain_bounds=[30, 50])
+  assert dataset.domain_names == ('age<30', '30<=age<50', 'age>=50')
+  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert counts.sum(axis=0).tolist() == [10, 20, 30]
+  # Age, weight, two sexes, three blood groups, three codes.
+  assert dataset.element_spec['x'].shape == [10]
+
+
+def test_a_table_may_be_without_domains(path):
+  dataset = _load(path, domain_column=None)
+  assert dataset.domain_names is None
+  assert list(dataset.element_spec) == ['x', 'y']
+
+
+@pytest.mark.parametrize(
+  'labels, expected',
+  [
+    (['0', '1', '1'], [0, 1, 1]),
+    (['1', '2', '1'], [0, 1, 0]),
+    (['yes', 'no', 'yes'], [1, 0, 1]),
+    (['-1', '1.0', '1'], [0, 1, 1]),
+    (['10', '9', '2'], [2, 1, 0]),
+    (['0.5', '0.25', '0.5'], [1, 0, 1]),
+  ],
+)
+def test_labels_are_numbered_in_sorted_order(labels, expected):
+  table = _table(('y',), *((label,) for label in labels))
+  y, num_classes = tabular.labels_of(table, tabular.Columns('y'))
+  assert y.tolist() == expected and y.dtype == np.int32
+  assert num_classes == max(expected) + 1
+
+
+def test_a_numeric_label_can_be_cut_in_two():
+  table = _table(('y',), ('0',), ('3',), ('1.5',), ('2',))
+  columns = tabular.Columns('y', label_above=1.5)
+  assert tabular.labels_of(table, columns)[0].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+  'labels, label_above, match',
+  [
+    (['0', '', '1'], None, 'a y in every row, found none in row 2'),
+    (['0', '1', '1.5'], None, "found '1.5' in row 3 .*`label_above`"),
+    (['no', 'yes', 'maybe'], None, "two different words .*'no' in row 1"),
+    (['1', '2', 'x'], None, "found 'x' in row 3"),
+    (['1', '1', '1'], None, 'two or more classes by y, found one'),
+    (['1', '2', '3'], 7, 'two or more classes by y, found one'),
+    (['1', 'x', '3'], 2, "numbers in column y, found 'x' in row 2"),
+  ],
+)
+def test_labels_of_another_kind_are_errors(labels, label_above, match):
+  table = _table(('y',), *((label,) for label in labels))
+  columns = tabular.Columns('y', label_above=label_above)
+  with pytest.raises(ValueError, match=match) as error:
+    tabular.labels_of(table, columns)
+  assert '`a.csv`' in str(error.value) and '\n' not in str(error.value)
+
+
+def test_pooled_rows_can_be_dealt_by_any_rule(path):
+  dataset = _load(path, 5, 'domain_mixture:0.2:10', seed=1)
+  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  assert counts.sum(axis=1).tolist() == [10] * 5
+  x, _, _ = _all(dataset)
+  np.testing.assert_allclose(x[:, 0].mean(), 0, atol=1e-6)
+  np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
+  by_rule = _load(path, 4, 'iid', client_column=None, domain_column=None)
+  assert by_rule.client_ids[0] == 'client_0'
+
+
+def test_clients_may_be_without_rows(tmp_path):
+  rows = _rows(8)
+  path = _write(tmp_path / 'a.csv', rows)
+  dataset = _load(path, 6, 'dirichlet:0.01:0', seed=1)
+  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  assert dataset.num_clients == 6 and counts.sum() == 8
+  assert (counts.sum(axis=1) == 0).any()
+
+
+def test_the_seed_decides_which_clients_and_test_rows(path):
+  chosen = {_load(path, 2, seed=seed).client_ids for seed in range(5)}
+  assert len(chosen) > 1
+  same, again, other = (_all(_load(path, seed=s), 'test')[0] for s in (4, 4, 5))
+  np.testing.assert_array_equal(same, again)
+  assert not np.array_equal(same, other)
+
+
+def test_a_folder_with_one_file_will_do(path, tmp_path):
+  with open(path, 'rb') as file:
+    content = file.read()
+  folder = tmp_path / 'parent' / 'tabular'
+  folder.mkdir(parents=True)
+  (folder / 'x.csv.gz').write_bytes(gzip.compress(content))
+  expected = _all(_load(path))
+  for data_dir in (folder, folder.parent, folder / 'x.csv.gz'):
+    for found, wanted in zip(_all(_load(data_dir)), expected):
+      np.testing.assert_array_equal(found, wanted)
+  (folder / 'y.csv').touch()
+  with pytest.raises(ValueError, match='pass one of them as `data_dir`'):
+    _load(folder)
+
+
+def test_blanks_around_cells_and_names_do_not_count(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text(' x , y\n 1, 0\n ? ,1\n')
+  table = tabular.read_table(str(path))
+  assert table.cells == {'x': ['1', ''], 'y': ['0', '1']}
+
+
+def test_markers_of_missing_values_can_be_chosen(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('x,y\n-9,0\n?,1\n')
+  table = tabular.read_table(str(path), missing_markers=['-9'])
+  assert table.cells['x'] == ['', '?']
+
+
+@pytest.mark.parametrize(
+  'content, match',
+  [
+    ('', 'with a heading of different names, found'),
+    ('x,x\n1,2\n', 'with a heading of different names'),
+    ('x,\n1,2\n', 'with a heading of different names'),
+    ('x,y\n', 'with rows, found none'),
+    ('x,y\n1,2\n3\n', '2 cells in every row, found fewer in row 2'),
+    ('x,y\n1,2,3\n', '2 cells in every row, found more in row 1'),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, content, match):
+  path = tmp_path / 'a.csv'
+  path.write_text(content)
+  with pytest.raises(ValueError, match=f'a.csv` .*{match}') as error:
+    tabular.read_table(str(path))
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'column, number, value, kwargs, match',
+  [
+    (2, 5, 'old', {}, "numbers in column age, found 'old' in row 6 after"),
+    (2, 5, 'inf', {}, "numbers in column age, found 'inf' in row 6 after"),
+    (2, 5, '-1e308', {}, "at most 1e.150 in column age, found '-1e308' in row"),
+    (1, 4, '', {}, 'a sex in every row, found none in row 5'),
+    (0, 3, '?', {}, 'a hospital in every row, found none in row 4'),
+    (6, 9, '', {}, 'a ill in every row, found none in row 10'),
+    (
+      2,
+      5,
+      'old',
+      dict(domain_column='age', domain_bounds=[3]),
+      "column age, found 'old' in row 6 .*`domain_bounds`",
+    ),
+  ],
+)
+def test_cells_that_are_not_what_they_should_be_are_errors(
+  tmp_path, column, number, value, kwargs, match
+):
+  rows = [list(row) for row in _rows()]
+  rows[number][column] = value
+  with pytest.raises(ValueError, match=match) as error:
+    _load(_write(tmp_path / 'a.csv', rows), **kwargs)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (
+      dict(label_column='dead'),
+      r'`label_column` .*\(hospital, sex, age, .*, ill\), found .dead.',
+    ),
+    (dict(domain_column='race'), "`domain_column` .*found 'race'"),
+    (dict(client_column='ward'), "`client_column` .*found 'ward'"),
+    (dict(drop_columns=['id']), "`drop_columns` .*found 'id'"),
+    (dict(categorical_columns=['z']), "`categorical_columns` .*found 'z'"),
+    (dict(zero_is_missing_columns=['z']), "`zero_is_missing_columns` .*'z'"),
+    (
+      dict(zero_is_missing_columns=['code']),
+      '`zero_is_missing_columns` to be columns of numbers',
+    ),
+    (
+      dict(zero_is_missing_columns=['blood']),
+      "numbers in column blood, found 'A' in row 1",
+    ),
+    (dict(domain_column='ill'), '`domain_column` to be another column than'),
+    (dict(client_column='ill'), '`client_column` to be another column than'),
+    (dict(domain_bounds=[3, 3]), '`domain_bounds` to be ascending'),
+    (dict(domain_bounds=[3], domain_column=None), '`domain_bounds` to be'),
+    (dict(client_column=None), '`client_column` to be given for the part'),
+    (dict(num_clients=4), 'at most 3, the number of different hospital'),
+    (dict(test_fraction=1), '`test_fraction`'),
+    (dict(seed=-1), '`seed`'),
+    (dict(partition='domain_mixture:1', domain_column=None), 'domain'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(path, kwargs, match):
+  with pytest.raises(ValueError, match=match) as error:
+    _load(path, **kwargs)
+  assert '\n' not in str(error.value)
+
+
+def test_columns_without_any_value_and_with_too_many_are_errors(tmp_path):
+  path = _write(
+    tmp_path / 'a.csv', [('', i % 2) for i in range(4)], ('empty', 'label')
+  )
+  with pytest.raises(ValueError, match='a empty in some row, .*`drop_columns`'):
+    tabular.load_tabular(1, 'iid', data_dir=path)
+  rows = [(f'name {i}', i, i % 2) for i in range(1100)]
+  path = _write(tmp_path / 'b.csv', rows, ('name', 'number', 'label'))
+  with pytest.raises(ValueError, match='1000 different words .*1100'):
+    tabular.load_tabular(1, 'iid', data_dir=path)
+  with pytest.raises(ValueError, match='100 different values, .*1100'):
+    tabular.load_tabular(
+      1, 'iid', data_dir=path, drop_columns=['name'], domain_column='number'
+    )
+
+
+def test_a_file_is_needed():
+  with pytest.raises(ValueError, match='`data_dir` to be a CSV file'):
+    tabular.load_tabular(1, 'iid')
+
+
+def test_words_that_python_would_read_as_numbers_are_words(tmp_path):
+  rows = [(('10_19', '20_29')[i % 2], i, i // 2 % 2) for i in range(20)]
+  path = _write(tmp_path / 'groups.csv', rows, ('age', 'weight', 'ill'))
+  data = tabular.load_tabular(
+    2,
+    'iid',
+    data_dir=path,
+    label_column='ill',
+    domain_column='age',
+    client_column=None,
+  )
+  assert data.domain_names == ('10_19', '20_29')
+
+
+def test_a_label_of_too_many_values_is_an_error_that_tells_the_way_out(
+  tmp_path,
+):
+  rows = [(i, i) for i in range(120)]
+  path = _write(tmp_path / 'income.csv', rows, ('age', 'income'))
+  with pytest.raises(ValueError, match='`label_column`.*100.*`label_above`'):
+    tabular.load_tabular(2, 'iid', data_dir=path, label_column='income')

@@ -1,0 +1,304 @@
+"""Finding and reading data sets' files, with errors that name the file."""
+
+import concurrent.futures
+import contextlib
+import glob
+import gzip
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_pfl import errors
+
+# A file that unpacks to more than this and to more than so many times its own
+# size is no data set but a mistake, or made to fill the memory.
+_MAX_UNPACKED = 2**30
+_MAX_EXPANSION = 20
+_READ_SIZE = 2**20
+_MEMBER_READ_SIZE = 2**14
+
+
+def find_folder(
+  name: str,
+  data_dir: str,
+  folders: Sequence[str],
+  files: Sequence[str],
+  contents: str,
+) -> str:
+  """Returns the folder that holds a data set's files.
+
+  A folder under `data_dir` that is named after the data set goes before
+  `data_dir` itself.
+
+  Args:
+    name: The data set's.
+    data_dir: The files' folder or its parent.
+    folders: The names that the files' folder may have under `data_dir`.
+    files: The data set's files, any of which marks its folder.
+    contents: What the folder has to hold, in words.
+
+  Raises:
+    ValueError: There is no such folder, none has the files, or more than one
+      of `folders` has.
+  """
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+  )
+
+  def held(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, file)) for file in files)
+
+  named = [
+    folder
+    for folder in (os.path.join(data_dir, sub) for sub in folders)
+    if held(folder)
+  ]
+  if len(named) > 1:
+    raise ValueError(
+      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
+      f' {named[1]!r}; pass one of them as `data_dir`.'
+    )
+  if named:
+    return named[0]
+  if not held(data_dir):
+    raise ValueError(
+      f'Expected `data_dir` to hold {contents}, itself or in'
+      f' {" or ".join(sub + os.sep for sub in folders)}, found none of them in'
+      f' {data_dir!r}.'
+    )
+  return data_dir
+
+
+def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
+  """Returns the one file that holds a data set.
+
+  A folder under `data_dir` that is called like the data set goes before
+  `data_dir` itself.
+
+  Args:
+    name: The data set's.
+    data_dir: The file itself, its folder, or the parent of a folder called
+      `name`.
+    patterns: What the file's name looks like, such as `*.csv`.
+
+  Raises:
+    ValueError: There is no such file, or more than one.
+  """
+  if os.path.isfile(data_dir):
+    return data_dir
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
+  )
+  for folder in (os.path.join(data_dir, name), data_dir):
+    found = sorted(
+      {path for pattern in patterns for path in _matching(folder, pattern)}
+    )
+    if len(found) > 1:
+      raise ValueError(
+        f'Expected `data_dir` to hold {name} once, found'
+        f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
+      )
+    if found:
+      return found[0]
+  raise ValueError(
+    f'Expected `data_dir` to be the file of {name} or to hold'
+    f' {" or ".join(patterns)}, itself or in {name}{os.sep}, found none in'
+    f' {data_dir!r}.'
+  )
+
+
+def _matching(folder: str, pattern: str) -> list[str]:
+  return glob.glob(os.path.join(glob.escape(folder), pattern))
+
+
+def file_error(path: str, constraint: str, found: object) -> ValueError:
+  """Returns the error that every check of a file raises.
+
+  Args:
+    path: The file.
+    constraint: What it must be, read after "to be".
+    found: What it is, in words or as a number.
+  """
+  return ValueError(
+    f'Expected `{path}` to be {constraint}, found {found}; download or copy the'
+    ' file again.'
+  )
+
+
+def unreadable_error(path: str, error: OSError) -> ValueError:
+  """Returns the error for a file that the system cannot open or read."""
+  if isinstance(error, FileNotFoundError):
+    return file_error(path, 'a file', 'none')
+  return file_error(path, 'a readable file', error.strerror or str(error))
+
+
+def check_labels(
+  y: np.ndarray, path: str, key: str, shape: tuple[int, ...], num_classes: int
+) -> None:
+  """Raises `ValueError`, naming the file, unless an array holds labels.
+
+  Args:
+    y: The array.
+    path: Where it comes from.
+    key: What it is called there.
+    shape: What its shape must be.
+    num_classes: Labels must be in `[0, num_classes)`.
+  """
+  if y.dtype.kind not in 'iu' or y.shape != shape:
+    raise file_error(
+      path,
+      f'an .npz file with {key} integers of shape {shape}',
+      f'{y.dtype} of shape {y.shape}',
+    )
+  bad = np.flatnonzero((y < 0) | (y >= num_classes))
+  if len(bad):
+    raise ValueError(
+      f'Expected `{path}` to hold labels in [0, {num_classes}), found'
+      f' {y[bad[0]]} at index {bad[0]}.'
+    )
+
+
+class _UnpacksToTooMuchError(ValueError):
+  """A compressed file may be made to fill the memory."""
+
+
+def _check_unpacked(path: str, num_bytes: int) -> None:
+  limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
+  if num_bytes > limit:
+    raise _UnpacksToTooMuchError(
+      f'Expected `{path}` to unpack to at most {limit:,} bytes, found more; if'
+      ' that is right, store it with less compression.'
+    )
+
+
+def read_bytes(path: str) -> bytes:
+  """Returns what a file holds, unpacked if its name ends in `.gz`.
+
+  Raises:
+    ValueError: The file is missing or damaged, or unpacks to more than 1 GiB
+      and 20 times its size; the message names it.
+  """
+  try:
+    if not path.endswith('.gz'):
+      with open(path, 'rb') as file:
+        return file.read()
+    content = io.BytesIO()
+    with gzip.open(path, 'rb') as file:
+      while part := file.read(_READ_SIZE):
+        content.write(part)
+        _check_unpacked(path, content.tell())
+    return content.getvalue()
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise file_error(
+      path, 'a complete gzip file', f'a damaged one ({error})'
+    ) from None
+  except OSError as error:
+    raise unreadable_error(path, error) from None
+
+
+def read_all_npz(path: str) -> dict[str, np.ndarray]:
+  """Returns all arrays of an .npz file by name; see `read_npz`."""
+  members = _decompress(path)
+  return dict(zip(members, _parse(path, list(members), members)))
+
+
+def read_npz(path: str, keys: Sequence[str]) -> list[np.ndarray]:
+  """Returns arrays of an .npz file.
+
+  Args:
+    path: The file.
+    keys: The arrays' names; others in the file are not read.
+
+  Raises:
+    ValueError: The file is missing or damaged or lacks one, or unpacks to more
+      than 1 GiB and 20 times its size; the message names it.
+  """
+  (arrays,) = read_npz_files([path], [keys])
+  return arrays
+
+
+def read_npz_files(
+  paths: Sequence[str], keys: Sequence[Sequence[str]]
+) -> list[list[np.ndarray]]:
+  """Returns arrays of some .npz files, read side by side.
+
+  Args:
+    paths: The files.
+    keys: Of each, as for `read_npz`.
+
+  Raises:
+    ValueError: As `read_npz`, of the first file of which that is true.
+  """
+  # Decompressing takes seconds a file, and releases Python's lock. Headers are
+  # read one after the other: NumPy parses them as Python, at which threads of
+  # Python 3.11 get into each other's way (python/cpython#106905).
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    return [
+      _parse(path, wanted, members)
+      for path, wanted, members in zip(
+        paths, keys, pool.map(_decompress, paths, keys)
+      )
+    ]
+
+
+def _decompress(
+  path: str, keys: Optional[Sequence[str]] = None
+) -> dict[str, bytes]:
+  """Returns the .npy files in an .npz file by name, those not wanted empty."""
+  with _naming_npz(path), zipfile.ZipFile(path) as archive:
+    members = {
+      info.filename.removesuffix('.npy'): info for info in archive.infolist()
+    }
+    wanted = members.keys() if keys is None else members.keys() & keys
+    _check_unpacked(path, sum(members[key].file_size for key in wanted))
+    return {
+      key: _read_member(archive, info) if key in wanted else b''
+      for key, info in members.items()
+    }
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+  """Returns no more than the size that a member of an archive says it has."""
+  # At once, zipfile would unpack all that there is before it looks.
+  with archive.open(info) as member:
+    return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))
+
+
+def _parse(
+  path: str, keys: Sequence[str], members: dict[str, bytes]
+) -> list[np.ndarray]:
+  """Returns the wanted arrays of what `_decompress` returned."""
+  if not set(keys) <= set(members):
+    raise file_error(
+      path,
+      f'an .npz file with {" and ".join(keys)}',
+      ', '.join(members) or 'nothing',
+    )
+  with _naming_npz(path):
+    return [
+      np.lib.format.read_array(io.BytesIO(members[key]), allow_pickle=False)
+      for key in keys
+    ]
+
+
+@contextlib.contextmanager
+def _naming_npz(path: str) -> Iterator[None]:
+  """Makes what is wrong with an .npz file an error that names it."""
+  try:
+    yield
+  except _UnpacksToTooMuchError:
+    raise
+  except OSError as error:
+    raise unreadable_error(path, error) from None
+  # Archive, decompression and NumPy's header each have their own exceptions.
+  except Exception as error:
+    raise file_error(
+      path,
+      'a complete .npz file of numbers or text',
+      f'a damaged one ({error})',
+    ) from None

@@ -1,0 +1,151 @@
+"""How central examples become clients: one rule per file.
+
+A `WeightedPartitioner` is a rule for a non-negative weight matrix
+`[num_clients, num_classes]`. The training examples of each class are then dealt
+to the clients in proportion to that class's weights, and the test examples of
+the class in proportion to the training examples that each client got, so that a
+client's test examples follow the distribution of its training examples, and
+none is of a class it has never seen. (A class without any training example is
+dealt by the weights.) No example is dealt twice. None is lost either, unless
+there are more classes than the clients may own altogether (two clients with two
+classes each have no place for a fifth class): those classes are left out, and a
+warning names them. Of the other rules, `DomainMixture` is for examples with
+domains, `ByKey` follows keys that come with the examples, and `FallahDigits`
+gives fixed numbers of examples and by design leaves the others out.
+
+Counts are rounded by largest remainders: a client gets the floor or the ceiling
+of its exact share of each class, and what rounding has cost a client so far
+decides who gets the ceiling next, so that the clients' totals stay close to
+their exact shares as well.
+
+Everything is a pure function of its arguments and a seed.
+"""
+
+import dataclasses
+from typing import Any
+
+from tff_pfl import errors
+from tff_pfl.datasets.partitioning.base import Partition, Partitioner, Pool
+from tff_pfl.datasets.partitioning.by_key import ByKey
+from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
+from tff_pfl.datasets.partitioning.dealing import check_num_clients, check_seed
+from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
+from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
+from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
+from tff_pfl.datasets.partitioning.hold_out import hold_out
+from tff_pfl.datasets.partitioning.iid import Iid
+from tff_pfl.datasets.partitioning.lognormal_sizes import LognormalSizes
+from tff_pfl.datasets.partitioning.natural import Natural
+from tff_pfl.datasets.partitioning.shards import Shards
+from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
+
+__all__ = [
+  'PARTITIONERS',
+  'ByKey',
+  'ClassesPerClient',
+  'Dirichlet',
+  'DomainMixture',
+  'FallahDigits',
+  'Iid',
+  'LognormalSizes',
+  'Natural',
+  'Partition',
+  'Partitioner',
+  'Pool',
+  'Shards',
+  'WeightedPartitioner',
+  'check_num_clients',
+  'check_seed',
+  'describe_partitioners',
+  'hold_out',
+  'make_partitioner',
+]
+
+PARTITIONERS: dict[str, type[Partitioner]] = {
+  rule.name: rule
+  for rule in (
+    Shards,
+    ClassesPerClient,
+    Dirichlet,
+    LognormalSizes,
+    Iid,
+    FallahDigits,
+    Natural,
+    DomainMixture,
+  )
+}
+
+
+def make_partitioner(spec: str) -> Partitioner:
+  """Returns the partitioner that a flag value such as `shards:2` names.
+
+  Args:
+    spec: `name` or `name:parameter[:parameter]`, where further parameters may
+      also follow a comma; see `describe_partitioners`.
+
+  Returns:
+    The partitioner; its own `spec` leads back to it.
+
+  Raises:
+    TypeError: `spec` is not a string.
+    ValueError: Its name is unknown, or a parameter is missing, superfluous, of
+      the wrong type or out of range.
+  """
+  errors.expect_type(spec, str, 'partition', 'a string such as shards:2')
+  name, *values = spec.replace(',', ':').split(':')
+  if name == ByKey.name:
+    raise ValueError(
+      'Expected `partition` to be a rule without data, found'
+      f' {spec!r}; pass one key per example as `keys` to'
+      ' `FederatedDataset.from_arrays`.'
+    )
+  usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())
+  errors.expect(name in PARTITIONERS, 'partition', f'one of {usages}', spec)
+  rule = PARTITIONERS[name]
+  fields = dataclasses.fields(rule)
+  missing = [
+    field.name
+    for field in fields[len(values) :]
+    if field.default is dataclasses.MISSING
+  ]
+  errors.expect(
+    not missing,
+    'partition',
+    f'{rule.usage()} with a value for {" and ".join(missing)}',
+    spec,
+  )
+  errors.expect(
+    len(values) <= len(fields),
+    'partition',
+    f'{rule.usage()} without {":".join(values[len(fields) :])!r}',
+    spec,
+  )
+  return rule(
+    **{
+      field.name: _parsed(field, value, spec)
+      for field, value in zip(fields, values)
+    }
+  )
+
+
+def _parsed(field: dataclasses.Field, value: str, spec: str) -> Any:
+  try:
+    return field.metadata.get('parse', field.type)(value)
+  except ValueError:
+    form = 'an integer' if field.type is int else 'a number'
+    form = field.metadata.get('form', form)
+    raise ValueError(
+      f'Expected `{field.name}` in `partition` {spec!r} to be {form}, found'
+      f' {value!r}.'
+    ) from None
+
+
+def describe_partitioners() -> str:
+  """Returns one paragraph on all rules, for `--help`."""
+  rules = '; '.join(
+    f'{rule.usage()}: {rule.summary}' for rule in PARTITIONERS.values()
+  )
+  return (
+    f'How examples become clients. {rules}. Every client has test examples'
+    ' of the distribution of its training examples.'
+  )

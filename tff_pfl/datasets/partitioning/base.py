@@ -1,0 +1,139 @@
+"""What a rule is given, what it returns, and what all rules have in common."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Optional
+
+import numpy as np
+
+from tff_pfl import errors
+
+
+class Partition(NamedTuple):
+  """Which examples each client holds.
+
+  Attributes:
+    train_indices: Per client an int64 array of positions in the training
+      arrays, in random order (`ByKey` keeps the order of the data).
+    test_indices: Per client the positions in the test arrays.
+  """
+
+  train_indices: list[np.ndarray]
+  test_indices: list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+  """Examples that have no client yet, by what the rules go by.
+
+  Attributes:
+    y: Labels of the training examples, int `[n]`; anything else counts as one
+      class, which the rules that do not speak of classes accept.
+    y_test: Labels of the test examples; None without any.
+    num_classes: None for the largest label plus 1.
+    domain: Domain ids of the training examples, int `[n]`, for the rules that
+      go by domains; None for examples without domains.
+    domain_test: Domain ids of the test examples.
+    num_domains: None for the largest id plus 1.
+  """
+
+  y: np.ndarray
+  y_test: Optional[np.ndarray] = None
+  num_classes: Optional[int] = None
+  domain: Optional[np.ndarray] = None
+  domain_test: Optional[np.ndarray] = None
+  num_domains: Optional[int] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioner(abc.ABC):
+  """A rule that makes clients from central examples.
+
+  The dataclass's fields are its parameters in a specification. One whose type
+  cannot be made from text has in its metadata how (`parse`) and what it then
+  looks like (`form`).
+
+  Attributes:
+    name: Its name in a specification such as `shards:2`.
+    summary: One sentence for `--help`.
+    needs_classes: Whether the examples must have integer class labels.
+  """
+
+  name: ClassVar[str]
+  summary: ClassVar[str]
+  needs_classes: ClassVar[bool] = True
+
+  @property
+  def spec(self) -> str:
+    """The specification that `make_partitioner` turns into this rule."""
+    fields = dataclasses.fields(self)
+    values = [getattr(self, field.name) for field in fields]
+    # Trailing defaults go without saying, but for the first parameter.
+    while len(values) > 1 and values[-1] == fields[len(values) - 1].default:
+      values.pop()
+    return ':'.join([self.name, *map(_text, values)])
+
+  @classmethod
+  def usage(cls) -> str:
+    """Returns the form of a specification, `name:<required>[:<optional>]`."""
+    form = cls.name
+    for field in dataclasses.fields(cls):
+      optional = field.default is not dataclasses.MISSING
+      form += f'[:<{field.name}>]' if optional else f':<{field.name}>'
+    return form
+
+  @abc.abstractmethod
+  def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
+    """Deals training and test examples to the clients.
+
+    Args:
+      pool: The examples.
+      num_clients: At least 1.
+      seed: Non-negative.
+
+    Raises:
+      ValueError: An argument is out of range, or the rule cannot be met.
+    """
+
+  def _class_labels(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns checked labels and their number; all of one class without any.
+
+    Raises:
+      ValueError: There is no example, a label is out of range, or the rule
+        needs labels where the examples have none.
+    """
+    y = np.asarray(pool.y)
+    y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
+    num_classes = pool.num_classes
+    if not all(
+      part.ndim == 1 and np.issubdtype(part.dtype, np.integer)
+      for part in (y, y_test)
+    ):
+      errors.expect(
+        not self.needs_classes,
+        'partition',
+        'iid, lognormal or by key for examples without one class label each',
+        self.spec,
+      )
+      y, y_test = np.zeros(len(y), np.int64), np.zeros(len(y_test), np.int64)
+      num_classes = 1
+    labels = np.concatenate([y, y_test])
+    errors.expect(len(labels), 'y_train', 'at least one example', 'none')
+    if num_classes is None:
+      num_classes = int(labels.max()) + 1
+    errors.expect(
+      labels.min() >= 0 and labels.max() < num_classes,
+      'y_train and y_test',
+      f'labels in [0, {num_classes})',
+      (int(labels.min()), int(labels.max())),
+    )
+    return y, y_test, num_classes
+
+
+def _text(value: Any) -> str:
+  """Returns a parameter as it is written in a specification."""
+  if value is None:
+    return 'all'
+  if isinstance(value, tuple):
+    return '/'.join(map(repr, value))
+  return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,127 @@
+"""Whole numbers of examples in given proportions, and who gets which."""
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from tff_pfl import errors
+
+# Independent random streams of one seed.
+WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE = range(5)
+
+
+def make_rng(seed: int, stream: int) -> np.random.Generator:
+  """Returns the generator of one of a seed's streams."""
+  return np.random.default_rng([seed, stream])
+
+
+def check_seed(seed: Any) -> int:
+  """Returns `seed` as an int; `ValueError` unless it is one and not negative."""
+  errors.expect(
+    isinstance(seed, numbers.Integral) and seed >= 0,
+    'seed',
+    'a non-negative integer',
+    seed,
+  )
+  return int(seed)
+
+
+def check_positive_int(name: str, value: Any) -> int:
+  """Returns `value` as an int; `ValueError` unless it is one and positive."""
+  errors.expect(
+    isinstance(value, numbers.Integral)
+    and not isinstance(value, bool)
+    and value >= 1,
+    name,
+    'a positive integer',
+    value,
+  )
+  return int(value)
+
+
+def check_num_clients(num_clients: Any) -> int:
+  """Returns `num_clients` as an int; `ValueError` unless it is positive."""
+  return check_positive_int('num_clients', num_clients)
+
+
+def apportion(
+  class_counts: np.ndarray, weights: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+  """Divides every class among the clients in proportion to their weights.
+
+  Each entry of the result is the floor or the ceiling of its exact share.
+  Among the clients with a fractional share, those get the ceiling for whom
+  the fraction plus what rounding has cost them in the classes before is
+  largest; ties are broken at random.
+
+  Args:
+    class_counts: Examples of each class, `[num_classes]`, int.
+    weights: Non-negative, `[num_clients, num_classes]`; only the proportions
+      within a column count.
+    rng: Breaks ties.
+
+  Returns:
+    int64 array `[num_clients, num_classes]` whose columns sum to
+    `class_counts`, or to 0 where a column has no positive weight.
+  """
+  num_clients, num_classes = weights.shape
+  counts = np.zeros((num_clients, num_classes), np.int64)
+  owed = np.zeros(num_clients)
+  for label in range(num_classes):
+    total = weights[:, label].sum()
+    if total <= 0:
+      continue
+    exact = class_counts[label] * (weights[:, label] / total)
+    # The small number makes a share that is whole but for the last bit whole.
+    counts[:, label] = np.floor(exact + 1e-9)
+    fraction = np.maximum(exact - counts[:, label], 0)
+    num_extras = int(class_counts[label] - counts[:, label].sum())
+    if num_extras > 0:
+      # Rounded, so that equal claims stay equal whatever the order of sums.
+      claim = np.round(fraction + owed, 9)
+      claim[fraction <= 1e-9] = -np.inf
+      order = np.lexsort((rng.random(num_clients), -claim))
+      counts[order[:num_extras], label] += 1
+    owed += exact - counts[:, label]
+  return counts
+
+
+def group(
+  indices: np.ndarray, owners: np.ndarray, num_clients: int
+) -> list[np.ndarray]:
+  """Splits `indices` by owner, keeping their order within each owner."""
+  order = np.argsort(owners, kind='stable')
+  sizes = np.bincount(owners, minlength=num_clients)
+  return np.split(indices[order], np.cumsum(sizes)[:-1])
+
+
+def deal(
+  labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+  """Deals examples at random, `counts[client, class]` to each client.
+
+  What a class has beyond the sum of its column is left out.
+
+  Args:
+    labels: Each example's class (or domain), int `[n]`.
+    counts: How many examples of a class each client gets,
+      `[num_clients, num_classes]`, int; there are as many.
+    rng: Says which ones.
+
+  Returns:
+    Per client its examples' positions in `labels`, in random order.
+  """
+  num_clients, num_classes = counts.shape
+  class_counts = np.bincount(labels, minlength=num_classes)
+  shuffled = rng.permutation(len(labels))
+  by_class = shuffled[np.argsort(labels[shuffled], kind='stable')]
+  first_of_class = np.cumsum(class_counts) - class_counts
+  rank = np.arange(len(labels)) - np.repeat(first_of_class, class_counts)
+  dealt = rank < np.repeat(counts.sum(axis=0), class_counts)
+  clients = np.tile(np.arange(num_clients), num_classes)
+  owners = np.repeat(clients, counts.T.ravel())
+  # A client's examples in random order: otherwise the first n of them, or an
+  # unshuffled batch, would be of one class.
+  order = rng.permutation(len(owners))
+  return group(by_class[dealt][order], owners[order], num_clients)

@@ -1,0 +1,301 @@
+"""Clients that are mixtures of domains."""
+
+import dataclasses
+import numbers
+from collections.abc import Sequence
+from typing import ClassVar, Optional, Union
+
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.datasets import array_checks
+from tff_pfl.datasets.partitioning import base, dealing
+
+# What is divided by it stays finite.
+_LEAST_CONCENTRATION = 1e-305
+_NAMED_PRIORS = ('data', 'uniform')
+
+
+def _parse_size(text: str) -> Optional[int]:
+  return None if text == 'all' else int(text)
+
+
+def _parse_prior(text: str) -> Union[str, tuple[float, ...]]:
+  if text in _NAMED_PRIORS:
+    return text
+  return tuple(float(share) for share in text.split('/'))
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainMixture(base.Partitioner):
+  """Clients of equal size, each with its own mixture of the domains.
+
+  The mixture pi_i of client i is a draw from Dirichlet(concentration * prior).
+  Its training examples are drawn from the domains' pools in these proportions,
+  uniformly at random within a domain, so that labels follow the domain's
+  distribution; no example is dealt twice.
+
+  All clients are served at once, in steps, so that none comes too late. Each
+  asks every domain for its mixture's share of its size. Of a domain that is
+  asked for more than it has, all get the same fraction of what they asked for,
+  and it is exhausted. What a client still misses it asks, in the next step, of
+  the domains that are left, in proportion to its mixture again (or to what is
+  left, where its mixture has none of them). So every client has its exact size.
+  Counts are rounded by largest remainders; where that would take more than a
+  domain has, a client gets an example of another instead.
+
+  The test examples of a domain are dealt in proportion to the training examples
+  of the domain that the clients have (if none has any, in proportion to their
+  mixtures), all of them, so that an average over all test examples of a domain
+  is one over its whole test set.
+
+  Where each client's test set is held out of its own examples, as
+  `FederatedDataset.from_arrays` does without test arrays, the sizes are those
+  of a client's training and test examples together.
+
+  Attributes:
+    concentration: The paper's alpha, positive. Near 0, a client has one domain
+      only (as far as the pools suffice); with a large value every client's
+      mixture is the prior.
+    examples_per_client: Training examples of each client, at least 1; the
+      others are left out. None to deal all of them, sizes being equal up to
+      one.
+    prior: The mean of the mixtures: 'data' for the domains' shares of the
+      training examples, 'uniform' for equal shares of the domains that have
+      any, or a non-negative number for each domain, in proportion.
+
+  References:
+    Zhong et al., FedDAR: Federated Domain-Aware Representation Learning, ICLR
+      2023, sections 5.1 and 5.2.
+  """
+
+  concentration: float
+  examples_per_client: Optional[int] = dataclasses.field(
+    default=None,
+    metadata={'parse': _parse_size, 'form': "an integer or 'all'"},
+  )
+  prior: Union[str, Sequence[float]] = dataclasses.field(
+    default='data',
+    metadata={
+      'parse': _parse_prior,
+      'form': "'data', 'uniform' or shares such as 0.2/0.8",
+    },
+  )
+
+  name: ClassVar[str] = 'domain_mixture'
+  summary: ClassVar[str] = (
+    "each client's mixture of the domains is a Dirichlet draw around the prior"
+    " ('data', the default, for the domains' shares of the examples, 'uniform',"
+    ' or shares such as 0.2/0.8), and it has examples_per_client examples'
+    " (default 'all' for an equal part of all of them); only for data sets with"
+    ' domains (Zhong et al. 2023, FedDAR)'
+  )
+  needs_classes: ClassVar[bool] = False
+
+  def __post_init__(self):
+    errors.expect_positive('concentration', self.concentration)
+    if self.examples_per_client is not None:
+      errors.expect_int('examples_per_client', self.examples_per_client, 1)
+    if isinstance(self.prior, str):
+      errors.expect(
+        self.prior in _NAMED_PRIORS,
+        'prior',
+        "'data', 'uniform' or a number for each domain",
+        self.prior,
+      )
+      return
+    shares = tuple(self.prior)
+    errors.expect(
+      all(
+        isinstance(share, numbers.Real) and np.isfinite(share) and share >= 0
+        for share in shares
+      )
+      and sum(shares) > 0,
+      'prior',
+      "'data', 'uniform' or numbers, none negative and not all 0",
+      self.prior,
+    )
+    object.__setattr__(self, 'prior', tuple(map(float, shares)))
+
+  def partition(
+    self, pool: base.Pool, num_clients: int, seed: int = 0
+  ) -> base.Partition:
+    """Deals the domains' examples; see the class and the base class."""
+    num_clients = dealing.check_num_clients(num_clients)
+    seed = dealing.check_seed(seed)
+    domain, domain_test, num_domains = self._checked_domains(pool)
+    pools, test_pools = (
+      np.bincount(ids, minlength=num_domains) for ids in (domain, domain_test)
+    )
+    mixture_rng, train_rng, test_rng = (
+      dealing.make_rng(seed, stream)
+      for stream in (dealing.WEIGHTS, dealing.TRAIN, dealing.TEST)
+    )
+    mixtures = self._mixtures(num_clients, pools, mixture_rng)
+    sizes = self._sizes(num_clients, len(domain), train_rng)
+    counts = _round(_serve(mixtures, sizes, pools), sizes, pools, train_rng)
+    shares = np.where(counts.any(axis=0), counts, mixtures)
+    # Of a domain that neither the prior nor the training examples know.
+    shares[:, ~shares.any(axis=0)] = 1
+    test_counts = dealing.apportion(test_pools, shares, test_rng)
+    return base.Partition(
+      dealing.deal(domain, counts, train_rng),
+      dealing.deal(domain_test, test_counts, test_rng),
+    )
+
+  def _checked_domains(
+    self, pool: base.Pool
+  ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns both splits' domain ids, and how many domains there are."""
+    if pool.domain is None:
+      raise ValueError(
+        'Expected `partition` to be a rule for examples without domains, such'
+        f' as iid, found {self.spec!r}, which needs a data set with domains,'
+        ' such as rotated_digits, or domain ids as `domain` in'
+        ' `FederatedDataset.from_arrays`.'
+      )
+    names = None
+    if pool.num_domains is not None:
+      names = map(str, range(pool.num_domains))
+    domain, domain_test, names = array_checks.check_domains(
+      pool.domain,
+      pool.domain_test,
+      names,
+      len(pool.y),
+      None if pool.y_test is None else len(pool.y_test),
+    )
+    errors.expect(len(domain), 'y_train', 'at least one example', 'none')
+    if domain_test is None:
+      domain_test = domain[:0]
+    return domain, domain_test, len(names)
+
+  def _mixtures(
+    self, num_clients: int, pools: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    """Draws the clients' mixtures, `[num_clients, num_domains]`."""
+    if self.prior == 'data':
+      prior = pools
+    elif self.prior == 'uniform':
+      prior = pools > 0
+    else:
+      prior = np.array(self.prior)
+      errors.expect(
+        len(prior) == len(pools),
+        'prior',
+        f'{len(pools)} numbers, one per domain',
+        self.prior,
+      )
+    drawn = prior > 0
+    mixtures = np.zeros((num_clients, len(pools)))
+    mixtures[:, drawn] = _dirichlet(
+      self.concentration * (prior[drawn] / prior.sum()), num_clients, rng
+    )
+    return mixtures
+
+  def _sizes(
+    self, num_clients: int, num_examples: int, rng: np.random.Generator
+  ) -> np.ndarray:
+    """Returns each client's number of training examples, `[num_clients]`."""
+    if self.examples_per_client is None:
+      errors.expect(
+        num_clients <= num_examples,
+        'num_clients',
+        f'at most {num_examples}, the number of training examples',
+        num_clients,
+      )
+      extra = rng.permutation(num_clients) < num_examples % num_clients
+      return num_examples // num_clients + extra
+    errors.expect(
+      num_clients * self.examples_per_client <= num_examples,
+      'examples_per_client',
+      f'at most {num_examples // num_clients}, as {num_clients} clients share'
+      f' {num_examples} training examples',
+      self.examples_per_client,
+    )
+    return np.full(num_clients, self.examples_per_client)
+
+
+def _dirichlet(
+  concentrations: np.ndarray, num_draws: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Draws from a Dirichlet distribution, `[num_draws, len(concentrations)]`.
+
+  It is NumPy's distribution for concentrations that are near 0 as well, where
+  NumPy 1.25 needs minutes or never ends: a draw from Gamma(a), divided by
+  the sum, is one from Gamma(a + 1) times U^(1/a), here by its logarithm.
+  """
+  concentrations = np.maximum(concentrations, _LEAST_CONCENTRATION)
+  shape = (num_draws, len(concentrations))
+  logs = np.log(rng.gamma(concentrations + 1, size=shape))
+  logs -= rng.standard_exponential(shape) / concentrations
+  draws = np.exp(logs - logs.max(axis=1, keepdims=True))
+  return draws / draws.sum(axis=1, keepdims=True)
+
+
+def _serve(
+  mixtures: np.ndarray, sizes: np.ndarray, pools: np.ndarray
+) -> np.ndarray:
+  """Divides the pools over the clients as `DomainMixture` says.
+
+  Args:
+    mixtures: Non-negative, `[num_clients, num_domains]`.
+    sizes: What each client is to have, `[num_clients]`; the sum is at most that
+      of `pools`.
+    pools: What there is of each domain, `[num_domains]`.
+
+  Returns:
+    float64 `[num_clients, num_domains]`: rows sum to `sizes`, columns to at
+    most `pools`, up to numerical error.
+  """
+  served = np.zeros(mixtures.shape)
+  left = pools.astype(np.float64)
+  is_open = pools > 0
+  # Every step serves all clients in full or exhausts a domain.
+  while is_open.any():
+    wanted = np.where(is_open, mixtures, 0)
+    wanted[~wanted.any(axis=1)] = np.where(is_open, left, 0)
+    # The largest first: a sum of numbers next to 0 would divide badly.
+    wanted /= wanted.max(axis=1, keepdims=True)
+    wanted /= wanted.sum(axis=1, keepdims=True)
+    demand = (sizes - served.sum(axis=1)).clip(0)[:, np.newaxis] * wanted
+    asked = demand.sum(axis=0)
+    exhausted = is_open & (asked >= left)
+    served += demand * np.divide(
+      left, asked, out=np.ones(len(left)), where=exhausted & (asked > 0)
+    )
+    if not exhausted.any():
+      break
+    left = np.where(exhausted, 0, left - asked)
+    is_open &= ~exhausted
+  return served
+
+
+def _round(
+  exact: np.ndarray,
+  sizes: np.ndarray,
+  pools: np.ndarray,
+  rng: np.random.Generator,
+) -> np.ndarray:
+  """Rounds to whole numbers that sum to `sizes` and need at most `pools`.
+
+  Args:
+    exact: What `_serve` returns, of the `sizes` and `pools` there.
+    sizes: The sums of the rows.
+    pools: The largest sums of the columns.
+    rng: Breaks ties.
+  """
+  counts = dealing.apportion(sizes, exact.T, rng).T
+  while True:
+    needed = counts.sum(axis=0)
+    excess = needed > pools
+    if not excess.any():
+      return counts
+    # The exchange that costs least, measured by how far counts are from exact.
+    source = np.flatnonzero(excess)[0]
+    surplus = np.where(
+      counts[:, source] > 0, counts[:, source] - exact[:, source], -np.inf
+    )
+    deficit = np.where(needed < pools, exact - counts, -np.inf)
+    client = np.argmax(surplus + deficit.max(axis=1))
+    counts[client, source] -= 1
+    counts[client, np.argmax(deficit[client])] += 1

@@ -1,0 +1,151 @@
+"""Handwritten digits, 8x8, bundled with scikit-learn; also in domains.
+
+Source: the test part of the UCI "Optical Recognition of Handwritten Digits"
+data set (E. Alpaydin and C. Kaynak, 1998), as `sklearn.datasets.load_digits`
+ships it, so that nothing is downloaded. Bitmaps of 32x32 of 13 writers, reduced
+to 8x8 by counting the set pixels of each 4x4 block (0 to 16).
+License: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
+Sizes: 1,797 images of 10 classes (174 to 183 each), here divided once and for
+all, stratified by class, into 1,437 training and 360 test images.
+
+Two further data sets put each digit into one domain, which changes it, so that
+a model must know the domain to be right in all. Which domain an image is in is
+drawn once and for all, stratified by class.
+
+* In `rotated_digits` the same picture means different things in different
+  domains: a domain turns its digits by one angle, and a 6 that is turned by 180
+  degrees is a 9.
+* In `relabelled_digits` domain m swaps the labels of the digits 2m and 2m + 1:
+  what can be seen is the same in all domains, so that a representation can be
+  shared, and what it means differs in two classes of ten.
+"""
+
+from collections.abc import Sequence
+from typing import Callable
+
+import numpy as np
+from scipy import ndimage
+from sklearn import datasets as sklearn_datasets
+from sklearn import model_selection
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+
+NUM_CLASSES = 10
+_MAX_ROTATIONS = 12
+_SPLIT_SEED = 0
+
+
+def load_digits() -> arrays_lib.Arrays:
+  """Returns the digits, `x` float32 `[n, 8, 8, 1]` in [0, 1].
+
+  Which 360 images are the test images is drawn, stratified by class, with a
+  fixed seed: it is always the same.
+  """
+  bunch = sklearn_datasets.load_digits()
+  x = (bunch.images[..., np.newaxis] / 16).astype(np.float32)
+  x, x_test, y, y_test = model_selection.train_test_split(
+    x,
+    bunch.target,
+    test_size=0.2,
+    stratify=bunch.target,
+    random_state=_SPLIT_SEED,
+  )
+  return arrays_lib.Arrays('digits', x, y, x_test, y_test, NUM_CLASSES)
+
+
+def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:
+  """Returns digits in domains of one rotation each.
+
+  Args:
+    num_rotations: Number of domains, in [1, 12]; with 1 the digits stay as they
+      are.
+
+  Returns:
+    `x` float32 `[n, 8, 8, 1]` in [0, 1]; the angles are equally spaced on the
+    circle.
+
+  Raises:
+    ValueError: `num_rotations` is out of range.
+  """
+  errors.expect_int('num_rotations', num_rotations, 1, _MAX_ROTATIONS)
+  step = 360 / num_rotations
+  return _in_domains(
+    'rotated_digits',
+    [f'rotation_{number * step:g}' for number in range(num_rotations)],
+    lambda x, y, domain: (_rotated(x, domain, step), y),
+  )
+
+
+def load_relabelled_digits(*, num_domains: int = 5) -> arrays_lib.Arrays:
+  """Returns digits in domains of two swapped labels each.
+
+  Args:
+    num_domains: In [1, 5].
+
+  Returns:
+    `x` float32 `[n, 8, 8, 1]` in [0, 1].
+
+  Raises:
+    ValueError: `num_domains` is out of range.
+  """
+  errors.expect_int('num_domains', num_domains, 1, NUM_CLASSES // 2)
+  return _in_domains(
+    'relabelled_digits',
+    [f'swapped_{2 * m}_{2 * m + 1}' for m in range(num_domains)],
+    # 2m and 2m + 1 differ in their last bit.
+    lambda x, y, domain: (x, np.where(y // 2 == domain, y ^ 1, y)),
+  )
+
+
+def _in_domains(
+  name: str,
+  domain_names: Sequence[str],
+  change: Callable[..., tuple[np.ndarray, np.ndarray]],
+) -> arrays_lib.Arrays:
+  """Returns the digits with `change(x, y, domain) -> (x, y)` of each split."""
+  plain = load_digits()
+
+  def changed(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+    domain = _draw_domains(y, len(domain_names))
+    return (*change(x, y, domain), domain)
+
+  x, y, domain = changed(plain.x, plain.y)
+  x_test, y_test, domain_test = changed(plain.x_test, plain.y_test)
+  return arrays_lib.Arrays(
+    name=name,
+    x=x,
+    y=y,
+    x_test=x_test,
+    y_test=y_test,
+    num_classes=NUM_CLASSES,
+    domain=domain,
+    domain_test=domain_test,
+    domain_names=tuple(domain_names),
+  )
+
+
+def _draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
+  """Returns a domain for each example, every class spread evenly over them."""
+  domain = np.zeros(len(y), np.int32)
+  if num_domains > 1:
+    folds = model_selection.StratifiedKFold(
+      num_domains, shuffle=True, random_state=_SPLIT_SEED
+    )
+    for number, (_, members) in enumerate(folds.split(y, y)):
+      domain[members] = number
+  return domain
+
+
+def _rotated(x: np.ndarray, domain: np.ndarray, step: float) -> np.ndarray:
+  """Returns images `[n, h, w, c]` turned counterclockwise by `domain * step`.
+
+  What a turn leaves open is background; by right angles, pixels only move.
+  """
+  result = np.empty_like(x)
+  for number in np.unique(domain):
+    members = domain == number
+    result[members] = ndimage.rotate(
+      x[members], number * step, axes=(2, 1), reshape=False, order=1
+    ).clip(0, 1)
+  return result

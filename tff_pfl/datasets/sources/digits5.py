@@ -1,0 +1,333 @@
+"""Digits of five origins, or of those among them that are at hand.
+
+The domains are the data sets; the task is the same in all: which digit it is.
+
+  mnist         handwritten, white on black, 28x28: 60,000 training and 10,000
+                test images (see `mnist`)
+  mnist_m       MNIST's digits blended with patches of color photographs, 32x32
+                (59,001 and 9,001), Y. Ganin et al., Domain-Adversarial Training
+                of Neural Networks, JMLR 17, 2016
+  svhn          house numbers in street scenes, color, 32x32 (73,257 and
+                26,032), Y. Netzer et al., Reading Digits in Natural Images with
+                Unsupervised Feature Learning, NIPS workshop, 2011
+  usps          scanned envelopes, gray, 16x16 (7,291 and 2,007), Y. Le Cun et
+                al., 1990; J. Hull, A Database for Handwritten Text Recognition
+                Research, PAMI 16(5), 1994
+  synth_digits  rendered digits of many fonts and colors, 32x32 (479,400 and
+                9,553), Y. Ganin and V. Lempitsky, Unsupervised Domain
+                Adaptation by Backpropagation, ICML 2015
+
+License: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
+which are free for research.
+
+The user brings the files, in the data folder or in a folder in it that is
+called like the domain. Any of them may be an .npz file, `usps.npz` (or, of some
+of the images, `usps_subset.npz`) and so on, with `x_train` and `x_test`, uint8
+`[n, height, width]` or `[n, height, width, 3]`, and `y_train` and `y_test`.
+MNIST's may also be its four idx .gz files (in `mnist_idx` too), those of SVHN
+and SynthDigits the published .mat files (`train_32x32.mat`, `test_32x32.mat`;
+`synth_train_32x32.mat`, `synth_test_32x32.mat`), where 10 stands for the 0.
+
+All are brought to one size and to three channels. They stay uint8 in memory
+(28x28: 2.4 kB an image, 140 MB for MNIST alone, 1.7 GB for all of all five); a
+client's become float32 when they are asked for.
+
+MNIST-M's image i is made of MNIST's image i of the same split. Every domain
+keeps its own division into training and test images, so that where both are
+present a digit may be trained on, or tested on, in both, but never trained on
+in one and tested on in the other. (A file whose labels are not in MNIST's order
+cannot be checked for this; a warning says so.)
+"""
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+import scipy.io
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import images as images_lib
+from tff_pfl.datasets.sources import mnist
+
+NUM_CLASSES = 10
+DOMAINS = ('mnist', 'mnist_m', 'svhn', 'usps', 'synth_digits')
+_SPLITS = ('train', 'test')
+_SUBSET_SEED = 0
+_IMAGES_AT_A_TIME = 4096
+
+
+class Images(NamedTuple):
+  """The images of one split of one domain.
+
+  Attributes:
+    x: uint8 `[n, height, width]` or `[n, height, width, 3]`, n at least 1.
+    y: Integers `[n]` in [0, 10).
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+
+
+def _checked(
+  x: np.ndarray, y: np.ndarray, path: str, y_name: str, x_name: str
+) -> Images:
+  """Returns one split's arrays, or raises an error that names the file."""
+  if x.dtype != np.uint8 or x.shape[3:] not in ((), (3,)) or x.ndim < 3:
+    raise files.file_error(
+      path,
+      f'a file with {x_name} uint8 of shape (n, height, width) or (n, height,'
+      ' width, 3)',
+      f'{x.dtype} of shape {x.shape}',
+    )
+  if not len(x):
+    raise files.file_error(path, f'a file with images as {x_name}', 'none')
+  files.check_labels(y, path, y_name, x.shape[:1], NUM_CLASSES)
+  return Images(x, y)
+
+
+def _read_npz(paths: Sequence[str]) -> list[Images]:
+  """Reads one .npz file with both splits."""
+  (path,) = paths
+  keys = [f'{kind}_{split}' for split in _SPLITS for kind in 'xy']
+  x, y, x_test, y_test = files.read_npz(path, keys)
+  return [
+    _checked(x, y, path, 'y_train', 'x_train'),
+    _checked(x_test, y_test, path, 'y_test', 'x_test'),
+  ]
+
+
+def read_mat(path: str) -> Images:
+  """Reads a .mat file as SVHN is published.
+
+  Args:
+    path: The file, with `X` uint8 `[32, 32, 3, n]` and `y` `[n, 1]`, where 10
+      stands for the digit 0.
+
+  Raises:
+    ValueError: The file is missing, damaged or not of this form.
+  """
+  try:
+    file = open(path, 'rb')
+  except OSError as error:
+    raise files.unreadable_error(path, error) from None
+  with file:
+    try:
+      content = scipy.io.loadmat(file, variable_names=('X', 'y'))
+    # SciPy's reader lets through whatever a damaged file makes it do.
+    except Exception as error:
+      raise files.file_error(
+        path, "a complete .mat file of MATLAB's version 5", f'{error}'
+      ) from None
+  if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
+    raise files.file_error(
+      path, 'a .mat file with X of shape (height, width, 3, n) and y', 'others'
+    )
+  y = content['y'].ravel()
+  return _checked(
+    np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2)),
+    np.where(y == 10, 0, y),
+    path,
+    'y',
+    'X',
+  )
+
+
+def _read_mats(paths: Sequence[str]) -> list[Images]:
+  """Reads the two .mat files of a domain."""
+  return [read_mat(path) for path in paths]
+
+
+def _read_idx(paths: Sequence[str]) -> list[Images]:
+  """Reads MNIST's four idx files."""
+  arrays = mnist.read_arrays('mnist', os.path.dirname(paths[0]))
+  return [
+    Images(arrays['x'][..., 0], arrays['y']),
+    Images(arrays['x_test'][..., 0], arrays['y_test']),
+  ]
+
+
+class _Form(NamedTuple):
+  """A form in which a domain's files may come."""
+
+  files: tuple[str, ...]
+  read: Callable[[Sequence[str]], list[Images]]
+
+
+def _forms(domain: str) -> Iterator[_Form]:
+  """Yields the forms in which the files of a domain may come."""
+  if domain == 'mnist':
+    yield _Form(mnist.FILES, _read_idx)
+  elif domain in ('svhn', 'synth_digits'):
+    prefix = 'synth_' if domain == 'synth_digits' else ''
+    yield _Form(
+      tuple(f'{prefix}{split}_32x32.mat' for split in _SPLITS), _read_mats
+    )
+  for suffix in ('', '_subset'):
+    yield _Form((f'{domain}{suffix}.npz',), _read_npz)
+
+
+def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
+  """Returns what reads a domain's files, None if there are none."""
+  folders = [os.path.join(data_dir, domain), data_dir]
+  if domain == 'mnist':
+    folders.insert(0, os.path.join(data_dir, 'mnist_idx'))
+  for folder in folders:
+    for form in _forms(domain):
+      paths = [os.path.join(folder, file) for file in form.files]
+      if any(map(os.path.exists, paths)):
+        return functools.partial(form.read, paths)
+  return None
+
+
+def _looked_for(domains: Sequence[str]) -> str:
+  """Says which files would be those of each domain."""
+  return '; '.join(
+    f'{domain}: '
+    + ' or '.join(' and '.join(form.files) for form in _forms(domain))
+    for domain in domains
+  )
+
+
+def _find_all(
+  domains: Optional[Sequence[str]], data_dir: str
+) -> dict[str, Callable[[], list[Images]]]:
+  """Returns what reads each of the domains, None for those that there are.
+
+  Raises:
+    ValueError: One of `domains`, or all but one of all, are not there.
+  """
+  errors.expect(
+    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+  )
+  found = {domain: _find(domain, data_dir) for domain in domains or DOMAINS}
+  absent = [domain for domain, read in found.items() if read is None]
+  if (domains and absent) or len(found) - len(absent) < 2:
+    wanted = ' and '.join(domains or ()) or 'two or more domains of digits5'
+    raise ValueError(
+      f'Expected `data_dir` to hold {wanted}, itself or in folders called like'
+      f' the domains, found no {", no ".join(absent)} in {data_dir!r}; looked'
+      f' for {_looked_for(absent)}.'
+    )
+  return {domain: read for domain, read in found.items() if read is not None}
+
+
+def _subset(images: Images, limit: Optional[int], position: int) -> Images:
+  """Returns at most `limit` of the images, a fixed random choice in order."""
+  if limit is None or len(images.y) <= limit:
+    return images
+  rng = np.random.default_rng([_SUBSET_SEED, position])
+  chosen = np.sort(rng.permutation(len(images.y))[:limit])
+  return Images(images.x[chosen], images.y[chosen])
+
+
+def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
+  """Returns images as uint8 `[n, size, size, 3]`.
+
+  Args:
+    x: uint8 `[n, height, width]` or `[n, height, width, 3]`.
+    size: Height and width of the result; images of another size are resampled
+      bilinearly, with antialiasing where they become smaller.
+  """
+  if x.ndim == 3:
+    x = x[..., np.newaxis]
+  if x.shape[1:3] != (size, size):
+    resized = np.empty((len(x), size, size, x.shape[3]), np.uint8)
+    for first in range(0, len(x), _IMAGES_AT_A_TIME):
+      part = slice(first, first + _IMAGES_AT_A_TIME)
+      resized[part] = images_lib.resize(x[part], size)
+    x = resized
+  return np.broadcast_to(x, (*x.shape[:3], 3))
+
+
+def _warn_unless_aligned(labels: dict[str, list[np.ndarray]]) -> None:
+  """Warns if MNIST-M's labels are not those of MNIST's first images."""
+  if not {'mnist', 'mnist_m'} <= set(labels):
+    return
+  for split, plain, blended in zip(_SPLITS, labels['mnist'], labels['mnist_m']):
+    count = min(len(plain), len(blended))
+    if not np.array_equal(plain[:count], blended[:count]):
+      logging.warning(
+        "MNIST-M's %s images are not in the order of MNIST's: if they are made"
+        ' of images of the other split, test images of one domain are training'
+        ' images of the other.',
+        split,
+      )
+
+
+def load_digits5(
+  data_dir: Optional[str] = None,
+  *,
+  domains: Optional[Sequence[str]] = None,
+  image_size: int = 28,
+  max_train_per_domain: Optional[int] = None,
+) -> arrays_lib.Arrays:
+  """Returns the digits, `x` uint8 `[n, image_size, image_size, 3]`.
+
+  Args:
+    data_dir: Folder of the files, see the module's description.
+    domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits, which
+      get their numbers in the order given; None for those whose files are
+      there, in this order.
+    image_size: Height and width in pixels to which all images are brought, at
+      least 8.
+    max_train_per_domain: A domain with more training images is cut down to so
+      many, a random choice that is always the same, at least 1; None for all.
+
+  Raises:
+    ValueError: Files are missing or damaged, or an argument is out of range.
+  """
+  errors.expect(
+    data_dir is not None,
+    'data_dir',
+    'a folder with the files of two or more domains of digits5',
+    data_dir,
+  )
+  domains = _checked_domains(domains)
+  errors.expect_int('image_size', image_size, 8)
+  if max_train_per_domain is not None:
+    errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
+  readers = _find_all(domains, data_dir)
+  labels: dict[str, list[np.ndarray]] = {}
+  parts: dict[str, list[np.ndarray]] = {}
+  for number, (domain, read) in enumerate(readers.items()):
+    train, test = read()
+    labels[domain] = [train.y, test.y]
+    train = _subset(train, max_train_per_domain, DOMAINS.index(domain))
+    for suffix, images in (('', train), ('_test', test)):
+      for field, values in (
+        ('x', to_common_size(images.x, image_size)),
+        ('y', images.y),
+        ('domain', np.full(len(images.y), number, np.int32)),
+      ):
+        parts.setdefault(field + suffix, []).append(values)
+  _warn_unless_aligned(labels)
+  return arrays_lib.Arrays(
+    name='digits5',
+    num_classes=NUM_CLASSES,
+    transform=images_lib.to_unit_interval,
+    domain_names=tuple(readers),
+    **{field: np.concatenate(values) for field, values in parts.items()},
+  )
+
+
+def _checked_domains(
+  domains: Optional[Sequence[str]],
+) -> Optional[Sequence[str]]:
+  """Returns the domains asked for, None for all that there are."""
+  if domains is None:
+    return None
+  domains = [domains] if isinstance(domains, str) else list(domains)
+  errors.expect(
+    len(domains) >= 2
+    and len(set(domains)) == len(domains)
+    and set(domains) <= set(DOMAINS),
+    'domains',
+    f'two or more of {", ".join(DOMAINS)}, each once',
+    domains,
+  )
+  return domains

@@ -1,0 +1,225 @@
+"""FairFace, faces in seven groups of race, which are the domains.
+
+Source: K. Karkkainen and J. Joo, FairFace: Face Attribute Dataset for Balanced
+Race, Gender, and Age for Bias Measurement and Mitigation, WACV 2021, pictures
+from YFCC-100M, labeled by crowdworkers.
+https://github.com/joojs/fairface
+License: CC BY 4.0. Mind that the labels are what annotators saw in a face, and
+that the set is made to measure bias, not to tell people's race or gender.
+Sizes: 86,744 training and 10,954 validation images of 224x224, which are the
+test images here, of 9 groups of age and 2 of gender.
+
+The user brings the published files: `fairface_label_train.csv` and
+`fairface_label_val.csv` with the columns file, age, gender, race and
+service_test, and the images that they name, `train/1.jpg` and so on, beside
+them.
+
+An image is decoded, brought to the size wanted and kept as uint8 when a client
+that has it is first asked for, so that the memory used grows with the images
+that clients really have, up to 3 * size^2 bytes for each of all: 1.2 GB at
+64x64, 15 GB at 224x224. Decoding takes a few milliseconds an image and core.
+"""
+
+import concurrent.futures
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import csv_files, images
+
+RACES = (
+  'White',
+  'Black',
+  'Indian',
+  'East Asian',
+  'Southeast Asian',
+  'Middle Eastern',
+  'Latino_Hispanic',
+)
+LABELS = {
+  'age': tuple(
+    '0-2 3-9 10-19 20-29 30-39 40-49 50-59 60-69'.split() + ['more than 70']
+  ),
+  'gender': ('Male', 'Female'),
+}
+_FILES = ('fairface_label_train.csv', 'fairface_label_val.csv')
+_COLUMNS = ('file', 'age', 'gender', 'race')
+
+
+class Faces(NamedTuple):
+  """What a file of labels says.
+
+  Attributes:
+    paths: The images' files.
+    y: int32 `[n]`, positions in one of `LABELS`.
+    race: int32 `[n]`, positions in `RACES`.
+  """
+
+  paths: list[str]
+  y: np.ndarray
+  race: np.ndarray
+
+
+def read_labels(path: str, label: str) -> Faces:
+  """Reads a file of labels and checks that the images are there.
+
+  Args:
+    path: The CSV file; the images are looked for beside it.
+    label: 'age' or 'gender'.
+
+  Raises:
+    ValueError: A file is missing, or a column or a value is not what it should
+      be; the message names it.
+  """
+  columns, rows = csv_files.read_rows(path)
+  if not set(_COLUMNS) <= set(columns):
+    raise ValueError(
+      f'Expected `{path}` to have the columns {", ".join(_COLUMNS)}, found'
+      f' {", ".join(columns) or "none"}.'
+    )
+  if not rows:
+    raise files.file_error(path, 'a CSV file with rows', 'none')
+  folder = os.path.dirname(path)
+  paths = [os.path.join(folder, row['file'] or '') for row in rows]
+  _expect_files(paths)
+  return Faces(
+    paths,
+    _positions([row[label] for row in rows], LABELS[label], label, path),
+    _positions([row['race'] for row in rows], RACES, 'race', path),
+  )
+
+
+def _positions(
+  values: Sequence[Optional[str]],
+  known: Sequence[str],
+  column: str,
+  path: str,
+) -> np.ndarray:
+  """Returns each value's position among those known, int32."""
+  position = {value: number for number, value in enumerate(known)}
+  for row, value in enumerate(values):
+    if value not in position:
+      raise ValueError(
+        f'Expected `{path}` to have as {column} one of {", ".join(known)},'
+        f' found {value!r} in row {row + 1} after the heading.'
+      )
+  return np.array([position[value] for value in values], np.int32)
+
+
+def _expect_files(paths: Sequence[str]) -> None:
+  """Raises unless all files exist, with one look at each folder."""
+  present = {
+    folder: set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    for folder in {os.path.dirname(path) for path in paths}
+  }
+  for path in paths:
+    folder, name = os.path.split(path)
+    if name not in present[folder]:
+      raise files.file_error(path, 'an image file', 'none')
+
+
+class LazyImages:
+  """Images that are decoded when they are first asked for, and then kept."""
+
+  def __init__(self, paths: Sequence[str], size: int):
+    """Decodes nothing yet.
+
+    Args:
+      paths: JPEG files.
+      size: Height and width in pixels to which images are brought.
+    """
+    self._paths = paths
+    # Memory that was never written to takes no place.
+    self._images = np.zeros((len(paths), size, size, 3), np.uint8)
+    self._is_decoded = np.zeros(len(paths), bool)
+
+  def __call__(self, positions: np.ndarray) -> np.ndarray:
+    """Returns images.
+
+    Args:
+      positions: Of the files, integers `[k]`.
+
+    Returns:
+      float32 `[k, size, size, 3]` in [0, 1].
+
+    Raises:
+      ValueError: A file is no image; the message names it.
+    """
+    missing = np.unique(positions[~self._is_decoded[positions]])
+    if len(missing):
+      # Decoding releases Python's lock.
+      with concurrent.futures.ThreadPoolExecutor() as pool:
+        for _ in pool.map(self._decode, missing):
+          pass
+    return images.to_unit_interval(self._images[positions])
+
+  def content(self, positions: np.ndarray) -> Iterator[bytes]:
+    """Yields the bytes of images' files; see `examples.ArraySource`."""
+    for position in positions:
+      yield files.read_bytes(self._paths[position])
+
+  def _decode(self, position: int) -> None:
+    path = self._paths[position]
+    size = self._images.shape[1]
+    try:
+      image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+    except tf.errors.OpError:
+      raise files.file_error(path, 'a JPEG image', 'a damaged file') from None
+    self._images[position] = images.resize(image, size)
+    # After the image, so that other threads never find half of one.
+    self._is_decoded[position] = True
+
+
+def load_fairface(
+  data_dir: Optional[str] = None,
+  *,
+  label: str = 'age',
+  image_size: int = 64,
+) -> arrays_lib.Arrays:
+  """Returns FairFace, whose `x` are positions that its transform decodes.
+
+  Args:
+    data_dir: Folder of the two CSV files and the images, or its parent if it is
+      called `fairface`.
+    label: What is to be told, age (9 classes) or gender (2 classes).
+    image_size: Height and width in pixels to which all images are brought, at
+      least 8.
+
+  Raises:
+    ValueError: Files are missing or not of this form, or an argument is out of
+      range.
+  """
+  errors.expect(
+    data_dir is not None,
+    'data_dir',
+    f'a folder with {" and ".join(_FILES)} and the images that they name',
+    data_dir,
+  )
+  errors.expect(label in LABELS, 'label', f'one of {", ".join(LABELS)}', label)
+  errors.expect_int('image_size', image_size, 8)
+  folder = files.find_folder(
+    'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
+  )
+  train, test = (
+    read_labels(os.path.join(folder, file), label) for file in _FILES
+  )
+  positions = np.arange(len(train.y) + len(test.y), dtype=np.int32)
+  x, x_test = np.split(positions, [len(train.y)])
+  return arrays_lib.Arrays(
+    name='fairface',
+    x=x,
+    y=train.y,
+    x_test=x_test,
+    y_test=test.y,
+    num_classes=len(LABELS[label]),
+    transform=LazyImages([*train.paths, *test.paths], image_size),
+    domain=train.race,
+    domain_test=test.race,
+    domain_names=RACES,
+  )

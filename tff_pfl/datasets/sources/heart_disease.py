@@ -1,0 +1,179 @@
+"""Patients of four hospitals: is there a heart disease?
+
+Source: UCI Machine Learning Repository, Heart Disease; A. Janosi, W.
+Steinbrunn, M. Pfisterer, R. Detrano, 1988. https://doi.org/10.24432/C52P4X
+License: CC BY 4.0.
+Sizes: 920 patients of Cleveland (303), Budapest (hungarian, 294), Zurich and
+Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
+above 0 in 139, 106, 115 and 149 cases, which is class 1.
+
+The clients are the hospitals. The domains are the sexes, groups of age, or the
+hospitals themselves; see `tabular` for how the 13 columns become inputs.
+Outside Cleveland `ca`, `thal` and `slope` are missing for many or most
+patients, and a cholesterol (`chol`) of 0, as of all patients of switzerland,
+means that it was not measured.
+
+The user brings either one file `heart_disease_4sites.csv` with the columns
+`site` and `COLUMNS`, or the four files as published, `processed.cleveland.data`
+and so on, which have the same columns without a heading. Both give the same.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Optional
+
+from tff_pfl import errors
+from tff_pfl.datasets import federated_dataset, files, partitioning
+from tff_pfl.datasets.sources import tabular
+
+SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
+COLUMNS = (
+  'age', 'sex', 'cp', 'trestbps', 'chol', 'fbs', 'restecg', 'thalach', 'exang',
+  'oldpeak', 'slope', 'ca', 'thal', 'num',
+)  # fmt: skip
+# From a column of domains to where its numbers are cut into groups.
+DOMAIN_BOUNDS: dict[str, Sequence[float]] = {
+  'sex': (),
+  'age': (50, 60),
+  'site': (),
+}
+_CATEGORICAL = ('cp', 'restecg', 'slope', 'thal')
+_SEXES = {'0': 'female', '1': 'male'}
+_CSV = 'heart_disease_4sites.csv'
+_FILES = tuple(f'processed.{site}.data' for site in SITES)
+
+
+def read_table(data_dir: str) -> tabular.Table:
+  """Reads the patients of all sites, of either form.
+
+  Returns:
+    The cells by column: `site`, the sexes by name, and the other `COLUMNS`.
+
+  Raises:
+    ValueError: Files are missing, damaged or of other columns.
+  """
+  path = _csv_path(data_dir)
+  if path is None:
+    table = _read_sites(data_dir)
+  else:
+    table = tabular.read_table(path)
+    errors.expect(
+      set(table.cells) == {'site', *COLUMNS},
+      path,
+      f'a CSV file with the columns site, {", ".join(COLUMNS)}',
+      list(table.cells),
+    )
+  cells = dict(table.cells)
+  for column in ('sex', *_CATEGORICAL):
+    cells[column] = [_plain(cell) for cell in cells[column]]
+  cells['sex'] = [_SEXES.get(cell, cell) for cell in cells['sex']]
+  order = ('site', *COLUMNS)
+  return tabular.Table(table.path, {column: cells[column] for column in order})
+
+
+def _csv_path(data_dir: str) -> Optional[str]:
+  """Returns the one file with all sites, None if there is none."""
+  if os.path.isfile(data_dir):
+    return data_dir
+  paths = [
+    os.path.join(data_dir, folder, _CSV) for folder in ('heart_disease', '')
+  ]
+  return next(filter(os.path.exists, paths), None)
+
+
+def _read_sites(data_dir: str) -> tabular.Table:
+  """Reads the four files as published."""
+  folder = files.find_folder(
+    'heart_disease',
+    data_dir,
+    ('heart_disease', 'heart_disease_uci'),
+    _FILES,
+    f'{_CSV}, or {", ".join(_FILES)}',
+  )
+  cells: dict[str, list[str]] = {column: [] for column in ('site', *COLUMNS)}
+  for site, file in zip(SITES, _FILES):
+    table = tabular.read_table(os.path.join(folder, file), columns=COLUMNS)
+    cells['site'] += [site] * table.num_rows
+    for column, values in table.cells.items():
+      cells[column] += values
+  return tabular.Table(folder, cells)
+
+
+def _plain(text: str) -> str:
+  """Returns a category's number in one way of writing it: 3 for 3.0."""
+  try:
+    return f'{float(text):g}'
+  except ValueError:
+    return text
+
+
+def load_heart_disease(
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+  domain_column: str = 'sex',
+  drop_columns: Sequence[str] = (),
+  missing_indicators: bool = False,
+  test_fraction: float = 0.2,
+) -> federated_dataset.FederatedDataset:
+  """Returns the patients, by hospital or dealt to clients.
+
+  Args:
+    num_clients: At least 1; with the partition natural at most 4, of which so
+      many are drawn at random.
+    partition: Natural for the hospitals, or a rule that deals all patients.
+    data_dir: The CSV file, the folder of it or of the four files as published,
+      or the parent of such a folder if it is called `heart_disease` or
+      `heart_disease_uci`.
+    seed: Of the choice of clients or the partition, and of the test patients,
+      non-negative.
+    domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
+      remains an input, the others do not.
+    drop_columns: Further columns that are no inputs.
+    missing_indicators: Whether a column that misses values has a further input
+      that says where.
+    test_fraction: What part of a client's patients becomes its test set, in
+      [0, 1), stratified by domain and label.
+
+  Returns:
+    Dataset with `x` float32 `[inputs]`, 21, or with the sexes as inputs 23,
+    unless columns are dropped or indicators added, and `y` int32, 1 for a
+    diagnosis above 0.
+
+  Raises:
+    ValueError: Files are missing or damaged, the partition is impossible, or an
+      argument is out of range.
+  """
+  errors.expect(
+    data_dir is not None,
+    'data_dir',
+    f'the file {_CSV}, or a folder with it or with {", ".join(_FILES)}',
+    data_dir,
+  )
+  errors.expect(
+    domain_column in DOMAIN_BOUNDS,
+    'domain_column',
+    f'one of {", ".join(DOMAIN_BOUNDS)}',
+    domain_column,
+  )
+  return tabular.to_clients(
+    read_table(data_dir),
+    tabular.Columns(
+      label='num',
+      domain=domain_column,
+      client='site',
+      drop=drop_columns,
+      categorical=_CATEGORICAL,
+      zero_is_missing=('chol',),
+      label_above=0,
+      domain_bounds=DOMAIN_BOUNDS[domain_column],
+    ),
+    num_clients,
+    partition,
+    name='heart_disease',
+    seed=seed,
+    missing_indicators=missing_indicators,
+    test_fraction=test_fraction,
+  )

@@ -1,0 +1,302 @@
+"""Labelled texts by domain or user, from a CSV file; the user brings the data.
+
+The file has a heading and the columns `text`, `label` and `client`, `user` or
+`domain` (other columns are ignored), and may be compressed with gzip. The
+labels, two or more, are all numbers or all words, and are numbered in their
+sorted order: 0 and 1 stay as they are, and 0 and 4 become 0 and 1. Where there
+is a column `domain`, every text has that domain, whoever's it is.
+
+Sources that have this form or are easily brought to it: the Multi-Domain
+Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
+Boom-boxes and Blenders, ACL 2007), 2,000 Amazon product reviews of each of the
+domains books, dvd, electronics and kitchen; Sentiment140 (A. Go, R. Bhayani, L.
+Huang, 2009), 1.6 million tweets by user.
+License: none is stated for either; free for research, the texts belong to their
+authors.
+
+A text that a client has twice is dropped, lest one copy be tested and the other
+trained on; where texts are dealt to clients otherwise than the file says, so is
+a text that the file has twice.
+"""
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.datasets import federated_dataset, files, partitioning
+from tff_pfl.datasets.partitioning import natural
+from tff_pfl.datasets.sources import csv_files
+from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
+
+CLIENT_COLUMNS = ('client', 'user', 'domain')
+VOCABULARIES = ('hashed', 'learned')
+_PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
+# The one kind of client that stands for more than one: a domain has many users.
+_DOMAIN = 'domain'
+
+
+class LabeledTexts(NamedTuple):
+  """The rows of a file.
+
+  Attributes:
+    texts: The texts.
+    labels: Of each, as it is written.
+    keys: Whose text it is, as it is written.
+    client_column: Where `keys` come from, one of `CLIENT_COLUMNS`.
+    domains: The texts' domains; None where the file has none.
+  """
+
+  texts: list[str]
+  labels: list[str]
+  keys: list[str]
+  client_column: str
+  domains: Optional[list[str]] = None
+
+
+def read_csv(path: str) -> LabeledTexts:
+  """Reads a file, without the texts that a client has twice.
+
+  Raises:
+    ValueError: The file is missing or damaged, or lacks a column or a value;
+      the message names it.
+  """
+  columns, rows = csv_files.read_rows(path)
+  client_column = next((c for c in CLIENT_COLUMNS if c in columns), None)
+  if client_column is None or not {'text', 'label'} <= set(columns):
+    raise ValueError(
+      f'Expected `{path}` to have the columns text, label and one of'
+      f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
+    )
+  domain_column = _DOMAIN if _DOMAIN in columns else None
+  data = _checked(rows, path, client_column, domain_column)
+  return _without_repeats(data, path)
+
+
+def _checked(
+  rows: list[dict[str, str]],
+  path: str,
+  client_column: str,
+  domain_column: Optional[str],
+) -> LabeledTexts:
+  """Returns the rows' values, every row with all of them."""
+  if not rows:
+    raise files.file_error(path, 'a CSV file with rows', 'none')
+  columns = ['text', 'label', client_column]
+  if domain_column is not None:
+    columns.append(domain_column)
+  for number, row in enumerate(rows):
+    for column in columns:
+      if not row[column] or (
+        column == 'label' and row[column] in csv_files.MISSING_MARKERS
+      ):
+        raise ValueError(
+          f'Expected `{path}` to have a {column} in every row, found none in'
+          f' row {number + 1} after the heading.'
+        )
+  texts, labels, keys, *domains = (
+    [row[column] for row in rows] for column in columns
+  )
+  return LabeledTexts(
+    texts, labels, keys, client_column, domains[0] if domains else None
+  )
+
+
+def _without_repeats(data: LabeledTexts, path: str) -> LabeledTexts:
+  """Returns only the first of a client's equal texts."""
+  first = {}
+  for row, pair in enumerate(zip(data.keys, data.texts)):
+    first.setdefault(pair, row)
+  num_repeats = len(data.texts) - len(first)
+  if num_repeats:
+    logging.info(
+      'Dropped %d texts of %s that their client has twice.', num_repeats, path
+    )
+  return data._replace(
+    **{
+      name: [values[row] for row in first.values()]
+      for name, values in data._asdict().items()
+      if isinstance(values, list)
+    }
+  )
+
+
+def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
+  """Returns the labels as classes, and the number of classes."""
+  numbers, others = csv_files.numbers_of(labels)
+  if 0 < len(others) < len(labels):
+    raise ValueError(
+      f'Expected `{path}` to have labels that are all numbers or all words,'
+      f' found {labels[others[0]]!r} as well as numbers.'
+    )
+  values = np.array(labels) if others else numbers
+  classes, y = np.unique(values, return_inverse=True)
+  if len(classes) < 2:
+    raise ValueError(
+      f'Expected `{path}` to have two or more different labels, found'
+      f' {classes.tolist()}.'
+    )
+  return y.astype(np.int32), len(classes)
+
+
+def _natural_clients(
+  data: LabeledTexts,
+  y: np.ndarray,
+  num_clients: int,
+  min_texts: int,
+  seed: int,
+) -> dict[str, np.ndarray]:
+  """Returns the positions of the texts of each client, by its id."""
+  keys, owners, counts = np.unique(
+    np.array(data.keys), return_inverse=True, return_counts=True
+  )
+  # All texts of a key side by side, in the order of the file.
+  by_key = np.split(np.argsort(owners, kind='stable'), np.cumsum(counts)[:-1])
+  texts = {
+    key: rows
+    for key, rows in zip(keys.tolist(), by_key)
+    if len(rows) >= min_texts
+  }
+  kind = f'{data.client_column}s'
+  if min_texts > 1:
+    kind += f' with at least {min_texts} texts'
+  num_clients = partitioning.check_num_clients(num_clients)
+  if data.client_column == _DOMAIN and num_clients > len(texts) > 0:
+    return _divided_domains(texts, y, num_clients, seed)
+  chosen = natural.choose_clients(list(texts), num_clients, kind, seed)
+  return {key: texts[key] for key in chosen}
+
+
+def _divided_domains(
+  texts: dict[str, np.ndarray], y: np.ndarray, num_clients: int, seed: int
+) -> dict[str, np.ndarray]:
+  """Deals each domain's texts evenly to clients of that domain alone."""
+  num_texts = sum(map(len, texts.values()))
+  errors.expect(
+    num_clients <= num_texts,
+    'num_clients',
+    f'at most {num_texts}, the number of texts',
+    num_clients,
+  )
+  counts = [
+    len(part) for part in np.array_split(np.arange(num_clients), len(texts))
+  ]
+  width = len(str(max(counts) - 1))
+  clients = {}
+  for (domain, own), count in zip(texts.items(), counts):
+    pool = partitioning.Pool(y[own])
+    parts = partitioning.Iid().partition(pool, count, seed)
+    for j, part in enumerate(parts.train_indices):
+      clients[f'{domain}_{j:0{width}d}'] = own[part]
+  return clients
+
+
+def load_sentiment(
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+  max_words: int = 100,
+  vocabulary: str = 'hashed',
+  vocabulary_size: int = 10_000,
+  min_texts: int = 1,
+  test_fraction: float = 0.2,
+) -> federated_dataset.FederatedDataset:
+  """Returns labeled texts by client.
+
+  Each client's texts are divided into training and test texts, stratified by
+  label.
+
+  Args:
+    num_clients: At least 1. With the partition natural, so many users or
+      domains are drawn at random. Where the file is by domain and there are
+      more clients than domains, each domain's texts are dealt evenly to clients
+      that have this domain alone.
+    partition: Natural, or a rule that deals all texts, for example by their
+      domains.
+    data_dir: The CSV file, its folder, or the parent of its folder
+      `sentiment`. In a folder, its name has `sentiment`, `sent140` or
+      `reviews` in it.
+    seed: Of the choice of clients and of the test texts, non-negative.
+    max_words: How many words of a text are kept, at least 1.
+    vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
+      training texts, and one number for all other words.
+    vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
+    min_texts: Users or domains with fewer texts are left out, at least 1; only
+      with the partition natural.
+    test_fraction: What part of a client's texts becomes its test set, in
+      [0, 1).
+
+  Returns:
+    Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then
+    0, and `y` int32.
+
+  Raises:
+    ValueError: The file is missing or not of this form, the partition is
+      impossible, there are not enough clients, or an argument is out of range.
+  """
+  seed = partitioning.check_seed(seed)
+  errors.expect(
+    data_dir is not None,
+    'data_dir',
+    'a CSV file with the columns text, label and client, user or domain',
+    data_dir,
+  )
+  errors.expect(
+    vocabulary in VOCABULARIES,
+    'vocabulary',
+    f'one of {", ".join(VOCABULARIES)}',
+    vocabulary,
+  )
+  errors.expect_int('max_words', max_words, 1)
+  errors.expect_int('min_texts', min_texts, 1)
+  errors.expect(
+    isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
+    'test_fraction',
+    'a number in [0, 1)',
+    test_fraction,
+  )
+  path = files.find_file('sentiment', data_dir, _PATTERNS)
+  data = read_csv(path)
+  y, num_classes = _numbered_labels(data.labels, path)
+  if isinstance(partition, natural.Natural):
+    clients = _natural_clients(data, y, num_clients, min_texts, seed)
+    rows = np.concatenate(list(clients.values()))
+    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
+    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
+  else:
+    # Whoever may come to have it, a text counts once.
+    first = {text: row for row, text in reversed(list(enumerate(data.texts)))}
+    rows = np.sort(list(first.values()))
+    owners = dict(num_clients=num_clients, partition=partition)
+  if data.domains is not None:
+    names, owners['domain'] = np.unique(
+      np.array(data.domains)[rows], return_inverse=True
+    )
+    owners['domain_names'] = names.tolist()
+
+  def dealt(transform=None) -> federated_dataset.FederatedDataset:
+    return federated_dataset.FederatedDataset.from_arrays(
+      np.arange(len(rows)),
+      y[rows],
+      **owners,
+      test_fraction=test_fraction,
+      num_classes=num_classes,
+      transform=transform,
+      name='sentiment',
+      seed=seed,
+    )
+
+  words = [vocabulary_lib.words_of(data.texts[i]) for i in rows]
+  if vocabulary == 'hashed':
+    numbers = vocabulary_lib.HashedVocabulary(vocabulary_size)
+  else:
+    # Dealt once to see which texts are for training.
+    clients = dealt()
+    numbers = vocabulary_lib.WordVocabulary.of_most_frequent(
+      [words[i] for c in clients.client_ids for i in clients.train(c).x],
+      vocabulary_size,
+    )
+  return dealt(numbers.encode(words, max_words).__getitem__)

@@ -1,0 +1,254 @@
+"""Next characters of Shakespeare's plays; the clients are speaking roles.
+
+Source: works of William Shakespeare, public domain. Either a plain text file of
+speeches, such as Tiny Shakespeare (A. Karpathy, 2015: 40,000 lines, 1,115,394
+characters, 309 roles, 141 of them with 1,000 characters or more), or, without a
+data folder, the 715 roles of the complete works as TensorFlow Federated
+provides them, after LEAF (S. Caldas et al., LEAF: A Benchmark for Federated
+Settings, 2018).
+
+In the text file, speeches are separated by blank lines, and the first line of
+each is the role's name and a colon. Roles of the same name are one client, of
+whichever play.
+
+An example is LEAF's: a sequence of characters and the one that follows it, at
+every place of a role's text. Training text comes before test text, and no
+sequence reaches over from one to the other.
+
+Characters are numbered: newline 1, the printable ASCII characters 2 to 96, any
+other 97; 0 stands for none and does not occur.
+"""
+
+import re
+from typing import Optional
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets import federated_dataset, files, partitioning
+from tff_pfl.datasets.partitioning import natural
+from tff_pfl.datasets.sources import tff_clients
+
+# Padding, newline, 95 printable characters and one for all others.
+NUM_CHARACTERS = 98
+_OTHER = NUM_CHARACTERS - 1
+_CODES = np.full(256, _OTHER, np.uint8)
+_CODES[ord('\n')] = 1
+_CODES[32:127] = np.arange(2, 97)
+_PATTERN = '*shakespeare*.txt'
+_KIND = 'speaking roles with enough text'
+_BLANK_LINES = re.compile(r'\n[ \t]*(?:\n[ \t]*)+')
+
+
+def encode(text: str) -> np.ndarray:
+  """Returns a text's characters as numbers, uint8 `[characters]`."""
+  points = np.frombuffer(text.encode('utf-32-le'), '<u4')
+  return _CODES[np.minimum(points, len(_CODES) - 1)]
+
+
+def read_roles(path: str) -> dict[str, str]:
+  """Reads a file of speeches.
+
+  Returns:
+    From each role's name, in the order of appearance, to its speeches, one
+    after the other, joined by newlines.
+
+  Raises:
+    ValueError: The file is missing, is no text, or a speech has no role; the
+      message names it.
+  """
+  try:
+    # With or without the mark that some editors put before UTF-8.
+    with open(path, encoding='utf-8-sig') as file:
+      content = file.read()
+  except OSError as error:
+    raise files.unreadable_error(path, error) from None
+  except UnicodeDecodeError as error:
+    raise files.file_error(path, 'a text file in UTF-8', error) from None
+  speeches: dict[str, list[str]] = {}
+  for number, block in enumerate(_BLANK_LINES.split(content.strip())):
+    role, _, speech = block.partition('\n')
+    role = role.strip()
+    if len(role) < 2 or not role.endswith(':'):
+      raise ValueError(
+        f'Expected `{path}` to have blank lines between speeches and each to'
+        f' begin with a line `ROLE:`, found {role[:60]!r} in speech'
+        f' {number + 1}.'
+      )
+    speeches.setdefault(role[:-1], []).append(speech)
+  return {role: '\n'.join(parts) for role, parts in speeches.items()}
+
+
+def _starts(
+  first: int, num_characters: int, sequence_length: int, stride: int
+) -> np.ndarray:
+  """Returns where sequences begin whose next character is in a text too.
+
+  Args:
+    first: Position of the text's first character.
+    num_characters: Of the text.
+    sequence_length: Of a sequence.
+    stride: Between the beginnings of two sequences.
+  """
+  return np.arange(first, first + num_characters - sequence_length, stride)
+
+
+def _num_overlapping(sequence_length: int, stride: int) -> int:
+  """Returns how many examples before one share a character with it.
+
+  An example's `sequence_length + 1` characters end with the one to predict.
+  """
+  return sequence_length // stride
+
+
+def _from_file(
+  path: str,
+  num_clients: int,
+  seed: int,
+  sequence_length: int,
+  min_characters: int,
+  stride: int,
+) -> federated_dataset.FederatedDataset:
+  """Makes the dataset of a file; only the text is kept in memory."""
+  roles = {
+    role: encode(text)
+    for role, text in read_roles(path).items()
+    if len(text) >= min_characters
+  }
+  chosen = natural.choose_clients(sorted(roles), num_clients, _KIND, seed)
+  text = np.concatenate([roles[role] for role in chosen])
+  splits: tuple[list, list] = ([], [])
+  first = 0
+  for role in chosen:
+    size = len(roles[role])
+    num_train = size * 4 // 5
+    for starts, begin, count in zip(
+      splits, (first, first + num_train), (num_train, size - num_train)
+    ):
+      starts.append(_starts(begin, count, sequence_length, stride))
+    first += size
+  (x, keys), (x_test, keys_test) = (
+    (
+      np.concatenate(starts),
+      np.repeat(range(len(chosen)), [len(s) for s in starts]),
+    )
+    for starts in splits
+  )
+  offsets = np.arange(sequence_length)
+  return federated_dataset.FederatedDataset.from_arrays(
+    x,
+    text[x + sequence_length],
+    x_test=x_test,
+    y_test=text[x_test + sequence_length],
+    keys=keys,
+    keys_test=keys_test,
+    client_ids=chosen,
+    num_classes=NUM_CHARACTERS,
+    # Sequences overlap: all of them would take so many times the text.
+    transform=lambda starts: text[starts[:, np.newaxis] + offsets].astype(
+      np.int32
+    ),
+    num_overlapping=_num_overlapping(sequence_length, stride),
+    name='shakespeare',
+  )
+
+
+def _from_tff(
+  num_clients: int,
+  seed: int,
+  sequence_length: int,
+  min_characters: int,
+  stride: int,
+) -> federated_dataset.FederatedDataset:
+  """Makes the dataset of TensorFlow Federated's roles, read when asked for."""
+  splits = tff_clients.download(
+    'shakespeare',
+    tff.simulation.datasets.shakespeare.load_data,
+    f'pass --data_dir with a file {_PATTERN} of speeches or its folder',
+  )
+
+  def num_characters(role: str) -> list[int]:
+    return [
+      len('\n'.join(tff_clients.read_texts(split, role, 'snippets')))
+      for split in splits
+    ]
+
+  sizes = {role: num_characters(role) for role in tff_clients.in_both(*splits)}
+  roles = natural.choose_clients(
+    [
+      role
+      for role, size in sizes.items()
+      if sum(size) >= min_characters and min(size) > sequence_length
+    ],
+    num_clients,
+    _KIND,
+    seed,
+  )
+  sequence = np.arange(sequence_length)
+
+  def examples(snippets: list[str]) -> examples_lib.Examples:
+    text = encode('\n'.join(snippets)).astype(np.int32)
+    starts = _starts(0, len(text), sequence_length, stride)
+    return examples_lib.Examples(
+      text[starts[:, np.newaxis] + sequence], text[starts + sequence_length]
+    )
+
+  return tff_clients.text_clients(
+    'shakespeare',
+    splits,
+    roles,
+    field='snippets',
+    encode=examples,
+    sequence_length=sequence_length,
+    num_classes=NUM_CHARACTERS,
+    num_overlapping=_num_overlapping(sequence_length, stride),
+  )
+
+
+def load_shakespeare(
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+  sequence_length: int = 80,
+  min_characters: int = 1000,
+  stride: int = 1,
+) -> federated_dataset.FederatedDataset:
+  """Returns next characters by speaking role.
+
+  Args:
+    num_clients: At least 1; so many roles are drawn at random from those that
+      have `min_characters` or more.
+    partition: Natural.
+    data_dir: The text file, its folder, or the parent of its folder
+      `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
+      four fifths of a role's text then are for training. None for the roles
+      and the division of `tff.simulation.datasets`.
+    seed: Of the choice of roles, non-negative.
+    sequence_length: Characters in a sequence, at least 1.
+    min_characters: Roles with less text are left out; at least so many that a
+      fifth of them holds a sequence and the next character.
+    stride: Characters between the beginnings of two sequences, at least 1; a
+      larger one gives fewer examples.
+
+  Returns:
+    Dataset with `x` int32 `[sequence_length]`, `y` int32, the next character,
+    and 98 classes.
+
+  Raises:
+    ValueError: The file is missing or not of this form, another partition is
+      asked for, there are not enough roles, or an argument is out of range.
+    RunError: TensorFlow Federated cannot download the data.
+  """
+  natural.expect_natural(partition, 'shakespeare', 'speaking roles')
+  errors.expect_int('sequence_length', sequence_length, 1)
+  errors.expect_int('min_characters', min_characters, 5 * (sequence_length + 1))
+  errors.expect_int('stride', stride, 1)
+  options = (num_clients, seed, sequence_length, min_characters, stride)
+  if data_dir is None:
+    return _from_tff(*options)
+  path = files.find_file('shakespeare', data_dir, (_PATTERN,))
+  return _from_file(path, *options)

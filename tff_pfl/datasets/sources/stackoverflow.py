@@ -1,0 +1,127 @@
+"""Next words of Stack Overflow's questions and answers; the clients are users.
+
+Source: Stack Overflow Data, hosted by Kaggle, as TensorFlow Federated provides
+it; it is downloaded. Users with fewer than 100 sentences are left out.
+License: CC BY-SA 3.0.
+Sizes: 342,477 users with 135,818,730 training sentences (before 2018) and
+204,088 with 16,586,035 test sentences (since then); the clients here are the
+users that have both.
+
+An example is up to `sequence_length` words of a sentence and the word that
+follows them. What is to be found is always a word of the vocabulary: accuracy
+does not count words that all have the same number.
+"""
+
+import functools
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets import federated_dataset, partitioning
+from tff_pfl.datasets.partitioning import natural
+from tff_pfl.datasets.sources import tff_clients
+from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
+
+_KIND = 'users with training and test sentences'
+_REMEDY = (
+  'load it once where there is a network, and copy ~/.tff and ~/.keras from'
+  ' there'
+)
+
+
+def next_words(
+  sentences: list[str],
+  vocabulary: vocabulary_lib.WordVocabulary,
+  sequence_length: int,
+  max_sentences: int,
+) -> examples_lib.Examples:
+  """Returns a user's sentences as examples.
+
+  Args:
+    sentences: Words separated by spaces.
+    vocabulary: What numbers them.
+    sequence_length: Words to go by; fewer, at the beginning of a sentence, are
+      followed by 0.
+    max_sentences: Further sentences are left out.
+
+  Returns:
+    `x` int32 `[n, sequence_length]`, `y` int32 `[n]`, from the second word of
+    every sentence on, without the words that are not in the vocabulary.
+  """
+  contexts, words = [], []
+  for sentence in sentences[:max_sentences]:
+    numbers = [vocabulary.number(word) for word in sentence.split()]
+    for place, number in enumerate(numbers):
+      if place and number != vocabulary.other:
+        contexts.append(numbers[max(place - sequence_length, 0) : place])
+        words.append(number)
+  return examples_lib.Examples(
+    vocabulary_lib.padded(contexts, sequence_length), np.array(words, np.int32)
+  )
+
+
+def load_stackoverflow(
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  *,
+  seed: int = 0,
+  sequence_length: int = 20,
+  vocabulary_size: int = 10_000,
+  max_sentences: int = 1000,
+) -> federated_dataset.FederatedDataset:
+  """Returns next words by user.
+
+  Args:
+    num_clients: At least 1; so many users are drawn at random.
+    partition: Natural.
+    seed: Of the choice of users, non-negative.
+    sequence_length: Words to go by, at least 1.
+    vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
+      the last for all words but the most frequent ones.
+    max_sentences: So many of a user's training, and of its test sentences are
+      used at most, at least 1.
+
+  Returns:
+    Dataset with `x` int32 `[sequence_length]`, `y` int32, the next word, and
+    `vocabulary_size` classes.
+
+  Raises:
+    ValueError: Another partition is asked for, there are not enough users, or
+      an argument is out of range.
+    RunError: TensorFlow Federated cannot download the data.
+  """
+  natural.expect_natural(partition, 'stackoverflow', 'users')
+  errors.expect_int('sequence_length', sequence_length, 1)
+  errors.expect_int('vocabulary_size', vocabulary_size, 3)
+  errors.expect_int('max_sentences', max_sentences, 1)
+  module = tff.simulation.datasets.stackoverflow
+  word_counts = tff_clients.download(
+    'stackoverflow',
+    lambda: module.load_word_counts(vocab_size=vocabulary_size - 2),
+    _REMEDY,
+  )
+  train, _, test = tff_clients.download(
+    'stackoverflow', module.load_data, _REMEDY
+  )
+  users = natural.choose_clients(
+    tff_clients.in_both(train, test), num_clients, _KIND, seed
+  )
+  encode = functools.partial(
+    next_words,
+    vocabulary=vocabulary_lib.WordVocabulary(list(word_counts)),
+    sequence_length=sequence_length,
+    max_sentences=max_sentences,
+  )
+  return tff_clients.text_clients(
+    'stackoverflow',
+    (train, test),
+    users,
+    field='tokens',
+    encode=encode,
+    sequence_length=sequence_length,
+    num_classes=vocabulary_size,
+    # Examples of a sentence have words in common if they are so near.
+    num_overlapping=sequence_length,
+  )
