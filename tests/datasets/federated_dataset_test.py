@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.datasets import federated_dataset
-from tff_pfl.datasets import partitioning
+from tff_pfl.datasets import federated_dataset, partitioning
 
 FederatedDataset = federated_dataset.FederatedDataset
 
@@ -569,8 +568,16 @@ def test_source_that_only_has_examples_still_counts_domains():
     def num_examples(self, position):
       return position + 1
 
-  counts = Source().domain_counts([2, 0], 4)
-  assert counts.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+  dataset = FederatedDataset(
+    name='mine',
+    client_ids='abc',
+    element_spec=_with_domains().element_spec,
+    num_classes=3,
+    train=Source(),
+    test=Source(),
+    domain_names=list('wxyz'),
+  ).subset('ca')
+  assert dataset.domain_counts().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
 
 
 def test_select_takes_examples_with_all_their_fields():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from tff_pfl.datasets.sources import digits, synthetic
 from tff_pfl.datasets import federated_dataset, partition_plot
+from tff_pfl.datasets.sources import digits, synthetic
 
 
 def _map(figure, panel):
@@ -14,7 +14,7 @@ def _map(figure, panel):
 
 
 def test_picture_shows_the_class_counts_of_both_splits():
-  dataset = digits.load_digits(12, 'shards:2')
+  dataset = digits.load_digits().to_clients(12, 'shards:2')
   figure = partition_plot.partition_figure(dataset, title='two shards')
   np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts('train'))
   np.testing.assert_array_equal(_map(figure, 1), dataset.class_counts('test'))
@@ -47,7 +47,7 @@ def test_regression_dataset_is_drawn_as_bars():
 
 @pytest.mark.parametrize('num_clients', [1, 10, 200])
 def test_plot_writes_a_png_of_a_readable_size(tmp_path, num_clients):
-  dataset = digits.load_digits(num_clients, 'iid')
+  dataset = digits.load_digits().to_clients(num_clients, 'iid')
   path = tmp_path / 'partition.png'
   partition_plot.plot_partition(dataset, path)
   height, width, _ = image.imread(path).shape
@@ -56,7 +56,7 @@ def test_plot_writes_a_png_of_a_readable_size(tmp_path, num_clients):
 
 
 def test_bad_arguments_are_errors(tmp_path):
-  dataset = digits.load_digits(2, 'iid')
+  dataset = digits.load_digits().to_clients(2, 'iid')
   with pytest.raises(ValueError, match='`path` to be a .png file'):
     partition_plot.plot_partition(dataset, 'partition.jpg')
   with pytest.raises(ValueError, match='`max_clients`'):
@@ -99,4 +99,6 @@ def test_picture_can_show_domains_by_name(tmp_path, num_classes):
 @pytest.mark.parametrize('by', ['domain', 'writer'])
 def test_what_a_dataset_does_not_have_cannot_be_drawn(by):
   with pytest.raises(ValueError, match="`by` to be 'class', or 'domain' for a"):
-    partition_plot.partition_figure(digits.load_digits(3, 'iid'), by=by)
+    partition_plot.partition_figure(
+      digits.load_digits().to_clients(3, 'iid'), by=by
+    )

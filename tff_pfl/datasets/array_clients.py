@@ -1,39 +1,15 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
+import collections
 from typing import Any, Optional, Union
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import array_checks, partitioning
-
-
-def check_division(
-  arrays: array_checks.CheckedArrays, num_overlapping: int, test_fraction: float
-) -> None:
-  """Raises `ValueError` unless there are examples and a way to test on some.
-
-  Args:
-    arrays: The examples.
-    num_overlapping: See `from_arrays`, at least 0; 0 without test examples.
-    test_fraction: In [0, 1); it does not count with test examples.
-  """
-  errors.expect_int('num_overlapping', num_overlapping, 0)
-  errors.expect(len(arrays.x), 'x', 'at least one example', 'none')
-  if arrays.x_test is None:
-    errors.expect(
-      num_overlapping == 0,
-      'num_overlapping',
-      '0 where there is no `x_test`, as the test set then is drawn at random',
-      num_overlapping,
-    )
-    errors.expect(
-      isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
-      'test_fraction',
-      'a number in [0, 1)',
-      test_fraction,
-    )
+from tff_pfl.datasets import examples as examples_lib
 
 
 def make_rule(
@@ -85,21 +61,30 @@ def divide(
   rule: partitioning.Partitioner,
   num_clients: Optional[int],
   test_fraction: float,
+  num_overlapping: int,
   seed: int,
 ) -> tuple[array_checks.CheckedArrays, partitioning.Partition]:
-  """Divides the examples among clients.
-
-  Args:
-    arrays: The examples.
-    rule: Says whose they are.
-    num_clients: None only for a rule that knows.
-    test_fraction: Part of a client's examples to hold out for its test set,
-      where there are no test examples.
-    seed: Of the rule and of what is held out.
+  """Divides the examples among clients, and holds test examples out if needed.
 
   Returns:
     The examples, among them those that test indices are of, and the partition.
   """
+  seed = partitioning.check_seed(seed)
+  errors.expect_int('num_overlapping', num_overlapping, 0)
+  errors.expect(len(arrays.x), 'x', 'at least one example', 'none')
+  if arrays.x_test is None:
+    errors.expect(
+      num_overlapping == 0,
+      'num_overlapping',
+      '0 where there is no `x_test`, as the test set then is drawn at random',
+      num_overlapping,
+    )
+    errors.expect(
+      isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
+      'test_fraction',
+      'a number in [0, 1)',
+      test_fraction,
+    )
   parts = rule.partition(
     partitioning.Pool(
       arrays.y,
@@ -161,3 +146,32 @@ def warn_of_gaps(
         name,
         [names[i] for i in np.flatnonzero(counts == 0)],
       )
+
+
+def sources(
+  arrays: array_checks.CheckedArrays,
+  parts: partitioning.Partition,
+  transform: Optional[examples_lib.Transform],
+  num_overlapping: int,
+) -> tuple[
+  'collections.OrderedDict[str, tf.TensorSpec]',
+  examples_lib.ArraySource,
+  examples_lib.ArraySource,
+]:
+  """Returns the spec of one example, and the training and test examples."""
+  sample = arrays.x[:1]
+  if transform is not None:
+    sample = np.asarray(transform(sample))
+  spec = examples_lib.element_spec(
+    tf.TensorSpec(sample.shape[1:], sample.dtype),
+    tf.TensorSpec(arrays.y.shape[1:], arrays.y.dtype),
+    has_domain=arrays.domain is not None,
+  )
+  train, test = (
+    examples_lib.ArraySource(*fields, transform, num_overlapping)
+    for fields in (
+      (arrays.x, arrays.y, parts.train_indices, arrays.domain),
+      (arrays.x_test, arrays.y_test, parts.test_indices, arrays.domain_test),
+    )
+  )
+  return spec, train, test

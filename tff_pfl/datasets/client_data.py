@@ -14,7 +14,6 @@ from tff_pfl.datasets import examples as examples_lib
 
 _READ_BATCH = 1024
 _FIELDS = examples_lib.Examples._fields
-_ALL_FIELDS = set(_FIELDS)
 
 
 def _fields(element: Any) -> Optional[dict[str, Any]]:
@@ -22,44 +21,26 @@ def _fields(element: Any) -> Optional[dict[str, Any]]:
 
   It is None if the element has other parts.
   """
-  if isinstance(element, dict) and set(element) in ({'x', 'y'}, _ALL_FIELDS):
-    return {name: element[name] for name in _FIELDS if name in element}
   if isinstance(element, tuple) and len(element) == 2:
-    return {'x': element[0], 'y': element[1]}
+    return dict(zip(_FIELDS, element))
+  if isinstance(element, dict) and set(element) in ({'x', 'y'}, {*_FIELDS}):
+    return {name: element[name] for name in _FIELDS if name in element}
   return None
 
 
-def element_specs(
+def _element_specs(
   client_data: tff.simulation.datasets.ClientData,
   num_classes: Optional[int],
   name: str,
-  num_domains: int = 0,
+  num_domains: int,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
   """Returns the specs of one example as the federated dataset gives it.
 
-  Args:
-    client_data: Of unbatched elements.
-    num_classes: Number of classes; None for regression.
-    name: The argument's name for messages.
-    num_domains: Number of domains; 0 for elements without a domain.
-
-  Returns:
-    Ordered `x`, `y` and, with domains, `domain`, without a batch dimension;
-    float inputs and regression targets are float32, labels and domain ids
-    int32.
-
   Raises:
-    TypeError: It is not a `ClientData`.
-    ValueError: Its elements are not x, y and possibly a domain id of a fixed
-      shape, or `num_classes` is missing for integer y, or the domains' names
-      are missing or superfluous.
+    ValueError: Elements are not x, y and possibly a domain id of a fixed shape,
+      or `num_classes` is missing for integer y, or the domains' names are
+      missing or superfluous.
   """
-  errors.expect_type(
-    client_data,
-    tff.simulation.datasets.ClientData,
-    name,
-    'a tff.simulation.datasets.ClientData',
-  )
   structure = client_data.element_type_structure
   specs = _fields(structure)
   if specs is None or not all(
@@ -72,16 +53,11 @@ def element_specs(
       f' found {structure!r}; bring it into this form with its `preprocess`.'
     )
   x, y = specs['x'], specs['y']
-  x_dtype = tf.float32 if x.dtype.is_floating else x.dtype
   errors.expect(
     num_classes is not None or y.dtype.is_floating,
     'num_classes',
     'given for integer labels',
     num_classes,
-  )
-  y_dtype = tf.float32 if num_classes is None else tf.int32
-  result = collections.OrderedDict(
-    x=tf.TensorSpec(x.shape, x_dtype), y=tf.TensorSpec(y.shape, y_dtype)
   )
   errors.expect(
     ('domain' in specs) == (num_domains > 0),
@@ -90,19 +66,26 @@ def element_specs(
     f'elements of {list(specs)} in `{name}`',
   )
   if 'domain' in specs:
-    domain = specs['domain']
     errors.expect(
-      domain.shape.rank == 0 and domain.dtype.is_integer,
+      specs['domain'].shape.rank == 0 and specs['domain'].dtype.is_integer,
       name,
       'of elements whose domain is an integer',
-      domain,
+      specs['domain'],
     )
-    result['domain'] = tf.TensorSpec((), tf.int32)
-  return result
+  return examples_lib.element_spec(
+    tf.TensorSpec(x.shape, tf.float32 if x.dtype.is_floating else x.dtype),
+    tf.TensorSpec(y.shape, tf.float32 if num_classes is None else tf.int32),
+    has_domain='domain' in specs,
+  )
 
 
 class ClientDataSource(examples_lib.ExampleSource):
-  """Reads a client's dataset each time it is asked; keeps only the counts."""
+  """Reads a client's dataset each time it is asked; keeps only the counts.
+
+  Attributes:
+    specs: Ordered `x`, `y` and, with domains, `domain` of one example; float
+      inputs and regression targets are float32, labels and domain ids int32.
+  """
 
   def __init__(
     self,
@@ -115,12 +98,15 @@ class ClientDataSource(examples_lib.ExampleSource):
     """Makes a source; no dataset is read yet.
 
     Args:
-      client_data: Where the examples are, see `element_specs`.
+      client_data: Of single examples, (x, y) or a dictionary.
       client_ids: The clients by position. One that `client_data` does not know
         has no examples.
       num_classes: Bound on labels; None for regression.
       name: Of `client_data`, for messages.
       num_domains: Bound on domain ids; 0 without domains.
+
+    Raises:
+      ValueError: The elements are of another form.
     """
     self._client_data = client_data
     self._client_ids = client_ids
@@ -128,7 +114,7 @@ class ClientDataSource(examples_lib.ExampleSource):
     self._num_classes = num_classes
     self._num_domains = num_domains
     self._name = name
-    self._specs = element_specs(client_data, num_classes, name, num_domains)
+    self.specs = _element_specs(client_data, num_classes, name, num_domains)
     self._counts: dict[int, int] = {}
 
   def _read(
@@ -164,7 +150,7 @@ class ClientDataSource(examples_lib.ExampleSource):
   def _checked(
     self, position: int, name: str, batches: Sequence[np.ndarray]
   ) -> np.ndarray:
-    spec = self._specs[name]
+    spec = self.specs[name]
     if not batches:
       return np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
     array = np.concatenate(batches)
@@ -177,14 +163,14 @@ class ClientDataSource(examples_lib.ExampleSource):
 
   def examples(self, position: int) -> examples_lib.Examples:
     """Reads, converts and checks the client's dataset."""
-    return examples_lib.Examples(**self._read(position, list(self._specs)))
+    return examples_lib.Examples(**self._read(position, list(self.specs)))
 
   def labels(self, position: int) -> np.ndarray:
-    """Reads, converts and checks the labels of the client's dataset."""
+    """Reads, converts and checks only the labels."""
     return self._read(position, ['y'])['y']
 
   def domains(self, position: int) -> Optional[np.ndarray]:
-    """Reads, converts and checks the domain ids of the client's dataset."""
+    """Reads, converts and checks only the domain ids."""
     if not self._num_domains:
       return None
     return self._read(position, ['domain'])['domain']
@@ -206,6 +192,9 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
   `create_tf_dataset_for_client` there instead.
   """
 
+  client_ids = None
+  element_type_structure = None
+
   def __init__(
     self,
     client_ids: Sequence[str],
@@ -219,19 +208,9 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
       element_spec: Ordered `x`, `y` and possibly `domain` of one example.
       examples_fn: From a client id to its examples.
     """
-    self._client_ids = list(client_ids)
-    self._element_spec = element_spec
+    self.client_ids = list(client_ids)
+    self.element_type_structure = element_spec
     self._examples_fn = examples_fn
-
-  @property
-  def client_ids(self) -> list[str]:
-    """All clients."""
-    return self._client_ids
-
-  @property
-  def element_type_structure(self) -> dict[str, tf.TensorSpec]:
-    """Ordered `x`, `y` and possibly `domain` of one example."""
-    return self._element_spec
 
   def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
     """Returns a dataset of the client's examples, to use eagerly."""
@@ -246,7 +225,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
     return list(self._examples_fn(client_id).as_dict().values())
 
   def _traceable_dataset(self, client_id: Any) -> tf.data.Dataset:
-    specs = list(self._element_spec.values())
+    specs = list(self.element_type_structure.values())
     tensors = tf.numpy_function(
       lambda encoded_id: self._arrays(encoded_id.decode()),
       [client_id],
@@ -258,5 +237,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
 
   def _to_dataset(self, fields: Sequence[Any]) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(
-      type(self._element_spec)(zip(self._element_spec, fields))
+      type(self.element_type_structure)(
+        zip(self.element_type_structure, fields)
+      )
     )

@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple, Optional
 
@@ -55,9 +56,7 @@ def num_examples(examples: Examples) -> int:
 
 
 def element_spec(
-  x: tf.TensorSpec,
-  y: tf.TensorSpec = _INT32_SCALAR,
-  has_domain: bool = False,
+  x: tf.TensorSpec, y: tf.TensorSpec = _INT32_SCALAR, has_domain: bool = False
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
   """Returns the spec of one example, without a batch dimension.
 
@@ -101,12 +100,9 @@ class ExampleSource(abc.ABC):
     """Returns the number of examples of the client at `position`."""
 
   def domains(self, position: int) -> Optional[np.ndarray]:
-    """Returns only `domain` of the client at `position`.
+    """Returns only `domain`, int32 `[n]`; None where examples have none.
 
     A source that can do so without touching `x` should override this.
-
-    Returns:
-      int32 `[n]`, or None where examples have no domain.
     """
     return self.examples(position).domain
 
@@ -117,75 +113,64 @@ class ExampleSource(abc.ABC):
       yield array.tobytes()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource(ExampleSource):
-  """Clients as index arrays into central arrays."""
+  """Clients as index arrays into central arrays, of which nothing is copied.
 
+  Attributes:
+    x: Inputs of all clients, `[n, ...]`.
+    y: Labels of all clients, `[n, ...]`.
+    indices: Per client an integer array of positions in `x` and `y`.
+    domain: Domain ids of all clients' examples, int32 `[n]`; None without.
+    transform: Applied to a client's `[k, ...]` inputs when they are asked for,
+      so that `x` can stay in its compact form. It must work example by example.
+      None for the inputs as they are. One that reads files has a method
+      `content` that yields the bytes of those of inputs `[k, ...]`.
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+  indices: Sequence[np.ndarray]
+  domain: Optional[np.ndarray] = None
+  transform: Optional[Transform] = None
+  num_overlapping: int = 0
   in_memory = True
-
-  def __init__(
-    self,
-    x: np.ndarray,
-    y: np.ndarray,
-    indices: Sequence[np.ndarray],
-    transform: Optional[Transform] = None,
-    num_overlapping: int = 0,
-    domain: Optional[np.ndarray] = None,
-  ):
-    """Makes a source; nothing is copied.
-
-    Args:
-      x: Inputs of all clients, `[n, ...]`.
-      y: Labels of all clients, `[n, ...]`.
-      indices: Per client an integer array of positions in `x` and `y`.
-      transform: Applied to a client's `[k, ...]` inputs when they are asked
-        for, so that `x` can stay in its compact form. It must work example by
-        example. None for the inputs as they are. One that reads files has a
-        method `content` that yields the bytes of those of inputs `[k, ...]`.
-      num_overlapping: See `ExampleSource`.
-      domain: Domain ids of all clients' examples, int32 `[n]`; None without.
-    """
-    self.num_overlapping = num_overlapping
-    self._x = x
-    self._y = y
-    self._indices = indices
-    self._transform = transform
-    self._domain = domain
 
   def examples(self, position: int) -> Examples:
     """Slices and transforms the client's examples."""
-    indices = self._indices[position]
-    x = self._x[indices]
-    if self._transform is not None:
-      x = np.asarray(self._transform(x))
+    indices = self.indices[position]
+    x = self.x[indices]
+    if self.transform is not None:
+      x = np.asarray(self.transform(x))
       errors.expect(
         x.ndim >= 1 and len(x) == len(indices),
         'transform(x)',
         f'{len(indices)} examples, as many as it was given',
         x.shape,
       )
-    return Examples(x, self._y[indices], self.domains(position))
+    return Examples(x, self.y[indices], self.domains(position))
 
   def content(self, position: int) -> Iterator[bytes]:
     """Yields the bytes of arrays, and of files before they are decoded."""
-    if not hasattr(self._transform, 'content'):
+    if not hasattr(self.transform, 'content'):
       yield from super().content(position)
       return
-    indices = self._indices[position]
-    yield from self._transform.content(self._x[indices])
-    yield self._y[indices].tobytes()
-    if self._domain is not None:
-      yield self._domain[indices].tobytes()
+    indices = self.indices[position]
+    yield from self.transform.content(self.x[indices])
+    yield self.y[indices].tobytes()
+    if self.domain is not None:
+      yield self.domain[indices].tobytes()
 
   def labels(self, position: int) -> np.ndarray:
     """Slices the client's labels."""
-    return self._y[self._indices[position]]
+    return self.y[self.indices[position]]
 
   def num_examples(self, position: int) -> int:
     """Returns the length of the client's index array."""
-    return len(self._indices[position])
+    return len(self.indices[position])
 
   def domains(self, position: int) -> Optional[np.ndarray]:
     """Slices the client's domain ids."""
-    if self._domain is None:
+    if self.domain is None:
       return None
-    return self._domain[self._indices[position]]
+    return self.domain[self.indices[position]]

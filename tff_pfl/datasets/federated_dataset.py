@@ -25,12 +25,6 @@ SPLITS = ('train', 'test')
 _NUM_FINGERPRINTED = 20
 
 
-def numbered_client_ids(num_clients: int) -> list[str]:
-  """Returns ids `client_0` …, zero-padded so that they sort by number."""
-  width = len(str(num_clients - 1))
-  return [f'client_{i:0{width}d}' for i in range(num_clients)]
-
-
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
@@ -64,19 +58,18 @@ class FederatedDataset:
     positions: Optional[Sequence[int]] = None,
     domain_names: Optional[Iterable[str]] = None,
   ):
-    """Makes a dataset on two sources.
+    """Makes a dataset on two sources; see also the class's attributes.
 
     Args:
       name: What the dataset is called.
-      client_ids: Unique ids, at least one.
-      element_spec: Ordered `x` and `y` of one example, and `domain`, an int32
-        scalar, if there are `domain_names`.
-      num_classes: Number of classes; None for regression.
+      client_ids: At least one.
+      element_spec: With a `domain`, an int32 scalar, if there are
+        `domain_names`.
+      num_classes: None for regression.
       train: Where the training examples are.
       test: Where the test examples are.
       positions: Each client's position in the sources; None for 0, 1, ….
-      domain_names: What the domains are called, distinct, at least one; None
-        for examples without domains.
+      domain_names: Distinct, at least one; None for examples without domains.
 
     Raises:
       ValueError: There is no client, an id occurs twice, there are not as many
@@ -279,10 +272,7 @@ class FederatedDataset:
   def to_client_data(
     self, split: str = 'train'
   ) -> tff.simulation.datasets.ClientData:
-    """Returns one split for use with TFF.
-
-    Args:
-      split: 'train' or 'test'.
+    """Returns one split, 'train' or 'test', for use with TFF.
 
     Returns:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
@@ -291,10 +281,11 @@ class FederatedDataset:
     Raises:
       ValueError: The split is unknown.
     """
-    self._source(split)
-    examples_fn = self.train if split == 'train' else self.test
+    source = self._source(split)
     return client_data_lib.FederatedClientData(
-      self.client_ids, self.element_spec, examples_fn
+      self.client_ids,
+      self.element_spec,
+      lambda client_id: source.examples(self._position(client_id)),
     )
 
   @classmethod
@@ -330,18 +321,18 @@ class FederatedDataset:
       x: Inputs, `[n, ...]`. Floats become float32; integers stay as they are.
       y: Labels, `[n, ...]`, integers or whole floats, become int32; or
         regression targets, floats with `num_classes=None`, become float32.
-      x_test: Test inputs, `[m, ...]` of the same kind. None to divide each
-        client's examples into train and test.
+      x_test: Test inputs, `[m, ...]`. None to divide each client's examples
+        into train and test.
       y_test: Test labels; given if and only if `x_test` is.
-      num_clients: Number of clients, at least 1; not given with `keys`.
+      num_clients: At least 1; not given with `keys`.
       partition: A partitioner or its specification such as `'shards:2'`; None
         for `'iid'`. See `partitioning`.
       keys: Integers or strings, `[n]`, that say whose example it is.
-      keys_test: Likewise `[m]`; given if and only if `keys` and `x_test` are.
+      keys_test: `[m]`; given if and only if `keys` and `x_test` are.
       client_ids: The clients' ids; None for the keys, or else `client_0`, ….
       test_fraction: What part of a client's examples becomes its test set, in
         [0, 1), if there is no `x_test`; stratified by domain and class.
-      num_classes: Number of classes; None for the largest label plus 1.
+      num_classes: None for the largest label plus 1.
       transform: Applied example-wise to the inputs `[k, ...]` of a client when
         they are asked for, for example to scale uint8 images.
       num_overlapping: Up to how many of a client's examples before it, and
@@ -351,18 +342,15 @@ class FederatedDataset:
       seed: Of partition and test set, non-negative.
       domain: Integers, `[n]`, that say which domain an example is of; None for
         examples without domains.
-      domain_test: Likewise `[m]`; given if and only if `domain` and `x_test`
-        are.
-      domain_names: What the domains are called, distinct; None for `domain_0`,
-        … up to the largest id. It may be a fixed vocabulary: of a domain
-        without any training example nothing is ever learned, for example its
-        head stays the initial one, and a warning names it.
+      domain_test: `[m]`; given if and only if `domain` and `x_test` are.
+      domain_names: Distinct; None for `domain_0`, … up to the largest id. Of a
+        domain without any training example nothing is ever learned, for example
+        its head stays the initial one, and a warning names it.
 
     Raises:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
         is out of range, or the partition is impossible; the message says which.
     """
-    seed = partitioning.check_seed(seed)
     arrays = array_checks.check_arrays(
       x,
       y,
@@ -373,43 +361,30 @@ class FederatedDataset:
       domain_test=domain_test,
       domain_names=domain_names,
     )
-    array_clients.check_division(arrays, num_overlapping, test_fraction)
     rule = array_clients.make_rule(
-      partition, keys, keys_test, arrays.x_test is not None, num_clients
+      partition, keys, keys_test, x_test is not None, num_clients
     )
     arrays, parts = array_clients.divide(
-      arrays, rule, num_clients, test_fraction, seed
+      arrays, rule, num_clients, test_fraction, num_overlapping, seed
     )
     array_clients.warn_of_gaps(arrays, parts, name)
-    if client_ids is None and isinstance(rule, partitioning.ByKey):
-      client_ids = rule.client_ids
-    elif client_ids is None:
-      client_ids = numbered_client_ids(len(parts.train_indices))
+    num_clients = len(parts.train_indices)
+    if client_ids is None:
+      client_ids = rule.client_ids(num_clients)
     client_ids = list(client_ids)
     errors.expect(
-      len(client_ids) == len(parts.train_indices),
+      len(client_ids) == num_clients,
       'client_ids',
-      f'{len(parts.train_indices)} ids, one per client',
+      f'{num_clients} ids, one per client',
       len(client_ids),
     )
-    train, test = (
-      examples_lib.ArraySource(*fields, transform, num_overlapping, domain_ids)
-      for *fields, domain_ids in (
-        (arrays.x, arrays.y, parts.train_indices, arrays.domain),
-        (arrays.x_test, arrays.y_test, parts.test_indices, arrays.domain_test),
-      )
+    spec, train, test = array_clients.sources(
+      arrays, parts, transform, num_overlapping
     )
-    sample = arrays.x[:1]
-    if transform is not None:
-      sample = np.asarray(transform(sample))
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=examples_lib.element_spec(
-        tf.TensorSpec(sample.shape[1:], sample.dtype),
-        tf.TensorSpec(arrays.y.shape[1:], arrays.y.dtype),
-        has_domain=arrays.domain is not None,
-      ),
+      element_spec=spec,
       num_classes=arrays.num_classes,
       train=train,
       test=test,
@@ -451,27 +426,33 @@ class FederatedDataset:
     if domain_names is not None:
       domain_names = array_checks.check_domain_names(domain_names)
       num_domains = len(domain_names)
-    specs, test_specs = (
-      client_data_lib.element_specs(part, num_classes, part_name, num_domains)
-      for part, part_name in ((train, 'train'), (test, 'test'))
-    )
-    errors.expect(
-      specs == test_specs, 'test', f'of {dict(specs)}', dict(test_specs)
-    )
+    for part, part_name in ((train, 'train'), (test, 'test')):
+      errors.expect_type(
+        part,
+        tff.simulation.datasets.ClientData,
+        part_name,
+        'a tff.simulation.datasets.ClientData',
+      )
     client_ids = list(dict.fromkeys([*train.client_ids, *test.client_ids]))
-    sources = [
+    train, test = (
       client_data_lib.ClientDataSource(
         part, client_ids, num_classes, part_name, num_domains
       )
       for part, part_name in ((train, 'train'), (test, 'test'))
-    ]
+    )
+    errors.expect(
+      train.specs == test.specs,
+      'test',
+      f'of {dict(train.specs)}',
+      dict(test.specs),
+    )
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=specs,
+      element_spec=train.specs,
       num_classes=num_classes,
-      train=sources[0],
-      test=sources[1],
+      train=train,
+      test=test,
       domain_names=domain_names,
     )
 

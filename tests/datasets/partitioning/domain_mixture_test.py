@@ -19,19 +19,23 @@ def _ids(pools, seed=0):
 
 
 def _partition(
-  rule, num_clients, pools=_POOLS, test_pools=_TEST_POOLS, **options
+  rule,
+  num_clients,
+  pools=_POOLS,
+  test_pools=_TEST_POOLS,
+  seed=0,
+  has_domains=True,
 ):
   """Returns the partition and the clients' domain counts of both splits."""
   domain, domain_test = _ids(pools), _ids(test_pools)
-  options.setdefault('domain', domain)
-  options.setdefault('domain_test', domain_test)
-  parts = rule.partition(
+  pool = partitioning.Pool(
     np.zeros(len(domain), np.int32),
     np.zeros(len(domain_test), np.int32),
-    num_clients=num_clients,
+    domain=domain if has_domains else None,
+    domain_test=domain_test if has_domains else None,
     num_domains=len(pools),
-    **options,
   )
+  parts = rule.partition(pool, num_clients, seed)
   counts = [
     np.array([np.bincount(ids[i], minlength=len(pools)) for i in indices])
     for ids, indices in zip((domain, domain_test), parts)
@@ -109,7 +113,9 @@ def test_labels_within_a_domain_are_a_random_sample():
   domain = np.repeat([0, 1], 2000).astype(np.int32)
   # Sorted by label within a domain, as files often are.
   y = np.tile(np.repeat(np.arange(4, dtype=np.int32), 500), 2)
-  parts = DomainMixture(0.5, 200).partition(y, num_clients=10, domain=domain)
+  parts = DomainMixture(0.5, 200).partition(
+    partitioning.Pool(y, domain=domain), 10
+  )
   for indices in parts.train_indices:
     counts = np.bincount(y[indices], minlength=4)
     assert np.abs(counts - 50).max() < 25
@@ -204,7 +210,7 @@ def test_examples_without_domains_are_an_error():
   with pytest.raises(
     ValueError, match="without domains.*found 'domain_mixture:0.5', which needs"
   ) as error:
-    _partition(DomainMixture(0.5), 2, domain=None, domain_test=None)
+    _partition(DomainMixture(0.5), 2, has_domains=False)
   assert '\n' not in str(error.value)
 
 

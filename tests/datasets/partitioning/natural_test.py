@@ -41,17 +41,10 @@ def test_numbers_that_cannot_be_had_are_errors(num_clients, match):
     _choose(num_clients)
 
 
-@pytest.mark.parametrize('partition', ['natural', partitioning.Natural()])
-def test_the_natural_partition_is_accepted(partition):
-  assert natural.is_natural(partition)
-  natural.check_partition(partition, 'letters', 'writers')
-
-
-@pytest.mark.parametrize('partition', ['iid', partitioning.Iid()])
-def test_other_partitions_are_refused(partition):
-  assert not natural.is_natural(partition)
+def test_only_the_natural_partition_is_accepted():
+  natural.expect_natural(partitioning.Natural(), 'letters', 'writers')
   with pytest.raises(
     ValueError,
     match="natural for the dataset 'letters', .*writers, found 'iid'",
   ):
-    natural.check_partition(partition, 'letters', 'writers')
+    natural.expect_natural(partitioning.Iid(), 'letters', 'writers')

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tff_pfl.datasets import partitioning
+from tff_pfl.datasets.partitioning import dealing
 
 SPECS = [
   'shards:2',
@@ -30,9 +31,8 @@ def _counts(indices, labels, num_classes):
 
 
 def _partition(spec, train, test, num_clients, seed=0, num_classes=None):
-  return partitioning.make_partitioner(spec).partition(
-    train, test, num_clients=num_clients, seed=seed, num_classes=num_classes
-  )
+  pool = partitioning.Pool(train, test, num_classes)
+  return partitioning.make_partitioner(spec).partition(pool, num_clients, seed)
 
 
 @pytest.mark.parametrize('spec', SPECS)
@@ -92,14 +92,14 @@ def test_apportion_rounds_by_largest_remainder():
   rng = np.random.default_rng(0)
   weights = np.array([[0.5], [0.3], [0.2]])
   # Exact shares of 9: 4.5, 2.7, 1.8; the two largest remainders round up.
-  counts = partitioning.apportion(np.array([9]), weights, rng)
+  counts = dealing.apportion(np.array([9]), weights, rng)
   assert counts.ravel().tolist() == [4, 3, 2]
 
 
 def test_apportion_makes_up_for_rounding_in_the_next_class():
   rng = np.random.default_rng(0)
   weights = np.array([[0.6, 0.6], [0.4, 0.4]])
-  counts = partitioning.apportion(np.array([1, 1]), weights, rng)
+  counts = dealing.apportion(np.array([1, 1]), weights, rng)
   # Client 0 wins the first class (0.6), client 1 the second (0.4 + 0.4 owed).
   assert counts.tolist() == [[1, 0], [0, 1]]
 
@@ -107,13 +107,13 @@ def test_apportion_makes_up_for_rounding_in_the_next_class():
 def test_apportion_gives_nothing_where_the_weight_is_zero():
   rng = np.random.default_rng(0)
   weights = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0]])
-  counts = partitioning.apportion(np.array([10, 7]), weights, rng)
+  counts = dealing.apportion(np.array([10, 7]), weights, rng)
   assert counts.tolist() == [[0, 7], [7, 0], [3, 0]]
 
 
 def test_apportion_keeps_totals_of_equal_clients_within_one():
   rng = np.random.default_rng(0)
-  counts = partitioning.apportion(np.full(10, 33), np.ones((20, 10)), rng)
+  counts = dealing.apportion(np.full(10, 33), np.ones((20, 10)), rng)
   totals = counts.sum(axis=1)
   assert totals.min() == 16 and totals.max() == 17
   np.testing.assert_array_equal(counts.sum(axis=0), np.full(10, 33))
@@ -401,15 +401,15 @@ def test_fallah_digits_needs_test_examples_of_every_class_or_none():
 
 def test_by_key_makes_a_client_of_each_key_in_sorted_order():
   rule = partitioning.ByKey(['b', 'a', 'b', 'c'], ['d', 'b'])
-  parts = rule.partition(np.zeros(4), np.zeros(2))
-  assert rule.client_ids == ['a', 'b', 'c', 'd']
+  parts = rule.partition(partitioning.Pool(np.zeros(4), np.zeros(2)))
+  assert rule.client_ids(4) == ['a', 'b', 'c', 'd']
   assert [i.tolist() for i in parts.train_indices] == [[1], [0, 2], [3], []]
   assert [i.tolist() for i in parts.test_indices] == [[], [1], [], [0]]
 
 
 def test_by_key_sorts_integers_as_numbers():
   rule = partitioning.ByKey(np.array([10, 9, 10]))
-  assert rule.client_ids == ['9', '10']
+  assert rule.client_ids(2) == ['9', '10']
 
 
 @pytest.mark.parametrize(
@@ -428,21 +428,23 @@ def test_by_key_refuses_keys_of_the_wrong_kind(keys, test_keys, match):
 
 def test_by_key_needs_one_key_per_example():
   with pytest.raises(ValueError, match='`keys` to be 3 keys.*found 2'):
-    partitioning.ByKey([1, 2]).partition(np.zeros(3))
+    partitioning.ByKey([1, 2]).partition(partitioning.Pool(np.zeros(3)))
   with pytest.raises(ValueError, match='`test_keys` to be 1 keys.*found 0'):
-    partitioning.ByKey([1, 2]).partition(np.zeros(2), np.zeros(1))
+    partitioning.ByKey([1, 2]).partition(
+      partitioning.Pool(np.zeros(2), np.zeros(1))
+    )
 
 
 def test_by_key_refuses_another_number_of_clients():
   with pytest.raises(ValueError, match='distinct keys, 2, found 5'):
-    partitioning.ByKey([1, 2]).partition(np.zeros(2), num_clients=5)
+    partitioning.ByKey([1, 2]).partition(partitioning.Pool(np.zeros(2)), 5)
 
 
 def test_natural_deals_no_pooled_examples():
   rule = partitioning.make_partitioner('natural')
   assert rule == partitioning.Natural() and rule.spec == 'natural'
   with pytest.raises(ValueError, match='deals pooled .*`keys`') as error:
-    rule.partition(_labels([5, 5]), num_clients=2)
+    rule.partition(partitioning.Pool(_labels([5, 5])), 2)
   assert '\n' not in str(error.value)
 
 
@@ -460,13 +462,13 @@ def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
 @pytest.mark.parametrize('num_clients', [0, -1, 2.5, True, None])
 def test_num_clients_must_be_a_positive_integer(num_clients):
   with pytest.raises(ValueError, match='`num_clients` to be a positive'):
-    partitioning.Iid().partition(np.zeros(3, int), num_clients=num_clients)
+    _partition('iid', np.zeros(3, int), None, num_clients)
 
 
 @pytest.mark.parametrize('seed', [-1, 0.5, None])
 def test_seed_must_be_a_non_negative_integer(seed):
   with pytest.raises(ValueError, match='`seed` to be a non-negative'):
-    partitioning.Iid().partition(np.zeros(3, int), num_clients=2, seed=seed)
+    _partition('iid', np.zeros(3, int), None, 2, seed=seed)
 
 
 def test_labels_beyond_num_classes_and_empty_data_are_errors():
@@ -542,7 +544,7 @@ def test_description_names_every_rule_in_one_paragraph():
 
 def test_hold_out_is_stratified_disjoint_and_complete():
   labels = _labels([100, 50, 30, 7])
-  clients = partitioning.Iid().partition(labels, num_clients=3).train_indices
+  clients = _partition('iid', labels, None, 3).train_indices
   parts = partitioning.hold_out(clients, labels, 0.25, seed=0)
   for client, train, test in zip(clients, *parts):
     np.testing.assert_array_equal(
@@ -578,14 +580,9 @@ def test_hold_out_depends_on_the_seed_only():
 
 def test_hold_out_is_stratified_by_domain():
   labels, domain = _labels([100, 50]), np.arange(150) % 7
-  clients = partitioning.Iid().partition(labels, num_clients=3).train_indices
+  clients = _partition('iid', labels, None, 3).train_indices
   parts = partitioning.hold_out(clients, labels, 0.25, seed=0, domain=domain)
   for client, test in zip(clients, parts.test_indices):
     exact = np.bincount(domain[client], minlength=7) * len(test) / len(client)
     counts = np.bincount(domain[test], minlength=7)
     assert np.abs(counts - exact).max() < 1
-
-
-def test_a_rule_is_registered_once():
-  with pytest.raises(ValueError, match="`name` to be none of .*found 'iid'"):
-    partitioning.register(partitioning.Iid)

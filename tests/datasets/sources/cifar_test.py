@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tff_pfl import errors
-from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import cifar10
+from tff_pfl import datasets, errors
+from tff_pfl.datasets.sources import cifar, images
 
 _SIZE = 12
 
@@ -19,9 +18,9 @@ _SIZE = 12
 def small_batches(request, monkeypatch):
   if 'real' not in request.node.name:
     small = dataclasses.replace(
-      cifar10.FILES, images_per_file=_SIZE, num_test_images=_SIZE
+      cifar.FILES['cifar10'], images_per_file=_SIZE, num_test_images=_SIZE
     )
-    monkeypatch.setattr(cifar10, 'FILES', small)
+    monkeypatch.setitem(cifar.FILES, 'cifar10', small)
 
 
 def _batches(seed=0):
@@ -35,10 +34,10 @@ def _write_binary(folder, seed=0):
   folder.mkdir(parents=True, exist_ok=True)
   names = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
   x, y = _batches(seed)
-  for name, images, labels in zip(names, x, y):
+  for name, of_file, labels in zip(names, x, y):
     content = b''.join(
       bytes([label]) + b''.join(image[..., c].tobytes() for c in range(3))
-      for image, label in zip(images, labels)
+      for image, label in zip(of_file, labels)
     )
     (folder / name).write_bytes(content)
   return x, y
@@ -61,7 +60,7 @@ _WRITERS = {'bin': _write_binary, 'npz': _write_npz}
 
 
 def _load(folder):
-  return cifar10.load_cifar10_arrays(str(folder))
+  return cifar.load_cifar10(str(folder))
 
 
 @pytest.mark.parametrize('form', _WRITERS)
@@ -79,7 +78,9 @@ def test_all_images_arrive_in_order_with_their_labels(tmp_path, form):
 
 def test_clients_get_floats_in_the_unit_interval(tmp_path):
   x, _ = _write_binary(tmp_path)
-  dataset = cifar10.load_cifar10(1, 'iid', data_dir=str(tmp_path))
+  dataset = datasets.load_dataset(
+    'cifar10', num_clients=1, partition='iid', data_dir=str(tmp_path)
+  )
   assert dataset.name == 'cifar10'
   assert dataset.num_classes == 10
   assert dict(dataset.element_spec) == {
@@ -277,9 +278,9 @@ def test_no_or_too_many_test_images_are_an_error(tmp_path, num_test):
 def test_without_data_dir_the_data_come_through_tensorflow_datasets(
   monkeypatch,
 ):
-  monkeypatch.setattr(arrays_lib, '_expect_reachable', lambda url: None)
+  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
   with tfds.testing.mock_data(num_examples=30):
-    dataset = cifar10.load_cifar10(3, 'iid')
+    dataset = datasets.load_dataset('cifar10', num_clients=3, partition='iid')
   assert dataset.class_counts('train').sum() == 30
   assert dataset.class_counts('test').sum() == 30
   part = dataset.train('client_0')
@@ -296,14 +297,14 @@ def test_without_network_one_line_says_what_to_do_at_once(
     asked.append(request.full_url)
     raise OSError('Name or service not known\nand a long story')
 
-  monkeypatch.setattr(arrays_lib.urllib.request, 'urlopen', fail)
+  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with pytest.raises(
     errors.RunError,
     match='cifar10 .*Name or service.*--data_dir .*data_batch_1.bin',
   ) as error:
-    cifar10.load_cifar10(3, 'iid')
+    datasets.load_dataset('cifar10', num_clients=3, partition='iid')
   assert '\n' not in str(error.value)
   assert asked == ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz']
 
@@ -314,7 +315,7 @@ def test_without_network_one_line_says_what_to_do_at_once(
   reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
 )
 def test_real_cifar10_has_the_published_class_counts_and_means():
-  arrays = cifar10.load_cifar10_arrays(os.environ['TFF_PFL_DATA_DIR'])
+  arrays = cifar.load_cifar10(os.environ['TFF_PFL_DATA_DIR'])
   assert arrays.x.shape == (50_000, 32, 32, 3)
   assert np.bincount(arrays.y).tolist() == [5000] * 10
   assert arrays.x_test.shape[1:] == (32, 32, 3)

@@ -9,6 +9,7 @@ import scipy.io
 import tensorflow as tf
 from absl import logging
 
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits5
 
 _SIZES = {
@@ -61,7 +62,7 @@ def _write_idx(folder):
 
 
 def _load(folder, **kwargs):
-  return digits5.load_digits5_arrays(str(folder), **kwargs)
+  return digits5.load_digits5(str(folder), **kwargs)
 
 
 def test_all_five_domains_are_read_from_their_published_files(tmp_path):
@@ -112,8 +113,11 @@ def test_files_may_be_in_a_folder_called_like_the_domain(tmp_path, file):
 def test_clients_have_floats_of_one_shape_and_both_labels(tmp_path):
   _write_npz(tmp_path, 'usps')
   _write_npz(tmp_path, 'mnist')
-  dataset = digits5.load_digits5(
-    4, 'domain_mixture:0.3:20', data_dir=str(tmp_path)
+  dataset = datasets.load_dataset(
+    'digits5',
+    num_clients=4,
+    partition='domain_mixture:0.3:20',
+    data_dir=str(tmp_path),
   )
   assert dataset.name == 'digits5'
   assert dataset.num_classes == 10
@@ -290,7 +294,9 @@ def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
 @pytest.mark.parametrize('data_dir', [None, '/does/not/exist'])
 def test_a_folder_is_needed(data_dir):
   with pytest.raises(ValueError, match='`data_dir`'):
-    digits5.load_digits5(2, data_dir=data_dir)
+    datasets.load_dataset(
+      'digits5', num_clients=2, partition='domain_mixture:1', data_dir=data_dir
+    )
 
 
 @pytest.mark.skipif(

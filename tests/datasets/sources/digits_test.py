@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits
 
 
 def test_digits_have_documented_sizes_and_element_spec():
-  dataset = digits.load_digits(10, 'shards:2')
+  dataset = datasets.load_dataset(
+    'digits', num_clients=10, partition='shards:2'
+  )
   assert dataset.name == 'digits'
   assert dataset.num_classes == 10
   assert dict(dataset.element_spec) == {
@@ -25,14 +28,19 @@ def test_digits_have_documented_sizes_and_element_spec():
 
 
 def test_digits_are_scaled_to_the_unit_interval():
-  part = digits.load_digits(1, 'iid').train('client_0')
+  part = datasets.load_dataset('digits', num_clients=1, partition='iid').train(
+    'client_0'
+  )
   assert part.x.shape == (1437, 8, 8, 1)
   assert part.x.min() == 0 and part.x.max() == 1
   np.testing.assert_array_equal(part.x * 16, np.round(part.x * 16))
 
 
 def test_seed_changes_the_partition_but_not_which_images_are_test_images():
-  first, other = (digits.load_digits(2, 'iid', seed=seed) for seed in (0, 1))
+  first, other = (
+    datasets.load_dataset('digits', num_clients=2, partition='iid', seed=seed)
+    for seed in (0, 1)
+  )
   pools = [
     np.concatenate([d.test(c).x for c in d.client_ids]).reshape(360, -1)
     for d in (first, other)
@@ -43,11 +51,13 @@ def test_seed_changes_the_partition_but_not_which_images_are_test_images():
 
 def test_impossible_partition_is_an_error():
   with pytest.raises(ValueError, match='at most 10'):
-    digits.load_digits(3, 'shards:11')
+    datasets.load_dataset('digits', num_clients=3, partition='shards:11')
 
 
 def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = digits.load_digits(10, 'fallah_digits:24')
+  dataset = datasets.load_dataset(
+    'digits', num_clients=10, partition='fallah_digits:24'
+  )
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train[:5].tolist() == [[24] * 5 + [0] * 5] * 5
   assert train[5:].sum(axis=1).tolist() == [12 + 48] * 5
@@ -56,15 +66,166 @@ def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
 
 
 def test_arrays_are_what_the_clients_are_dealt():
-  arrays = digits.load_digits_arrays()
+  arrays = digits.load_digits()
   assert arrays.x.shape == (1437, 8, 8, 1) and arrays.x.dtype == np.float32
   assert arrays.y.shape == (1437,) and arrays.y.dtype == np.int32
   assert arrays.x_test.shape == (360, 8, 8, 1)
-  again = digits.load_digits_arrays()
+  again = digits.load_digits()
   np.testing.assert_array_equal(arrays.x_test, again.x_test)
-  part = digits.load_digits(1, 'iid').test('client_0')[:2]
+  part = datasets.load_dataset('digits', num_clients=1, partition='iid').test(
+    'client_0'
+  )[:2]
   found, expected = (
     sorted((y, x.tobytes()) for x, y in zip(*pair))
     for pair in (part, (arrays.x_test, arrays.y_test))
   )
   assert found == expected
+
+
+def _images(x):
+  return {image.tobytes() for image in x}
+
+
+def test_every_image_is_in_one_domain_turned_by_its_angle():
+  arrays = digits.load_rotated_digits()
+  upright = digits.load_digits()
+  assert arrays.domain_names == (
+    'rotation_0',
+    'rotation_90',
+    'rotation_180',
+    'rotation_270',
+  )
+  for x, domain, expected in (
+    (arrays.x, arrays.domain, upright.x),
+    (arrays.x_test, arrays.domain_test, upright.x_test),
+  ):
+    turned_back = np.stack(
+      [np.rot90(image, -turns) for image, turns in zip(x, domain)]
+    )
+    np.testing.assert_allclose(turned_back, expected, atol=1e-6)
+  np.testing.assert_array_equal(arrays.y, upright.y)
+  np.testing.assert_array_equal(arrays.y_test, upright.y_test)
+  assert arrays.x.dtype == np.float32
+
+
+def test_training_and_test_images_are_kept_apart():
+  upright = digits.load_digits()
+  # No picture occurs twice, so that one can be told from all others.
+  assert len(_images(upright.x) | _images(upright.x_test)) == 1797
+  arrays = digits.load_rotated_digits()
+  assert not _images(arrays.x) & _images(arrays.x_test)
+
+
+@pytest.mark.parametrize('num_rotations', [2, 4, 7, 12])
+def test_classes_are_spread_evenly_over_rotations(num_rotations):
+  arrays = digits.load_rotated_digits(num_rotations=num_rotations)
+  for y, domain in (
+    (arrays.y, arrays.domain),
+    (arrays.y_test, arrays.domain_test),
+  ):
+    counts = np.zeros((num_rotations, 10), int)
+    np.add.at(counts, (domain, y), 1)
+    assert (np.ptp(counts, axis=0) <= 1).all()
+    assert np.ptp(counts.sum(axis=1)) <= 1
+
+
+def test_the_same_picture_means_something_else_in_another_domain():
+  """A classifier of upright digits fails on those upside down."""
+  arrays = digits.load_rotated_digits(num_rotations=2)
+  upright = digits.load_digits()
+  x = upright.x.reshape(-1, 64)
+
+  def nearest(queries):
+    distances = (x**2).sum(axis=1) - 2 * queries.reshape(-1, 64) @ x.T
+    return upright.y[np.argmin(distances, axis=1)]
+
+  right = nearest(arrays.x_test) == arrays.y_test
+  assert right[arrays.domain_test == 0].mean() > 0.95
+  assert right[arrays.domain_test == 1].mean() < 0.6
+  # A six that is turned by 180 degrees is a nine.
+  six = (arrays.y_test == 6) & (arrays.domain_test == 1)
+  assert (nearest(arrays.x_test[six]) == 9).mean() > 0.5
+
+
+def test_turns_between_right_angles_stay_in_the_unit_interval():
+  arrays = digits.load_rotated_digits(num_rotations=12)
+  assert arrays.x.min() >= 0 and 0.9 < arrays.x.max() <= 1
+  assert arrays.domain_names[1] == 'rotation_30'
+
+
+def test_one_rotation_leaves_the_digits_as_they_are():
+  arrays = digits.load_rotated_digits(num_rotations=1)
+  np.testing.assert_array_equal(arrays.x, digits.load_digits().x)
+  assert arrays.domain_names == ('rotation_0',)
+
+
+def test_clients_are_mixtures_of_rotations():
+  dataset = datasets.load_dataset(
+    'rotated_digits', num_clients=6, partition='domain_mixture:1', seed=1
+  )
+  assert dataset.name == 'rotated_digits'
+  assert dict(dataset.element_spec) == {
+    'x': tf.TensorSpec([8, 8, 1], tf.float32),
+    'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
+  }
+  train, test = dataset.domain_counts('train'), dataset.domain_counts('test')
+  assert (train.sum(), test.sum()) == (1437, 360)
+  shares = train / train.sum(axis=1, keepdims=True)
+  assert shares.max() > 0.5 and shares.min() < 0.1
+  again = datasets.load_dataset(
+    'rotated_digits', num_clients=6, partition='domain_mixture:1', seed=1
+  )
+  np.testing.assert_array_equal(again.domain_counts(), train)
+
+
+@pytest.mark.parametrize('num_rotations', [0, 13, 2.5])
+def test_numbers_of_rotations_out_of_range_are_errors(num_rotations):
+  with pytest.raises(ValueError, match=r'`num_rotations` .*in \[1, 12\]'):
+    digits.load_rotated_digits(num_rotations=num_rotations)
+
+
+@pytest.mark.parametrize('num_domains', [1, 3, 5])
+def test_a_domain_swaps_the_two_labels_of_its_name(num_domains):
+  arrays = digits.load_relabelled_digits(num_domains=num_domains)
+  plain = digits.load_digits()
+  assert len(arrays.domain_names) == num_domains
+  for y, domain, expected in (
+    (arrays.y, arrays.domain, plain.y),
+    (arrays.y_test, arrays.domain_test, plain.y_test),
+  ):
+    for m, name in enumerate(arrays.domain_names):
+      first, second = map(int, name.split('_')[1:])
+      renamed = {first: second, second: first}
+      of_domain = domain == m
+      assert of_domain.any()
+      np.testing.assert_array_equal(
+        y[of_domain],
+        [renamed.get(label, label) for label in expected[of_domain]],
+      )
+  np.testing.assert_array_equal(arrays.x, plain.x)
+  np.testing.assert_array_equal(arrays.x_test, plain.x_test)
+
+
+def test_domains_have_the_same_classes_equally_often():
+  arrays = digits.load_relabelled_digits()
+  plain = digits.load_digits()
+  counts = np.zeros((5, 10), int)
+  np.add.at(counts, (arrays.domain, plain.y), 1)
+  assert (np.ptp(counts, axis=0) <= 1).all()
+
+
+def test_clients_are_mixtures_of_relabelled_domains():
+  data = datasets.load_dataset(
+    'relabelled_digits', num_clients=4, partition='domain_mixture:0.2:100'
+  )
+  counts = data.domain_counts()
+  assert (counts.sum(axis=1) == 100).all()
+  assert (counts.max(axis=1) > 50).any()
+  assert data.domain_counts('test').sum() == 360
+
+
+@pytest.mark.parametrize('num_domains', [0, 6])
+def test_impossible_numbers_of_domains_are_refused(num_domains):
+  with pytest.raises(ValueError, match='`num_domains`.*5'):
+    digits.load_relabelled_digits(num_domains=num_domains)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
 from tff_pfl.comparison import tuning
 from tff_pfl.datasets.sources import fairface
 
@@ -45,8 +46,12 @@ def _write(folder, split, rows, columns='file,age,gender,race,service_test'):
 
 
 def test_images_come_with_their_label_and_race(folder):
-  dataset = fairface.load_fairface(
-    1, 'iid', data_dir=str(folder), image_size=16
+  dataset = datasets.load_dataset(
+    'fairface',
+    num_clients=1,
+    partition='iid',
+    data_dir=str(folder),
+    image_size=16,
   )
   assert dataset.name == 'fairface'
   assert dataset.num_classes == 9
@@ -78,7 +83,7 @@ def test_images_come_with_their_label_and_race(folder):
 
 
 def test_gender_is_the_other_label(folder):
-  arrays = fairface.load_fairface_arrays(str(folder), label='gender')
+  arrays = fairface.load_fairface(str(folder), label='gender')
   assert arrays.num_classes == 2
   np.testing.assert_array_equal(arrays.y, np.arange(42) // 3 % 2)
   assert arrays.transform(arrays.x[:2]).shape == (2, 64, 64, 3)
@@ -90,8 +95,12 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   monkeypatch.setattr(
     tf.io, 'read_file', lambda path: read.append(path) or decode(path)
   )
-  dataset = fairface.load_fairface(
-    6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8
+  dataset = datasets.load_dataset(
+    'fairface',
+    num_clients=6,
+    partition='domain_mixture:1:4',
+    data_dir=str(folder),
+    image_size=8,
   )
   first = len(read)
   assert first <= 1
@@ -109,8 +118,12 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   images = sorted((folder / 'train').iterdir())
   for image in images:
     image.write_bytes(images[0].read_bytes())
-  again = fairface.load_fairface(
-    6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8
+  again = datasets.load_dataset(
+    'fairface',
+    num_clients=6,
+    partition='domain_mixture:1:4',
+    data_dir=str(folder),
+    image_size=8,
   )
   assert again.fingerprint != fingerprint
 
@@ -121,7 +134,7 @@ def test_images_are_resampled_with_antialiasing(folder):
   (folder / 'train' / '1.jpg').write_bytes(
     tf.io.encode_jpeg(stripes, quality=100).numpy()
   )
-  arrays = fairface.load_fairface_arrays(str(folder), image_size=8)
+  arrays = fairface.load_fairface(str(folder), image_size=8)
   inner = arrays.transform(arrays.x[:1])[0, 1:-1, 1:-1]
   np.testing.assert_allclose(inner, 0.5, atol=0.1)
 
@@ -129,13 +142,13 @@ def test_images_are_resampled_with_antialiasing(folder):
 def test_a_parent_folder_will_do(folder, tmp_path_factory):
   parent = tmp_path_factory.mktemp('parent')
   (parent / 'fairface').symlink_to(folder)
-  arrays = fairface.load_fairface_arrays(str(parent))
+  arrays = fairface.load_fairface(str(parent))
   assert len(arrays.y) == 42 and len(arrays.y_test) == 14
 
 
 def test_a_damaged_image_is_named(folder):
   (folder / 'train' / '3.jpg').write_bytes(b'no image')
-  arrays = fairface.load_fairface_arrays(str(folder))
+  arrays = fairface.load_fairface(str(folder))
   arrays.transform(arrays.x[:2])
   with pytest.raises(ValueError, match='3.jpg` to be a JPEG image'):
     arrays.transform(arrays.x[1:4])
@@ -171,7 +184,12 @@ def test_a_damaged_image_is_named(folder):
 def test_files_of_another_form_are_named(folder, rows, columns, match):
   _write(folder, 'train', rows, columns)
   with pytest.raises(ValueError, match=match) as error:
-    fairface.load_fairface(2, data_dir=str(folder))
+    datasets.load_dataset(
+      'fairface',
+      num_clients=2,
+      partition='domain_mixture:1',
+      data_dir=str(folder),
+    )
   assert '\n' not in str(error.value)
 
 
@@ -185,9 +203,19 @@ def test_files_of_another_form_are_named(folder, rows, columns, match):
 )
 def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
   with pytest.raises(ValueError, match=match):
-    fairface.load_fairface(2, **{'data_dir': str(folder), **kwargs})
+    datasets.load_dataset(
+      'fairface',
+      num_clients=2,
+      partition='domain_mixture:1',
+      **{'data_dir': str(folder), **kwargs},
+    )
 
 
 def test_a_folder_without_the_files_is_an_error(tmp_path):
   with pytest.raises(ValueError, match='fairface_label_train.csv and'):
-    fairface.load_fairface(2, data_dir=str(tmp_path))
+    datasets.load_dataset(
+      'fairface',
+      num_clients=2,
+      partition='domain_mixture:1',
+      data_dir=str(tmp_path),
+    )

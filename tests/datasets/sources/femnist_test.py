@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
-from tff_pfl.datasets.sources import femnist
+from tff_pfl import datasets, errors
 
 needs_data = pytest.mark.skipif(
   not os.environ.get('TFF_PFL_DATA_DIR'),
@@ -40,7 +39,9 @@ def _places(examples):
 
 def test_writers_are_clients_and_images_are_inverted(tmp_path):
   content = _content()
-  dataset = femnist.load_femnist(3, data_dir=_write(tmp_path))
+  dataset = datasets.load_dataset(
+    'femnist', num_clients=3, partition='natural', data_dir=_write(tmp_path)
+  )
   assert dataset.client_ids == ('1', '3', '20')
   assert dataset.num_classes == 10
   assert dict(dataset.element_spec) == {
@@ -63,27 +64,45 @@ def test_writers_are_clients_and_images_are_inverted(tmp_path):
 def test_fewer_writers_are_a_seeded_choice(tmp_path):
   data_dir = _write(tmp_path, client_id=np.arange(60) % 15)
   chosen = [
-    femnist.load_femnist(5, data_dir=data_dir, seed=seed).client_ids
+    datasets.load_dataset(
+      'femnist',
+      num_clients=5,
+      partition='natural',
+      data_dir=data_dir,
+      seed=seed,
+    ).client_ids
     for seed in (0, 1, 0)
   ]
   assert chosen[0] == chosen[2] != chosen[1]
   with pytest.raises(ValueError, match='at most 15, the number of writers'):
-    femnist.load_femnist(16, data_dir=data_dir)
+    datasets.load_dataset(
+      'femnist', num_clients=16, partition='natural', data_dir=data_dir
+    )
 
 
 def test_writers_may_have_names(tmp_path):
   data_dir = _write(tmp_path, client_id=np.repeat(['f_b', 'f_a'], 30))
-  assert femnist.load_femnist(2, data_dir=data_dir).client_ids == ('f_a', 'f_b')
+  assert datasets.load_dataset(
+    'femnist', num_clients=2, partition='natural', data_dir=data_dir
+  ).client_ids == ('f_a', 'f_b')
 
 
 def test_a_file_with_letters_has_all_classes(tmp_path):
   data_dir = _write(tmp_path, num_classes=62)
-  assert femnist.load_femnist(3, data_dir=data_dir).num_classes == 62
+  assert (
+    datasets.load_dataset(
+      'femnist', num_clients=3, partition='natural', data_dir=data_dir
+    ).num_classes
+    == 62
+  )
 
 
 def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
-  dataset = femnist.load_femnist(
-    6, 'classes_per_client:3', data_dir=_write(tmp_path)
+  dataset = datasets.load_dataset(
+    'femnist',
+    num_clients=6,
+    partition='classes_per_client:3',
+    data_dir=_write(tmp_path),
   )
   assert dataset.num_clients == 6
   counts = dataset.class_counts('train') + dataset.class_counts('test')
@@ -105,14 +124,18 @@ def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   data_dir = _write(tmp_path, **changes)
   with pytest.raises(ValueError, match=f'femnist.npz`.*{match}') as error:
-    femnist.load_femnist(3, data_dir=data_dir)
+    datasets.load_dataset(
+      'femnist', num_clients=3, partition='natural', data_dir=data_dir
+    )
   assert '\n' not in str(error.value)
 
 
 def test_a_missing_array_is_named(tmp_path):
   np.savez(tmp_path / 'femnist.npz', x=[1], y=[1])
   with pytest.raises(ValueError, match='x and y and client_id, found x, y'):
-    femnist.load_femnist(1, data_dir=str(tmp_path))
+    datasets.load_dataset(
+      'femnist', num_clients=1, partition='natural', data_dir=str(tmp_path)
+    )
 
 
 def _client_data(seeds):
@@ -138,7 +161,7 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
     return train, test
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load)
-  dataset = femnist.load_femnist(3)
+  dataset = datasets.load_dataset('femnist', num_clients=3, partition='natural')
   assert asked == [False]
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.num_classes == 62
@@ -151,11 +174,18 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
   np.testing.assert_array_equal(examples.y, source['label'])
   np.testing.assert_allclose(examples.x[..., 0], 1 - source['pixels'])
   assert dataset.class_counts('test').sum() == 18
-  assert len(femnist.load_femnist(2, seed=1).client_ids) == 2
+  assert (
+    len(
+      datasets.load_dataset(
+        'femnist', num_clients=2, partition='natural', seed=1
+      ).client_ids
+    )
+    == 2
+  )
   with pytest.raises(ValueError, match='at most 3, the number of writers'):
-    femnist.load_femnist(4)
+    datasets.load_dataset('femnist', num_clients=4, partition='natural')
   with pytest.raises(ValueError, match="natural for .*found 'iid'"):
-    femnist.load_femnist(2, 'iid')
+    datasets.load_dataset('femnist', num_clients=2, partition='iid')
 
 
 def test_without_network_one_line_says_what_to_do(monkeypatch):
@@ -166,13 +196,18 @@ def test_without_network_one_line_says_what_to_do(monkeypatch):
   with pytest.raises(
     errors.RunError, match='femnist .*Name or service.*--data_dir .*femnist'
   ) as error:
-    femnist.load_femnist(1)
+    datasets.load_dataset('femnist', num_clients=1, partition='natural')
   assert '\n' not in str(error.value)
 
 
 @needs_data
 def test_the_real_subset_of_digits():
-  dataset = femnist.load_femnist(12, data_dir=os.environ['TFF_PFL_DATA_DIR'])
+  dataset = datasets.load_dataset(
+    'femnist',
+    num_clients=12,
+    partition='natural',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
+  )
   assert dataset.num_classes == 10
   counts = dataset.class_counts('train') + dataset.class_counts('test')
   assert counts.sum(axis=0).tolist() == [

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import heart_disease
 
 needs_data = pytest.mark.skipif(
@@ -51,9 +52,13 @@ def _write_csv(folder, count=20):
   return path
 
 
-def _load(data_dir, num_clients=4, **kwargs):
-  return heart_disease.load_heart_disease(
-    num_clients, data_dir=str(data_dir), **kwargs
+def _load(data_dir, num_clients=4, partition='natural', **kwargs):
+  return datasets.load_dataset(
+    'heart_disease',
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(data_dir),
+    **kwargs,
   )
 
 
@@ -133,7 +138,7 @@ def test_columns_can_be_dropped(tmp_path):
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
   kwargs = dict(num_clients=4, data_dir=str(_write_csv(tmp_path))) | kwargs
   with pytest.raises(ValueError, match=match) as error:
-    heart_disease.load_heart_disease(**kwargs)
+    datasets.load_dataset('heart_disease', partition='natural', **kwargs)
   assert '\n' not in str(error.value)
 
 

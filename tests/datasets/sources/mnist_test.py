@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tff_pfl import errors
-from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets.sources import mnist
+from tff_pfl import datasets, errors
+from tff_pfl.datasets.sources import images, mnist
 
 TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
 TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
@@ -46,8 +45,9 @@ def _write_all(folder, seed=0, num_train=40, num_test=20):
 
 
 def _load(folder, name='mnist', **kwargs):
-  load = {'mnist': mnist.load_mnist, 'fashion_mnist': mnist.load_fashion_mnist}
-  return load[name](2, 'iid', data_dir=str(folder), **kwargs)
+  return datasets.load_dataset(
+    name, num_clients=2, partition='iid', data_dir=str(folder), **kwargs
+  )
 
 
 def test_idx_round_trip(tmp_path):
@@ -210,10 +210,12 @@ def test_a_label_out_of_range_is_named(tmp_path):
 def test_without_data_dir_the_data_come_through_tensorflow_datasets(
   monkeypatch,
 ):
-  monkeypatch.setattr(arrays_lib, '_expect_reachable', lambda url: None)
+  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
   with tfds.testing.mock_data(num_examples=30):
-    dataset = mnist.load_mnist(3, 'iid')
-    fashion = mnist.load_fashion_mnist(3, 'iid')
+    dataset = datasets.load_dataset('mnist', num_clients=3, partition='iid')
+    fashion = datasets.load_dataset(
+      'fashion_mnist', num_clients=3, partition='iid'
+    )
   for each in (dataset, fashion):
     assert each.class_counts('train').sum() == 30
     assert each.class_counts('test').sum() == 30
@@ -229,11 +231,11 @@ def test_without_network_one_line_says_what_to_do_at_once(
   def fail(request, timeout):
     raise OSError('Name or service not known\nand a long story')
 
-  monkeypatch.setattr(arrays_lib.urllib.request, 'urlopen', fail)
+  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with pytest.raises(errors.RunError, match='Name or service.*--data_dir') as e:
-    mnist.load_fashion_mnist(3, 'iid')
+    datasets.load_dataset('fashion_mnist', num_clients=3, partition='iid')
   assert '\n' not in str(e.value)
 
 
@@ -245,13 +247,16 @@ def test_a_failing_download_is_one_line_too(monkeypatch):
   with pytest.raises(
     errors.RunError, match=r'\(ConnectionError\); pass --data'
   ):
-    mnist.load_mnist(3, 'iid')
+    datasets.load_dataset('mnist', num_clients=3, partition='iid')
 
 
 @needs_data
 def test_real_mnist_has_the_published_class_counts():
-  dataset = mnist.load_mnist(
-    100, 'shards:2', data_dir=os.environ['TFF_PFL_DATA_DIR']
+  dataset = datasets.load_dataset(
+    'mnist',
+    num_clients=100,
+    partition='shards:2',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
   )
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [
@@ -271,8 +276,11 @@ def test_real_mnist_has_the_published_class_counts():
 
 @needs_data
 def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = mnist.load_mnist(
-    50, 'fallah_digits:196', data_dir=os.environ['TFF_PFL_DATA_DIR']
+  dataset = datasets.load_dataset(
+    'mnist',
+    num_clients=50,
+    partition='fallah_digits:196',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
   )
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train[:25].tolist() == [[196] * 5 + [0] * 5] * 25
@@ -283,15 +291,21 @@ def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
   assert np.abs(test - train / 6).max() < 1
   assert test.sum(axis=0).tolist() == [898] * 5 + [327] * 5
   with pytest.raises(ValueError, match='`images_per_digit` to be at most 212'):
-    mnist.load_mnist(
-      50, 'fallah_digits:214', data_dir=os.environ['TFF_PFL_DATA_DIR']
+    datasets.load_dataset(
+      'mnist',
+      num_clients=50,
+      partition='fallah_digits:214',
+      data_dir=os.environ['TFF_PFL_DATA_DIR'],
     )
 
 
 @needs_data
 def test_real_fashion_mnist_has_balanced_classes():
-  dataset = mnist.load_fashion_mnist(
-    100, 'shards:2', data_dir=os.environ['TFF_PFL_DATA_DIR']
+  dataset = datasets.load_dataset(
+    'fashion_mnist',
+    num_clients=100,
+    partition='shards:2',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
   )
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [6000] * 10

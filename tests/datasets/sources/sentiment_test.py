@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import sentiment
 
 
@@ -27,8 +28,14 @@ def _rows(clients=('books', 'music'), count=20):
   ]
 
 
-def _load(path, num_clients=2, **kwargs):
-  return sentiment.load_sentiment(num_clients, data_dir=str(path), **kwargs)
+def _load(path, num_clients=2, partition='natural', **kwargs):
+  return datasets.load_dataset(
+    'sentiment',
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(path),
+    **kwargs,
+  )
 
 
 def _splits(dataset):

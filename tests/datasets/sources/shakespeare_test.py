@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl.datasets.sources import shakespeare
 
 needs_data = pytest.mark.skipif(
@@ -44,9 +44,14 @@ def _play(sizes):
 
 
 def _load(data_dir, num_clients, **kwargs):
-  options = dict(sequence_length=_LENGTH, min_characters=25)
-  return shakespeare.load_shakespeare(
-    num_clients, data_dir=str(data_dir), **{**options, **kwargs}
+  options = dict(
+    partition='natural', sequence_length=_LENGTH, min_characters=25
+  )
+  return datasets.load_dataset(
+    'shakespeare',
+    num_clients=num_clients,
+    data_dir=str(data_dir),
+    **{**options, **kwargs},
   )
 
 
@@ -208,8 +213,12 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   monkeypatch.setattr(
     tff.simulation.datasets.shakespeare, 'load_data', lambda: (train, test)
   )
-  dataset = shakespeare.load_shakespeare(
-    1, sequence_length=_LENGTH, min_characters=25
+  dataset = datasets.load_dataset(
+    'shakespeare',
+    num_clients=1,
+    partition='natural',
+    sequence_length=_LENGTH,
+    min_characters=25,
   )
   # Juliet's test text is too short, the others have one kind of text only.
   assert dataset.client_ids == ('ROMEO',)
@@ -223,7 +232,13 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   assert dataset.num_overlapping == _LENGTH
   assert dataset.class_counts('test').sum() == len('She speaks') - _LENGTH
   with pytest.raises(ValueError, match='at most 1, the number of speaking'):
-    shakespeare.load_shakespeare(2, sequence_length=_LENGTH, min_characters=25)
+    datasets.load_dataset(
+      'shakespeare',
+      num_clients=2,
+      partition='natural',
+      sequence_length=_LENGTH,
+      min_characters=25,
+    )
 
 
 def test_without_network_one_line_says_what_to_do(monkeypatch):
@@ -234,14 +249,17 @@ def test_without_network_one_line_says_what_to_do(monkeypatch):
   with pytest.raises(
     errors.RunError, match='shakespeare .*Name or service.*--data_dir'
   ) as error:
-    shakespeare.load_shakespeare(1)
+    datasets.load_dataset('shakespeare', num_clients=1, partition='natural')
   assert '\n' not in str(error.value)
 
 
 @needs_data
 def test_the_real_file_has_its_roles():
-  dataset = shakespeare.load_shakespeare(
-    141, data_dir=os.environ['TFF_PFL_DATA_DIR']
+  dataset = datasets.load_dataset(
+    'shakespeare',
+    num_clients=141,
+    partition='natural',
+    data_dir=os.environ['TFF_PFL_DATA_DIR'],
   )
   # As many of the 309 roles have 1,000 characters.
   assert dataset.num_clients == 141
@@ -251,4 +269,9 @@ def test_the_real_file_has_its_roles():
   # Never padding, never a character out of the ordinary.
   assert examples.x.min() >= 1 and examples.x.max() <= 96
   with pytest.raises(ValueError, match='at most 141, the number of speaking'):
-    shakespeare.load_shakespeare(142, data_dir=os.environ['TFF_PFL_DATA_DIR'])
+    datasets.load_dataset(
+      'shakespeare',
+      num_clients=142,
+      partition='natural',
+      data_dir=os.environ['TFF_PFL_DATA_DIR'],
+    )

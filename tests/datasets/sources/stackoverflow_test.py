@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl.datasets.sources import stackoverflow, vocabulary
 
 _MODULE = tff.simulation.datasets.stackoverflow
@@ -69,7 +69,9 @@ def small_data(monkeypatch):
 
 
 def test_users_come_through_tff(small_data):
-  dataset = stackoverflow.load_stackoverflow(2, vocabulary_size=50)
+  dataset = datasets.load_dataset(
+    'stackoverflow', num_clients=2, partition='natural', vocabulary_size=50
+  )
   assert dataset.num_clients == 2
   assert set(dataset.client_ids) < set(small_data.client_ids)
   assert dataset.num_classes == 50
@@ -99,7 +101,9 @@ def test_users_come_through_tff(small_data):
 )
 def test_bad_arguments_are_one_line_errors(small_data, kwargs, match):
   with pytest.raises(ValueError, match=match) as error:
-    stackoverflow.load_stackoverflow(**{'num_clients': 1, **kwargs})
+    datasets.load_dataset(
+      'stackoverflow', **{'num_clients': 1, 'partition': 'natural', **kwargs}
+    )
   assert '\n' not in str(error.value)
 
 
@@ -111,5 +115,5 @@ def test_without_network_one_line_says_what_to_do(monkeypatch):
   with pytest.raises(
     errors.RunError, match='stackoverflow .*Name or service.*copy ~/.tff'
   ) as error:
-    stackoverflow.load_stackoverflow(1)
+    datasets.load_dataset('stackoverflow', num_clients=1, partition='natural')
   assert '\n' not in str(error.value)

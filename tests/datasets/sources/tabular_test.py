@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import tabular
 
 _HEADING = ('hospital', 'sex', 'age', 'weight', 'blood', 'code', 'ill')
@@ -46,8 +47,12 @@ def _load(path, num_clients=3, partition='natural', **kwargs):
     client_column='hospital',
     categorical_columns=['code'],
   )
-  return tabular.load_tabular(
-    num_clients, partition, data_dir=str(path), **{**options, **kwargs}
+  return datasets.load_dataset(
+    'tabular',
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(path),
+    **{**options, **kwargs},
   )
 
 
@@ -378,28 +383,38 @@ def test_columns_without_any_value_and_with_too_many_are_errors(tmp_path):
     tmp_path / 'a.csv', [('', i % 2) for i in range(4)], ('empty', 'label')
   )
   with pytest.raises(ValueError, match='a empty in some row, .*`drop_columns`'):
-    tabular.load_tabular(1, 'iid', data_dir=path)
+    datasets.load_dataset(
+      'tabular', num_clients=1, partition='iid', data_dir=path
+    )
   rows = [(f'name {i}', i, i % 2) for i in range(1100)]
   path = _write(tmp_path / 'b.csv', rows, ('name', 'number', 'label'))
   with pytest.raises(ValueError, match='1000 different words .*1100'):
-    tabular.load_tabular(1, 'iid', data_dir=path)
+    datasets.load_dataset(
+      'tabular', num_clients=1, partition='iid', data_dir=path
+    )
   with pytest.raises(ValueError, match='100 different values, .*1100'):
-    tabular.load_tabular(
-      1, 'iid', data_dir=path, drop_columns=['name'], domain_column='number'
+    datasets.load_dataset(
+      'tabular',
+      num_clients=1,
+      partition='iid',
+      data_dir=path,
+      drop_columns=['name'],
+      domain_column='number',
     )
 
 
 def test_a_file_is_needed():
   with pytest.raises(ValueError, match='`data_dir` to be a CSV file'):
-    tabular.load_tabular(1, 'iid')
+    datasets.load_dataset('tabular', num_clients=1, partition='iid')
 
 
 def test_words_that_python_would_read_as_numbers_are_words(tmp_path):
   rows = [(('10_19', '20_29')[i % 2], i, i // 2 % 2) for i in range(20)]
   path = _write(tmp_path / 'groups.csv', rows, ('age', 'weight', 'ill'))
-  data = tabular.load_tabular(
-    2,
-    'iid',
+  data = datasets.load_dataset(
+    'tabular',
+    num_clients=2,
+    partition='iid',
     data_dir=path,
     label_column='ill',
     domain_column='age',
@@ -414,4 +429,10 @@ def test_a_label_of_too_many_values_is_an_error_that_tells_the_way_out(
   rows = [(i, i) for i in range(120)]
   path = _write(tmp_path / 'income.csv', rows, ('age', 'income'))
   with pytest.raises(ValueError, match='`label_column`.*100.*`label_above`'):
-    tabular.load_tabular(2, 'iid', data_dir=path, label_column='income')
+    datasets.load_dataset(
+      'tabular',
+      num_clients=2,
+      partition='iid',
+      data_dir=path,
+      label_column='income',
+    )

@@ -25,7 +25,12 @@ import dataclasses
 from typing import Any
 
 from tff_pfl import errors
-from tff_pfl.datasets.partitioning.base import Partition, Partitioner, Pool
+from tff_pfl.datasets.partitioning.base import (
+  Partition,
+  Partitioner,
+  Pool,
+  numbered_client_ids,
+)
 from tff_pfl.datasets.partitioning.by_key import ByKey
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
 from tff_pfl.datasets.partitioning.dealing import check_num_clients, check_seed
@@ -59,6 +64,7 @@ __all__ = [
   'describe_partitioners',
   'hold_out',
   'make_partitioner',
+  'numbered_client_ids',
 ]
 
 PARTITIONERS: dict[str, type[Partitioner]] = {

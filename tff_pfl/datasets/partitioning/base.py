@@ -95,6 +95,10 @@ class Partitioner(abc.ABC):
       ValueError: An argument is out of range, or the rule cannot be met.
     """
 
+  def client_ids(self, num_clients: int) -> list[str]:
+    """Returns what the clients are called: `client_0` … by default."""
+    return numbered_client_ids(num_clients)
+
   def _class_labels(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns checked labels and their number; all of one class without any.
 
@@ -128,6 +132,12 @@ class Partitioner(abc.ABC):
       (int(labels.min()), int(labels.max())),
     )
     return y, y_test, num_classes
+
+
+def numbered_client_ids(num_clients: int) -> list[str]:
+  """Returns ids `client_0` …, zero-padded so that they sort by number."""
+  width = len(str(num_clients - 1))
+  return [f'client_{i:0{width}d}' for i in range(num_clients)]
 
 
 def _text(value: Any) -> str:

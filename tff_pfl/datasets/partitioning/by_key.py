@@ -57,9 +57,9 @@ class ByKey(base.Partitioner):
     """Its name: keys cannot be written into a specification."""
     return self.name
 
-  @property
-  def client_ids(self) -> list[str]:
-    """The distinct keys as strings, in the order of the clients."""
+  def client_ids(self, num_clients: int) -> list[str]:
+    """Returns the distinct keys as strings."""
+    del num_clients
     return [
       key.decode() if isinstance(key, bytes) else str(key)
       for key in self._clients()[0].tolist()

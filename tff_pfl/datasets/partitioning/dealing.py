@@ -17,7 +17,7 @@ def make_rng(seed: int, stream: int) -> np.random.Generator:
 
 
 def check_seed(seed: Any) -> int:
-  """Returns `seed` as an int; `ValueError` unless it is one and not negative."""
+  """Returns `seed` as an int; `ValueError` unless it is non-negative."""
   errors.expect(
     isinstance(seed, numbers.Integral) and seed >= 0,
     'seed',

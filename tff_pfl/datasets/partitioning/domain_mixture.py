@@ -8,7 +8,6 @@ from typing import ClassVar, Optional, Union
 import numpy as np
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks
 from tff_pfl.datasets.partitioning import base, dealing
 
 # What is divided by it stays finite.
@@ -123,7 +122,7 @@ class DomainMixture(base.Partitioner):
     """Deals the domains' examples; see the class and the base class."""
     num_clients = dealing.check_num_clients(num_clients)
     seed = dealing.check_seed(seed)
-    domain, domain_test, num_domains = self._checked_domains(pool)
+    domain, domain_test, num_domains = self._domains(pool)
     pools, test_pools = (
       np.bincount(ids, minlength=num_domains) for ids in (domain, domain_test)
     )
@@ -143,9 +142,7 @@ class DomainMixture(base.Partitioner):
       dealing.deal(domain_test, test_counts, test_rng),
     )
 
-  def _checked_domains(
-    self, pool: base.Pool
-  ) -> tuple[np.ndarray, np.ndarray, int]:
+  def _domains(self, pool: base.Pool) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns both splits' domain ids, and how many domains there are."""
     if pool.domain is None:
       raise ValueError(
@@ -154,20 +151,15 @@ class DomainMixture(base.Partitioner):
         ' such as rotated_digits, or domain ids as `domain` in'
         ' `FederatedDataset.from_arrays`.'
       )
-    names = None
-    if pool.num_domains is not None:
-      names = map(str, range(pool.num_domains))
-    domain, domain_test, names = array_checks.check_domains(
-      pool.domain,
-      pool.domain_test,
-      names,
-      len(pool.y),
-      None if pool.y_test is None else len(pool.y_test),
-    )
+    domain = np.asarray(pool.domain)
+    domain_test = domain[:0]
+    if pool.domain_test is not None:
+      domain_test = np.asarray(pool.domain_test)
     errors.expect(len(domain), 'y_train', 'at least one example', 'none')
-    if domain_test is None:
-      domain_test = domain[:0]
-    return domain, domain_test, len(names)
+    num_domains = pool.num_domains
+    if num_domains is None:
+      num_domains = max(domain.max(), domain_test.max(initial=0)) + 1
+    return domain, domain_test, num_domains
 
   def _mixtures(
     self, num_clients: int, pools: np.ndarray, rng: np.random.Generator

@@ -108,12 +108,7 @@ def make_synthetic(
   errors.expect(shape, 'shape', 'of at least one dimension', shape)
   for size in shape:
     errors.expect_int('shape', size, 1, None)
-  errors.expect(
-    isinstance(noise, (int, float)) and 0 <= noise < float('inf'),
-    'noise',
-    'a non-negative number',
-    noise,
-  )
+  errors.expect_non_negative('noise', noise)
   prototypes = np.random.default_rng([seed, _PROTOTYPES, 0, 0]).standard_normal(
     (num_classes, *shape)
   )
@@ -134,7 +129,7 @@ def make_synthetic(
   )
   return federated_dataset.FederatedDataset(
     name='synthetic',
-    client_ids=federated_dataset.numbered_client_ids(num_clients),
+    client_ids=partitioning.numbered_client_ids(num_clients),
     element_spec=examples_lib.element_spec(tf.TensorSpec(shape, tf.float32)),
     num_classes=num_classes,
     train=train,

@@ -1,0 +1,159 @@
+"""Tests of finding and reading files."""
+
+import gzip
+import io
+import struct
+import threading
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from tff_pfl.datasets import files
+
+
+def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
+  folder = tmp_path / 'tweets'
+  folder.mkdir()
+  path = folder / 'my_tweets.csv'
+  path.write_text('')
+  for data_dir in (path, folder, tmp_path):
+    found = files.find_file('tweets', str(data_dir), ('*tweets*.csv',))
+    assert found == str(path)
+
+
+def test_find_file_takes_any_file_that_is_named_itself(tmp_path):
+  path = tmp_path / 'other.txt'
+  path.write_text('')
+  assert files.find_file('tweets', str(path), ('*.csv',)) == str(path)
+
+
+def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
+  patterns = ('*tweets*.csv', '*.csv')
+  with pytest.raises(ValueError, match=r'hold \*tweets\*.csv or .*found none'):
+    files.find_file('tweets', str(tmp_path), patterns)
+  for name in ('a_tweets.csv', 'b_tweets.csv'):
+    (tmp_path / name).write_text('')
+  with pytest.raises(ValueError, match='once, .*a_tweets.csv.* and .*b_tweets'):
+    files.find_file('tweets', str(tmp_path), patterns)
+  with pytest.raises(ValueError, match='an existing file or folder'):
+    files.find_file('tweets', str(tmp_path / 'nowhere'), patterns)
+
+
+def test_npz_files_are_read_in_order_and_their_headers_by_one_thread(
+  tmp_path, monkeypatch
+):
+  paths = [str(tmp_path / f'{i}.npz') for i in range(3)]
+  for i, path in enumerate(paths):
+    np.savez_compressed(path, x=np.full(4, i), y=np.arange(i), z=np.zeros(1))
+  readers = set()
+  read_array = np.lib.format.read_array
+
+  def recorded(*args, **kwargs):
+    readers.add(threading.get_ident())
+    return read_array(*args, **kwargs)
+
+  monkeypatch.setattr(np.lib.format, 'read_array', recorded)
+  found = files.read_npz_files(paths, [('y', 'x')] * 3)
+  assert [(y.tolist(), x.tolist()) for y, x in found] == [
+    (list(range(i)), [i] * 4) for i in range(3)
+  ]
+  assert readers == {threading.get_ident()}
+
+
+def test_first_npz_file_that_is_bad_is_named(tmp_path):
+  paths = [str(tmp_path / f'{name}.npz') for name in ('good', 'other', 'bad')]
+  np.savez(paths[0], x=np.zeros(2))
+  np.savez(paths[1], y=np.zeros(2), z=np.zeros(2))
+  (tmp_path / 'bad.npz').write_bytes(b'no archive')
+  with pytest.raises(ValueError, match='other.npz. .* with x, found y, z;'):
+    files.read_npz_files(paths, [('x',)] * 3)
+  with pytest.raises(ValueError, match='bad.npz.*a damaged one'):
+    files.read_npz_files(paths[::2], [('x',)] * 2)
+
+
+def _npz_of(array_bytes):
+  """A file of one array `x`, which is stored as these bytes."""
+  content = io.BytesIO()
+  with zipfile.ZipFile(content, 'w') as archive:
+    archive.writestr('x.npy', array_bytes)
+  return content.getvalue()
+
+
+def _npy(shape):
+  header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}"
+  header = header.ljust(117) + '\n'
+  return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode()
+
+
+def _with_zip_fields(flags, method):
+  """As `_npz_of`, with other values in both of the member's headers."""
+  content = _npz_of(_npy('(0,)'))
+  for magic, first in ((b'PK\x03\x04', 6), (b'PK\x01\x02', 8)):
+    place = content.index(magic) + first
+    fields = struct.pack('<HH', flags, method)
+    content = content[:place] + fields + content[place + 4 :]
+  return content
+
+
+@pytest.mark.parametrize(
+  'content, match',
+  [
+    (_npz_of(b'\x93NUMPY\x01\x00\x04\x00((((' + bytes(9)), 'EOF'),
+    (_npz_of(_npy('(2**45,)')), 'malformed'),
+    (_npz_of(_npy((2**45,))), 'Unable to allocate 256. TiB'),
+    (_with_zip_fields(flags=1, method=0), 'encrypted'),
+    (_with_zip_fields(flags=0, method=99), 'compression method'),
+  ],
+  ids=['header', 'shape', 'too_large', 'encrypted', 'unknown_compression'],
+)
+def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
+  path = tmp_path / 'a.npz'
+  path.write_bytes(content)
+  for read in (
+    files.read_all_npz,
+    lambda path: files.read_npz(path, ['x']),
+  ):
+    with pytest.raises(
+      ValueError, match=f'a.npz` to be a complete .npz.*{match}'
+    ) as error:
+      read(str(path))
+    assert '\n' not in str(error.value)
+
+
+def test_no_more_of_an_npz_file_is_unpacked_than_it_says(tmp_path):
+  path = tmp_path / 'a.npz'
+  np.savez_compressed(path, x=np.zeros(10**8, np.uint8))
+  content = path.read_bytes()
+  size = (10**8 + 128).to_bytes(4, 'little')
+  assert content.count(size) == 2
+  path.write_bytes(content.replace(size, (200).to_bytes(4, 'little')))
+  tracemalloc.start()
+  with pytest.raises(ValueError, match='a.npz` to be a complete .npz'):
+    files.read_all_npz(str(path))
+  assert tracemalloc.get_traced_memory()[1] < 10**7
+  tracemalloc.stop()
+
+
+def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
+  monkeypatch.setattr(files, '_MAX_UNPACKED', 1000)
+  npz, gz = str(tmp_path / 'a.npz'), str(tmp_path / 'a.gz')
+  for num_bytes, fits in ((600, True), (10**6, False)):
+    np.savez_compressed(npz, x=np.zeros(num_bytes, np.uint8), y=1)
+    (tmp_path / 'a.gz').write_bytes(gzip.compress(bytes(num_bytes)))
+    for read, path in (
+      (files.read_all_npz, npz),
+      (lambda path: files.read_npz(path, ['x']), npz),
+      (files.read_bytes, gz),
+    ):
+      if fits:
+        assert read(path)
+        continue
+      with pytest.raises(ValueError, match=f'`{path}` to unpack to at most'):
+        read(path)
+  # What is not asked for may be of any size, and well packed data be large.
+  assert files.read_npz(npz, ['y']) == [1]
+  content = np.random.default_rng(0).bytes(10**6)
+  (tmp_path / 'a.gz').write_bytes(gzip.compress(content))
+  assert files.read_bytes(gz) == content
