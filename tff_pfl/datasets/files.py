@@ -23,6 +23,11 @@ _READ_SIZE = 2**20
 _MEMBER_READ_SIZE = 2**14
 
 
+def expect_given(data_dir: Optional[str], contents: str) -> None:
+  """Raises `ValueError` without a `data_dir`, which should be `contents`."""
+  errors.expect(data_dir is not None, 'data_dir', contents, data_dir)
+
+
 def find_folder(
   name: str,
   data_dir: str,
@@ -32,19 +37,16 @@ def find_folder(
 ) -> str:
   """Returns the folder that holds a data set's files.
 
-  A folder under `data_dir` that is named after the data set goes before
-  `data_dir` itself.
-
   Args:
     name: The data set's.
     data_dir: The files' folder or its parent.
-    folders: The names that the files' folder may have under `data_dir`.
+    folders: What the files' folder may be called under `data_dir`; it goes
+      before `data_dir` itself.
     files: The data set's files, any of which marks its folder.
     contents: What the folder has to hold, in words.
 
   Raises:
-    ValueError: There is no such folder, none has the files, or more than one
-      of `folders` has.
+    ValueError: No folder has the files, or more than one of `folders`.
   """
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
@@ -77,13 +79,10 @@ def find_folder(
 def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
   """Returns the one file that holds a data set.
 
-  A folder under `data_dir` that is called like the data set goes before
-  `data_dir` itself.
-
   Args:
     name: The data set's.
     data_dir: The file itself, its folder, or the parent of a folder called
-      `name`.
+      `name`, which goes before `data_dir` itself.
     patterns: What the file's name looks like, such as `*.csv`.
 
   Raises:
@@ -95,9 +94,7 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
     os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
   )
   for folder in (os.path.join(data_dir, name), data_dir):
-    found = sorted(
-      {path for pattern in patterns for path in _matching(folder, pattern)}
-    )
+    found = sorted({path for p in patterns for path in matching(folder, p)})
     if len(found) > 1:
       raise ValueError(
         f'Expected `data_dir` to hold {name} once, found'
@@ -112,18 +109,13 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
   )
 
 
-def _matching(folder: str, pattern: str) -> list[str]:
+def matching(folder: str, pattern: str) -> list[str]:
+  """Returns the files of a folder whose name is like a pattern."""
   return glob.glob(os.path.join(glob.escape(folder), pattern))
 
 
 def file_error(path: str, constraint: str, found: object) -> ValueError:
-  """Returns the error that every check of a file raises.
-
-  Args:
-    path: The file.
-    constraint: What it must be, read after "to be".
-    found: What it is, in words or as a number.
-  """
+  """Returns the error that checks of a file raise; see `errors.message`."""
   return ValueError(
     f'Expected `{path}` to be {constraint}, found {found}; download or copy the'
     ' file again.'
@@ -140,14 +132,14 @@ def unreadable_error(path: str, error: OSError) -> ValueError:
 def check_labels(
   y: np.ndarray, path: str, key: str, shape: tuple[int, ...], num_classes: int
 ) -> None:
-  """Raises `ValueError`, naming the file, unless an array holds labels.
+  """Raises `ValueError` unless an array has labels in `[0, num_classes)`.
 
   Args:
     y: The array.
-    path: Where it comes from.
+    path: The file that it comes from, for the message.
     key: What it is called there.
     shape: What its shape must be.
-    num_classes: Labels must be in `[0, num_classes)`.
+    num_classes: Number of classes.
   """
   if y.dtype.kind not in 'iu' or y.shape != shape:
     raise file_error(

@@ -20,7 +20,6 @@ are asked for.
 """
 
 import dataclasses
-import glob
 import os
 from typing import Optional
 
@@ -49,11 +48,9 @@ class CifarFiles:
     folders: What the files' folder may be called.
     train_files: The binary version's files of training images, in order.
     test_file: Its file of test images.
-    train_npz_files: The .npz files of training images, in the same order. That
-      of test images is any one `test*.npz`.
+    train_npz_files: The .npz files of training images, in the same order.
     images_per_file: Images in each file of training images.
-    num_test_images: Images in the file of test images; an .npz file may hold
-      fewer.
+    num_test_images: Images in the file of test images, at most.
     label_bytes: Bytes for labels before an image.
   """
 
@@ -75,10 +72,6 @@ class CifarFiles:
 
   def read_arrays(self, data_dir: str) -> dict[str, np.ndarray]:
     """Reads and checks the files of a folder, of either form.
-
-    Args:
-      data_dir: The files' folder, or its parent if it is called like one of
-        `folders`.
 
     Returns:
       `x` and `x_test`, uint8 `[n, 32, 32, 3]`, `y` and `y_test`, integers.
@@ -179,9 +172,7 @@ class CifarFiles:
 
 def _test_npz(folder: str) -> str:
   """Returns the one file of test images in a folder of .npz files."""
-  found = sorted(
-    glob.glob(os.path.join(glob.escape(folder), _TEST_NPZ_PATTERN))
-  )
+  found = sorted(files.matching(folder, _TEST_NPZ_PATTERN))
   if len(found) != 1:
     raise ValueError(
       f'Expected `{folder}` to hold one file of test images,'

@@ -41,7 +41,7 @@ cannot be checked for this; a warning says so.)
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -90,9 +90,8 @@ def _checked(
   return Images(x, y)
 
 
-def _read_npz(paths: Sequence[str]) -> list[Images]:
+def _read_npz(path: str) -> list[Images]:
   """Reads one .npz file with both splits."""
-  (path,) = paths
   keys = [f'{kind}_{split}' for split in _SPLITS for kind in 'xy']
   x, y, x_test, y_test = files.read_npz(path, keys)
   return [
@@ -127,48 +126,35 @@ def read_mat(path: str) -> Images:
     raise files.file_error(
       path, 'a .mat file with X of shape (height, width, 3, n) and y', 'others'
     )
+  x = np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2))
   y = content['y'].ravel()
-  return _checked(
-    np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2)),
-    np.where(y == 10, 0, y),
-    path,
-    'y',
-    'X',
-  )
+  return _checked(x, np.where(y == 10, 0, y), path, 'y', 'X')
 
 
-def _read_mats(paths: Sequence[str]) -> list[Images]:
-  """Reads the two .mat files of a domain."""
-  return [read_mat(path) for path in paths]
+def _read_mats(train_path: str, test_path: str) -> list[Images]:
+  return [read_mat(train_path), read_mat(test_path)]
 
 
-def _read_idx(paths: Sequence[str]) -> list[Images]:
-  """Reads MNIST's four idx files."""
-  arrays = mnist.read_arrays('mnist', os.path.dirname(paths[0]))
+def _read_idx(path: str, *_: str) -> list[Images]:
+  """Reads MNIST's four idx files, of which one is named."""
+  arrays = mnist.read_arrays('mnist', os.path.dirname(path))
   return [
     Images(arrays['x'][..., 0], arrays['y']),
     Images(arrays['x_test'][..., 0], arrays['y_test']),
   ]
 
 
-class _Form(NamedTuple):
-  """A form in which a domain's files may come."""
-
-  files: tuple[str, ...]
-  read: Callable[[Sequence[str]], list[Images]]
-
-
-def _forms(domain: str) -> Iterator[_Form]:
-  """Yields the forms in which the files of a domain may come."""
+def _forms(domain: str) -> dict[tuple[str, ...], Callable[..., list[Images]]]:
+  """Returns the files in which a domain may come, and what reads them."""
+  forms = {}
   if domain == 'mnist':
-    yield _Form(mnist.FILES, _read_idx)
+    forms[mnist.FILES] = _read_idx
   elif domain in ('svhn', 'synth_digits'):
     prefix = 'synth_' if domain == 'synth_digits' else ''
-    yield _Form(
-      tuple(f'{prefix}{split}_32x32.mat' for split in _SPLITS), _read_mats
-    )
+    forms[tuple(f'{prefix}{split}_32x32.mat' for split in _SPLITS)] = _read_mats
   for suffix in ('', '_subset'):
-    yield _Form((f'{domain}{suffix}.npz',), _read_npz)
+    forms[(f'{domain}{suffix}.npz',)] = _read_npz
+  return forms
 
 
 def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
@@ -177,20 +163,11 @@ def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
   if domain == 'mnist':
     folders.insert(0, os.path.join(data_dir, 'mnist_idx'))
   for folder in folders:
-    for form in _forms(domain):
-      paths = [os.path.join(folder, file) for file in form.files]
+    for names, read in _forms(domain).items():
+      paths = [os.path.join(folder, name) for name in names]
       if any(map(os.path.exists, paths)):
-        return functools.partial(form.read, paths)
+        return functools.partial(read, *paths)
   return None
-
-
-def _looked_for(domains: Sequence[str]) -> str:
-  """Says which files would be those of each domain."""
-  return '; '.join(
-    f'{domain}: '
-    + ' or '.join(' and '.join(form.files) for form in _forms(domain))
-    for domain in domains
-  )
 
 
 def _find_all(
@@ -208,10 +185,14 @@ def _find_all(
   absent = [domain for domain, read in found.items() if read is None]
   if (domains and absent) or len(found) - len(absent) < 2:
     wanted = ' and '.join(domains or ()) or 'two or more domains of digits5'
+    looked_for = '; '.join(
+      f'{domain}: {" or ".join(map(" and ".join, _forms(domain)))}'
+      for domain in absent
+    )
     raise ValueError(
       f'Expected `data_dir` to hold {wanted}, itself or in folders called like'
       f' the domains, found no {", no ".join(absent)} in {data_dir!r}; looked'
-      f' for {_looked_for(absent)}.'
+      f' for {looked_for}.'
     )
   return {domain: read for domain, read in found.items() if read is not None}
 
@@ -230,8 +211,7 @@ def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
 
   Args:
     x: uint8 `[n, height, width]` or `[n, height, width, 3]`.
-    size: Height and width of the result; images of another size are resampled
-      bilinearly, with antialiasing where they become smaller.
+    size: See `images.resize`.
   """
   if x.ndim == 3:
     x = x[..., np.newaxis]
@@ -281,13 +261,19 @@ def load_digits5(
   Raises:
     ValueError: Files are missing or damaged, or an argument is out of range.
   """
-  errors.expect(
-    data_dir is not None,
-    'data_dir',
-    'a folder with the files of two or more domains of digits5',
-    data_dir,
+  files.expect_given(
+    data_dir, 'a folder with the files of two or more domains of digits5'
   )
-  domains = _checked_domains(domains)
+  if domains is not None:
+    domains = [domains] if isinstance(domains, str) else list(domains)
+    errors.expect(
+      len(domains) >= 2
+      and len(set(domains)) == len(domains)
+      and set(domains) <= set(DOMAINS),
+      'domains',
+      f'two or more of {", ".join(DOMAINS)}, each once',
+      domains,
+    )
   errors.expect_int('image_size', image_size, 8)
   if max_train_per_domain is not None:
     errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
@@ -313,21 +299,3 @@ def load_digits5(
     domain_names=tuple(readers),
     **{field: np.concatenate(values) for field, values in parts.items()},
   )
-
-
-def _checked_domains(
-  domains: Optional[Sequence[str]],
-) -> Optional[Sequence[str]]:
-  """Returns the domains asked for, None for all that there are."""
-  if domains is None:
-    return None
-  domains = [domains] if isinstance(domains, str) else list(domains)
-  errors.expect(
-    len(domains) >= 2
-    and len(set(domains)) == len(domains)
-    and set(domains) <= set(DOMAINS),
-    'domains',
-    f'two or more of {", ".join(DOMAINS)}, each once',
-    domains,
-  )
-  return domains

@@ -66,12 +66,8 @@ class Faces(NamedTuple):
   race: np.ndarray
 
 
-def read_labels(path: str, label: str) -> Faces:
-  """Reads a file of labels and checks that the images are there.
-
-  Args:
-    path: The CSV file; the images are looked for beside it.
-    label: 'age' or 'gender'.
+def _read_labels(path: str, label: str) -> Faces:
+  """Reads a file of labels and checks that the images, beside it, are there.
 
   Raises:
     ValueError: A file is missing, or a column or a value is not what it should
@@ -90,26 +86,23 @@ def read_labels(path: str, label: str) -> Faces:
   _expect_files(paths)
   return Faces(
     paths,
-    _positions([row[label] for row in rows], LABELS[label], label, path),
-    _positions([row['race'] for row in rows], RACES, 'race', path),
+    _positions(rows, label, LABELS[label], path),
+    _positions(rows, 'race', RACES, path),
   )
 
 
 def _positions(
-  values: Sequence[Optional[str]],
-  known: Sequence[str],
-  column: str,
-  path: str,
+  rows: Sequence[dict], column: str, known: Sequence[str], path: str
 ) -> np.ndarray:
-  """Returns each value's position among those known, int32."""
+  """Returns the position of each row's value among those known, int32."""
   position = {value: number for number, value in enumerate(known)}
-  for row, value in enumerate(values):
-    if value not in position:
+  for number, row in enumerate(rows):
+    if row[column] not in position:
       raise ValueError(
         f'Expected `{path}` to have as {column} one of {", ".join(known)},'
-        f' found {value!r} in row {row + 1} after the heading.'
+        f' found {row[column]!r} in row {number + 1} after the heading.'
       )
-  return np.array([position[value] for value in values], np.int32)
+  return np.array([position[row[column]] for row in rows], np.int32)
 
 
 def _expect_files(paths: Sequence[str]) -> None:
@@ -128,25 +121,14 @@ class LazyImages:
   """Images that are decoded when they are first asked for, and then kept."""
 
   def __init__(self, paths: Sequence[str], size: int):
-    """Decodes nothing yet.
-
-    Args:
-      paths: JPEG files.
-      size: Height and width in pixels to which images are brought.
-    """
+    """Decodes none yet of the JPEG files, to be brought to `size` pixels."""
     self._paths = paths
     # Memory that was never written to takes no place.
     self._images = np.zeros((len(paths), size, size, 3), np.uint8)
     self._is_decoded = np.zeros(len(paths), bool)
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
-    """Returns images.
-
-    Args:
-      positions: Of the files, integers `[k]`.
-
-    Returns:
-      float32 `[k, size, size, 3]` in [0, 1].
+    """Returns images `[k, size, size, 3]`, float32 in [0, 1], by position.
 
     Raises:
       ValueError: A file is no image; the message names it.
@@ -195,11 +177,9 @@ def load_fairface(
     ValueError: Files are missing or not of this form, or an argument is out of
       range.
   """
-  errors.expect(
-    data_dir is not None,
-    'data_dir',
-    f'a folder with {" and ".join(_FILES)} and the images that they name',
+  files.expect_given(
     data_dir,
+    f'a folder with {" and ".join(_FILES)} and the images that they name',
   )
   errors.expect(label in LABELS, 'label', f'one of {", ".join(LABELS)}', label)
   errors.expect_int('image_size', image_size, 8)
@@ -207,7 +187,7 @@ def load_fairface(
     'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
   )
   train, test = (
-    read_labels(os.path.join(folder, file), label) for file in _FILES
+    _read_labels(os.path.join(folder, file), label) for file in _FILES
   )
   positions = np.arange(len(train.y) + len(test.y), dtype=np.int32)
   x, x_test = np.split(positions, [len(train.y)])

@@ -32,11 +32,7 @@ COLUMNS = (
   'oldpeak', 'slope', 'ca', 'thal', 'num',
 )  # fmt: skip
 # From a column of domains to where its numbers are cut into groups.
-DOMAIN_BOUNDS: dict[str, Sequence[float]] = {
-  'sex': (),
-  'age': (50, 60),
-  'site': (),
-}
+DOMAIN_BOUNDS = {'sex': (), 'age': (50, 60), 'site': ()}
 _CATEGORICAL = ('cp', 'restecg', 'slope', 'thal')
 _SEXES = {'0': 'female', '1': 'male'}
 _CSV = 'heart_disease_4sites.csv'
@@ -73,11 +69,10 @@ def read_table(data_dir: str) -> tabular.Table:
 
 def _csv_path(data_dir: str) -> Optional[str]:
   """Returns the one file with all sites, None if there is none."""
+  paths = [os.path.join(data_dir, 'heart_disease', _CSV)]
+  paths.append(os.path.join(data_dir, _CSV))
   if os.path.isfile(data_dir):
     return data_dir
-  paths = [
-    os.path.join(data_dir, folder, _CSV) for folder in ('heart_disease', '')
-  ]
   return next(filter(os.path.exists, paths), None)
 
 
@@ -121,14 +116,13 @@ def load_heart_disease(
   """Returns the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: At least 1; with the partition natural at most 4, of which so
-      many are drawn at random.
+    num_clients: With the partition natural at most 4, of which so many are
+      drawn at random.
     partition: Natural for the hospitals, or a rule that deals all patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
-    seed: Of the choice of clients or the partition, and of the test patients,
-      non-negative.
+    seed: Of the choice of clients or the partition, and of the test patients.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.
@@ -146,11 +140,9 @@ def load_heart_disease(
     ValueError: Files are missing or damaged, the partition is impossible, or an
       argument is out of range.
   """
-  errors.expect(
-    data_dir is not None,
-    'data_dir',
-    f'the file {_CSV}, or a folder with it or with {", ".join(_FILES)}',
+  files.expect_given(
     data_dir,
+    f'the file {_CSV}, or a folder with it or with {", ".join(_FILES)}',
   )
   errors.expect(
     domain_column in DOMAIN_BOUNDS,

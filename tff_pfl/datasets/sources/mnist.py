@@ -44,10 +44,6 @@ _FOLDERS = {
 def read_idx(path: str, element_shape: tuple[int, ...]) -> np.ndarray:
   """Reads an idx file of unsigned bytes.
 
-  Args:
-    path: The file; compressed if its name ends in `.gz`.
-    element_shape: What one element must look like, `()` for labels.
-
   Returns:
     uint8 array `[n, *element_shape]`, n at least 1.
 
@@ -106,10 +102,6 @@ def _find_folder(name: str, data_dir: str) -> str:
 
 def read_arrays(name: str, data_dir: str) -> dict[str, np.ndarray]:
   """Reads and checks a data set's four idx files.
-
-  Args:
-    name: 'mnist' or 'fashion_mnist'.
-    data_dir: The files' folder or its parent.
 
   Returns:
     uint8 arrays `x`, `y`, `x_test`, `y_test`, the images `[n, 28, 28, 1]`.

@@ -19,6 +19,7 @@ trained on; where texts are dealt to clients otherwise than the file says, so is
 a text that the file has twice.
 """
 
+import functools
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -69,25 +70,12 @@ def read_csv(path: str) -> LabeledTexts:
       f'Expected `{path}` to have the columns text, label and one of'
       f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
     )
-  domain_column = _DOMAIN if _DOMAIN in columns else None
-  data = _checked(rows, path, client_column, domain_column)
-  return _without_repeats(data, path)
-
-
-def _checked(
-  rows: list[dict[str, str]],
-  path: str,
-  client_column: str,
-  domain_column: Optional[str],
-) -> LabeledTexts:
-  """Returns the rows' values, every row with all of them."""
   if not rows:
     raise files.file_error(path, 'a CSV file with rows', 'none')
-  columns = ['text', 'label', client_column]
-  if domain_column is not None:
-    columns.append(domain_column)
+  needed = ['text', 'label', client_column]
+  needed += [_DOMAIN] * (_DOMAIN in columns)
   for number, row in enumerate(rows):
-    for column in columns:
+    for column in needed:
       if not row[column] or (
         column == 'label' and row[column] in csv_files.MISSING_MARKERS
       ):
@@ -95,31 +83,19 @@ def _checked(
           f'Expected `{path}` to have a {column} in every row, found none in'
           f' row {number + 1} after the heading.'
         )
-  texts, labels, keys, *domains = (
-    [row[column] for row in rows] for column in columns
-  )
-  return LabeledTexts(
-    texts, labels, keys, client_column, domains[0] if domains else None
-  )
-
-
-def _without_repeats(data: LabeledTexts, path: str) -> LabeledTexts:
-  """Returns only the first of a client's equal texts."""
   first = {}
-  for row, pair in enumerate(zip(data.keys, data.texts)):
-    first.setdefault(pair, row)
-  num_repeats = len(data.texts) - len(first)
-  if num_repeats:
+  for row in rows:
+    first.setdefault((row[client_column], row['text']), row)
+  if len(first) < len(rows):
     logging.info(
-      'Dropped %d texts of %s that their client has twice.', num_repeats, path
+      'Dropped %d texts of %s that their client has twice.',
+      len(rows) - len(first),
+      path,
     )
-  return data._replace(
-    **{
-      name: [values[row] for row in first.values()]
-      for name, values in data._asdict().items()
-      if isinstance(values, list)
-    }
+  texts, labels, keys, *domains = (
+    [row[column] for row in first.values()] for column in needed
   )
+  return LabeledTexts(texts, labels, keys, client_column, *domains)
 
 
 def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
@@ -161,7 +137,6 @@ def _natural_clients(
   kind = f'{data.client_column}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
-  num_clients = partitioning.check_num_clients(num_clients)
   if data.client_column == _DOMAIN and num_clients > len(texts) > 0:
     return _divided_domains(texts, y, num_clients, seed)
   chosen = natural.choose_clients(list(texts), num_clients, kind, seed)
@@ -204,22 +179,19 @@ def load_sentiment(
   min_texts: int = 1,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Returns labeled texts by client.
-
-  Each client's texts are divided into training and test texts, stratified by
-  label.
+  """Returns labeled texts by client, the test texts stratified by label.
 
   Args:
-    num_clients: At least 1. With the partition natural, so many users or
-      domains are drawn at random. Where the file is by domain and there are
-      more clients than domains, each domain's texts are dealt evenly to clients
-      that have this domain alone.
+    num_clients: With the partition natural, so many users or domains are drawn
+      at random. Where the file is by domain and there are more clients than
+      domains, each domain's texts are dealt evenly to clients that have this
+      domain alone.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name has `sentiment`, `sent140` or
       `reviews` in it.
-    seed: Of the choice of clients and of the test texts, non-negative.
+    seed: Of the choice of clients and of the test texts.
     max_words: How many words of a text are kept, at least 1.
     vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
       training texts, and one number for all other words.
@@ -238,11 +210,9 @@ def load_sentiment(
       impossible, there are not enough clients, or an argument is out of range.
   """
   seed = partitioning.check_seed(seed)
-  errors.expect(
-    data_dir is not None,
-    'data_dir',
-    'a CSV file with the columns text, label and client, user or domain',
+  files.expect_given(
     data_dir,
+    'a CSV file with the columns text, label and client, user or domain',
   )
   errors.expect(
     vocabulary in VOCABULARIES,
@@ -252,12 +222,6 @@ def load_sentiment(
   )
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
-  errors.expect(
-    isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
-    'test_fraction',
-    'a number in [0, 1)',
-    test_fraction,
-  )
   path = files.find_file('sentiment', data_dir, _PATTERNS)
   data = read_csv(path)
   y, num_classes = _numbered_labels(data.labels, path)
@@ -276,27 +240,24 @@ def load_sentiment(
       np.array(data.domains)[rows], return_inverse=True
     )
     owners['domain_names'] = names.tolist()
-
-  def dealt(transform=None) -> federated_dataset.FederatedDataset:
-    return federated_dataset.FederatedDataset.from_arrays(
-      np.arange(len(rows)),
-      y[rows],
-      **owners,
-      test_fraction=test_fraction,
-      num_classes=num_classes,
-      transform=transform,
-      name='sentiment',
-      seed=seed,
-    )
-
+  deal = functools.partial(
+    federated_dataset.FederatedDataset.from_arrays,
+    np.arange(len(rows)),
+    y[rows],
+    **owners,
+    test_fraction=test_fraction,
+    num_classes=num_classes,
+    name='sentiment',
+    seed=seed,
+  )
   words = [vocabulary_lib.words_of(data.texts[i]) for i in rows]
   if vocabulary == 'hashed':
     numbers = vocabulary_lib.HashedVocabulary(vocabulary_size)
   else:
     # Dealt once to see which texts are for training.
-    clients = dealt()
+    clients = deal()
     numbers = vocabulary_lib.WordVocabulary.of_most_frequent(
       [words[i] for c in clients.client_ids for i in clients.train(c).x],
       vocabulary_size,
     )
-  return dealt(numbers.encode(words, max_words).__getitem__)
+  return deal(transform=numbers.encode(words, max_words).__getitem__)

@@ -29,12 +29,12 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import tff_clients
+from tff_pfl.datasets.sources import text_clients, tff_clients
 
 # Padding, newline, 95 printable characters and one for all others.
 NUM_CHARACTERS = 98
 _OTHER = NUM_CHARACTERS - 1
-_CODES = np.full(256, _OTHER, np.uint8)
+_CODES = np.full(256, _OTHER, np.int32)
 _CODES[ord('\n')] = 1
 _CODES[32:127] = np.arange(2, 97)
 _PATTERN = '*shakespeare*.txt'
@@ -43,7 +43,7 @@ _BLANK_LINES = re.compile(r'\n[ \t]*(?:\n[ \t]*)+')
 
 
 def encode(text: str) -> np.ndarray:
-  """Returns a text's characters as numbers, uint8 `[characters]`."""
+  """Returns a text's characters as numbers, int32 `[characters]`."""
   points = np.frombuffer(text.encode('utf-32-le'), '<u4')
   return _CODES[np.minimum(points, len(_CODES) - 1)]
 
@@ -81,130 +81,25 @@ def read_roles(path: str) -> dict[str, str]:
   return {role: '\n'.join(parts) for role, parts in speeches.items()}
 
 
-def _starts(
-  first: int, num_characters: int, sequence_length: int, stride: int
-) -> np.ndarray:
-  """Returns where sequences begin whose next character is in a text too.
-
-  Args:
-    first: Position of the text's first character.
-    num_characters: Of the text.
-    sequence_length: Of a sequence.
-    stride: Between the beginnings of two sequences.
-  """
-  return np.arange(first, first + num_characters - sequence_length, stride)
-
-
-def _num_overlapping(sequence_length: int, stride: int) -> int:
-  """Returns how many examples before one share a character with it.
-
-  An example's `sequence_length + 1` characters end with the one to predict.
-  """
-  return sequence_length // stride
-
-
-def _from_file(
-  path: str,
-  num_clients: int,
-  seed: int,
-  sequence_length: int,
-  min_characters: int,
-  stride: int,
-) -> federated_dataset.FederatedDataset:
-  """Makes the dataset of a file; only the text is kept in memory."""
-  roles = {
-    role: encode(text)
-    for role, text in read_roles(path).items()
-    if len(text) >= min_characters
-  }
-  chosen = natural.choose_clients(sorted(roles), num_clients, _KIND, seed)
-  text = np.concatenate([roles[role] for role in chosen])
-  splits: tuple[list, list] = ([], [])
-  first = 0
-  for role in chosen:
-    size = len(roles[role])
-    num_train = size * 4 // 5
-    for starts, begin, count in zip(
-      splits, (first, first + num_train), (num_train, size - num_train)
-    ):
-      starts.append(_starts(begin, count, sequence_length, stride))
-    first += size
-  (x, keys), (x_test, keys_test) = (
-    (
-      np.concatenate(starts),
-      np.repeat(range(len(chosen)), [len(s) for s in starts]),
-    )
-    for starts in splits
-  )
-  offsets = np.arange(sequence_length)
-  return federated_dataset.FederatedDataset.from_arrays(
-    x,
-    text[x + sequence_length],
-    x_test=x_test,
-    y_test=text[x_test + sequence_length],
-    keys=keys,
-    keys_test=keys_test,
-    client_ids=chosen,
-    num_classes=NUM_CHARACTERS,
-    # Sequences overlap: all of them would take so many times the text.
-    transform=lambda starts: text[starts[:, np.newaxis] + offsets].astype(
-      np.int32
-    ),
-    num_overlapping=_num_overlapping(sequence_length, stride),
-    name='shakespeare',
-  )
-
-
-def _from_tff(
-  num_clients: int,
-  seed: int,
-  sequence_length: int,
-  min_characters: int,
-  stride: int,
-) -> federated_dataset.FederatedDataset:
-  """Makes the dataset of TensorFlow Federated's roles, read when asked for."""
+def _tff_splits() -> list[dict[str, str]]:
+  """Downloads the training and test text of the roles that have both."""
   splits = tff_clients.download(
     'shakespeare',
     tff.simulation.datasets.shakespeare.load_data,
     f'pass --data_dir with a file {_PATTERN} of speeches or its folder',
   )
+  roles = tff_clients.in_both(*splits)
+  reads = [tff_clients.texts_of(split, 'snippets') for split in splits]
+  return [{role: '\n'.join(read(role)) for role in roles} for read in reads]
 
-  def num_characters(role: str) -> list[int]:
-    return [
-      len('\n'.join(tff_clients.read_texts(split, role, 'snippets')))
-      for split in splits
-    ]
 
-  sizes = {role: num_characters(role) for role in tff_clients.in_both(*splits)}
-  roles = natural.choose_clients(
-    [
-      role
-      for role, size in sizes.items()
-      if sum(size) >= min_characters and min(size) > sequence_length
-    ],
-    num_clients,
-    _KIND,
-    seed,
-  )
-  sequence = np.arange(sequence_length)
-
-  def examples(snippets: list[str]) -> examples_lib.Examples:
-    text = encode('\n'.join(snippets)).astype(np.int32)
-    starts = _starts(0, len(text), sequence_length, stride)
-    return examples_lib.Examples(
-      text[starts[:, np.newaxis] + sequence], text[starts + sequence_length]
-    )
-
-  return tff_clients.text_clients(
-    'shakespeare',
-    splits,
-    roles,
-    field='snippets',
-    encode=examples,
-    sequence_length=sequence_length,
-    num_classes=NUM_CHARACTERS,
-    num_overlapping=_num_overlapping(sequence_length, stride),
-  )
+def _file_splits(path: str) -> list[dict[str, str]]:
+  """Returns four fifths of each role's text in a file, and the rest."""
+  roles = sorted(read_roles(path).items())
+  return [
+    {role: text[: len(text) * 4 // 5] for role, text in roles},
+    {role: text[len(text) * 4 // 5 :] for role, text in roles},
+  ]
 
 
 def load_shakespeare(
@@ -220,14 +115,14 @@ def load_shakespeare(
   """Returns next characters by speaking role.
 
   Args:
-    num_clients: At least 1; so many roles are drawn at random from those that
-      have `min_characters` or more.
+    num_clients: So many roles are drawn at random from those that have
+      `min_characters` or more.
     partition: Natural.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text then are for training. None for the roles
       and the division of `tff.simulation.datasets`.
-    seed: Of the choice of roles, non-negative.
+    seed: Of the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
     min_characters: Roles with less text are left out; at least so many that a
       fifth of them holds a sequence and the next character.
@@ -247,8 +142,40 @@ def load_shakespeare(
   errors.expect_int('sequence_length', sequence_length, 1)
   errors.expect_int('min_characters', min_characters, 5 * (sequence_length + 1))
   errors.expect_int('stride', stride, 1)
-  options = (num_clients, seed, sequence_length, min_characters, stride)
   if data_dir is None:
-    return _from_tff(*options)
-  path = files.find_file('shakespeare', data_dir, (_PATTERN,))
-  return _from_file(path, *options)
+    train, test = _tff_splits()
+  else:
+    path = files.find_file('shakespeare', data_dir, (_PATTERN,))
+    train, test = _file_splits(path)
+  roles = natural.choose_clients(
+    [
+      role
+      for role in train
+      if len(train[role]) + len(test[role]) >= min_characters
+      and min(len(train[role]), len(test[role])) > sequence_length
+    ],
+    num_clients,
+    _KIND,
+    seed,
+  )
+  sequence = np.arange(sequence_length)
+
+  def examples(text: str) -> examples_lib.Examples:
+    codes = encode(text)
+    starts = np.arange(0, len(codes) - sequence_length, stride)
+    return examples_lib.Examples(
+      codes[starts[:, np.newaxis] + sequence], codes[starts + sequence_length]
+    )
+
+  return text_clients.make_text_clients(
+    'shakespeare',
+    roles,
+    train.__getitem__,
+    test.__getitem__,
+    examples,
+    sequence_length=sequence_length,
+    num_classes=NUM_CHARACTERS,
+    # The sequence_length + 1 characters of so many before have one in common.
+    num_overlapping=sequence_length // stride,
+    in_memory=data_dir is not None,
+  )

@@ -21,7 +21,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import tff_clients
+from tff_pfl.datasets.sources import text_clients, tff_clients
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 _KIND = 'users with training and test sentences'
@@ -37,14 +37,14 @@ def next_words(
   sequence_length: int,
   max_sentences: int,
 ) -> examples_lib.Examples:
-  """Returns a user's sentences as examples.
+  """Returns a user's sentences, of words separated by spaces, as examples.
 
   Args:
-    sentences: Words separated by spaces.
-    vocabulary: What numbers them.
+    sentences: Those beyond `max_sentences` are left out.
+    vocabulary: What numbers the words.
     sequence_length: Words to go by; fewer, at the beginning of a sentence, are
       followed by 0.
-    max_sentences: Further sentences are left out.
+    max_sentences: At least 1.
 
   Returns:
     `x` int32 `[n, sequence_length]`, `y` int32 `[n]`, from the second word of
@@ -74,9 +74,9 @@ def load_stackoverflow(
   """Returns next words by user.
 
   Args:
-    num_clients: At least 1; so many users are drawn at random.
+    num_clients: So many users are drawn at random.
     partition: Natural.
-    seed: Of the choice of users, non-negative.
+    seed: Of the choice of users.
     sequence_length: Words to go by, at least 1.
     vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
       the last for all words but the most frequent ones.
@@ -108,18 +108,17 @@ def load_stackoverflow(
   users = natural.choose_clients(
     tff_clients.in_both(train, test), num_clients, _KIND, seed
   )
-  encode = functools.partial(
-    next_words,
-    vocabulary=vocabulary_lib.WordVocabulary(list(word_counts)),
-    sequence_length=sequence_length,
-    max_sentences=max_sentences,
-  )
-  return tff_clients.text_clients(
+  return text_clients.make_text_clients(
     'stackoverflow',
-    (train, test),
     users,
-    field='tokens',
-    encode=encode,
+    tff_clients.texts_of(train, 'tokens'),
+    tff_clients.texts_of(test, 'tokens'),
+    functools.partial(
+      next_words,
+      vocabulary=vocabulary_lib.WordVocabulary(list(word_counts)),
+      sequence_length=sequence_length,
+      max_sentences=max_sentences,
+    ),
     sequence_length=sequence_length,
     num_classes=vocabulary_size,
     # Examples of a sentence have words in common if they are so near.

@@ -50,30 +50,21 @@ class Moments(NamedTuple):
   deviations: np.ndarray
 
   def standardize(self, values: np.ndarray) -> np.ndarray:
-    """Returns values less the means, divided by the deviations.
+    """Returns values `[n, columns]` less the means, divided by the deviations.
 
-    Args:
-      values: Floats `[n, columns]`, NaN where missing.
-
-    Returns:
-      float32 of the same shape, 0 where a value is missing: the mean.
+    They are float32, and 0, the mean, where a value is missing (NaN).
     """
     standard = (values - self.means) / self.deviations
     return np.where(np.isnan(values), 0, standard).astype(np.float32)
 
 
 def build_sums(num_columns: int) -> tff.Computation:
-  """Builds the federated sum.
+  """Builds `({float64[?, num_columns]}@CLIENTS -> Sums@SERVER)`.
 
-  Args:
-    num_columns: At least 1.
-
-  Returns:
-    A computation `({float64[?, num_columns]}@CLIENTS -> Sums@SERVER)` of the
-    clients' values, NaN where missing.
+  Values are NaN where missing.
 
   Raises:
-    ValueError: `num_columns` is out of range.
+    ValueError: `num_columns` is not positive.
   """
   errors.expect_int('num_columns', num_columns, 1)
   values_type = tff.TensorType(np.float64, [None, num_columns])
@@ -96,11 +87,7 @@ def build_sums(num_columns: int) -> tff.Computation:
 
 
 def moments_of(sums: Sums) -> Moments:
-  """Returns means and deviations of the values that were added up.
-
-  Args:
-    sums: What the computation of `build_sums` returns.
-  """
+  """Returns means and deviations of the values that were added up."""
   counts = np.maximum(np.asarray(sums.counts, np.float64), 1)
   means = np.asarray(sums.sums) / counts
   mean_squares = np.asarray(sums.squares) / counts
@@ -136,5 +123,4 @@ def federated_moments(
     return Moments(np.zeros(0), np.ones(0))
   values = [np.asarray(client, np.float64) for client in clients]
   with runtime_lib.given_or_on_cpu(runtime) as runtime:
-    sums = runtime.run(build_sums(num_columns), values)
-  return moments_of(Sums(*sums))
+    return moments_of(Sums(*runtime.run(build_sums(num_columns), values)))

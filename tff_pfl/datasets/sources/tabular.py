@@ -22,6 +22,7 @@ misses values, which is 1 where it does.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -150,7 +151,7 @@ def read_table(
   """Reads a CSV file.
 
   Args:
-    path: The file; compressed if its name ends in `.gz`.
+    path: The file.
     missing_markers: What stands for a missing value, besides an empty cell.
     columns: The columns' names of a file without a heading; None where its
       first line has them.
@@ -277,12 +278,6 @@ def inputs_of(
 
   A domain column is no input unless it is cut into groups: a value says more
   than its group.
-
-  Args:
-    table: The cells.
-    columns: What they are.
-    missing_indicators: Whether a column that misses values has an input that
-      says where.
 
   Raises:
     ValueError: A cell is no number where others of its column are, a column
@@ -411,29 +406,27 @@ def to_clients(
     rows = np.flatnonzero(np.isin(keys, chosen))
     owners = dict(keys=keys[rows])
 
-  def dealt(transform=None) -> federated_dataset.FederatedDataset:
-    return federated_dataset.FederatedDataset.from_arrays(
-      rows,
-      y[rows],
-      **owners,
-      test_fraction=test_fraction,
-      num_classes=num_classes,
-      transform=transform,
-      name=name,
-      seed=seed,
-      domain=None if domain is None else domain[rows],
-      domain_names=domain_names,
-    )
-
+  deal = functools.partial(
+    federated_dataset.FederatedDataset.from_arrays,
+    rows,
+    y[rows],
+    **owners,
+    test_fraction=test_fraction,
+    num_classes=num_classes,
+    name=name,
+    seed=seed,
+    domain=None if domain is None else domain[rows],
+    domain_names=domain_names,
+  )
   # Once to see who has which rows, and once with the inputs that these give.
-  clients = dealt()
+  clients = deal()
   moments = standardization.federated_moments(
     [inputs.numbers[clients.train(c).x] for c in clients.client_ids]
   )
   x = np.concatenate(
     [moments.standardize(inputs.numbers), inputs.others], axis=1
   )
-  return dealt(x.__getitem__)
+  return deal(transform=x.__getitem__)
 
 
 def load_tabular(
@@ -457,14 +450,13 @@ def load_tabular(
   """Returns the rows of a table, by client or dealt to clients.
 
   Args:
-    num_clients: At least 1; with the partition natural, so many of the client
-      column's values are drawn at random.
+    num_clients: With the partition natural, so many of the client column's
+      values are drawn at random.
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
     data_dir: The CSV file, its folder if that holds no other, or the parent of
       its folder `tabular`.
-    seed: Of the choice of clients or the partition, and of the test rows,
-      non-negative.
+    seed: Of the choice of clients or the partition, and of the test rows.
     label_column: The column of labels, which are whole numbers or one of two
       words unless `label_above` is given.
     domain_column: The column that says which domain a row is of; None for data
@@ -493,12 +485,7 @@ def load_tabular(
       not what it should be, the partition is impossible, or an argument is out
       of range.
   """
-  errors.expect(
-    data_dir is not None,
-    'data_dir',
-    'a CSV file, or a folder that holds one',
-    data_dir,
-  )
+  files.expect_given(data_dir, 'a CSV file, or a folder that holds one')
   path = files.find_file('tabular', data_dir, _PATTERNS)
   return to_clients(
     read_table(path, missing_markers),
