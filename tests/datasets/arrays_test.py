@@ -55,24 +55,6 @@ def test_of_classes_that_do_not_exist_is_an_error(classes):
     _arrays().of_classes(classes)
 
 
-def test_as_floats_transforms_all_inputs_once():
-  arrays = _arrays()
-  floats = arrays.as_floats()
-  for name in ('x', 'x_test'):
-    found = getattr(floats, name)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(
-      found, getattr(arrays, name) / np.float32(255)
-    )
-  assert floats.transform is None
-  assert floats.as_floats() is floats
-  for a, b in zip(
-    arrays.to_clients(2, 'iid').train('client_1'),
-    floats.to_clients(2, 'iid').train('client_1'),
-  ):
-    np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize(
   'kwargs, match',
   [
@@ -103,8 +85,6 @@ def test_domains_follow_their_examples_through_every_step():
   some = arrays.of_classes([3, 1])
   np.testing.assert_array_equal(some.domain, some.x.ravel() % 3)
   np.testing.assert_array_equal(some.domain_test, (some.x_test.ravel() - 1) % 3)
-  floats = some.as_floats()
-  np.testing.assert_array_equal(floats.domain, some.domain)
   dataset = some.to_clients(2, 'iid')
   assert dataset.domain_names == ('a', 'b', 'c')
   for client_id in dataset.client_ids:

@@ -15,15 +15,8 @@ _MAX_SINGLETON_CLASSES = 1000
 class CheckedArrays(NamedTuple):
   """Central examples as `check_arrays` returns them.
 
-  Attributes:
-    x: Inputs, `[n, ...]`; no float but float32.
-    y: Labels, int32, or regression targets, float32, `[n, ...]`.
-    x_test: Inputs `[m, ...]` of the same kind; None without test examples.
-    y_test: Their labels or targets.
-    num_classes: None for regression.
-    domain: int32 `[n]`; None without domains.
-    domain_test: int32 `[m]`; None without domains or test examples.
-    domain_names: What the domains are called; None without domains.
+  There is `x_test` only with test examples, `domain` only with domains, and
+  `num_classes` is None for regression.
   """
 
   x: np.ndarray
@@ -49,15 +42,7 @@ def check_arrays(
 ) -> CheckedArrays:
   """Returns central examples, copied only where the dtype changes.
 
-  Args:
-    x: Training inputs, `[n, ...]`.
-    y: Training labels or targets, `[n, ...]`.
-    x_test: Test inputs; None without test examples.
-    y_test: Test labels or targets.
-    num_classes: None for the largest label plus 1.
-    domain: See `check_domains`, also of the two that follow.
-    domain_test: Domain ids of the test examples.
-    domain_names: What the domains are called.
+  The arguments are those of `FederatedDataset.from_arrays`.
 
   Raises:
     ValueError: Lengths or kinds differ, an input is not finite, or a label or a
@@ -83,7 +68,7 @@ def check_arrays(
       )
   if num_classes is None:
     num_classes = _infer_num_classes(y, y_test if has_test else y)
-  domains = check_domains(
+  domains = _check_domains(
     domain,
     domain_test,
     domain_names,
@@ -130,11 +115,7 @@ def _rectangular(value: Any) -> np.ndarray:
 
 
 def _check_finite(array: np.ndarray, name: str) -> None:
-  """Raises unless `array` is free of NaN and infinity.
-
-  Raises:
-    ValueError: Says how many values are NaN or infinite, and the first index.
-  """
+  """Raises `ValueError` if values are NaN or infinite, and names the first."""
   if array.dtype.kind != 'f':
     return
   finite = np.isfinite(array)
@@ -150,14 +131,11 @@ def _check_finite(array: np.ndarray, name: str) -> None:
 
 
 def check_inputs(value: Any, name: str) -> np.ndarray:
-  """Returns inputs as an array, copied only where the dtype changes.
+  """Returns inputs `[examples, ...]`, floats as float32, others as they are.
 
   Args:
-    value: Numbers, `[examples, ...]`.
+    value: Numbers; copied only where the dtype changes.
     name: The argument's name for messages.
-
-  Returns:
-    Array of the same shape: floats as float32, everything else as it is.
 
   Raises:
     ValueError: It is not a rectangular array of finite numbers.
@@ -182,9 +160,6 @@ def check_targets(
     num_classes: The values must be whole and in `[0, num_classes)`. None for no
       upper bound on integers; floats then are regression targets.
 
-  Returns:
-    int32 or float32 array of the same shape.
-
   Raises:
     ValueError: A value is not a number, not whole or out of range; the message
       names the first.
@@ -204,11 +179,7 @@ def check_targets(
 def _as_ids(
   array: np.ndarray, name: str, what: str, num_ids: Optional[int]
 ) -> np.ndarray:
-  """Returns whole numbers in `[0, num_ids)` as int32.
-
-  Raises:
-    ValueError: One is something else; the message names the first.
-  """
+  """Returns numbers as int32, all whole and in `[0, num_ids)`."""
   bad = (array < 0) | (array >= (2**31 if num_ids is None else num_ids))
   if array.dtype.kind == 'f':
     bad |= array != np.floor(array)
@@ -225,11 +196,7 @@ def _as_ids(
 
 
 def check_num_classes(value: Any) -> Optional[int]:
-  """Returns `num_classes` as an int or None.
-
-  Raises:
-    ValueError: It is neither None nor a positive integer.
-  """
+  """Returns `num_classes`, None or else a positive integer, as an int."""
   if value is None:
     return None
   errors.expect(
@@ -244,11 +211,7 @@ def check_num_classes(value: Any) -> Optional[int]:
 
 
 def _infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:
-  """Returns the largest checked label plus 1, or None for regression targets.
-
-  Raises:
-    ValueError: There are implausibly many classes.
-  """
+  """Returns the largest checked label plus 1, or None for targets."""
   if y.dtype != np.int32:
     return None
   labels = [int(part.max()) for part in (y, y_test) if part.size]
@@ -273,8 +236,7 @@ def check_domain_ids(
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
 
   Raises:
-    ValueError: It is not a one-dimensional array of integers, or one is out of
-      range; the message names the first.
+    ValueError: They are not; the message names the first.
   """
   array = _rectangular(value)
   if array.shape == (0,) and array.dtype.kind == 'f':
@@ -290,14 +252,7 @@ def check_domain_ids(
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:
-  """Returns the names of domains as a tuple.
-
-  Args:
-    value: Distinct strings that are not empty, at least one.
-
-  Raises:
-    ValueError: It is something else.
-  """
+  """Returns names of domains: distinct, none of them empty, at least one."""
   names = () if isinstance(value, (str, bytes)) else tuple(value)
   errors.expect(
     names and all(isinstance(name, str) and name for name in names),
@@ -310,7 +265,7 @@ def check_domain_names(value: Any) -> tuple[str, ...]:
   return tuple(map(str, names))
 
 
-def check_domains(
+def _check_domains(
   domain: Any,
   domain_test: Any,
   domain_names: Any,
@@ -319,22 +274,14 @@ def check_domains(
 ) -> tuple[
   Optional[np.ndarray], Optional[np.ndarray], Optional[tuple[str, ...]]
 ]:
-  """Returns a data set's domain ids and names, checked, or None three times.
+  """Returns both splits' domain ids and the names; None for what is not there.
 
   Args:
-    domain: Domain ids of the training examples; None without domains.
-    domain_test: Those of the test examples; None also without these.
-    domain_names: What the domains are called; None for `domain_0`, … up to the
-      largest id. A name may be of a domain without any example.
+    domain: Ids of the training examples; None without domains.
+    domain_test: Ids of the test examples; None also without these.
+    domain_names: None for `domain_0`, … up to the largest id.
     num_train: Number of training examples.
     num_test: Number of test examples; None without a test set.
-
-  Returns:
-    int32 `[num_train]`, int32 `[num_test]` (None without a test set) and names.
-
-  Raises:
-    ValueError: One of the arguments is there without another that belongs to
-      it, lengths differ, an id is out of range, or a name occurs twice.
   """
   if domain is None:
     for name, value in (
@@ -351,24 +298,28 @@ def check_domains(
     'given if and only if there are `domain` and test examples',
     type(domain_test).__name__,
   )
+  num_domains = None
   if domain_names is not None:
     domain_names = check_domain_names(domain_names)
-  num_domains = None if domain_names is None else len(domain_names)
-  checked = []
+    num_domains = len(domain_names)
+  ids = []
   for name, value, count in (
     ('domain', domain, num_train),
     ('domain_test', domain_test, num_test),
   ):
-    if value is None:
-      continue
-    ids = check_domain_ids(value, name, num_domains)
-    errors.expect(
-      len(ids) == count, name, f'{count} domain ids, one per example', len(ids)
-    )
-    checked.append(ids)
+    if value is not None:
+      value = check_domain_ids(value, name, num_domains)
+      errors.expect(
+        len(value) == count,
+        name,
+        f'{count} domain ids, one per example',
+        len(value),
+      )
+    ids.append(value)
   if domain_names is None:
-    domain_names = _numbered_domains(np.concatenate(checked))
-  return checked[0], checked[1] if len(checked) > 1 else None, domain_names
+    known = [value for value in ids if value is not None]
+    domain_names = _numbered_domains(np.concatenate(known))
+  return *ids, domain_names
 
 
 def _numbered_domains(ids: np.ndarray) -> tuple[str, ...]:

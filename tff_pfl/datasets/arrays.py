@@ -86,21 +86,6 @@ class Arrays:
           chosen[name] = getattr(self, name)[is_chosen]
     return dataclasses.replace(self, **chosen)
 
-  def as_floats(self) -> 'Arrays':
-    """Returns the same with all inputs transformed, as float32.
-
-    That takes four times the memory of uint8; clients made by `to_clients` do
-    not need it.
-    """
-    if self.transform is None:
-      return self
-    return dataclasses.replace(
-      self,
-      x=self.transform(self.x),
-      x_test=self.transform(self.x_test),
-      transform=None,
-    )
-
   def to_clients(
     self,
     num_clients: int,
@@ -108,19 +93,7 @@ class Arrays:
     *,
     seed: int = 0,
   ) -> federated_dataset.FederatedDataset:
-    """Deals the examples to clients.
-
-    Args:
-      num_clients: At least 1.
-      partition: A partitioner or its specification.
-      seed: Of the partition, non-negative.
-
-    Returns:
-      A dataset whose inputs are transformed when a client is asked for.
-
-    Raises:
-      ValueError: An argument is out of range, or the partition is impossible.
-    """
+    """Divides the examples among clients, as `FederatedDataset.from_arrays`."""
     return federated_dataset.FederatedDataset.from_arrays(
       **self._central(),
       num_clients=num_clients,

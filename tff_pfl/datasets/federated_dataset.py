@@ -168,9 +168,6 @@ class FederatedDataset:
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none.
 
-    Args:
-      client_id: One of `client_ids`.
-
     Raises:
       ValueError: There is no such client.
     """
@@ -193,9 +190,6 @@ class FederatedDataset:
 
     Inputs are not read, unless the source cannot do without.
 
-    Args:
-      client_id: One of `client_ids`.
-
     Raises:
       ValueError: There is no such client, or the dataset has no domains.
     """
@@ -203,10 +197,7 @@ class FederatedDataset:
     return self._train.domains(self._position(client_id))
 
   def class_counts(self, split: str = 'train') -> np.ndarray:
-    """Counts labels by client and class; no inputs are read.
-
-    Args:
-      split: 'train' or 'test'.
+    """Counts a split's labels by client and class; no inputs are read.
 
     Returns:
       int64 array `[num_clients, num_classes]`, read-only.

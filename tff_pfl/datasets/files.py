@@ -129,6 +129,18 @@ def unreadable_error(path: str, error: OSError) -> ValueError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
+def check_images(
+  x: np.ndarray, path: str, key: str, shape: tuple[int, ...]
+) -> None:
+  """Raises `ValueError` unless an array is uint8 of shape `[n, *shape]`."""
+  if x.dtype != np.uint8 or x.shape[1:] != shape:
+    raise file_error(
+      path,
+      f'an .npz file with {key} uint8 of shape (n, *{shape})',
+      f'{x.dtype} of shape {x.shape}',
+    )
+
+
 def check_labels(
   y: np.ndarray, path: str, key: str, shape: tuple[int, ...], num_classes: int
 ) -> None:

@@ -36,36 +36,21 @@ _plain_text = matplotlib.rc_context({'text.parse_math': False})
 
 @_plain_text
 def plot_partition(
-  dataset: federated_dataset.FederatedDataset,
-  path: str,
-  *,
-  title: Optional[str] = None,
-  max_clients: int = 200,
-  by: str = 'class',
+  dataset: federated_dataset.FederatedDataset, path: str, **options: Any
 ) -> None:
   """Writes a picture of clients × classes, training and test side by side.
-
-  Color tells the number of a client's examples of a class, bars beside it the
-  client's total. Beyond `max_clients`, equidistant clients stand for all, and
-  the title says so. A regression dataset has the bars only, unless its domains
-  are drawn.
 
   Args:
     dataset: Whose partition to draw; no inputs are read.
     path: The .png file to write; it replaces an existing one.
-    title: None for the dataset's name.
-    max_clients: Most clients to draw, at least 1.
-    by: 'class', or 'domain' for a picture of clients × domains.
+    **options: See `partition_figure`.
 
   Raises:
-    ValueError: `max_clients` is not positive, `path` does not end in .png, or
-      `by` is unknown or 'domain' for a dataset without domains.
+    ValueError: `path` does not end in .png, or an option is out of range.
     OSError: The file cannot be written.
   """
   errors.expect(os.fspath(path).endswith('.png'), 'path', 'a .png file', path)
-  partition_figure(
-    dataset, title=title, max_clients=max_clients, by=by
-  ).savefig(path, dpi=150)
+  partition_figure(dataset, **options).savefig(path, dpi=150)
 
 
 @_plain_text
@@ -76,7 +61,23 @@ def partition_figure(
   max_clients: int = 200,
   by: str = 'class',
 ) -> figure.Figure:
-  """Returns the picture of `plot_partition` as a figure of its own canvas."""
+  """Returns the picture as a figure of its own canvas.
+
+  Color tells the number of a client's examples of a class, bars beside it the
+  client's total. Beyond `max_clients`, equidistant clients stand for all, and
+  the title says so. A regression dataset has the bars only, unless its domains
+  are drawn.
+
+  Args:
+    dataset: Whose partition to draw; no inputs are read.
+    title: None for the dataset's name.
+    max_clients: Most clients to draw, at least 1.
+    by: 'class', or 'domain' for a picture of clients × domains.
+
+  Raises:
+    ValueError: `max_clients` is not positive, or `by` is unknown or 'domain'
+      for a dataset without domains.
+  """
   errors.expect(
     isinstance(max_clients, int) and max_clients >= 1,
     'max_clients',
@@ -93,74 +94,54 @@ def partition_figure(
   counts = {
     split: _counts(dataset, split, shown, by) for split in _SPLIT_TITLES
   }
-  num_shown, num_columns = counts['train'].shape
-
-  sampled = num_shown < dataset.num_clients
-  of_shown = ' of the clients shown' if sampled else ''
+  sampled = len(shown) < dataset.num_clients
   has_map = by == 'domain' or dataset.num_classes is not None
-  height = float(np.clip(2.0 + 0.085 * num_shown, 3.6, 10.5))
-  map_width = float(np.clip(0.36 * num_columns, 1.6, 6.0)) if has_map else 0
-  bar_width = 1.1 if has_map else 3.5
+  height = float(np.clip(2.0 + 0.085 * len(shown), 3.6, 10.5))
+  num_columns = counts['train'].shape[1]
+  widths = [float(np.clip(0.36 * num_columns, 1.6, 6.0)), 1.1]
+  if not has_map:
+    widths = [3.5]
   fig = figure.Figure(
-    figsize=(2.4 + 2 * (map_width + bar_width), height),
-    layout='constrained',
+    figsize=(2.4 + 2 * sum(widths), height), layout='constrained'
   )
   backend_agg.FigureCanvasAgg(fig)
   subfigures = fig.subfigures(1, 2, wspace=0.04)
   for panel, (split, split_title) in zip(subfigures, _SPLIT_TITLES.items()):
-    map_axes, bar_axes = _panel_axes(panel, has_map, map_width, bar_width)
+    of_shown = ' of the clients shown' if sampled else ''
     panel.suptitle(
       f'{split_title}{of_shown}: {counts[split].sum():,}',
       fontsize=10,
       color=_TEXT,
     )
-    if map_axes is not None:
-      cell = 72 * min((height - 1.5) / num_shown, map_width / num_columns)
-      image = _draw_map(map_axes, counts[split], split, cell, by)
+    axes = panel.subplots(
+      1, len(widths), sharey=True, width_ratios=widths, squeeze=False
+    )[0]
+    if has_map:
+      cell = 72 * min((height - 1.5) / len(shown), widths[0] / num_columns)
+      image = _draw_map(axes[0], counts[split], split, cell, by)
       if by == 'domain' and num_columns <= _MAX_NAMED_COLUMNS:
-        map_axes.set_xticks(
+        axes[0].set_xticks(
           range(num_columns),
           dataset.domain_names,
           rotation=45,
           ha='right',
           rotation_mode='anchor',
         )
-      bar = panel.colorbar(
-        image,
-        ax=[map_axes, bar_axes],
-        location='bottom',
-        shrink=0.6,
-        aspect=30,
-        pad=0.02,
-      )
-      bar.set_label(f'examples of a {by}', fontsize=8, color=_TEXT)
-      bar.locator = ticker.MaxNLocator(4, integer=True)
-      bar.update_ticks()
-      bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)
-      bar.outline.set_visible(False)
-    _draw_bars(bar_axes, counts[split].sum(axis=1), split)
-    first_axes = bar_axes if map_axes is None else map_axes
-    first_axes.set_ylabel('client', fontsize=9, color=_TEXT)
-    _label_clients(first_axes, shown)
+      _draw_scale(panel, image, axes, by)
+    _draw_bars(axes[-1], counts[split].sum(axis=1), split)
+    axes[0].set_ylabel('client', fontsize=9, color=_TEXT)
+    _label_clients(axes[0], shown)
 
   head = title if title is not None else dataset.name
   clients = f'{dataset.num_clients:,} clients'
   if sampled:
-    clients += f', of which {num_shown:,} evenly spaced ones are shown'
+    clients += f', of which {len(shown):,} evenly spaced ones are shown'
   fig.suptitle(f'{head} – {clients}', fontsize=11, color=_TEXT)
   return fig
 
 
 def equidistant(num_clients: int, max_clients: int) -> np.ndarray:
-  """Returns which clients stand for all where there are too many to be drawn.
-
-  Args:
-    num_clients: At least 1.
-    max_clients: Most clients to draw, at least 1.
-
-  Returns:
-    Positions of evenly spaced clients, ascending; of all if they can be drawn.
-  """
+  """Returns the positions of at most `max_clients` evenly spaced clients."""
   num_shown = min(num_clients, max_clients)
   return np.arange(num_shown) * num_clients // num_shown
 
@@ -181,14 +162,6 @@ def _counts(
   if split == 'test':
     count = subset.num_test_examples
   return np.array([[count(client_id)] for client_id in subset.client_ids])
-
-
-def _panel_axes(
-  panel: Any, has_map: bool, map_width: float, bar_width: float
-) -> tuple[Any, Any]:
-  if not has_map:
-    return None, panel.subplots()
-  return panel.subplots(1, 2, sharey=True, width_ratios=[map_width, bar_width])
 
 
 def _draw_map(
@@ -214,6 +187,18 @@ def _draw_map(
   axes.set_xlabel(by, fontsize=9, color=_TEXT)
   axes.spines[:].set_visible(False)
   return image
+
+
+def _draw_scale(panel: Any, image: Any, axes: Any, by: str) -> None:
+  """Draws which color stands for how many examples."""
+  bar = panel.colorbar(
+    image, ax=list(axes), location='bottom', shrink=0.6, aspect=30, pad=0.02
+  )
+  bar.set_label(f'examples of a {by}', fontsize=8, color=_TEXT)
+  bar.locator = ticker.MaxNLocator(4, integer=True)
+  bar.update_ticks()
+  bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)
+  bar.outline.set_visible(False)
 
 
 def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:

@@ -193,7 +193,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """Loads all examples of a dataset by name, for clients of one's own making.
 
   `load_dataset` deals these very examples to its clients. See `Arrays` for what
-  can be done with them: `of_classes`, `as_floats`, `to_clients`.
+  can be done with them: `of_classes`, `to_clients`.
 
   Args:
     name: A key of `DATASETS`, but not one whose examples come by client.

@@ -77,14 +77,9 @@ class ByKey(base.Partitioner):
   ) -> base.Partition:
     """Gives every example to the client of its key; nothing is random.
 
-    Args:
-      pool: Only the number of examples counts.
-      num_clients: None, or the number of distinct keys.
-      seed: Unused.
-
     Raises:
-      ValueError: There is not one key per example, or `num_clients` is not the
-        number of distinct keys.
+      ValueError: There is not one key per example, or `num_clients` is given
+        and not the number of distinct keys.
     """
     del seed
     num_train = len(pool.y)

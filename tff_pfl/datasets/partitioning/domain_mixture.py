@@ -231,9 +231,8 @@ def _serve(
 
   Args:
     mixtures: Non-negative, `[num_clients, num_domains]`.
-    sizes: What each client is to have, `[num_clients]`; the sum is at most that
-      of `pools`.
-    pools: What there is of each domain, `[num_domains]`.
+    sizes: What each client is to have; the sum is at most that of `pools`.
+    pools: What there is of each domain.
 
   Returns:
     float64 `[num_clients, num_domains]`: rows sum to `sizes`, columns to at
@@ -268,14 +267,7 @@ def _round(
   pools: np.ndarray,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Rounds to whole numbers that sum to `sizes` and need at most `pools`.
-
-  Args:
-    exact: What `_serve` returns, of the `sizes` and `pools` there.
-    sizes: The sums of the rows.
-    pools: The largest sums of the columns.
-    rng: Breaks ties.
-  """
+  """Rounds what `_serve` returns, within the same sums; `rng` breaks ties."""
   counts = dealing.apportion(sizes, exact.T, rng).T
   while True:
     needed = counts.sum(axis=0)

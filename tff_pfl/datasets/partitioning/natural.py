@@ -42,8 +42,8 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
 
   Args:
     partition: What is asked for.
-    name: The data set's.
-    kind: What its clients are, in the plural, for the message.
+    name: Of the data set.
+    kind: What its clients are, in the plural.
   """
   errors.expect(
     isinstance(partition, Natural),
@@ -56,12 +56,11 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
 def choose_clients(
   client_ids: Sequence[Any], num_clients: int, kind: str, seed: int
 ) -> list[Any]:
-  """Returns some of the clients, drawn at random, in the order given.
+  """Returns `num_clients` of the clients, drawn at random, in their order.
 
   Args:
     client_ids: All clients.
-    num_clients: How many to draw, at least 1; all without a draw if it is their
-      number.
+    num_clients: At least 1.
     kind: What the clients are, in the plural, for the message.
     seed: Of the draw, non-negative.
 

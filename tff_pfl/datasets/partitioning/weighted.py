@@ -75,15 +75,12 @@ class WeightedPartitioner(base.Partitioner):
 def classes_present(
   class_counts: np.ndarray, wanted: int, name: str
 ) -> np.ndarray:
-  """Returns the classes that have examples.
+  """Returns the classes that have examples; `ValueError` if below `wanted`.
 
   Args:
     class_counts: Training examples of each class, `[num_classes]`.
-    wanted: How many classes there must be.
-    name: What parameter wants them.
-
-  Raises:
-    ValueError: There are fewer.
+    wanted: The value of a parameter, a number of classes.
+    name: What that parameter is called.
   """
   present = np.flatnonzero(class_counts)
   errors.expect(

@@ -153,12 +153,7 @@ class CifarFiles:
     self, path: str, split: str, x: np.ndarray, y: np.ndarray
   ) -> Batch:
     """Returns images and labels of a complete or, for 'test', partial file."""
-    if x.dtype != np.uint8 or x.shape[1:] != IMAGE_SHAPE:
-      raise files.file_error(
-        path,
-        f'an .npz file with x_{split} uint8 of shape (n, *{IMAGE_SHAPE})',
-        f'{x.dtype} of shape {x.shape}',
-      )
+    files.check_images(x, path, f'x_{split}', IMAGE_SHAPE)
     files.check_labels(y, path, f'y_{split}', x.shape[:1], self.num_classes)
     least, most, sizes = self.images_per_file, self.images_per_file, ''
     if split == 'test':
@@ -238,17 +233,11 @@ def load_cifar100(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
 def _load(name: str, data_dir: Optional[str]) -> arrays_lib.Arrays:
   its = FILES[name]
-  if data_dir is None:
-    arrays = images.from_tensorflow_datasets(
-      name,
-      f'its files {", ".join(its.binary_files)}',
-      _URL.format(its.archive),
-    )
-  else:
-    arrays = its.read_arrays(data_dir)
-  return arrays_lib.Arrays(
-    name=name,
-    num_classes=its.num_classes,
-    transform=images.to_unit_interval,
-    **arrays,
+  return images.load_arrays(
+    name,
+    its.num_classes,
+    data_dir,
+    its.read_arrays,
+    f'its files {", ".join(its.binary_files)}',
+    _URL.format(its.archive),
   )

@@ -45,12 +45,9 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
       should be; the message names it.
   """
   x, y, writers = files.read_npz(path, _KEYS)
-  if x.dtype != np.uint8 or x.shape[1:] != IMAGE_SHAPE or not len(x):
-    raise files.file_error(
-      path,
-      f'an .npz file with x uint8 of shape (n, *{IMAGE_SHAPE})',
-      f'{x.dtype} of shape {x.shape}',
-    )
+  files.check_images(x, path, 'x', IMAGE_SHAPE)
+  if not len(x):
+    raise files.file_error(path, 'an .npz file with images', 'none')
   files.check_labels(y, path, 'y', x.shape[:1], NUM_CLASSES)
   if writers.dtype.kind not in 'iuU' or writers.shape != y.shape:
     raise files.file_error(
@@ -122,12 +119,12 @@ def load_femnist(
   """Returns handwritten characters by writer.
 
   Args:
-    num_clients: At least 1; so many writers are drawn at random.
+    num_clients: So many writers are drawn at random.
     partition: Natural; with `data_dir`, also any rule for pooled examples.
     data_dir: The .npz file, its folder, or the parent of its folder `femnist`;
       in a folder, its name is `*femnist*.npz`. None for TensorFlow Federated.
     seed: Of the choice of writers, the partition and the division of a file's
-      images into training and test images, non-negative.
+      images into training and test images.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`

@@ -2,12 +2,13 @@
 
 import urllib.error
 import urllib.request
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
 
 
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
@@ -27,18 +28,15 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
   return np.clip(np.round(floats), 0, 255).astype(np.uint8)
 
 
-def from_tensorflow_datasets(
-  name: str, files: str, url: Optional[str] = None
+def _from_tensorflow_datasets(
+  name: str, files: str, url: Optional[str]
 ) -> dict[str, np.ndarray]:
-  """Gets a data set through TensorFlow Datasets, downloading it if needed.
+  """Returns `x`, `y`, `x_test` and `y_test`, downloaded if needed.
 
   Args:
-    name: The data set's, as TensorFlow Datasets calls it.
+    name: What TensorFlow Datasets calls the data set.
     files: What the folder for `--data_dir` has to hold, for the message.
     url: Where it is downloaded from; None where its builder says so.
-
-  Returns:
-    The arrays `x`, `y`, `x_test` and `y_test`.
 
   Raises:
     RunError: It cannot be had.
@@ -62,6 +60,33 @@ def from_tensorflow_datasets(
       f' ({first_line(error)}); pass --data_dir with the folder of {files}.'
     ) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)
+
+
+def load_arrays(
+  name: str,
+  num_classes: int,
+  data_dir: Optional[str],
+  read: Callable[[str], dict[str, np.ndarray]],
+  files: str,
+  url: Optional[str] = None,
+) -> arrays_lib.Arrays:
+  """Returns images from files or else through TensorFlow Datasets.
+
+  Args:
+    name: The data set's.
+    num_classes: Number of classes.
+    data_dir: Where the files are; None for TensorFlow Datasets.
+    read: From `data_dir` to `x`, bytes, `y`, `x_test` and `y_test`.
+    files: See `_from_tensorflow_datasets`, as the next.
+    url: What to ask whether there is a network.
+  """
+  if data_dir is None:
+    arrays = _from_tensorflow_datasets(name, files, url)
+  else:
+    arrays = read(data_dir)
+  return arrays_lib.Arrays(
+    name=name, num_classes=num_classes, transform=to_unit_interval, **arrays
+  )
 
 
 def _expect_reachable(url: str) -> None:

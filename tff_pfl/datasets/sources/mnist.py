@@ -13,6 +13,7 @@ stores them in another order, so that the same seed deals other images to a
 client than from the idx files.
 """
 
+import functools
 import math
 import os
 from typing import Optional
@@ -151,13 +152,10 @@ def load_fashion_mnist(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
 
 def _load(name: str, data_dir: Optional[str]) -> arrays_lib.Arrays:
-  if data_dir is None:
-    arrays = images.from_tensorflow_datasets(name, 'its four idx .gz files')
-  else:
-    arrays = read_arrays(name, data_dir)
-  return arrays_lib.Arrays(
-    name=name,
-    num_classes=NUM_CLASSES,
-    transform=images.to_unit_interval,
-    **arrays,
+  return images.load_arrays(
+    name,
+    NUM_CLASSES,
+    data_dir,
+    functools.partial(read_arrays, name),
+    'its four idx .gz files',
   )

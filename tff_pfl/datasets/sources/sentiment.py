@@ -167,6 +167,33 @@ def _divided_domains(
   return clients
 
 
+def _owned_texts(
+  data: LabeledTexts,
+  y: np.ndarray,
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  min_texts: int,
+  seed: int,
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """Returns which texts to take, and whose and of which domain they are."""
+  if isinstance(partition, natural.Natural):
+    clients = _natural_clients(data, y, num_clients, min_texts, seed)
+    rows = np.concatenate(list(clients.values()))
+    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
+    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
+  else:
+    # Whoever may come to have it, a text counts once.
+    first = {text: row for row, text in reversed(list(enumerate(data.texts)))}
+    rows = np.sort(list(first.values()))
+    owners = dict(num_clients=num_clients, partition=partition)
+  if data.domains is not None:
+    names, owners['domain'] = np.unique(
+      np.array(data.domains)[rows], return_inverse=True
+    )
+    owners['domain_names'] = names.tolist()
+  return rows, owners
+
+
 def load_sentiment(
   num_clients: int,
   partition: partitioning.Partitioner,
@@ -225,21 +252,7 @@ def load_sentiment(
   path = files.find_file('sentiment', data_dir, _PATTERNS)
   data = read_csv(path)
   y, num_classes = _numbered_labels(data.labels, path)
-  if isinstance(partition, natural.Natural):
-    clients = _natural_clients(data, y, num_clients, min_texts, seed)
-    rows = np.concatenate(list(clients.values()))
-    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
-    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
-  else:
-    # Whoever may come to have it, a text counts once.
-    first = {text: row for row, text in reversed(list(enumerate(data.texts)))}
-    rows = np.sort(list(first.values()))
-    owners = dict(num_clients=num_clients, partition=partition)
-  if data.domains is not None:
-    names, owners['domain'] = np.unique(
-      np.array(data.domains)[rows], return_inverse=True
-    )
-    owners['domain_names'] = names.tolist()
+  rows, owners = _owned_texts(data, y, num_clients, partition, min_texts, seed)
   deal = functools.partial(
     federated_dataset.FederatedDataset.from_arrays,
     np.arange(len(rows)),

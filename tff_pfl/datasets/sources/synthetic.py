@@ -5,6 +5,8 @@ a client's examples are a function of the seed and its position alone, so that
 100,000 clients need neither memory nor time until they are used.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -20,46 +22,37 @@ _PROTOTYPES, _CLASSES, _LABELS, _NOISE = range(4)
 _PROTOTYPE_NORM = 4.0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _SyntheticSource(examples_lib.ExampleSource):
   """One split of the synthetic clients."""
 
-  def __init__(
-    self,
-    prototypes: np.ndarray,
-    num_examples: int,
-    classes_per_client: int,
-    noise: float,
-    seed: int,
-    split: int,
-  ):
-    self._prototypes = prototypes
-    self._num_examples = num_examples
-    self._classes_per_client = classes_per_client
-    self._noise = noise
-    self._seed = seed
-    self._split = split
+  prototypes: np.ndarray
+  examples_per_client: int
+  classes_per_client: int
+  noise: float
+  seed: int
+  split: int
 
   def _rng(self, stream: int, position: int, split: int) -> np.random.Generator:
-    return np.random.default_rng([self._seed, stream, position, split])
+    return np.random.default_rng([self.seed, stream, position, split])
 
   def labels(self, position: int) -> np.ndarray:
     # Of both splits, hence not seeded by the split.
-    classes = self._rng(_CLASSES, position, 0).permutation(
-      len(self._prototypes)
-    )[: self._classes_per_client]
-    labels = np.resize(classes, self._num_examples).astype(np.int32)
-    return self._rng(_LABELS, position, self._split).permutation(labels)
+    rng = self._rng(_CLASSES, position, 0)
+    classes = rng.permutation(len(self.prototypes))[: self.classes_per_client]
+    labels = np.resize(classes, self.examples_per_client).astype(np.int32)
+    return self._rng(_LABELS, position, self.split).permutation(labels)
 
   def examples(self, position: int) -> examples_lib.Examples:
     labels = self.labels(position)
-    noise = self._rng(_NOISE, position, self._split).standard_normal(
-      (len(labels), *self._prototypes.shape[1:]), np.float32
+    noise = self._rng(_NOISE, position, self.split).standard_normal(
+      (len(labels), *self.prototypes.shape[1:]), np.float32
     )
-    x = self._prototypes[labels] + np.float32(self._noise) * noise
+    x = self.prototypes[labels] + np.float32(self.noise) * noise
     return examples_lib.Examples(x, labels)
 
   def num_examples(self, position: int) -> int:
-    return self._num_examples
+    return self.examples_per_client
 
 
 def make_synthetic(
@@ -98,13 +91,10 @@ def make_synthetic(
   num_clients = partitioning.check_num_clients(num_clients)
   seed = partitioning.check_seed(seed)
   shape = tuple(shape)
-  for name, value, low, high in (
-    ('examples_per_client', examples_per_client, 0, None),
-    ('test_examples_per_client', test_examples_per_client, 0, None),
-    ('num_classes', num_classes, 1, None),
-    ('classes_per_client', classes_per_client, 1, num_classes),
-  ):
-    errors.expect_int(name, value, low, high)
+  errors.expect_int('examples_per_client', examples_per_client, 0)
+  errors.expect_int('test_examples_per_client', test_examples_per_client, 0)
+  errors.expect_int('num_classes', num_classes, 1)
+  errors.expect_int('classes_per_client', classes_per_client, 1, num_classes)
   errors.expect(shape, 'shape', 'of at least one dimension', shape)
   for size in shape:
     errors.expect_int('shape', size, 1, None)
@@ -114,15 +104,9 @@ def make_synthetic(
   )
   norms = np.sqrt((prototypes.reshape(num_classes, -1) ** 2).sum(axis=1))
   prototypes *= _PROTOTYPE_NORM / norms.reshape(-1, *[1] * len(shape))
+  prototypes = prototypes.astype(np.float32)
   train, test = (
-    _SyntheticSource(
-      prototypes.astype(np.float32),
-      count,
-      classes_per_client,
-      noise,
-      seed,
-      split,
-    )
+    _SyntheticSource(prototypes, count, classes_per_client, noise, seed, split)
     for split, count in enumerate(
       (examples_per_client, test_examples_per_client)
     )
