@@ -1,32 +1,15 @@
 """Checks of what users hand over as examples; nothing is silently mended."""
 
-import numbers
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_pfl import errors
+from tff_pfl.datasets import partitioning
 
 # A class for every example, beyond this many, means that the labels are not
 # classes; taking them for such would ask for a huge model and partition.
 _MAX_SINGLETON_CLASSES = 1000
-
-
-class CheckedArrays(NamedTuple):
-  """Central examples as `check_arrays` returns them.
-
-  There is `x_test` only with test examples, `domain` only with domains, and
-  `num_classes` is None for regression.
-  """
-
-  x: np.ndarray
-  y: np.ndarray
-  x_test: Optional[np.ndarray]
-  y_test: Optional[np.ndarray]
-  num_classes: Optional[int]
-  domain: Optional[np.ndarray]
-  domain_test: Optional[np.ndarray]
-  domain_names: Optional[tuple[str, ...]]
 
 
 def check_arrays(
@@ -39,7 +22,7 @@ def check_arrays(
   domain: Any = None,
   domain_test: Any = None,
   domain_names: Any = None,
-) -> CheckedArrays:
+) -> partitioning.Pool:
   """Returns central examples, copied only where the dtype changes.
 
   The arguments are those of `FederatedDataset.from_arrays`.
@@ -75,7 +58,7 @@ def check_arrays(
     len(y),
     len(y_test) if has_test else None,
   )
-  return CheckedArrays(x, y, x_test, y_test, num_classes, *domains)
+  return partitioning.Pool(y, y_test, num_classes, *domains, x, x_test)
 
 
 def _check_split(
@@ -199,15 +182,7 @@ def check_num_classes(value: Any) -> Optional[int]:
   """Returns `num_classes`, None or else a positive integer, as an int."""
   if value is None:
     return None
-  errors.expect(
-    isinstance(value, numbers.Integral)
-    and not isinstance(value, bool)
-    and value >= 1,
-    'num_classes',
-    'a positive integer, or None',
-    value,
-  )
-  return int(value)
+  return partitioning.check_positive_int('num_classes', value)
 
 
 def _infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:

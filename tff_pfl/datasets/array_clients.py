@@ -8,8 +8,8 @@ import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks, partitioning
 from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets import partitioning
 
 
 def make_rule(
@@ -57,13 +57,13 @@ def make_rule(
 
 
 def divide(
-  arrays: array_checks.CheckedArrays,
+  pool: partitioning.Pool,
   rule: partitioning.Partitioner,
   num_clients: Optional[int],
   test_fraction: float,
   num_overlapping: int,
   seed: int,
-) -> tuple[array_checks.CheckedArrays, partitioning.Partition]:
+) -> tuple[partitioning.Pool, partitioning.Partition]:
   """Divides the examples among clients, and holds test examples out if needed.
 
   Returns:
@@ -71,8 +71,8 @@ def divide(
   """
   seed = partitioning.check_seed(seed)
   errors.expect_int('num_overlapping', num_overlapping, 0)
-  errors.expect(len(arrays.x), 'x', 'at least one example', 'none')
-  if arrays.x_test is None:
+  errors.expect(len(pool.x), 'x', 'at least one example', 'none')
+  if pool.x_test is None:
     errors.expect(
       num_overlapping == 0,
       'num_overlapping',
@@ -85,30 +85,17 @@ def divide(
       'a number in [0, 1)',
       test_fraction,
     )
-  parts = rule.partition(
-    partitioning.Pool(
-      arrays.y,
-      arrays.y_test,
-      arrays.num_classes,
-      arrays.domain,
-      arrays.domain_test,
-      None if arrays.domain is None else len(arrays.domain_names),
-    ),
-    num_clients,
-    seed,
-  )
-  if arrays.x_test is None:
+  parts = rule.partition(pool, num_clients, seed)
+  if pool.x_test is None:
     parts = partitioning.hold_out(
-      parts.train_indices, arrays.y, test_fraction, seed, arrays.domain
+      parts.train_indices, pool.y, test_fraction, seed, pool.domain
     )
-    arrays = arrays._replace(
-      x_test=arrays.x, y_test=arrays.y, domain_test=arrays.domain
-    )
-  return arrays, parts
+    pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
+  return pool, parts
 
 
 def warn_of_gaps(
-  arrays: array_checks.CheckedArrays, parts: partitioning.Partition, name: str
+  pool: partitioning.Pool, parts: partitioning.Partition, name: str
 ) -> None:
   """Logs which clients, classes and domains have nothing to train on."""
   num_clients = len(parts.train_indices)
@@ -121,10 +108,10 @@ def warn_of_gaps(
       num_clients,
     )
   trained, tested = map(np.concatenate, parts)
-  if arrays.num_classes is not None:
+  if pool.num_classes is not None:
     counts, test_counts = (
-      np.bincount(labels.ravel(), minlength=arrays.num_classes)
-      for labels in (arrays.y[trained], arrays.y_test[tested])
+      np.bincount(labels.ravel(), minlength=pool.num_classes)
+      for labels in (pool.y[trained], pool.y_test[tested])
     )
     untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
     if len(untrained):
@@ -135,9 +122,9 @@ def warn_of_gaps(
         test_counts[untrained].sum(),
         untrained.tolist(),
       )
-  if arrays.domain is not None:
-    names = arrays.domain_names
-    counts = np.bincount(arrays.domain[trained], minlength=len(names))
+  if pool.domain is not None:
+    names = pool.domain_names
+    counts = np.bincount(pool.domain[trained], minlength=len(names))
     if not counts.all():
       logging.warning(
         'Dataset %r has no training example of the domains %s: nothing that'
@@ -149,7 +136,7 @@ def warn_of_gaps(
 
 
 def sources(
-  arrays: array_checks.CheckedArrays,
+  pool: partitioning.Pool,
   parts: partitioning.Partition,
   transform: Optional[examples_lib.Transform],
   num_overlapping: int,
@@ -159,19 +146,19 @@ def sources(
   examples_lib.ArraySource,
 ]:
   """Returns the spec of one example, and the training and test examples."""
-  sample = arrays.x[:1]
+  sample = pool.x[:1]
   if transform is not None:
     sample = np.asarray(transform(sample))
   spec = examples_lib.element_spec(
     tf.TensorSpec(sample.shape[1:], sample.dtype),
-    tf.TensorSpec(arrays.y.shape[1:], arrays.y.dtype),
-    has_domain=arrays.domain is not None,
+    tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
+    has_domain=pool.domain is not None,
   )
   train, test = (
     examples_lib.ArraySource(*fields, transform, num_overlapping)
     for fields in (
-      (arrays.x, arrays.y, parts.train_indices, arrays.domain),
-      (arrays.x_test, arrays.y_test, parts.test_indices, arrays.domain_test),
+      (pool.x, pool.y, parts.train_indices, pool.domain),
+      (pool.x_test, pool.y_test, parts.test_indices, pool.domain_test),
     )
   )
   return spec, train, test

@@ -54,7 +54,7 @@ class Arrays:
 
   def _central(self) -> dict[str, object]:
     """Returns the fields but name and transform."""
-    fields = array_checks.CheckedArrays._fields
+    fields = partitioning.Pool._fields
     return {name: getattr(self, name) for name in fields}
 
   def of_classes(self, classes: Iterable[int]) -> 'Arrays':

@@ -342,7 +342,7 @@ class FederatedDataset:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
         is out of range, or the partition is impossible; the message says which.
     """
-    arrays = array_checks.check_arrays(
+    pool = array_checks.check_arrays(
       x,
       y,
       x_test,
@@ -355,10 +355,10 @@ class FederatedDataset:
     rule = array_clients.make_rule(
       partition, keys, keys_test, x_test is not None, num_clients
     )
-    arrays, parts = array_clients.divide(
-      arrays, rule, num_clients, test_fraction, num_overlapping, seed
+    pool, parts = array_clients.divide(
+      pool, rule, num_clients, test_fraction, num_overlapping, seed
     )
-    array_clients.warn_of_gaps(arrays, parts, name)
+    array_clients.warn_of_gaps(pool, parts, name)
     num_clients = len(parts.train_indices)
     if client_ids is None:
       client_ids = rule.client_ids(num_clients)
@@ -370,16 +370,16 @@ class FederatedDataset:
       len(client_ids),
     )
     spec, train, test = array_clients.sources(
-      arrays, parts, transform, num_overlapping
+      pool, parts, transform, num_overlapping
     )
     return cls(
       name=name,
       client_ids=client_ids,
       element_spec=spec,
-      num_classes=arrays.num_classes,
+      num_classes=pool.num_classes,
       train=train,
       test=test,
-      domain_names=arrays.domain_names,
+      domain_names=pool.domain_names,
     )
 
   @classmethod

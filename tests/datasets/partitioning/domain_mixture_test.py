@@ -33,7 +33,7 @@ def _partition(
     np.zeros(len(domain_test), np.int32),
     domain=domain if has_domains else None,
     domain_test=domain_test if has_domains else None,
-    num_domains=len(pools),
+    domain_names='abcd'[: len(pools)],
   )
   parts = rule.partition(pool, num_clients, seed)
   counts = [

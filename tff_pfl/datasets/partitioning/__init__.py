@@ -33,7 +33,11 @@ from tff_pfl.datasets.partitioning.base import (
 )
 from tff_pfl.datasets.partitioning.by_key import ByKey
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
-from tff_pfl.datasets.partitioning.dealing import check_num_clients, check_seed
+from tff_pfl.datasets.partitioning.dealing import (
+  check_num_clients,
+  check_positive_int,
+  check_seed,
+)
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
@@ -60,6 +64,7 @@ __all__ = [
   'Shards',
   'WeightedPartitioner',
   'check_num_clients',
+  'check_positive_int',
   'check_seed',
   'describe_partitioners',
   'hold_out',

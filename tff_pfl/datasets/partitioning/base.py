@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
@@ -22,9 +23,8 @@ class Partition(NamedTuple):
   test_indices: list[np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pool:
-  """Examples that have no client yet, by what the rules go by.
+class Pool(NamedTuple):
+  """Examples that have no client yet.
 
   Attributes:
     y: Labels of the training examples, int `[n]`; anything else counts as one
@@ -34,7 +34,9 @@ class Pool:
     domain: Domain ids of the training examples, int `[n]`, for the rules that
       go by domains; None for examples without domains.
     domain_test: Domain ids of the test examples.
-    num_domains: None for the largest id plus 1.
+    domain_names: What the domains are called; None for those that occur.
+    x: Inputs of the training examples, which no rule looks at.
+    x_test: Inputs of the test examples.
   """
 
   y: np.ndarray
@@ -42,7 +44,9 @@ class Pool:
   num_classes: Optional[int] = None
   domain: Optional[np.ndarray] = None
   domain_test: Optional[np.ndarray] = None
-  num_domains: Optional[int] = None
+  domain_names: Optional[Sequence[str]] = None
+  x: Optional[np.ndarray] = None
+  x_test: Optional[np.ndarray] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,10 +156,13 @@ class DomainMixture(base.Partitioner):
     if pool.domain_test is not None:
       domain_test = np.asarray(pool.domain_test)
     errors.expect(len(domain), 'y_train', 'at least one example', 'none')
-    num_domains = pool.num_domains
-    if num_domains is None:
-      num_domains = max(domain.max(), domain_test.max(initial=0)) + 1
-    return domain, domain_test, num_domains
+    if pool.domain_names is not None:
+      return domain, domain_test, len(pool.domain_names)
+    return (
+      domain,
+      domain_test,
+      max(domain.max(), domain_test.max(initial=0)) + 1,
+    )
 
   def _mixtures(
     self, num_clients: int, pools: np.ndarray, rng: np.random.Generator
