@@ -1,6 +1,6 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
-import collections
+from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -135,25 +135,24 @@ def warn_of_gaps(
       )
 
 
-def sources(
+def clients_of(
   pool: partitioning.Pool,
   parts: partitioning.Partition,
+  client_ids: Iterable[str],
   transform: Optional[examples_lib.Transform],
   num_overlapping: int,
-) -> tuple[
-  'collections.OrderedDict[str, tf.TensorSpec]',
-  examples_lib.ArraySource,
-  examples_lib.ArraySource,
-]:
-  """Returns the spec of one example, and the training and test examples."""
+) -> dict[str, Any]:
+  """Returns what `FederatedDataset` takes, but its name."""
+  client_ids = list(client_ids)
+  errors.expect(
+    len(client_ids) == len(parts.train_indices),
+    'client_ids',
+    f'{len(parts.train_indices)} ids, one per client',
+    len(client_ids),
+  )
   sample = pool.x[:1]
   if transform is not None:
     sample = np.asarray(transform(sample))
-  spec = examples_lib.element_spec(
-    tf.TensorSpec(sample.shape[1:], sample.dtype),
-    tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
-    has_domain=pool.domain is not None,
-  )
   train, test = (
     examples_lib.ArraySource(*fields, transform, num_overlapping)
     for fields in (
@@ -161,4 +160,15 @@ def sources(
       (pool.x_test, pool.y_test, parts.test_indices, pool.domain_test),
     )
   )
-  return spec, train, test
+  return dict(
+    client_ids=client_ids,
+    element_spec=examples_lib.element_spec(
+      tf.TensorSpec(sample.shape[1:], sample.dtype),
+      tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
+      has_domain=pool.domain is not None,
+    ),
+    num_classes=pool.num_classes,
+    train=train,
+    test=test,
+    domain_names=pool.domain_names,
+  )

@@ -4,12 +4,7 @@ import collections
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import (
-  Any,
-  Callable,
-  Optional,
-  Union,
-)
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +15,6 @@ from tff_pfl.datasets import array_checks, array_clients, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
-SPLITS = ('train', 'test')
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
 _NUM_FINGERPRINTED = 20
 
@@ -302,11 +296,10 @@ class FederatedDataset:
     domain_test: Any = None,
     domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
-    """Makes clients from arrays.
+    """Makes clients from arrays, which may not be copied: leave them as they are.
 
     Either a rule deals the examples to `num_clients` clients (`partition`), or
-    each example has a key, and every distinct key is a client (`keys`). The
-    arrays are not copied unless their dtype changes; do not modify them.
+    each example has a key, and every distinct key is a client (`keys`).
 
     Args:
       x: Inputs, `[n, ...]`. Floats become float32; integers stay as they are.
@@ -316,27 +309,22 @@ class FederatedDataset:
         into train and test.
       y_test: Test labels; given if and only if `x_test` is.
       num_clients: At least 1; not given with `keys`.
-      partition: A partitioner or its specification such as `'shards:2'`; None
-        for `'iid'`. See `partitioning`.
+      partition: See `partitioning`; None for `'iid'`.
       keys: Integers or strings, `[n]`, that say whose example it is.
       keys_test: `[m]`; given if and only if `keys` and `x_test` are.
       client_ids: The clients' ids; None for the keys, or else `client_0`, ….
       test_fraction: What part of a client's examples becomes its test set, in
-        [0, 1), if there is no `x_test`; stratified by domain and class.
+        [0, 1), without `x_test`; stratified by domain and class.
       num_classes: None for the largest label plus 1.
-      transform: Applied example-wise to the inputs `[k, ...]` of a client when
-        they are asked for, for example to scale uint8 images.
-      num_overlapping: Up to how many of a client's examples before it, and
-        after it, may share content with an example. It is for use with
-        `x_test`: a division at random would test on what was trained on.
+      transform: See `examples.ArraySource`.
+      num_overlapping: See `examples.ExampleSource`; only with `x_test`, as a
+        division at random would test on what was trained on.
       name: What the dataset is called.
       seed: Of partition and test set, non-negative.
-      domain: Integers, `[n]`, that say which domain an example is of; None for
-        examples without domains.
+      domain: Integers, `[n]`, that say which domain an example is of.
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
-      domain_names: Distinct; None for `domain_0`, … up to the largest id. Of a
-        domain without any training example nothing is ever learned, for example
-        its head stays the initial one, and a warning names it.
+      domain_names: Distinct; None for `domain_0`, … up to the largest id.
+        Nothing is ever learned of a domain without any training example.
 
     Raises:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
@@ -359,28 +347,12 @@ class FederatedDataset:
       pool, rule, num_clients, test_fraction, num_overlapping, seed
     )
     array_clients.warn_of_gaps(pool, parts, name)
-    num_clients = len(parts.train_indices)
     if client_ids is None:
-      client_ids = rule.client_ids(num_clients)
-    client_ids = list(client_ids)
-    errors.expect(
-      len(client_ids) == num_clients,
-      'client_ids',
-      f'{num_clients} ids, one per client',
-      len(client_ids),
+      client_ids = rule.client_ids(len(parts.train_indices))
+    clients = array_clients.clients_of(
+      pool, parts, client_ids, transform, num_overlapping
     )
-    spec, train, test = array_clients.sources(
-      pool, parts, transform, num_overlapping
-    )
-    return cls(
-      name=name,
-      client_ids=client_ids,
-      element_spec=spec,
-      num_classes=pool.num_classes,
-      train=train,
-      test=test,
-      domain_names=pool.domain_names,
-    )
+    return cls(name=name, **clients)
 
   @classmethod
   def from_client_data(
@@ -469,5 +441,7 @@ class FederatedDataset:
       ) from None
 
   def _source(self, split: str) -> examples_lib.ExampleSource:
-    errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
+    errors.expect(
+      split in ('train', 'test'), 'split', "'train' or 'test'", split
+    )
     return self._train if split == 'train' else self._test

@@ -4,6 +4,7 @@ In a dataset with domains, it can be of each domain instead.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import matplotlib
@@ -64,9 +65,8 @@ def partition_figure(
   """Returns the picture as a figure of its own canvas.
 
   Color tells the number of a client's examples of a class, bars beside it the
-  client's total. Beyond `max_clients`, equidistant clients stand for all, and
-  the title says so. A regression dataset has the bars only, unless its domains
-  are drawn.
+  client's total; a regression dataset has the bars only, unless its domains are
+  drawn. Beyond `max_clients`, equidistant clients stand for all.
 
   Args:
     dataset: Whose partition to draw; no inputs are read.
@@ -101,9 +101,8 @@ def partition_figure(
   widths = [float(np.clip(0.36 * num_columns, 1.6, 6.0)), 1.1]
   if not has_map:
     widths = [3.5]
-  fig = figure.Figure(
-    figsize=(2.4 + 2 * sum(widths), height), layout='constrained'
-  )
+  size = 2.4 + 2 * sum(widths), height
+  fig = figure.Figure(figsize=size, layout='constrained')
   backend_agg.FigureCanvasAgg(fig)
   subfigures = fig.subfigures(1, 2, wspace=0.04)
   for panel, (split, split_title) in zip(subfigures, _SPLIT_TITLES.items()):
@@ -120,23 +119,20 @@ def partition_figure(
       cell = 72 * min((height - 1.5) / len(shown), widths[0] / num_columns)
       image = _draw_map(axes[0], counts[split], split, cell, by)
       if by == 'domain' and num_columns <= _MAX_NAMED_COLUMNS:
-        axes[0].set_xticks(
-          range(num_columns),
-          dataset.domain_names,
-          rotation=45,
-          ha='right',
-          rotation_mode='anchor',
-        )
+        _name_columns(axes[0], dataset.domain_names)
       _draw_scale(panel, image, axes, by)
     _draw_bars(axes[-1], counts[split].sum(axis=1), split)
     axes[0].set_ylabel('client', fontsize=9, color=_TEXT)
     _label_clients(axes[0], shown)
 
-  head = title if title is not None else dataset.name
   clients = f'{dataset.num_clients:,} clients'
   if sampled:
     clients += f', of which {len(shown):,} evenly spaced ones are shown'
-  fig.suptitle(f'{head} – {clients}', fontsize=11, color=_TEXT)
+  fig.suptitle(
+    f'{dataset.name if title is None else title} – {clients}',
+    fontsize=11,
+    color=_TEXT,
+  )
   return fig
 
 
@@ -187,6 +183,12 @@ def _draw_map(
   axes.set_xlabel(by, fontsize=9, color=_TEXT)
   axes.spines[:].set_visible(False)
   return image
+
+
+def _name_columns(axes: Any, names: Sequence[str]) -> None:
+  axes.set_xticks(
+    range(len(names)), names, rotation=45, ha='right', rotation_mode='anchor'
+  )
 
 
 def _draw_scale(panel: Any, image: Any, axes: Any, by: str) -> None:

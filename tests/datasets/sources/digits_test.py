@@ -8,10 +8,14 @@ from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits
 
 
-def test_digits_have_documented_sizes_and_element_spec():
-  dataset = datasets.load_dataset(
-    'digits', num_clients=10, partition='shards:2'
+def _load(num_clients, partition, **kwargs):
+  return datasets.load_dataset(
+    'digits', num_clients=num_clients, partition=partition, **kwargs
   )
+
+
+def test_digits_have_documented_sizes_and_element_spec():
+  dataset = _load(10, 'shards:2')
   assert dataset.name == 'digits'
   assert dataset.num_classes == 10
   assert dict(dataset.element_spec) == {
@@ -28,19 +32,14 @@ def test_digits_have_documented_sizes_and_element_spec():
 
 
 def test_digits_are_scaled_to_the_unit_interval():
-  part = datasets.load_dataset('digits', num_clients=1, partition='iid').train(
-    'client_0'
-  )
+  part = _load(1, 'iid').train('client_0')
   assert part.x.shape == (1437, 8, 8, 1)
   assert part.x.min() == 0 and part.x.max() == 1
   np.testing.assert_array_equal(part.x * 16, np.round(part.x * 16))
 
 
 def test_seed_changes_the_partition_but_not_which_images_are_test_images():
-  first, other = (
-    datasets.load_dataset('digits', num_clients=2, partition='iid', seed=seed)
-    for seed in (0, 1)
-  )
+  first, other = (_load(2, 'iid', seed=seed) for seed in (0, 1))
   pools = [
     np.concatenate([d.test(c).x for c in d.client_ids]).reshape(360, -1)
     for d in (first, other)
@@ -51,13 +50,11 @@ def test_seed_changes_the_partition_but_not_which_images_are_test_images():
 
 def test_impossible_partition_is_an_error():
   with pytest.raises(ValueError, match='at most 10'):
-    datasets.load_dataset('digits', num_clients=3, partition='shards:11')
+    _load(3, 'shards:11')
 
 
 def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = datasets.load_dataset(
-    'digits', num_clients=10, partition='fallah_digits:24'
-  )
+  dataset = _load(10, 'fallah_digits:24')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train[:5].tolist() == [[24] * 5 + [0] * 5] * 5
   assert train[5:].sum(axis=1).tolist() == [12 + 48] * 5
@@ -72,9 +69,7 @@ def test_arrays_are_what_the_clients_are_dealt():
   assert arrays.x_test.shape == (360, 8, 8, 1)
   again = digits.load_digits()
   np.testing.assert_array_equal(arrays.x_test, again.x_test)
-  part = datasets.load_dataset('digits', num_clients=1, partition='iid').test(
-    'client_0'
-  )[:2]
+  part = _load(1, 'iid').test('client_0')[:2]
   found, expected = (
     sorted((y, x.tobytes()) for x, y in zip(*pair))
     for pair in (part, (arrays.x_test, arrays.y_test))

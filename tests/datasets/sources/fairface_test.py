@@ -13,6 +13,12 @@ from tff_pfl.datasets.sources import fairface
 _SIZES = {'train': 42, 'val': 14}
 
 
+def _load(num_clients, partition='domain_mixture:1', **kwargs):
+  return datasets.load_dataset(
+    'fairface', num_clients=num_clients, partition=partition, **kwargs
+  )
+
+
 def _color(split, number):
   return [(40 * number) % 256, 100 if split == 'train' else 200, number]
 
@@ -46,13 +52,7 @@ def _write(folder, split, rows, columns='file,age,gender,race,service_test'):
 
 
 def test_images_come_with_their_label_and_race(folder):
-  dataset = datasets.load_dataset(
-    'fairface',
-    num_clients=1,
-    partition='iid',
-    data_dir=str(folder),
-    image_size=16,
-  )
+  dataset = _load(1, 'iid', data_dir=str(folder), image_size=16)
   assert dataset.name == 'fairface'
   assert dataset.num_classes == 9
   assert dataset.domain_names == fairface.RACES
@@ -95,13 +95,7 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   monkeypatch.setattr(
     tf.io, 'read_file', lambda path: read.append(path) or decode(path)
   )
-  dataset = datasets.load_dataset(
-    'fairface',
-    num_clients=6,
-    partition='domain_mixture:1:4',
-    data_dir=str(folder),
-    image_size=8,
-  )
+  dataset = _load(6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8)
   first = len(read)
   assert first <= 1
   part = dataset.train('client_2')
@@ -118,13 +112,7 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   images = sorted((folder / 'train').iterdir())
   for image in images:
     image.write_bytes(images[0].read_bytes())
-  again = datasets.load_dataset(
-    'fairface',
-    num_clients=6,
-    partition='domain_mixture:1:4',
-    data_dir=str(folder),
-    image_size=8,
-  )
+  again = _load(6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8)
   assert again.fingerprint != fingerprint
 
 
@@ -184,12 +172,7 @@ def test_a_damaged_image_is_named(folder):
 def test_files_of_another_form_are_named(folder, rows, columns, match):
   _write(folder, 'train', rows, columns)
   with pytest.raises(ValueError, match=match) as error:
-    datasets.load_dataset(
-      'fairface',
-      num_clients=2,
-      partition='domain_mixture:1',
-      data_dir=str(folder),
-    )
+    _load(2, data_dir=str(folder))
   assert '\n' not in str(error.value)
 
 
@@ -203,19 +186,9 @@ def test_files_of_another_form_are_named(folder, rows, columns, match):
 )
 def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
   with pytest.raises(ValueError, match=match):
-    datasets.load_dataset(
-      'fairface',
-      num_clients=2,
-      partition='domain_mixture:1',
-      **{'data_dir': str(folder), **kwargs},
-    )
+    _load(2, **{'data_dir': str(folder), **kwargs})
 
 
 def test_a_folder_without_the_files_is_an_error(tmp_path):
   with pytest.raises(ValueError, match='fairface_label_train.csv and'):
-    datasets.load_dataset(
-      'fairface',
-      num_clients=2,
-      partition='domain_mixture:1',
-      data_dir=str(tmp_path),
-    )
+    _load(2, data_dir=str(tmp_path))

@@ -16,6 +16,12 @@ needs_data = pytest.mark.skipif(
 )
 
 
+def _load(num_clients, partition='natural', **kwargs):
+  return datasets.load_dataset(
+    'femnist', num_clients=num_clients, partition=partition, **kwargs
+  )
+
+
 def _content(num_classes=10, **changes):
   rng = np.random.default_rng(0)
   content = dict(
@@ -39,9 +45,7 @@ def _places(examples):
 
 def test_writers_are_clients_and_images_are_inverted(tmp_path):
   content = _content()
-  dataset = datasets.load_dataset(
-    'femnist', num_clients=3, partition='natural', data_dir=_write(tmp_path)
-  )
+  dataset = _load(3, data_dir=_write(tmp_path))
   assert dataset.client_ids == ('1', '3', '20')
   assert dataset.num_classes == 10
   assert dict(dataset.element_spec) == {
@@ -64,46 +68,25 @@ def test_writers_are_clients_and_images_are_inverted(tmp_path):
 def test_fewer_writers_are_a_seeded_choice(tmp_path):
   data_dir = _write(tmp_path, client_id=np.arange(60) % 15)
   chosen = [
-    datasets.load_dataset(
-      'femnist',
-      num_clients=5,
-      partition='natural',
-      data_dir=data_dir,
-      seed=seed,
-    ).client_ids
-    for seed in (0, 1, 0)
+    _load(5, data_dir=data_dir, seed=seed).client_ids for seed in (0, 1, 0)
   ]
   assert chosen[0] == chosen[2] != chosen[1]
   with pytest.raises(ValueError, match='at most 15, the number of writers'):
-    datasets.load_dataset(
-      'femnist', num_clients=16, partition='natural', data_dir=data_dir
-    )
+    _load(16, data_dir=data_dir)
 
 
 def test_writers_may_have_names(tmp_path):
   data_dir = _write(tmp_path, client_id=np.repeat(['f_b', 'f_a'], 30))
-  assert datasets.load_dataset(
-    'femnist', num_clients=2, partition='natural', data_dir=data_dir
-  ).client_ids == ('f_a', 'f_b')
+  assert _load(2, data_dir=data_dir).client_ids == ('f_a', 'f_b')
 
 
 def test_a_file_with_letters_has_all_classes(tmp_path):
   data_dir = _write(tmp_path, num_classes=62)
-  assert (
-    datasets.load_dataset(
-      'femnist', num_clients=3, partition='natural', data_dir=data_dir
-    ).num_classes
-    == 62
-  )
+  assert _load(3, data_dir=data_dir).num_classes == 62
 
 
 def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
-  dataset = datasets.load_dataset(
-    'femnist',
-    num_clients=6,
-    partition='classes_per_client:3',
-    data_dir=_write(tmp_path),
-  )
+  dataset = _load(6, 'classes_per_client:3', data_dir=_write(tmp_path))
   assert dataset.num_clients == 6
   counts = dataset.class_counts('train') + dataset.class_counts('test')
   assert ((counts > 0).sum(axis=1) == 3).all()
@@ -124,18 +107,14 @@ def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   data_dir = _write(tmp_path, **changes)
   with pytest.raises(ValueError, match=f'femnist.npz`.*{match}') as error:
-    datasets.load_dataset(
-      'femnist', num_clients=3, partition='natural', data_dir=data_dir
-    )
+    _load(3, data_dir=data_dir)
   assert '\n' not in str(error.value)
 
 
 def test_a_missing_array_is_named(tmp_path):
   np.savez(tmp_path / 'femnist.npz', x=[1], y=[1])
   with pytest.raises(ValueError, match='x and y and client_id, found x, y'):
-    datasets.load_dataset(
-      'femnist', num_clients=1, partition='natural', data_dir=str(tmp_path)
-    )
+    _load(1, data_dir=str(tmp_path))
 
 
 def _client_data(seeds):
@@ -161,7 +140,7 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
     return train, test
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load)
-  dataset = datasets.load_dataset('femnist', num_clients=3, partition='natural')
+  dataset = _load(3)
   assert asked == [False]
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.num_classes == 62
@@ -174,18 +153,11 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
   np.testing.assert_array_equal(examples.y, source['label'])
   np.testing.assert_allclose(examples.x[..., 0], 1 - source['pixels'])
   assert dataset.class_counts('test').sum() == 18
-  assert (
-    len(
-      datasets.load_dataset(
-        'femnist', num_clients=2, partition='natural', seed=1
-      ).client_ids
-    )
-    == 2
-  )
+  assert len(_load(2, seed=1).client_ids) == 2
   with pytest.raises(ValueError, match='at most 3, the number of writers'):
-    datasets.load_dataset('femnist', num_clients=4, partition='natural')
+    _load(4)
   with pytest.raises(ValueError, match="natural for .*found 'iid'"):
-    datasets.load_dataset('femnist', num_clients=2, partition='iid')
+    _load(2, 'iid')
 
 
 def test_without_network_one_line_says_what_to_do(monkeypatch):
@@ -196,18 +168,13 @@ def test_without_network_one_line_says_what_to_do(monkeypatch):
   with pytest.raises(
     errors.RunError, match='femnist .*Name or service.*--data_dir .*femnist'
   ) as error:
-    datasets.load_dataset('femnist', num_clients=1, partition='natural')
+    _load(1)
   assert '\n' not in str(error.value)
 
 
 @needs_data
 def test_the_real_subset_of_digits():
-  dataset = datasets.load_dataset(
-    'femnist',
-    num_clients=12,
-    partition='natural',
-    data_dir=os.environ['TFF_PFL_DATA_DIR'],
-  )
+  dataset = _load(12, data_dir=os.environ['TFF_PFL_DATA_DIR'])
   assert dataset.num_classes == 10
   counts = dataset.class_counts('train') + dataset.class_counts('test')
   assert counts.sum(axis=0).tolist() == [

@@ -210,9 +210,7 @@ def load_sentiment(
 
   Args:
     num_clients: With the partition natural, so many users or domains are drawn
-      at random. Where the file is by domain and there are more clients than
-      domains, each domain's texts are dealt evenly to clients that have this
-      domain alone.
+      at random. More clients than domains share each domain's texts evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
