@@ -51,14 +51,11 @@ def check_arrays(
       )
   if num_classes is None:
     num_classes = _infer_num_classes(y, y_test if has_test else y)
-  domains = _check_domains(
-    domain,
-    domain_test,
-    domain_names,
-    len(y),
-    len(y_test) if has_test else None,
+  return _check_domains(
+    partitioning.Pool(
+      y, y_test, num_classes, domain, domain_test, domain_names, x, x_test
+    )
   )
-  return partitioning.Pool(y, y_test, num_classes, *domains, x, x_test)
 
 
 def _check_split(
@@ -240,61 +237,40 @@ def check_domain_names(value: Any) -> tuple[str, ...]:
   return tuple(map(str, names))
 
 
-def _check_domains(
-  domain: Any,
-  domain_test: Any,
-  domain_names: Any,
-  num_train: int,
-  num_test: Optional[int],
-) -> tuple[
-  Optional[np.ndarray], Optional[np.ndarray], Optional[tuple[str, ...]]
-]:
-  """Returns both splits' domain ids and the names; None for what is not there.
-
-  Args:
-    domain: Ids of the training examples; None without domains.
-    domain_test: Ids of the test examples; None also without these.
-    domain_names: None for `domain_0`, … up to the largest id.
-    num_train: Number of training examples.
-    num_test: Number of test examples; None without a test set.
-  """
-  if domain is None:
-    for name, value in (
-      ('domain_test', domain_test),
-      ('domain_names', domain_names),
-    ):
+def _check_domains(pool: partitioning.Pool) -> partitioning.Pool:
+  """Returns the examples with their domains, if they have any, checked."""
+  if pool.domain is None:
+    for name in ('domain_test', 'domain_names'):
       errors.expect(
-        value is None, name, 'given together with `domain`', 'no `domain`'
+        getattr(pool, name) is None,
+        name,
+        'given together with `domain`',
+        'no `domain`',
       )
-    return None, None, None
+    return pool
   errors.expect(
-    (domain_test is None) == (num_test is None),
+    (pool.domain_test is None) == (pool.y_test is None),
     'domain_test',
     'given if and only if there are `domain` and test examples',
-    type(domain_test).__name__,
+    type(pool.domain_test).__name__,
   )
-  num_domains = None
-  if domain_names is not None:
-    domain_names = check_domain_names(domain_names)
-    num_domains = len(domain_names)
-  ids = []
-  for name, value, count in (
-    ('domain', domain, num_train),
-    ('domain_test', domain_test, num_test),
-  ):
-    if value is not None:
-      value = check_domain_ids(value, name, num_domains)
+  names, num_domains = pool.domain_names, None
+  if names is not None:
+    names = check_domain_names(names)
+    num_domains = len(names)
+  ids = {}
+  for name, y in (('domain', pool.y), ('domain_test', pool.y_test)):
+    if y is not None:
+      ids[name] = check_domain_ids(getattr(pool, name), name, num_domains)
       errors.expect(
-        len(value) == count,
+        len(ids[name]) == len(y),
         name,
-        f'{count} domain ids, one per example',
-        len(value),
+        f'{len(y)} domain ids, one per example',
+        len(ids[name]),
       )
-    ids.append(value)
-  if domain_names is None:
-    known = [value for value in ids if value is not None]
-    domain_names = _numbered_domains(np.concatenate(known))
-  return *ids, domain_names
+  if names is None:
+    names = _numbered_domains(np.concatenate(list(ids.values())))
+  return pool._replace(**ids, domain_names=names)
 
 
 def _numbered_domains(ids: np.ndarray) -> tuple[str, ...]:

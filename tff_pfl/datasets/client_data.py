@@ -98,11 +98,11 @@ class ClientDataSource(examples_lib.ExampleSource):
     """Makes a source; no dataset is read yet.
 
     Args:
-      client_data: Of single examples, (x, y) or a dictionary.
+      client_data: Its elements are single examples, (x, y) or a dictionary.
       client_ids: The clients by position. One that `client_data` does not know
         has no examples.
       num_classes: Bound on labels; None for regression.
-      name: Of `client_data`, for messages.
+      name: What messages call `client_data`.
       num_domains: Bound on domain ids; 0 without domains.
 
     Raises:

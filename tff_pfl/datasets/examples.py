@@ -61,8 +61,8 @@ def element_spec(
   """Returns the spec of one example, without a batch dimension.
 
   Args:
-    x: Of the input.
-    y: Of the label or target; by default a class label.
+    x: What the input is.
+    y: What the label or target is; by default a class label.
     has_domain: Whether there is a domain id, int32.
   """
   domain = {'domain': _INT32_SCALAR} if has_domain else {}

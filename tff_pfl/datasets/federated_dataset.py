@@ -296,7 +296,7 @@ class FederatedDataset:
     domain_test: Any = None,
     domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
-    """Makes clients from arrays, which may not be copied: leave them as they are.
+    """Makes clients from arrays; do not modify these, most are not copied.
 
     Either a rule deals the examples to `num_clients` clients (`partition`), or
     each example has a key, and every distinct key is a client (`keys`).
@@ -320,7 +320,7 @@ class FederatedDataset:
       num_overlapping: See `examples.ExampleSource`; only with `x_test`, as a
         division at random would test on what was trained on.
       name: What the dataset is called.
-      seed: Of partition and test set, non-negative.
+      seed: Decides the partition and the test set, non-negative.
       domain: Integers, `[n]`, that say which domain an example is of.
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
       domain_names: Distinct; None for `domain_0`, … up to the largest id.

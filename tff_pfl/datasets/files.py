@@ -233,7 +233,7 @@ def read_npz_files(
 
   Args:
     paths: The files.
-    keys: Of each, as for `read_npz`.
+    keys: Each file's, as for `read_npz`.
 
   Raises:
     ValueError: As `read_npz`, of the first file of which that is true.

@@ -40,9 +40,7 @@ class DatasetEntry:
 
   description: str
   load_arrays: Optional[Callable[..., arrays_lib.Arrays]] = None
-  load_clients: Optional[Callable[..., federated_dataset.FederatedDataset]] = (
-    None
-  )
+  load_clients: Optional[Callable[..., Any]] = None
 
   @property
   def loader(self) -> Callable[..., Any]:
@@ -158,12 +156,11 @@ def load_dataset(
   Args:
     name: A key of `DATASETS`.
     num_clients: At least 1.
-    partition: A partitioner or its specification such as `'shards:2'`;
-      `'natural'` for datasets whose clients are given, of which `num_clients`
-      are drawn at random.
+    partition: A partitioner or its specification; `'natural'` for datasets
+      whose clients are given, of which `num_clients` are drawn at random.
     data_dir: Folder to read from, only for datasets that take one (or the file,
       for datasets of one file); None for what the dataset does by itself.
-    seed: Of the partition or the choice of clients, non-negative.
+    seed: Decides the partition or the choice of clients, non-negative.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -192,16 +189,12 @@ def load_dataset(
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """Loads all examples of a dataset by name, for clients of one's own making.
 
-  `load_dataset` deals these very examples to its clients. See `Arrays` for what
-  can be done with them: `of_classes`, `to_clients`.
+  `load_dataset` deals these very examples to its clients. They are divided into
+  training and test examples as the data set is; for the digits, see `digits`.
 
   Args:
     name: A key of `DATASETS`, but not one whose examples come by client.
-    data_dir: As for `load_dataset`.
-
-  Returns:
-    The examples with the data set's own division into training and test
-    examples; for the digits, which have none, a fixed one (see `digits`).
+    data_dir: See `load_dataset`.
 
   Raises:
     ValueError: The name is unknown or one of clients, or files are missing or
@@ -227,11 +220,7 @@ def _entry(name: str) -> DatasetEntry:
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
-  """Returns `data_dir` as the argument of a loader, or none if it takes none.
-
-  Raises:
-    ValueError: It is given for a dataset that reads no files.
-  """
+  """Returns `data_dir` as the argument of a loader, none if it takes none."""
   if DATASETS[name].takes_data_dir:
     return dict(data_dir=data_dir)
   errors.expect(

@@ -21,8 +21,8 @@ class Dirichlet(weighted.WeightedPartitioner):
   """Each class divided over the clients by a symmetric Dirichlet draw.
 
   Attributes:
-    concentration: Of the Dirichlet distribution, at least 1e-6. Near 0 a class
-      belongs to few clients; a large value approaches `Iid`.
+    concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
+      value approaches `Iid`.
     min_examples: Least number of training examples of every client; the draw is
       repeated until it is met. 0 switches this off.
 

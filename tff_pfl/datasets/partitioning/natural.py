@@ -42,7 +42,7 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
 
   Args:
     partition: What is asked for.
-    name: Of the data set.
+    name: The data set that is asked for.
     kind: What its clients are, in the plural.
   """
   errors.expect(
@@ -62,7 +62,7 @@ def choose_clients(
     client_ids: All clients.
     num_clients: At least 1.
     kind: What the clients are, in the plural, for the message.
-    seed: Of the draw, non-negative.
+    seed: Decides the draw, non-negative.
 
   Raises:
     ValueError: An argument is out of range, or there are fewer clients.

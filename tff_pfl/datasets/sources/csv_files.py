@@ -58,7 +58,7 @@ def numbers_of(cells: Sequence[str]) -> tuple[np.ndarray, list[int]]:
   """Returns cells as numbers, and which of those that are there are none.
 
   Args:
-    cells: Of a column; empty where missing.
+    cells: A column's texts; empty where missing.
 
   Returns:
     float64 array, NaN where there is no number, and the positions of the cells

@@ -123,8 +123,8 @@ def load_femnist(
     partition: Natural; with `data_dir`, also any rule for pooled examples.
     data_dir: The .npz file, its folder, or the parent of its folder `femnist`;
       in a folder, its name is `*femnist*.npz`. None for TensorFlow Federated.
-    seed: Of the choice of writers, the partition and the division of a file's
-      images into training and test images.
+    seed: Decides the choice of writers, the partition and which of a file's
+      images are test images.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`

@@ -122,7 +122,7 @@ def load_heart_disease(
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
-    seed: Of the choice of clients or the partition, and of the test patients.
+    seed: Decides the choice of clients or the partition, and the test patients.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.

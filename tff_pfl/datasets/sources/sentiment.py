@@ -43,8 +43,8 @@ class LabeledTexts(NamedTuple):
 
   Attributes:
     texts: The texts.
-    labels: Of each, as it is written.
-    keys: Whose text it is, as it is written.
+    labels: Their labels, as they are written.
+    keys: Whose texts they are, as it is written.
     client_column: Where `keys` come from, one of `CLIENT_COLUMNS`.
     domains: The texts' domains; None where the file has none.
   """
@@ -216,7 +216,7 @@ def load_sentiment(
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name has `sentiment`, `sent140` or
       `reviews` in it.
-    seed: Of the choice of clients and of the test texts.
+    seed: Decides the choice of clients and the test texts.
     max_words: How many words of a text are kept, at least 1.
     vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
       training texts, and one number for all other words.

@@ -122,7 +122,7 @@ def load_shakespeare(
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text then are for training. None for the roles
       and the division of `tff.simulation.datasets`.
-    seed: Of the choice of roles.
+    seed: Decides the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
     min_characters: Roles with less text are left out; at least so many that a
       fifth of them holds a sequence and the next character.

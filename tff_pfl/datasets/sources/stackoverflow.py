@@ -76,7 +76,7 @@ def load_stackoverflow(
   Args:
     num_clients: So many users are drawn at random.
     partition: Natural.
-    seed: Of the choice of users.
+    seed: Decides the choice of users.
     sequence_length: Words to go by, at least 1.
     vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
       the last for all words but the most frequent ones.

@@ -110,7 +110,7 @@ def federated_moments(
   """Returns the means and deviations over all clients' values.
 
   Args:
-    clients: Of each client, floats `[n, columns]`, NaN where missing; at least
+    clients: Each client's floats `[n, columns]`, NaN where missing; at least
       one client, of which some may have no rows.
     runtime: What runs the sum; None for this process's CPU.
 

@@ -76,7 +76,7 @@ def make_synthetic(
     num_clients: At least 1.
     examples_per_client: Training examples of each client, at least 0.
     test_examples_per_client: Test examples of each client, at least 0.
-    shape: Of an example's `x`, at least one dimension, all positive.
+    shape: The shape of `x`, at least one dimension, all positive.
     num_classes: At least 1.
     classes_per_client: From 1 to `num_classes`.
     noise: Standard deviation, at least 0; 0 makes a class's examples equal.

@@ -135,7 +135,7 @@ class Inputs(NamedTuple):
   Attributes:
     numbers: float64 `[rows, a]`, NaN where missing.
     others: float32 `[rows, b]`, 0 or 1.
-    names: Of all a + b inputs.
+    names: What the a + b inputs are called.
   """
 
   numbers: np.ndarray
@@ -456,7 +456,7 @@ def load_tabular(
       all rows.
     data_dir: The CSV file, its folder if that holds no other, or the parent of
       its folder `tabular`.
-    seed: Of the choice of clients or the partition, and of the test rows.
+    seed: Decides the choice of clients or the partition, and the test rows.
     label_column: The column of labels, which are whole numbers or one of two
       words unless `label_above` is given.
     domain_column: The column that says which domain a row is of; None for data
