@@ -1,0 +1,120 @@
+"""Tests of the checks of users' arrays."""
+
+import numpy as np
+import pytest
+
+from tff_pfl.datasets import federated_dataset
+
+FederatedDataset = federated_dataset.FederatedDataset
+
+
+def _arrays(n=60, num_classes=3):
+  # Each input tells its own index, so that it can be followed.
+  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
+    n
+  ) % num_classes
+
+
+def _raises(match, x=None, y=None, **kwargs):
+  default_x, default_y = _arrays(6)
+  arguments = dict(num_clients=2)
+  arguments.update(kwargs)
+  with pytest.raises(ValueError, match=match) as error:
+    FederatedDataset.from_arrays(
+      default_x if x is None else x, default_y if y is None else y, **arguments
+    )
+  assert '\n' not in str(error.value)
+
+
+def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():
+  x = np.zeros((6, 2, 2))
+  x[4, 1, 0] = np.nan
+  x[3, 0, 1] = np.inf
+  x[5] = np.nan
+  _raises(
+    r'`x` to be finite, found 5 NaN and 1 infinite values, the first at'
+    r' x\[3, 0, 1\]',
+    x=x,
+  )
+  x_test = np.array([[0.0], [np.nan]])
+  _raises(
+    r'`x_test` to be finite, found 1 NaN',
+    x_test=x_test,
+    y_test=np.zeros(2, int),
+  )
+
+
+def test_inputs_beyond_float32_are_an_error():
+  _raises('`x as float32` to be finite', x=np.full((6, 1), 1e300))
+
+
+def test_nan_targets_are_an_error():
+  _raises(r'`y` to be finite, found 1 NaN', y=[0, 1, np.nan, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+  'y, num_classes, match',
+  [
+    ([0, 1, 2, 3, 1, 5], 3, r'`y\[3\]` .* integer in \[0, 3\), found 3'),
+    ([0, 1, -1, 3, 1, 0], 4, r'`y\[2\]` .*, found -1'),
+    ([0, 1, -1, 3, 1, 0], None, r'`y\[2\]` .* not negative, found -1'),
+    ([0, 1, 1.5, 3, 1, 0], 4, r'`y\[2\]` .* found 1.5'),
+    ([0, 1, 1, 2**40, 1, 0], None, r'`y\[3\]`'),
+    (list('abcabc'), 3, '`y` to be a rectangular array of numbers.*Number the'),
+    ([0, 1, 0, 1, 0, 5000], None, '`num_classes` to be given.*label 5000'),
+  ],
+)
+def test_bad_labels_are_named(y, num_classes, match):
+  _raises(match, y=y, num_classes=num_classes)
+
+
+def test_bad_test_labels_are_named():
+  _raises(
+    r'`y_test\[1\]` .* found 9',
+    x_test=np.zeros((2, 1)),
+    y_test=[0, 9],
+    num_classes=3,
+  )
+
+
+@pytest.mark.parametrize(
+  'kwargs, match',
+  [
+    (dict(y=[0, 1]), r'`y` to be as long as `x` \(6 examples\), found 2'),
+    (
+      dict(x_test=np.zeros((2, 1)), y_test=[0]),
+      r'`y_test` to be as long as `x_test` \(2 examples\), found 1',
+    ),
+    (dict(x_test=np.zeros((2, 1))), '`x_test and y_test` to be both given'),
+    (dict(y_test=[0]), '`x_test and y_test` to be both given'),
+    (dict(x_test=np.zeros((2, 5)), y_test=[0, 0]), r'`x_test` to be of shape'),
+    (
+      dict(x_test=np.zeros((2, 1), int), y_test=[0, 0]),
+      '`x_test` to be of shape .* float32',
+    ),
+    (
+      dict(x_test=np.zeros((2, 1)), y_test=[0.5, 0.5]),
+      '`y_test` to be of shape .* int32',
+    ),
+    (dict(x=np.zeros((0, 1)), y=np.zeros(0, int)), '`x` to be at least one'),
+    (dict(x=[[1], [2, 3]], y=[0, 0]), '`x` to be a rectangular array'),
+    (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
+    (dict(x=1.0, y=0), r'`x` to be an array of shape \[examples'),
+    (dict(num_clients=0), '`num_clients` to be a positive integer, found 0'),
+    (dict(num_clients=None), '`num_clients` to be given unless `keys`'),
+    (dict(num_classes=0), '`num_classes` to be a positive integer'),
+    (dict(seed=-1), '`seed` to be a non-negative integer'),
+    (dict(test_fraction=1.0), r'`test_fraction` to be a number in \[0, 1\)'),
+    (dict(partition='shards:9'), '`shards_per_client` to be at most 3'),
+    (dict(partition='nope'), '`partition` to be one of'),
+    (dict(client_ids=['a']), '`client_ids` to be 2 ids'),
+    (dict(client_ids=['a', 'a']), '`client_ids` to be unique'),
+    (dict(keys=[1] * 5, num_clients=None), '`keys` to be 6 keys.*found 5'),
+    (dict(keys=[1] * 6), '`num_clients` to be unset or the number of distinct'),
+    (dict(keys=[1] * 6, partition='iid'), '`partition` to be unset'),
+    (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be given if and only'),
+    (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
+  ],
+)
+def test_bad_arguments_are_one_line_errors(kwargs, match):
+  _raises(match, **kwargs)

@@ -1,0 +1,50 @@
+"""Tests of whole numbers of examples in given proportions."""
+
+import numpy as np
+import pytest
+
+from tests.datasets.partitioning import rules
+from tff_pfl.datasets.partitioning import dealing
+
+
+def test_apportion_rounds_by_largest_remainder():
+  rng = np.random.default_rng(0)
+  weights = np.array([[0.5], [0.3], [0.2]])
+  # Exact shares of 9: 4.5, 2.7, 1.8; the two largest remainders round up.
+  counts = dealing.apportion(np.array([9]), weights, rng)
+  assert counts.ravel().tolist() == [4, 3, 2]
+
+
+def test_apportion_makes_up_for_rounding_in_the_next_class():
+  rng = np.random.default_rng(0)
+  weights = np.array([[0.6, 0.6], [0.4, 0.4]])
+  counts = dealing.apportion(np.array([1, 1]), weights, rng)
+  # Client 0 wins the first class (0.6), client 1 the second (0.4 + 0.4 owed).
+  assert counts.tolist() == [[1, 0], [0, 1]]
+
+
+def test_apportion_gives_nothing_where_the_weight_is_zero():
+  rng = np.random.default_rng(0)
+  weights = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0]])
+  counts = dealing.apportion(np.array([10, 7]), weights, rng)
+  assert counts.tolist() == [[0, 7], [7, 0], [3, 0]]
+
+
+def test_apportion_keeps_totals_of_equal_clients_within_one():
+  rng = np.random.default_rng(0)
+  counts = dealing.apportion(np.full(10, 33), np.ones((20, 10)), rng)
+  totals = counts.sum(axis=1)
+  assert totals.min() == 16 and totals.max() == 17
+  np.testing.assert_array_equal(counts.sum(axis=0), np.full(10, 33))
+
+
+@pytest.mark.parametrize('num_clients', [0, -1, 2.5, True, None])
+def test_num_clients_must_be_a_positive_integer(num_clients):
+  with pytest.raises(ValueError, match='`num_clients` to be a positive'):
+    rules.partition('iid', np.zeros(3, int), None, num_clients)
+
+
+@pytest.mark.parametrize('seed', [-1, 0.5, None])
+def test_seed_must_be_a_non_negative_integer(seed):
+  with pytest.raises(ValueError, match='`seed` to be a non-negative'):
+    rules.partition('iid', np.zeros(3, int), None, 2, seed=seed)

@@ -1,0 +1,67 @@
+"""Tests of shards of one class each."""
+
+import numpy as np
+import pytest
+
+from tests.datasets.partitioning import rules
+from tff_pfl.datasets import partitioning
+
+
+def test_shards_of_balanced_classes_are_equal_and_of_distinct_classes():
+  train, test = rules.labels([100] * 10), rules.labels([20] * 10)
+  parts = rules.partition('shards:2', train, test, 20)
+  train_counts = rules.counts(parts.train_indices, train, 10)
+  test_counts = rules.counts(parts.test_indices, test, 10)
+  # 40 shards, 4 of each class: 25 training and 5 test examples each.
+  assert set(train_counts.ravel()) == {0, 25}
+  assert ((train_counts > 0).sum(axis=1) == 2).all()
+  assert ((train_counts > 0).sum(axis=0) == 4).all()
+  np.testing.assert_array_equal(test_counts, train_counts // 5)
+
+
+def test_shards_of_unequal_classes_are_cut_to_nearly_equal_sizes():
+  # 12 shards of 600 examples: 2, 4 and 6 of them give 50 each.
+  train = rules.labels([100, 200, 300])
+  parts = rules.partition('shards:2', train, None, 6)
+  counts = rules.counts(parts.train_indices, train, 3)
+  assert set(counts.ravel()) == {0, 50}
+  assert (counts > 0).sum(axis=0).tolist() == [2, 4, 6]
+
+
+def test_shards_that_do_not_divide_by_the_classes_still_have_distinct_classes():
+  train = rules.labels([90] * 10)
+  parts = rules.partition('shards:3', train, None, 7)
+  counts = rules.counts(parts.train_indices, train, 10)
+  assert ((counts > 0).sum(axis=1) == 3).all()
+  owners = (counts > 0).sum(axis=0)
+  assert owners.min() == 2 and owners.max() == 3
+
+
+def test_as_many_shards_as_classes_gives_every_client_all_classes():
+  train = rules.labels([12, 24, 36])
+  parts = rules.partition('shards:3', train, None, 4)
+  counts = rules.counts(parts.train_indices, train, 3)
+  assert counts.tolist() == [[3, 6, 9]] * 4
+
+
+def test_shards_pair_classes_at_random():
+  train = rules.labels([100] * 10)
+  parts = rules.partition('shards:2', train, None, 100)
+  counts = rules.counts(parts.train_indices, train, 10)
+  pairs = {tuple(np.flatnonzero(row)) for row in counts}
+  assert len(pairs) > 25  # Of 45 pairs.
+
+
+@pytest.mark.parametrize('per_client', [5, 20])
+def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
+  train, test = rules.labels([500] * 100), rules.labels([100] * 100)
+  parts = rules.partition(f'shards:{per_client}', train, test, 100)
+  for indices, labels, size in zip(parts, (train, test), (500, 100)):
+    counts = rules.counts(indices, labels, 100)
+    assert set(counts.ravel()) == {0, size // per_client}
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert ((counts > 0).sum(axis=0) == per_client).all()
+
+
+def test_shards_default_to_two():
+  assert partitioning.make_partitioner('shards') == partitioning.Shards(2)
