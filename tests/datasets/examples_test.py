@@ -1,0 +1,70 @@
+"""Tests of clients' examples and where they are taken from."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets import federated_dataset
+
+FederatedDataset = federated_dataset.FederatedDataset
+
+
+def _arrays(n=60, num_classes=3):
+  # Each input tells its own index, so that it can be followed.
+  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
+    n
+  ) % num_classes
+
+
+def test_transform_is_applied_only_to_the_client_asked_for():
+  calls = []
+
+  def halve(x):
+    calls.append(len(x))
+    return x.astype(np.float32) / 2
+
+  x = np.arange(40, dtype=np.uint8)[:, np.newaxis]
+  dataset = FederatedDataset.from_arrays(
+    x, np.zeros(40, int), keys=np.repeat([0, 1], 20), transform=halve
+  )
+  assert sum(calls) <= 1  # One example for the element spec.
+  calls.clear()
+  assert dataset.element_spec['x'].dtype == tf.float32
+  np.testing.assert_array_equal(dataset.class_counts(), [[16], [16]])
+  assert dataset.num_test_examples('0') == 4
+  assert calls == []
+  assert dataset.train('1').x.min() >= 10
+  assert calls == [16]
+
+
+def test_transform_that_changes_the_number_of_examples_is_an_error():
+  dataset = FederatedDataset.from_arrays(
+    np.zeros((10, 2)),
+    np.zeros(10, int),
+    num_clients=1,
+    transform=lambda x: x[:1],
+  )
+  with pytest.raises(ValueError, match=r'`transform\(x\)` to be 8 examples'):
+    dataset.train('client_0')
+
+
+def test_examples_are_copies_that_leave_the_dataset_alone():
+  x, y = _arrays(10)
+  dataset = FederatedDataset.from_arrays(x, y, num_clients=1)
+  dataset.train('client_0').x[:] = -1
+  assert dataset.train('client_0').x.min() >= 0
+
+
+def test_num_examples_counts_examples_where_len_counts_fields():
+  part = examples_lib.Examples(np.zeros((5, 2)), np.zeros(5))
+  assert examples_lib.num_examples(part) == 5
+  assert len(part) == 3
+
+
+def test_select_takes_examples_with_all_their_fields():
+  x, y = np.arange(4.0)[:, np.newaxis], np.arange(4)
+  for domain in (None, 3 - y):
+    chosen = examples_lib.Examples(x, y, domain).select(np.array([3, 1]))
+    assert chosen.x.ravel().tolist() == [3, 1] and chosen.y.tolist() == [3, 1]
+  assert chosen.domain.tolist() == [0, 2]
