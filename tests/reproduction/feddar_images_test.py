@@ -82,7 +82,7 @@ def test_every_method_can_be_configured_for_every_dataset(dataset, fast):
     *feddar_images.fed_dar(sizes),
     *feddar_images.ablation(sizes),
   ]:
-    hparams = feddar_images.hparams_of(method, sizes)
+    hparams = sizes.hparams_of(method)
     assert hparams.batch_size == sizes.batch_size
     names.add(method.name)
   assert len(names) == 14 + 11

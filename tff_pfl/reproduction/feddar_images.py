@@ -36,27 +36,18 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors
-from tff_pfl.comparison import plan, trial
-from tff_pfl.reproduction import (
-  experiment,
-  figures,
-  repeats,
-  training,
-  trials,
-)
-from tff_pfl.simulation import report, run_config
-from tff_pfl.templates import personalization
+from tff_pfl.reproduction import experiment, figures, trials
 
 _FED_DAR_SA, _FED_DAR_WA = 'FedDAR-SA', 'FedDAR-WA'
 _FIGURES = ('min', 'mean', 'max', 'client_mean')
-_FINE_TUNED = 'all'
 # What has a part for each domain that starts from, or is trained with, what all
 # domains share: as FedDAR, but for its order of training and its aggregation.
 _BY_DOMAIN_AFTER_SHARING = ('FedAvg + separate FT', 'FedAvg + multi-head')
@@ -64,25 +55,17 @@ _FAST_METHODS = ('FedAvg', _FED_DAR_WA, _FED_DAR_SA)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes and hyperparameters.
+class Sizes(trials.Sizes):
+  """Sizes and hyperparameters; all clients take part in every round.
 
   Attributes:
-    num_clients: Clients, all of which take part in every round.
-    partitions: Of the data, by what the results call them.
-    one_partition: That of `feddar_k` and `feddar_ablation`.
-    dataset_arguments: The data set's own.
+    one_partition: The partition of `feddar_k` and `feddar_ablation`.
+    dataset_arguments: Arguments that the data set takes.
     widths: Units of the hidden layers.
-    projection_dim: Of FedDAR-SA.
-    dimensions: Of the representation, in `feddar_k`.
+    projection_dim: Features of FedDAR-SA's projection; None for no projection.
+    dimensions: Dimensions of the representation that `feddar_k` compares.
     num_rounds: Rounds of training, with those of a warm-up.
     num_warmup_rounds: How many of them FedDAR's warm-up takes.
-    num_head_epochs: Of FedDAR and FedRep.
-    num_epochs: Of all others, and of the body.
-    learning_rate: Of all methods.
-    momentum: Of all methods.
-    batch_size: Examples per batch.
-    num_seeds: Seeds, from that of the settings on.
   """
 
   num_clients: int = 5
@@ -105,6 +88,11 @@ class Sizes:
   momentum: float = 0.5
   batch_size: int = 32
   num_seeds: int = 3
+
+  @property
+  def optimizer(self) -> Mapping[str, Any]:
+    """SGD's momentum."""
+    return {'momentum': self.momentum}
 
 
 _DEFAULT_DATASET = 'relabelled_digits'
@@ -175,21 +163,6 @@ def sizes_of(settings: experiment.Settings) -> Sizes:
   )
 
 
-def hparams_of(method: trials.Method, sizes: Sizes) -> Any:
-  """The method's hyperparameters, with those of `sizes` under its names."""
-  shared = {
-    'num_epochs': sizes.num_epochs,
-    'num_body_epochs': sizes.num_epochs,
-    'num_head_epochs': sizes.num_head_epochs,
-    'learning_rate': sizes.learning_rate,
-    'head_learning_rate': sizes.learning_rate,
-    'body_learning_rate': sizes.learning_rate,
-    'momentum': sizes.momentum,
-    'batch_size': sizes.batch_size,
-  }
-  return trials.hparams_of(method.algorithm, shared, method.hparams)
-
-
 def rounds_of(method: trials.Method, sizes: Sizes) -> dict[str, Any]:
   """The fields of `RunConfig` with the method's rounds and its own."""
   own = dict(method.config)
@@ -206,59 +179,38 @@ def _run(
   settings: experiment.Settings,
 ) -> Mapping[tuple, _Scores]:
   """The scores of all methods with all partitions, by name of both."""
-  seeds = repeats.seeds(settings, sizes.num_seeds)
-  dataset = _dataset_of(settings)
-  data_dir = training.data_dir_for(dataset, settings)
-  runs = {
-    (label, method.name, seed): plan.Trial(
-      name=trials.slug(f'{label}-{method.name}-{seed}'),
-      config=run_config.RunConfig(
-        algorithm=method.algorithm,
-        hparams=hparams_of(method, sizes),
-        dataset=dataset,
-        data_dir=data_dir,
-        dataset_arguments=sizes.dataset_arguments,
-        partition=partition,
-        num_clients=sizes.num_clients,
-        model_arguments={'widths': tuple(sizes.widths)},
-        personalization=personalization.Personalization(
-          learning_rate=sizes.learning_rate,
-          momentum=sizes.momentum,
-          batch_size=sizes.batch_size,
-          num_epochs=sizes.num_epochs,
-        ),
-        cohort_size=sizes.num_clients,
-        rounds_per_evaluation=sizes.num_rounds,
-        seed=seed,
-        runtime=settings.runtime,
-        **rounds_of(method, sizes),
-      ),
-      fine_tune_variants=(_FINE_TUNED,) if method.fine_tuned else (),
+
+  def make(method, label, seed):
+    return trials.make_trial(
+      method,
+      label,
+      seed,
+      sizes,
+      settings,
+      dataset=_dataset_of(settings),
+      dataset_arguments=sizes.dataset_arguments,
+      partition=partitions[label],
+      model_arguments={'widths': tuple(sizes.widths)},
+      cohort_size=sizes.num_clients,
+      **rounds_of(method, sizes),
     )
-    for label, partition in partitions.items()
-    for method in methods
-    for seed in seeds
-  }
-  folder_of = trials.run(runs, settings)
+
+  runs = trials.run_methods(
+    {label: methods for label in partitions}, make, sizes.num_seeds, settings
+  )
   found = {}
   for label in partitions:
     for method in methods:
-      folders = [folder_of[label, method.name, seed] for seed in seeds]
-      found[label, method.name] = _scores(
-        [_over_last_rounds(folder) for folder in folders]
-      )
+      folders = runs[label, method.name]
+      found[label, method.name] = _scores(map(_over_last_rounds, folders))
       if method.fine_tuned:
-        found[label, method.fine_tuned] = _scores(
-          [_fine_tuned(folder) for folder in folders]
-        )
+        found[label, method.fine_tuned] = _scores(map(_fine_tuned, folders))
   return found
 
 
 def _over_last_rounds(folder: str) -> Mapping[str, Any]:
   """A run's scores: means over its last ten rounds."""
-  metric = _metric(
-    trials.read(folder, report.SUMMARY_NAME)['domains']['personal']
-  )
+  metric = _metric(trials.summary_of(folder)['domains']['personal'])
   return {
     **{name: metric[name]['last_10_mean'] for name in _FIGURES},
     'by_domain': {
@@ -269,8 +221,8 @@ def _over_last_rounds(folder: str) -> Mapping[str, Any]:
 
 def _fine_tuned(folder: str) -> Mapping[str, Any]:
   """The scores of a run's last models after fine-tuning on the clients."""
-  variant = trials.read(folder, trial.SCORES_NAME)['variants'][_FINE_TUNED]
-  return _metric(variant['evaluation']['domains']['personal'])
+  evaluation = trials.scores_of(folder, trials.FINE_TUNED)['evaluation']
+  return _metric(evaluation['domains']['personal'])
 
 
 def _metric(by_metric):
@@ -278,7 +230,9 @@ def _metric(by_metric):
   return by_metric['auc' if 'auc' in by_metric else 'accuracy']
 
 
-def _scores(of_seeds: Sequence[Mapping[str, Any]]) -> _Scores:
+def _scores(of_seeds: Iterable[Mapping[str, Any]]) -> _Scores:
+  of_seeds = list(of_seeds)
+
   def mean(values):
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
@@ -317,13 +271,6 @@ def _rows(
     }
     for key, scores in found.items()
   ]
-
-
-def _setup(sizes: Sizes, settings: experiment.Settings) -> Mapping[str, Any]:
-  return {
-    'dataset': _dataset_of(settings),
-    **dataclasses.asdict(sizes),
-  }
 
 
 def fed_dar(sizes: Sizes) -> Sequence[trials.Method]:
@@ -419,7 +366,7 @@ def run_domains(settings: experiment.Settings) -> experiment.Result:
   return experiment.Result(
     claims=claims,
     rows=_rows(found, 'partition', 'method'),
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=lambda figure: _draw_domains(figure, found, sizes, names),
   )
 
@@ -501,7 +448,7 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
       )
     ],
     rows=_rows(found, 'method', 'dimension'),
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=draw,
   )
 
@@ -601,37 +548,34 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
   return experiment.Result(
     claims=claims,
     rows=_rows(found, 'components'),
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=draw,
   )
 
 
+_experiment = functools.partial(
+  experiment.Experiment,
+  uses_images=True,
+  datasets=tuple(FULL),
+  claims_hold_fast=False,
+)
 EXPERIMENTS = (
-  experiment.Experiment(
+  _experiment(
     name='feddar_domains',
     summary='FedDAR and all baselines by domain, over mixtures of domains',
     paper='FedDAR, tables 1, 3 and 5',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_domains,
-    claims_hold_fast=False,
   ),
-  experiment.Experiment(
+  _experiment(
     name='feddar_k',
     summary='FedDAR against the dimension of the representation',
     paper='FedDAR, figure 2',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_k,
-    claims_hold_fast=False,
   ),
-  experiment.Experiment(
+  _experiment(
     name='feddar_ablation',
     summary="FedDAR's components, one after another",
     paper='FedDAR, table 2',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_ablation,
-    claims_hold_fast=False,
   ),
 )

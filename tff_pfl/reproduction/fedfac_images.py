@@ -52,6 +52,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,44 +62,28 @@ from matplotlib.figure import Figure
 
 from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.comparison import plan, published, trial
-from tff_pfl.reproduction import (
-  experiment,
-  figures,
-  repeats,
-  training,
-  trials,
-)
-from tff_pfl.simulation import finished_run, report, run_config
-from tff_pfl.templates import personalization
+from tff_pfl.reproduction import experiment, figures, repeats, trials
+from tff_pfl.simulation import finished_run
 
-_AFTER_TRAINING = 'all'
 _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'
 _FED_AVG = 'FedAvg'
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class Sizes(trials.Sizes):
   """Sizes and hyperparameters.
 
   Attributes:
-    num_clients: Clients.
-    num_new_clients: Those of them that are not trained, in
-      `fedfac_new_clients`.
+    num_new_clients: Clients that are not trained, in `fedfac_new_clients`.
     cohort_size: Clients in a round.
-    partitions: Of the data, by what the results call them, from the most
-      heterogeneous on.
-    thresholds: tau, by the same names.
+    partitions: How the data are divided, from the most heterogeneous on.
+    thresholds: tau, by the names of the partitions.
     explained_variance: kappa.
     model: A key of `zoo.MODELS`.
-    model_arguments: Its own.
+    model_arguments: Arguments that the model takes.
     layers: Lambda, from the first on; FedFac divides the last one.
-    swept_thresholds: Of `fedfac_tuning`.
-    swept_variances: Likewise.
-    num_rounds: Rounds.
-    num_epochs: Local epochs of a round.
-    num_head_epochs: Of FedRep.
-    learning_rate: Of Adam, for all methods.
-    batch_size: Examples per batch.
+    swept_thresholds: Values of tau that `fedfac_tuning` tries.
+    swept_variances: Values of kappa that it tries.
     num_seeds: Seeds, from that of the settings on; tuning has the one
       after them.
   """
@@ -129,6 +114,11 @@ class Sizes:
   batch_size: int = 50
   num_seeds: int = 2
 
+  @property
+  def optimizer(self) -> Mapping[str, Any]:
+    """Adam, for all methods."""
+    return {'optimizer': 'adam'}
+
 
 _DEFAULT_DATASET = 'cifar10'
 _FAST_DATASET = 'digits'
@@ -157,14 +147,7 @@ FAST = Sizes(
 
 
 def fed_fac(sizes: Sizes, partition: str, name=_DYNAMIC, **changes: Any):
-  """FedFac with the hyperparameters for a partition.
-
-  Args:
-    sizes: Of the experiment.
-    partition: Its name.
-    name: Of the row.
-    **changes: Other hyperparameters.
-  """
+  """FedFac with the hyperparameters for a partition, but for `changes`."""
   return trials.Method(
     name,
     'fed_fac',
@@ -213,52 +196,19 @@ def make_trial(
   settings: experiment.Settings,
   num_new_clients: int = 0,
 ) -> plan.Trial:
-  """A run.
-
-  Args:
-    method: The method.
-    partition: The name of the data's partition.
-    seed: Of the run.
-    sizes: Of the experiment.
-    settings: Likewise.
-    num_new_clients: How many of its clients are not trained.
-  """
-  dataset = _dataset_of(settings)
-  shared = {
-    'num_epochs': sizes.num_epochs,
-    'num_body_epochs': sizes.num_epochs,
-    'num_head_epochs': sizes.num_head_epochs,
-    'learning_rate': sizes.learning_rate,
-    'head_learning_rate': sizes.learning_rate,
-    'body_learning_rate': sizes.learning_rate,
-    'optimizer': 'adam',
-    'batch_size': sizes.batch_size,
-  }
-  return plan.Trial(
-    name=trials.slug(f'{partition}-{method.name}-{seed}'),
-    config=run_config.RunConfig(
-      algorithm=method.algorithm,
-      hparams=trials.hparams_of(method.algorithm, shared, method.hparams),
-      dataset=dataset,
-      data_dir=training.data_dir_for(dataset, settings),
-      partition=sizes.partitions[partition],
-      num_clients=sizes.num_clients - num_new_clients,
-      model=sizes.model,
-      model_arguments=sizes.model_arguments,
-      personalization=personalization.Personalization(
-        optimizer='adam',
-        learning_rate=sizes.learning_rate,
-        batch_size=sizes.batch_size,
-        num_epochs=sizes.num_epochs,
-      ),
-      num_rounds=sizes.num_rounds,
-      cohort_size=sizes.cohort_size,
-      rounds_per_evaluation=sizes.num_rounds,
-      seed=seed,
-      runtime=settings.runtime,
-    ),
-    fine_tune_variants=(_AFTER_TRAINING,) if method.fine_tuned else (),
+  """A run of a method on the partition of a name."""
+  return trials.make_trial(
+    method,
+    partition,
+    seed,
+    sizes,
+    settings,
+    dataset=_dataset_of(settings),
     num_new_clients=num_new_clients,
+    partition=sizes.partitions[partition],
+    model=sizes.model,
+    model_arguments=sizes.model_arguments,
+    cohort_size=sizes.cohort_size,
   )
 
 
@@ -269,42 +219,28 @@ def _run(
   num_new_clients: int = 0,
 ) -> Mapping[tuple, Sequence[str]]:
   """The folders of all seeds' runs, by name of partition and method."""
-  seeds = repeats.seeds(settings, sizes.num_seeds)
-  folders = trials.run(
-    {
-      (partition, method.name, seed): make_trial(
-        method, partition, seed, sizes, settings, num_new_clients
-      )
-      for partition, of_partition in methods.items()
-      for method in of_partition
-      for seed in seeds
-    },
-    settings,
+  make = functools.partial(
+    make_trial,
+    sizes=sizes,
+    settings=settings,
+    num_new_clients=num_new_clients,
   )
-  return {
-    (partition, method.name): [
-      folders[partition, method.name, seed] for seed in seeds
-    ]
-    for partition, of_partition in methods.items()
-    for method in of_partition
-  }
+  return trials.run_methods(methods, make, sizes.num_seeds, settings)
 
 
 def _accuracy(folder: str) -> float:
   """Mean over clients and the last ten rounds."""
-  return trials.read(folder, report.SUMMARY_NAME)['accuracy']['last_10_mean']
-
-
-def _variant_of(folder: str, name: str = plan.OWN_VARIANT) -> Mapping[str, Any]:
-  return trials.read(folder, trial.SCORES_NAME)['variants'][name]
+  return trials.summary_of(folder)['accuracy']['last_10_mean']
 
 
 def _mean_accuracy(rows: Sequence[Mapping[str, Any]]) -> float:
   return float(np.mean([row['after']['accuracy'] for row in rows]))
 
 
-def _setup(sizes: Sizes, settings: experiment.Settings) -> Mapping[str, Any]:
-  return {'dataset': _dataset_of(settings), **dataclasses.asdict(sizes)}
+def _ends(sizes: Sizes) -> tuple:
+  """The names of the partitions where clients differ most and least."""
+  names = list(sizes.partitions)
+  return names[0], names[-1]
 
 
 # By partition and row of a table, the values of all seeds.
@@ -334,7 +270,7 @@ def _draw_table(
   figures.tell_spread(figure, num_seeds)
   groups = collections.defaultdict(dict)
   for (partition, method), values in table.items():
-    groups[method][partition] = (np.mean(values), experiment.spread(values))
+    groups[method][partition] = repeats.mean_and_std(values)
   figures.draw_bars(figure.subplots(), groups, y_label=y_label)
 
 
@@ -345,12 +281,7 @@ def _means(table: _Table) -> Mapping[tuple, float]:
 def published_accuracies(dataset: str, sizes: Sizes) -> Mapping[tuple, float]:
   """The paper's accuracies where the setting is its own.
 
-  Args:
-    dataset: A key of `datasets.DATASETS`.
-    sizes: Of the experiment.
-
-  Returns:
-    By name of partition and row.
+  They are by name of partition and row.
   """
   return {
     (label, figure.method.replace(' (', ', ').rstrip(')')): figure.value
@@ -375,43 +306,62 @@ def run_comparison(settings: experiment.Settings) -> experiment.Result:
     for partition in sizes.partitions
   }
   folders = _run(methods, sizes, settings)
-  table, seconds, memory, upload = {}, {}, {}, {}
+  table, costs = {}, {}
   for partition, of_partition in methods.items():
     for method in of_partition:
       key = partition, method.name
-      of_seeds = folders[key]
-      table[key] = [_accuracy(folder) for folder in of_seeds]
-      summaries = [
-        trials.read(folder, report.SUMMARY_NAME) for folder in of_seeds
-      ]
-      seconds[key] = np.mean([s['seconds_per_round'] for s in summaries])
-      memory[key] = np.mean([s['peak_rss_mb'] for s in summaries])
-      upload[key] = trials.read(of_seeds[0], trial.SCORES_NAME)[
-        'bytes_per_round'
-      ]['up']
+      table[key] = [_accuracy(folder) for folder in folders[key]]
+      costs[key] = _costs(folders[key])
       if method.fine_tuned:
         tuned = partition, method.fine_tuned
         table[tuned] = [
-          _variant_of(folder, _AFTER_TRAINING)['evaluation']['personal'][
+          trials.scores_of(folder, trials.FINE_TUNED)['evaluation']['personal'][
             'accuracy'
           ]
-          for folder in of_seeds
+          for folder in folders[key]
         ]
-        for of_run in (seconds, memory, upload):
-          of_run[tuned] = of_run[key]
-  means = _means(table)
-
-  def ratios(values):
-    return {
-      (partition, name): float(value / values[partition, _FED_AVG])
-      for (partition, name), value in values.items()
+        costs[tuned] = costs[key]
+  ratios = {
+    f'{cost}_of_fed_avg': {
+      (partition, name): float(of[cost] / costs[partition, _FED_AVG][cost])
+      for (partition, name), of in costs.items()
     }
-
+    for cost in ('seconds', 'memory', 'upload')
+  }
   known = published_accuracies(_dataset_of(settings), sizes)
-  first = next(iter(sizes.partitions))
-  last = list(sizes.partitions)[-1]
+  return experiment.Result(
+    claims=_comparison_claims(
+      sizes, _means(table), ratios['seconds_of_fed_avg']
+    ),
+    rows=_table_rows(
+      table, published={key: known.get(key) for key in table}, **ratios
+    ),
+    setup=sizes.setup(_dataset_of(settings)),
+    draw=functools.partial(
+      _draw_table, table, sizes.num_seeds, 'Test accuracy, last 10 rounds'
+    ),
+  )
 
-  def lead(partitions, names):
+
+def _costs(folders: Sequence[str]) -> Mapping[str, float]:
+  """What a round of a method costs; means over the seeds."""
+  summaries = [trials.summary_of(folder) for folder in folders]
+  sizes = trials.read(folders[0], trial.SCORES_NAME)['bytes_per_round']
+  return {
+    'seconds': np.mean([s['seconds_per_round'] for s in summaries]),
+    'memory': np.mean([s['peak_rss_mb'] for s in summaries]),
+    'upload': sizes['up'],
+  }
+
+
+def _comparison_claims(
+  sizes: Sizes,
+  means: Mapping[tuple, float],
+  time_ratios: Mapping[tuple, float],
+) -> Sequence[experiment.Claim]:
+  first, last = _ends(sizes)
+
+  def lead(partitions, *names):
     """The smallest distance of dynamic FedFac from any of these."""
     return min(
       means[partition, _DYNAMIC] - means[partition, name]
@@ -419,51 +369,36 @@ def run_comparison(settings: experiment.Settings) -> experiment.Result:
       for name in names
     )
 
-  time_ratios = ratios(seconds)
-  return experiment.Result(
-    claims=[
-      experiment.above(
-        f'Where clients differ most ({first}), dynamic FedFac has a higher '
-        'accuracy than FedAvg, FedProx, FedPer and FedEM: the smallest '
-        'distance',
-        'FedFac, table 2',
-        lead([first], (_FED_AVG, 'FedProx', 'FedPer', 'FedEM')),
-        0,
-      ),
-      experiment.above(
-        'For every mixture it has a higher one than FedAvg, FedProx and FedEM: '
-        'the smallest distance',
-        'FedFac, table 2',
-        lead(sizes.partitions, (_FED_AVG, 'FedProx', 'FedEM')),
-        0,
-      ),
-      experiment.above(
-        'The more alike clients are, the larger its lead over LG-FedAvg: the '
-        f'distance where they are most alike ({last}) less that of {first}',
-        'FedFac, table 2',
-        lead([last], ('LG-FedAvg',)) - lead([first], ('LG-FedAvg',)),
-        0,
-      ),
-      experiment.below(
-        "A round of dynamic FedFac takes less than 4 of FedAvg's: the largest "
-        'ratio of seconds',
-        'FedFac, table 7',
-        max(time_ratios[p, _DYNAMIC] for p in sizes.partitions),
-        4,
-      ),
-    ],
-    rows=_table_rows(
-      table,
-      published={key: known.get(key) for key in table},
-      seconds_of_fed_avg=time_ratios,
-      memory_of_fed_avg=ratios(memory),
-      upload_of_fed_avg=ratios(upload),
+  return [
+    experiment.above(
+      f'Where clients differ most ({first}), dynamic FedFac has a higher '
+      'accuracy than FedAvg, FedProx, FedPer and FedEM: the smallest distance',
+      'FedFac, table 2',
+      lead([first], _FED_AVG, 'FedProx', 'FedPer', 'FedEM'),
+      0,
     ),
-    setup=_setup(sizes, settings),
-    draw=functools.partial(
-      _draw_table, table, sizes.num_seeds, 'Test accuracy, last 10 rounds'
+    experiment.above(
+      'For every mixture it has a higher one than FedAvg, FedProx and FedEM: '
+      'the smallest distance',
+      'FedFac, table 2',
+      lead(sizes.partitions, _FED_AVG, 'FedProx', 'FedEM'),
+      0,
     ),
-  )
+    experiment.above(
+      'The more alike clients are, the larger its lead over LG-FedAvg: the '
+      f'distance where they are most alike ({last}) less that of {first}',
+      'FedFac, table 2',
+      lead([last], 'LG-FedAvg') - lead([first], 'LG-FedAvg'),
+      0,
+    ),
+    experiment.below(
+      "A round of dynamic FedFac takes less than 4 of FedAvg's: the largest "
+      'ratio of seconds',
+      'FedFac, table 7',
+      max(time_ratios[p, _DYNAMIC] for p in sizes.partitions),
+      4,
+    ),
+  ]
 
 
 def run_new_clients(settings: experiment.Settings) -> experiment.Result:
@@ -480,34 +415,13 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
   table = {}
   for partition, of_partition in methods.items():
     for method in of_partition:
-      of_seeds = folders[partition, method.name]
-
-      def add(name, rows_of, partition=partition, of_seeds=of_seeds):
+      for name, variant, key in _new_client_rows(method):
         table[partition, name] = [
-          _mean_accuracy(rows_of(folder)) for folder in of_seeds
+          _mean_accuracy(trials.scores_of(folder, variant)[key])
+          for folder in folders[partition, method.name]
         ]
-
-      def by_ensemble(folder):
-        return _variant_of(folder)['new_clients_by_ensemble']
-
-      def fitted(folder, variant=plan.OWN_VARIANT):
-        return _variant_of(folder, variant)['new_clients']
-
-      if method.name == 'LG-FedAvg':
-        add('LG-FedAvg, ensemble', by_ensemble)
-      elif method.name == 'FedFac':
-        add('FedFac, local training', fitted)
-        add('FedFac, ensemble', by_ensemble)
-      else:
-        add(method.name, fitted)
-      if method.fine_tuned:
-        add(
-          method.fine_tuned,
-          functools.partial(fitted, variant=_AFTER_TRAINING),
-        )
   means = _means(table)
-  first = next(iter(sizes.partitions))
-  last = list(sizes.partitions)[-1]
+  first, last = _ends(sizes)
   return experiment.Result(
     claims=[
       experiment.above(
@@ -526,11 +440,28 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
       ),
     ],
     rows=_table_rows(table),
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=functools.partial(
       _draw_table, table, sizes.num_seeds, 'Test accuracy of new clients'
     ),
   )
+
+
+def _new_client_rows(method: trials.Method) -> Sequence[tuple]:
+  """A method's rows: their names, ways to personalize, and kinds of scores."""
+  fitted, by_ensemble = 'new_clients', 'new_clients_by_ensemble'
+  own = plan.OWN_VARIANT
+  if method.name == 'LG-FedAvg':
+    return [('LG-FedAvg, ensemble', own, by_ensemble)]
+  if method.name == 'FedFac':
+    return [
+      ('FedFac, local training', own, fitted),
+      ('FedFac, ensemble', own, by_ensemble),
+    ]
+  rows = [(method.name, own, fitted)]
+  if method.fine_tuned:
+    rows.append((method.fine_tuned, trials.FINE_TUNED, fitted))
+  return rows
 
 
 def run_ablation(settings: experiment.Settings) -> experiment.Result:
@@ -563,7 +494,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
       for name, values in zip((nothing, shared, personal), zip(*masked)):
         table[partition, name] = values
   means = _means(table)
-  first = next(iter(sizes.partitions))
+  first, _ = _ends(sizes)
   return experiment.Result(
     claims=[
       experiment.above(
@@ -575,7 +506,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
       ),
     ],
     rows=_table_rows(table),
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=functools.partial(
       _draw_table, table, sizes.num_seeds, 'Test accuracy'
     ),
@@ -636,65 +567,13 @@ def run_tuning(settings: experiment.Settings) -> experiment.Result:
     ('threshold', sizes.swept_thresholds),
     ('explained_variance', sizes.swept_variances),
   ):
-    points = {
-      (partition, value): {**of_partition, hparam: value}
-      for partition, of_partition in chosen.items()
-      for value in values
-    }
-    folders = trials.run(
-      {
-        key: make_trial(
-          fed_fac(
-            sizes,
-            key[0],
-            '-'.join(str(value) for value in point.values()),
-            **point,
-          ),
-          key[0],
-          # Not one that the other experiments report.
-          settings.seed + sizes.num_seeds,
-          sizes,
-          settings,
-        )
-        for key, point in points.items()
-      },
-      settings,
-    )
+    accuracies = _sweep(chosen, hparam, values, sizes, settings)
     for partition, of_partition in chosen.items():
-      scores = {value: _accuracy(folders[partition, value]) for value in values}
+      scores = {value: accuracies[partition, value] for value in values}
       found[partition, hparam] = scores
       of_partition[hparam] = max(scores, key=scores.get)
-  gains = {
-    hparam: np.mean(
-      [np.ptp(list(found[p, hparam].values())) for p in sizes.partitions]
-    )
-    for hparam in chosen[next(iter(chosen))]
-  }
-  first = next(iter(sizes.partitions))
   return experiment.Result(
-    claims=[
-      experiment.above(
-        'Lambda counts more than kappa: the ratio of the ranges of accuracy, '
-        'means over mixtures',
-        'FedFac, section 5.3',
-        gains['layers'] / max(gains['explained_variance'], 1e-6),
-        1,
-      ),
-      experiment.above(
-        'The deepest of the hidden layers is the best to divide where clients '
-        f'differ most ({first}): its distance from the best of the others',
-        'FedFac, table 4',
-        found[first, 'layers'][sizes.layers[-1]]
-        - max(found[first, 'layers'][name] for name in sizes.layers[:-1]),
-        0,
-      ),
-      experiment.above(
-        'There, more than half of its neurons are personal: the best tau',
-        'FedFac, table 5',
-        chosen[first]['threshold'],
-        0.5,
-      ),
-    ],
+    claims=_tuning_claims(sizes, chosen, found),
     rows=[
       {
         'partition': partition,
@@ -706,9 +585,68 @@ def run_tuning(settings: experiment.Settings) -> experiment.Result:
       for (partition, hparam), scores in found.items()
       for value, accuracy in scores.items()
     ],
-    setup=_setup(sizes, settings),
+    setup=sizes.setup(_dataset_of(settings)),
     draw=functools.partial(_draw_tuning, sizes, found),
   )
+
+
+def _sweep(
+  chosen: Mapping[str, Mapping[str, Any]],
+  hparam: str,
+  values: Sequence[Any],
+  sizes: Sizes,
+  settings: experiment.Settings,
+) -> Mapping[tuple, float]:
+  """The accuracies with each value, by partition and value."""
+
+  def make(partition, value):
+    hparams = {**chosen[partition], hparam: value}
+    name = '-'.join(map(str, hparams.values()))
+    # Not a seed that the other experiments report.
+    seed = settings.seed + sizes.num_seeds
+    method = fed_fac(sizes, partition, name, **hparams)
+    return make_trial(method, partition, seed, sizes, settings)
+
+  keys = itertools.product(chosen, values)
+  folders = trials.run({key: make(*key) for key in keys}, settings)
+  return {key: _accuracy(folder) for key, folder in folders.items()}
+
+
+def _tuning_claims(
+  sizes: Sizes,
+  chosen: Mapping[str, Mapping[str, Any]],
+  found: Mapping[tuple, Mapping[Any, float]],
+) -> Sequence[experiment.Claim]:
+  first, _ = _ends(sizes)
+
+  def gain(hparam):
+    return np.mean(
+      [np.ptp(list(found[p, hparam].values())) for p in sizes.partitions]
+    )
+
+  return [
+    experiment.above(
+      'Lambda counts more than kappa: the ratio of the ranges of accuracy, '
+      'means over mixtures',
+      'FedFac, section 5.3',
+      gain('layers') / max(gain('explained_variance'), 1e-6),
+      1,
+    ),
+    experiment.above(
+      'The deepest of the hidden layers is the best to divide where clients '
+      f'differ most ({first}): its distance from the best of the others',
+      'FedFac, table 4',
+      found[first, 'layers'][sizes.layers[-1]]
+      - max(found[first, 'layers'][name] for name in sizes.layers[:-1]),
+      0,
+    ),
+    experiment.above(
+      'There, more than half of its neurons are personal: the best tau',
+      'FedFac, table 5',
+      chosen[first]['threshold'],
+      0.5,
+    ),
+  ]
 
 
 def _draw_tuning(
@@ -730,41 +668,35 @@ def _draw_tuning(
     figures.draw_bars(axes, groups, y_label='Test accuracy', title=title)
 
 
+_experiment = functools.partial(
+  experiment.Experiment,
+  uses_images=True,
+  datasets=tuple(FULL),
+  claims_hold_fast=False,
+)
 EXPERIMENTS = (
-  experiment.Experiment(
+  _experiment(
     name='fedfac_tuning',
     summary="FedFac's divided layer, threshold and explained variance in turn",
     paper='FedFac, tables 4 to 6',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_tuning,
-    claims_hold_fast=False,
   ),
-  experiment.Experiment(
+  _experiment(
     name='fedfac_comparison',
     summary='FedFac, static and dynamic, and all its baselines',
     paper='FedFac, tables 2 and 7',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_comparison,
-    claims_hold_fast=False,
   ),
-  experiment.Experiment(
+  _experiment(
     name='fedfac_new_clients',
     summary='New clients of FedFac, by local training and by ensemble',
     paper='FedFac, table 3',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_new_clients,
-    claims_hold_fast=False,
   ),
-  experiment.Experiment(
+  _experiment(
     name='fedfac_ablation',
     summary="FedFac's shared and personal elements, and a random split",
     paper='FedFac, table 8',
-    uses_images=True,
-    datasets=tuple(FULL),
     run=run_ablation,
-    claims_hold_fast=False,
   ),
 )
