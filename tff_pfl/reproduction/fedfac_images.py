@@ -160,17 +160,16 @@ def fed_fac(sizes: Sizes, partition: str, name=_DYNAMIC, **changes: Any):
   )
 
 
-_FED_PROX = trials.Method(
-  'FedProx',
-  'fed_prox',
-  {'proximal_strength': 0.01},
-  'FedProx, after local training',
-)
 BASELINES = (
   trials.Method(
     _FED_AVG, 'fed_avg', fine_tuned=f'{_FED_AVG}, after local training'
   ),
-  _FED_PROX,
+  trials.Method(
+    'FedProx',
+    'fed_prox',
+    {'proximal_strength': 0.01},
+    fine_tuned='FedProx, after local training',
+  ),
   trials.Method('FedPer', 'fed_per'),
   trials.Method('LG-FedAvg', 'lg_fed_avg'),
   trials.Method('FedEM', 'fed_em'),
