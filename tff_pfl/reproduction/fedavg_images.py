@@ -37,7 +37,7 @@ What comes out, and in which settings it does not:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ from tff_pfl.client import client_examples
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.evaluation import representation
 from tff_pfl.models import keras_bridge, split_model
-from tff_pfl.reproduction import experiment, figures, training
+from tff_pfl.reproduction import experiment, figures, repeats, training
 from tff_pfl.templates import personalization, personalized_process
 
 keras = tf.keras
@@ -64,15 +64,14 @@ class TrainingSizes:
   """Sizes and hyperparameters of training, for all three experiments.
 
   Attributes:
-    dataset: Unless the settings name another.
-    num_clients: Clients.
-    partition: Of the data among them.
+    dataset: The data set, unless the settings name another.
+    partition: How the data are divided among the clients.
     cohort_size: Clients in a round.
     widths: Units of the hidden layers.
     num_local_updates: Local steps in a round times rounds; a multiple of each
       number of local steps.
-    learning_rate: Of local training, and of fine-tuning.
-    batch_size: Examples per batch, likewise.
+    learning_rate: Rate of local training and of fine-tuning, which also share
+      the batch size.
     num_seeds: Seeds, from that of the settings on. Each has its own clients,
       initial weights and new clients.
   """
@@ -180,7 +179,7 @@ class _Pretrained(NamedTuple):
     process: What was trained; it personalizes by fine-tuning.
     state: The server's last state.
     num_clients: Clients it was trained on.
-    accuracy: Of the global model on their test images, mean over clients.
+    accuracy: The global model's on their test images, mean over clients.
   """
 
   process: personalized_process.PersonalizedProcess
@@ -240,12 +239,12 @@ def _train(
   """Trains by FedAvg with some number of local steps.
 
   Args:
-    name: Of the run, but for the number of steps and the seed.
+    name: The run's name, but for the number of steps and the seed.
     arrays: What is dealt to clients.
     num_local_steps: Local steps in a round (tau); 1 is D-SGD.
-    sizes: Of training.
-    settings: Of the experiment.
-    seed: Of partition, initial weights and training.
+    sizes: Sizes and hyperparameters.
+    settings: How the experiment is run.
+    seed: The seed of partition, initial weights and training.
     num_epochs: Epochs of fine-tuning, by which the process personalizes.
   """
   data = arrays.to_clients(sizes.num_clients, sizes.partition, seed=seed)
@@ -285,19 +284,32 @@ def _train(
   )
 
 
-def _seeds(sizes: TrainingSizes, settings: experiment.Settings) -> range:
-  return range(settings.seed, settings.seed + sizes.num_seeds)
-
-
 def _label(num_local_steps: int) -> str:
   """What a number of local steps is called in figures."""
   return _D_SGD if num_local_steps == 1 else f'FedAvg, τ = {num_local_steps}'
 
 
-def _load(
-  sizes: TrainingSizes, settings: experiment.Settings
-) -> arrays_lib.Arrays:
-  return training.load_arrays(sizes.dataset, settings)
+def _of_steps(
+  find: Callable[[int, int], Any],
+  nums_local_steps: Iterable[int],
+  sizes: TrainingSizes,
+  settings: experiment.Settings,
+) -> Mapping[int, list]:
+  """What `find` finds by numbers of local steps; a list over the seeds."""
+  seeds = repeats.seeds(settings, sizes.num_seeds)
+  return {
+    steps: [find(steps, seed) for seed in seeds] for steps in nums_local_steps
+  }
+
+
+def _over_clients(name: str, values: np.ndarray) -> Mapping[str, Any]:
+  """Columns that sum up `[num_seeds, num_new_clients]`."""
+  return {
+    f'mean_{name}': float(values.mean()),
+    'std_over_clients_and_seeds': experiment.spread(values.ravel()),
+    'of_seeds': values.mean(axis=1).tolist(),
+    'num_new_clients': values.shape[1],
+  }
 
 
 def _setup(
@@ -313,8 +325,8 @@ class _Cosine(NamedTuple):
   """Mean cosine similarities of features.
 
   Attributes:
-    matrix: Between classes, `[num_classes, num_classes]`.
-    accuracy: Of the global model on the clients' test images.
+    matrix: Similarities between classes, `[num_classes, num_classes]`.
+    accuracy: The global model's on the clients' test images.
   """
 
   matrix: np.ndarray
@@ -354,12 +366,7 @@ def _cosines(
       trained.accuracy,
     )
 
-  return {
-    num_local_steps: [
-      cosine(num_local_steps, seed) for seed in _seeds(sizes, settings)
-    ]
-    for num_local_steps in sizes.nums_local_steps
-  }
+  return _of_steps(cosine, sizes.nums_local_steps, sizes, settings)
 
 
 def _test_images(
@@ -430,7 +437,7 @@ def _draw_cosines(figure: Figure, cosines: Mapping[int, Sequence[_Cosine]]):
 def run_cosine(settings: experiment.Settings) -> experiment.Result:
   """Runs `fedavg_cosine`."""
   sizes = COSINE_FAST if settings.fast else COSINE_FULL
-  arrays = _load(sizes, settings)
+  arrays = training.load_arrays(sizes.dataset, settings)
   cosines = _cosines(sizes, settings, arrays)
   return experiment.Result(
     claims=_cosine_claims(cosines),
@@ -444,7 +451,7 @@ def run_cosine(settings: experiment.Settings) -> experiment.Result:
         'mean_cosine_similarity': float(cosine.matrix[a, b]),
       }
       for steps, of_steps in cosines.items()
-      for seed, cosine in zip(_seeds(sizes, settings), of_steps)
+      for seed, cosine in enumerate(of_steps, settings.seed)
       for a, b in np.ndindex(*cosine.matrix.shape)
     ],
     setup=_setup(sizes, arrays),
@@ -485,7 +492,7 @@ class _Transfer(NamedTuple):
   Attributes:
     title: What it is called in the figure.
     old: The training clients' examples.
-    new: The new clients'.
+    new: The new clients' examples.
     nums_examples: Numbers of examples of a new client.
   """
 
@@ -499,17 +506,15 @@ def _transfers(
   sizes: NewClassesSizes, settings: experiment.Settings
 ) -> Mapping[str, _Transfer]:
   """The figure's panels; one for a data set that no other one resembles."""
-  arrays = _load(sizes, settings)
+  arrays = training.load_arrays(sizes.dataset, settings)
   old, new = _split(arrays, sizes)
   transfers = {
     'new_classes': _Transfer(
       f'New classes of {arrays.name}', old, new, sizes.nums_examples
     )
   }
-  if arrays.name in training.OTHER_DATASETS:
-    other = datasets.load_arrays(
-      training.OTHER_DATASETS[arrays.name], settings.data_dir
-    )
+  other = training.other_arrays(arrays, settings)
+  if other is not None:
     transfers['new_dataset'] = _Transfer(
       f'From {arrays.name} to {other.name}',
       arrays,
@@ -558,12 +563,10 @@ def _accuracies(
   accuracies = {}
   for num_local_steps in (1, sizes.num_local_steps):
     with settings.create_runtime() as runtime:
-      values = np.array(
-        [
-          of_seed(num_local_steps, seed, runtime)
-          for seed in _seeds(sizes, settings)
-        ]
-      )
+      values = [
+        of_seed(num_local_steps, seed, runtime)
+        for seed in repeats.seeds(settings, sizes.num_seeds)
+      ]
     accuracies[num_local_steps] = dict(
       zip(transfer.nums_examples, np.moveaxis(values, 1, 0))
     )
@@ -632,10 +635,7 @@ def run_new_classes(settings: experiment.Settings) -> experiment.Result:
         'new_clients': name,
         'num_local_steps': steps,
         'num_examples': num_examples,
-        'mean_accuracy': float(values.mean()),
-        'std_over_clients_and_seeds': experiment.spread(values.ravel()),
-        'of_seeds': values.mean(axis=1).tolist(),
-        'num_new_clients': values.shape[1],
+        **_over_clients('accuracy', values),
       }
       for name, of_transfer in accuracies.items()
       for steps, of_steps in of_transfer.items()
@@ -676,16 +676,14 @@ def _similarities(
       for weights in _fine_tuned(trained, clients, settings)
     ]
 
-  similarities = {}
-  for num_local_steps in (1, sizes.num_local_steps):
-    values = [
-      of_seed(num_local_steps, seed) for seed in _seeds(sizes, settings)
-    ]
-    similarities[num_local_steps] = {
+  found = _of_steps(of_seed, (1, sizes.num_local_steps), sizes, settings)
+  return {
+    steps: {
       layer: np.array([[client[layer] for client in row] for row in values])
       for layer in values[0][0]
     }
-  return similarities
+    for steps, values in found.items()
+  }
 
 
 def _fine_tuned(
@@ -762,7 +760,7 @@ def _draw_cka(figure: Figure, similarities: _Similarities):
 def run_cka(settings: experiment.Settings) -> experiment.Result:
   """Runs `fedavg_cka`."""
   sizes = CKA_FAST if settings.fast else CKA_FULL
-  arrays = _load(sizes, settings)
+  arrays = training.load_arrays(sizes.dataset, settings)
   similarities = _similarities(sizes, settings, arrays)
   return experiment.Result(
     claims=_cka_claims(similarities),
@@ -770,10 +768,7 @@ def run_cka(settings: experiment.Settings) -> experiment.Result:
       {
         'num_local_steps': steps,
         'layer': layer,
-        'mean_cka': float(values.mean()),
-        'std_over_clients_and_seeds': experiment.spread(values.ravel()),
-        'of_seeds': values.mean(axis=1).tolist(),
-        'num_new_clients': values.shape[1],
+        **_over_clients('cka', values),
       }
       for steps, of_steps in similarities.items()
       for layer, values in of_steps.items()

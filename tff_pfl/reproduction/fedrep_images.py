@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -42,7 +43,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
-from tff_pfl.models import split_model, zoo
+from tff_pfl.models import split_model
 from tff_pfl.reproduction import experiment, figures, training
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalization, personalized_process
@@ -61,18 +62,15 @@ class TrainingSizes:
   """Sizes and hyperparameters of training in both experiments.
 
   Attributes:
-    dataset: Unless the settings name another.
-    partition: Of the data among the clients.
+    dataset: The data set, unless the settings name another.
+    partition: How the data are divided among the clients.
     num_clients: Clients in training.
     cohort_size: Clients in a round.
     widths: Units of the hidden layers.
-    num_rounds: Rounds of training.
-    batch_size: Examples per batch.
-    learning_rate: Of all methods.
-    momentum: Of all methods.
+    learning_rate: The same for all methods, as is the momentum.
     num_seeds: Seeds, from that of the settings on. Each has its own clients and
       initial weights.
-    jit_compile: As of `SplitModel`.
+    jit_compile: As in `SplitModel`.
   """
 
   dataset: str = 'fashion_mnist'
@@ -107,12 +105,13 @@ class NewClientsSizes(TrainingSizes):
   """Sizes and hyperparameters of `fedrep_new_clients`.
 
   Attributes:
-    num_head_epochs: FedRep's on the head in a round.
-    num_body_epochs: FedRep's on the body, and the other methods', in a round.
+    num_head_epochs: FedRep's epochs on the head in a round.
+    num_body_epochs: FedRep's epochs on the body in a round, and the other
+      methods' on the model.
     num_training_classes: For a data set without another one of such images:
       training has so many of its classes, the new clients the others.
-    new_client_partition: Of the new clients' data.
-    num_new_clients: The most there are of them.
+    new_client_partition: How the new clients' data are divided.
+    num_new_clients: The most new clients there are.
     num_new_client_examples: Training examples of a new client.
     nums_epochs: Epochs of a new client on its head, smallest first.
   """
@@ -158,103 +157,39 @@ NEW_CLIENTS_FAST = NewClientsSizes(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Bench:
-  """What the methods of an experiment share for one seed.
-
-  Attributes:
-    sizes: Of training.
-    settings: Of the experiment.
-    data: The clients.
-    model: With its initial weights.
-    seed: Of the methods.
-  """
-
-  sizes: TrainingSizes
-  settings: experiment.Settings
-  data: datasets.FederatedDataset
-  model: split_model.SplitModel
-  seed: int
-
-  @classmethod
-  def of_seeds(
-    cls,
-    sizes: TrainingSizes,
-    settings: experiment.Settings,
-    arrays: datasets.Arrays,
-  ) -> Iterator[_Bench]:
-    """Yields one for each seed."""
-    for seed in range(settings.seed, settings.seed + sizes.num_seeds):
-      data = arrays.to_clients(sizes.num_clients, sizes.partition, seed=seed)
-      model = zoo.make_model(
-        'mlp', data.element_spec, data.num_classes, seed, widths=sizes.widths
-      )
-      model = dataclasses.replace(model, jit_compile=sizes.jit_compile)
-      yield cls(sizes, settings, data, model, seed)
-
-  def train(
-    self,
-    run_name: str,
-    algorithm: str,
-    hparams: Mapping[str, Any],
-    num_final_evaluations: int = 1,
-  ) -> training.Trained:
-    """Trains a method; `hparams` are those that `sizes` does not have."""
-    sizes = self.sizes
-    process = registry.build(
-      algorithm,
-      self.model,
-      registry.get_algorithm(algorithm).hparams(
-        batch_size=sizes.batch_size, momentum=sizes.momentum, **hparams
-      ),
-      client_weighting='uniform',
-      seed=self.seed,
-    )
-    return training.train(
-      f'{run_name}_seed_{self.seed}',
-      process,
-      self.data,
-      self.settings,
-      num_rounds=sizes.num_rounds,
-      cohort_size=sizes.cohort_size,
-      rounds_per_evaluation=sizes.num_rounds,
-      num_final_evaluations=num_final_evaluations,
-    )
-
-  def train_fed_rep(
-    self, run_name: str, num_head_epochs: int, num_body_epochs: int, **options
-  ) -> training.Trained:
-    """Trains FedRep."""
-    hparams = {
-      'num_head_epochs': num_head_epochs,
-      'num_body_epochs': num_body_epochs,
-      'head_learning_rate': self.sizes.learning_rate,
-      'body_learning_rate': self.sizes.learning_rate,
-    }
-    return self.train(run_name, 'fed_rep', hparams, **options)
-
-  def train_fed_avg(
-    self, run_name: str, num_epochs: int, **options
-  ) -> training.Trained:
-    """Trains FedAvg."""
-    hparams = {
-      'num_epochs': num_epochs,
-      'learning_rate': self.sizes.learning_rate,
-    }
-    return self.train(run_name, 'fed_avg', hparams, **options)
-
-  def train_per_fed_avg(
-    self, run_name: str, num_epochs: int
-  ) -> training.Trained:
-    """Trains Per-FedAvg with the Hessian-free gradient, as the paper does."""
-    hparams = {
-      'num_epochs': num_epochs,
-      'num_steps': None,
-      'learning_rate': self.sizes.learning_rate,
-      'inner_learning_rate': self.sizes.learning_rate,
-      'variant': 'hessian_free',
-    }
-    return self.train(run_name, 'per_fed_avg', hparams)
+def _train(
+  bench: training.Seeded,
+  sizes: TrainingSizes,
+  settings: experiment.Settings,
+  name: str,
+  algorithm: str,
+  num_final_evaluations: int = 1,
+  **hparams: Any,
+) -> training.Trained:
+  """Trains a method; `hparams` are those that `sizes` does not have."""
+  rates = ('', 'head_', 'body_', 'inner_')
+  shared = {
+    'batch_size': sizes.batch_size,
+    'momentum': sizes.momentum,
+    **{f'{rate}learning_rate': sizes.learning_rate for rate in rates},
+  }
+  process = registry.build(
+    algorithm,
+    bench.model,
+    training.hparams_of(algorithm, shared, hparams),
+    client_weighting='uniform',
+    seed=bench.seed,
+  )
+  return training.train(
+    f'{name}_seed_{bench.seed}',
+    process,
+    bench.data,
+    settings,
+    num_rounds=sizes.num_rounds,
+    cohort_size=sizes.cohort_size,
+    rounds_per_evaluation=sizes.num_rounds,
+    num_final_evaluations=num_final_evaluations,
+  )
 
 
 def _largest_fall(of_epochs: Mapping[int, Sequence[float]]) -> float:
@@ -322,25 +257,30 @@ def run_local_epochs(settings: experiment.Settings) -> experiment.Result:
   sizes = LOCAL_EPOCHS_FAST if settings.fast else LOCAL_EPOCHS_FULL
   arrays = training.load_arrays(sizes.dataset, settings)
   accuracies = _new_accuracies()
-  last_rounds = {'num_final_evaluations': sizes.num_final_evaluations}
-  for bench in _Bench.of_seeds(sizes, settings, arrays):
+  for bench in training.seeded(arrays, sizes, settings):
+    train = functools.partial(
+      _train,
+      bench,
+      sizes,
+      settings,
+      num_final_evaluations=sizes.num_final_evaluations,
+    )
     for num_epochs in sizes.nums_epochs:
       trained = {
-        _FED_REP: bench.train_fed_rep(
-          f'fed_rep_{num_epochs}_epochs', num_epochs, 1, **last_rounds
+        _FED_REP: train(
+          f'fed_rep_{num_epochs}_epochs',
+          'fed_rep',
+          num_head_epochs=num_epochs,
+          num_body_epochs=1,
         ),
-        _FED_AVG: bench.train_fed_avg(
-          f'fed_avg_{num_epochs}_epochs', num_epochs, **last_rounds
+        _FED_AVG: train(
+          f'fed_avg_{num_epochs}_epochs', 'fed_avg', num_epochs=num_epochs
         ),
       }
       for method, run in trained.items():
+        rows = run.evaluations[-sizes.num_final_evaluations :]
         accuracies[method][num_epochs].append(
-          np.mean(
-            [
-              row['personal']['accuracy']
-              for row in run.evaluations[-sizes.num_final_evaluations :]
-            ]
-          )
+          np.mean([row['personal']['accuracy'] for row in rows])
         )
   return experiment.Result(
     claims=[
@@ -375,10 +315,9 @@ def _old_and_new(
 ) -> tuple[datasets.Arrays, datasets.Arrays]:
   """The examples of training, and those of the new clients."""
   arrays = training.load_arrays(sizes.dataset, settings)
-  if arrays.name in training.OTHER_DATASETS:
-    return arrays, datasets.load_arrays(
-      training.OTHER_DATASETS[arrays.name], settings.data_dir
-    )
+  other = training.other_arrays(arrays, settings)
+  if other is not None:
+    return arrays, other
   return (
     arrays.of_classes(range(sizes.num_training_classes)),
     arrays.of_classes(range(sizes.num_training_classes, arrays.num_classes)),
@@ -399,13 +338,12 @@ def _new_clients(
 
 
 def _build_tuning(
-  bench: _Bench, num_epochs: int
+  bench: training.Seeded, sizes: NewClientsSizes, num_epochs: int
 ) -> personalized_process.PersonalizedProcess:
   """A global model of which clients fine-tune the head.
 
   Which method trained the body does not matter any more.
   """
-  sizes = bench.sizes
   return registry.build(
     'fed_avg',
     bench.model,
@@ -423,7 +361,7 @@ def _build_tuning(
 def _score(
   process: personalized_process.PersonalizedProcess,
   weights: split_model.Weights,
-  bench: _Bench,
+  bench: training.Seeded,
   clients: datasets.FederatedDataset,
   runtime: runtime_base.Runtime,
 ) -> float:
@@ -431,10 +369,10 @@ def _score(
 
   Args:
     process: What the clients do to the initial head.
-    weights: After training; they may lack the head.
-    bench: Of the training.
+    weights: Trained weights; they may lack the head.
+    bench: What they were trained on.
     clients: The new clients.
-    runtime: Scores them.
+    runtime: What scores them.
   """
   state = runtime.run(process.initialize)
   body = bench.model.weight_names(bench.model.body_layers)
@@ -455,23 +393,29 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
   sizes = NEW_CLIENTS_FAST if settings.fast else NEW_CLIENTS_FULL
   old, new = _old_and_new(sizes, settings)
   accuracies = _new_accuracies()
-  for bench in _Bench.of_seeds(sizes, settings, old):
+  num_epochs = sizes.num_body_epochs
+  methods = {
+    _FED_REP: (
+      'fed_rep',
+      {'num_head_epochs': sizes.num_head_epochs, 'num_body_epochs': num_epochs},
+    ),
+    _FED_AVG: ('fed_avg', {'num_epochs': num_epochs}),
+    # With the Hessian-free gradient, as in the paper.
+    _PER_FED_AVG: (
+      'per_fed_avg',
+      {'num_epochs': num_epochs, 'num_steps': None, 'variant': 'hessian_free'},
+    ),
+  }
+  for bench in training.seeded(old, sizes, settings):
     clients = _new_clients(new, sizes, bench.seed)
-    num_epochs = sizes.num_body_epochs
-    trained = {
-      _FED_REP: bench.train_fed_rep(
-        'fed_rep', sizes.num_head_epochs, num_epochs
-      ),
-      _FED_AVG: bench.train_fed_avg('fed_avg', num_epochs),
-      _PER_FED_AVG: bench.train_per_fed_avg('per_fed_avg', num_epochs),
-    }
-    weights = {
-      method: run.state.global_weights for method, run in trained.items()
-    }
+    weights = {}
+    for method, (name, hparams) in methods.items():
+      trained = _train(bench, sizes, settings, name, name, **hparams)
+      weights[method] = trained.state.global_weights
     weights[_UNTRAINED] = bench.model.initial_weights
     with settings.create_runtime() as runtime:
       for num_epochs in sizes.nums_epochs:
-        process = _build_tuning(bench, num_epochs)
+        process = _build_tuning(bench, sizes, num_epochs)
         for method, values in weights.items():
           accuracies[method][num_epochs].append(
             _score(process, values, bench, clients, runtime)

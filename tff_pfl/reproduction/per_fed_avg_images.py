@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl.algorithms import registry
-from tff_pfl.models import split_model, zoo
+from tff_pfl.models import split_model
 from tff_pfl.reproduction import experiment, figures, training
 from tff_pfl.templates import personalization, personalized_process
 
@@ -49,20 +49,18 @@ class Sizes:
   """Sizes and hyperparameters.
 
   Attributes:
-    dataset: Unless the settings name another.
-    partition: Of the data among the clients.
-    num_clients: Clients.
+    dataset: The data set, unless the settings name another.
+    partition: How the data are divided among the clients.
     cohort_size: Clients in a round.
     widths: Units of the hidden layers.
-    batch_size: Examples in each batch.
-    inner_learning_rate: Of the inner step and the step at test time (alpha).
-    learning_rate: Of the local iterations, FedAvg's too (beta).
-    num_rounds: Rounds of training.
+    inner_learning_rate: Rate of the inner step and the step at test time
+      (alpha).
+    learning_rate: Rate of the local iterations, FedAvg's too (beta).
     rounds_per_evaluation: Rounds between evaluations.
     nums_local_steps: Local iterations in a round (tau), smallest first.
     num_seeds: Seeds, from that of the settings on. Each has its own clients and
       initial weights.
-    jit_compile: As of `SplitModel`.
+    jit_compile: As in `SplitModel`.
   """
 
   dataset: str = 'mnist'
@@ -118,58 +116,44 @@ class _Curve(NamedTuple):
 _Curves = Mapping[int, Mapping[str, _Curve]]
 
 
-class _Method(NamedTuple):
-  """What is trained.
+def _methods(num_steps: int, sizes: Sizes) -> Mapping[str, Mapping[str, Any]]:
+  """What is trained with `num_steps` local steps.
 
-  Attributes:
-    run_name: Start of its runs' names.
-    algorithm: A key of `registry.ALGORITHMS`.
-    own_hparams: Those that only this method has.
+  By the start of the runs' names, what a method does not share with FedAvg.
   """
-
-  run_name: str
-  algorithm: str
-  own_hparams: Mapping[str, Any]
-
-
-def _methods(num_steps: int, sizes: Sizes) -> Sequence[_Method]:
-  """What is trained with `num_steps` local steps."""
   variants = list(_VARIANTS)
   if num_steps != max(sizes.nums_local_steps):
     variants = variants[:1]
-  return [
-    _Method(_FED_AVG_RUN, 'fed_avg', {}),
-    *(
-      _Method(
-        variant,
-        'per_fed_avg',
-        {
-          'variant': variant,
-          'inner_learning_rate': sizes.inner_learning_rate,
-        },
-      )
+  return {
+    _FED_AVG_RUN: {},
+    **{
+      variant: {
+        'variant': variant,
+        'inner_learning_rate': sizes.inner_learning_rate,
+      }
       for variant in variants
-    ),
-  ]
+    },
+  }
 
 
 def _build(
-  method: _Method,
+  own_hparams: Mapping[str, Any],
   model: split_model.SplitModel,
   num_steps: int,
   sizes: Sizes,
   seed: int,
 ) -> personalized_process.PersonalizedProcess:
   """Builds a method, scored before and after one step of gradient descent."""
+  algorithm = 'per_fed_avg' if own_hparams else 'fed_avg'
   return registry.build(
-    method.algorithm,
+    algorithm,
     model,
-    registry.get_algorithm(method.algorithm).hparams(
+    registry.get_algorithm(algorithm).hparams(
       num_steps=num_steps,
       learning_rate=sizes.learning_rate,
       momentum=0.0,
       batch_size=sizes.batch_size,
-      **method.own_hparams,
+      **own_hparams,
     ),
     personalization=personalization.Personalization(
       fine_tune='all',
@@ -194,29 +178,21 @@ def _train_all(sizes: Sizes, settings: experiment.Settings) -> _Runs:
     num_steps: collections.defaultdict(list)
     for num_steps in sizes.nums_local_steps
   }
-  for seed in range(settings.seed, settings.seed + sizes.num_seeds):
-    data = arrays.to_clients(sizes.num_clients, sizes.partition, seed=seed)
-    model = zoo.make_model(
-      'mlp',
-      data.element_spec,
-      data.num_classes,
-      seed,
-      widths=sizes.widths,
-      activation='elu',
-    )
-    model = dataclasses.replace(model, jit_compile=sizes.jit_compile)
+  for seed, data, model in training.seeded(
+    arrays, sizes, settings, activation='elu'
+  ):
     for num_steps in sizes.nums_local_steps:
-      for method in _methods(num_steps, sizes):
+      for name, own_hparams in _methods(num_steps, sizes).items():
         trained = training.train(
-          f'{method.run_name}_{num_steps}_steps_seed_{seed}',
-          _build(method, model, num_steps, sizes, seed),
+          f'{name}_{num_steps}_steps_seed_{seed}',
+          _build(own_hparams, model, num_steps, sizes, seed),
           data,
           settings,
           num_rounds=sizes.num_rounds,
           cohort_size=sizes.cohort_size,
           rounds_per_evaluation=sizes.rounds_per_evaluation,
         )
-        runs[num_steps][method.run_name].append(trained.evaluations)
+        runs[num_steps][name].append(trained.evaluations)
   return runs
 
 

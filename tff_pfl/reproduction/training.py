@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import datasets, errors
+from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.models import split_model, zoo
 from tff_pfl.reproduction import experiment as experiment_lib
+from tff_pfl.reproduction import repeats
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, experiment, run_store
 from tff_pfl.templates import personalized_process
 
 # Data sets whose images have one shape and whose classes differ: new clients of
 # the one can be given a model that was trained on the other.
-OTHER_DATASETS = {'fashion_mnist': 'mnist', 'mnist': 'fashion_mnist'}
+_OTHER_DATASETS = {'fashion_mnist': 'mnist', 'mnist': 'fashion_mnist'}
 
 
 class Trained(NamedTuple):
@@ -38,10 +42,6 @@ def data_dir_for(
   """The settings' folder, if the data set takes one.
 
   The folder may be for other experiments' data.
-
-  Args:
-    dataset: A key of `datasets.DATASETS`.
-    settings: Of the experiment.
   """
   has_files = datasets.DATASETS[dataset].takes_data_dir
   return settings.data_dir if has_files else None
@@ -50,14 +50,18 @@ def data_dir_for(
 def load_arrays(
   default: str, settings: experiment_lib.Settings
 ) -> datasets.Arrays:
-  """The data set that the settings name, or else the experiment's own.
-
-  Args:
-    default: The experiment's own.
-    settings: Of the experiment; their folder is for data sets with files.
-  """
+  """The data set that the settings name, or else the experiment's own."""
   name = settings.dataset or default
   return datasets.load_arrays(name, data_dir_for(name, settings))
+
+
+def other_arrays(
+  arrays: datasets.Arrays, settings: experiment_lib.Settings
+) -> Optional[datasets.Arrays]:
+  """Images of the same shape and of other classes; None if there are none."""
+  if arrays.name not in _OTHER_DATASETS:
+    return None
+  return datasets.load_arrays(_OTHER_DATASETS[arrays.name], settings.data_dir)
 
 
 def expect_examples(arrays: datasets.Arrays, num_examples: int) -> None:
@@ -68,6 +72,60 @@ def expect_examples(arrays: datasets.Arrays, num_examples: int) -> None:
     f'one with {num_examples} training examples for the new clients',
     f'{len(arrays.y)} in {arrays.name}',
   )
+
+
+def hparams_of(
+  algorithm: str, shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> Any:
+  """A method's hyperparameters.
+
+  Args:
+    algorithm: A key of `registry.ALGORITHMS`.
+    shared: Hyperparameters of all methods of an experiment; a method takes
+      those that it has.
+    own: The method's own, which go before these.
+  """
+  hparams = registry.get_algorithm(algorithm).hparams
+  names = {field.name for field in dataclasses.fields(hparams)}
+  taken = {name: value for name, value in shared.items() if name in names}
+  return hparams(**{**taken, **own})
+
+
+class Seeded(NamedTuple):
+  """What all methods of an experiment share for one seed."""
+
+  seed: int
+  data: datasets.FederatedDataset
+  model: split_model.SplitModel
+
+
+def seeded(
+  arrays: datasets.Arrays,
+  sizes: Any,
+  settings: experiment_lib.Settings,
+  **model_arguments: Any,
+) -> Iterator[Seeded]:
+  """Yields the clients and an MLP with its initial weights for each seed.
+
+  Args:
+    arrays: What is dealt to the clients.
+    sizes: Their `num_clients` and `partition`, the model's `widths` and
+      `jit_compile`, and `num_seeds`.
+    settings: How the experiment is run.
+    **model_arguments: Further arguments of `zoo.mlp`.
+  """
+  for seed in repeats.seeds(settings, sizes.num_seeds):
+    data = arrays.to_clients(sizes.num_clients, sizes.partition, seed=seed)
+    model = zoo.make_model(
+      'mlp',
+      data.element_spec,
+      data.num_classes,
+      seed,
+      widths=sizes.widths,
+      **model_arguments,
+    )
+    model = dataclasses.replace(model, jit_compile=sizes.jit_compile)
+    yield Seeded(seed, data, model)
 
 
 def train(
@@ -84,10 +142,10 @@ def train(
   """Trains a method, or goes on with a run that was interrupted.
 
   Args:
-    name: Of the run among those of the experiment.
+    name: The run's name among those of the experiment.
     process: The method.
     data: The clients.
-    settings: Of the experiment.
+    settings: How the experiment is run.
     num_rounds: Rounds of training.
     cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations of all clients.
@@ -128,7 +186,7 @@ def score_new_clients(
   Args:
     process: The method, with the options of personalization to score with; it
       need not be the very process that was trained.
-    runtime: Executes it; one for all calls, as it keeps what it compiled.
+    runtime: One for all calls, as it keeps what it compiled.
     state: The server's state after training.
     clients: The new clients.
     first_index: Client index of the first; the number of training clients, so

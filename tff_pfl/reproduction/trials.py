@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors
-from tff_pfl.algorithms import registry
 from tff_pfl.comparison import execution, plan, trial
 from tff_pfl.reproduction import experiment, repeats, training
 from tff_pfl.simulation import report, run_config
@@ -73,7 +72,6 @@ class Sizes:
 
   def hparams_of(self, method: Method) -> Any:
     """The method's hyperparameters: its own, and those that all share."""
-    hparams = registry.get_algorithm(method.algorithm).hparams
     shared = {
       'num_epochs': self.num_epochs,
       'num_body_epochs': self.num_epochs,
@@ -84,9 +82,7 @@ class Sizes:
       'batch_size': self.batch_size,
       **self.optimizer,
     }
-    names = {field.name for field in dataclasses.fields(hparams)}
-    taken = {name: value for name, value in shared.items() if name in names}
-    return hparams(**{**taken, **method.hparams})
+    return training.hparams_of(method.algorithm, shared, method.hparams)
 
   def setup(self, dataset: str) -> Mapping[str, Any]:
     """The setup of an experiment on a data set."""
