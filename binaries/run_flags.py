@@ -314,7 +314,6 @@ def config_from_flags(
   """The settings of a run that the flags give.
 
   Args:
-    algorithm: The method.
     has_variants: As for `personalization_from_flags`.
   """
   if _COHORT_SIZE.value is not None and _PARTICIPATION.value is not None:

@@ -24,10 +24,6 @@ _DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
 def read_summary(directory: str, name: str) -> Optional[dict]:
   """The summary of a finished trial's run; None of an unfinished one.
 
-  Args:
-    directory: Of the comparison.
-    name: Of the trial.
-
   Raises:
     RunError: If it cannot be read.
   """
@@ -44,7 +40,6 @@ def partition_of(
   """How the training data lie on the clients.
 
   Args:
-    seed: Of the partition.
     trained: Clients that are trained.
     new: Clients that are not; None without any.
   """
@@ -78,13 +73,10 @@ def collect(
   """Sums up a comparison.
 
   Args:
-    comparison: What was compared.
-    directory: Its folder.
     trials: Its trials; those that are not finished are left out.
-    partition: Of the first seed.
+    partition: How the data of the first seed lie; None where it is not known.
     tunings: The sweeps.
-    failures: What failed.
-    settings: To be shown after those of the comparison.
+    settings: Settings to be shown after those of the comparison.
 
   Raises:
     RunError: If a trial's files cannot be read.
@@ -310,7 +302,7 @@ def _over_domains(scores, which=None, suffix=''):
   Args:
     scores: From metric to its figures.
     which: Key of the value in a figure; None if a figure is a value.
-    suffix: Of the names.
+    suffix: What the names end with.
   """
 
   def value(score, name):

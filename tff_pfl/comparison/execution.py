@@ -63,7 +63,6 @@ def divide_cores(
   """Divides the usable cores among trials, and a trial's among its clients.
 
   Args:
-    num_trials: Trials there are to run.
     num_processes: Trials to run at the same time, at least 1; None for one on
       each core.
     max_concurrent_clients: Clients of a trial at the same time, at least 1;
@@ -98,10 +97,6 @@ def is_started(directory: str, name: str) -> bool:
 def logged_error(directory: str, name: str) -> Optional[str]:
   """The error that a trial's last process reported; None without one.
 
-  Args:
-    directory: Of the comparison.
-    name: Of the trial.
-
   Raises:
     RunError: If its log cannot be read.
   """
@@ -126,10 +121,6 @@ def _log_lines(directory, name):
 
 def expect_same_trials(directory: str, trials: Sequence[plan.Trial]) -> None:
   """Checks that what is in the trials' folders are these trials.
-
-  Args:
-    directory: Of the comparison.
-    trials: Some of its trials.
 
   Raises:
     RunError: If a folder holds a trial with other settings.
@@ -174,11 +165,8 @@ def run_trials(
 
   Args:
     trials: The trials, which start in this order.
-    directory: Of the comparison.
     num_processes: Trials at the same time; see `divide_cores`.
-    runtime_options: Of the trials' runtimes, as JSON types.
-    show_progress: Whether to draw a progress bar with an estimate.
-    description: What the bar is called.
+    runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
     By name the reason, in one line, of each trial that failed.

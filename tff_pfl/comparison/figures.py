@@ -84,7 +84,6 @@ def mean_curve(
   """Mean and spread of the runs of a method.
 
   Args:
-    curves: One for each seed.
     which: 'personal' or 'global_model'.
 
   Returns:
@@ -235,7 +234,7 @@ def box_panel(
 
   Args:
     groups: Name and values of each group, at least one, the first on top.
-    limits: Of the axis.
+    limits: Limits of the axis.
   """
   figure = Figure(
     figsize=(_WIDE, 0.6 + _BOX_ROW * len(groups)), layout='constrained'
@@ -294,7 +293,7 @@ class ScatterPanel:
     """Draws what the panels of all methods have in common.
 
     Args:
-      limits: Of both axes.
+      limits: Limits of both axes.
     """
     self._figure = Figure(figsize=(2.6, 2.5), layout='constrained')
     self._axes = self._figure.add_subplot()

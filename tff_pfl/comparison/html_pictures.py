@@ -17,7 +17,6 @@ class Picture(NamedTuple):
   """A picture and what stands above it.
 
   Attributes:
-    svg: The picture, an `svg` element.
     title: Its title; empty for none.
     note: Its second line, less prominent; empty for none.
   """
@@ -32,7 +31,6 @@ class CurvesView(NamedTuple):
 
   Attributes:
     overview: The methods that end highest; None for a single method.
-    has_global_model: Whether any method has a global model.
     panels: One for each method.
   """
 
@@ -136,7 +134,7 @@ class ChangesGroup(NamedTuple):
   """What one way to personalize changed.
 
   Attributes:
-    title: Of the variant.
+    title: The variant's title.
     unchanged: Labels of the methods of which no client changed.
     panels: One for each of the others.
     is_open: Whether the panels are to be seen at first.
@@ -202,9 +200,9 @@ class TestSizes(NamedTuple):
   """How many test examples clients have.
 
   Attributes:
-    least: Of those that have any, the fewest.
-    median: Of those, the median.
-    most: Of those, the most.
+    least: The fewest that a client has who has any.
+    median: The median over clients that have any.
+    most: The most that a client has.
     num_without: Clients that have none.
   """
 
@@ -221,8 +219,8 @@ class PartitionView(NamedTuple):
     num_examples: Training examples of all clients together.
     num_clients: Clients, new ones included.
     seed: The seed they were dealt with.
-    test_sizes: Of the clients; None where no run of that seed came to its end.
-    picture: The picture.
+    test_sizes: How many test examples clients have; None where no run of that
+      seed came to its end.
   """
 
   num_examples: int

@@ -58,7 +58,6 @@ class _Section(NamedTuple):
 
   Attributes:
     key: Its id, after which its template is named.
-    title: Its title.
     view: What its template shows.
   """
 
@@ -98,9 +97,7 @@ class _Header(NamedTuple):
   """How much was compared, and what is ahead.
 
   Attributes:
-    title: Of the page.
     num_methods: Methods, whatever the number of rows they have.
-    num_seeds: Seeds of each method.
     num_failures: Runs that did not come to an end.
     best: Label of the row with the highest personal accuracy; None where none
       has one.

@@ -24,9 +24,7 @@ class ResultColumn(NamedTuple):
   """A column of figures.
 
   Attributes:
-    title: Of the metric.
-    description: What the metric is, in a sentence.
-    unit: Of the texts of the column; empty for none.
+    unit: Unit of the texts of the column; empty for none.
     first_order: 'ascending' or 'descending': what the first sorting by this
       column does.
     order: The order of the rows if they are in that of this column, else None.
@@ -71,7 +69,6 @@ class ResultRow(NamedTuple):
   """The figures of a method.
 
   Attributes:
-    label: Of the method.
     summary: What the method is, in a line.
     variant: As in `results.MethodResult`.
     cells: One for each column; None where the method has no such figure.
@@ -89,7 +86,7 @@ class ResultsView(NamedTuple):
   Attributes:
     variants: Key and title of the variants that there are, to choose rows by.
     columns: The columns after that of the methods' labels.
-    rows: By falling accuracy.
+    rows: Rows by falling accuracy.
   """
 
   variants: tuple[tuple[str, str], ...]
@@ -108,7 +105,6 @@ class DomainTable(NamedTuple):
   """A score of each method and domain.
 
   Attributes:
-    title: Of the score.
     figures: By method; the columns are the domains, then minimum, mean and
       maximum over these and the mean over clients.
   """
@@ -210,7 +206,7 @@ class _Scale(NamedTuple):
   """How the figures of a column are shown.
 
   Attributes:
-    metric: What they are figures of.
+    metric: The metric of the column.
     unit: The unit of those shown; empty for none.
     factor: From the metric's value to the one shown.
     decimals: Digits after the point.
@@ -302,11 +298,10 @@ class PublishedRow(NamedTuple):
 
   Attributes:
     method: What the paper calls the method.
-    label: Of the method in the comparison.
+    label: What the comparison calls the method.
     ours: Its figure in percent.
     published: That of the paper in percent.
     difference: Ours less the paper's, in percentage points.
-    metric: What it is a figure of.
   """
 
   method: str
@@ -324,7 +319,6 @@ class PublishedTable(NamedTuple):
     title: The paper and the table.
     protocol: How the paper obtained them.
     note: In what the paper's data may differ from those here, or ''.
-    rows: The figures.
   """
 
   title: str
@@ -403,10 +397,9 @@ class TuningRow(NamedTuple):
 
   Attributes:
     hparams: The values of the hyperparameters that are named above.
-    accuracy: On the validation data, in percent.
-    loss: On the validation data.
+    accuracy: Accuracy on the validation data, in percent.
+    loss: Loss on the validation data.
     outcome: That it was chosen, or why it failed, or ''.
-    is_chosen: Whether it was chosen.
   """
 
   hparams: tuple[str, ...]
@@ -420,12 +413,10 @@ class TuningTable(NamedTuple):
   """The grid of a method.
 
   Attributes:
-    algorithm: The method.
     verdict: The hyperparameters that were chosen.
     num_rounds: Rounds of each point; 0 where none was run.
     seed: Seed of all points.
-    names: Of the hyperparameters that the points differ in.
-    rows: The points.
+    names: Names of the hyperparameters that the points differ in.
   """
 
   algorithm: str
@@ -476,7 +467,6 @@ class MethodSettings(NamedTuple):
   """What a method is and how it was run.
 
   Attributes:
-    name: Of the method.
     summary: What it is, in a line.
     hparams: Its hyperparameters, in a line.
   """
@@ -491,7 +481,6 @@ class SettingsView(NamedTuple):
 
   Attributes:
     settings: Name and value of what all runs share.
-    methods: The methods.
   """
 
   settings: tuple[tuple[str, str], ...]

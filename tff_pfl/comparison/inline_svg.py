@@ -32,7 +32,6 @@ def inline_svg(figure: Figure, label: str, key: str) -> markupsafe.Markup:
   is `var(--c-rrggbb, #rrggbb)`, so that a page can replace them.
 
   Args:
-    figure: The figure.
     label: What it shows, for those who cannot see it.
     key: Unique on the page; the ids within the picture start with it.
   """
@@ -75,7 +74,6 @@ def _page_attributes(
   """The attributes of an element of a picture, as they stand in a page.
 
   Args:
-    element: The element.
     ids: By id in the picture, that in the page; other ids are left out.
   """
   attributes = []

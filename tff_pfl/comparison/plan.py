@@ -32,9 +32,8 @@ class Trial:
 
   Attributes:
     name: Unique in a comparison; the name of its folder.
-    config: The run.
-    fine_tune_variants: Of `VARIANTS`: how the last round's models are
-      personalized besides as the run says.
+    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
+      are personalized besides as the run says.
     num_new_clients: Clients that are dealt data besides those of the run, to be
       scored after it (in a sweep they are not scored).
     validation_fraction: Part of each client's training examples that takes the
@@ -84,8 +83,8 @@ class Comparison:
     algorithms: Keys of `registry.ALGORITHMS`, at least one.
     hparams: By method: its hyperparameters where the grid says nothing; the
       defaults where a method is missing.
-    seeds: Of the runs, distinct and non-negative, at least one. A seed is also
-      that of the partition.
+    seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
+      also that of the partition.
     grid: By method, or `ANY_METHOD`: by hyperparameter the values to try. A
       method that has no hyperparameter of that name takes the value for all
       that end in it (`learning_rate` is FedRep's `head_learning_rate` and
@@ -93,9 +92,9 @@ class Comparison:
       of any. A number of epochs sets a number of steps that would take its
       place (see `hparams.steps_instead_of`) to None, unless the grid has that,
       too.
-    fine_tune_variants: Of `VARIANTS`: how the last round's models of every run
-      are personalized, besides as `base` says; with the other options of
-      `base.personalization`.
+    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
+      of every run are personalized, besides as `base` says; with the other
+      options of `base.personalization`.
     num_new_clients: Clients besides those of `base` that take no part in
       training and are scored after it.
     validation_fraction: Part of each client's training examples, in (0, 1),
@@ -145,9 +144,6 @@ class Comparison:
   def points(self, algorithm: str) -> list:
     """The points of a method's grid.
 
-    Args:
-      algorithm: One of `algorithms`.
-
     Returns:
       A dict for each: the hyperparameters that differ from the method's
       `hparams`. Without a grid it is one point, at which none do. Points that
@@ -163,9 +159,6 @@ class Comparison:
     """The points of a method's grid that it does not allow.
 
     A grid for all methods may have values that are out of one method's range.
-
-    Args:
-      algorithm: One of `algorithms`.
 
     Returns:
       Pairs of a point, as in `points`, and the reason in one line.
@@ -362,7 +355,6 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
     texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
       words as the hyperparameter takes them, 'none' for None. So is 0 where
       None is a value but not the default (see `hparams.none_for_zero`).
-    algorithms: The methods that are compared.
 
   Returns:
     As `Comparison.grid`, without what is said of any method and only others

@@ -50,7 +50,6 @@ class PublishedSetting:
 
   Attributes:
     dataset: A key of `datasets.DATASETS`, or what that would be called.
-    num_clients: Number of clients.
     partition: The start of the specification of the partition, such as
       'shards:2' for two classes a client in equal shards, or 'natural' where
       clients come with the data.
@@ -82,8 +81,6 @@ class PublishedFigure:
   """One cell of a published table.
 
   Attributes:
-    source: The table.
-    setting: What it was measured on.
     method: What the paper calls the method.
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
@@ -372,7 +369,6 @@ def matching_figures(
 
   Args:
     dataset: A key of `datasets.DATASETS`.
-    num_clients: Number of clients that are trained.
     partition: The specification of the partition, such as 'shards:2'.
 
   Returns:

@@ -31,8 +31,7 @@ class Metric(NamedTuple):
 
   Attributes:
     name: Key in `MethodResult.metrics`.
-    title: Of the column; lines are to be broken at spaces.
-    description: One sentence.
+    title: The column's title; lines are to be broken at spaces.
     unit: 'accuracy' (in [0, 1]), 'fraction' (in [0, 1]), 'bytes', 'seconds' or
       'loss'.
     higher_is_better: None where neither is.
@@ -282,11 +281,10 @@ class AccuracyCurve:
   """Accuracies over the rounds of one run.
 
   Attributes:
-    seed: Of the run.
     rounds: The rounds after which there was an evaluation, ascending.
     personal: Mean over clients of the personal models' accuracy, in [0, 1], at
       each of them; None where it is not finite.
-    global_model: Likewise of the global model; None without one.
+    global_model: The same of the global model; None without one.
   """
 
   seed: int
@@ -300,17 +298,14 @@ class ClientScore:
   """The scores of one client after the last round of one run.
 
   Attributes:
-    seed: Of the run.
-    client: The client's id.
-    num_train_examples: Training examples.
     num_test_examples: Test examples, which it is scored on; at least 1.
     num_rounds: Rounds it took part in; 0 for new clients.
     accuracy_before: Before personalization, in [0, 1]: that of the global model
       or, without one, of the global weights with untrained local ones. None for
       regression.
-    accuracy_after: Of the personal model.
-    loss_before: The loss, likewise; None where it is not finite.
-    loss_after: Of the personal model.
+    accuracy_after: The personal model's accuracy.
+    loss_before: The loss before personalization; None where it is not finite.
+    loss_after: The personal model's loss.
   """
 
   seed: int
@@ -329,14 +324,12 @@ class DomainScore:
   """The scores of one domain after the last round of one run.
 
   Attributes:
-    seed: Of the run.
-    domain: The domain's name.
     num_test_examples: Test examples of all clients; may be 0.
-    loss: Of the personal models on these; None without any, and where it is not
-      finite.
-    accuracy: Likewise, in [0, 1]; None without any, and for regression.
-    auc: Likewise the area under the ROC curve; None also where the examples are
-      all of one class, and unless there are two classes.
+    loss: The personal models' loss on these; None without any, and where it is
+      not finite.
+    accuracy: Their accuracy, in [0, 1]; None without any, and for regression.
+    auc: The area under their ROC curve; None also where the examples are all of
+      one class, and unless there are two classes.
   """
 
   seed: int
@@ -360,7 +353,6 @@ class MethodResult:
       where some of the seeds' runs have not ended, with how many have; unique
       in a comparison.
     summary: What the method is, in one line.
-    has_global_model: Whether the method has a global model.
     hparams: The hyperparameters of the runs, as chosen by the sweep if any.
     metrics: Each of `METRICS` by name, for data with domains also of
       `DOMAIN_METRICS`; None where the method has no such thing.
@@ -416,10 +408,9 @@ class Tuning:
   """The sweep of one method, on validation splits of clients' training data.
 
   Attributes:
-    algorithm: A key of `registry.ALGORITHMS`.
-    seed: Of the runs of the sweep.
-    num_rounds: Of each of them; 0 where there were none, for the method allows
-      a single point.
+    seed: Seed of the runs of the sweep.
+    num_rounds: Rounds of each run; 0 where there were none, for the method
+      allows a single point.
     points: The grid, in the order it was written; last the points that the
       method refuses.
   """
@@ -435,7 +426,6 @@ class Partition:
   """How the training data of one seed lie on the clients.
 
   Attributes:
-    seed: The seed.
     client_ids: Clients that are trained, then the new ones.
     num_new_clients: How many at the end of `client_ids` take no part in
       training.
@@ -456,8 +446,6 @@ class Failure:
 
   Attributes:
     trial: Its name, which is that of its folder.
-    algorithm: The method.
-    seed: The seed.
     reason: One line.
   """
 
@@ -476,7 +464,8 @@ class ComparisonResults:
     settings: What all methods share, in the order to be shown.
     methods: One entry for each method and variant, the methods in the order
       asked for, the variant 'method' of each first.
-    partition: Of the first seed; None where no trial of it ended.
+    partition: How the data of the first seed lie; None where no trial of it
+      ended.
     tunings: The sweeps; none where nothing was swept.
     failures: Trials without a result, those of the sweep included.
   """

@@ -47,15 +47,12 @@ def run(
   A trial that fails is reported among the results; the others run.
 
   Args:
-    comparison: What is compared.
-    directory: Folder of the comparison.
     num_processes: Trials at the same time, at least 1; None for one on each
       usable core.
-    runtime_options: Of the trials' runtimes, as JSON types.
+    runtime_options: Options of the trials' runtimes, as JSON types.
     resume: Whether to go on with the comparison in `directory`, if there is
       one. Methods and seeds may then be added. Without it an earlier comparison
       is an error.
-    show_progress: Whether to draw progress bars.
 
   Returns:
     The results.

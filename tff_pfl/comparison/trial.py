@@ -42,9 +42,9 @@ class TrialData(NamedTuple):
   """The clients of a trial.
 
   Attributes:
-    trained: Those of the run.
-    new: Those that are scored after it; None without any, and in a sweep, which
-      scores nobody on test examples.
+    trained: The clients of the run.
+    new: The clients that are scored after it; None without any, and in a sweep,
+      which scores nobody on test examples.
   """
 
   trained: datasets.FederatedDataset
@@ -58,9 +58,6 @@ def load_data(trial: plan.Trial) -> TrialData:
   may mean something, such as the domain of their texts. It depends on the seed,
   the number of clients and that of new ones alone, so that all methods, and the
   sweep before them, train the same clients.
-
-  Args:
-    trial: The trial.
 
   Raises:
     ValueError: If the data cannot be divided so.
@@ -99,9 +96,7 @@ def run(
   """Runs a trial, or what is left of it.
 
   Args:
-    trial: The trial.
-    directory: Its folder.
-    runtime_options: Of the runtime, see `experiment.run`.
+    runtime_options: Options of the runtime, see `experiment.run`.
 
   Raises:
     ValueError: If the settings do not fit one another.
@@ -233,9 +228,6 @@ def _server_state(process, runtime, store):
 def read_spec(directory: str) -> dict:
   """What `trial.json` in a trial's folder holds.
 
-  Args:
-    directory: The folder.
-
   Returns:
     `trial`, the settings of a `plan.Trial`, and `runtime_options`.
 
@@ -259,9 +251,6 @@ def main(argv: Sequence[str]) -> None:
   """Runs the trial in a folder; see the module's docstring.
 
   Expected errors end the process with one line on stderr and status 1.
-
-  Args:
-    argv: The program, and the folder.
   """
   try:
     errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])

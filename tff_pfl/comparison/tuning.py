@@ -93,7 +93,7 @@ def validation_view(
       overlap (`num_overlapping`) it is the last ones, and those that overlap
       with them are in neither part; a client with too few for that is trained
       on all and not scored.
-    seed: Of the division, non-negative.
+    seed: Seed of the division, non-negative.
 
   Returns:
     The same clients; `train` is what is left of their training examples.
@@ -126,11 +126,9 @@ def choose(
   it may be any client's.
 
   Args:
-    algorithm: The method.
-    trials: Of the points, at least one.
-    points: The grid.
-    summaries: Of the trials' runs (see `report.write_report`); None for those
-      that failed.
+    trials: The trials of the points, at least one.
+    summaries: The summaries of the trials' runs (see `report.write_report`);
+      None for those that failed.
     failures: Why they failed; None for the others.
     refused: Points that were not tried, and why (see `Comparison.refused`).
 
@@ -182,10 +180,9 @@ def without_choice(
   """The table of a grid of which the method allows a single point.
 
   Args:
-    algorithm: The method.
-    seed: Of the comparison's first runs.
-    point: What it allows, and so is taken untried.
-    refused: The others, and why, at least one.
+    seed: Seed of the comparison's first runs.
+    point: The point that it allows, and so is taken untried.
+    refused: The other points, and why they are refused, at least one.
   """
   return results.Tuning(
     algorithm=algorithm,

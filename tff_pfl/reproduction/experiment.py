@@ -20,11 +20,8 @@ class Claim(NamedTuple):
   """A statement of a paper, and whether the experiment bears it out.
 
   Attributes:
-    claim: The statement, in one sentence.
     paper: Where it stands, such as 'FedRep, figure 3'.
-    measured: The number it was reduced to.
     threshold: What `measured` was compared with, such as '> 0.98'.
-    passed: Whether it holds.
   """
 
   claim: str
@@ -64,13 +61,12 @@ class Settings(NamedTuple):
   Attributes:
     directory: The experiment's own folder, for runs that can be resumed.
     fast: Whether to take the test suite's sizes instead of the full ones.
-    dataset: Instead of the experiment's own data set; only for experiments with
-      images.
+    dataset: A data set instead of the experiment's own; only for experiments
+      with images.
     data_dir: Folder of the data sets' files; None for what each does by itself.
-    seed: Of everything random; non-negative.
+    seed: Seed of everything random, non-negative.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class.
-    show_progress: Whether to draw progress bars.
   """
 
   directory: str

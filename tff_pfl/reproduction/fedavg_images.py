@@ -66,8 +66,6 @@ class TrainingSizes:
   Attributes:
     dataset: The data set, unless the settings name another.
     partition: How the data are divided among the clients.
-    cohort_size: Clients in a round.
-    widths: Units of the hidden layers.
     num_local_updates: Local steps in a round times rounds; a multiple of each
       number of local steps.
     learning_rate: Rate of local training and of fine-tuning, which also share
@@ -109,7 +107,6 @@ class NewClientSizes(TrainingSizes):
 
   Attributes:
     num_local_steps: FedAvg's local steps in a round (tau).
-    new_classes: The classes that only new clients have.
     num_new_clients: New clients for each seed and number of examples.
     num_epochs: Epochs of fine-tuning of all weights.
   """
@@ -141,7 +138,6 @@ class CkaSizes(NewClientSizes):
   """Sizes and hyperparameters of `fedavg_cka`.
 
   Attributes:
-    num_examples: Examples that a new client is fine-tuned on.
     num_images: Test images of the new classes on which layers are compared.
   """
 
@@ -177,7 +173,6 @@ class _Pretrained(NamedTuple):
 
   Attributes:
     process: What was trained; it personalizes by fine-tuning.
-    state: The server's last state.
     num_clients: Clients it was trained on.
     accuracy: The global model's on their test images, mean over clients.
   """
@@ -240,10 +235,6 @@ def _train(
 
   Args:
     name: The run's name, but for the number of steps and the seed.
-    arrays: What is dealt to clients.
-    num_local_steps: Local steps in a round (tau); 1 is D-SGD.
-    sizes: Sizes and hyperparameters.
-    settings: How the experiment is run.
     seed: The seed of partition, initial weights and training.
     num_epochs: Epochs of fine-tuning, by which the process personalizes.
   """
@@ -493,7 +484,6 @@ class _Transfer(NamedTuple):
     title: What it is called in the figure.
     old: The training clients' examples.
     new: The new clients' examples.
-    nums_examples: Numbers of examples of a new client.
   """
 
   title: str

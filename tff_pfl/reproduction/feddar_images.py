@@ -61,7 +61,6 @@ class Sizes(trials.Sizes):
   Attributes:
     one_partition: The partition of `feddar_k` and `feddar_ablation`.
     dataset_arguments: Arguments that the data set takes.
-    widths: Units of the hidden layers.
     projection_dim: Features of FedDAR-SA's projection; None for no projection.
     dimensions: Dimensions of the representation that `feddar_k` compares.
     num_rounds: Rounds of training, with those of a warm-up.

@@ -87,21 +87,19 @@ class Sizes:
 
   Attributes:
     sample_counts: Samples of a client (L), fewest first.
-    prior: Of the domains where they are unequal (p).
+    prior: The domains' prior where they are unequal (p).
     num_clients: Training clients (n).
-    dimension: Of the inputs (d).
+    dimension: Length of an input (d).
     rank: Columns of the representation (k).
-    concentration: Of the clients' mixtures (alpha).
+    concentration: Concentration of the clients' mixtures (alpha).
     noise_std: Standard deviation of the labels' noise (sigma).
-    num_rounds: Rounds of training.
-    rounds_per_record: Rounds between two points of a curve.
     num_seeds: Ground truths.
-    num_test_samples: Of each client.
-    learning_rate: Of FedDAR, Separate FedAvg and FedRep.
-    fed_rep_ridge: Of FedRep's heads, which have few samples.
-    fed_avg_learning_rate: Smaller, for a client's own loss is steep.
-    fed_avg_num_local_steps: FedAvg's in a round.
-    local_learning_rate: Of clients alone.
+    num_test_samples: Test samples of each client.
+    learning_rate: Learning rate of FedDAR, Separate FedAvg and FedRep.
+    fed_rep_ridge: Ridge of FedRep's heads, which have few samples.
+    fed_avg_learning_rate: FedAvg's, smaller, for a client's own loss is steep.
+    fed_avg_num_local_steps: FedAvg's local steps in a round.
+    local_learning_rate: Learning rate of clients alone.
   """
 
   sample_counts: Sequence[int] = (5, 10, 15, 20)

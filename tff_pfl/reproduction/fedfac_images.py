@@ -75,12 +75,10 @@ class Sizes(trials.Sizes):
 
   Attributes:
     num_new_clients: Clients that are not trained, in `fedfac_new_clients`.
-    cohort_size: Clients in a round.
     partitions: How the data are divided, from the most heterogeneous on.
     thresholds: tau, by the names of the partitions.
     explained_variance: kappa.
     model: A key of `zoo.MODELS`.
-    model_arguments: Arguments that the model takes.
     layers: Lambda, from the first on; FedFac divides the last one.
     swept_thresholds: Values of tau that `fedfac_tuning` tries.
     swept_variances: Values of kappa that it tries.

@@ -79,16 +79,13 @@ class Sizes:
     num_clients: C.
     num_inputs: d.
     num_neurons: m.
-    num_examples: Of a client, for training and again for tests.
+    num_examples: Examples of a client, for training and again for tests.
     settings: (p, alpha): the shared parts of neurons and of covariates. The
       first of each is that of the other's variation.
     random_start: Whether the first setting also runs from random weights.
     start_noise: Standard deviation of what is added to true weights.
     explained_variance: kappa.
-    num_rounds: Rounds.
-    learning_rate: Of SGD.
-    batch_size: Examples per batch.
-    num_seeds: Seeds, from that of the settings on.
+    learning_rate: Learning rate of SGD.
   """
 
   num_clients: int = 100
@@ -131,7 +128,6 @@ class Problem(NamedTuple):
     is_personal: Which are a client's own: bool `[neurons]`.
     head: a, `[neurons]`, scaled so that the outputs have variance 1.
     bias: b, minus the median of the outputs.
-    clients: Their examples.
   """
 
   weights: np.ndarray
@@ -147,10 +143,8 @@ def make_problem(
   """Draws a problem.
 
   Args:
-    sizes: Of it.
     neurons_shared: p, in (0, 1).
     covariates_shared: alpha, in [0, 1].
-    seed: Of everything drawn.
   """
   rng = np.random.default_rng(seed)
   num_clients = sizes.num_clients
@@ -196,12 +190,7 @@ def make_problem(
 
 
 def oracle(problem: Problem, explained_variance: float) -> np.ndarray:
-  """Which neurons factor analysis of the true weights makes personal.
-
-  Args:
-    problem: The problem.
-    explained_variance: kappa.
-  """
+  """Which neurons factor analysis of the true weights makes personal."""
   columns = np.reshape(problem.weights, [-1, problem.weights.shape[-1]])
   factors = factor_analysis.principal_factors(
     factor_analysis.correlations(

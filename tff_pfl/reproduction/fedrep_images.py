@@ -65,8 +65,6 @@ class TrainingSizes:
     dataset: The data set, unless the settings name another.
     partition: How the data are divided among the clients.
     num_clients: Clients in training.
-    cohort_size: Clients in a round.
-    widths: Units of the hidden layers.
     learning_rate: The same for all methods, as is the momentum.
     num_seeds: Seeds, from that of the settings on. Each has its own clients and
       initial weights.
@@ -111,8 +109,6 @@ class NewClientsSizes(TrainingSizes):
     num_training_classes: For a data set without another one of such images:
       training has so many of its classes, the new clients the others.
     new_client_partition: How the new clients' data are divided.
-    num_new_clients: The most new clients there are.
-    num_new_client_examples: Training examples of a new client.
     nums_epochs: Epochs of a new client on its head, smallest first.
   """
 
@@ -371,8 +367,6 @@ def _score(
     process: What the clients do to the initial head.
     weights: Trained weights; they may lack the head.
     bench: What they were trained on.
-    clients: The new clients.
-    runtime: What scores them.
   """
   state = runtime.run(process.initialize)
   body = bench.model.weight_names(bench.model.body_layers)

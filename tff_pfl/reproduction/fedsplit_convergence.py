@@ -54,12 +54,9 @@ class Sizes:
   Attributes:
     num_clients: C.
     num_examples: n, of each client.
-    num_inputs: Of the network.
     num_neurons: m_1 and m_2 each.
     num_local_steps: G.
     step_size: eta_l.
-    num_rounds: Rounds.
-    num_seeds: Seeds, from that of the settings on.
   """
 
   num_clients: int = 5

@@ -50,16 +50,10 @@ def draw_lines(
   """Draws curves, with their spread where it is given.
 
   Args:
-    axes: Where to draw.
     series: By name, `(x, y)` or `(x, y, spread)`: sequences of one length.
       What is not finite leaves a gap, as does what a logarithmic axis cannot
       show. The spread reaches from y - spread to y + spread: error bars for a
       few points, a band for many.
-    x_label: What the horizontal axis shows, with its unit.
-    y_label: What the vertical axis shows, with its unit.
-    log_x: Whether the horizontal axis is logarithmic.
-    log_y: Whether the vertical axis is logarithmic.
-    title: Of the panel; empty for none.
 
   Raises:
     ValueError: If there is no series, or one's sequences differ in length.
@@ -92,7 +86,6 @@ def tell_spread(
   """Says below the top of a figure what its error bars or bands are.
 
   Args:
-    figure: The figure.
     num_seeds: Seeds that the values are means over.
     num_new_clients: New clients for each seed, that they are means over, too.
   """
@@ -119,9 +112,7 @@ def draw_matrix(
   """Draws a square matrix in colors, with its numbers where they fit.
 
   Args:
-    axes: Where to draw.
     matrix: Float `[n, n]`. What is not finite is left gray.
-    title: Of the panel; empty for none.
     labels: The n names of its rows, and of its columns.
     low: The value of the darkest color. Panels to be compared need the same.
     high: The value of the brightest color, larger than `low`.
@@ -165,12 +156,9 @@ def draw_bars(
   """Draws groups of bars with error bars.
 
   Args:
-    axes: Where to draw.
     values: By group and series, `(mean, spread)`: the height of the bar and
       half the length of its error bar. A series that a group lacks leaves its
       place empty.
-    y_label: What the vertical axis shows, with its unit.
-    title: Of the panel; empty for none.
 
   Raises:
     ValueError: If there is no value.

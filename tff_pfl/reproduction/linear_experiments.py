@@ -66,18 +66,17 @@ class FedRepSizes:
 
   Attributes:
     nums_clients: Numbers of training clients (n), fewest first.
-    dimension: Of the inputs (d).
+    dimension: Length of an input (d).
     rank: Columns of the representation (k).
-    samples_per_client: The same in each round (m).
+    samples_per_client: Samples, the same in each round (m).
     noise_std: Standard deviation of the labels' noise, where there is any.
-    learning_rate: Of all methods but FedSGD, for representation and head.
-    num_rounds: Rounds of training.
+    learning_rate: Learning rate of all methods but FedSGD, for representation
+      and head.
     num_seeds: Ground truths.
     sample_counts: Numbers of samples of a new client.
-    num_new_clients: For each seed.
-    fed_sgd_learning_rate: Smaller, for its gradients are noisy.
+    num_new_clients: New clients for each seed.
+    fed_sgd_learning_rate: FedSGD's, smaller, for its gradients are noisy.
     fed_sgd_batch_size: Samples that a client draws in a round of FedSGD.
-    fed_sgd_num_rounds: Rounds of FedSGD.
   """
 
   nums_clients: Sequence[int]
@@ -121,18 +120,17 @@ class FedAvgSizes:
 
   Attributes:
     num_clients: Training clients (M).
-    dimension: Of the inputs (d).
+    dimension: Length of an input (d).
     rank: Columns of the representation (k).
-    learning_rate: Of all methods (alpha).
-    num_local_steps: FedAvg's in a round (tau).
-    num_rounds: Rounds of training.
+    learning_rate: Learning rate of all methods (alpha).
+    num_local_steps: FedAvg's local steps in a round (tau).
     num_runs: Ground truths.
-    proposition_distance: From the ground truth, where all k directions are
-      equally far from it (Proposition 1).
+    proposition_distance: Distance of a start from the ground truth, where all k
+      directions are equally far from it (Proposition 1).
     sample_counts: Numbers of samples of a new client.
-    num_new_clients: For each run.
+    num_new_clients: New clients for each run.
     noise_std: Standard deviation of the noise of a new client's labels.
-    fine_tuning_learning_rate: Of the new client's steps.
+    fine_tuning_learning_rate: Learning rate of the new client's steps.
     num_fine_tuning_steps: Full-batch steps on representation and head (tau').
   """
 
@@ -602,11 +600,9 @@ def _train_averaged(
   """FedAvg and D-GD from the same start.
 
   Args:
-    sizes: The sizes.
-    problem: The problem.
-    seed: Of the start.
-    distance: Of the start, the same in all k directions; None for a random
-      start.
+    seed: Seed of the start.
+    distance: Distance of the start, the same in all k directions; None for a
+      random start.
   """
   representation = None
   if distance is not None:

@@ -51,12 +51,9 @@ class Sizes:
   Attributes:
     dataset: The data set, unless the settings name another.
     partition: How the data are divided among the clients.
-    cohort_size: Clients in a round.
-    widths: Units of the hidden layers.
     inner_learning_rate: Rate of the inner step and the step at test time
       (alpha).
     learning_rate: Rate of the local iterations, FedAvg's too (beta).
-    rounds_per_evaluation: Rounds between evaluations.
     nums_local_steps: Local iterations in a round (tau), smallest first.
     num_seeds: Seeds, from that of the settings on. Each has its own clients and
       initial weights.

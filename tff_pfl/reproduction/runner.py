@@ -58,9 +58,8 @@ def run(
   """Runs an experiment, or reads what it found before.
 
   Args:
-    experiment: What to run.
-    settings: How. Their directory is where the experiment gets a folder of its
-      own name.
+    settings: How to run it. Their directory is where the experiment gets a
+      folder of its own name.
     rerun: Whether to delete what is in that folder and start anew, with
       whatever settings.
 
@@ -116,9 +115,7 @@ def run_all(
   `summary.json` in the settings' directory has the claims of all of them.
 
   Args:
-    experiments: What to run.
     settings: As for `run`; the data set is for those with images.
-    rerun: As for `run`.
 
   Returns:
     The summary of each as from `run`; of one that raised an expected error

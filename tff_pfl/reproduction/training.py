@@ -28,7 +28,6 @@ class Trained(NamedTuple):
     state: The server's last state; `state.global_weights` are the weights.
     evaluations: One mapping for each evaluated round: `round`, `personal`,
       `global` (means of metrics over clients) and `fairness`.
-    summary: As in the run's `summary.json`.
   """
 
   state: personalized_process.ServerState
@@ -108,10 +107,8 @@ def seeded(
   """Yields the clients and an MLP with its initial weights for each seed.
 
   Args:
-    arrays: What is dealt to the clients.
     sizes: Their `num_clients` and `partition`, the model's `widths` and
       `jit_compile`, and `num_seeds`.
-    settings: How the experiment is run.
     **model_arguments: Further arguments of `zoo.mlp`.
   """
   for seed in repeats.seeds(settings, sizes.num_seeds):
@@ -143,11 +140,6 @@ def train(
 
   Args:
     name: The run's name among those of the experiment.
-    process: The method.
-    data: The clients.
-    settings: How the experiment is run.
-    num_rounds: Rounds of training.
-    cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations of all clients.
     num_final_evaluations: How many of the last rounds are all evaluated.
   """
@@ -187,8 +179,6 @@ def score_new_clients(
     process: The method, with the options of personalization to score with; it
       need not be the very process that was trained.
     runtime: One for all calls, as it keeps what it compiled.
-    state: The server's state after training.
-    clients: The new clients.
     first_index: Client index of the first; the number of training clients, so
       that no client's seed is used twice.
 

@@ -48,11 +48,9 @@ class Sizes:
   Attributes:
     num_clients: Clients, new ones included.
     partitions: How the data are divided, by what the results call it.
-    num_rounds: Rounds of training.
     num_epochs: Local epochs of a round and of fine-tuning.
     num_head_epochs: Epochs on the head where it is trained in turn.
     learning_rate: The same for all methods.
-    batch_size: Examples per batch.
     num_seeds: Seeds, from that of the settings on.
   """
 
@@ -106,9 +104,6 @@ def make_trial(
     method: The method; its `config` is not read.
     label: What the results call the partition of the data.
     seed: The seed of partition and run.
-    sizes: What all methods share.
-    settings: How the experiment is run.
-    dataset: A key of `datasets.DATASETS`.
     num_new_clients: How many of the clients are not trained.
     **config: Fields of `RunConfig` that differ between experiments.
   """
@@ -151,7 +146,6 @@ def run_methods(
     methods: By the name of a partition.
     make: From a method, the name of a partition and a seed to the trial.
     num_seeds: Seeds, from that of the settings on.
-    settings: How the experiment is run.
 
   Returns:
     The folders of all seeds' runs, by name of partition and method.
@@ -179,7 +173,6 @@ def run(
 
   Args:
     trials: By any key; their names are distinct.
-    settings: How the experiment is run.
 
   Returns:
     The trials' folders by key.

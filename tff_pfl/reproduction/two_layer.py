@@ -33,7 +33,7 @@ class Client(NamedTuple):
   Attributes:
     train: Training examples: `x` float32 `[n, inputs]`, `y` `[n]`, int32 where
       the network classifies, else float32.
-    test: Test examples, alike.
+    test: Test examples, of the same form.
   """
 
   train: examples.Examples
@@ -52,7 +52,6 @@ def make_network(
   Args:
     kernel: `[inputs, neurons]`, where the server starts.
     head: `[neurons]`, a.
-    bias: b.
     classifies: Whether outputs are scores of class 1; else the loss is the mean
       squared error.
   """
@@ -86,10 +85,8 @@ def build_fed_split(
   """FedSplit with given neurons, all clients counting alike.
 
   Args:
-    network: Of `make_network`.
+    network: What `make_network` returns.
     is_personal: bool `[neurons]`.
-    seed: Of the training.
-    **hparams: Of local training.
   """
   chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))
   return fed_split.build_fed_split(
@@ -111,9 +108,6 @@ def run(
 
   Args:
     process: FedSplit or FedFac in its dynamic mode.
-    clients: Their data.
-    runtime: Executes it.
-    num_rounds: Rounds.
     initial_local: The clients' states before the first round, of `own_neurons`;
       None for those of the process, in which they have none of their own.
 
