@@ -132,89 +132,24 @@ _FED_REP_SETTINGS = (
     'of letters, too.',
   ),
 )
-# In percent, by the columns above.
-_FED_REP_ROWS = (
-  (
-    'Local Only',
-    'local_only',
-    _NOT_FINE_TUNED,
-    # Of our copy's six figures the first is lost: with two classes a client
-    # they cannot be below those with five.
-    (None, 70.68, 78.30, 75.29, 41.29, 69.88, 60.86),
-  ),
-  (
-    'FedAvg',
-    'fed_avg',
-    _NOT_FINE_TUNED,
-    (42.65, 51.78, 44.31, 23.94, 31.97, 52.75, 51.64),
-  ),
-  (
-    'FedAvg+FT',
-    'fed_avg',
-    _HEAD_FINE_TUNED,
-    (87.65, 73.68, 82.04, None, 55.44, 71.92, 72.41),
-  ),
-  (
-    'FedProx',
-    'fed_prox',
-    _NOT_FINE_TUNED,
-    (39.92, 50.99, 21.93, 20.17, 28.52, 52.33, 18.89),
-  ),
-  (
-    'FedProx+FT',
-    'fed_prox',
-    _HEAD_FINE_TUNED,
-    (85.81, 72.75, 75.41, 78.52, 55.09, 71.21, 53.54),
-  ),
-  (
-    'Fed-MTL',
-    'fed_mtl',
-    _NOT_FINE_TUNED,
-    (80.46, 58.31, 76.53, 71.47, 41.25, 71.20, 54.11),
-  ),
-  (
-    'PerFedAvg',
-    'per_fed_avg',
-    _AS_PRESCRIBED,
-    (82.27, 67.20, 67.36, 72.05, 52.49, 68.45, 71.51),
-  ),
-  (
-    'LG-FedAvg',
-    'lg_fed_avg',
-    _NOT_FINE_TUNED,
-    (84.14, 63.02, 77.48, 72.44, 38.76, 70.37, 62.08),
-  ),
-  (
-    'L2GD',
-    'l2gd',
-    _NOT_FINE_TUNED,
-    (81.04, 59.98, 71.96, 72.13, 42.84, 70.67, 66.18),
-  ),
-  (
-    'APFL',
-    'apfl',
-    _NOT_FINE_TUNED,
-    (83.77, 72.29, 82.39, 78.20, 55.44, 69.87, 70.74),
-  ),
-  (
-    'Ditto',
-    'ditto',
-    _NOT_FINE_TUNED,
-    (85.39, 70.34, 80.36, 78.91, None, 71.04, 68.28),
-  ),
-  (
-    'FedPer',
-    'fed_per',
-    _NOT_FINE_TUNED,
-    (87.13, 73.84, 81.73, 76.00, 55.68, 72.12, 76.91),
-  ),
-  (
-    'FedRep',
-    'fed_rep',
-    _NOT_FINE_TUNED,
-    (None, None, None, 79.15, 56.10, None, None),
-  ),
-)
+# In percent, by the columns above; where the head is fine-tuned, the method's
+# name says so. Of the six figures of Local Only in our copy the first is lost:
+# with two classes a client they cannot be below those with five.
+_FED_REP_TABLE = """
+Local Only|local_only |    - 70.68 78.30 75.29 41.29 69.88 60.86
+FedAvg    |fed_avg    |42.65 51.78 44.31 23.94 31.97 52.75 51.64
+FedAvg+FT |fed_avg    |87.65 73.68 82.04     - 55.44 71.92 72.41
+FedProx   |fed_prox   |39.92 50.99 21.93 20.17 28.52 52.33 18.89
+FedProx+FT|fed_prox   |85.81 72.75 75.41 78.52 55.09 71.21 53.54
+Fed-MTL   |fed_mtl    |80.46 58.31 76.53 71.47 41.25 71.20 54.11
+PerFedAvg |per_fed_avg|82.27 67.20 67.36 72.05 52.49 68.45 71.51
+LG-FedAvg |lg_fed_avg |84.14 63.02 77.48 72.44 38.76 70.37 62.08
+L2GD      |l2gd       |81.04 59.98 71.96 72.13 42.84 70.67 66.18
+APFL      |apfl       |83.77 72.29 82.39 78.20 55.44 69.87 70.74
+Ditto     |ditto      |85.39 70.34 80.36 78.91     - 71.04 68.28
+FedPer    |fed_per    |87.13 73.84 81.73 76.00 55.68 72.12 76.91
+FedRep    |fed_rep    |    -     -     - 79.15 56.10     -     -
+"""
 
 _FED_FAC = Source(
   'FedFac (Wang et al., 2023)',
@@ -233,56 +168,16 @@ _FED_FAC_SETTINGS = (
   PublishedSetting('femnist', 1079, 'natural'),
   PublishedSetting('shakespeare', 778, 'natural'),
 )
-_FED_FAC_ROWS = (
-  (
-    'FedAvg',
-    'fed_avg',
-    _NOT_FINE_TUNED,
-    (80.33, 70.39, 68.49, 7.10, 30.11, 45.13, 76.80, 49.96),
-  ),
-  (
-    'FedProx',
-    'fed_prox',
-    _NOT_FINE_TUNED,
-    (80.58, 71.96, 70.07, 20.93, 33.13, 46.58, 81.07, 49.92),
-  ),
-  (
-    'FedPer',
-    'fed_per',
-    _NOT_FINE_TUNED,
-    (76.24, 71.30, 68.70, 67.73, 66.43, 59.94, 71.23, 50.14),
-  ),
-  (
-    'LG-FedAvg',
-    'lg_fed_avg',
-    _NOT_FINE_TUNED,
-    (77.10, 55.44, 47.02, 65.86, 24.35, 22.43, 76.53, 36.36),
-  ),
-  (
-    'FedEM',
-    'fed_em',
-    _NOT_FINE_TUNED,
-    (57.22, 57.08, 53.31, 52.24, 51.89, 61.83, 79.49, 35.33),
-  ),
-  (
-    'FedRep',
-    'fed_rep',
-    _NOT_FINE_TUNED,
-    (66.94, 39.32, 30.72, 21.53, 17.25, 11.07, 69.65, 40.95),
-  ),
-  (
-    'FedFac (static)',
-    'fed_fac_static',
-    _NOT_FINE_TUNED,
-    (83.07, 74.83, 70.47, 71.38, 68.97, 61.07, 81.39, 49.83),
-  ),
-  (
-    'FedFac (dynamic)',
-    'fed_fac',
-    _NOT_FINE_TUNED,
-    (83.07, 74.87, 71.53, 71.36, 69.32, 62.75, 83.01, 50.29),
-  ),
-)
+_FED_FAC_TABLE = """
+FedAvg          |fed_avg       |80.33 70.39 68.49  7.10 30.11 45.13 76.80 49.96
+FedProx         |fed_prox      |80.58 71.96 70.07 20.93 33.13 46.58 81.07 49.92
+FedPer          |fed_per       |76.24 71.30 68.70 67.73 66.43 59.94 71.23 50.14
+LG-FedAvg       |lg_fed_avg    |77.10 55.44 47.02 65.86 24.35 22.43 76.53 36.36
+FedEM           |fed_em        |57.22 57.08 53.31 52.24 51.89 61.83 79.49 35.33
+FedRep          |fed_rep       |66.94 39.32 30.72 21.53 17.25 11.07 69.65 40.95
+FedFac (static) |fed_fac_static|83.07 74.83 70.47 71.38 68.97 61.07 81.39 49.83
+FedFac (dynamic)|fed_fac       |83.07 74.87 71.53 71.36 69.32 62.75 83.01 50.29
+"""
 
 _FED_DAR = Source(
   'FedDAR (Zhong et al., ICLR 2023)',
@@ -298,51 +193,50 @@ _DOMAIN_METRICS = (
   'mean_domain_accuracy',
 )
 # In percent, by the metrics above.
-_FED_DAR_ROWS = (
-  ('FedDAR-SA', 'fed_dar_sa', (50.0, 40.6, 43.4)),
-  ('FedDAR-WA', 'fed_dar_wa', (49.9, 40.0, 42.9)),
-  ('FedAvg', 'fed_avg', (45.7, 38.8, 41.6)),
-)
+_FED_DAR_TABLE = """
+FedDAR-SA|fed_dar_sa| 50.0  40.6  43.4
+FedDAR-WA|fed_dar_wa| 49.9  40.0  42.9
+FedAvg   |fed_avg   | 45.7  38.8  41.6
+"""
 
 
-def _by_setting(
-  source: Source, settings: Sequence[PublishedSetting], rows: Sequence[Any]
+def _read(
+  source: Source,
+  table: str,
+  columns: Sequence[tuple[PublishedSetting, Optional[str]]],
 ) -> Iterator[PublishedFigure]:
-  """The cells of a table whose columns are settings."""
-  for setting, (method, algorithm, variants, values) in itertools.product(
-    settings, rows
-  ):
-    # A model fine-tuned after the last round has no earlier rounds.
-    metric = _LAST if variants == _HEAD_FINE_TUNED else _LAST_10
-    yield PublishedFigure(
-      source,
-      setting,
-      method,
-      algorithm,
-      variants,
-      metric,
-      _fraction(values[settings.index(setting)]),
-    )
+  """The cells of a table, row by row.
 
-
-def _by_domain_metric() -> Iterator[PublishedFigure]:
-  """The cells of FedDAR's table, whose columns are metrics."""
-  for method, algorithm, values in _FED_DAR_ROWS:
-    for metric, value in zip(_DOMAIN_METRICS, values):
+  Args:
+    source: The table.
+    table: Its rows: method|key of the algorithm|figures in percent, '-' for
+      those that are not known.
+    columns: The setting and the metric of each figure; None for the mean over
+      the last ten rounds, or after the last one where models are fine-tuned
+      then, which have no earlier rounds.
+  """
+  for line in table.strip().splitlines():
+    method, algorithm, values = map(str.strip, line.split('|'))
+    variants, metric = _NOT_FINE_TUNED, _LAST_10
+    if algorithm == 'per_fed_avg':
+      variants = _AS_PRESCRIBED
+    elif method.endswith('+FT'):
+      variants, metric = _HEAD_FINE_TUNED, _LAST
+    for (setting, column_metric), value in zip(columns, values.split()):
       yield PublishedFigure(
-        _FED_DAR,
-        _FED_DAR_SETTING,
+        source,
+        setting,
         method,
         algorithm,
-        _NOT_FINE_TUNED,
-        metric,
+        variants,
+        column_metric or metric,
         _fraction(value),
       )
 
 
-def _fraction(percent: Optional[float]) -> Optional[float]:
+def _fraction(percent: str) -> Optional[float]:
   # Four decimals are all that the papers give.
-  return None if percent is None else round(percent / 100, 4)
+  return None if percent == '-' else round(float(percent) / 100, 4)
 
 
 def _equal(a: Optional[str], b: Optional[str]) -> bool:
@@ -356,9 +250,11 @@ def _equal(a: Optional[str], b: Optional[str]) -> bool:
 
 
 FIGURES: tuple[PublishedFigure, ...] = (
-  *_by_setting(_FED_REP, _FED_REP_SETTINGS, _FED_REP_ROWS),
-  *_by_setting(_FED_FAC, _FED_FAC_SETTINGS, _FED_FAC_ROWS),
-  *_by_domain_metric(),
+  *_read(_FED_REP, _FED_REP_TABLE, [(s, None) for s in _FED_REP_SETTINGS]),
+  *_read(_FED_FAC, _FED_FAC_TABLE, [(s, None) for s in _FED_FAC_SETTINGS]),
+  *_read(
+    _FED_DAR, _FED_DAR_TABLE, [(_FED_DAR_SETTING, m) for m in _DOMAIN_METRICS]
+  ),
 )
 
 
