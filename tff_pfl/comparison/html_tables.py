@@ -153,8 +153,6 @@ def _domain_figures(methods, names, score, title):
       name,
       f"{title} of the personal models on all clients' test examples of the "
       'domain, after the last round.',
-      'accuracy',
-      True,
     )
     for name in names
   ]

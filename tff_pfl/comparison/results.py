@@ -40,8 +40,8 @@ class Metric(NamedTuple):
   name: str
   title: str
   description: str
-  unit: str
-  higher_is_better: Optional[bool]
+  unit: str = 'accuracy'
+  higher_is_better: Optional[bool] = True
 
 
 METRICS = (
@@ -50,39 +50,29 @@ METRICS = (
     'personal accuracy, last 10 rounds',
     'Mean over clients and over the evaluations of the last 10 rounds; of '
     'personal models that were made of the last round only, none.',
-    'accuracy',
-    True,
   ),
   Metric(
     'personal_accuracy',
     'personal accuracy, last round',
     "Mean over clients of their personal models' accuracy after the last "
     'round.',
-    'accuracy',
-    True,
   ),
   Metric(
     'global_accuracy_last_10',
     'global accuracy, last 10 rounds',
     'Likewise of the global model alone; none without one.',
-    'accuracy',
-    True,
   ),
   Metric(
     'global_accuracy',
     'global accuracy, last round',
     'Mean over clients of the accuracy of the global model after the last '
     'round; none without one.',
-    'accuracy',
-    True,
   ),
   Metric(
     'worst_10_percent',
     'worst 10% of clients',
     'Mean personal accuracy over the worst tenth of the clients, after the '
     'last round.',
-    'accuracy',
-    True,
   ),
   Metric(
     'fraction_hurt',
@@ -106,8 +96,6 @@ METRICS = (
     'new clients',
     'Mean personal accuracy over clients that took no part in training; none '
     'where there are no such clients.',
-    'accuracy',
-    True,
   ),
   Metric(
     'new_client_ensemble_accuracy',
@@ -115,8 +103,6 @@ METRICS = (
     "Likewise of the mean prediction of all trained clients' models, with "
     'nothing trained on the new clients; none for methods whose clients have '
     'no weights of their own.',
-    'accuracy',
-    True,
   ),
   Metric(
     'personal_loss',
@@ -183,8 +169,6 @@ def _domain_metrics(score, title):
       f'{name} {title} over domains, {rounds}',
       f"{which} of the domains' {title}, {when}; a domain's is that of the "
       "personal models on all clients' test examples of the domain.",
-      'accuracy',
-      True,
     )
     for suffix, rounds, when in _ROUNDS
     for name, which in (
@@ -203,8 +187,6 @@ def _client_auc_metrics():
       f'AUC, mean over clients, {rounds}',
       f"Mean over clients of their personal models' AUC, {when}; of clients "
       'whose test examples are of both classes.',
-      'accuracy',
-      True,
     )
     for suffix, rounds, when in _ROUNDS
   ]

@@ -26,9 +26,11 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparison import plan, tuning
 from tff_pfl.evaluation import ensemble, personalized_evaluation
+from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, run_store, warm_up
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import shutdown
+from tff_pfl.templates import personalized_process
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
@@ -172,7 +174,7 @@ def _score_variant(process, runtime, store, data):
   evaluation = personalized_evaluation.evaluate(
     process,
     runtime,
-    _server_state(process, runtime, store),
+    server_state(process, runtime, store),
     population.states,
     data.trained,
   )
@@ -187,16 +189,46 @@ def _score_new(process, runtime, store, data):
   """Scores clients that took no part, each fitted to its own training data."""
   if data.new is None:
     return []
-  # Indices beyond the run's own clients, so that no seed is used twice.
-  first = data.trained.num_clients
+  return score_new_clients(
+    process,
+    runtime,
+    server_state(process, runtime, store),
+    data.new,
+    first_index=data.trained.num_clients,
+  )
+
+
+def score_new_clients(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  state: personalized_process.ServerState,
+  clients: datasets.FederatedDataset,
+  *,
+  first_index: int,
+) -> list:
+  """Scores clients that took no part in training.
+
+  Args:
+    process: The method, with the options of personalization to score with; it
+      need not be the very process that was trained.
+    runtime: One for all calls, as it keeps what it compiled.
+    state: The server's state after training.
+    clients: The new clients.
+    first_index: Client index of the first; the number of training clients, so
+      that no client's seed is used twice.
+
+  Returns:
+    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
+    its metrics `before` and `after` personalization.
+  """
   return personalized_evaluation.evaluate_clients(
     process,
     runtime,
-    _server_state(process, runtime, store),
+    state,
     lambda positions: runtime.run(
-      process.initialize_client_states, [first + i for i in positions]
+      process.initialize_client_states, [first_index + i for i in positions]
     ),
-    data.new,
+    clients,
   )
 
 
@@ -208,7 +240,7 @@ def _score_by_ensemble(process, runtime, store, data):
     return ensemble.evaluate_clients(
       process,
       runtime,
-      _server_state(process, runtime, store),
+      server_state(process, runtime, store),
       client_population.ClientPopulation(process, runtime, store).states,
       data.trained,
       data.new,
@@ -219,7 +251,12 @@ def _score_by_ensemble(process, runtime, store, data):
     return []
 
 
-def _server_state(process, runtime, store):
+def server_state(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  store: run_store.RunStore,
+) -> personalized_process.ServerState:
+  """The server's last state in a run's store."""
   return client_population.decode_state(
     store.server_state(), runtime.run(process.initialize)
   )

@@ -47,6 +47,7 @@ from matplotlib.figure import Figure
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
+from tff_pfl.comparison import trial
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.evaluation import representation
 from tff_pfl.models import keras_bridge, split_model
@@ -539,7 +540,7 @@ def _accuracies(
     return [
       [
         row['after']['accuracy']
-        for row in training.score_new_clients(
+        for row in trial.score_new_clients(
           trained.process,
           runtime,
           trained.state,
@@ -586,9 +587,10 @@ def _draw_new_classes(
   transfers: Mapping[str, _Transfer],
   accuracies: Mapping[str, _Accuracies],
 ):
-  figure.set_size_inches(5.5 * len(transfers), 4.4)
   of_steps = next(iter(accuracies.values()))[1]
-  figures.tell_spread(figure, *next(iter(of_steps.values())).shape)
+  figures.prepare(
+    figure, 5.5 * len(transfers), 4.4, *next(iter(of_steps.values())).shape
+  )
   panels = figure.subplots(1, len(transfers), squeeze=False)[0]
   for axes, (name, transfer) in zip(panels, transfers.items()):
     figures.draw_lines(
@@ -729,8 +731,7 @@ def _cka_claims(similarities: _Similarities) -> Sequence[experiment.Claim]:
 
 
 def _draw_cka(figure: Figure, similarities: _Similarities):
-  figure.set_size_inches(6.5, 4.4)
-  figures.tell_spread(figure, *next(iter(similarities[1].values())).shape)
+  figures.prepare(figure, 6.5, 4.4, *next(iter(similarities[1].values())).shape)
   figures.draw_bars(
     figure.subplots(),
     {

@@ -372,8 +372,7 @@ def run_domains(settings: experiment.Settings) -> experiment.Result:
 
 def _draw_domains(figure: Figure, found, sizes, names) -> None:
   """The mean over domains and the worst one, by partition and method."""
-  figure.set_size_inches(11, 7.6)
-  figures.tell_spread(figure, sizes.num_seeds)
+  figures.prepare(figure, 11, 7.6, sizes.num_seeds)
   panels = {'mean': 'Mean over domains', 'min': 'Worst domain'}
   for axes, (name, title) in zip(figure.subplots(2, 1), panels.items()):
     figures.draw_bars(
@@ -426,8 +425,7 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
     )
 
   def draw(figure: Figure) -> None:
-    figure.set_size_inches(6, 4.4)
-    figures.tell_spread(figure, sizes.num_seeds)
+    figures.prepare(figure, 6, 4.4, sizes.num_seeds)
     figures.draw_lines(
       figure.subplots(),
       {name: curve(name) for name in (_FED_DAR_SA, _FED_DAR_WA)},
@@ -527,8 +525,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
     ]
 
   def draw(figure: Figure) -> None:
-    figure.set_size_inches(9, 4.6)
-    figures.tell_spread(figure, sizes.num_seeds)
+    figures.prepare(figure, 9, 4.6, sizes.num_seeds)
     figures.draw_bars(
       figure.subplots(),
       {

@@ -329,8 +329,7 @@ def _rows(measured: _Measurements) -> Sequence[Mapping[str, Any]]:
 
 
 def _draw(sizes: Sizes, measured: _Measurements, figure: Figure) -> None:
-  figure.set_size_inches(13.2, 4.8)
-  figures.tell_spread(figure, sizes.num_seeds)
+  figures.prepare(figure, 13.2, 4.8, sizes.num_seeds)
   unequal, equal, curves = figure.subplots(1, 3)
   for axes, domains in ((unequal, _UNEQUAL), (equal, _EQUAL)):
     figures.draw_lines(

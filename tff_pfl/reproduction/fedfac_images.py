@@ -263,8 +263,7 @@ def _table_rows(
 def _draw_table(
   table: _Table, num_seeds: int, y_label: str, figure: Figure
 ) -> None:
-  figure.set_size_inches(12, 4.8)
-  figures.tell_spread(figure, num_seeds)
+  figures.prepare(figure, 12, 4.8, num_seeds)
   groups = collections.defaultdict(dict)
   for (partition, method), values in table.items():
     groups[method][partition] = repeats.mean_and_std(values)

@@ -443,8 +443,7 @@ def _rows(runs: _Runs) -> Sequence[Mapping[str, Any]]:
 
 
 def _draw(sizes: Sizes, runs: _Runs, figure: Figure) -> None:
-  figure.set_size_inches(14, 8.4)
-  figures.tell_spread(figure, sizes.num_seeds)
+  figures.prepare(figure, 14, 8.4, sizes.num_seeds)
   middle = sizes.settings[0]
   over_p = sorted({pair for pair in sizes.settings if pair[1] == middle[1]})
   over_alpha = sorted({pair for pair in sizes.settings if pair[0] == middle[0]})

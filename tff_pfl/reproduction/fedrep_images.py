@@ -43,6 +43,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
+from tff_pfl.comparison import trial
 from tff_pfl.models import split_model
 from tff_pfl.reproduction import experiment, figures, training
 from tff_pfl.runtime import base as runtime_base
@@ -224,9 +225,8 @@ def _drawing(
   """A figure with the accuracies against the number of epochs."""
 
   def draw(figure: Figure) -> None:
-    figure.set_size_inches(6, 4.4)
     of_epochs = accuracies[_FED_REP]
-    figures.tell_spread(figure, len(of_epochs[min(of_epochs)]))
+    figures.prepare(figure, 6, 4.4, len(of_epochs[min(of_epochs)]))
     figures.draw_lines(
       figure.subplots(),
       {
@@ -376,7 +376,7 @@ def _score(
       state.global_weights,
     )
   )
-  rows = training.score_new_clients(
+  rows = trial.score_new_clients(
     process, runtime, state, clients, first_index=bench.data.num_clients
   )
   return float(np.mean([row['after']['accuracy'] for row in rows]))

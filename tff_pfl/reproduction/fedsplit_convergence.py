@@ -221,8 +221,7 @@ def _claims(
 def _draw(
   sizes: Sizes, losses: Mapping[str, np.ndarray], figure: Figure
 ) -> None:
-  figure.set_size_inches(6.4, 4.6)
-  figures.tell_spread(figure, sizes.num_seeds)
+  figures.prepare(figure, 6.4, 4.6, sizes.num_seeds)
   figures.draw_lines(
     figure.subplots(),
     {

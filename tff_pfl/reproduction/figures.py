@@ -80,15 +80,23 @@ def draw_lines(
     axes.legend(frameon=False)
 
 
-def tell_spread(
-  figure: Figure, num_seeds: int, num_new_clients: int = 1
+def prepare(
+  figure: Figure,
+  width: float,
+  height: float,
+  num_seeds: int,
+  num_new_clients: int = 1,
 ) -> None:
-  """Says below the top of a figure what its error bars or bands are.
+  """Sizes a figure and says below its top what its error bars or bands are.
 
   Args:
+    figure: An empty figure.
+    width: In inches.
+    height: In inches.
     num_seeds: Seeds that the values are means over.
     num_new_clients: New clients for each seed, that they are means over, too.
   """
+  figure.set_size_inches(width, height)
   over = f'{num_seeds} seed{"s" * (num_seeds > 1)}'
   if num_new_clients > 1:
     over += f' of {num_new_clients} new clients'

@@ -646,9 +646,8 @@ def _rows_by_samples(sizes, errors_by_method, name):
 
 
 def _draw_by_samples(sizes, errors_by_method, y_label, figure: Figure) -> None:
-  figure.set_size_inches(6.4, 4.4)
   num_seeds = len(next(iter(errors_by_method.values())))
-  figures.tell_spread(figure, num_seeds)
+  figures.prepare(figure, 6.4, 4.4, num_seeds)
   figures.draw_lines(
     figure.add_subplot(),
     {
@@ -663,8 +662,7 @@ def _draw_by_samples(sizes, errors_by_method, y_label, figure: Figure) -> None:
 
 def _draw_by_num_clients(sizes, distances, figure: Figure) -> None:
   nums_clients = sizes.nums_clients
-  figure.set_size_inches(3.6 * len(nums_clients), 3.8)
-  figures.tell_spread(figure, sizes.num_seeds)
+  figures.prepare(figure, 3.6 * len(nums_clients), 3.8, sizes.num_seeds)
   panels = figure.subplots(1, len(nums_clients), sharey=True)
   for axes, num_clients in zip(panels, nums_clients):
     figures.draw_lines(
@@ -684,8 +682,7 @@ def _draw_by_num_clients(sizes, distances, figure: Figure) -> None:
 
 
 def _draw_representation(sizes, series, figure: Figure) -> None:
-  figure.set_size_inches(13.2, 4.0)
-  figures.tell_spread(figure, sizes.num_runs)
+  figures.prepare(figure, 13.2, 4.0, sizes.num_runs)
   panels = (
     ('random', 'distance', 'Principal angle distance', 'Random start'),
     (

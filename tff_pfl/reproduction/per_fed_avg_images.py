@@ -269,8 +269,9 @@ def _rows(curves: _Curves) -> Sequence[Mapping[str, Any]]:
 
 
 def _draw(figure: Figure, curves: _Curves) -> None:
-  figure.set_size_inches(5.5 * len(curves), 4.4)
-  figures.tell_spread(figure, len(curves[max(curves)][_FED_AVG].last))
+  figures.prepare(
+    figure, 5.5 * len(curves), 4.4, len(curves[max(curves)][_FED_AVG].last)
+  )
   panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
   for axes, (num_steps, of_method) in zip(panels, curves.items()):
     figures.draw_lines(

@@ -1,4 +1,4 @@
-"""Training and scoring for the experiments with networks."""
+"""Data and training for the experiments with networks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
-from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.comparison import trial
 from tff_pfl.models import split_model, zoo
 from tff_pfl.reproduction import experiment as experiment_lib
 from tff_pfl.reproduction import repeats
-from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import client_population, experiment, run_store
+from tff_pfl.simulation import experiment, run_store
 from tff_pfl.templates import personalized_process
 
 # Data sets whose images have one shape and whose classes differ: new clients of
@@ -32,7 +31,6 @@ class Trained(NamedTuple):
 
   state: personalized_process.ServerState
   evaluations: Sequence[Mapping[str, Any]]
-  summary: Mapping[str, Any]
 
 
 def data_dir_for(
@@ -144,7 +142,7 @@ def train(
     num_final_evaluations: How many of the last rounds are all evaluated.
   """
   directory = settings.run_dir(name)
-  summary = experiment.run(
+  experiment.run(
     process,
     data,
     output_dir=directory,
@@ -159,39 +157,5 @@ def train(
   )
   with run_store.RunStore.open_for_reading(directory) as store:
     with settings.create_runtime() as runtime:
-      state = client_population.decode_state(
-        store.server_state(), runtime.run(process.initialize)
-      )
-    return Trained(state, store.evaluations(), summary)
-
-
-def score_new_clients(
-  process: personalized_process.PersonalizedProcess,
-  runtime: runtime_base.Runtime,
-  state: personalized_process.ServerState,
-  clients: datasets.FederatedDataset,
-  *,
-  first_index: int,
-) -> list:
-  """Scores clients that took no part in training.
-
-  Args:
-    process: The method, with the options of personalization to score with; it
-      need not be the very process that was trained.
-    runtime: One for all calls, as it keeps what it compiled.
-    first_index: Client index of the first; the number of training clients, so
-      that no client's seed is used twice.
-
-  Returns:
-    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
-    its metrics `before` and `after` personalization.
-  """
-  return personalized_evaluation.evaluate_clients(
-    process,
-    runtime,
-    state,
-    lambda positions: runtime.run(
-      process.initialize_client_states, [first_index + i for i in positions]
-    ),
-    clients,
-  )
+      state = trial.server_state(process, runtime, store)
+    return Trained(state, store.evaluations())
