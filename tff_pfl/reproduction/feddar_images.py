@@ -142,6 +142,10 @@ class _Scores(NamedTuple):
     """The mean over seeds of a figure."""
     return float(np.mean(self.by_seed[name]))
 
+  def mean_and_std(self, name: str) -> tuple:
+    """The mean over seeds of a figure, and its spread."""
+    return self.mean(name), experiment.spread(self.by_seed[name])
+
 
 def _dataset_of(settings: experiment.Settings) -> str:
   return settings.dataset or _DEFAULT_DATASET
@@ -261,9 +265,8 @@ def _rows(
       **{
         f'{name}{end}': value
         for name in _FIGURES
-        for end, value in (
-          ('', scores.mean(name)),
-          ('_std_over_seeds', experiment.spread(scores.by_seed[name])),
+        for end, value in zip(
+          ('', '_std_over_seeds'), scores.mean_and_std(name)
         )
       },
       **{f'domain/{name}': v for name, v in scores.by_domain.items()},
@@ -379,10 +382,7 @@ def _draw_domains(figure: Figure, found, sizes, names) -> None:
       axes,
       {
         method: {
-          label: (
-            found[label, method].mean(name),
-            experiment.spread(found[label, method].by_seed[name]),
-          )
+          label: found[label, method].mean_and_std(name)
           for label in sizes.partitions
         }
         for method in names
@@ -417,12 +417,8 @@ def run_k(settings: experiment.Settings) -> experiment.Result:
     return max(found[name, k].mean('mean') for k in sizes.dimensions)
 
   def curve(name):
-    scores = [found[name, k] for k in sizes.dimensions]
-    return (
-      sizes.dimensions,
-      [s.mean('mean') for s in scores],
-      [experiment.spread(s.by_seed['mean']) for s in scores],
-    )
+    scores = [found[name, k].mean_and_std('mean') for k in sizes.dimensions]
+    return sizes.dimensions, *zip(*scores)
 
   def draw(figure: Figure) -> None:
     figures.prepare(figure, 6, 4.4, sizes.num_seeds)
@@ -530,10 +526,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
       figure.subplots(),
       {
         m.name: {
-          title: (
-            found[m.name,].mean(name),
-            experiment.spread(found[m.name,].by_seed[name]),
-          )
+          title: found[m.name,].mean_and_std(name)
           for name, title in (('mean', 'Mean'), ('min', 'Worst domain'))
         }
         for m in methods

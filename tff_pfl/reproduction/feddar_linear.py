@@ -337,9 +337,11 @@ def _draw(sizes: Sizes, measured: _Measurements, figure: Figure) -> None:
       {
         name: (
           sizes.sample_counts,
-          *_columns(
-            repeats.mean_and_std(measured[domains, name, count].errors)
-            for count in sizes.sample_counts
+          *zip(
+            *(
+              repeats.mean_and_std(measured[domains, name, count].errors)
+              for count in sizes.sample_counts
+            )
           ),
         )
         for name in sizes.methods()
@@ -371,10 +373,6 @@ def _draw(sizes: Sizes, measured: _Measurements, figure: Figure) -> None:
     ncols=4,
     frameon=False,
   )
-
-
-def _columns(rows):
-  return zip(*rows)
 
 
 EXPERIMENTS = (

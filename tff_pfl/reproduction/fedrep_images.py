@@ -45,7 +45,7 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import trial
 from tff_pfl.models import split_model
-from tff_pfl.reproduction import experiment, figures, training
+from tff_pfl.reproduction import experiment, figures, repeats, training
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalization, personalized_process
 
@@ -210,9 +210,7 @@ def _rows(accuracies: _Accuracies) -> Sequence[Mapping[str, Any]]:
     {
       'method': method,
       'num_epochs': num_epochs,
-      'mean_accuracy': float(np.mean(values)),
-      'std_over_seeds': experiment.spread(values),
-      'of_seeds': [float(value) for value in values],
+      **repeats.accuracy_columns(values),
     }
     for method, of_epochs in accuracies.items()
     for num_epochs, values in of_epochs.items()
@@ -232,8 +230,7 @@ def _drawing(
       {
         method: (
           list(of_epochs),
-          np.mean(list(of_epochs.values()), axis=1),
-          experiment.spread(np.transpose(list(of_epochs.values()))),
+          *repeats.mean_and_std(np.transpose(list(of_epochs.values()))),
         )
         for method, of_epochs in accuracies.items()
       },

@@ -169,12 +169,12 @@ def _fedsplit_convergence(settings: experiment.Settings) -> experiment.Result:
     rows=[
       {
         'method': name,
-        'round': int(index),
+        'round': index,
         'loss_share': mean,
         'loss_share_std_over_seeds': std,
       }
       for name, values in losses.items()
-      for index, mean, std in zip(rounds, *repeats.mean_and_std(values))
+      for index, mean, std in zip(*repeats.by_round(values))
     ],
     setup=dataclasses.asdict(sizes),
     draw=functools.partial(_draw, sizes, losses),
@@ -224,13 +224,7 @@ def _draw(
   figures.prepare(figure, 6.4, 4.6, sizes.num_seeds)
   figures.draw_lines(
     figure.subplots(),
-    {
-      name: (
-        np.arange(sizes.num_rounds + 1),
-        *repeats.mean_and_std(values),
-      )
-      for name, values in losses.items()
-    },
+    {name: repeats.by_round(values) for name, values in losses.items()},
     x_label='Round',
     y_label='Training loss, share of the initial',
     log_y=True,

@@ -210,10 +210,12 @@ def _fed_rep_convergence(settings: experiment.Settings) -> experiment.Result:
     for seed in repeats.seeds(settings, sizes.num_seeds):
       problem = _fed_rep_problem(sizes, num_clients, noise_std, seed)
       method = head_methods[name](sizes.learning_rate)
+      # From the method of moments and with a zero head.
+      initial = model_lib.LinearModel(
+        initialization.method_of_moments(problem), np.zeros(problem.rank)
+      )
       histories.append(
-        simulation.run(
-          method, problem, sizes.num_rounds, initial=_moments(problem)
-        )
+        simulation.run(method, problem, sizes.num_rounds, initial=initial)
       )
     distances[num_clients, name] = np.stack([h.distance for h in histories])
   # Of the others the logarithm of the distance is no line.
@@ -232,9 +234,7 @@ def _fed_rep_convergence(settings: experiment.Settings) -> experiment.Result:
         'distance_std': std,
       }
       for (num_clients, name), values in distances.items()
-      for round_number, (mean, std) in enumerate(
-        zip(*repeats.mean_and_std(values))
-      )
+      for round_number, mean, std in zip(*repeats.by_round(values))
     ],
     setup={
       **dataclasses.asdict(sizes),
@@ -439,9 +439,7 @@ def _fed_avg_representation(settings: experiment.Settings) -> experiment.Result:
         'std': std,
       }
       for (start, name, quantity), values in series.items()
-      for round_number, (mean, std) in enumerate(
-        zip(*repeats.mean_and_std(values))
-      )
+      for round_number, mean, std in zip(*repeats.by_round(values))
     ],
     setup=dataclasses.asdict(sizes),
     draw=functools.partial(_draw_representation, sizes, series),
@@ -570,13 +568,6 @@ def _fed_rep_problem(
   )
 
 
-def _moments(problem: problem_lib.LinearProblem) -> model_lib.LinearModel:
-  """The first model, from the method of moments and with a zero head."""
-  return model_lib.LinearModel(
-    initialization.method_of_moments(problem), np.zeros(problem.rank)
-  )
-
-
 def _fed_avg_problem(
   sizes: FedAvgSizes, seed: int
 ) -> problem_lib.LinearProblem:
@@ -668,7 +659,7 @@ def _draw_by_num_clients(sizes, distances, figure: Figure) -> None:
     figures.draw_lines(
       axes,
       {
-        name: _curve(values)
+        name: repeats.by_round(values)
         for (n, name), values in distances.items()
         if n == num_clients
       },
@@ -704,7 +695,7 @@ def _draw_representation(sizes, series, figure: Figure) -> None:
     figures.draw_lines(
       axes,
       {
-        name: _curve(series[start, name, quantity])
+        name: repeats.by_round(series[start, name, quantity])
         for name in (_FED_AVG, _D_GD)
       },
       x_label='Round',
@@ -712,11 +703,6 @@ def _draw_representation(sizes, series, figure: Figure) -> None:
       log_y=True,
       title=title,
     )
-
-
-def _curve(values: np.ndarray) -> tuple:
-  """Rounds, mean and standard deviation over the seeds."""
-  return (np.arange(values.shape[1]), *repeats.mean_and_std(values))
 
 
 EXPERIMENTS = (

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl.algorithms import registry
 from tff_pfl.models import split_model
-from tff_pfl.reproduction import experiment, figures, training
+from tff_pfl.reproduction import experiment, figures, repeats, training
 from tff_pfl.templates import personalization, personalized_process
 
 _FIGURE = 'Per-FedAvg, figure 1'
@@ -258,9 +258,7 @@ def _rows(curves: _Curves) -> Sequence[Mapping[str, Any]]:
       'num_local_steps': num_steps,
       'method': method,
       'round': int(round_number),
-      'mean_accuracy': float(values.mean()),
-      'std_over_seeds': experiment.spread(values),
-      'of_seeds': values.tolist(),
+      **repeats.accuracy_columns(values),
     }
     for num_steps, of_method in curves.items()
     for method, curve in of_method.items()
@@ -277,11 +275,7 @@ def _draw(figure: Figure, curves: _Curves) -> None:
     figures.draw_lines(
       axes,
       {
-        method: (
-          curve.rounds,
-          curve.accuracies.mean(axis=0),
-          experiment.spread(curve.accuracies),
-        )
+        method: (curve.rounds, *repeats.mean_and_std(curve.accuracies))
         for method, curve in of_method.items()
       },
       x_label='Round',

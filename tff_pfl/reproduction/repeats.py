@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,3 +34,17 @@ def with_progress(
 def mean_and_std(values: Any) -> tuple[Any, Any]:
   """The mean and the sample standard deviation over the first axis."""
   return np.mean(values, axis=0), experiment.spread(values)
+
+
+def by_round(values: np.ndarray) -> tuple[range, Any, Any]:
+  """Rounds from 0 on, mean and deviation of `[num_seeds, num_rounds + 1]`."""
+  return range(values.shape[1]), *mean_and_std(values)
+
+
+def accuracy_columns(values: Any) -> Mapping[str, Any]:
+  """Columns of a table that sum up the accuracies of all seeds."""
+  return {
+    'mean_accuracy': float(np.mean(values)),
+    'std_over_seeds': experiment.spread(values),
+    'of_seeds': [float(value) for value in values],
+  }
