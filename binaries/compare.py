@@ -53,8 +53,8 @@ _GRID = flags.DEFINE_multi_string(
 _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
-  f'Of {", ".join(plan.VARIANTS)}: how the models of the last round are '
-  'fine-tuned and scored, besides as --fine_tune says.',
+  f'Ways, among {", ".join(plan.VARIANTS)}, in which the models of the last '
+  'round are fine-tuned and scored, besides as --fine_tune says.',
 )
 _NUM_NEW_CLIENTS = flags.DEFINE_integer(
   'num_new_clients',

@@ -60,7 +60,9 @@ _DATASET = flags.DEFINE_enum(
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder with the data sets' files, for those that have any."
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of everything random.', lower_bound=0)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Seed of everything random.', lower_bound=0
+)
 for _name in runtime_flags.names():
   flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(program)

@@ -49,8 +49,8 @@ _MODEL = flags.DEFINE_enum(
   'model',
   'mlp',
   list(zoo.MODELS),
-  'linear; mlp; cnn: the 5-layer CNN of FedRep; resnet_18 and vgg_16: with '
-  'group normalization; text_mlp: of the mean of the '
+  'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; resnet_18 and '
+  'vgg_16: with group normalization; text_mlp: of the mean of the '
   "words' embeddings; text_lstm: of characters or words.",
 )
 _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
@@ -75,8 +75,8 @@ _REWEIGHT_DOMAINS = flags.DEFINE_boolean(
 _NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
   'num_warmup_rounds',
   0,
-  'Rounds of FedAvg before, from whose model the method and its baselines '
-  'start.',
+  'Rounds of FedAvg before those of the run; the method and its baselines '
+  'start from their model.',
   lower_bound=0,
 )
 _NUM_ROUNDS = flags.DEFINE_integer(
@@ -114,7 +114,8 @@ _NUM_FINAL_EVALUATIONS = flags.DEFINE_integer(
 _SEED = flags.DEFINE_integer(
   'seed',
   0,
-  'Of the partition, the initial weights, the sampling and all client work.',
+  'Seed of the partition, the initial weights, the sampling and all client '
+  'work.',
   lower_bound=0,
 )
 _AGGREGATOR = flags.DEFINE_enum(

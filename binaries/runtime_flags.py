@@ -10,8 +10,8 @@ _RUNTIME = flags.DEFINE_enum(
   'runtime',
   runtime.DEFAULT,
   list(runtime.RUNTIMES),
-  'What executes. in_process: this process, on its CPU cores or GPUs; native: '
-  "TFF's own C++ worker; remote: the --workers.",
+  'What executes a round. in_process: this process, on its CPU cores or GPUs; '
+  "native: TFF's own C++ worker; remote: the --workers.",
 )
 _DEVICES = flags.DEFINE_list(
   'devices',

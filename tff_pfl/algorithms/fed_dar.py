@@ -63,11 +63,12 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   Attributes:
     num_head_epochs: Epochs on the heads in a round; 5 in the paper's
       experiments on images.
-    num_body_epochs: Epochs on the body in a round; likewise 5.
+    num_body_epochs: Epochs on the body in a round; 5 in the paper's experiments
+      on images.
     aggregation: How heads are combined: weighted_average or second_order.
-    ridge: For second_order: what is added to the Hessian's diagonal, as a share
-      of its largest eigenvalue, at least 0; 0 is for exact sums of well
-      conditioned Hessians.
+    ridge: What second_order adds to the Hessian's diagonal, as a share of its
+      largest eigenvalue, at least 0; 0 is for exact sums of well conditioned
+      Hessians.
     reweight_domains: Whether all domains count the same in the body's loss.
     alternating: Whether heads and body are trained in turn.
     projection_dim: Features that a linear layer brings those of the body down

@@ -78,8 +78,9 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedFac, besides those of local training.
 
   Attributes:
-    mode: 'dynamic' or 'static'.
-    analysed: What the factor analysis is of: the round's 'updates' of the
+    mode: Whether elements are divided anew in each round ('dynamic') or once
+      ('static').
+    analysed: What the factor analysis works on: the round's 'updates' of the
       elements' weights, or the 'weights' after it; None for updates in the
       dynamic mode and weights in the static one.
     layers: Names of the layers that are divided, separated by commas; None for

@@ -43,9 +43,9 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedSplit, besides those of local training.
 
   Attributes:
-    personal_elements: Layers and ranges of their elements, as
-      `hidden_elements.parse` takes them; None for the second half of the last
-      hidden layer, '' for none.
+    personal_elements: The personal elements, such as `dense_1:0-49,dense_2`
+      (see `hidden_elements.parse`); None for the second half of the last hidden
+      layer, '' for none.
   """
 
   personal_elements: Optional[str] = None

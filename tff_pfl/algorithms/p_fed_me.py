@@ -46,7 +46,7 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
     momentum: Momentum of w's SGD.
     proximal_strength: Strength of the pull of theta to w (lambda), positive.
     num_inner_steps: Gradient steps on theta for each batch (K), at least 1.
-    inner_learning_rate: Learning rate of these steps, positive.
+    inner_learning_rate: Learning rate of the inner steps, positive.
     num_adaptation_epochs: Epochs of mini-batches in which theta_i is solved
       before it is scored, at least 1.
   """

@@ -68,21 +68,25 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Per-FedAvg; defaults from the paper's experiment.
 
   Attributes:
-    num_epochs: If `num_steps` is None, how often D' go through the examples.
+    num_epochs: Epochs of local iterations in a round, where `num_steps` is
+      None: how often their batches D' go through the examples.
     num_steps: Local iterations in a round (tau).
     learning_rate: Learning rate of the local iterations (beta), positive.
     momentum: Momentum of the local iterations (adam does not read it), in
       [0, 1).
     optimizer: Optimizer of the local iterations: sgd or adam.
     batch_size: Examples in each of an iteration's batches; None for all.
-    variant: 'first_order', 'hessian_free' or 'exact'.
+    variant: How the meta-gradient is found: 'first_order', 'hessian_free' or
+      'exact'.
     inner_learning_rate: Learning rate of the inner steps and of adaptation
       (alpha), at least 0.
     num_inner_steps: Inner steps of an iteration, at least 1.
-    inner_scope: Which weights these steps and adaptation change: 'all', 'head'.
-    hessian_free_step: Factor of v in the variant 'hessian_free' (delta),
-      positive. Where w +- delta v crosses kinks (ReLU, max-pooling), the
-      difference is not of one smooth piece, and smaller values are better.
+    inner_scope: Weights that inner steps and adaptation change: 'all' or
+      'head'.
+    hessian_free_step: Factor of the gradient v in the differences of
+      'hessian_free' (delta), positive. Where w +- delta v crosses kinks (ReLU,
+      max-pooling), the difference is not of one smooth piece, and smaller
+      values are better.
     num_adaptation_steps: Steps before a client's model is scored, at least 0;
       None for `num_inner_steps`.
   """

@@ -49,8 +49,8 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of SCAFFOLD: of local training by plain SGD.
 
   Attributes:
-    momentum: 0; local training is plain SGD.
-    optimizer: sgd; local training is plain SGD.
+    momentum: Must be 0, for local training is plain SGD.
+    optimizer: Must be sgd, for local training is plain SGD.
     num_clients: All clients (N): just as many as there are, or c is wrong;
       None for a c of those that took part so far.
   """
