@@ -114,18 +114,13 @@ def _seeds():
   return tuple(int(text) for text in _SEEDS.value)
 
 
-def _check_tuning_flags():
-  """Refuses flags of the sweep where there is none."""
+def _comparison():
+  """What the flags ask for."""
   if not _GRID.value:
     run_flags.refuse(
       ['tuning_rounds', 'validation_fraction'],
       'without --grid there is nothing to choose',
     )
-
-
-def _comparison():
-  """What the flags ask for."""
-  _check_tuning_flags()
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
   algorithms = _algorithms()

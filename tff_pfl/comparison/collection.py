@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from tff_pfl import datasets, errors
+from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import execution, plan, results, trial
 from tff_pfl.evaluation import domain_scores
@@ -30,34 +30,6 @@ def read_summary(directory: str, name: str) -> Optional[dict]:
   if not execution.is_finished(directory, name):
     return None
   return _read_json(directory, name, report.SUMMARY_NAME)
-
-
-def partition_of(
-  seed: int,
-  trained: datasets.FederatedDataset,
-  new: Optional[datasets.FederatedDataset],
-) -> results.Partition:
-  """How the training data lie on the clients.
-
-  Args:
-    trained: Clients that are trained.
-    new: Clients that are not; None without any.
-  """
-  parts = [trained] if new is None else [trained, new]
-  counts = None
-  if trained.num_classes is not None:
-    counts = tuple(
-      tuple(row) for part in parts for row in part.class_counts().tolist()
-    )
-  return results.Partition(
-    seed=seed,
-    client_ids=tuple(i for part in parts for i in part.client_ids),
-    num_new_clients=0 if new is None else new.num_clients,
-    class_counts=counts,
-    num_train_examples=tuple(
-      part.num_train_examples(i) for part in parts for i in part.client_ids
-    ),
-  )
 
 
 def collect(

@@ -385,7 +385,13 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
-    if not targets and owner == ANY_METHOD and _is_of_any(name):
+    if (
+      not targets
+      and owner == ANY_METHOD
+      and any(
+        grid_targets(algorithm, name) for algorithm in registry.ALGORITHMS
+      )
+    ):
       # A preset for more methods than are compared.
       continue
     errors.expect(
@@ -407,11 +413,6 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid
-
-
-def _is_of_any(name):
-  """Whether any method at all has a hyperparameter of this name in a grid."""
-  return any(grid_targets(algorithm, name) for algorithm in registry.ALGORITHMS)
 
 
 def _parse_value(value, annotation, text):

@@ -122,13 +122,27 @@ def _run(comparison, directory, partition, options):
 
 
 def _partition(comparison):
-  seed = comparison.seeds[0]
+  """How the first seed's training data lie on the clients."""
   # Of any of the first seed's trials: the data are the same.
   some = comparison.trials(
     {a: comparison.points(a)[0] for a in comparison.algorithms}
   )[0]
   data = trial.load_data(some)
-  return collection.partition_of(seed, data.trained, data.new)
+  parts = [data.trained] if data.new is None else [data.trained, data.new]
+  counts = None
+  if data.trained.num_classes is not None:
+    counts = tuple(
+      tuple(row) for part in parts for row in part.class_counts().tolist()
+    )
+  return results.Partition(
+    seed=comparison.seeds[0],
+    client_ids=tuple(i for part in parts for i in part.client_ids),
+    num_new_clients=0 if data.new is None else data.new.num_clients,
+    class_counts=counts,
+    num_train_examples=tuple(
+      part.num_train_examples(i) for part in parts for i in part.client_ids
+    ),
+  )
 
 
 def _tune(comparison, directory, options):

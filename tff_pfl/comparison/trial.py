@@ -106,10 +106,17 @@ def run(
   """
   config = trial.config
   data = load_data(trial)
-  # With these names alone it would pass for a run on all clients' data.
-  is_plain = data.new is None and trial.validation_fraction is None
+  more_settings = None
+  if data.new is not None or trial.validation_fraction is not None:
+    # Without these it would pass for a run on all clients' data.
+    more_settings = {
+      'trial': {
+        'num_new_clients': trial.num_new_clients,
+        'validation_fraction': trial.validation_fraction,
+      }
+    }
   options = {
-    'more_settings': None if is_plain else {'trial': _data_settings(trial)},
+    'more_settings': more_settings,
     'runtime_options': runtime_options,
     'resume': True,
     'show_progress': False,
@@ -123,14 +130,6 @@ def run(
   ) as runtime:
     scores = _scores(trial, model, process, data, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
-
-
-def _data_settings(trial):
-  """What a trial says of its data besides what a run does."""
-  return {
-    'num_new_clients': trial.num_new_clients,
-    'validation_fraction': trial.validation_fraction,
-  }
 
 
 def _scores(trial, model, process, data, runtime, directory):

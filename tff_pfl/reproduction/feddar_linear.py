@@ -187,7 +187,17 @@ def _measure(
 ) -> _Measured:
   histories, errors = [], []
   for seed in seeds:
-    problem = _problem(sizes, domains, num_samples, seed)
+    problem = domain_problem.make_domain_problem(
+      sizes.num_clients,
+      sizes.dimension,
+      sizes.rank,
+      len(sizes.prior),
+      samples_per_client=num_samples,
+      concentration=sizes.concentration,
+      prior=sizes.prior if domains == _UNEQUAL else None,
+      noise_std=sizes.noise_std,
+      seed=seed,
+    )
     initial = model_lib.LinearModel(
       initialization.method_of_moments(problem), np.zeros(sizes.rank)
     )
@@ -208,22 +218,6 @@ def _measure(
     np.array(errors),
     np.stack([history.distance for history in histories]),
     histories[0].rounds,
-  )
-
-
-def _problem(
-  sizes: Sizes, domains: str, num_samples: int, seed: int
-) -> domain_problem.DomainProblem:
-  return domain_problem.make_domain_problem(
-    sizes.num_clients,
-    sizes.dimension,
-    sizes.rank,
-    len(sizes.prior),
-    samples_per_client=num_samples,
-    concentration=sizes.concentration,
-    prior=sizes.prior if domains == _UNEQUAL else None,
-    noise_std=sizes.noise_std,
-    seed=seed,
   )
 
 

@@ -230,10 +230,6 @@ def _accuracy(folder: str) -> float:
   return trials.summary_of(folder)['accuracy']['last_10_mean']
 
 
-def _mean_accuracy(rows: Sequence[Mapping[str, Any]]) -> float:
-  return float(np.mean([row['after']['accuracy'] for row in rows]))
-
-
 def _ends(sizes: Sizes) -> tuple:
   """The names of the partitions where clients differ most and least."""
   names = list(sizes.partitions)
@@ -412,9 +408,13 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
   for partition, of_partition in methods.items():
     for method in of_partition:
       for name, variant, key in _new_client_rows(method):
-        table[partition, name] = [
-          _mean_accuracy(trials.scores_of(folder, variant)[key])
+        scores = [
+          trials.scores_of(folder, variant)[key]
           for folder in folders[partition, method.name]
+        ]
+        table[partition, name] = [
+          float(np.mean([row['after']['accuracy'] for row in rows]))
+          for rows in scores
         ]
   means = _means(table)
   first, last = _ends(sizes)

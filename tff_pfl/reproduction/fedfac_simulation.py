@@ -267,7 +267,8 @@ class _Simulation:
     if partition == _OF_UPDATES:
       return self._dynamic('updates')
     if partition == _STATIC:
-      return self._given(self._first_of_dynamic())
+      ((state, *_),) = self._dynamic_rounds('weights', 1)
+      return self._given(~state.algorithm['is_shared'][two_layer.LAYER])
     return self._given(
       {
         _TRUE: lambda: self._problem.is_personal,
@@ -303,10 +304,6 @@ class _Simulation:
       is_shared = state.algorithm['is_shared'][two_layer.LAYER]
       agrees.append(np.mean(~is_shared == self._problem.is_personal))
     return _Run(np.array(accuracy), np.array(unchanged), np.array(agrees))
-
-  def _first_of_dynamic(self):
-    ((state, *_),) = self._dynamic_rounds('weights', 1)
-    return ~state.algorithm['is_shared'][two_layer.LAYER]
 
   def _dynamic_rounds(self, analysed, num_rounds):
     num_personal = self._problem.is_personal.sum()

@@ -194,7 +194,10 @@ def draw_bars(
       capsize=_CAP_SIZE,
     )
   axes.set_ylabel(y_label)
-  _label_groups(axes, list(values))
+  # Aslant where the names would not fit.
+  crowded = sum(map(len, values)) > _MAX_LEVEL_CHARACTERS
+  aslant = {'rotation': _BAR_LABEL_ROTATION, 'ha': 'right'} if crowded else {}
+  axes.set_xticks(range(len(values)), list(values), **aslant)
   _finish(axes, title)
   axes.grid(visible=False, axis='x')
   if len(names) > 1:
@@ -233,13 +236,6 @@ def _draw_line(axes, index, name, x, y, spread, log_y):
     axes.fill_between(
       x, y - below, y + spread, color=color, alpha=_BAND_ALPHA, linewidth=0
     )
-
-
-def _label_groups(axes, groups):
-  """Names the groups of bars, aslant where they would not fit."""
-  crowded = sum(map(len, groups)) > _MAX_LEVEL_CHARACTERS
-  aslant = {'rotation': _BAR_LABEL_ROTATION, 'ha': 'right'} if crowded else {}
-  axes.set_xticks(range(len(groups)), groups, **aslant)
 
 
 def _write_cells(axes, matrix, dark_below):
