@@ -197,9 +197,7 @@ def _personalization_flag(field_name: str) -> str:
 
 for _field in dataclasses.fields(personalization.Personalization):
   _define_field_flag(
-    _personalization_flag(_field.name),
-    personalization.Personalization,
-    _field,
+    _personalization_flag(_field.name), personalization.Personalization, _field
   )
 
 # `batch_size` is one flag for all methods.

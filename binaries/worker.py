@@ -52,9 +52,7 @@ def main() -> None:
   """Serves until it is told to end."""
   host, port = worker_port.split_address(_ADDRESS.value, '--address')
   with worker_process.start_worker(
-    host=host,
-    port=port,
-    max_concurrent_clients=_MAX_CONCURRENT_CLIENTS.value,
+    host=host, port=port, max_concurrent_clients=_MAX_CONCURRENT_CLIENTS.value
   ) as worker:
     print(f'TFF worker ready at {_ADDRESS.value} (process {worker.pid})')
     sys.stdout.flush()

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import (
-  NamedTuple,
-  Optional,
-)
+from typing import NamedTuple, Optional
 
 import matplotlib
 import numpy as np
@@ -223,8 +220,7 @@ class CurvePanel:
 
 @matplotlib.rc_context(_STYLE)
 def box_panel(
-  groups: Sequence[tuple[str, Sequence[float]]],
-  limits: tuple[float, float],
+  groups: Sequence[tuple[str, Sequence[float]]], limits: tuple[float, float]
 ) -> Figure:
   """Draws how accuracies are distributed over clients, a row for each group.
 
@@ -392,9 +388,7 @@ def partition_panel(partition: results_lib.Partition) -> Figure:
   return figure
 
 
-def common_limits(
-  values: Iterable[Sequence[float]],
-) -> tuple[float, float]:
+def common_limits(values: Iterable[Sequence[float]]) -> tuple[float, float]:
   """Limits of an axis of accuracies on which all `values` are to be seen."""
   finite = [v for several in values for v in several if math.isfinite(v)]
   low, high = min(finite, default=0.0), max(finite, default=1.0)

@@ -51,9 +51,7 @@ def curves_view(results: results_lib.ComparisonResults) -> Optional[CurvesView]:
     panels=tuple(
       Picture(
         inline_svg.inline_svg(
-          panel.show(method),
-          f'Accuracy of {method.label} by round.',
-          f'c{i}',
+          panel.show(method), f'Accuracy of {method.label} by round.', f'c{i}'
         ),
         method.label,
         _last_accuracies(method),

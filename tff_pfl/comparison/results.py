@@ -171,11 +171,7 @@ def _domain_metrics(score, title):
       "personal models on all clients' test examples of the domain.",
     )
     for suffix, rounds, when in _ROUNDS
-    for name, which in (
-      ('min', 'Lowest'),
-      ('mean', 'Mean'),
-      ('max', 'Highest'),
-    )
+    for name, which in (('min', 'Lowest'), ('mean', 'Mean'), ('max', 'Highest'))
   ]
 
 
@@ -550,10 +546,7 @@ class ComparisonResults:
     ]
     return summary_lib.format_table(
       [
-        [
-          method.label,
-          *(_cell(method, column) for column in columns),
-        ]
+        [method.label, *(_cell(method, column) for column in columns)]
         for method in self.methods
       ],
       ['method', *(titles[metric.name] for metric in columns)],

@@ -455,10 +455,7 @@ def run_cosine(settings: experiment.Settings) -> experiment.Result:
 
 
 def _new_clients(
-  arrays: arrays_lib.Arrays,
-  num_clients: int,
-  num_examples: int,
-  seed: int,
+  arrays: arrays_lib.Arrays, num_clients: int, num_examples: int, seed: int
 ) -> datasets.FederatedDataset:
   """Clients with some number of random examples each, and more to test on.
 
@@ -756,11 +753,7 @@ def run_cka(settings: experiment.Settings) -> experiment.Result:
   return experiment.Result(
     claims=_cka_claims(similarities),
     rows=[
-      {
-        'num_local_steps': steps,
-        'layer': layer,
-        **_over_clients('cka', values),
-      }
+      {'num_local_steps': steps, 'layer': layer, **_over_clients('cka', values)}
       for steps, of_steps in similarities.items()
       for layer, values in of_steps.items()
     ],

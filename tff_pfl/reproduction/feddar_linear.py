@@ -128,8 +128,7 @@ class Sizes:
       _WA_BROADCAST: domain_methods.fed_dar_wa(rate, nearest_to='broadcast'),
       _LOCAL: methods.local_only(self.local_learning_rate),
       _FED_AVG: methods.fed_avg(
-        self.fed_avg_learning_rate,
-        num_local_steps=self.fed_avg_num_local_steps,
+        self.fed_avg_learning_rate, num_local_steps=self.fed_avg_num_local_steps
       ),
       _FED_REP: methods.fed_rep(rate, ridge=self.fed_rep_ridge),
       _SEPARATE: domain_methods.separate_fed_avg(rate),
@@ -179,11 +178,7 @@ def _feddar_linear(settings: experiment.Settings) -> experiment.Result:
 
 
 def _measure(
-  sizes: Sizes,
-  domains: str,
-  name: str,
-  num_samples: int,
-  seeds: Sequence[int],
+  sizes: Sizes, domains: str, name: str, num_samples: int, seeds: Sequence[int]
 ) -> _Measured:
   histories, errors = [], []
   for seed in seeds:

@@ -217,10 +217,7 @@ def _run(
 ) -> Mapping[tuple, Sequence[str]]:
   """The folders of all seeds' runs, by name of partition and method."""
   make = functools.partial(
-    make_trial,
-    sizes=sizes,
-    settings=settings,
-    num_new_clients=num_new_clients,
+    make_trial, sizes=sizes, settings=settings, num_new_clients=num_new_clients
   )
   return trials.run_methods(methods, make, sizes.num_seeds, settings)
 
@@ -347,9 +344,7 @@ def _costs(folders: Sequence[str]) -> Mapping[str, float]:
 
 
 def _comparison_claims(
-  sizes: Sizes,
-  means: Mapping[tuple, float],
-  time_ratios: Mapping[tuple, float],
+  sizes: Sizes, means: Mapping[tuple, float], time_ratios: Mapping[tuple, float]
 ) -> Sequence[experiment.Claim]:
   first, last = _ends(sizes)
 
@@ -499,7 +494,7 @@ def run_ablation(settings: experiment.Settings) -> experiment.Result:
         'FedFac, table 8',
         means[first, shared] - means[first, personal],
         0,
-      ),
+      )
     ],
     rows=_table_rows(table),
     setup=sizes.setup(_dataset_of(settings)),

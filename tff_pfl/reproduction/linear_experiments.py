@@ -38,12 +38,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tff_pfl.linear import (
-  initialization,
-  methods,
-  new_client,
-  simulation,
-)
+from tff_pfl.linear import initialization, methods, new_client, simulation
 from tff_pfl.linear import model as model_lib
 from tff_pfl.linear import problem as problem_lib
 from tff_pfl.reproduction import experiment, figures, repeats
@@ -151,11 +146,7 @@ class FedAvgSizes:
 
 FED_AVG_FULL = FedAvgSizes()
 FED_AVG_FAST = FedAvgSizes(
-  num_clients=20,
-  dimension=20,
-  rank=2,
-  num_runs=2,
-  sample_counts=(5, 10, 30),
+  num_clients=20, dimension=20, rank=2, num_runs=2, sample_counts=(5, 10, 30)
 )
 
 
@@ -327,10 +318,7 @@ def _fed_rep_new_client(settings: experiment.Settings) -> experiment.Result:
   ):
     problem = _fed_rep_problem(sizes, num_clients, sizes.noise_std, seed)
     fed_rep = simulation.run(
-      methods.fed_rep(sizes.learning_rate),
-      problem,
-      sizes.num_rounds,
-      seed=seed,
+      methods.fed_rep(sizes.learning_rate), problem, sizes.num_rounds, seed=seed
     )
     fed_sgd = simulation.run(
       methods.fed_sgd(
@@ -504,10 +492,7 @@ def _fed_avg_representation_claims(
       1e-3,
     ),
     experiment.above(
-      'FedAvg does not: the same share',
-      figure_3,
-      mean_norm_left(_FED_AVG),
-      0.1,
+      'FedAvg does not: the same share', figure_3, mean_norm_left(_FED_AVG), 0.1
     ),
   ]
 

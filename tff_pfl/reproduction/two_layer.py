@@ -41,11 +41,7 @@ class Client(NamedTuple):
 
 
 def make_network(
-  kernel: np.ndarray,
-  head: np.ndarray,
-  bias: float = 0.0,
-  *,
-  classifies: bool,
+  kernel: np.ndarray, head: np.ndarray, bias: float = 0.0, *, classifies: bool
 ) -> split_model.SplitModel:
   """The network.
 
