@@ -18,6 +18,7 @@ from tff_pfl.comparison import (
   runner,
   trial,
 )
+from tff_pfl.comparison import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import directory_lock, run_config, summary
 
@@ -103,7 +104,7 @@ def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
 ):
   summaries = [_summary(directory, f'fed_avg-seed{seed}') for seed in (0, 1)]
   metrics = _method(found, 'fed_avg').metrics
-  assert list(metrics) == [metric.name for metric in results.METRICS]
+  assert list(metrics) == [metric.name for metric in metrics_lib.METRICS]
   for name, values in {
     'personal_accuracy_last_10': [
       s['accuracy']['last_10_mean'] for s in summaries

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tff_pfl.algorithms import registry
+from tff_pfl.comparison import metrics as metrics_lib
 from tff_pfl.comparison import results
 
 VARIANT_LABELS = {
@@ -59,7 +60,7 @@ def _method(rng, name, variant, num_clients, num_new_clients, seeds, rounds):
   has_global = name not in ('fed_rep', 'fed_per', 'local_only', 'lg_fed_avg')
   curves = tuple(_curve(rng, seed, rounds, level, has_global) for seed in seeds)
   clients = _clients(rng, seeds, num_clients, level, 'client')
-  metrics = dict.fromkeys(metric.name for metric in results.METRICS)
+  metrics = dict.fromkeys(metric.name for metric in metrics_lib.METRICS)
   metrics.update(
     personal_accuracy=results.spread(
       [level + rng.normal(0, 0.01) for _ in seeds]

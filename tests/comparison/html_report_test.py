@@ -8,6 +8,7 @@ from tests.comparison import example_comparison
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import html_report, results
+from tff_pfl.comparison import metrics as metrics_lib
 
 _VOID = {'meta', 'br', 'link', 'img', 'input', 'hr'}
 
@@ -414,7 +415,7 @@ def test_a_regression_has_neither_curves_nor_distributions(tmp_path):
   comparison = example_comparison.make_results(variants=('method',))
   accuracies = {
     metric.name: None
-    for metric in results.METRICS
+    for metric in metrics_lib.METRICS
     if metric.unit in ('accuracy', 'fraction')
   }
   page = _write(

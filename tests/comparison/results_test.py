@@ -6,6 +6,7 @@ import math
 import pytest
 
 from tff_pfl import errors
+from tff_pfl.comparison import metrics as metrics_lib
 from tff_pfl.comparison import results
 
 
@@ -32,7 +33,7 @@ def _method(label='fed_avg', **metrics):
     has_global_model=True,
     hparams={'learning_rate': 0.1, 'num_steps': None},
     metrics={
-      **{metric.name: None for metric in results.METRICS},
+      **{metric.name: None for metric in metrics_lib.METRICS},
       **metrics,
     },
     curves=(
@@ -224,7 +225,9 @@ def test_the_table_tells_of_figures_that_not_all_seeds_have():
 
 
 def test_metrics_are_named_once():
-  names = [metric.name for metric in results.METRICS + results.DOMAIN_METRICS]
+  names = [
+    metric.name for metric in metrics_lib.METRICS + metrics_lib.DOMAIN_METRICS
+  ]
   assert len(set(names)) == len(names)
   assert set(results._TABLE_TITLES) <= set(names)
   assert set(results._DOMAIN_TABLE_TITLES) <= set(names)

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.comparison import execution, plan, results, trial
+from tff_pfl.comparison import metrics as metrics_lib
 from tff_pfl.evaluation import domain_scores
 from tff_pfl.simulation import report, run_store
 
@@ -92,7 +93,7 @@ class _Trial:
       self.evaluations = store.evaluations()
 
   def metrics(self, variant):
-    """The figures of one row, by the names of `results.METRICS`."""
+    """The figures of one row, by the names of `metrics.METRICS`."""
     scores = self.scores['variants'][variant]
     evaluation = scores['evaluation']
     fairness = evaluation['fairness'] or {}
@@ -126,11 +127,13 @@ class _Trial:
     }
 
   def _domain_metrics(self, variant):
-    """Those of `results.DOMAIN_METRICS`; none for data without domains."""
+    """Those of `metrics.DOMAIN_METRICS`; none for data without domains."""
     domains = self._domains(variant)
     if domains is None:
       return {}
-    metrics = dict.fromkeys(metric.name for metric in results.DOMAIN_METRICS)
+    metrics = dict.fromkeys(
+      metric.name for metric in metrics_lib.DOMAIN_METRICS
+    )
     metrics.update(_over_domains(domains['personal']))
     if variant == plan.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
@@ -217,7 +220,7 @@ def _method(comparison, read, variant):
     hparams=first.config.settings()['hparams'],
     metrics={
       metric.name: results.spread([row[metric.name] for row in rows])
-      for metric in results.METRICS_BY_NAME.values()
+      for metric in metrics_lib.METRICS_BY_NAME.values()
       if metric.name in rows[0]
     },
     curves=tuple(curve for curve in curves if curve is not None),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
+from tff_pfl.comparison import metrics as metrics_lib
 from tff_pfl.comparison import presentation, published
 from tff_pfl.comparison import results as results_lib
 
@@ -69,7 +70,6 @@ class ResultRow(NamedTuple):
   """The figures of a method.
 
   Attributes:
-    summary: What the method is, in a line.
     variant: As in `results.MethodResult`.
     cells: One for each column; None where the method has no such figure.
   """
@@ -98,7 +98,7 @@ def results_view(
   results: results_lib.ComparisonResults,
 ) -> Optional[ResultsView]:
   """The table of all methods and figures; None where there is no figure."""
-  return _figures_view(results.methods, results_lib.METRICS)
+  return _figures_view(results.methods, metrics_lib.METRICS)
 
 
 class DomainTable(NamedTuple):
@@ -118,7 +118,6 @@ class DomainsView(NamedTuple):
 
   Attributes:
     without_test_examples: Domains that no seed has test examples of.
-    tables: At least one.
   """
 
   without_test_examples: tuple[str, ...]
@@ -148,7 +147,7 @@ def domains_view(
 def _domain_figures(methods, names, score, title):
   """A table of a score: a column for each domain, then those over domains."""
   of_domains = [
-    results_lib.Metric(
+    metrics_lib.Metric(
       f'domain {name}',
       name,
       f"{title} of the personal models on all clients' test examples of the "
@@ -158,7 +157,7 @@ def _domain_figures(methods, names, score, title):
   ]
   over_all = [
     metric
-    for metric in results_lib.DOMAIN_METRICS + results_lib.METRICS
+    for metric in metrics_lib.DOMAIN_METRICS + metrics_lib.METRICS
     if metric.name.startswith((f'domain_{score}_', _CLIENT_MEANS[score]))
   ]
 
@@ -204,13 +203,12 @@ class _Scale(NamedTuple):
   """How the figures of a column are shown.
 
   Attributes:
-    metric: The metric of the column.
     unit: The unit of those shown; empty for none.
     factor: From the metric's value to the one shown.
     decimals: Digits after the point.
   """
 
-  metric: results_lib.Metric
+  metric: metrics_lib.Metric
   unit: str
   factor: float
   decimals: int
@@ -222,7 +220,7 @@ class _Scale(NamedTuple):
 
 def _scales(
   methods: Sequence[results_lib.MethodResult],
-  metrics: Sequence[results_lib.Metric],
+  metrics: Sequence[metrics_lib.Metric],
 ) -> list[_Scale]:
   """Of the metrics for which any method has a value, in fitting units."""
   scales = []
@@ -297,8 +295,8 @@ class PublishedRow(NamedTuple):
   Attributes:
     method: What the paper calls the method.
     label: What the comparison calls the method.
-    ours: Its figure in percent.
-    published: That of the paper in percent.
+    ours: The comparison's figure in percent.
+    published: The paper's figure in percent.
     difference: Ours less the paper's, in percentage points.
   """
 
@@ -314,7 +312,6 @@ class PublishedTable(NamedTuple):
   """Figures that were published together.
 
   Attributes:
-    title: The paper and the table.
     protocol: How the paper obtained them.
     note: In what the paper's data may differ from those here, or ''.
   """
@@ -330,7 +327,6 @@ class PublishedView(NamedTuple):
 
   Attributes:
     num_new_clients: Clients that had data and took no part in training.
-    tables: At least one.
   """
 
   num_new_clients: int
@@ -363,7 +359,7 @@ def published_view(
 
 
 def _published_row(results, cell):
-  titles = {metric.name: metric.title for metric in results_lib.METRICS}
+  titles = {metric.name: metric.title for metric in metrics_lib.METRICS}
   method = _counterpart(results, cell)
   spread = method.metrics.get(cell.metric) if method is not None else None
   difference = ''
@@ -394,9 +390,7 @@ class TuningRow(NamedTuple):
   """A point of a grid.
 
   Attributes:
-    hparams: The values of the hyperparameters that are named above.
     accuracy: Accuracy on the validation data, in percent.
-    loss: Loss on the validation data.
     outcome: That it was chosen, or why it failed, or ''.
   """
 
@@ -413,7 +407,6 @@ class TuningTable(NamedTuple):
   Attributes:
     verdict: The hyperparameters that were chosen.
     num_rounds: Rounds of each point; 0 where none was run.
-    seed: Seed of all points.
     names: Names of the hyperparameters that the points differ in.
   """
 
@@ -465,7 +458,6 @@ class MethodSettings(NamedTuple):
   """What a method is and how it was run.
 
   Attributes:
-    summary: What it is, in a line.
     hparams: Its hyperparameters, in a line.
   """
 

@@ -85,7 +85,7 @@ class PublishedFigure:
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results.MethodResult.variant`.
-    metric: The name of the figure among `results.METRICS`, or what that would
+    metric: The name of the figure among `metrics.METRICS`, or what that would
       be called.
     value: In [0, 1]; None where the paper, or our copy of it, has no figure.
   """
