@@ -216,7 +216,7 @@ class PartitionView(NamedTuple):
   Attributes:
     num_examples: Training examples of all clients together.
     num_clients: Clients, new ones included.
-    seed: The seed they were dealt with.
+    seed: The seed of the partition.
     test_sizes: How many test examples clients have; None where no run of that
       seed came to its end.
   """

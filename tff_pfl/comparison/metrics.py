@@ -39,7 +39,8 @@ METRICS = (
   Metric(
     'global_accuracy_last_10',
     'global accuracy, last 10 rounds',
-    'Likewise of the global model alone; none without one.',
+    'Mean over clients and over the evaluations of the last 10 rounds of the '
+    'accuracy of the global model; none without one.',
   ),
   Metric(
     'global_accuracy',
@@ -79,9 +80,9 @@ METRICS = (
   Metric(
     'new_client_ensemble_accuracy',
     'new clients, by ensemble',
-    "Likewise of the mean prediction of all trained clients' models, with "
-    'nothing trained on the new clients; none for methods whose clients have '
-    'no weights of their own.',
+    'Mean accuracy over new clients of the mean prediction of all trained '
+    "clients' models, with nothing trained on the new clients; none for "
+    'methods whose clients have no weights of their own.',
   ),
   Metric(
     'personal_loss',

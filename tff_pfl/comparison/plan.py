@@ -34,7 +34,7 @@ class Trial:
     name: Unique in a comparison; the name of its folder.
     fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
       are personalized besides as the run says.
-    num_new_clients: Clients that are dealt data besides those of the run, to be
+    num_new_clients: Clients that get data besides those of the run, to be
       scored after it (in a sweep they are not scored).
     validation_fraction: Part of each client's training examples that takes the
       place of its test examples, in a sweep; None to score on the test
@@ -303,7 +303,7 @@ class Comparison:
   def _check_points(self, algorithm):
     """Raises `ValueError` for what is said of this very method and not allowed.
 
-    Likewise if it allows no point at all.
+    It does so too if the method allows no point at all.
     """
     own = [
       target

@@ -1,9 +1,9 @@
 """Accuracies that papers report, to be put beside those of a comparison.
 
 A published figure is worth comparing with only where the setting is the same:
-the data set, the number of clients and how the classes are dealt to them. What
-else differs (the network, the number of rounds, how a learning rate was chosen)
-a `Source` says in words.
+the data set, the number of clients and how the classes are divided among them.
+What else differs (the network, the number of rounds, how a learning rate was
+chosen) a `Source` says in words.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai, Exploiting Shared Representations for

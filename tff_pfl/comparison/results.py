@@ -41,7 +41,7 @@ _TABLE_TITLES = {
   'bytes_up_per_client': 'kB up\na client',
   'seconds_per_round': 'seconds\na round',
 }
-# Likewise of the table by domain.
+# The same for the table by domain.
 _DOMAIN_TABLE_TITLES = {
   'domain_accuracy_min': 'accuracy\nmin',
   'domain_accuracy_mean': 'accuracy\nmean',
@@ -167,7 +167,7 @@ class MethodResult:
       `metrics.DOMAIN_METRICS`; None where the method has no such thing.
     curves: One for each seed; none where the last round alone was scored.
     clients: All clients' scores, of all seeds.
-    new_clients: Those of clients that took no part in training.
+    new_clients: Scores of clients that took no part in training.
     domains: All domains' scores, of all seeds; none for data without domains.
   """
 

@@ -54,7 +54,7 @@ class TrialData(NamedTuple):
 
 
 def load_data(trial: plan.Trial) -> TrialData:
-  """Deals the data to the clients of a trial, trained and new.
+  """Divides the data among the clients of a trial, trained and new.
 
   Which clients are new is drawn at random: the order of a dataset's own clients
   may mean something, such as the domain of their texts. It depends on the seed,

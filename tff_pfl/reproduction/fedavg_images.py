@@ -459,7 +459,7 @@ def _new_clients(
 ) -> datasets.FederatedDataset:
   """Clients with some number of random examples each, and more to test on.
 
-  The test images are dealt to the clients in equal parts.
+  The test images are divided among the clients in equal parts.
   """
   training.expect_examples(arrays, num_clients * num_examples)
   order = np.random.default_rng((seed, num_examples)).permutation(len(arrays.y))

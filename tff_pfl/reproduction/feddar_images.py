@@ -8,7 +8,7 @@
 * `feddar_ablation` (table 2): re-weighting, multi-head, domain as input,
   alternating training, projection and aggregation, one after another.
 
-The data are by default the relabelled digits, which are bundled, and in which
+The data are by default the relabeled digits, which are bundled, and in which
 the labels' distribution given the image is the domain's, as the paper's problem
 has it; `rotated_digits`, `digits5` and `heart_disease` are others. Every run is
 a process of its own, as in a comparison.
