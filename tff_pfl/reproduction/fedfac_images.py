@@ -205,6 +205,7 @@ def make_trial(
     partition=sizes.partitions[partition],
     model=sizes.model,
     model_arguments=sizes.model_arguments,
+    num_rounds=sizes.num_rounds,
     cohort_size=sizes.cohort_size,
   )
 

@@ -105,29 +105,26 @@ def make_trial(
     label: What the results call the partition of the data.
     seed: The seed of partition and run.
     num_new_clients: How many of the clients are not trained.
-    **config: Fields of `RunConfig` that differ between experiments.
+    **config: Further fields of `RunConfig`.
   """
   return plan.Trial(
     name=slug(f'{label}-{method.name}-{seed}'),
     config=run_config.RunConfig(
-      **{
-        'algorithm': method.algorithm,
-        'hparams': sizes.hparams_of(method),
-        'dataset': dataset,
-        'data_dir': training.data_dir_for(dataset, settings),
-        'num_clients': sizes.num_clients - num_new_clients,
-        'personalization': personalization.Personalization(
-          learning_rate=sizes.learning_rate,
-          batch_size=sizes.batch_size,
-          num_epochs=sizes.num_epochs,
-          **sizes.optimizer,
-        ),
-        'num_rounds': sizes.num_rounds,
-        'rounds_per_evaluation': sizes.num_rounds,
-        'seed': seed,
-        'runtime': settings.runtime,
-        **config,
-      }
+      algorithm=method.algorithm,
+      hparams=sizes.hparams_of(method),
+      dataset=dataset,
+      data_dir=training.data_dir_for(dataset, settings),
+      num_clients=sizes.num_clients - num_new_clients,
+      personalization=personalization.Personalization(
+        learning_rate=sizes.learning_rate,
+        batch_size=sizes.batch_size,
+        num_epochs=sizes.num_epochs,
+        **sizes.optimizer,
+      ),
+      rounds_per_evaluation=sizes.num_rounds,
+      seed=seed,
+      runtime=settings.runtime,
+      **config,
     ),
     fine_tune_variants=(FINE_TUNED,) if method.fine_tuned else (),
     num_new_clients=num_new_clients,
