@@ -11,9 +11,9 @@
 
 A method gives a `ClientWork`; everything else is here and in `exchange_parts`:
 weights of clients, clients without examples, clients whose result is not
-finite, aggregation, the server's step, and metrics. A client whose result of an exchange is not finite
-is left out of that one and the rest of the round; in the exchanges before it
-has been counted.
+finite, aggregation, the server's step, and metrics. A client whose result of an
+exchange is not finite is left out of that one and the rest of the round; in the
+exchanges before it has been counted.
 """
 
 from __future__ import annotations
