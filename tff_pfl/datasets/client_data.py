@@ -192,6 +192,7 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
   `create_tf_dataset_for_client` there instead.
   """
 
+  # What the base class declares; `__init__` sets it.
   client_ids = None
   element_type_structure = None
 

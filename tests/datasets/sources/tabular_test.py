@@ -148,7 +148,9 @@ def test_inputs_have_names():
   table = _table(
     ('n', 'w', 'y'), ('1', 'b', '0'), ('', 'a', '1'), ('3', '', '1')
   )
-  inputs = tabular.inputs_of(table, tabular.Columns('y'), True)
+  inputs = tabular.inputs_of(
+    table, tabular.Columns('y', missing_indicators=True)
+  )
   assert inputs.names == ('n', 'w=a', 'w=b', 'n is missing', 'w is missing')
   np.testing.assert_array_equal(inputs.numbers, [[1], [np.nan], [3]])
   np.testing.assert_array_equal(

@@ -161,11 +161,11 @@ def load_heart_disease(
       zero_is_missing=('chol',),
       label_above=0,
       domain_bounds=DOMAIN_BOUNDS[domain_column],
+      missing_indicators=missing_indicators,
     ),
     num_clients,
     partition,
+    seed,
     name='heart_disease',
-    seed=seed,
-    missing_indicators=missing_indicators,
     test_fraction=test_fraction,
   )

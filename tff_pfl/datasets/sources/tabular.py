@@ -47,8 +47,8 @@ class Table(NamedTuple):
 
   Attributes:
     path: Where they come from, for messages.
-    cells: By column, in the file's order: the text of each row without blanks
-      around it, empty where it is missing.
+    cells: By column, in the file's order: the texts of the rows without blanks
+      around them, empty where missing.
   """
 
   path: str
@@ -101,6 +101,7 @@ class Columns:
   zero_is_missing: Sequence[str] = ()
   label_above: Optional[float] = None
   domain_bounds: Sequence[float] = ()
+  missing_indicators: bool = False
 
   def check(self, table: Table) -> None:
     """Raises `ValueError` unless all columns that are named are there."""
@@ -271,9 +272,7 @@ def _sorted_words(cells: Sequence[str]) -> list[str]:
   return words if others else [words[i] for i in np.argsort(numbers)]
 
 
-def inputs_of(
-  table: Table, columns: Columns, missing_indicators: bool = False
-) -> Inputs:
+def inputs_of(table: Table, columns: Columns) -> Inputs:
   """Returns the rows' inputs.
 
   A domain column is no input unless it is cut into groups: a value says more
@@ -303,7 +302,7 @@ def inputs_of(
       raise table.error(
         f'a {column} in some row, found none; name the column in `drop_columns`'
       )
-    if missing_indicators and is_missing.any():
+    if columns.missing_indicators and is_missing.any():
       indicators[f'{column} is missing'] = is_missing
   others.update(indicators)
   if not numbers and not others:
@@ -311,11 +310,11 @@ def inputs_of(
       'a column that is an input, found none besides those that are named'
       ' otherwise'
     )
-  return Inputs(
-    _side_by_side(numbers, table.num_rows, np.float64),
-    _side_by_side(others, table.num_rows, np.float32),
-    (*numbers, *others),
+  by_row = (
+    np.array([*inputs.values()], dtype).reshape(-1, table.num_rows).T
+    for inputs, dtype in ((numbers, np.float64), (others, np.float32))
   )
+  return Inputs(*by_row, (*numbers, *others))
 
 
 def _numbers_or_none(
@@ -363,33 +362,23 @@ def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
   return {f'{column}={word}': cells == word for word in words}
 
 
-def _side_by_side(
-  columns: Mapping[str, np.ndarray], num_rows: int, dtype: Any
-) -> np.ndarray:
-  if not columns:
-    return np.zeros((num_rows, 0), dtype)
-  return np.stack(list(columns.values()), axis=1).astype(dtype)
-
-
 def to_clients(
   table: Table,
   columns: Columns,
   num_clients: int,
   partition: partitioning.Partitioner,
-  *,
-  name: str,
-  seed: int = 0,
-  missing_indicators: bool = False,
-  test_fraction: float = 0.2,
+  seed: int,
+  **options: Any,
 ) -> federated_dataset.FederatedDataset:
   """Returns a table's rows, dealt to clients and standardized by them.
 
-  Args and errors are those of `load_tabular`.
+  Arguments and errors are those of `load_tabular`; the options are further ones
+  of `FederatedDataset.from_arrays`.
   """
   columns.check(table)
   y, num_classes = labels_of(table, columns)
   domain, domain_names = domains_of(table, columns)
-  inputs = inputs_of(table, columns, missing_indicators)
+  inputs = inputs_of(table, columns)
   rows = np.arange(table.num_rows)
   owners: dict[str, Any] = dict(num_clients=num_clients, partition=partition)
   if isinstance(partition, natural.Natural):
@@ -411,9 +400,8 @@ def to_clients(
     rows,
     y[rows],
     **owners,
-    test_fraction=test_fraction,
+    **options,
     num_classes=num_classes,
-    name=name,
     seed=seed,
     domain=None if domain is None else domain[rows],
     domain_names=domain_names,
@@ -498,11 +486,11 @@ def load_tabular(
       zero_is_missing=zero_is_missing_columns,
       label_above=label_above,
       domain_bounds=domain_bounds,
+      missing_indicators=missing_indicators,
     ),
     num_clients,
     partition,
+    seed,
     name='tabular',
-    seed=seed,
-    missing_indicators=missing_indicators,
     test_fraction=test_fraction,
   )
