@@ -115,7 +115,6 @@ def check_inputs(value: Any, name: str) -> np.ndarray:
 
   Args:
     value: Numbers; copied only where the dtype changes.
-    name: The argument's name for messages.
 
   Raises:
     ValueError: It is not a rectangular array of finite numbers.
@@ -136,7 +135,6 @@ def check_targets(
 
   Args:
     value: Numbers, `[examples, ...]`.
-    name: The argument's name for messages.
     num_classes: The values must be whole and in `[0, num_classes)`. None for no
       upper bound on integers; floats then are regression targets.
 
@@ -204,7 +202,6 @@ def check_domain_ids(
 
   Args:
     value: Integers, `[examples]`.
-    name: The argument's name for messages.
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
 
   Raises:

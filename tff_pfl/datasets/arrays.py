@@ -25,7 +25,6 @@ class Arrays:
     y: Training labels, int32 `[n]`, in `[0, num_classes)`.
     x_test: Test inputs, `[m, ...]`, of the same kind.
     y_test: Test labels, int32 `[m]`.
-    num_classes: Number of classes.
     transform: What makes float32 inputs of `[k, ...]` compact ones; None where
       they are what they should be.
     domain: Domain ids of the training examples, int32 `[n]`, in

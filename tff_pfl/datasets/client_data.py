@@ -205,7 +205,6 @@ class FederatedClientData(tff.simulation.datasets.ClientData):
     """Makes a view; no examples are read.
 
     Args:
-      client_ids: All clients.
       element_spec: Ordered `x`, `y` and possibly `domain` of one example.
       examples_fn: From a client id to its examples.
     """

@@ -55,13 +55,10 @@ class FederatedDataset:
     """Makes a dataset on two sources; see also the class's attributes.
 
     Args:
-      name: What the dataset is called.
       client_ids: At least one.
       element_spec: With a `domain`, an int32 scalar, if there are
         `domain_names`.
       num_classes: None for regression.
-      train: Where the training examples are.
-      test: Where the test examples are.
       positions: Each client's position in the sources; None for 0, 1, ….
       domain_names: Distinct, at least one; None for examples without domains.
 
@@ -319,7 +316,6 @@ class FederatedDataset:
       transform: See `examples.ArraySource`.
       num_overlapping: See `examples.ExampleSource`; only with `x_test`, as a
         division at random would test on what was trained on.
-      name: What the dataset is called.
       seed: Decides the partition and the test set, non-negative.
       domain: Integers, `[n]`, that say which domain an example is of.
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
@@ -375,7 +371,6 @@ class FederatedDataset:
         `ClientData.preprocess` to get there.
       test: Elements of the same kind.
       num_classes: Number of classes; None for regression, with float `y`.
-      name: What the dataset is called.
       domain_names: What the domains are called, distinct; given if and only if
         elements have a domain.
 

@@ -38,7 +38,6 @@ def find_folder(
   """Returns the folder that holds a data set's files.
 
   Args:
-    name: The data set's.
     data_dir: The files' folder or its parent.
     folders: What the files' folder may be called under `data_dir`; it goes
       before `data_dir` itself.
@@ -80,7 +79,6 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
   """Returns the one file that holds a data set.
 
   Args:
-    name: The data set's.
     data_dir: The file itself, its folder, or the parent of a folder called
       `name`, which goes before `data_dir` itself.
     patterns: What the file's name looks like, such as `*.csv`.
@@ -147,11 +145,9 @@ def check_labels(
   """Raises `ValueError` unless an array has labels in `[0, num_classes)`.
 
   Args:
-    y: The array.
     path: The file that it comes from, for the message.
     key: What it is called there.
     shape: What its shape must be.
-    num_classes: Number of classes.
   """
   if y.dtype.kind not in 'iu' or y.shape != shape:
     raise file_error(
@@ -215,7 +211,6 @@ def read_npz(path: str, keys: Sequence[str]) -> list[np.ndarray]:
   """Returns arrays of an .npz file.
 
   Args:
-    path: The file.
     keys: The arrays' names; others in the file are not read.
 
   Raises:

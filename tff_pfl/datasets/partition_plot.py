@@ -42,7 +42,6 @@ def plot_partition(
   """Writes a picture of clients × classes, training and test side by side.
 
   Args:
-    dataset: Whose partition to draw; no inputs are read.
     path: The .png file to write; it replaces an existing one.
     **options: See `partition_figure`.
 
@@ -69,8 +68,6 @@ def partition_figure(
   drawn. Beyond `max_clients`, equidistant clients stand for all.
 
   Args:
-    dataset: Whose partition to draw; no inputs are read.
-    title: None for the dataset's name.
     max_clients: Most clients to draw, at least 1.
     by: 'class', or 'domain' for a picture of clients × domains.
 

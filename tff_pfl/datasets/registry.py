@@ -155,7 +155,6 @@ def load_dataset(
 
   Args:
     name: A key of `DATASETS`.
-    num_clients: At least 1.
     partition: A partitioner or its specification; `'natural'` for datasets
       whose clients are given, of which `num_clients` are drawn at random.
     data_dir: Folder to read from, only for datasets that take one (or the file,
@@ -194,7 +193,6 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
   Args:
     name: A key of `DATASETS`, but not one whose examples come by client.
-    data_dir: See `load_dataset`.
 
   Raises:
     ValueError: The name is unknown or one of clients, or files are missing or

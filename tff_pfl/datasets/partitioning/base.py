@@ -90,11 +90,6 @@ class Partitioner(abc.ABC):
   def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
     """Deals training and test examples to the clients.
 
-    Args:
-      pool: The examples.
-      num_clients: At least 1.
-      seed: Non-negative.
-
     Raises:
       ValueError: An argument is out of range, or the rule cannot be met.
     """

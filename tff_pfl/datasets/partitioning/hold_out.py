@@ -26,7 +26,6 @@ def hold_out(
     indices: Per client its examples' positions in `y`.
     y: Labels; stratified if they are int `[n]`.
     fraction: In [0, 1).
-    seed: Non-negative.
     domain: Domain ids, int `[n]`; None without.
 
   Returns:

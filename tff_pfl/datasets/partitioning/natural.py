@@ -41,8 +41,6 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
   """Raises `ValueError` unless the partition is the natural one.
 
   Args:
-    partition: What is asked for.
-    name: The data set that is asked for.
     kind: What its clients are, in the plural.
   """
   errors.expect(
@@ -59,8 +57,6 @@ def choose_clients(
   """Returns `num_clients` of the clients, drawn at random, in their order.
 
   Args:
-    client_ids: All clients.
-    num_clients: At least 1.
     kind: What the clients are, in the plural, for the message.
     seed: Decides the draw, non-negative.
 

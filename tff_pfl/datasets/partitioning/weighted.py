@@ -19,9 +19,7 @@ class WeightedPartitioner(base.Partitioner):
     """Returns each client's claim on each class.
 
     Args:
-      num_clients: At least 1.
       class_counts: Training examples of each class, `[num_classes]`, int.
-      seed: Non-negative.
 
     Returns:
       Non-negative float64 array `[num_clients, num_classes]`.

@@ -42,8 +42,6 @@ class CifarFiles:
   """What the files of one of the data sets are.
 
   Attributes:
-    name: The data set's.
-    num_classes: Number of classes.
     archive: What the published archive is called.
     folders: What the files' folder may be called.
     train_files: The binary version's files of training images, in order.

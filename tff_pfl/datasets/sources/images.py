@@ -73,8 +73,6 @@ def load_arrays(
   """Returns images from files or else through TensorFlow Datasets.
 
   Args:
-    name: The data set's.
-    num_classes: Number of classes.
     data_dir: Where the files are; None for TensorFlow Datasets.
     read: From `data_dir` to `x`, bytes, `y`, `x_test` and `y_test`.
     files: See `_from_tensorflow_datasets`, as the next.

@@ -41,10 +41,8 @@ def next_words(
 
   Args:
     sentences: Those beyond `max_sentences` are left out.
-    vocabulary: What numbers the words.
     sequence_length: Words to go by; fewer, at the beginning of a sentence, are
       followed by 0.
-    max_sentences: At least 1.
 
   Returns:
     `x` int32 `[n, sequence_length]`, `y` int32 `[n]`, from the second word of

@@ -73,14 +73,12 @@ def make_synthetic(
   element. Test examples are drawn likewise, from the client's own classes.
 
   Args:
-    num_clients: At least 1.
     examples_per_client: Training examples of each client, at least 0.
     test_examples_per_client: Test examples of each client, at least 0.
     shape: The shape of `x`, at least one dimension, all positive.
     num_classes: At least 1.
     classes_per_client: From 1 to `num_classes`.
     noise: Standard deviation, at least 0; 0 makes a class's examples equal.
-    seed: Non-negative.
 
   Returns:
     Dataset with `x` float32 of `shape` and `y` int32.

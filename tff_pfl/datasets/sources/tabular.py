@@ -152,7 +152,6 @@ def read_table(
   """Reads a CSV file.
 
   Args:
-    path: The file.
     missing_markers: What stands for a missing value, besides an empty cell.
     columns: The columns' names of a file without a heading; None where its
       first line has them.

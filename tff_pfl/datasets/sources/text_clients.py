@@ -51,14 +51,12 @@ def make_text_clients(
   """Returns a dataset that reads texts when a client is asked for.
 
   Args:
-    name: The data set's.
     client_ids: Clients that have training and test texts.
     train: From a client to its training texts.
     test: From a client to its test texts.
     encode: From such texts to examples, `x` int32 `[n, sequence_length]` and
       `y` int32 `[n]`.
     sequence_length: Numbers in an example's input.
-    num_classes: Number of classes.
     num_overlapping: See `examples.ExampleSource`, as the next.
     in_memory: Whether the texts are.
   """

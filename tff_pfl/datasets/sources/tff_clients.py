@@ -19,8 +19,6 @@ def download(name: str, load: Callable[[], Any], remedy: str) -> Any:
   """Returns what a loader of `tff.simulation.datasets` returns.
 
   Args:
-    name: The data set's, for the message.
-    load: The loader.
     remedy: What else the user can do, for the message.
 
   Raises:

@@ -42,7 +42,6 @@ class Vocabulary(abc.ABC):
     """Returns the first words of each text as numbers.
 
     Args:
-      texts: The words of each text.
       length: How many words of each to keep; shorter texts are followed by 0.
 
     Returns:
