@@ -50,9 +50,9 @@ def test_help_of_train_gives_the_defaults_of_every_method(programs):
   text = ' '.join(programs.succeed('train', '--help').out.split())
   for words in (
     "(default: 'fed_rep')",
-    '--fed_rep_num_head_epochs: fed_rep: epochs on the head in a round '
-    '(default: 10)',
-    "--fed_avg_learning_rate: fed_avg: the clients' learning rate "
+    '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
+    '(tau_h). (default: 10)',
+    "--fed_avg_learning_rate: fed_avg: The clients' learning rate, positive. "
     '(default: 0.01)',
     "--num_rounds: Rounds of training. (default: '100')",
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
