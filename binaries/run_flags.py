@@ -70,13 +70,14 @@ _DOMAIN_MODEL = flags.DEFINE_enum(
 _REWEIGHT_DOMAINS = flags.DEFINE_boolean(
   'reweight_domains',
   False,
-  'Whether all domains count the same in the loss of the whole model.',
+  'Whether all domains count the same in the loss, where all weights are '
+  'trained together.',
 )
 _NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
   'num_warmup_rounds',
   0,
-  'Rounds of FedAvg before those of the run; the method and its baselines '
-  'start from their model.',
+  'Rounds of FedAvg before those of the run, with the local training of the '
+  'method (or of each baseline), which starts from their model.',
   lower_bound=0,
 )
 _NUM_ROUNDS = flags.DEFINE_integer(

@@ -690,7 +690,9 @@ _COUNT_COMPILATIONS = """
   )
   import numpy as np
   import tensorflow as tf
-  from tff_pfl.client import example_tensors, objectives, training_loop
+  from tff_pfl.client import (
+    example_tensors, objectives, phases, training_loop,
+  )
   from tff_pfl.models import zoo
 
   spec = {'x': tf.TensorSpec([6], tf.float32), 'y': tf.TensorSpec([], tf.int32)}

@@ -357,3 +357,5 @@ def test_unknown_model_of_domains_is_refused_with_those_there_are(model):
 def test_a_projected_model_is_not_projected_again(plain):
   projected = domain_models.projected(plain, 2)
   assert domain_models.projected(projected, 2) is projected
+  with pytest.raises(ValueError, match='projected to 3 features'):
+    domain_models.projected(projected, 3)

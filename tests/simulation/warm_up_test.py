@@ -52,6 +52,25 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   assert config.reweight_domains
 
 
+def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
+  directory, tmp_path
+):
+  unweighted = dataclasses.replace(
+    _CONFIG,
+    hparams=dataclasses.replace(_CONFIG.hparams, reweight_domains=False),
+  )
+  data = _CONFIG.load_data()
+  model = _CONFIG.build_model(data)
+  found = warm_up.run(
+    unweighted, model, data, str(tmp_path), show_progress=False
+  )
+  started = warm_up.started(_CONFIG, model, directory)
+  assert not started.domains.reweighted
+  assert toy_problems.differ(
+    dict(found.initial_weights), dict(started.initial_weights)
+  )
+
+
 def test_the_method_starts_from_the_model_of_the_warm_up(directory):
   model = _CONFIG.build_model(_CONFIG.load_data())
   started = warm_up.started(_CONFIG, model, directory)
@@ -90,6 +109,16 @@ def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
   )
 
 
+def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(directory):
+  longer = dataclasses.replace(_CONFIG, num_warmup_rounds=3)
+  with pytest.raises(errors.RunError, match='the 3 rounds .* found 2'):
+    longer.run(directory, resume=True, show_progress=False)
+  with pytest.raises(errors.RunError, match='There is a run in'):
+    _CONFIG.run(directory, show_progress=False)
+  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
+    assert store.last_round == 2
+
+
 def test_a_run_whose_warm_up_is_gone_cannot_be_opened(directory, tmp_path):
   model = _CONFIG.build_model(_CONFIG.load_data())
   with pytest.raises(errors.RunError, match='warmup'):
@@ -101,6 +130,18 @@ def test_negative_warm_up_is_refused():
     run_config.RunConfig(num_warmup_rounds=-1)
 
 
-def test_method_of_domains_makes_its_own_model_of_domains():
-  with pytest.raises(ValueError, match='`domain_model`.*shared.*fed_dar'):
-    dataclasses.replace(_CONFIG, domain_model='multi_head')
+@pytest.mark.parametrize(
+  ('algorithm', 'setting'),
+  [
+    ('fed_dar', {'domain_model': 'multi_head'}),
+    ('fed_dar', {'reweight_domains': True}),
+    ('fed_rep', {'reweight_domains': True}),
+    # Their models are drawn apart, which trained weights do not stand.
+    ('fed_em', {'num_warmup_rounds': 1}),
+    ('ifca', {'num_warmup_rounds': 1}),
+  ],
+)
+def test_settings_that_a_method_has_no_use_for_are_refused(algorithm, setting):
+  (name,) = setting
+  with pytest.raises(ValueError, match=f'`{name}`.*for {algorithm}'):
+    run_config.RunConfig(algorithm=algorithm, **setting)

@@ -68,7 +68,9 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedBabuHParams, 'body trained under a frozen head, which is then fine-tuned'
+  FedBabuHParams,
+  'body trained under a frozen head, which is then fine-tuned',
+  refuses=('reweight_domains',),
 )
 def build_fed_babu(
   model: split_model.SplitModel, hparams: FedBabuHParams

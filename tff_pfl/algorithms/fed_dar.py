@@ -95,6 +95,8 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   FedDarHParams,
   'global body, a global head for each domain, combined by curvature',
   needs_domains=True,
+  # It has options of its own for both.
+  refuses=('domain_model', 'reweight_domains'),
 )
 def build_fed_dar(
   model: split_model.SplitModel, hparams: FedDarHParams
@@ -178,7 +180,7 @@ def build_fed_dar(
         train_heads,
         combine_heads,
         weighting='num_examples',
-        seed_purpose=randomness.PREPARATION,
+        seed_purpose=randomness.FIRST_EXCHANGE,
       ),
       client_work.Exchange(train_body, receives=head_names),
     )

@@ -144,7 +144,11 @@ def _weighted_model(model, parts, log_shares):
   return trained, objectives.prediction_loss(trained, forward)
 
 
-@registry.method(FedEmHParams, 'clients are mixtures of a few global models')
+@registry.method(
+  FedEmHParams,
+  'clients are mixtures of a few global models',
+  refuses=('reweight_domains', 'num_warmup_rounds'),
+)
 def build_fed_em(
   model: split_model.SplitModel, hparams: FedEmHParams
 ) -> client_work.ClientWork:

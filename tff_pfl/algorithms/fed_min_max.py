@@ -88,6 +88,7 @@ def project_on_simplex(values: tf.Tensor) -> tf.Tensor:
   FedMinMaxHParams,
   'one global model, weighted towards the worst domain',
   needs_domains=True,
+  refuses=('domain_model', 'reweight_domains'),
 )
 def build_fed_min_max(
   model: split_model.SplitModel, hparams: FedMinMaxHParams

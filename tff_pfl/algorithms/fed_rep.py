@@ -50,7 +50,9 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
 
 
 @registry.method(
-  FedRepHParams, 'global body, local head, trained in turn: head first'
+  FedRepHParams,
+  'global body, local head, trained in turn: head first',
+  refuses=('reweight_domains',),
 )
 def build_fed_rep(
   model: split_model.SplitModel, hparams: FedRepHParams

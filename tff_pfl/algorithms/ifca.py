@@ -62,7 +62,9 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  IfcaHParams, 'a few global models, of which each client takes the best'
+  IfcaHParams,
+  'a few global models, of which each client takes the best',
+  refuses=('num_warmup_rounds',),
 )
 def build_ifca(
   model: split_model.SplitModel, hparams: IfcaHParams

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tff_pfl import errors
@@ -11,9 +10,9 @@ from tff_pfl.models import domain_models, split_model
 from tff_pfl.templates import (
   client_work,
   federated_round,
-  options,
   personalized_process,
 )
+from tff_pfl.templates import options as options_lib
 
 
 class Algorithm(NamedTuple):
@@ -24,12 +23,15 @@ class Algorithm(NamedTuple):
     build: `(model, hparams, **options) -> PersonalizedProcess`.
     summary: One line for help texts and tables.
     needs_domains: Whether it takes only models of examples with a domain.
+    refuses: Settings of a run (`RunConfig`) that would do nothing for it, or
+      harm.
   """
 
   hparams: type
   build: Callable[..., personalized_process.PersonalizedProcess]
   summary: str
   needs_domains: bool = False
+  refuses: Sequence[str] = ()
 
 
 # Filled by `method`; importing `tff_pfl.algorithms` imports all of them.
@@ -37,45 +39,53 @@ ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def method(
-  hparams: type, summary: str, *, needs_domains: bool = False
+  hparams_class: type,
+  summary: str,
+  *,
+  needs_domains: bool = False,
+  refuses: Sequence[str] = (),
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
   """Registers a method under its function's name without `build_`.
 
   The function is from a `SplitModel` and hyperparameters to the method's
   `ClientWork`. In its place comes one that builds the method's process:
-  `(model, hparams=<defaults>, **options) -> PersonalizedProcess`, with the
-  fields of `ProcessOptions` as options. It raises `TypeError` if `model` is no
-  `SplitModel` or `hparams` is another method's.
+  `(model, hparams=None, **options) -> PersonalizedProcess`, with the defaults
+  for None and the fields of `ProcessOptions` as options. It raises `TypeError`
+  if `model` is no `SplitModel` or `hparams` is another method's.
 
   Args:
-    hparams: Its hyperparameters' frozen dataclass.
-    summary: One line for help texts and tables.
-    needs_domains: Whether it takes only models of examples with a domain.
+    hparams_class: Its hyperparameters' frozen dataclass.
+    summary: See `Algorithm`, as for the others.
   """
 
   def register(work_of):
     name = work_of.__name__.replace('build_', '', 1)
 
-    @functools.wraps(work_of)
-    def build(model, given=None, **process_options):
-      given = hparams() if given is None else given
+    def build(
+      model: split_model.SplitModel, hparams: Any = None, **options: Any
+    ) -> personalized_process.PersonalizedProcess:
+      hparams = hparams_class() if hparams is None else hparams
       errors.expect_type(
         model,
         split_model.SplitModel,
         'model',
         'a SplitModel (keras_bridge.from_keras makes one of a Keras model)',
       )
-      errors.expect_type(given, hparams, 'hparams', f'a {hparams.__name__}')
+      errors.expect_type(
+        hparams, hparams_class, 'hparams', f'a {hparams_class.__name__}'
+      )
       if needs_domains:
         domain_models.expect_domains(model, name)
+      options = options_lib.ProcessOptions(**options)
       return federated_round.build_personalized_process(
-        name,
-        work_of(model, given),
-        options.ProcessOptions(**process_options),
-        given,
+        name, work_of(model, hparams), options, hparams
       )
 
-    ALGORITHMS[name] = Algorithm(hparams, build, summary, needs_domains)
+    for attribute in ('__module__', '__name__', '__qualname__', '__doc__'):
+      setattr(build, attribute, getattr(work_of, attribute))
+    ALGORITHMS[name] = Algorithm(
+      hparams_class, build, summary, needs_domains, tuple(refuses)
+    )
     return build
 
   return register

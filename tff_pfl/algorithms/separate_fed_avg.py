@@ -36,7 +36,10 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  SeparateFedAvgHParams, 'a global model for each domain', needs_domains=True
+  SeparateFedAvgHParams,
+  'a global model for each domain',
+  needs_domains=True,
+  refuses=('domain_model', 'reweight_domains'),
 )
 def build_separate_fed_avg(
   model: split_model.SplitModel, hparams: SeparateFedAvgHParams

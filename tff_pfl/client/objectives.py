@@ -175,7 +175,7 @@ def joint_loss(
 
   Args:
     domain_weights: See `prediction_loss`; None for those of the model, if its
-      domains are re-weighted.
+      domains are re-weighted (which no other loss looks at).
   """
   if domain_weights is None and model.domains and model.domains.reweighted:
     domain_weights = model.domains.loss_weights

@@ -283,8 +283,8 @@ def projected(
   """A linear layer that brings the features down to fewer numbers.
 
   Args:
-    model: With a linear head. One that was projected already is returned as it
-      is.
+    model: With a linear head. One that was projected to as many features is
+      returned as it is.
     dimension: Number of the new features, at least 1.
     seed: Draws the new weights; non-negative.
 
@@ -294,6 +294,14 @@ def projected(
   """
   errors.expect_int('projection_dim', dimension, 1)
   if 'projection' in model.layers:
+    found = model.initial_weights[model.layers['projection'][0]].shape
+    errors.expect(
+      model.name.endswith('_projected') and found[-1] == dimension,
+      'model',
+      'one without a layer `projection`, or one that was projected to '
+      f'{dimension} features',
+      f'{model.name!r} with a layer `projection` of shape {list(found)}',
+    )
     return model
   head = linear_head(model)
   kernel = model.initial_weights[head.kernel]

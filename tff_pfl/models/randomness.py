@@ -14,7 +14,7 @@ import tensorflow as tf
 # What a client's seed is for; folded in so that the uses never share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
-PREPARATION = 3
+FIRST_EXCHANGE = 3
 # And what a round's seed is for that all parties know.
 _SERVER = 2
 
@@ -50,7 +50,8 @@ def client_seed(
     experiment_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
-    purpose: `TRAINING`, `PERSONALIZATION` or `PREPARATION`.
+    purpose: `TRAINING`, `PERSONALIZATION` or
+      `FIRST_EXCHANGE` (of a round that trains in a later one, too).
 
   Returns:
     int32 tensor `[2]`.

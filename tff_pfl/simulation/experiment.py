@@ -118,6 +118,8 @@ def run(
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
+  # Traced now, so that what cannot be scored fails before the first round.
+  process.evaluate_clients  # noqa: B018
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create

@@ -101,13 +101,20 @@ class RunConfig:
       'model_arguments',
       f'model {self.model!r}',
     )
-    kinds = ['shared'] if algorithm.needs_domains else domain_models.KINDS
+    kinds = domain_models.KINDS
     errors.expect(
       self.domain_model in kinds,
       'domain_model',
-      f'one of {", ".join(kinds)}, for {self.algorithm}',
+      f'one of {", ".join(kinds)}',
       self.domain_model,
     )
+    for field in dataclasses.fields(self):
+      if field.name in algorithm.refuses:
+        value = getattr(self, field.name)
+        wanted = (
+          f'{field.default} for {self.algorithm}, which has no use for it'
+        )
+        errors.expect(value == field.default, field.name, wanted, value)
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.

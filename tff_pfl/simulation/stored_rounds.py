@@ -19,7 +19,7 @@ class StoredRounds:
   be scored.
 
   Attributes:
-    train: The clients' training batches, by client id.
+    train: The clients' training examples, by client id.
   """
 
   def __init__(

@@ -2,7 +2,8 @@
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
-turn). It is resumed like any run, and needed whenever the run is opened again:
+turn), and its rounds count from 0, as the run's do after it. It is trained or
+resumed until the run has a round, and needed whenever the run is opened again:
 what its method starts from is the model that the warm-up ended with.
 """
 
@@ -14,13 +15,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tqdm
 
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import domain_models, split_model
-from tff_pfl.simulation import client_population, run_store
+from tff_pfl.simulation import client_population, run_file, run_store
 
 if TYPE_CHECKING:
   from tff_pfl.simulation import run_config
@@ -31,6 +33,14 @@ FOLDER = 'warmup'
 def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
   """The settings of a run's warm-up."""
   hparams = config.hparams
+  known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
+  errors.expect(
+    isinstance(hparams, known),
+    'num_warmup_rounds',
+    f'0 for {config.algorithm}, whose local training is not described by '
+    f'{" or ".join(owner.__name__ for owner in known)}',
+    config.num_warmup_rounds,
+  )
   body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
   training = {
     'num_epochs': getattr(hparams, f'num_{body}epochs'),
@@ -61,19 +71,21 @@ def run(
   output_dir: str,
   **options: Any,
 ) -> split_model.SplitModel:
-  """Runs the warm-up, if there is one; returns `started`.
+  """Runs what there is to do of the warm-up; returns `started`.
 
   Args:
     config: The run's settings.
-    model: Of `RunConfig.build_model`.
+    model: What `RunConfig.build_model` returned.
     data: The run's.
     output_dir: The run's folder.
-    **options: Of `RunConfig.run_process`.
+    **options: Further arguments of `RunConfig.run_process`.
   """
-  if config.num_warmup_rounds:
-    process = config_of(config).build_process(_model_of(config, model))
+  has_begun = run_file.has_run(os.path.join(output_dir, run_file.FILE_NAME))
+  if config.num_warmup_rounds and not has_begun:
+    if options.get('show_progress', True):
+      tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
     config_of(config).run_process(
-      process, data, os.path.join(output_dir, FOLDER), **options
+      _process(config, model), data, os.path.join(output_dir, FOLDER), **options
     )
   return started(config, model, output_dir)
 
@@ -86,25 +98,40 @@ def started(
   """The model with the weights that the warm-up in a run's folder reached.
 
   Raises:
-    RunError: If the warm-up is missing or damaged.
+    RunError: If the warm-up is missing, damaged or of another length.
   """
   if not config.num_warmup_rounds:
     return model
-  model = _model_of(config, model)
-  process = config_of(config).build_process(model)
   folder = os.path.join(output_dir, FOLDER)
   with run_store.RunStore.open_for_reading(folder) as store:
+    if store.last_round != config.num_warmup_rounds:
+      raise errors.RunError(
+        f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds '
+        f'in {folder}, found {store.last_round}. Give the number that the run '
+        'was begun with.'
+      )
     with runtime_lib.given_or_on_cpu(None) as runtime:
+      process = _process(config, model)
       state = client_population.decode_state(
         store.server_state(), runtime.run(process.initialize)
       )
   weights = collections.OrderedDict(
     (name, np.asarray(value)) for name, value in state.global_weights.items()
   )
-  return dataclasses.replace(model, initial_weights=weights)
+  return dataclasses.replace(_projected(config, model), initial_weights=weights)
 
 
-def _model_of(config, model):
+def _process(config, model):
+  """FedAvg of the warm-up; its loss is weighted if the method's is."""
+  of_warm_up = config_of(config)
+  model = _projected(config, model)
+  if of_warm_up.reweight_domains and model.domains is not None:
+    domains = dataclasses.replace(model.domains, reweighted=True)
+    model = dataclasses.replace(model, domains=domains)
+  return of_warm_up.build_process(model)
+
+
+def _projected(config, model):
   """The model that the method will make heads of domains of, if it does."""
   dimension = getattr(config.hparams, 'projection_dim', None)
   return domain_models.projected(model, dimension) if dimension else model

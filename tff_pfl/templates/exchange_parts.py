@@ -68,8 +68,8 @@ class _News(NamedTuple):
 def build_clients(work, options, types):
   """Each exchange's `(<broadcast, C, E, ...> -> _ClientOutput)`."""
   clients = []
-  for exchange in work.exchanges:
-    is_last = exchange is work.exchanges[-1]
+  for number, exchange in enumerate(work.exchanges):
+    is_last = number == len(work.exchanges) - 1
     work_at_client = _client_function(work, exchange, options, is_last)
     parameters = list(types)
     if clients:

@@ -137,7 +137,7 @@ def fine_tune(
   )
   start = split_model.select(weights, names)
   if options.fine_tune == 'all':
-    objective = objectives.joint_loss(model)
+    objective = objectives.prediction_loss(model, model.forward)
   else:
     objective = objectives.head_loss(model)
     examples = training_loop.frozen_features(model, weights, examples)

@@ -97,9 +97,9 @@ class BytesPerRound(NamedTuple):
   aggregator saves (by compression, say) or adds (by masks).
 
   Attributes:
-    down: The global weights, the algorithm's own server state, the round's
-      number and the seed, and what an exchange before the training changed.
-    up: The update and what the method reports with it, or in such an exchange.
+    down: The global weights, the method's own server state, the round's number
+      and the seed, and what the server sends again in later exchanges.
+    up: The updates and reports of all exchanges.
   """
 
   down: int

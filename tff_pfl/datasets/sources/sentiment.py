@@ -1,4 +1,4 @@
-"""Labelled texts by domain or user, from a CSV file; the user brings the data.
+"""Labeled texts by domain or user, from a CSV file; the user brings the data.
 
 The file has a heading and the columns `text`, `label` and `client`, `user` or
 `domain` (other columns are ignored), and may be compressed with gzip. The
