@@ -58,7 +58,7 @@ def test_first_round_is_that_of_fed_avg_but_for_the_normalization(normalized):
 
 def test_without_batch_normalization_it_is_fed_avg_and_says_so(caplog):
   model = toy_problems.classifier()
-  with caplog.at_level(logging.WARNING):
+  with caplog.at_level(logging.WARNING, logger='absl'):
     process = _build(fed_bn.build_fed_bn, fed_bn.FedBnHParams, model)
   assert 'no batch normalization, so fed_bn is fed_avg' in caplog.text
   averaged = _build(fed_avg.build_fed_avg, fed_avg.FedAvgHParams, model)
