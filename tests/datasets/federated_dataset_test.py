@@ -355,7 +355,7 @@ def test_regression_dataset_may_have_domains():
 
 
 def test_domain_without_training_examples_is_named_in_a_warning(caplog):
-  with caplog.at_level('WARNING'):
+  with caplog.at_level('WARNING', logger='absl'):
     dataset = _with_domains(domain_names=list('abcdefg'), name='mine')
   assert dataset.num_domains == 7
   assert dataset.domain_counts()[:, 5:].tolist() == [[0, 0]] * 4
