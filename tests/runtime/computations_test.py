@@ -1,7 +1,7 @@
 """Federated computations give the same in process as on the native runtime."""
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,25 +20,10 @@ _CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
 
 
-class _Point(NamedTuple):
-  x: Any
-  y: Any
-
-
 @attrs.define
 class _Record:
   first: Any
   second: Any
-
-
-@tff.tensorflow.computation(np.float32)
-def _double(x):
-  return 2 * x
-
-
-@tff.tensorflow.computation(np.float32, np.float32)
-def _add(x, y):
-  return x + y
 
 
 @_CASES.add(([1.0, 2.0, 4.0],), ([],), ([np.float32(3)] * 13,))
@@ -115,7 +100,7 @@ def _aggregate():
   @tff.federated_computation(_CLIENT_FLOATS)
   def comp(values):
     return tff.federated_aggregate(
-      values, np.float32(1), accumulate, _add, report
+      values, np.float32(1), accumulate, cases.add, report
     )
 
   return comp
@@ -136,7 +121,7 @@ def _aggregate_with_lambdas_and_structures():
   @tff.federated_computation(make_zero.type_signature.result, np.float32)
   def accumulate(state, x):
     return collections.OrderedDict(
-      n=one_more(state.n), total=_add(state.total, x)
+      n=one_more(state.n), total=cases.add(state.total, x)
     )
 
   @tff.federated_computation(
@@ -163,7 +148,7 @@ def _broadcast_and_map():
   @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
   def comp(server, clients):
     at_clients = tff.federated_broadcast(server)
-    return tff.federated_map(_add, (at_clients, clients)), at_clients
+    return tff.federated_map(cases.add, (at_clients, clients)), at_clients
 
   return comp
 
@@ -172,7 +157,7 @@ def _broadcast_and_map():
 def _apply_at_server():
   @tff.federated_computation(_SERVER_FLOAT)
   def comp(server):
-    return tff.federated_map(_double, server)
+    return tff.federated_map(cases.double, server)
 
   return comp
 
@@ -203,7 +188,9 @@ def _map_of_a_lambda_that_only_arranges():
 def _map_of_a_lambda_that_calls_twice():
   @tff.federated_computation(np.float32)
   def work(x):
-    return collections.OrderedDict(once=_double(x), twice=_double(_double(x)))
+    return collections.OrderedDict(
+      once=cases.double(x), twice=cases.double(cases.double(x))
+    )
 
   @tff.federated_computation(_CLIENT_FLOATS)
   def comp(values):
@@ -232,7 +219,7 @@ def _eval_at_clients():
     ones = tff.federated_eval(
       tff.tensorflow.computation(lambda: np.float32(1)), tff.CLIENTS
     )
-    return tff.federated_map(_add, (values, ones)), ones
+    return tff.federated_map(cases.add, (values, ones)), ones
 
   return comp
 
@@ -263,20 +250,20 @@ def _secure_sum_of_structures():
 
 @_CASES.add(
   (
-    _Point(1.0, [2, 3]),
+    cases.Point(1.0, [2, 3]),
     _Record(4.0, {'b': 1, 'a': 2.0}),
     ((), [5.0, True], 'text'),
   )
 )
 def _all_containers():
   @tff.tensorflow.computation(
-    _Point(np.float32, tff.TensorType(np.int32, [2])),
+    cases.Point(np.float32, tff.TensorType(np.int32, [2])),
     _Record(np.float32, collections.OrderedDict(b=np.int32, a=np.float32)),
     tff.to_type(((), [np.float32, np.bool_], np.str_)),
   )
   def comp(point, record, others):
     return collections.OrderedDict(
-      point=_Point(point.y, (point.x, [record.first])),
+      point=cases.Point(point.y, (point.x, [record.first])),
       record=_Record(others[2], record.second),
       others=others,
       strings=tf.stack([others[2], 'é']),
@@ -300,13 +287,13 @@ def _all_kinds_of_numbers():
 def _nested_computations():
   @tff.federated_computation(_CLIENT_FLOATS)
   def inner(values):
-    return tff.federated_sum(tff.federated_map(_double, values))
+    return tff.federated_sum(tff.federated_map(cases.double, values))
 
   @tff.federated_computation(_CLIENT_FLOATS)
   def comp(values):
     total = inner(values)
     return total, inner(
-      tff.federated_map(_add, (values, tff.federated_broadcast(total)))
+      tff.federated_map(cases.add, (values, tff.federated_broadcast(total)))
     )
 
   return comp
@@ -329,7 +316,7 @@ def _zips():
 def _local_lambda():
   @tff.federated_computation(np.float32, np.float32)
   def comp(x, y):
-    return _add(_double(x), y), x
+    return cases.add(cases.double(x), y), x
 
   return comp
 
@@ -367,6 +354,6 @@ def test_equal_values_are_one_for_all_clients(rt):
 
   @tff.federated_computation(equal, _CLIENT_FLOATS)
   def comp(value, values):
-    return value, tff.federated_map(_double, value), values
+    return value, tff.federated_map(cases.double, value), values
 
   assert rt.run(comp, 3.0, [1.0, 2.0]) == (3.0, [6.0, 6.0], [1.0, 2.0])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import growth, interruption, variables
+from tests.runtime import cases, growth, interruption, variables
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import client_mapper, lowering
 
@@ -20,16 +20,6 @@ pytestmark = pytest.mark.timeout(60)
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 _CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
-
-
-@tff.tensorflow.computation(np.float32)
-def _double(x):
-  return 2 * x
-
-
-@tff.tensorflow.computation(np.float32, np.float32)
-def _add(x, y):
-  return x + y
 
 
 # Errors.
@@ -122,7 +112,7 @@ def test_closed_runtime_says_so():
 
 @tff.federated_computation(_CLIENT_FLOATS)
 def _sum_of_doubles(values):
-  return tff.federated_sum(tff.federated_map(_double, values))
+  return tff.federated_sum(tff.federated_map(cases.double, values))
 
 
 @tff.tensorflow.computation(np.int64)
@@ -310,8 +300,11 @@ def test_deterministic_function_of_equal_arguments_is_called_once(rt, computed):
   @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
   def comp(server, clients):
     return tff.federated_map(
-      _add,
-      (tff.federated_map(_double, tff.federated_broadcast(server)), clients),
+      cases.add,
+      (
+        tff.federated_map(cases.double, tff.federated_broadcast(server)),
+        clients,
+      ),
     )
 
   assert rt.run(comp, 1.0, [0.0, 1.0]) == [2.0, 3.0]

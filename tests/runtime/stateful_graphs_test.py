@@ -2,7 +2,6 @@
 
 import collections
 import functools
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,21 +14,6 @@ pytestmark = pytest.mark.timeout(60)
 
 _CASES = cases.Cases()
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
-
-
-class _Point(NamedTuple):
-  x: Any
-  y: Any
-
-
-@tff.tensorflow.computation(np.float32)
-def _double(x):
-  return 2 * x
-
-
-@tff.tensorflow.computation(np.float32, np.float32)
-def _add(x, y):
-  return x + y
 
 
 _ELEMENT = collections.OrderedDict(
@@ -216,7 +200,7 @@ def _reduced(make):
 
 
 for _make in (
-  _Point,
+  cases.Point,
   lambda total, count: (total, count),
   lambda total, count: [total, count],
   lambda total, count: collections.OrderedDict(a=total, b=count),
@@ -269,11 +253,11 @@ def test_clients_select_by_their_keys(rt):
 def test_sequences_are_mapped_reduced_and_summed(make, rt):
   @tff.federated_computation(tff.SequenceType(np.float32))
   def comp(sequence):
-    doubled = tff.sequence_map(_double, sequence)
+    doubled = tff.sequence_map(cases.double, sequence)
     return (
       tff.sequence_sum(sequence),
       tff.sequence_sum(doubled),
-      tff.sequence_reduce(sequence, np.float32(1), _add),
+      tff.sequence_reduce(sequence, np.float32(1), cases.add),
       doubled,
     )
 
