@@ -1,7 +1,6 @@
 """Flags made of the keyword arguments of functions, such as models' makers."""
 
 import inspect
-import re
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
@@ -9,6 +8,7 @@ from typing import Any, Callable
 from absl import flags
 
 from tff_pfl import errors
+from tff_pfl.client import hparams
 
 
 class ArgumentFlags:
@@ -41,7 +41,7 @@ class ArgumentFlags:
         self._hints.setdefault(argument, hints[argument])
         defaults.setdefault(argument, {})[name] = parameters[argument].default
     for name, by_owner in defaults.items():
-      text = _documented(functions[next(iter(by_owner))], name)
+      text = hparams.help_text(functions[next(iter(by_owner))], name)
       text += f' (default: {_each(by_owner)})'
       of = f'--{kind}={" or ".join(by_owner)}'
       self._define(name)(f'{kind}_{name}', None, f'Of {of}: {text}')
@@ -107,11 +107,3 @@ def _integers(flag, texts):
         f'--{flag}', 'integers separated by commas', ','.join(texts)
       )
     ) from None
-
-
-def _documented(function, name):
-  """What the docstring of a function says of an argument, in one line."""
-  (text,) = re.findall(
-    rf'^  {name}: (.*(?:\n    .*)*)', inspect.getdoc(function), re.M
-  )
-  return ' '.join(text.split())

@@ -8,14 +8,23 @@ import dataclasses
 import inspect
 import re
 import typing
-from typing import Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 from tff_pfl.client import phases
 
 
-def help_text(owner: type, name: str) -> str:
-  """What a dataclass's docstring, or a base's, says of a field, in one line."""
-  for cls in inspect.getmro(owner):
+def help_text(owner: Callable[..., Any], name: str) -> str:
+  """What a docstring says of a name, in one line.
+
+  Args:
+    owner: A function, or a dataclass, whose bases' docstrings count, too.
+    name: An argument or a field.
+
+  Raises:
+    ValueError: If it says nothing.
+  """
+  for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
     found = re.search(
       rf'^  {name}: (.*(?:\n    .*)*)',
       inspect.cleandoc(cls.__doc__ or ''),
