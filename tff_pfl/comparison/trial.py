@@ -173,7 +173,7 @@ def _score_variant(process, runtime, store, data):
   evaluation = personalized_evaluation.evaluate(
     process,
     runtime,
-    server_state(process, runtime, store),
+    client_population.server_state(process, runtime, store),
     population.states,
     data.trained,
   )
@@ -191,7 +191,7 @@ def _score_new(process, runtime, store, data):
   return score_new_clients(
     process,
     runtime,
-    server_state(process, runtime, store),
+    client_population.server_state(process, runtime, store),
     data.new,
     first_index=data.trained.num_clients,
   )
@@ -239,7 +239,7 @@ def _score_by_ensemble(process, runtime, store, data):
     return ensemble.evaluate_clients(
       process,
       runtime,
-      server_state(process, runtime, store),
+      client_population.server_state(process, runtime, store),
       client_population.ClientPopulation(process, runtime, store).states,
       data.trained,
       data.new,
@@ -248,17 +248,6 @@ def _score_by_ensemble(process, runtime, store, data):
     # All clients diverged, which the other scores tell.
     logging.warning('%s', error)
     return []
-
-
-def server_state(
-  process: personalized_process.PersonalizedProcess,
-  runtime: runtime_base.Runtime,
-  store: run_store.RunStore,
-) -> personalized_process.ServerState:
-  """The server's last state in a run's store."""
-  return client_population.decode_state(
-    store.server_state(), runtime.run(process.initialize)
-  )
 
 
 def read_spec(directory: str) -> dict:

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
-from tff_pfl.comparison import trial
 from tff_pfl.models import split_model, zoo
 from tff_pfl.reproduction import experiment as experiment_lib
 from tff_pfl.reproduction import repeats
-from tff_pfl.simulation import experiment, run_store
+from tff_pfl.simulation import client_population, experiment, run_store
 from tff_pfl.templates import personalized_process
 
 # Data sets whose images have one shape and whose classes differ: new clients of
@@ -157,5 +156,5 @@ def train(
   )
   with run_store.RunStore.open_for_reading(directory) as store:
     with settings.create_runtime() as runtime:
-      state = trial.server_state(process, runtime, store)
+      state = client_population.server_state(process, runtime, store)
     return Trained(state, store.evaluations())

@@ -130,6 +130,15 @@ def decode_state(data: bytes, template: Any) -> Any:
   return state
 
 
+def server_state(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  store: run_store.RunStore,
+) -> personalized_process.ServerState:
+  """The server's last state in a run's store."""
+  return decode_state(store.server_state(), runtime.run(process.initialize))
+
+
 class ClientPopulation:
   """States of all clients, as far as committed, on a runtime."""
 

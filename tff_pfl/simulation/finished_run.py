@@ -94,7 +94,7 @@ class FinishedRun:
     runtime: runtime_base.Runtime,
   ) -> personalized_process.ServerState:
     """The newest committed server state."""
-    return _server_state(self._store, process, runtime)
+    return client_population.server_state(process, runtime, self._store)
 
   def personal_weights(
     self, client_id: str, runtime: runtime_base.Runtime
@@ -247,18 +247,12 @@ def personal_weights(
       return _personal_weights(store, process, data, client_id, created)
 
 
-def _server_state(store, process, runtime):
-  return client_population.decode_state(
-    store.server_state(), runtime.run(process.initialize)
-  )
-
-
 def _personal_weights(store, process, data, client_id, runtime):
   population = client_population.ClientPopulation(process, runtime, store)
   (state,) = population.states([data.client_ids.index(client_id)])
   return runtime.run(
     process.personalize,
-    _server_state(store, process, runtime),
+    client_population.server_state(process, runtime, store),
     state,
     personalized_evaluation.training_examples(
       process, state, client_examples.ClientExamples(data.train), client_id

@@ -112,9 +112,7 @@ def started(
       )
     with runtime_lib.given_or_on_cpu(None) as runtime:
       process = _process(config, model)
-      state = client_population.decode_state(
-        store.server_state(), runtime.run(process.initialize)
-      )
+      state = client_population.server_state(process, runtime, store)
   weights = collections.OrderedDict(
     (name, np.asarray(value)) for name, value in state.global_weights.items()
   )
