@@ -31,7 +31,9 @@ from absl import flags
 from binaries import program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
-from tff_pfl.comparison import html_report, plan, runner
+from tff_pfl.experiments import comparison as plan
+from tff_pfl.experiments import comparison_runner as runner
+from tff_pfl.experiments import html_report
 
 _ALL = 'all'
 

@@ -26,8 +26,9 @@ import os
 from absl import flags
 
 from binaries import program, runtime_flags
+from binaries.papers import registry, runner
 from tff_pfl import datasets
-from tff_pfl.reproduction import experiment, registry, runner
+from tff_pfl.experiments import paper as experiment
 from tff_pfl.simulation import summary
 
 _ALL = 'all'

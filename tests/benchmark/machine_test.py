@@ -4,7 +4,7 @@ import time
 import numpy as np
 
 from tests import children
-from tff_pfl.benchmark import machine
+from tff_pfl.system import machine
 from tff_pfl.system import memory as memory_lib
 
 _MB = 2**20

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tff_pfl.algorithms import registry
-from tff_pfl.comparison import execution
+from tff_pfl.experiments import execution
 
 _SMALL = (
   '--num_clients=4',

@@ -3,7 +3,8 @@ import pathlib
 
 import pytest
 
-from tff_pfl.reproduction import experiment, registry, runner
+from binaries.papers import registry, runner
+from tff_pfl.experiments import paper as experiment
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # What the end-to-end test does run; the tests of the experiments run the rest.

@@ -14,7 +14,6 @@ from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.benchmark import (
   library_rounds,
-  machine,
   reference,
   scale,
   timing,
@@ -22,7 +21,7 @@ from tff_pfl.benchmark import (
 )
 from tff_pfl.runtime import base
 from tff_pfl.simulation import summary
-from tff_pfl.system import cores
+from tff_pfl.system import cores, machine
 
 
 def measure(

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl import datasets
-from tff_pfl.comparison import tuning
 from tff_pfl.datasets.sources import fairface
+from tff_pfl.experiments import tuning
 
 _SIZES = {'train': 42, 'val': 14}
 

@@ -1,0 +1,179 @@
+import dataclasses
+import os
+
+import pytest
+
+from tff_pfl.experiments import (
+  collection,
+  execution,
+  results,
+  trial,
+)
+from tff_pfl.experiments import (
+  comparison as plan,
+)
+from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.simulation import report, run_config, run_store, summary
+
+_NAMES = ('sea', 'hills', 'moon')
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_avg',
+  dataset='synthetic',
+  num_clients=2,
+  cohort_size=2,
+  model='linear',
+)
+
+
+def _domains(sea, hills):
+  """As an evaluation has them, the AUC half of the accuracy."""
+
+  def figure(a, b):
+    return {
+      'by_domain': {'sea': a, 'hills': b, 'moon': None},
+      'min': min(a, b),
+      'mean': (a + b) / 2,
+      'max': max(a, b),
+      'client_mean': a,
+    }
+
+  return {
+    'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
+    'without_test_examples': ['moon'],
+    'personal': {
+      'loss': figure(1.0, 2.0),
+      'accuracy': figure(sea, hills),
+      'auc': figure(sea / 2, hills / 2),
+    },
+    'global': None,
+  }
+
+
+def _over_rounds(value):
+  """The figures of `report.write_report`; the last rounds' are a tenth."""
+  if isinstance(value, dict):
+    return {name: _over_rounds(item) for name, item in value.items()}
+  return {'last': value, 'last_10_mean': None if value is None else value / 10}
+
+
+def _evaluation(domains):
+  evaluation = {
+    'personal': {'loss': 1.0, 'accuracy': 0.5},
+    'global': None,
+    'fairness': None,
+    'non_finite_clients': 0,
+  }
+  return evaluation if domains is None else {**evaluation, 'domains': domains}
+
+
+def _finish(directory, seed, domains):
+  """Leaves a finished trial of two variants, and returns it."""
+  finished = plan.Trial(
+    plan.trial_name('fed_avg', seed),
+    dataclasses.replace(_CONFIG, seed=seed),
+    fine_tune_variants=('all',),
+  )
+  folder = execution.trial_folder(directory, finished.name)
+  os.makedirs(folder)
+  evaluation = _evaluation(domains)
+  with run_store.RunStore.create(folder, {'num_rounds': 0}) as store:
+    store.commit_round(
+      0, server_state=b'', client_states={}, metrics={}, evaluation=evaluation
+    )
+  found = {
+    'accuracy': None,
+    'global_accuracy': None,
+    'seconds_per_round': 1.0,
+  }
+  if domains is not None:
+    found['domains'] = {
+      **domains,
+      'personal': _over_rounds(domains['personal']),
+    }
+  summary.write_json(os.path.join(folder, report.SUMMARY_NAME), found)
+  row = {
+    'client': 'a',
+    'num_train_examples': 1,
+    'num_test_examples': 6,
+    'num_rounds': 1,
+    'before': {'loss': 1.0},
+    'after': {'loss': 1.0},
+  }
+  variant = {'evaluation': evaluation, 'clients': [row], 'new_clients': []}
+  summary.write_json(
+    os.path.join(folder, trial.SCORES_NAME),
+    {
+      'has_global_model': False,
+      'adaptation': 'none',
+      'bytes_per_round': {'down': 1, 'up': 1},
+      'variants': {plan.OWN_VARIANT: variant, 'all': variant},
+    },
+  )
+  return finished
+
+
+def _collect(directory, domains_by_seed):
+  comparison = plan.Comparison(
+    base=_CONFIG,
+    algorithms=('fed_avg',),
+    seeds=tuple(range(len(domains_by_seed))),
+    fine_tune_variants=('all',),
+  )
+  trials = [
+    _finish(directory, seed, domains)
+    for seed, domains in enumerate(domains_by_seed)
+  ]
+  return collection.collect(comparison, directory, trials)
+
+
+def test_figures_over_domains_are_means_over_seeds(tmp_path):
+  found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
+  own, fine_tuned = found.methods
+  metrics = own.metrics
+  # Minima of 0.25 and 0.5, of which the sample's deviation is 0.25 / √2.
+  assert metrics['domain_accuracy_min'] == results.Spread(
+    0.375, pytest.approx(0.25 / 2**0.5), 2
+  )
+  for name, mean in {
+    'domain_accuracy_mean': 0.5625,
+    'domain_accuracy_max': 0.75,
+    'domain_accuracy_min_last_10': 0.0375,
+    'domain_auc_min': 0.1875,
+    'domain_auc_max_last_10': 0.0375,
+    'client_auc': 0.3125,
+    'client_auc_last_10': 0.03125,
+  }.items():
+    assert metrics[name].mean == pytest.approx(mean), name
+  # It is made of the last round's models alone.
+  assert fine_tuned.metrics['domain_accuracy_min'].mean == 0.375
+  assert fine_tuned.metrics['domain_accuracy_min_last_10'] is None
+
+
+def test_domains_are_listed_for_each_seed(tmp_path):
+  found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
+  for method in found.methods:
+    assert [(s.seed, s.domain) for s in method.domains] == [
+      (seed, name) for seed in (0, 1) for name in _NAMES
+    ]
+    assert method.domains[0] == results.DomainScore(
+      0, 'sea', 4, 1.0, 0.75, 0.375
+    )
+    assert method.domains[2] == results.DomainScore(
+      0, 'moon', 0, None, None, None
+    )
+
+
+def test_domains_of_a_regression_have_losses_alone(tmp_path):
+  domains = _domains(0.5, 0.5)
+  del domains['personal']['accuracy'], domains['personal']['auc']
+  method, _ = _collect(str(tmp_path), [domains]).methods
+  assert method.domains[1] == results.DomainScore(
+    0, 'hills', 2, 2.0, None, None
+  )
+  assert method.metrics['domain_accuracy_min'] is None
+
+
+def test_data_without_domains_have_the_metrics_of_all_data(tmp_path):
+  method, _ = _collect(str(tmp_path), [None]).methods
+  assert list(method.metrics) == [metric.name for metric in metrics_lib.METRICS]
+  assert method.domains == ()

@@ -1,0 +1,404 @@
+"""The whole of a comparison, its trials run by this process."""
+
+import csv
+import json
+import math
+import os
+import shutil
+import statistics
+
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.experiments import (
+  collection,
+  execution,
+  results,
+  trial,
+)
+from tff_pfl.experiments import (
+  comparison as plan,
+)
+from tff_pfl.experiments import (
+  comparison_runner as runner,
+)
+from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.models import split_model
+from tff_pfl.simulation import directory_lock, run_config, summary
+
+_FAILING = 'local_only-seed1'
+_INCOMPLETE = 'local_only (1 of 2 seeds)'
+
+
+def _comparison(**changes):
+  return plan.Comparison(
+    **{
+      'base': run_config.RunConfig(
+        dataset='synthetic',
+        num_clients=4,
+        model='linear',
+        num_rounds=2,
+        cohort_size=2,
+        num_final_evaluations=2,
+      ),
+      'algorithms': ('fed_avg', 'local_only'),
+      'seeds': (0, 1),
+      # With the second nothing is learnt in two rounds.
+      'grid': {
+        'fed_avg': {'learning_rate': (0.05, 1e-9)},
+        '*': {'momentum': (0.5, 2.0)},
+      },
+      'fine_tune_variants': ('all',),
+      'num_new_clients': 1,
+      **changes,
+    }
+  )
+
+
+def _run_here(trials, directory, **unused_options):
+  """As `execution.run_trials`, but in this process, and one trial fails."""
+  execution.expect_same_trials(directory, trials)
+  for wanted in trials:
+    if wanted.name != _FAILING:
+      folder = execution.trial_folder(directory, wanted.name)
+      os.makedirs(folder, exist_ok=True)
+      spec = {'trial': wanted.settings(), 'runtime_options': {}}
+      summary.write_json(os.path.join(folder, trial.SPEC_NAME), spec)
+      trial.run(wanted, folder)
+  return {t.name: 'no memory' for t in trials if t.name == _FAILING}
+
+
+@pytest.fixture(scope='module', name='directory')
+def _directory(tmp_path_factory):
+  return str(tmp_path_factory.mktemp('comparison'))
+
+
+@pytest.fixture(scope='module', name='found')
+def _found(directory):
+  with pytest.MonkeyPatch.context() as patches:
+    patches.setattr(execution, 'run_trials', _run_here)
+    # For so few numbers XLA takes more time to compile than it saves.
+    patches.setattr(split_model.SplitModel, 'uses_xla', False)
+    return runner.run(_comparison(), directory, show_progress=False)
+
+
+def _method(found, label):
+  (method,) = [m for m in found.methods if m.label == label]
+  return method
+
+
+def _summary(directory, name):
+  path = os.path.join(execution.trial_folder(directory, name), 'summary.json')
+  with open(path, encoding='utf-8') as file:
+    return json.load(file)
+
+
+def test_there_is_a_row_for_each_method_and_variant(found):
+  assert [(m.label, m.variant) for m in found.methods] == [
+    ('fed_avg', 'method'),
+    ('fed_avg + FT (all)', 'all'),
+    (_INCOMPLETE, 'method'),
+    ('local_only + FT (all) (1 of 2 seeds)', 'all'),
+  ]
+  assert [m.has_global_model for m in found.methods] == [True] * 2 + [False] * 2
+
+
+def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
+  found, directory
+):
+  summaries = [_summary(directory, f'fed_avg-seed{seed}') for seed in (0, 1)]
+  metrics = _method(found, 'fed_avg').metrics
+  assert list(metrics) == [metric.name for metric in metrics_lib.METRICS]
+  for name, values in {
+    'personal_accuracy_last_10': [
+      s['accuracy']['last_10_mean'] for s in summaries
+    ],
+    'personal_accuracy': [s['accuracy']['last'] for s in summaries],
+    'global_accuracy': [s['global_accuracy']['last'] for s in summaries],
+    'worst_10_percent': [s['fairness']['worst_10_percent'] for s in summaries],
+    'fraction_hurt': [s['fairness']['fraction_hurt'] for s in summaries],
+    'personal_loss': [s['loss'] for s in summaries],
+    'seconds_per_round': [s['seconds_per_round'] for s in summaries],
+  }.items():
+    assert metrics[name].mean == pytest.approx(statistics.fmean(values)), name
+    assert metrics[name].std == pytest.approx(statistics.stdev(values)), name
+    assert metrics[name].num_seeds == 2
+
+
+def test_what_a_method_lacks_is_none(found):
+  metrics = _method(found, _INCOMPLETE).metrics
+  assert metrics['global_accuracy'] is None
+  assert metrics['fraction_hurt'] is None
+  # The last round's models alone are fine-tuned.
+  metrics = _method(found, 'fed_avg + FT (all)').metrics
+  assert metrics['personal_accuracy_last_10'] is None
+  assert metrics['personal_accuracy'].num_seeds == 2
+  assert not _method(found, 'fed_avg + FT (all)').curves
+
+
+def test_a_cohort_has_the_traffic_of_its_clients(found):
+  metrics = _method(found, 'fed_avg').metrics
+  for way in ('down', 'up'):
+    one = metrics[f'bytes_{way}_per_client'].mean
+    assert one > 0
+    assert metrics[f'bytes_{way}_per_round'].mean == 2 * one
+
+
+def test_new_clients_are_apart(found):
+  method = _method(found, 'fed_avg + FT (all)')
+  assert len(method.clients) == 2 * 4
+  assert {score.num_rounds for score in method.new_clients} == {0}
+  assert [score.seed for score in method.new_clients] == [0, 1]
+  assert method.metrics['new_client_accuracy'].mean == pytest.approx(
+    statistics.fmean(score.accuracy_after for score in method.new_clients)
+  )
+  for seed in (0, 1):
+    trained, new = (
+      {score.client for score in scores if score.seed == seed}
+      for scores in (method.clients, method.new_clients)
+    )
+    assert len(trained) == 4
+    assert len(new) == 1
+    assert not trained & new
+
+
+def test_methods_with_weights_of_clients_also_serve_new_ones_by_ensemble(
+  found, directory
+):
+  assert _method(found, 'fed_avg').metrics['new_client_ensemble_accuracy'] is (
+    None
+  )
+  # local_only, of one seed.
+  found_by_ensemble = _method(found, _INCOMPLETE).metrics[
+    'new_client_ensemble_accuracy'
+  ]
+  folder = execution.trial_folder(directory, 'local_only-seed0')
+  with open(os.path.join(folder, trial.SCORES_NAME), encoding='utf-8') as file:
+    own = json.load(file)['variants']['method']
+  (row,) = own['new_clients_by_ensemble']
+  # Of those clients that took part.
+  assert row['num_models'] == sum(c['num_rounds'] > 0 for c in own['clients'])
+  assert row['client'] == own['new_clients'][0]['client']
+  assert found_by_ensemble.mean == pytest.approx(row['after']['accuracy'])
+
+
+def test_curves_have_every_evaluation_of_every_seed(found):
+  curves = _method(found, 'fed_avg').curves
+  assert [(curve.seed, curve.rounds) for curve in curves] == [
+    (0, (1, 2)),
+    (1, (1, 2)),
+  ]
+  for curve in curves:
+    assert all(0 <= value <= 1 for value in curve.personal)
+    assert curve.global_model == curve.personal
+  assert _method(found, _INCOMPLETE).curves[0].global_model is None
+
+
+def test_the_sweep_is_told_and_taken(found):
+  tuning, _ = found.tunings
+  assert tuning.algorithm == 'fed_avg'
+  assert [tuple(point.hparams.values()) for point in tuning.points] == [
+    (0.5, 0.05),
+    (0.5, 1e-9),
+    (2.0, 0.05),
+    (2.0, 1e-9),
+  ]
+  assert [point.chosen for point in tuning.points] == [True] + [False] * 3
+  assert tuning.points[0].accuracy > tuning.points[1].accuracy
+  assert _method(found, 'fed_avg').hparams['learning_rate'] == 0.05
+
+
+def test_what_a_method_refuses_of_a_grid_is_told(found):
+  swept, untried = found.tunings
+  for point in swept.points[2:]:
+    assert 'momentum' in point.failure
+  assert untried.algorithm == 'local_only'
+  assert [(p.hparams, p.chosen) for p in untried.points] == [
+    ({'momentum': 0.5}, True),
+    ({'momentum': 2.0}, False),
+  ]
+  assert 'momentum' in untried.points[1].failure
+
+
+def test_a_method_of_which_no_point_can_be_chosen_is_among_the_failures(
+  tmp_path, monkeypatch
+):
+  comparison = _comparison()
+  diverged = {'accuracy': None, 'loss': None, 'non_finite_clients': 3}
+  monkeypatch.setattr(execution, 'run_trials', lambda *_, **__: {})
+  monkeypatch.setattr(collection, 'read_summary', lambda *_: diverged)
+  (sweep, _), failures = runner._tune(comparison, str(tmp_path), {})
+  assert not any(point.chosen for point in sweep.points)
+  (failure,) = failures
+  assert failure.algorithm == 'fed_avg'
+  assert '3 of its clients' in failure.reason
+
+
+def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
+  tmp_path, monkeypatch
+):
+  comparison = _comparison()
+  good, bad = comparison.tuning_trials()['fed_avg']
+  asked = []
+
+  def run_trials(trials, *_, **__):
+    asked[:] = [t.name for t in trials]
+    return {}
+
+  def write(name, file_name, text='{}'):
+    folder = execution.trial_folder(tmp_path, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, file_name), 'w') as file:
+      file.write(text)
+
+  ended = {'accuracy': None, 'loss': 1.0, 'non_finite_clients': 0}
+  monkeypatch.setattr(execution, 'run_trials', run_trials)
+  monkeypatch.setattr(
+    collection,
+    'read_summary',
+    lambda _, name: ended if name == good.name else None,
+  )
+  write(good.name, trial.SCORES_NAME)
+  write(bad.name, execution.LOG_NAME, 'error: no memory')
+  runner._tune(comparison, str(tmp_path), {})
+  assert asked == [good.name, bad.name]
+
+  write(plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
+  (sweep, _), (failure,) = runner._tune(comparison, str(tmp_path), {})
+  assert asked == [good.name]
+  assert sweep.points[0].chosen
+  assert failure.trial == bad.name
+  assert failure.reason == sweep.points[1].failure
+  assert failure.reason.startswith('no memory (not tried again')
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path):
+  with directory_lock.DirectoryLock(str(tmp_path)):
+    with pytest.raises(errors.RunError, match='in use by a running process'):
+      runner.run(_comparison(), str(tmp_path))
+  assert not (tmp_path / 'trials').exists()
+
+
+def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
+  for method in found.methods:
+    assert method.metrics['fraction_diverged'] is None
+  shutil.copytree(directory, tmp_path / 'copy')
+  path = tmp_path / 'copy' / 'trials' / 'fed_avg-seed1' / 'scores.json'
+  scores = json.loads(path.read_text())
+  evaluation = scores['variants']['method']['evaluation']
+  evaluation['non_finite_clients'] = 2
+  evaluation['personal']['loss'] = None
+  path.write_text(json.dumps(scores))
+  comparison = _comparison()
+  points = {'fed_avg': comparison.points('fed_avg')[0]}
+  again = collection.collect(
+    comparison, str(tmp_path / 'copy'), comparison.trials(points)
+  )
+  metrics = _method(again, 'fed_avg').metrics
+  assert metrics['fraction_diverged'].mean == statistics.fmean([0, 2 / 4])
+  assert metrics['personal_loss'].num_seeds == 1
+  assert metrics['personal_accuracy'].num_seeds == 2
+  (row,) = [r for r in again.table().splitlines() if r.startswith('fed_avg  ')]
+  assert '0.250' in row
+  other = _method(again, 'fed_avg + FT (all)').metrics
+  assert other['fraction_diverged'] is None
+
+
+def test_a_failed_trial_is_told_and_the_other_seed_counts(found):
+  assert found.failures == (
+    results.Failure(_FAILING, 'local_only', 1, 'no memory'),
+  )
+  accuracy = _method(found, _INCOMPLETE).metrics['personal_accuracy']
+  assert (accuracy.num_seeds, accuracy.std) == (1, None)
+
+
+def test_the_partition_is_that_of_the_first_seed_with_new_clients(found):
+  partition = found.partition
+  assert (partition.seed, partition.num_new_clients) == (0, 1)
+  assert len(partition.client_ids) == len(partition.class_counts) == 5
+  assert [sum(row) for row in partition.class_counts] == list(
+    partition.num_train_examples
+  )
+  # The synthetic clients have the two classes that were asked for.
+  assert {sum(n > 0 for n in row) for row in partition.class_counts} == {2}
+
+
+def test_settings_are_those_that_all_runs_share(found):
+  assert found.setting('dataset') == 'synthetic'
+  assert found.setting('seeds') == [0, 1]
+  assert found.setting('num_new_clients') == 1
+  assert found.setting('tuning_rounds') == 2
+  for name in ('algorithm', 'hparams', 'seed', 'data_dir'):
+    assert found.setting(name) is None
+  assert found.title == 'synthetic, 4 clients, shards:2, 2 rounds'
+
+
+def test_everything_is_on_file(found, directory):
+  path = os.path.join(directory, results.JSON_NAME)
+  assert results.ComparisonResults.from_json(path) == found
+  for name, num_rows in (
+    (results.CSV_NAME, 4),
+    # Of fed_avg two seeds, of local_only one, each in two variants.
+    (results.CLIENTS_CSV_NAME, (2 + 1) * 2 * 5),
+  ):
+    with open(os.path.join(directory, name), newline='') as file:
+      assert len(list(csv.DictReader(file))) == num_rows
+  with open(os.path.join(directory, 'comparison.html')) as file:
+    assert 'fed_avg + FT (all)' in file.read()
+  with open(os.path.join(directory, 'accuracy.png'), 'rb') as file:
+    assert file.read(8) == b'\x89PNG\r\n\x1a\n'
+
+
+def test_an_earlier_comparison_is_not_overwritten(
+  found, directory, monkeypatch
+):
+  monkeypatch.setattr(execution, 'run_trials', _run_here)
+  with pytest.raises(errors.RunError, match='--resume'):
+    runner.run(_comparison(), directory, show_progress=False)
+  with pytest.raises(errors.RunError, match='num_rounds=2, not 1'):
+    runner.run(
+      _comparison(tuning_rounds=1), directory, resume=True, show_progress=False
+    )
+
+
+def test_impossible_data_are_refused_before_anything_runs(tmp_path):
+  base = run_config.RunConfig(
+    dataset='synthetic', partition='dirichlet:0.1', model='linear'
+  )
+  with pytest.raises(ValueError, match='partition'):
+    runner.run(_comparison(base=base), str(tmp_path / 'out'))
+  assert not (tmp_path / 'out').exists()
+
+
+def test_values_that_are_not_finite_are_none():
+  assert collection._finite([0.5, math.nan, None, math.inf]) == (
+    0.5,
+    None,
+    None,
+    None,
+  )
+
+
+@pytest.mark.parametrize(
+  'variant,asked,adaptation,label',
+  [
+    ('method', 'method', 'none', 'fed_avg'),
+    ('method', 'method', 'head', 'fed_avg'),
+    ('method', 'none', 'none', 'fed_avg'),
+    ('method', 'none', 'head', 'fed_avg without FT'),
+    ('method', 'all', 'none', 'fed_avg + FT (all)'),
+    ('none', 'method', 'head', 'fed_avg without FT'),
+    ('none', 'all', 'none', 'fed_avg'),
+    ('head', 'method', 'head', 'fed_avg + FT (head)'),
+  ],
+)
+def test_labels_tell_fine_tuning_that_the_method_does_not_do(
+  variant, asked, adaptation, label
+):
+  base = run_config.RunConfig(
+    personalization=run_config.personalization_lib.Personalization(
+      fine_tune=asked
+    )
+  )
+  scores = {'adaptation': adaptation}
+  assert collection._label('fed_avg', variant, base, scores) == label

@@ -1,0 +1,20 @@
+"""Small arrays that the tests of the linear problem share."""
+
+import numpy as np
+
+from binaries.papers.linear import model as model_lib
+
+
+def initial_model(dimension, rank, seed=0):
+  """A model to start from, its representation orthonormal."""
+  rng = np.random.default_rng(seed)
+  return model_lib.LinearModel(
+    np.linalg.qr(rng.standard_normal((dimension, rank)))[0],
+    rng.standard_normal(rank),
+  )
+
+
+def positive_q(matrix):
+  """The Q of the QR decomposition whose R has a positive diagonal."""
+  q, r = np.linalg.qr(matrix)
+  return q * np.sign(np.diag(r))

@@ -1,0 +1,185 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from binaries.papers.linear import domain_methods as domain_methods_lib
+from binaries.papers.linear import domain_problem, initialization, simulation
+from binaries.papers.linear import model as model_lib
+from binaries.papers.linear import problem as problem_lib
+
+
+def _make(num_clients=6, **kwargs):
+  return domain_problem.make_domain_problem(
+    num_clients, 5, 2, 3, **{'samples_per_client': 4, 'seed': 3, **kwargs}
+  )
+
+
+def test_labels_are_of_the_heads_of_the_samples_domains():
+  problem = _make(samples_per_client=400, concentration=5.0, noise_std=0.5)
+  x, y, domain = (value.numpy() for value in problem.samples())
+  noise = y - np.einsum('nld,nld->nl', x, problem.targets[domain])
+
+  assert x.shape == (6, 400, 5) and y.shape == domain.shape == (6, 400)
+  assert domain.dtype == np.int32
+  assert set(domain.ravel()) == {0, 1, 2}
+  assert noise.std() == pytest.approx(0.5, rel=0.05)
+  np.testing.assert_allclose(np.cov(x.reshape(-1, 5).T), np.eye(5), atol=0.15)
+
+
+def test_ground_truth_is_orthonormal_with_a_head_for_each_domain():
+  problem = _make()
+
+  gram = problem.representation.T @ problem.representation
+  np.testing.assert_allclose(gram, np.eye(2), atol=1e-14)
+  np.testing.assert_allclose(
+    np.linalg.norm(problem.heads, axis=1), np.full(3, np.sqrt(2))
+  )
+  sizes = (problem.num_clients, problem.num_domains, problem.num_rows)
+  assert sizes == (6, 3, 4)
+  assert (problem.dimension, problem.rank) == (5, 2)
+
+
+def test_domains_come_in_the_shares_of_the_clients_mixtures():
+  problem = _make(samples_per_client=20000, concentration=2.0)
+
+  np.testing.assert_allclose(
+    problem.domain_counts() / 20000, problem.mixtures, atol=0.02
+  )
+  domain = problem.samples().domain.numpy()
+  for client, counts in enumerate(problem.domain_counts()):
+    assert [(domain[client] == m).sum() for m in range(3)] == counts.tolist()
+
+
+def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
+  prior = (0.6, 0.3, 0.1)
+  mixtures = _make(4000, prior=prior, concentration=0.4).mixtures
+
+  np.testing.assert_allclose(mixtures.mean(axis=0), prior, atol=0.02)
+  # A Dirichlet variable has the variance p (1 - p) / (alpha + 1).
+  np.testing.assert_allclose(
+    mixtures.var(axis=0), np.multiply(prior, [0.4, 0.7, 0.9]) / 1.4, rtol=0.1
+  )
+
+
+def test_small_and_large_concentrations_are_the_extremes():
+  pure = _make(200, concentration=1e-4).mixtures
+  same = _make(200, concentration=1e6).mixtures
+
+  np.testing.assert_allclose(pure.max(axis=1), 1)
+  assert set(pure.argmax(axis=1)) == {0, 1, 2}
+  np.testing.assert_allclose(same, 1 / 3, atol=0.01)
+
+
+def test_a_domain_of_probability_zero_is_never_drawn():
+  truth = _make()
+  problem = domain_problem.DomainProblem(
+    truth.representation, truth.heads, [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]], 1000
+  )
+  counts = problem.domain_counts()
+
+  assert counts[0, 0] == 0 and (counts[0, 1:] > 400).all()
+  assert counts[1].tolist() == [1000, 0, 0]
+
+
+def test_only_fresh_samples_depend_on_the_round():
+  fixed, fresh = (
+    _make(noise_std=0.1, concentration=50.0, fresh_samples=is_fresh)
+    for is_fresh in (False, True)
+  )
+
+  for before, after in zip(fixed.samples(0), fixed.samples(7)):
+    np.testing.assert_array_equal(before, after)
+  assert not np.isclose(fresh.samples(0).x, fresh.samples(7).x).any()
+  assert (fresh.samples(0).domain != fresh.samples(7).domain).numpy().any()
+  in_graph = tf.function(fresh.samples)(tf.constant(7))
+  for one, other in zip(in_graph, fresh.samples(7)):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_test_samples_are_others_and_have_no_noise():
+  problem = _make(noise_std=0.5)
+  x, y, domain = (value.numpy() for value in problem.test_samples(4))
+
+  assert not np.isclose(x, problem.samples().x).any()
+  np.testing.assert_allclose(
+    y, np.einsum('nld,nld->nl', x, problem.targets[domain])
+  )
+
+
+def test_objective_of_fresh_samples_is_the_populations():
+  problem = _make(fresh_samples=True, concentration=5.0)
+  rng = np.random.default_rng(0)
+  model = model_lib.LinearModel(
+    rng.standard_normal((5, 2)), rng.standard_normal((3, 2))
+  )
+  difference = model.head @ model.representation.T - problem.targets
+  expected = problem.mixtures @ (0.5 * (difference**2).sum(axis=1))
+
+  samples = problem.objective_samples()
+  losses = [
+    model_lib.loss(model, problem_lib.DomainSamples(*client)).numpy()
+    for client in zip(*samples)
+  ]
+
+  np.testing.assert_allclose(losses, expected, rtol=1e-12)
+  np.testing.assert_array_equal(
+    _make().objective_samples().x, _make().samples().x
+  )
+  history = simulation.run(domain_methods_lib.fed_dar(0.1), problem, 1, seed=1)
+  assert np.isfinite(history.loss).all()
+
+
+def test_the_seed_determines_the_problem():
+  first, again, other = (_make(seed=seed) for seed in (1, 1, 2))
+
+  np.testing.assert_array_equal(first.mixtures, again.mixtures)
+  np.testing.assert_array_equal(first.samples().y, again.samples().y)
+  assert not np.isclose(first.mixtures, other.mixtures).any()
+  assert not np.isclose(first.samples().x, other.samples().x).any()
+
+
+def test_method_of_moments_ignores_domains():
+  problem = _make(200, samples_per_client=100)
+  result = initialization.method_of_moments(problem)
+  samples = problem.samples()
+  moments = np.einsum(
+    'nl,nld,nle->de', samples.y.numpy() ** 2, samples.x, samples.x
+  )
+  expected = np.linalg.eigh(moments)[1][:, -2:]
+
+  np.testing.assert_allclose(
+    result @ result.T, expected @ expected.T, atol=1e-10
+  )
+
+
+@pytest.mark.parametrize(
+  'kwargs, message',
+  [
+    ({'samples_per_client': 0}, '`samples_per_client`'),
+    ({'concentration': 0}, '`concentration` to be a positive number'),
+    ({'prior': (0.5, 0.5)}, '`prior` to be 3 positive numbers whose sum is 1'),
+    ({'prior': (0.5, 0.5, 0.0)}, '`prior`'),
+    ({'prior': (0.5, 0.5, 0.5)}, '`prior`'),
+    ({'noise_std': -1.0}, '`noise_std`'),
+    ({'seed': -1}, '`seed`'),
+    ({'num_clients': 0}, '`num_clients`'),
+  ],
+)
+def test_impossible_options_are_refused(kwargs, message):
+  with pytest.raises(ValueError, match=message):
+    _make(**kwargs)
+
+
+@pytest.mark.parametrize(
+  'mixtures, message',
+  [
+    ([[0.5, 0.5]], 'rows of 3 numbers'),
+    ([0.2, 0.3, 0.5], 'rows of 3 numbers'),
+    ([[0.5, 0.5, 0.5]], 'sum is 1'),
+    ([[1.5, -0.5, 0.0]], 'sum is 1, found .a least number -0.5'),
+  ],
+)
+def test_mixtures_that_are_no_probabilities_are_refused(mixtures, message):
+  truth = _make()
+  with pytest.raises(ValueError, match=message):
+    domain_problem.DomainProblem(truth.representation, truth.heads, mixtures, 5)

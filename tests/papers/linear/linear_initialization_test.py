@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+
+from binaries.papers.linear import initialization
+from binaries.papers.linear import problem as problem_lib
+from tff_pfl.evaluation import representation as representation_lib
+
+distance = representation_lib.principal_angle_distance
+
+
+def test_random_representation_is_orthonormal_and_seeded():
+  first, again, other = (
+    initialization.random_representation(8, 3, seed) for seed in (1, 1, 2)
+  )
+
+  np.testing.assert_allclose(first.T @ first, np.eye(3), atol=1e-14)
+  np.testing.assert_array_equal(first, again)
+  assert distance(first, other) > 0.1
+  ground_truth = problem_lib.make_problem(2, 8, 3, seed=1).representation
+  assert distance(first, ground_truth) > 0.1
+
+
+@pytest.mark.parametrize('wanted', [0.0, 1e-6, 0.5, 1.0])
+def test_representation_at_a_distance_has_it_in_each_direction(wanted):
+  given = initialization.random_representation(9, 3)
+  result = initialization.representation_at_distance(given, wanted, seed=4)
+
+  np.testing.assert_allclose(result.T @ result, np.eye(3), atol=1e-14)
+  assert distance(result, given) == pytest.approx(wanted, abs=1e-15)
+  cosines = np.linalg.svd(given.T @ result, compute_uv=False)
+  np.testing.assert_allclose(cosines, np.sqrt(1 - wanted**2), atol=1e-14)
+
+
+def test_theorem_1_model_is_scaled_and_has_a_small_head():
+  model = initialization.theorem_1_initialization(8, 3, 0.04, head_norm=0.2)
+  gram = model.representation.T @ model.representation
+
+  np.testing.assert_allclose(0.04 * gram, np.eye(3), atol=1e-14)
+  assert np.linalg.norm(model.head) == pytest.approx(0.2)
+
+
+def test_theorem_1_model_has_a_given_span():
+  given = initialization.random_representation(8, 3, seed=5)
+  model = initialization.theorem_1_initialization(
+    8, 3, 0.25, representation=given
+  )
+
+  np.testing.assert_allclose(model.representation, 2 * given)
+  np.testing.assert_array_equal(model.head, np.zeros(3))
+
+
+def test_method_of_moments_equals_the_closed_form():
+  problem = problem_lib.make_problem(
+    5, 6, 2, samples_per_client=7, noise_std=0.1
+  )
+  x, y = (value.numpy() for value in problem.samples())
+  moments = np.einsum('im,imd,ime->de', y**2, x, x) / (5 * 7)
+  expected = np.linalg.eigh(moments)[1][:, -2:]
+
+  result = initialization.method_of_moments(problem)
+
+  np.testing.assert_allclose(result.T @ result, np.eye(2), atol=1e-14)
+  assert distance(result, expected) < 1e-13
+
+
+def test_method_of_moments_finds_the_representation_from_many_samples():
+  few, many = (
+    problem_lib.make_problem(200, 10, 2, samples_per_client=count)
+    for count in (10, 1000)
+  )
+
+  assert (
+    distance(initialization.method_of_moments(many), many.representation) < 0.05
+  )
+  assert (
+    0.1
+    < distance(initialization.method_of_moments(few), few.representation)
+    < 0.6
+  )
+
+
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda: initialization.random_representation(3, 4), '`rank`'),
+    (
+      lambda: initialization.method_of_moments(
+        problem_lib.make_problem(2, 3, 1)
+      ),
+      'a number of samples for the method of moments, found None',
+    ),
+    (
+      lambda: initialization.theorem_1_initialization(4, 2, -0.1),
+      '`learning_rate`',
+    ),
+    (
+      lambda: initialization.theorem_1_initialization(4, 2, 0.1, head_norm=-1),
+      '`head_norm`',
+    ),
+    (
+      lambda: initialization.theorem_1_initialization(
+        4, 2, 0.1, representation=np.eye(3)
+      ),
+      r'of shape \(4, 2\), found \(3, 3\)',
+    ),
+    (
+      lambda: initialization.representation_at_distance(np.eye(4)[:, :2], 1.1),
+      '`distance` to be in',
+    ),
+    (
+      lambda: initialization.representation_at_distance(np.eye(3)[:, :2], 0.5),
+      'at least twice as many rows',
+    ),
+  ],
+)
+def test_impossible_arguments_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

@@ -1,0 +1,302 @@
+"""Runs trials side by side, each in a process of its own.
+
+A trial's folder holds `trial.json` (what it is), the files of its run,
+`log.txt` (what its process wrote) and, once it is finished, `scores.json`.
+Whatever ends this process ends the trials; the next call goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tqdm
+
+import tff_pfl
+from tff_pfl import errors
+from tff_pfl.experiments import comparison as plan
+from tff_pfl.experiments import trial
+from tff_pfl.simulation import run_store, value_codec
+from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import child_processes, cores, shutdown
+
+TRIALS_DIR = 'trials'
+LOG_NAME = 'log.txt'
+
+# What may differ when a trial is taken up again: where it runs, not what.
+_MUTABLE = tuple(
+  f'config.{name}'
+  for name in run_store.MUTABLE_SETTINGS
+  if name != 'num_rounds'
+)
+_SECONDS_BETWEEN_LOOKS = 0.1
+# From SIGTERM to SIGKILL.
+_GRACE_SECONDS = 10.0
+_MAX_REASON = 500
+
+
+class Parallelism(NamedTuple):
+  """How trials share the machine.
+
+  Attributes:
+    num_processes: Trials that run at the same time.
+    num_clients: Clients that each of them computes at the same time.
+    num_threads: Threads of each operation of a client.
+  """
+
+  num_processes: int
+  num_clients: int
+  num_threads: int
+
+
+def divide_cores(
+  num_trials: int,
+  num_processes: Optional[int] = None,
+  max_concurrent_clients: Optional[int] = None,
+) -> Parallelism:
+  """Divides the usable cores among trials, and a trial's among its clients.
+
+  Args:
+    num_processes: Trials to run at the same time, at least 1; None for one on
+      each core.
+    max_concurrent_clients: Clients of a trial at the same time, at least 1;
+      None for one on each of its cores.
+  """
+  if num_processes is not None:
+    errors.expect_int('num_processes', num_processes, 1)
+  available = cores.num_usable_cores()
+  num_processes = min(num_processes or available, max(1, num_trials))
+  share = max(1, available // num_processes)
+  num_clients = max_concurrent_clients or share
+  return Parallelism(num_processes, num_clients, max(1, share // num_clients))
+
+
+def trial_folder(directory: str, name: str) -> str:
+  """The folder of a trial in that of its comparison."""
+  return os.path.join(directory, TRIALS_DIR, name)
+
+
+def is_finished(directory: str, name: str) -> bool:
+  """Whether a trial has its scores."""
+  folder = trial_folder(directory, name)
+  return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+
+
+def is_started(directory: str, name: str) -> bool:
+  """Whether a trial was ever begun."""
+  path = os.path.join(trial_folder(directory, name), trial.SPEC_NAME)
+  return os.path.exists(path)
+
+
+def logged_error(directory: str, name: str) -> Optional[str]:
+  """The error that a trial's last process reported; None without one.
+
+  Raises:
+    RunError: If its log cannot be read.
+  """
+  for line in reversed(_log_lines(directory, name)):
+    if line.startswith(trial.ERROR_START):
+      return line[len(trial.ERROR_START) :]
+  return None
+
+
+def _log_lines(directory, name):
+  """What a trial's last process wrote, without empty lines."""
+  path = os.path.join(trial_folder(directory, name), LOG_NAME)
+  try:
+    with open(path, encoding='utf-8', errors='replace') as log:
+      return [line.strip() for line in log if line.strip()]
+  except FileNotFoundError:
+    # It never ran.
+    return []
+  except OSError as error:
+    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
+
+
+def expect_same_trials(directory: str, trials: Sequence[plan.Trial]) -> None:
+  """Checks that what is in the trials' folders are these trials.
+
+  Raises:
+    RunError: If a folder holds a trial with other settings.
+  """
+  for wanted in trials:
+    folder = trial_folder(directory, wanted.name)
+    stored = _stored_settings(folder)
+    if stored is None:
+      continue
+    # As they would be read from the file.
+    given = json.loads(summary_lib.json_text(wanted.settings()))
+    stored, given = (value_codec.flatten(v, '.') for v in (stored, given))
+    for name in dict.fromkeys([*stored, *given]):
+      if name not in _MUTABLE and stored.get(name) != given.get(name):
+        raise errors.RunError(
+          f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
+          f'{given.get(name)!r}: give the settings of that comparison, or '
+          'choose another output folder.'
+        )
+
+
+def _stored_settings(folder):
+  """The settings of the trial in a folder; None without one."""
+  path = os.path.join(folder, trial.SPEC_NAME)
+  if not os.path.exists(path):
+    return None
+  return trial.read_spec(folder)['trial']
+
+
+def run_trials(
+  trials: Sequence[plan.Trial],
+  directory: str,
+  *,
+  num_processes: Optional[int] = None,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  show_progress: bool = True,
+  description: str = 'trials',
+) -> dict:
+  """Runs the trials that are not finished.
+
+  Ctrl-C, SIGTERM (see `shutdown`) and any error end the running ones, too.
+
+  Args:
+    trials: The trials, which start in this order.
+    num_processes: Trials at the same time; see `divide_cores`.
+    runtime_options: Options of the trials' runtimes, as JSON types.
+
+  Returns:
+    By name the reason, in one line, of each trial that failed.
+
+  Raises:
+    ValueError: If `num_processes` is out of range.
+    RunError: If a folder holds another trial or cannot be written to.
+  """
+  expect_same_trials(directory, trials)
+  waiting = [t for t in trials if not is_finished(directory, t.name)]
+  options = dict(runtime_options or {})
+  shares = divide_cores(
+    len(waiting), num_processes, options.get('max_concurrent_clients')
+  )
+  options['max_concurrent_clients'] = shares.num_clients
+  failures = {}
+  bar = tqdm.tqdm(
+    total=len(trials),
+    initial=len(trials) - len(waiting),
+    desc=description,
+    unit='trial',
+    disable=not show_progress,
+    # A log file gets a line now and then, a terminal a bar whose clock runs
+    # also while no trial ends. The estimate is by the mean over all trials.
+    mininterval=1 if sys.stderr.isatty() else 60,
+    miniters=0,
+    smoothing=0,
+    dynamic_ncols=True,
+  )
+  with bar, _Running(directory, options, shares) as running:
+    while waiting or running:
+      shutdown.raise_if_stopped()
+      while waiting and len(running) < shares.num_processes:
+        running.start(waiting.pop(0))
+      for name, failure in running.take_ended():
+        if failure is not None:
+          failures[name] = failure
+          if show_progress:
+            bar.write(f'{name} failed: {failure}', file=sys.stderr)
+          bar.set_postfix(failed=len(failures), refresh=False)
+        bar.update()
+      bar.update(0)
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+  return failures
+
+
+def _command(folder):
+  """What runs the trial in a folder, and does not outlive this process."""
+  return child_processes.launch_command(
+    sys.executable, '-m', trial.__name__, folder
+  )
+
+
+class _Running:
+  """The trials that run now; left, as a context, it ends them."""
+
+  def __init__(self, directory, runtime_options, shares):
+    self._directory = directory
+    self._runtime_options = runtime_options
+    self._processes = {}
+    # The package is found whatever the working directory is.
+    root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
+    paths = [root, os.environ.get('PYTHONPATH', '')]
+    self._environment = {
+      'TF_NUM_INTRAOP_THREADS': str(shares.num_threads),
+      **os.environ,
+      'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+    }
+
+  def __len__(self):
+    return len(self._processes)
+
+  def start(self, wanted):
+    folder = trial_folder(self._directory, wanted.name)
+    try:
+      os.makedirs(folder, exist_ok=True)
+      summary_lib.write_json(
+        os.path.join(folder, trial.SPEC_NAME),
+        {'trial': wanted.settings(), 'runtime_options': self._runtime_options},
+      )
+      with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
+        self._processes[wanted.name] = subprocess.Popen(
+          _command(folder),
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=log,
+          env=self._environment,
+          # Ctrl-C in a terminal reaches this process alone, which ends them.
+          start_new_session=True,
+        )
+    except OSError as error:
+      raise errors.RunError(
+        f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
+      ) from error
+
+  def take_ended(self):
+    """Yields the name of each trial that has ended, and why it failed."""
+    for name, process in list(self._processes.items()):
+      if process.poll() is not None:
+        del self._processes[name]
+        yield name, self._failure(name, process.returncode)
+
+  def _failure(self, name, status):
+    if status == 0 and is_finished(self._directory, name):
+      return None
+    reported = logged_error(self._directory, name)
+    if reported is not None:
+      return reported
+    ended = child_processes.describe_return_code(status)
+    path = os.path.join(trial_folder(self._directory, name), LOG_NAME)
+    lines = _log_lines(self._directory, name)
+    last = lines[-1] if lines else ''
+    return f'The process {ended}; {path} ends: {last[:_MAX_REASON]}'
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    processes = list(self._processes.values())
+    try:
+      for process in processes:
+        process.terminate()
+      deadline = time.monotonic() + _GRACE_SECONDS
+      for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+      # A second Ctrl-C, too, leaves none behind.
+      for process in processes:
+        process.kill()
+      for process in processes:
+        process.wait()

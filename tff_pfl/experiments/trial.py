@@ -1,0 +1,296 @@
+"""One trial of a comparison: an ordinary run, scored in several ways.
+
+    python -m tff_pfl.experiments.trial FOLDER
+
+runs the trial that `trial.json` in the folder describes, in a process of its
+own, for TensorFlow never gives back the memory of the programs it compiled. The
+folder is then that of a run (see `simulation.experiment`), with `scores.json`
+beside it, which is written last: a trial that has it is finished. A trial that
+was interrupted goes on where its run was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from absl import logging
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.evaluation import ensemble, personalized_evaluation
+from tff_pfl.experiments import comparison as plan
+from tff_pfl.experiments import tuning
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.simulation import client_population, run_store, warm_up
+from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import shutdown
+from tff_pfl.templates import personalized_process
+
+SPEC_NAME = 'trial.json'
+SCORES_NAME = 'scores.json'
+# Of the line that says why a trial failed.
+ERROR_START = 'error: '
+# Of a seed, the random stream that draws the new clients.
+_NEW_CLIENTS = b'new_clients'
+
+
+class TrialData(NamedTuple):
+  """The clients of a trial.
+
+  Attributes:
+    trained: The clients of the run.
+    new: The clients that are scored after it; None without any, and in a sweep,
+      which scores nobody on test examples.
+  """
+
+  trained: datasets.FederatedDataset
+  new: Optional[datasets.FederatedDataset]
+
+
+def load_data(trial: plan.Trial) -> TrialData:
+  """Divides the data among the clients of a trial, trained and new.
+
+  Which clients are new is drawn at random: the order of a dataset's own clients
+  may mean something, such as the domain of their texts. It depends on the seed,
+  the number of clients and that of new ones alone, so that all methods, and the
+  sweep before them, train the same clients.
+
+  Raises:
+    ValueError: If the data cannot be divided so.
+  """
+  config = trial.config
+  trained, new = config.load_data(trial.num_new_clients), None
+  if trial.num_new_clients:
+    trained, new = _set_apart(trained, trial.num_new_clients, config.seed)
+  if trial.validation_fraction is not None:
+    trained, new = (
+      tuning.validation_view(trained, trial.validation_fraction, config.seed),
+      None,
+    )
+  for part in filter(None, (trained, new)):
+    client_population.check_test_examples(part)
+  return TrialData(trained, new)
+
+
+def _set_apart(data, num_new_clients, seed):
+  """The clients that are trained and the new ones, each in the data's order."""
+  rng = np.random.default_rng([seed, *_NEW_CLIENTS])
+  is_new = np.zeros(data.num_clients, bool)
+  is_new[rng.permutation(data.num_clients)[:num_new_clients]] = True
+  return tuple(
+    data.subset(itertools.compress(data.client_ids, chosen))
+    for chosen in (~is_new, is_new)
+  )
+
+
+def run(
+  trial: plan.Trial,
+  directory: str,
+  *,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+) -> None:
+  """Runs a trial, or what is left of it.
+
+  Args:
+    runtime_options: Options of the runtime, see `experiment.run`.
+
+  Raises:
+    ValueError: If the settings do not fit one another.
+    RunError: If the run cannot start or go on.
+  """
+  config = trial.config
+  data = load_data(trial)
+  more_settings = None
+  if data.new is not None or trial.validation_fraction is not None:
+    # Without these it would pass for a run on all clients' data.
+    more_settings = {
+      'trial': {
+        'num_new_clients': trial.num_new_clients,
+        'validation_fraction': trial.validation_fraction,
+      }
+    }
+  options = {
+    'more_settings': more_settings,
+    'runtime_options': runtime_options,
+    'resume': True,
+    'show_progress': False,
+  }
+  model = config.build_model(data.trained)
+  model = warm_up.run(config, model, data.trained, directory, **options)
+  process = config.build_process(model)
+  config.run_process(process, data.trained, directory, **options)
+  with runtime_lib.create_runtime(
+    config.runtime, **(runtime_options or {})
+  ) as runtime:
+    scores = _scores(trial, model, process, data, runtime, directory)
+  summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
+
+
+def _scores(trial, model, process, data, runtime, directory):
+  """What `scores.json` holds."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    variants = {
+      plan.OWN_VARIANT: {
+        'evaluation': store.evaluations()[-1],
+        'clients': store.per_client(),
+        'new_clients': _score_new(process, runtime, store, data),
+        'new_clients_by_ensemble': _score_by_ensemble(
+          process, runtime, store, data
+        ),
+      }
+    }
+    for name in trial.fine_tune_variants:
+      variant = _variant(trial.config, model, process, name)
+      if variant is not None:
+        variants[name] = _score_variant(variant, runtime, store, data)
+  return {
+    'has_global_model': process.has_global_model,
+    'adaptation': process.adaptation.fine_tune,
+    'bytes_per_round': process.bytes_per_round._asdict(),
+    'variants': variants,
+  }
+
+
+def _variant(config, model, process, name):
+  """The process with other fine-tuning; None if it is that of the run."""
+  personalization = dataclasses.replace(config.personalization, fine_tune=name)
+  variant = dataclasses.replace(
+    config, personalization=personalization
+  ).build_process(model)
+  own, other = (p.description['personalization'] for p in (process, variant))
+  both_none = own['fine_tune'] == other['fine_tune'] == 'none'
+  return None if both_none or own == other else variant
+
+
+def _score_variant(process, runtime, store, data):
+  population = client_population.ClientPopulation(process, runtime, store)
+  evaluation = personalized_evaluation.evaluate(
+    process,
+    runtime,
+    client_population.server_state(process, runtime, store),
+    population.states,
+    data.trained,
+  )
+  return {
+    'evaluation': evaluation.summary,
+    'clients': evaluation.rows,
+    'new_clients': _score_new(process, runtime, store, data),
+  }
+
+
+def _score_new(process, runtime, store, data):
+  """Scores clients that took no part, each fitted to its own training data."""
+  if data.new is None:
+    return []
+  return score_new_clients(
+    process,
+    runtime,
+    client_population.server_state(process, runtime, store),
+    data.new,
+    first_index=data.trained.num_clients,
+  )
+
+
+def score_new_clients(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  state: personalized_process.ServerState,
+  clients: datasets.FederatedDataset,
+  *,
+  first_index: int,
+) -> list:
+  """Scores clients that took no part in training.
+
+  Args:
+    process: The method, with the options of personalization to score with; it
+      need not be the very process that was trained.
+    runtime: One for all calls, as it keeps what it compiled.
+    state: The server's state after training.
+    clients: The new clients.
+    first_index: Client index of the first; the number of training clients, so
+      that no client's seed is used twice.
+
+  Returns:
+    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
+    its metrics `before` and `after` personalization.
+  """
+  return personalized_evaluation.evaluate_clients(
+    process,
+    runtime,
+    state,
+    lambda positions: runtime.run(
+      process.initialize_client_states, [first_index + i for i in positions]
+    ),
+    clients,
+  )
+
+
+def _score_by_ensemble(process, runtime, store, data):
+  """Scores them by the mean prediction of the trained clients' models."""
+  if data.new is None or not process.has_local_weights:
+    return []
+  try:
+    return ensemble.evaluate_clients(
+      process,
+      runtime,
+      client_population.server_state(process, runtime, store),
+      client_population.ClientPopulation(process, runtime, store).states,
+      data.trained,
+      data.new,
+    )
+  except ensemble.NoModelsError as error:
+    # All clients diverged, which the other scores tell.
+    logging.warning('%s', error)
+    return []
+
+
+def read_spec(directory: str) -> dict:
+  """What `trial.json` in a trial's folder holds.
+
+  Returns:
+    `trial`, the settings of a `plan.Trial`, and `runtime_options`.
+
+  Raises:
+    RunError: If there is no such file, or another.
+  """
+  path = os.path.join(directory, SPEC_NAME)
+  try:
+    with open(path, encoding='utf-8') as file:
+      spec = json.load(file)
+    return {name: spec[name] for name in ('trial', 'runtime_options')}
+  except OSError as error:
+    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
+  except (ValueError, TypeError, KeyError) as error:
+    raise errors.RunError(
+      f'{path} is not what a comparison writes: {error!r}.'
+    ) from error
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the trial in a folder; see the module's docstring.
+
+  Expected errors end the process with one line on stderr and status 1.
+  """
+  try:
+    errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])
+    spec = read_spec(argv[1])
+    with shutdown.stopping_on_signals():
+      run(
+        plan.Trial.from_settings(spec['trial']),
+        argv[1],
+        runtime_options=spec['runtime_options'],
+      )
+  except errors.EXPECTED as error:
+    print(f'{ERROR_START}{errors.reason(error)}', file=sys.stderr)
+    sys.exit(1)
+
+
+if __name__ == '__main__':
+  main(sys.argv)
