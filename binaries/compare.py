@@ -31,9 +31,8 @@ from absl import flags
 from binaries import program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import comparison as plan
 from tff_pfl.experiments import comparison_runner as runner
-from tff_pfl.experiments import html_report
+from tff_pfl.experiments import html_report, plan, trial
 
 _ALL = 'all'
 
@@ -55,7 +54,7 @@ _GRID = flags.DEFINE_multi_string(
 _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
-  f'Ways, among {", ".join(plan.VARIANTS)}, in which the models of the last '
+  f'Ways, among {", ".join(trial.VARIANTS)}, in which the models of the last '
   'round are fine-tuned and scored, besides as --fine_tune says.',
 )
 _NUM_NEW_CLIENTS = flags.DEFINE_integer(

@@ -1,1 +1,28 @@
-"""The papers' experiments: each runs, draws a figure and checks claims."""
+"""The experiments of the papers, by name: one module for each paper's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from binaries.papers import per_fed_avg
+from tff_pfl import errors
+from tff_pfl.experiments import paper
+
+# In the order in which `all` runs them: those on generated data are fastest.
+_MODULES = (per_fed_avg,)
+
+EXPERIMENTS: Mapping[str, paper.Experiment] = {
+  entry.name: entry for module in _MODULES for entry in module.EXPERIMENTS
+}
+
+
+def get_experiment(name: str) -> paper.Experiment:
+  """Returns the experiment called `name`.
+
+  Raises:
+    ValueError: If there is none; the message lists those there are.
+  """
+  errors.expect(
+    name in EXPERIMENTS, 'experiment', f'one of {", ".join(EXPERIMENTS)}', name
+  )
+  return EXPERIMENTS[name]

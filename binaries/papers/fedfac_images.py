@@ -62,7 +62,6 @@ from matplotlib.figure import Figure
 
 from binaries.papers import repeats, trials
 from tff_pfl.client import client_examples, objectives, scoring
-from tff_pfl.experiments import comparison as plan
 from tff_pfl.experiments import panels as figures
 from tff_pfl.experiments import paper as experiment
 from tff_pfl.experiments import published, trial
@@ -195,7 +194,7 @@ def make_trial(
   sizes: Sizes,
   settings: experiment.Settings,
   num_new_clients: int = 0,
-) -> plan.Trial:
+) -> trial.Trial:
   """A run of a method on the partition of a name."""
   return trials.make_trial(
     method,
@@ -445,7 +444,7 @@ def run_new_clients(settings: experiment.Settings) -> experiment.Result:
 def _new_client_rows(method: trials.Method) -> Sequence[tuple]:
   """A method's rows: their names, ways to personalize, and kinds of scores."""
   fitted, by_ensemble = 'new_clients', 'new_clients_by_ensemble'
-  own = plan.OWN_VARIANT
+  own = trial.OWN_VARIANT
   if method.name == 'LG-FedAvg':
     return [('LG-FedAvg, ensemble', own, by_ensemble)]
   if method.name == 'FedFac':

@@ -6,11 +6,9 @@ import pytest
 from tff_pfl.experiments import (
   collection,
   execution,
+  plan,
   results,
   trial,
-)
-from tff_pfl.experiments import (
-  comparison as plan,
 )
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.simulation import report, run_config, run_store, summary
@@ -68,7 +66,7 @@ def _evaluation(domains):
 
 def _finish(directory, seed, domains):
   """Leaves a finished trial of two variants, and returns it."""
-  finished = plan.Trial(
+  finished = trial.Trial(
     plan.trial_name('fed_avg', seed),
     dataclasses.replace(_CONFIG, seed=seed),
     fine_tune_variants=('all',),
@@ -106,7 +104,7 @@ def _finish(directory, seed, domains):
       'has_global_model': False,
       'adaptation': 'none',
       'bytes_per_round': {'down': 1, 'up': 1},
-      'variants': {plan.OWN_VARIANT: variant, 'all': variant},
+      'variants': {trial.OWN_VARIANT: variant, 'all': variant},
     },
   )
   return finished

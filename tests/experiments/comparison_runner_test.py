@@ -13,11 +13,9 @@ from tff_pfl import errors
 from tff_pfl.experiments import (
   collection,
   execution,
+  plan,
   results,
   trial,
-)
-from tff_pfl.experiments import (
-  comparison as plan,
 )
 from tff_pfl.experiments import (
   comparison_runner as runner,

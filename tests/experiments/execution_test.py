@@ -7,8 +7,7 @@ import psutil
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.experiments import comparison as plan
-from tff_pfl.experiments import execution
+from tff_pfl.experiments import execution, plan
 from tff_pfl.simulation import run_config
 from tff_pfl.system import cores
 

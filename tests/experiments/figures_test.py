@@ -3,8 +3,8 @@ import math
 
 import numpy as np
 import pytest
-from tests.comparison import example_comparison
 
+from tests.experiments import example_comparison
 from tff_pfl.experiments import figures, inline_svg, results
 
 

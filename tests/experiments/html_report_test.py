@@ -3,8 +3,8 @@ import html.parser
 import re
 
 import pytest
-from tests.comparison import example_comparison
 
+from tests.experiments import example_comparison
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import html_report, results

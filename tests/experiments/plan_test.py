@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import comparison as plan
+from tff_pfl.experiments import plan, trial
 from tff_pfl.simulation import run_config
 from tff_pfl.templates import personalization
 
@@ -28,13 +28,13 @@ def test_every_method_runs_with_every_seed():
     ('fed_avg-seed5', 'fed_avg', 5),
     ('fed_rep-seed5', 'fed_rep', 5),
   ]
-  for trial in trials:
-    algorithm = registry.get_algorithm(trial.config.algorithm)
-    assert trial.config.hparams == algorithm.hparams()
-    assert trial.config.num_rounds == 7
-    assert trial.num_new_clients == 2
-    assert trial.fine_tune_variants == ('all',)
-    assert trial.validation_fraction is None
+  for one in trials:
+    algorithm = registry.get_algorithm(one.config.algorithm)
+    assert one.config.hparams == algorithm.hparams()
+    assert one.config.num_rounds == 7
+    assert one.num_new_clients == 2
+    assert one.fine_tune_variants == ('all',)
+    assert one.validation_fraction is None
   assert not comparison.tuning_trials()
 
 
@@ -94,14 +94,14 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
     'tune-fed_avg-learning_rate=0.1',
     'tune-fed_avg-learning_rate=0.2',
   ]
-  for trial, learning_rate in zip(sweeps['fed_avg'], (0.1, 0.2)):
-    assert trial.config.hparams.learning_rate == learning_rate
-    assert trial.config.seed == 4
-    assert trial.config.num_rounds == 3
-    assert trial.validation_fraction == 0.25
+  for one, learning_rate in zip(sweeps['fed_avg'], (0.1, 0.2)):
+    assert one.config.hparams.learning_rate == learning_rate
+    assert one.config.seed == 4
+    assert one.config.num_rounds == 3
+    assert one.validation_fraction == 0.25
     # The same clients are trained, none but they are scored, in one way.
-    assert trial.num_new_clients == 2
-    assert not trial.fine_tune_variants
+    assert one.num_new_clients == 2
+    assert not one.fine_tune_variants
 
 
 def test_the_runs_take_what_the_sweep_chose():
@@ -172,7 +172,7 @@ def test_a_grid_of_one_value_is_taken_without_a_sweep():
 
 
 def test_a_trial_survives_json():
-  trial = plan.Trial(
+  wanted = trial.Trial(
     name='fed_rep-seed0',
     config=_base(
       hparams=registry.get_algorithm('fed_rep').hparams(num_head_epochs=3),
@@ -183,8 +183,8 @@ def test_a_trial_survives_json():
     num_new_clients=3,
     validation_fraction=0.5,
   )
-  settings = json.loads(json.dumps(trial.settings()))
-  assert plan.Trial.from_settings(settings) == trial
+  settings = json.loads(json.dumps(wanted.settings()))
+  assert trial.Trial.from_settings(settings) == wanted
 
 
 @pytest.mark.parametrize(

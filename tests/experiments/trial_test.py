@@ -3,10 +3,9 @@ import json
 
 import numpy as np
 import pytest
-from tests.comparison import poisoned_examples
 
+from tests.experiments import poisoned_examples
 from tff_pfl import datasets, errors
-from tff_pfl.experiments import comparison as plan
 from tff_pfl.experiments import trial
 from tff_pfl.models import split_model
 from tff_pfl.simulation import run_config, run_store
@@ -44,11 +43,11 @@ def _run(directory, wanted):
 def _plain(_without_xla, tmp_path_factory):
   """The folder and the scores of a trial that is a run and nothing more."""
   directory = tmp_path_factory.mktemp('plain')
-  return directory, _run(directory, plan.Trial('x', _config()))
+  return directory, _run(directory, trial.Trial('x', _config()))
 
 
 def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
-  wanted = plan.Trial('x', _config(), num_new_clients=2)
+  wanted = trial.Trial('x', _config(), num_new_clients=2)
   data = trial.load_data(wanted)
   assert data.trained.num_clients == 3
   assert data.new.num_clients == 2
@@ -79,7 +78,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
 
 
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
-  wanted = plan.Trial(
+  wanted = trial.Trial(
     'x',
     # There are 1,437 training and 360 test examples.
     _config(dataset='digits', num_clients=1300, partition='iid', seed=1),
@@ -92,7 +91,7 @@ def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
 
 def test_new_clients_are_drawn_by_the_seed_alone():
   def new_clients(**changes):
-    wanted = plan.Trial('x', _config(**changes), num_new_clients=2)
+    wanted = trial.Trial('x', _config(**changes), num_new_clients=2)
     return trial.load_data(wanted).new.client_ids
 
   drawn = {seed: new_clients(seed=seed) for seed in range(6)}
@@ -101,7 +100,7 @@ def test_new_clients_are_drawn_by_the_seed_alone():
 
 
 def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
-  wanted = plan.Trial('x', _config(), num_new_clients=2)
+  wanted = trial.Trial('x', _config(), num_new_clients=2)
   data = trial.load_data(wanted)
   sweep = trial.load_data(dataclasses.replace(wanted, validation_fraction=0.5))
   assert sweep.trained.client_ids == data.trained.client_ids
@@ -115,7 +114,7 @@ def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
     'load_dataset',
     lambda name, *, data_dir, **options: load(name, **options),
   )
-  wanted = plan.Trial('x', _config(), num_new_clients=1)
+  wanted = trial.Trial('x', _config(), num_new_clients=1)
   before = _run(tmp_path, wanted)
   moved = dataclasses.replace(wanted, config=_config(data_dir='elsewhere'))
   after = _run(tmp_path, moved)
@@ -142,7 +141,7 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     return poisoned_examples.poisoned(load(*args, **kwargs))
 
   monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
-  wanted = plan.Trial(
+  wanted = trial.Trial(
     'x', _config(), num_new_clients=1, validation_fraction=0.25
   )
   (tmp_path / 'sweep').mkdir()
@@ -156,11 +155,11 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     assert row['num_train_examples'] == available - round(available / 4)
   # That is worth something only if the examples are poisonous.
   with pytest.raises(AssertionError, match='were read'):
-    trial.run(plan.Trial('y', _config()), str(tmp_path / 'run'))
+    trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
 
 
 def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
-  wanted = plan.Trial(
+  wanted = trial.Trial(
     'x', _config(), fine_tune_variants=('none', 'all'), num_new_clients=1
   )
   scores = _run(tmp_path / 'plain', wanted)
@@ -186,13 +185,13 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
 def test_a_method_that_changes_the_model_has_variants(tmp_path):
   # The model of FedEM's process is itself made of copies of the model.
   config = _config(algorithm='fed_em', num_rounds=1)
-  wanted = plan.Trial('x', config, fine_tune_variants=('head',))
+  wanted = trial.Trial('x', config, fine_tune_variants=('head',))
   assert list(_run(tmp_path, wanted)['variants']) == ['method', 'head']
 
 
 def test_an_interrupted_trial_goes_on(plain, tmp_path):
   _config(num_rounds=1).run(str(tmp_path), show_progress=False)
-  assert _run(tmp_path, plan.Trial('x', _config())) == plain[1]
+  assert _run(tmp_path, trial.Trial('x', _config())) == plain[1]
 
 
 def test_what_goes_over_the_network_is_the_processs(plain):

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-from tests.comparison import poisoned_examples
 
+from tests.experiments import poisoned_examples
 from tff_pfl import datasets
-from tff_pfl.experiments import comparison as plan
-from tff_pfl.experiments import tuning
+from tff_pfl.experiments import trial, tuning, validation
 from tff_pfl.simulation import run_config
 
 
@@ -24,7 +23,9 @@ def _data():
 
 
 def _views(data, **changes):
-  return tuning.validation_view(data, **{'fraction': 0.3, 'seed': 0, **changes})
+  return validation.validation_view(
+    data, **{'fraction': 0.3, 'seed': 0, **changes}
+  )
 
 
 def test_the_training_examples_are_divided_and_nothing_else(data):
@@ -112,10 +113,10 @@ def test_a_fraction_outside_is_refused(data, fraction):
 
 def _choose(summaries, failures=None):
   points = [{'learning_rate': 0.1 * i} for i in range(len(summaries))]
-  trial = plan.Trial('x', run_config.RunConfig(seed=3, num_rounds=5))
+  one = trial.Trial('x', run_config.RunConfig(seed=3, num_rounds=5))
   return tuning.choose(
     'fed_avg',
-    [trial] * len(points),
+    [one] * len(points),
     points,
     summaries,
     failures or [None] * len(points),
@@ -153,10 +154,10 @@ def test_a_point_at_which_a_client_diverged_is_not_chosen_and_says_so():
 
 def test_refused_points_are_told_after_the_others():
   refused = [({'learning_rate': -1.0}, 'too low')]
-  trial = plan.Trial('x', run_config.RunConfig())
+  one = trial.Trial('x', run_config.RunConfig())
   found = tuning.choose(
     'fed_avg',
-    [trial],
+    [one],
     [{'learning_rate': 0.1}],
     [_summary(0.5)],
     [None],

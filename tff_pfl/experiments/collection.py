@@ -12,10 +12,8 @@ from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import domain_scores
 from tff_pfl.experiments import (
-  comparison as plan,
-)
-from tff_pfl.experiments import (
   execution,
+  plan,
   results,
   trial,
 )
@@ -43,7 +41,7 @@ def read_summary(directory: str, name: str) -> Optional[dict]:
 def collect(
   comparison: plan.Comparison,
   directory: str,
-  trials: Sequence[plan.Trial],
+  trials: Sequence[trial.Trial],
   *,
   partition: Optional[results.Partition] = None,
   tunings: Sequence[results.Tuning] = (),
@@ -111,7 +109,7 @@ class _Trial:
     cohort_size = self.config.cohort_size
     return {
       'personal_accuracy_last_10': of_last_10.get('last_10_mean')
-      if variant == plan.OWN_VARIANT
+      if variant == trial.OWN_VARIANT
       else None,
       'personal_accuracy': evaluation['personal'].get('accuracy'),
       'global_accuracy_last_10': global_of_last_10.get('last_10_mean'),
@@ -142,7 +140,7 @@ class _Trial:
       metric.name for metric in metrics_lib.DOMAIN_METRICS
     )
     metrics.update(_over_domains(domains['personal']))
-    if variant == plan.OWN_VARIANT:
+    if variant == trial.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
       metrics.update(_over_domains(of_rounds, 'last_10_mean', '_last_10'))
     return metrics
@@ -207,7 +205,7 @@ def _method(comparison, read, variant):
   """The row of a method and variant, over the seeds."""
   algorithm, first = read[0].config.algorithm, read[0]
   rows = [one.metrics(variant) for one in read]
-  curves = [one.curve() for one in read] if variant == plan.OWN_VARIANT else []
+  curves = [one.curve() for one in read] if variant == trial.OWN_VARIANT else []
 
   def clients(which):
     return tuple(row for one in read for row in one.clients(variant, which))
@@ -240,7 +238,7 @@ def _method(comparison, read, variant):
 def _label(algorithm, variant, base, scores):
   """What a row is called; fine-tuning that the method itself does is not."""
   asked = variant
-  if variant == plan.OWN_VARIANT:
+  if variant == trial.OWN_VARIANT:
     asked = base.personalization.fine_tune
   if asked == 'method' or asked == scores['adaptation'] == 'none':
     return algorithm

@@ -22,13 +22,11 @@ from tff_pfl.experiments import (
   execution,
   figures,
   html_report,
+  plan,
   presentation,
   results,
   trial,
   tuning,
-)
-from tff_pfl.experiments import (
-  comparison as plan,
 )
 from tff_pfl.simulation import directory_lock, picture_style
 

@@ -21,7 +21,6 @@ import tqdm
 
 import tff_pfl
 from tff_pfl import errors
-from tff_pfl.experiments import comparison as plan
 from tff_pfl.experiments import trial
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
@@ -120,7 +119,7 @@ def _log_lines(directory, name):
     raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
 
 
-def expect_same_trials(directory: str, trials: Sequence[plan.Trial]) -> None:
+def expect_same_trials(directory: str, trials: Sequence[trial.Trial]) -> None:
   """Checks that what is in the trials' folders are these trials.
 
   Raises:
@@ -152,7 +151,7 @@ def _stored_settings(folder):
 
 
 def run_trials(
-  trials: Sequence[plan.Trial],
+  trials: Sequence[trial.Trial],
   directory: str,
   *,
   num_processes: Optional[int] = None,
@@ -166,7 +165,8 @@ def run_trials(
 
   Args:
     trials: The trials, which start in this order.
-    num_processes: Trials at the same time; see `divide_cores`.
+    num_processes: Trials at the same time, see `divide_cores`; 0 for one after
+      another in this process, which keeps the memory of what they compile.
     runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
@@ -179,10 +179,14 @@ def run_trials(
   expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
-  shares = divide_cores(
-    len(waiting), num_processes, options.get('max_concurrent_clients')
-  )
-  options['max_concurrent_clients'] = shares.num_clients
+  if num_processes == 0:
+    running = _Here(directory, options)
+  else:
+    shares = divide_cores(
+      len(waiting), num_processes, options.get('max_concurrent_clients')
+    )
+    options['max_concurrent_clients'] = shares.num_clients
+    running = _Processes(directory, options, shares)
   failures = {}
   bar = tqdm.tqdm(
     total=len(trials),
@@ -197,10 +201,10 @@ def run_trials(
     smoothing=0,
     dynamic_ncols=True,
   )
-  with bar, _Running(directory, options, shares) as running:
-    while waiting or running:
+  with bar, running:
+    while waiting or len(running):
       shutdown.raise_if_stopped()
-      while waiting and len(running) < shares.num_processes:
+      while waiting and len(running) < running.most:
         running.start(waiting.pop(0))
       for name, failure in running.take_ended():
         if failure is not None:
@@ -221,10 +225,49 @@ def _command(folder):
   )
 
 
-class _Running:
-  """The trials that run now; left, as a context, it ends them."""
+def _write_spec(directory, wanted, runtime_options):
+  """Makes a trial's folder; returns it."""
+  folder = trial_folder(directory, wanted.name)
+  os.makedirs(folder, exist_ok=True)
+  summary_lib.write_json(
+    os.path.join(folder, trial.SPEC_NAME),
+    {'trial': wanted.settings(), 'runtime_options': runtime_options},
+  )
+  return folder
+
+
+class _Here(contextlib.nullcontext):
+  """Runs a trial in this process as soon as it is started."""
+
+  most = 1
+
+  def __init__(self, directory, runtime_options):
+    super().__init__()
+    self._directory = directory
+    self._runtime_options = runtime_options
+    self._ended = {}
+
+  def __len__(self):
+    return len(self._ended)
+
+  def start(self, wanted):
+    folder = _write_spec(self._directory, wanted, self._runtime_options)
+    self._ended[wanted.name] = None
+    try:
+      trial.run(wanted, folder, runtime_options=self._runtime_options)
+    except errors.EXPECTED as error:
+      self._ended[wanted.name] = errors.reason(error)
+
+  def take_ended(self):
+    ended, self._ended = self._ended, {}
+    return ended.items()
+
+
+class _Processes:
+  """Trials in processes of their own; left, as a context, it ends them."""
 
   def __init__(self, directory, runtime_options, shares):
+    self.most = shares.num_processes
     self._directory = directory
     self._runtime_options = runtime_options
     self._processes = {}
@@ -243,11 +286,7 @@ class _Running:
   def start(self, wanted):
     folder = trial_folder(self._directory, wanted.name)
     try:
-      os.makedirs(folder, exist_ok=True)
-      summary_lib.write_json(
-        os.path.join(folder, trial.SPEC_NAME),
-        {'trial': wanted.settings(), 'runtime_options': self._runtime_options},
-      )
+      _write_spec(self._directory, wanted, self._runtime_options)
       with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
         self._processes[wanted.name] = subprocess.Popen(
           _command(folder),

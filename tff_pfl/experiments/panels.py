@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl import errors
+from tff_pfl.experiments import tables
 from tff_pfl.simulation import picture_style
 
 # Up to this many points a curve has markers, and its spread error bars.
@@ -78,6 +79,57 @@ def draw_lines(
   _finish(axes, title)
   if len(series) > 1 or spread:
     axes.legend(frameon=False)
+
+
+def draw_curves(
+  axes: Axes,
+  table: tables.Table,
+  column: str,
+  *,
+  over: str,
+  by: str,
+  **options: Any,
+) -> None:
+  """Draws means and spreads over seeds of a table's column.
+
+  Args:
+    column: What is drawn.
+    over: The column of the horizontal axis.
+    by: The column that has the names of the curves.
+    **options: As those of `draw_lines`.
+  """
+  series = {}
+  for name in table.distinct(by):
+    places, values = table.curve(column, over, **{by: name})
+    series[str(name)] = (places, *tables.mean_and_spread(values))
+  draw_lines(axes, series, **options)
+
+
+def draw_groups(
+  axes: Axes,
+  table: tables.Table,
+  column: str,
+  *,
+  group: str,
+  by: str,
+  **options: Any,
+) -> None:
+  """Draws bars of means and spreads over seeds of a table's column.
+
+  Args:
+    column: What is drawn.
+    group: The column that has the names of the groups.
+    by: The column that has the names of the bars of a group.
+    **options: As those of `draw_bars`.
+  """
+  groups = {}
+  for name in table.distinct(group):
+    of_group = table.where(**{group: name})
+    groups[str(name)] = {
+      str(bar): tables.mean_and_spread(of_group.values(column, **{by: bar}))
+      for bar in of_group.distinct(by)
+    }
+  draw_bars(axes, groups, **options)
 
 
 def prepare(

@@ -1,70 +1,68 @@
-"""What an experiment of a paper is: settings in, numbers and claims out."""
+"""An experiment of a paper: what is measured, its figure and its claims.
+
+The folder of an experiment holds
+
+* `settings.json`, written first: what the folder is for;
+* `trials/`, its training runs (see `execution`);
+* `numbers.json`, what was measured, with the setup, and `numbers.csv`;
+* `figure.png` and `summary.json`, which are made of the numbers: the claims and
+  how the experiment was run.
+
+A folder is for one experiment with one size, data set and seeds. There an
+experiment that has its numbers is not measured again; its figure and claims are
+made anew. One that was interrupted goes on with its training runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
+import shutil
+import sys
+import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-import numpy as np
+import tqdm
 from matplotlib.figure import Figure
 
-from tff_pfl import datasets as datasets_lib
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.algorithms import registry
+from tff_pfl.experiments import claims as claims_lib
+from tff_pfl.experiments import execution, plan, tables, trial
 from tff_pfl.runtime import base as runtime_base
+from tff_pfl.simulation import directory_lock, picture_style, run_config
+from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import machine
+from tff_pfl.templates import personalization
 
-
-class Claim(NamedTuple):
-  """A statement of a paper, and whether the experiment bears it out.
-
-  Attributes:
-    paper: Where it stands, such as 'FedRep, figure 3'.
-    threshold: What `measured` was compared with, such as '> 0.98'.
-  """
-
-  claim: str
-  paper: str
-  measured: float
-  threshold: str
-  passed: bool
-
-
-def above(claim: str, paper: str, measured: float, bound: float) -> Claim:
-  """A claim that holds if `measured` is larger than `bound`."""
-  measured = float(measured)
-  # NaN is above nothing.
-  return Claim(claim, paper, measured, f'> {bound:g}', measured > bound)
-
-
-def below(claim: str, paper: str, measured: float, bound: float) -> Claim:
-  """A claim that holds if `measured` is smaller than `bound`."""
-  measured = float(measured)
-  return Claim(claim, paper, measured, f'< {bound:g}', measured < bound)
-
-
-def spread(values: Any) -> Any:
-  """The sample standard deviation over the first axis, 0 for a single value.
-
-  Args:
-    values: `[n, ...]`, such as one for each seed.
-  """
-  values = np.asarray(values, float)
-  deviation = np.std(values, axis=0, ddof=min(1, len(values) - 1))
-  return deviation if deviation.ndim else float(deviation)
+SETTINGS_NAME = 'settings.json'
+NUMBERS_NAME = 'numbers.json'
+CSV_NAME = 'numbers.csv'
+FIGURE_NAME = 'figure.png'
+SUMMARY_NAME = 'summary.json'
+# The settings that change what an experiment finds.
+_IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')
 
 
 class Settings(NamedTuple):
-  """How an experiment is run.
+  """How experiments are run.
 
   Attributes:
-    directory: The experiment's own folder, for runs that can be resumed.
-    fast: Whether to take the test suite's sizes instead of the full ones.
+    directory: Each experiment gets a folder of its name there.
+    fast: Whether to take sizes of minutes and bundled data.
     dataset: A data set instead of the experiment's own; only for experiments
-      with images.
+      on data sets.
     data_dir: Folder of the data sets' files; None for what each does by itself.
-    seed: Seed of everything random, non-negative.
+    seed: The first seed, non-negative.
+    num_seeds: Seeds from there on, at least 1; None for the experiment's own
+      number.
+    num_processes: Runs at the same time; None for one on each usable core, 0
+      for one after another in this process.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class.
   """
@@ -74,34 +72,174 @@ class Settings(NamedTuple):
   dataset: Optional[str] = None
   data_dir: Optional[str] = None
   seed: int = 0
+  num_seeds: Optional[int] = None
+  num_processes: Optional[int] = None
   runtime: str = runtime_lib.DEFAULT
   runtime_options: Mapping[str, Any] = types.MappingProxyType({})
   show_progress: bool = True
 
-  def create_runtime(self) -> runtime_base.Runtime:
-    """The runtime; a context manager that closes it."""
-    return runtime_lib.create_runtime(self.runtime, **self.runtime_options)
 
-  def run_dir(self, name: str) -> str:
-    """The folder of one of the experiment's runs."""
-    return os.path.join(self.directory, 'runs', name)
-
-
-class Result(NamedTuple):
-  """What an experiment found.
+class Method(NamedTuple):
+  """A method of an experiment.
 
   Attributes:
-    claims: The paper's claims that it checks.
-    rows: The numbers of the figure, one mapping per point or per curve and
-      point, for CSV.
-    setup: Sizes and hyperparameters, as JSON types.
-    draw: Draws the figure: it gets an empty one, whose size it may set.
+    name: What tables and figures call it.
+    algorithm: A key of `registry.ALGORITHMS`.
+    hparams: Hyperparameters of its own.
+    config: Fields of `RunConfig` of its own.
+    fine_tuned: If given, the name of the same with all weights of the last
+      models fine-tuned on the client.
   """
 
-  claims: Sequence[Claim]
-  rows: Sequence[Mapping[str, Any]]
-  setup: Mapping[str, Any]
-  draw: Callable[[Figure], None]
+  name: str
+  algorithm: str
+  hparams: Mapping[str, Any] = types.MappingProxyType({})
+  config: Mapping[str, Any] = types.MappingProxyType({})
+  fine_tuned: Optional[str] = None
+
+
+# How models of the last round are fine-tuned besides.
+FINE_TUNED = 'all'
+
+
+def hparams_of(
+  algorithm: str, shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> Any:
+  """A method's hyperparameters.
+
+  Args:
+    algorithm: A key of `registry.ALGORITHMS`.
+    shared: Hyperparameters of all methods of an experiment; a name stands for
+      what it does in a grid, such as `learning_rate` for FedRep's two.
+    own: The method's own, which go before these.
+  """
+  given = {
+    target: value
+    for name, value in shared.items()
+    for target in plan.grid_targets(algorithm, name)
+  }
+  exact = {name: shared[name] for name in shared if name in given}
+  hparams = registry.get_algorithm(algorithm).hparams
+  return hparams(**{**given, **exact, **own})
+
+
+class Laboratory:
+  """What an experiment measures with.
+
+  Attributes:
+    settings: How it is run; `directory` is the experiment's own folder.
+    sizes: Its sizes and hyperparameters, a dataclass.
+  """
+
+  def __init__(self, settings: Settings, sizes: Any):
+    self.settings = settings
+    self.sizes = sizes
+
+  @property
+  def seeds(self) -> Sequence[int]:
+    """The seeds, each with clients, initial weights and cohorts of its own."""
+    first = self.settings.seed
+    return range(first, first + self.sizes.num_seeds)
+
+  def progress(self, items: Iterable[Any]) -> Iterable[Any]:
+    """The items, behind a progress bar that goes when they have."""
+    return tqdm.tqdm(
+      list(items),
+      unit='run',
+      disable=not self.settings.show_progress,
+      leave=False,
+      mininterval=0.1 if sys.stderr.isatty() else 10,
+      dynamic_ncols=True,
+    )
+
+  def create_runtime(self) -> runtime_base.Runtime:
+    """A runtime; a context manager that closes it."""
+    settings = self.settings
+    return runtime_lib.create_runtime(
+      settings.runtime, **settings.runtime_options
+    )
+
+  def load_arrays(self, dataset: str) -> datasets.Arrays:
+    """All examples of a data set."""
+    return datasets.load_arrays(dataset, self._data_dir(dataset))
+
+  def trial(
+    self,
+    method: Method,
+    shared: Mapping[str, Any],
+    *,
+    seed: int,
+    label: str = '',
+    num_new_clients: int = 0,
+    **config: Any,
+  ) -> trial.Trial:
+    """A run of a method.
+
+    Args:
+      shared: Hyperparameters that all methods share (see `hparams_of`), and of
+        their fine-tuning.
+      label: What tells the run from others of the method and seed.
+      num_new_clients: Clients besides `num_clients` that are not trained.
+      **config: Fields of `RunConfig`; the method's own go before.
+    """
+    if 'personalization' not in config:
+      fields = {
+        field.name: shared[field.name]
+        for field in dataclasses.fields(personalization.Personalization)
+        if field.name in shared
+      }
+      config['personalization'] = personalization.Personalization(**fields)
+    config = {**config, **method.config}
+    return trial.Trial(
+      name=_slug(f'{label}-{method.name}-{seed}'),
+      config=run_config.RunConfig(
+        algorithm=method.algorithm,
+        hparams=hparams_of(method.algorithm, shared, method.hparams),
+        data_dir=self._data_dir(config['dataset']),
+        seed=seed,
+        runtime=self.settings.runtime,
+        **config,
+      ),
+      fine_tune_variants=(FINE_TUNED,) if method.fine_tuned else (),
+      num_new_clients=num_new_clients,
+    )
+
+  def run(
+    self, trials: Mapping[Hashable, trial.Trial]
+  ) -> Mapping[Hashable, trial.FinishedTrial]:
+    """Runs the trials that have not ended.
+
+    Args:
+      trials: By any key; their names are distinct.
+
+    Raises:
+      RunError: If one failed.
+    """
+    settings = self.settings
+    failed = execution.run_trials(
+      list(trials.values()),
+      settings.directory,
+      num_processes=settings.num_processes,
+      runtime_options=settings.runtime_options,
+      show_progress=settings.show_progress,
+      description='runs',
+    )
+    if failed:
+      name, reason = next(iter(failed.items()))
+      raise errors.RunError(
+        f'{len(failed)} of {len(trials)} runs failed, such as {name}: {reason}'
+      )
+    return {
+      key: trial.FinishedTrial(
+        execution.trial_folder(settings.directory, wanted.name)
+      )
+      for key, wanted in trials.items()
+    }
+
+  def _data_dir(self, dataset):
+    """The folder, if the data set takes one: it may be for others' data."""
+    takes = datasets.DATASETS[dataset].takes_data_dir
+    return self.settings.data_dir if takes else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,26 +249,301 @@ class Experiment:
   Attributes:
     name: What `--experiment` takes.
     summary: One line on what it shows.
-    paper: Which figure of which paper it reproduces.
-    uses_images: Whether it trains networks on a data set of images.
-    run: From the settings to the result; pure but for the runs it stores.
-    claims_hold_fast: Whether its claims should hold at the fast size, too.
-    datasets: What `Settings.dataset` may be; by default, for experiments with
-      images, all data sets whose examples do not come by client.
+    paper: Which figures and tables of which paper it repeats.
+    measure: Gives the rows of a `Table` of numbers; pure but for the trials it
+      runs.
+    claims: The paper's claims, of the numbers and the sizes.
+    draw: Draws the figure from the numbers and the sizes; it gets an empty one,
+      whose size it may set.
+    full: By data set the sizes, each a dataclass with `num_seeds`; the first is
+      the experiment's own. Of generated data, the key is None.
+    fast: Sizes of minutes, and their data set.
   """
 
   name: str
   summary: str
   paper: str
-  uses_images: bool
-  run: Callable[[Settings], Result]
-  claims_hold_fast: bool = True
-  datasets: Sequence[str] = ()
+  measure: Callable[[Laboratory], Iterable[Mapping[str, Any]]]
+  claims: Callable[[tables.Table, Any], Iterable[claims_lib.Claim]]
+  draw: Callable[[tables.Table, Any, Figure], None]
+  full: Mapping[Optional[str], Any]
+  fast: Any
+
+  @property
+  def uses_datasets(self) -> bool:
+    """Whether it is on data sets, and not on generated data."""
+    return None not in self.full
 
   def takes(self, dataset: Optional[str]) -> bool:
     """Whether `Settings.dataset` may be this."""
-    if dataset is None or not self.uses_images:
-      return dataset is None
-    if self.datasets:
-      return dataset in self.datasets
-    return datasets_lib.DATASETS[dataset].load_arrays is not None
+    return dataset is None or dataset in self.full
+
+  def sizes(self, settings: Settings) -> Any:
+    """The sizes that the settings ask for."""
+    sizes = self.fast
+    if not settings.fast or settings.dataset is not None:
+      sizes = self.full[settings.dataset or next(iter(self.full))]
+    if settings.fast and settings.dataset is not None:
+      # Its data with the fast number of rounds and seeds.
+      few = {
+        name: getattr(self.fast, name)
+        for name in ('num_rounds', 'num_warmup_rounds', 'num_seeds')
+        if hasattr(self.fast, name)
+      }
+      sizes = dataclasses.replace(sizes, **few)
+    if settings.num_seeds is not None:
+      sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
+    return sizes
+
+
+def run(
+  experiment: Experiment, settings: Settings, *, rerun: bool = False
+) -> dict[str, Any]:
+  """Runs an experiment, or makes claims and figure of what it measured before.
+
+  Args:
+    rerun: Whether to delete what is in its folder and start anew, with whatever
+      settings.
+
+  Returns:
+    What is in `summary.json`: `experiment`, `summary`, `paper`, `claims` (the
+    fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
+    `fast`, `dataset`, `seed`, `num_seeds`, `runtime`, `seconds` (that the
+    measurement took; of an interrupted one, since it was taken up again) and
+    `versions`.
+
+  Raises:
+    ValueError: If the settings are not for this experiment.
+    RunError: If the folder holds something else or is in use by another
+      process, or training fails.
+  """
+  _expect_suitable(experiment, settings)
+  settings = settings._replace(
+    directory=os.path.join(settings.directory, experiment.name)
+  )
+  directory = settings.directory
+  _expect_folder_for(experiment, settings, rerun=rerun)
+  with directory_lock.DirectoryLock(directory):
+    if rerun:
+      _clear(directory)
+    if _read(directory, NUMBERS_NAME) is None:
+      _write(directory, SETTINGS_NAME, _identity(experiment, settings))
+      _measure(experiment, settings)
+    return _conclude(experiment, settings)
+
+
+def run_all(
+  experiments: Sequence[Experiment], settings: Settings, *, rerun: bool = False
+) -> Sequence[Mapping[str, Any]]:
+  """Runs experiments one after another, also after one that fails.
+
+  `summary.json` in the settings' directory has the claims of all of them.
+
+  Args:
+    settings: As for `run`; the data set is for those that take it.
+
+  Returns:
+    The summary of each as from `run`; of one that raised an expected error
+    `error` tells what, with no claims.
+
+  Raises:
+    RunError: If an experiment's folder holds something else; none has run then.
+  """
+  plans = [
+    (
+      experiment,
+      settings._replace(
+        dataset=settings.dataset
+        if experiment.takes(settings.dataset)
+        else None,
+        data_dir=settings.data_dir if experiment.uses_datasets else None,
+      ),
+    )
+    for experiment in experiments
+  ]
+  for experiment, own in plans:
+    folder = os.path.join(settings.directory, experiment.name)
+    _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
+  summaries = []
+  bar = tqdm.tqdm(
+    plans,
+    desc='experiments',
+    unit='experiment',
+    disable=not settings.show_progress,
+    dynamic_ncols=True,
+  )
+  for experiment, own in bar:
+    bar.set_postfix_str(experiment.name)
+    try:
+      summary = run(experiment, own, rerun=rerun)
+      outcome = f'{summary["result"]}, {summary["seconds"]:.0f} s'
+    except errors.EXPECTED as error:
+      reason = errors.reason(error)
+      summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
+      outcome = f'did not run: {reason}'
+    summaries.append(summary)
+    tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
+  claims = all_claims(summaries)
+  _write(
+    settings.directory,
+    SUMMARY_NAME,
+    {
+      'result': claims_lib.count(claim['verdict'] for claim in claims),
+      'claims': claims,
+      'errors': {
+        summary['experiment']: summary['error']
+        for summary in summaries
+        if 'error' in summary
+      },
+      'seconds': {s['experiment']: s.get('seconds') for s in summaries},
+      'fast': settings.fast,
+      'seed': settings.seed,
+    },
+  )
+  return summaries
+
+
+def all_claims(
+  summaries: Iterable[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+  """The claims of several experiments, each with its `experiment`."""
+  return [
+    {'experiment': summary['experiment'], **claim}
+    for summary in summaries
+    for claim in summary['claims']
+  ]
+
+
+def _measure(experiment, settings):
+  sizes = experiment.sizes(settings)
+  start = time.perf_counter()
+  try:
+    rows = experiment.measure(Laboratory(settings, sizes))
+    table = tables.Table.from_rows(rows)
+  except errors.EXPECTED:
+    trials = os.path.join(settings.directory, execution.TRIALS_DIR)
+    if not os.path.exists(trials):
+      # Nothing was done for these settings: they may have been the mistake.
+      os.remove(os.path.join(settings.directory, SETTINGS_NAME))
+    raise
+  summary_lib.write_csv(
+    os.path.join(settings.directory, CSV_NAME), table.rows()
+  )
+  _write(
+    settings.directory,
+    NUMBERS_NAME,
+    {
+      'setup': dataclasses.asdict(sizes),
+      'seconds': round(time.perf_counter() - start, 1),
+      'runtime': settings.runtime,
+      'versions': machine.versions(),
+      'columns': table.columns(),
+    },
+  )
+
+
+def _conclude(experiment, settings):
+  """Writes figure and summary of what was measured; returns the summary."""
+  numbers = _read(settings.directory, NUMBERS_NAME)
+  table = tables.Table(numbers.pop('columns'))
+  sizes = experiment.sizes(settings)
+  figure = Figure(layout='constrained')
+  experiment.draw(table, sizes, figure)
+  picture_style.save(figure, os.path.join(settings.directory, FIGURE_NAME))
+  claims = [claim._asdict() for claim in experiment.claims(table, sizes)]
+  summary = {
+    'experiment': experiment.name,
+    'summary': experiment.summary,
+    'paper': experiment.paper,
+    'result': claims_lib.count(claim['verdict'] for claim in claims),
+    'claims': claims,
+    **_identity(experiment, settings),
+    **numbers,
+  }
+  _write(settings.directory, SUMMARY_NAME, summary)
+  # As it will be read by others.
+  return _read(settings.directory, SUMMARY_NAME)
+
+
+def _expect_suitable(experiment, settings):
+  for name in ('dataset', 'data_dir'):
+    value = getattr(settings, name)
+    errors.expect(
+      experiment.uses_datasets or value is None,
+      name,
+      f'unset for {experiment.name}, which generates its data',
+      value,
+    )
+  errors.expect(
+    experiment.takes(settings.dataset),
+    'dataset',
+    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
+    settings.dataset,
+  )
+  if settings.num_seeds is not None:
+    errors.expect_int('num_seeds', settings.num_seeds, 1)
+
+
+def _identity(experiment, settings):
+  """What decides the numbers that an experiment finds."""
+  return {
+    'experiment': experiment.name,
+    **{name: getattr(settings, name) for name in _IDENTITY},
+  }
+
+
+def _expect_folder_for(experiment, settings, *, rerun):
+  """Raises `RunError` if the folder is for something else."""
+  directory = settings.directory
+  stored = _read(directory, SETTINGS_NAME)
+  if stored is None:
+    left = [execution.TRIALS_DIR, directory_lock.LOCK_NAME]
+    if os.path.isdir(directory) and set(os.listdir(directory)) - set(left):
+      raise errors.RunError(
+        f'{directory} is not empty and holds no experiment: choose another '
+        'output folder.'
+      )
+    return
+  wanted = _identity(experiment, settings)
+  differing = [key for key in wanted if stored.get(key) != wanted[key]]
+  if differing and not rerun:
+    there, here = (
+      ', '.join(f'{key}={values.get(key)}' for key in differing)
+      for values in (stored, wanted)
+    )
+    raise errors.RunError(
+      f'{directory} holds {experiment.name} with {there}, not {here}: choose '
+      'another output folder, or have it deleted and run anew (--rerun).'
+    )
+
+
+def _clear(directory):
+  """Deletes an experiment's results, the numbers first."""
+  for name in (NUMBERS_NAME, SUMMARY_NAME, FIGURE_NAME, CSV_NAME):
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(directory, name))
+  with contextlib.suppress(FileNotFoundError):
+    shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
+
+
+def _slug(text):
+  """A name for a trial from any text."""
+  kept = (c if c.isalnum() or c in '.-=' else '_' for c in text.lower())
+  return ''.join(kept).strip('-')
+
+
+def _write(directory, name, value):
+  os.makedirs(directory, exist_ok=True)
+  summary_lib.write_json(os.path.join(directory, name), value)
+
+
+def _read(directory, name):
+  """The value in a file, or None if there is no such file."""
+  path = os.path.join(directory, name)
+  try:
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except ValueError as error:
+    raise errors.RunError(f'{path} cannot be read: {error}.') from error

@@ -25,12 +25,19 @@ from absl import logging
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.evaluation import ensemble, personalized_evaluation
-from tff_pfl.experiments import comparison as plan
-from tff_pfl.experiments import tuning
+from tff_pfl.experiments import validation
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import client_population, run_store, warm_up
+from tff_pfl.simulation import (
+  client_population,
+  finished_run,
+  report,
+  run_config,
+  run_store,
+  warm_up,
+)
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import shutdown
+from tff_pfl.templates import personalization as personalization_lib
 from tff_pfl.templates import personalized_process
 
 SPEC_NAME = 'trial.json'
@@ -39,6 +46,56 @@ SCORES_NAME = 'scores.json'
 ERROR_START = 'error: '
 # Of a seed, the random stream that draws the new clients.
 _NEW_CLIENTS = b'new_clients'
+
+
+# A method's result as its run was asked for, beside those of fine-tuning.
+OWN_VARIANT = 'method'
+VARIANTS = tuple(
+  scope for scope in personalization_lib.SCOPES if scope != OWN_VARIANT
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """One run: a method with all its hyperparameters, and a seed.
+
+  Attributes:
+    name: Unique in a comparison; the name of its folder.
+    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
+      are personalized besides as the run says.
+    num_new_clients: Clients that get data besides those of the run, to be
+      scored after it (in a sweep they are not scored).
+    validation_fraction: Part of each client's training examples that takes the
+      place of its test examples, in a sweep; None to score on the test
+      examples.
+  """
+
+  name: str
+  config: run_config.RunConfig
+  fine_tune_variants: tuple = ()
+  num_new_clients: int = 0
+  validation_fraction: Optional[float] = None
+
+  def settings(self) -> dict:
+    """The trial as JSON types."""
+    return {
+      'name': self.name,
+      'config': self.config.settings(),
+      'fine_tune_variants': list(self.fine_tune_variants),
+      'num_new_clients': self.num_new_clients,
+      'validation_fraction': self.validation_fraction,
+    }
+
+  @classmethod
+  def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
+    """Rebuilds the trial that `settings` was called on."""
+    return cls(
+      **{
+        **settings,
+        'config': run_config.RunConfig.from_settings(settings['config']),
+        'fine_tune_variants': tuple(settings['fine_tune_variants']),
+      }
+    )
 
 
 class TrialData(NamedTuple):
@@ -54,7 +111,7 @@ class TrialData(NamedTuple):
   new: Optional[datasets.FederatedDataset]
 
 
-def load_data(trial: plan.Trial) -> TrialData:
+def load_data(trial: Trial) -> TrialData:
   """Divides the data among the clients of a trial, trained and new.
 
   Which clients are new is drawn at random: the order of a dataset's own clients
@@ -70,10 +127,9 @@ def load_data(trial: plan.Trial) -> TrialData:
   if trial.num_new_clients:
     trained, new = _set_apart(trained, trial.num_new_clients, config.seed)
   if trial.validation_fraction is not None:
-    trained, new = (
-      tuning.validation_view(trained, trial.validation_fraction, config.seed),
-      None,
-    )
+    fraction = trial.validation_fraction
+    trained = validation.validation_view(trained, fraction, config.seed)
+    new = None
   for part in filter(None, (trained, new)):
     client_population.check_test_examples(part)
   return TrialData(trained, new)
@@ -91,7 +147,7 @@ def _set_apart(data, num_new_clients, seed):
 
 
 def run(
-  trial: plan.Trial,
+  trial: Trial,
   directory: str,
   *,
   runtime_options: Optional[Mapping[str, Any]] = None,
@@ -137,7 +193,7 @@ def _scores(trial, model, process, data, runtime, directory):
   """What `scores.json` holds."""
   with run_store.RunStore.open_for_reading(directory) as store:
     variants = {
-      plan.OWN_VARIANT: {
+      OWN_VARIANT: {
         'evaluation': store.evaluations()[-1],
         'clients': store.per_client(),
         'new_clients': _score_new(process, runtime, store, data),
@@ -251,11 +307,47 @@ def _score_by_ensemble(process, runtime, store, data):
     return []
 
 
+class FinishedTrial:
+  """What a finished trial left in its folder."""
+
+  def __init__(self, directory: str):
+    """Reads it.
+
+    Raises:
+      RunError: If a file of the trial cannot be read.
+    """
+    self.directory = directory
+    self.scores = self._read(SCORES_NAME)
+    self.summary = self._read(report.SUMMARY_NAME)
+
+  @property
+  def evaluations(self) -> Sequence[Mapping[str, Any]]:
+    """The scores after each evaluated round; see `RunStore.evaluations`."""
+    with run_store.RunStore.open_for_reading(self.directory) as store:
+      return store.evaluations()
+
+  def variant(self, name: str = OWN_VARIANT) -> Mapping[str, Any]:
+    """The last models' scores with one way to personalize them."""
+    return self.scores['variants'][name]
+
+  def open(self) -> finished_run.FinishedRun:
+    """The run, for a use of its models; of a trial without new clients."""
+    return finished_run.FinishedRun(self.directory)
+
+  def _read(self, name):
+    path = os.path.join(self.directory, name)
+    try:
+      with open(path, encoding='utf-8') as file:
+        return json.load(file)
+    except (OSError, ValueError) as error:
+      raise errors.RunError(f'Cannot read {path}: {error}.') from error
+
+
 def read_spec(directory: str) -> dict:
   """What `trial.json` in a trial's folder holds.
 
   Returns:
-    `trial`, the settings of a `plan.Trial`, and `runtime_options`.
+    `trial`, the settings of a `Trial`, and `runtime_options`.
 
   Raises:
     RunError: If there is no such file, or another.
@@ -283,7 +375,7 @@ def main(argv: Sequence[str]) -> None:
     spec = read_spec(argv[1])
     with shutdown.stopping_on_signals():
       run(
-        plan.Trial.from_settings(spec['trial']),
+        Trial.from_settings(spec['trial']),
         argv[1],
         runtime_options=spec['runtime_options'],
       )

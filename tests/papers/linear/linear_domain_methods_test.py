@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.linear import arrays
 
 from binaries.papers.linear import (
   client_errors,
@@ -16,6 +15,7 @@ from binaries.papers.linear import (
 )
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
+from tests.papers.linear import arrays
 from tff_pfl import errors
 
 _DIMENSION, _RANK, _NUM_DOMAINS = 6, 2, 3

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tests.linear import arrays
 
 from binaries.papers.linear import (
   initialization,
@@ -12,6 +11,7 @@ from binaries.papers.linear import (
 )
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
+from tests.papers.linear import arrays
 from tff_pfl import errors
 from tff_pfl.evaluation import representation as representation_lib
 

@@ -12,61 +12,13 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.experiments import trial
 from tff_pfl.simulation import run_config
-from tff_pfl.templates import personalization as personalization_lib
 
 # Of a grid: all methods that have such a hyperparameter.
 ANY_METHOD = '*'
-# A method's result as its run was asked for, beside those of fine-tuning.
-OWN_VARIANT = 'method'
-VARIANTS = tuple(
-  scope for scope in personalization_lib.SCOPES if scope != OWN_VARIANT
-)
 # What the sweep decides by is a mean over so many last rounds.
 _TUNING_EVALUATIONS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-  """One run: a method with all its hyperparameters, and a seed.
-
-  Attributes:
-    name: Unique in a comparison; the name of its folder.
-    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
-      are personalized besides as the run says.
-    num_new_clients: Clients that get data besides those of the run, to be
-      scored after it (in a sweep they are not scored).
-    validation_fraction: Part of each client's training examples that takes the
-      place of its test examples, in a sweep; None to score on the test
-      examples.
-  """
-
-  name: str
-  config: run_config.RunConfig
-  fine_tune_variants: tuple = ()
-  num_new_clients: int = 0
-  validation_fraction: Optional[float] = None
-
-  def settings(self) -> dict:
-    """The trial as JSON types."""
-    return {
-      'name': self.name,
-      'config': self.config.settings(),
-      'fine_tune_variants': list(self.fine_tune_variants),
-      'num_new_clients': self.num_new_clients,
-      'validation_fraction': self.validation_fraction,
-    }
-
-  @classmethod
-  def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
-    """Rebuilds the trial that `settings` was called on."""
-    return cls(
-      **{
-        **settings,
-        'config': run_config.RunConfig.from_settings(settings['config']),
-        'fine_tune_variants': tuple(settings['fine_tune_variants']),
-      }
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +44,9 @@ class Comparison:
       of any. A number of epochs sets a number of steps that would take its
       place (see `hparams.steps_instead_of`) to None, unless the grid has that,
       too.
-    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
-      of every run are personalized, besides as `base` says; with the other
-      options of `base.personalization`.
+    fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
+      models of every run are personalized, besides as `base` says; with the
+      other options of `base.personalization`.
     num_new_clients: Clients besides those of `base` that take no part in
       training and are scored after it.
     validation_fraction: Part of each client's training examples, in (0, 1),
@@ -123,9 +75,9 @@ class Comparison:
       errors.expect_int('seeds', seed, 0)
     for variant in self.fine_tune_variants:
       errors.expect(
-        variant in VARIANTS,
+        variant in trial.VARIANTS,
         'fine_tune_variants',
-        f'among {", ".join(VARIANTS)}',
+        f'among {", ".join(trial.VARIANTS)}',
         variant,
       )
     errors.expect_int('num_new_clients', self.num_new_clients, 0)
@@ -228,7 +180,7 @@ class Comparison:
       points = self.points(algorithm)
       if len(points) > 1:
         sweeps[algorithm] = [
-          Trial(
+          trial.Trial(
             name=f'tune-{algorithm}-{_point_name(point)}',
             config=self._config(
               algorithm,
@@ -270,7 +222,7 @@ class Comparison:
         chosen,
       )
     return [
-      Trial(
+      trial.Trial(
         name=trial_name(algorithm, seed),
         config=self._config(algorithm, chosen[algorithm], seed),
         fine_tune_variants=tuple(self.fine_tune_variants),
