@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 from tff_pfl import errors
@@ -149,6 +150,7 @@ def load_dataset(
   partition: Union[str, partitioning.Partitioner] = 'shards:2',
   data_dir: Optional[str] = None,
   seed: int = 0,
+  classes: Optional[Sequence[int]] = None,
   **arguments: Any,
 ) -> federated_dataset.FederatedDataset:
   """Loads a dataset by name and deals it to clients.
@@ -160,6 +162,8 @@ def load_dataset(
     data_dir: Folder to read from, only for datasets that take one (or the file,
       for datasets of one file); None for what the dataset does by itself.
     seed: Decides the partition or the choice of clients, non-negative.
+    classes: The classes to keep, of data sets whose examples do not come by
+      client; None for all. Labels stay as they are.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -180,8 +184,16 @@ def load_dataset(
   )
   arguments.update(_data_dir_argument(name, data_dir))
   if entry.load_arrays is None:
+    errors.expect(
+      classes is None,
+      'classes',
+      f'unset for {name!r}, whose examples come by client',
+      classes,
+    )
     return entry.load_clients(num_clients, partition, seed=seed, **arguments)
   arrays = entry.load_arrays(**arguments)
+  if classes is not None:
+    arrays = arrays.of_classes(classes)
   return arrays.to_clients(num_clients, partition, seed=seed)
 
 

@@ -41,12 +41,15 @@ def mlp(
   *,
   widths: Sequence[int] = (128, 64),
   activation: str = 'relu',
+  initialization: str = 'glorot',
 ) -> split_model.SplitModel:
   """A fully connected network on flattened inputs.
 
   Args:
     widths: Units of the hidden layers `dense_1`, `dense_2`, ….
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
+    initialization: 'glorot', or 'fan_in' for weights and biases uniform on plus
+      or minus the inverse root of the number of inputs, as PyTorch has them.
   """
   zoo_layers.check_widths(widths)
   try:
@@ -55,11 +58,20 @@ def mlp(
     raise ValueError(
       errors.message('activation', 'the name of a Keras activation', activation)
     ) from e
+  errors.expect(
+    initialization in ('glorot', 'fan_in'),
+    'initialization',
+    'glorot or fan_in',
+    initialization,
+  )
   seeds = zoo_layers.Seeds(seed)
   hidden = zoo_layers.hidden_layers(widths, activation, seeds)
-  return zoo_layers.sequential(
+  model = zoo_layers.sequential(
     'mlp', [keras.layers.Flatten(), *hidden], element_spec, num_classes, seeds
   )
+  if initialization == 'fan_in':
+    model = zoo_layers.initialized_by_fan_in(model, seed)
+  return model
 
 
 def cnn(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
@@ -133,6 +135,20 @@ def hidden_layers(widths, activation, seeds):
     )
     for i, width in enumerate(widths)
   ]
+
+
+def initialized_by_fan_in(model, seed):
+  """The model of dense layers with other initial weights and biases.
+
+  They are uniform on plus or minus the inverse root of the number of inputs.
+  """
+  rng = np.random.default_rng(seed)
+  weights = collections.OrderedDict()
+  for name, value in model.initial_weights.items():
+    kernel = model.initial_weights[f'{name.rpartition("/")[0]}/kernel']
+    limit = len(kernel) ** -0.5
+    weights[name] = rng.uniform(-limit, limit, value.shape).astype(np.float32)
+  return dataclasses.replace(model, initial_weights=weights)
 
 
 def dropout_layers(rate):

@@ -32,7 +32,7 @@ class RunConfig:
     dataset: A key of `datasets.DATASETS`.
     data_dir: Folder with the data set's files, for those that have any.
     dataset_arguments: The loader's own arguments, such as the length of
-      sequences.
+      sequences, and `classes`, see `datasets.load_dataset`.
     partition: How the data are divided among clients, such as 'shards:2'.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
