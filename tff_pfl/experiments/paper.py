@@ -110,7 +110,8 @@ def hparams_of(
   Args:
     algorithm: A key of `registry.ALGORITHMS`.
     shared: Hyperparameters of all methods of an experiment; a name stands for
-      what it does in a grid, such as `learning_rate` for FedRep's two.
+      what it does in a grid, such as `learning_rate` for FedRep's two; a method
+      takes those that it has.
     own: The method's own, which go before these.
   """
   given = {
