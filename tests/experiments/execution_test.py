@@ -179,7 +179,7 @@ def test_an_interruption_ends_the_running_trials(run, tmp_path, monkeypatch):
     return ()
 
   with monkeypatch.context() as patches:
-    patches.setattr(execution._Running, 'take_ended', interrupt_when_started)
+    patches.setattr(execution._Processes, 'take_ended', interrupt_when_started)
     with pytest.raises(KeyboardInterrupt):
       run(trials, _SLEEPS, num_processes=2)
   for path in pids:
@@ -209,7 +209,9 @@ def test_a_second_interruption_leaves_no_process_behind(
       raise KeyboardInterrupt
     return wait(process)
 
-  monkeypatch.setattr(execution._Running, 'take_ended', interrupt_when_started)
+  monkeypatch.setattr(
+    execution._Processes, 'take_ended', interrupt_when_started
+  )
   monkeypatch.setattr(subprocess.Popen, 'wait', interrupt_while_waiting)
   with pytest.raises(KeyboardInterrupt):
     run(trials, _DEAF_TO_SIGTERM + _SLEEPS, num_processes=2)

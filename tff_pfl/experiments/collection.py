@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Optional
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import domain_scores
 from tff_pfl.experiments import (
@@ -18,24 +15,13 @@ from tff_pfl.experiments import (
   trial,
 )
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.simulation import report, run_store
+from tff_pfl.simulation import report
 
 # Settings of a run that differ between the runs of a comparison, or tell of
 # this machine alone.
 _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
 # Of a domain.
 _DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
-
-
-def read_summary(directory: str, name: str) -> Optional[dict]:
-  """The summary of a finished trial's run; None of an unfinished one.
-
-  Raises:
-    RunError: If it cannot be read.
-  """
-  if not execution.is_finished(directory, name):
-    return None
-  return _read_json(directory, name, report.SUMMARY_NAME)
 
 
 def collect(
@@ -69,7 +55,8 @@ def collect(
     ]
     if read:
       methods += [
-        _method(comparison, read, variant) for variant in read[0].variants
+        _method(comparison, read, variant)
+        for variant in read[0].scores['variants']
       ]
   base = comparison.base
   return results.ComparisonResults(
@@ -85,21 +72,16 @@ def collect(
   )
 
 
-class _Trial:
-  """What a finished trial left in its folder."""
+class _Trial(trial.FinishedTrial):
+  """What a finished trial says of a method."""
 
   def __init__(self, directory, finished):
+    super().__init__(execution.trial_folder(directory, finished.name))
     self.config = finished.config
-    self.scores = _read_json(directory, finished.name, trial.SCORES_NAME)
-    self.summary = _read_json(directory, finished.name, report.SUMMARY_NAME)
-    self.variants = list(self.scores['variants'])
-    folder = execution.trial_folder(directory, finished.name)
-    with run_store.RunStore.open_for_reading(folder) as store:
-      self.evaluations = store.evaluations()
 
   def metrics(self, variant):
     """The figures of one row, by the names of `metrics.METRICS`."""
-    scores = self.scores['variants'][variant]
+    scores = self.variant(variant)
     evaluation = scores['evaluation']
     fairness = evaluation['fairness'] or {}
     of_last_10 = self.summary['accuracy'] or {}
@@ -147,7 +129,7 @@ class _Trial:
 
   def _domains(self, variant):
     """The last round's summary by domain; None for data without domains."""
-    return self.scores['variants'][variant]['evaluation'].get('domains')
+    return self.variant(variant)['evaluation'].get('domains')
 
   def domains(self, variant):
     """Scores by domain; none for data without domains."""
@@ -197,7 +179,7 @@ class _Trial:
         loss_before=row['before']['loss'],
         loss_after=row['after']['loss'],
       )
-      for row in self.scores['variants'][variant][which]
+      for row in self.variant(variant)[which]
     ]
 
 
@@ -308,12 +290,3 @@ def _mean_accuracy(rows):
     if row['after'].get('accuracy') is not None
   ]
   return sum(known) / len(known) if known else None
-
-
-def _read_json(directory: str, name: str, file_name: str) -> Mapping[str, Any]:
-  path = os.path.join(execution.trial_folder(directory, name), file_name)
-  try:
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
-  except (OSError, ValueError) as error:
-    raise errors.RunError(f'Cannot read {path}: {error}.') from error

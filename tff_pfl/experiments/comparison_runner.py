@@ -47,8 +47,8 @@ def run(
   A trial that fails is reported among the results; the others run.
 
   Args:
-    num_processes: Trials at the same time, at least 1; None for one on each
-      usable core.
+    num_processes: Trials at the same time; None for one on each usable core, 0
+      for one after another in this process.
     runtime_options: Options of the trials' runtimes, as JSON types.
     resume: Whether to go on with the comparison in `directory`, if there is
       one. Methods and seeds may then be added. Without it an earlier comparison
@@ -71,7 +71,7 @@ def run(
       'with it, or another --output_dir.'
     )
   if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 1)
+    errors.expect_int('num_processes', num_processes, 0)
   # Before any process is started: what is wrong with the data is wrong for all.
   partition = _partition(comparison)
   options = {
@@ -216,10 +216,16 @@ def _choose(comparison, directory, algorithm, trials, failed):
     algorithm,
     trials,
     points,
-    [collection.read_summary(directory, t.name) for t in trials],
+    [_summary(directory, t.name) for t in trials],
     [failed.get(t.name) for t in trials],
     refused,
   )
+
+
+def _summary(directory, name):
+  """The summary of a finished trial's run; None of one that is not."""
+  found = execution.finished(directory, name)
+  return None if found is None else found.summary
 
 
 def _failures(trials, failed):

@@ -63,13 +63,14 @@ def divide_cores(
   """Divides the usable cores among trials, and a trial's among its clients.
 
   Args:
-    num_processes: Trials to run at the same time, at least 1; None for one on
-      each core.
+    num_processes: Trials to run at the same time; None for one on each core, 0
+      for one in this process.
     max_concurrent_clients: Clients of a trial at the same time, at least 1;
       None for one on each of its cores.
   """
   if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 1)
+    errors.expect_int('num_processes', num_processes, 0)
+    num_processes = max(1, num_processes)
   available = cores.num_usable_cores()
   num_processes = min(num_processes or available, max(1, num_trials))
   share = max(1, available // num_processes)
@@ -86,6 +87,17 @@ def is_finished(directory: str, name: str) -> bool:
   """Whether a trial has its scores."""
   folder = trial_folder(directory, name)
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+
+
+def finished(directory: str, name: str) -> Optional[trial.FinishedTrial]:
+  """What a trial left in its folder; None of one that is not finished.
+
+  Raises:
+    RunError: If it cannot be read.
+  """
+  if not is_finished(directory, name):
+    return None
+  return trial.FinishedTrial(trial_folder(directory, name))
 
 
 def is_started(directory: str, name: str) -> bool:
@@ -179,14 +191,12 @@ def run_trials(
   expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
-  if num_processes == 0:
-    running = _Here(directory, options)
-  else:
-    shares = divide_cores(
-      len(waiting), num_processes, options.get('max_concurrent_clients')
-    )
-    options['max_concurrent_clients'] = shares.num_clients
-    running = _Processes(directory, options, shares)
+  shares = divide_cores(
+    len(waiting), num_processes, options.get('max_concurrent_clients')
+  )
+  options['max_concurrent_clients'] = shares.num_clients
+  kind = _Here if num_processes == 0 else _Processes
+  running = kind(directory, options, shares)
   failures = {}
   bar = tqdm.tqdm(
     total=len(trials),
@@ -241,7 +251,7 @@ class _Here(contextlib.nullcontext):
 
   most = 1
 
-  def __init__(self, directory, runtime_options):
+  def __init__(self, directory, runtime_options, unused_shares):
     super().__init__()
     self._directory = directory
     self._runtime_options = runtime_options

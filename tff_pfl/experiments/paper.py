@@ -231,9 +231,7 @@ class Laboratory:
         f'{len(failed)} of {len(trials)} runs failed, such as {name}: {reason}'
       )
     return {
-      key: trial.FinishedTrial(
-        execution.trial_folder(settings.directory, wanted.name)
-      )
+      key: execution.finished(settings.directory, wanted.name)
       for key, wanted in trials.items()
     }
 

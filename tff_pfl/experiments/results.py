@@ -7,15 +7,12 @@ them (the screen, `comparison.csv`, the HTML page) reads them from here.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_pfl import errors
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.simulation import summary as summary_lib
 
@@ -294,7 +291,7 @@ class ComparisonResults:
     return default
 
   def write_json(self, path: _Path) -> None:
-    """Writes everything to a JSON file, for `from_json`."""
+    """Writes everything to a JSON file."""
     summary_lib.write_json(path, dataclasses.asdict(self))
 
   def write_csv(self, path: _Path) -> None:
@@ -383,25 +380,6 @@ class ComparisonResults:
       ['method', *(titles[metric.name] for metric in columns)],
     )
 
-  @classmethod
-  def from_json(cls, path: _Path) -> ComparisonResults:
-    """Reads what `write_json` wrote.
-
-    Raises:
-      RunError: If the file is missing or is something else.
-    """
-    try:
-      with open(path, encoding='utf-8') as file:
-        return _decode(cls, json.load(file))
-    except OSError as error:
-      raise errors.RunError(
-        f'Cannot read {os.fspath(path)}: {error.strerror}.'
-      ) from error
-    except (ValueError, TypeError, KeyError) as error:
-      raise errors.RunError(
-        f'{os.fspath(path)} is not the JSON of a comparison: {error!r}.'
-      ) from error
-
 
 def spread(values: Sequence[Optional[float]]) -> Optional[Spread]:
   """Mean and standard deviation over seeds.
@@ -437,20 +415,3 @@ def _cell(method: MethodResult, column: metrics_lib.Metric) -> Optional[str]:
   if figure.num_seeds < method.num_seeds:
     text += f' ({figure.num_seeds} of {method.num_seeds})'
   return text
-
-
-def _decode(kind: Any, value: Any) -> Any:
-  """Turns JSON back into a value of a type of this module."""
-  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-  if dataclasses.is_dataclass(kind):
-    hints = typing.get_type_hints(kind)
-    # Without what was not yet known when it was written.
-    return kind(**{n: _decode(hints[n], value[n]) for n in hints if n in value})
-  if origin is Union:
-    # The only unions here are optional values.
-    return None if value is None else _decode(arguments[0], value)
-  if origin is tuple:
-    return tuple(_decode(arguments[0], item) for item in value)
-  if arguments and isinstance(value, Mapping):
-    return {name: _decode(arguments[1], item) for name, item in value.items()}
-  return value
