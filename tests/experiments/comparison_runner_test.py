@@ -16,6 +16,7 @@ from tff_pfl.experiments import (
   plan,
   results,
   trial,
+  tuning,
 )
 from tff_pfl.experiments import (
   comparison_runner as runner,
@@ -190,16 +191,16 @@ def test_curves_have_every_evaluation_of_every_seed(found):
 
 
 def test_the_sweep_is_told_and_taken(found):
-  tuning, _ = found.tunings
-  assert tuning.algorithm == 'fed_avg'
-  assert [tuple(point.hparams.values()) for point in tuning.points] == [
+  sweep, _ = found.tunings
+  assert sweep.algorithm == 'fed_avg'
+  assert [tuple(point.hparams.values()) for point in sweep.points] == [
     (0.5, 0.05),
     (0.5, 1e-9),
     (2.0, 0.05),
     (2.0, 1e-9),
   ]
-  assert [point.chosen for point in tuning.points] == [True] + [False] * 3
-  assert tuning.points[0].accuracy > tuning.points[1].accuracy
+  assert [point.chosen for point in sweep.points] == [True] + [False] * 3
+  assert sweep.points[0].accuracy > sweep.points[1].accuracy
   assert _method(found, 'fed_avg').hparams['learning_rate'] == 0.05
 
 
@@ -215,14 +216,20 @@ def test_what_a_method_refuses_of_a_grid_is_told(found):
   assert 'momentum' in untried.points[1].failure
 
 
+class _Summary:
+  """A finished trial's."""
+
+  def __init__(self, **values):
+    self.summary = {'accuracy': None, 'loss': None, **values}
+
+
 def test_a_method_of_which_no_point_can_be_chosen_is_among_the_failures(
   tmp_path, monkeypatch
 ):
-  comparison = _comparison()
-  diverged = {'accuracy': None, 'loss': None, 'non_finite_clients': 3}
+  diverged = _Summary(non_finite_clients=3)
   monkeypatch.setattr(execution, 'run_trials', lambda *_, **__: {})
-  monkeypatch.setattr(runner, '_summary', lambda *_: diverged)
-  (sweep, _), failures = runner._tune(comparison, str(tmp_path), {})
+  monkeypatch.setattr(execution, 'finished', lambda *_: diverged)
+  (sweep, _), failures = tuning.tune(_comparison(), str(tmp_path))
   assert not any(point.chosen for point in sweep.points)
   (failure,) = failures
   assert failure.algorithm == 'fed_avg'
@@ -246,20 +253,20 @@ def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
     with open(os.path.join(folder, file_name), 'w') as file:
       file.write(text)
 
-  ended = {'accuracy': None, 'loss': 1.0, 'non_finite_clients': 0}
+  ended = _Summary(loss=1.0, non_finite_clients=0)
   monkeypatch.setattr(execution, 'run_trials', run_trials)
   monkeypatch.setattr(
-    runner,
-    '_summary',
+    execution,
+    'finished',
     lambda _, name: ended if name == good.name else None,
   )
   write(good.name, trial.SCORES_NAME)
   write(bad.name, execution.LOG_NAME, 'error: no memory')
-  runner._tune(comparison, str(tmp_path), {})
+  tuning.tune(comparison, str(tmp_path))
   assert asked == [good.name, bad.name]
 
   write(plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
-  (sweep, _), (failure,) = runner._tune(comparison, str(tmp_path), {})
+  (sweep, _), (failure,) = tuning.tune(comparison, str(tmp_path))
   assert asked == [good.name]
   assert sweep.points[0].chosen
   assert failure.trial == bad.name

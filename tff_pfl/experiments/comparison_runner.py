@@ -14,8 +14,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from absl import logging
-
 from tff_pfl import errors
 from tff_pfl.experiments import (
   collection,
@@ -23,7 +21,6 @@ from tff_pfl.experiments import (
   figures,
   html_report,
   plan,
-  presentation,
   results,
   trial,
   tuning,
@@ -85,12 +82,12 @@ def run(
 
 def _run(comparison, directory, partition, options):
   """Runs a comparison in a folder that is this process's alone."""
-  tunings, failures = _tune(comparison, directory, options)
+  tunings, failures = tuning.tune(comparison, directory, **options)
   trials = comparison.trials(
     {sweep.algorithm: tuning.chosen_point(sweep) for sweep in tunings}
   )
   failed = execution.run_trials(trials, directory, **options)
-  failures += _failures(trials, failed)
+  failures += tuning.failures_of(trials, failed)
   shares = execution.divide_cores(
     len(trials),
     options['num_processes'],
@@ -143,94 +140,3 @@ def _partition(comparison):
       part.num_train_examples(i) for part in parts for i in part.client_ids
     ),
   )
-
-
-def _tune(comparison, directory, options):
-  """The sweeps, and the failures of their trials."""
-  _warn_of_refused(comparison)
-  sweeps = comparison.tuning_trials()
-  trials = [t for of_method in sweeps.values() for t in of_method]
-  failed = _settled_failures(comparison, directory, sweeps)
-  to_run = [t for t in trials if t.name not in failed]
-  if to_run:
-    failed.update(
-      execution.run_trials(to_run, directory, description='tuning', **options)
-    )
-  tunings = [
-    _choose(comparison, directory, algorithm, sweeps.get(algorithm, ()), failed)
-    for algorithm in comparison.algorithms
-    if algorithm in sweeps or comparison.refused(algorithm)
-  ]
-  for sweep in tunings:
-    if tuning.chosen_point(sweep) is None:
-      # Its runs may all have ended, and yet the method is not compared.
-      first = sweeps[sweep.algorithm][0]
-      failed.setdefault(first.name, sweep.points[0].failure)
-  return tunings, _failures(trials, failed)
-
-
-def _warn_of_refused(comparison):
-  for algorithm in comparison.algorithms:
-    for point, reason in comparison.refused(algorithm):
-      logging.warning(
-        '%s is not tried with %s: %s',
-        algorithm,
-        presentation.assignments(point),
-        reason,
-      )
-
-
-def _settled_failures(comparison, directory, sweeps):
-  """By name the sweep's trials that are not to be tried again, and why.
-
-  Once a method's runs have begun with what its sweep chose, a point that failed
-  before must not be tried again: were it the best now, the runs would be
-  another comparison's.
-  """
-  failures = {}
-  for algorithm, trials in sweeps.items():
-    names = [plan.trial_name(algorithm, seed) for seed in comparison.seeds]
-    unfinished = [
-      t.name for t in trials if not execution.is_finished(directory, t.name)
-    ]
-    if len(unfinished) < len(trials) and any(
-      execution.is_started(directory, name) for name in names
-    ):
-      for name in unfinished:
-        reason = execution.logged_error(directory, name) or 'it did not end'
-        failures[name] = (
-          f'{reason} (not tried again: the runs with another point have begun)'
-        )
-  return failures
-
-
-def _choose(comparison, directory, algorithm, trials, failed):
-  """The table of a method's sweep."""
-  points = comparison.points(algorithm)
-  refused = comparison.refused(algorithm)
-  if not trials:
-    return tuning.without_choice(
-      algorithm, comparison.seeds[0], points[0], refused
-    )
-  return tuning.choose(
-    algorithm,
-    trials,
-    points,
-    [_summary(directory, t.name) for t in trials],
-    [failed.get(t.name) for t in trials],
-    refused,
-  )
-
-
-def _summary(directory, name):
-  """The summary of a finished trial's run; None of one that is not."""
-  found = execution.finished(directory, name)
-  return None if found is None else found.summary
-
-
-def _failures(trials, failed):
-  return [
-    results.Failure(t.name, t.config.algorithm, t.config.seed, failed[t.name])
-    for t in trials
-    if t.name in failed
-  ]

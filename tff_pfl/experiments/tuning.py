@@ -1,51 +1,89 @@
-"""The choice of hyperparameters by scores on validation examples."""
+"""Sweeps: a method's hyperparameters, chosen by scores on validation examples.
+
+A point of a method's grid is chosen by the highest personal accuracy, as a mean
+over clients and the last 10 rounds, or without accuracies by the lowest loss;
+of equal ones the first. A point at which a client's model diverged is a failed
+one: with the next seed it may be any client's.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from tff_pfl.experiments import results, trial
+from absl import logging
+
+from tff_pfl.experiments import execution, plan, presentation, results, trial
 
 
-def choose(
+def tune(
+  comparison: plan.Comparison, directory: str, **options: Any
+) -> tuple[list[results.Tuning], list[results.Failure]]:
+  """Runs the sweeps of a comparison, or what is left of them.
+
+  Args:
+    directory: The comparison's folder.
+    **options: Further arguments of `execution.run_trials`.
+
+  Returns:
+    The tables of the sweeps, and the failures of their trials. No point is
+    chosen where all of a method's failed or diverged.
+  """
+  _warn_of_refused(comparison)
+  sweeps = comparison.tuning_trials()
+  trials = [t for of_method in sweeps.values() for t in of_method]
+  failed = _settled_failures(comparison, directory, sweeps)
+  to_run = [t for t in trials if t.name not in failed]
+  if to_run:
+    failed.update(
+      execution.run_trials(to_run, directory, description='tuning', **options)
+    )
+  tunings = []
+  for algorithm in comparison.algorithms:
+    refused = comparison.refused(algorithm)
+    if algorithm in sweeps:
+      points = [
+        _tried(point, one, directory, failed.get(one.name))
+        for point, one in zip(comparison.points(algorithm), sweeps[algorithm])
+      ]
+      tunings.append(table(algorithm, sweeps[algorithm], points, refused))
+      if chosen_point(tunings[-1]) is None:
+        # Its runs may all have ended, and yet the method is not compared.
+        first = sweeps[algorithm][0]
+        failed.setdefault(first.name, points[0].failure)
+    elif refused:
+      # The only point that the method allows is taken untried.
+      (point,) = comparison.points(algorithm)
+      untried = results.TuningPoint(dict(point), None, None, True, None)
+      tunings.append(
+        results.Tuning(
+          algorithm,
+          comparison.seeds[0],
+          num_rounds=0,
+          points=(untried, *_refused_points(refused)),
+        )
+      )
+  return tunings, failures_of(trials, failed)
+
+
+def table(
   algorithm: str,
   trials: Sequence[trial.Trial],
-  points: Sequence[Mapping[str, Any]],
-  summaries: Sequence[Optional[Mapping[str, Any]]],
-  failures: Sequence[Optional[str]],
+  points: Sequence[results.TuningPoint],
   refused: Sequence[tuple[Mapping[str, Any], str]] = (),
 ) -> results.Tuning:
-  """Chooses the point of a method's grid with the best validation score.
-
-  That is the highest personal accuracy, as a mean over clients and the last 10
-  rounds, or without accuracies the lowest loss; of equal ones the first. A
-  point at which a client's model diverged is a failed one: with the next seed
-  it may be any client's.
+  """The table of a method's sweep, with the best point chosen.
 
   Args:
     trials: The trials of the points, at least one.
-    summaries: The summaries of the trials' runs (see `report.write_report`);
-      None for those that failed.
-    failures: Why they failed; None for the others.
+    points: The points as they were tried, of which none is chosen.
     refused: Points that were not tried, and why (see `Comparison.refused`).
-
-  Returns:
-    The sweep's table. No point is chosen where all failed or diverged.
   """
-  scores = [_scores(summary) for summary in summaries]
-  failures = [
-    failure or _divergence(summary)
-    for failure, summary in zip(failures, summaries)
-  ]
   best = max(
-    (
-      i
-      for i, (summary, failure) in enumerate(zip(summaries, failures))
-      if summary is not None and failure is None
-    ),
-    key=lambda i: (_rank(*scores[i]), -i),
+    (point for point in points if point.failure is None),
+    key=lambda p: -p.loss if p.accuracy is None else p.accuracy,
     default=None,
   )
   return results.Tuning(
@@ -53,45 +91,58 @@ def choose(
     seed=trials[0].config.seed,
     num_rounds=trials[0].config.num_rounds,
     points=(
-      *(
-        results.TuningPoint(
-          hparams=dict(point),
-          accuracy=accuracy,
-          loss=loss,
-          chosen=i == best,
-          failure=failure,
-        )
-        for i, (point, (accuracy, loss), failure) in enumerate(
-          zip(points, scores, failures)
-        )
-      ),
+      *(dataclasses.replace(point, chosen=point is best) for point in points),
       *_refused_points(refused),
     ),
   )
 
 
-def without_choice(
-  algorithm: str,
-  seed: int,
-  point: Mapping[str, Any],
-  refused: Sequence[tuple[Mapping[str, Any], str]],
-) -> results.Tuning:
-  """The table of a grid of which the method allows a single point.
+def chosen_point(tuning: results.Tuning) -> Optional[Mapping[str, Any]]:
+  """The hyperparameters that a sweep chose, or None if all points failed."""
+  return next((p.hparams for p in tuning.points if p.chosen), None)
+
+
+def failures_of(
+  trials: Sequence[trial.Trial], reasons: Mapping[str, str]
+) -> list[results.Failure]:
+  """The failures among trials, of which there are reasons by name."""
+  return [
+    results.Failure(t.name, t.config.algorithm, t.config.seed, reasons[t.name])
+    for t in trials
+    if t.name in reasons
+  ]
+
+
+def tried_point(
+  hparams: Mapping[str, Any],
+  summary: Optional[Mapping[str, Any]],
+  failure: Optional[str],
+) -> results.TuningPoint:
+  """A point of a grid as it was tried.
 
   Args:
-    seed: Seed of the comparison's first runs.
-    point: The point that it allows, and so is taken untried.
-    refused: The other points, and why they are refused, at least one.
+    summary: The summary of its run (see `report.write_report`); None if there
+      is none.
+    failure: Why the run failed, if it did.
   """
-  return results.Tuning(
-    algorithm=algorithm,
-    seed=seed,
-    num_rounds=0,
-    points=(
-      results.TuningPoint(dict(point), None, None, True, None),
-      *_refused_points(refused),
-    ),
-  )
+  accuracy = loss = None
+  if summary is None:
+    failure = failure or 'it did not end'
+  else:
+    accuracy = summary['accuracy'] and summary['accuracy']['last_10_mean']
+    loss = summary['loss']
+    diverged = summary['non_finite_clients']
+    if diverged or loss is None or not math.isfinite(loss):
+      failure = (
+        failure
+        or f'diverged: the loss of {diverged} of its clients is not finite'
+      )
+  return results.TuningPoint(dict(hparams), accuracy, loss, False, failure)
+
+
+def _tried(hparams, tried, directory, failure):
+  found = execution.finished(directory, tried.name)
+  return tried_point(hparams, found and found.summary, failure)
 
 
 def _refused_points(refused):
@@ -101,29 +152,36 @@ def _refused_points(refused):
   ]
 
 
-def chosen_point(tuning: results.Tuning) -> Optional[Mapping[str, Any]]:
-  """The hyperparameters that a sweep chose, or None if all points failed."""
-  return next((p.hparams for p in tuning.points if p.chosen), None)
+def _warn_of_refused(comparison):
+  for algorithm in comparison.algorithms:
+    for point, reason in comparison.refused(algorithm):
+      logging.warning(
+        '%s is not tried with %s: %s',
+        algorithm,
+        presentation.assignments(point),
+        reason,
+      )
 
 
-def _scores(summary):
-  """Accuracy and loss of a run on the validation examples."""
-  if summary is None:
-    return None, None
-  accuracy = summary['accuracy'] and summary['accuracy']['last_10_mean']
-  return accuracy, summary['loss']
+def _settled_failures(comparison, directory, sweeps):
+  """By name the sweep's trials that are not to be tried again, and why.
 
-
-def _divergence(summary):
-  """Why a run that ended is not to be chosen; None if it may be."""
-  if summary is None:
-    return None
-  diverged = summary['non_finite_clients']
-  if diverged or summary['loss'] is None or not math.isfinite(summary['loss']):
-    return f'diverged: the loss of {diverged} of its clients is not finite'
-  return None
-
-
-def _rank(accuracy, loss):
-  """What is higher for the better point."""
-  return -loss if accuracy is None else accuracy
+  Once a method's runs have begun with what its sweep chose, a point that failed
+  before must not be tried again: were it the best now, the runs would be
+  another comparison's.
+  """
+  failures = {}
+  for algorithm, trials in sweeps.items():
+    names = [plan.trial_name(algorithm, seed) for seed in comparison.seeds]
+    unfinished = [
+      t.name for t in trials if not execution.is_finished(directory, t.name)
+    ]
+    if len(unfinished) < len(trials) and any(
+      execution.is_started(directory, name) for name in names
+    ):
+      for name in unfinished:
+        reason = execution.logged_error(directory, name) or 'it did not end'
+        failures[name] = (
+          f'{reason} (not tried again: the runs with another point have begun)'
+        )
+  return failures
