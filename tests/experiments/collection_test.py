@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from tests.experiments import made_up_trials
 from tff_pfl.experiments import (
   collection,
   execution,
@@ -11,7 +12,7 @@ from tff_pfl.experiments import (
   trial,
 )
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.simulation import report, run_config, run_store, summary
+from tff_pfl.simulation import report, run_config, summary
 
 _NAMES = ('sea', 'hills', 'moon')
 _CONFIG = run_config.RunConfig(
@@ -74,10 +75,7 @@ def _finish(directory, seed, domains):
   folder = execution.trial_folder(directory, finished.name)
   os.makedirs(folder)
   evaluation = _evaluation(domains)
-  with run_store.RunStore.create(folder, {'num_rounds': 0}) as store:
-    store.commit_round(
-      0, server_state=b'', client_states={}, metrics={}, evaluation=evaluation
-    )
+  made_up_trials.store_evaluations(folder, [evaluation])
   found = {
     'accuracy': None,
     'global_accuracy': None,
@@ -98,14 +96,8 @@ def _finish(directory, seed, domains):
     'after': {'loss': 1.0},
   }
   variant = {'evaluation': evaluation, 'clients': [row], 'new_clients': []}
-  summary.write_json(
-    os.path.join(folder, trial.SCORES_NAME),
-    {
-      'has_global_model': False,
-      'adaptation': 'none',
-      'bytes_per_round': {'down': 1, 'up': 1},
-      'variants': {trial.OWN_VARIANT: variant, 'all': variant},
-    },
+  made_up_trials.write_scores(
+    folder, {trial.OWN_VARIANT: variant, 'all': variant}
   )
   return finished
 
