@@ -78,8 +78,9 @@ _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
   'Runs at the same time (default: one on each usable CPU core); each takes '
-  'most of a gigabyte of memory, or more, and GPUs are shared by all.',
-  lower_bound=1,
+  'most of a gigabyte of memory, or more, and GPUs are shared by all. 0: one '
+  'after another in this process.',
+  lower_bound=0,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the comparison.', required=True
