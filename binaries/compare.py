@@ -32,7 +32,7 @@ from binaries import program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import comparison_runner as runner
-from tff_pfl.experiments import html_report, plan, trial
+from tff_pfl.experiments import page, plan, trial
 
 _ALL = 'all'
 
@@ -159,7 +159,7 @@ def main() -> None:
   domain_table = found.domain_table()
   if domain_table:
     print(f'\nOver domains, after the last round\n{domain_table}\n')
-  print(f'Report: {os.path.join(_OUTPUT_DIR.value, html_report.REPORT_NAME)}')
+  print(f'Report: {os.path.join(_OUTPUT_DIR.value, page.REPORT_NAME)}')
   if found.failures:
     first = found.failures[0]
     raise errors.RunError(

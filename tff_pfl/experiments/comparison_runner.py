@@ -18,8 +18,8 @@ from tff_pfl import errors
 from tff_pfl.experiments import (
   collection,
   execution,
-  figures,
-  html_report,
+  page,
+  pictures,
   plan,
   results,
   trial,
@@ -107,14 +107,10 @@ def _run(comparison, directory, partition, options):
   found.write_clients_csv(os.path.join(directory, results.CLIENTS_CSV_NAME))
   if found.has_domains:
     found.write_domains_csv(os.path.join(directory, results.DOMAINS_CSV_NAME))
-  html_report.write_report(
-    found, os.path.join(directory, html_report.REPORT_NAME)
-  )
-  curves = figures.with_curves(found.methods)[: figures.MAX_OVERVIEW_METHODS]
-  if curves:
-    picture_style.save(
-      figures.curves_overview(curves), os.path.join(directory, PICTURE_NAME)
-    )
+  page.write(found, os.path.join(directory, page.REPORT_NAME))
+  overview = pictures.curves_overview(pictures.ranked(found.methods))
+  if overview is not None:
+    picture_style.save(overview.figure, os.path.join(directory, PICTURE_NAME))
   return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from absl import logging
 
-from tff_pfl.experiments import execution, plan, presentation, results, trial
+from tff_pfl.experiments import execution, page, plan, results, trial
 
 
 def tune(
@@ -158,7 +158,7 @@ def _warn_of_refused(comparison):
       logging.warning(
         '%s is not tried with %s: %s',
         algorithm,
-        presentation.assignments(point),
+        page.assignments(point),
         reason,
       )
 

@@ -1,0 +1,325 @@
+import dataclasses
+import re
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.experiments import example_comparison
+from tff_pfl import errors
+from tff_pfl.algorithms import registry
+from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.experiments import page as page_lib
+from tff_pfl.experiments import results
+
+_EVIL = '<script>alert("1 & 2")</script>'
+
+
+class _Claim(NamedTuple):
+  claim: str
+  measured: float
+  interval: tuple
+  verdict: str
+
+
+class _Page:
+  """A page, the sections' tables, and what is to be read."""
+
+  def __init__(self, text):
+    self.text = text
+    self.root = ElementTree.fromstring(text)
+    self.tables = {
+      section.get('id'): [
+        [''.join(cell.itertext()) for cell in row] for row in section.iter('tr')
+      ]
+      for section in self.root.iter('section')
+    }
+    # White space as a browser shows it.
+    self.prose = ' '.join(''.join(self.root.itertext()).split())
+
+  def rows(self, section):
+    """The rows of a section's tables, by the text of their first cell."""
+    return {row[0]: row[1:] for row in self.tables[section]}
+
+
+def _write(tmp_path, comparison, claims=()):
+  path = tmp_path / 'comparison.html'
+  page_lib.write(comparison, path, claims)
+  return _Page(path.read_text(encoding='utf-8'))
+
+
+def _spread(*values):
+  return results.spread(values)
+
+
+def _change(method, **changes):
+  """A method with a domain, and with other figures and fields."""
+  level = changes.pop('level')
+  scores = [
+    results.DomainScore(seed, name, num_examples, 1.0, accuracy, auc=None)
+    for seed, sea in ((0, level), (1, level - 0.25))
+    for name, num_examples, accuracy in (('<sea>', 4, sea), ('moon', 0, None))
+  ]
+  metrics = {
+    'personal_accuracy': _spread(level, level, level),
+    'domain_accuracy_min': results.Spread(level / 2, 0.125, 2),
+    **changes.pop('metrics', {}),
+  }
+  return dataclasses.replace(
+    method,
+    domains=tuple(scores),
+    metrics={**method.metrics, **metrics},
+    **changes,
+  )
+
+
+def _example():
+  """A comparison that has something for each section."""
+  found = example_comparison.make_results(
+    ('fed_avg', 'ditto', 'fed_rep'),
+    dataset='cifar10',
+    num_clients=100,
+    failures=[results.Failure('ditto-seed2', 'ditto', 2, 'No <memory>.')],
+  )
+  fed_avg, fed_avg_head, ditto, _, fed_rep, _ = found.methods
+  unchanged = tuple(
+    dataclasses.replace(client, accuracy_after=client.accuracy_before)
+    for client in ditto.clients
+  )
+  loss = {'personal_loss': _spread(1.0, 2.0, None)}
+  return dataclasses.replace(
+    found,
+    title=_EVIL,
+    methods=(
+      _change(fed_avg, level=0.5, metrics=loss),
+      fed_avg_head,
+      _change(ditto, level=0.25, label=_EVIL, clients=unchanged),
+      _change(fed_rep, level=1.0),
+    ),
+  )
+
+
+@pytest.fixture(name='page', scope='module')
+def _page(tmp_path_factory):
+  claims = [
+    _Claim('FedRep leads', 0.1251, (0.1, 0.15), 'holds'),
+    _Claim('FedFac leads', -0.5, (-1.0, 0.5), 'undecided'),
+  ]
+  return _write(tmp_path_factory.mktemp('page'), _example(), claims)
+
+
+def test_page_has_a_section_for_everything_with_a_link_to_it(page):
+  links = [link.get('href') for link in page.root.find('body/nav')]
+  assert links == [f'#{key}' for key in page.tables]
+  assert ' '.join(page.tables) == (
+    'results domains claims published curves clients changes partition tuning '
+    'failures settings'
+  )
+
+
+def test_page_stands_alone_and_its_references_resolve(page):
+  assert '://' not in page.text
+  assert '@import' not in page.text
+  elements = list(page.root.iter())
+  ids = [element.get('id') for element in elements if element.get('id')]
+  assert len(ids) == len(set(ids))
+  links = [e.get('href') for e in elements if e.get('href')]
+  assert {link[1:] for link in links if link.startswith('#')} <= set(ids)
+  assert all(link.startswith(('#', 'data:')) for link in links)
+  assert set(re.findall(r'url\(#([^)]*)\)', page.text)) <= set(ids)
+  assert not any(element.get('src') for element in elements)
+
+
+def test_text_is_escaped(page):
+  assert '<script>alert' not in page.text
+  assert _EVIL in page.rows('results')
+  assert page.rows('failures')['ditto-seed2'] == ['ditto', '2', 'No <memory>.']
+
+
+def test_the_head_says_how_much_was_compared_and_what_leads(page):
+  assert (
+    '3 methods, 3 seeds. Highest personal accuracy after the last round: '
+    'fed_rep, 100.0% ± 0.0. What lies'
+  ) in page.prose
+  assert '1 run did not come to an end' in page.prose
+  assert 'name="viewport" content="width=device-width' in page.text
+  assert 'prefers-color-scheme: dark' in page.text
+
+
+def test_results_are_ranked_with_their_spread_and_best_values_marked(page):
+  head, *rows = page.tables['results']
+  column = head.index('personal accuracy, last round (%)')
+  assert [row[0] for row in rows] == [
+    'fed_rep',
+    'fed_avg + FT (head)',
+    'fed_avg',
+    _EVIL,
+  ]
+  assert [rows[i][column] for i in (0, 2)] == ['100.0 ± 0.0', '50.0 ± 0.0']
+  assert rows[0][head.index('bytes up, a round (kB)')] == '6238.9'
+  marked = [mark.text for mark in page.root.find('.//table').iter('mark')]
+  assert '100.0' in marked
+  assert '50.0' not in marked
+  assert rows[1][1] == 'With the head fine-tuned'
+  # A figure that not all seeds of a row have says so.
+  assert rows[2][head.index('personal loss')] == '1.500 ± 0.707 (2 of 3 seeds)'
+  # A column that nothing has a value in is left out, domains have a table.
+  assert not any('new clients' in title for title in head)
+  assert not any('domain' in title for title in head)
+
+
+def test_domains_have_a_table_with_the_spread_over_seeds(page):
+  head, *_ = page.tables['domains']
+  assert head == [
+    'method',
+    'personalized',
+    '<sea> (%)',
+    'moon (%)',
+    'min accuracy over domains, last round (%)',
+    'personal accuracy, last 10 rounds (%)',
+    'personal accuracy, last round (%)',
+  ]
+  rows = page.rows('domains')
+  seeds = '(2 of 3 seeds)'
+  assert rows['fed_rep'][1:4] == [
+    f'87.5 ± 17.7 {seeds}',
+    '–',
+    f'50.0 ± 12.5 {seeds}',
+  ]
+  assert rows['fed_avg'][1] == f'37.5 ± 17.7 {seeds}'
+  assert 'AUC' not in page.prose
+
+
+def test_claims_say_how_many_hold(page):
+  assert '1 of 2 claims hold; undecided: 1.' in page.prose
+  assert page.rows('claims')['FedRep leads'] == ['0.1251', '0.1, 0.15', 'holds']
+
+
+def test_published_figures_stand_beside_ours(page):
+  rows = page.rows('published')
+  ours, published, difference = rows['FedAvg+FT'][1:4]
+  assert rows['FedAvg+FT'][0] == 'fed_avg + FT (head)'
+  assert published == '87.65'
+  shown = float(ours.split(' ± ')[0])
+  assert float(difference) == pytest.approx(shown - 87.65, abs=0.11)
+  # Neither what our copy of the paper lacks nor what was not run is made up.
+  assert rows['FedRep'][0] == 'fed_rep'
+  assert rows['FedRep'][2:4] == ['', '']
+  assert rows['FedPer'][:4] == ['', '', '87.13', '']
+  assert 'Here 4 new clients had a share of the data' in page.prose
+
+
+def test_a_method_that_changes_no_client_says_so(page):
+  assert page.prose.count('nothing changed') == 1
+  # Only what the runs were asked to do is open at first.
+  changes = page.root.find('.//section[@id="changes"]').iter('details')
+  assert [one.get('open') for one in changes] == ['', None]
+
+
+def test_partition_says_on_how_many_examples_clients_are_scored(page):
+  assert 'of 104 clients, with seed 0; other seeds' in page.prose
+  assert '50 at least, 50 in the median, 50 at most.' in page.prose
+  assert 'Not scored' not in page.prose
+
+
+def test_tuning_shows_the_grid_and_the_choice(page):
+  rows = [row[1:] for row in page.tables['tuning'] if row[0] == 'ditto']
+  assert rows[1:] == [
+    ['learning_rate = 0.1', '20', '0', '72.0', '0.9', 'chosen'],
+    ['learning_rate = 10', '20', '0', '–', '–', 'It diverged.'],
+  ]
+
+
+def test_settings_and_hyperparameters_are_listed(page):
+  assert '<dt>partition</dt><dd>shards:2</dd>' in page.text
+  assert '<dt>seeds</dt><dd>0, 1, 2</dd>' in page.text
+  assert page.rows('settings')['fed_rep'] == [
+    registry.ALGORITHMS['fed_rep'].summary,
+    'learning_rate = 0.1, momentum = 0.5, batch_size = 10',
+  ]
+
+
+def test_a_regression_has_neither_curves_nor_distributions(tmp_path):
+  comparison = example_comparison.make_results(('fed_avg',), num_clients=4)
+  method = comparison.methods[0]
+  sizes = (3, 1000, 4)
+  clients = tuple(
+    dataclasses.replace(
+      client,
+      num_test_examples=size,
+      accuracy_before=None,
+      accuracy_after=None,
+    )
+    for client, size in zip(method.clients, sizes)
+  )
+  of_loss = {
+    metric.name: method.metrics[metric.name]
+    for metric in metrics_lib.METRICS
+    if metric.unit not in ('accuracy', 'fraction')
+  }
+  method = dataclasses.replace(
+    method,
+    metrics=of_loss,
+    curves=(),
+    clients=clients,
+    new_clients=(),
+    domains=(results.DomainScore(0, 'sea', 4, 1.0, None, None),),
+  )
+  # Of the points of the grid the method allows one only.
+  refused = results.TuningPoint(
+    {'momentum': 2.0}, None, None, False, 'Refused.'
+  )
+  only = results.TuningPoint({'momentum': 0.5}, None, None, True, None)
+  page = _write(
+    tmp_path,
+    dataclasses.replace(
+      comparison,
+      methods=(method,),
+      partition=dataclasses.replace(comparison.partition, class_counts=None),
+      tunings=(results.Tuning('fed_avg', 0, 0, (only, refused)),),
+    ),
+  )
+  assert list(page.tables) == ['results', 'partition', 'tuning', 'settings']
+  assert 'personal loss' in page.tables['results'][0]
+  assert '3 at least, 4 in the median, 1,000 at most' in page.prose
+  assert 'Not scored, for want of any: 5 clients.' in page.prose
+  assert [row[2] for row in page.tables['tuning'][1:]] == ['not tried'] * 2
+
+
+def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(tmp_path):
+  comparison = example_comparison.make_results(
+    ('fed_avg',), variants=('method',), dataset='femnist', num_clients=150
+  )
+  fine_tuned = results.Setting('personalization', {'fine_tune': 'head'})
+  partition = results.Setting('partition', 'classes_per_client:3')
+  comparison = dataclasses.replace(
+    comparison,
+    settings=(partition, fine_tuned, *comparison.settings),
+    methods=tuple(
+      dataclasses.replace(m, curves=(), clients=()) for m in comparison.methods
+    ),
+  )
+  page = _write(tmp_path, comparison)
+  assert page.rows('published')['FedAvg+FT'][0] == 'fed_avg'
+  assert page.rows('published')['FedAvg'][0] == ''
+  assert 'only if the images here are of letters' in page.prose
+
+
+def test_what_failed_altogether_has_a_page_that_is_always_the_same(tmp_path):
+  comparison = results.ComparisonResults(
+    title='digits',
+    settings=(results.Setting('dataset', 'digits'),),
+    methods=(),
+    partition=example_comparison.make_results(variants=()).partition,
+    tunings=(),
+    failures=(results.Failure('fed_avg-seed0', 'fed_avg', 0, 'Killed.'),),
+  )
+  page = _write(tmp_path, comparison)
+  assert list(page.tables) == ['partition', 'failures', 'settings']
+  assert _write(tmp_path, comparison).text == page.text
+
+
+def test_page_that_cannot_be_written_is_a_run_error(tmp_path):
+  comparison = example_comparison.make_results(('fed_avg',), variants=())
+  with pytest.raises(errors.RunError, match='Cannot write'):
+    page_lib.write(comparison, tmp_path / 'none' / 'page.html')

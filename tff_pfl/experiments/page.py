@@ -1,0 +1,282 @@
+"""One HTML page that shows a comparison, on a phone as on a laptop.
+
+The page stands alone: styles, script and pictures are within it. What it says
+is in `page.html.j2`; here figures become the rows of its tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import jinja2
+from markupsafe import Markup
+
+from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.experiments import pictures, published
+from tff_pfl.experiments import results as results_lib
+from tff_pfl.simulation import summary as summary_lib
+
+REPORT_NAME = 'comparison.html'
+# By the unit of a metric: what its column is in, the factor and the decimals.
+_UNITS = {
+  'accuracy': (' (%)', 100.0, 1),
+  'fraction': (' (%)', 100.0, 1),
+  'bytes': (' (kB)', 1e-3, 1),
+  'seconds': (' (s)', 1.0, 3),
+  'loss': ('', 1.0, 3),
+}
+# By score of a domain: the title of its table, and how the names of the metrics
+# begin that are means over clients.
+_DOMAIN_SCORES = {
+  'accuracy': ('Accuracy', 'personal_accuracy'),
+  'auc': ('AUC', 'client_auc'),
+}
+
+_Methods = Sequence[results_lib.MethodResult]
+_Spreads = Sequence[Optional[results_lib.Spread]]
+
+
+class FiguresTable(NamedTuple):
+  """Figures of methods, with a row for each of them.
+
+  Attributes:
+    columns: By the title of each column what it holds; first the methods.
+    rows: For each method a text for each column.
+  """
+
+  columns: Mapping[str, str]
+  rows: Sequence[Sequence[str]]
+
+
+def write(
+  results: results_lib.ComparisonResults,
+  path: Union[str, os.PathLike[str]],
+  claims: Sequence[Any] = (),
+) -> None:
+  """Writes the page of a comparison, the same for the same results.
+
+  Args:
+    results: What the comparison found; sections for which there is nothing to
+      show are left out.
+    path: The .html file; after a crash it is the old one or the new one.
+    claims: Statements of papers, named tuples or mappings of the same fields,
+      which become columns. Their 'verdict' is 'holds', 'fails' or 'undecided';
+      numbers, pairs of numbers, texts and None can be shown.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__, ''),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters.update(
+    counted=_counted,
+    median=statistics.median,
+    percent=pictures.percent,
+    value=_value_text,
+  )
+  methods = pictures.ranked(results.methods)
+  claims = [c._asdict() if hasattr(c, '_asdict') else c for c in claims]
+  html = environment.get_template('page.html.j2').render(
+    results=results,
+    methods=methods,
+    figures=_figures_table(
+      methods, _metric_columns(methods, metrics_lib.METRICS)
+    ),
+    domain_tables=_domain_tables(methods),
+    claims=claims,
+    claim_rows=[list(claim.values()) for claim in claims],
+    published=_published(results),
+    pictures=pictures,
+    tuning=_tuning_rows(results),
+    failures=list(map(dataclasses.astuple, results.failures)),
+    settings={setting.name: setting.value for setting in results.settings},
+    hparams=_hparam_rows(results),
+  )
+  with summary_lib.atomic_file(path) as file:
+    file.write(html)
+
+
+def assignments(values: Mapping[str, Any]) -> str:
+  """Settings with their names, in one line."""
+  texts = [f'{name} = {_value_text(value)}' for name, value in values.items()]
+  return ', '.join(texts) or 'none'
+
+
+def _value_text(value: Any) -> str:
+  """A JSON value as text; numbers with six digits."""
+  if value is None:
+    return 'none'
+  if isinstance(value, Mapping):
+    return assignments(value)
+  if isinstance(value, (list, tuple)):
+    return ', '.join(map(_value_text, value)) or 'none'
+  if isinstance(value, float):
+    return f'{value:.6g}'
+  return value if isinstance(value, str) else str(value)
+
+
+def _counted(number: int, noun: str) -> str:
+  """A number of things, such as "1 run" or "1,000 runs"."""
+  return f'{number:,} {noun}{"" if number == 1 else "s"}'
+
+
+def _metric_columns(
+  methods: _Methods, metrics: Iterable[metrics_lib.Metric]
+) -> list[tuple[metrics_lib.Metric, _Spreads]]:
+  """The figures of all methods, of each metric that any of them has."""
+  columns = [(m, [one.metrics.get(m.name) for one in methods]) for m in metrics]
+  return [(metric, spreads) for metric, spreads in columns if any(spreads)]
+
+
+def _figures_table(
+  methods: _Methods, columns: Sequence[tuple[metrics_lib.Metric, _Spreads]]
+) -> Optional[FiguresTable]:
+  """A table of the figures of methods; None without any."""
+  if not columns:
+    return None
+  titles = {'method': 'What was run.'}
+  cells = [[method.label for method in methods]]
+  if len({method.variant for method in methods}) > 1:
+    titles['personalized'] = 'How the models of the last round were fine-tuned.'
+    cells.append([pictures.VARIANT_TITLES[m.variant] for m in methods])
+  for metric, spreads in columns:
+    titles[metric.title + _UNITS[metric.unit][0]] = metric.description
+    cells.append(_figure_cells(methods, metric, spreads))
+  return FiguresTable(titles, list(zip(*cells)))
+
+
+def _figure_cells(
+  methods: _Methods, metric: metrics_lib.Metric, spreads: _Spreads
+) -> list[str]:
+  """The cells of a column of figures, the best one marked."""
+  unit, factor, decimals = _UNITS[metric.unit]
+
+  def shown(value):
+    return f'{factor * value:.{decimals}f}'
+
+  means = {shown(spread.mean) for spread in spreads if spread}
+  best = None
+  if len(means) > 1 and metric.higher_is_better is not None:
+    best = (max if metric.higher_is_better else min)(means, key=float)
+  cells = []
+  for method, spread in zip(methods, spreads):
+    if spread is None:
+      cells.append(None)
+      continue
+    mean, note = shown(spread.mean), ''
+    # What is counted, as bytes are, is the same for all seeds.
+    if spread.std is not None and (spread.std > 0 or '%' in unit):
+      note += f' ± {shown(spread.std)}'
+    if spread.num_seeds < method.num_seeds:
+      note += f' ({spread.num_seeds} of {_counted(method.num_seeds, "seed")})'
+    cell = Markup('<mark>{}</mark>' if mean == best else '{}').format(mean)
+    cells.append(cell + Markup('<small>{}</small>').format(note))
+  return cells
+
+
+def _domain_tables(methods: _Methods) -> dict[str, FiguresTable]:
+  """By title the scores of the domains, then those over domains and clients."""
+  scores = [score for method in methods for score in method.domains]
+  tables = {}
+  for key, (title, over_clients) in _DOMAIN_SCORES.items():
+    if all(getattr(score, key) is None for score in scores):
+      continue
+    columns = []
+    for name in dict.fromkeys(score.domain for score in scores):
+      spreads = [
+        results_lib.spread(
+          [getattr(s, key) for s in method.domains if s.domain == name]
+        )
+        for method in methods
+      ]
+      description = (
+        f"{title} of the personal models on all clients' test examples of the "
+        'domain, after the last round.'
+      )
+      columns.append((metrics_lib.Metric(name, name, description), spreads))
+    over_all = [
+      metric
+      for metric in metrics_lib.DOMAIN_METRICS + metrics_lib.METRICS
+      if metric.name.startswith((f'domain_{key}_', over_clients))
+    ]
+    columns += _metric_columns(methods, over_all)
+    tables[title] = _figures_table(methods, columns)
+  return tables
+
+
+def _published(results):
+  """By source, published figures of this very setting beside ours."""
+  figures = published.matching_figures(
+    results.setting('dataset'),
+    results.setting('num_clients'),
+    results.setting('partition'),
+  )
+  asked = (results.setting('personalization') or {}).get('fine_tune', 'method')
+  # The rows that the runs were asked for come first, and count.
+  by_variant = {
+    (m.algorithm, asked if m.variant == 'method' else m.variant): m
+    for m in reversed(results.methods)
+  }
+
+  def row(figure):
+    ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
+    method = next(filter(None, ours), None)
+    spread = method and method.metrics.get(figure.metric)
+    metric = metrics_lib.METRICS_BY_NAME.get(figure.metric)
+    difference = theirs = ''
+    if figure.value is not None:
+      theirs = f'{100 * figure.value:.2f}'
+      if spread:
+        difference = f'{100 * (spread.mean - figure.value):+.1f}'
+    return [
+      figure.method,
+      method.label if method else '',
+      pictures.percent(spread, '') if spread else '',
+      theirs,
+      difference,
+      metric.title if metric else figure.metric.replace('_', ' '),
+    ]
+
+  return {
+    source: (of_source[0].setting.note, list(map(row, of_source)))
+    for source, of_source in figures.items()
+  }
+
+
+def _tuning_rows(results):
+  """For each point of each sweep the cells of a table."""
+
+  def percent(accuracy):
+    return None if accuracy is None else f'{100 * accuracy:.1f}'
+
+  return [
+    [
+      tuning.algorithm,
+      assignments(point.hparams),
+      tuning.num_rounds or 'not tried',
+      tuning.seed,
+      percent(point.accuracy),
+      point.loss,
+      Markup('<mark>chosen</mark>') if point.chosen else point.failure or '',
+    ]
+    for tuning in results.tunings
+    for point in tuning.points
+  ]
+
+
+def _hparam_rows(results):
+  """For each method the cells of a table."""
+  rows = {
+    m.algorithm: [m.algorithm, m.summary, assignments(m.hparams)]
+    for m in results.methods
+  }
+  return list(rows.values())

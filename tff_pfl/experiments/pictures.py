@@ -1,0 +1,425 @@
+"""Pictures of a comparison, small enough for a page that a phone shows, too.
+
+Many methods in one picture cannot be told apart, so each has a panel of its
+own, with the others in gray behind it. A panel is as wide as a phone; the page
+puts as many side by side as there is room for.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import markupsafe
+import matplotlib
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_pfl.datasets import partition_plot
+from tff_pfl.evaluation import fairness
+from tff_pfl.experiments import results as results_lib
+from tff_pfl.simulation import picture_style
+
+VARIANT_TITLES = {
+  'method': 'As the runs were asked to',
+  'none': 'Without fine-tuning',
+  'head': 'With the head fine-tuned',
+  'all': 'With all weights fine-tuned',
+}
+# The metric that methods are ordered by; every way to personalize has it.
+RANKING = 'personal_accuracy'
+PERSONAL_COLOR = picture_style.COLORS[0]
+HURT_COLOR = picture_style.COLORS[1]
+GLOBAL_COLOR = picture_style.COLORS[4]
+CONTEXT_COLOR = '#c4c4c4'
+# As many as there are colors to tell apart.
+_MAX_OVERVIEW_METHODS = len(picture_style.COLORS)
+# Where the axes of a panel are in it.
+_PANEL = (0.17, 0.2, 0.8, 0.76)
+# Beyond these a picture grows larger, not clearer.
+_MAX_CURVE_POINTS = 50
+_MAX_SCATTER_POINTS = 150
+_MAX_PARTITION_CLIENTS = 200
+_COLORED = ('axes.label', 'axes.edge', 'text.', 'xtick.', 'ytick.')
+_STYLE = {
+  **picture_style.PLAIN_TEXT,
+  **{f'{name}color': picture_style.TEXT_COLOR for name in _COLORED},
+  'font.size': 8,
+  'axes.titlesize': 8,
+  'axes.linewidth': 0.6,
+  'xtick.major.size': 2,
+  'ytick.major.size': 2,
+}
+_styled = matplotlib.rc_context(_STYLE)
+# What a document of its own has and an element of a page has not.
+_TO_ELEMENT = tuple(
+  (re.compile(pattern, re.DOTALL), replacement)
+  for pattern, replacement in (
+    (r'^.*?(?=<svg)', ''),
+    (r'<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>', ''),
+    (r'\s*\n\s*', ' '),
+    # Ids that repeat from picture to picture; nothing refers to them.
+    (r'<g id="[^"]*"', '<g'),
+    (r'(<\w+) xlink:', r'\1 '),
+    # The font is the page's.
+    (r'(style="[^"]*)font: ([\d.]+)px [^;"]*', r'\1font-size: \2px'),
+  )
+)
+_DRAWN_ATTRIBUTE = re.compile(r' (?:d|x|y|transform)="[^"]*"')
+# A tenth of a point is less than a pixel.
+_NEEDLESS_DIGITS = re.compile(r'(?<=\.\d)\d+')
+
+_Methods = Sequence[results_lib.MethodResult]
+
+
+class Picture(NamedTuple):
+  """A picture, and what stands above it.
+
+  Attributes:
+    label: What it shows, for those who cannot see it; unique on a page.
+  """
+
+  figure: Figure
+  label: str
+  title: str = ''
+  note: str = ''
+
+  @property
+  def svg(self) -> markupsafe.Markup:
+    """An `svg` element that can stand in an HTML page."""
+    file = io.StringIO()
+    # The ids within the picture are hashes with this salt.
+    options = {'svg.fonttype': 'none', 'svg.hashsalt': self.label}
+    with matplotlib.rc_context({**_STYLE, **options}):
+      self.figure.savefig(
+        file, format='svg', transparent=True, metadata={'Date': None}
+      )
+    text = file.getvalue()
+    for pattern, replacement in _TO_ELEMENT:
+      text = pattern.sub(replacement, text)
+    text = _DRAWN_ATTRIBUTE.sub(lambda m: _NEEDLESS_DIGITS.sub('', m[0]), text)
+    view_box = re.search('viewBox="[^"]*"', text)[0]
+    label = html.escape(self.label)
+    start = f'<svg {view_box} role="img" aria-label="{label}">'
+    return markupsafe.Markup(start + text.partition('>')[2].strip())
+
+
+class Curve(NamedTuple):
+  """An accuracy over rounds, over seeds.
+
+  Attributes:
+    rounds: Rounds with an evaluation in every run, `[n]`.
+    mean: Mean over seeds `[n]`; NaN where a seed has no finite value.
+    band: One standard deviation below and above, within [0, 1], `[2, n]`.
+  """
+
+  rounds: np.ndarray
+  mean: np.ndarray
+  band: np.ndarray
+
+
+def ranked(methods: _Methods) -> list[results_lib.MethodResult]:
+  """Methods by falling accuracy, those without one last, else as given."""
+
+  def key(method):
+    spread = method.metrics.get(RANKING)
+    return math.inf if spread is None else -spread.mean
+
+  return sorted(methods, key=key)
+
+
+def mean_curve(
+  curves: Sequence[results_lib.AccuracyCurve], which: str
+) -> Optional[Curve]:
+  """Mean and spread of the runs of a method; None where there is no accuracy.
+
+  Args:
+    which: 'personal' or 'global_model'.
+  """
+  runs = [
+    dict(zip(curve.rounds, getattr(curve, which)))
+    for curve in curves
+    if getattr(curve, which) is not None
+  ]
+  if not runs:
+    return None
+  rounds = np.array(sorted(set.intersection(*map(set, runs))), int)
+  num_points = min(len(rounds), _MAX_CURVE_POINTS)
+  rounds = rounds[
+    np.linspace(0, len(rounds) - 1, num_points).round().astype(int)
+  ]
+  values = np.array([[run[r] for r in rounds] for run in runs], float)
+  if not np.isfinite(values).any():
+    return None
+  mean = values.mean(axis=0)
+  std = values.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros_like(mean)
+  return Curve(rounds, mean, np.clip([mean - std, mean + std], 0, 1))
+
+
+@_styled
+def curves_overview(methods: _Methods) -> Optional[Picture]:
+  """The curves of the first methods, a few; None where no method has any."""
+  curves = _curves(methods, 'personal')
+  shown = list(curves)[:_MAX_OVERVIEW_METHODS]
+  if not shown:
+    return None
+  figure, axes = _figure(4.2, 3.4)
+  for index, label in enumerate(shown):
+    _draw_curve(axes, curves[label], picture_style.color(index), label=label)
+  _finish_curves(axes, [curves[label] for label in shown])
+  figure.legend(loc='outside lower center', ncols=2, frameon=False)
+  return Picture(figure, f'Personal accuracy by round of {", ".join(shown)}.')
+
+
+def curve_panels(methods: _Methods) -> list[Picture]:
+  """For each method its curves before those of the others, on the same axes."""
+  personal = _curves(methods, 'personal')
+  shared = _curves(methods, 'global_model')
+  return [_curve_panel(label, personal, shared) for label in personal]
+
+
+@_styled
+def _curve_panel(label, personal, shared):
+  figure, axes = _figure(3.0, 2.1, _PANEL)
+  for other, curve in personal.items():
+    if other != label:
+      _draw_curve(axes, curve, CONTEXT_COLOR, 0.6, has_band=False)
+  _draw_curve(axes, personal[label], PERSONAL_COLOR)
+  if label in shared:
+    # Dashed and on top, so that both show where they are the same.
+    _draw_curve(axes, shared[label], GLOBAL_COLOR, linestyle='--')
+  _finish_curves(axes, [*personal.values(), *shared.values()])
+  return Picture(figure, f'Accuracy of {label} by round.', label)
+
+
+def client_boxes(methods: _Methods) -> list[Picture]:
+  """How accuracy is distributed over clients, a picture for each variant."""
+  groups = {}
+  for prefix, which in (('', 'clients'), ('New clients. ', 'new_clients')):
+    for title, of_variant in _by_variant(methods).items():
+      rows = {
+        method.label: values
+        for method in of_variant
+        if (values := _accuracies(getattr(method, which)))
+      }
+      if rows:
+        groups[prefix + title] = rows
+  limits = _limits(v for rows in groups.values() for v in rows.values())
+  return [_boxes(title, rows, limits) for title, rows in groups.items()]
+
+
+@_styled
+def _boxes(title, rows, limits):
+  """Draws a box for each row, the first on top."""
+  figure, axes = _figure(4.2, 0.6 + 0.2 * len(rows))
+  places, values = np.arange(len(rows)), list(rows.values())
+  low, first, median, third, high = np.transpose(
+    [np.percentile(row, (5, 25, 50, 75, 95)) for row in values]
+  )
+  means = [np.mean(row) for row in values]
+  worst = [fairness.worst_10_percent(row) for row in values]
+  color = {'color': PERSONAL_COLOR}
+  axes.hlines(places, low, high, linewidth=0.8, **color)
+  axes.barh(places, third - first, 0.6, left=first, alpha=0.3, **color)
+  axes.vlines(median, places - 0.3, places + 0.3, linewidth=1.5, **color)
+  axes.plot(means, places, 'o', markersize=3.5, **color)
+  axes.plot(worst, places, 'x', markersize=4, color=HURT_COLOR)
+  axes.set_yticks(places, rows)
+  axes.invert_yaxis()
+  axes.grid(visible=False, axis='y')
+  picture_style.use_percent(axes.xaxis)
+  axes.set(xlim=limits, xlabel='Test accuracy of the client (%)')
+  label = f'Distribution of accuracy over clients. {title}.'
+  return Picture(figure, label, title)
+
+
+def change_panels(methods: _Methods) -> dict[str, list[Picture]]:
+  """By variant, each method's clients before and after personalization."""
+  accuracies = {}
+  for method in methods:
+    pairs = [(c.accuracy_before, c.accuracy_after) for c in method.clients]
+    pairs = [pair for pair in pairs if None not in pair]
+    if pairs:
+      accuracies[method.label] = np.array(pairs)
+  limits = _limits(accuracies.values())
+  panels = {
+    title: [
+      _change_panel(method, accuracies[method.label], limits)
+      for method in of_variant
+      if method.label in accuracies
+    ]
+    for title, of_variant in _by_variant(methods).items()
+  }
+  return {title: drawn for title, drawn in panels.items() if drawn}
+
+
+@_styled
+def _change_panel(method, accuracies, limits):
+  """Draws a point for each client.
+
+  Accuracies on few examples coincide: the area of a point is the number of
+  clients it stands for. Below the diagonal are those that lost accuracy.
+  """
+  figure, axes = _figure(2.6, 2.5, _PANEL)
+  diagonal = {'color': picture_style.TEXT_COLOR, 'linewidth': 0.6}
+  axes.axline((0, 0), slope=1, linestyle='--', **diagonal)
+  points, counts = picture_style.coinciding(*accuracies.T, _MAX_SCATTER_POINTS)
+  hurt = points[:, 1] < points[:, 0]
+  size = min(4.0, 40.0 / math.sqrt(len(accuracies)))
+  for chosen, color in ((~hurt, PERSONAL_COLOR), (hurt, HURT_COLOR)):
+    for count in np.unique(counts[chosen]):
+      # Markers, as `scatter` would write the outline of each point.
+      axes.plot(
+        *points[chosen & (counts == count)].T,
+        'o',
+        markersize=min(size * math.sqrt(count), 14.0),
+        markeredgewidth=0,
+        color=color,
+        alpha=0.5,
+      )
+  for axis in (axes.xaxis, axes.yaxis):
+    picture_style.use_percent(axis)
+  axes.set(xlim=limits, ylim=limits, xlabel='Before (%)', ylabel='After (%)')
+  axes.set_aspect('equal')
+  note = f'{counts[hurt].sum():,} of {len(accuracies):,} hurt'
+  if not np.diff(accuracies).any():
+    note = 'nothing changed'
+  if not method.has_global_model:
+    note += '; no global model'
+  return Picture(
+    figure,
+    f'Accuracy of clients before and after personalization, {method.label}.',
+    method.label,
+    note,
+  )
+
+
+@_styled
+def partition_picture(partition: results_lib.Partition) -> Picture:
+  """How many training examples, and of which classes, clients hold.
+
+  Args:
+    partition: The partition; beyond 200 clients, evenly spaced ones are shown.
+  """
+  totals = np.asarray(partition.num_train_examples)
+  shown = partition_plot.equidistant(len(totals), _MAX_PARTITION_CLIENTS)
+  has_classes = partition.class_counts is not None
+  figure = Figure((4.2, 2.9 if has_classes else 1.5), layout='constrained')
+  heights = [1, 2] if has_classes else [1]
+  rows = figure.subplots(
+    len(heights), sharex=True, squeeze=False, height_ratios=heights
+  )[:, 0]
+  rows[0].bar(np.arange(len(shown)), totals[shown], color=PERSONAL_COLOR)
+  rows[0].set_ylabel('Examples')
+  rows[0].yaxis.set_major_locator(ticker.MaxNLocator(3, integer=True))
+  picture_style.tidy(rows[0])
+  if has_classes:
+    _draw_classes(rows[1], np.asarray(partition.class_counts)[shown])
+  first_new = np.searchsorted(shown, len(totals) - partition.num_new_clients)
+  if first_new < len(shown):
+    for axes in rows:
+      axes.axvline(first_new - 0.5, color=HURT_COLOR, linewidth=1)
+    rows[0].set_title('new clients', loc='right', color=HURT_COLOR)
+  places = np.arange(0, len(shown), math.ceil(len(shown) / 8))
+  rows[-1].set_xticks(places, [f'{place:,}' for place in shown[places]])
+  rows[-1].set(xlabel='Client', xlim=(-0.5, len(shown) - 0.5))
+  return Picture(figure, 'Training examples by client and class.')
+
+
+def percent(spread: results_lib.Spread, unit: str = '%') -> str:
+  """A fraction over seeds in percent, with its spread if there is one."""
+  text = f'{100 * spread.mean:.1f}{unit}'
+  if spread.std is not None:
+    text += f' ± {100 * spread.std:.1f}'
+  return text
+
+
+def _figure(
+  width: float, height: float, place: Optional[tuple[float, ...]] = None
+) -> tuple[Figure, Axes]:
+  """A figure of a size in inches, and its only axes.
+
+  Args:
+    place: Left, bottom, width and height of the axes; None to find one, which
+      takes longer than to draw the figure.
+  """
+  figure = Figure((width, height), layout=None if place else 'constrained')
+  axes = figure.add_axes(place) if place else figure.add_subplot()
+  picture_style.tidy(axes)
+  return figure, axes
+
+
+def _limits(values: Iterable[Any]) -> tuple[float, float]:
+  """Limits of an axis of accuracies on which all `values` are to be seen."""
+  finite = [v for some in values for v in np.ravel(some) if math.isfinite(v)]
+  low, high = min(finite, default=0.0), max(finite, default=1.0)
+  margin = max(0.04 * (high - low), 0.02)
+  return max(low - margin, -0.03), min(high + margin, 1.03)
+
+
+def _by_variant(methods: _Methods) -> dict[str, _Methods]:
+  """By its title, the methods of each way to personalize."""
+  return {
+    title: [method for method in methods if method.variant == variant]
+    for variant, title in VARIANT_TITLES.items()
+  }
+
+
+def _accuracies(clients: Iterable[results_lib.ClientScore]) -> list[float]:
+  return [c.accuracy_after for c in clients if c.accuracy_after is not None]
+
+
+def _curves(methods, which):
+  """By label the curves of the methods that have any."""
+  curves = {m.label: mean_curve(m.curves, which) for m in methods}
+  return {label: curve for label, curve in curves.items() if curve is not None}
+
+
+def _draw_curve(
+  axes: Axes,
+  curve: Curve,
+  color: str,
+  linewidth: float = 1.4,
+  has_band: bool = True,
+  **options: Any,
+) -> None:
+  # A single evaluation is a point, which a line would not show.
+  marker = 'o' if len(curve.rounds) == 1 else ''
+  options.update(color=color, linewidth=linewidth, marker=marker, markersize=3)
+  axes.plot(curve.rounds, curve.mean, **options)
+  if has_band and np.ptp(curve.band, axis=0).any():
+    axes.fill_between(curve.rounds, *curve.band, color=color, alpha=0.15, lw=0)
+
+
+def _finish_curves(axes: Axes, curves: Iterable[Curve]) -> None:
+  axes.set_ylim(_limits(curve.band for curve in curves))
+  axes.set(xlabel='Round', ylabel='Test accuracy (%)')
+  axes.xaxis.set_major_locator(
+    ticker.MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+  )
+  picture_style.use_percent(axes.yaxis)
+
+
+def _draw_classes(axes: Axes, counts: np.ndarray) -> None:
+  """Draws the number of examples by class and client, darker for more."""
+  most = max(counts.max(), 1)
+  # Not resampled: the browser scales the few pixels that there are.
+  axes.imshow(
+    np.ma.masked_equal(counts.T, 0),
+    cmap='Blues',
+    # A single example is to be seen, too.
+    vmin=-most / 4,
+    vmax=most,
+    aspect='auto',
+    interpolation='none',
+  )
+  axes.set_ylabel('Class')
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+  axes.spines[:].set_visible(False)
+  axes.set_title(f'Training examples of a class: none to {most:,}', loc='left')
