@@ -9,7 +9,8 @@ numbers (`numbers.csv`, `numbers.json`) and `summary.json`, with the claims:
 what the paper says and where, the number it was reduced to, and whether the
 claim holds, fails or is undecided. Where methods are compared, the 95% interval
 of the difference over at least five seeds decides. `all` also writes the claims
-of all experiments to `summary.json` in --output_dir.
+of all experiments to `summary.json` in --output_dir, and shows them with the
+figures in `claims.html`.
 
 A claim that fails is a result: the exit status is 1 only if an experiment could
 not run. With `all`, the other experiments run nevertheless.

@@ -1,6 +1,5 @@
 import dataclasses
 import re
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -8,18 +7,11 @@ import pytest
 from tests.experiments import example_comparison
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
+from tff_pfl.experiments import claims, results
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import page as page_lib
-from tff_pfl.experiments import results
 
 _EVIL = '<script>alert("1 & 2")</script>'
-
-
-class _Claim(NamedTuple):
-  claim: str
-  measured: float
-  interval: tuple
-  verdict: str
 
 
 class _Page:
@@ -42,9 +34,9 @@ class _Page:
     return {row[0]: row[1:] for row in self.tables[section]}
 
 
-def _write(tmp_path, comparison, claims=()):
+def _write(tmp_path, comparison):
   path = tmp_path / 'comparison.html'
-  page_lib.write(comparison, path, claims)
+  page_lib.write(comparison, path)
   return _Page(path.read_text(encoding='utf-8'))
 
 
@@ -101,18 +93,14 @@ def _example():
 
 @pytest.fixture(name='page', scope='module')
 def _page(tmp_path_factory):
-  claims = [
-    _Claim('FedRep leads', 0.1251, (0.1, 0.15), 'holds'),
-    _Claim('FedFac leads', -0.5, (-1.0, 0.5), 'undecided'),
-  ]
-  return _write(tmp_path_factory.mktemp('page'), _example(), claims)
+  return _write(tmp_path_factory.mktemp('page'), _example())
 
 
 def test_page_has_a_section_for_everything_with_a_link_to_it(page):
   links = [link.get('href') for link in page.root.find('body/nav')]
   assert links == [f'#{key}' for key in page.tables]
   assert ' '.join(page.tables) == (
-    'results domains claims published curves clients changes partition tuning '
+    'results domains published curves clients changes partition tuning '
     'failures settings'
   )
 
@@ -190,9 +178,33 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
   assert 'AUC' not in page.prose
 
 
-def test_claims_say_how_many_hold(page):
-  assert '1 of 2 claims hold; undecided: 1.' in page.prose
-  assert page.rows('claims')['FedRep leads'] == ['0.1251', '0.1, 0.15', 'holds']
+def test_claims_stand_with_their_figures(tmp_path):
+  found = [
+    claims.difference('FedRep leads', 'Figure 1', [0.5] * 5, above=0),
+    claims.measured('It <falls>', 'Figure 2', [0.25, 0.5], below=0.125),
+  ]
+  summaries = [
+    {
+      'experiment': 'one',
+      'summary': 'what it shows',
+      'paper': 'Figure 1',
+      'result': '1 of 2 claims hold, 1 fail',
+      'claims': [claim._asdict() for claim in found],
+    },
+    {'experiment': 'two', 'claims': [], 'error': 'No <memory>.'},
+  ]
+  path = tmp_path / 'claims.html'
+  page_lib.write_claims(summaries, path)
+  page = _Page(path.read_text(encoding='utf-8'))
+  assert ' '.join(page.tables) == 'claims experiments failures'
+  assert '1 of 2 claims hold, 1 fail.' in page.prose
+  cells = page.root.findall('.//section[@id="claims"]//tbody/tr')
+  assert [[''.join(td.itertext()) for td in row][1:] for row in cells] == [
+    ['FedRep leads', 'Figure 1', '0.5', '0.5, 0.5', '> 0', '5', 'holds'],
+    ['It <falls>', 'Figure 2', '0.5', '–', '< 0.125', '2', 'fails'],
+  ]
+  (picture,) = page.root.iter('img')
+  assert picture.get('src') == 'one/figure.png'
 
 
 def test_published_figures_stand_beside_ours(page):

@@ -1,7 +1,7 @@
-"""One HTML page that shows a comparison, on a phone as on a laptop.
+"""HTML pages of comparisons and of papers' claims, on a phone as on a laptop.
 
-The page stands alone: styles, script and pictures are within it. What it says
-is in `page.html.j2`; here figures become the rows of its tables.
+The page of a comparison stands alone: styles, script and pictures are within
+it. What pages say is in `page.html.j2`; here figures become rows of tables.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 import jinja2
 from markupsafe import Markup
 
+from tff_pfl.experiments import claims as claims_lib
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import pictures, published
 from tff_pfl.experiments import results as results_lib
@@ -53,9 +54,7 @@ class FiguresTable(NamedTuple):
 
 
 def write(
-  results: results_lib.ComparisonResults,
-  path: Union[str, os.PathLike[str]],
-  claims: Sequence[Any] = (),
+  results: results_lib.ComparisonResults, path: Union[str, os.PathLike[str]]
 ) -> None:
   """Writes the page of a comparison, the same for the same results.
 
@@ -63,17 +62,79 @@ def write(
     results: What the comparison found; sections for which there is nothing to
       show are left out.
     path: The .html file; after a crash it is the old one or the new one.
-    claims: Statements of papers, named tuples or mappings of the same fields,
-      which become columns. Their 'verdict' is 'holds', 'fails' or 'undecided';
-      numbers, pairs of numbers, texts and None can be shown.
 
   Raises:
     RunError: If the file cannot be written.
   """
+  methods = pictures.ranked(results.methods)
+  _render(
+    path,
+    title=results.title,
+    results=results,
+    methods=methods,
+    figures=_figures_table(
+      methods, _metric_columns(methods, metrics_lib.METRICS)
+    ),
+    domain_tables=_domain_tables(methods),
+    published=_published(results),
+    partition=results.partition,
+    tuning=_tuning_rows(results),
+    failures=list(map(dataclasses.astuple, results.failures)),
+    settings={setting.name: setting.value for setting in results.settings},
+    hparams=_hparam_rows(results),
+  )
+
+
+def write_claims(
+  summaries: Sequence[Mapping[str, Any]],
+  path: Union[str, os.PathLike[str]],
+) -> None:
+  """Writes the page of the papers' experiments: their claims and figures.
+
+  Args:
+    summaries: As `paper.run_all` returns them.
+    path: The .html file, in the folder that has the experiments' folders.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  claims = [
+    (summary['experiment'], claim)
+    for summary in summaries
+    for claim in summary['claims']
+  ]
+  rows = [
+    [
+      experiment,
+      claim['statement'],
+      claim['source'],
+      claim['measured'],
+      None if claim['low'] is None else [claim['low'], claim['high']],
+      claim['threshold'],
+      claim['num_seeds'],
+      claim['verdict'],
+    ]
+    for experiment, claim in claims
+  ]
+  _render(
+    path,
+    title="The papers' experiments",
+    claims=rows,
+    claims_count=claims_lib.count(claim['verdict'] for _, claim in claims),
+    experiments=[summary for summary in summaries if 'error' not in summary],
+    failures=[
+      [summary['experiment'], None, None, summary['error']]
+      for summary in summaries
+      if 'error' in summary
+    ],
+  )
+
+
+def _render(path, **content):
+  """Writes the page of what is given; other sections have nothing to show."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader(__package__, ''),
     autoescape=True,
-    undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
   )
@@ -83,23 +144,9 @@ def write(
     percent=pictures.percent,
     value=_value_text,
   )
-  methods = pictures.ranked(results.methods)
-  claims = [c._asdict() if hasattr(c, '_asdict') else c for c in claims]
-  html = environment.get_template('page.html.j2').render(
-    results=results,
-    methods=methods,
-    figures=_figures_table(
-      methods, _metric_columns(methods, metrics_lib.METRICS)
-    ),
-    domain_tables=_domain_tables(methods),
-    claims=claims,
-    claim_rows=[list(claim.values()) for claim in claims],
-    published=_published(results),
-    pictures=pictures,
-    tuning=_tuning_rows(results),
-    failures=list(map(dataclasses.astuple, results.failures)),
-    settings={setting.name: setting.value for setting in results.settings},
-    hparams=_hparam_rows(results),
+  template = environment.get_template('page.html.j2')
+  html = template.render(
+    methods=content.pop('methods', ()), pictures=pictures, **content
   )
   with summary_lib.atomic_file(path) as file:
     file.write(html)

@@ -33,7 +33,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims as claims_lib
-from tff_pfl.experiments import execution, plan, tables, trial
+from tff_pfl.experiments import execution, page, plan, tables, trial
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import directory_lock, picture_style, run_config
 from tff_pfl.simulation import summary as summary_lib
@@ -45,6 +45,7 @@ NUMBERS_NAME = 'numbers.json'
 CSV_NAME = 'numbers.csv'
 FIGURE_NAME = 'figure.png'
 SUMMARY_NAME = 'summary.json'
+PAGE_NAME = 'claims.html'
 # The settings that change what an experiment finds.
 _IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')
 
@@ -336,7 +337,8 @@ def run_all(
 ) -> Sequence[Mapping[str, Any]]:
   """Runs experiments one after another, also after one that fails.
 
-  `summary.json` in the settings' directory has the claims of all of them.
+  In the settings' directory `summary.json` has the claims of all of them, and
+  `claims.html` shows these with the figures.
 
   Args:
     settings: As for `run`; the data set is for those that take it.
@@ -399,6 +401,7 @@ def run_all(
       'seed': settings.seed,
     },
   )
+  page.write_claims(summaries, os.path.join(settings.directory, PAGE_NAME))
   return summaries
 
 
