@@ -74,6 +74,30 @@ class Table:
     )
     return chosen[column][order]
 
+  def lead(
+    self,
+    column: str,
+    better: Hashable,
+    worse: Hashable,
+    *,
+    by: str = 'method',
+    **fixed: Hashable,
+  ) -> np.ndarray:
+    """By how much a column is larger for one method than for another.
+
+    Args:
+      better: The first method: a value of the column `by`.
+      worse: The second one.
+      **fixed: Values of other columns.
+
+    Returns:
+      The differences by seed, `[num_seeds]`.
+    """
+    first, second = (
+      self.values(column, **{by: name}, **fixed) for name in (better, worse)
+    )
+    return first - second
+
   def curve(
     self, column: str, over: str, **fixed: Hashable
   ) -> tuple[np.ndarray, np.ndarray]:
