@@ -182,8 +182,12 @@ class Laboratory:
         their fine-tuning.
       label: What tells the run from others of the method and seed.
       num_new_clients: Clients besides `num_clients` that are not trained.
-      **config: Fields of `RunConfig`; the method's own go before.
+      **config: Fields of `RunConfig`; by default those of their names that
+        `sizes` has. The method's own go before.
     """
+    names = [field.name for field in dataclasses.fields(run_config.RunConfig)]
+    of_sizes = {n: v for n, v in vars(self.sizes).items() if n in names}
+    config = {**of_sizes, **config}
     if 'personalization' not in config:
       fields = {
         field.name: shared[field.name]
