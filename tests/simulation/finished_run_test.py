@@ -61,14 +61,14 @@ def test_personal_weights_are_the_global_body_and_the_clients_own_head(
   run, runtime
 ):
   process = run.build_process()
-  state = run.server_state(process, runtime)
-  assert state.round_number == 2
+  assert run.server_state(process, runtime).round_number == 2
+  shared = run.global_weights(runtime)
   heads = []
   for client_id in run.data.client_ids:
     weights = run.personal_weights(client_id, runtime)
     assert list(weights) == list(run.model.initial_weights)
     np.testing.assert_array_equal(
-      weights['dense_1/kernel'], state.global_weights['dense_1/kernel']
+      weights['dense_1/kernel'], shared['dense_1/kernel']
     )
     heads.append(np.asarray(weights['head/kernel']).tobytes())
   assert len(set(heads)) == 6

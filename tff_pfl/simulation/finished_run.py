@@ -96,6 +96,12 @@ class FinishedRun:
     """The newest committed server state."""
     return client_population.server_state(process, runtime, self._store)
 
+  def global_weights(
+    self, runtime: runtime_base.Runtime
+  ) -> split_model.Weights:
+    """The weights that the server has."""
+    return self.server_state(self.build_process(), runtime).global_weights
+
   def personal_weights(
     self, client_id: str, runtime: runtime_base.Runtime
   ) -> split_model.Weights:
