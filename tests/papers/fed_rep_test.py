@@ -1,127 +1,200 @@
-"""Tests of FedRep's experiments on images, at their small sizes."""
-
+import collections
+import contextlib
+import dataclasses
 import types
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+import tensorflow as tf
 
-from binaries.papers import fedrep_images
+from binaries.papers import fed_rep
 from tff_pfl import datasets
-from tff_pfl.experiments import paper as experiment
+from tff_pfl.experiments import claims, paper, tables, trial
+from tff_pfl.models import zoo
+
+_SEEDS = range(5)
 
 
-def _run(name, directory):
-  (entry,) = [e for e in fedrep_images.EXPERIMENTS if e.name == name]
-  return entry.run(
-    experiment.Settings(
-      directory=str(directory), fast=True, show_progress=False
-    )
+def _table(accuracies):
+  """A table of accuracies by method and epochs, alike for all seeds."""
+  return tables.Table.from_rows(
+    {'method': method, 'num_epochs': n, 'seed': seed, 'accuracy': accuracy}
+    for (method, n), accuracy in accuracies.items()
+    for seed in _SEEDS
   )
 
 
-@pytest.fixture(scope='module')
-def local_epochs(tmp_path_factory):
-  return _run('fedrep_local_epochs', tmp_path_factory.mktemp('local_epochs'))
-
-
-@pytest.fixture(scope='module')
-def new_clients(tmp_path_factory):
-  return _run('fedrep_new_clients', tmp_path_factory.mktemp('new_clients'))
-
-
-def test_more_epochs_on_the_head_do_not_hurt(local_epochs):
-  assert [c for c in local_epochs.claims if not c.passed] == []
-
-
-def test_rows_of_local_epochs_are_complete(local_epochs):
-  assert [(row['method'], row['num_epochs']) for row in local_epochs.rows] == [
-    (method, num_epochs)
-    for method in ('FedRep', 'FedAvg')
-    for num_epochs in fedrep_images.LOCAL_EPOCHS_FAST.nums_epochs
-  ]
-
-
-def test_claims_of_new_clients_are_leads_of_fed_rep(new_clients):
-  # Whether they hold is left to the full size: the digits of so few new clients
-  # tell the methods' bodies from each other too coarsely.
-  accuracy = {
-    (row['method'], row['num_epochs']): row['mean_accuracy']
-    for row in new_clients.rows
-  }
-  leads = [
-    min(
-      accuracy['FedRep', num_epochs] - accuracy[other, num_epochs]
-      for num_epochs in fedrep_images.NEW_CLIENTS_FAST.nums_epochs
+def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():
+  sizes = fed_rep.LocalEpochsSizes(nums_epochs=(1, 2, 5))
+  found = list(
+    fed_rep.make_local_epochs_claims(
+      _table(
+        {
+          ('FedRep', 1): 0.8,
+          ('FedRep', 2): 0.795,
+          ('FedRep', 5): 0.7,
+          ('FedAvg', 1): 0.6,
+          ('FedAvg', 2): 0.75,
+          ('FedAvg', 5): 0.5,
+        }
+      ),
+      sizes,
     )
-    for other in ('FedAvg', 'Per-FedAvg')
-  ]
-  np.testing.assert_allclose([c.measured for c in new_clients.claims], leads)
-
-
-def test_rows_of_new_clients_are_complete(new_clients):
-  assert {(row['method'], row['num_epochs']) for row in new_clients.rows} == {
-    (method, num_epochs)
-    for method in ('FedRep', 'FedAvg', 'Per-FedAvg', 'Untrained body')
-    for num_epochs in fedrep_images.NEW_CLIENTS_FAST.nums_epochs
-  }
-
-
-def test_a_trained_body_serves_new_clients_better_than_none(new_clients):
-  first = {
-    row['method']: row['mean_accuracy']
-    for row in new_clients.rows
-    if row['num_epochs'] == fedrep_images.NEW_CLIENTS_FAST.nums_epochs[0]
-  }
-  assert first['FedRep'] > first['Untrained body'] + 0.1
-
-
-def test_figures_have_a_curve_for_each_method(local_epochs, new_clients):
-  for result, num_methods in ((local_epochs, 2), (new_clients, 4)):
-    figure = Figure()
-    result.draw(figure)
-    (axes,) = figure.axes
-    assert len(axes.containers) == num_methods
-
-
-def test_new_clients_have_classes_that_training_has_not():
-  sizes = fedrep_images.NEW_CLIENTS_FAST
-  old, new = fedrep_images._old_and_new(
-    sizes, experiment.Settings(directory='unused')
   )
-  assert sorted(set(old.y)) == [0, 1, 2, 3, 4, 5, 6]
-  clients = fedrep_images._new_clients(new, sizes, seed=0)
+  assert [claim.measured for claim in found] == pytest.approx(
+    # FedRep with more epochs; FedAvg with most; FedRep's lead over FedAvg.
+    [-0.005, -0.095, -0.1, 0.1, -0.05, 0.2]
+  )
+  holds, fails = claims.HOLDS, claims.FAILS
+  assert [claim.verdict for claim in found] == [
+    # Half a point is no fall.
+    holds,
+    fails,
+    holds,
+    holds,
+    fails,
+    holds,
+  ]
+
+
+def test_claims_of_new_clients_are_fed_reps_leads():
+  accuracies = {
+    (method, n): value + n / 100
+    for method, value in {
+      'FedRep': 0.5,
+      'FedAvg': 0.4,
+      'Per-FedAvg': 0.6,
+    }.items()
+    for n in (1, 2)
+  }
+  found = fed_rep.make_new_clients_claims(
+    _table(accuracies), fed_rep.NewClientsSizes(nums_epochs=(1, 2))
+  )
+  assert [claim.measured for claim in found] == pytest.approx(
+    [0.1, 0.1, -0.1, -0.1]
+  )
+
+
+class _Laboratory(paper.Laboratory):
+  """Has runs without training, whose accuracies are 0.1, 0.2 and 0.3."""
+
+  def run(self, trials):
+    self.trials = trials
+    run = types.SimpleNamespace(
+      evaluations=[{'personal': {'accuracy': a}} for a in (0.1, 0.2, 0.3)]
+    )
+    return dict.fromkeys(trials, run)
+
+
+def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
+  lab = _Laboratory(
+    paper.Settings('unused'),
+    fed_rep.LocalEpochsSizes(
+      nums_epochs=(1, 3), num_final_evaluations=2, num_seeds=1
+    ),
+  )
+  rows = list(fed_rep.measure_local_epochs(lab))
+  assert [(row['method'], row['num_epochs']) for row in rows] == [
+    ('FedRep', 1),
+    ('FedAvg', 1),
+    ('FedRep', 3),
+    ('FedAvg', 3),
+  ]
+  # The mean of the last two rounds.
+  assert {row['accuracy'] for row in rows} == {0.25}
+  hparams = [wanted.config.hparams for wanted in lab.trials.values()]
+  assert [getattr(h, 'num_head_epochs', None) for h in hparams] == [
+    1,
+    None,
+    3,
+    None,
+  ]
+  assert [getattr(h, 'num_epochs', None) for h in hparams] == [None, 1, None, 3]
+  assert {h.num_body_epochs for h in hparams[::2]} == {1}
+  configs = [wanted.config for wanted in lab.trials.values()]
+  assert {(c.partition, c.num_clients, c.num_rounds) for c in configs} == {
+    ('shards:2', 100, 50)
+  }
+  assert len({wanted.name for wanted in lab.trials.values()}) == 4
+
+
+def test_new_clients_have_new_classes_only():
+  sizes = fed_rep.NEW_CLIENTS_FAST
+  assert not set(sizes.classes) & set(sizes.new_classes)
+  arrays = datasets.load_arrays('digits').of_classes(sizes.new_classes)
+  clients = fed_rep._new_clients(arrays, sizes, seed=0)
   assert clients.num_clients == sizes.num_new_clients
   counts = clients.class_counts()
-  assert not counts[:, :7].any()
+  assert not counts[:, list(sizes.classes)].any()
   assert counts.sum(axis=1).min() >= sizes.num_new_client_examples
 
 
-def test_new_clients_of_fashion_mnist_are_of_mnist(monkeypatch):
+class _FinishedRun(contextlib.nullcontext):
+  """A run that added 1 to all weights; the server of FedRep has the body's."""
+
+  def __init__(self, config):
+    super().__init__(self)
+    self.config = config
+    self.model = zoo.mlp(
+      collections.OrderedDict(
+        x=tf.TensorSpec([4], tf.float32), y=tf.TensorSpec([], tf.int32)
+      ),
+      10,
+      widths=(3,),
+    )
+
+  def global_weights(self, runtime):
+    del runtime
+    return collections.OrderedDict(
+      (name, value + 1)
+      for name, value in self.model.initial_weights.items()
+      if self.config.algorithm != 'fed_rep' or not name.startswith('head/')
+    )
+
+  def build_process(self, options):
+    config = dataclasses.replace(self.config, personalization=options)
+    return config.build_process(self.model)
+
+
+def test_new_clients_start_from_the_initial_head_on_the_trained_body(
+  monkeypatch,
+):
   monkeypatch.setattr(
-    datasets,
-    'load_arrays',
-    lambda name, data_dir: types.SimpleNamespace(name=name, data_dir=data_dir),
+    paper.Laboratory,
+    'run',
+    lambda lab, trials: {
+      key: types.SimpleNamespace(
+        open=lambda config=wanted.config: _FinishedRun(config)
+      )
+      for key, wanted in trials.items()
+    },
   )
-  old, new = fedrep_images._old_and_new(
-    fedrep_images.NEW_CLIENTS_FULL,
-    experiment.Settings(directory='unused', data_dir='folder'),
+  scored = []
+
+  def score(process, runtime, state, clients, *, first_index):
+    options = process.description['personalization']
+    assert options['fine_tune'] == 'head'
+    assert first_index == fed_rep.NEW_CLIENTS_FAST.num_clients
+    scored.append((options['num_epochs'], state.global_weights))
+    return [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
+
+  monkeypatch.setattr(trial, 'score_new_clients', score)
+  lab = paper.Laboratory(
+    paper.Settings('unused', show_progress=False), fed_rep.NEW_CLIENTS_FAST
   )
-  assert (old.name, new.name) == ('fashion_mnist', 'mnist')
-  assert old.data_dir == new.data_dir == 'folder'
-
-
-def test_the_largest_fall_is_below_the_best_so_far():
-  fall = fedrep_images._largest_fall
-  assert fall({1: [0.5], 2: [0.6], 5: [0.6]}) == 0
-  assert fall({1: [0.8], 2: [0.75], 5: [0.7, 0.74], 10: [0.9]}) == (
-    pytest.approx(0.08)
-  )
-
-
-def test_the_smallest_lead_is_of_any_seed():
-  accuracies = {
-    'a': {1: [0.5, 0.7], 5: [0.9, 0.9]},
-    'b': {1: [0.4, 0.4], 5: [0.8, 0.88]},
-  }
-  assert np.isclose(fedrep_images._smallest_lead(accuracies, 'a', 'b'), 0.02)
+  rows = list(fed_rep.measure_new_clients(lab))
+  assert {row['accuracy'] for row in rows} == {0.75}
+  initial = _FinishedRun(None).model.initial_weights
+  for row, (num_epochs, weights) in zip(rows, scored):
+    assert row['num_epochs'] == num_epochs
+    trained = row['method'] != 'Untrained body'
+    assert list(weights) == list(initial)
+    for name, value in weights.items():
+      added = trained and not name.startswith('head/')
+      np.testing.assert_allclose(value, initial[name] + added)
+  assert [row['method'] for row in rows] == [
+    'FedRep',
+    'FedAvg',
+    'Per-FedAvg',
+    'Untrained body',
+  ] * 2
