@@ -1,166 +1,186 @@
+import collections
+import dataclasses
+import types
+
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+import tensorflow as tf
 
-from binaries.papers import fedavg_images
-from tff_pfl.experiments import paper as experiment
+from binaries.papers import fed_avg
+from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.models import split_model, zoo
 
-_EXPERIMENTS = {entry.name: entry for entry in fedavg_images.EXPERIMENTS}
+_EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
+_SEEDS = range(5)
+_SETTINGS = paper.Settings('unused', show_progress=False)
 
 
-def _run(name, directory):
-  return _EXPERIMENTS[name].run(
-    experiment.Settings(str(directory), fast=True, show_progress=False)
+def _measured(found):
+  return [claim.measured for claim in found]
+
+
+def test_cosine_claims_are_of_pairs_of_one_class_and_of_two():
+  within = {'D-SGD': 0.5, 'FedAvg, τ = 10': 0.85, 'FedAvg, τ = 50': 0.9}
+  between = {'D-SGD': 0.4, 'FedAvg, τ = 10': 0.2, 'FedAvg, τ = 50': 0.3}
+  table = tables.Table.from_rows(
+    {
+      'method': method,
+      'seed': seed,
+      'class_a': a,
+      'class_b': b,
+      'cosine': (within if a == b else between)[method],
+    }
+    for method in within
+    for seed in _SEEDS
+    for a in range(3)
+    for b in range(3)
   )
+  sizes = fed_avg.Sizes(nums_local_steps=(1, 10, 50))
+  found = list(fed_avg.make_cosine_claims(table, sizes))
+  assert _measured(found) == pytest.approx([0.9, 0.3, 0.5, 0.55, 0.5, -0.05])
+  holds, fails = claims.HOLDS, claims.FAILS
+  assert [claim.verdict for claim in found] == [
+    holds,
+    fails,
+    fails,
+    holds,
+    holds,
+    fails,
+  ]
 
 
-def _expect_passed(result):
-  failed = [claim for claim in result.claims if not claim.passed]
-  assert result.claims and not failed, failed
-
-
-def _expect_drawn(result, num_panels):
-  figure = Figure()
-  result.draw(figure)
-  # A matrix has an axes of its own for its color bar.
-  panels = [axes for axes in figure.axes if axes.get_label() != '<colorbar>']
-  assert len(panels) == num_panels
-
-
-def test_cosine_claims_hold_and_all_pairs_of_classes_have_a_row(tmp_path):
-  result = _run('fedavg_cosine', tmp_path)
-  _expect_passed(result)
-  sizes = fedavg_images.COSINE_FAST
-  assert len(result.rows) == (
-    len(sizes.nums_local_steps) * sizes.num_seeds * 10 * 10
-  )
-  of_pair = {
-    (row['num_local_steps'], row['seed'], row['class_a'], row['class_b']): row[
-      'mean_cosine_similarity'
-    ]
-    for row in result.rows
+def test_claims_of_new_classes_are_fed_avgs_leads_in_both_panels():
+  accuracies = {
+    ('new classes of digits', 20): (0.5, 0.6),
+    ('new classes of digits', 50): (0.7, 0.7),
+    ('mnist', 100): (0.9, 0.8),
   }
-  assert len(of_pair) == len(result.rows)
-  for (steps, seed, a, b), value in of_pair.items():
-    assert value == pytest.approx(of_pair[steps, seed, b, a])
-  _expect_drawn(result, len(sizes.nums_local_steps))
-
-
-def test_new_classes_claims_hold_and_all_points_have_a_row(tmp_path):
-  result = _run('fedavg_new_classes', tmp_path)
-  _expect_passed(result)
-  sizes = fedavg_images.NEW_CLASSES_FAST
-  assert [
-    (row['num_local_steps'], row['num_examples']) for row in result.rows
-  ] == [
-    (steps, n)
-    for steps in (1, sizes.num_local_steps)
-    for n in sizes.nums_examples
+  table = tables.Table.from_rows(
+    {
+      'new_clients': kind,
+      'num_examples': num_examples,
+      'method': method,
+      'seed': seed,
+      'accuracy': accuracy,
+    }
+    for (kind, num_examples), values in accuracies.items()
+    for method, accuracy in zip(('D-SGD', 'FedAvg, τ = 50'), values)
+    for seed in _SEEDS
+  )
+  found = list(
+    fed_avg.make_new_classes_claims(table, fed_avg.NewClassesSizes())
+  )
+  assert _measured(found) == pytest.approx([0.1, 0, -0.1])
+  assert [claim.source.split(', ')[-1] for claim in found] == [
+    'left',
+    'left',
+    'right',
   ]
-  assert all(0 < row['mean_accuracy'] <= 1 for row in result.rows)
-  # No other data set has images of the digits' shape.
-  assert {row['new_clients'] for row in result.rows} == {'new_classes'}
-  _expect_drawn(result, 1)
 
 
-def test_cka_claims_are_differences_of_the_rows_of_all_layers(tmp_path):
-  result = _run('fedavg_cka', tmp_path)
-  sizes = fedavg_images.CKA_FAST
-  layers = [f'dense_{i + 1}' for i in range(len(sizes.widths))] + ['head']
-  assert [(row['num_local_steps'], row['layer']) for row in result.rows] == [
-    (steps, layer) for steps in (1, sizes.num_local_steps) for layer in layers
-  ]
-  assert all(0 <= row['mean_cka'] < 1 for row in result.rows)
-  cka = np.reshape([row['mean_cka'] for row in result.rows], [2, len(layers)])
-  difference = (cka[1] - cka[0])[:-1]
-  assert [claim.measured for claim in result.claims] == pytest.approx(
-    [
-      difference.mean(),
-      # Of the only seed.
-      difference.mean(),
-      difference[: len(difference) // 2].mean(),
-    ]
+def test_cka_claims_leave_out_the_head():
+  layers = {
+    'dense_1': (0.5, 0.9),
+    'dense_2': (0.5, 0.7),
+    'dense_3': (0.8, 0.6),
+    'dense_4': (0.8, 0.6),
+    'head': (0.0, 1.0),
+  }
+  table = tables.Table.from_rows(
+    {'layer': layer, 'method': method, 'seed': seed, 'cka': cka}
+    for layer, values in layers.items()
+    for method, cka in zip(('D-SGD', 'FedAvg, τ = 50'), values)
+    for seed in _SEEDS
   )
-  _expect_drawn(result, 1)
+  found = fed_avg.make_cka_claims(table, fed_avg.CkaSizes())
+  assert _measured(found) == pytest.approx([0.8, 0.05, 0.3])
 
 
-@pytest.mark.parametrize(
-  'sizes',
-  [
-    fedavg_images.COSINE_FULL,
-    fedavg_images.COSINE_FAST,
-    fedavg_images.NEW_CLASSES_FULL,
-    fedavg_images.NEW_CLASSES_FAST,
-    fedavg_images.CKA_FULL,
-    fedavg_images.CKA_FAST,
-  ],
-)
-def test_all_methods_make_the_same_number_of_local_updates(sizes):
-  nums_local_steps = getattr(sizes, 'nums_local_steps', None) or (
-    1,
-    sizes.num_local_steps,
+@pytest.mark.parametrize('entry', fed_avg.EXPERIMENTS, ids=lambda e: e.name)
+def test_all_methods_make_the_same_number_of_local_updates(entry):
+  for sizes in (*entry.full.values(), entry.fast):
+    steps = sizes.nums_local_steps
+    assert steps[0] == 1
+    assert list(np.unique(steps)) == list(steps)
+    assert all(sizes.num_rounds % n == 0 for n in steps)
+
+
+class _Laboratory(paper.Laboratory):
+  """Tells what it would have to train, and trains nothing."""
+
+  def run(self, trials):
+    self.configs = [wanted.config for wanted in trials.values()]
+    return {}
+
+
+def test_trained_clients_have_none_of_the_new_classes():
+  sizes = fed_avg.CkaSizes(dataset='digits', num_seeds=2)
+  lab = _Laboratory(_SETTINGS, sizes)
+  assert not list(fed_avg.measure_cka(lab))
+  assert {
+    (config.hparams.num_steps, config.num_rounds, config.seed)
+    for config in lab.configs
+  } == {(1, 2500, 0), (1, 2500, 1), (50, 50, 0), (50, 50, 1)}
+  for config in lab.configs:
+    classes = config.dataset_arguments['classes']
+    assert not set(classes) & set(sizes.new_classes)
+
+
+def _finished_run():
+  """A run with initial weights, of which fine-tuning changes the head only."""
+  model = zoo.mlp(
+    collections.OrderedDict(
+      x=tf.TensorSpec([8, 8, 1], tf.float32), y=tf.TensorSpec([], tf.int32)
+    ),
+    10,
+    widths=(6, 5),
   )
-  assert all(sizes.num_local_updates % n == 0 for n in nums_local_steps)
-  assert nums_local_steps[0] == 1
-  assert list(np.unique(nums_local_steps)) == list(nums_local_steps)
-
-
-def test_another_data_set_of_the_same_shape_is_a_panel_of_its_own(monkeypatch):
-  digits = fedavg_images.datasets.load_arrays('digits')
-  loaded = []
-
-  def load_arrays(name, data_dir):
-    loaded.append((name, data_dir))
-    return fedavg_images.dataclasses.replace(digits, name=name)
-
-  monkeypatch.setattr(fedavg_images.datasets, 'load_arrays', load_arrays)
-  sizes = fedavg_images.NEW_CLASSES_FAST
-  transfers = fedavg_images._transfers(
-    sizes, experiment.Settings('unused', dataset='mnist', data_dir='folder')
+  tuned = collections.OrderedDict(
+    (name, np.cos(9 * value) if name.startswith('head/') else value)
+    for name, value in model.initial_weights.items()
   )
-  assert list(transfers) == ['new_classes', 'new_dataset']
-  assert loaded == [('mnist', 'folder'), ('fashion_mnist', 'folder')]
-  old, new = transfers['new_classes'].old, transfers['new_classes'].new
-  assert not set(old.y) & set(sizes.new_classes)
-  assert set(new.y) == set(sizes.new_classes)
-  # All of the one data set, and all of the other.
-  assert set(transfers['new_dataset'].old.y) == set(range(10))
-  assert transfers['new_dataset'].old.name == 'mnist'
-  assert transfers['new_dataset'].new.name == 'fashion_mnist'
-
-
-def test_more_examples_than_there_are_are_refused():
-  digits = fedavg_images.datasets.load_arrays('digits').of_classes([7, 8, 9])
-  with pytest.raises(
-    ValueError, match='`dataset` to be one with 1000 training'
-  ):
-    fedavg_images._new_clients(digits, 2, 500, seed=0)
-
-
-def test_new_clients_have_as_many_examples_as_asked_for():
-  digits = fedavg_images.datasets.load_arrays('digits').of_classes([7, 8, 9])
-  clients = fedavg_images._new_clients(digits, 3, 20, seed=0)
-  counts = [clients.num_train_examples(c) for c in clients.client_ids]
-  assert sum(counts) == 60
-  assert max(counts) - min(counts) <= len((7, 8, 9))
-  assert sum(clients.num_test_examples(c) for c in clients.client_ids) == len(
-    digits.y_test
+  return types.SimpleNamespace(
+    model=model,
+    config=types.SimpleNamespace(seed=0),
+    global_weights=lambda runtime: model.initial_weights,
+    fit_new_clients=lambda clients, *_, num_samples: {'a': tuned, 'b': tuned},
   )
 
 
-def test_initial_weights_are_those_of_pytorch_and_differ_by_seed():
-  data = fedavg_images.datasets.load_arrays('digits').to_clients(2, 'iid')
-  first, same, other = (
-    fedavg_images._make_model(data, (16, 8), seed).initial_weights
-    for seed in (0, 0, 1)
+def test_features_are_compared_on_test_images(monkeypatch):
+  columns = {'method': 'D-SGD', 'seed': 0}
+  monkeypatch.setattr(
+    fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
   )
-  for name, value in first.items():
-    np.testing.assert_array_equal(value, same[name])
-    assert not np.array_equal(value, other[name])
-  num_inputs = {'dense_1': 64, 'dense_2': 16, 'head': 8}
-  for name, value in first.items():
-    limit = num_inputs[name.split('/')[0]] ** -0.5
-    assert np.abs(value).max() <= limit
-    # Uniform on [-limit, limit], whose standard deviation is limit / sqrt(3).
-    if np.size(value) > 100:
-      assert np.std(value) == pytest.approx(limit / np.sqrt(3), rel=0.1)
+  lab = paper.Laboratory(_SETTINGS, fed_avg.CKA_FAST)
+  cosines = tables.Table.from_rows(fed_avg.measure_cosine(lab))
+  matrix = fed_avg._matrices(cosines, 1)[0]
+  np.testing.assert_array_equal(matrix, matrix.T)
+  assert matrix.shape == (10, 10)
+  assert np.trace(matrix) / 10 > matrix.mean()
+
+  cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(lab)}
+  assert list(cka) == ['dense_1', 'dense_2', 'head']
+  assert cka['dense_1'] == pytest.approx(1)
+  assert cka['head'] < 0.99
+
+
+def test_new_clients_are_scored_after_fine_tuning(tmp_path, monkeypatch):
+  monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
+  sizes = dataclasses.replace(
+    fed_avg.NEW_CLASSES_FAST,
+    num_rounds=2,
+    nums_local_steps=(1, 2),
+    widths=(8,),
+    nums_examples=(10, 20),
+  )
+  entry = dataclasses.replace(_EXPERIMENTS['fedavg_new_classes'], fast=sizes)
+  paper.run(
+    entry,
+    paper.Settings(
+      str(tmp_path), fast=True, num_processes=0, show_progress=False
+    ),
+  )
+  numbers = tmp_path / 'fedavg_new_classes' / 'numbers.csv'
+  rows = numbers.read_text().splitlines()
+  assert len(rows) == 1 + 2 * 2
