@@ -7,6 +7,16 @@ from typing import Any, NamedTuple
 
 from tff_pfl.experiments import paper, trial
 
+# The fields of an experiment's sizes that all its methods are trained with.
+_TRAINING = (
+  'num_epochs',
+  'num_head_epochs',
+  'learning_rate',
+  'momentum',
+  'optimizer',
+  'batch_size',
+)
+
 
 class Result(NamedTuple):
   """What a method reached on a partition with a seed.
@@ -47,6 +57,15 @@ class Result(NamedTuple):
     if self.is_fine_tuned:
       return self.scores['evaluation']['personal']['accuracy']
     return self.run.summary['accuracy']['last_10_mean']
+
+
+def training(sizes: Any) -> dict[str, Any]:
+  """The hyperparameters that methods share, as `paper.hparams_of` takes them.
+
+  Args:
+    sizes: An experiment's sizes, with fields such as `learning_rate`.
+  """
+  return {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
 
 
 def run(
