@@ -63,9 +63,13 @@ def training(sizes: Any) -> dict[str, Any]:
   """The hyperparameters that methods share, as `paper.hparams_of` takes them.
 
   Args:
-    sizes: An experiment's sizes, with fields such as `learning_rate`.
+    sizes: An experiment's sizes, with `num_epochs` and fields such as
+      `learning_rate`.
   """
-  return {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
+  shared = {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
+  # Where body and head are trained in turn, an epoch is one on the body.
+  shared['num_body_epochs'] = sizes.num_epochs
+  return shared
 
 
 def run(
