@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from binaries.papers import fed_avg, fed_rep, per_fed_avg
+from binaries.papers import (
+  fed_avg,
+  fed_fac,
+  fed_fac_simulation,
+  fed_fac_tuning,
+  fed_rep,
+  fed_split,
+  per_fed_avg,
+)
 from tff_pfl import errors
 from tff_pfl.experiments import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
-_MODULES = (fed_avg, per_fed_avg, fed_rep)
+_MODULES = (
+  fed_split,
+  fed_fac_simulation,
+  fed_avg,
+  per_fed_avg,
+  fed_rep,
+  fed_fac_tuning,
+  fed_fac,
+)
 
 EXPERIMENTS: Mapping[str, paper.Experiment] = {
   entry.name: entry for module in _MODULES for entry in module.EXPERIMENTS

@@ -18,13 +18,12 @@ What the paper does not say, or cannot mean:
   above its median, which is the given b.
 * Where networks start. Under random weights, neurons are exchangeable: neuron j
   knows nothing of the true neuron j, so that any two partitions of the same
-  size are alike, the true one and a random one, too. (The rows of the start
-  'random' show it.) Here client c starts from its true weights with noise, and
-  the server from the mean over clients.
-* What dynamic FedFac analyses: "updates (weights or gradients)", the paper has
+  size are alike, the true one and a random one, too (the case 'random starts'
+  shows it). Here client c starts from its true weights with noise, and the
+  server from the mean over clients: what is found is conditional on that.
+* What dynamic FedFac analyzes: "updates (weights or gradients)", the paper has
   it. From this start weights tell the neurons apart, and their updates less so
-  (rows 'dynamic, updates'): they put 62% to 95% of the neurons on their true
-  side in the last round, and move 18% to 38% in each round.
+  (rows 'dynamic, updates').
 * kappa = 0.75, of the paper's grid: with 0.5 there are fewer factors than the
   shared neurons have, and with 0.9 personal ones get theirs, too. tau makes as
   many neurons personal as are in truth.
@@ -43,34 +42,24 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from binaries.papers import repeats, two_layer
+from binaries.papers import two_layer
 from tff_pfl.algorithms import fed_fac
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import panels as figures
-from tff_pfl.experiments import paper as experiment
+from tff_pfl.experiments import claims, panels, paper, tables
 from tff_pfl.runtime import base as runtime_base
 
-_PAPER = 'FedFac, figure 6'
-_STABILITY_PAPER = 'FedFac, figure 7'
-_TRUE, _ORACLE, _STATIC, _DYNAMIC, _RANDOM = (
-  'true',
-  'oracle',
-  'static',
-  'dynamic',
-  'random',
-)
+_TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
+_RANDOM, _OF_UPDATES = 'random', 'dynamic, updates'
 _ALIKE = (_TRUE, _ORACLE, _STATIC, _DYNAMIC)
-_OF_UPDATES = 'dynamic, updates'
-_NEAR_TRUTH, _ANYWHERE = 'near the truth', 'random'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +71,10 @@ class Sizes:
     num_inputs: d.
     num_neurons: m.
     num_examples: Examples of a client, for training and again for tests.
-    settings: (p, alpha): the shared parts of neurons and of covariates. The
-      first of each is that of the other's variation.
-    random_start: Whether the first setting also runs from random weights.
+    middle: (p, alpha): the shared parts of neurons and of covariates, each of
+      which is that of the other's variation.
+    others: Further (p, alpha).
+    random_starts: Whether the middle also runs from random weights.
     start_noise: Standard deviation of what is added to true weights.
     explained_variance: kappa.
     learning_rate: Learning rate of SGD.
@@ -94,20 +84,20 @@ class Sizes:
   num_inputs: int = 100
   num_neurons: int = 200
   num_examples: int = 100
-  settings: Sequence[tuple] = (
-    (0.5, 0.4),
+  middle: tuple[float, float] = (0.5, 0.4)
+  others: Sequence[tuple[float, float]] = (
     (0.3, 0.4),
     (0.7, 0.4),
     (0.5, 0.2),
     (0.5, 0.6),
   )
-  random_start: bool = True
+  random_starts: bool = True
   start_noise: float = 0.1
   explained_variance: float = 0.75
   num_rounds: int = 20
   learning_rate: float = 0.05
   batch_size: int = 20
-  num_seeds: int = 3
+  num_seeds: int = 5
 
 
 FULL = Sizes()
@@ -115,11 +105,30 @@ FAST = Sizes(
   num_clients=12,
   num_inputs=40,
   num_neurons=60,
-  settings=((0.5, 0.4),),
-  random_start=False,
+  others=(),
+  random_starts=False,
   num_rounds=2,
   num_seeds=1,
 )
+
+
+class Case(NamedTuple):
+  """A setting of the simulation.
+
+  Attributes:
+    neurons_shared: p.
+    covariates_shared: alpha.
+    given_starts: Whether clients start near their true weights.
+  """
+
+  neurons_shared: float
+  covariates_shared: float
+  given_starts: bool = True
+
+  def __str__(self):
+    starts = 'given' if self.given_starts else 'random'
+    p, alpha = self.neurons_shared, self.covariates_shared
+    return f'p = {p:g}, alpha = {alpha:g}, {starts} starts'
 
 
 class Problem(NamedTuple):
@@ -205,39 +214,11 @@ def oracle(problem: Problem, explained_variance: float) -> np.ndarray:
   ).numpy()
 
 
-class _Run(NamedTuple):
-  """What one run found, each by round.
-
-  Attributes:
-    accuracy: Mean over the clients' test accuracies.
-    unchanged: Share of neurons that are on the same side as the round before.
-    agrees: Share of neurons that are on their true side.
-  """
-
-  accuracy: np.ndarray
-  unchanged: np.ndarray
-  agrees: np.ndarray
-
-
-class _Case(NamedTuple):
-  """A setting of the simulation.
-
-  Attributes:
-    neurons_shared: p.
-    covariates_shared: alpha.
-    start: `_NEAR_TRUTH` or `_ANYWHERE`.
-  """
-
-  neurons_shared: float
-  covariates_shared: float
-  start: str = _NEAR_TRUTH
-
-
 class _Simulation:
   """All partitions' runs on one problem, from one start."""
 
   def __init__(
-    self, sizes: Sizes, case: _Case, seed: int, runtime: runtime_base.Runtime
+    self, sizes: Sizes, case: Case, seed: int, runtime: runtime_base.Runtime
   ):
     self._sizes = sizes
     self._seed = seed
@@ -247,7 +228,7 @@ class _Simulation:
     )
     rng = np.random.default_rng([seed, 1])
     truth = self._problem.weights
-    if case.start == _NEAR_TRUTH:
+    if case.given_starts:
       noise = rng.normal(size=truth.shape)
       self._starts = truth + sizes.start_noise * noise
     else:
@@ -261,53 +242,55 @@ class _Simulation:
       self._problem.bias,
       classifies=True,
     )
+    self._training = {
+      'learning_rate': sizes.learning_rate,
+      'momentum': 0.0,
+      'batch_size': sizes.batch_size,
+      'num_epochs': 1,
+    }
 
-  def run(self, partition: str) -> _Run:
-    """Trains under a partition, one of those that the module names."""
-    if partition == _DYNAMIC:
-      return self._dynamic('weights')
-    if partition == _OF_UPDATES:
-      return self._dynamic('updates')
+  def run(self, partition: str) -> Iterator[Mapping[str, float]]:
+    """Trains under a partition.
+
+    Yields:
+      After each round the mean of the clients' test accuracies, the share of
+      neurons that are on the same side as the round before, and the share of
+      those on their true side.
+    """
+    if partition in (_DYNAMIC, _OF_UPDATES):
+      rounds = self._dynamic(
+        'updates' if partition == _OF_UPDATES else 'weights'
+      )
+    else:
+      rounds = self._given(self._is_personal(partition))
+    for is_personal, unchanged, accuracy in rounds:
+      yield {
+        'accuracy': accuracy,
+        'unchanged_neurons': unchanged,
+        'neurons_on_true_side': np.mean(
+          is_personal == self._problem.is_personal
+        ),
+      }
+
+  def _is_personal(self, partition):
     if partition == _STATIC:
-      ((state, *_),) = self._dynamic_rounds('weights', 1)
-      return self._given(~state.algorithm['is_shared'][two_layer.LAYER])
-    return self._given(
-      {
-        _TRUE: lambda: self._problem.is_personal,
-        _ORACLE: lambda: oracle(self._problem, self._sizes.explained_variance),
-        _RANDOM: lambda: self._at_random,
-      }[partition]()
-    )
+      is_personal, *_ = next(self._dynamic('weights'))
+      return is_personal
+    if partition == _ORACLE:
+      return oracle(self._problem, self._sizes.explained_variance)
+    return {_TRUE: self._problem.is_personal, _RANDOM: self._at_random}[
+      partition
+    ]
 
   def _given(self, is_personal):
     process = two_layer.build_fed_split(
-      self._network, is_personal, self._seed, **self._training()
+      self._network, is_personal, self._seed, **self._training
     )
-    rounds = two_layer.run(
-      process,
-      self._problem.clients,
-      self._runtime,
-      self._sizes.num_rounds,
-      [two_layer.own_neurons(start, is_personal) for start in self._starts],
-    )
-    accuracy = np.array([tests['accuracy'] for _, _, tests in rounds])
-    agrees = np.mean(is_personal == self._problem.is_personal)
-    return _Run(
-      accuracy, np.ones_like(accuracy), np.full_like(accuracy, agrees)
-    )
+    starts = [two_layer.own_neurons(s, is_personal) for s in self._starts]
+    for _, _, tests in self._train(process, starts):
+      yield is_personal, 1.0, tests['accuracy']
 
   def _dynamic(self, analysed):
-    accuracy, unchanged, agrees = [], [], []
-    for state, metrics, tests in self._dynamic_rounds(
-      analysed, self._sizes.num_rounds
-    ):
-      accuracy.append(tests['accuracy'])
-      unchanged.append(metrics['unchanged_elements'][two_layer.LAYER])
-      is_shared = state.algorithm['is_shared'][two_layer.LAYER]
-      agrees.append(np.mean(~is_shared == self._problem.is_personal))
-    return _Run(np.array(accuracy), np.array(unchanged), np.array(agrees))
-
-  def _dynamic_rounds(self, analysed, num_rounds):
     num_personal = self._problem.is_personal.sum()
     process = fed_fac.build_fed_fac(
       self._network,
@@ -318,173 +301,130 @@ class _Simulation:
         # Between the last personal neuron's communality and the next one's.
         threshold=float((num_personal - 0.5) / (self._sizes.num_neurons - 1)),
         explained_variance=self._sizes.explained_variance,
-        **self._training(),
+        **self._training,
       ),
       client_weighting='uniform',
       seed=self._seed,
     )
+    starts = [two_layer.own_neurons(start) for start in self._starts]
+    for state, metrics, tests in self._train(process, starts):
+      is_personal = ~state.algorithm['is_shared'][two_layer.LAYER]
+      unchanged = metrics['unchanged_elements'][two_layer.LAYER]
+      yield is_personal, unchanged, tests['accuracy']
+
+  def _train(self, process, starts):
     return two_layer.run(
       process,
       self._problem.clients,
       self._runtime,
-      num_rounds,
-      [two_layer.own_neurons(start) for start in self._starts],
+      self._sizes.num_rounds,
+      starts,
     )
 
-  def _training(self):
-    return {
-      'learning_rate': self._sizes.learning_rate,
-      'momentum': 0.0,
-      'batch_size': self._sizes.batch_size,
-      'num_epochs': 1,
-    }
 
-
-# By case and partition, with a first axis of seeds.
-_Runs = Mapping[tuple, _Run]
-
-
-def _fedfac_simulation(settings: experiment.Settings) -> experiment.Result:
+def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The accuracy under each partition, over p and over alpha."""
-  sizes = FAST if settings.fast else FULL
-  cases = [_Case(*pair) for pair in sizes.settings]
-  others = [cases[0]._replace(start=_ANYWHERE)] if sizes.random_start else []
-  runs = {}
-  with settings.create_runtime() as runtime:
-    seeds = repeats.seeds(settings, sizes.num_seeds)
-    for case, seed in repeats.with_progress(
-      [(case, seed) for case in cases + others for seed in seeds], settings
-    ):
+  sizes = lab.sizes
+  cases = [Case(*pair) for pair in sorted([sizes.middle, *sizes.others])]
+  if sizes.random_starts:
+    cases.append(Case(*sizes.middle, given_starts=False))
+  with lab.create_runtime() as runtime:
+    for case, seed in lab.progress(itertools.product(cases, lab.seeds)):
       simulation = _Simulation(sizes, case, seed, runtime)
       for partition in (*_ALIKE, _RANDOM, _OF_UPDATES):
-        runs.setdefault((case, partition), []).append(simulation.run(partition))
-  runs = {key: _Run(*map(np.stack, zip(*found))) for key, found in runs.items()}
-  return experiment.Result(
-    claims=_claims(cases, runs),
-    rows=_rows(runs),
-    setup=dataclasses.asdict(sizes),
-    draw=functools.partial(_draw, sizes, runs),
-  )
+        for index, scores in enumerate(simulation.run(partition)):
+          yield {
+            'case': str(case),
+            'p': case.neurons_shared,
+            'alpha': case.covariates_shared,
+            'given_starts': case.given_starts,
+            'partition': partition,
+            'seed': seed,
+            'round': index + 1,
+            **{name: float(value) for name, value in scores.items()},
+          }
 
 
-def _last(run: _Run) -> np.ndarray:
-  """The accuracies of the last round, by seed."""
-  return run.accuracy[:, -1]
-
-
-def _claims(cases: Sequence[_Case], runs: _Runs) -> Sequence[experiment.Claim]:
-  def largest(difference):
-    return max(difference(case) for case in cases)
-
-  return [
-    experiment.below(
-      'True, oracle, static and dynamic decomposition have nearly the same '
-      'test accuracy: the largest difference of their means over seeds, of all '
-      'p and alpha',
-      _PAPER,
-      largest(
-        lambda case: np.ptp([_last(runs[case, p]).mean() for p in _ALIKE])
-      ),
-      0.02,
-    ),
-    experiment.above(
-      'Random decomposition is much inferior: its smallest distance from the '
+def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+  """What the text says of figures 6 and 7, in each case."""
+  for case in table.distinct('case'):
+    last = table.where(case=case, round=sizes.num_rounds)
+    accuracies = [last.values('accuracy', partition=p) for p in _ALIKE]
+    yield claims.difference(
+      f'{case}: true, oracle, static and dynamic decomposition have nearly the '
+      'same test accuracy: the largest difference',
+      'FedFac, figure 6',
+      np.ptp(accuracies, axis=0),
+      below=0.02,
+    )
+    yield claims.difference(
+      f'{case}: random decomposition is much inferior: its distance from the '
       'worst of these',
-      _PAPER,
-      -largest(
-        lambda case: (
-          _last(runs[case, _RANDOM]).mean()
-          - min(_last(runs[case, p]).mean() for p in _ALIKE)
-        )
-      ),
-      0.05,
-    ),
-    experiment.above(
-      'The share of neurons that keep their state between rounds of the '
-      'dynamic mode tends to 1: the smallest in the last round of all runs',
-      _STABILITY_PAPER,
-      min(runs[case, _DYNAMIC].unchanged[:, -1].min() for case in cases),
-      0.95,
-    ),
-    experiment.above(
-      'Static and dynamic mode find the true decomposition: the smallest share '
-      'of neurons on their true side, of all runs',
-      'FedFac, section 4.3.2',
-      min(
-        runs[case, partition].agrees[:, -1].min()
-        for case in cases
-        for partition in (_STATIC, _DYNAMIC)
-      ),
-      0.95,
-    ),
-  ]
-
-
-def _rows(runs: _Runs) -> Sequence[Mapping[str, Any]]:
-  rows = []
-  for (case, partition), run in runs.items():
-    for index in range(run.accuracy.shape[1]):
-      mean, std = repeats.mean_and_std(run.accuracy[:, index])
-      rows.append(
-        {
-          'start': case.start,
-          'p': case.neurons_shared,
-          'alpha': case.covariates_shared,
-          'partition': partition,
-          'round': index + 1,
-          'accuracy': mean,
-          'accuracy_std_over_seeds': std,
-          'unchanged_neurons': run.unchanged[:, index].mean(),
-          'neurons_on_true_side': run.agrees[:, index].mean(),
-        }
+      'FedFac, figure 6',
+      np.min(accuracies, axis=0) - last.values('accuracy', partition=_RANDOM),
+      above=0.05,
+    )
+    for partition in (_DYNAMIC, _OF_UPDATES):
+      yield claims.measured(
+        f'{case}: nearly all neurons keep their state between the last rounds '
+        f'of the {partition} mode: their share',
+        'FedFac, figure 7',
+        last.values('unchanged_neurons', partition=partition),
+        above=0.95,
       )
-  return rows
+    for partition in (_STATIC, _DYNAMIC, _OF_UPDATES):
+      yield claims.measured(
+        f'{case}: the {partition} mode finds the true decomposition: the share '
+        'of neurons on their true side',
+        'FedFac, section 4.3.2',
+        last.values('neurons_on_true_side', partition=partition),
+        above=0.95,
+      )
 
 
-def _draw(sizes: Sizes, runs: _Runs, figure: Figure) -> None:
-  figures.prepare(figure, 14, 8.4, sizes.num_seeds)
-  middle = sizes.settings[0]
-  over_p = sorted({pair for pair in sizes.settings if pair[1] == middle[1]})
-  over_alpha = sorted({pair for pair in sizes.settings if pair[0] == middle[0]})
+def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+  """Accuracy by p and alpha, and by round; and how stable partitions are."""
+  panels.prepare(
+    figure,
+    14,
+    8.4,
+    sizes.num_seeds,
+    note='Conditional on starts near the truth',
+  )
+  given = table.where(given_starts=True)
+  last = given.where(round=sizes.num_rounds)
+  p, alpha = sizes.middle
   (top_left, top_right), (left, right) = figure.subplots(2, 2)
-  for axes, pairs, varied, title in (
-    (top_left, over_p, 0, f'Shared neurons p, alpha = {middle[1]:g}'),
-    (top_right, over_alpha, 1, f'Shared covariates alpha, p = {middle[0]:g}'),
+  for axes, rows, group, title in (
+    (top_left, last.where(alpha=alpha), 'p', 'Shared neurons p'),
+    (top_right, last.where(p=p), 'alpha', 'Shared covariates alpha'),
   ):
-    figures.draw_bars(
+    panels.draw_groups(
       axes,
-      {
-        f'{pair[varied]:g}': {
-          partition: repeats.mean_and_std(_last(runs[_Case(*pair), partition]))
-          for partition in (*_ALIKE, _RANDOM)
-        }
-        for pair in pairs
-      },
+      rows,
+      'accuracy',
+      group=group,
+      by='partition',
       y_label='Test accuracy',
       title=title,
     )
     axes.set_ylim(bottom=0.5)
-  rounds = np.arange(1, sizes.num_rounds + 1)
-  figures.draw_lines(
+  panels.draw_curves(
     left,
-    {
-      partition: (rounds, *repeats.mean_and_std(run.accuracy))
-      for partition in (*_ALIKE, _RANDOM, _OF_UPDATES)
-      for run in (runs[_Case(*middle), partition],)
-    },
+    given.where(p=p, alpha=alpha),
+    'accuracy',
+    over='round',
+    by='partition',
     x_label='Round',
     y_label='Test accuracy',
-    title=f'p = {middle[0]:g}, alpha = {middle[1]:g}',
+    title=f'p = {p:g}, alpha = {alpha:g}',
   )
-  figures.draw_lines(
+  panels.draw_curves(
     right,
-    {
-      f'p = {pair[0]:g}, alpha = {pair[1]:g}': (
-        rounds[1:],
-        runs[_Case(*pair), _DYNAMIC].unchanged.mean(0)[1:],
-      )
-      for pair in sizes.settings
-    },
+    given.where(partition=_DYNAMIC),
+    'unchanged_neurons',
+    over='round',
+    by='case',
     x_label='Round',
     y_label='Neurons that keep their state',
     title='Dynamic FedFac',
@@ -493,12 +433,15 @@ def _draw(sizes: Sizes, runs: _Runs, figure: Figure) -> None:
 
 
 EXPERIMENTS = (
-  experiment.Experiment(
+  paper.Experiment(
     name='fedfac_simulation',
     summary='Factor analysis finds shared and personal neurons, and a random '
     'choice costs accuracy',
     paper='FedFac, figures 6 and 7',
-    uses_images=False,
-    run=_fedfac_simulation,
+    measure=measure,
+    claims=make_claims,
+    draw=draw,
+    full={None: FULL},
+    fast=FAST,
   ),
 )

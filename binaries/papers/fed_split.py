@@ -32,17 +32,15 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers import repeats, two_layer
+from binaries.papers import two_layer
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import panels as figures
-from tff_pfl.experiments import paper as experiment
+from tff_pfl.experiments import claims, panels, paper, tables
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'FedSplit, theorem 1'
@@ -71,23 +69,7 @@ class Sizes:
   num_seeds: int = 5
 
 
-FULL = Sizes()
 FAST = Sizes(num_neurons=300, num_rounds=15, num_seeds=2)
-
-
-class _Run(NamedTuple):
-  """What is found with a seed.
-
-  Attributes:
-    losses: By method, the sum of squared errors before each round and after the
-      last, `[num_rounds + 1]`.
-    factor: The theorem's, by which the loss falls at least in a round.
-    kernel_ratio: lambda_p / lambda_s.
-  """
-
-  losses: Mapping[str, np.ndarray]
-  factor: float
-  kernel_ratio: float
 
 
 def neural_tangent_kernel(x: np.ndarray) -> np.ndarray:
@@ -96,14 +78,38 @@ def neural_tangent_kernel(x: np.ndarray) -> np.ndarray:
   return products * (np.pi - np.arccos(products)) / (2 * np.pi)
 
 
-def smallest_eigenvalues(x: np.ndarray) -> tuple:
+def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   """(lambda_s, lambda_p) of the clients' inputs `[clients, n, inputs]`."""
   shared = np.linalg.eigvalsh(neural_tangent_kernel(np.concatenate(x)))
   personal = [np.linalg.eigvalsh(neural_tangent_kernel(own)) for own in x]
   return float(shared.min()), float(np.min(personal))
 
 
-def _measure(sizes: Sizes, seed: int, runtime: runtime_base.Runtime) -> _Run:
+def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+  """The share of the initial loss that is left after each round."""
+  with lab.create_runtime() as runtime:
+    for seed in lab.progress(lab.seeds):
+      losses, eigenvalue_ratio = _train(lab.sizes, seed, runtime)
+      for name, values in losses.items():
+        for index, value in enumerate(values):
+          yield {
+            'method': name,
+            'seed': seed,
+            'round': index,
+            'loss_share': value / values[0],
+            'eigenvalue_ratio': eigenvalue_ratio,
+          }
+
+
+def _train(
+  sizes: Sizes, seed: int, runtime: runtime_base.Runtime
+) -> tuple[Mapping[str, np.ndarray], float]:
+  """What is found with a seed.
+
+  Returns:
+    By method the sum of squared errors before each round and after the last,
+    `[num_rounds + 1]`, of the bound as a share; and lambda_p / lambda_s.
+  """
   rng = np.random.default_rng(seed)
   shape = [sizes.num_clients, sizes.num_examples]
   x = rng.normal(size=[*shape, sizes.num_inputs])
@@ -117,7 +123,7 @@ def _measure(sizes: Sizes, seed: int, runtime: runtime_base.Runtime) -> _Run:
     two_layer.Client(*[examples.Examples(*of_client)] * 2)
     for of_client in zip(x, y)
   ]
-  before = np.sum((np.maximum(x @ kernel, 0) @ head - y) ** 2)
+  initial_loss = np.sum((np.maximum(x @ kernel, 0) @ head - y) ** 2)
   losses = {}
   for name, mask in (
     (_FED_SPLIT, is_personal),
@@ -133,100 +139,66 @@ def _measure(sizes: Sizes, seed: int, runtime: runtime_base.Runtime) -> _Run:
       batch_size=None,
       num_steps=sizes.num_local_steps,
     )
-    losses[name] = np.array(
-      [
-        before,
-        *(
-          y.size * tests['loss']
-          for *_, tests in two_layer.run(
-            process, clients, runtime, sizes.num_rounds
-          )
-        ),
-      ]
-    )
+    rounds = two_layer.run(process, clients, runtime, sizes.num_rounds)
+    after = [y.size * tests['loss'] for *_, tests in rounds]
+    losses[name] = np.array([initial_loss, *after])
   of_shared, of_personal = smallest_eigenvalues(x)
   of_round = sizes.step_size * sizes.num_local_steps
   rate = of_round * (of_shared / sizes.num_clients + of_personal)
-  return _Run(losses, 1 - rate / 2, of_personal / of_shared)
+  losses[_BOUND] = (1 - rate / 2) ** np.arange(sizes.num_rounds + 1)
+  return losses, of_personal / of_shared
 
 
-def _fedsplit_convergence(settings: experiment.Settings) -> experiment.Result:
-  """The training loss of FedSplit and FedAvg by round."""
-  sizes = FAST if settings.fast else FULL
-  with settings.create_runtime() as runtime:
-    runs = [
-      _measure(sizes, seed, runtime)
-      for seed in repeats.with_progress(
-        repeats.seeds(settings, sizes.num_seeds), settings
-      )
-    ]
-  rounds = np.arange(sizes.num_rounds + 1)
-  losses = {
-    name: np.stack([run.losses[name] / run.losses[name][0] for run in runs])
-    for name in (_FED_SPLIT, _FED_AVG)
-  }
-  losses[_BOUND] = np.stack([run.factor**rounds for run in runs])
-  return experiment.Result(
-    claims=_claims(sizes, runs, losses),
-    rows=[
-      {
-        'method': name,
-        'round': index,
-        'loss_share': mean,
-        'loss_share_std_over_seeds': std,
-      }
-      for name, values in losses.items()
-      for index, mean, std in zip(*repeats.by_round(values))
+def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+  """The theorem's bound, the loss's geometric fall, and FedAvg's loss."""
+  rounds, of_fed_split = table.curve('loss_share', 'round', method=_FED_SPLIT)
+  _, bounds = table.curve('loss_share', 'round', method=_BOUND)
+  yield claims.measured(
+    "FedSplit's loss is below the theorem's bound after every round: the "
+    'largest ratio of the two',
+    _PAPER,
+    (of_fed_split / bounds)[:, 1:],
+    below=1,
+  )
+  yield claims.measured(
+    'It falls geometrically: the smallest R^2 of a straight line through the '
+    "loss's logarithm",
+    _PAPER,
+    [
+      np.corrcoef(rounds, np.log(of_seed))[0, 1] ** 2
+      for of_seed in of_fed_split
     ],
-    setup=dataclasses.asdict(sizes),
-    draw=functools.partial(_draw, sizes, losses),
+    above=0.98,
+  )
+  left = {
+    name: table.values('loss_share', method=name, round=sizes.num_rounds)
+    for name in (_FED_AVG, _FED_SPLIT)
+  }
+  yield claims.difference(
+    "It falls faster than FedAvg's: by how many powers of ten FedAvg's loss is "
+    'larger after the last round',
+    _PAPER,
+    np.log10(left[_FED_AVG] / left[_FED_SPLIT]),
+    above=0,
+  )
+  yield claims.measured(
+    "The personal kernel's smallest eigenvalue is not below the shared one's: "
+    'the smallest ratio',
+    'FedSplit, section 3.3',
+    table.values('eigenvalue_ratio', method=_BOUND, round=0),
+    above=1,
   )
 
 
-def _claims(
-  sizes: Sizes, runs: Sequence[_Run], losses: Mapping[str, np.ndarray]
-) -> Sequence[experiment.Claim]:
-  rounds = np.arange(sizes.num_rounds + 1)
-  fits = [np.corrcoef(rounds, np.log(of)) for of in losses[_FED_SPLIT]]
-  return [
-    experiment.below(
-      "FedSplit's loss is below the theorem's bound after every round: the "
-      'largest ratio of the two, of all seeds',
-      _PAPER,
-      (losses[_FED_SPLIT] / losses[_BOUND])[:, 1:].max(),
-      1,
-    ),
-    experiment.above(
-      'It falls geometrically: the smallest R^2 of a straight line through the '
-      "loss's logarithm",
-      _PAPER,
-      min(fit[0, 1] ** 2 for fit in fits),
-      0.98,
-    ),
-    experiment.above(
-      "It falls faster than FedAvg's: the smallest ratio of FedAvg's loss to "
-      'it after the last round',
-      _PAPER,
-      (losses[_FED_AVG] / losses[_FED_SPLIT])[:, -1].min(),
-      10,
-    ),
-    experiment.above(
-      "The personal kernel's smallest eigenvalue is not below the shared "
-      "one's: the smallest ratio",
-      'FedSplit, section 3.3',
-      min(run.kernel_ratio for run in runs),
-      1,
-    ),
-  ]
-
-
-def _draw(
-  sizes: Sizes, losses: Mapping[str, np.ndarray], figure: Figure
-) -> None:
-  figures.prepare(figure, 6.4, 4.6, sizes.num_seeds)
-  figures.draw_lines(
+def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+  """The loss by round."""
+  panels.prepare(figure, 6.4, 4.6, sizes.num_seeds)
+  panels.draw_curves(
     figure.subplots(),
-    {name: repeats.by_round(values) for name, values in losses.items()},
+    table,
+    'loss_share',
+    over='round',
+    by='method',
     x_label='Round',
     y_label='Training loss, share of the initial',
     log_y=True,
@@ -234,12 +206,15 @@ def _draw(
 
 
 EXPERIMENTS = (
-  experiment.Experiment(
+  paper.Experiment(
     name='fedsplit_convergence',
     summary="FedSplit's loss falls geometrically, within the theorem's bound "
     "and faster than FedAvg's",
     paper=_PAPER,
-    uses_images=False,
-    run=_fedsplit_convergence,
+    measure=measure,
+    claims=make_claims,
+    draw=draw,
+    full={None: Sizes()},
+    fast=FAST,
   ),
 )

@@ -1,0 +1,148 @@
+"""FedFac's hyperparameters: Lambda, then tau, then kappa (tables 4 to 6).
+
+`fedfac_tuning` takes the divided layer Lambda, then the threshold tau, then the
+share kappa, each with the best of what came before. As in the paper, what is
+best has the highest test accuracy, here with seeds that the other experiments
+of FedFac do not report.
+
+References:
+  Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
+  Optimization with Heterogeneous Data, arXiv:2312.04281, section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from binaries.papers import fed_fac
+from tff_pfl.experiments import claims, panels, paper, tables
+
+_TUNED = {
+  'layers': 'Divided layer (Lambda)',
+  'threshold': 'Threshold (tau)',
+  'explained_variance': 'Explained variance (kappa)',
+}
+
+
+def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+  """Accuracy with each value of one hyperparameter after another."""
+  sizes = lab.sizes
+  # None of those that the other experiments report.
+  seeds = [seed + sizes.num_seeds for seed in lab.seeds]
+  start = {
+    'layers': sizes.layers[-1],
+    'threshold': 0.5,
+    'explained_variance': sizes.explained_variance,
+  }
+  chosen = {partition: start for partition in sizes.partitions}
+  swept = (sizes.layers, sizes.swept_thresholds, sizes.swept_variances)
+  for hparam, values in zip(_TUNED, swept):
+    trials = {}
+    for partition, hparams in chosen.items():
+      for value in values:
+        tried = {**hparams, hparam: value}
+        name = '-'.join(map(str, tried.values()))
+        method = paper.Method(name, 'fed_fac', tried)
+        for seed in seeds:
+          key = partition, value, seed
+          trials[key] = fed_fac.make_trial(lab, method, partition, seed)
+    found = tables.Table.from_rows(
+      {
+        'partition': partition,
+        'hyperparameter': hparam,
+        'value': value,
+        'seed': seed,
+        'accuracy': run.summary['accuracy']['last_10_mean'],
+      }
+      for (partition, value, seed), run in lab.run(trials).items()
+    )
+    yield from found.rows()
+    for partition, hparams in chosen.items():
+      _, accuracies = found.curve('accuracy', 'value', partition=partition)
+      best = values[accuracies.mean(axis=0).argmax()]
+      chosen[partition] = {**hparams, hparam: best}
+
+
+def make_claims(
+  table: tables.Table, sizes: fed_fac.Sizes
+) -> Iterator[claims.Claim]:
+  """What the text says of tables 4 and 5, and of the hyperparameters' order."""
+
+  def accuracies(hparam, partition):
+    """The values, and the accuracies `[num_seeds, num_values]`."""
+    return table.curve(
+      'accuracy', 'value', hyperparameter=hparam, partition=partition
+    )
+
+  def influence(hparam):
+    ranges = [
+      np.ptp(accuracies(hparam, p)[1], axis=1) for p in sizes.partitions
+    ]
+    return np.mean(ranges, axis=0)
+
+  def best_threshold(partition):
+    values, of_values = accuracies('threshold', partition)
+    return values[of_values.argmax(axis=1)]
+
+  names = list(_TUNED)
+  for more, less in zip(names, names[1:]):
+    yield claims.difference(
+      f'{_TUNED[more]} counts more than {_TUNED[less]}: the difference of the '
+      'ranges of accuracy, means over partitions',
+      'FedFac, section 5.3',
+      influence(more) - influence(less),
+      above=0,
+    )
+  *others, deepest = sizes.layers
+  of_layers = table.where(hyperparameter='layers')
+  for partition in sizes.partitions:
+    for layer in others:
+      yield fed_fac.more_accurate(
+        of_layers, 'FedFac, table 4', partition, deepest, layer, by='value'
+      )
+  first, last = sizes.partitions[0], sizes.partitions[-1]
+  yield claims.difference(
+    f'{first}: more than half of the neurons are personal with the best tau',
+    'FedFac, table 5',
+    best_threshold(first),
+    above=0.5,
+  )
+  if first != last:
+    yield claims.difference(
+      f'The best tau is larger for {first} than for {last}',
+      'FedFac, table 5',
+      best_threshold(first) - best_threshold(last),
+      above=0,
+    )
+
+
+def draw(table: tables.Table, sizes: fed_fac.Sizes, figure: Figure) -> None:
+  """Bars of the accuracies by value, a panel for each hyperparameter."""
+  panels.prepare(figure, 13.2, 4.4, sizes.num_seeds)
+  all_axes = figure.subplots(1, len(_TUNED), sharey=True)
+  for axes, (hparam, title) in zip(all_axes, _TUNED.items()):
+    panels.draw_groups(
+      axes,
+      table.where(hyperparameter=hparam),
+      'accuracy',
+      group='value',
+      by='partition',
+      y_label='Test accuracy',
+      title=title,
+    )
+
+
+EXPERIMENTS = (
+  fed_fac.make_experiment(
+    name='fedfac_tuning',
+    summary="FedFac's divided layer, threshold and explained variance in turn",
+    paper='FedFac, tables 4 to 6',
+    measure=measure,
+    claims=make_claims,
+    draw=draw,
+  ),
+)
