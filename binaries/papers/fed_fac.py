@@ -362,12 +362,12 @@ def measure_ablation(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
       if result.method == to_mask.name:
         with result.run.open() as run:
           layer = lab.sizes.layers[-1]
-          accuracies = _masked_accuracies(run, layer, runtime)
+          accuracies = masked_accuracies(run, layer, runtime)
       for name, accuracy in accuracies.items():
         yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 
 
-def _masked_accuracies(
+def masked_accuracies(
   run: finished_run.FinishedRun, layer: str, runtime: runtime_base.Runtime
 ) -> Mapping[str, float]:
   """The accuracy with nothing, shared elements and personal elements masked.

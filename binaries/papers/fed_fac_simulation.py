@@ -112,25 +112,6 @@ FAST = Sizes(
 )
 
 
-class Case(NamedTuple):
-  """A setting of the simulation.
-
-  Attributes:
-    neurons_shared: p.
-    covariates_shared: alpha.
-    given_starts: Whether clients start near their true weights.
-  """
-
-  neurons_shared: float
-  covariates_shared: float
-  given_starts: bool = True
-
-  def __str__(self):
-    starts = 'given' if self.given_starts else 'random'
-    p, alpha = self.neurons_shared, self.covariates_shared
-    return f'p = {p:g}, alpha = {alpha:g}, {starts} starts'
-
-
 class Problem(NamedTuple):
   """What the labels come from, and the clients' data.
 
@@ -214,135 +195,124 @@ def oracle(problem: Problem, explained_variance: float) -> np.ndarray:
   ).numpy()
 
 
-class _Simulation:
-  """All partitions' runs on one problem, from one start."""
+def _starts(
+  sizes: Sizes, truth: np.ndarray, rng: np.random.Generator, *, given: bool
+) -> np.ndarray:
+  """Where clients start: `[clients, inputs, neurons]`."""
+  if given:
+    return truth + sizes.start_noise * rng.normal(size=truth.shape)
+  scale = 1 / np.sqrt(sizes.num_inputs)
+  return np.broadcast_to(scale * rng.normal(size=truth.shape[1:]), truth.shape)
 
-  def __init__(
-    self, sizes: Sizes, case: Case, seed: int, runtime: runtime_base.Runtime
-  ):
-    self._sizes = sizes
-    self._seed = seed
-    self._runtime = runtime
-    self._problem = make_problem(
-      sizes, case.neurons_shared, case.covariates_shared, seed
+
+def _train(
+  sizes: Sizes,
+  problem: Problem,
+  starts: np.ndarray,
+  split: Any,
+  seed: int,
+  runtime: runtime_base.Runtime,
+) -> Iterator[tuple[np.ndarray, float, float]]:
+  """Trains under a partition.
+
+  Args:
+    split: Which neurons are personal, bool `[neurons]`; or what dynamic FedFac
+      analyzes to find them.
+
+  Yields:
+    After each round which neurons are personal, the share of those that are on
+    the same side as before, and the mean of the clients' test accuracies.
+  """
+  network = two_layer.make_network(
+    starts.mean(0), problem.head, problem.bias, classifies=True
+  )
+  training = {
+    'learning_rate': sizes.learning_rate,
+    'momentum': 0.0,
+    'batch_size': sizes.batch_size,
+    'num_epochs': 1,
+  }
+  is_given = isinstance(split, np.ndarray)
+  if is_given:
+    process = two_layer.build_fed_split(network, split, seed, **training)
+  else:
+    num_personal = problem.is_personal.sum()
+    hparams = fed_fac.FedFacHParams(
+      mode='dynamic',
+      analysed=split,
+      layers=two_layer.LAYER,
+      # Between the last personal neuron's communality and the next one's.
+      threshold=float((num_personal - 0.5) / (sizes.num_neurons - 1)),
+      explained_variance=sizes.explained_variance,
+      **training,
     )
-    rng = np.random.default_rng([seed, 1])
-    truth = self._problem.weights
-    if case.given_starts:
-      noise = rng.normal(size=truth.shape)
-      self._starts = truth + sizes.start_noise * noise
-    else:
-      scale = 1 / np.sqrt(sizes.num_inputs)
-      start = scale * rng.normal(size=truth.shape[1:])
-      self._starts = np.broadcast_to(start, truth.shape)
-    self._at_random = rng.permutation(self._problem.is_personal)
-    self._network = two_layer.make_network(
-      self._starts.mean(0),
-      self._problem.head,
-      self._problem.bias,
-      classifies=True,
-    )
-    self._training = {
-      'learning_rate': sizes.learning_rate,
-      'momentum': 0.0,
-      'batch_size': sizes.batch_size,
-      'num_epochs': 1,
-    }
-
-  def run(self, partition: str) -> Iterator[Mapping[str, float]]:
-    """Trains under a partition.
-
-    Yields:
-      After each round the mean of the clients' test accuracies, the share of
-      neurons that are on the same side as the round before, and the share of
-      those on their true side.
-    """
-    if partition in (_DYNAMIC, _OF_UPDATES):
-      rounds = self._dynamic(
-        'updates' if partition == _OF_UPDATES else 'weights'
-      )
-    else:
-      rounds = self._given(self._is_personal(partition))
-    for is_personal, unchanged, accuracy in rounds:
-      yield {
-        'accuracy': accuracy,
-        'unchanged_neurons': unchanged,
-        'neurons_on_true_side': np.mean(
-          is_personal == self._problem.is_personal
-        ),
-      }
-
-  def _is_personal(self, partition):
-    if partition == _STATIC:
-      is_personal, *_ = next(self._dynamic('weights'))
-      return is_personal
-    if partition == _ORACLE:
-      return oracle(self._problem, self._sizes.explained_variance)
-    return {_TRUE: self._problem.is_personal, _RANDOM: self._at_random}[
-      partition
-    ]
-
-  def _given(self, is_personal):
-    process = two_layer.build_fed_split(
-      self._network, is_personal, self._seed, **self._training
-    )
-    starts = [two_layer.own_neurons(s, is_personal) for s in self._starts]
-    for _, _, tests in self._train(process, starts):
-      yield is_personal, 1.0, tests['accuracy']
-
-  def _dynamic(self, analysed):
-    num_personal = self._problem.is_personal.sum()
     process = fed_fac.build_fed_fac(
-      self._network,
-      fed_fac.FedFacHParams(
-        mode='dynamic',
-        analysed=analysed,
-        layers=two_layer.LAYER,
-        # Between the last personal neuron's communality and the next one's.
-        threshold=float((num_personal - 0.5) / (self._sizes.num_neurons - 1)),
-        explained_variance=self._sizes.explained_variance,
-        **self._training,
-      ),
-      client_weighting='uniform',
-      seed=self._seed,
+      network, hparams, client_weighting='uniform', seed=seed
     )
-    starts = [two_layer.own_neurons(start) for start in self._starts]
-    for state, metrics, tests in self._train(process, starts):
+  own = [
+    two_layer.own_neurons(start, split if is_given else None)
+    for start in starts
+  ]
+  for state, metrics, tests in two_layer.run(
+    process, problem.clients, runtime, sizes.num_rounds, own
+  ):
+    is_personal, unchanged = split, 1.0
+    if not is_given:
       is_personal = ~state.algorithm['is_shared'][two_layer.LAYER]
       unchanged = metrics['unchanged_elements'][two_layer.LAYER]
-      yield is_personal, unchanged, tests['accuracy']
-
-  def _train(self, process, starts):
-    return two_layer.run(
-      process,
-      self._problem.clients,
-      self._runtime,
-      self._sizes.num_rounds,
-      starts,
-    )
+    yield is_personal, unchanged, tests['accuracy']
 
 
 def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The accuracy under each partition, over p and over alpha."""
   sizes = lab.sizes
-  cases = [Case(*pair) for pair in sorted([sizes.middle, *sizes.others])]
+  cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]
   if sizes.random_starts:
-    cases.append(Case(*sizes.middle, given_starts=False))
+    cases.append((*sizes.middle, False))
   with lab.create_runtime() as runtime:
     for case, seed in lab.progress(itertools.product(cases, lab.seeds)):
-      simulation = _Simulation(sizes, case, seed, runtime)
-      for partition in (*_ALIKE, _RANDOM, _OF_UPDATES):
-        for index, scores in enumerate(simulation.run(partition)):
-          yield {
-            'case': str(case),
-            'p': case.neurons_shared,
-            'alpha': case.covariates_shared,
-            'given_starts': case.given_starts,
-            'partition': partition,
-            'seed': seed,
-            'round': index + 1,
-            **{name: float(value) for name, value in scores.items()},
-          }
+      p, alpha, given_starts = case
+      columns = {
+        'case': f'p={p:g}, alpha={alpha:g}'
+        + (', given starts' if given_starts else ', random starts'),
+        'p': p,
+        'alpha': alpha,
+        'given_starts': given_starts,
+        'seed': seed,
+      }
+      for scores in _run_all(sizes, *case, seed, runtime):
+        yield {**columns, **scores}
+
+
+def _run_all(sizes, p, alpha, given_starts, seed, runtime):
+  """Yields the scores under each partition after each round."""
+  problem = make_problem(sizes, p, alpha, seed)
+  rng = np.random.default_rng([seed, 1])
+  starts = _starts(sizes, problem.weights, rng, given=given_starts)
+
+  def train(split):
+    return _train(sizes, problem, starts, split, seed, runtime)
+
+  of_first_round, *_ = next(train('weights'))
+  splits = {
+    _TRUE: problem.is_personal,
+    _ORACLE: oracle(problem, sizes.explained_variance),
+    _STATIC: of_first_round,
+    _DYNAMIC: 'weights',
+    _RANDOM: rng.permutation(problem.is_personal),
+    _OF_UPDATES: 'updates',
+  }
+  for partition, split in splits.items():
+    for index, (is_personal, unchanged, accuracy) in enumerate(train(split)):
+      yield {
+        'partition': partition,
+        'round': index + 1,
+        'accuracy': float(accuracy),
+        'unchanged_neurons': float(unchanged),
+        'neurons_on_true_side': float(
+          np.mean(is_personal == problem.is_personal)
+        ),
+      }
 
 
 def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:

@@ -1,113 +1,98 @@
-"""Tests of FedFac's experiments on images, at their small sizes."""
+"""Tests of FedFac's experiments on images."""
 
-import pathlib
+import dataclasses
+import types
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from binaries.papers import fedfac_images, trials
+from binaries.papers import fed_fac, fed_fac_tuning
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import execution, trial
-from tff_pfl.experiments import paper as experiment
-from tff_pfl.simulation import report
+from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.models import split_model
 
 
-def _run(name, directory, **settings):
-  (entry,) = [e for e in fedfac_images.EXPERIMENTS if e.name == name]
-  return entry.run(
-    experiment.Settings(
-      directory=str(directory), fast=True, show_progress=False, **settings
-    )
-  )
+class _Laboratory:
+  """One whose trials need no training.
+
+  Attributes:
+    trials: All that were asked for.
+  """
+
+  def __init__(self, finish, **sizes):
+    """Takes what a trial finds.
+
+    Args:
+      finish: From a trial, with its `method` and `seed`, to what stands for the
+        finished one.
+      **sizes: Changes of the small sizes.
+    """
+    self.sizes = dataclasses.replace(fed_fac.FAST, **sizes)
+    self.seeds = range(self.sizes.num_seeds)
+    self.trials = []
+    self._finish = finish
+
+  def trial(self, method, shared, **config):
+    return types.SimpleNamespace(method=method, shared=shared, **config)
+
+  def run(self, trials):
+    self.trials += trials.values()
+    return {key: self._finish(trial) for key, trial in trials.items()}
 
 
-def _draw(result):
-  figure = Figure(layout='constrained')
-  result.draw(figure)
-  figure.canvas.draw()
-  return figure
+def _accuracy(value):
+  summary = {'accuracy': {'last_10_mean': value}}
+  return types.SimpleNamespace(summary=summary)
 
 
-def _folder(directory, *parts):
-  name = trials.slug('-'.join(map(str, parts)))
-  return execution.trial_folder(str(directory / 'runs'), name)
-
-
-def _accuracy(directory, *parts):
-  folder = _folder(directory, *parts)
-  return trials.read(folder, report.SUMMARY_NAME)['accuracy']['last_10_mean']
-
-
-def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  # A folder that is for other experiments' data does no harm.
-  result = _run('fedfac_ablation', tmp_path, data_dir='elsewhere')
-  rows = {row['method']: row['accuracy'] for row in result.rows}
-  assert list(rows) == [
-    'factor analysis',
-    'random split',
-    'tau=50%, nothing masked',
-    'tau=50%, shared masked',
-    'tau=50%, personal masked',
-  ]
-  for name in ('factor analysis', 'random split'):
-    assert rows[name] == _accuracy(tmp_path, 'pi=0.5', name, 0)
+def test_the_ablation_masks_shared_and_personal_neurons(tmp_path, monkeypatch):
+  # For so few numbers XLA takes more time to compile than it saves.
+  monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
+  settings = paper.Settings(
+    # A folder that is for other experiments' data does no harm.
+    str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
+    show_progress=False,
+  )  # fmt: skip
+  lab = paper.Laboratory(settings, fed_fac.FAST)
+  method = paper.Method('half', 'fed_fac', {'threshold': 0.5})
+  trial = fed_fac.make_trial(lab, method, 'dirichlet:0.5', 0)
+  finished = lab.run({'half': trial})['half']
+  with finished.open() as run, lab.create_runtime() as runtime:
+    accuracies = fed_fac.masked_accuracies(run, 'dense_1', runtime)
+  assert list(accuracies) == [
+    'nothing masked', 'shared masked', 'personal masked'
+  ]  # fmt: skip
   # With nothing masked it is what the run's own evaluation found.
-  scores = trials.read(
-    _folder(tmp_path, 'pi=0.5', 'tau=50%', 0), trial.SCORES_NAME
-  )
-  evaluation = scores['variants']['method']['evaluation']
   np.testing.assert_allclose(
-    rows['tau=50%, nothing masked'],
-    evaluation['personal']['accuracy'],
+    accuracies['nothing masked'],
+    finished.variant()['evaluation']['personal']['accuracy'],
     rtol=1e-6,
   )
-  masked = {value for name, value in rows.items() if 'masked' in name}
-  assert len(masked) == 3
-  measured = [claim.measured for claim in result.claims]
+  assert len(set(accuracies.values())) == 3
+
+
+def test_new_clients_have_local_training_and_the_ensemble():
+  def finish(trial):
+    def scores(accuracies):
+      return [{'after': {'accuracy': value}} for value in accuracies]
+
+    def variant(name):
+      if name == paper.FINE_TUNED:
+        return {'new_clients': scores([0.7, 0.9])}
+      return {
+        'new_clients': scores([0.2, 0.4]),
+        'new_clients_by_ensemble': scores([0.5, 0.7]),
+      }
+
+    return types.SimpleNamespace(variant=variant)
+
+  lab = _Laboratory(finish)
+  rows = list(fed_fac.measure_new_clients(lab))
   np.testing.assert_allclose(
-    measured,
-    [rows['tau=50%, shared masked'] - rows['tau=50%, personal masked']],
+    [row['accuracy'] for row in rows],
+    [0.3, 0.8, 0.3, 0.8, 0.6, 0.3, 0.3, 0.3, 0.6],
   )
-  _draw(result)
-
-
-@pytest.mark.slow
-def test_the_comparison_has_all_methods_and_ratios_to_fed_avg(tmp_path):
-  result = _run('fedfac_comparison', tmp_path)
-  rows = {row['method']: row for row in result.rows}
-  assert list(rows) == [
-    'FedAvg',
-    'FedAvg, after local training',
-    'FedProx',
-    'FedProx, after local training',
-    'FedPer',
-    'LG-FedAvg',
-    'FedEM',
-    'FedRep',
-    'FedFac, static',
-    'FedFac, dynamic',
-  ]
-  for name in ('FedEM', 'FedFac, static'):
-    assert rows[name]['accuracy'] == _accuracy(tmp_path, 'pi=0.5', name, 0)
-  assert rows['FedAvg']['seconds_of_fed_avg'] == 1
-  # The upload: three components, or the sums for 8 neurons on top.
-  assert rows['FedEM']['upload_of_fed_avg'] == 3
-  update = trials.read(
-    _folder(tmp_path, 'pi=0.5', 'FedAvg', 0), trial.SCORES_NAME
-  )['bytes_per_round']['up']
-  np.testing.assert_allclose(
-    rows['FedFac, dynamic']['upload_of_fed_avg'], 1 + 4 * (36 + 8 + 1) / update
-  )
-  assert all(row['published'] is None for row in result.rows)
-  _draw(result)
-
-
-@pytest.mark.slow
-def test_new_clients_have_local_training_and_the_ensemble(tmp_path):
-  result = _run('fedfac_new_clients', tmp_path)
-  rows = {row['method']: row['accuracy'] for row in result.rows}
-  assert list(rows) == [
+  assert [row['method'] for row in rows] == [
     'FedAvg',
     'FedAvg, after local training',
     'FedProx',
@@ -118,55 +103,126 @@ def test_new_clients_have_local_training_and_the_ensemble(tmp_path):
     'FedFac, local training',
     'FedFac, ensemble',
   ]
-  scores = trials.read(
-    _folder(tmp_path, 'pi=0.5', 'FedFac', 0), trial.SCORES_NAME
-  )['variants']['method']
-  for name, key in (
-    ('FedFac, local training', 'new_clients'),
-    ('FedFac, ensemble', 'new_clients_by_ensemble'),
-  ):
-    of_clients = [row['after']['accuracy'] for row in scores[key]]
-    assert len(of_clients) == 2
-    np.testing.assert_allclose(rows[name], np.mean(of_clients))
-  _draw(result)
+  assert {t.num_clients + t.num_new_clients for t in lab.trials} == {10}
 
 
-@pytest.mark.slow
-def test_tuning_goes_on_from_the_best(tmp_path):
-  result = _run('fedfac_tuning', tmp_path)
-  found = {}
-  for row in result.rows:
-    found.setdefault(row['hyperparameter'], {})[row['value']] = row['accuracy']
-  for hparam, accuracies in found.items():
-    (chosen,) = [
-      row['accuracy']
-      for row in result.rows
-      if row['hyperparameter'] == hparam and row['chosen']
-    ]
-    assert chosen == max(accuracies.values())
-  layer = max(found['layers'], key=found['layers'].get)
-  threshold = max(found['threshold'], key=found['threshold'].get)
-  # A later sweep has the point that an earlier one chose.
-  assert found['threshold'][0.5] == found['layers'][layer]
-  assert found['explained_variance'][0.85] == found['threshold'][threshold]
-  # The seed is not one of those that the other experiments report.
-  folders = pathlib.Path(_folder(tmp_path, 'any')).parent.iterdir()
-  assert {path.name[-2:] for path in folders} == {'-1'}
-  _draw(result)
+def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
+  # By partition, of five seeds that differ alike for all methods.
+  accuracies = {'shards:2': 0.8, 'shards:5': 0.6}
+  table = tables.Table.from_rows(
+    {
+      'partition': partition,
+      'method': name,
+      'seed': seed,
+      'accuracy': accuracy + 0.1 * seed + 0.01 * (seed + 1) * lead,
+      'seconds_per_round': seconds + seed,
+    }
+    for partition, accuracy in accuracies.items()
+    for name, lead, seconds in (
+      *((m.name, 0, 2) for m in fed_fac.BASELINES if m.name != 'LG-FedAvg'),
+      ('LG-FedAvg', -1 if partition == 'shards:5' else 0, 2),
+      ('FedFac, static', 0, 2),
+      ('FedFac, dynamic', 1, 4),
+    )
+    for seed in range(5)
+  )
+  sizes = fed_fac.Sizes(thresholds=dict.fromkeys(accuracies, 0.5))
+  found = {c.statement: c for c in fed_fac.comparison_claims(table, sizes)}
+  lead = found['shards:2: FedFac, dynamic is more accurate than FedRep']
+  np.testing.assert_allclose(lead.measured, 0.03)
+  assert lead.verdict == claims.HOLDS
+  (growth,) = (c for name, c in found.items() if 'alike' in name)
+  np.testing.assert_allclose(growth.measured, 0.03)
+  slower = found['shards:5: it takes less time than one of FedEM, in seconds']
+  assert (slower.measured, slower.verdict) == (2, claims.FAILS)
+  (ratio,) = (c for name, c in found.items() if '5: a round' in name)
+  assert (ratio.measured, ratio.verdict) == (2, claims.HOLDS)
+  # Seven leads and two times for each partition, and the growth.
+  assert len(found) == 2 * 9 + 1
 
 
-@pytest.mark.parametrize('dataset', fedfac_images.FULL)
-@pytest.mark.parametrize('fast', [False, True])
-def test_every_method_can_be_configured_for_every_dataset(dataset, fast):
-  settings = experiment.Settings(directory='.', dataset=dataset, fast=fast)
-  sizes = fedfac_images.sizes_of(settings)
-  assert set(sizes.thresholds) >= set(sizes.partitions)
-  for partition in sizes.partitions:
-    for method in (
-      *fedfac_images.BASELINES,
-      fedfac_images.fed_fac(sizes, partition),
-    ):
-      made = fedfac_images.make_trial(method, partition, 3, sizes, settings, 2)
+def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
+  names = ('FedAvg', 'FedAvg, after local training', 'FedProx',
+           'FedProx, after local training', 'LG-FedAvg, ensemble',
+           'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
+  table = tables.Table.from_rows(
+    {'partition': p, 'method': name, 'seed': seed, 'accuracy': 0.1 * index}
+    for p in ('a', 'b')
+    for index, name in enumerate(names)
+    for seed in range(5)
+  )
+  sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
+  statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
+  assert len(statements) == 2 + 1 + 2 + 5
+  assert 'b: FedFac, ensemble is more accurate than FedProx' in statements
+  assert 'a: FedFac, ensemble is more accurate than FedProx' not in statements
+
+
+def test_tuning_goes_on_from_the_best():
+  best = {'layers': 'conv_2', 'threshold': 0.9, 'explained_variance': 0.75}
+
+  def finish(trial):
+    hits = [trial.method.hparams[name] == best[name] for name in best]
+    # One seed disagrees, but not the mean.
+    return _accuracy(0.1 * sum(hits) * (1 if trial.seed > 2 else -0.5))
+
+  lab = _Laboratory(finish, num_seeds=2)
+  rows = list(fed_fac_tuning.measure(lab))
+  assert len(rows) == 2 * (3 + 2 + 2)
+  tried = {
+    name: [t.method.hparams for t in lab.trials[start:end]]
+    for name, start, end in (('threshold', 6, 10), ('variance', 10, 14))
+  }
+  assert {hparams['layers'] for hparams in tried['threshold']} == {'conv_2'}
+  assert {hparams['threshold'] for hparams in tried['variance']} == {0.9}
+  # The seeds are none of those that the other experiments report.
+  assert {row['seed'] for row in rows} == {2, 3}
+  # The point that an earlier sweep chose is the same trial.
+  assert {t.method.name for t in lab.trials[2:4]} <= {
+    t.method.name for t in lab.trials[6:10]
+  }
+
+
+def test_what_is_said_of_tuning_is_taken_seed_by_seed():
+  swept = {
+    'layers': {'conv_1': 0.1, 'conv_2': 0.3, 'dense_1': 0.5},
+    'threshold': {0.25: 0.4, 0.5: 0.5, 0.75: 0.6, 0.95: 0.5},
+    'explained_variance': {0.5: 0.5, 0.9: 0.6},
+  }
+  table = tables.Table.from_rows(
+    {
+      'partition': partition,
+      'hyperparameter': hparam,
+      'value': value,
+      'seed': seed,
+      # Where clients are alike, few personal neurons are best.
+      'accuracy': -accuracy
+      if (partition, hparam) == ('b', 'threshold')
+      else accuracy,
+    }
+    for partition in ('a', 'b')
+    for hparam, accuracies in swept.items()
+    for value, accuracy in accuracies.items()
+    for seed in range(5, 10)
+  )
+  sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
+  found = list(fed_fac_tuning.make_claims(table, sizes))
+  np.testing.assert_allclose(
+    [claim.measured for claim in found],
+    # Ranges: 0.4 - 0.2 and 0.2 - 0.1. Then the layers, and the best tau.
+    [0.2, 0.1, 0.4, 0.2, 0.4, 0.2, 0.75, 0.75 - 0.25],
+  )
+  assert {claim.num_seeds for claim in found} == {5}
+
+
+@pytest.mark.parametrize(
+  'sizes', [*fed_fac.FULL, fed_fac.FAST], ids=lambda sizes: sizes.dataset
+)
+def test_every_method_can_be_configured_for_every_dataset(sizes):
+  lab = paper.Laboratory(paper.Settings('.'), sizes)
+  for partition, threshold in sizes.thresholds.items():
+    for method in (*fed_fac.BASELINES, paper.Method('FedFac', 'fed_fac')):
+      made = fed_fac.make_trial(lab, method, partition, 3, num_new_clients=2)
       hparams = made.config.hparams
       assert isinstance(
         hparams, registry.get_algorithm(method.algorithm).hparams
@@ -174,14 +230,14 @@ def test_every_method_can_be_configured_for_every_dataset(dataset, fast):
       assert (hparams.optimizer, hparams.batch_size) == (
         'adam', sizes.batch_size
       )  # fmt: skip
+      assert made.config.personalization.optimizer == 'adam'
       assert made.config.num_clients + 2 == sizes.num_clients
       assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
+    assert (hparams.layers, hparams.threshold) == ('dense_1', threshold)
 
 
 def test_published_accuracies_are_those_of_the_setting():
-  figures = fedfac_images.published_accuracies(
-    'cifar10', fedfac_images.FULL['cifar10']
-  )
-  assert figures['pi=0.1', 'FedFac, dynamic'] == 0.8307
-  assert figures['pi=1', 'FedFac, static'] == 0.7047
-  assert figures['pi=0.5', 'FedAvg'] == 0.7039
+  figures = fed_fac.published_accuracies(fed_fac.Sizes())
+  assert figures['dirichlet:0.1', 'FedFac, dynamic'] == 0.8307
+  assert figures['dirichlet:1', 'FedFac, static'] == 0.7047
+  assert figures['dirichlet:0.5', 'FedAvg'] == 0.7039
