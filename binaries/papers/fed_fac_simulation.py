@@ -44,7 +44,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -209,7 +209,7 @@ def _train(
   sizes: Sizes,
   problem: Problem,
   starts: np.ndarray,
-  split: Any,
+  split: Union[np.ndarray, str],
   seed: int,
   runtime: runtime_base.Runtime,
 ) -> Iterator[tuple[np.ndarray, float, float]]:
@@ -217,7 +217,7 @@ def _train(
 
   Args:
     split: Which neurons are personal, bool `[neurons]`; or what dynamic FedFac
-      analyzes to find them.
+      analyzes to find them, 'weights' or 'updates'.
 
   Yields:
     After each round which neurons are personal, the share of those that are on
@@ -232,7 +232,7 @@ def _train(
     'batch_size': sizes.batch_size,
     'num_epochs': 1,
   }
-  is_given = isinstance(split, np.ndarray)
+  is_given = not isinstance(split, str)
   if is_given:
     process = two_layer.build_fed_split(network, split, seed, **training)
   else:
@@ -258,7 +258,7 @@ def _train(
   ):
     is_personal, unchanged = split, 1.0
     if not is_given:
-      is_personal = ~state.algorithm['is_shared'][two_layer.LAYER]
+      is_personal = ~np.asarray(state.algorithm['is_shared'][two_layer.LAYER])
       unchanged = metrics['unchanged_elements'][two_layer.LAYER]
     yield is_personal, unchanged, tests['accuracy']
 
@@ -366,8 +366,18 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
   p, alpha = sizes.middle
   (top_left, top_right), (left, right) = figure.subplots(2, 2)
   for axes, rows, group, title in (
-    (top_left, last.where(alpha=alpha), 'p', 'Shared neurons p'),
-    (top_right, last.where(p=p), 'alpha', 'Shared covariates alpha'),
+    (
+      top_left,
+      last.where(alpha=alpha),
+      'p',
+      f'Shared neurons p, alpha = {alpha:g}',
+    ),
+    (
+      top_right,
+      last.where(p=p),
+      'alpha',
+      f'Shared covariates alpha, p = {p:g}',
+    ),
   ):
     panels.draw_groups(
       axes,

@@ -136,7 +136,9 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
   slower = found['shards:5: it takes less time than one of FedEM, in seconds']
   assert (slower.measured, slower.verdict) == (2, claims.FAILS)
   (ratio,) = (c for name, c in found.items() if '5: a round' in name)
-  assert (ratio.measured, ratio.verdict) == (2, claims.HOLDS)
+  # The ratios are 4 / 2, 5 / 3, ..., 8 / 6.
+  np.testing.assert_allclose(ratio.measured, 1.58)
+  assert ratio.verdict == claims.HOLDS
   # Seven leads and two times for each partition, and the growth.
   assert len(found) == 2 * 9 + 1
 

@@ -1,25 +1,48 @@
 import numpy as np
-from matplotlib.figure import Figure
 
-from binaries.papers import fedsplit_convergence
-from tff_pfl.experiments import paper as experiment
-
-(_ENTRY,) = fedsplit_convergence.EXPERIMENTS
+from binaries.papers import fed_split
+from tff_pfl.experiments import claims, paper, tables
 
 
-def test_the_claims_hold_at_small_size(tmp_path):
-  result = _ENTRY.run(
-    experiment.Settings(str(tmp_path), fast=True, show_progress=False)
+def test_fed_split_keeps_the_bound_and_fed_avg_is_slower(tmp_path):
+  sizes = fed_split.Sizes(
+    num_clients=3, num_examples=4, num_neurons=300, num_rounds=6, num_seeds=1
   )
-  for claim in result.claims:
-    assert claim.passed, claim
-  assert len(result.claims) == 4
-  figure = Figure(layout='constrained')
-  result.draw(figure)
-  figure.canvas.draw()
-  sizes = fedsplit_convergence.FAST
-  assert len(result.rows) == 3 * (sizes.num_rounds + 1)
-  assert all(row['loss_share'] == 1 for row in result.rows if not row['round'])
+  settings = paper.Settings(str(tmp_path), show_progress=False)
+  lab = paper.Laboratory(settings, sizes)
+  table = tables.Table.from_rows(fed_split.measure(lab))
+  bound, line, lead, ratio = fed_split.make_claims(table, sizes)
+  assert [c.verdict for c in (bound, line, ratio)] == [claims.HOLDS] * 3
+  assert lead.measured > 0
+  for method in table.distinct('method'):
+    _, (shares,) = table.curve('loss_share', 'round', method=method)
+    assert len(shares) == 7
+    assert shares[0] == 1
+    assert np.all(np.diff(shares) < 0)
+
+
+def test_the_lead_is_in_powers_of_ten_after_the_last_round():
+  rates = {'FedSplit': 0.01, 'FedAvg': 0.1, "theorem's bound": 0.05}
+  table = tables.Table.from_rows(
+    {
+      'method': method,
+      'seed': seed,
+      'round': index,
+      'loss_share': (rate * (1 + 0.1 * seed)) ** index,
+      'eigenvalue_ratio': 1.5 - 0.2 * seed,
+    }
+    for method, rate in rates.items()
+    for seed in range(5)
+    for index in range(4)
+  )
+  sizes = fed_split.Sizes(num_rounds=3)
+  bound, line, lead, ratio = fed_split.make_claims(table, sizes)
+  # The first round is the worst.
+  np.testing.assert_allclose(bound.measured, 0.2)
+  np.testing.assert_allclose(line.measured, 1)
+  np.testing.assert_allclose(lead.measured, 3)
+  np.testing.assert_allclose(ratio.measured, 0.7)
+  assert ratio.verdict == claims.FAILS
 
 
 def test_the_kernel_is_the_expectation_over_neurons():
@@ -29,7 +52,7 @@ def test_the_kernel_is_the_expectation_over_neurons():
   is_on = rng.normal(size=[200_000, 3]) @ x.T >= 0
   both = np.einsum('wi,wj->ij', is_on.astype(float), is_on) / len(is_on)
   np.testing.assert_allclose(
-    fedsplit_convergence.neural_tangent_kernel(x), (x @ x.T) * both, atol=0.01
+    fed_split.neural_tangent_kernel(x), (x @ x.T) * both, atol=0.01
   )
 
 
@@ -38,7 +61,7 @@ def test_smallest_eigenvalues_are_of_all_examples_and_of_clients():
   x = np.zeros([2, 2, 4])
   x[0, 0, 0] = x[0, 1, 1] = x[1, 0, 2] = 1
   x[1, 1, [1, 3]] = np.sqrt(0.5)
-  shared, personal = fedsplit_convergence.smallest_eigenvalues(x)
+  shared, personal = fed_split.smallest_eigenvalues(x)
   np.testing.assert_allclose(personal, 0.5)
   # The pair's angle is 45 degrees: sqrt(1/2) (pi - pi / 4) / (2 pi).
   np.testing.assert_allclose(shared, 0.5 - np.sqrt(0.5) * 0.375)
