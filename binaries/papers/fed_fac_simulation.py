@@ -205,7 +205,7 @@ def _starts(
   return np.broadcast_to(scale * rng.normal(size=truth.shape[1:]), truth.shape)
 
 
-def _train(
+def train(
   sizes: Sizes,
   problem: Problem,
   starts: np.ndarray,
@@ -216,6 +216,7 @@ def _train(
   """Trains under a partition.
 
   Args:
+    starts: Where clients start, `[clients, inputs, neurons]`.
     split: Which neurons are personal, bool `[neurons]`; or what dynamic FedFac
       analyzes to find them, 'weights' or 'updates'.
 
@@ -290,10 +291,10 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
   rng = np.random.default_rng([seed, 1])
   starts = _starts(sizes, problem.weights, rng, given=given_starts)
 
-  def train(split):
-    return _train(sizes, problem, starts, split, seed, runtime)
+  def run(split):
+    return train(sizes, problem, starts, split, seed, runtime)
 
-  of_first_round, *_ = next(train('weights'))
+  of_first_round, *_ = next(run('weights'))
   splits = {
     _TRUE: problem.is_personal,
     _ORACLE: oracle(problem, sizes.explained_variance),
@@ -303,7 +304,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
     _OF_UPDATES: 'updates',
   }
   for partition, split in splits.items():
-    for index, (is_personal, unchanged, accuracy) in enumerate(train(split)):
+    for index, (is_personal, unchanged, accuracy) in enumerate(run(split)):
       yield {
         'partition': partition,
         'round': index + 1,
