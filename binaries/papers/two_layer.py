@@ -28,12 +28,9 @@ keras = tf.keras
 
 
 class Client(NamedTuple):
-  """A client of such an experiment.
+  """A client's examples: `x` float32 `[n, inputs]`, and labels `y` `[n]`.
 
-  Attributes:
-    train: Training examples: `x` float32 `[n, inputs]`, `y` `[n]`, int32 where
-      the network classifies, else float32.
-    test: Test examples, of the same form.
+  Labels are int32 where the network classifies, else float32.
   """
 
   train: examples.Examples
@@ -43,7 +40,7 @@ class Client(NamedTuple):
 def make_network(
   kernel: np.ndarray, head: np.ndarray, bias: float = 0.0, *, classifies: bool
 ) -> split_model.SplitModel:
-  """The network.
+  """A network to be trained.
 
   Args:
     kernel: `[inputs, neurons]`, where the server starts.
@@ -81,7 +78,7 @@ def build_fed_split(
   """FedSplit with given neurons, all clients counting alike.
 
   Args:
-    network: What `make_network` returns.
+    network: Of `make_network`.
     is_personal: bool `[neurons]`.
   """
   chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))
