@@ -337,16 +337,16 @@ def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
     )
     for partition in (_DYNAMIC, _OF_UPDATES):
       yield claims.measured(
-        f'{case}: nearly all neurons keep their state between the last rounds '
-        f'of the {partition} mode: their share',
+        f'{case}, {partition}: nearly all neurons keep their state between the '
+        'last two rounds: their share',
         'FedFac, figure 7',
         last.values('unchanged_neurons', partition=partition),
         above=0.95,
       )
     for partition in (_STATIC, _DYNAMIC, _OF_UPDATES):
       yield claims.measured(
-        f'{case}: the {partition} mode finds the true decomposition: the share '
-        'of neurons on their true side',
+        f'{case}, {partition}: the true decomposition is found: the share of '
+        'neurons on their true side',
         'FedFac, section 4.3.2',
         last.values('neurons_on_true_side', partition=partition),
         above=0.95,

@@ -108,7 +108,7 @@ def test_claims_are_made_of_the_last_round_of_each_case():
   )
   verdicts = [claim.verdict == claims.HOLDS for claim in found[7:]]
   assert verdicts == [True, True, True, False, True, True, False]
-  assert all(claim.statement.startswith('p=0.7: ') for claim in found[7:])
+  assert all(claim.statement.startswith('p=0.7') for claim in found[7:])
 
 
 def test_the_data_are_those_of_the_paper():
