@@ -122,7 +122,7 @@ def make_claims(
 
 def draw(table: tables.Table, sizes: fed_fac.Sizes, figure: Figure) -> None:
   """Bars of the accuracies by value, a panel for each hyperparameter."""
-  panels.prepare(figure, 13.2, 4.4, sizes.num_seeds)
+  panels.prepare(figure, 17, 4.4, sizes.num_seeds)
   all_axes = figure.subplots(1, len(_TUNED), sharey=True)
   for axes, (hparam, title) in zip(all_axes, _TUNED.items()):
     panels.draw_groups(
