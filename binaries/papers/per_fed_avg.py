@@ -117,16 +117,10 @@ def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
         },
         seed=seed,
         label=f'{num_steps}_steps',
-        dataset=sizes.dataset,
-        partition=sizes.partition,
-        num_clients=sizes.num_clients,
-        cohort_size=sizes.cohort_size,
         model='mlp',
         model_arguments={'widths': sizes.widths, 'activation': 'elu'},
         client_weighting='uniform',
         personalization=one_step,
-        num_rounds=sizes.num_rounds,
-        rounds_per_evaluation=sizes.rounds_per_evaluation,
         num_final_evaluations=1,
       )
       for seed in lab.seeds

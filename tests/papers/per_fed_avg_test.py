@@ -1,0 +1,80 @@
+import types
+
+from binaries.papers import per_fed_avg
+from tff_pfl.algorithms import registry
+from tff_pfl.experiments import claims, paper, tables
+
+_ACCURACIES = {
+  'FedAvg': 0.5,
+  'FedAvg + one step': 0.75,
+  'Per-FedAvg': 0.625,
+  'Per-FedAvg, Hessian-free': 0.875,
+  'Per-FedAvg, exact': 0.875,
+}
+
+
+def test_claims_are_of_the_last_round_and_of_each_number_of_steps():
+  sizes = per_fed_avg.Sizes(num_rounds=20)
+  table = tables.Table.from_rows(
+    {
+      'num_local_steps': num_steps,
+      'method': method,
+      'seed': seed,
+      'round': round_number,
+      'accuracy': accuracy if round_number == 20 else 0.1,
+    }
+    for num_steps in sizes.nums_local_steps
+    for method, accuracy in _ACCURACIES.items()
+    for seed in range(5)
+    for round_number in (10, 20)
+  )
+  found = list(per_fed_avg.make_claims(table, sizes))
+  assert [claim.measured for claim in found] == [-0.125, 0.25, -0.125, 0.25, 0]
+  assert [claim.verdict for claim in found] == [
+    *(claims.FAILS, claims.HOLDS) * 2,
+    claims.HOLDS,
+  ]
+
+
+class _Laboratory(paper.Laboratory):
+  """Has runs without training."""
+
+  def run(self, trials):
+    self.trials = trials
+    run = types.SimpleNamespace(
+      evaluations=[
+        {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
+      ]
+    )
+    return dict.fromkeys(trials, run)
+
+
+def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
+  sizes = per_fed_avg.Sizes(num_seeds=1)
+  lab = _Laboratory(paper.Settings('unused'), sizes)
+  rows = list(per_fed_avg.measure(lab))
+  assert [(r['num_local_steps'], r['method'], r['accuracy']) for r in rows] == [
+    (4, 'FedAvg', 0.25),
+    (4, 'FedAvg + one step', 1),
+    (4, 'Per-FedAvg', 1),
+    (10, 'FedAvg', 0.25),
+    (10, 'FedAvg + one step', 1),
+    (10, 'Per-FedAvg', 1),
+    (10, 'Per-FedAvg, Hessian-free', 1),
+    (10, 'Per-FedAvg, exact', 1),
+  ]
+  wanted = list(lab.trials.values())
+  assert len({one.name for one in wanted}) == 6
+  shared = {
+    'num_steps': 10,
+    'learning_rate': 0.001,
+    'momentum': 0.0,
+    'batch_size': 40,
+  }
+  assert wanted[-1].config.hparams == registry.get_algorithm(
+    'per_fed_avg'
+  ).hparams(variant='exact', inner_learning_rate=0.01, **shared)
+  # The step at test time is that of Per-FedAvg, on all of a client's data.
+  options = wanted[-1].config.personalization
+  assert (options.fine_tune, options.num_steps) == ('all', 1)
+  assert (options.learning_rate, options.batch_size) == (0.01, None)
