@@ -4,93 +4,109 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import linear_experiments, registry
-from tff_pfl.experiments import paper as experiment
+from binaries.papers import fed_rep_linear
+from tff_pfl.experiments import claims, paper, tables
+
+_CONVERGENCE, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
+
+
+def test_it_runs_from_seeds_to_claims(tmp_path):
+  tiny = dataclasses.replace(
+    fed_rep_linear.NEW_CLIENT_FAST,
+    num_rounds=60,
+    fed_sgd_num_rounds=5,
+    num_new_clients=20,
+  )
+  entry = dataclasses.replace(_NEW_CLIENT, fast=tiny)
+  summary = paper.run(
+    entry, paper.Settings(str(tmp_path), fast=True, show_progress=False)
+  )
+  assert [claim['verdict'] for claim in summary['claims']] == [claims.HOLDS] * 3
+
+
+def _convergence_table(rounds):
+  """A table of two numbers of clients and five seeds.
+
+  Args:
+    rounds: By method and number of clients the rounds to either distance.
+  """
+  return tables.Table.from_rows(
+    {
+      'num_clients': num_clients,
+      'method': method,
+      'seed': seed,
+      'round': round_number,
+      'distance': 1e-9 if round_number else 0.9,
+      'rate': 1 / (number + seed),
+      'r_squared': 0.99,
+      'rounds_to_near': number + seed,
+      'rounds_to_close': number + seed,
+    }
+    for (method, num_clients), number in rounds.items()
+    for seed in range(5)
+    for round_number in (0, 450)
+  )
+
+
+def _claims(changes):
+  rounds = {
+    (method, num_clients): number
+    for method, numbers in (
+      ('FedRep', (100, 50)),
+      ('GD-GD', (200, 180)),
+      ('10GD-GD', (150, 140)),
+      ('FedRep, noisy labels', (100, 50)),
+    )
+    for num_clients, number in zip((50, 200), numbers)
+  }
+  table = _convergence_table({**rounds, **changes})
+  sizes = fed_rep_linear.CONVERGENCE_FAST
+  fed_rep_linear.draw_convergence(table, sizes, Figure())
+  return list(fed_rep_linear.convergence_claims(table, sizes))
 
 
 @pytest.mark.parametrize(
-  'entry', linear_experiments.EXPERIMENTS, ids=lambda entry: entry.name
+  'changes, failing',
+  [
+    ({}, set()),
+    # No faster with more clients, so that no method gains less from them.
+    ({('FedRep', 200): 100}, {2, 5, 8}),
+    ({('GD-GD', 50): 90}, {3}),
+    ({('10GD-GD', 200): 40}, {7, 8}),
+  ],
 )
-def test_the_claims_hold_at_small_size(entry, tmp_path):
-  settings = experiment.Settings(str(tmp_path), fast=True, show_progress=False)
-  result = entry.run(settings)
-  assert result.claims
-  for claim in result.claims:
-    assert claim.passed, claim
-  assert result.rows
-  assert result.setup['rank'] == 2
-  figure = Figure(layout='constrained')
-  result.draw(figure)
-  figure.canvas.draw()
-  for axes in figure.axes:
-    assert len(axes.get_lines()) >= 2
-    assert axes.get_xlabel()
-  # Nothing is left to be resumed.
-  assert not list(tmp_path.iterdir())
+def test_claims_of_convergence_compare_rounds_by_seed(changes, failing):
+  verdicts = [claim.verdict for claim in _claims(changes)]
+  assert len(verdicts) == 9
+  assert {
+    i for i, verdict in enumerate(verdicts) if verdict != claims.HOLDS
+  } == failing
 
 
-def test_the_seed_decides_the_numbers(monkeypatch, tmp_path):
-  tiny = dataclasses.replace(
-    linear_experiments.FED_AVG_FAST,
-    num_rounds=2,
-    num_runs=1,
-    sample_counts=(5,),
-    num_fine_tuning_steps=2,
+def test_samples_needed_are_those_from_which_on_errors_are_small():
+  errors = {
+    0: (0.5, 0.009, 0.001),
+    # Small once before it is large again.
+    1: (0.001, 0.5, 0.001),
+    2: (0.5, 0.5, 0.5),
+    3: (0.001, 0.001, 0.001),
+  }
+  table = tables.Table.from_rows(
+    {
+      'method': 'FedRep',
+      'seed': seed,
+      'num_samples': num_samples,
+      'relative_error': error,
+    }
+    for seed, values in errors.items()
+    for num_samples, error in zip((1, 2, 4), values)
   )
-  monkeypatch.setattr(linear_experiments, 'FED_AVG_FAST', tiny)
-  entry = registry.get_experiment('fedavg_linear_new_client')
-
-  def rows(seed):
-    settings = experiment.Settings(
-      str(tmp_path), fast=True, seed=seed, show_progress=False
-    )
-    return entry.run(settings).rows
-
-  assert rows(0) == rows(0)
-  assert rows(0) != rows(1)
+  np.testing.assert_array_equal(
+    fed_rep_linear.samples_needed(table, 'FedRep'), [2, 4, np.inf, 1]
+  )
 
 
-def test_the_rate_of_a_geometric_decay_is_found():
-  fit = linear_experiments.fit_decay(np.exp(-0.3 * np.arange(80)))
-  assert fit.rate == pytest.approx(0.3)
-  assert fit.r_squared == pytest.approx(1)
-
-
-def test_the_fit_ends_where_the_distance_is_close_enough():
-  distance = np.maximum(np.exp(-0.3 * np.arange(200)), 1e-15)
-  fit = linear_experiments.fit_decay(distance)
-  assert fit.rate == pytest.approx(0.3)
-  assert fit.r_squared == pytest.approx(1)
-
-
-def test_the_fit_begins_away_from_the_distance_of_one():
-  decay = 0.4 * np.exp(-0.3 * np.arange(60))
-  fit = linear_experiments.fit_decay(np.concatenate([np.full(50, 0.9), decay]))
-  assert fit.rate == pytest.approx(0.3)
-  assert fit.r_squared == pytest.approx(1)
-
-
-def test_rounds_are_counted_until_a_distance_is_reached():
-  distances = np.array([0.5, 0.1, 0.2, 0.01])
-  assert linear_experiments.rounds_to(distances, 0.1) == 1
-  # Where it is not, there are at least as many.
-  assert linear_experiments.rounds_to(distances, 1e-3) == 3
-
-
-def test_what_never_comes_close_has_a_rate_all_the_same():
-  fit = linear_experiments.fit_decay(np.exp(-0.001 * np.arange(100)))
-  assert fit.rate == pytest.approx(0.001)
-
-
-def test_a_decay_that_slows_down_is_no_line():
-  rounds = np.arange(1, 400)
-  assert linear_experiments.fit_decay(1 / rounds**2).r_squared < 0.9
-
-
-def test_full_sizes_are_those_of_the_paper():
-  sizes = linear_experiments.FED_AVG_FULL
-  assert (sizes.dimension, sizes.rank, sizes.num_clients) == (100, 5, 40)
-  assert (sizes.num_local_steps, sizes.num_runs) == (2, 10)
-  assert sizes.num_fine_tuning_steps == 200
-  assert sizes.noise_std**2 == pytest.approx(0.01)
-  assert len(linear_experiments.CONVERGENCE_FULL.nums_clients) == 4
+def test_full_sizes_have_seeds_to_compare_with():
+  for entry in fed_rep_linear.EXPERIMENTS:
+    assert entry.full[None].num_seeds >= claims.MIN_SEEDS
+  assert len(_CONVERGENCE.full[None].nums_clients) == 4

@@ -2,12 +2,11 @@
 
 * `problem`: the ground truth, the clients' samples, new clients.
 * `domain_problem`: the same where clients mix domains (FedDAR).
-* `model`: the two-layer linear model and its gradients.
+* `model`: the two-layer linear model, its gradients, least squares.
 * `methods`: what clients and server do, one function for each paper's method.
 * `domain_methods`: those that have heads, or models, for domains.
-* `rounds`: the clients' and the server's part of a phase.
-* `simulation`: all clients and rounds as one program.
 * `initialization`: first models.
-* `client_errors`: errors of the clients that trained, on test samples.
-* `new_client`: errors of a client that did not train.
+* `simulation`: all clients and rounds as one program.
+* `convergence`: how fast a run came close to the ground truth.
+* `scoring`: errors of clients that trained, and of new ones.
 """

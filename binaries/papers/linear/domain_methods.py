@@ -24,10 +24,9 @@ least squares on all clients' samples of the domain together.
 
 Symbols:
   eta -> learning_rate
-  tau -> num_local_steps
 
-Deviations from the paper: both phases of a round use the same samples, also
-where these are new in each round. A client sends g_im, of which the paper's
+Deviations from the paper: both phases of a round use the same samples, as
+all rounds do. A client sends g_im, of which the paper's
 gradient for B is g_im w_m^T. The sums are taken as means, whose 1 / n cancels.
 QR as in `methods`. Appendix A has no weighted average of heads: here it is that
 of Algorithm 1 with exact local heads.
@@ -39,33 +38,24 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from binaries.papers.linear import least_squares, methods
+from binaries.papers.linear import methods
 from binaries.papers.linear import model as model_lib
-from tff_pfl import errors
 
 LinearModel = model_lib.LinearModel
 _BOTH = LinearModel._fields
 
-NEAREST_TO = ('zero', 'broadcast')
 
-
-def fed_dar(
-  learning_rate: float, *, ridge: float = 0.0
-) -> methods.LinearMethod:
+def fed_dar(learning_rate: float) -> methods.LinearMethod:
   """FedDAR, Algorithm 2: heads from sums over all clients, one step on B, QR.
 
   A domain without samples at any client keeps its head. Of a domain with too
   few of them for one solution, the head is the one of the least norm.
-
-  Args:
-    learning_rate: For the step on the representation; positive.
-    ridge: Added to a domain's mean loss as ridge |w|^2 / 2, at least 0.
   """
-  errors.expect_non_negative('ridge', ridge)
 
   def sums_of_features(model, samples):
     members, features = _by_domain(model, samples)
@@ -76,44 +66,34 @@ def fed_dar(
     }
 
   def solve(sums, counts):
-    gram = sums['gram']
-    if ridge:
-      eye = tf.eye(gram.shape[-1], dtype=gram.dtype)
-      gram += ridge * counts[:, tf.newaxis, tf.newaxis] * eye
-    return least_squares.solve_normal_equations(gram, sums['moments'])
+    del counts
+    return model_lib.solve_normal_equations(sums['gram'], sums['moments'])
 
   return _fed_dar('fed_dar', learning_rate, sums_of_features, solve)
 
 
 def fed_dar_wa(
-  learning_rate: float, *, nearest_to: str = 'zero'
+  learning_rate: float, *, near_broadcast: bool = False
 ) -> methods.LinearMethod:
   """FedDAR-WA: the weighted average of the clients' own heads.
 
   A domain without samples at any client keeps its head.
 
   Args:
-    learning_rate: For the step on the representation; positive.
-    nearest_to: Which head a client takes where it has too few samples of a
-      domain for one solution, as with fewer than k: of all solutions the one
-      nearest to 'zero', or to the 'broadcast' head, where gradient steps from
-      it would end.
+    near_broadcast: Which head a client takes where it has too few samples of a
+      domain for one solution, as with fewer than k: of all solutions the one of
+      the least norm, or the one nearest to the broadcast head, where gradient
+      steps from it would end.
   """
-  errors.expect(
-    nearest_to in NEAREST_TO,
-    'nearest_to',
-    f'one of {", ".join(NEAREST_TO)}',
-    nearest_to,
-  )
 
   def weighted_heads(model, samples):
     members, features = _by_domain(model, samples)
-    start = model.head if nearest_to == 'broadcast' else 0 * model.head
+    start = model.head if near_broadcast else 0 * model.head
     residual = samples.y[:, tf.newaxis] - tf.matmul(
       features, start, transpose_b=True
     )
     # The other domains' samples are rows of zeros.
-    heads = start + least_squares.least_squares(
+    heads = start + model_lib.least_squares(
       tf.transpose(members)[:, :, tf.newaxis] * features,
       tf.transpose(members * residual),
     )
@@ -126,43 +106,31 @@ def fed_dar_wa(
   return _fed_dar('fed_dar_wa', learning_rate, weighted_heads, average)
 
 
-def separate_fed_avg(
-  learning_rate: float, *, num_local_steps: int = 1
-) -> methods.LinearMethod:
+def separate_fed_avg(learning_rate: float) -> methods.LinearMethod:
   """Separate FedAvg: for each domain a model of its own, by FedAvg.
 
-  A client takes full-batch steps on the model of each domain with its samples
-  of that domain; the server averages with the weights L_im / L_m. A domain
-  without samples at any client keeps its model.
-
-  Args:
-    learning_rate: For both parts; positive.
-    num_local_steps: tau, at least 1.
+  A client takes one full-batch step on the model of each domain with its
+  samples of that domain; the server averages with the weights L_im / L_m. A
+  domain without samples at any client keeps its model.
   """
-  errors.expect_positive('learning_rate', learning_rate)
-  errors.expect_int('num_local_steps', num_local_steps, 1)
-
-  def gradients(model, samples):
-    # Of each domain's mean loss, where `model.gradients` has all samples'.
-    g = model_lib.regressor_gradient(model, samples)
-    return model_lib.part_gradients(model, _mean(g, _counts(model, samples)))
 
   def client_work(model, samples, seed):
     del seed
-    updated = model_lib.descend(
-      model, samples, learning_rate, num_local_steps, gradients
-    )
     counts = _counts(model, samples)
+    # Of each domain's mean loss, where `model.gradients` has all samples'.
+    g = _mean(model_lib.regressor_gradient(model, samples), counts)
+    slopes = model_lib.part_gradients(model, g)
     message = {
-      name: part * _align(counts, part)
-      for name, part in updated._asdict().items()
+      name: _align(counts, part) * (part - learning_rate * slope)
+      for name, part, slope in zip(_BOTH, model, slopes)
     }
     return methods.Contribution({**message, 'count': counts}, {})
 
   def server_work(shared, sums):
+    counts = sums['count']
     return {
-      name: _mean_or_kept(sums[name], sums['count'], shared[name])
-      for name in _BOTH
+      name: tf.where(_align(counts, kept) > 0, _mean(sums[name], counts), kept)
+      for name, kept in shared.items()
     }
 
   return methods.LinearMethod(
@@ -171,13 +139,6 @@ def separate_fed_avg(
     (methods.Phase(client_work, server_work),),
     domain_names=_BOTH,
   )
-
-
-DOMAIN_METHODS: dict[str, Callable[..., methods.LinearMethod]] = {
-  'fed_dar': fed_dar,
-  'fed_dar_wa': fed_dar_wa,
-  'separate_fed_avg': separate_fed_avg,
-}
 
 
 def _fed_dar(
@@ -189,13 +150,10 @@ def _fed_dar(
   """FedDAR with an aggregation of the heads.
 
   Args:
-    name: The method's.
-    learning_rate: For the step on the representation.
     client_sums: `(model, samples) -> ` what the clients send for the heads.
     solve: `(its sum, samples of each domain) -> heads [M, k]`, whatever they
       are for domains without samples.
   """
-  errors.expect_positive('learning_rate', learning_rate)
 
   def heads_of_client(model, samples, seed):
     del seed
@@ -262,7 +220,3 @@ def _align(counts, values):
 def _mean(sums, counts):
   """Means by domain from sums; 0 for a domain without samples."""
   return tf.math.divide_no_nan(sums, _align(counts, sums))
-
-
-def _mean_or_kept(sums, counts, kept):
-  return tf.where(_align(counts, sums) > 0, _mean(sums, counts), kept)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -48,40 +48,14 @@ class DomainProblem(problem_lib.GroundTruth):
     heads: float64 `[M, k]`, the domains' w*_m.
     mixtures: float64 `[n, M]`, the clients' probabilities of the domains.
     samples_per_client: L, at least 1.
-    fresh_samples: Whether clients draw new samples in each round.
     noise_std: Standard deviation of the labels' noise.
     seed: Fixes the samples.
   """
 
   mixtures: np.ndarray
   samples_per_client: int
-  fresh_samples: bool = False
   noise_std: float = 0.0
   seed: int = 0
-
-  def __post_init__(self):
-    super().__post_init__()
-    mixtures = np.asarray(self.mixtures, np.float64)
-    object.__setattr__(self, 'mixtures', mixtures)
-    errors.expect(
-      mixtures.ndim == 2
-      and len(mixtures)
-      and mixtures.shape[1] == len(self.heads),
-      'mixtures',
-      f'rows of {len(self.heads)} numbers, as there are heads',
-      f'the shape {mixtures.shape}',
-    )
-    errors.expect(
-      (mixtures >= 0).all()
-      and (np.abs(mixtures.sum(axis=1) - 1) <= _SUM_TOLERANCE).all(),
-      'mixtures',
-      'rows of probabilities whose sum is 1',
-      f'a least number {mixtures.min():.3g} and sums from '
-      f'{mixtures.sum(axis=1).min():.3g} to {mixtures.sum(axis=1).max():.3g}',
-    )
-    errors.expect_int('samples_per_client', self.samples_per_client, 1)
-    errors.expect_non_negative('noise_std', self.noise_std)
-    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
 
   @property
   def num_clients(self) -> int:
@@ -93,79 +67,30 @@ class DomainProblem(problem_lib.GroundTruth):
     """M."""
     return len(self.heads)
 
-  @property
-  def num_rows(self) -> int:
-    """Rows of a client's samples, L."""
-    return self.samples_per_client
-
-  @property
-  def is_population(self) -> bool:
-    """False: clients always have samples."""
-    return False
-
-  def samples(self, round_number: Any = 0) -> problem_lib.DomainSamples:
-    """What the clients compute with in a round.
-
-    Args:
-      round_number: Integer or integer tensor, at least 0. Only fresh samples
-        depend on it. Works in graphs, too.
-    """
-    index = round_number if self.fresh_samples else 0
-    samples = self._draw(_DOMAINS, _INPUTS, index, self.num_rows)
+  def samples(self) -> problem_lib.DomainSamples:
+    """What the clients compute with in each round."""
+    samples = self._draw(_DOMAINS, _INPUTS, self.samples_per_client)
     noise = problem_lib.normal(
-      problem_lib.stream_seed(self.seed, _NOISE, index),
-      (self.num_clients, self.num_rows),
+      problem_lib.stream_seed(self.seed, _NOISE), samples.y.shape
     )
     return samples._replace(y=samples.y + self.noise_std * noise)
 
   def test_samples(self, num_samples: int) -> problem_lib.DomainSamples:
-    """Other samples of the same clients, whose labels have no noise.
+    """Other samples of the same clients, whose labels have no noise."""
+    return self._draw(_TEST_DOMAINS, _TEST_INPUTS, num_samples)
 
-    Args:
-      num_samples: How many of each client, at least 1.
-    """
-    errors.expect_int('num_samples', num_samples, 1)
-    return self._draw(_TEST_DOMAINS, _TEST_INPUTS, 0, num_samples)
-
-  def domain_counts(self, round_number: int = 0) -> np.ndarray:
-    """int64 `[n, M]`, the clients' samples of each domain in a round."""
-    domain = self.samples(round_number).domain.numpy()
-    return np.stack(
-      [np.bincount(row, minlength=self.num_domains) for row in domain]
-    )
-
-  def objective_samples(self) -> problem_lib.DomainSamples:
-    """Samples whose mean squared loss is what the clients minimize together.
-
-    The training samples where they stay the same. Where they do not, a design
-    of M d rows for each client whose loss is its population's: of each domain m
-    the rows sqrt(M d pi_im) I.
-    """
-    if not self.fresh_samples:
-      return self.samples()
-    scales = np.sqrt(self.num_domains * self.dimension * self.mixtures)
-    rows = (self.num_clients, self.num_domains * self.dimension)
-    x = scales[:, :, np.newaxis, np.newaxis] * np.eye(self.dimension)
-    y = scales[:, :, np.newaxis] * self.targets
-    domain = np.repeat(np.arange(self.num_domains), self.dimension)
-    return problem_lib.DomainSamples(
-      tf.constant(x.reshape(*rows, self.dimension)),
-      tf.constant(y.reshape(rows)),
-      tf.constant(np.broadcast_to(domain, rows), tf.int32),
-    )
-
-  def _draw(self, domain_stream, input_stream, index, num_samples):
+  def _draw(self, domain_stream, input_stream, num_samples):
     """Noiseless samples."""
     shape = (self.num_clients, num_samples)
     x = problem_lib.normal(
-      problem_lib.stream_seed(self.seed, input_stream, index),
+      problem_lib.stream_seed(self.seed, input_stream),
       (*shape, self.dimension),
     )
     # By the inverse of the distribution function, which never takes a domain
     # of probability 0.
     position = tf.random.stateless_uniform(
       shape,
-      problem_lib.stream_seed(self.seed, domain_stream, index),
+      problem_lib.stream_seed(self.seed, domain_stream),
       dtype=tf.float64,
       alg='philox',
     )
@@ -193,23 +118,15 @@ def make_domain_problem(
   samples_per_client: int,
   concentration: float = 0.4,
   prior: Optional[Sequence[float]] = None,
-  fresh_samples: bool = False,
   noise_std: float = 0.0,
   seed: int = 0,
 ) -> DomainProblem:
   """Draws a ground truth, and the clients' mixtures of domains.
 
   Args:
-    num_clients: n, at least 1.
-    dimension: d, at least 1.
-    rank: k, from 1 to `dimension`.
-    num_domains: M, at least 1.
-    samples_per_client: L, at least 1.
     concentration: alpha, positive. The smaller, the more of a client's samples
       are of one domain; for large ones all mixtures are the prior.
     prior: p, M positive numbers whose sum is 1; by default all the same.
-    fresh_samples: Whether clients draw new samples in each round.
-    noise_std: Standard deviation of the labels' noise, at least 0.
     seed: Non-negative. Determines everything.
 
   Returns:
@@ -217,11 +134,8 @@ def make_domain_problem(
     vectors scaled to length sqrt(k).
 
   Raises:
-    ValueError: An argument is out of range.
+    ValueError: If `prior` is no such probabilities.
   """
-  errors.expect_int('num_clients', num_clients, 1)
-  errors.expect_int('num_domains', num_domains, 1)
-  errors.expect_positive('concentration', concentration)
   if prior is None:
     prior = np.full(num_domains, 1 / num_domains)
   prior = np.asarray(prior, np.float64)
@@ -244,7 +158,6 @@ def make_domain_problem(
       np.random.default_rng([seed, _MIXTURES]),
     ),
     samples_per_client=samples_per_client,
-    fresh_samples=fresh_samples,
     noise_std=noise_std,
     seed=seed,
   )

@@ -1,11 +1,5 @@
 """First models of the linear methods.
 
-* `random_representation`: orthonormal columns with a random span.
-* `representation_at_distance`: with a given distance from the ground truth.
-* `method_of_moments`: from one aggregation over the clients' samples (FedRep,
-  FedDAR).
-* `theorem_1_initialization`: scaled as FedAvg's Theorem 1 asks.
-
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
   Personalized Federated Learning, ICML 2021, section 4.1, Algorithm 2.
@@ -19,8 +13,6 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Optional
-
 import numpy as np
 import tensorflow as tf
 
@@ -30,22 +22,21 @@ from binaries.papers.linear import problem as problem_lib
 from tff_pfl import errors
 
 
+def with_zero_head(representation: np.ndarray) -> model_lib.LinearModel:
+  """The model of a representation `[d, k]` with a head of zeros."""
+  return model_lib.LinearModel(
+    representation, np.zeros(representation.shape[1])
+  )
+
+
 def random_representation(
   dimension: int, rank: int, seed: int = 0
 ) -> np.ndarray:
-  """A random matrix with orthonormal columns.
+  """A random matrix with orthonormal columns, float64 `[d, k]`.
 
-  Args:
-    dimension: d, at least 1.
-    rank: k, from 1 to `dimension`.
-    seed: Non-negative. The matrix is independent of the ground truth of the
-      problem that was made with the same seed.
-
-  Returns:
-    float64 `[d, k]`.
+  It is independent of the ground truth of the problem that was made with the
+  same seed.
   """
-  errors.expect_int('dimension', dimension, 1)
-  errors.expect_int('rank', rank, 1, dimension)
   return problem_lib.random_orthonormal(
     dimension, rank, _rng(seed, 'representation')
   )
@@ -63,65 +54,14 @@ def representation_at_distance(
     representation: float64 `[d, k]` with orthonormal columns, d >= 2 k.
     distance: In [0, 1].
     seed: Non-negative, of the directions.
-
-  Returns:
-    float64 `[d, k]`.
   """
-  dimension, rank = np.shape(representation)
-  errors.expect(
-    dimension >= 2 * rank,
-    'representation',
-    'a matrix with at least twice as many rows as columns',
-    (dimension, rank),
-  )
   errors.expect(0 <= distance <= 1, 'distance', 'in [0, 1]', distance)
-  directions = _rng(seed, 'distance').standard_normal((dimension, rank))
+  directions = _rng(seed, 'distance').standard_normal(representation.shape)
   # Twice, as rounding leaves a trace of the given columns in the difference.
   for _ in range(2):
     directions -= representation @ (representation.T @ directions)
     directions = np.linalg.qr(directions)[0]
   return np.sqrt(1 - distance**2) * representation + distance * directions
-
-
-def theorem_1_initialization(
-  dimension: int,
-  rank: int,
-  learning_rate: float,
-  *,
-  head_norm: float = 0.0,
-  representation: Optional[np.ndarray] = None,
-  seed: int = 0,
-) -> model_lib.LinearModel:
-  """A model as Theorem 1 asks: I - alpha B^T B = 0 and a small head.
-
-  Args:
-    dimension: d.
-    rank: k.
-    learning_rate: alpha, positive. B has orthonormal columns times
-      1 / sqrt(alpha).
-    head_norm: Length of w, whose direction is random; at least 0.
-    representation: float64 `[d, k]` with orthonormal columns, to be scaled; by
-      default a random one.
-    seed: Non-negative.
-
-  Returns:
-    The model.
-  """
-  errors.expect_positive('learning_rate', learning_rate)
-  errors.expect_non_negative('head_norm', head_norm)
-  if representation is None:
-    representation = random_representation(dimension, rank, seed)
-  errors.expect(
-    np.shape(representation) == (dimension, rank),
-    'representation',
-    f'of shape {(dimension, rank)}',
-    np.shape(representation),
-  )
-  head = _rng(seed, 'head').standard_normal(rank)
-  return model_lib.LinearModel(
-    representation / np.sqrt(learning_rate),
-    head * (head_norm / np.linalg.norm(head)),
-  )
 
 
 def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
@@ -133,44 +73,31 @@ def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
   moment of the heads, so they tend to the span of B*.
 
   Args:
-    problem: With finitely many samples; those of round 0 are used, which a run
-      with fresh samples has in its first round, too.
+    problem: With finitely many samples: the design of population gradients has
+      other fourth moments than Gaussian inputs.
 
   Returns:
     float64 `[d, k]` with orthonormal columns.
 
   Raises:
-    ValueError: For a problem of population gradients, whose design has other
-      fourth moments than Gaussian inputs.
+    ValueError: For a problem of population gradients.
   """
   errors.expect(
-    not problem.is_population,
+    problem.samples_per_client is not None,
     'problem.samples_per_client',
     'a number of samples for the method of moments',
     problem.samples_per_client,
   )
-  samples = problem.samples(0)
-  mean = np.mean(
-    [
-      _second_moments(problem_lib.LinearSamples(x, y)).numpy()
-      for x, y in zip(samples.x, samples.y)
-    ],
-    axis=0,
-  )
-  return _top_eigenvectors(tf.constant(mean), problem.rank).numpy()
-
-
-def _second_moments(samples: Any) -> tf.Tensor:
-  num_samples = tf.cast(tf.shape(samples.y)[0], tf.float64)
-  weighted = samples.x * samples.y[:, tf.newaxis]
-  return tf.matmul(weighted, weighted, transpose_a=True) / num_samples
-
-
-def _top_eigenvectors(matrix: tf.Tensor, rank: int) -> tf.Tensor:
+  samples = problem.samples()
+  second_moments = []
+  for x, y in zip(samples.x, samples.y):
+    weighted = x * y[:, tf.newaxis]
+    gram = tf.matmul(weighted, weighted, transpose_a=True)
+    second_moments.append(gram.numpy() / len(y))
   # Eigenvalues ascend.
-  return tf.linalg.eigh(matrix)[1][:, -rank:]
+  _, vectors = tf.linalg.eigh(np.mean(second_moments, axis=0))
+  return vectors[:, -problem.rank :].numpy()
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:
-  errors.expect_int('seed', seed, 0, 2**63 - 1)
   return np.random.default_rng([seed, *stream.encode()])

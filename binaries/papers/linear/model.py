@@ -1,4 +1,4 @@
-"""The linear model x -> <B w, x>: its loss, its gradients, descent on it.
+"""The linear model x -> <B w, x>: loss, gradients, descent, least squares.
 
 With M domains the head, or both parts, may have a first axis with one entry for
 each domain: an example of domain z is then predicted by w_z (and B_z). What is
@@ -7,18 +7,20 @@ of the regressors B w has the shape `[d]`, and `[M, d]` with domains.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from binaries.papers.linear import problem as problem_lib
-from tff_pfl import errors
+
+# For its rules: without them clients cannot compute as one program.
+from tff_pfl.client import vectorization  # noqa: F401
 
 # A loop inside of a client's work takes long to make for many clients at once.
 _MAX_UNROLLED_STEPS = 4
+# Eigenvalues of a sum of squares, relative to the largest, that are rounding.
+_RELATIVE_ZERO = 1e-13
 
 
 class LinearModel(NamedTuple):
@@ -33,31 +35,9 @@ class LinearModel(NamedTuple):
   head: Any
 
 
-def check_model(model: LinearModel, name: str) -> LinearModel:
-  """Returns a model without domains as NumPy arrays, or raises `ValueError`."""
-  errors.expect_type(model, LinearModel, name, 'a LinearModel')
-  model = LinearModel(*(np.asarray(part, np.float64) for part in model))
-  shapes = (model.representation.shape, model.head.shape)
-  errors.expect(
-    len(shapes[0]) == 2
-    and shapes[0][0] >= shapes[0][1] >= 1
-    and shapes[1] == shapes[0][1:],
-    name,
-    'a model of the shapes [d, k] with d >= k >= 1 and [k]',
-    shapes,
-  )
-  errors.expect(
-    all(np.isfinite(part).all() for part in model),
-    name,
-    'finite',
-    'a number that is not',
-  )
-  return model
-
-
-def select(model: LinearModel, names: Sequence[str]) -> Any:
+def select(model: LinearModel, names: Sequence[str]) -> dict[str, Any]:
   """Parts of a model by name."""
-  return collections.OrderedDict((n, getattr(model, n)) for n in names)
+  return {name: getattr(model, name) for name in names}
 
 
 def membership(samples: problem_lib.DomainSamples, num_domains: int) -> Any:
@@ -132,20 +112,11 @@ def descend(
   samples: problem_lib.Samples,
   learning_rate: float,
   num_steps: int,
-  gradients_fn: Callable[..., LinearModel] = gradients,
 ) -> LinearModel:
-  """Full-batch gradient steps on the representation and the head together.
-
-  Args:
-    model: Where to start.
-    samples: Those of one client.
-    learning_rate: Positive.
-    num_steps: At least 0.
-    gradients_fn: `(model, samples) -> gradients`, by default those of `loss`.
-  """
+  """Full-batch gradient steps on the representation and the head together."""
 
   def step(model):
-    gradient = gradients_fn(model, samples)
+    gradient = gradients(model, samples)
     return tf.nest.map_structure(
       lambda value, slope: value - learning_rate * slope, model, gradient
     )
@@ -179,3 +150,54 @@ def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
   q, r = tf.linalg.qr(matrix)
   signs = tf.where(tf.linalg.diag_part(r) < 0, -1.0, 1.0)
   return q * tf.cast(signs, q.dtype)[tf.newaxis]
+
+
+def least_squares(
+  matrix: tf.Tensor, right_side: tf.Tensor, ridge: float = 0.0
+) -> tf.Tensor:
+  """The w that minimizes |matrix w - right_side|^2 / (2 m) + ridge |w|^2 / 2.
+
+  Args:
+    matrix: float64 `[..., m, k]`; without a ridge rows of zeros change nothing.
+    right_side: float64 `[..., m]`.
+    ridge: At least 0; 0 is plain least squares, whose solution of the least
+      norm is returned where there are several, as for `m < k`.
+
+  Returns:
+    float64 `[..., k]`.
+  """
+  if ridge:
+    num_rows = tf.cast(tf.shape(matrix)[-2], matrix.dtype)
+    # The ridge as further rows: the normal equations would square the error.
+    rows = tf.sqrt(ridge * num_rows) * tf.eye(
+      matrix.shape[-1],
+      batch_shape=tf.shape(matrix)[:-2],
+      dtype=matrix.dtype,
+    )
+    matrix = tf.concat([matrix, rows], axis=-2)
+    right_side = tf.concat([right_side, tf.zeros_like(rows[..., 0])], axis=-1)
+  # `fast=True` would solve the normal equations.
+  solution = tf.linalg.lstsq(matrix, right_side[..., tf.newaxis], fast=False)
+  return tf.squeeze(solution, axis=-1)
+
+
+def solve_normal_equations(gram: tf.Tensor, moments: tf.Tensor) -> tf.Tensor:
+  """The w of the least norm with gram w = moments.
+
+  For whoever has only the sums: `least_squares` of the rows that gram and
+  moments are sums of has the same solution, with half of its error's digits.
+
+  Args:
+    gram: float64 `[..., k, k]`, symmetric and positive semidefinite, such as a
+      sum of z z^T. Eigenvalues below 1e-13 times the largest count as 0.
+    moments: float64 `[..., k]`, in its range, such as the sum of y z.
+
+  Returns:
+    float64 `[..., k]`; zeros for a gram of zeros.
+  """
+  values, vectors = tf.linalg.eigh(gram)
+  # Eigenvalues ascend.
+  is_zero = values <= _RELATIVE_ZERO * values[..., -1:]
+  coordinates = tf.linalg.matvec(vectors, moments, transpose_a=True)
+  divisors = tf.where(is_zero, tf.zeros_like(values), values)
+  return tf.linalg.matvec(vectors, tf.math.divide_no_nan(coordinates, divisors))

@@ -15,9 +15,9 @@ Symbols:
   B* -> representation
   w*_i -> heads[i]
 
-What a client computes with in a round is always a set of samples, of one of
-three kinds: the same in each round, new ones in each round, or a design whose
-mean squared loss is the population loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
+What a client computes with is always a set of samples, the same in each round.
+For population gradients it is a design whose mean squared loss is the
+population loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
 |X B w - y|^2 / (2 d) = |B w - B* w*_i|^2 / 2, with the same gradients.
 
 References:
@@ -45,14 +45,14 @@ HEADS = ('normalized', 'gaussian')
 _REPRESENTATION, _HEADS, _INPUTS, _NOISE, _NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = (
   range(7)
 )
-_ORTHONORMAL_TOLERANCE = 1e-8
 
 
 class LinearSamples(NamedTuple):
   """Samples of clients, or of one client without the first axis.
 
   Attributes:
-    x: float64 `[num_clients, m, d]`, the inputs.
+    x: float64 `[num_clients, m, d]`, the inputs; `[1, m, d]` where all clients
+      have the same.
     y: float64 `[num_clients, m]`, the labels.
   """
 
@@ -103,36 +103,6 @@ class GroundTruth:
   representation: np.ndarray
   heads: np.ndarray
 
-  def __post_init__(self):
-    for name in ('representation', 'heads'):
-      value = np.asarray(getattr(self, name), np.float64)
-      object.__setattr__(self, name, value)
-      errors.expect(
-        np.isfinite(value).all(), name, 'finite', 'a number that is not'
-      )
-    errors.expect(
-      np.ndim(self.representation) == 2,
-      'representation',
-      'a matrix',
-      f'the shape {np.shape(self.representation)}',
-    )
-    errors.expect(
-      np.ndim(self.heads) == 2
-      and len(self.heads)
-      and self.heads.shape[1] == self.rank,
-      'heads',
-      f'a row of {self.rank} numbers each',
-      f'the shape {np.shape(self.heads)}',
-    )
-    gram = self.representation.T @ self.representation
-    deviation = np.abs(gram - np.eye(self.rank)).max()
-    errors.expect(
-      deviation <= _ORTHONORMAL_TOLERANCE,
-      'representation',
-      'a matrix with orthonormal columns',
-      f'a deviation of {deviation:.2g}',
-    )
-
   @property
   def dimension(self) -> int:
     """Of the inputs, d."""
@@ -151,13 +121,12 @@ class GroundTruth:
 
 @dataclasses.dataclass(frozen=True)
 class LinearProblem(GroundTruth):
-  """A ground truth and how clients see it.
+  """A ground truth with a head for each client, and how clients see it.
 
   Attributes:
     representation: float64 `[d, k]` with orthonormal columns, B*.
     heads: float64 `[num_clients, k]`, the clients' w*_i.
     samples_per_client: m; None for gradients of the population loss.
-    fresh_samples: Whether clients draw new samples in each round.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
     seed: Fixes the samples, and new clients.
@@ -165,24 +134,9 @@ class LinearProblem(GroundTruth):
   """
 
   samples_per_client: Optional[int] = None
-  fresh_samples: bool = False
   noise_std: float = 0.0
   seed: int = 0
   head_distribution: str = 'normalized'
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.samples_per_client is not None:
-      errors.expect_int('samples_per_client', self.samples_per_client, 1)
-    errors.expect(
-      not (self.fresh_samples and self.samples_per_client is None),
-      'fresh_samples',
-      'False for population gradients (samples_per_client=None)',
-      self.fresh_samples,
-    )
-    errors.expect_non_negative('noise_std', self.noise_std)
-    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
-    _expect_head_distribution(self.head_distribution)
 
   @property
   def num_clients(self) -> int:
@@ -194,52 +148,24 @@ class LinearProblem(GroundTruth):
     """0, as the samples have no domains."""
     return 0
 
-  @property
-  def is_population(self) -> bool:
-    """Whether the clients have the gradients of the population loss."""
-    return self.samples_per_client is None
-
-  @property
-  def num_rows(self) -> int:
-    """Rows of a client's samples; d for the population's design."""
-    return self.dimension if self.is_population else self.samples_per_client
-
-  def samples(self, round_number: Any = 0) -> LinearSamples:
-    """What the clients compute with in a round.
-
-    Args:
-      round_number: Integer or integer tensor, at least 0. Only fresh samples
-        depend on it. Works in graphs, too.
+  def samples(self) -> LinearSamples:
+    """What the clients compute with in each round.
 
     Returns:
-      float64 tensors, `[num_clients, num_rows, d]` and
-      `[num_clients, num_rows]`. The population's are as the module says.
+      float64 tensors, `[num_clients, m, d]` and `[num_clients, m]`. The
+      population's are as the module says, `[1, d, d]` and `[num_clients, d]`.
     """
-    if self.is_population:
-      return self._population()
-    index = round_number if self.fresh_samples else 0
-    shape = (self.num_clients, self.num_rows)
-    x = normal(stream_seed(self.seed, _INPUTS, index), (*shape, self.dimension))
-    noise = normal(stream_seed(self.seed, _NOISE, index), shape)
+    if self.samples_per_client is None:
+      scale = np.sqrt(self.dimension)
+      design = tf.constant(scale * np.eye(self.dimension))
+      return LinearSamples(
+        design[tf.newaxis], tf.constant(scale * self.targets)
+      )
+    shape = (self.num_clients, self.samples_per_client)
+    x = normal(stream_seed(self.seed, _INPUTS), (*shape, self.dimension))
+    noise = normal(stream_seed(self.seed, _NOISE), shape)
     return LinearSamples(
       x, tf.linalg.matvec(x, self.targets) + self.noise_std * noise
-    )
-
-  def objective_samples(self) -> LinearSamples:
-    """Samples whose mean squared loss is what the clients minimize together.
-
-    The training samples where they stay the same, the population's otherwise.
-    """
-    if self.is_population or self.fresh_samples:
-      return self._population()
-    return self.samples()
-
-  def _population(self) -> LinearSamples:
-    scale = np.sqrt(self.dimension)
-    design = tf.constant(scale * np.eye(self.dimension))
-    return LinearSamples(
-      tf.broadcast_to(design, (self.num_clients, *design.shape)),
-      tf.constant(scale * self.targets),
     )
 
   def new_client(self, num_samples: int, index: int = 0) -> NewClient:
@@ -254,35 +180,21 @@ class LinearProblem(GroundTruth):
     Returns:
       Its samples, with noise of `noise_std`, and its ground truth.
     """
-    errors.expect_int('num_samples', num_samples, 1)
-    errors.expect_int('index', index, 0)
-    head = _draw_heads(
-      self.head_distribution, 1, self.rank, self._rng(_NEW_HEAD, index)
-    )[0]
+
+    def rng(stream):
+      return np.random.default_rng([self.seed, stream, index])
+
+    head = _draw_heads(self.head_distribution, 1, self.rank, rng(_NEW_HEAD))[0]
     target = self.representation @ head
-    x = self._rng(_NEW_INPUTS, index).standard_normal(
-      (num_samples, self.dimension)
-    )
-    noise = self._rng(_NEW_NOISE, index).standard_normal(num_samples)
+    x = rng(_NEW_INPUTS).standard_normal((num_samples, self.dimension))
+    noise = rng(_NEW_NOISE).standard_normal(num_samples)
     return NewClient(x, x @ target + self.noise_std * noise, target)
 
-  def _rng(self, stream: int, index: int) -> np.random.Generator:
-    return np.random.default_rng([self.seed, stream, index])
 
-
-def stream_seed(seed: int, stream: int, index: Any) -> tf.Tensor:
-  """The seed of one of a problem's random streams in one round.
-
-  Args:
-    seed: The problem's.
-    stream: Which stream, at least 0.
-    index: Integer or integer tensor, at least 0.
-
-  Returns:
-    int32 tensor `[2]`.
-  """
+def stream_seed(seed: int, stream: int) -> tf.Tensor:
+  """The seed of one of a problem's random streams, an int32 tensor `[2]`."""
   return randomness.fold_in(
-    tf.bitcast(tf.constant(seed, tf.int64), tf.int32), stream, index
+    tf.bitcast(tf.constant(seed, tf.int64), tf.int32), stream, 0
   )
 
 
@@ -304,7 +216,6 @@ def make_problem(
   rank: int,
   *,
   samples_per_client: Optional[int] = None,
-  fresh_samples: bool = False,
   noise_std: float = 0.0,
   heads: str = 'normalized',
   seed: int = 0,
@@ -312,12 +223,7 @@ def make_problem(
   """Draws a ground truth.
 
   Args:
-    num_clients: n, at least 1.
-    dimension: d, at least 1.
     rank: k, from 1 to `dimension`.
-    samples_per_client: m, at least 1; None for population gradients.
-    fresh_samples: Whether clients draw new samples in each round.
-    noise_std: Standard deviation of the labels' noise, at least 0.
     heads: 'normalized': a client's head is a Gaussian vector scaled to length
       sqrt(k) (FedRep); 'gaussian': independent normal elements (FedAvg).
     seed: Non-negative. Determines everything.
@@ -326,13 +232,10 @@ def make_problem(
     The problem; B* is the Q factor of a Gaussian matrix.
 
   Raises:
-    ValueError: An argument is out of range.
+    ValueError: If `rank` or `heads` is none of these.
   """
-  errors.expect_int('num_clients', num_clients, 1)
-  errors.expect_int('dimension', dimension, 1)
   errors.expect_int('rank', rank, 1, dimension)
-  errors.expect_int('seed', seed, 0, 2**63 - 1)
-  _expect_head_distribution(heads)
+  errors.expect(heads in HEADS, 'heads', f'one of {", ".join(HEADS)}', heads)
   return LinearProblem(
     representation=random_orthonormal(
       dimension, rank, np.random.default_rng([seed, _REPRESENTATION])
@@ -341,7 +244,6 @@ def make_problem(
       heads, num_clients, rank, np.random.default_rng([seed, _HEADS])
     ),
     samples_per_client=samples_per_client,
-    fresh_samples=fresh_samples,
     noise_std=noise_std,
     seed=seed,
     head_distribution=heads,
@@ -353,7 +255,3 @@ def _draw_heads(distribution, num_clients, rank, rng):
   if distribution == 'normalized':
     heads *= np.sqrt(rank) / np.linalg.norm(heads, axis=1, keepdims=True)
   return heads
-
-
-def _expect_head_distribution(value):
-  errors.expect(value in HEADS, 'heads', f'one of {", ".join(HEADS)}', value)

@@ -1,14 +1,17 @@
-"""What a client that did not train gets from its samples.
+"""Errors of the clients' models, of those that trained and of new ones.
 
-The error is |theta - B* w*|^2, the excess mean squared error on new inputs of
-unit covariance, against the number m of the client's samples:
+`client_errors` is of the clients that trained, on samples that they did not
+train on. The others are of new clients: the error |theta - B* w*|^2, the excess
+mean squared error on new inputs of unit covariance, against the number m of the
+client's samples:
 
 * `head_errors`: a learned representation, the head by least squares;
 * `local_only_errors`: no representation, least squares in d dimensions;
 * `fine_tuning_errors`: a learned model, gradient steps on all of it.
 
-Each function takes new clients 0 to num_clients - 1 of the problem, so that
-they compare the same ones; m samples of a client are the first m of more.
+Each of these takes new clients 0 to num_clients - 1 of the problem, so that
+they compare the same ones; m samples of a client are the first m of more. The
+errors are float64 `[len(sample_counts), num_clients]`.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
@@ -19,16 +22,47 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
-from binaries.papers.linear.least_squares import least_squares
-from tff_pfl import errors
+
+
+def client_errors(
+  models: model_lib.LinearModel,
+  problem: domain_problem.DomainProblem,
+  num_samples: int,
+) -> np.ndarray:
+  """The clients' mean squared errors on noiseless test samples.
+
+  Args:
+    models: Those of n clients, such as `History.client_models`: float64
+      `[n, d, k]` and `[n, k]`, or with an axis for domains before d and k.
+    problem: Whose test samples are taken; a client's have the domains of its
+      mixture.
+
+  Returns:
+    float64 `[n]`. A client that predicts 0 has about the variance of its
+    labels, which is k for heads of length sqrt(k).
+  """
+  samples = problem.test_samples(num_samples)
+
+  @tf.function(autograph=False)
+  def squared_errors(models, samples):
+    return tf.vectorized_map(
+      lambda args: 2 * model_lib.loss(*args),
+      (models, samples),
+      fallback_to_while_loop=False,
+    )
+
+  models = tf.nest.map_structure(tf.constant, models)
+  return squared_errors.get_concrete_function(models, samples)(
+    models, samples
+  ).numpy()
 
 
 def head_errors(
@@ -36,33 +70,17 @@ def head_errors(
   problem: problem_lib.LinearProblem,
   sample_counts: Sequence[int],
   *,
-  num_clients: int = 10,
-  ridge: float = 0.0,
+  num_clients: int,
 ) -> np.ndarray:
   """Errors with a learned representation and an exact head.
 
   Args:
     representation: float64 `[d, k]`, of any scale.
-    problem: Whose new clients are taken.
-    sample_counts: Numbers of samples, each at least 1. With fewer than k (and
-      no ridge) the head of the least norm is taken.
-    num_clients: New clients, at least 1.
-    ridge: The penalty in the head's loss, at least 0.
-
-  Returns:
-    float64 `[len(sample_counts), num_clients]`.
+    sample_counts: With fewer than k the head of the least norm is taken.
   """
-  representation = np.asarray(representation, np.float64)
-  errors.expect_non_negative('ridge', ridge)
-  errors.expect(
-    representation.ndim == 2 and len(representation) == problem.dimension,
-    'representation',
-    f'a matrix of {problem.dimension} rows',
-    representation.shape,
-  )
 
   def regressor(x, y):
-    head = least_squares(tf.matmul(x, representation), y, ridge)
+    head = model_lib.least_squares(tf.matmul(x, representation), y)
     return tf.linalg.matvec(representation, head)
 
   return _errors(regressor, problem, sample_counts, num_clients)
@@ -72,25 +90,13 @@ def local_only_errors(
   problem: problem_lib.LinearProblem,
   sample_counts: Sequence[int],
   *,
-  num_clients: int = 10,
-  ridge: float = 0.0,
+  num_clients: int,
 ) -> np.ndarray:
   """Errors of least squares in d dimensions on the client's samples alone.
 
-  Args:
-    problem: Whose new clients are taken.
-    sample_counts: Numbers of samples, each at least 1. With fewer than d (and
-      no ridge) the regressor of the least norm is taken.
-    num_clients: New clients, at least 1.
-    ridge: The penalty in the loss, at least 0.
-
-  Returns:
-    float64 `[len(sample_counts), num_clients]`.
+  With fewer than d samples the regressor of the least norm is taken.
   """
-  errors.expect_non_negative('ridge', ridge)
-  return _errors(
-    lambda x, y: least_squares(x, y, ridge), problem, sample_counts, num_clients
-  )
+  return _errors(model_lib.least_squares, problem, sample_counts, num_clients)
 
 
 def fine_tuning_errors(
@@ -99,32 +105,13 @@ def fine_tuning_errors(
   sample_counts: Sequence[int],
   *,
   learning_rate: float,
-  num_steps: int = 200,
-  num_clients: int = 10,
+  num_steps: int,
+  num_clients: int,
 ) -> np.ndarray:
   """Errors after full-batch gradient steps on representation and head.
 
-  Args:
-    model: Where the steps start.
-    problem: Whose new clients are taken.
-    sample_counts: Numbers of samples, each at least 1.
-    learning_rate: Positive.
-    num_steps: tau', at least 0.
-    num_clients: New clients, at least 1.
-
-  Returns:
-    float64 `[len(sample_counts), num_clients]`; not finite where the steps
-    diverged.
+  They are not finite where the steps diverged.
   """
-  errors.expect_positive('learning_rate', learning_rate)
-  errors.expect_int('num_steps', num_steps, 0)
-  model = model_lib.check_model(model, 'model')
-  errors.expect(
-    len(model.representation) == problem.dimension,
-    'model.representation',
-    f'a matrix of {problem.dimension} rows',
-    model.representation.shape,
-  )
 
   def regressor(x, y):
     tuned = model_lib.descend(
@@ -145,8 +132,6 @@ def _errors(
   num_clients: int,
 ) -> np.ndarray:
   """Errors of `regressor(x, y)` for each number of samples and client."""
-  errors.expect_int('num_clients', num_clients, 1)
-  errors.expect(len(sample_counts), 'sample_counts', 'non-empty', sample_counts)
 
   # One graph for all numbers of samples.
   @tf.function(

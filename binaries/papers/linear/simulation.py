@@ -1,7 +1,16 @@
 """Runs a linear method on one machine, with all clients as one program.
 
-Clients are a batch dimension (`tf.vectorized_map`), and the rounds a loop
-inside one TensorFlow function. This is not the round of
+for each phase of a round (most methods have one):
+
+server                                client i of n
+------                                -------------
+broadcast(shared, seed, round) ---->  model = shared and local parts
+                                      message, local <-
+                                        client_work(model, samples)
+shared <- server_work(shared, mean)
+                               <----  message; keep the local parts
+
+Clients are a batch dimension (`tf.vectorized_map`). This is not the round of
 `templates.federated_round`: that one has a network in float32, and a server
 that takes an optimizer's step. Here the server factorizes the mean, in float64,
 and the theory is checked over thousands of rounds.
@@ -11,27 +20,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from binaries.papers.linear import (
-  domain_problem,
-  initialization,
-  methods,
-  rounds,
-)
+from binaries.papers.linear import domain_problem, methods
 from binaries.papers.linear import model as model_lib
 from tff_pfl import errors
-
-# For its rules: without them clients cannot draw batches as one program.
-from tff_pfl.client import vectorization  # noqa: F401
 from tff_pfl.evaluation import representation as representation_lib
-
-# What a traced chunk of rounds may hold in representations.
-_MAX_TRACE_BYTES = 2**26
-_MAX_RECORDS_PER_CHUNK = 1000
+from tff_pfl.models import randomness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +38,17 @@ class History:
   """What a run did, in series of S states, the initial one first.
 
   Attributes:
-    rounds: int64 `[S]`, the rounds done at each state. With a record of each
-      round S is the number of rounds plus 1.
+    rounds: int64 `[S]`, the rounds done at each state.
     distance: float64 `[S]`, the principal angle distance between the
       representation and the ground truth, in [0, 1]. Where clients, or domains,
       have representations of their own, the mean over them.
     gradient_norm: float64 `[S]`, the norm of the gradient of the global loss
       with respect to all parts of the model, those that clients keep included.
-    loss: float64 `[S]`, the global loss: the mean over clients of f_i at the
-      shared parts and the client's own. f_i is of the client's samples, or of
-      its population where these change from round to round. All samples weigh
-      the same, also for a method that gives domains weights.
-    representation: float64 `[d, k]`, after the last round; `[n, d, k]` where
-      clients have their own, and `[M, d, k]` where domains have.
-    head: float64 `[k]`, or `[M, k]` with one for each domain: the global head
-      after the last round, if there is one.
-    client_heads: float64 `[n, k]`, the clients' heads after the last round, if
-      they keep them.
+      The global loss is the mean over clients of f_i at the shared parts and
+      the client's own. All samples weigh the same, also for a method that gives
+      domains weights.
+    model: After the last round, as NumPy arrays: a part that clients keep has a
+      first axis of n clients, one that domains have a first axis of M domains.
     client_models: Both parts as each client has them after the last round, with
       a first axis of n clients.
   """
@@ -63,34 +56,29 @@ class History:
   rounds: np.ndarray
   distance: np.ndarray
   gradient_norm: np.ndarray
-  loss: np.ndarray
-  representation: np.ndarray
-  head: Optional[np.ndarray]
-  client_heads: Optional[np.ndarray]
+  model: model_lib.LinearModel
   client_models: model_lib.LinearModel
 
-  @property
-  def model(self) -> model_lib.LinearModel:
-    """The global model after the last round.
 
-    Raises:
-      ValueError: If the method has none.
-    """
-    errors.expect(
-      self.head is not None,
-      'model',
-      'asked of a method with a global head',
-      self.head,
-    )
-    return model_lib.LinearModel(self.representation, self.head)
+class _State(NamedTuple):
+  """What there is between two rounds.
+
+  Attributes:
+    round_number: int32, rounds done.
+    shared: The shared parts of the model by name; empty for some methods.
+    local: The parts that clients keep by name, each with a first axis of n.
+  """
+
+  round_number: Any
+  shared: Any
+  local: Any
 
 
-class _Trace(NamedTuple):
-  """Of each state: what is recorded."""
+class _Observation(NamedTuple):
+  """What is recorded of a state."""
 
   representation: Any
   gradient_norm: Any
-  loss: Any
 
 
 def run(
@@ -98,81 +86,74 @@ def run(
   problem: domain_problem.Problem,
   num_rounds: int,
   *,
-  initial: Optional[model_lib.LinearModel] = None,
+  initial: model_lib.LinearModel,
   seed: int = 0,
   rounds_per_record: int = 1,
 ) -> History:
   """Runs a method with all clients in each round.
 
   Args:
-    method: One of `methods.METHODS` or `domain_methods.DOMAIN_METHODS`.
     problem: What the clients compute with.
     num_rounds: T, at least 0.
-    initial: The first model; clients that keep a head all start from its head,
-      as do domains. By default a random orthonormal representation, drawn from
-      `seed`, and a zero head.
+    initial: The first model, without domains; clients that keep a part all
+      start from its, as do domains.
     seed: Fixes the method's own randomness; non-negative.
     rounds_per_record: A state is recorded after each so many rounds: a divisor
       of `num_rounds`.
 
-  Returns:
-    The history.
-
   Raises:
-    TypeError: If `method` is none, for instance only its name.
-    ValueError: If the method cannot run on the problem.
+    ValueError: If the records do not fit the rounds, or the method needs
+      domains that the samples do not have.
     RunError: If the iterates diverge.
   """
-  methods.check_method(method)
-  errors.expect_int('num_rounds', num_rounds, 0)
-  errors.expect_int('seed', seed, 0, 2**63 - 1)
-  errors.expect_int('rounds_per_record', rounds_per_record, 1)
+  rounds = np.arange(0, num_rounds + 1, rounds_per_record)
   errors.expect(
-    num_rounds % rounds_per_record == 0,
+    rounds[-1] == num_rounds,
     'rounds_per_record',
     f'a divisor of `num_rounds` = {num_rounds}',
     rounds_per_record,
   )
-  method.check(problem.num_rows, problem.rank, problem.num_domains)
-  initial = _initial_model(initial, problem, seed)
-  states = _initial_states(method, initial, problem, seed)
+  state = _initial_state(method, problem, initial)
+  samples = problem.samples()
+  observe = _build_observe(method, samples, problem.num_clients)
+  one_round = _build_round(method, samples, problem.num_clients, seed)
+
+  @tf.function(autograph=False)
+  def advance(state):
+    (state,) = tf.while_loop(
+      lambda _: True,
+      lambda state: (one_round(state),),
+      (state,),
+      maximum_iterations=rounds_per_record,
+      parallel_iterations=1,
+    )
+    return state, observe(state)
+
   # As the graphs that they are: TensorFlow takes a second run's functions for
   # the first run's and would warn of repeated tracing.
-  observe = _build_observe(method, problem).get_concrete_function(states)
-  run_rounds = _build_run_rounds(
-    method, problem, observe, rounds_per_record
-  ).get_concrete_function(states, tf.TensorSpec([], tf.int32))
-  recorded_rounds = np.arange(0, num_rounds + 1, rounds_per_record)
-  records_per_chunk = _records_per_chunk(method, problem)
-  chunks = []
-  # The last state is observed after all rounds.
-  for first in range(0, len(recorded_rounds) - 1, records_per_chunk):
-    chunk_rounds = recorded_rounds[:-1][first : first + records_per_chunk]
-    states, trace = run_rounds(states, tf.constant(len(chunk_rounds)))
-    chunks.append(_summarize(method, problem, trace, chunk_rounds))
-  last = tf.nest.map_structure(lambda v: v[tf.newaxis], observe(states))
-  chunks.append(_summarize(method, problem, last, recorded_rounds[-1:]))
-  series = np.concatenate(chunks, axis=1)
-  return _history(method, problem, states, recorded_rounds, series)
-
-
-def _history(method, problem, states, recorded_rounds, series):
-  """The history of a run that ended with these states."""
-  distance, gradient_norm, loss = series
-  parts = {
-    name: value.numpy()
-    for state in (states[0].shared, states[1].local)
-    for name, value in state.items()
-  }
-  has_global_head = 'head' in method.shared_names
+  observe_first = tf.function(observe, autograph=False).get_concrete_function(
+    state
+  )
+  advance = advance.get_concrete_function(state)
+  series = []
+  observed = observe_first(state)
+  for round_number in rounds:
+    if round_number:
+      state, observed = advance(state)
+    if not np.isfinite(observed.gradient_norm):
+      raise errors.RunError(
+        f'{method.name} diverged: its iterates are not finite after round '
+        f'{round_number}. Choose a smaller step size.'
+      )
+    distance = _distance(observed.representation, problem.representation)
+    series.append((distance, float(observed.gradient_norm)))
+  parts = tf.nest.map_structure(
+    lambda part: part.numpy(), {**state.shared, **state.local}
+  )
   return History(
-    rounds=recorded_rounds,
-    distance=distance,
-    gradient_norm=gradient_norm,
-    loss=loss,
-    representation=parts['representation'],
-    head=parts['head'] if has_global_head else None,
-    client_heads=None if has_global_head else parts['head'],
+    rounds,
+    *np.array(series).T,
+    model=model_lib.LinearModel(**parts),
     client_models=model_lib.LinearModel(
       **{
         name: part
@@ -184,186 +165,109 @@ def _history(method, problem, states, recorded_rounds, series):
   )
 
 
-def _initial_model(initial, problem, seed):
-  if initial is None:
-    initial = model_lib.LinearModel(
-      initialization.random_representation(
-        problem.dimension, problem.rank, seed
-      ),
-      np.zeros(problem.rank),
-    )
-  initial = model_lib.check_model(initial, 'initial')
+def _initial_state(method, problem, initial):
   errors.expect(
-    initial.representation.shape == problem.representation.shape,
-    'initial.representation',
-    f"of the ground truth's shape {problem.representation.shape}",
-    initial.representation.shape,
+    problem.num_domains or not method.domain_names,
+    'problem',
+    f'one with domains, for {method.name}',
+    'one without',
   )
-  return initial
+
+  def repeated(part, times):
+    return tf.constant(np.stack([part] * times))
+
+  shared = {
+    name: repeated(part, problem.num_domains)
+    if name in method.domain_names
+    else tf.constant(part)
+    for name, part in model_lib.select(initial, method.shared_names).items()
+  }
+  local = {
+    name: repeated(part, problem.num_clients)
+    for name, part in model_lib.select(initial, method.local_names).items()
+  }
+  return _State(tf.constant(0, tf.int32), shared, local)
 
 
-def _initial_states(method, initial, problem, seed):
-  """The server's state, and the clients' states stacked."""
-  states = [
-    rounds.initial_states(method, initial, seed, index, problem.num_domains)
-    for index in range(problem.num_clients)
-  ]
-  clients = tf.nest.map_structure(
-    lambda *values: tf.stack(values), *(client for _, client in states)
-  )
-  return states[0][0], clients
+def _map_clients(function, num_clients, local, samples):
+  """`function(index, local parts, samples)` of every client, as one program.
 
-
-def _map_clients(function, problem, client_states, samples):
-  """`function(client state, samples)` of every client, as one program."""
-  if problem.is_population:
-    # One design for all: a matrix product instead of one for each client.
-    samples = samples._replace(x=samples.x[:1])
+  Inputs that all clients share are multiplied once for all of them.
+  """
   return tf.vectorized_map(
     lambda args: function(*args),
-    (client_states, samples),
+    (tf.range(num_clients, dtype=tf.int64), local, samples),
     fallback_to_while_loop=False,
   )
 
 
-def _mean_over_clients(structure):
-  return tf.nest.map_structure(
-    lambda value: tf.reduce_mean(value, axis=0), structure
-  )
+def _build_observe(
+  method: methods.LinearMethod, samples: Any, num_clients: int
+) -> Callable[[_State], _Observation]:
+  def observe(state):
+    def gradients_of_client(_, local, samples):
+      model = model_lib.LinearModel(**state.shared, **local)
+      return model_lib.gradients(model, samples)
 
-
-def _build_observe(method, problem):
-  """`(states) -> _Trace` of one state."""
-  objective_samples = problem.objective_samples()
-
-  @tf.function(autograph=False)
-  def observe(states):
-    server_state, client_states = states
-
-    def of_client(client_state, samples):
-      model = rounds.model_of(server_state, client_state)
-      return (
-        model_lib.gradients(model, samples),
-        model_lib.loss(model, samples),
-      )
-
-    gradients, losses = _map_clients(
-      of_client, problem, client_states, objective_samples
+    gradients = _map_clients(
+      gradients_of_client, num_clients, state.local, samples
     )
     # The global loss is the mean of the clients'; a part that a client keeps
     # is in its own term only.
     slopes = [
       tf.reduce_mean(getattr(gradients, name), axis=0)
       for name in method.shared_names
-    ] + [
-      getattr(gradients, name) / problem.num_clients
-      for name in method.local_names
-    ]
-    parts = {**server_state.shared, **client_states.local}
-    return _Trace(
-      parts['representation'],
-      tf.linalg.global_norm(slopes),
-      tf.reduce_mean(losses),
-    )
+    ] + [getattr(gradients, name) / num_clients for name in method.local_names]
+    parts = {**state.shared, **state.local}
+    return _Observation(parts['representation'], tf.linalg.global_norm(slopes))
 
   return observe
 
 
-def _build_run_rounds(method, problem, observe, rounds_per_record):
-  """`(states, number of records) -> (states, _Trace of those before)`."""
-  phases = [
-    (rounds.client_phase(phase), rounds.server_phase(method, phase))
-    for phase in method.phases
-  ]
-  # Otherwise drawn in each round.
-  fixed_samples = None if problem.fresh_samples else problem.samples()
+def _build_round(
+  method: methods.LinearMethod, samples: Any, num_clients: int, seed: int
+) -> Callable[[_State], _State]:
+  def work_of_client(client_work, state, index, local, samples):
+    model = model_lib.LinearModel(**state.shared, **local)
+    client_seed = randomness.client_seed(
+      tf.constant(seed, tf.int64),
+      state.round_number,
+      index,
+      randomness.TRAINING,
+    )
+    return client_work(model, samples, client_seed)
 
-  def one_round(states):
-    server_state, client_states = states
-    samples = fixed_samples or problem.samples(server_state.round_number)
-    for client_phase, server_phase in phases:
-      output = _map_clients(
-        functools.partial(client_phase, server_state),
-        problem,
-        client_states,
+  def one_round(state):
+    for phase in method.phases:
+      contributions = _map_clients(
+        functools.partial(work_of_client, phase.client_work, state),
+        num_clients,
+        state.local,
         samples,
       )
-      mean = _mean_over_clients(output.message)
-      server_state = server_phase(server_state, mean)
-      client_states = output.client_state
-    return server_state, client_states
-
-  def rounds_of_record(states):
-    if rounds_per_record == 1:
-      return one_round(states)
-    _, states = tf.while_loop(
-      lambda index, _: index < rounds_per_record,
-      lambda index, states: (index + 1, one_round(states)),
-      (0, states),
-      parallel_iterations=1,
-    )
-    return states
-
-  @tf.function(autograph=False)
-  def run_rounds(states, num_records):
-    arrays = tf.nest.map_structure(
-      lambda value: tf.TensorArray(
-        value.dtype, size=num_records, element_shape=value.shape
-      ),
-      observe.structured_outputs,
-    )
-
-    def body(index, states, arrays):
-      arrays = tf.nest.map_structure(
-        lambda array, value: array.write(index, value), arrays, observe(states)
+      mean = tf.nest.map_structure(
+        lambda value: tf.reduce_mean(value, axis=0), contributions.message
       )
-      return index + 1, rounds_of_record(states), arrays
+      state = state._replace(
+        shared=phase.server_work(state.shared, mean), local=contributions.local
+      )
+    return state._replace(round_number=state.round_number + 1)
 
-    _, states, arrays = tf.while_loop(
-      lambda index, *_: index < num_records,
-      body,
-      (0, states, arrays),
-      parallel_iterations=1,
-    )
-    return states, tf.nest.map_structure(lambda array: array.stack(), arrays)
-
-  return run_rounds
+  return one_round
 
 
-def _records_per_chunk(method, problem):
-  """States whose representations are kept in memory at a time."""
-  num_bytes = 8 * problem.dimension * problem.rank
-  if 'representation' in method.local_names:
-    num_bytes *= problem.num_clients
-  if 'representation' in method.domain_names:
-    num_bytes *= problem.num_domains
-  return int(np.clip(_MAX_TRACE_BYTES // num_bytes, 1, _MAX_RECORDS_PER_CHUNK))
-
-
-def _summarize(method, problem, trace, recorded_rounds):
-  """float64 `[3, number of states]`: distance, gradient norm, loss."""
-  trace = tf.nest.map_structure(lambda value: value.numpy(), trace)
-  finite = np.isfinite(trace.loss) & np.isfinite(trace.gradient_norm)
-  if not finite.all():
-    raise errors.RunError(
-      f'{method.name} diverged: its iterates are not finite after round '
-      f'{recorded_rounds[np.argmin(finite)]}. Choose a smaller step size.'
-    )
-  shape = trace.representation.shape
-  distance = [
-    _distance(representation, problem.representation)
-    for representation in trace.representation.reshape(-1, *shape[-2:])
-  ]
-  return np.stack(
+def _distance(representations, ground_truth):
+  """The mean distance of one or more representations."""
+  shape = representations.shape
+  return np.mean(
     [
-      np.reshape(distance, (shape[0], -1)).mean(axis=1),
-      trace.gradient_norm,
-      trace.loss,
+      _principal_angle_distance(representation, ground_truth)
+      for representation in np.reshape(representations, (-1, *shape[-2:]))
     ]
   )
 
 
-def _distance(representation, ground_truth):
+def _principal_angle_distance(representation, ground_truth):
   if np.linalg.matrix_rank(representation) < representation.shape[1]:
     # A space of fewer dimensions misses a direction of the ground truth.
     return 1.0

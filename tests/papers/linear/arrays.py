@@ -18,3 +18,11 @@ def positive_q(matrix):
   """The Q of the QR decomposition whose R has a positive diagonal."""
   q, r = np.linalg.qr(matrix)
   return q * np.sign(np.diag(r))
+
+
+def domain_counts(problem):
+  """The clients' samples of each domain, `[n, M]`."""
+  domains = problem.samples().domain.numpy()
+  return np.stack(
+    [np.bincount(row, minlength=problem.num_domains) for row in domains]
+  )

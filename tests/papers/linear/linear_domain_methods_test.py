@@ -5,12 +5,11 @@ import pytest
 import tensorflow as tf
 
 from binaries.papers.linear import (
-  client_errors,
   domain_methods,
   domain_problem,
   initialization,
   methods,
-  rounds,
+  scoring,
   simulation,
 )
 from binaries.papers.linear import model as model_lib
@@ -22,15 +21,9 @@ _DIMENSION, _RANK, _NUM_DOMAINS = 6, 2, 3
 _RATE = 0.1
 _VARIANTS = {
   'fed_dar': lambda: domain_methods.fed_dar(_RATE),
-  'ridge': lambda: domain_methods.fed_dar(_RATE, ridge=0.1),
   'wa': lambda: domain_methods.fed_dar_wa(_RATE),
-  'wa_broadcast': lambda: domain_methods.fed_dar_wa(
-    _RATE, nearest_to='broadcast'
-  ),
+  'wa_broadcast': lambda: domain_methods.fed_dar_wa(_RATE, near_broadcast=True),
   'separate': lambda: domain_methods.separate_fed_avg(_RATE / 5),
-  'separate_steps': lambda: domain_methods.separate_fed_avg(
-    _RATE / 5, num_local_steps=3
-  ),
 }
 
 
@@ -193,90 +186,48 @@ def _averaged_heads(x, y, domain, representation):
 )
 def test_rounds_equal_numpy(method, solve_heads):
   problem = _problem()
-  assert (problem.domain_counts() == 1).any()
-  assert (problem.domain_counts() == 0).any()
+  assert (arrays.domain_counts(problem) == 1).any()
+  assert (arrays.domain_counts(problem) == 0).any()
   history = simulation.run(method, problem, 3, initial=_initial())
   representation = _initial().representation
   for _ in range(3):
     representation, heads = _numpy_round(problem, representation, solve_heads)
 
-  np.testing.assert_allclose(history.representation, representation, atol=1e-12)
-  np.testing.assert_allclose(history.head, heads, atol=1e-11)
-  assert history.client_heads is None
-  np.testing.assert_array_equal(history.client_models.head[2], history.head)
-
-
-def test_second_order_heads_are_those_of_the_pooled_data_and_averages_not():
-  problem = _problem(20, samples_per_client=8)
-  second_order, averaged = (
-    simulation.run(method(1e-9), problem, 1, initial=_initial()).head
-    for method in (domain_methods.fed_dar, domain_methods.fed_dar_wa)
-  )
-  pooled = _pooled_heads(
-    *(value.numpy() for value in problem.samples()), _initial().representation
-  )
-
-  np.testing.assert_allclose(second_order, pooled, rtol=1e-8, atol=1e-10)
-  assert np.abs(averaged - pooled).max() > 0.01
-
-
-def test_aggregates_of_one_client_are_its_least_squares():
-  problem = _problem(1, samples_per_client=30)
-  second_order, averaged = (
-    simulation.run(method(_RATE), problem, 4, initial=_initial())
-    for method in (domain_methods.fed_dar, domain_methods.fed_dar_wa)
-  )
-
-  np.testing.assert_allclose(second_order.head, averaged.head, atol=1e-10)
   np.testing.assert_allclose(
-    second_order.representation, averaged.representation, atol=1e-10
+    history.model.representation, representation, atol=1e-12
   )
-
-
-def test_one_domain_is_fed_rep_with_one_global_head():
-  # FedRep of one client that has all samples: its head is the global one.
-  problem = _problem(num_domains=1)
-  history = simulation.run(
-    domain_methods.fed_dar(_RATE), problem, 4, initial=_initial()
-  )
-  samples = problem.samples()
-  pooled = problem_lib.LinearSamples(
-    tf.reshape(samples.x, [-1, _DIMENSION]), tf.reshape(samples.y, [-1])
-  )
-  method = methods.fed_rep(_RATE)
-  server, client = rounds.initial_states(method, _initial(), 0, 0)
-  for _ in range(4):
-    output = rounds.client_phase(method.phases[0])(server, client, pooled)
-    server = rounds.server_phase(method, method.phases[0])(
-      server, output.message
-    )
-    client = output.client_state
-
-  np.testing.assert_allclose(
-    history.representation, server.shared['representation'], atol=1e-12
-  )
-  np.testing.assert_allclose(
-    history.head, client.local['head'][tf.newaxis], atol=1e-11
+  np.testing.assert_allclose(history.model.head, heads, atol=1e-11)
+  np.testing.assert_array_equal(
+    history.client_models.head[2], history.model.head
   )
 
 
 def test_separate_fed_avg_of_one_domain_is_fed_avg():
   problem = _problem(num_domains=1)
-  separate = simulation.run(
-    domain_methods.separate_fed_avg(0.02, num_local_steps=3),
-    problem,
-    5,
-    initial=_initial(),
+  separate, fed_avg = (
+    simulation.run(method, problem, 5, initial=_initial())
+    for method in (
+      domain_methods.separate_fed_avg(0.02),
+      methods.fed_avg(0.02, num_local_steps=1),
+    )
   )
-  fed_avg = simulation.run(
-    methods.fed_avg(0.02, num_local_steps=3), problem, 5, initial=_initial()
+
+  for part, expected in zip(separate.model, fed_avg.model):
+    np.testing.assert_allclose(part[0], expected, atol=1e-13)
+  np.testing.assert_allclose(separate.distance, fed_avg.distance, atol=1e-12)
+
+
+def test_one_client_and_domain_is_fed_rep():
+  problem = _problem(1, num_domains=1, samples_per_client=20)
+  fed_dar, fed_rep = (
+    simulation.run(method, problem, 4, initial=_initial())
+    for method in (domain_methods.fed_dar(_RATE), methods.fed_rep(_RATE))
   )
 
   np.testing.assert_allclose(
-    separate.representation[0], fed_avg.representation, atol=1e-13
+    fed_dar.model.representation, fed_rep.model.representation, atol=1e-12
   )
-  np.testing.assert_allclose(separate.head[0], fed_avg.head, atol=1e-13)
-  np.testing.assert_allclose(separate.distance, fed_avg.distance, atol=1e-12)
+  np.testing.assert_allclose(fed_dar.model.head, fed_rep.model.head, atol=1e-11)
 
 
 def test_separate_fed_avg_tends_to_each_domains_least_squares():
@@ -288,7 +239,7 @@ def test_separate_fed_avg_tends_to_each_domains_least_squares():
     initial=_initial(),
     rounds_per_record=1000,
   )
-  regressors = np.einsum('mdk,mk->md', history.representation, history.head)
+  regressors = np.einsum('mdk,mk->md', *history.model)
   expected = [
     np.linalg.lstsq(x, y, rcond=None)[0] for x, y in _pooled(problem.samples())
   ]
@@ -299,7 +250,10 @@ def test_separate_fed_avg_tends_to_each_domains_least_squares():
 def _without_domain_0():
   truth = _problem()
   return domain_problem.DomainProblem(
-    truth.representation, truth.heads, [[0, 0.5, 0.5], [0, 0.2, 0.8]], 12
+    truth.representation,
+    truth.heads,
+    np.array([[0, 0.5, 0.5], [0, 0.2, 0.8]]),
+    12,
   )
 
 
@@ -309,41 +263,27 @@ def test_a_domain_that_no_client_has_keeps_its_head(variant):
     _VARIANTS[variant](), _without_domain_0(), 3, initial=_initial()
   )
 
-  np.testing.assert_array_equal(history.head[0], _initial().head)
-  assert (np.abs(history.head[1:] - _initial().head) > 1e-6).any(axis=1).all()
-  assert np.isfinite(history.representation).all()
+  np.testing.assert_array_equal(history.model.head[0], _initial().head)
+  assert (
+    (np.abs(history.model.head[1:] - _initial().head) > 1e-6).any(axis=1).all()
+  )
+  assert np.isfinite(history.model.representation).all()
 
 
 def test_a_domain_with_fewer_samples_than_columns_has_the_shortest_head():
   problem = _problem(1, samples_per_client=3, seed=4)
-  assert sorted(problem.domain_counts()[0]) == [0, 1, 2]
+  assert sorted(arrays.domain_counts(problem)[0]) == [0, 1, 2]
   history = simulation.run(
     domain_methods.fed_dar(1e-9), problem, 1, initial=_initial()
   )
-  index = int(np.argmin(np.abs(problem.domain_counts()[0] - 1)))
+  index = int(np.argmin(np.abs(arrays.domain_counts(problem)[0] - 1)))
   x, y = _pooled(problem.samples())[index]
 
   np.testing.assert_allclose(
-    history.head[index],
+    history.model.head[index],
     np.linalg.lstsq(x @ _initial().representation, y, rcond=None)[0],
     rtol=1e-10,
   )
-
-
-def test_a_ridge_is_of_each_domains_mean_loss():
-  problem = _problem()
-  history = simulation.run(
-    domain_methods.fed_dar(1e-9, ridge=0.5), problem, 1, initial=_initial()
-  )
-  features, y = [
-    (x @ _initial().representation, y) for x, y in _pooled(problem.samples())
-  ][2]
-  expected = np.linalg.solve(
-    features.T @ features / len(y) + 0.5 * np.eye(_RANK),
-    features.T @ y / len(y),
-  )
-
-  np.testing.assert_allclose(history.head[2], expected, rtol=1e-12)
 
 
 def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
@@ -359,12 +299,12 @@ def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
   }
   zero, broadcast = (
     _one_phase(
-      domain_methods.fed_dar_wa(_RATE, nearest_to=nearest_to),
+      domain_methods.fed_dar_wa(_RATE, near_broadcast=near_broadcast),
       0,
       shared,
       [samples],
     )['head']
-    for nearest_to in domain_methods.NEAREST_TO
+    for near_broadcast in (False, True)
   )
 
   np.testing.assert_allclose(zero, [[3, 0], [0, 2]], atol=1e-14)
@@ -376,8 +316,8 @@ def long_runs():
   problem = domain_problem.make_domain_problem(
     60, 20, 2, 4, samples_per_client=10, concentration=1.0, seed=2
   )
-  initial = model_lib.LinearModel(
-    initialization.method_of_moments(problem), np.zeros(2)
+  initial = initialization.with_zero_head(
+    initialization.method_of_moments(problem)
   )
   return problem, {
     name: simulation.run(method, problem, 300, initial=initial)
@@ -403,24 +343,18 @@ def test_fed_dar_contracts_geometrically_and_its_average_does_not(long_runs):
 def test_errors_of_clients_are_those_of_their_regressors(long_runs):
   problem, histories = long_runs
   fed_dar, averaged = (
-    client_errors.client_errors(history.client_models, problem, 400)
+    scoring.client_errors(history.client_models, problem, 400)
     for history in histories.values()
   )
   history = histories['wa']
-  difference = history.head @ history.representation.T - problem.targets
+  difference = (
+    history.model.head @ history.model.representation.T - problem.targets
+  )
   expected = problem.mixtures @ (difference**2).sum(axis=1)
 
   assert fed_dar.shape == (60,)
   assert fed_dar.max() < 1e-10
   assert averaged.mean() == pytest.approx(expected.mean(), rel=0.1)
-
-
-def test_errors_of_clients_need_a_model_of_each():
-  history = simulation.run(
-    domain_methods.fed_dar(_RATE), _problem(), 0, initial=_initial()
-  )
-  with pytest.raises(ValueError, match='of 5 clients, found 4'):
-    client_errors.client_errors(history.client_models, _problem(5))
 
 
 def test_methods_without_domains_run_on_samples_that_have_them():
@@ -432,21 +366,22 @@ def test_methods_without_domains_run_on_samples_that_have_them():
     methods.local_only(0.01), problem, 2, initial=_initial()
   )
 
-  assert plain.client_heads.shape == (4, _RANK)
+  assert plain.model.head.shape == (4, _RANK)
   np.testing.assert_array_equal(
-    plain.client_models.representation[3], plain.representation
+    plain.client_models.representation[3], plain.model.representation
   )
   np.testing.assert_array_equal(
-    alone.client_models.representation, alone.representation
+    alone.client_models.representation, alone.model.representation
   )
-  assert client_errors.client_errors(alone.client_models, problem).shape == (4,)
+  errors_of_clients = scoring.client_errors(alone.client_models, problem, 200)
+  assert errors_of_clients.shape == (4,)
 
 
 def test_records_may_be_of_some_rounds_only():
   every, some = (
     simulation.run(
       domain_methods.fed_dar(_RATE),
-      _problem(fresh_samples=True),
+      _problem(),
       6,
       initial=_initial(),
       rounds_per_record=rounds_per_record,
@@ -457,22 +392,7 @@ def test_records_may_be_of_some_rounds_only():
   assert every.rounds.tolist() == list(range(7))
   assert some.rounds.tolist() == [0, 3, 6]
   np.testing.assert_allclose(some.distance, every.distance[::3], rtol=1e-12)
-  np.testing.assert_allclose(some.head, every.head, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-  'rounds_per_record, message', [(4, 'a divisor of'), (0, 'at least 1')]
-)
-def test_records_that_do_not_fit_the_rounds_are_refused(
-  rounds_per_record, message
-):
-  with pytest.raises(ValueError, match=f'`rounds_per_record`.*{message}'):
-    simulation.run(
-      domain_methods.fed_dar(_RATE),
-      _problem(),
-      6,
-      rounds_per_record=rounds_per_record,
-    )
+  np.testing.assert_allclose(some.model.head, every.model.head, rtol=1e-12)
 
 
 def test_fed_dar_clients_send_sums_and_keep_nothing():
@@ -490,43 +410,19 @@ def test_fed_dar_clients_send_sums_and_keep_nothing():
   assert not contribution.local
 
 
-@pytest.mark.parametrize('name', list(domain_methods.DOMAIN_METHODS))
-def test_methods_for_domains_refuse_samples_without(name):
-  method = domain_methods.DOMAIN_METHODS[name](_RATE)
-  plain = problem_lib.make_problem(3, _DIMENSION, _RANK, samples_per_client=5)
-  message = f'`num_domains` to be at least 1 for {name}'
-
-  assert method.name == name
-  with pytest.raises(ValueError, match=message):
-    simulation.run(method, plain, 1)
-
-
-@pytest.mark.parametrize('rate', [0.0, -0.1, float('nan'), '0.1'])
-@pytest.mark.parametrize('name', list(domain_methods.DOMAIN_METHODS))
-def test_step_sizes_that_are_not_positive_are_refused(name, rate):
-  with pytest.raises(ValueError, match='`learning_rate` to be a positive'):
-    domain_methods.DOMAIN_METHODS[name](rate)
-
-
-@pytest.mark.parametrize(
-  'build, message',
-  [
-    (lambda: domain_methods.fed_dar(_RATE, ridge=-1), '`ridge`'),
-    (
-      lambda: domain_methods.fed_dar_wa(_RATE, nearest_to='mean'),
-      '`nearest_to` to be one of zero, broadcast',
-    ),
-    (
-      lambda: domain_methods.separate_fed_avg(_RATE, num_local_steps=0),
-      '`num_local_steps`',
-    ),
-  ],
-)
-def test_impossible_options_are_refused(build, message):
-  with pytest.raises(ValueError, match=message):
-    build()
-
-
 def test_steps_that_are_too_large_are_told():
   with pytest.raises(errors.RunError, match='separate_fed_avg diverged'):
-    simulation.run(domain_methods.separate_fed_avg(50.0), _problem(), 100)
+    simulation.run(
+      domain_methods.separate_fed_avg(50.0), _problem(), 100, initial=_initial()
+    )
+
+
+def test_what_does_not_fit_is_refused():
+  method = domain_methods.fed_dar(_RATE)
+  plain = problem_lib.make_problem(3, _DIMENSION, _RANK, samples_per_client=5)
+  with pytest.raises(ValueError, match='one with domains, for fed_dar'):
+    simulation.run(method, plain, 1, initial=_initial())
+  with pytest.raises(ValueError, match='`rounds_per_record`.*a divisor of'):
+    simulation.run(
+      method, _problem(), 6, initial=_initial(), rounds_per_record=4
+    )

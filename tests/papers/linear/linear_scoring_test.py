@@ -1,7 +1,6 @@
 import numpy as np
-import pytest
 
-from binaries.papers.linear import initialization, new_client
+from binaries.papers.linear import initialization, scoring
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 
@@ -31,7 +30,7 @@ def test_head_errors_equal_numpy_also_with_fewer_samples_than_columns():
     return _REPRESENTATION @ head
 
   np.testing.assert_allclose(
-    new_client.head_errors(_REPRESENTATION, _PROBLEM, _COUNTS, num_clients=3),
+    scoring.head_errors(_REPRESENTATION, _PROBLEM, _COUNTS, num_clients=3),
     _expected(regressor),
     rtol=1e-10,
   )
@@ -39,24 +38,9 @@ def test_head_errors_equal_numpy_also_with_fewer_samples_than_columns():
 
 def test_local_only_errors_equal_numpy_also_with_few_samples():
   np.testing.assert_allclose(
-    new_client.local_only_errors(_PROBLEM, _COUNTS, num_clients=3),
+    scoring.local_only_errors(_PROBLEM, _COUNTS, num_clients=3),
     _expected(lambda x, y: np.linalg.pinv(x) @ y),
     rtol=1e-9,
-  )
-
-
-def test_ridge_shrinks_the_head():
-  def regressor(x, y):
-    features = x @ _REPRESENTATION
-    gram = features.T @ features / len(y) + 0.5 * np.eye(2)
-    return _REPRESENTATION @ np.linalg.solve(gram, features.T @ y / len(y))
-
-  np.testing.assert_allclose(
-    new_client.head_errors(
-      _REPRESENTATION, _PROBLEM, _COUNTS, num_clients=3, ridge=0.5
-    ),
-    _expected(regressor),
-    rtol=1e-10,
   )
 
 
@@ -74,7 +58,7 @@ def test_fine_tuning_errors_equal_numpy():
     return representation @ head
 
   np.testing.assert_allclose(
-    new_client.fine_tuning_errors(
+    scoring.fine_tuning_errors(
       start, _PROBLEM, _COUNTS, learning_rate=0.05, num_steps=4, num_clients=3
     ),
     _expected(regressor),
@@ -85,52 +69,12 @@ def test_fine_tuning_errors_equal_numpy():
 def test_the_true_representation_needs_k_samples_where_local_needs_d():
   noiseless = problem_lib.make_problem(5, 12, 2, seed=6)
   counts = (2, 11, 12)
-  shared = new_client.head_errors(noiseless.representation, noiseless, counts)
-  local = new_client.local_only_errors(noiseless, counts)
+  shared = scoring.head_errors(
+    noiseless.representation, noiseless, counts, num_clients=10
+  )
+  local = scoring.local_only_errors(noiseless, counts, num_clients=10)
 
   assert shared.shape == local.shape == (3, 10)
   assert (shared < 1e-20).all()
   assert (local[1] > 1e-3).all()
   assert (local[2] < 1e-15).all()
-
-
-@pytest.mark.parametrize(
-  'call, message',
-  [
-    (
-      lambda: new_client.head_errors(np.ones((4, 2)), _PROBLEM, [1]),
-      'a matrix of 12 rows',
-    ),
-    (lambda: new_client.local_only_errors(_PROBLEM, []), '`sample_counts`'),
-    (lambda: new_client.local_only_errors(_PROBLEM, [0]), '`num_samples`'),
-    (
-      lambda: new_client.local_only_errors(_PROBLEM, [1], num_clients=0),
-      '`num_clients`',
-    ),
-    (
-      lambda: new_client.local_only_errors(_PROBLEM, [1], ridge=-1),
-      '`ridge`',
-    ),
-    (
-      lambda: new_client.fine_tuning_errors(
-        model_lib.LinearModel(np.ones((4, 2)), np.ones(2)),
-        _PROBLEM,
-        [1],
-        learning_rate=0.1,
-      ),
-      'a matrix of 12 rows',
-    ),
-    (
-      lambda: new_client.fine_tuning_errors(
-        model_lib.LinearModel(_REPRESENTATION, np.ones(2)),
-        _PROBLEM,
-        [1],
-        learning_rate=0,
-      ),
-      '`learning_rate`',
-    ),
-  ],
-)
-def test_impossible_arguments_are_refused(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()
