@@ -6,10 +6,14 @@ from collections.abc import Mapping
 
 from binaries.papers import (
   fed_avg,
+  fed_avg_linear,
+  fed_dar,
+  fed_dar_linear,
   fed_fac,
   fed_fac_simulation,
   fed_fac_tuning,
   fed_rep,
+  fed_rep_linear,
   fed_split,
   per_fed_avg,
 )
@@ -18,11 +22,15 @@ from tff_pfl.experiments import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
 _MODULES = (
+  fed_rep_linear,
+  fed_avg_linear,
+  fed_dar_linear,
   fed_split,
   fed_fac_simulation,
   fed_avg,
   per_fed_avg,
   fed_rep,
+  fed_dar,
   fed_fac_tuning,
   fed_fac,
 )

@@ -1,116 +1,140 @@
-"""Tests of FedDAR's experiments with networks, at their small sizes."""
+"""FedDAR's experiments with networks, without their training."""
 
-import numpy as np
+import types
+
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import feddar_images
-from tff_pfl.experiments import paper as experiment
+from binaries.papers import fed_dar
+from tff_pfl.experiments import claims, paper, tables, trial
+
+_DOMAINS, _K, _ABLATION = fed_dar.EXPERIMENTS
 
 
-def _run(name, directory, **settings):
-  (entry,) = [e for e in feddar_images.EXPERIMENTS if e.name == name]
-  return entry.run(
-    experiment.Settings(
-      directory=str(directory), fast=True, show_progress=False, **settings
-    )
+class _UntrainedLaboratory(paper.Laboratory):
+  """Plans the trials, and says what scores they ended with."""
+
+  def run(self, trials):
+    self.trials = trials
+    return {key: _finished(wanted) for key, wanted in trials.items()}
+
+
+def _finished(wanted):
+  def scores(value):
+    figures = {name: value for name in ('min', 'mean', 'max', 'client_mean')}
+    return {'accuracy': {**figures, 'by_domain': {'0': value, '1': value}}}
+
+  over_rounds = scores({'last': 0.9, 'last_10_mean': 0.5})
+  return types.SimpleNamespace(
+    summary={'domains': {'personal': over_rounds}},
+    variant={
+      trial.OWN_VARIANT: {},
+      paper.FINE_TUNED: {'evaluation': {'domains': {'personal': scores(0.4)}}},
+    }.get,
   )
 
 
-@pytest.fixture(scope='module', name='domains')
-def _domains(tmp_path_factory):
-  # A folder that is for other experiments' data does no harm.
-  return _run(
-    'feddar_domains', tmp_path_factory.mktemp('domains'), data_dir='elsewhere'
-  )
+def _lab(entry, **settings):
+  settings = paper.Settings('.', num_seeds=1, **settings)
+  return _UntrainedLaboratory(settings, entry.sizes(settings))
 
 
-def test_rows_have_every_method_and_every_domain(domains):
-  assert [(row['partition'], row['method']) for row in domains.rows] == [
-    ('alpha=0.5', name)
-    for name in ('FedAvg', 'FedAvg + FT', 'FedDAR-WA', 'FedDAR-SA')
-  ]
-  for row in domains.rows:
-    of_domains = [v for name, v in row.items() if name.startswith('domain/')]
-    assert len(of_domains) == 5
-    # One seed: the figures are of these very values.
-    np.testing.assert_allclose(row['mean'], np.mean(of_domains), rtol=1e-6)
-    if row['method'] == 'FedAvg + FT':  # Of one round, not means of rounds.
-      np.testing.assert_allclose(row['min'], min(of_domains), rtol=1e-6)
-    assert row['min'] <= row['mean'] <= row['max']
-    assert row['mean_std_over_seeds'] == 0
-
-
-def test_claims_are_leads_over_the_best_baseline(domains):
-  row_of = {row['method']: row for row in domains.rows}
-
-  def lead(methods, figure):
-    return max(row_of[name][figure] for name in methods) - max(
-      row_of[name][figure] for name in ('FedAvg', 'FedAvg + FT')
-    )
-
-  np.testing.assert_allclose(
-    [claim.measured for claim in domains.claims],
-    [
-      lead(methods, figure)
-      for methods in (
-        ['FedDAR-SA'],
-        ['FedDAR-WA'],
-        ['FedDAR-SA', 'FedDAR-WA'],
-      )
-      for figure in ('mean', 'min')
-    ],
-  )
-
-
-def test_the_figure_has_a_panel_for_the_mean_and_one_for_the_worst(domains):
-  figure = Figure()
-  domains.draw(figure)
-  assert [axes.get_title(loc='left') for axes in figure.axes] == [
-    'Mean over domains',
-    'Worst domain',
-  ]
-
-
-@pytest.mark.parametrize('dataset', feddar_images.FULL)
+@pytest.mark.parametrize('entry', fed_dar.EXPERIMENTS, ids=lambda e: e.name)
+@pytest.mark.parametrize('dataset', fed_dar.FULL)
 @pytest.mark.parametrize('fast', [False, True])
-def test_every_method_can_be_configured_for_every_dataset(dataset, fast):
-  settings = experiment.Settings(directory='.', dataset=dataset, fast=fast)
-  sizes = feddar_images.sizes_of(settings)
-  names = set()
-  for method in [
-    *feddar_images.baselines(sizes),
-    *feddar_images.fed_dar(sizes),
-    *feddar_images.ablation(sizes),
-  ]:
-    hparams = sizes.hparams_of(method)
-    assert hparams.batch_size == sizes.batch_size
-    names.add(method.name)
-  assert len(names) == 14 + 11
+def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
+  lab = _lab(entry, dataset=dataset, fast=fast)
+  sizes = lab.sizes
+  table = tables.Table.from_rows(entry.measure(lab))
+  for wanted in lab.trials.values():
+    config = wanted.config
+    assert config.dataset == dataset
+    assert config.hparams.batch_size == sizes.batch_size
+    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
+  assert list(entry.claims(table, sizes))
+  entry.draw(table, sizes, Figure())
 
 
-def test_experiments_take_the_data_sets_that_have_sizes():
-  for entry in feddar_images.EXPERIMENTS:
-    assert entry.takes(None)
-    assert entry.takes('heart_disease')
-    assert not entry.takes('mnist')
+def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
+  rows = list(_DOMAINS.measure(_lab(_DOMAINS)))
+  assert len(rows) == 4 * (14 + 2)
+  for row in rows:
+    is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
+    assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
 
 
-@pytest.mark.slow
-def test_the_dimension_of_the_representation_is_an_axis(tmp_path):
-  result = _run('feddar_k', tmp_path)
-  assert [(row['method'], row['dimension']) for row in result.rows] == [
-    ('FedDAR-SA', 4),
-    ('FedDAR-WA', 4),
+def _table(values, column='method', **fixed):
+  """Rows of five seeds that differ little, with all scores the same."""
+  return [
+    {
+      column: name,
+      'seed': seed,
+      **fixed,
+      **{
+        score: value + 1e-4 * seed for score in ('min', 'mean', 'client_mean')
+      },
+    }
+    for name, value in values.items()
+    for seed in range(5)
   ]
-  result.draw(Figure())
 
 
-@pytest.mark.slow
-def test_the_ablation_has_a_row_for_nothing_and_one_for_everything(tmp_path):
-  result = _run('feddar_ablation', tmp_path)
-  assert [row['components'] for row in result.rows] == [
-    'nothing',
-    'RW, MH, Alter, Proj, SA',
+def _verdicts(entry, rows, sizes):
+  found = entry.claims(tables.Table.from_rows(rows), sizes)
+  return {claim.statement: claim for claim in found}
+
+
+def test_claims_about_domains_are_of_means_over_partitions():
+  sizes = fed_dar.FULL['relabelled_digits']
+  values = {
+    'alpha=0.1': {'FedAvg': 0.5, 'FedDAR-WA': 0.6, 'FedDAR-SA': 0.7},
+    'alpha=100': {'FedAvg': 0.8, 'FedDAR-WA': 0.6, 'FedDAR-SA': 0.75},
+  }
+  found = _verdicts(
+    _DOMAINS,
+    [
+      row
+      for name, of_partition in values.items()
+      for row in _table(of_partition, partition=name)
+    ],
+    sizes,
+  )
+  lead = found['FedDAR-SA serves the domains better on average than FedAvg']
+  assert lead.measured == pytest.approx(0.725 - 0.65)
+  assert lead.verdict == claims.HOLDS
+  lead = found['FedDAR-WA serves the domains better on average than FedAvg']
+  assert lead.verdict == claims.FAILS
+  (ranges,) = [c for name, c in found.items() if name.startswith('How hetero')]
+  assert ranges.measured == pytest.approx(0.05 - 0.3)
+  assert ranges.verdict == claims.HOLDS
+
+
+def test_each_aggregation_has_its_own_best_dimension():
+  rows = [
+    row
+    for method, values in (
+      ('FedDAR-SA', {2: 0.7, 4: 0.6}),
+      ('FedDAR-WA', {2: 0.5, 4: 0.65}),
+    )
+    for row in _table(values, 'dimension', method=method)
   ]
-  result.draw(Figure())
+  (claim,) = _verdicts(_K, rows, fed_dar.FAST).values()
+  assert claim.measured == pytest.approx(0.05)
+  assert claim.verdict == claims.HOLDS
+
+
+def test_the_ablation_compares_with_and_without():
+  values = {
+    'nothing': 0.5,
+    'RW': 0.4,
+    'RW, MH, WA': 0.6,
+    'RW, MH, Alter, Proj, SA': 0.7,
+  }
+  found = _verdicts(_ABLATION, _table(values), fed_dar.FAST)
+  verdicts = {name.split(':')[0]: c.verdict for name, c in found.items()}
+  assert verdicts == {
+    'All components serve the domains better': claims.HOLDS,
+    'All components serve the worst domain better': claims.HOLDS,
+    "Re-weighting helps FedAvg's worst domain": claims.FAILS,
+    'Heads alone, without alternating training, do not help': claims.FAILS,
+  }
