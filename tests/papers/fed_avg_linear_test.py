@@ -13,7 +13,7 @@ _REPRESENTATION, _NEW_CLIENT = fed_avg_linear.EXPERIMENTS
 )
 def test_it_runs_from_seeds_to_claims(entry, tmp_path):
   tiny = dataclasses.replace(
-    fed_avg_linear.FAST, num_rounds=400, num_fine_tuning_steps=20
+    fed_avg_linear.FAST, num_rounds=400, num_seeds=1, num_fine_tuning_steps=20
   )
   summary = paper.run(
     dataclasses.replace(entry, fast=tiny),

@@ -72,9 +72,7 @@ def test_rows_are_of_records_and_the_last_has_the_error(tmp_path, monkeypatch):
   rows = list(fed_dar_linear.measure(paper.Laboratory(settings, sizes)))
   assert [row['round'] for row in rows] == 2 * [0, 50, 100, 150]
   assert {row['seed'] for row in rows} == {3}
-  assert [row['error'] is None for row in rows] == 2 * [True] * 0 + 2 * (
-    3 * [True] + [False]
-  )
+  assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
   assert rows[3]['error'] < 1e-4
 
 

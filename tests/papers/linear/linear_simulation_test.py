@@ -223,20 +223,6 @@ def test_gd_gd_with_many_head_steps_tends_to_fed_rep():
   )
 
 
-@pytest.mark.parametrize(
-  'method', [methods.fed_rep(_RATE), methods.fed_sgd(_RATE, batch_size=3)]
-)
-def test_same_seeds_same_result(method):
-  first, again = (
-    simulation.run(method, _problem(), 5, initial=_initial(), seed=4)
-    for _ in range(2)
-  )
-
-  np.testing.assert_array_equal(first.distance, again.distance)
-  for part, same in zip(first.model, again.model):
-    np.testing.assert_array_equal(part, same)
-
-
 def test_mini_batches_depend_on_the_seed():
   # A step shows which of the 50 samples of each client was drawn.
   first, again, other = (
