@@ -29,7 +29,7 @@ from absl import flags
 
 from binaries import papers, program, runtime_flags
 from tff_pfl import datasets, errors
-from tff_pfl.experiments import claims, paper
+from tff_pfl.experiments import claims, laboratory, paper
 from tff_pfl.simulation import summary
 
 _ALL = 'all'
@@ -108,7 +108,7 @@ def _settings():
   num_processes = _NUM_PROCESSES.value
   if num_processes is None and _FAST.value:
     num_processes = 0
-  return paper.Settings(
+  return laboratory.Settings(
     directory=_OUTPUT_DIR.value or os.path.join('runs', default),
     fast=_FAST.value,
     dataset=_DATASET.value,

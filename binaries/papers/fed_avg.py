@@ -47,7 +47,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
 from tff_pfl.templates import personalization
@@ -170,7 +170,7 @@ def _sgd(sizes: Sizes) -> Mapping[str, Any]:
 
 
 def _train(
-  lab: paper.Laboratory,
+  lab: laboratory.Laboratory,
   classes: Optional[Sequence[int]] = None,
 ) -> Iterator[
   tuple[Mapping[str, Any], finished_run.FinishedRun, runtime_base.Runtime]
@@ -184,7 +184,7 @@ def _train(
   sizes = lab.sizes
   trials = {
     (steps, seed): lab.trial(
-      paper.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
+      laboratory.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
       _sgd(sizes),
       seed=seed,
       label=f'{steps}_steps_{"all" if classes is None else "old"}_classes',
@@ -216,7 +216,7 @@ def _test_images(arrays: datasets.Arrays) -> np.ndarray:
   return images if arrays.transform is None else arrays.transform(images)
 
 
-def measure_cosine(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_cosine(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The similarity of each two classes' features, and the model's accuracy."""
   arrays = lab.load_arrays(lab.sizes.dataset)
   images = _test_images(arrays)
@@ -316,7 +316,9 @@ def _new_clients(
   )
 
 
-def measure_new_classes(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_new_classes(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """Mean accuracies of new clients after fine-tuning."""
   sizes = lab.sizes
   new_classes = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)
@@ -385,7 +387,7 @@ def draw_new_classes(
     )
 
 
-def measure_cka(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_cka(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """How similar fine-tuning leaves each layer, mean over new clients."""
   sizes = lab.sizes
   arrays = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)

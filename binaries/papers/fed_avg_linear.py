@@ -38,7 +38,7 @@ from binaries.papers.linear import (
   scoring,
   simulation,
 )
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'
@@ -135,7 +135,7 @@ def _train(
 
 
 def measure_representation(
-  lab: paper.Laboratory,
+  lab: laboratory.Laboratory,
 ) -> Iterator[Mapping[str, Any]]:
   """Distance and gradient by round, and of each run how fast it fell."""
   for seed, start in lab.progress(
@@ -228,7 +228,9 @@ def draw_representation(
     )
 
 
-def measure_new_client(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_new_client(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """The new clients' mean error by number of samples."""
   sizes = lab.sizes
   for seed in lab.progress(lab.seeds):

@@ -40,7 +40,14 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tff_pfl.experiments import claims, methods, panels, paper, tables
+from tff_pfl.experiments import (
+  claims,
+  laboratory,
+  methods,
+  panels,
+  paper,
+  tables,
+)
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
@@ -126,38 +133,40 @@ FAST = Sizes(
 )
 
 
-def fed_dar(sizes: Sizes) -> Sequence[paper.Method]:
+def fed_dar(sizes: Sizes) -> Sequence[laboratory.Method]:
   """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    paper.Method(_WA, 'fed_dar', _WEIGHTED_AVERAGE),
-    paper.Method(_SA, 'fed_dar', projection),
+    laboratory.Method(_WA, 'fed_dar', _WEIGHTED_AVERAGE),
+    laboratory.Method(_SA, 'fed_dar', projection),
   ]
 
 
-def baselines(sizes: Sizes) -> Sequence[paper.Method]:
+def baselines(sizes: Sizes) -> Sequence[laboratory.Method]:
   """All methods of tables 1 and 3, but FedBN."""
   half = {'num_warmup_rounds': sizes.num_rounds // 2}
   reweighted = {'reweight_domains': True}
   multi_head = {**reweighted, 'domain_model': 'multi_head'}
   domain_input = {**reweighted, 'domain_model': 'input'}
   return [
-    paper.Method('Local', 'local_only'),
-    paper.Method('Separate FedAvg', 'separate_fed_avg'),
-    paper.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
-    paper.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
-    paper.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
-    paper.Method('FedAvg + multi-head', 'fed_avg', config=multi_head),
-    paper.Method('FedAvg, domain as input', 'fed_avg', config=domain_input),
-    paper.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
-    paper.Method('FedMinMax', 'fed_min_max'),
-    paper.Method('FedRep', 'fed_rep'),
-    paper.Method('FedPer', 'fed_per'),
-    paper.Method('LG-FedAvg', 'lg_fed_avg'),
+    laboratory.Method('Local', 'local_only'),
+    laboratory.Method('Separate FedAvg', 'separate_fed_avg'),
+    laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
+    laboratory.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
+    laboratory.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
+    laboratory.Method('FedAvg + multi-head', 'fed_avg', config=multi_head),
+    laboratory.Method(
+      'FedAvg, domain as input', 'fed_avg', config=domain_input
+    ),
+    laboratory.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
+    laboratory.Method('FedMinMax', 'fed_min_max'),
+    laboratory.Method('FedRep', 'fed_rep'),
+    laboratory.Method('FedPer', 'fed_per'),
+    laboratory.Method('LG-FedAvg', 'lg_fed_avg'),
   ]
 
 
-def ablation(sizes: Sizes) -> Sequence[paper.Method]:
+def ablation(sizes: Sizes) -> Sequence[laboratory.Method]:
   """The rows of table 2, first those without alternating training."""
   rw = {'reweight_domains': True}
   projection = {'projection_dim': sizes.projection_dim}
@@ -174,14 +183,19 @@ def ablation(sizes: Sizes) -> Sequence[paper.Method]:
     _ALL_COMPONENTS: projection,
   }
   return [
-    paper.Method(_NOTHING, 'fed_avg'),
-    paper.Method('RW', 'fed_avg', config=rw),
-    paper.Method('RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}),
-    *(paper.Method(name, 'fed_dar', hparams) for name, hparams in own.items()),
+    laboratory.Method(_NOTHING, 'fed_avg'),
+    laboratory.Method('RW', 'fed_avg', config=rw),
+    laboratory.Method(
+      'RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}
+    ),
+    *(
+      laboratory.Method(name, 'fed_dar', hparams)
+      for name, hparams in own.items()
+    ),
   ]
 
 
-def _rounds(method: paper.Method, sizes: Sizes) -> Mapping[str, int]:
+def _rounds(method: laboratory.Method, sizes: Sizes) -> Mapping[str, int]:
   """The method's rounds, of which those of a warm-up are a part."""
   num_warmup = method.config.get('num_warmup_rounds', 0)
   if method.algorithm == 'fed_dar':
@@ -193,8 +207,8 @@ def _rounds(method: paper.Method, sizes: Sizes) -> Mapping[str, int]:
 
 
 def _run(
-  lab: paper.Laboratory,
-  compared: Sequence[paper.Method],
+  lab: laboratory.Laboratory,
+  compared: Sequence[laboratory.Method],
   partitions: Mapping[str, str],
 ) -> Iterator[Mapping[str, Any]]:
   """Yields the scores of all methods on all partitions."""
@@ -243,7 +257,7 @@ def _scores(result: methods.Result) -> Mapping[str, Any]:
   return {name: value['last_10_mean'] for name, value in values.items()}
 
 
-def measure_domains(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_domains(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The scores of FedDAR and all baselines on mixtures of domains."""
   sizes = lab.sizes
   compared = [*baselines(sizes), *fed_dar(sizes)]
@@ -321,14 +335,14 @@ def draw_domains(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
     )
 
 
-def measure_k(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_k(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """FedDAR's scores by aggregation and dimension of the representation."""
   sizes = lab.sizes
   for k in sizes.dimensions:
     own = {'projection_dim': k}
     compared = [
-      paper.Method(_SA, 'fed_dar', own),
-      paper.Method(_WA, 'fed_dar', {**own, **_WEIGHTED_AVERAGE}),
+      laboratory.Method(_SA, 'fed_dar', own),
+      laboratory.Method(_WA, 'fed_dar', {**own, **_WEIGHTED_AVERAGE}),
     ]
     for row in _run(lab, compared, {f'k={k}': sizes.one_partition}):
       yield {**row, 'dimension': k}
@@ -364,7 +378,7 @@ def draw_k(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
   )
 
 
-def measure_ablation(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The scores with components of FedDAR."""
   compared = ablation(lab.sizes)
   if lab.settings.fast:

@@ -62,7 +62,7 @@ from binaries.papers.linear import (
   scoring,
   simulation,
 )
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 
 _FIGURE = 'FedDAR, figure 1'
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
@@ -135,7 +135,7 @@ FULL = Sizes()
 FAST = Sizes(sample_counts=(6,), dimension=120, num_rounds=600, num_seeds=1)
 
 
-def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The distance by round of each run, and its error after the last one."""
   sizes = lab.sizes
   for domains, (name, method), num_samples, seed in lab.progress(

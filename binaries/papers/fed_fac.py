@@ -53,6 +53,7 @@ from matplotlib.figure import Figure
 from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.experiments import (
   claims,
+  laboratory,
   methods,
   panels,
   paper,
@@ -147,23 +148,25 @@ FAST = Sizes(
 )
 
 BASELINES = (
-  paper.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg, after local training'),
-  paper.Method(
+  laboratory.Method(
+    _FED_AVG, 'fed_avg', fine_tuned='FedAvg, after local training'
+  ),
+  laboratory.Method(
     'FedProx',
     'fed_prox',
     {'proximal_strength': 0.01},
     fine_tuned='FedProx, after local training',
   ),
-  paper.Method('FedPer', 'fed_per'),
-  paper.Method(_LG_FED_AVG, 'lg_fed_avg'),
-  paper.Method(_FED_EM, 'fed_em'),
-  paper.Method('FedRep', 'fed_rep'),
+  laboratory.Method('FedPer', 'fed_per'),
+  laboratory.Method(_LG_FED_AVG, 'lg_fed_avg'),
+  laboratory.Method(_FED_EM, 'fed_em'),
+  laboratory.Method('FedRep', 'fed_rep'),
 )
 
 
 def make_trial(
-  lab: paper.Laboratory,
-  method: paper.Method,
+  lab: laboratory.Laboratory,
+  method: laboratory.Method,
   partition: str,
   seed: int,
   num_new_clients: int = 0,
@@ -193,7 +196,9 @@ def make_trial(
 
 
 def _run(
-  lab: paper.Laboratory, compared: Sequence[paper.Method], **options: Any
+  lab: laboratory.Laboratory,
+  compared: Sequence[laboratory.Method],
+  **options: Any,
 ) -> Iterator[methods.Result]:
   """Runs methods on all partitions; `options` are those of `make_trial`."""
   return methods.run(
@@ -246,12 +251,14 @@ def published_accuracies(sizes: Sizes) -> Mapping[tuple[str, str], float]:
   }
 
 
-def measure_comparison(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_comparison(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """Accuracy and costs of all methods."""
   known = published_accuracies(lab.sizes)
   fed_fac = (
-    paper.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
-    paper.Method(_DYNAMIC, 'fed_fac'),
+    laboratory.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
+    laboratory.Method(_DYNAMIC, 'fed_fac'),
   )
   for result in _run(lab, [*BASELINES, *fed_fac]):
     yield {
@@ -305,11 +312,13 @@ def comparison_claims(
     )
 
 
-def measure_new_clients(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_new_clients(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """Accuracy on clients that were not trained."""
   compared = [
     *(method for method in BASELINES if method.name != 'FedPer'),
-    paper.Method('FedFac', 'fed_fac'),
+    laboratory.Method('FedFac', 'fed_fac'),
   ]
   fitted, by_ensemble = 'new_clients', 'new_clients_by_ensemble'
   # Models of all others are fitted to the new client's data.
@@ -347,13 +356,13 @@ def new_clients_claims(
         yield more_accurate(table, source, partition, _ENSEMBLE, name)
 
 
-def measure_ablation(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """Accuracy with a random split, and with elements masked."""
   at_random = {'split': 'random', 'mode': 'static'}
-  to_mask = paper.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
+  to_mask = laboratory.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
   compared = (
-    paper.Method(_FACTOR_ANALYSIS, 'fed_fac'),
-    paper.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
+    laboratory.Method(_FACTOR_ANALYSIS, 'fed_fac'),
+    laboratory.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
     to_mask,
   )
   with lab.create_runtime() as runtime:

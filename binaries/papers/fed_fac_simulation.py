@@ -54,7 +54,7 @@ from binaries.papers import two_layer
 from tff_pfl.algorithms import fed_fac
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 from tff_pfl.runtime import base as runtime_base
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
@@ -264,7 +264,7 @@ def train(
     yield is_personal, unchanged, tests['accuracy']
 
 
-def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The accuracy under each partition, over p and over alpha."""
   sizes = lab.sizes
   cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]

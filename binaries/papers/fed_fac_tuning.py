@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, tables
 
 _TUNED = {
   'layers': 'Divided layer (Lambda)',
@@ -28,7 +28,7 @@ _TUNED = {
 }
 
 
-def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """Accuracy with each value of one hyperparameter after another."""
   sizes = lab.sizes
   # None of those that the other experiments report.
@@ -46,7 +46,7 @@ def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
       for value in values:
         tried = {**hparams, hparam: value}
         name = '-'.join(map(str, tried.values()))
-        method = paper.Method(name, 'fed_fac', tried)
+        method = laboratory.Method(name, 'fed_fac', tried)
         for seed in seeds:
           key = partition, value, seed
           trials[key] = fed_fac.make_trial(lab, method, partition, seed)

@@ -42,7 +42,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import datasets
-from tff_pfl.experiments import claims, panels, paper, tables, trial
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables, trial
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalization
@@ -148,8 +148,8 @@ def _sgd(sizes: LocalEpochsSizes) -> Mapping[str, Any]:
 
 
 def _train(
-  lab: paper.Laboratory,
-  methods: Mapping[Hashable, paper.Method],
+  lab: laboratory.Laboratory,
+  methods: Mapping[Hashable, laboratory.Method],
   **config: Any,
 ) -> Mapping[tuple, trial.FinishedTrial]:
   """Runs methods with all seeds: `{(key of the method, seed): run}`."""
@@ -187,16 +187,18 @@ def _draw(
   )
 
 
-def measure_local_epochs(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_local_epochs(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """Accuracies by the number of local epochs."""
   methods = {}
   for n in lab.sizes.nums_epochs:
-    methods[_FED_REP, n] = paper.Method(
+    methods[_FED_REP, n] = laboratory.Method(
       f'{_FED_REP} {n} epochs',
       'fed_rep',
       {'num_head_epochs': n, 'num_body_epochs': 1},
     )
-    methods[_FED_AVG, n] = paper.Method(
+    methods[_FED_AVG, n] = laboratory.Method(
       f'{_FED_AVG} {n} epochs', 'fed_avg', {'num_epochs': n}
     )
   for ((method, num_epochs), seed), run in _train(lab, methods).items():
@@ -243,19 +245,23 @@ def make_local_epochs_claims(
     )
 
 
-def measure_new_clients(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_new_clients(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """New clients' accuracies by the body's method and the number of epochs."""
   sizes = lab.sizes
   num_epochs = sizes.num_body_epochs
   methods = {
-    _FED_REP: paper.Method(
+    _FED_REP: laboratory.Method(
       _FED_REP,
       'fed_rep',
       {'num_head_epochs': sizes.num_head_epochs, 'num_body_epochs': num_epochs},
     ),
-    _FED_AVG: paper.Method(_FED_AVG, 'fed_avg', {'num_epochs': num_epochs}),
+    _FED_AVG: laboratory.Method(
+      _FED_AVG, 'fed_avg', {'num_epochs': num_epochs}
+    ),
     # With the Hessian-free gradient, as in the paper.
-    _PER_FED_AVG: paper.Method(
+    _PER_FED_AVG: laboratory.Method(
       _PER_FED_AVG,
       'per_fed_avg',
       {

@@ -40,7 +40,7 @@ from binaries.papers.linear import (
   scoring,
   simulation,
 )
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 
 _FIGURE_3, _FIGURE_4 = 'FedRep, figure 3', 'FedRep, figure 4'
 _FED_REP, _GD_GD, _10GD_GD = 'FedRep', 'GD-GD', '10GD-GD'
@@ -116,7 +116,9 @@ def _problem(
   )
 
 
-def measure_convergence(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_convergence(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """The distance by round, and of each run how fast it fell."""
   sizes = lab.sizes
   rate = sizes.learning_rate
@@ -219,7 +221,9 @@ def draw_convergence(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
       axes.get_legend().remove()
 
 
-def measure_new_client(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_new_client(
+  lab: laboratory.Laboratory,
+) -> Iterator[Mapping[str, Any]]:
   """The median new client's error, with what was learned and without."""
   sizes = lab.sizes
   (num_clients,) = sizes.nums_clients

@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'FedSplit, theorem 1'
@@ -85,7 +85,7 @@ def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   return float(shared.min()), float(np.min(personal))
 
 
-def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The share of the initial loss that is left after each round."""
   with lab.create_runtime() as runtime:
     for seed in lab.progress(lab.seeds):

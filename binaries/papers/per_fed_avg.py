@@ -27,7 +27,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tff_pfl.experiments import claims, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 from tff_pfl.templates import personalization
 
 _FIGURE = 'Per-FedAvg, figure 1'
@@ -80,22 +80,22 @@ FAST = Sizes(
 )
 
 
-def _methods(num_steps: int, sizes: Sizes) -> Sequence[paper.Method]:
+def _methods(num_steps: int, sizes: Sizes) -> Sequence[laboratory.Method]:
   """What is trained with a number of local steps."""
   variants = {_FIRST_ORDER: 'first_order'}
   if num_steps == max(sizes.nums_local_steps):
     variants.update({_HESSIAN_FREE: 'hessian_free', _EXACT: 'exact'})
   rate = {'inner_learning_rate': sizes.inner_learning_rate}
   return [
-    paper.Method(_FED_AVG, 'fed_avg'),
+    laboratory.Method(_FED_AVG, 'fed_avg'),
     *(
-      paper.Method(name, 'per_fed_avg', {'variant': variant, **rate})
+      laboratory.Method(name, 'per_fed_avg', {'variant': variant, **rate})
       for name, variant in variants.items()
     ),
   ]
 
 
-def measure(lab: paper.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   """The accuracies by round of all methods."""
   sizes = lab.sizes
   one_step = personalization.Personalization(

@@ -7,7 +7,7 @@ import pytest
 
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims, paper
+from tff_pfl.experiments import claims, laboratory, paper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class _Workshop:
   """Makes experiments, and tells which have measured with which settings."""
 
   def __init__(self, directory):
-    self.settings = paper.Settings(
+    self.settings = laboratory.Settings(
       str(directory), fast=True, show_progress=False
     )
     self.directory = directory
@@ -235,23 +235,25 @@ def test_an_unexpected_error_is_not_hidden(workshop):
 
 def test_shared_hyperparameters_are_those_that_a_method_has():
   shared = {'learning_rate': 0.3, 'num_epochs': 2, 'num_head_epochs': 7}
-  found = paper.hparams_of('fed_rep', shared, {'momentum': 0.1})
+  found = laboratory.hparams_of('fed_rep', shared, {'momentum': 0.1})
   assert found == registry.get_algorithm('fed_rep').hparams(
     head_learning_rate=0.3,
     body_learning_rate=0.3,
     num_head_epochs=7,
     momentum=0.1,
   )
-  found = paper.hparams_of('fed_avg', shared, {'learning_rate': 0.5})
+  found = laboratory.hparams_of('fed_avg', shared, {'learning_rate': 0.5})
   assert found == registry.get_algorithm('fed_avg').hparams(
     learning_rate=0.5, num_epochs=2
   )
 
 
 def test_trials_of_methods_share_what_is_not_their_own(tmp_path):
-  settings = paper.Settings(str(tmp_path), data_dir='data', show_progress=False)
-  lab = paper.Laboratory(settings, _Sizes())
-  method = paper.Method(
+  settings = laboratory.Settings(
+    str(tmp_path), data_dir='data', show_progress=False
+  )
+  lab = laboratory.Laboratory(settings, _Sizes())
+  method = laboratory.Method(
     'FedDAR, SA', 'fed_dar', {}, {'num_rounds': 3}, fine_tuned='+ FT'
   )
   wanted = lab.trial(

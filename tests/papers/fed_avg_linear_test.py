@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from binaries.papers import fed_avg_linear
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, paper, tables
 
 _REPRESENTATION, _NEW_CLIENT = fed_avg_linear.EXPERIMENTS
 
@@ -17,7 +17,7 @@ def test_it_runs_from_seeds_to_claims(entry, tmp_path):
   )
   summary = paper.run(
     dataclasses.replace(entry, fast=tiny),
-    paper.Settings(str(tmp_path), fast=True, show_progress=False),
+    laboratory.Settings(str(tmp_path), fast=True, show_progress=False),
   )
   verdicts = [claim['verdict'] for claim in summary['claims']]
   assert claims.FAILS not in verdicts

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from binaries.papers import fed_avg
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, paper, tables
 from tff_pfl.models import split_model, zoo
 
 _EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
 _SEEDS = range(5)
-_SETTINGS = paper.Settings('unused', show_progress=False)
+_SETTINGS = laboratory.Settings('unused', show_progress=False)
 
 
 def _measured(found):
@@ -105,7 +105,7 @@ def test_all_methods_make_the_same_number_of_local_updates(entry):
     assert all(sizes.num_rounds % n == 0 for n in steps)
 
 
-class _Laboratory(paper.Laboratory):
+class _Laboratory(laboratory.Laboratory):
   """Tells what it would have to train, and trains nothing."""
 
   def run(self, trials):
@@ -152,7 +152,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   monkeypatch.setattr(
     fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
   )
-  lab = paper.Laboratory(_SETTINGS, fed_avg.CKA_FAST)
+  lab = laboratory.Laboratory(_SETTINGS, fed_avg.CKA_FAST)
   cosines = tables.Table.from_rows(fed_avg.measure_cosine(lab))
   matrix = fed_avg._matrices(cosines, 1)[0]
   np.testing.assert_array_equal(matrix, matrix.T)
@@ -177,7 +177,7 @@ def test_new_clients_are_scored_after_fine_tuning(tmp_path, monkeypatch):
   entry = dataclasses.replace(_EXPERIMENTS['fedavg_new_classes'], fast=sizes)
   paper.run(
     entry,
-    paper.Settings(
+    laboratory.Settings(
       str(tmp_path), fast=True, num_processes=0, show_progress=False
     ),
   )

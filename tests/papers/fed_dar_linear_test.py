@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar_linear
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, tables
 
 _SIZES = fed_dar_linear.FULL
 
@@ -68,8 +68,8 @@ def test_rows_are_of_records_and_the_last_has_the_error(tmp_path, monkeypatch):
   sizes = dataclasses.replace(
     fed_dar_linear.FAST, num_clients=20, dimension=8, num_rounds=150
   )
-  settings = paper.Settings(str(tmp_path), seed=3, show_progress=False)
-  rows = list(fed_dar_linear.measure(paper.Laboratory(settings, sizes)))
+  settings = laboratory.Settings(str(tmp_path), seed=3, show_progress=False)
+  rows = list(fed_dar_linear.measure(laboratory.Laboratory(settings, sizes)))
   assert [row['round'] for row in rows] == 2 * [0, 50, 100, 150]
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]

@@ -6,12 +6,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar
-from tff_pfl.experiments import claims, paper, tables, trial
+from tff_pfl.experiments import claims, laboratory, tables, trial
 
 _DOMAINS, _K, _ABLATION = fed_dar.EXPERIMENTS
 
 
-class _UntrainedLaboratory(paper.Laboratory):
+class _UntrainedLaboratory(laboratory.Laboratory):
   """Plans the trials, and says what scores they ended with."""
 
   def run(self, trials):
@@ -29,13 +29,15 @@ def _finished(wanted):
     summary={'domains': {'personal': over_rounds}},
     variant={
       trial.OWN_VARIANT: {},
-      paper.FINE_TUNED: {'evaluation': {'domains': {'personal': scores(0.4)}}},
+      laboratory.FINE_TUNED: {
+        'evaluation': {'domains': {'personal': scores(0.4)}}
+      },
     }.get,
   )
 
 
 def _lab(entry, **settings):
-  settings = paper.Settings('.', num_seeds=1, **settings)
+  settings = laboratory.Settings('.', num_seeds=1, **settings)
   return _UntrainedLaboratory(settings, entry.sizes(settings))
 
 

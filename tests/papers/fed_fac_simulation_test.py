@@ -1,7 +1,7 @@
 import numpy as np
 
 from binaries.papers import fed_fac_simulation
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, tables
 
 _SMALL = fed_fac_simulation.Sizes(
   num_clients=6,
@@ -15,8 +15,8 @@ _SMALL = fed_fac_simulation.Sizes(
 
 def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
   problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
-  settings = paper.Settings('.')
-  with paper.Laboratory(settings, _SMALL).create_runtime() as runtime:
+  settings = laboratory.Settings('.')
+  with laboratory.Laboratory(settings, _SMALL).create_runtime() as runtime:
     found, given = (
       list(
         fed_fac_simulation.train(
@@ -49,8 +49,8 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
       yield is_personal, 0.5, 0.75 if is_near else 0.5
 
   monkeypatch.setattr(fed_fac_simulation, 'train', train)
-  settings = paper.Settings('.', show_progress=False)
-  lab = paper.Laboratory(settings, _SMALL)
+  settings = laboratory.Settings('.', show_progress=False)
+  lab = laboratory.Laboratory(settings, _SMALL)
   table = tables.Table.from_rows(fed_fac_simulation.measure(lab))
   assert table.distinct('case') == [
     'p=0.3, alpha=0.4, given starts',

@@ -8,7 +8,7 @@ import pytest
 
 from binaries.papers import fed_fac, fed_fac_tuning
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, tables
 from tff_pfl.models import split_model
 
 
@@ -48,13 +48,13 @@ def _accuracy(value):
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path, monkeypatch):
   # For so few numbers XLA takes more time to compile than it saves.
   monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
-  settings = paper.Settings(
+  settings = laboratory.Settings(
     # A folder that is for other experiments' data does no harm.
     str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
     show_progress=False,
   )  # fmt: skip
-  lab = paper.Laboratory(settings, fed_fac.FAST)
-  method = paper.Method('half', 'fed_fac', {'threshold': 0.5})
+  lab = laboratory.Laboratory(settings, fed_fac.FAST)
+  method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
   trial = fed_fac.make_trial(lab, method, 'dirichlet:0.5', 0)
   finished = lab.run({'half': trial})['half']
   with finished.open() as run, lab.create_runtime() as runtime:
@@ -77,7 +77,7 @@ def test_new_clients_have_local_training_and_the_ensemble():
       return [{'after': {'accuracy': value}} for value in accuracies]
 
     def variant(name):
-      if name == paper.FINE_TUNED:
+      if name == laboratory.FINE_TUNED:
         return {'new_clients': scores([0.7, 0.9])}
       return {
         'new_clients': scores([0.2, 0.4]),
@@ -221,9 +221,9 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
   'sizes', [*fed_fac.FULL, fed_fac.FAST], ids=lambda sizes: sizes.dataset
 )
 def test_every_method_can_be_configured_for_every_dataset(sizes):
-  lab = paper.Laboratory(paper.Settings('.'), sizes)
+  lab = laboratory.Laboratory(laboratory.Settings('.'), sizes)
   for partition, threshold in sizes.thresholds.items():
-    for method in (*fed_fac.BASELINES, paper.Method('FedFac', 'fed_fac')):
+    for method in (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac')):
       made = fed_fac.make_trial(lab, method, partition, 3, num_new_clients=2)
       hparams = made.config.hparams
       assert isinstance(

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_rep_linear
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, paper, tables
 
 _CONVERGENCE, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
 
@@ -19,7 +19,7 @@ def test_it_runs_from_seeds_to_claims(tmp_path):
   )
   entry = dataclasses.replace(_NEW_CLIENT, fast=tiny)
   summary = paper.run(
-    entry, paper.Settings(str(tmp_path), fast=True, show_progress=False)
+    entry, laboratory.Settings(str(tmp_path), fast=True, show_progress=False)
   )
   assert [claim['verdict'] for claim in summary['claims']] == [claims.HOLDS] * 3
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from binaries.papers import fed_rep
 from tff_pfl import datasets
-from tff_pfl.experiments import claims, paper, tables, trial
+from tff_pfl.experiments import claims, laboratory, tables, trial
 from tff_pfl.models import zoo
 
 _SEEDS = range(5)
@@ -75,7 +75,7 @@ def test_claims_of_new_clients_are_fed_reps_leads():
   )
 
 
-class _Laboratory(paper.Laboratory):
+class _Laboratory(laboratory.Laboratory):
   """Has runs without training, whose accuracies are 0.1, 0.2 and 0.3."""
 
   def run(self, trials):
@@ -88,7 +88,7 @@ class _Laboratory(paper.Laboratory):
 
 def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   lab = _Laboratory(
-    paper.Settings('unused'),
+    laboratory.Settings('unused'),
     fed_rep.LocalEpochsSizes(
       nums_epochs=(1, 3), num_final_evaluations=2, num_seeds=1
     ),
@@ -160,7 +160,7 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
   monkeypatch,
 ):
   monkeypatch.setattr(
-    paper.Laboratory,
+    laboratory.Laboratory,
     'run',
     lambda lab, trials: {
       key: types.SimpleNamespace(
@@ -179,8 +179,8 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     return [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
 
   monkeypatch.setattr(trial, 'score_new_clients', score)
-  lab = paper.Laboratory(
-    paper.Settings('unused', show_progress=False), fed_rep.NEW_CLIENTS_FAST
+  lab = laboratory.Laboratory(
+    laboratory.Settings('unused', show_progress=False), fed_rep.NEW_CLIENTS_FAST
   )
   rows = list(fed_rep.measure_new_clients(lab))
   assert {row['accuracy'] for row in rows} == {0.75}

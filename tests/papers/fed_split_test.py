@@ -1,15 +1,15 @@
 import numpy as np
 
 from binaries.papers import fed_split
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, tables
 
 
 def test_fed_split_keeps_the_bound_and_fed_avg_is_slower(tmp_path):
   sizes = fed_split.Sizes(
     num_clients=3, num_examples=4, num_neurons=300, num_rounds=6, num_seeds=1
   )
-  settings = paper.Settings(str(tmp_path), show_progress=False)
-  lab = paper.Laboratory(settings, sizes)
+  settings = laboratory.Settings(str(tmp_path), show_progress=False)
+  lab = laboratory.Laboratory(settings, sizes)
   table = tables.Table.from_rows(fed_split.measure(lab))
   bound, line, lead, ratio = fed_split.make_claims(table, sizes)
   assert [c.verdict for c in (bound, line, ratio)] == [claims.HOLDS] * 3

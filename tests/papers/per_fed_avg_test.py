@@ -2,7 +2,7 @@ import types
 
 from binaries.papers import per_fed_avg
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims, paper, tables
+from tff_pfl.experiments import claims, laboratory, tables
 
 _ACCURACIES = {
   'FedAvg': 0.5,
@@ -36,7 +36,7 @@ def test_claims_are_of_the_last_round_and_of_each_number_of_steps():
   ]
 
 
-class _Laboratory(paper.Laboratory):
+class _Laboratory(laboratory.Laboratory):
   """Has runs without training."""
 
   def run(self, trials):
@@ -51,7 +51,7 @@ class _Laboratory(paper.Laboratory):
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   sizes = per_fed_avg.Sizes(num_seeds=1)
-  lab = _Laboratory(paper.Settings('unused'), sizes)
+  lab = _Laboratory(laboratory.Settings('unused'), sizes)
   rows = list(per_fed_avg.measure(lab))
   assert [(r['num_local_steps'], r['method'], r['accuracy']) for r in rows] == [
     (4, 'FedAvg', 0.25),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tff_pfl.experiments import paper, trial
+from tff_pfl.experiments import laboratory, trial
 
 # The fields of an experiment's sizes that all its methods are trained with.
 _TRAINING = (
@@ -25,7 +25,7 @@ class Result(NamedTuple):
     partition: The partition's name.
     method: The method's name, or that of the same with fine-tuning.
     run: The run, which both have in common.
-    variant: `trial.OWN_VARIANT`, or `paper.FINE_TUNED`.
+    variant: `trial.OWN_VARIANT`, or `laboratory.FINE_TUNED`.
   """
 
   partition: str
@@ -37,7 +37,7 @@ class Result(NamedTuple):
   @property
   def is_fine_tuned(self) -> bool:
     """Whether it is of the last models after fine-tuning."""
-    return self.variant == paper.FINE_TUNED
+    return self.variant == laboratory.FINE_TUNED
 
   @property
   def scores(self) -> Mapping[str, Any]:
@@ -60,7 +60,7 @@ class Result(NamedTuple):
 
 
 def training(sizes: Any) -> dict[str, Any]:
-  """The hyperparameters that methods share, as `paper.hparams_of` takes them.
+  """The hyperparameters that methods share; see `laboratory.hparams_of`.
 
   Args:
     sizes: An experiment's sizes, with `num_epochs` and fields such as
@@ -73,9 +73,9 @@ def training(sizes: Any) -> dict[str, Any]:
 
 
 def run(
-  lab: paper.Laboratory,
-  methods: Mapping[str, Sequence[paper.Method]],
-  make_trial: Callable[[paper.Method, str, int], trial.Trial],
+  lab: laboratory.Laboratory,
+  methods: Mapping[str, Sequence[laboratory.Method]],
+  make_trial: Callable[[laboratory.Method, str, int], trial.Trial],
 ) -> Iterator[Result]:
   """Runs methods on partitions with every seed of an experiment.
 
@@ -99,7 +99,7 @@ def run(
     for method in several:
       variants = {method.name: trial.OWN_VARIANT}
       if method.fine_tuned:
-        variants[method.fine_tuned] = paper.FINE_TUNED
+        variants[method.fine_tuned] = laboratory.FINE_TUNED
       for name, variant in variants.items():
         for seed in lab.seeds:
           finished = runs[partition, method.name, seed]
