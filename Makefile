@@ -13,6 +13,7 @@ TEST_ARGS ?=
 LOCK_ARGS ?=
 
 VENV_PYTHON := .venv/bin/python
+DOCS_PYTHON := .venv-docs/bin/python
 SOURCES := tff_pfl binaries tests
 # `make lock` never lets uv fetch a Python: a universal lock needs none.
 COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
@@ -20,7 +21,7 @@ COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
 	--custom-compile-command 'make lock' $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow lint lock clean
+.PHONY: help venv train test test-slow docs docs-serve docs-venv lint lock clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile \
@@ -38,6 +39,16 @@ test: venv  ## Run the fast tests (TEST_PROCESSES=2: that many at a time)
 test-slow: venv  ## Run the slow tests (minutes)
 	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
 
+docs: docs-venv  ## Build the documentation into site/ (a warning is an error)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs build --strict --quiet
+	@echo 'The documentation: site/index.html'
+
+docs-serve: docs-venv  ## Serve the documentation while you write it
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs serve
+
+docs-venv:
+	@DOCS=1 PYTHON='$(PYTHON)' sh .ci/build_venv
+
 lint: venv  ## Check style and format with ruff
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
 	@$(VENV_PYTHON) -m ruff format --check $(SOURCES)
@@ -47,7 +58,8 @@ lock:  ## Recompile the locks with uv (LOCK_ARGS=--upgrade: newest versions)
 	 https://docs.astral.sh/uv/getting-started/installation/" >&2; exit 1; }
 	@$(COMPILE) requirements.in --override overrides.txt -o requirements.txt
 	@$(COMPILE) requirements-gpu.in --no-deps -o requirements-gpu.txt
+	@$(COMPILE) requirements-docs.in -o requirements-docs.txt
 
-clean:  ## Remove .venv and caches (never runs/)
-	@rm -rf .venv .pytest_cache .ruff_cache
+clean:  ## Remove the environments, caches and site/ (never runs/)
+	@rm -rf .venv .venv-docs site .pytest_cache .ruff_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
