@@ -1,0 +1,224 @@
+"""README.md and docs/: their code runs, their links resolve, names exist."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tff_pfl import datasets, runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.models import zoo
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_DOCS = _ROOT / 'docs'
+_README = _ROOT / 'README.md'
+_PAGES = [_README, *sorted(_DOCS.rglob('*.md'))]
+_TUTORIALS = sorted((_DOCS / 'tutorials').glob('*.ipynb'))
+
+
+def _name_of(path):
+  return str(path.relative_to(_ROOT))
+
+
+def _text(path):
+  """A page's text; of a notebook, that of its cells in Markdown."""
+  text = path.read_text('utf-8')
+  if path.suffix == '.ipynb':
+    cells = json.loads(text)['cells']
+    text = '\n\n'.join(
+      ''.join(cell['source'])
+      for cell in cells
+      if cell['cell_type'] == 'markdown'
+    )
+  return text
+
+
+def _code_blocks(path, language):
+  return re.findall(rf'^```{language}\n(.*?)^```', _text(path), re.S | re.M)
+
+
+def _run_blocks(path):
+  """Runs a page's Python, block by block, and returns the names defined."""
+  names = {}
+  for code in _code_blocks(path, 'python'):
+    exec(compile(code, _name_of(path), 'exec'), names)
+  return names
+
+
+_every_page = pytest.mark.parametrize(
+  'page', [*_PAGES, *_TUTORIALS], ids=_name_of
+)
+
+
+def test_readme_is_short():
+  assert len(_text(_README).splitlines()) <= 150
+  (example,) = _code_blocks(_README, 'python')
+  assert len(example.splitlines()) < 25
+
+
+def test_readme_example_trains(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  names = _run_blocks(_README)
+  assert names['summary']['num_rounds'] == 20
+  # Three classes: far above chance.
+  assert names['summary']['accuracy']['last'] > 0.7
+  assert (tmp_path / 'my_run' / 'summary.json').is_file()
+  assert 'last_10_mean' in capsys.readouterr().out
+
+
+def test_python_of_programs_page_gives_a_personal_model(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = _run_blocks(_DOCS / 'programs.md')
+  assert names['probabilities'].shape == (len(names['x']), 10)
+
+
+def test_python_of_domains_page_builds_a_model_with_domains():
+  names = _run_blocks(_DOCS / 'domains.md')
+  assert names['process'].model.domains.names == ('small', 'large')
+
+
+def test_python_of_production_page_trains_with_tff(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = _run_blocks(_DOCS / 'production.md')
+  assert names['form'].work.type_signature
+  trained = list(names['models'].values().values())[-1]
+  assert trained.round_number == 4
+
+
+def test_python_of_all_other_pages_runs(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  tested = {'programs.md', 'domains.md', 'production.md'}
+  with_code = [
+    page
+    for page in _PAGES
+    if page != _README
+    and page.name not in tested
+    and _code_blocks(page, 'python')
+  ]
+  assert {page.name for page in with_code} == {'data.md', 'runtimes.md'}
+  for page in with_code:
+    _run_blocks(page)
+
+
+def _module_of_reference(target):
+  """The module, or package, that a page of the reference is made from."""
+  path = target.relative_to(_DOCS / 'reference').with_suffix('')
+  if path.name == 'index':
+    return _ROOT / 'tff_pfl' / path.parent / '__init__.py'
+  return (_ROOT / 'tff_pfl' / path).with_suffix('.py')
+
+
+def _anchors(page):
+  """The anchors that headings get on the site, and on GitHub."""
+  text = re.sub(r'^```.*?^```', '', _text(page), flags=re.S | re.M)
+  headings = re.findall(r'^#+ (.*)$', text, re.M)
+  return {
+    re.sub(r'[\s-]+', '-', re.sub(r'[^\w\s-]', '', heading).strip().lower())
+    for heading in headings
+  }
+
+
+@_every_page
+def test_links_resolve(page):
+  text = re.sub(r'^```.*?^```', '', _text(page), flags=re.S | re.M)
+  for link in re.findall(r'\]\(([^)\s]+)\)', text):
+    if re.match(r'https?://', link):
+      continue
+    path, _, anchor = link.partition('#')
+    target = (page.parent / path).resolve() if path else page
+    if _DOCS / 'reference' in target.parents:
+      target = _module_of_reference(target)
+    assert target.is_file(), f'{link} in {_name_of(page)}'
+    if anchor:
+      assert anchor in _anchors(target), f'{link} in {_name_of(page)}'
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=_name_of)
+def test_files_named_in_pages_exist(page):
+  named = re.findall(
+    r'\b(?:tff_pfl|binaries|tests|docs)/[\w/.]*\w', _text(page)
+  )
+  # Presets are also named without their folder.
+  named += [
+    f'binaries/flagfiles/{name}'
+    for name in re.findall(r'`([a-z]\w+\.txt)`', _text(page))
+  ]
+  missing = [name for name in named if not (_ROOT / name).exists()]
+  assert missing == []
+
+
+def _known_flags():
+  from absl import flags
+
+  from binaries import run_flags  # noqa: F401  (defines those of methods)
+
+  names = {'help', 'flagfile', *flags.FLAGS}
+  for program in (_ROOT / 'binaries').glob('*.py'):
+    names.update(
+      re.findall(r"DEFINE_\w+\(\s*'(\w+)'", program.read_text('utf-8'))
+    )
+  return names
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=_name_of)
+def test_flags_named_in_pages_exist(page):
+  known = _known_flags()
+  for flag in re.findall(r'(?<![\w-])--([a-z]\w*)', _text(page)):
+    is_negated = flag.startswith('no') and flag[2:] in known
+    assert flag in known or is_negated, f'--{flag} in {_name_of(page)}'
+
+
+@pytest.mark.parametrize(
+  'page, names',
+  [
+    ('README.md', registry.ALGORITHMS),
+    ('docs/methods.md', registry.ALGORITHMS),
+    ('docs/data.md', datasets.DATASETS),
+    ('docs/data.md', datasets.PARTITIONERS),
+    ('docs/data.md', zoo.MODELS),
+    ('docs/runtimes.md', runtime.RUNTIMES),
+  ],
+)
+def test_tables_are_complete(page, names):
+  text = _text(_ROOT / page)
+  missing = [name for name in names if not re.search(rf'`{name}[`:]', text)]
+  assert missing == []
+
+
+def test_every_page_is_in_the_navigation_and_every_picture_is_shown():
+  nav = (_ROOT / 'mkdocs.yml').read_text('utf-8')
+  shown = '\n'.join(map(_text, _PAGES))
+  for page in [*_PAGES[1:], *_TUTORIALS]:
+    assert f': {page.relative_to(_DOCS)}\n' in nav or page.name == 'index.md'
+  for picture in _DOCS.rglob('*.png'):
+    assert f'({picture.name})' in shown, picture
+
+
+@pytest.mark.parametrize('tutorial', _TUTORIALS, ids=_name_of)
+def test_stored_outputs_of_tutorials_are_small_and_no_errors(tutorial):
+  for cell in json.loads(tutorial.read_text('utf-8'))['cells']:
+    outputs = cell.get('outputs', ())
+    assert len(json.dumps(outputs)) < 150_000
+    assert all(output['output_type'] != 'error' for output in outputs)
+    assert all(output.get('name') != 'stderr' for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('tutorial', _TUTORIALS, ids=_name_of)
+def test_tutorial_runs(tutorial, tmp_path):
+  pytest.importorskip('nbmake')
+  # In a process of its own: nbmake has pytest collect the notebook.
+  command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider']
+  command += ['-m', '', '--nbmake', '--nbmake-timeout=900', str(tutorial)]
+  result = subprocess.run(
+    command, cwd=_ROOT, capture_output=True, text=True, check=False
+  )
+  assert result.returncode == 0, result.stdout[-5000:]
+
+
+def test_library_and_programs_can_be_imported_from_any_folder(tmp_path):
+  code = 'import tff_pfl, binaries'
+  subprocess.run([sys.executable, '-I', '-c', code], cwd=tmp_path, check=True)
