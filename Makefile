@@ -36,18 +36,18 @@ train: venv  ## Main job: train on the digits and show per-client results
 test: venv  ## Run the fast tests (TEST_PROCESSES=2: that many at a time)
 	@$(VENV_PYTHON) -m pytest -n '$(TEST_PROCESSES)' --dist loadfile $(TEST_ARGS)
 
-test-slow: venv  ## Run the slow tests (minutes)
+test-slow: venv  ## Run the slow tests and the tutorials (minutes)
 	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
 
 docs: docs-venv  ## Build the documentation into site/ (a warning is an error)
-	@NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs build --strict --quiet
-	@echo 'The documentation: site/index.html'
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs build --strict --quiet \
+	  && echo 'The documentation: site/index.html'
 
 docs-serve: docs-venv  ## Serve the documentation while you write it
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs serve
 
 docs-venv:
-	@DOCS=1 PYTHON='$(PYTHON)' sh .ci/build_venv
+	@PYTHON='$(PYTHON)' sh .ci/build_venv docs
 
 lint: venv  ## Check style and format with ruff
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)

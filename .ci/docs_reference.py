@@ -81,9 +81,7 @@ def on_config(config):
   for package, pages in _pages().items():
     (index, _), *modules = pages
     prefix = len(f'reference/{package}/')
-    entries = [
-      {path[prefix:-3].replace('/', '.'): path} for path, _ in modules
-    ]
+    entries = [{path[prefix:-3].replace('/', '.'): path} for path, _ in modules]
     reference.append({package: [index, *entries]})
   config.nav.append({'Reference': reference})
   config.watch.append(str(_ROOT / 'tff_pfl'))

@@ -20,9 +20,12 @@ import pytest
 from packaging import markers, requirements, utils
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-LOCKS = ('requirements.txt', 'requirements-gpu.txt')
+LOCKS = ('requirements.txt', 'requirements-gpu.txt', 'requirements-docs.txt')
 PYTHON_VERSIONS = ('3.9', '3.10', '3.11')
-TARGETS = ('venv', 'train', 'test', 'test-slow', 'lint', 'lock', 'clean')
+TARGETS = (
+  *('venv', 'train', 'test', 'test-slow', 'docs', 'docs-serve', 'lint'),
+  *('lock', 'clean'),
+)
 # All that make and the build script call, besides a Python or uv.
 TOOLS = (
   *('awk', 'cat', 'cp', 'cut', 'date', 'dirname', 'env', 'flock', 'grep'),
@@ -39,7 +42,7 @@ case "$1" in
 esac
 echo "$*" >>"$FAKE_LOG"
 case "$*" in
-  '-m venv .venv') mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   *'--no-build-isolation'*) {during_install} ;;
   *requirements-gpu.txt) {during_gpu_install} ;;
 esac
@@ -211,6 +214,14 @@ def test_gpu_lock_pins_every_requirement():
     assert requirement.specifier.contains(versions[requirement.name])
 
 
+@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
+def test_docs_lock_pins_every_requirement(python_version):
+  versions = locked_versions('requirements-docs.txt', python_version)
+  for requirement in read_requirements('requirements-docs.in'):
+    version = versions[utils.canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version), requirement
+
+
 def test_gpu_lock_is_what_the_locked_tensorflow_asks_for_but_tensorrt():
   lock = locked_versions('requirements.txt', '3.11')
   if importlib.metadata.version('tensorflow') != lock['tensorflow']:
@@ -354,6 +365,23 @@ def test_killed_build_is_not_taken_for_ready(checkout):
   checkout.add_python()
   assert checkout.make('venv').returncode == 0
   assert num_builds(checkout.calls()) == 1
+
+
+def test_docs_have_an_environment_of_their_own(checkout):
+  checkout.add_python()
+  result = checkout.make('docs')
+  assert result.returncode == 0, result.stderr
+  create, install, build = checkout.calls()
+  assert create == '-m venv .venv-docs'
+  assert install.endswith('-r requirements-docs.txt')
+  assert '--no-deps' in install and '--require-hashes' in install
+  assert build == '-m mkdocs build --strict --quiet'
+  assert not (checkout.path / '.venv').exists()
+  checkout.make('docs')
+  assert checkout.calls() == [build]
+  checkout.change_lock('requirements-docs.txt')
+  checkout.make('docs', 'GPU=1')
+  assert checkout.calls() == [create, install, build]
 
 
 def test_parallel_targets_build_once(checkout):
