@@ -44,7 +44,7 @@ class ArgumentFlags:
       text = hparams.help_text(functions[next(iter(by_owner))], name)
       text += f' (default: {_each(by_owner)})'
       of = f'--{kind}={" or ".join(by_owner)}'
-      self._define(name)(f'{kind}_{name}', None, f'Of {of}: {text}')
+      self._define(name)(f'{kind}_{name}', None, f'With {of}: {text}')
 
   def _define(self, name):
     hint = self._hints[name]

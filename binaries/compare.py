@@ -19,9 +19,9 @@ Each run is a trial with a folder of its own in `trials/` of the output folder,
 with the files of a run of binaries.train and its log. The output folder gets
 `comparison.html` (a page for the browser), `comparison.csv` (mean and standard
 deviation over seeds), `per_client.csv`, for data with domains `per_domain.csv`,
-and `comparison.json`. A trial that fails is reported, the others go on; the
-exit status is then 1. A comparison that was stopped goes on with `--resume`,
-which takes further methods and seeds, too.
+and `comparison.json`. A trial that fails is reported and the others continue;
+the exit status is then 1. `--resume` continues an interrupted comparison, and
+takes further methods and seeds, too.
 """
 
 import os
@@ -86,7 +86,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the comparison.', required=True
 )
 _RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the comparison in --output_dir, if any.'
+  'resume', False, 'Continue the comparison in --output_dir, if any.'
 )
 flags.adopt_module_key_flags(run_flags)
 flags.adopt_module_key_flags(program)

@@ -14,8 +14,8 @@ with the global ones frozen; others fine-tune: as the method does by itself
 (Per-FedAvg: full-batch steps of its inner learning rate) or, by default, all
 weights, with the `--fine_tune` flags in both cases.
 
-With `--ensemble` the table also has what new clients get that cannot train: the
-mean prediction of the personal models of the run's own clients.
+With `--ensemble` the table also has the model given to new clients that cannot
+train: the mean prediction of the personal models of the run's own clients.
 
 Written to --output_dir: `new_clients.csv` (every client and setting),
 `new_clients.json`, and `personal_models/CLIENT.npz`, fitted with the last

@@ -8,7 +8,7 @@ The output folder holds `run.sqlite` (the run itself, safe against a crash),
 `summary.json`, `per_client.csv`, for data with domains `per_domain.csv`,
 `metrics.jsonl`, `metrics.csv`, `tensorboard/` and pictures. Baselines run on
 the same data with the same seed, each in a folder of its own below
-`baselines/`. A run that was stopped goes on with `--resume`. Presets are in
+`baselines/`. `--resume` continues an interrupted run. Presets are in
 `binaries/flagfiles/` (`--flagfile=...`).
 """
 
@@ -24,7 +24,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the run.', required=True
 )
 _RESUME = flags.DEFINE_bool(
-  'resume', False, 'Go on with the run in --output_dir, if there is one.'
+  'resume', False, 'Continue the run in --output_dir, if there is one.'
 )
 _BASELINES = flags.DEFINE_list(
   'baselines', [], 'Methods to run on the same data, for comparison.'

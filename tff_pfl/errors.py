@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 class RunError(RuntimeError):
-  """A run cannot start or go on; what was committed before stays intact."""
+  """A run cannot start or continue; what was committed before stays intact."""
 
 
 # Wrong settings and values, files, a failed run; and errors of TensorFlow and
@@ -130,7 +130,7 @@ def _is_number(value: Any) -> bool:
 def own_arguments(
   function: Callable[..., Any], common: Collection[str] = ()
 ) -> list[str]:
-  """The names of a function's keyword-only arguments, but for `common` ones."""
+  """The names of a function's keyword-only arguments, except `common` ones."""
   return [
     parameter.name
     for parameter in inspect.signature(function).parameters.values()

@@ -83,11 +83,11 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
     'water_towns',
   ]
   assert flags.FLAGS['water_depth'].help == (
-    'Of --water=lake or river: In metres, which may be none. (default: lake '
+    'With --water=lake or river: In metres, which may be none. (default: lake '
     '2.5, river 1.0)'
   )
   assert flags.FLAGS['water_locks'].help == (
-    'Of --water=river: If any. (default: None)'
+    'With --water=river: If any. (default: None)'
   )
 
 

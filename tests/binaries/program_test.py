@@ -56,8 +56,8 @@ def test_help_of_train_gives_the_defaults_of_every_method(programs):
     '(default: 0.01)',
     "--num_rounds: Rounds of training. (default: '100')",
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
-    '--model_widths: Of --model=mlp or',
-    '--dataset_stride: Of --dataset=shakespeare',
+    '--model_widths: With --model=mlp or',
+    '--dataset_stride: With --dataset=shakespeare',
   ):
     assert words in text
 

@@ -382,7 +382,7 @@ def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
     }
     return message
 
-  assert 'pass --resume to go on with it' in refused()
+  assert 'pass --resume to continue it' in refused()
   assert 'at least the 2 rounds' in refused('--resume', '--num_rounds=1')
   assert 'hparams.num_head_epochs was 1, now 3' in refused(
     '--resume', '--fed_rep_num_head_epochs=3'

@@ -37,7 +37,7 @@ class FedBnHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBN: those of local training."""
 
 
-@registry.method(FedBnHParams, 'global but for the batch normalizations')
+@registry.method(FedBnHParams, 'all weights global except batch normalization')
 def build_fed_bn(
   model: split_model.SplitModel, hparams: FedBnHParams
 ) -> client_work.ClientWork:

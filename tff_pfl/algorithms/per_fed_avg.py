@@ -72,8 +72,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       None: how often their batches D' go through the examples.
     num_steps: Local iterations in a round (tau).
     learning_rate: Learning rate of the local iterations (beta), positive.
-    momentum: Momentum of the local iterations (adam does not read it), in
-      [0, 1).
+    momentum: SGD momentum of the local iterations, in [0, 1); ignored by Adam.
     optimizer: Optimizer of the local iterations: sgd or adam.
     batch_size: Examples in each of an iteration's batches; None for all.
     variant: How the meta-gradient is found: 'first_order', 'hessian_free' or

@@ -43,7 +43,7 @@ class LocalTrainingHParams:
     num_epochs: Epochs of local training in a round.
     num_steps: Gradient steps in a round, instead of epochs.
     learning_rate: The clients' learning rate, positive.
-    momentum: Momentum of the clients' SGD (adam does not read it), in [0, 1).
+    momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
     optimizer: The clients' optimizer: sgd or adam.
     batch_size: Examples per batch; None is the full batch (with `num_steps=1`
       and all weights global, this is FedSGD).
@@ -93,7 +93,7 @@ class HeadAndBodyHParams:
     num_body_steps: Gradient steps on the body, instead of epochs.
     head_learning_rate: The head's learning rate, positive.
     body_learning_rate: The body's learning rate, positive.
-    momentum: Momentum of SGD on both (adam does not read it), in [0, 1).
+    momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
     optimizer: sgd or adam, for both.
     batch_size: Examples per batch; None is the full batch.
   """

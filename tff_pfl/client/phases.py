@@ -35,7 +35,7 @@ def build_optimizer(
   Args:
     name: 'sgd' or 'adam'.
     learning_rate: Positive and finite.
-    momentum: For 'sgd', in [0, 1); 'adam' has its own and does not read it.
+    momentum: SGD momentum, in [0, 1); ignored by Adam.
     role: What the arguments' names start with in an error, such as 'server_'.
 
   Raises:

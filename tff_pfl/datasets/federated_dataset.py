@@ -122,7 +122,7 @@ class FederatedDataset:
   def num_overlapping(self) -> int:
     """Neighbors of a training example, to either side, that overlap with it.
 
-    See `examples.ExampleSource`; 0 but for examples cut out of one text.
+    See `examples.ExampleSource`; 0 except for examples cut out of one text.
     """
     return self._train.num_overlapping
 

@@ -9,9 +9,9 @@ Layers that assign or draw random numbers in training do otherwise here:
   as values. They are weights of the model, listed in `statistics`.
 * `Dropout`, `SpatialDropout*`: draw from the seed that the caller gives.
 
-What cannot be made pure is refused with an error that names the layer: layers
-used more than once, stateful recurrent layers, dropout inside recurrent layers,
-other random layers, regularizers, and layers that read variables of their own.
+Unsupported layers raise an error that names them: layers used more than once,
+stateful recurrent layers, dropout inside recurrent layers, other random layers,
+regularizers, and layers that read variables of their own.
 Layers with `trainable=False` keep their weights, as in Keras.
 """
 

@@ -150,7 +150,8 @@ def resnet_18(
   Args:
     base_filters: Channels of the first stage, doubled in each that follows.
     normalization: 'group', 'batch' or 'none'.
-    groups: Of group normalization; fewer where they do not divide the channels.
+    groups: Groups of each group normalization; fewer where they do not divide
+      the channels.
 
   References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
@@ -204,7 +205,8 @@ def vgg_16(
       times as many.
     widths: Units of the hidden dense layers.
     normalization: 'group', 'batch' or 'none'.
-    groups: Of group normalization; fewer where they do not divide the channels.
+    groups: Groups of each group normalization; fewer where they do not divide
+      the channels.
     dropout: Part of the last hidden layer's outputs that is dropped in
       training, in [0, 1); 0 switches it off.
 

@@ -1,7 +1,7 @@
 """Draws the clients that take part in a round.
 
 The cohort of a round depends on nothing but the seed and the round's number:
-a resumed run goes on with the cohorts of an uninterrupted one, and nothing of
+a resumed run continues with the cohorts of an uninterrupted one, and nothing of
 the sampler needs to be stored.
 """
 

@@ -1,7 +1,7 @@
 """A simulated population as the data source of TFF's programs.
 
 `tff.learning.programs.train_model` copies and stores its data source's iterator
-with every round, so that a program that is started again goes on with the
+with every round, so that a program that is started again continues with the
 cohorts that it would have had. This one is a seed and a number of rounds; the
 clients' data stay where they are (TFF's own `DatasetDataSource` stores all of
 them every round, and its datasets cannot be copied with TensorFlow 2.14).

@@ -7,7 +7,7 @@
       commit everything that changed in one transaction
     write the report
 
-What is committed survives `kill -9`. A resumed run goes on with the same
+What is committed survives `kill -9`. A resumed run has the same
 cohorts and seeds, so it ends exactly as one that was never interrupted.
 """
 
@@ -87,7 +87,7 @@ def run(
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class, which are
       not stored with the run.
-    resume: Whether to go on with the run in `output_dir`, if there is one.
+    resume: Whether to continue the run in `output_dir`, if there is one.
       Without it, an existing run is an error.
     settings: What else defines the run (hyperparameters, model, partition), as
       JSON types, stored with it. A run is resumed only with the same settings,

@@ -91,7 +91,7 @@ class RunStore:
       path = os.path.join(directory, FILE_NAME)
       if run_file.has_run(path):
         raise errors.RunError(
-          f'There is a run in {directory} already: pass --resume to go on with'
+          f'There is a run in {directory} already: pass --resume to continue'
           ' it, or another --output_dir.'
         )
       with run_file.translated_errors(directory, 'create the run'):
@@ -107,7 +107,7 @@ class RunStore:
     *,
     mutable: Sequence[str] = MUTABLE_SETTINGS,
   ) -> 'RunStore':
-    """Goes on with a run.
+    """Continues a run.
 
     Args:
       directory: The run's output directory.
@@ -151,7 +151,7 @@ class RunStore:
     *,
     mutable: Sequence[str] = MUTABLE_SETTINGS,
   ) -> 'RunStore':
-    """Goes on with the run in `directory` or, without one, starts it.
+    """Continues the run in `directory` or, without one, starts it.
 
     The arguments and errors are those of `resume` and `create`.
     """

@@ -52,7 +52,7 @@ def least_share(
 ) -> tf.Tensor:
   """What a mean share must be at least so as not to be taken for noise.
 
-  Where nobody has a share the mean is 0. Factories without weights, but for
+  Where nobody has a share the mean is 0. Factories without weights, except
   plain means and sums, may add noise to that, as private ones do: for these it
   is half the share of one client that has all of its examples in it (where
   examples are counted, of a client with the mean number of them).

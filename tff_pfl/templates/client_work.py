@@ -57,7 +57,8 @@ class ClientResult(NamedTuple):
   Attributes:
     update: `initial - final` of global weights, by name.
     local: The client's new local state; read in a round's last exchange.
-    metrics: Metric sums of training (`objectives.zero_metrics`); likewise.
+    metrics: Metric sums of training (`objectives.zero_metrics`); read in a
+      round's last exchange.
     report: What else the server takes the mean of, through the same aggregator
       (floats); see also `ClientWork.report_scale`.
     carried: What the client itself keeps for the next exchange of the round.
@@ -125,9 +126,9 @@ class ClientWork:
     personal_weights: `(broadcast, local) -> weights`, the model that the client
       is scored with.
     initial_local: Local state of a client that has not taken part (arrays).
-    global_model: `global_weights -> weights`, the model of a client that brings
-      no data; None where the global weights alone make none, and such a client
-      gets the personal weights with the initial local state.
+    global_model: `global_weights -> weights`, the model given to a client that
+      contributes no data; None where the global weights alone make none, and
+      such a client gets the personal weights with the initial local state.
     fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
       what a client does that has no local state from an earlier round, with the
       global weights frozen, for `num_epochs` or (None) as long as in a round;
@@ -217,7 +218,7 @@ class ClientWork:
     return tf.nest.map_structure(tf.constant, self.initial_local)
 
   def model_without_data(self, broadcast: Broadcast) -> split_model.Weights:
-    """The model of a client that brings no data."""
+    """The model given to a client that contributes no data."""
     if self.global_model is not None:
       return self.global_model(broadcast.global_weights)
     initial_local = tf.nest.map_structure(tf.constant, self.initial_local)

@@ -41,10 +41,10 @@ def build_learning_process(
 
   Returns:
     The process. Its metrics are those of rounds, grouped as TFF's own
-    algorithms do. Its model weights are those of the model that a client gets
-    that brings no data, as `tff.learning.models.ModelWeights`, in the order of
-    `tff_model.model_weights`. They can be set where the global weights are
-    among them; others (FedBABU's frozen head) stay.
+    algorithms do. Its model weights are those of the model given to a client
+    that contributes no data, as `tff.learning.models.ModelWeights`, in the
+    order of `tff_model.model_weights`. They can be set where the global weights
+    are among them; others (FedBABU's frozen head) stay.
 
   Raises:
     ValueError: If clients keep local state.

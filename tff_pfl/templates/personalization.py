@@ -31,7 +31,7 @@ class Personalization:
     num_epochs: Epochs of fine-tuning.
     num_steps: Gradient steps of fine-tuning, instead of epochs.
     learning_rate: Learning rate of fine-tuning, positive.
-    momentum: Momentum of fine-tuning by SGD, in [0, 1).
+    momentum: SGD momentum of fine-tuning, in [0, 1); ignored by Adam.
     optimizer: Optimizer of fine-tuning: sgd or adam.
     batch_size: Examples per batch of fine-tuning; None is the full batch.
     new_client_epochs: Epochs in which a client that never took part fits its

@@ -113,7 +113,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     name: The method's, as in the registry.
     model: The model that is trained.
     has_global_model: Whether the global weights alone make a model, which is
-      what a client gets that brings no data.
+      the model given to a client that contributes no data.
     has_local_weights: Whether clients have something of their own in the models
       that they are scored with.
     bytes_per_round: What one client of a cohort receives and sends.
@@ -239,8 +239,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
 
     The metrics are `OrderedDict(before=..., after=..., examples=...)`:
     means over the client's test examples before personalization (the global
-    weights with initial local ones: what a client gets that brings no data) and
-    after, and the number of test examples (means are 0 where there are none).
+    weights with initial local ones: the model given to a client that
+    contributes no data) and after, and the number of test examples (means are 0
+    where there are none).
 
     With domains there are also `domains`: the number of test `examples` of each
     domain and, `before` and `after`, the metrics' sums over them, float32

@@ -159,7 +159,7 @@ class WeightedAverage(HeadAggregation):
     self,
     model: split_model.SplitModel,
   ):
-    """Makes it.
+    """Prepares a head for each domain.
 
     Args:
       model: The model of one domain.
@@ -199,7 +199,7 @@ class SecondOrder(HeadAggregation):
     model: split_model.SplitModel,
     ridge: float = 0.0,
   ):
-    """Makes it.
+    """Prepares a head for each domain.
 
     Args:
       model: The model of one domain, with a linear head and a known loss.

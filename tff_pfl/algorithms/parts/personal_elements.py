@@ -13,8 +13,8 @@ partition never changes, just its personal ones, in the order of the layer.
 Of an element that turns personal a client has its last own value, or the global
 one if it never had any. One that turns shared goes on from the server's last
 value. Clients that sit out keep what they have. To either value the training's
-change is added, but for moving statistics of a normalization, which become what
-they are after the training.
+change is added, except for moving statistics of a normalization, which become
+what they are after the training.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PersonalElements:
     model: split_model.SplitModel,
     num_kept: Mapping[str, int],
   ):
-    """Makes it.
+    """Plans what a client keeps.
 
     Args:
       num_kept: By divided layer, for how many elements a client keeps room: for

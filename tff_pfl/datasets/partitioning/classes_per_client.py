@@ -23,7 +23,7 @@ class ClassesPerClient(weighted.WeightedPartitioner):
 
   name: ClassVar[str] = 'classes_per_client'
   summary: ClassVar[str] = (
-    'so many distinct classes drawn at random for each client, each class'
+    'this many distinct classes drawn at random for each client, each class'
     ' divided evenly among its owners; sizes vary'
   )
 

@@ -255,8 +255,8 @@ def load_digits5(
       there, in this order.
     image_size: Height and width in pixels to which all images are brought, at
       least 8.
-    max_train_per_domain: A domain with more training images is cut down to so
-      many, a random choice that is always the same, at least 1; None for all.
+    max_train_per_domain: The most training images of a domain, at least 1; of
+      more, a random choice that is always the same is used. None for all.
 
   Raises:
     ValueError: Files are missing or damaged, or an argument is out of range.

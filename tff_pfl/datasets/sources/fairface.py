@@ -169,7 +169,7 @@ def load_fairface(
   Args:
     data_dir: Folder of the two CSV files and the images, or its parent if it is
       called `fairface`.
-    label: What is to be told, age (9 classes) or gender (2 classes).
+    label: What is predicted, age (9 classes) or gender (2 classes).
     image_size: Height and width in pixels to which all images are brought, at
       least 8.
 

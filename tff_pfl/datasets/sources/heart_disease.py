@@ -116,8 +116,8 @@ def load_heart_disease(
   """Returns the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: With the partition natural at most 4, of which so many are
-      drawn at random.
+    num_clients: With the partition natural at most 4: this many of the
+      hospitals are drawn at random.
     partition: Natural for the hospitals, or a rule that deals all patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or

@@ -209,8 +209,9 @@ def load_sentiment(
   """Returns labeled texts by client, the test texts stratified by label.
 
   Args:
-    num_clients: With the partition natural, so many users or domains are drawn
-      at random. More clients than domains share each domain's texts evenly.
+    num_clients: With the partition natural, this many users or domains are
+      drawn at random. More clients than domains share each domain's texts
+      evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder

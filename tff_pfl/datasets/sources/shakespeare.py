@@ -124,8 +124,8 @@ def load_shakespeare(
       and the division of `tff.simulation.datasets`.
     seed: Decides the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
-    min_characters: Roles with less text are left out; at least so many that a
-      fifth of them holds a sequence and the next character.
+    min_characters: Roles with less text are left out. At least five times
+      `sequence_length + 1`, for a fifth of a role's text is its test set.
     stride: Characters between the beginnings of two sequences, at least 1; a
       larger one gives fewer examples.
 

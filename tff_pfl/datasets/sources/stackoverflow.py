@@ -78,8 +78,8 @@ def load_stackoverflow(
     sequence_length: Words to go by, at least 1.
     vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
       the last for all words but the most frequent ones.
-    max_sentences: So many of a user's training, and of its test sentences are
-      used at most, at least 1.
+    max_sentences: The most training sentences, and the most test sentences,
+      used of a user; at least 1.
 
   Returns:
     Dataset with `x` int32 `[sequence_length]`, `y` int32, the next word, and

@@ -70,7 +70,8 @@ def make_synthetic(
   A class has one prototype, a random direction of length 4. A client draws its
   classes at random, has an equal number of examples of each (up to one), and an
   example is its class's prototype plus Gaussian noise, independent in every
-  element. Test examples are drawn likewise, from the client's own classes.
+  element. Test examples are drawn in the same way, from the client's own
+  classes.
 
   Args:
     examples_per_client: Training examples of each client, at least 0.

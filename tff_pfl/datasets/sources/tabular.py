@@ -437,7 +437,7 @@ def load_tabular(
   """Returns the rows of a table, by client or dealt to clients.
 
   Args:
-    num_clients: With the partition natural, so many of the client column's
+    num_clients: With the partition natural, this many of the client column's
       values are drawn at random.
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
