@@ -63,9 +63,8 @@ _DOMAIN_MODEL = flags.DEFINE_enum(
   'domain_model',
   'shared',
   list(domain_models.KINDS),
-  'On data with domains, what the model makes of them: nothing, a head for '
-  'each domain, or the domain as an input beside the features of the last '
-  'hidden layer.',
+  'What the model does with domains: shared ignores them, multi_head has a '
+  'head for each, input gives the head the domain beside the features.',
 )
 _REWEIGHT_DOMAINS = flags.DEFINE_boolean(
   'reweight_domains',
@@ -136,8 +135,8 @@ _CLIENT_WEIGHTING = flags.DEFINE_enum(
 _STATELESS = flags.DEFINE_boolean(
   'stateless',
   False,
-  'Whether clients forget their local state after each round, as where clients '
-  'cannot be told apart; whoever is scored fits it anew.',
+  'Whether clients forget their local state after each round, as in '
+  'deployments that cannot tell clients apart; it is fitted anew for scoring.',
 )
 _SERVER_OPTIMIZER = flags.DEFINE_enum(
   'server_optimizer',

@@ -71,8 +71,8 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       Hessians.
     reweight_domains: Whether all domains count the same in the body's loss.
     alternating: Whether heads and body are trained in turn.
-    projection_dim: Features that a linear layer brings those of the body down
-      to; None for no such layer.
+    projection_dim: Outputs of a linear layer between body and heads; None for
+      no such layer.
   """
 
   num_head_epochs: int = 5

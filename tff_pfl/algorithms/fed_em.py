@@ -53,8 +53,8 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     num_components: Component models (M), at least 1.
-    num_mixture_steps: E- and M-steps on the mixture weights of a client that
-      is scored, or trained, without any from an earlier round, at least 1.
+    num_mixture_steps: E- and M-steps that find the mixture weights of a client
+      that has none from an earlier round, at least 1.
     component_seed: Seed of the components' initial weights.
   """
 

@@ -87,8 +87,9 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       the last hidden layer.
     threshold: The quantile of a layer's communalities below which elements are
       personal, in [0, 1]; inf makes all personal and -inf none (FedAvg).
-    explained_variance: kappa, in (0, 1]: the number of factors is that of the
-      largest eigenvalues that make up this share of their sum.
+    explained_variance: Share of the variance that the factors explain (kappa),
+      in (0, 1]: there are as many as the largest eigenvalues that make up this
+      share of the sum.
     split: 'factor_analysis', or 'random' for as many personal elements at
       random.
   """

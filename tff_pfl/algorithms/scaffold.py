@@ -51,8 +51,8 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     momentum: Must be 0, for local training is plain SGD.
     optimizer: Must be sgd, for local training is plain SGD.
-    num_clients: All clients (N): just as many as there are, or c is wrong;
-      None for a c of those that took part so far.
+    num_clients: The exact number of all clients (N); with another one c is
+      wrong. None to take c over the clients that took part so far.
   """
 
   momentum: float = 0.0

@@ -93,8 +93,8 @@ def cnn(
   Args:
     filters: Channels of both convolutions, or of each.
     widths: Units of the hidden dense layers.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
+    dropout: Fraction of the last hidden layer's outputs that training drops, in
+      [0, 1); 0 switches it off.
 
   References:
     Collins et al.: Exploiting Shared Representations for Personalized Federated
@@ -207,8 +207,8 @@ def vgg_16(
     normalization: 'group', 'batch' or 'none'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
+    dropout: Fraction of the last hidden layer's outputs that training drops, in
+      [0, 1); 0 switches it off.
 
   References:
     Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
@@ -259,10 +259,10 @@ def text_mlp(
     element_spec: `OrderedDict(x=..., y=...)`; `x` is `[words]`, integers in
       [0, vocabulary_size), where 0 is padding and leaves the mean as it is.
     vocabulary_size: Bound on the words' numbers, that of the data.
-    embedding_size: Elements of a word's embedding.
+    embedding_size: Size of a word's embedding.
     widths: Units of the hidden dense layers.
-    dropout: Part of the last hidden layer's outputs that is dropped in
-      training, in [0, 1); 0 switches it off.
+    dropout: Fraction of the last hidden layer's outputs that training drops, in
+      [0, 1); 0 switches it off.
   """
   zoo_layers.check_text(element_spec, 'text_mlp')
   zoo_layers.check_widths((vocabulary_size, embedding_size, *widths))

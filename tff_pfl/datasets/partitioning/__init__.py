@@ -157,6 +157,6 @@ def describe_partitioners() -> str:
     f'{rule.usage()}: {rule.summary}' for rule in PARTITIONERS.values()
   )
   return (
-    f'How examples become clients. {rules}. Every client has test examples'
+    f'{rules}. Every client has test examples'
     ' of the distribution of its training examples.'
   )

@@ -81,7 +81,7 @@ def load_relabelled_digits(*, num_domains: int = 5) -> arrays_lib.Arrays:
   """Returns digits in domains of two swapped labels each.
 
   Args:
-    num_domains: In [1, 5].
+    num_domains: Number of domains, in [1, 5].
 
   Returns:
     `x` float32 `[n, 8, 8, 1]` in [0, 1].

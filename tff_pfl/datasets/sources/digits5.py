@@ -250,10 +250,10 @@ def load_digits5(
 
   Args:
     data_dir: Folder of the files, see the module's description.
-    domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits, which
-      get their numbers in the order given; None for those whose files are
-      there, in this order.
-    image_size: Height and width in pixels to which all images are brought, at
+    domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits,
+      numbered in the order given; None for those whose files are there, in this
+      order.
+    image_size: Height and width in pixels to which all images are resized, at
       least 8.
     max_train_per_domain: The most training images of a domain, at least 1; of
       more, a random choice that is always the same is used. None for all.

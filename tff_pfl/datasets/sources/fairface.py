@@ -170,7 +170,7 @@ def load_fairface(
     data_dir: Folder of the two CSV files and the images, or its parent if it is
       called `fairface`.
     label: What is predicted, age (9 classes) or gender (2 classes).
-    image_size: Height and width in pixels to which all images are brought, at
+    image_size: Height and width in pixels to which all images are resized, at
       least 8.
 
   Raises:

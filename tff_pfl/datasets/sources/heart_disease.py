@@ -126,10 +126,10 @@ def load_heart_disease(
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.
-    missing_indicators: Whether a column that misses values has a further input
-      that says where.
-    test_fraction: What part of a client's patients becomes its test set, in
-      [0, 1), stratified by domain and label.
+    missing_indicators: Whether a column with missing values gets a second input
+      that marks them.
+    test_fraction: Fraction of a client's patients in its test set, in [0, 1),
+      stratified by domain and label.
 
   Returns:
     Dataset with `x` float32 `[inputs]`, 21, or with the sexes as inputs 23,

@@ -219,13 +219,12 @@ def load_sentiment(
       `reviews` in it.
     seed: Decides the choice of clients and the test texts.
     max_words: How many words of a text are kept, at least 1.
-    vocabulary: 'hashed', or 'learned': the most frequent words of the clients'
-      training texts, and one number for all other words.
+    vocabulary: 'hashed', or 'learned' from the clients' training texts: the
+      most frequent words, and one number for all others.
     vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
     min_texts: Users or domains with fewer texts are left out, at least 1; only
       with the partition natural.
-    test_fraction: What part of a client's texts becomes its test set, in
-      [0, 1).
+    test_fraction: Fraction of a client's texts in its test set, in [0, 1).
 
   Returns:
     Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then

@@ -449,20 +449,20 @@ def load_tabular(
     domain_column: The column that says which domain a row is of; None for data
       without domains.
     client_column: The column that says whose row it is; it is no input.
-    drop_columns: Columns that are no inputs, such as numbers of rows.
+    drop_columns: Columns that are not inputs, such as row numbers.
     categorical_columns: Columns whose numbers stand for categories.
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
       value.
     missing_markers: What stands for a missing value, besides an empty cell.
     label_above: Class 1 is a label above this number, class 0 any other; None
       where labels are classes already.
-    domain_bounds: Ascending numbers that cut the domain column's numbers into
-      groups, each from one bound up to but without the next; none where every
+    domain_bounds: Ascending numbers that divide the domain column's numbers
+      into groups; a bound belongs to the group above it. Empty where every
       value is a domain of its own.
-    missing_indicators: Whether a column that misses values has a further input
-      that says where.
-    test_fraction: What part of a client's rows becomes its test set, in
-      [0, 1), stratified by domain and label.
+    missing_indicators: Whether a column with missing values gets a second input
+      that marks them.
+    test_fraction: Fraction of a client's rows in its test set, in [0, 1),
+      stratified by domain and label.
 
   Returns:
     Dataset with `x` float32 `[inputs]` and `y` int32.
