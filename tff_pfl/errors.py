@@ -1,4 +1,4 @@
-"""What the library raises for mistakes of its caller and for failed runs.
+"""The errors raised for mistakes of the caller and for failed runs.
 
 Wrong arguments raise `ValueError` or `TypeError` with one line of the form
 ``Expected `name` to be <constraint>, found <value!r>.``. `RunError` stands for

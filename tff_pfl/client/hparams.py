@@ -15,7 +15,7 @@ from tff_pfl.client import phases
 
 
 def help_text(owner: Callable[..., Any], name: str) -> str:
-  """What a docstring says of a name, in one line.
+  """The docstring's words on a name, in one line.
 
   Args:
     owner: A function, or a dataclass, whose bases' docstrings count, too.

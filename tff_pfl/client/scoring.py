@@ -1,4 +1,4 @@
-"""What a model is worth on a client's examples, in inference mode."""
+"""Scores a model on a client's examples, in inference mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets client work run for many clients as one program.
+"""Lets client work run for many clients as one program.
 
 Client work is written for one client. A runtime may vectorize it
 (`tf.vectorized_map`), which TensorFlow does operation by operation. Here are

@@ -107,7 +107,7 @@ class ExampleSource(abc.ABC):
     return self.examples(position).domain
 
   def content(self, position: int) -> Iterator[bytes]:
-    """Yields what tells the examples of a client from others."""
+    """Yields the content of a client's examples, for a checksum."""
     for name, array in self.examples(position).as_dict().items():
       yield f'{name} {array.dtype} {array.shape}'.encode()
       yield array.tobytes()

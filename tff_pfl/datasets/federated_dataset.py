@@ -153,7 +153,7 @@ class FederatedDataset:
     return checksum.hexdigest()[:16]
 
   def train_content(self, client_id: str) -> Iterator[bytes]:
-    """Yields what tells a client's training examples from others."""
+    """Yields the content of a client's training examples, for a checksum."""
     return self._train.content(self._position(client_id))
 
   def train(self, client_id: str) -> examples_lib.Examples:

@@ -28,7 +28,7 @@ _SCORES = {'personal': 'after', 'global': 'before'}
 
 
 class Predictions(NamedTuple):
-  """What a client's models predict for its test examples, of two classes.
+  """Predictions of a client's models for its test examples, of two classes.
 
   Attributes:
     before: float32 `[n]`, the score of class 1 before personalization; higher

@@ -35,7 +35,7 @@ def training_examples(
   train: client_examples.ClientExamples,
   client_id: str,
 ) -> example_tensors.ExampleTensors:
-  """What personalization needs of a client's training data, read if needed."""
+  """The training data that personalization needs, read only if needed."""
   if process.needs_training_data(client_state):
     return train[client_id]
   return client_examples.no_examples(process.model.element_spec)

@@ -78,7 +78,7 @@ class Copies:
 
   @property
   def trained(self) -> split_model.SplitModel:
-    """What the training loop takes for the model of all copies together."""
+    """The model of all copies together, as the training loop takes it."""
     return dataclasses.replace(self.model, statistics=self.statistics)
 
 

@@ -58,7 +58,7 @@ def with_domains(
 def of_domains(
   model: split_model.SplitModel, kind: str, *, reweighted: bool = False
 ) -> split_model.SplitModel:
-  """What a model makes of domains, by name.
+  """The model that uses the domains in one of the ways in `KINDS`.
 
   Args:
     model: The model; with domains, unless nothing is asked for.

@@ -67,7 +67,7 @@ class Domains:
 
   @property
   def loss_weights(self) -> Sequence[float]:
-    """What an example of each domain weighs so that all domains count the same.
+    """Weights of each domain's examples with which all domains count the same.
 
     u_m = L / (M L_m), whose mean over all training examples is 1; M counts the
     domains that have training examples. The others weigh nothing.

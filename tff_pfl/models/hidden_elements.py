@@ -44,7 +44,7 @@ def tile(values: Any, gates: int) -> tf.Tensor:
 
 
 def positions(elements: Any, number: int, gates: int) -> tf.Tensor:
-  """Where some elements are along a weight's last axis: int32, by gate.
+  """Positions of some elements along a weight's last axis: int32, by gate.
 
   Args:
     elements: int32 `[n]`, which elements.
@@ -66,7 +66,7 @@ def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
 def as_vectors(
   elements: HiddenElements, weights: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
-  """What each element computes, as the columns of a matrix.
+  """The parameters of each element, as the columns of a matrix.
 
   Args:
     elements: Those of one layer.

@@ -1,4 +1,4 @@
-"""Which layers of a Keras model have hidden elements, and of which weights."""
+"""Finds the layers of a Keras model with hidden elements, and their weights."""
 
 from __future__ import annotations
 

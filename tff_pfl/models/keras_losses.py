@@ -39,7 +39,7 @@ _ACCURACIES = {
 
 
 def default_label_spec(kind: str, output_shape: tuple) -> tf.TensorSpec:
-  """What one label is unless it is said."""
+  """The spec of one label where none is given."""
   is_single = output_shape[-1:] == (1,)
   return tf.TensorSpec(
     output_shape[:-1] if kind == 'sparse' or is_single else output_shape,

@@ -118,7 +118,7 @@ class SplitModel:
 
   @property
   def uses_xla(self) -> bool:
-    """What `jit_compile` comes to."""
+    """Whether client training is compiled, with 'auto' resolved."""
     if self.jit_compile == 'auto':
       return not self.has_convolutions
     return bool(self.jit_compile)

@@ -187,7 +187,7 @@ def sequential(name, layers, element_spec, num_classes, seeds):
 
 
 def functional(name, network, element_spec, num_classes, seeds):
-  """A model of what `network` makes of the inputs, and the head."""
+  """A model of `network`, applied to the inputs, and a head."""
   x, y = element_spec['x'], element_spec['y']
   errors.expect(
     num_classes is None or num_classes >= 2,

@@ -87,7 +87,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     return cls(source, stored['num_rounds'])
 
   def to_bytes(self) -> bytes:
-    """What the next cohorts depend on."""
+    """The state that the next cohorts depend on."""
     return json.dumps(
       {'key': self._source.key, 'num_rounds': self._num_rounds}
     ).encode()

@@ -1,4 +1,4 @@
-"""What the report of a run says of each domain."""
+"""A run's report by domain."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def table(domains: Mapping[str, Any]) -> str:
 
 
 def bars(domains: Mapping[str, Any]) -> dict[str, dict]:
-  """What `plots.plot_domains` draws of what `over_rounds` returns.
+  """The panels for `plots.plot_domains`, from what `over_rounds` returns.
 
   Returns:
     From title of accuracy and AUC, those that there are, to a dict from name of

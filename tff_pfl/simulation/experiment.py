@@ -45,7 +45,7 @@ RECORDED = ('process', client_population.FINGERPRINT)
 
 
 def expect_all_clients(known: Optional[int], num_clients: int) -> None:
-  """Raises `ValueError` if a method was told another number of clients.
+  """Raises `ValueError` if a method expects another number of clients.
 
   Args:
     known: The hyperparameter `num_clients`; None for methods without.

@@ -1,4 +1,4 @@
-"""What all pictures share: colors, a quiet frame, and how they are written."""
+"""The style of all pictures: colors, a quiet frame, how they are written."""
 
 import os
 from typing import Any, Optional, Union

@@ -1,4 +1,4 @@
-"""TFF's aggregators: by name, and what the library makes of them.
+"""TFF's aggregators by name, and how the library uses them.
 
 Programs name them; library users pass any `tff.aggregators` factory to a
 builder.
@@ -50,7 +50,7 @@ def make_aggregator(name: str) -> Any:
 def least_share(
   factory: AggregationFactory, num_clients: tf.Tensor
 ) -> tf.Tensor:
-  """What a mean share must be at least so as not to be taken for noise.
+  """The least mean share that is not taken for noise.
 
   Where nobody has a share the mean is 0. Factories without weights, except
   plain means and sums, may add noise to that, as private ones do: for these it
@@ -114,17 +114,17 @@ class Aggregation(NamedTuple):
 
   @property
   def result_type(self) -> tff.Type:
-    """Of the aggregate."""
+    """Type of the aggregate."""
     return self.process.next.type_signature.result.result.member
 
   @property
   def state_type(self) -> tff.Type:
-    """Of the process' state."""
+    """Type of the process' state."""
     return self.process.next.type_signature.result.state.member
 
   @property
   def measurements_type(self) -> tff.Type:
-    """Of what the process tells of a round."""
+    """Type of the process' measurements of a round."""
     return self.process.next.type_signature.result.measurements.member
 
   def next(self, state: Any, value: Any, weight: Any) -> Any:

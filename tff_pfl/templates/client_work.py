@@ -1,4 +1,4 @@
-"""What a method gives: its exchanges, as pure functions.
+"""The form of a method: its exchanges, as pure functions.
 
 A round is a list of exchanges. In each, the server broadcasts, clients work and
 send, the server aggregates what they sent and makes a step (`federated_round`).
@@ -52,7 +52,7 @@ class Broadcast(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-  """What a client makes of its part in an exchange.
+  """A client's result of an exchange.
 
   Attributes:
     update: `initial - final` of global weights, by name.
@@ -72,7 +72,7 @@ class ClientResult(NamedTuple):
 
 
 class Cohort(NamedTuple):
-  """What the server knows of an exchange besides the means.
+  """The cohort of an exchange, as its server function sees it.
 
   Attributes:
     num_clients: int32, clients in the means.

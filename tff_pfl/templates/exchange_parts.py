@@ -161,7 +161,7 @@ def _where(condition, values, others=None):
 
 
 def _sent(exchange, update, report):
-  """What a client's update and report are aggregated as."""
+  """A client's update and report, as they are aggregated."""
   if exchange.server is None:
     return update
   both = collections.OrderedDict(update=update, report=report)

@@ -1,4 +1,4 @@
-"""What becomes of a client's model when it is used: personal models, scores.
+"""Personal models and their scores.
 
 Both take the server's state or, mapped over clients, what it broadcasts.
 """
@@ -132,7 +132,7 @@ def _build_personalize(work, options, types):
 
 
 def _scores_by_domain(before, after, test):
-  """What `evaluate` tells besides where examples have a domain."""
+  """The scores that `evaluate` adds where examples have a domain."""
 
   def sums(score):
     by_domain = score.by_domain.copy()

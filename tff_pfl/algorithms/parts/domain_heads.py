@@ -129,7 +129,7 @@ class HeadAggregation(abc.ABC):
     new: split_model.Weights,
     features: example_tensors.ExampleTensors,
   ) -> Any:
-    """What a client tells of the heads that it trained: sums over its examples.
+    """A client's report on the heads it trained: sums over its examples.
 
     Args:
       old: The heads that it was sent.
@@ -147,7 +147,7 @@ class HeadAggregation(abc.ABC):
     return collections.OrderedDict()
 
   def metrics(self, algorithm: Any) -> Any:
-    """What it tells of that in a round's metrics."""
+    """A round's metrics of the last aggregation."""
     del algorithm
     return collections.OrderedDict()
 

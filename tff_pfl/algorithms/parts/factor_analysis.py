@@ -74,7 +74,7 @@ def max_iterations(number: int) -> int:
 
 
 def client_sums(columns: tf.Tensor) -> collections.OrderedDict:
-  """What a client reports of a layer.
+  """A client's report on a layer.
 
   Args:
     columns: `[rows, d]`, Z_k.
@@ -179,7 +179,7 @@ def _num_factors(eigenvalues, explained_variance):
 
 
 def least(values: tf.Tensor, count: int) -> tf.Tensor:
-  """Which are the `count` smallest; of equal ones the first: bool `[d]`.
+  """Marks the `count` smallest, the first of equal ones: bool `[d]`.
 
   Args:
     values: `[d]`; what differs by rounding is equal.

@@ -66,7 +66,7 @@ class FoundPartition:
   def report(
     self, algorithm: Any, columns: split_model.Weights
   ) -> collections.OrderedDict:
-    """What a client tells: the sums over its columns, by analysed layer.
+    """A client's report: the sums over its columns, by analysed layer.
 
     Args:
       algorithm: What the server keeps.
@@ -95,7 +95,7 @@ class FoundPartition:
   def next(
     self, state: personalized_process.ServerState, sums: Any
   ) -> collections.OrderedDict:
-    """What the server keeps, with the partition that follows from the sums.
+    """The server's new state, with the partition that follows from the sums.
 
     Args:
       state: The server's.
@@ -143,7 +143,7 @@ class FoundPartition:
     )
 
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
-    """What a round's metrics tell of each layer.
+    """A round's metrics of each layer.
 
     Args:
       algorithm: What the server keeps.

@@ -1,4 +1,4 @@
-"""Clients' own hidden elements, under a partition that the server tells.
+"""Clients' own hidden elements, under a partition from the server.
 
 Every element of the divided layers is shared or personal, and which one it is
 may change from round to round. A client trains with the global slices of the
@@ -45,7 +45,7 @@ class _Own(NamedTuple):
 
 
 class PersonalElements:
-  """What clients keep of some layers of a model, and what they make of it."""
+  """What clients keep of some layers of a model, and how they use it."""
 
   def __init__(
     self,

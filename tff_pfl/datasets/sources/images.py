@@ -1,4 +1,4 @@
-"""What data sets of images share: bytes, sizes, and TensorFlow Datasets."""
+"""Shared by data sets of images: bytes, sizes, and TensorFlow Datasets."""
 
 import urllib.error
 import urllib.request

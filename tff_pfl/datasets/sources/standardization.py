@@ -22,7 +22,7 @@ _RELATIVE_ZERO = 1e-13
 
 
 class Sums(NamedTuple):
-  """What is added up over the clients, each float64 `[columns]`.
+  """Sums over the clients, each float64 `[columns]`.
 
   Attributes:
     counts: Number of values that are not missing.
