@@ -197,6 +197,18 @@ def test_every_page_is_in_the_navigation_and_every_picture_is_shown():
     assert f'({picture.name})' in shown, picture
 
 
+def test_every_experiment_of_the_overview_is_on_a_papers_page():
+  overview = _DOCS / 'results' / 'index.md'
+  table = _text(overview).partition('Claims:')[2]
+  names = re.findall(r'^\| `(\w+)` \|', table, re.M)
+  assert len(names) >= 20
+  pages = '\n'.join(
+    _text(page) for page in overview.parent.glob('*.md') if page != overview
+  )
+  for name in names:
+    assert f'<!-- claims: {name} -->' in pages, name
+
+
 @pytest.mark.parametrize('tutorial', _TUTORIALS, ids=_name_of)
 def test_stored_outputs_of_tutorials_are_small_and_no_errors(tutorial):
   for cell in json.loads(tutorial.read_text('utf-8'))['cells']:
