@@ -1,11 +1,13 @@
-"""A hook of MkDocs: a reference page for each module, from its docstrings.
+"""Hooks of MkDocs: the pages of the reference, and links in the tutorials.
 
-The pages follow the packages as they are, so a module that is added, moved or
-removed needs no change here.
+There is a reference page for each module, from its docstrings. The pages follow
+the packages as they are, so a module that is added, moved or removed needs no
+change here.
 """
 
 import ast
 import pathlib
+import re
 
 from mkdocs.structure.files import File
 
@@ -94,3 +96,10 @@ def on_files(files, config):
     for path, text in pages:
       files.append(File.generated(config, path, content=text))
   return files
+
+
+def on_post_page(output, page, config):
+  """Has links in notebooks, which are left as they are, lead to the site."""
+  if not page.file.src_uri.endswith('.ipynb'):
+    return output
+  return re.sub(r'(href="[^":]+)\.(?:md|ipynb)(["#])', r'\1.html\2', output)
