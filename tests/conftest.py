@@ -1,11 +1,32 @@
 """Settings every test runs under, made before TensorFlow is imported."""
 
 import os
+import sys
 
 import pytest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('MPLBACKEND', 'Agg')
+
+# For tiny models XLA takes seconds to compile and saves nothing. In these
+# folders only models that ask for it by `jit_compile=True` are compiled.
+_WITHOUT_XLA = ('algorithms', 'benchmark', 'evaluation', 'simulation')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _auto_is_without_xla(request):
+  """A model's `jit_compile='auto'` comes to False."""
+  split_model = sys.modules.get('tff_pfl.models.split_model')
+  if split_model and request.path.parent.name in _WITHOUT_XLA:
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(
+        split_model.SplitModel,
+        'uses_xla',
+        property(lambda model: model.jit_compile is True),
+      )
+      yield
+  else:
+    yield
 
 
 @pytest.fixture(scope='session')

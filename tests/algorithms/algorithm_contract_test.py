@@ -49,25 +49,21 @@ _WITHOUT_GLOBAL_MODEL = (
   'lg_fed_avg',
   'local_only',
 )
-# One of each kind, where all would take minutes; the others are in the slow
-# suite.
-_KINDS = (
-  'apfl',
-  'fed_avg',
-  'fed_dar',
-  'fed_em',
-  'fed_fac',
-  'fed_rep',
-  'per_fed_avg',
-  'scaffold',
-)
-_one_of_each_kind = pytest.mark.parametrize(
-  'name',
-  [
-    name if name in _KINDS else pytest.param(name, marks=pytest.mark.slow)
-    for name in registry.ALGORITHMS
-  ],
-)
+# Methods that fine-tune a client's model by themselves.
+_ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
+
+
+def _fast_for(*fast):
+  """Every method, those but `fast` in the slow suite: all take minutes."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+      for name in registry.ALGORITHMS
+    ],
+  )
+
+
 # What a round's metrics tell besides those of every method.
 _OWN_METRICS = {
   'fed_dar': ['condition_number'],
@@ -89,10 +85,11 @@ def _build(name, **options):
 
 
 @functools.cache
-def _process(name, **personalization_options):
+def _process(name, fine_tune='method'):
+  if fine_tune == 'none' and name not in _ADAPTING:
+    return _process(name)
   return _build(
-    name,
-    personalization=personalization.Personalization(**personalization_options),
+    name, personalization=personalization.Personalization(fine_tune=fine_tune)
   )
 
 
@@ -383,12 +380,15 @@ def test_retried_round_gives_the_same_result(name):
   toy_problems.assert_same(_round(process), _round(process))
 
 
+@_fast_for('fed_dar', 'fed_rep')
+def test_process_built_again_gives_the_same_result(name):
+  toy_problems.assert_same(_round(_build(name)), _round(_process(name)))
+
+
 @_every_method
-def test_seed_determines_the_result(name):
+def test_another_seed_gives_another_result(name):
   process = _process(name)
   output = _round(process)
-  # Rebuilt, so that nothing can be left over from another process.
-  toy_problems.assert_same(_round(_build(name)), output)
   initial = process.initialize()
   assert initial.seed == _SEED
   other = _round(process, state=initial._replace(seed=np.int64(_SEED + 1)))
@@ -398,7 +398,7 @@ def test_seed_determines_the_result(name):
   )
 
 
-@_one_of_each_kind
+@_fast_for('fed_em', 'fed_rep')
 def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   model = toy_problems.model_for(
     name, toy_problems.classifier(jit_compile=True)
@@ -408,7 +408,7 @@ def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
 
 
-@_one_of_each_kind
+@_fast_for('fed_avg', 'fed_dar', 'fed_em', 'fed_fac', 'fed_rep', 'per_fed_avg')
 def test_full_batches_are_trained_on_whatever_the_seed(name):
   process = _build(name, hparams=_hparams(name, batch_size=None))
   initial = process.initialize()
@@ -549,7 +549,7 @@ def test_process_tells_what_its_method_is(name):
     assert process.has_local_weights == _keeps_state(process)
 
 
-@_one_of_each_kind
+@_fast_for('fed_rep', 'per_fed_avg')
 def test_fine_tuning_comes_on_top(name):
   plain = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
@@ -579,29 +579,20 @@ def test_fine_tuning_comes_on_top(name):
     )
 
 
-def test_zero_epochs_of_fine_tuning_change_nothing():
-  name = 'fed_rep'
-  state, states, _ = _after_two_rounds(name)
-  untuned = _process(name, fine_tune='all', num_epochs=0)
-  for i in (0, 2):
-    toy_problems.assert_same(
-      untuned.personalize(state, states[i], _train(name)[i]),
-      _process(name).personalize(state, states[i], _train(name)[i]),
-    )
-
-
 # Models.
 
 
-@pytest.mark.parametrize(
-  'make',
-  [
-    toy_problems.dropout_and_normalization,
-    toy_problems.convolutional_and_recurrent,
-  ],
-)
-@_one_of_each_kind
-def test_many_kinds_of_layers_are_trained(name, make):
+@_fast_for('fed_dar', 'fed_em', 'fed_rep')
+def test_random_layers_and_statistics_are_trained(name):
+  _check_network(name, toy_problems.dropout_and_normalization)
+
+
+@_fast_for('fed_rep')
+def test_convolutions_and_recurrence_are_trained(name):
+  _check_network(name, toy_problems.convolutional_and_recurrent)
+
+
+def _check_network(name, make):
   keras.utils.set_random_seed(3)
   model = toy_problems.model_for(name, toy_problems.classifier_from(make()))
   process = registry.build(name, model, _hparams(name), seed=_SEED)

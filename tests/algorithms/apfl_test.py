@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import apfl, fed_avg, local_only
+from tff_pfl.algorithms import apfl
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -10,36 +10,6 @@ _TRAINING = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
 _CLIENTS = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
 _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 _REGRESSION = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
-
-
-def _train(build, hparams, num_rounds=2):
-  process = build(toy_problems.classifier(), hparams, seed=4)
-  state, states, _ = toy_problems.train(process, _CLIENTS, num_rounds)
-  return process, state, states
-
-
-def test_all_personal_is_local_training_bit_for_bit():
-  process, state, states = _train(
-    apfl.build_apfl, apfl.ApflHParams(mixing_weight=1.0, **_TRAINING)
-  )
-  _, _, alone = _train(
-    local_only.build_local_only, local_only.LocalOnlyHParams(**_TRAINING)
-  )
-  for model, local in zip(
-    toy_problems.personal_models(process, state, states), alone
-  ):
-    toy_problems.assert_same(model, local.local)
-
-
-def test_all_global_is_fed_avg_bit_for_bit():
-  process, state, states = _train(
-    apfl.build_apfl, apfl.ApflHParams(mixing_weight=0.0, **_TRAINING)
-  )
-  _, of_avg, _ = _train(
-    fed_avg.build_fed_avg, fed_avg.FedAvgHParams(**_TRAINING)
-  )
-  for model in toy_problems.personal_models(process, state, states):
-    toy_problems.assert_same(model, of_avg.global_weights)
 
 
 @pytest.mark.parametrize('mixing_learning_rate', [0.0, 0.02])

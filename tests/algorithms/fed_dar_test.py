@@ -23,6 +23,12 @@ _PLAIN = dict(
   momentum=0.0,
   batch_size=None,
 )
+_SECOND_ORDER = dict(
+  aggregation='second_order',
+  ridge=0.01,
+  alternating=True,
+  reweight_domains=True,
+)
 
 
 def _client(num_examples, seed, domain):
@@ -168,28 +174,26 @@ def _assert_is(weights, reference, rtol=1e-4):
     )
 
 
+# Each pair of choices is among these.
 @pytest.mark.parametrize(
-  'alternating, reweight_domains, weighting',
+  'aggregation, alternating, reweight_domains, weighting',
   [
-    (True, True, 'num_examples'),
-    (True, False, 'num_examples'),
-    (True, True, 'uniform'),
-    (True, True, 'unweighted'),
-    (False, True, 'num_examples'),
-    (False, False, 'num_examples'),
-    (False, True, 'uniform'),
+    ('second_order', True, True, 'num_examples'),
+    ('second_order', True, False, 'uniform'),
+    ('second_order', False, True, 'uniform'),
+    ('weighted_average', True, True, 'unweighted'),
+    ('weighted_average', False, False, 'num_examples'),
   ],
 )
-@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
 def test_rounds_are_those_of_the_algorithm(
   aggregation, alternating, reweight_domains, weighting
 ):
-  hparams = dict(
-    aggregation=aggregation,
-    ridge=0.01,
-    alternating=alternating,
-    reweight_domains=reweight_domains,
-  )
+  hparams = {
+    **_SECOND_ORDER,
+    'aggregation': aggregation,
+    'alternating': alternating,
+    'reweight_domains': reweight_domains,
+  }
   process = _build(weighting=weighting, **hparams)
   state, _, metrics = toy_problems.train(process, _CLIENTS, 2)
   # Heads are combined by the domains' examples, whatever clients weigh.
@@ -204,13 +208,10 @@ def test_rounds_are_those_of_the_algorithm(
   assert ('condition_number' in metrics) == (aggregation == 'second_order')
 
 
-@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
-def test_one_domain_is_alternation_with_a_global_head(aggregation):
+def test_one_domain_is_alternation_with_a_global_head():
   clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
   of_data = _domains(clients, ('all',))
-  hparams = dict(
-    aggregation=aggregation, ridge=0.0, alternating=True, reweight_domains=True
-  )
+  hparams = {**_SECOND_ORDER, 'aggregation': 'weighted_average'}
   state, _, _ = toy_problems.train(_build(of_data, **hparams), clients, 2)
   # With one domain there is nothing to weigh.
   assert of_data.loss_weights == [1]
@@ -218,27 +219,27 @@ def test_one_domain_is_alternation_with_a_global_head(aggregation):
   for _ in range(2):
     reference.next(clients)
   _assert_is(state.global_weights, reference)
-  if aggregation == 'weighted_average':
-    # Joint training of one domain is plain FedAvg.
-    joint = _build(of_data, **{**hparams, 'alternating': False})
-    avg = fed_avg.build_fed_avg(
-      _model(of_data),
-      fed_avg.FedAvgHParams(
-        num_steps=2, learning_rate=0.02, momentum=0.0, batch_size=None
-      ),
-    )
-    of_joint = toy_problems.train(joint, clients)[0].global_weights
-    of_avg = toy_problems.train(avg, clients)[0].global_weights
-    toy_problems.assert_close(
-      list(of_joint.values()), list(of_avg.values()), rtol=1e-5
-    )
 
 
-@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
-def test_heads_of_a_single_client_are_those_that_it_trained(aggregation):
-  hparams = dict(
-    aggregation=aggregation, ridge=0.0, alternating=True, reweight_domains=True
+def test_joint_training_of_one_domain_is_fed_avg():
+  clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
+  of_data = _domains(clients, ('all',))
+  joint = _build(of_data, aggregation='weighted_average', alternating=False)
+  avg = fed_avg.build_fed_avg(
+    _model(of_data),
+    fed_avg.FedAvgHParams(
+      num_steps=2, learning_rate=0.02, momentum=0.0, batch_size=None
+    ),
   )
+  of_joint = toy_problems.train(joint, clients)[0].global_weights
+  of_avg = toy_problems.train(avg, clients)[0].global_weights
+  toy_problems.assert_close(
+    list(of_joint.values()), list(of_avg.values()), rtol=1e-5
+  )
+
+
+def test_heads_of_a_single_client_are_those_that_it_trained():
+  hparams = {**_SECOND_ORDER, 'ridge': 0.0}
   clients = _CLIENTS[1:]
   state, _, _ = toy_problems.train(_build(**hparams), clients)
   reference = _reference(hparams, _domains())
@@ -250,7 +251,7 @@ def test_heads_of_a_single_client_are_those_that_it_trained(aggregation):
 
 
 def test_condition_number_is_that_of_the_cohorts_features():
-  process = _build(aggregation='second_order')
+  process = _build(**_SECOND_ORDER)
   _, _, metrics = toy_problems.train(process, _CLIENTS)
   conditions = metrics['condition_number']
   assert list(conditions) == ['a', 'b', 'c']
@@ -262,8 +263,7 @@ def test_condition_number_is_that_of_the_cohorts_features():
 
 
 def test_domain_absent_from_a_cohort_keeps_its_head():
-  hparams = dict(ridge=1e-3, aggregation='second_order')
-  process = _build(**hparams)
+  process = _build(**_SECOND_ORDER)
   first, states, _ = toy_problems.train(process, _CLIENTS)
   only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
   second = process.next(first, states, toy_problems.padded(only_b))
@@ -310,11 +310,16 @@ _ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
   ('aggregation', 'aggregator', 'clients'),
   [
     ('second_order', _secure, _ALIKE),
-    ('second_order', _private, _ALIKE),
-    ('weighted_average', _private, _ALIKE),
+    pytest.param('second_order', _private, _ALIKE, marks=pytest.mark.slow),
+    pytest.param('weighted_average', _private, _ALIKE, marks=pytest.mark.slow),
     # It clips reports, by which a client with large Hessians counts less than
     # by its examples; the scale of all is irrelevant.
-    ('second_order', tff.learning.secure_aggregator, _ALIKE[:1]),
+    pytest.param(
+      'second_order',
+      tff.learning.secure_aggregator,
+      _ALIKE[:1],
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_any_aggregator_serves(aggregation, aggregator, clients):
@@ -328,7 +333,13 @@ def test_any_aggregator_serves(aggregation, aggregator, clients):
   np.testing.assert_array_equal(found['domain_2/head/kernel'], _HEAD)
 
 
-@pytest.mark.parametrize('aggregation', ['weighted_average', 'second_order'])
+@pytest.mark.parametrize(
+  'aggregation',
+  [
+    'second_order',
+    pytest.param('weighted_average', marks=pytest.mark.slow),
+  ],
+)
 def test_noise_does_not_move_the_head_of_an_absent_domain(aggregation):
   process = _build(
     aggregation=aggregation,
@@ -349,9 +360,7 @@ def test_noise_does_not_move_the_head_of_an_absent_domain(aggregation):
 
 
 def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():
-  process = _build(
-    aggregation='second_order', aggregator=tff.learning.robust_aggregator
-  )
+  process = _build(aggregator=tff.learning.robust_aggregator, **_SECOND_ORDER)
   state, states, metrics = toy_problems.train(process, [_client(0, 0, [0])])
   toy_problems.assert_same(
     state.global_weights, process.initialize().global_weights

@@ -231,12 +231,12 @@ def test_with_all_elements_shared_it_is_fed_avg_bit_for_bit(mode):
 
 # (The server's sums over clients are in another order than where there is less
 # to sum, which rounds otherwise.)
-@pytest.mark.parametrize('mode', fed_fac.MODES)
 @pytest.mark.parametrize(
-  'layers, build, hparams',
+  'mode, layers, build, hparams',
   [
-    ('head', fed_per.build_fed_per, fed_per.FedPerHParams),
+    ('dynamic', 'head', fed_per.build_fed_per, fed_per.FedPerHParams),
     (
+      'static',
       'dense_1,dense_2',
       lg_fed_avg.build_lg_fed_avg,
       lg_fed_avg.LgFedAvgHParams,
@@ -260,10 +260,9 @@ def test_with_whole_layers_personal_it_is_a_method_of_layers(
       )
 
 
-@pytest.mark.parametrize('split', ['factor_analysis', 'random'])
-def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit(split):
+def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
   state, states, _ = _run(
-    mode='static', layers='dense_1,dense_2', threshold=0.4, split=split
+    mode='static', layers='dense_1,dense_2', threshold=0.4
   )
   partition = state.algorithm['is_shared']
   expected, of_clients, _ = _after_rounds(
@@ -297,10 +296,7 @@ def test_static_clients_keep_what_is_personal_and_dynamic_ones_room_for_all():
 
 
 def _normalized():
-  return dataclasses.replace(
-    toy_problems.classifier_from(toy_problems.dropout_and_normalization()),
-    jit_compile=False,
-  )
+  return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
 
 
 def test_moving_statistics_become_those_of_the_training():
@@ -329,9 +325,8 @@ def test_moving_statistics_become_those_of_the_training():
   )
 
 
-@pytest.mark.parametrize('mode', fed_fac.MODES)
-def test_normalized_layers_keep_positive_variances(mode):
-  process = _fed_fac(_normalized(), mode=mode, layers='dense', **_TRAINING)
+def test_normalized_layers_keep_positive_variances():
+  process = _fed_fac(_normalized(), layers='dense', **_TRAINING)
   clients = [
     client._replace(x=client.x * scale)
     for client, scale in zip(_data() + _data(), (1, 10, 0.1, 3))
@@ -374,25 +369,31 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
 # Random splits.
 
 
-def test_a_random_split_has_as_many_personal_elements():
-  for mode in fed_fac.MODES:
-    partitions = []
-    for num_rounds in (1, 2, 3):
-      process = _fed_fac(
-        _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
-      )
-      state, _, metrics = toy_problems.train(process, _data(), num_rounds)
-      partitions.append(state.algorithm['is_shared']['dense_2'])
-      assert partitions[-1].sum() == 5
-      assert metrics['num_factors']['dense_2'] == 0
-    changes = np.any(np.diff(np.array(partitions, int), axis=0), axis=1)
-    assert np.all(changes == (mode == 'dynamic'))
+@pytest.mark.parametrize('mode', fed_fac.MODES)
+def test_a_random_split_has_as_many_personal_elements(mode):
+  process = _fed_fac(
+    _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
+  )
+  state = process.initialize()
+  states = process.initialize_client_states([0, 1])
+  partitions = []
+  for _ in range(3):
+    state, states, metrics = process.next(
+      state, states, toy_problems.padded(_data())
+    )
+    partitions.append(state.algorithm['is_shared']['dense_2'])
+    assert partitions[-1].sum() == 5
+    assert metrics['num_factors']['dense_2'] == 0
+  changes = np.any(np.diff(np.array(partitions, int), axis=0), axis=1)
+  assert np.all(changes == (mode == 'dynamic'))
 
 
 # New clients.
 
 
-@pytest.mark.parametrize('mode', fed_fac.MODES)
+@pytest.mark.parametrize(
+  'mode', ['dynamic', pytest.param('static', marks=pytest.mark.slow)]
+)
 def test_a_new_client_fits_its_personal_elements_only(mode):
   process = _fed_fac(
     toy_problems.linear_network(_BODY, _HEAD),
@@ -471,13 +472,11 @@ def test_fewer_rows_than_elements_still_make_a_partition():
 # Other layers.
 
 
-@pytest.mark.parametrize('layers', ['conv', 'lstm', 'conv,lstm,head'])
-def test_convolutions_and_recurrent_layers_are_divided(layers):
-  model = dataclasses.replace(
-    toy_problems.classifier_from(toy_problems.convolutional_and_recurrent()),
-    jit_compile=False,
+def test_convolutions_and_recurrent_layers_are_divided():
+  model = toy_problems.classifier_from(
+    toy_problems.convolutional_and_recurrent()
   )
-  process = _fed_fac(model, layers=layers, **_TRAINING)
+  process = _fed_fac(model, layers='conv,lstm,head', **_TRAINING)
   state, states, _ = toy_problems.train(process, _data(), 2)
   personal = [
     process.personalize(state, client, examples).weights

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import (
-  fed_avg,
-  fed_per,
-  fed_split,
-  lg_fed_avg,
-  local_only,
-)
+from tff_pfl.algorithms import fed_split
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -19,7 +13,6 @@ _BODY = _RNG.normal(size=[4, 5]).astype(np.float32)
 _HEAD = _RNG.normal(size=[5, 3]).astype(np.float32)
 _CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
 _PERSONAL = np.array([False, True, True, False, True])
-_TRAINING = {'num_epochs': 2, 'learning_rate': 0.1, 'batch_size': 5}
 
 
 def _gradients(client, body, head):
@@ -93,54 +86,6 @@ def test_a_new_client_fits_its_personal_elements_only():
     kernels['body'][:, ~_PERSONAL], _BODY[:, ~_PERSONAL]
   )
   np.testing.assert_allclose(kernels['body'], body, rtol=1e-4)
-
-
-# What it becomes where whole layers are personal. Mini-batches, momentum and a
-# shuffle, so that the seeds count too.
-
-
-@functools.cache
-def _trained(build, hparams, **chosen):
-  process = build(
-    toy_problems.classifier(), hparams(**_TRAINING, **chosen), seed=3
-  )
-  clients = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
-  state, states, metrics = toy_problems.train(process, clients, 3)
-  return state.global_weights, [s.local for s in states], dict(metrics)
-
-
-def _fed_split(personal_elements):
-  return _trained(
-    fed_split.build_fed_split,
-    fed_split.FedSplitHParams,
-    personal_elements=personal_elements,
-  )
-
-
-def test_with_no_personal_element_it_is_fed_avg():
-  toy_problems.assert_same(
-    _fed_split(''), _trained(fed_avg.build_fed_avg, fed_avg.FedAvgHParams)
-  )
-
-
-def test_with_a_personal_head_it_is_fed_per():
-  toy_problems.assert_same(
-    _fed_split('head'), _trained(fed_per.build_fed_per, fed_per.FedPerHParams)
-  )
-
-
-def test_with_a_personal_body_it_is_lg_fed_avg():
-  toy_problems.assert_same(
-    _fed_split('dense_1'),
-    _trained(lg_fed_avg.build_lg_fed_avg, lg_fed_avg.LgFedAvgHParams),
-  )
-
-
-def test_with_everything_personal_it_is_local_training():
-  toy_problems.assert_same(
-    _fed_split('dense_1,head'),
-    _trained(local_only.build_local_only, local_only.LocalOnlyHParams),
-  )
 
 
 def test_by_default_half_of_the_last_hidden_layer_is_personal():

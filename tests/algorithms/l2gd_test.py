@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import l2gd, local_only
+from tff_pfl.algorithms import l2gd
 from tff_pfl.templates import client_work
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -80,22 +80,6 @@ def test_aggregation_round_has_no_training_loss():
   _, _, metrics = _linear(hparams, seed)
   assert np.isnan(metrics['loss'])
   assert metrics['clients'] == 2
-
-
-def test_never_aggregating_is_local_training_bit_for_bit():
-  model = toy_problems.classifier()
-  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
-  training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
-  process = l2gd.build_l2gd(
-    model, l2gd.L2gdHParams(aggregation_probability=0.0, **training), seed=4
-  )
-  alone = local_only.build_local_only(
-    model, local_only.LocalOnlyHParams(**training), seed=4
-  )
-  toy_problems.assert_same(
-    toy_problems.train(process, clients, 2)[1],
-    toy_problems.train(alone, clients, 2)[1],
-  )
 
 
 def test_without_coupling_aggregation_rounds_change_nothing():

@@ -32,7 +32,18 @@ _WITHOUT_CLIENT_STATE = (
 )
 _CAN_FORGET = ('fed_em', 'fed_rep')
 _DEPLOYABLE = _WITHOUT_CLIENT_STATE + _CAN_FORGET
-_deployable = pytest.mark.parametrize('name', _DEPLOYABLE)
+
+
+def _fast_for(*fast):
+  """Every such method, those but `fast` in the slow suite."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+      for name in _DEPLOYABLE
+    ],
+  )
+
 
 _NUM_ROUNDS = 2
 _SIZES = (7, 23, 12)
@@ -84,7 +95,7 @@ def _assert_close(actual, expected):
   toy_problems.assert_close(actual, expected)
 
 
-@_deployable
+@_fast_for('fed_avg', 'fed_dar', 'fed_em', 'fed_rep', 'ifca', 'per_fed_avg')
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
@@ -100,7 +111,7 @@ def test_rounds_are_those_of_the_personalized_process(name):
   )
 
 
-@_deployable
+@_fast_for('fed_avg', 'fed_rep')
 def test_production_forms_compute_the_same_round(name):
   _, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -117,7 +128,7 @@ def test_production_forms_compute_the_same_round(name):
   _assert_close(distribute_aggregate(state, data), expected)
 
 
-@_deployable
+@_fast_for('fed_avg', 'fed_dar')
 def test_train_model_trains_it(runtime, name, tmp_path):
   _, learning_process = _processes(name)
   states = tff.program.FileProgramStateManager(tmp_path)
@@ -157,7 +168,7 @@ def test_train_model_trains_it(runtime, name, tmp_path):
   _assert_close(released, state)
 
 
-@_deployable
+@_fast_for('fed_avg', 'fed_dar')
 def test_model_weights_are_evaluated_by_tff(name):
   process, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -196,7 +207,7 @@ def test_model_weights_are_evaluated_by_tff(name):
     )
 
 
-@_deployable
+@_fast_for('fed_avg', 'fed_rep', 'ifca')
 def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   _, learning_process = _processes(name)
   trained, _ = _after_rounds(name)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, local_only
+from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import client_examples, phases
 from tff_pfl.models import weight_partition
@@ -22,21 +22,9 @@ _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
 
 
 @functools.cache
-def _process(name):
-  model = toy_problems.classifier()
-  if name == 'fed_avg':
-    return fed_avg.build_fed_avg(
-      model, fed_avg.FedAvgHParams(**_TRAINING), seed=_SEED
-    )
-  if name == 'fed_per':
-    return fed_per.build_fed_per(
-      model, fed_per.FedPerHParams(**_TRAINING), seed=_SEED
-    )
-  if name == 'local_only':
-    return local_only.build_local_only(
-      model, local_only.LocalOnlyHParams(**_TRAINING), seed=_SEED
-    )
+def _process(name, **changes):
   if name == 'fed_per_all_global':
+    model = toy_problems.classifier()
     work = joint_training.joint_training_work(
       model,
       fed_per.FedPerHParams(**_TRAINING),
@@ -45,7 +33,77 @@ def _process(name):
     return federated_round.build_personalized_process(
       name, work, options.ProcessOptions(seed=_SEED)
     )
-  raise ValueError(name)
+  return registry.build(
+    name,
+    toy_problems.classifier(),
+    toy_problems.hparams_for(name, **_TRAINING, **changes),
+    seed=_SEED,
+  )
+
+
+@functools.cache
+def _trained(name, **changes):
+  """The states of server and clients, and the metrics, after two rounds."""
+  return toy_problems.train(_process(name, **changes), _CLIENTS, 2)
+
+
+def _global_weights(name, **changes):
+  return dict(_trained(name, **changes)[0].global_weights)
+
+
+def _of_the_component(name, **changes):
+  return {
+    weight.replace('component_0/', ''): value
+    for weight, value in _global_weights(name, **changes).items()
+  }
+
+
+def _client_states(name, **changes):
+  return _trained(name, **changes)[1]
+
+
+def _everything(name, **changes):
+  return [
+    _global_weights(name, **changes),
+    _client_states(name, **changes),
+    dict(_trained(name, **changes)[2]),
+  ]
+
+
+def _models(name, **changes):
+  """The clients' models."""
+  state, states, _ = _trained(name, **changes)
+  process = _process(name, **changes)
+  return toy_problems.personal_models(process, state, states)
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes', 'simpler', 'compared'),
+  [
+    ('fed_prox', {'proximal_strength': 0.0}, 'fed_avg', _everything),
+    ('fed_split', {'personal_elements': ''}, 'fed_avg', _everything),
+    ('fed_bn', {}, 'fed_avg', _everything),
+    ('ifca', {'num_clusters': 1}, 'fed_avg', _of_the_component),
+    ('ditto', {}, 'fed_avg', _global_weights),
+    ('apfl', {'mixing_weight': 0.0}, 'fed_avg', _models),
+    ('apfl', {'mixing_weight': 1.0}, 'local_only', _models),
+    ('ditto', {'proximal_strength': 0.0}, 'local_only', _client_states),
+    ('fed_mtl', {'coupling_strength': 0.0}, 'local_only', _client_states),
+    ('l2gd', {'aggregation_probability': 0.0}, 'local_only', _client_states),
+    (
+      'fed_split',
+      {'personal_elements': 'dense_1,head'},
+      'local_only',
+      _everything,
+    ),
+    ('fed_split', {'personal_elements': 'head'}, 'fed_per', _everything),
+    ('fed_split', {'personal_elements': 'dense_1'}, 'lg_fed_avg', _everything),
+  ],
+)
+def test_method_becomes_a_simpler_one_bit_for_bit(
+  name, changes, simpler, compared
+):
+  toy_problems.assert_same(compared(name, **changes), compared(simpler))
 
 
 def _personal_models(name, clients, indices, num_rounds=2):
@@ -80,14 +138,12 @@ def test_fed_avg_of_identical_clients_is_local_training():
 
 def test_fed_per_with_everything_global_is_fed_avg():
   toy_problems.assert_same(
-    _personal_models('fed_per_all_global', _CLIENTS, [0, 1]),
-    _personal_models('fed_avg', _CLIENTS, [0, 1]),
+    _everything('fed_per_all_global'), _everything('fed_avg')
   )
 
 
 def test_fed_per_differs_from_fed_avg_where_clients_differ():
-  fed_per_models = _personal_models('fed_per', _CLIENTS, [0, 1])
-  fed_avg_models = _personal_models('fed_avg', _CLIENTS, [0, 1])
+  fed_per_models, fed_avg_models = _models('fed_per'), _models('fed_avg')
   toy_problems.assert_same(fed_avg_models[0], fed_avg_models[1])
   body = {n: v for n, v in fed_per_models[0].items() if 'head' not in n}
   toy_problems.assert_same(body, {n: fed_per_models[1][n] for n in body})

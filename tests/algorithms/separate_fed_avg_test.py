@@ -120,8 +120,10 @@ def test_examples_are_scored_by_the_model_of_their_domain():
 @pytest.mark.parametrize(
   'aggregator',
   [
-    lambda: None,
-    tff.learning.secure_aggregator,
+    pytest.param(lambda: None, id='mean', marks=pytest.mark.slow),
+    pytest.param(
+      tff.learning.secure_aggregator, id='secure', marks=pytest.mark.slow
+    ),
     lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
       # Of standard deviation 0.005, where half of a client's share is 0.25.
       noise_multiplier=0.002,
@@ -129,7 +131,6 @@ def test_examples_are_scored_by_the_model_of_their_domain():
       clip=5.0,
     ),
   ],
-  ids=['mean', 'secure', 'private'],
 )
 def test_domain_absent_from_a_round_keeps_its_model(aggregator):
   process = _build(_clients(), aggregator=aggregator(), **_FULL_BATCHES)

@@ -33,10 +33,13 @@ def classifier(*, jit_compile=False):
   return dataclasses.replace(model, jit_compile=jit_compile)
 
 
-def classifier_from(network):
+def classifier_from(network, *, jit_compile=False):
   """A classifier from a Keras model whose head is the layer `head`."""
   return keras_bridge.from_keras(
-    network, head_layers=['head'], loss='sparse_categorical_crossentropy'
+    network,
+    head_layers=['head'],
+    loss='sparse_categorical_crossentropy',
+    jit_compile=jit_compile,
   )
 
 

@@ -1,8 +1,7 @@
-"""Every method gives the same on every runtime."""
+"""Methods of every kind give the same on every runtime."""
 
 import contextlib
 import functools
-import logging
 from typing import NamedTuple
 
 import numpy as np
@@ -19,19 +18,28 @@ from tff_pfl.templates import personalization
 keras = tf.keras
 
 _SEED = 11
-_NUM_WORKERS = 3
+_NUM_WORKERS = 2
 _NUM_CLIENTS = 7
 _NEW = 6  # The client that is in no round.
-_every_method = pytest.mark.parametrize('name', registry.ALGORITHMS)
-# Each is a method of its own to compile, so most are left to the slow suite.
-_methods_of_which_one_is_fast = pytest.mark.parametrize(
-  'name',
-  [
-    name if name == 'fed_rep' else pytest.param(name, marks=pytest.mark.slow)
-    for name in registry.ALGORITHMS
-  ],
-)
-_every_other_runtime = pytest.mark.parametrize('rt', ['in_process', 'remote'])
+# Compiling takes most of the time, so only one method is compiled by XLA.
+_WITH_XLA = 'fed_rep'
+# One exchange; two with domains, or with an analysis by the server; client
+# state; state of client and server.
+_KINDS = ('fed_avg', 'fed_dar', 'fed_fac', 'fed_rep', 'scaffold')
+
+
+def _cases(fast):
+  """Runtimes and methods, in the slow suite but for some methods of each."""
+  return pytest.mark.parametrize(
+    ('rt', 'name'),
+    [
+      pytest.param(
+        rt, name, marks=() if name in fast.get(rt, ()) else pytest.mark.slow
+      )
+      for rt in ('in_process', 'remote')
+      for name in registry.ALGORITHMS
+    ],
+  )
 
 
 class _Data(NamedTuple):
@@ -95,9 +103,7 @@ def _on(workers):
     'in_process': ('in_process', {'max_concurrent_clients': 2}),
     'in_process_1': ('in_process', {'max_concurrent_clients': 1}),
     'batched': ('in_process', {'batched_clients': True}),
-    'remote': ('remote', {'workers': workers[:2]}),
-    'remote_1': ('remote', {'workers': workers[:1]}),
-    'remote_3': ('remote', {'workers': workers}),
+    'remote': ('remote', {'workers': workers}),
   }
   with contextlib.ExitStack() as stack:
 
@@ -119,7 +125,9 @@ def _on(workers):
 def _process(name, **personalization_options):
   return registry.build(
     name,
-    toy_problems.model_for(name, toy_problems.classifier(jit_compile='auto')),
+    toy_problems.model_for(
+      name, toy_problems.classifier(jit_compile=name == _WITH_XLA)
+    ),
     toy_problems.hparams_for(name),
     seed=_SEED,
     personalization=personalization.Personalization(**personalization_options),
@@ -177,8 +185,7 @@ def _train_and_score(rt, name, **options):
   }
 
 
-@_every_method
-@_every_other_runtime
+@_cases(fast={'in_process': _KINDS, 'remote': ['fed_rep']})
 def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
   parity.assert_close(
     on(rt, _train_and_score, name), on('native', _train_and_score, name)
@@ -194,29 +201,16 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   )
 
 
-@_methods_of_which_one_is_fast
-def test_number_of_concurrent_clients_changes_no_bit(on, name):
+def test_number_of_concurrent_clients_changes_no_bit(on):
   parity.assert_same(
-    on('in_process_1', _train_and_score, name),
-    on('in_process', _train_and_score, name),
+    on('in_process_1', _train_and_score, 'fed_rep'),
+    on('in_process', _train_and_score, 'fed_rep'),
   )
 
 
 @pytest.mark.slow
-def test_clients_in_one_program_give_what_they_give_alone(on, caplog):
-  caplog.set_level(logging.WARNING, logger='absl')
-  _compare_batched(on, 'fed_avg')
-  # That there is no such program would be said.
-  assert not [m for m in caplog.messages if 'as one program' in m]
-
-
-@pytest.mark.slow
-@_every_method
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
 def test_clients_in_batches_give_what_they_give_alone(on, name):
-  _compare_batched(on, name)
-
-
-def _compare_batched(on, name):
   parity.assert_close(
     on('batched', _train_and_score, name),
     on('in_process', _train_and_score, name),
@@ -256,7 +250,7 @@ def _meta_process(variant):
   )
   return registry.build(
     'per_fed_avg',
-    toy_problems.classifier(jit_compile='auto'),
+    toy_problems.classifier(),
     hparams,
     seed=_SEED,
   )
@@ -266,17 +260,7 @@ def _meta_train(rt, variant):
   return _train(rt, _meta_process(variant))
 
 
-@_methods_of_which_one_is_fast
-@pytest.mark.parametrize('rt', ['remote_1', 'remote_3'])
-def test_number_of_workers_changes_no_bit(on, rt, name):
-  parity.assert_same(
-    on(rt, _train_and_score, name), on('remote', _train_and_score, name)
-  )
-
-
-@pytest.mark.slow
-@_every_method
-@_every_other_runtime
+@_cases(fast={})
 def test_fine_tuned_models_are_those_of_the_native_runtime(on, rt, name):
   def run(key):
     return on(key, _fine_tune, name)
@@ -294,7 +278,6 @@ def _fine_tune(rt, name):
   )
 
 
-@_methods_of_which_one_is_fast
 @pytest.mark.parametrize(
   'make',
   [
@@ -304,7 +287,7 @@ def _fine_tune(rt, name):
     ),
   ],
 )
-@_every_other_runtime
+@_cases(fast={'in_process': ['fed_rep']})
 def test_layers_of_many_kinds_are_trained_as_on_the_native_runtime(
   on, rt, make, name
 ):

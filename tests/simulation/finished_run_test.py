@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import gc
+import os
 import warnings
 
 import numpy as np
@@ -52,6 +53,7 @@ def test_run_is_built_again_from_its_folder(run):
     _CONFIG, personalization=personalization.NO_ADAPTATION
   )
   assert run.data.num_clients == 6
+  assert not os.path.exists(os.path.join(run.directory, 'warmup'))
   expected = _CONFIG.build_model(_CONFIG.load_data()).initial_weights
   for name, value in run.model.initial_weights.items():
     np.testing.assert_array_equal(value, expected[name])

@@ -87,15 +87,6 @@ def test_the_method_starts_from_the_model_of_the_warm_up(directory):
     )
 
 
-def test_a_run_without_a_warm_up_differs_and_has_no_folder(directory, tmp_path):
-  without = dataclasses.replace(_CONFIG, num_warmup_rounds=0)
-  without.run(str(tmp_path / 'run'), show_progress=False)
-  assert not (tmp_path / 'run' / warm_up.FOLDER).exists()
-  assert toy_problems.differ(
-    _global_weights(str(tmp_path / 'run')), _global_weights(directory)
-  )
-
-
 def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
   shorter = str(tmp_path / 'run')
   data = _CONFIG.load_data()
