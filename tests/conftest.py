@@ -13,6 +13,18 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 _WITHOUT_XLA = ('algorithms', 'benchmark', 'evaluation', 'simulation')
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """A file's tests stay on one worker, as they share fixtures and caches.
+
+  That is what `--dist loadgroup` does with tests of one group; a file with
+  groups of its own is divided among the workers by these.
+  """
+  for item in items:
+    if not item.get_closest_marker('xdist_group'):
+      item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(autouse=True, scope='module')
 def _auto_is_without_xla(request):
   """A model's `jit_compile='auto'` comes to False."""

@@ -31,7 +31,7 @@ TOOLS = (
   *('awk', 'cat', 'cp', 'cut', 'date', 'dirname', 'env', 'flock', 'grep'),
   *('make', 'mkdir', 'mv', 'rm', 'sed', 'sh', 'sha256sum', 'sleep'),
 )
-FAST_TESTS = '-m pytest -n 2 --dist loadfile'
+FAST_TESTS = '-m pytest -n 2 --dist loadgroup'
 NO_PYTHON = 'tff_pfl needs Python 3.9, 3.10 or 3.11'
 
 # Records its arguments, answers the build script's probe with the real Python,

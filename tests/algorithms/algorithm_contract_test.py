@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures('runtime')
 # One with which the first rounds of L2GD are local ones.
 _SEED = 12
 _SIZES = (7, 23, 12)
-_every_method = pytest.mark.parametrize('name', registry.ALGORITHMS)
 
 # Methods whose global and local weights together are the model.
 _PARTITIONED = (
@@ -53,15 +52,29 @@ _WITHOUT_GLOBAL_MODEL = (
 _ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
 
 
-def _fast_for(*fast):
-  """Every method, those but `fast` in the slow suite: all take minutes."""
+def _parametrized(names, fast=tuple(registry.ALGORITHMS)):
+  """Tests of a method share its process, so they run on one worker."""
   return pytest.mark.parametrize(
     'name',
     [
-      name if name in fast else pytest.param(name, marks=pytest.mark.slow)
-      for name in registry.ALGORITHMS
+      pytest.param(
+        name,
+        marks=[
+          pytest.mark.xdist_group(name),
+          *([] if name in fast else [pytest.mark.slow]),
+        ],
+      )
+      for name in names
     ],
   )
+
+
+_every_method = _parametrized(registry.ALGORITHMS)
+
+
+def _fast_for(*fast):
+  """Every method, those but `fast` in the slow suite: all take minutes."""
+  return _parametrized(registry.ALGORITHMS, fast)
 
 
 # What a round's metrics tell besides those of every method.
@@ -445,8 +458,8 @@ def test_evaluation_scores_what_personalize_makes(name):
     assert alone['examples'] == _SIZES[i]
 
 
-_with_domains = pytest.mark.parametrize(
-  'name', [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
+_with_domains = _parametrized(
+  [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
 )
 
 

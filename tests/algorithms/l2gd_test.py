@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import l2gd
@@ -27,14 +28,14 @@ def _hparams(**changes):
 
 def _coins(hparams, seed, num_rounds):
   """The server's coins of the first rounds."""
-  return [
-    bool(
-      l2gd.is_aggregation_round(
-        client_work.Broadcast(np.int32(r), np.int64(seed), {}, {}), hparams
-      )
+
+  @tf.function
+  def coin(round_number):
+    return l2gd.is_aggregation_round(
+      client_work.Broadcast(round_number, np.int64(seed), {}, {}), hparams
     )
-    for r in range(num_rounds)
-  ]
+
+  return [bool(coin(tf.constant(r))) for r in range(num_rounds)]
 
 
 def _linear(hparams, seed=0, num_rounds=1):

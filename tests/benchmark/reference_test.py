@@ -58,7 +58,11 @@ def test_keras_model_has_the_shapes_of_the_library_model(name):
 
 
 @pytest.mark.parametrize(
-  'name', ['w2', 'w4', pytest.param('w4h', marks=pytest.mark.slow), 'w4e']
+  'name',
+  [
+    'w4',
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ('w2', 'w4h', 'w4e')),
+  ],
 )
 def test_reference_of_a_global_model_trains_as_the_library_does(name, runtime):
   workload = _small(name, **_FULL_BATCH, learning_rate=0.05)
@@ -68,7 +72,9 @@ def test_reference_of_a_global_model_trains_as_the_library_does(name, runtime):
   assert all(_changed(weights, workload.build_model()))
 
 
-@pytest.mark.parametrize('name', ['w1', 'w3'])
+@pytest.mark.parametrize(
+  'name', ['w1', pytest.param('w3', marks=pytest.mark.slow)]
+)
 def test_fed_rep_reference_trains_as_the_library_does(name, runtime):
   workload = _small(name, **_FULL_BATCH)
   ours, plain = _rounds_of_both(workload, runtime, 3)

@@ -54,6 +54,7 @@ def test_json_is_a_line_for_each_workload_and_output_appends_it(programs):
   assert 'w1: 100%' in result.err
 
 
+@pytest.mark.slow
 def test_table_is_shown_without_json(programs):
   result = programs.succeed(
     'benchmark', '--small', '--workload=w4', '--rounds=1'
@@ -82,6 +83,7 @@ def test_wrong_use_is_one_line(arguments, words, programs):
     assert word in message
 
 
+@pytest.mark.slow
 def test_nothing_is_left_running(programs):
   program = programs.start(
     'benchmark', '--small', '--workload=w1', '--rounds=1', '--reference'

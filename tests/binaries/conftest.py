@@ -2,7 +2,8 @@
 
 A server process imports the library once and forks itself for every program,
 which then runs as `python -m binaries.NAME` would: its own process, arguments,
-working directory, stdout, stderr, signals and exit status.
+working directory, stdout, stderr, signals and exit status. Only XLA is left
+out, which takes seconds to compile models of this size.
 """
 
 import contextlib
@@ -22,7 +23,10 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _SERVER = """
 import atexit, json, os, runpy, signal, sys, traceback
 import binaries
+from tff_pfl.models import split_model
 from tff_pfl.simulation import finished_run, report, run_config
+
+split_model.SplitModel.uses_xla = False
 
 def execute(request):
   os.setsid()

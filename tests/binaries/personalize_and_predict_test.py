@@ -175,10 +175,10 @@ def _softmax_outputs(weights, x):
   return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize('client', _IDS)
 def test_predictions_for_new_clients_are_those_of_their_saved_models(
-  client, personalized, runs, programs
+  personalized, runs, programs
 ):
+  client = _IDS[0]
   directory, _ = personalized
   x, y = _new_examples(7)
   np.savez(programs.directory / 'x.npz', x=x)
@@ -201,8 +201,9 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
     np.testing.assert_array_equal(found['prediction'], y)
 
 
-@pytest.mark.parametrize('name', ['fed_rep', 'fed_avg'])
-@pytest.mark.parametrize('took_part', [True, False])
+@pytest.mark.parametrize(
+  ('name', 'took_part'), [('fed_rep', True), ('fed_rep', False)]
+)
 def test_predictions_for_own_clients_have_the_accuracy_of_the_report(
   name, took_part, runs, programs
 ):

@@ -75,10 +75,7 @@ def _bytes_of(directory):
   }
 
 
-@pytest.fixture(scope='module', name='trained')
-def _trained(module_programs):
-  """A finished run, started as users start it."""
-  directory = module_programs.directory / 'trained'
+def _train_as_users_do(directory):
   result = subprocess.run(
     [
       sys.executable,
@@ -94,7 +91,14 @@ def _trained(module_programs):
     timeout=120,
   )
   assert result.returncode == 0, result.stderr
-  return directory, result
+  return result
+
+
+@pytest.fixture(scope='module', name='trained')
+def _trained(tmp_path_factory):
+  """A finished run."""
+  directory = tmp_path_factory.mktemp('runs') / 'trained'
+  return directory, _train_as_users_do(directory)
 
 
 def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
@@ -110,9 +114,9 @@ def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
     assert not line or line.startswith('fed_rep:'), result.stderr
 
 
-def test_same_command_gives_the_same_run_apart_from_times(trained, programs):
-  programs.succeed('train', *_TINY, '--output_dir=again')
-  assert _everything(programs.directory / 'again') == _everything(trained[0])
+def test_same_command_gives_the_same_run_apart_from_times(trained, tmp_path):
+  _train_as_users_do(tmp_path / 'again')
+  assert _everything(tmp_path / 'again') == _everything(trained[0])
 
 
 def test_settings_stand_in_the_summary(trained):
@@ -240,23 +244,6 @@ def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
   assert summary['personalization']['fine_tune'] == 'all'
   assert summary['personalization']['learning_rate'] == 1
   assert summary['accuracy']['last'] != summary['global_accuracy']['last']
-
-
-def test_zero_stands_for_none_where_that_is_a_value(programs):
-  programs.succeed(
-    'train',
-    *_of_per_fed_avg(
-      '--per_fed_avg_num_steps=0',
-      '--per_fed_avg_num_epochs=1',
-      '--per_fed_avg_num_adaptation_steps=0',
-      '--batch_size=0',
-    ),
-  )
-  summary = _summary(programs.directory / 'run')
-  hparams = summary['hparams']
-  assert (hparams['num_steps'], hparams['batch_size']) == (None, None)
-  assert hparams['num_adaptation_steps'] == 0
-  assert summary['accuracy'] == summary['global_accuracy']
 
 
 def test_participation_out_of_range_is_one_line(programs):
@@ -464,7 +451,7 @@ def _kill_at_random_moments(programs, num_kills, num_rounds):
 def test_run_killed_at_random_moments_ends_as_one_that_was_not(
   undisturbed, programs
 ):
-  assert _kill_at_random_moments(programs, 3, _NUM_ROUNDS) == undisturbed
+  assert _kill_at_random_moments(programs, 2, _NUM_ROUNDS) == undisturbed
 
 
 @pytest.mark.slow
@@ -497,6 +484,7 @@ def test_a_signal_ends_the_program_and_loses_nothing(undisturbed, programs):
   assert _everything(directory) == undisturbed
 
 
+@pytest.mark.slow
 def test_signals_and_a_killed_worker_leave_no_process_and_lose_nothing(
   programs,
 ):

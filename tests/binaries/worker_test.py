@@ -56,8 +56,8 @@ def _start_fixture(programs):
   ('signal_number', 'status', 'message'),
   [
     (signal.SIGINT, 130, 'interrupted\n'),
-    (signal.SIGTERM, 143, ''),
-    (signal.SIGKILL, -signal.SIGKILL, ''),
+    pytest.param(signal.SIGTERM, 143, '', marks=pytest.mark.slow),
+    pytest.param(signal.SIGKILL, -signal.SIGKILL, '', marks=pytest.mark.slow),
   ],
 )
 def test_worker_serves_until_a_signal_and_leaves_no_process(
@@ -85,24 +85,6 @@ def test_help_says_that_connections_are_not_encrypted_and_how_to_tunnel(
   assert 'neither encrypted nor authenticated' in help_text
   assert re.search(r'ssh .*-L 127.0.0.1:8001:127.0.0.1:8000 ', help_text)
   assert '--address:' in help_text
-
-
-def test_number_of_concurrent_clients_reaches_the_worker(start):
-  _, pid = start(_free_address(), '--max_concurrent_clients=3')
-  assert '--max_concurrent_computation_calls=3' in psutil.Process(pid).cmdline()
-
-
-def test_worker_that_dies_is_an_error(start):
-  program, worker_pid = start(_free_address())
-  psutil.Process(worker_pid).kill()
-  assert 'was killed by signal 9' in program.wait().error
-
-
-def test_port_in_use_is_an_error(programs, start):
-  address = _free_address()
-  start(address)
-  error = programs.fail('worker', f'--address={address}')
-  assert f'port {address.split(":")[1]}: Address already in use' in error
 
 
 @pytest.mark.parametrize(

@@ -721,6 +721,7 @@ _COUNT_COMPILATIONS = """
 """
 
 
+@pytest.mark.slow
 def test_xla_compiles_once_for_a_bucket(tmp_path):
   script = textwrap.dedent(_COUNT_COMPILATIONS)
   output = subprocess.run(

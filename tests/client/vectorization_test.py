@@ -53,11 +53,10 @@ def _clients():
 @pytest.mark.parametrize(
   ('length', 'jit_compile'),
   [
-    ({'num_epochs': 3}, False),
-    ({'num_epochs': 3}, True),
-    ({'num_steps': 7}, True),
+    pytest.param({'num_epochs': 3}, True, id='xla'),
+    pytest.param({'num_epochs': 3}, False, id='plain', marks=pytest.mark.slow),
+    pytest.param({'num_steps': 7}, True, id='steps', marks=pytest.mark.slow),
   ],
-  ids=['plain', 'xla', 'xla_steps'],
 )
 def test_clients_of_different_sizes_train_as_they_do_alone(
   network, length, jit_compile

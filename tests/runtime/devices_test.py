@@ -116,7 +116,7 @@ def test_clients_go_to_all_devices_in_turn():
   assert used == str([f'device:CPU:{i}' for i in range(3)])
 
 
-def _compare_rounds(algorithms, reference, *others):
+def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
   """Compares a round of each algorithm between options of the runtime.
 
   Args:
@@ -124,11 +124,13 @@ def _compare_rounds(algorithms, reference, *others):
     reference: Options of the runtime to compare with.
     *others: Other options, and how far results may be from those of the
       reference (relative, absolute).
+    jit_compile: Of the model.
 
   Returns:
     The names of the algorithms whose results are the same.
   """
   output = _run_program(f"""
+    import dataclasses
     import numpy as np
     from tests.algorithms import toy_problems
     from tff_pfl import datasets, runtime
@@ -151,7 +153,9 @@ def _compare_rounds(algorithms, reference, *others):
       return tf.nest.flatten((output.state, output.client_states))
 
     for name in {list(algorithms)!r}:
-      model = zoo.mlp(data.element_spec, 3, widths=(8,))
+      model = dataclasses.replace(
+        zoo.mlp(data.element_spec, 3, widths=(8,)), jit_compile={jit_compile!r}
+      )
       process = registry.build(name, toy_problems.model_for(name, model))
       clients = [
         client_examples.padded(client)
@@ -174,6 +178,7 @@ def test_the_number_of_devices_does_not_change_a_round():
     {'devices': ['CPU:1']},
     ({'devices': 'cpu'}, 0, 0),
     ({'devices': 'cpu', 'batched_clients': True}, 1e-4, 1e-5),
+    jit_compile=False,
   ) == ['fed_rep']
 
 

@@ -398,6 +398,8 @@ def test_missing_worker_binary_is_an_error_of_the_run(tmp_path):
       rt.run(_mean, [1.0])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_nothing_grows_with_calls(rt):
   cohorts = range(1, 2 * worker_connection._MAX_EXECUTORS)
 

@@ -262,7 +262,17 @@ def _train(rt, process):
   return outputs
 
 
-@pytest.mark.parametrize('name', _FACTORIES_OF_METHODS)
+# Each factory by itself is compared above.
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(
+      name,
+      marks=() if name in ('secure', 'unweighted_mean') else pytest.mark.slow,
+    )
+    for name in _FACTORIES_OF_METHODS
+  ],
+)
 def test_methods_train_the_same_with_each_aggregator(runtimes, name):
   in_process, native = runtimes
   process = fed_avg.build_fed_avg(

@@ -117,8 +117,6 @@ _PROCESSES = {
     reconstruction_optimizer_fn=_sgd(0.1),
   ),
   'fed_eval': lambda: _learning.build_fed_eval(_keras_model),
-}
-_MORE_PROCESSES = {
   'weighted_fed_avg_functional': lambda: _learning.build_weighted_fed_avg(
     _functional_model(), _sgd(0.1), _sgd(1.0, 0.9)
   ),
@@ -161,6 +159,10 @@ _MORE_PROCESSES = {
 }
 
 
+# Training, evaluation, and a part of the model that stays at the clients.
+_FAST = ('weighted_fed_avg', 'fed_eval', 'fed_recon')
+
+
 def _run_process(rt, process, data):
   """Returns what rounds give, and the model's weights."""
   initial = state = rt.run(process.initialize)
@@ -185,11 +187,10 @@ def _compare(runtimes, run, *args):
 @pytest.mark.parametrize(
   'build',
   [
-    *(pytest.param(build, id=name) for name, build in _PROCESSES.items()),
-    *(
-      pytest.param(build, id=name, marks=pytest.mark.slow)
-      for name, build in _MORE_PROCESSES.items()
-    ),
+    pytest.param(
+      build, id=name, marks=() if name in _FAST else pytest.mark.slow
+    )
+    for name, build in _PROCESSES.items()
   ],
 )
 def test_learning_process_gives_the_same(runtimes, build):

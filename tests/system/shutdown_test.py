@@ -139,6 +139,7 @@ def test_normal_exit_leaves_no_worker_and_prints_nothing():
   assert 'Traceback' not in err
 
 
+@pytest.mark.slow
 def test_uncaught_exception_leaves_no_worker():
   program = _Program('exception')
   status, _, err, _ = program.end()
@@ -159,6 +160,7 @@ def test_ctrl_c_in_a_computation_ends_program_and_worker_at_once():
   assert seconds < _AT_ONCE
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_no_worker():
   program = _Program('long')
   status, _, _, seconds = program.end(signal.SIGTERM)
@@ -168,6 +170,7 @@ def test_sigterm_leaves_no_worker():
   assert seconds < _AT_ONCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'signal_number,status,words',
   [(signal.SIGTERM, 143, ''), (signal.SIGINT, 130, 'interrupted\n')],
@@ -268,6 +271,7 @@ def test_kill_9_leaves_no_worker_and_closes_stdout():
   assert seconds < _AT_ONCE
 
 
+@pytest.mark.slow
 def test_worker_of_tffs_own_context_is_stopped_too():
   program = _Program('context of TFF')
   status, _, err, _ = program.end()
