@@ -12,9 +12,8 @@ _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 _REGRESSION = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
 
 
-@pytest.mark.parametrize('mixing_learning_rate', [0.0, 0.02])
-def test_rounds_by_hand(mixing_learning_rate):
-  rate = 0.1
+def test_rounds_by_hand():
+  rate, mixing_learning_rate = 0.1, 0.02
   process = apfl.build_apfl(
     toy_problems.linear_network(None, _INITIAL),
     apfl.ApflHParams(
@@ -41,7 +40,7 @@ def test_rounds_by_hand(mixing_learning_rate):
       models.append(w)
       personal[i], shares[i] = v, a
     shared = toy_problems.weighted_mean(models, _REGRESSION)
-  assert (shares[0] == 0.25) == (not mixing_learning_rate)
+  assert shares[0] != 0.25
   np.testing.assert_allclose(
     toy_problems.kernels(state.global_weights)['head'], shared, rtol=1e-5
   )

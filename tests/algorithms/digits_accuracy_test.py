@@ -1,5 +1,7 @@
 """The claim of FedRep's paper, in small, on real handwritten digits."""
 
+import pytest
+
 from tff_pfl.simulation import run_config
 
 
@@ -18,6 +20,7 @@ def _run(algorithm, output_dir):
   return config.run(str(output_dir), show_progress=False)
 
 
+@pytest.mark.slow
 def test_personal_heads_beat_one_global_model(tmp_path):
   fed_rep = _run('fed_rep', tmp_path / 'fed_rep')
   fed_avg = _run('fed_avg', tmp_path / 'fed_avg')

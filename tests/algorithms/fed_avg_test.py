@@ -90,10 +90,9 @@ def test_fed_sgd_is_a_gradient_step_on_the_pooled_data():
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('count', [{'num_steps': 4}, {'num_epochs': 4}])
-def test_local_steps_are_averaged_by_number_of_examples(count):
+def test_local_steps_are_averaged_by_number_of_examples():
   hparams = fed_avg.FedAvgHParams(
-    batch_size=None, learning_rate=0.05, momentum=0.9, **count
+    batch_size=None, num_epochs=4, learning_rate=0.05, momentum=0.9
   )
   weight, _ = _train(_build(hparams), num_rounds=2)
   expected = _INITIAL
@@ -321,7 +320,13 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
   )
 
 
-@pytest.mark.parametrize('kind', domain_models.KINDS)
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(kind, marks=() if kind == 'multi_head' else pytest.mark.slow)
+    for kind in domain_models.KINDS
+  ],
+)
 def test_projection_goes_with_every_model_of_domains(kind):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.DOMAINS

@@ -57,7 +57,9 @@ def test_is_fed_rep_without_head_epochs():
   )
 
 
-@pytest.mark.parametrize('scope', fed_babu.FINE_TUNE_SCOPES)
+@pytest.mark.parametrize(
+  'scope', ['head', pytest.param('all', marks=pytest.mark.slow)]
+)
 def test_models_are_fine_tuned_before_they_are_scored(scope):
   model = toy_problems.classifier()
   process = fed_babu.build_fed_babu(

@@ -238,18 +238,6 @@ def test_joint_training_of_one_domain_is_fed_avg():
   )
 
 
-def test_heads_of_a_single_client_are_those_that_it_trained():
-  hparams = {**_SECOND_ORDER, 'ridge': 0.0}
-  clients = _CLIENTS[1:]
-  state, _, _ = toy_problems.train(_build(**hparams), clients)
-  reference = _reference(hparams, _domains())
-  expected = reference._local_heads(clients[0])
-  for m, head in enumerate(expected):
-    np.testing.assert_allclose(
-      state.global_weights[f'domain_{m}/head/kernel'], head, rtol=1e-4
-    )
-
-
 def test_condition_number_is_that_of_the_cohorts_features():
   process = _build(**_SECOND_ORDER)
   _, _, metrics = toy_problems.train(process, _CLIENTS)
@@ -331,32 +319,6 @@ def test_any_aggregator_serves(aggregation, aggregator, clients):
   toy_problems.assert_close(found, expected, rtol=0, atol=1e-4)
   # Nobody has the third domain.
   np.testing.assert_array_equal(found['domain_2/head/kernel'], _HEAD)
-
-
-@pytest.mark.parametrize(
-  'aggregation',
-  [
-    'second_order',
-    pytest.param('weighted_average', marks=pytest.mark.slow),
-  ],
-)
-def test_noise_does_not_move_the_head_of_an_absent_domain(aggregation):
-  process = _build(
-    aggregation=aggregation,
-    aggregator=lambda: (
-      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-        noise_multiplier=0.002, clients_per_round=2, clip=5.0
-      )
-    ),
-  )
-  # The noise's standard deviation is 0.005, and half of the examples are of
-  # each of the other domains: that any is taken for absent, or the third for
-  # present, is as good as impossible.
-  clients = (_client(12, 0, [0, 1]), _client(12, 1, [1, 0]))
-  state, _, _ = toy_problems.train(process, clients, 2)
-  for m in range(3):
-    value = state.global_weights[f'domain_{m}/head/kernel']
-    assert np.array_equal(value, _HEAD) == (m == 2)
 
 
 def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():

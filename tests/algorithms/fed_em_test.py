@@ -142,6 +142,7 @@ def test_prediction_is_the_mixture_of_the_components_predictions(trained):
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_stateless_clients_find_their_mixtures_anew():
   clients, process, state, states = _train_planted(stateless=True)
   assert not states[0].local

@@ -90,21 +90,7 @@ def _assert_state(state, states, body, heads):
     )
 
 
-@pytest.mark.parametrize(
-  ('client_weighting', 'weights'),
-  [('num_examples', [5, 10]), ('uniform', [1, 1])],
-)
-def test_rounds_are_those_of_algorithm_1(client_weighting, weights):
-  state, states = _run(
-    _build(client_weighting=client_weighting), [(0, 1), (0, 1)]
-  )
-  body, heads = _BODY, dict.fromkeys(range(3), _HEAD)
-  for _ in range(2):
-    body, heads = _reference_round(body, heads, (0, 1), weights)
-  _assert_state(state, states, body, heads)
-
-
-def test_client_goes_on_from_the_head_it_left():
+def test_rounds_are_those_of_algorithm_1_and_go_on_from_the_heads():
   state, states = _run(_build(), [(0, 1), (1, 2), (0, 2)])
   body, heads = _BODY, dict.fromkeys(range(3), _HEAD)
   for cohort, weights in (
@@ -114,19 +100,6 @@ def test_client_goes_on_from_the_head_it_left():
   ):
     body, heads = _reference_round(body, heads, cohort, weights)
   _assert_state(state, states, body, heads)
-
-
-def test_epochs_of_a_full_batch_are_steps():
-  epochs = dataclasses.replace(
-    _HPARAMS,
-    num_head_steps=None,
-    num_head_epochs=_HPARAMS.num_head_steps,
-    num_body_steps=None,
-    num_body_epochs=_HPARAMS.num_body_steps,
-  )
-  toy_problems.assert_close(
-    _run(_build(epochs), [(0, 1)]), _run(_build(), [(0, 1)])
-  )
 
 
 def test_without_head_epochs_the_body_is_averaged_under_the_fixed_head():
@@ -172,7 +145,7 @@ def test_metrics_are_those_of_the_body_steps():
   )
 
 
-@pytest.mark.parametrize('new_client_epochs', [None, 9, 0])
+@pytest.mark.parametrize('new_client_epochs', [None, 9])
 def test_new_client_fits_a_head_on_the_frozen_body(new_client_epochs):
   process = _build(
     personalization=personalization.Personalization(

@@ -95,7 +95,7 @@ def _assert_close(actual, expected):
   toy_problems.assert_close(actual, expected)
 
 
-@_fast_for('fed_avg', 'fed_dar', 'fed_em', 'fed_rep', 'ifca', 'per_fed_avg')
+@_fast_for('fed_avg', 'fed_dar', 'fed_rep')
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
@@ -207,7 +207,7 @@ def test_model_weights_are_evaluated_by_tff(name):
     )
 
 
-@_fast_for('fed_avg', 'fed_rep', 'ifca')
+@_fast_for('fed_avg', 'fed_rep')
 def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   _, learning_process = _processes(name)
   trained, _ = _after_rounds(name)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_per, fed_rep, registry
+from tff_pfl.algorithms import fed_avg, fed_per, registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import client_examples, phases
 from tff_pfl.models import weight_partition
@@ -148,43 +148,6 @@ def test_fed_per_differs_from_fed_avg_where_clients_differ():
   body = {n: v for n, v in fed_per_models[0].items() if 'head' not in n}
   toy_problems.assert_same(body, {n: fed_per_models[1][n] for n in body})
   assert toy_problems.differ(fed_per_models[0], fed_per_models[1])
-
-
-def test_fed_rep_without_head_epochs_trains_fed_avgs_body_under_a_fixed_head():
-  # One step on the body has the same gradient with a head that is frozen and
-  # with one that is trained along.
-  model = toy_problems.classifier()
-  data = toy_problems.padded(_CLIENTS)
-  rep = fed_rep.build_fed_rep(
-    model,
-    fed_rep.FedRepHParams(
-      num_head_epochs=0,
-      num_body_steps=1,
-      body_learning_rate=0.1,
-      batch_size=None,
-    ),
-  )
-  avg = fed_avg.build_fed_avg(
-    model,
-    fed_avg.FedAvgHParams(num_steps=1, learning_rate=0.1, batch_size=None),
-  )
-
-  def after_one_round(process):
-    return process.next(
-      process.initialize(), process.initialize_client_states([0, 1]), data
-    )
-
-  of_rep, of_avg = after_one_round(rep), after_one_round(avg)
-  body = of_rep.state.global_weights
-  assert toy_problems.differ(
-    body, {name: model.initial_weights[name] for name in body}
-  )
-  toy_problems.assert_close(
-    dict(body), {name: of_avg.state.global_weights[name] for name in body}
-  )
-  for client_state in of_rep.client_states:
-    for name, value in client_state.local.items():
-      np.testing.assert_array_equal(value, model.initial_weights[name])
 
 
 def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
