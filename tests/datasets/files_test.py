@@ -97,16 +97,33 @@ def _with_zip_fields(flags, method):
   return content
 
 
+_GOOD = _npz_of(_npy('(2,)') + bytes(16))
+
+
 @pytest.mark.parametrize(
   'content, match',
   [
+    (b'', ''),
+    (b'<html>404 not found</html>', ''),
+    (_GOOD[:-20], ''),
+    (_GOOD.replace(bytes(16), bytes(15) + b'\1', 1), 'CRC'),
     (_npz_of(b'\x93NUMPY\x01\x00\x04\x00((((' + bytes(9)), 'EOF'),
     (_npz_of(_npy('(2**45,)')), 'malformed'),
     (_npz_of(_npy((2**45,))), 'Unable to allocate 256. TiB'),
     (_with_zip_fields(flags=1, method=0), 'encrypted'),
     (_with_zip_fields(flags=0, method=99), 'compression method'),
   ],
-  ids=['header', 'shape', 'too_large', 'encrypted', 'unknown_compression'],
+  ids=[
+    'empty',
+    'text',
+    'truncated',
+    'damaged',
+    'header',
+    'shape',
+    'too_large',
+    'encrypted',
+    'unknown_compression',
+  ],
 )
 def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
   path = tmp_path / 'a.npz'

@@ -35,7 +35,9 @@ def _with_mean(name):
   return _first_round(registry.build(name, toy_problems.classifier()))
 
 
-@pytest.mark.parametrize('name', ['fed_avg', 'fed_rep'])
+@pytest.mark.parametrize(
+  'name', ['fed_avg', pytest.param('fed_rep', marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
 def test_every_named_aggregator_gives_the_mean_of_harmless_updates(
   aggregator, name

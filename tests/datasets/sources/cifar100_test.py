@@ -4,11 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_datasets as tfds
 
-from tff_pfl import datasets
-from tff_pfl.datasets.sources import cifar, images
+from tff_pfl.datasets.sources import cifar
 
 _NUM_TRAIN, _NUM_TEST = 20, 6
 _RECORD_SIZE = 3074
@@ -66,21 +63,6 @@ def test_all_images_arrive_in_order_with_their_fine_labels(
   np.testing.assert_array_equal(arrays.y_test, y_test)
 
 
-def test_clients_get_floats_in_the_unit_interval(tmp_path):
-  _write_binary(tmp_path)
-  dataset = datasets.load_dataset(
-    'cifar100', num_clients=2, partition='iid', data_dir=str(tmp_path)
-  )
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([32, 32, 3], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
-  assert dataset.class_counts().sum() == _NUM_TRAIN
-  assert dataset.class_counts('test').sum() == _NUM_TEST
-  x = dataset.train('client_0').x
-  assert x.min() >= 0 and 0.5 < x.max() <= 1
-
-
 def test_a_file_of_another_size_is_named(tmp_path):
   _write_binary(tmp_path)
   path = tmp_path / 'train.bin'
@@ -108,14 +90,3 @@ def test_missing_files_are_a_one_line_error(tmp_path):
   ) as error:
     cifar.load_cifar100(str(tmp_path))
   assert '\n' not in str(error.value)
-
-
-def test_without_data_dir_the_data_come_through_tensorflow_datasets(
-  monkeypatch,
-):
-  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
-  with tfds.testing.mock_data(num_examples=30):
-    dataset = datasets.load_dataset('cifar100', num_clients=3, partition='iid')
-  assert dataset.class_counts().shape == (3, 100)
-  assert dataset.class_counts().sum() == 30
-  assert dataset.train('client_0').x.shape[1:] == (32, 32, 3)

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -274,6 +273,7 @@ def test_real_mnist_has_the_published_class_counts():
   assert abs(mean - 0.1307) < 0.002
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
   dataset = datasets.load_dataset(
@@ -299,6 +299,7 @@ def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
     )
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_fashion_mnist_has_balanced_classes():
   dataset = datasets.load_dataset(
@@ -312,17 +313,3 @@ def test_real_fashion_mnist_has_balanced_classes():
   assert test.sum(axis=0).tolist() == [1000] * 10
   assert set(train.ravel()) == {0, 300}
   assert set(test.ravel()) == {0, 50}
-
-
-@needs_data
-def test_real_files_cut_short_are_refused(tmp_path):
-  folder = os.path.join(os.environ['TFF_PFL_DATA_DIR'], 'mnist_idx')
-  for file in os.listdir(folder):
-    shutil.copy(os.path.join(folder, file), tmp_path)
-    os.chmod(tmp_path / file, 0o644)
-  with open(tmp_path / TRAIN_IMAGES, 'r+b') as file:
-    file.truncate(1_000_000)
-  with pytest.raises(
-    ValueError, match=f'{TRAIN_IMAGES}` to be a complete gzip'
-  ):
-    _load(tmp_path)
