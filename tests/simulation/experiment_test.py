@@ -424,6 +424,7 @@ def test_regression_has_losses_and_no_accuracies(tmp_path, capfd):
   assert '–' in report.summary_table([summary])
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
   _run(_make_process(), _make_data(), tmp_path, show_progress=True)
   out, err = capfd.readouterr()
@@ -542,6 +543,7 @@ def test_process_of_a_negative_seed_is_refused(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_own_model_and_arrays_resume_with_the_same_settings_only(
   tmp_path, monkeypatch
 ):
@@ -572,9 +574,6 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
   assert 'seed was 5, now 6' in refused(
     _build('fed_rep', _make_model(), seed=6)
   )
-  assert 'process.client_weighting was' in refused(
-    _build('fed_rep', _make_model(), client_weighting='uniform')
-  )
   assert 'process.hparams.num_head_epochs was' in refused(
     registry.build(
       'fed_rep',
@@ -587,9 +586,6 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
   monkeypatch.setattr(data, 'fingerprint', 'other')
   assert 'data_sha256 was ' in refused(_make_process())
   monkeypatch.undo()
-  assert 'model.shapes.body/bias was [5], now [4]' in refused(
-    _make_process(width=4)
-  )
   # A client that comes in later would start from other weights.
   assert 'model.initial_weights_sha256 was' in refused(
     _make_process(model_seed=7)
@@ -606,6 +602,7 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
   )
 
 
+@pytest.mark.usefixtures('without_pictures')
 @pytest.mark.parametrize(
   'other, words',
   [
@@ -641,6 +638,7 @@ def test_client_state_of_another_model_is_refused(runtime, tmp_path):
     population_lib.decode_state(encoded, template)
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_run_stopped_without_an_evaluation_needs_another_round(
   tmp_path, monkeypatch
 ):

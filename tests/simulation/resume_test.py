@@ -27,6 +27,8 @@ from tff_pfl.simulation import (
   value_codec,
 )
 
+pytestmark = pytest.mark.usefixtures('without_pictures')
+
 _NUM_CLIENTS = 12
 _NUM_ROUNDS = 6
 # What a resumed run has of its own: times and memory.

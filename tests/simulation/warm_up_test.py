@@ -30,6 +30,9 @@ _CONFIG = run_config.RunConfig(
 )
 
 
+pytestmark = pytest.mark.usefixtures('without_pictures')
+
+
 @pytest.fixture(name='directory', scope='module')
 def _directory(tmp_path_factory):
   directory = str(tmp_path_factory.mktemp('run') / 'run')
