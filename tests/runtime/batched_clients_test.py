@@ -1,5 +1,7 @@
 """Tests of clients that run as one program."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,17 +82,22 @@ def _assert_close(found, expected):
 
 
 @pytest.mark.parametrize(
-  'name',
+  ('name', 'jit_compile'),
   [
-    # Compiling a batch takes seconds; FedRep's has all that the others' have.
-    pytest.param(name, marks=() if name == 'fed_rep' else pytest.mark.slow)
-    for name in registry.ALGORITHMS
+    # FedRep's batch has all that the others' have; compiled ones take long.
+    ('fed_rep', False),
+    *(
+      pytest.param(name, True, marks=pytest.mark.slow)
+      for name in registry.ALGORITHMS
+    ),
   ],
 )
 def test_a_round_gives_what_it_gives_one_by_one(
-  name, one_by_one, batched, monkeypatch
+  name, jit_compile, one_by_one, batched, monkeypatch
 ):
-  model = zoo.mlp(_element_spec([4]), 3, widths=(8,))
+  model = dataclasses.replace(
+    zoo.mlp(_element_spec([4]), 3, widths=(8,)), jit_compile=jit_compile
+  )
   process = registry.build(name, toy_problems.model_for(name, model))
   clients = toy_problems.padded(toy_problems.examples_for(name, _examples([4])))
   expected = _round(one_by_one, process, clients)
@@ -130,9 +137,16 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
 def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
   one_by_one, batched, monkeypatch
 ):
-  model = zoo.cnn(_element_spec([8, 8, 1]), 3)
-  process = registry.build('fed_avg', model)
-  clients = _clients([8, 8, 1], (20, 17, 31))
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([4, 4, 1]),
+      tf.keras.layers.Conv2D(2, 3),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(3, name='head'),
+    ]
+  )
+  process = registry.build('fed_avg', toy_problems.classifier_from(network))
+  clients = _clients([4, 4, 1], (20, 17, 31))
   said = []
   monkeypatch.setattr(
     batched_clients.logging,
