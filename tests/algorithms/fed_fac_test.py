@@ -472,11 +472,32 @@ def test_fewer_rows_than_elements_still_make_a_partition():
 # Other layers.
 
 
-def test_convolutions_and_recurrent_layers_are_divided():
-  model = toy_problems.classifier_from(
-    toy_problems.convolutional_and_recurrent()
+def _convolutional():
+  return tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([5]),
+      tf.keras.layers.Reshape([5, 1, 1]),
+      tf.keras.layers.Conv2D(3, [2, 1], name='conv'),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
+    ]
   )
-  process = _fed_fac(model, layers='conv,lstm,head', **_TRAINING)
+
+
+@pytest.mark.parametrize(
+  ('make', 'layers'),
+  [
+    (_convolutional, 'conv'),
+    pytest.param(
+      toy_problems.convolutional_and_recurrent,
+      'conv,lstm,head',
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+def test_convolutions_and_recurrent_layers_are_divided(make, layers):
+  model = toy_problems.classifier_from(make())
+  process = _fed_fac(model, layers=layers, **_TRAINING)
   state, states, _ = toy_problems.train(process, _data(), 2)
   personal = [
     process.personalize(state, client, examples).weights

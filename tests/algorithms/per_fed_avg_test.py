@@ -314,9 +314,12 @@ def test_without_inner_learning_rate_it_is_fed_avg_bit_for_bit(
   _assert_is_fed_avg(toy_problems.classifier(), variant, of_fed_avg)
 
 
-def test_it_is_fed_avg_with_random_layers_and_statistics_too():
+@pytest.mark.parametrize(
+  'variant', ['first_order', pytest.param('exact', marks=pytest.mark.slow)]
+)
+def test_it_is_fed_avg_with_random_layers_and_statistics_too(variant):
   model = _network(toy_problems.dropout_and_normalization)
-  _assert_is_fed_avg(model, 'exact', _of_fed_avg(model))
+  _assert_is_fed_avg(model, variant, _of_fed_avg(model))
 
 
 # Clients with few batches.
@@ -351,18 +354,9 @@ def test_clients_with_few_or_no_examples_take_part_without_harm(variant):
 # Networks of all kinds.
 
 
-@pytest.mark.parametrize(
-  ('variant', 'scope'),
-  [
-    ('exact', 'all'),
-    *(
-      pytest.param(variant, scope, marks=pytest.mark.slow)
-      for variant in per_fed_avg.VARIANTS
-      for scope in per_fed_avg.INNER_SCOPES
-      if (variant, scope) != ('exact', 'all')
-    ),
-  ],
-)
+@pytest.mark.slow
+@_every_variant
+@pytest.mark.parametrize('scope', per_fed_avg.INNER_SCOPES)
 def test_convolutions_and_recurrence_train_in_every_variant(variant, scope):
   model = _network(toy_problems.convolutional_and_recurrent)
   hparams = per_fed_avg.PerFedAvgHParams(

@@ -172,12 +172,18 @@ def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
   return output.split()
 
 
-def test_the_number_of_devices_does_not_change_a_round():
+@pytest.mark.parametrize(
+  ('options', 'rtol', 'atol'),
+  [
+    ({}, 0, 0),
+    pytest.param({'batched_clients': True}, 1e-4, 1e-5, marks=pytest.mark.slow),
+  ],
+)
+def test_the_number_of_devices_does_not_change_a_round(options, rtol, atol):
   assert _compare_rounds(
     ['fed_rep'],
     {'devices': ['CPU:1']},
-    ({'devices': 'cpu'}, 0, 0),
-    ({'devices': 'cpu', 'batched_clients': True}, 1e-4, 1e-5),
+    ({'devices': 'cpu', **options}, rtol, atol),
     jit_compile=False,
   ) == ['fed_rep']
 

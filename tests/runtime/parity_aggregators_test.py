@@ -268,7 +268,7 @@ def _train(rt, process):
   [
     pytest.param(
       name,
-      marks=() if name in ('secure', 'unweighted_mean') else pytest.mark.slow,
+      marks=() if name == 'unweighted_mean' else pytest.mark.slow,
     )
     for name in _FACTORIES_OF_METHODS
   ],
