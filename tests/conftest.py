@@ -10,7 +10,7 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 
 # For tiny models XLA takes seconds to compile and saves nothing. In these
 # folders only models that ask for it by `jit_compile=True` are compiled.
-_WITHOUT_XLA = ('algorithms', 'benchmark', 'evaluation', 'simulation')
+_WITHOUT_XLA = ('algorithms', 'benchmark', 'evaluation', 'simulation', 'tests')
 
 
 @pytest.hookimpl(tryfirst=True)

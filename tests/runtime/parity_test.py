@@ -23,9 +23,8 @@ _NUM_CLIENTS = 7
 _NEW = 6  # The client that is in no round.
 # Compiling takes most of the time, so only one method is compiled by XLA.
 _WITH_XLA = 'fed_rep'
-# One exchange; two with domains, or with an analysis by the server; client
-# state; state of client and server.
-_KINDS = ('fed_avg', 'fed_dar', 'fed_fac', 'fed_rep', 'scaffold')
+# Two exchanges and domains; client state; state of client and server.
+_KINDS = ('fed_dar', 'fed_rep', 'scaffold')
 
 
 def _cases(fast):
@@ -185,7 +184,7 @@ def _train_and_score(rt, name, **options):
   }
 
 
-@_cases(fast={'in_process': _KINDS, 'remote': ['fed_rep']})
+@_cases(fast={'in_process': _KINDS})
 def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
   parity.assert_close(
     on(rt, _train_and_score, name), on('native', _train_and_score, name)

@@ -159,8 +159,8 @@ _PROCESSES = {
 }
 
 
-# Training, evaluation, and a part of the model that stays at the clients.
-_FAST = ('weighted_fed_avg', 'fed_eval', 'fed_recon')
+# Training and evaluation.
+_FAST = ('weighted_fed_avg', 'fed_eval')
 
 
 def _run_process(rt, process, data):
@@ -329,9 +329,8 @@ _WORDS = [
 ]
 
 
-@pytest.mark.parametrize(
-  'bits', [16, pytest.param(None, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('bits', [16, None])
 def test_heavy_hitters_are_the_same(runtimes, bits):
   find = tff.analytics.heavy_hitters.iblt.build_iblt_computation(
     string_max_bytes=12,
