@@ -393,7 +393,7 @@ def test_retried_round_gives_the_same_result(name):
   toy_problems.assert_same(_round(process), _round(process))
 
 
-@_fast_for('fed_dar', 'fed_rep')
+@_fast_for('fed_rep')
 def test_process_built_again_gives_the_same_result(name):
   toy_problems.assert_same(_round(_build(name)), _round(_process(name)))
 
@@ -421,7 +421,7 @@ def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
 
 
-@_fast_for('fed_avg', 'fed_dar', 'fed_rep')
+@_fast_for('fed_rep')
 def test_full_batches_are_trained_on_whatever_the_seed(name):
   process = _build(name, hparams=_hparams(name, batch_size=None))
   initial = process.initialize()
@@ -561,7 +561,7 @@ def test_process_tells_what_its_method_is(name):
     assert process.has_local_weights == _keeps_state(process)
 
 
-@_fast_for('fed_rep', 'per_fed_avg')
+@_fast_for('fed_rep')
 def test_fine_tuning_comes_on_top(name):
   plain = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
@@ -595,12 +595,12 @@ def test_fine_tuning_comes_on_top(name):
 # Models.
 
 
-@_fast_for('fed_em', 'fed_rep')
+@_fast_for('fed_rep')
 def test_random_layers_and_statistics_are_trained(name):
   _check_network(name, toy_problems.dropout_and_normalization)
 
 
-@_fast_for('fed_rep')
+@_fast_for()
 def test_convolutions_and_recurrence_are_trained(name):
   _check_network(name, toy_problems.convolutional_and_recurrent)
 

@@ -151,6 +151,7 @@ def test_first_server_step_of_adam_moves_by_its_learning_rate():
   )
 
 
+@pytest.mark.slow
 def test_agrees_with_the_federated_averaging_of_tff():
   """An independent implementation, with the model as TFF's own form."""
   kernel = np.random.default_rng(3).normal(size=[3, 2]).astype(np.float32)

@@ -297,7 +297,7 @@ _ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
 @pytest.mark.parametrize(
   ('aggregation', 'aggregator', 'clients'),
   [
-    ('second_order', _secure, _ALIKE),
+    pytest.param('second_order', _secure, _ALIKE, marks=pytest.mark.slow),
     pytest.param('second_order', _private, _ALIKE, marks=pytest.mark.slow),
     pytest.param('weighted_average', _private, _ALIKE, marks=pytest.mark.slow),
     # It clips reports, by which a client with large Hessians counts less than

@@ -285,12 +285,16 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
 
 
 def test_static_clients_keep_what_is_personal_and_dynamic_ones_room_for_all():
-  _, static, _ = _run(mode='static', layers='dense_2', threshold=0.4)
-  _, dynamic, _ = _run(mode='dynamic', layers='dense_2', threshold=0.4)
+  static, dynamic = (
+    _fed_fac(_model(), mode=mode, layers='dense_2', threshold=0.4)
+    .initialize_client_state(0)
+    .local['values']
+    for mode in ('static', 'dynamic')
+  )
   # ceil(0.4 * 7) of 8.
-  assert static[0].local['values']['dense_2/kernel'].shape == (6, 3)
-  assert dynamic[0].local['values']['dense_2/kernel'].shape == (6, 8)
-  assert list(dynamic[0].local['values']) == [
+  assert static['dense_2/kernel'].shape == (6, 3)
+  assert dynamic['dense_2/kernel'].shape == (6, 8)
+  assert list(dynamic) == [
     'dense_2/kernel', 'dense_2/bias',
   ]  # fmt: skip
 

@@ -95,7 +95,7 @@ def _assert_close(actual, expected):
   toy_problems.assert_close(actual, expected)
 
 
-@_fast_for('fed_avg', 'fed_dar', 'fed_rep')
+@_fast_for('fed_dar', 'fed_rep')
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
@@ -111,7 +111,7 @@ def test_rounds_are_those_of_the_personalized_process(name):
   )
 
 
-@_fast_for('fed_avg', 'fed_rep')
+@_fast_for('fed_rep')
 def test_production_forms_compute_the_same_round(name):
   _, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -128,7 +128,7 @@ def test_production_forms_compute_the_same_round(name):
   _assert_close(distribute_aggregate(state, data), expected)
 
 
-@_fast_for('fed_avg', 'fed_dar')
+@_fast_for('fed_rep')
 def test_train_model_trains_it(runtime, name, tmp_path):
   _, learning_process = _processes(name)
   states = tff.program.FileProgramStateManager(tmp_path)
@@ -168,7 +168,7 @@ def test_train_model_trains_it(runtime, name, tmp_path):
   _assert_close(released, state)
 
 
-@_fast_for('fed_avg', 'fed_dar')
+@_fast_for('fed_dar')
 def test_model_weights_are_evaluated_by_tff(name):
   process, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -207,7 +207,7 @@ def test_model_weights_are_evaluated_by_tff(name):
     )
 
 
-@_fast_for('fed_avg', 'fed_rep')
+@_fast_for('fed_rep')
 def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   _, learning_process = _processes(name)
   trained, _ = _after_rounds(name)

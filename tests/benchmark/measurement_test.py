@@ -102,6 +102,7 @@ def test_wrong_options_of_the_runtime_are_refused():
     _measure('w1', runtime_options={'max_concurrent_clients': 0})
 
 
+@pytest.mark.slow
 def test_rounds_default_to_the_workload():
   assert len(_measure('w1', num_rounds=None)['round_seconds']) == 2
 

@@ -25,26 +25,16 @@ _IDS = ('../../evil/client', 'plain')
 
 @pytest.fixture(scope='module', name='runs')
 def _runs(module_programs):
-  """The folder with the runs `fed_rep`, `fed_avg` and `per_fed_avg`."""
-  for name, flags in (
-    ('fed_rep', ['--fed_rep_num_head_epochs=2']),
-    ('fed_avg', ['--fed_avg_num_epochs=1']),
-    (
-      'per_fed_avg',
-      [
-        '--per_fed_avg_inner_learning_rate=0.5',
-        '--per_fed_avg_inner_scope=head',
-      ],
-    ),
-  ):
-    module_programs.succeed(
-      'train',
-      *_SETTINGS,
-      f'--algorithm={name}',
-      *flags,
-      f'--output_dir={name}',
-    )
+  """The folder with the runs `fed_rep` and `fed_avg`."""
+  _train(module_programs, 'fed_rep', '--fed_rep_num_head_epochs=2')
+  _train(module_programs, 'fed_avg', '--fed_avg_num_epochs=1')
   return module_programs.directory
+
+
+def _train(programs, name, *flags):
+  programs.succeed(
+    'train', *_SETTINGS, f'--algorithm={name}', *flags, f'--output_dir={name}'
+  )
 
 
 def _new_examples(num_examples=40, seed=0):
@@ -410,10 +400,17 @@ def test_wrong_flags_of_personalize_are_one_line(flags, words, runs, programs):
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
 
 
+@pytest.mark.slow
 def test_a_method_that_adapts_its_model_does_so_for_new_clients(
-  runs, new_clients, programs
+  new_clients, programs
 ):
-  run_dir = runs / 'per_fed_avg'
+  _train(
+    programs,
+    'per_fed_avg',
+    '--per_fed_avg_inner_learning_rate=0.5',
+    '--per_fed_avg_inner_scope=head',
+  )
+  run_dir = programs.directory / 'per_fed_avg'
   programs.succeed(
     'personalize',
     f'--run_dir={run_dir}',
@@ -444,14 +441,13 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   assert losses['2'] != losses['1']
 
 
-@pytest.mark.parametrize('name', ['fed_avg', 'per_fed_avg'])
 @pytest.mark.parametrize('fine_tune', ['method', 'none'])
 def test_new_clients_of_a_global_model_must_be_fine_tuned(
-  name, fine_tune, runs, programs
+  fine_tune, runs, programs
 ):
   message = programs.fail(
     'personalize',
-    f'--run_dir={runs / name}',
+    f'--run_dir={runs / "fed_avg"}',
     '--dataset=digits',
     '--output_dir=out',
     f'--fine_tune={fine_tune}',

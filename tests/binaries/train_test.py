@@ -114,6 +114,7 @@ def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
     assert not line or line.startswith('fed_rep:'), result.stderr
 
 
+@pytest.mark.slow
 def test_same_command_gives_the_same_run_apart_from_times(trained, tmp_path):
   _train_as_users_do(tmp_path / 'again')
   assert _everything(tmp_path / 'again') == _everything(trained[0])

@@ -1,4 +1,5 @@
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -38,6 +39,11 @@ class _Clients:
 
   def num_test_examples(self, client_id):
     return datasets.num_examples(self.test(client_id))
+
+
+@functools.cache
+def _fed_per():
+  return registry.build('fed_per', toy_problems.classifier())
 
 
 def _labeled(sizes, seed):
@@ -141,7 +147,7 @@ def test_regression_takes_the_mean_of_the_outputs(in_process):
 
 
 def test_a_model_that_diverged_has_no_say(in_process):
-  process = registry.build('fed_per', toy_problems.classifier())
+  process = _fed_per()
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
   state, states = _trained(process, in_process, known)
   broken = states[0]._replace(
@@ -158,7 +164,7 @@ def test_a_model_that_diverged_has_no_say(in_process):
 
 
 def test_it_is_of_no_use_before_the_first_round(in_process):
-  process = registry.build('fed_per', toy_problems.classifier())
+  process = _fed_per()
   known = _labeled((4, 5), 0)
   state, states = _trained(process, in_process, known, num_rounds=0)
   with pytest.raises(ValueError, match='at least one took part'):
@@ -166,7 +172,7 @@ def test_it_is_of_no_use_before_the_first_round(in_process):
 
 
 def test_without_test_examples_there_are_no_scores(in_process):
-  process = registry.build('fed_per', toy_problems.classifier())
+  process = _fed_per()
   known = _labeled((4, 5), 0)
   state, states = _trained(process, in_process, known, num_rounds=0)
   nobody = _labeled((0,), 7)
@@ -195,6 +201,7 @@ def test_fine_tuned_models_predict_as_such(in_process):
   )
 
 
+@pytest.mark.slow
 def test_examples_with_domains_are_predicted_by_domain(in_process):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.DOMAINS

@@ -104,17 +104,10 @@ def test_robust_aggregator_zeroes_an_outlying_update():
   assert output.metrics['clients'] == 3
 
 
-@pytest.mark.parametrize(
-  'factory',
-  [
-    tff.learning.dp_aggregator(noise_multiplier=0.01, clients_per_round=2),
-    tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      noise_multiplier=0.01, clients_per_round=2, clip=1.0
-    ),
-  ],
-  ids=['adaptive_clipping', 'fixed_clipping'],
-)
-def test_unweighted_private_aggregator_runs(factory):
+def test_unweighted_private_aggregator_runs():
+  factory = tff.learning.dp_aggregator(
+    noise_multiplier=0.01, clients_per_round=2
+  )
   process = registry.build(
     'fed_rep', toy_problems.classifier(), aggregator=factory
   )
