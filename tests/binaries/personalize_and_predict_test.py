@@ -490,7 +490,6 @@ def test_output_that_cannot_be_written_is_one_line_before_the_work(
     ({'x': _X}, ['--client=nobody'], 'client_0 to client_5'),
     ({'x': _X}, ['--client=x', '--personal_models=.'], 'a client with a model'),
     ({'x': _X[:, :7]}, [], 'examples of shape (8, 8, 1), found'),
-    ({'x': _X[0]}, [], 'examples of shape (8, 8, 1), found'),
     ({'x': np.float32(1)}, [], 'array of shape [examples, ...]'),
     ({'z': _X}, [], 'an array x'),
     ({'x': _with(_X, 5, np.nan)}, [], 'the first at x[5, 0, 0, 0]'),

@@ -234,6 +234,7 @@ def _of_per_fed_avg(*flags):
   return (*kept, '--algorithm=per_fed_avg', '--output_dir=run', *flags)
 
 
+@pytest.mark.slow
 def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
   programs.succeed(
     'train', *_of_per_fed_avg('--per_fed_avg_inner_learning_rate=1')
@@ -299,6 +300,7 @@ def _of_mnist(folder, *flags):
   )
 
 
+@pytest.mark.slow
 def test_data_folder_is_read_and_may_move_between_runs(programs, idx_folder):
   programs.succeed('train', *_of_mnist(idx_folder))
   moved = idx_folder.with_name('moved')
@@ -371,19 +373,9 @@ def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
     return message
 
   assert 'pass --resume to continue it' in refused()
-  assert 'at least the 2 rounds' in refused('--resume', '--num_rounds=1')
   assert 'hparams.num_head_epochs was 1, now 3' in refused(
     '--resume', '--fed_rep_num_head_epochs=3'
   )
-  other = [f for f in _TINY if not f.startswith('--fed_rep')]
-  message = programs.fail(
-    'train',
-    *other,
-    '--algorithm=fed_per',
-    '--resume',
-    f'--output_dir={directory}',
-  )
-  assert "algorithm was 'fed_rep', now 'fed_per'" in message
 
 
 def test_output_dir_that_is_a_file_is_one_line(programs):
@@ -449,12 +441,6 @@ def _kill_at_random_moments(programs, num_kills, num_rounds):
   return _everything(directory)
 
 
-def test_run_killed_at_random_moments_ends_as_one_that_was_not(
-  undisturbed, programs
-):
-  assert _kill_at_random_moments(programs, 2, _NUM_ROUNDS) == undisturbed
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_killed_very_often_ends_as_one_that_was_not(programs):
@@ -470,6 +456,7 @@ def test_a_signal_ends_the_program_and_loses_nothing(undisturbed, programs):
   for round_number, signal_number, status, last_words in (
     (4, signal.SIGTERM, 143, ''),
     (12, signal.SIGINT, 130, 'interrupted\n'),
+    (20, signal.SIGKILL, -signal.SIGKILL, ''),
   ):
     program = programs.start('train', *_LONG)
     _wait_for_round(program, directory, round_number)
@@ -479,8 +466,9 @@ def test_a_signal_ends_the_program_and_loses_nothing(undisturbed, programs):
     assert result.err.endswith(last_words)
     assert 'Traceback' not in result.err
     assert round_number <= _last_round(directory) < _NUM_ROUNDS
-    # Closed in order: all is in one file.
-    assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
+    if signal_number != signal.SIGKILL:
+      # Closed in order: all is in one file.
+      assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
   programs.succeed('train', *_LONG)
   assert _everything(directory) == undisturbed
 
@@ -524,18 +512,3 @@ def test_signals_and_a_killed_worker_leave_no_process_and_lose_nothing(
   assert result.status == 0
   assert 'killed by signal 9' in result.err
   assert _everything(directory) == undisturbed
-
-
-def test_directory_in_use_is_refused_naming_the_process(programs):
-  directory = programs.directory / 'run'
-  program = programs.start('train', *_LONG)
-  _wait_for_round(program, directory, 1)
-  program.kill(signal.SIGSTOP)
-  try:
-    message = programs.fail('train', *_LONG)
-    assert f'in use by a running process (pid {program.pid})' in message
-  finally:
-    program.kill(signal.SIGCONT)
-    program.kill(signal.SIGTERM)
-  program.wait()
-  assert _last_round(directory) >= 1

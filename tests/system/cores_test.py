@@ -39,6 +39,7 @@ def test_importing_the_library_limits_the_threads_of_an_operation():
   assert _run_program(code, TF_NUM_INTRAOP_THREADS='3').stdout == '0\n'
 
 
+@pytest.mark.slow
 def test_a_program_that_used_tensorflow_before_is_warned():
   code = 'import tensorflow as tf; tf.constant(1); import tff_pfl; ' + _PRINT
   result = _run_program(code)
