@@ -84,6 +84,7 @@ def test_seed_must_not_be_negative():
     data_source.ClientDataSource(_data(), seed=-1)
 
 
+@pytest.mark.slow
 def test_interrupted_program_resumes_with_the_same_cohorts(runtime, tmp_path):
   process = registry.build(
     'fed_rep', toy_problems.classifier(), stateless=True

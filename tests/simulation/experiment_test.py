@@ -607,9 +607,10 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
   'other, words',
   [
     ({'width': 4}, 'body/bias is of shape (5,)'),
-    ({'name': 'local_only'}, 'global_weights'),
+    pytest.param(
+      {'name': 'local_only'}, 'global_weights', marks=pytest.mark.slow
+    ),
   ],
-  ids=['other_shapes', 'other_partition'],
 )
 def test_state_of_another_model_is_refused_though_the_settings_agree(
   tmp_path, other, words

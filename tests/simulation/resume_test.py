@@ -332,6 +332,7 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   assert _everything(tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(process, run, expected, tmp_path):
   other = registry.build(
     'fed_rep', process.model, fed_rep.FedRepHParams(2), seed=4
@@ -367,6 +368,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
   )
 
 
+@pytest.mark.slow
 def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
   process, data, tmp_path, monkeypatch, caplog
 ):

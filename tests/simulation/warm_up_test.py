@@ -90,6 +90,7 @@ def test_the_method_starts_from_the_model_of_the_warm_up(directory):
     )
 
 
+@pytest.mark.slow
 def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
   shorter = str(tmp_path / 'run')
   data = _CONFIG.load_data()
