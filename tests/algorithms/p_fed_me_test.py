@@ -65,7 +65,7 @@ def test_rounds_by_hand():
 
 def test_enough_inner_steps_give_the_gradient_of_the_moreau_envelope():
   state, _, _ = toy_problems.train(
-    _process(num_inner_steps=100, num_steps=1), _CLIENTS[:1]
+    _process(num_inner_steps=40, num_steps=1), _CLIENTS[:1]
   )
   # The envelope of a quadratic in closed form.
   client = _CLIENTS[0]

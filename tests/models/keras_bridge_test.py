@@ -206,7 +206,15 @@ def test_a_model_may_be_bridged_twice():
     )
 
 
-@pytest.mark.parametrize('family', keras_models.FAMILIES)
+@pytest.mark.parametrize(
+  'family',
+  [
+    pytest.param(
+      family, marks=() if family == 'masked_lstm' else pytest.mark.slow
+    )
+    for family in keras_models.FAMILIES
+  ],
+)
 def test_training_compiles_with_xla(family):
   model = keras_models.make(family)
   x, y = keras_models.examples(model)

@@ -21,6 +21,7 @@ def _text_spec(length=5, y_shape=(), y_dtype=tf.int32):
 
 # What a model is made of where it is one of many.
 _IMAGES = ('linear', 'mlp', 'cnn', 'resnet_18', 'vgg_16')
+_LARGE = ('resnet_18', 'vgg_16', 'text_lstm')
 _SPECS = {name: _spec for name in _IMAGES}
 _SPECS.update({name: _text_spec for name in ('text_mlp', 'text_lstm')})
 _SIZES = {name: (8, 8) for name in _IMAGES}
@@ -165,8 +166,22 @@ def test_vgg_16_is_configuration_d():
   assert _num_parameters(model) == 15295524
 
 
-@pytest.mark.parametrize('name', ['resnet_18', 'vgg_16'])
-@pytest.mark.parametrize('normalization', ['group', 'batch', 'none'])
+@pytest.mark.parametrize(
+  ('name', 'normalization'),
+  [
+    ('resnet_18', 'group'),
+    ('vgg_16', 'batch'),
+    ('vgg_16', 'none'),
+    *(
+      pytest.param(name, normalization, marks=pytest.mark.slow)
+      for name, normalization in (
+        ('resnet_18', 'batch'),
+        ('resnet_18', 'none'),
+        ('vgg_16', 'group'),
+      )
+    ),
+  ],
+)
 def test_deep_networks_normalize_as_asked(name, normalization):
   model = zoo.make_model(
     name,
@@ -338,7 +353,17 @@ def test_the_linear_model_is_all_head():
   )
 
 
-@pytest.mark.parametrize('name', zoo.MODELS)
+# Large models are slow to make; their layers take seeds as the others' do.
+_every_model = pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] if name in _LARGE else [])
+    for name in zoo.MODELS
+  ],
+)
+
+
+@_every_model
 def test_the_seed_decides_the_weights(name):
   spec = _SPECS[name](_SIZES[name])
   first, again, other = (
@@ -364,7 +389,7 @@ def test_any_integer_is_a_seed(seed):
   assert np.all(np.isfinite(model.initial_weights['head/kernel']))
 
 
-@pytest.mark.parametrize('name', zoo.MODELS)
+@_every_model
 @pytest.mark.parametrize('y_shape, units', [((), 1), ((2,), 2)])
 def test_without_classes_it_is_regression(name, y_shape, units):
   spec = _SPECS[name](_SIZES[name], y_shape, tf.float32)
