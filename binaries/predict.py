@@ -94,7 +94,7 @@ def main() -> None:
     _RUN_DIR.value, data_dir=_DATA_DIR.value
   ) as run:
     outputs = finished_run.predict(run.model, _weights(run), x, domain)
-    classifies = run.model.num_classes is not None
+    classifies = run.model.classifier is not None
   arrays = {'outputs': outputs}
   if classifies:
     arrays = {

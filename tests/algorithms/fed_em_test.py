@@ -138,7 +138,7 @@ def test_prediction_is_the_mixture_of_the_components_predictions(trained):
   ]
   shares = np.exp(states[1].local[_SHARES])
   expected = shares[0] * components[0] + shares[1] * components[1]
-  actual = model.probabilities(model.forward(weights, x)[0])
+  actual = model.classifier.probabilities(model.forward(weights, x)[0])
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 

@@ -317,7 +317,7 @@ def test_initial_weights_and_layers_follow_the_model():
     np.testing.assert_array_equal(value, variable, err_msg=name)
   assert bridged.element_spec['x'] == tf.TensorSpec([4], tf.float32)
   assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
-  assert bridged.num_classes == keras_models.NUM_CLASSES
+  assert bridged.classifier.num_classes == keras_models.NUM_CLASSES
 
 
 def test_weight_names_do_not_depend_on_models_built_before():

@@ -35,7 +35,7 @@ def test_sparse_cross_entropy_of_logits(loss):
     bridged.metrics['accuracy'](y, tf.constant(logits)), [1, 0]
   )
   np.testing.assert_allclose(
-    bridged.probabilities(logits), probabilities, rtol=1e-5
+    bridged.classifier.probabilities(logits), probabilities, rtol=1e-5
   )
 
 
@@ -61,7 +61,7 @@ def test_outputs_of_a_softmax_are_probabilities(end):
   np.testing.assert_allclose(
     bridged.loss(tf.constant([1]), outputs), [-np.log(0.2)], rtol=1e-4
   )
-  np.testing.assert_allclose(bridged.probabilities(outputs), outputs)
+  np.testing.assert_allclose(bridged.classifier.probabilities(outputs), outputs)
 
 
 def test_outputs_of_a_softmax_operation_are_probabilities():
@@ -69,7 +69,7 @@ def test_outputs_of_a_softmax_operation_are_probabilities():
   outputs = tf.nn.softmax(layers.Dense(3, name='head')(inputs))
   bridged = keras_models.bridge(keras.Model(inputs, outputs))
   values = tf.constant([[0.7, 0.2, 0.1]])
-  np.testing.assert_allclose(bridged.probabilities(values), values)
+  np.testing.assert_allclose(bridged.classifier.probabilities(values), values)
 
 
 def test_categorical_cross_entropy_takes_one_hot_labels():
@@ -77,7 +77,7 @@ def test_categorical_cross_entropy_takes_one_hot_labels():
     keras_models.make('dense'), loss='categorical_crossentropy'
   )
   assert bridged.element_spec['y'] == tf.TensorSpec([3], tf.float32)
-  assert bridged.num_classes == 3
+  assert bridged.classifier.num_classes == 3
   y = tf.constant([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
   logits = tf.constant([[0.0, 0.0, 0.0], [2.0, 1.0, 1.0]])
   np.testing.assert_allclose(
@@ -95,7 +95,7 @@ def test_binary_cross_entropy_takes_integer_labels(activation):
     loss='binary_crossentropy',
   )
   assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
-  assert bridged.num_classes == 2
+  assert bridged.classifier.num_classes == 2
   positive = np.array([0.3, 0.8, 0.6], np.float32)
   outputs = positive if activation else np.log(positive / (1 - positive))
   outputs = tf.constant(outputs[:, np.newaxis])
@@ -107,7 +107,7 @@ def test_binary_cross_entropy_takes_integer_labels(activation):
     bridged.metrics['accuracy'](y, outputs), [1, 1, 0]
   )
   np.testing.assert_allclose(
-    bridged.probabilities(outputs),
+    bridged.classifier.probabilities(outputs),
     np.stack([1 - positive, positive], axis=1),
     rtol=1e-5,
   )
@@ -117,8 +117,7 @@ def test_several_binary_outputs_are_no_classes():
   bridged = keras_models.bridge(
     keras_models.sequential(), loss='binary_crossentropy'
   )
-  assert bridged.num_classes is None
-  assert bridged.probabilities is None
+  assert bridged.classifier is None
   y = tf.constant([[1, 0, 1]])
   outputs = tf.constant([[2.0, 2.0, -2.0]])
   np.testing.assert_allclose(
@@ -151,7 +150,7 @@ def test_sequence_outputs_are_averaged_over_time():
     bridged.metrics['accuracy'](tf.constant(y), tf.constant(logits)),
     (logits.argmax(axis=-1) == y).mean(axis=1),
   )
-  assert bridged.probabilities(logits).shape == (2, 4, 5)
+  assert bridged.classifier.probabilities(logits).shape == (2, 4, 5)
 
 
 @pytest.mark.parametrize('loss', ['mse', keras.losses.MeanSquaredError()])
@@ -160,8 +159,7 @@ def test_regression_of_a_scalar_does_not_broadcast(loss):
     keras_models.sequential(units=1), loss=loss, metrics=['mae']
   )
   assert bridged.element_spec['y'] == tf.TensorSpec([], tf.float32)
-  assert bridged.num_classes is None
-  assert bridged.probabilities is None
+  assert bridged.classifier is None
   y = tf.constant([1.0, 2.0, 5.0])
   outputs = tf.constant([[1.0], [4.0], [2.0]])
   np.testing.assert_allclose(bridged.loss(y, outputs), [0, 4, 9])

@@ -59,7 +59,7 @@ def test_the_mlp_of_the_paper(x_shape):
   assert model.head_layers == ('head',)
   assert model.body_layers == ('dense_1', 'dense_2', 'dense_3')
   assert model.uses_xla
-  assert model.num_classes == 10
+  assert model.classifier.num_classes == 10
   outputs, _ = model.forward(model.initial_weights, tf.zeros([2, *x_shape]))
   assert outputs.shape == (2, 10)
 
@@ -394,8 +394,7 @@ def test_any_integer_is_a_seed(seed):
 def test_without_classes_it_is_regression(name, y_shape, units):
   spec = _SPECS[name](_SIZES[name], y_shape, tf.float32)
   model = zoo.make_model(name, spec, None, **_ARGUMENTS[name])
-  assert model.num_classes is None
-  assert model.probabilities is None
+  assert model.classifier is None
   assert tuple(model.metrics) == ('mae',)
   assert model.element_spec['y'] == tf.TensorSpec(y_shape, tf.float32)
   x = tf.zeros([3, *spec['x'].shape], spec['x'].dtype)

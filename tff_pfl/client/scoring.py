@@ -46,11 +46,13 @@ def score(
       model, outputs, examples.y, examples.x['domain'], is_example
     )
   )
-  if model.num_classes != 2:
+  if model.classifier is None or model.classifier.num_classes != 2:
     return scores
   # Probabilities near 1 would round to ties.
   log = tf.math.log(
-    tf.maximum(tf.cast(model.probabilities(outputs), tf.float32), 1e-37)
+    tf.maximum(
+      tf.cast(model.classifier.probabilities(outputs), tf.float32), 1e-37
+    )
   )
   return scores._replace(class_1=log[..., 1] - log[..., 0])
 

@@ -102,8 +102,8 @@ class Ensemble:
     def predict_alone(weights, inputs):
       x, _ = domains.join({**inputs, 'y': ()})
       outputs, _ = model.forward(weights, x)
-      if model.probabilities is not None:
-        outputs = model.probabilities(outputs)
+      if model.classifier is not None:
+        outputs = model.classifier.probabilities(outputs)
       return tf.cast(outputs, tf.float32)
 
     @tff.federated_computation(
@@ -235,8 +235,8 @@ def _padded(inputs, rows):
 
 def _metrics(model, prediction, y) -> dict[str, Any]:
   outputs = tf.constant(prediction, tf.float32)
-  if model.outputs_of is not None:
-    outputs = model.outputs_of(outputs)
+  if model.classifier is not None:
+    outputs = model.classifier.outputs_of(outputs)
   sums = objectives.metric_sums(
     model, outputs, tf.constant(y), tf.ones([len(y)])
   )

@@ -207,10 +207,11 @@ def mixed_outputs(
 ) -> tf.Tensor:
   """The outputs of a mixture from those of its components."""
   shares = tf.unstack(tf.nn.softmax(log_weights))
-  if model.probabilities is None:
+  classifier = model.classifier
+  if classifier is None:
     return tf.add_n([s * value for s, value in zip(shares, outputs)])
-  return model.outputs_of(
+  return classifier.outputs_of(
     tf.add_n(
-      [s * model.probabilities(value) for s, value in zip(shares, outputs)]
+      [s * classifier.probabilities(value) for s, value in zip(shares, outputs)]
     )
   )

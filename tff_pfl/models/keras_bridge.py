@@ -114,7 +114,7 @@ def from_keras(
     head=pure.bind(head_model),
     loss=keras_losses.per_example(loss_fn, kind),
     metrics=keras_losses.resolve_metrics(metrics, kind, gives_logits),
-    **keras_losses.of_classifier(kind, gives_logits, output_shape),
+    classifier=keras_losses.classifier_of(kind, gives_logits, output_shape),
     has_convolutions=any(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
     ),

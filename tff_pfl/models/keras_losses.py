@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_graph
+from tff_pfl.models import keras_graph, split_model
 
 keras = tf.keras
 
@@ -111,22 +111,21 @@ def _of_outputs(function, gives_logits):
   return function
 
 
-def of_classifier(kind: str, gives_logits: bool, output_shape: tuple) -> dict:
-  """The fields of a `SplitModel` that only classifiers have.
-
-  There are none where the outputs are not scores of classes.
-  """
+def classifier_of(
+  kind: str, gives_logits: bool, output_shape: tuple
+) -> Optional[split_model.Classifier]:
+  """What the outputs mean; None if they are not scores of classes."""
   if kind in ('sparse', 'categorical'):
     num_classes = output_shape[-1]
   elif kind == 'binary' and output_shape[-1:] == (1,):
     num_classes = 2
   else:
-    return {}
-  return {
-    'num_classes': num_classes,
-    'probabilities': _probabilities(kind, gives_logits),
-    'outputs_of': _outputs_of(kind, gives_logits),
-  }
+    return None
+  return split_model.Classifier(
+    num_classes,
+    _probabilities(kind, gives_logits),
+    _outputs_of(kind, gives_logits),
+  )
 
 
 def _probabilities(kind, gives_logits):

@@ -44,6 +44,22 @@ class Mode(NamedTuple):
 INFERENCE = Mode()
 
 
+class Classifier(NamedTuple):
+  """What the outputs of a classifier mean.
+
+  Attributes:
+    num_classes: The outputs are scores `[batch, ..., num_classes]`, or one
+      score for two classes.
+    probabilities: From outputs to class probabilities
+      `[batch, ..., num_classes]`.
+    outputs_of: From class probabilities to outputs that have them.
+  """
+
+  num_classes: int
+  probabilities: Callable[[Any], tf.Tensor]
+  outputs_of: Callable[[tf.Tensor], tf.Tensor]
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitModel:
   """A model as pure functions of named weights.
@@ -64,12 +80,8 @@ class SplitModel:
     loss: `(y, outputs) -> [batch]`, the loss of each example.
     metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
       mean over its examples.
-    probabilities: For classifiers, from outputs to class probabilities
-      `[batch, ..., num_classes]`; None for regression.
-    outputs_of: For classifiers, outputs that have given class probabilities:
-      the other way round.
-    num_classes: For classifiers, the number of classes; outputs are then scores
-      `[batch, ..., num_classes]` (or one score for two classes).
+    classifier: What the outputs mean where they are scores of classes; None for
+      regression.
     has_convolutions: Whether there are convolution layers.
     jit_compile: Whether client training is compiled by XLA: True, False or
       'auto', which is True for models without convolutions. (In loops on a
@@ -96,12 +108,10 @@ class SplitModel:
   head: Callable[..., tuple]
   loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
-  probabilities: Optional[Callable[[Any], tf.Tensor]] = None
-  num_classes: Optional[int] = None
+  classifier: Optional[Classifier] = None
   has_convolutions: bool = False
   jit_compile: Union[bool, str] = 'auto'
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
-  outputs_of: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
   domains: Optional[domains_lib.Domains] = None
   elements: Mapping[str, hidden_elements.HiddenElements] = dataclasses.field(
     default_factory=dict

@@ -37,15 +37,14 @@ def check_data_fit(
       f'model {model.name!r} takes them',
       f'{found.dtype.name}{found.shape} in dataset {data.name!r}',
     )
-  errors.expect(
-    data.num_classes is None
-    or model.num_classes is None
-    or data.num_classes <= model.num_classes,
-    'data',
-    f'a dataset of at most the {model.num_classes} classes of model '
-    f'{model.name!r}',
-    f'{data.num_classes} classes in dataset {data.name!r}',
-  )
+  if model.classifier is not None and data.num_classes is not None:
+    known = model.classifier.num_classes
+    errors.expect(
+      data.num_classes <= known,
+      'data',
+      f'a dataset of at most the {known} classes of model {model.name!r}',
+      f'{data.num_classes} classes in dataset {data.name!r}',
+    )
 
 
 def check_test_examples(data: datasets.FederatedDataset) -> None:

@@ -378,9 +378,9 @@ def predict(
     for start in range(0, max(1, len(x)), _PREDICTION_CHUNK)
   ]
   outputs = np.concatenate(chunks)
-  if model.num_classes is None:
+  if model.classifier is None:
     return outputs
-  return np.asarray(model.probabilities(outputs))
+  return np.asarray(model.classifier.probabilities(outputs))
 
 
 def _check_domain(model, domain, num_examples):

@@ -42,7 +42,7 @@ def _model(loss, num_outputs, use_bias=True, activation=None, **arguments):
 def _labels(model, num_outputs, num_labels, rng):
   if num_labels is not None:
     return rng.integers(0, num_labels, _NUM_EXAMPLES).astype(np.int32)
-  if model.num_classes is not None:
+  if model.classifier is not None:
     classes = rng.integers(0, num_outputs, _NUM_EXAMPLES)
     return np.eye(num_outputs, dtype=np.float32)[classes]
   y = rng.normal(size=[_NUM_EXAMPLES, num_outputs]).astype(np.float32)

@@ -90,11 +90,13 @@ def head_hessian(
 def _curvature(model, outputs):
   """`(d, u)` `[rows, outputs]` of C = diag(d) - u u^T; u may be None."""
   num_outputs = outputs.shape[-1]
-  if model.num_classes is None:
+  if model.classifier is None:
     return tf.fill(
       tf.shape(outputs), tf.cast(2, outputs.dtype) / num_outputs
     ), None
-  probabilities = tf.cast(model.probabilities(outputs), outputs.dtype)
+  probabilities = tf.cast(
+    model.classifier.probabilities(outputs), outputs.dtype
+  )
   if num_outputs == 1:
     probability = probabilities[..., 1:]
     return probability * (1 - probability), None
