@@ -91,6 +91,87 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
     super().__post_init__()
 
 
+class _Steps:
+  """The steps (a) to (d) of a round.
+
+  Attributes:
+    model: With one head.
+    multi_head: The process' model, with a head for each domain.
+    combination: How heads are combined.
+  """
+
+  def __init__(self, model: split_model.SplitModel, hparams: FedDarHParams):
+    self.model = model
+    self.multi_head = domain_models.multi_head(model)
+    self.combination = domain_heads.make_aggregation(
+      hparams.aggregation, model, ridge=hparams.ridge
+    )
+    self.head_names = self.multi_head.weight_names(self.multi_head.head_layers)
+    self._body_names = self.multi_head.weight_names(self.multi_head.body_layers)
+    self._hparams = hparams
+    self._domain_weights = (
+      model.domains.loss_weights if hparams.reweight_domains else None
+    )
+
+  def train_heads(self, broadcast, unused_local, examples, seed):
+    """Step (a)."""
+    weights = broadcast.global_weights
+    _, heads = self._divided(weights)
+    features = training_loop.frozen_features(self.multi_head, weights, examples)
+    trained, _ = domain_heads.train(
+      self.model, heads, features, self._hparams.head_phase(), seed
+    )
+    return client_work.ClientResult(
+      report=self.combination.report(heads, trained, features)
+    )
+
+  def combine_heads(self, unused_state, unused_update, report, cohort):
+    """Step (b)."""
+    return self.combination.update(report, cohort)
+
+  def train_body(self, broadcast, local, examples, seed, unused_carried):
+    """Step (c)."""
+    body, heads = self._divided(broadcast.global_weights)
+    loss = objectives.body_loss(self.multi_head, heads, self._domain_weights)
+    trained, metrics = self._descend(loss, body, examples, seed)
+    return client_work.ClientResult(
+      split_model.difference(body, trained), local, metrics
+    )
+
+  def train_jointly(self, broadcast, local, examples, seed):
+    """Steps (a) and (c) at once."""
+    weights = broadcast.global_weights
+    loss = objectives.joint_loss(self.multi_head, self._domain_weights)
+    trained, metrics = self._descend(loss, weights, examples, seed)
+    body, heads = self._divided(weights)
+    new_body, new_heads = self._divided(trained)
+    features = training_loop.frozen_features(self.multi_head, trained, examples)
+    return client_work.ClientResult(
+      split_model.difference(body, new_body),
+      local,
+      metrics,
+      report=self.combination.report(heads, new_heads, features),
+    )
+
+  def combine_all(self, unused_state, update, report, cohort):
+    """Steps (b) and (d)."""
+    of_heads, algorithm = self.combination.update(report, cohort)
+    return {**update, **of_heads}, algorithm
+
+  def _divided(self, weights):
+    """The weights of the body and those of the heads."""
+    return (
+      split_model.select(weights, self._body_names),
+      split_model.select(weights, self.head_names),
+    )
+
+  def _descend(self, objective, weights, examples, seed):
+    phase = self._hparams.body_phase()
+    return training_loop.train(
+      objective, weights, examples, phase, seed, model=self.multi_head
+    )
+
+
 @registry.method(
   FedDarHParams,
   'global body, a global head for each domain, combined by curvature',
@@ -109,89 +190,25 @@ def build_fed_dar(
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
-  multi_head = domain_models.multi_head(model)
-  body_names = multi_head.weight_names(multi_head.body_layers)
-  head_names = multi_head.weight_names(multi_head.head_layers)
-  domain_weights = (
-    model.domains.loss_weights if hparams.reweight_domains else None
-  )
-  combination = domain_heads.make_aggregation(
-    hparams.aggregation, model, ridge=hparams.ridge
-  )
-
-  def divided(weights):
-    return (
-      split_model.select(weights, body_names),
-      split_model.select(weights, head_names),
-    )
-
-  def descend(objective, weights, examples, seed):
-    return training_loop.train(
-      objective, weights, examples, hparams.body_phase(), seed, model=multi_head
-    )
-
-  def train_heads(broadcast, unused_local, examples, seed):
-    """Step (a)."""
-    weights = broadcast.global_weights
-    _, heads = divided(weights)
-    features = training_loop.frozen_features(multi_head, weights, examples)
-    trained, _ = domain_heads.train(
-      model, heads, features, hparams.head_phase(), seed
-    )
-    return client_work.ClientResult(
-      report=combination.report(heads, trained, features)
-    )
-
-  def combine_heads(unused_state, unused_update, report, cohort):
-    """Step (b)."""
-    return combination.update(report, cohort)
-
-  def train_body(broadcast, local, examples, seed, unused_carried):
-    """Step (c)."""
-    body, heads = divided(broadcast.global_weights)
-    loss = objectives.body_loss(multi_head, heads, domain_weights)
-    trained, metrics = descend(loss, body, examples, seed)
-    return client_work.ClientResult(
-      split_model.difference(body, trained), local, metrics
-    )
-
-  def train_jointly(broadcast, local, examples, seed):
-    """Steps (a) and (c) at once."""
-    weights = broadcast.global_weights
-    loss = objectives.joint_loss(multi_head, domain_weights)
-    trained, metrics = descend(loss, weights, examples, seed)
-    (body, heads), (new_body, new_heads) = divided(weights), divided(trained)
-    features = training_loop.frozen_features(multi_head, trained, examples)
-    return client_work.ClientResult(
-      split_model.difference(body, new_body),
-      local,
-      metrics,
-      report=combination.report(heads, new_heads, features),
-    )
-
-  def combine_all(state, update, report, cohort):
-    """Steps (b) and (d)."""
-    of_heads, algorithm = combination.update(report, cohort)
-    return {**update, **of_heads}, algorithm
-
+  steps = _Steps(model, hparams)
   if hparams.alternating:
     exchanges = (
       client_work.Exchange(
-        train_heads,
-        combine_heads,
+        steps.train_heads,
+        steps.combine_heads,
         weighting='num_examples',
         seed_purpose=randomness.FIRST_EXCHANGE,
       ),
-      client_work.Exchange(train_body, receives=head_names),
+      client_work.Exchange(steps.train_body, receives=steps.head_names),
     )
   else:
-    exchanges = (client_work.Exchange(train_jointly, combine_all),)
+    exchanges = (client_work.Exchange(steps.train_jointly, steps.combine_all),)
   return client_work.global_weights_work(
-    multi_head,
+    steps.multi_head,
     *exchanges,
     # The server's optimizer is the body's: heads are solved for, or averaged.
-    statistics=multi_head.statistics | set(head_names),
-    initial_algorithm=combination.initial_algorithm,
-    server_metrics=combination.metrics,
+    statistics=steps.multi_head.statistics | set(steps.head_names),
+    initial_algorithm=steps.combination.initial_algorithm,
+    server_metrics=steps.combination.metrics,
     report_scale=model.domains.examples_per_client,
   )
