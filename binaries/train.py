@@ -56,10 +56,10 @@ def main() -> None:
     report.plot_comparison(
       os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME), folders
     )
-  print(report.summary_table(summaries))
   domain_tables = report.domain_tables(summaries)
   if domain_tables:
-    print(f'\n{domain_tables}\n')
+    print(f'{domain_tables}\n')
+  print(report.summary_table(summaries))
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, report.SUMMARY_NAME)}')
 
 
