@@ -64,11 +64,6 @@ class Ensemble:
     process: personalized_process.PersonalizedProcess,
     rows: int = example_tensors.CHUNK_SIZE,
   ):
-    """Builds them.
-
-    Args:
-      rows: Inputs at a time.
-    """
     model = process.model
     personalize = process.personalize
     state_type, client_type, data_type = personalize.type_signature.parameter
@@ -132,8 +127,6 @@ def evaluate_clients(
   """Scores new clients by the mean prediction of all known ones.
 
   Args:
-    runtime: Executes it.
-    server_state: The newest server state.
     states_of: From known clients' indices to their states.
     known: The clients of the training; those that never took part, or whose
       model is not finite, have no say.

@@ -95,8 +95,6 @@ def evaluate_clients(
 
   Args:
     process: Its way to personalize is what is scored.
-    runtime: Executes it.
-    server_state: The newest server state.
     states_of: From client indices to their states.
     data: The clients; a client's index is its position in `client_ids`.
     train: Their training data, if kept from one evaluation to the next.

@@ -160,7 +160,7 @@ def layer_features(
 
   Args:
     model: A model that tells its `layer_outputs`, as those from Keras do.
-    weights: All weights of the model.
+    weights: All weights.
     x: Inputs `[n, ...]` as the model takes them, n at least 1.
     layers: Names of layers with weights; None for all, in the model's order.
 
@@ -215,7 +215,6 @@ def body_features(
   """What the head reads, in inference mode.
 
   Args:
-    model: Any model.
     weights: The weights of the body, or more.
     x: Inputs `[n, ...]` as the model takes them, n at least 1.
 

@@ -25,7 +25,6 @@ class Copies:
   """Names for several copies of a model's weights.
 
   Attributes:
-    model: The model that is copied.
     names: What the copies are called, without '/'.
   """
 

@@ -61,7 +61,7 @@ def of_domains(
   """The model that uses the domains in one of the ways in `KINDS`.
 
   Args:
-    model: The model; with domains, unless nothing is asked for.
+    model: With domains, unless nothing is asked for.
     kind: 'shared' is the model itself, 'multi_head' has a head for each domain,
       'input' takes the domain, one-hot, beside the features of the last hidden
       layer.

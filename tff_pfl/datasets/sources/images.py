@@ -75,8 +75,8 @@ def load_arrays(
   Args:
     data_dir: Where the files are; None for TensorFlow Datasets.
     read: From `data_dir` to `x`, bytes, `y`, `x_test` and `y_test`.
-    files: See `_from_tensorflow_datasets`, as the next.
-    url: What to ask whether there is a network.
+    files: The files to name where TensorFlow Datasets cannot be used.
+    url: Asked whether there is a network.
   """
   if data_dir is None:
     arrays = _from_tensorflow_datasets(name, files, url)

@@ -57,8 +57,8 @@ def make_text_clients(
     encode: From such texts to examples, `x` int32 `[n, sequence_length]` and
       `y` int32 `[n]`.
     sequence_length: Numbers in an example's input.
-    num_overlapping: See `examples.ExampleSource`, as the next.
-    in_memory: Whether the texts are.
+    num_overlapping: See `examples.ExampleSource`.
+    in_memory: See `examples.ExampleSource`.
   """
   splits = (
     _TextSource(read, client_ids, encode, num_overlapping, in_memory)
