@@ -10,7 +10,15 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 
 # For tiny models XLA takes seconds to compile and saves nothing. In these
 # folders only models that ask for it by `jit_compile=True` are compiled.
-_WITHOUT_XLA = ('algorithms', 'benchmark', 'evaluation', 'simulation', 'tests')
+_WITHOUT_XLA = (
+  'algorithms',
+  'benchmark',
+  'evaluation',
+  'experiments',
+  'papers',
+  'simulation',
+  'tests',
+)
 
 
 @pytest.hookimpl(tryfirst=True)

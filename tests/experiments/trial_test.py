@@ -7,17 +7,8 @@ import pytest
 from tests.experiments import poisoned_examples
 from tff_pfl import datasets, errors
 from tff_pfl.experiments import trial
-from tff_pfl.models import split_model
 from tff_pfl.simulation import run_config, run_store
 from tff_pfl.templates import personalization
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _without_xla():
-  """For so few numbers XLA takes more time to compile than it saves."""
-  with pytest.MonkeyPatch.context() as patches:
-    patches.setattr(split_model.SplitModel, 'uses_xla', False)
-    yield
 
 
 def _config(**changes):
@@ -40,7 +31,7 @@ def _run(directory, wanted):
 
 
 @pytest.fixture(scope='module', name='plain')
-def _plain(_without_xla, tmp_path_factory):
+def _plain(tmp_path_factory):
   """The folder and the scores of a trial that is a run and nothing more."""
   directory = tmp_path_factory.mktemp('plain')
   return directory, _run(directory, trial.Trial('x', _config()))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from binaries.papers import fed_avg
 from tff_pfl.experiments import claims, laboratory, paper, tables
-from tff_pfl.models import split_model, zoo
+from tff_pfl.models import zoo
 
 _EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
 _SEEDS = range(5)
@@ -165,8 +165,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert cka['head'] < 0.99
 
 
-def test_new_clients_are_scored_after_fine_tuning(tmp_path, monkeypatch):
-  monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
+def test_new_clients_are_scored_after_fine_tuning(tmp_path):
   sizes = dataclasses.replace(
     fed_avg.NEW_CLASSES_FAST,
     num_rounds=2,

@@ -9,7 +9,6 @@ import pytest
 from binaries.papers import fed_fac, fed_fac_tuning
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, laboratory, tables
-from tff_pfl.models import split_model
 
 
 class _Laboratory:
@@ -45,9 +44,7 @@ def _accuracy(value):
   return types.SimpleNamespace(summary=summary)
 
 
-def test_the_ablation_masks_shared_and_personal_neurons(tmp_path, monkeypatch):
-  # For so few numbers XLA takes more time to compile than it saves.
-  monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
+def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   settings = laboratory.Settings(
     # A folder that is for other experiments' data does no harm.
     str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
