@@ -184,13 +184,8 @@ def make_trial(
     seed=seed,
     label=partition,
     num_new_clients=num_new_clients,
-    dataset=sizes.dataset,
     partition=partition,
     num_clients=sizes.num_clients - num_new_clients,
-    cohort_size=sizes.cohort_size,
-    model=sizes.model,
-    model_arguments=sizes.model_arguments,
-    num_rounds=sizes.num_rounds,
     rounds_per_evaluation=sizes.num_rounds,
   )
 
@@ -365,8 +360,10 @@ def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
     laboratory.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
     to_mask,
   )
+  # All are trained before the runtime is there.
+  results = list(_run(lab, compared))
   with lab.create_runtime() as runtime:
-    for result in _run(lab, compared):
+    for result in results:
       accuracies = {result.method: result.accuracy()}
       if result.method == to_mask.name:
         with result.run.open() as run:

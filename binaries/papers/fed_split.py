@@ -181,13 +181,6 @@ def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
     np.log10(left[_FED_AVG] / left[_FED_SPLIT]),
     above=0,
   )
-  yield claims.measured(
-    "The personal kernel's smallest eigenvalue is not below the shared one's: "
-    'the smallest ratio',
-    'FedSplit, section 3.3',
-    table.values('eigenvalue_ratio', method=_BOUND, round=0),
-    above=1,
-  )
 
 
 def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:

@@ -93,7 +93,7 @@ def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
     (['--validation_fraction=0.5'], ['no --validation_fraction', '--grid']),
     (['--tuning_rounds=5'], ['no --tuning_rounds', '--grid']),
     (['--grid=ditto.momentum=0,2'], ['momentum', '2.0']),
-    (['--num_processes=0'], ['--num_processes']),
+    (['--num_processes=-1'], ['--num_processes']),
     (
       ['--algorithms=fed_avg', '--ditto_num_epochs=1'],
       ['--ditto_num_epochs', 'fed_avg'],

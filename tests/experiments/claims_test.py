@@ -33,12 +33,12 @@ def test_the_interval_decides(bound, verdict):
   assert _difference([1.0, 2.0, 3.0, 4.0, 5.0], **bound).verdict == verdict
 
 
-def test_few_seeds_or_none_that_is_finite_decide_nothing():
+def test_few_seeds_decide_nothing_and_divergence_fails():
   few = _difference([5.0] * (claims.MIN_SEEDS - 1), above=0)
   assert few.verdict == claims.UNDECIDED
   assert few.low is None
   nan = _difference([math.nan] * claims.MIN_SEEDS, above=0)
-  assert nan.verdict == claims.UNDECIDED
+  assert (nan.verdict, nan.low) == (claims.FAILS, None)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,19 @@ def test_damaged_numbers_are_one_line(workshop):
     paper.run(one, workshop.settings)
 
 
+def test_numbers_of_other_sizes_are_not_taken(workshop):
+  one = workshop.experiment('one', 1.0)
+  paper.run(one, workshop.settings)
+  other = dataclasses.replace(one, fast=_Sizes(num_rounds=9, num_seeds=2))
+  with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
+    paper.run(other, workshop.settings)
+  # As they were written before there were claims by interval.
+  path = workshop.directory / 'one' / 'numbers.json'
+  path.write_text('{"setup": {}, "rows": []}')
+  with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
+    paper.run(one, workshop.settings)
+
+
 @pytest.mark.parametrize('name', ['dataset', 'data_dir'])
 def test_data_are_for_experiments_on_data_sets(workshop, name):
   settings = workshop.settings._replace(**{name: 'mnist'})

@@ -32,7 +32,7 @@ def test_distinct_values_keep_their_order():
 
 @pytest.mark.parametrize('fixed', [{'method': 'FedAvg'}, {'method': 'Ditto'}])
 def test_values_are_of_one_row_a_seed(fixed):
-  with pytest.raises(ValueError, match='one row for each seed'):
+  with pytest.raises(ValueError, match='one row of each seed'):
     _table().values('accuracy', **fixed)
 
 

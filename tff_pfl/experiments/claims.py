@@ -94,14 +94,18 @@ def difference(
   """A claim about the mean over seeds, decided by its interval.
 
   Args:
-    values: `[num_seeds]`, such as one method's accuracies less another's.
+    values: `[num_seeds]`, such as one method's accuracies less another's. A
+      claim with one that is not finite fails.
     above: What the mean is to be larger than.
     below: What it is to be smaller than; one of the two is given.
   """
   values = np.asarray(values, float)
   mean, low, high = float(values.mean()), None, None
   verdict = UNDECIDED
-  if len(values) >= MIN_SEEDS:
+  if not np.isfinite(values).all():
+    # A method that diverged with a seed does not bear out anything.
+    verdict = FAILS
+  elif len(values) >= MIN_SEEDS:
     half = stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1) * stats.sem(
       values
     )
@@ -127,7 +131,7 @@ def _threshold(above, below):
 
 
 def count(verdicts: Iterable[str]) -> str:
-  """How many of some claims hold, as '3 of 5 hold, 1 fails, 1 undecided'."""
+  """How many hold, such as '3 of 5 claims hold, 1 fail, 1 undecided'."""
   counts = collections.Counter(verdicts)
   text = f'{counts[HOLDS]} of {sum(counts.values())} claims hold'
   if counts[FAILS]:

@@ -89,15 +89,20 @@ def is_finished(directory: str, name: str) -> bool:
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
 
 
-def finished(directory: str, name: str) -> Optional[trial.FinishedTrial]:
+def finished(
+  directory: str, name: str, data_dir: Optional[str] = None
+) -> Optional[trial.FinishedTrial]:
   """What a trial left in its folder; None of one that is not finished.
+
+  Args:
+    data_dir: Folder of the data set's files, if it has moved.
 
   Raises:
     RunError: If it cannot be read.
   """
   if not is_finished(directory, name):
     return None
-  return trial.FinishedTrial(trial_folder(directory, name))
+  return trial.FinishedTrial(trial_folder(directory, name), data_dir)
 
 
 def is_started(directory: str, name: str) -> bool:
@@ -178,7 +183,8 @@ def run_trials(
   Args:
     trials: The trials, which start in this order.
     num_processes: Trials at the same time, see `divide_cores`; 0 for one after
-      another in this process, which keeps the memory of what they compile.
+      another in this process, which keeps the memory of what they compile and
+      ends with an error that is not expected.
     runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
@@ -188,6 +194,10 @@ def run_trials(
     ValueError: If `num_processes` is out of range.
     RunError: If a folder holds another trial or cannot be written to.
   """
+  names = [one.name for one in trials]
+  errors.expect(
+    len(set(names)) == len(names), 'trials', 'of distinct names', names
+  )
   expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
@@ -224,7 +234,8 @@ def run_trials(
           bar.set_postfix(failed=len(failures), refresh=False)
         bar.update()
       bar.update(0)
-      time.sleep(_SECONDS_BETWEEN_LOOKS)
+      if len(running):
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
   return failures
 
 
@@ -263,10 +274,12 @@ class _Here(contextlib.nullcontext):
   def start(self, wanted):
     folder = _write_spec(self._directory, wanted, self._runtime_options)
     self._ended[wanted.name] = None
-    try:
-      trial.run(wanted, folder, runtime_options=self._runtime_options)
-    except errors.EXPECTED as error:
-      self._ended[wanted.name] = errors.reason(error)
+    with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
+      try:
+        trial.run(wanted, folder, runtime_options=self._runtime_options)
+      except errors.EXPECTED as error:
+        self._ended[wanted.name] = errors.reason(error)
+        log.write(f'{trial.ERROR_START}{errors.reason(error)}\n')
 
   def take_ended(self):
     ended, self._ended = self._ended, {}

@@ -4,7 +4,7 @@ Each function draws on `axes` that the caller made, so that a figure can put
 panels side by side:
 
     left, right = figure.subplots(1, 2)
-    figures.draw_lines(left, {'FedRep': (rounds, distance)}, ...)
+    panels.draw_lines(left, {'FedRep': (rounds, distance)}, ...)
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def prepare(
   width: float,
   height: float,
   num_seeds: int,
-  num_new_clients: int = 1,
   note: str = '',
 ) -> None:
   """Sizes a figure and says below its top what its error bars or bands are.
@@ -147,16 +146,12 @@ def prepare(
     width: In inches.
     height: In inches.
     num_seeds: Seeds that the values are means over.
-    num_new_clients: New clients for each seed, that they are means over, too.
     note: What else is to be said there, such as what the values depend on.
   """
   figure.set_size_inches(width, height)
   notes = [note] if note else []
-  over = f'{num_seeds} seed{"s" * (num_seeds > 1)}'
-  if num_new_clients > 1:
-    over += f' of {num_new_clients} new clients'
-  if num_seeds * num_new_clients > 1:
-    notes.append(f'Mean and standard deviation over {over}')
+  if num_seeds > 1:
+    notes.append(f'Mean and standard deviation over {num_seeds} seeds')
   if notes:
     figure.suptitle(
       '. '.join(notes), fontsize='small', color=picture_style.TEXT_COLOR

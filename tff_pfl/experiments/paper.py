@@ -171,6 +171,13 @@ def run_all(
   for experiment, own in plans:
     folder = os.path.join(settings.directory, experiment.name)
     _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
+  with directory_lock.DirectoryLock(settings.directory):
+    summaries = _run_plans(plans, settings, rerun)
+  return summaries
+
+
+def _run_plans(plans, settings, rerun):
+  """Runs all, writes what they come to; returns their summaries."""
   summaries = []
   bar = tqdm.tqdm(
     plans,
@@ -226,17 +233,14 @@ def _measure(experiment, settings):
   sizes = experiment.sizes(settings)
   start = time.perf_counter()
   try:
-    rows = experiment.measure(laboratory.Laboratory(settings, sizes))
-    table = tables.Table.from_rows(rows)
+    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
   except errors.EXPECTED:
     trials = os.path.join(settings.directory, execution.TRIALS_DIR)
     if not os.path.exists(trials):
       # Nothing was done for these settings: they may have been the mistake.
       os.remove(os.path.join(settings.directory, SETTINGS_NAME))
     raise
-  summary_lib.write_csv(
-    os.path.join(settings.directory, CSV_NAME), table.rows()
-  )
+  summary_lib.write_csv(os.path.join(settings.directory, CSV_NAME), rows)
   _write(
     settings.directory,
     NUMBERS_NAME,
@@ -245,7 +249,7 @@ def _measure(experiment, settings):
       'seconds': round(time.perf_counter() - start, 1),
       'runtime': settings.runtime,
       'versions': machine.versions(),
-      'columns': table.columns(),
+      'columns': tables.Table.from_rows(rows).columns(),
     },
   )
 
@@ -253,8 +257,16 @@ def _measure(experiment, settings):
 def _conclude(experiment, settings):
   """Writes figure and summary of what was measured; returns the summary."""
   numbers = _read(settings.directory, NUMBERS_NAME)
-  table = tables.Table(numbers.pop('columns'))
   sizes = experiment.sizes(settings)
+  # As the setup was written.
+  setup = json.loads(summary_lib.json_text(dataclasses.asdict(sizes)))
+  if 'columns' not in numbers or numbers['setup'] != setup:
+    raise errors.RunError(
+      f'{settings.directory} has numbers of another version of '
+      f'{experiment.name}, of other sizes: have it deleted and run anew '
+      '(--rerun), or choose another output folder.'
+    )
+  table = tables.Table(numbers.pop('columns'))
   figure = Figure(layout='constrained')
   experiment.draw(table, sizes, figure)
   picture_style.save(figure, os.path.join(settings.directory, FIGURE_NAME))

@@ -45,6 +45,8 @@ class Table:
 
   def where(self, **fixed: Hashable) -> Table:
     """The rows that have these values in the columns of these names."""
+    if not fixed:
+      return self
     chosen = np.all(
       [self._columns[name] == value for name, value in fixed.items()], axis=0
     )
@@ -52,7 +54,7 @@ class Table:
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:
     """The values of a column in the order in which they come."""
-    table = self.where(**fixed) if fixed else self
+    table = self.where(**fixed)
     return list(dict.fromkeys(table._columns[column].tolist()))
 
   def values(self, column: str, **fixed: Hashable) -> np.ndarray:
@@ -64,12 +66,12 @@ class Table:
     Raises:
       ValueError: If they name none, or several of a seed.
     """
-    chosen = self.where(**fixed)._columns if fixed else self._columns
+    chosen = self.where(**fixed)._columns
     seeds, order = np.unique(chosen[SEED], return_index=True)
     errors.expect(
       0 < len(seeds) == len(chosen[SEED]),
       'columns',
-      'to name one row for each seed',
+      'that name one row of each seed',
       fixed,
     )
     return chosen[column][order]
@@ -114,8 +116,6 @@ class Table:
 
 def _array(values):
   values = list(values)
-  if all(isinstance(v, str) for v in values):
-    return np.array(values, object)
   if any(isinstance(v, str) for v in values):
     # Words where there are any, such as the names of layers among numbers.
     return np.array(values, object)

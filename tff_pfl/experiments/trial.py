@@ -310,13 +310,17 @@ def _score_by_ensemble(process, runtime, store, data):
 class FinishedTrial:
   """What a finished trial left in its folder."""
 
-  def __init__(self, directory: str):
+  def __init__(self, directory: str, data_dir: Optional[str] = None):
     """Reads it.
+
+    Args:
+      data_dir: Folder of the data set's files, if it has moved.
 
     Raises:
       RunError: If a file of the trial cannot be read.
     """
     self.directory = directory
+    self._data_dir = data_dir
     self.scores = self._read(SCORES_NAME)
     self.summary = self._read(report.SUMMARY_NAME)
 
@@ -332,7 +336,7 @@ class FinishedTrial:
 
   def open(self) -> finished_run.FinishedRun:
     """The run, for a use of its models; of a trial without new clients."""
-    return finished_run.FinishedRun(self.directory)
+    return finished_run.FinishedRun(self.directory, data_dir=self._data_dir)
 
   def _read(self, name):
     path = os.path.join(self.directory, name)
