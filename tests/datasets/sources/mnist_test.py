@@ -273,7 +273,6 @@ def test_real_mnist_has_the_published_class_counts():
   assert abs(mean - 0.1307) < 0.002
 
 
-@pytest.mark.slow
 @needs_data
 def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
   dataset = datasets.load_dataset(
@@ -299,7 +298,6 @@ def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
     )
 
 
-@pytest.mark.slow
 @needs_data
 def test_real_fashion_mnist_has_balanced_classes():
   dataset = datasets.load_dataset(
