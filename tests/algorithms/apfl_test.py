@@ -102,6 +102,7 @@ def test_moving_statistics_are_those_of_the_mixed_network():
       )
 
 
+@pytest.mark.slow
 def test_adapting_client_without_examples_is_absent_not_broken():
   process = apfl.build_apfl(
     toy_problems.classifier(), apfl.ApflHParams(mixing_learning_rate=0.1)

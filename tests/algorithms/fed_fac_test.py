@@ -329,6 +329,7 @@ def test_moving_statistics_become_those_of_the_training():
   )
 
 
+@pytest.mark.slow
 def test_normalized_layers_keep_positive_variances():
   process = _fed_fac(_normalized(), layers='dense', **_TRAINING)
   clients = [

@@ -68,6 +68,7 @@ def test_rounds_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_reaches_the_optimum_where_fed_avg_is_biased():
   """A convex problem with clients that differ, and full participation."""
   # The minimum of the clients' mean loss, by its normal equations.
@@ -90,6 +91,7 @@ def test_reaches_the_optimum_where_fed_avg_is_biased():
   assert distance(fed) > 0.01
 
 
+@pytest.mark.slow
 def test_first_round_is_that_of_fed_avg_bit_for_bit():
   model = toy_problems.classifier()
   clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]

@@ -95,6 +95,7 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
   )
 
 
+@pytest.mark.slow
 def test_examples_are_scored_by_the_model_of_their_domain():
   process = _build(_clients(), **_FULL_BATCHES)
   state, states, _ = toy_problems.train(process, _clients(), 2)

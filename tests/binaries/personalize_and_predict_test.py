@@ -110,6 +110,7 @@ def test_new_clients_are_scored_for_every_number_of_samples_and_epochs(
   assert most['accuracy'] > most['accuracy_before']
 
 
+@pytest.mark.slow
 def test_new_clients_that_cannot_train_get_the_ensemble(
   module_programs, runs, new_clients
 ):

@@ -14,14 +14,9 @@ def _program_of(path):
   return 'compare' if '--algorithms=' in path.read_text() else 'train'
 
 
-# Presets whose data come with the library; `train_test` runs fed_rep.txt. One
-# that builds on another stands for the quick tests.
+# Presets whose data come with the library; `train_test` runs fed_rep.txt.
 _RUN_HERE = [
-  pytest.param(
-    path,
-    marks=[] if path.stem == 'fed_avg_fine_tuned' else [pytest.mark.slow],
-    id=path.stem,
-  )
+  pytest.param(path, marks=pytest.mark.slow, id=path.stem)
   for path in _FLAGFILES
   if 'data_dir' not in path.read_text() and path.stem != 'fed_rep'
 ]

@@ -172,11 +172,12 @@ def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
   return output.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('options', 'rtol', 'atol'),
   [
     ({}, 0, 0),
-    pytest.param({'batched_clients': True}, 1e-4, 1e-5, marks=pytest.mark.slow),
+    ({'batched_clients': True}, 1e-4, 1e-5),
   ],
 )
 def test_the_number_of_devices_does_not_change_a_round(options, rtol, atol):

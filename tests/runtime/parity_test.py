@@ -200,6 +200,7 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   )
 
 
+@pytest.mark.slow
 def test_number_of_concurrent_clients_changes_no_bit(on):
   parity.assert_same(
     on('in_process_1', _train_and_score, 'fed_rep'),

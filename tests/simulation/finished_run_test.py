@@ -137,6 +137,7 @@ def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
       use(clients, personalization.Personalization(), runtime)
 
 
+@pytest.mark.slow
 def test_new_client_without_examples_keeps_the_initial_head(run, runtime):
   empty = np.zeros([0, 8, 8, 1], np.float32)
   x = np.ones([2, 8, 8, 1], np.float32)

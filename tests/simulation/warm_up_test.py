@@ -55,6 +55,7 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   assert config.reweight_domains
 
 
+@pytest.mark.slow
 def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
   directory, tmp_path
 ):
