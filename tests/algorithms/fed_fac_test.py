@@ -235,11 +235,12 @@ def test_with_all_elements_shared_it_is_fed_avg_bit_for_bit(mode):
   'mode, layers, build, hparams',
   [
     ('dynamic', 'head', fed_per.build_fed_per, fed_per.FedPerHParams),
-    (
+    pytest.param(
       'static',
       'dense_1,dense_2',
       lg_fed_avg.build_lg_fed_avg,
       lg_fed_avg.LgFedAvgHParams,
+      marks=pytest.mark.slow,
     ),
   ],
 )
