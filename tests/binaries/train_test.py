@@ -176,7 +176,8 @@ _USAGE = {
   'wrong_activation': (['--model_activation=relo'], "found 'relo'"),
   'argument_of_another_model': (
     ['--model_filters=8'],
-    "arguments of model 'mlp' (widths, activation, initialization), found 'filters'",
+    "arguments of model 'mlp' (widths, activation, initialization), found "
+    "'filters'",
   ),
   'wrong_fine_tuning': (['--fine_tune=tail'], 'one of method, none, head, all'),
   'negative_inner_rate': (
