@@ -85,7 +85,10 @@ def test_settings_reach_the_process():
   [
     ({'algorithm': 'fed_best'}, '`algorithm` to be one of apfl'),
     ({'model': 'transformer'}, '`model` to be one of linear, mlp, cnn'),
-    ({'model_arguments': {'filters': 3}}, r'\(widths, activation\), found'),
+    (
+      {'model_arguments': {'filters': 3}},
+      r'\(widths, activation, initialization\), found',
+    ),
     (
       {'model': 'linear', 'model_arguments': {'widths': [3]}},
       r"model 'linear' \(none\), found 'widths'",

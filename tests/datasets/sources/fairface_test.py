@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_pfl import datasets
 from tff_pfl.datasets.sources import fairface
-from tff_pfl.experiments import tuning
+from tff_pfl.experiments import validation
 
 _SIZES = {'train': 42, 'val': 14}
 
@@ -107,7 +107,7 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   num_read = len(read)
   fingerprint = dataset.fingerprint
   # Also where a part of the training examples is held out.
-  assert tuning.validation_view(dataset, 0.3, seed=0).fingerprint
+  assert validation.validation_view(dataset, 0.3, seed=0).fingerprint
   assert len(read) == num_read
   images = sorted((folder / 'train').iterdir())
   for image in images:
