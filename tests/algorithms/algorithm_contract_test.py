@@ -595,6 +595,7 @@ def test_fine_tuning_comes_on_top(name):
 # Models.
 
 
+@pytest.mark.slow
 @_fast_for('fed_rep')
 def test_random_layers_and_statistics_are_trained(name):
   _check_network(name, toy_problems.dropout_and_normalization)

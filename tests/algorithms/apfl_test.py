@@ -86,6 +86,7 @@ def test_impossible_hyperparameters_are_refused(changes):
     apfl.ApflHParams(**changes)
 
 
+@pytest.mark.slow
 def test_moving_statistics_are_those_of_the_mixed_network():
   model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
   process = apfl.build_apfl(model, apfl.ApflHParams(**_TRAINING), seed=4)

@@ -88,6 +88,7 @@ def _trained(runtime):
   return _train_planted()[1:]
 
 
+@pytest.mark.slow
 def test_planted_mixtures_are_recovered(trained):
   process, state, states = trained
   shares = np.exp([s.local[_SHARES] for s in states])

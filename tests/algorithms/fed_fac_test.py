@@ -490,6 +490,7 @@ def _convolutional():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('make', 'layers'),
   [

@@ -43,6 +43,7 @@ def test_rounds_by_hand():
   )
 
 
+@pytest.mark.slow
 def test_converges_to_the_minimum_of_the_coupled_problem():
   strength = 0.6
   _, states, _ = toy_problems.train(_process(1, strength), _CLIENTS, 400)

@@ -63,6 +63,7 @@ def test_rounds_by_hand():
   np.testing.assert_allclose(_head(state.global_weights), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_enough_inner_steps_give_the_gradient_of_the_moreau_envelope():
   state, _, _ = toy_problems.train(
     _process(num_inner_steps=40, num_steps=1), _CLIENTS[:1]

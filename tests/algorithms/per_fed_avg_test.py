@@ -314,6 +314,7 @@ def test_without_inner_learning_rate_it_is_fed_avg_bit_for_bit(
   _assert_is_fed_avg(toy_problems.classifier(), variant, of_fed_avg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant', ['first_order', pytest.param('exact', marks=pytest.mark.slow)]
 )
@@ -437,6 +438,7 @@ def test_a_model_is_scored_after_gradient_steps_of_size_alpha(
   assert process.needs_training_data(known) == (num_steps > 0)
 
 
+@pytest.mark.slow
 def test_fed_avg_and_one_step_have_the_same_evaluation():
   """Under the option that says what Per-FedAvg does by itself."""
   model = toy_problems.linear_network(None, _KERNEL)

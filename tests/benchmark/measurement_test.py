@@ -82,6 +82,7 @@ def test_without_reference_there_is_no_speedup():
     assert record[name] is None
 
 
+@pytest.mark.slow
 def test_workload_of_populations_has_both_and_no_reference(scale):
   _assert_sane(scale)
   assert scale['reference_seconds_per_round'] is None

@@ -72,6 +72,7 @@ def test_reference_of_a_global_model_trains_as_the_library_does(name, runtime):
   assert all(_changed(weights, workload.build_model()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['w1', pytest.param('w3', marks=pytest.mark.slow)]
 )
@@ -84,6 +85,7 @@ def test_fed_rep_reference_trains_as_the_library_does(name, runtime):
   assert all(_changed(plain.weights, workload.build_model()))
 
 
+@pytest.mark.slow
 def test_reference_pipelines_have_the_batches_of_the_workload(runtime):
   def batch_sizes(name, **hparams):
     workload = _small(name, **hparams)

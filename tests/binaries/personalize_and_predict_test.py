@@ -72,6 +72,7 @@ def _personalized(module_programs, runs, new_clients):
   return module_programs.directory / 'personalized', result
 
 
+@pytest.mark.slow
 def test_new_clients_are_scored_for_every_number_of_samples_and_epochs(
   personalized,
 ):

@@ -98,6 +98,7 @@ def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
   assert sweep.new is None
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
   load = datasets.load_dataset
   monkeypatch.setattr(
@@ -149,6 +150,7 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
 
 
+@pytest.mark.slow
 def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   wanted = trial.Trial(
     'x', _config(), fine_tune_variants=('none', 'all'), num_new_clients=1

@@ -166,6 +166,7 @@ def test_vgg_16_is_configuration_d():
   assert _num_parameters(model) == 15295524
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'normalization'),
   [
@@ -277,6 +278,7 @@ def test_text_mlp_has_a_vocabulary_like_the_data():
   assert model.initial_weights['embedding/embeddings'].shape == (10_000, 32)
 
 
+@pytest.mark.slow
 def test_text_lstm_is_leafs_model_of_shakespeare():
   model = zoo.make_model(
     'text_lstm', _text_spec(80), 98, units=256, num_layers=2
@@ -287,6 +289,7 @@ def test_text_lstm_is_leafs_model_of_shakespeare():
   assert model.head_layers == ('head',)
 
 
+@pytest.mark.slow
 def test_text_lstm_is_fedreps_model_of_tweets():
   model = zoo.make_model(
     'text_lstm',

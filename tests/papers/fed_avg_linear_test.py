@@ -8,6 +8,7 @@ from tff_pfl.experiments import claims, laboratory, paper, tables
 _REPRESENTATION, _NEW_CLIENT = fed_avg_linear.EXPERIMENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'entry', fed_avg_linear.EXPERIMENTS, ids=lambda entry: entry.name
 )

@@ -165,6 +165,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert cka['head'] < 0.99
 
 
+@pytest.mark.slow
 def test_new_clients_are_scored_after_fine_tuning(tmp_path):
   sizes = dataclasses.replace(
     fed_avg.NEW_CLASSES_FAST,

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from binaries.papers import fed_fac_simulation
 from tff_pfl.experiments import claims, laboratory, tables
@@ -13,6 +14,7 @@ _SMALL = fed_fac_simulation.Sizes(
 )
 
 
+@pytest.mark.slow
 def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
   problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
   settings = laboratory.Settings('.')

@@ -44,6 +44,7 @@ def _accuracy(value):
   return types.SimpleNamespace(summary=summary)
 
 
+@pytest.mark.slow
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   settings = laboratory.Settings(
     # A folder that is for other experiments' data does no harm.

@@ -1,9 +1,11 @@
 import numpy as np
+import pytest
 
 from binaries.papers import fed_split
 from tff_pfl.experiments import claims, laboratory, tables
 
 
+@pytest.mark.slow
 def test_fed_split_keeps_the_bound_and_fed_avg_is_slower(tmp_path):
   sizes = fed_split.Sizes(
     num_clients=3, num_examples=4, num_neurons=300, num_rounds=6, num_seeds=1

@@ -81,6 +81,7 @@ def _assert_close(found, expected):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'jit_compile'),
   [
@@ -134,6 +135,7 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
   assert batch_sizes == [(3, 4), (2, 2)]
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
   one_by_one, batched, monkeypatch
 ):

@@ -341,6 +341,7 @@ def test_concurrent_clients_do_not_share_variables():
       assert rt.run(comp, limits) == limits
 
 
+@pytest.mark.slow
 def test_nothing_grows_over_a_thousand_calls(rt):
   def work():
     for n in range(340):

@@ -130,7 +130,15 @@ def _specs(value):
   return tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), value)
 
 
-@pytest.mark.parametrize('name', _FACTORIES)
+@pytest.mark.parametrize(
+  'name',
+  [
+    name
+    if name in ('mean', 'secure')
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in _FACTORIES
+  ],
+)
 def test_aggregates_are_the_same(runtimes, name):
   in_process, native = runtimes
   process = _create(_FACTORIES[name](), _values()[0])

@@ -313,6 +313,7 @@ def test_all_workers_dead_is_an_error_that_names_them(monkeypatch):
       assert _process_ids(rt) == {again.pid}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('quick_health_checks')
 def test_worker_that_hangs_is_lost_until_it_answers(workers, mortal, warnings):
   with _connect(workers[0], mortal) as rt:

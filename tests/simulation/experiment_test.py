@@ -543,6 +543,7 @@ def test_process_of_a_negative_seed_is_refused(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('without_pictures')
 def test_own_model_and_arrays_resume_with_the_same_settings_only(
   tmp_path, monkeypatch

@@ -101,6 +101,7 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
   assert rows(trains[0]) < rows(trains[1]) < rows(trains[2])
 
 
+@pytest.mark.slow
 def test_more_epochs_fit_new_clients_better(run, runtime):
   clients = _new_clients(run)
   rows, models = finished_run.accuracy_by_samples_and_epochs(

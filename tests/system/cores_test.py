@@ -33,6 +33,7 @@ def _run_program(code, **environment):
 _PRINT = 'print(tf.config.threading.get_intra_op_parallelism_threads())'
 
 
+@pytest.mark.slow
 def test_importing_the_library_limits_the_threads_of_an_operation():
   code = f'import tff_pfl, tensorflow as tf; {_PRINT}'
   assert _run_program(code).stdout == '1\n'
