@@ -129,7 +129,7 @@ def run(
   with directory_lock.DirectoryLock(directory):
     if rerun:
       _clear(directory)
-    if _read(directory, NUMBERS_NAME) is None:
+    if not os.path.exists(os.path.join(directory, NUMBERS_NAME)):
       _write(directory, SETTINGS_NAME, _identity(experiment, settings))
       _measure(experiment, settings)
     return _conclude(experiment, settings)

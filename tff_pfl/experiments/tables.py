@@ -115,6 +115,9 @@ class Table:
 
 
 def _array(values):
+  if isinstance(values, np.ndarray):
+    # A part of another table's column.
+    return values
   values = list(values)
   if any(isinstance(v, str) for v in values):
     # Words where there are any, such as the names of layers among numbers.
