@@ -79,6 +79,7 @@ class Sizes:
   nums_local_steps: Sequence[int] = (1, 50)
   num_rounds: int = 2500
   learning_rate: float = 0.05
+  momentum: float = 0.0
   batch_size: int = 10
   num_seeds: int = 5
 
@@ -161,14 +162,6 @@ def _method(num_local_steps: int) -> str:
   return _D_SGD if num_local_steps == 1 else f'FedAvg, τ = {num_local_steps}'
 
 
-def _sgd(sizes: Sizes) -> Mapping[str, Any]:
-  return {
-    'learning_rate': sizes.learning_rate,
-    'momentum': 0.0,
-    'batch_size': sizes.batch_size,
-  }
-
-
 def _train(
   lab: laboratory.Laboratory,
   classes: Optional[Sequence[int]] = None,
@@ -185,7 +178,7 @@ def _train(
   trials = {
     (steps, seed): lab.trial(
       laboratory.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
-      _sgd(sizes),
+      laboratory.sgd(sizes),
       seed=seed,
       label=f'{steps}_steps_{"all" if classes is None else "old"}_classes',
       dataset_arguments={'classes': classes},
@@ -311,7 +304,7 @@ def _new_clients(
   return (
     arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.config.seed),
     personalization.Personalization(
-      fine_tune='all', num_epochs=sizes.num_epochs, **_sgd(sizes)
+      fine_tune='all', num_epochs=sizes.num_epochs, **laboratory.sgd(sizes)
     ),
   )
 

@@ -139,14 +139,6 @@ NEW_CLIENTS_FAST = NewClientsSizes(
 )
 
 
-def _sgd(sizes: LocalEpochsSizes) -> Mapping[str, Any]:
-  return {
-    'learning_rate': sizes.learning_rate,
-    'momentum': sizes.momentum,
-    'batch_size': sizes.batch_size,
-  }
-
-
 def _train(
   lab: laboratory.Laboratory,
   methods: Mapping[Hashable, laboratory.Method],
@@ -158,7 +150,7 @@ def _train(
     {
       (key, seed): lab.trial(
         method,
-        _sgd(sizes),
+        laboratory.sgd(sizes),
         seed=seed,
         model='mlp',
         model_arguments={'widths': sizes.widths},
@@ -300,7 +292,7 @@ def _score(
     for num_epochs in sizes.nums_epochs:
       process = run.build_process(
         personalization.Personalization(
-          fine_tune='head', num_epochs=num_epochs, **_sgd(sizes)
+          fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
         )
       )
       state = runtime.run(process.initialize)

@@ -59,6 +59,7 @@ class Sizes:
   batch_size: int = 40
   inner_learning_rate: float = 0.01
   learning_rate: float = 0.001
+  momentum: float = 0.0
   num_rounds: int = 1000
   rounds_per_evaluation: int = 100
   nums_local_steps: Sequence[int] = (4, 10)
@@ -109,12 +110,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
     {
       (num_steps, method.name, seed): lab.trial(
         method,
-        {
-          'num_steps': num_steps,
-          'learning_rate': sizes.learning_rate,
-          'momentum': 0.0,
-          'batch_size': sizes.batch_size,
-        },
+        {**laboratory.sgd(sizes), 'num_steps': num_steps},
         seed=seed,
         label=f'{num_steps}_steps',
         model='mlp',

@@ -94,6 +94,14 @@ def hparams_of(
   return hparams(**{**given, **exact, **own})
 
 
+def sgd(sizes: Any) -> dict[str, Any]:
+  """The fields of an experiment's sizes that SGD takes, all methods' alike."""
+  return {
+    name: getattr(sizes, name)
+    for name in ('learning_rate', 'momentum', 'batch_size')
+  }
+
+
 class Laboratory:
   """What an experiment measures with.
 
