@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +52,10 @@ class ClientExamples:
     self._max_bytes = max_bytes
     self._num_bytes = 0
     self._kept = collections.OrderedDict()
+
+  def __reduce__(self) -> Any:
+    # What is kept does not travel.
+    return ClientExamples, (self._load, self._max_bytes)
 
   def __getitem__(self, client_id: str) -> example_tensors.ExampleTensors:
     """The client's examples."""

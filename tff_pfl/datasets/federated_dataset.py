@@ -19,6 +19,19 @@ from tff_pfl.datasets import examples as examples_lib
 _NUM_FINGERPRINTED = 20
 
 
+def _load_again(
+  load: Callable[[], 'FederatedDataset'], fingerprint: str
+) -> 'FederatedDataset':
+  data = load()
+  if data.fingerprint != fingerprint:
+    raise errors.RunError(
+      f'The data of {data.name} are not the same on all machines: their '
+      f'checksum is {fingerprint} where the run was started, and '
+      f'{data.fingerprint} on one that computes.'
+    )
+  return data
+
+
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
@@ -97,6 +110,27 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
+    # Makes this dataset anew, in another process.
+    self._load: Optional[Callable[[], 'FederatedDataset']] = None
+
+  def loaded_by(
+    self, load: Callable[[], 'FederatedDataset']
+  ) -> 'FederatedDataset':
+    """Has this dataset pickled as how it is loaded, not as its content.
+
+    Args:
+      load: Returns an equal dataset wherever it is called; can be pickled.
+
+    Returns:
+      This dataset.
+    """
+    self._load = load
+    return self
+
+  def __reduce__(self) -> Any:
+    if self._load is None:
+      return super().__reduce__()
+    return _load_again, (self._load, self.fingerprint)
 
   def __repr__(self) -> str:
     domains = ''

@@ -1,7 +1,9 @@
 """The datasets that can be asked for by name."""
 
 import dataclasses
+import functools
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -171,6 +173,16 @@ def load_dataset(
       missing or damaged.
     RunError: The data cannot be obtained.
   """
+  load_again = functools.partial(
+    load_dataset,
+    name,
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=data_dir and os.path.abspath(data_dir),
+    seed=seed,
+    classes=classes,
+    **arguments,
+  )
   entry = _entry(name)
   partitioning.check_num_clients(num_clients)
   if isinstance(partition, str):
@@ -190,11 +202,13 @@ def load_dataset(
       f'unset for {name!r}, whose examples come by client',
       classes,
     )
-    return entry.load_clients(num_clients, partition, seed=seed, **arguments)
+    data = entry.load_clients(num_clients, partition, seed=seed, **arguments)
+    return data.loaded_by(load_again)
   arrays = entry.load_arrays(**arguments)
   if classes is not None:
     arrays = arrays.of_classes(classes)
-  return arrays.to_clients(num_clients, partition, seed=seed)
+  data = arrays.to_clients(num_clients, partition, seed=seed)
+  return data.loaded_by(load_again)
 
 
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -12,6 +12,9 @@ from tff_pfl.client import client_examples, example_tensors
 from tff_pfl.evaluation import domain_scores, fairness
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
+
+# From client ids to examples, as `Runtime.share` returns it.
+ClientMapping = Mapping[str, Any]
 
 # Clients evaluated in one call; bounds the memory of their data.
 CLIENTS_PER_CALL = 20
@@ -32,7 +35,7 @@ class Evaluation(NamedTuple):
 def training_examples(
   process: personalized_process.PersonalizedProcess,
   client_state: personalized_process.ClientState,
-  train: client_examples.ClientExamples,
+  train: ClientMapping,
   client_id: str,
 ) -> example_tensors.ExampleTensors:
   """The training data that personalization needs, read only if needed."""
@@ -47,8 +50,8 @@ def evaluate(
   server_state: personalized_process.ServerState,
   states_of: Callable[[Sequence[int]], list],
   data: datasets.FederatedDataset,
-  train: Optional[client_examples.ClientExamples] = None,
-  test: Optional[client_examples.ClientExamples] = None,
+  train: Optional[ClientMapping] = None,
+  test: Optional[ClientMapping] = None,
 ) -> Evaluation:
   """Scores all clients that have test examples, and sums up.
 
@@ -88,8 +91,8 @@ def evaluate_clients(
   server_state: personalized_process.ServerState,
   states_of: Callable[[Sequence[int]], list],
   data: datasets.FederatedDataset,
-  train: Optional[client_examples.ClientExamples] = None,
-  test: Optional[client_examples.ClientExamples] = None,
+  train: Optional[ClientMapping] = None,
+  test: Optional[ClientMapping] = None,
 ) -> list:
   """Scores all clients that have test examples.
 
@@ -97,8 +100,9 @@ def evaluate_clients(
     process: Its way to personalize is what is scored.
     states_of: From client indices to their states.
     data: The clients; a client's index is its position in `client_ids`.
-    train: Their training data, if kept from one evaluation to the next.
-    test: Their test data, if kept so.
+    train: Their training data, if kept from one evaluation to the next, as
+      `Runtime.share` returns them.
+    test: Their test data, if kept so; both or none.
 
   Returns:
     A dict for each client: `client`, `num_train_examples`,
@@ -118,8 +122,11 @@ def _scored_clients(
   process, runtime, server_state, states_of, data, train, test
 ) -> Iterator[tuple]:
   """Yields each client's row and the result that it is made of."""
-  train = train or client_examples.ClientExamples(data.train)
-  test = test or client_examples.ClientExamples(data.test)
+  if train is None or test is None:
+    train, test = runtime.share(
+      client_examples.ClientExamples(data.train),
+      client_examples.ClientExamples(data.test),
+    )
   indices = [
     index
     for index, client_id in enumerate(data.client_ids)

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow_federated as tff
@@ -92,6 +93,15 @@ class Runtime(abc.ABC):
     """
     with tff.framework.get_context_stack().install(self._context):
       return computation(*args, **kwargs)
+
+  def share(self, *mappings: Mapping[Any, Any]) -> tuple[Mapping, ...]:
+    """Returns mappings whose values can be clients' arguments on this runtime.
+
+    Args:
+      *mappings: They can be pickled. A runtime whose clients compute elsewhere
+        reads their values there, and those that it returns have none.
+    """
+    return mappings
 
   @abc.abstractmethod
   def close(self) -> None:

@@ -40,6 +40,7 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
       ValueError: If a number is out of range or there is no such device.
     """
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
+    cores.divide(max_concurrent_clients)
     mapper, server_device = create_mapper(
       devices, max_concurrent_clients, batched_clients
     )
@@ -55,7 +56,6 @@ def create_mapper(
 
   The arguments are those of `InProcessRuntime`.
   """
-  cores.divide(max_concurrent_clients)
   names = devices_lib.resolve(devices)
   mapper = client_mapper.ThreadMapper(
     devices_lib.of_threads(names, max_concurrent_clients)

@@ -17,14 +17,14 @@ class Interpreter:
 
   def __init__(
     self,
-    block: tff.framework.ComputationBuildingBlock,
+    block: Any,
     library: graph_functions.FunctionLibrary,
     mapper: client_mapper.ClientMapper,
   ):
     """Prepares the computation.
 
     Args:
-      block: What `lowering.lower` returned.
+      block: What `lowering.lower` returned, or the parts of it to be evaluated.
     """
     self._block = block
     self._library = library
@@ -39,8 +39,18 @@ class Interpreter:
       argument: The argument as `python_values.from_python` returns it; None if
         there is no parameter.
     """
-    run = _Run(self, num_clients)
-    return run.apply(run.evaluate(self._block, _Scope({})), argument)
+    run, scope = self.begin({}, num_clients)
+    return run.apply(run.evaluate(self._block, scope), argument)
+
+  def begin(
+    self, bindings: dict[str, Any], num_clients: int
+  ) -> tuple['_Run', '_Scope']:
+    """Returns what evaluates parts of the computation, and their scope.
+
+    Args:
+      bindings: The values of names, to which those of the parts may be added.
+    """
+    return _Run(self, num_clients), _Scope(bindings)
 
   def function(
     self, block: tff.framework.CompiledComputation
@@ -198,15 +208,17 @@ class _Run:
   # From here on: intrinsics, each with its argument.
 
   def federated_aggregate(self, argument: Any) -> Any:
-    clients_value, zero, accumulate, _, report = argument
+    return self.apply(argument[4], self.accumulate(argument))
+
+  def accumulate(self, argument: Any) -> Any:
+    """Returns the total of an aggregation's argument, without its report."""
+    clients_value, total, accumulate, *_ = argument
     rows = values.rows(clients_value, self._num_clients)
     if isinstance(accumulate, graph_functions.LocalFunction):
-      total = accumulate.fold(zero, rows)
-    else:
-      total = zero
-      for row in rows:
-        total = self.apply(accumulate, (total, row))
-    return self.apply(report, total)
+      return accumulate.fold(total, rows)
+    for row in rows:
+      total = self.apply(accumulate, (total, row))
+    return total
 
   def federated_apply(self, argument: Any) -> Any:
     return self.apply(*argument)

@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -34,14 +35,21 @@ _SECONDS_FOR_ABANDONED_CALL = 1.0
 class InterpretingRuntime(base.Runtime):
   """Interprets computations; a mapper runs what clients compute."""
 
-  def __init__(self, mapper: client_mapper.ClientMapper, server_device: str):
+  def __init__(
+    self,
+    mapper: client_mapper.ClientMapper,
+    server_device: str,
+    make_interpreter: Callable[..., Any] = interpreter.Interpreter,
+  ):
     """Makes a runtime that closes the mapper with itself.
 
     Args:
       server_device: Where all but the clients' work is computed, a name that
         `devices.resolve` gave.
+      make_interpreter: Has the arguments of `interpreter.Interpreter`, and
+        returns something with its method `run`.
     """
-    self._engine = _Engine(mapper, server_device)
+    self._engine = _Engine(mapper, server_device, make_interpreter)
     context = _InterpretingContext(self._engine)
     super().__init__(context)
     # The context, not the runtime, decides how long the mapper is needed: a
@@ -56,8 +64,9 @@ class InterpretingRuntime(base.Runtime):
 class _Engine:
   """What the computations of one runtime share."""
 
-  def __init__(self, mapper: client_mapper.ClientMapper, server_device: str):
+  def __init__(self, mapper, server_device, make_interpreter):
     self._mapper = mapper
+    self._make_interpreter = make_interpreter
     self._server_device = server_device
     self._library = graph_functions.FunctionLibrary()
     self._lock = threading.Lock()
@@ -114,7 +123,7 @@ class _Engine:
       if known is not None and known() is computation:
         self._interpreters.move_to_end(key)
         return found
-    made = interpreter.Interpreter(
+    made = self._make_interpreter(
       lowering.lower(computation), self._library, self._mapper
     )
     with self._lock:

@@ -12,7 +12,11 @@ from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph,
 )
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
+from tensorflow_federated.proto.v0 import (
+  computation_pb2,
+  executor_pb2,
+  executor_pb2_grpc,
+)
 from tensorflow_federated.python.core.backends.mapreduce import (
   compiler as mapreduce_compiler,
 )
@@ -45,6 +49,8 @@ __all__ = [
   # TFF: what it and its workers say to each other.
   'executor_pb2',
   'executor_pb2_grpc',
+  # TFF: computations as they are sent.
+  'computation_pb2',
   # Compiling: local computations to one graph, secure sums to open ones.
   'mapreduce_compiler',
   'test_compiler',

@@ -36,6 +36,8 @@ def from_python(value: Any, value_type: tff.Type) -> Any:
   Raises:
     TypeError: If it is not of that type.
   """
+  if isinstance(value, values.Reference):
+    return value
   if isinstance(value_type, tff.TensorType):
     return _tensor_from_python(value, value_type)
   if isinstance(value_type, tff.StructType):

@@ -5,7 +5,8 @@ A local value is what one party holds:
 * a tensor: an eager `tf.Tensor`;
 * a structure: a plain tuple of local values in the order of its type, whose
   names the type knows;
-* a sequence: a `Sequence`.
+* a sequence: a `Sequence`;
+* what only the party's own process holds: a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:
 either `AllEqual`, `PerClient` or `Columns` of these. So zipping, broadcasting
@@ -18,7 +19,7 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-# A `tf.Tensor`, a `Sequence` or a tuple of local values.
+# A `tf.Tensor`, a `Sequence`, a `Reference` or a tuple of local values.
 LocalValue = Any
 
 
@@ -32,6 +33,19 @@ class Sequence:
   """
 
   variant: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """An argument of a client that is loaded where the client computes.
+
+  Attributes:
+    source: Tells the mapping that has it, see `base.Runtime.share`.
+    key: Its key there.
+  """
+
+  source: Any
+  key: Any
 
 
 @dataclasses.dataclass(frozen=True)

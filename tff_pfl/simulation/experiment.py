@@ -26,7 +26,6 @@ from absl import logging
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.client import client_examples
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import split_model
 from tff_pfl.simulation import (
@@ -202,7 +201,6 @@ def _train(runtime, process, data, store, sampler, show_progress):
   config = store.config
   num_rounds = config['num_rounds']
   rounds = stored_rounds.StoredRounds(process, runtime, data, store)
-  test = client_examples.ClientExamples(data.test)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(
       metrics_writers.MetricsWriters(store.directory, store.history())
@@ -238,7 +236,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
           rounds.client_states,
           data,
           rounds.train,
-          test,
+          rounds.test,
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

@@ -19,7 +19,9 @@ class StoredRounds:
   be scored.
 
   Attributes:
-    train: The clients' training examples, by client id.
+    train: The clients' training examples, by client id, as the runtime takes
+      them.
+    test: Likewise their test examples.
   """
 
   def __init__(
@@ -43,7 +45,10 @@ class StoredRounds:
     self._runtime = runtime
     self._client_ids = data.client_ids
     self._store = store
-    self.train = client_examples.ClientExamples(data.train)
+    self.train, self.test = runtime.share(
+      client_examples.ClientExamples(data.train),
+      client_examples.ClientExamples(data.test),
+    )
     self._state = runtime.run(process.initialize)
     # Those that are not committed yet.
     self._new_client_states = {}

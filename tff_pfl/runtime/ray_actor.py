@@ -1,0 +1,188 @@
+"""What runs in the processes of a Ray cluster: chunks of a cohort's clients."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.runtime import (
+  graph_functions,
+  in_process,
+  stages,
+  transport,
+  values,
+)
+from tff_pfl.runtime.private_api import computation_pb2
+from tff_pfl.system import ray_cluster
+
+_MAX_PROGRAMS = 32
+
+
+class Program(NamedTuple):
+  """A plan's clients' part, to be sent to other processes.
+
+  Attributes:
+    parts: `stages.ClientSteps`, with serialized calls.
+  """
+
+  parameter_name: Optional[str]
+  parts: tuple[stages.ClientSteps, ...]
+
+  @classmethod
+  def of(cls, plan: stages.Plan) -> Program:
+    """Returns the program of a plan."""
+    return cls(
+      plan.parameter_name,
+      tuple(
+        part._replace(
+          steps=tuple(
+            (name, call.proto.SerializeToString()) for name, call in part.steps
+          )
+        )
+        for part in plan.at_clients
+      ),
+    )
+
+  def blocks(self) -> tuple[stages.ClientSteps, ...]:
+    """Returns the parts, with calls that can be interpreted."""
+    return tuple(
+      part._replace(
+        steps=tuple((name, _block(data)) for name, data in part.steps)
+      )
+      for part in self.parts
+    )
+
+
+def _block(data: bytes) -> tff.framework.ComputationBuildingBlock:
+  return tff.framework.ComputationBuildingBlock.from_proto(
+    computation_pb2.Computation.FromString(data)
+  )
+
+
+class Order(NamedTuple):
+  """A chunk's work in one stage.
+
+  Ray fetches what is in a list or a dictionary only when it is asked for.
+
+  Attributes:
+    program: Key and `Program`.
+    run: Tells one run of a computation from others.
+    chunk: The chunk's number in the run.
+    num_clients: How many clients it has.
+    received: For each stage up to this, what clients receive, by name.
+    argument: The computation's argument for these clients; None if the actor
+      has computed the chunk's earlier stages.
+    shared: Mappings that references in the argument are to, by their numbers.
+  """
+
+  program: tuple[int, list[Any]]
+  run: int
+  chunk: int
+  num_clients: int
+  received: list[Any]
+  argument: Optional[tuple[Any, ...]]
+  shared: Mapping[int, list[Any]]
+
+
+class ChunkActor:
+  """Computes chunks of clients, one after another.
+
+  Between the stages of a computation it holds what its clients computed, so
+  that this crosses no process's border.
+  """
+
+  def __init__(
+    self,
+    num_threads: int,
+    on_gpu: bool,
+    batched_clients: Optional[bool],
+  ):
+    self._mapper, self._device = in_process.create_mapper(
+      'gpu' if on_gpu else 'cpu', num_threads, batched_clients
+    )
+    self._library = graph_functions.FunctionLibrary()
+    self._programs = collections.OrderedDict()
+    self._mappings: dict[int, Any] = {}
+    self._received: dict[int, Any] = {}
+    self._kept: dict[int, dict[str, Any]] = {}
+    self._run = None
+
+  def checksum(self) -> str:
+    """The checksum of this process's code."""
+    return ray_cluster.code_checksum()
+
+  def compute(self, order: Order) -> Any:
+    """Computes a chunk's last stage of those received.
+
+    Returns:
+      The encoded `stages.ChunkOutput`; an exception for what a client's
+      computation raised.
+    """
+    try:
+      with tf.device(self._device):
+        return self._compute(order)
+    except Exception as error:  # pylint: disable=broad-except
+      return error
+
+  def _compute(self, order: Order) -> stages.ChunkOutput:
+    if order.run != self._run:
+      self._run = order.run
+      self._kept.clear()
+      self._received.clear()
+    interpreter, parameter_name = self._program(*order.program)
+    last = len(order.received) - 1
+    first = last
+    kept = self._kept.pop(order.chunk, None)
+    if kept is None:
+      first = 0
+      kept = {parameter_name: self._argument(order)}
+    for number in range(first, last + 1):
+      output, later = interpreter.compute(
+        number,
+        {**kept, **self._receive(number, order.received[number])},
+        order.num_clients,
+      )
+      kept = {parameter_name: kept[parameter_name], **later}
+    if last + 1 < interpreter.num_stages:
+      self._kept[order.chunk] = kept
+    return stages.ChunkOutput(*map(transport.encode_all, output))
+
+  def _program(self, key: int, boxed: list[Any]) -> tuple[Any, Optional[str]]:
+    if key not in self._programs:
+      program = _fetch(boxed)
+      self._programs[key] = (
+        stages.ChunkInterpreter(program.blocks(), self._library, self._mapper),
+        program.parameter_name,
+      )
+      while len(self._programs) > _MAX_PROGRAMS:
+        self._programs.popitem(last=False)
+    self._programs.move_to_end(key)
+    return self._programs[key]
+
+  def _receive(self, number: int, boxed: Any) -> dict[str, Any]:
+    """What all clients get in a stage, decoded once for all chunks."""
+    if number not in self._received:
+      self._received[number] = transport.decode_all(_fetch(boxed))
+    return self._received[number]
+
+  def _argument(self, order: Order) -> Any:
+    for number in self._mappings.keys() - order.shared.keys():
+      del self._mappings[number]
+    for number, boxed in order.shared.items():
+      if number not in self._mappings:
+        self._mappings[number] = _fetch(boxed)
+    return transport.decode(order.argument, self._load)
+
+  def _load(self, reference: values.Reference) -> Any:
+    number, position = reference.source
+    return self._mappings[number][position][reference.key]
+
+
+def _fetch(boxed: list[Any]) -> Any:
+  import ray
+
+  return ray.get(boxed[0])

@@ -1,0 +1,255 @@
+"""Computations that alternate between this process and where clients compute.
+
+A lowered computation is a list of calls, each of the server or of the clients.
+Here it is cut into stages: first this process computes all that it can, then
+the clients all that they can, and so on. A method with one exchange has one
+stage, one with two exchanges two.
+
+The clients' part of a stage is done in chunks of the cohort, each by itself,
+with the same interpreter that runs whole cohorts in one process: it gets what
+the server broadcast and its clients' arguments, and returns one total for each
+aggregation. The totals are merged in the order of the chunks. So a result
+depends on how the cohort is cut, and not on where or when a chunk is computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.runtime import interpreter, values
+from tff_pfl.runtime.private_api import transformation_utils
+
+_Block = tff.framework.ComputationBuildingBlock
+
+_AGGREGATE = tff.framework.FEDERATED_AGGREGATE.uri
+# What clients compute; what is broadcast stands ready before.
+_AT_CLIENTS = frozenset(
+  intrinsic.uri
+  for intrinsic in (
+    tff.framework.FEDERATED_AGGREGATE,
+    tff.framework.FEDERATED_EVAL_AT_CLIENTS,
+    tff.framework.FEDERATED_MAP,
+    tff.framework.FEDERATED_MAP_ALL_EQUAL,
+    tff.framework.FEDERATED_ZIP_AT_CLIENTS,
+  )
+)
+
+
+class ClientSteps(NamedTuple):
+  """What a chunk of clients computes in one stage.
+
+  Attributes:
+    steps: Names and calls, in their order.
+    received: Names of what this process computed and the steps refer to.
+    totals: Names of the aggregations.
+    returned: Names of the clients' values that this process needs.
+    kept: Names of the clients' values that later stages need.
+  """
+
+  steps: tuple[tuple[str, _Block], ...]
+  received: tuple[str, ...]
+  totals: tuple[str, ...]
+  returned: tuple[str, ...]
+  kept: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+  """A computation in stages.
+
+  Attributes:
+    parameter_name: What the steps call the computation's argument.
+    at_server: For each stage, and after the last, what this process computes.
+    at_clients: For each stage what a chunk of clients computes.
+    result: The result, in terms of the names.
+  """
+
+  parameter_name: Optional[str]
+  at_server: tuple[tuple[tuple[str, _Block], ...], ...]
+  at_clients: tuple[ClientSteps, ...]
+  result: _Block
+
+
+def plan(computation: _Block) -> Optional[Plan]:
+  """Cuts a lowered computation; None if clients have no part in it."""
+  if not (
+    isinstance(computation, tff.framework.Lambda)
+    and isinstance(computation.result, tff.framework.Block)
+  ):
+    return None
+  calls = dict(computation.result.locals)
+  if len(calls) < len(computation.result.locals):
+    raise errors.RunError('The computation has two values of one name.')
+  needs = {
+    name: _references(call) & calls.keys() for name, call in calls.items()
+  }
+  at_clients = {name for name, call in calls.items() if _is_at_clients(call)}
+  if not at_clients:
+    return None
+  stage = {}
+  for name in calls:
+    stage[name] = max(
+      (
+        stage[other] + (other in at_clients and name not in at_clients)
+        for other in needs[name]
+      ),
+      default=0,
+    )
+  result = computation.result.result
+  wanted = _references(result).union(
+    *(needs[name] for name in calls if name not in at_clients)
+  )
+  num_stages = 1 + max(stage[name] for name in at_clients)
+  return Plan(
+    computation.parameter_name,
+    tuple(
+      tuple(
+        (name, call)
+        for name, call in calls.items()
+        if name not in at_clients and stage[name] == number
+      )
+      for number in range(num_stages + 1)
+    ),
+    tuple(
+      _client_steps(number, calls, needs, at_clients, stage, wanted)
+      for number in range(num_stages)
+    ),
+    result,
+  )
+
+
+def _client_steps(number, calls, needs, at_clients, stage, wanted):
+  names = [n for n in calls if n in at_clients and stage[n] == number]
+  totals = tuple(name for name in names if _is_aggregate(calls[name]))
+  received = set().union(*(needs[name] for name in names)) - at_clients
+  later = set().union(*(needs[n] for n in at_clients if stage[n] > number))
+  return ClientSteps(
+    tuple((name, calls[name]) for name in names),
+    tuple(sorted(received)),
+    totals,
+    tuple(n for n in names if n in wanted and n not in totals),
+    tuple(
+      n for n in calls if n in later and n in at_clients and stage[n] <= number
+    ),
+  )
+
+
+def _references(block: _Block) -> set[str]:
+  return transformation_utils.get_map_of_unbound_references(block)[block]
+
+
+def _is_at_clients(call: _Block) -> bool:
+  return (
+    isinstance(call, tff.framework.Call)
+    and isinstance(call.function, tff.framework.Intrinsic)
+    and call.function.uri in _AT_CLIENTS
+  )
+
+
+def _is_aggregate(call: _Block) -> bool:
+  return call.function.uri == _AGGREGATE
+
+
+class StagedInterpreter(interpreter.Interpreter):
+  """Runs a lowered computation; its mapper computes the chunks of stages."""
+
+  def __init__(self, block: _Block, library: Any, mapper: Any):
+    super().__init__(block, library, mapper)
+    self._plan = plan(block)
+    self._program = self._plan and mapper.prepare(self._plan)
+
+  def run(self, argument: Any, num_clients: int) -> Any:
+    """Returns the result of the computation; see `Interpreter.run`."""
+    if self._program is None or not num_clients:
+      return super().run(argument, num_clients)
+    bindings = {}
+    if self._plan.parameter_name is not None:
+      bindings[self._plan.parameter_name] = argument
+    run, scope = self.begin(bindings, num_clients)
+    compute = self.mapper.cohort(self._program, argument, num_clients)
+    for number, part in enumerate(self._plan.at_clients):
+      self._compute(run, scope, number)
+      outputs = compute({name: bindings[name] for name in part.received})
+      for name, call in part.steps:
+        if name in part.totals:
+          totals = [output.totals[name] for output in outputs]
+          bindings[name] = _merge(run, scope, call, totals)
+        elif name in part.returned:
+          bindings[name] = _join([output.returned[name] for output in outputs])
+    self._compute(run, scope, len(self._plan.at_clients))
+    return run.evaluate(self._plan.result, scope)
+
+  def _compute(self, run, scope, number):
+    for name, call in self._plan.at_server[number]:
+      scope.bindings[name] = run.evaluate(call, scope)
+
+
+def _merge(run, scope, call, totals):
+  """Returns an aggregation's result, from the totals of the chunks."""
+  *_, merge, report = call.argument
+  merge = run.evaluate(merge, scope)
+  total = totals[0]
+  for other in totals[1:]:
+    total = run.apply(merge, (total, other))
+  return run.apply(run.evaluate(report, scope), total)
+
+
+def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
+  """Returns one value at clients, from those of the chunks in their order."""
+  first = chunks[0]
+  if isinstance(first, values.Columns):
+    return values.Columns(
+      tuple(_join(columns) for columns in zip(*(c.columns for c in chunks)))
+    )
+  if isinstance(first, values.AllEqual):
+    return first
+  return values.PerClient([row for chunk in chunks for row in chunk.values])
+
+
+class ChunkOutput(NamedTuple):
+  """What a chunk of clients returns of one stage, by name."""
+
+  totals: Mapping[str, values.LocalValue]
+  returned: Mapping[str, values.ClientsValue]
+
+
+class ChunkInterpreter:
+  """Computes the clients' parts of a plan for one chunk after another."""
+
+  def __init__(self, parts: Sequence[ClientSteps], library: Any, mapper: Any):
+    self._parts = parts
+    self._interpreter = interpreter.Interpreter(parts, library, mapper)
+
+  @property
+  def num_stages(self) -> int:
+    """How many times the clients compute."""
+    return len(self._parts)
+
+  def compute(
+    self, number: int, bindings: dict[str, Any], num_clients: int
+  ) -> tuple[ChunkOutput, dict[str, Any]]:
+    """Computes one stage.
+
+    Args:
+      number: The stage.
+      bindings: The chunk's argument, what it kept of earlier stages, and what
+        the stage receives, by name.
+
+    Returns:
+      The output, and what is to be kept for later stages.
+    """
+    part = self._parts[number]
+    bindings = dict(bindings)
+    run, scope = self._interpreter.begin(bindings, num_clients)
+    for name, call in part.steps:
+      if name in part.totals:
+        argument = run.evaluate(call.argument, scope)
+        bindings[name] = run.accumulate(argument)
+      else:
+        bindings[name] = run.evaluate(call, scope)
+    output = ChunkOutput(
+      {name: bindings[name] for name in part.totals},
+      {name: bindings[name] for name in part.returned},
+    )
+    return output, {name: bindings[name] for name in part.kept}
