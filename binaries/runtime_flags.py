@@ -11,7 +11,7 @@ _RUNTIME = flags.DEFINE_enum(
   runtime.DEFAULT,
   list(runtime.RUNTIMES),
   'What executes a round. in_process: this process, on its CPU cores or GPUs; '
-  "native: TFF's own C++ worker; remote: the --workers.",
+  "native: TFF's own C++ worker; ray: a Ray cluster, on its CPU cores or GPUs.",
 )
 _DEVICES = flags.DEFINE_list(
   'devices',
@@ -23,21 +23,60 @@ _BATCHED_CLIENTS = flags.DEFINE_bool(
   'batched_clients',
   None,
   'Whether clients whose data have one size (rounded up to a power of two) run '
-  'as one program, with --runtime=in_process (default: on GPUs).',
+  'as one program, with --runtime=in_process or ray (default: on GPUs).',
 )
 _MAX_CONCURRENT_CLIENTS = flags.DEFINE_integer(
   'max_concurrent_clients',
   None,
-  'How many clients compute at the same time; with --runtime=remote, in each '
-  'worker (default: one on each GPU or usable CPU core).',
+  'How many clients compute at the same time, with --runtime=in_process or '
+  'native (default: one on each GPU or usable CPU core).',
   lower_bound=1,
 )
-_WORKERS = flags.DEFINE_list(
-  'workers',
-  None,
-  'Addresses host:port of the workers of --runtime=remote, with commas between '
-  '(see binaries.worker).',
+_RAY_ADDRESS = flags.DEFINE_string(
+  'ray_address',
+  'local',
+  'The cluster of --runtime=ray. local: a Ray of this program on this machine; '
+  'auto: the one that this machine belongs to; host:port; or ray://host:port '
+  'from outside.',
 )
+_RAY_CPUS_PER_ACTOR = flags.DEFINE_float(
+  'ray_cpus_per_actor',
+  1.0,
+  'CPU cores of each actor of --runtime=ray, a process in which clients '
+  'compute. There are as many actors as fit.',
+  lower_bound=0.01,
+)
+_RAY_GPUS_PER_ACTOR = flags.DEFINE_float(
+  'ray_gpus_per_actor',
+  0.0,
+  'GPUs of each actor of --runtime=ray, fractions too; clients then compute on '
+  'these.',
+  lower_bound=0.0,
+)
+_RAY_CLIENTS_PER_CHUNK = flags.DEFINE_integer(
+  'ray_clients_per_chunk',
+  None,
+  'How many clients an actor of --runtime=ray computes and adds up at a time '
+  '(default: a 64th of the cohort, rounded up). Results are the same for any '
+  'number of actors, and differ in their last bits by this.',
+  lower_bound=1,
+)
+# From an argument of a runtime to its flag.
+_FLAGS = {
+  'in_process': {
+    'devices': _DEVICES,
+    'batched_clients': _BATCHED_CLIENTS,
+    'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS,
+  },
+  'native': {'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS},
+  'ray': {
+    'address': _RAY_ADDRESS,
+    'cpus_per_actor': _RAY_CPUS_PER_ACTOR,
+    'gpus_per_actor': _RAY_GPUS_PER_ACTOR,
+    'clients_per_chunk': _RAY_CLIENTS_PER_CHUNK,
+    'batched_clients': _BATCHED_CLIENTS,
+  },
+}
 
 
 def names() -> list[str]:
@@ -54,29 +93,18 @@ def options() -> dict[str, Any]:
   """The arguments of `runtime.create_runtime` beside the name.
 
   Raises:
-    ValueError: If a flag is missing, or is another runtime's.
+    ValueError: If a flag of another runtime is given.
   """
   name = _RUNTIME.value
-  for flag, its_runtime in (
-    (_WORKERS, 'remote'),
-    (_DEVICES, 'in_process'),
-    (_BATCHED_CLIENTS, 'in_process'),
-  ):
-    if flag.present and name != its_runtime:
-      raise ValueError(
-        f'Expected --{flag.name} with --runtime={its_runtime} only, found '
-        f'--runtime={name}.'
-      )
-  chosen = {'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS.value}
-  if name == 'remote':
-    if not _WORKERS.value:
-      raise ValueError(
-        'Expected --workers=host:port,… with --runtime=remote, found none.'
-      )
-    chosen['workers'] = _WORKERS.value
-  if name == 'in_process':
-    devices = _DEVICES.value
-    is_word = devices in (['auto'], ['cpu'], ['gpu'])
-    chosen['devices'] = devices[0] if is_word else devices
-    chosen['batched_clients'] = _BATCHED_CLIENTS.value
-  return chosen
+  chosen = _FLAGS[name]
+  for owner, its_flags in _FLAGS.items():
+    for argument, flag in its_flags.items():
+      if flag.present and argument not in chosen:
+        raise ValueError(
+          f'Expected --{flag.name} with --runtime={owner} only, found '
+          f'--runtime={name}.'
+        )
+  arguments = {argument: flag.value for argument, flag in chosen.items()}
+  if arguments.get('devices') in (['auto'], ['cpu'], ['gpu']):
+    arguments['devices'] = arguments['devices'][0]
+  return arguments

@@ -59,10 +59,12 @@ class LibraryRounds:
     """
     self._runtime = runtime
     self._process = process
-    self._datasets = {
-      index: client_examples.padded(examples.Examples(**value))
-      for index, value in tensors.items()
-    }
+    (self._datasets,) = runtime.share(
+      {
+        index: client_examples.padded(examples.Examples(**value))
+        for index, value in tensors.items()
+      }
+    )
     self._state = runtime.run(process.initialize)
     self._client_states = dict(
       zip(tensors, runtime.run(process.initialize_client_states, [*tensors]))

@@ -58,6 +58,8 @@ def measure(
     * `reference_first_round_seconds`, `reference_round_seconds`,
       `reference_seconds_per_round` (their median), and `speedup`, the
       reference's median divided by the library's;
+    * `mb_moved_per_round`: `sent` to the processes in which clients compute and
+      `received` from them, a mean over all rounds; None where it is not known;
     * `peak_rss_mb`: of this process and its children, so with a reference what
       both take;
     * `population` and `smaller_population`: see `scale.measure`;
@@ -93,6 +95,7 @@ def measure(
     'build_seconds': measured.build_seconds,
     **_library_record(measured),
     **_reference_record(measured),
+    'mb_moved_per_round': _mb_moved(measured),
     'peak_rss_mb': memory.peak_mb,
     'population': measured.populations.get('population'),
     'smaller_population': measured.populations.get('smaller_population'),
@@ -108,6 +111,7 @@ class _Measured(NamedTuple):
   seconds: Sequence[float]
   reference_seconds: Optional[Sequence[float]] = None
   populations: Mapping[str, Any] = {}
+  bytes_moved: Optional[tuple[float, float]] = None
 
 
 def _measure_rounds(
@@ -140,10 +144,19 @@ def _measure_rounds(
       )
     )
     if compares_populations:
-      return _measure_populations(workload, library_runtime, num_rounds, bar)
-    return _measure_in_memory(
-      workload, library_runtime, reference_runtime, num_rounds, bar
-    )
+      measured = _measure_populations(
+        workload, library_runtime, num_rounds, bar
+      )
+    else:
+      measured = _measure_in_memory(
+        workload, library_runtime, reference_runtime, num_rounds, bar
+      )
+    if library_runtime.bytes_moved is not None:
+      num_all = (1 + compares_populations) * (num_rounds + 1)
+      measured = measured._replace(
+        bytes_moved=tuple(n / num_all for n in library_runtime.bytes_moved)
+      )
+    return measured
 
 
 def _measure_in_memory(
@@ -195,6 +208,13 @@ def _measure_populations(
   )
 
 
+def _mb_moved(measured: _Measured) -> Optional[dict]:
+  if measured.bytes_moved is None:
+    return None
+  sent, received = measured.bytes_moved
+  return {'sent': sent / 1e6, 'received': received / 1e6}
+
+
 def _library_record(measured: _Measured) -> dict:
   first, *others = measured.seconds
   return {
@@ -234,6 +254,11 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
     ('speedup over the reference', 'speedup'),
     ('peak memory, MB', 'peak_rss_mb'),
   ]
+  if any(record['mb_moved_per_round'] is not None for record in records):
+    rows += [
+      ('to clients a round, MB', 'mb_moved_per_round', 'sent'),
+      ('from clients a round, MB', 'mb_moved_per_round', 'received'),
+    ]
   populations = ('population', 'smaller_population')
   if any(record['population'] is not None for record in records):
     for name in populations:

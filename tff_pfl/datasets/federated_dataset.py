@@ -111,7 +111,7 @@ class FederatedDataset:
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
     # Makes this dataset anew, in another process.
-    self._load: Optional[Callable[[], 'FederatedDataset']] = None
+    self._load: Optional[Callable[[], FederatedDataset]] = None
 
   def loaded_by(
     self, load: Callable[[], 'FederatedDataset']

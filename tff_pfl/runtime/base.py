@@ -3,7 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow_federated as tff
 
@@ -102,6 +102,14 @@ class Runtime(abc.ABC):
         reads their values there, and those that it returns have none.
     """
     return mappings
+
+  @property
+  def bytes_moved(self) -> Optional[tuple[int, int]]:
+    """Bytes that clients' processes received and sent so far.
+
+    None where clients compute in this process, and where it is not known.
+    """
+    return None
 
   @abc.abstractmethod
   def close(self) -> None:

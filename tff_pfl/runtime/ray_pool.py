@@ -117,7 +117,7 @@ class ActorPool:
     self._start_actors()
     errors.expect(
       self._starting,
-      'ray_cpus_per_actor, ray_gpus_per_actor',
+      'cpus_per_actor, gpus_per_actor',
       "no more than one of the cluster's nodes has",
       f'{cpus_per_actor:g} and {gpus_per_actor:g}, where Ray has '
       f'{self._ray.cluster_resources()}',

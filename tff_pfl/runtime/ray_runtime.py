@@ -61,17 +61,17 @@ class RayRuntime(interpreting.InterpretingRuntime):
       ValueError: If a number is out of range, or no actor fits.
     """
     errors.expect(
-      cpus_per_actor > 0, 'ray_cpus_per_actor', 'positive', cpus_per_actor
+      cpus_per_actor > 0, 'cpus_per_actor', 'positive', cpus_per_actor
     )
     errors.expect(
       gpus_per_actor >= 0,
-      'ray_gpus_per_actor',
+      'gpus_per_actor',
       'at least 0',
       gpus_per_actor,
     )
     errors.expect(
       clients_per_chunk is None or clients_per_chunk >= 1,
-      'ray_clients_per_chunk',
+      'clients_per_chunk',
       'at least 1',
       clients_per_chunk,
     )

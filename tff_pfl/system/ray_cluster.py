@@ -52,7 +52,7 @@ def connect(address: str = LOCAL) -> Any:
   with _lock:
     errors.expect(
       _connected.get('address', address) == address or not ray.is_initialized(),
-      'ray_address',
+      'address',
       f'{_connected.get("address")}, to which this process is connected',
       address,
     )
