@@ -47,13 +47,30 @@ class Actor:
     handle: Ray's.
     started: The future of its checksum.
     orders: The chunks it computes, by their futures.
-    has_received: Numbers of the broadcasts it got, for counting bytes.
   """
 
   handle: Any
   started: Any
   orders: dict[Any, Chunk] = dataclasses.field(default_factory=dict)
-  has_received: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """Something in Ray's object store that several actors take.
+
+  Attributes:
+    number: Tells it from others.
+    reference: Ray's.
+    num_bytes: Its size.
+    takers: Those who took it.
+  """
+
+  number: int
+  reference: Any
+  num_bytes: int
+  takers: weakref.WeakSet[Actor] = dataclasses.field(
+    default_factory=weakref.WeakSet
+  )
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,14 +145,9 @@ class ActorPool:
     """How many there are, those that are starting included."""
     return len(self._actors) + len(self._starting)
 
-  def put_program(self, program: ray_actor.Program) -> SharedProgram:
-    """Puts a program into Ray's object store."""
-    num_bytes = sum(
-      len(call) for part in program.parts for _, call in part.steps
-    )
-    return SharedProgram(
-      next(_unique_number), self._ray.put(program), num_bytes
-    )
+  def store(self, value: Any, num_bytes: int) -> Stored:
+    """Puts something into Ray's object store."""
+    return Stored(next(_unique_number), self._ray.put(value), num_bytes)
 
   def share(self, mappings: tuple[Mapping[Any, Any], ...]) -> tuple[Any, ...]:
     """Returns mappings from keys to references that actors resolve."""
@@ -162,8 +174,7 @@ class ActorPool:
     encoded = {
       name: transport.encode(value) for name, value in received.items()
     }
-    work.received.append([self._ray.put(encoded)])
-    work.received_bytes.append(transport.num_bytes(encoded))
+    work.received.append(self.store(encoded, transport.num_bytes(encoded)))
     with self._lock:
       return _Stage(self, work).run()
 
@@ -201,11 +212,11 @@ class ActorPool:
     """Gives an actor a chunk to compute."""
     is_home = chunk.home is actor
     order = ray_actor.Order(
-      program=(work.program.key, [work.program.reference]),
+      program=(work.program.number, [work.program.reference]),
       run=work.run,
       chunk=chunk.number,
       num_clients=chunk.num_clients,
-      received=list(work.received),
+      received=[[stored.reference] for stored in work.received],
       argument=None if is_home else chunk.argument,
       shared={
         source: [self._shared[source].reference]
@@ -247,8 +258,10 @@ class ActorPool:
     """Returns what an actor returned; None if it was lost."""
     try:
       return self._ray.get(future)
-    except self._ray.exceptions.RayTaskError:
-      raise
+    except self._ray.exceptions.RayTaskError as error:
+      raise errors.RunError(
+        f'A Ray actor failed: {_one_line(error)}'
+      ) from error
     except self._ray.exceptions.RayError as error:
       logging.debug('A Ray actor was lost: %s', error)
       return None
@@ -277,14 +290,10 @@ class ActorPool:
     return ' '.join(self._refusals.values())
 
   def _count_sent(self, actor, chunk, work, is_home):
-    sent = zip(
-      (work.program.key, *(id(boxed) for boxed in work.received)),
-      (work.program.num_bytes, *work.received_bytes),
-    )
-    for key, size in sent:
-      if key not in actor.has_received:
-        actor.has_received.add(key)
-        self.bytes_sent += size
+    for stored in (work.program, *work.received):
+      if actor not in stored.takers:
+        stored.takers.add(actor)
+        self.bytes_sent += stored.num_bytes
     if not is_home:
       self.bytes_sent += transport.num_bytes(chunk.argument)
 
@@ -371,15 +380,6 @@ class _References(Mapping):
     raise TypeError('The size of a shared mapping is not known here.')
 
 
-@dataclasses.dataclass(frozen=True)
-class SharedProgram:
-  """A `ray_actor.Program` in Ray's object store."""
-
-  key: int
-  reference: Any
-  num_bytes: int
-
-
 class Work:
   """One run of a computation's clients' part.
 
@@ -387,13 +387,11 @@ class Work:
     program: What they compute.
     run: Tells this run from others.
     chunks: The cohort.
-    received: Boxed references of Ray, one for each stage so far, to what
-      clients receive.
-    received_bytes: Their sizes.
+    received: What clients receive in each stage so far.
   """
 
   def __init__(
-    self, program: SharedProgram, argument: Any, num_clients: int, size: int
+    self, program: Stored, argument: Any, num_clients: int, size: int
   ):
     """Cuts a cohort.
 
@@ -404,8 +402,7 @@ class Work:
     self.program = program
     self.run = next(_unique_number)
     self.chunks = []
-    self.received: list[Any] = []
-    self.received_bytes: list[int] = []
+    self.received: list[Stored] = []
     for begin in range(0, num_clients, size):
       end = min(begin + size, num_clients)
       part = transport.encode(transport.of_clients(argument, begin, end))
@@ -447,14 +444,13 @@ class _Stage:
     for num_orders in range(_MAX_ORDERS):
       for actor in actors:
         if len(actor.orders) == num_orders and self._waiting:
-          chunk = self._choose(actor)
+          chunk = self._choose(actor, actors)
           if chunk is not None:
             self._waiting.remove(chunk)
             self._pool.order(actor, chunk, self._work)
 
-  def _choose(self, actor: Actor) -> Optional[Chunk]:
+  def _choose(self, actor: Actor, actors: list[Actor]) -> Optional[Chunk]:
     """The waiting chunk of which an actor has most."""
-    actors = self._pool.actors()
     own = [chunk for chunk in self._waiting if chunk.home is actor]
     if own:
       return own[0]
@@ -488,8 +484,10 @@ class _Stage:
     if self._pool.actors():
       self._last_seen = time.monotonic()
       return
-    is_hopeless = not self._pool.num_actors
-    if is_hopeless or time.monotonic() - self._last_seen > _SECONDS_TO_START:
+    if (
+      not self._pool.num_actors
+      or time.monotonic() - self._last_seen > _SECONDS_TO_START
+    ):
       raise errors.RunError(
         f'No Ray actor is left to compute on. {self._pool.refusal()}'.strip()
       )

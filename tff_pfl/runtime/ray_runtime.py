@@ -116,12 +116,14 @@ class _ClusterMapper(client_mapper.ClientMapper):
   ) -> list[values.LocalValue]:
     return self._local.map(function, argument, num_clients)
 
-  def prepare(self, plan: stages.Plan) -> ray_pool.SharedProgram:
+  def prepare(self, plan: stages.Plan) -> ray_pool.Stored:
     """Puts a plan's program where actors find it."""
-    return self._pool.put_program(ray_actor.Program.of(plan))
+    program = ray_actor.Program.of(plan)
+    calls = [call for part in program.parts for _, call in part.steps]
+    return self._pool.store(program, sum(map(len, calls)))
 
   def cohort(
-    self, program: ray_pool.SharedProgram, argument: Any, num_clients: int
+    self, program: ray_pool.Stored, argument: Any, num_clients: int
   ) -> Callable[[Mapping[str, Any]], list[stages.ChunkOutput]]:
     """Returns what computes a cohort's stages; see `ActorPool.compute`."""
     size = self._clients_per_chunk or -(-num_clients // _CHUNKS_PER_COHORT)
