@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -88,6 +88,12 @@ class Order(NamedTuple):
   shared: Mapping[int, list[Any]]
 
 
+def _fetch(boxed: list[Any]) -> Any:
+  import ray
+
+  return ray.get(boxed[0])
+
+
 class ChunkActor:
   """Computes chunks of clients, one after another.
 
@@ -99,8 +105,18 @@ class ChunkActor:
     self,
     num_threads: int,
     on_gpu: bool,
-    batched_clients: Optional[bool],
+    batched_clients: Optional[bool] = None,
+    fetch: Callable[[list[Any]], Any] = _fetch,
   ):
+    """Prepares an actor.
+
+    Args:
+      num_threads: How many clients compute at the same time.
+      on_gpu: Whether they compute on the GPUs that Ray gave this process.
+      batched_clients: As for `in_process.InProcessRuntime`.
+      fetch: Returns what an order has in a list.
+    """
+    self._fetch = fetch
     self._mapper, self._device = in_process.create_mapper(
       'gpu' if on_gpu else 'cpu', num_threads, batched_clients
     )
@@ -153,7 +169,7 @@ class ChunkActor:
 
   def _program(self, key: int, boxed: list[Any]) -> tuple[Any, Optional[str]]:
     if key not in self._programs:
-      program = _fetch(boxed)
+      program = self._fetch(boxed)
       self._programs[key] = (
         stages.ChunkInterpreter(program.blocks(), self._library, self._mapper),
         program.parameter_name,
@@ -166,7 +182,7 @@ class ChunkActor:
   def _receive(self, number: int, boxed: Any) -> dict[str, Any]:
     """What all clients get in a stage, decoded once for all chunks."""
     if number not in self._received:
-      self._received[number] = transport.decode_all(_fetch(boxed))
+      self._received[number] = transport.decode_all(self._fetch(boxed))
     return self._received[number]
 
   def _argument(self, order: Order) -> Any:
@@ -174,15 +190,9 @@ class ChunkActor:
       del self._mappings[number]
     for number, boxed in order.shared.items():
       if number not in self._mappings:
-        self._mappings[number] = _fetch(boxed)
+        self._mappings[number] = self._fetch(boxed)
     return transport.decode(order.argument, self._load)
 
   def _load(self, reference: values.Reference) -> Any:
     number, position = reference.source
     return self._mappings[number][position][reference.key]
-
-
-def _fetch(boxed: list[Any]) -> Any:
-  import ray
-
-  return ray.get(boxed[0])
