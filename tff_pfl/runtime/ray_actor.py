@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -92,6 +94,21 @@ def _fetch(boxed: list[Any]) -> Any:
   import ray
 
   return ray.get(boxed[0])
+
+
+def pack(value: Any) -> tuple[bytes, list[np.ndarray]]:
+  """Pickles a value; its arrays stand beside it, so that Ray shares them."""
+  from ray import cloudpickle
+
+  buffers = []
+  data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+  return data, [np.frombuffer(b.raw(), np.uint8) for b in buffers]
+
+
+def unpack(packed: tuple[bytes, list[np.ndarray]]) -> Any:
+  """Returns what was packed."""
+  data, buffers = packed
+  return pickle.loads(data, buffers=buffers)
 
 
 class ChunkActor:
@@ -190,7 +207,7 @@ class ChunkActor:
       del self._mappings[number]
     for number, boxed in order.shared.items():
       if number not in self._mappings:
-        self._mappings[number] = self._fetch(boxed)
+        self._mappings[number] = unpack(self._fetch(boxed))
     return transport.decode(order.argument, self._load)
 
   def _load(self, reference: values.Reference) -> Any:

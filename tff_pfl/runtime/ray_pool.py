@@ -152,7 +152,7 @@ class ActorPool:
   def share(self, mappings: tuple[Mapping[Any, Any], ...]) -> tuple[Any, ...]:
     """Returns mappings from keys to references that actors resolve."""
     number = next(_unique_number)
-    owner = _Shared(self._ray.put(mappings))
+    owner = _Shared(self._ray.put(ray_actor.pack(mappings)))
     self._shared[number] = owner
     return tuple(
       _References((number, position), owner)

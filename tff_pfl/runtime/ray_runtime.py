@@ -90,6 +90,11 @@ class RayRuntime(interpreting.InterpretingRuntime):
     return self._pool.share(mappings)
 
   @property
+  def num_actors(self) -> int:
+    """How many actors compute, those that are starting included."""
+    return self._pool.num_actors
+
+  @property
   def bytes_moved(self) -> tuple[int, int]:
     """How many bytes actors have received and sent so far."""
     return self._pool.bytes_sent, self._pool.bytes_received

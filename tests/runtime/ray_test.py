@@ -1,0 +1,231 @@
+"""Cohorts on a Ray cluster of three nodes."""
+
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.runtime import parity
+from tff_pfl import datasets, errors, runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples
+from tff_pfl.models import zoo
+from tff_pfl.runtime import ray_pool
+from tff_pfl.system import ray_cluster
+
+ray = pytest.importorskip(
+  'ray', reason='needs Ray, which `make venv RAY=1` installs'
+)
+# Ray's worker processes are shared by all tests of this file.
+pytestmark = pytest.mark.xdist_group('ray')
+
+_NUM_CLIENTS = 12
+_NUM_ROUNDS = 3
+
+
+@pytest.fixture(name='cluster', scope='module')
+def _cluster():
+  from ray import cluster_utils
+
+  before = set(psutil.process_iter())
+  cluster = cluster_utils.Cluster(
+    initialize_head=True,
+    head_node_args={
+      'num_cpus': 1,
+      'include_dashboard': False,
+      '_system_config': {
+        'health_check_initial_delay_ms': 500,
+        'health_check_period_ms': 500,
+        'health_check_failure_threshold': 3,
+      },
+    },
+  )
+  for _ in range(2):
+    cluster.add_node(num_cpus=1)
+  cluster.wait_for_nodes()
+  yield cluster
+  ray.shutdown()
+  cluster.shutdown()
+  ours = set(psutil.Process().children(recursive=True)) - before
+  _, alive = psutil.wait_procs(ours, timeout=10)
+  assert not [p for p in alive if 'ray' in ' '.join(p.cmdline())]
+
+
+@pytest.fixture(name='rt', scope='module')
+def _rt(cluster):
+  with _runtime(cluster) as rt:
+    yield rt
+
+
+def _runtime(cluster, **options):
+  return runtime.create_runtime('ray', address=cluster.address, **options)
+
+
+@pytest.fixture(name='data', scope='module')
+def _data():
+  return datasets.load_dataset('digits', num_clients=_NUM_CLIENTS)
+
+
+@pytest.fixture(name='processes', scope='module')
+def _processes(data):
+  model = zoo.make_model(
+    'mlp', data.element_spec, data.num_classes, 1, widths=(16,)
+  )
+  return {
+    name: registry.build(
+      name, model, registry.get_algorithm(name).hparams(), seed=3
+    )
+    for name in ('fed_rep', 'fed_fac')
+  }
+
+
+def _train(rt, process, data, disturb=lambda: None):
+  """Returns the results of some rounds; the second one is disturbed."""
+  (train,) = rt.share(client_examples.ClientExamples(data.train))
+  state = rt.run(process.initialize)
+  states = rt.run(process.initialize_client_states, [*range(_NUM_CLIENTS)])
+  outputs = []
+  for round_number in range(_NUM_ROUNDS):
+    if round_number == 1:
+      disturb()
+    output = rt.run(
+      process.next, state, states, [train[i] for i in data.client_ids]
+    )
+    state, states = output.state, output.client_states
+    outputs.append(output)
+  return outputs
+
+
+@pytest.fixture(name='undisturbed', scope='module')
+def _undisturbed(rt, processes, data):
+  return {name: _train(rt, p, data) for name, p in processes.items()}
+
+
+@pytest.mark.parametrize('name', ['fed_rep', 'fed_fac'])
+def test_rounds_are_those_of_one_process(undisturbed, processes, data, name):
+  with runtime.create_runtime('in_process') as here:
+    expected = _train(here, processes[name], data)
+  parity.assert_close(undisturbed[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def _kill_actors(number):
+  workers = [
+    p for p in psutil.process_iter() if p.name().startswith('ray::ChunkActor')
+  ]
+  for process in workers[:number]:
+    process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize('name', ['fed_rep', 'fed_fac'])
+def test_killed_process_changes_no_bit(
+  rt, undisturbed, processes, data, caplog, name
+):
+  disturbed = _train(
+    rt,
+    processes[name],
+    data,
+    lambda: threading.Timer(0.05, _kill_actors, [1]).start(),
+  )
+  parity.assert_same(disturbed, undisturbed[name])
+  assert 'actor was lost' in caplog.text
+
+
+def test_killed_node_changes_no_bit(cluster, rt, undisturbed, processes, data):
+  node = cluster.add_node(num_cpus=1)
+  # Until a round has used its actor.
+  while rt.num_actors < 4:
+    rt._pool._last_count = 0.0
+    _train(rt, processes['fed_rep'], data)
+  disturbed = _train(
+    rt,
+    processes['fed_fac'],
+    data,
+    lambda: threading.Timer(
+      0.05, cluster.remove_node, [node], {'allow_graceful': False}
+    ).start(),
+  )
+  parity.assert_same(disturbed, undisturbed['fed_fac'])
+
+
+def test_errors_of_clients_are_raised_as_they_are(rt):
+  @tff.tensorflow.computation(np.int32)
+  def fail(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, 2)]):
+      return tf.identity(x)
+
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+  def fail_at_clients(x):
+    return tff.federated_map(fail, x)
+
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    rt.run(fail_at_clients, [1, 2, 3])
+  assert rt.run(fail_at_clients, [1, 0, 1]) == [1, 0, 1]
+
+
+def test_data_that_differ_are_refused(rt, processes, data, monkeypatch):
+  monkeypatch.setattr(data, 'fingerprint', 'of other data')
+  with pytest.raises(errors.RunError, match='of other data'):
+    _train(rt, processes['fed_rep'], data)
+
+
+def test_clients_may_pass_sequences(rt):
+  @tff.tensorflow.computation(tff.SequenceType(np.int64))
+  def total(numbers):
+    return numbers.reduce(np.int64(0), lambda a, b: a + b)
+
+  @tff.federated_computation(
+    tff.FederatedType(tff.SequenceType(np.int64), tff.CLIENTS)
+  )
+  def total_of_all(numbers):
+    return tff.federated_sum(tff.federated_map(total, numbers))
+
+  numbers = [tf.data.Dataset.range(n) for n in (3, 4)]
+  assert rt.run(total_of_all, numbers) == 3 + 6
+
+
+def test_no_actor_in_time_is_an_error(
+  cluster, rt, processes, data, monkeypatch
+):
+  del rt  # Has all cores.
+  monkeypatch.setattr(ray_pool, '_SECONDS_TO_START', 0.0)
+  with _runtime(cluster) as late:
+    with pytest.raises(errors.RunError, match='No Ray actor is left'):
+      _train(late, processes['fed_rep'], data)
+
+
+def test_actors_that_fit_no_node_are_refused(cluster):
+  with pytest.raises(ValueError, match='cpus_per_actor'):
+    _runtime(cluster, cpus_per_actor=1000)
+
+
+def test_closed_runtime_says_so(cluster, processes):
+  rt = _runtime(cluster)
+  rt.close()
+  with pytest.raises(errors.RunError, match='closed'):
+    rt.run(processes['fed_rep'].initialize)
+
+
+def test_other_code_is_refused(cluster, rt, processes, data, monkeypatch):
+  rt.close()
+  monkeypatch.setattr(ray_cluster, 'code_checksum', lambda: 'of other code')
+  with _runtime(cluster) as other:
+    with pytest.raises(errors.RunError, match='install the same'):
+      _train(other, processes['fed_rep'], data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [1, 6])
+def test_number_of_actors_changes_no_bit(
+  cluster, rt, undisturbed, processes, data, monkeypatch, number
+):
+  rt.close()
+  monkeypatch.setattr(ray_pool.ActorPool, '_num_fitting', lambda _: number)
+  with _runtime(cluster, cpus_per_actor=0.5) as other:
+    parity.assert_same(
+      _train(other, processes['fed_fac'], data), undisturbed['fed_fac']
+    )
+    assert other.num_actors == number
