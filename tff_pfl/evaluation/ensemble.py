@@ -181,11 +181,11 @@ def _sum_of_predictions(
   """The sum of all known clients' predictions, and the number of them."""
   ensemble = Ensemble(process)
   num_inputs = len(inputs['x'])
-  train = client_examples.ClientExamples(known.train)
+  (train,) = runtime.share(client_examples.ClientExamples(known.train))
   total, num_models = 0.0, 0
   indices = range(known.num_clients)
-  for first in range(0, len(indices), personalized_evaluation.CLIENTS_PER_CALL):
-    chunk = indices[first : first + personalized_evaluation.CLIENTS_PER_CALL]
+  for first in range(0, len(indices), runtime.clients_per_call):
+    chunk = indices[first : first + runtime.clients_per_call]
     members = [
       (state, known.client_ids[index])
       for index, state in zip(chunk, states_of(chunk))

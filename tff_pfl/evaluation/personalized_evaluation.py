@@ -16,9 +16,6 @@ from tff_pfl.templates import personalized_process
 # From client ids to examples, as `Runtime.share` returns it.
 ClientMapping = Mapping[str, Any]
 
-# Clients evaluated in one call; bounds the memory of their data.
-CLIENTS_PER_CALL = 20
-
 
 class Evaluation(NamedTuple):
   """An evaluation of all clients that have test examples.
@@ -132,8 +129,8 @@ def _scored_clients(
     for index, client_id in enumerate(data.client_ids)
     if data.num_test_examples(client_id)
   ]
-  for start in range(0, len(indices), CLIENTS_PER_CALL):
-    chunk = indices[start : start + CLIENTS_PER_CALL]
+  for start in range(0, len(indices), runtime.clients_per_call):
+    chunk = indices[start : start + runtime.clients_per_call]
     states = states_of(chunk)
     ids = [data.client_ids[index] for index in chunk]
     results = runtime.run(

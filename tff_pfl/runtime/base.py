@@ -104,6 +104,11 @@ class Runtime(abc.ABC):
     return mappings
 
   @property
+  def clients_per_call(self) -> int:
+    """Of how many clients an evaluation has the data in memory at a time."""
+    return 20
+
+  @property
   def bytes_moved(self) -> Optional[tuple[int, int]]:
     """Bytes that clients' processes received and sent so far.
 
