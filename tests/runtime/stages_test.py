@@ -1,0 +1,145 @@
+"""Computations in stages, and cohorts in chunks."""
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tests.runtime import chunks, parity
+from tff_pfl import datasets, runtime
+from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples
+from tff_pfl.runtime import lowering, ray_pool, stages, transport, values
+
+_NUM_CLIENTS = 5
+
+
+def _process(name):
+  return registry.build(
+    name,
+    toy_problems.model_for(name, toy_problems.classifier()),
+    toy_problems.hparams_for(name),
+    seed=5,
+  )
+
+
+def _plan(computation):
+  return stages.plan(lowering.lower(computation))
+
+
+def _train(rt, name):
+  process = _process(name)
+  examples = [toy_problems.labeled_examples(n, n) for n in (7, 0, 23, 5, 30)]
+  data = toy_problems.padded(toy_problems.examples_for(name, examples))
+  state = rt.run(process.initialize)
+  states = rt.run(process.initialize_client_states, [*range(_NUM_CLIENTS)])
+  outputs = []
+  for _ in range(2):
+    output = rt.run(process.next, state, states, list(data))
+    state, states = output.state, output.client_states
+    outputs.append(output)
+  return outputs
+
+
+@pytest.mark.parametrize(
+  ('name', 'num_stages'), [('fed_rep', 1), ('fed_dar', 2), ('fed_fac', 2)]
+)
+def test_stage_is_an_exchange(name, num_stages):
+  plan = _plan(_process(name).next)
+  assert len(plan.at_clients) == num_stages
+  for part in plan.at_clients:
+    assert part.totals
+    assert part.received
+  assert not plan.at_clients[-1].kept
+  # The driver needs the clients' new states only.
+  assert [len(part.returned) for part in plan.at_clients] == [0] * (
+    num_stages - 1
+  ) + [1]
+
+
+def test_clients_have_no_part_in_what_the_server_computes():
+  assert _plan(_process('fed_rep').initialize) is None
+
+
+# Two exchanges, and domains; state of client and server. `ray_test` has more.
+@pytest.mark.parametrize('name', ['fed_dar', 'scaffold'])
+def test_rounds_in_chunks_are_those_of_one_process(name):
+  with runtime.create_runtime('in_process') as rt:
+    expected = _train(rt, name)
+  with chunks.ChunksRuntime(2, num_actors=1) as rt:
+    in_chunks = _train(rt, name)
+  parity.assert_close(in_chunks, expected)
+  # As after the loss of each chunk's actor, between all stages.
+  with chunks.ChunksRuntime(2, num_actors=3, homeless=True) as rt:
+    parity.assert_same(_train(rt, name), in_chunks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
+def test_rounds_of_any_method_in_chunks(name):
+  test_rounds_in_chunks_are_those_of_one_process(name)
+
+
+def test_cohort_without_clients():
+  with chunks.ChunksRuntime(2) as rt:
+    process = _process('fed_rep')
+    state = rt.run(process.initialize)
+    output = rt.run(process.next, state, [], [])
+  assert output.client_states == []
+  assert output.metrics['clients'] == 0
+
+
+def test_transport_keeps_values():
+  value = (
+    values.AllEqual((np.float32(1), values.Reference((0, 1), 'a'))),
+    values.Columns((values.PerClient([np.arange(3), np.arange(2)]),)),
+    None,
+  )
+  sent = pickle.loads(pickle.dumps(transport.encode(value)))
+  decoded = transport.decode(sent, load=lambda _: (tf.constant(7),))
+  assert decoded[0].value[1][0].numpy() == 7
+  np.testing.assert_array_equal(
+    decoded[1].columns[0].values[0].numpy(), np.arange(3)
+  )
+  assert decoded[2] is None
+  assert transport.num_bytes(sent) == 4 + 5 * 8
+  assert transport.references(sent) == [values.Reference((0, 1), 'a')]
+
+
+def test_chunk_has_its_clients_part_of_an_argument():
+  argument = (
+    (np.float32(1), np.float32(2)),
+    values.PerClient([10, 11, 12]),
+    values.AllEqual(3),
+  )
+  assert transport.of_clients(argument, 1, 3) == (
+    (None, None),
+    values.PerClient([11, 12]),
+    values.AllEqual(3),
+  )
+
+
+def test_cohort_is_cut_in_its_order():
+  argument = (values.PerClient([1, 2, 3, 4, 5]),)
+  work = ray_pool.Work(None, argument, 5, 2)
+  assert [c.num_clients for c in work.chunks] == [2, 2, 1]
+  assert [c.argument[0].values for c in work.chunks] == [[1, 2], [3, 4], [5]]
+
+
+def test_dataset_travels_as_its_description():
+  data = datasets.load_dataset('digits', num_clients=3)
+  examples = client_examples.ClientExamples(data.train)
+  expected = [examples[i] for i in data.client_ids]
+  sent = pickle.dumps(examples)  # Without those that it keeps.
+  assert len(sent) < 2000
+  again = pickle.loads(sent)
+  parity.assert_same([again[i] for i in data.client_ids], expected)
+
+
+def test_dataset_of_arrays_travels_whole():
+  data = datasets.FederatedDataset.from_arrays(
+    np.float32([[1], [2], [3], [4]]), [0, 1, 0, 1], keys=['a', 'a', 'b', 'b']
+  )
+  assert pickle.loads(pickle.dumps(data)).fingerprint == data.fingerprint
