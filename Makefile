@@ -2,10 +2,12 @@
 # does not match the lock; `make` alone lists the targets.
 #   make PYTHON=/path/to/python3.11 …   builds with that Python
 #   make venv GPU=1                     adds TensorFlow's CUDA 11.8 libraries
+#   make venv RAY=1                     adds Ray, for --runtime=ray
 #   make train TRAIN_ARGS="…"           trains with other flags
 #   make test TEST_ARGS="-k fed_rep"    passes arguments to pytest
 PYTHON ?=
 GPU ?=
+RAY ?=
 UV ?= uv
 TEST_PROCESSES ?= 2
 TRAIN_ARGS ?= --flagfile=binaries/flagfiles/fed_rep.txt
@@ -17,7 +19,7 @@ DOCS_PYTHON := .venv-docs/bin/python
 SOURCES := tff_pfl binaries tests
 # `make lock` never lets uv fetch a Python: a universal lock needs none.
 COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
-	--python-version 3.9 --generate-hashes \
+	--python-version 3.10 --generate-hashes \
 	--custom-compile-command 'make lock' $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
@@ -27,8 +29,8 @@ help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile \
 	  | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-venv:  ## Build .venv from the lock (GPU=1: with CUDA libraries)
-	@GPU='$(GPU)' PYTHON='$(PYTHON)' sh .ci/build_venv
+venv:  ## Build .venv from the lock (GPU=1: with CUDA libraries; RAY=1: with Ray)
+	@GPU='$(GPU)' RAY='$(RAY)' PYTHON='$(PYTHON)' sh .ci/build_venv
 
 train: venv  ## Main job: train on the digits and show per-client results
 	@$(VENV_PYTHON) -m binaries.train $(TRAIN_ARGS)
@@ -58,6 +60,7 @@ lock:  ## Recompile the locks with uv (LOCK_ARGS=--upgrade: newest versions)
 	 https://docs.astral.sh/uv/getting-started/installation/" >&2; exit 1; }
 	@$(COMPILE) requirements.in --override overrides.txt -o requirements.txt
 	@$(COMPILE) requirements-gpu.in --no-deps -o requirements-gpu.txt
+	@$(COMPILE) requirements-ray.in --constraint requirements.txt -o requirements-ray.txt
 	@$(COMPILE) requirements-docs.in -o requirements-docs.txt
 
 clean:  ## Remove the environments, caches and site/ (never runs/)

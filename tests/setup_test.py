@@ -20,8 +20,10 @@ import pytest
 from packaging import markers, requirements, utils
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-LOCKS = ('requirements.txt', 'requirements-gpu.txt', 'requirements-docs.txt')
-PYTHON_VERSIONS = ('3.9', '3.10', '3.11')
+LOCKS = tuple(
+  f'requirements{extra}.txt' for extra in ('', '-gpu', '-ray', '-docs')
+)
+PYTHON_VERSIONS = ('3.10', '3.11')
 TARGETS = (
   *('venv', 'train', 'test', 'test-slow', 'docs', 'docs-serve', 'lint'),
   *('lock', 'clean'),
@@ -32,7 +34,7 @@ TOOLS = (
   *('make', 'mkdir', 'mv', 'rm', 'sed', 'sh', 'sha256sum', 'sleep'),
 )
 FAST_TESTS = '-m pytest -n 2 --dist loadgroup'
-NO_PYTHON = 'tff_pfl needs Python 3.9, 3.10 or 3.11'
+NO_PYTHON = 'tff_pfl needs Python 3.10 or 3.11'
 
 # Records its arguments, answers the build script's probe with the real Python,
 # and makes a .venv whose python is a copy of itself.
@@ -401,25 +403,46 @@ def test_concurrent_makes_build_once(checkout):
   assert num_builds(checkout.calls()) == 1
 
 
-def test_gpu_is_added_on_top_and_kept_until_refused(checkout):
+@pytest.mark.parametrize('extra', ['gpu', 'ray'])
+def test_extra_is_added_on_top_and_kept_until_refused(checkout, extra):
+  lock = f'requirements-{extra}.txt'
   checkout.add_python()
   checkout.make('venv')
+  checkout.calls()
+  checkout.make('venv', f'{extra.upper()}=1')
+  (call,) = checkout.calls()
+  assert call.endswith(f'-r {lock}')
+  assert '--no-deps' in call and '--require-hashes' in call
+  checkout.make('train')
+  assert [c for c in checkout.calls() if 'binaries' not in c] == []
+  checkout.change_lock(lock)
+  checkout.make('venv')
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  assert calls[-1].endswith(f'-r {lock}')
+  checkout.make('venv', f'{extra.upper()}=0')
+  calls = checkout.calls()
+  assert num_builds(calls) == 1
+  assert not any(lock in call for call in calls)
+
+
+def test_extras_are_added_to_one_another(checkout):
+  checkout.add_python()
+  checkout.make('venv', 'RAY=1')
   checkout.calls()
   checkout.make('venv', 'GPU=1')
   (call,) = checkout.calls()
   assert call.endswith('-r requirements-gpu.txt')
-  assert '--no-deps' in call and '--require-hashes' in call
-  checkout.make('train')
-  assert [c for c in checkout.calls() if 'binaries' not in c] == []
-  checkout.change_lock('requirements-gpu.txt')
   checkout.make('venv')
-  calls = checkout.calls()
-  assert num_builds(calls) == 1
-  assert calls[-1].endswith('-r requirements-gpu.txt')
-  checkout.make('venv', 'GPU=0')
-  calls = checkout.calls()
-  assert num_builds(calls) == 1
-  assert not any('requirements-gpu' in call for call in calls)
+  assert checkout.calls() == []
+
+
+@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
+def test_ray_lock_has_the_versions_of_the_lock(python_version):
+  base = locked_versions('requirements.txt', python_version)
+  ray = locked_versions('requirements-ray.txt', python_version)
+  assert 'ray' in ray
+  assert {name: base.get(name, found) for name, found in ray.items()} == ray
 
 
 def test_gpu_libraries_added_in_part_are_not_taken_for_ready(checkout):
@@ -591,16 +614,16 @@ def test_ci_run_is_executable():
 def test_ci_run_passes_on_the_status_of_make_test(checkout):
   result = run_ci(checkout)
   assert result.returncode == 7
-  assert result.stdout == f'{checkout.path}|test|unset\n'
+  assert result.stdout == f'{checkout.path}|test RAY=1|unset\n'
 
 
 def test_ci_run_finds_the_data_beside_the_checkout(checkout):
   data = checkout.path.parent / 'shared' / 'data'
   data.mkdir(parents=True)
-  assert run_ci(checkout).stdout == f'{checkout.path}|test|{data}\n'
+  assert run_ci(checkout).stdout == f'{checkout.path}|test RAY=1|{data}\n'
 
 
 def test_ci_run_keeps_a_data_folder_that_is_set(checkout):
   (checkout.path.parent / 'shared' / 'data').mkdir(parents=True)
   stdout = run_ci(checkout, data_dir='elsewhere').stdout
-  assert stdout == f'{checkout.path}|test|elsewhere\n'
+  assert stdout == f'{checkout.path}|test RAY=1|elsewhere\n'
