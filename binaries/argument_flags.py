@@ -2,8 +2,8 @@
 
 import inspect
 import typing
-from collections.abc import Collection, Mapping
-from typing import Any, Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from absl import flags
 

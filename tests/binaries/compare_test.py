@@ -98,7 +98,7 @@ def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
       ['--algorithms=fed_avg', '--ditto_num_epochs=1'],
       ['--ditto_num_epochs', 'fed_avg'],
     ),
-    (['--runtime=remote'], ['--workers']),
+    (['--ray_gpus_per_actor=1'], ['--ray_gpus_per_actor']),
     (['--cohort_size=40'], ['cohort_size']),
     (['--dataset=synthetic', '--partition=dirichlet:0.1'], ['partition']),
     (['fed_avg'], ["flags only (--name=value), found 'fed_avg'"]),

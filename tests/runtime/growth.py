@@ -1,7 +1,7 @@
 """How much processes grow while they repeat the same work."""
 
 import gc
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 import psutil

@@ -414,7 +414,7 @@ def test_nothing_grows_with_calls(rt):
 
 def test_unknown_runtime_is_refused_with_the_known_ones():
   with pytest.raises(
-    ValueError, match="one of in_process, native, remote, found 'nativ'"
+    ValueError, match="one of in_process, native, ray, found 'nativ'"
   ):
     runtime.create_runtime('nativ')
 

@@ -9,16 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tests.runtime import parity
+from tests.runtime import chunks, parity
 from tff_pfl import runtime
 from tff_pfl.algorithms import per_fed_avg, registry
-from tff_pfl.runtime import worker_process
 from tff_pfl.templates import personalization
 
 keras = tf.keras
 
 _SEED = 11
-_NUM_WORKERS = 2
 _NUM_CLIENTS = 7
 _NEW = 6  # The client that is in no round.
 # Compiling takes most of the time, so only one method is compiled by XLA.
@@ -35,7 +33,7 @@ def _cases(fast):
       pytest.param(
         rt, name, marks=() if name in fast.get(rt, ()) else pytest.mark.slow
       )
-      for rt in ('in_process', 'remote')
+      for rt in ('in_process', 'chunks')
       for name in registry.ALGORITHMS
     ],
   )
@@ -85,29 +83,21 @@ def _data(name):
   )
 
 
-@pytest.fixture(name='workers', scope='module')
-def _workers():
-  with contextlib.ExitStack() as stack:
-    yield [
-      stack.enter_context(worker_process.start_worker()).target
-      for _ in range(_NUM_WORKERS)
-    ]
-
-
 @pytest.fixture(name='on', scope='module')
-def _on(workers):
+def _on():
   """`on(name, run, *args)`: `run(rt, *args)` on a runtime, computed once."""
   options = {
     'native': ('native', {}),
     'in_process': ('in_process', {'max_concurrent_clients': 2}),
     'in_process_1': ('in_process', {'max_concurrent_clients': 1}),
     'batched': ('in_process', {'batched_clients': True}),
-    'remote': ('remote', {'workers': workers}),
   }
   with contextlib.ExitStack() as stack:
 
     @functools.cache
     def runtime_of(key):
+      if key == 'chunks':
+        return stack.enter_context(contextlib.closing(chunks.ChunksRuntime(2)))
       name, arguments = options[key]
       return stack.enter_context(
         contextlib.closing(runtime.create_runtime(name, **arguments))
@@ -225,7 +215,7 @@ def test_clients_in_batches_give_what_they_give_alone(on, name):
       pytest.param(*case, marks=pytest.mark.slow)
       for case in (
         ('batched', 'exact'),
-        ('remote', 'exact'),
+        ('chunks', 'exact'),
         ('in_process', 'hessian_free'),
         ('batched', 'hessian_free'),
       )

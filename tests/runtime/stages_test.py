@@ -76,12 +76,6 @@ def test_rounds_in_chunks_are_those_of_one_process(name):
     parity.assert_same(_train(rt, name), in_chunks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', registry.ALGORITHMS)
-def test_rounds_of_any_method_in_chunks(name):
-  test_rounds_in_chunks_are_those_of_one_process(name)
-
-
 def test_cohort_without_clients():
   with chunks.ChunksRuntime(2) as rt:
     process = _process('fed_rep')

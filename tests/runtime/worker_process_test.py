@@ -81,26 +81,6 @@ def test_cores_are_divided_among_concurrent_clients(monkeypatch):
   assert threads(environment={'TF_NUM_INTRAOP_THREADS': '3'}) == '3'
 
 
-def test_port_of_a_running_worker_is_refused():
-  with worker_process.start_worker() as worker:
-    with pytest.raises(errors.RunError, match=f'port {worker.port}.*in use'):
-      worker_process.start_worker(port=worker.port)
-
-
-def test_port_can_be_chosen_and_is_free_again_after_stop():
-  with worker_process.start_worker() as worker:
-    port = worker.port
-  with worker_process.start_worker(port=port) as worker:
-    assert worker.port == port
-    assert worker.target == f'127.0.0.1:{port}'
-
-
-@pytest.mark.parametrize('port', [0, -1, 65536])
-def test_port_out_of_range_is_refused(port):
-  with pytest.raises(ValueError, match='Expected `port` to be from 1'):
-    worker_process.start_worker(port=port)
-
-
 def test_no_concurrent_clients_are_refused():
   with pytest.raises(ValueError, match='Expected `max_concurrent_clients`'):
     worker_process.start_worker(max_concurrent_clients=0)

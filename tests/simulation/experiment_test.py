@@ -455,7 +455,7 @@ def test_the_progress_bar_shows_the_domain_that_is_worst_off():
     ({'cohort_size': 0}, '`cohort_size`'),
     (
       {'runtime': 'abacus'},
-      '`runtime` to be one of in_process, native, remote',
+      '`runtime` to be one of in_process, native, ray',
     ),
     (
       {'settings': {'num_rounds': 50}},

@@ -1,8 +1,8 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
 import collections
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf

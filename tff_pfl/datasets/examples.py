@@ -3,8 +3,8 @@
 import abc
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf

@@ -3,8 +3,8 @@
 import collections
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf

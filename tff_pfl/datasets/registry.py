@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib

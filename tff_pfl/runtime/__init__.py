@@ -10,14 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 from tff_pfl import errors
-from tff_pfl.runtime import base, in_process, native, ray_runtime, remote
+from tff_pfl.runtime import base, in_process, native, ray_runtime
 
 # From a runtime's name, as in the programs' --runtime, to its class.
 RUNTIMES: dict[str, Callable[..., base.Runtime]] = {
   'in_process': in_process.InProcessRuntime,
   'native': native.NativeRuntime,
   'ray': ray_runtime.RayRuntime,
-  'remote': remote.RemoteRuntime,
 }
 # The fastest on one machine, and the only one that uses GPUs.
 DEFAULT = 'in_process'

@@ -4,8 +4,8 @@ import abc
 import contextlib
 import functools
 import threading
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import tensorflow as tf
 

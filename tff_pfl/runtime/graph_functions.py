@@ -8,8 +8,9 @@ costs little more than TensorFlow's own dispatch.
 import collections
 import hashlib
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -11,8 +11,9 @@ import itertools
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 from absl import logging

@@ -1,6 +1,7 @@
 """Interprets lowered computations on the values of `values`."""
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff

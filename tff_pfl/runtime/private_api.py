@@ -14,7 +14,6 @@ from tensorflow.python.framework.function_def_to_graph import (
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
 from tensorflow_federated.proto.v0 import (
   computation_pb2,
-  executor_pb2,
   executor_pb2_grpc,
 )
 from tensorflow_federated.python.core.backends.mapreduce import (
@@ -47,7 +46,6 @@ __all__ = [
   'RegisterPFor',
   'wrap',
   # TFF: what it and its workers say to each other.
-  'executor_pb2',
   'executor_pb2_grpc',
   # TFF: computations as they are sent.
   'computation_pb2',

@@ -3,7 +3,8 @@
 import concurrent.futures
 import threading
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from tff_pfl.system import shutdown
 

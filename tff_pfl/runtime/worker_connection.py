@@ -8,20 +8,21 @@ TensorFlow's message in `details()`.
 """
 
 import collections
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 import grpc
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime.private_api import executor_pb2, executor_pb2_grpc
+from tff_pfl.runtime.private_api import executor_pb2_grpc
 
 # gRPC's limit is a signed 32-bit number of bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _CHANNEL_OPTIONS = (
   ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
   ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-  # A proxy set in the environment must not carry traffic between workers.
+  # A proxy set in the environment must not carry the traffic.
   ('grpc.enable_http_proxy', 0),
 )
 # A worker keeps its loaded graphs for each number of clients; the least
@@ -35,15 +36,9 @@ _DISPOSE_BATCH_SIZE = 4
 # just before the process is gone.
 _LOST_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _SECONDS_FOR_END = 2.0
-# What a worker that was started again says of the executors of the one before.
-_UNKNOWN_EXECUTOR = 'No executor found'
 # A worker does not answer a release while it computes with what is released;
 # it does what was asked in any case.
 _SECONDS_TO_RELEASE = 1.0
-# gRPC's standard health service. TFF's worker has none and says so, which also
-# is a sign of life. (HTTP/2's own pings are no choice: gRPC servers close the
-# connection of who sends them more often than every five minutes.)
-_HEALTH_METHOD = '/grpc.health.v1.Health/Check'
 # Takes how long to wait for signs of a loss, in seconds; returns what to raise,
 # or None if the worker is well.
 FindLoss = Callable[[float], Optional[errors.RunError]]
@@ -64,24 +59,6 @@ class WorkerConnection:
     self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
     self._stub = _WorkerStub(self._channel, find_loss)
     self._executors = collections.OrderedDict()
-    self._check_health = self._channel.unary_unary(_HEALTH_METHOD)
-
-  def check_health(
-    self, timeout_seconds: float, *, wait_for_connection: bool = False
-  ) -> grpc.Future:
-    """Asks the worker for a sign of life, without waiting for it.
-
-    Args:
-      timeout_seconds: When to give up.
-      wait_for_connection: Whether to go on trying in that time where there is
-        no connection.
-
-    Returns:
-      A future for `has_answered`.
-    """
-    return self._check_health.future(
-      b'', timeout=timeout_seconds, wait_for_ready=wait_for_connection
-    )
 
   def wait_until_ready(self, timeout_seconds: float) -> None:
     """Returns when the channel is connected.
@@ -131,27 +108,11 @@ class WorkerConnection:
     if executor is not None:
       executor.close()
 
-  def begin_release(self) -> list[grpc.Future]:
-    """Gives up all executors, for a worker that goes on without us.
-
-    Nothing can be computed on this connection afterwards.
-
-    Returns:
-      Futures of the worker's answers. It frees what it computes with as soon as
-      it has done so.
-    """
-    return self._stub.begin_release()
-
   def close(self) -> None:
     """Closes the channel; calls under way end with an error."""
     self._stub.close()
     self._channel.close()
     self._executors.clear()
-
-
-def has_answered(check: grpc.Future) -> bool:
-  """Whether a finished `WorkerConnection.check_health` found a worker."""
-  return check.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class _WorkerStub(tff.framework.RemoteExecutorStub):
@@ -161,27 +122,13 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
     self._find_loss = find_loss
     self._is_closed = False
-    # Not disposed of yet; the executors of one cardinality have the same id.
-    self._executor_ids = []
 
   def close(self) -> None:
     """Makes the release of values a no-op: nothing is left to release."""
     self._is_closed = True
 
-  def begin_release(self) -> list[grpc.Future]:
-    """Disposes of all executors without waiting for it, and closes."""
-    self.close()
-    return [
-      self._stub.DisposeExecutor.future(
-        executor_pb2.DisposeExecutorRequest(executor=executor_id)
-      )
-      for executor_id in self._executor_ids
-    ]
-
   def get_executor(self, request):
-    response = self._call(self._stub.GetExecutor, request)
-    self._executor_ids.append(response.executor)
-    return response
+    return self._call(self._stub.GetExecutor, request)
 
   def create_value(self, request):
     return self._call(self._stub.CreateValue, request)
@@ -202,7 +149,6 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     self._release(self._stub.Dispose, request)
 
   def dispose_executor(self, request):
-    self._executor_ids.remove(request.executor)
     self._release(self._stub.DisposeExecutor, request)
 
   def _call(self, method, request):
@@ -210,9 +156,7 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     try:
       return method(request)
     except grpc.RpcError as error:
-      is_lost = error.code() in _LOST_CODES or (
-        _UNKNOWN_EXECUTOR in (error.details() or '')
-      )
+      is_lost = error.code() in _LOST_CODES
       loss = self._find_loss(_SECONDS_FOR_END if is_lost else 0.0)
       if loss is not None:
         raise loss from error

@@ -1,10 +1,8 @@
 """One process of TFF's C++ worker: started, watched and stopped.
 
-`start_worker` returns a worker that answers. The worker is an ordinary TFF
-`ExecutorGroup` service, so a program on the same or another machine can use it.
-
-The worker is reached at one address only, by default loopback; see
-`worker_port` for how, and for what that does not protect against.
+`start_worker` returns a worker that answers, an ordinary TFF `ExecutorGroup`
+service. It is reached from this machine only; see `worker_port` for how, and
+for what that does not protect against.
 
 The worker never outlives its owner:
 
@@ -69,8 +67,6 @@ class WorkerProcess:
   def __init__(
     self,
     *,
-    host: Optional[str] = None,
-    port: Optional[int] = None,
     max_concurrent_clients: Optional[int] = None,
     binary: Optional[str] = None,
     environment: Optional[Mapping[str, str]] = None,
@@ -78,10 +74,6 @@ class WorkerProcess:
     """Starts the process.
 
     Args:
-      host: The address to serve on, such as `'127.0.0.1'`; `'0.0.0.0'` for all.
-        None for loopback where this system can limit a worker to it, and all
-        otherwise.
-      port: The TCP port to serve on, 1 to 65535; None for a free one.
       max_concurrent_clients: How many clients' computations run at the same
         time, at least 1; None for the number of usable CPU cores.
       binary: The path of the worker; None for the one that comes with TFF.
@@ -90,8 +82,7 @@ class WorkerProcess:
         the concurrent clients.
 
     Raises:
-      RunError: If the binary is missing or not executable, the port is in use,
-        or cannot be limited to the address.
+      RunError: If the binary is missing or not executable.
       ValueError: If a number is out of range.
     """
     max_concurrent_clients = cores.concurrent_clients(max_concurrent_clients)
@@ -103,7 +94,7 @@ class WorkerProcess:
     self._ended = threading.Event()
     self._stop_requested = False
     self._start_error: Optional[OSError] = None
-    self._port = worker_port.WorkerPort(host, port)
+    self._port = worker_port.WorkerPort()
     command = child_processes.launch_command(
       binary,
       f'--port={self._port.number}',
@@ -153,7 +144,7 @@ class WorkerProcess:
 
   @property
   def target(self) -> str:
-    """The worker's gRPC address for programs on this machine."""
+    """The worker's gRPC address."""
     return self._port.target
 
   @property
@@ -186,7 +177,6 @@ class WorkerProcess:
           f'{self.port} within {timeout_seconds:g} seconds'
           f'{self._last_words()}.'
         )
-    self._port.check_limit()
 
   def describe_end(self) -> str:
     """Returns one line on how the worker ended, or that it still runs."""
@@ -291,8 +281,6 @@ class WorkerProcess:
 
 def start_worker(
   *,
-  host: Optional[str] = None,
-  port: Optional[int] = None,
   max_concurrent_clients: Optional[int] = None,
   binary: Optional[str] = None,
   environment: Optional[Mapping[str, str]] = None,
@@ -300,12 +288,10 @@ def start_worker(
 ) -> WorkerProcess:
   """Starts a worker and returns it when it answers.
 
-  A worker on a port of our choice that ends before it answers is replaced by
-  one on another port, a few times.
+  One that ends before it answers is replaced by another, a few times: somebody
+  else may have taken its port.
 
   Args:
-    host: The address to serve on; as for `WorkerProcess`.
-    port: The TCP port to serve on, 1 to 65535; None for a free one.
     max_concurrent_clients: How many clients' computations run at the same time,
       at least 1; None for the number of usable CPU cores.
     binary: The path of the worker; None for the one that comes with TFF.
@@ -320,11 +306,8 @@ def start_worker(
     RunError: If it cannot be started or does not answer in time.
     ValueError: If a number is out of range.
   """
-  num_tries = _NUM_PORTS_TRIED if port is None else 1
-  for tries_left in reversed(range(num_tries)):
+  for tries_left in reversed(range(_NUM_PORTS_TRIED)):
     worker = WorkerProcess(
-      host=host,
-      port=port,
       max_concurrent_clients=max_concurrent_clients,
       binary=binary,
       environment=environment,

@@ -20,8 +20,7 @@ drawn once and for all, stratified by class.
   shared, and what it means differs in two classes of ten.
 """
 
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy import ndimage

@@ -41,8 +41,8 @@ cannot be checked for this; a warning says so.)
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 import scipy.io

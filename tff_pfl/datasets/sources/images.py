@@ -2,7 +2,8 @@
 
 import urllib.error
 import urllib.request
-from typing import Callable, Optional
+from collections.abc import Callable
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf

@@ -1,8 +1,8 @@
 """Clients whose examples are cut out of their texts."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf

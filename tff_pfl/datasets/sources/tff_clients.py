@@ -5,7 +5,8 @@ TensorFlow Federated keeps what it has downloaded in `~/.tff` (word counts in
 that was cut short has to be deleted by hand.
 """
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow_federated as tff
 
