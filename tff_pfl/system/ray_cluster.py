@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import signal
+import socket
 import sys
 import threading
 from typing import Any
@@ -73,6 +74,8 @@ def _initialize(ray: Any, address: str) -> None:
       'num_cpus': cores.num_usable_cores(),
       'include_dashboard': False,
     }
+  else:
+    _expect_answer(address)
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     ray.init(
@@ -90,6 +93,24 @@ def _initialize(ray: Any, address: str) -> None:
     if threading.current_thread() is threading.main_thread():
       signal.signal(signal.SIGTERM, terminate)
   atexit.register(ray.shutdown)
+
+
+def _expect_answer(address: str) -> None:
+  """Raises `RunError` where nobody listens; Ray itself would wait for minutes.
+
+  Args:
+    address: As for `connect`; 'auto' is not looked at.
+  """
+  host, separator, port = address.removeprefix('ray://').rpartition(':')
+  if not separator or not port.isdecimal():
+    return
+  try:
+    socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+  except (OSError, OverflowError) as error:
+    raise errors.RunError(
+      f'No Ray cluster answers at {address}: {error}. Is it running, and is '
+      'its port open to this machine?'
+    ) from error
 
 
 def code_checksum() -> str:
