@@ -16,6 +16,7 @@ from typing import Any
 from tff_pfl import errors
 from tff_pfl.system import cores
 
+_SECONDS_TO_ANSWER = 10.0
 # The address of a Ray of this program's own.
 LOCAL = 'local'
 
