@@ -256,8 +256,13 @@ class _DomainProcess:
 class _DomainRuntime:
   """Gives each client what `process.evaluate_clients` would."""
 
+  clients_per_call = 20
+
   def __init__(self, results):
     self._results = iter(results)
+
+  def share(self, *mappings):
+    return mappings
 
   def run(self, computation, server_state, states, train, test):
     assert computation == 'evaluate_clients'

@@ -90,6 +90,8 @@ class _SharedRuntime:
     self._runtime = runtime
     self._before_call = before_call
     self.num_calls = 0
+    self.share = runtime.share
+    self.clients_per_call = runtime.clients_per_call
 
   def run(self, computation, *arguments):
     self.num_calls += 1

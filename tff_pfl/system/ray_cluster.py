@@ -77,6 +77,8 @@ def _initialize(ray: Any, address: str) -> None:
     }
   else:
     _expect_answer(address)
+    # The cluster may have been started from another environment.
+    options = {'runtime_env': {'py_executable': sys.executable}}
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     ray.init(
