@@ -28,7 +28,7 @@ import os
 
 from absl import flags
 
-from binaries import program, run_flags, runtime_flags
+from binaries import cluster_flags, program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import comparison_runner as runner
@@ -89,6 +89,7 @@ _RESUME = flags.DEFINE_bool(
   'resume', False, 'Continue the comparison in --output_dir, if any.'
 )
 flags.adopt_module_key_flags(run_flags)
+flags.adopt_module_key_flags(cluster_flags)
 flags.adopt_module_key_flags(program)
 
 
@@ -152,6 +153,7 @@ def main() -> None:
     _comparison(),
     _OUTPUT_DIR.value,
     num_processes=_NUM_PROCESSES.value,
+    cluster=cluster_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
   )

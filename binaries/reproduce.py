@@ -27,7 +27,7 @@ import os
 
 from absl import flags
 
-from binaries import papers, program, runtime_flags
+from binaries import cluster_flags, papers, program, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl.experiments import claims, laboratory, paper
 from tff_pfl.simulation import summary
@@ -80,7 +80,7 @@ _NUM_PROCESSES = flags.DEFINE_integer(
   'with --fast.',
   lower_bound=0,
 )
-for _name in runtime_flags.names():
+for _name in (*runtime_flags.names(), *cluster_flags.names()):
   flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(program)
 
@@ -116,6 +116,7 @@ def _settings():
     seed=_SEED.value,
     num_seeds=_NUM_SEEDS.value,
     num_processes=num_processes,
+    cluster=cluster_flags.selected_cluster(),
     runtime=runtime_flags.selected_runtime(),
     runtime_options=runtime_flags.options(),
   )

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from tff_pfl import errors
+from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import (
   collection,
   execution,
@@ -35,6 +36,7 @@ def run(
   directory: str,
   *,
   num_processes: Optional[int] = None,
+  cluster: Optional[cluster_lib.Cluster] = None,
   runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
   show_progress: bool = True,
@@ -46,6 +48,8 @@ def run(
   Args:
     num_processes: Trials at the same time; None for one on each usable core, 0
       for one after another in this process.
+    cluster: Where to run them, instead of on this machine; its nodes share
+      `directory`.
     runtime_options: Options of the trials' runtimes, as JSON types.
     resume: Whether to go on with the comparison in `directory`, if there is
       one. Methods and seeds may then be added. Without it an earlier comparison
@@ -73,6 +77,7 @@ def run(
   partition = _partition(comparison)
   options = {
     'num_processes': num_processes,
+    'cluster': cluster,
     'runtime_options': runtime_options,
     'show_progress': show_progress,
   }
@@ -88,11 +93,11 @@ def _run(comparison, directory, partition, options):
   )
   failed = execution.run_trials(trials, directory, **options)
   failures += tuning.failures_of(trials, failed)
-  shares = execution.divide_cores(
-    len(trials),
-    options['num_processes'],
-    (options['runtime_options'] or {}).get('max_concurrent_clients'),
-  )
+  if options['cluster'] is not None:
+    place = results.Setting('cluster', options['cluster'].address)
+  else:
+    shares = execution.divide_cores(len(trials), options['num_processes'])
+    place = results.Setting('num_processes', shares.num_processes)
   found = collection.collect(
     comparison,
     directory,
@@ -100,7 +105,7 @@ def _run(comparison, directory, partition, options):
     partition=partition,
     tunings=tunings,
     failures=failures,
-    settings=[results.Setting('num_processes', shares.num_processes)],
+    settings=[place],
   )
   found.write_json(os.path.join(directory, results.JSON_NAME))
   found.write_csv(os.path.join(directory, results.CSV_NAME))

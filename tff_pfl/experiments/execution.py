@@ -1,4 +1,4 @@
-"""Runs trials side by side, each in a process of its own.
+"""Runs trials side by side, each in a process of its own or on a cluster.
 
 A trial's folder holds `trial.json` (what it is), the files of its run,
 `log.txt` (what its process wrote) and, once it is finished, `scores.json`.
@@ -8,6 +8,7 @@ Whatever ends this process ends the trials; the next call goes on with them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ import tqdm
 
 import tff_pfl
 from tff_pfl import errors
+from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import trial
 from tff_pfl.simulation import run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
@@ -172,6 +174,7 @@ def run_trials(
   directory: str,
   *,
   num_processes: Optional[int] = None,
+  cluster: Optional[cluster_lib.Cluster] = None,
   runtime_options: Optional[Mapping[str, Any]] = None,
   show_progress: bool = True,
   description: str = 'trials',
@@ -185,6 +188,8 @@ def run_trials(
     num_processes: Trials at the same time, see `divide_cores`; 0 for one after
       another in this process, which keeps the memory of what they compile and
       ends with an error that is not expected.
+    cluster: Where to run them, instead of on this machine; its nodes share
+      `directory`.
     runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
@@ -201,11 +206,16 @@ def run_trials(
   expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
-  shares = divide_cores(
-    len(waiting), num_processes, options.get('max_concurrent_clients')
-  )
+  if cluster is not None:
+    most_clients = options.get('max_concurrent_clients')
+    shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
+    kind = functools.partial(_Tasks, cluster)
+  else:
+    shares = divide_cores(
+      len(waiting), num_processes, options.get('max_concurrent_clients')
+    )
+    kind = _Here if num_processes == 0 else _Processes
   options['max_concurrent_clients'] = shares.num_clients
-  kind = _Here if num_processes == 0 else _Processes
   running = kind(directory, options, shares)
   failures = {}
   bar = tqdm.tqdm(
@@ -240,10 +250,8 @@ def run_trials(
 
 
 def _command(folder):
-  """What runs the trial in a folder, and does not outlive this process."""
-  return child_processes.launch_command(
-    sys.executable, '-m', trial.__name__, folder
-  )
+  """What runs the trial in a folder."""
+  return [sys.executable, '-m', trial.__name__, folder]
 
 
 def _write_spec(directory, wanted, runtime_options):
@@ -298,8 +306,9 @@ class _Processes:
     root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
     paths = [root, os.environ.get('PYTHONPATH', '')]
     self._environment = {
-      'TF_NUM_INTRAOP_THREADS': str(shares.num_threads),
-      **os.environ,
+      'TF_NUM_INTRAOP_THREADS': os.environ.get(
+        'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
+      ),
       'PYTHONPATH': os.pathsep.join(filter(None, paths)),
     }
 
@@ -310,20 +319,24 @@ class _Processes:
     folder = trial_folder(self._directory, wanted.name)
     try:
       _write_spec(self._directory, wanted, self._runtime_options)
-      with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
-        self._processes[wanted.name] = subprocess.Popen(
-          _command(folder),
-          stdin=subprocess.DEVNULL,
-          stdout=log,
-          stderr=log,
-          env=self._environment,
-          # Ctrl-C in a terminal reaches this process alone, which ends them.
-          start_new_session=True,
-        )
+      self._processes[wanted.name] = self._start(folder)
     except OSError as error:
       raise errors.RunError(
         f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
       ) from error
+
+  def _start(self, folder):
+    with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
+      return subprocess.Popen(
+        # It does not outlive this process.
+        child_processes.launch_command(*_command(folder)),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, **self._environment},
+        # Ctrl-C in a terminal reaches this process alone, which ends them.
+        start_new_session=True,
+      )
 
   def take_ended(self):
     """Yields the name of each trial that has ended, and why it failed."""
@@ -362,3 +375,16 @@ class _Processes:
         process.kill()
       for process in processes:
         process.wait()
+
+
+class _Tasks(_Processes):
+  """Trials on a Ray cluster; left, as a context, it ends them."""
+
+  def __init__(self, cluster, directory, runtime_options, shares):
+    super().__init__(os.path.abspath(directory), runtime_options, shares)
+    self._tasks = cluster_lib.Tasks(cluster)
+
+  def _start(self, folder):
+    return self._tasks.start(
+      _command(folder), os.path.join(folder, LOG_NAME), self._environment
+    )

@@ -13,6 +13,7 @@ import tqdm
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
+from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import execution, plan, trial
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import run_config
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
       number.
     num_processes: Runs at the same time; None for one on each usable core, 0
       for one after another in this process.
+    cluster: Where to run them, instead of on this machine.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class.
   """
@@ -44,6 +46,7 @@ class Settings(NamedTuple):
   seed: int = 0
   num_seeds: Optional[int] = None
   num_processes: Optional[int] = None
+  cluster: Optional[cluster_lib.Cluster] = None
   runtime: str = runtime_lib.DEFAULT
   runtime_options: Mapping[str, Any] = types.MappingProxyType({})
   show_progress: bool = True
@@ -203,6 +206,7 @@ class Laboratory:
       list(trials.values()),
       settings.directory,
       num_processes=settings.num_processes,
+      cluster=settings.cluster,
       runtime_options=settings.runtime_options,
       show_progress=settings.show_progress,
       description='runs',

@@ -78,7 +78,13 @@ def _initialize(ray: Any, address: str) -> None:
   else:
     _expect_answer(address)
     # The cluster may have been started from another environment.
-    options = {'runtime_env': {'py_executable': sys.executable}}
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    options = {
+      'runtime_env': {
+        'py_executable': sys.executable,
+        'env_vars': {'PYTHONPATH': root},
+      }
+    }
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     ray.init(
