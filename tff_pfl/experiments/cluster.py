@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors
 from tff_pfl.system import child_processes, ray_cluster
+
+
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Cluster(NamedTuple):
@@ -118,7 +122,10 @@ def _run_in_child(
       start_new_session=True,
     )
     try:
-      return process.wait()
+      # Ray's request to end is noticed between two waits.
+      while process.poll() is None:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+      return process.returncode
     finally:
       if process.poll() is None:
         process.terminate()
