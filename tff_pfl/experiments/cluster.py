@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional
 from tff_pfl import errors
 from tff_pfl.system import child_processes, ray_cluster
 
-
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
