@@ -17,6 +17,12 @@ pytestmark = [
 ]
 
 
+def _start_worker(**options):
+  worker = worker_process.WorkerProcess(**options)
+  worker.wait_until_ready()
+  return worker
+
+
 def _addresses_of_this_machine():
   """IP addresses that a connection from here can be made to."""
   found = ['127.0.0.1', '127.0.0.2']
@@ -47,7 +53,7 @@ def _reachable_at(worker):
 
 
 def test_worker_is_reached_at_the_loopback_address_only():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     assert worker.target == f'127.0.0.1:{worker.port}'
     assert _reachable_at(worker) == ['127.0.0.1']
     # Not by chance, as the kernel may choose among those who share a port.
@@ -57,7 +63,7 @@ def test_worker_is_reached_at_the_loopback_address_only():
 
 
 def test_other_connections_end_at_once():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     with pytest.raises(ConnectionResetError):
       with socket.create_connection(('127.0.0.2', worker.port), 5) as other:
         other.recv(1)
@@ -80,7 +86,7 @@ def test_system_that_cannot_limit_lets_the_worker_serve_all(monkeypatch, how):
     )
     monkeypatch.setattr(worker_port, '_SECONDS_TO_ANSWER', 0.1)
   before = threading.active_count()
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     assert '127.0.0.2' in _reachable_at(worker)
     assert _reachable_at(worker) == _addresses_of_this_machine()
   assert threading.active_count() == before

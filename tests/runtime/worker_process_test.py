@@ -14,6 +14,12 @@ from tff_pfl.system import cores
 pytestmark = pytest.mark.timeout(30)
 
 
+def _start_worker(**options):
+  worker = worker_process.WorkerProcess(**options)
+  worker.wait_until_ready()
+  return worker
+
+
 def _program(folder: pathlib.Path, script: str) -> str:
   """Returns the path of a shell program that stands in for the worker."""
   path = folder / 'worker'
@@ -27,7 +33,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def test_worker_answers_and_is_gone_after_the_block():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     assert worker.is_running
     with socket.create_connection(('127.0.0.1', worker.port), timeout=5):
       pass
@@ -36,7 +42,7 @@ def test_worker_answers_and_is_gone_after_the_block():
 
 
 def test_stop_may_be_called_again():
-  worker = worker_process.start_worker()
+  worker = _start_worker()
   worker.stop()
   worker.stop()
   assert _is_gone(worker.pid)
@@ -45,7 +51,7 @@ def test_stop_may_be_called_again():
 def test_worker_outlives_the_thread_that_asked_for_it():
   workers = []
   thread = threading.Thread(
-    target=lambda: workers.append(worker_process.start_worker())
+    target=lambda: workers.append(_start_worker())
   )
   thread.start()
   thread.join()
@@ -54,12 +60,12 @@ def test_worker_outlives_the_thread_that_asked_for_it():
 
 
 def test_worker_is_in_another_process_group_than_its_owner():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     assert os.getpgid(worker.pid) != os.getpgid(0)
 
 
 def test_worker_holds_neither_stdin_nor_stdout_nor_stderr_of_its_owner():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     ours = [os.readlink(f'/proc/self/fd/{fd}') for fd in (1, 2)]
     theirs = [os.readlink(f'/proc/{worker.pid}/fd/{fd}') for fd in range(3)]
   assert theirs[0] == '/dev/null'
@@ -72,23 +78,24 @@ def test_cores_are_divided_among_concurrent_clients(monkeypatch):
   monkeypatch.setattr(cores, 'num_usable_cores', lambda: 8)
 
   def threads(**options):
-    with worker_process.start_worker(**options) as worker:
+    with _start_worker(**options) as worker:
       environment = psutil.Process(worker.pid).environ()
     return environment['TF_NUM_INTRAOP_THREADS']
 
   assert threads() == '1'
   assert threads(max_concurrent_clients=2) == '4'
-  assert threads(environment={'TF_NUM_INTRAOP_THREADS': '3'}) == '3'
+  monkeypatch.setenv('TF_NUM_INTRAOP_THREADS', '3')
+  assert threads() == '3'
 
 
 def test_no_concurrent_clients_are_refused():
   with pytest.raises(ValueError, match='Expected `max_concurrent_clients`'):
-    worker_process.start_worker(max_concurrent_clients=0)
+    _start_worker(max_concurrent_clients=0)
 
 
 def test_missing_binary_is_reported(tmp_path):
   with pytest.raises(errors.RunError, match='does not exist'):
-    worker_process.start_worker(binary=str(tmp_path / 'nothing'))
+    _start_worker(binary=str(tmp_path / 'nothing'))
 
 
 def test_binary_that_is_not_executable_is_reported(tmp_path):
@@ -96,7 +103,7 @@ def test_binary_that_is_not_executable_is_reported(tmp_path):
   path.write_text('')
   path.chmod(0o644)
   with pytest.raises(errors.RunError, match='not executable; run: chmod'):
-    worker_process.start_worker(binary=str(path))
+    _start_worker(binary=str(path))
 
 
 def test_binary_of_another_kind_of_machine_is_reported(tmp_path):
@@ -104,7 +111,7 @@ def test_binary_of_another_kind_of_machine_is_reported(tmp_path):
   path.write_bytes(b'\x7fELF of another machine')
   path.chmod(0o755)
   with pytest.raises(errors.RunError, match='Exec format error'):
-    worker_process.start_worker(binary=str(path))
+    _start_worker(binary=str(path))
 
 
 def test_worker_that_ends_at_once_is_reported_with_its_last_error(tmp_path):
@@ -112,7 +119,7 @@ def test_worker_that_ends_at_once_is_reported_with_its_last_error(tmp_path):
   info = '2023-01-02 03:04:05.678902: I some/file.cc:13] Good bye'
   binary = _program(tmp_path, f'echo "{error}"; echo "{info}" >&2; exit 3')
   with pytest.raises(worker_process.WorkerDiedError) as caught:
-    worker_process.start_worker(binary=binary)
+    _start_worker(binary=binary)
   message = str(caught.value)
   assert 'ended with exit status 3' in message
   assert "its last message: 'Disk on fire'" in message
@@ -123,7 +130,7 @@ def test_worker_that_does_not_answer_is_stopped(tmp_path):
   binary = _program(tmp_path, f'echo $$ > {tmp_path}/pid; exec sleep 60')
   begin = time.monotonic()
   with pytest.raises(errors.RunError, match='did not answer on port'):
-    worker_process.start_worker(binary=binary, timeout_seconds=1.0)
+    worker_process.WorkerProcess(binary=binary).wait_until_ready(1.0)
   assert time.monotonic() - begin < 10
   assert _is_gone(int((tmp_path / 'pid').read_text()))
 
@@ -140,7 +147,7 @@ def test_worker_that_ignores_sigterm_is_killed(tmp_path):
 
 
 def test_death_is_described_in_one_line():
-  with worker_process.start_worker() as worker:
+  with _start_worker() as worker:
     assert worker.describe_end().endswith('is running.')
     psutil.Process(worker.pid).kill()
     assert worker.wait(5)

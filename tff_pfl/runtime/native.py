@@ -7,8 +7,8 @@ the program's stdout open. Here the worker
 * is started by the first computation and ends with the program, however that
   ends (see `worker_process`);
 * is replaced when it dies: the death is reported in one line and the
-  computation is repeated on a fresh worker. Client work in this library is a
-  pure function of its arguments and seed, so the repetition gives the same
+  computation is repeated once, on a fresh worker. Client work in this library
+  is a pure function of its arguments and seed, so the repetition gives the same
   result. A second death in the same computation raises `WorkerDiedError`.
 
 The worker runs TensorFlow on CPU only.
@@ -19,7 +19,6 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow_federated as tff
@@ -45,36 +44,23 @@ class NativeRuntime(base.Runtime):
     self,
     *,
     max_concurrent_clients: Optional[int] = None,
-    num_retries: int = 1,
-    environment: Optional[Mapping[str, str]] = None,
     binary: Optional[str] = None,
-    start_timeout_seconds: float = 60.0,
   ):
     """Prepares the runtime; the first computation starts the worker.
 
     Args:
       max_concurrent_clients: How many clients' computations run at the same
         time, at least 1; None for the number of usable CPU cores.
-      num_retries: How often a computation is repeated when its worker dies, at
-        least 0.
-      environment: Environment variables for the worker, added to this
-        process's own. `{'MALLOC_ARENA_MAX': '2'}` makes a worker with many
-        clients at a time take less memory.
       binary: The path of the worker; None for the one that comes with TFF.
-      start_timeout_seconds: How long a starting worker may take to answer.
 
     Raises:
       ValueError: If a number is out of range.
     """
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
-    errors.expect(num_retries >= 0, 'num_retries', 'at least 0', num_retries)
     self._executor_factory = _NativeExecutorFactory(
-      start_timeout_seconds,
-      max_concurrent_clients=max_concurrent_clients,
-      environment=environment,
-      binary=binary,
+      max_concurrent_clients, binary
     )
-    context = _NativeContext(self._executor_factory, num_retries)
+    context = _NativeContext(self._executor_factory)
     super().__init__(context)
     # The context, not the runtime, decides how long the worker is needed: a
     # program may install the runtime and drop it. At exit this also runs.
@@ -100,11 +86,8 @@ def _compile(computation: Any) -> Any:
 class _NativeContext(tff.framework.SyncContext):
   """Executes one computation at a time; repeats one whose worker died."""
 
-  def __init__(
-    self, executor_factory: '_NativeExecutorFactory', num_retries: int
-  ):
+  def __init__(self, executor_factory: '_NativeExecutorFactory'):
     self._executor_factory = executor_factory
-    self._num_retries = num_retries
     self._lock = threading.Lock()
     # The same parts as in `create_sync_local_cpp_execution_context`, without
     # the `SyncExecutionContext` around them: its thread never ends.
@@ -116,18 +99,21 @@ class _NativeContext(tff.framework.SyncContext):
     )
 
   def invoke(self, comp: Any, arg: Any) -> Any:
-    for retries_left in reversed(range(self._num_retries + 1)):
+    with self._lock:
       try:
-        with self._lock:
-          return self._invoke_in_thread(comp, arg)
+        return self._invoke_in_thread(comp, arg)
       except worker_process.WorkerDiedError as error:
-        self._executor_factory.drop_dead_worker()
-        if not retries_left or self._executor_factory.is_closed:
+        self._executor_factory.stop_worker()  # Its death has been reported.
+        if self._executor_factory.is_closed:
           raise
         logging.warning(
           '%s The computation is repeated on a fresh worker.', error
         )
-    raise AssertionError('The last try either returned or raised.')
+      try:
+        return self._invoke_in_thread(comp, arg)
+      except worker_process.WorkerDiedError:
+        self._executor_factory.stop_worker()
+        raise
 
   def _invoke_in_thread(self, comp: Any, arg: Any) -> Any:
     """Returns the result of one try.
@@ -161,10 +147,12 @@ class _NativeContext(tff.framework.SyncContext):
 class _NativeExecutorFactory(tff.framework.ExecutorFactory):
   """Makes executors in the current worker; owns the worker."""
 
-  def __init__(self, start_timeout_seconds: float, **worker_options: Any):
+  def __init__(
+    self, max_concurrent_clients: Optional[int], binary: Optional[str]
+  ):
     super().__init__()
-    self._start_timeout_seconds = start_timeout_seconds
-    self._worker_options = worker_options
+    self._max_concurrent_clients = max_concurrent_clients
+    self._binary = binary
     self._owner_pid = os.getpid()
     self._lock = threading.RLock()
     self._of_thread = threading.local()
@@ -208,12 +196,6 @@ class _NativeExecutorFactory(tff.framework.ExecutorFactory):
       if connection is not None:
         connection.close()
 
-  def drop_dead_worker(self) -> None:
-    """Forgets the worker if it is dead, as its death has been reported."""
-    with self._lock:
-      if self._worker is not None and not self._worker.is_running:
-        self.stop_worker()
-
   def close(self) -> None:
     """Stops the worker for good."""
     self._is_closed = True
@@ -232,11 +214,9 @@ class _NativeExecutorFactory(tff.framework.ExecutorFactory):
         '%s A fresh worker is started.', self._worker.describe_end()
       )
       self.stop_worker()
-    worker = worker_process.start_worker(
-      timeout_seconds=self._start_timeout_seconds, **self._worker_options
+    worker = worker_process.WorkerProcess(
+      max_concurrent_clients=self._max_concurrent_clients, binary=self._binary
     )
+    worker.wait_until_ready()
     self._worker = worker
-    self._connection = worker_connection.WorkerConnection(
-      worker.target, worker.find_loss
-    )
-    self._connection.wait_until_ready(self._start_timeout_seconds)
+    self._connection = worker_connection.WorkerConnection(worker)

@@ -8,13 +8,16 @@ TensorFlow's message in `details()`.
 """
 
 import collections
+import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import grpc
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.runtime import worker_process
 from tff_pfl.runtime.private_api import executor_pb2_grpc
 
 # gRPC's limit is a signed 32-bit number of bytes.
@@ -39,42 +42,16 @@ _SECONDS_FOR_END = 2.0
 # A worker does not answer a release while it computes with what is released;
 # it does what was asked in any case.
 _SECONDS_TO_RELEASE = 1.0
-# Takes how long to wait for signs of a loss, in seconds; returns what to raise,
-# or None if the worker is well.
-FindLoss = Callable[[float], Optional[errors.RunError]]
 
 
 class WorkerConnection:
   """A channel to one worker and the executors made on it."""
 
-  def __init__(self, target: str, find_loss: FindLoss):
-    """Opens the channel; it connects by itself at the first call.
-
-    Args:
-      target: The worker's gRPC address, "host:port".
-      find_loss: Called when a call fails, such as `WorkerProcess.find_loss`.
-        Takes how long to wait for signs of a loss, in seconds. Returns what to
-        raise, or None if the worker is well: the error is the call's own.
-    """
-    self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
-    self._stub = _WorkerStub(self._channel, find_loss)
+  def __init__(self, worker: worker_process.WorkerProcess):
+    """Opens the channel; it connects by itself at the first call."""
+    self._channel = grpc.insecure_channel(worker.target, _CHANNEL_OPTIONS)
+    self._stub = _Stub(self._channel, worker)
     self._executors = collections.OrderedDict()
-
-  def wait_until_ready(self, timeout_seconds: float) -> None:
-    """Returns when the channel is connected.
-
-    Args:
-      timeout_seconds: How long to wait.
-
-    Raises:
-      RunError: If it did not connect in time.
-    """
-    try:
-      grpc.channel_ready_future(self._channel).result(timeout_seconds)
-    except grpc.FutureTimeoutError:
-      raise errors.RunError(
-        f'The TFF worker did not answer within {timeout_seconds:g} seconds.'
-      ) from None
 
   def executor(self, cardinalities: Any) -> tff.framework.RemoteExecutor:
     """Returns the executor for some numbers of clients, a new one if need be.
@@ -87,7 +64,7 @@ class WorkerConnection:
       An executor that lives in the worker.
 
     Raises:
-      RunError: If the worker is lost; as `find_loss` returns it.
+      RunError: If the worker is lost; see `WorkerProcess.check`.
     """
     key = _key(cardinalities)
     if key not in self._executors:
@@ -110,46 +87,25 @@ class WorkerConnection:
 
   def close(self) -> None:
     """Closes the channel; calls under way end with an error."""
-    self._stub.close()
+    self._stub.is_closed = True  # Nothing is left to release.
     self._channel.close()
     self._executors.clear()
 
 
-class _WorkerStub(tff.framework.RemoteExecutorStub):
-  """TFF's worker protocol with this module's errors."""
+class _Stub:
+  """TFF's worker protocol (`RemoteExecutorStub`) with this module's errors."""
 
-  def __init__(self, channel: grpc.Channel, find_loss: FindLoss):
+  def __init__(
+    self, channel: grpc.Channel, worker: worker_process.WorkerProcess
+  ):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
-    self._find_loss = find_loss
-    self._is_closed = False
+    self._worker = worker
+    self.is_closed = False
 
-  def close(self) -> None:
-    """Makes the release of values a no-op: nothing is left to release."""
-    self._is_closed = True
-
-  def get_executor(self, request):
-    return self._call(self._stub.GetExecutor, request)
-
-  def create_value(self, request):
-    return self._call(self._stub.CreateValue, request)
-
-  def create_struct(self, request):
-    return self._call(self._stub.CreateStruct, request)
-
-  def create_call(self, request):
-    return self._call(self._stub.CreateCall, request)
-
-  def create_selection(self, request):
-    return self._call(self._stub.CreateSelection, request)
-
-  def compute(self, request):
-    return self._call(self._stub.Compute, request)
-
-  def dispose(self, request):
-    self._release(self._stub.Dispose, request)
-
-  def dispose_executor(self, request):
-    self._release(self._stub.DisposeExecutor, request)
+  def __getattr__(self, name: str) -> Callable[[Any], Any]:
+    call = self._release if name.startswith('dispose') else self._call
+    method = getattr(self._stub, name.title().replace('_', ''))
+    return functools.partial(call, method)
 
   def _call(self, method, request):
     """Returns the worker's answer."""
@@ -157,13 +113,11 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
       return method(request)
     except grpc.RpcError as error:
       is_lost = error.code() in _LOST_CODES
-      loss = self._find_loss(_SECONDS_FOR_END if is_lost else 0.0)
-      if loss is not None:
-        raise loss from error
+      self._worker.check(_SECONDS_FOR_END if is_lost else 0.0)
       raise
     except ValueError as error:
       # What gRPC raises for a call on a closed channel.
-      if self._is_closed:
+      if self.is_closed:
         raise errors.RunError(
           'The connection to the TFF worker was closed.'
         ) from error
@@ -175,12 +129,9 @@ class _WorkerStub(tff.framework.RemoteExecutorStub):
     Finalizers of values call this at any moment, the interpreter's exit
     included; what cannot be released is gone with its worker.
     """
-    if self._is_closed:
-      return
-    try:
-      method(request, timeout=_SECONDS_TO_RELEASE)
-    except (grpc.RpcError, ValueError):
-      pass
+    if not self.is_closed:
+      with contextlib.suppress(grpc.RpcError, ValueError):
+        method(request, timeout=_SECONDS_TO_RELEASE)
 
 
 def _key(cardinalities: Any) -> Any:

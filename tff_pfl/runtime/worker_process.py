@@ -1,8 +1,8 @@
 """One process of TFF's C++ worker: started, watched and stopped.
 
-`start_worker` returns a worker that answers, an ordinary TFF `ExecutorGroup`
-service. It is reached from this machine only; see `worker_port` for how, and
-for what that does not protect against.
+A worker is an ordinary TFF `ExecutorGroup` service. It is reached from this
+machine only; see `worker_port` for how, and for what that does not protect
+against.
 
 The worker never outlives its owner:
 
@@ -27,7 +27,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import IO, Optional
 
 import tensorflow_federated as tff
@@ -40,7 +39,6 @@ from tff_pfl.system import child_processes, cores
 _MAX_LOG_LINES = 50
 _MAX_LINE_BYTES = 4096
 _MAX_REPORTED_CHARACTERS = 300
-_NUM_PORTS_TRIED = 3
 # "2023-11-21 05:36:54.259937: I tensorflow/core/util/port.cc:111] message"
 _LOG_LINE = re.compile(
   r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<severity>[IWEF]) \S+\] '
@@ -69,17 +67,18 @@ class WorkerProcess:
     *,
     max_concurrent_clients: Optional[int] = None,
     binary: Optional[str] = None,
-    environment: Optional[Mapping[str, str]] = None,
   ):
     """Starts the process.
+
+    Where the environment has no `TF_NUM_INTRAOP_THREADS`, the cores are divided
+    among the concurrent clients. Splitting each one's matrix products over all
+    cores makes rounds slower (by half for an MLP on two cores) and their
+    rounding dependent on the number of cores.
 
     Args:
       max_concurrent_clients: How many clients' computations run at the same
         time, at least 1; None for the number of usable CPU cores.
       binary: The path of the worker; None for the one that comes with TFF.
-      environment: Environment variables that are added to this process's own.
-        Where neither has `TF_NUM_INTRAOP_THREADS`, the cores are divided among
-        the concurrent clients.
 
     Raises:
       RunError: If the binary is missing or not executable.
@@ -95,23 +94,19 @@ class WorkerProcess:
     self._stop_requested = False
     self._start_error: Optional[OSError] = None
     self._port = worker_port.WorkerPort()
-    command = child_processes.launch_command(
-      binary,
-      f'--port={self._port.number}',
-      f'--max_concurrent_computation_calls={max_concurrent_clients}',
-    )
+    num_threads = cores.threads_per_client(max_concurrent_clients)
     # The kernel's order to kill the worker takes effect when the *thread* that
     # started it ends, so the thread that reads its output, and lives as long
     # as the worker does, starts it.
     self._thread = threading.Thread(
       target=self._start_and_watch,
       args=(
-        command,
-        {
-          **_thread_settings(max_concurrent_clients),
-          **os.environ,
-          **(environment or {}),
-        },
+        child_processes.launch_command(
+          binary,
+          f'--port={self._port.number}',
+          f'--max_concurrent_computation_calls={max_concurrent_clients}',
+        ),
+        {'TF_NUM_INTRAOP_THREADS': str(num_threads), **os.environ},
       ),
       name=f'tff-worker-{self._port.number}',
       daemon=True,
@@ -121,8 +116,7 @@ class WorkerProcess:
     if self._start_error is not None:
       self._port.close()
       raise errors.RunError(
-        f'Could not start the TFF worker {binary}: '
-        f'{self._start_error.strerror}.'
+        f'Could not start a TFF worker: {self._start_error.strerror}.'
       )
     atexit.register(self.stop)
 
@@ -157,7 +151,7 @@ class WorkerProcess:
     return self._ended.wait(timeout_seconds)
 
   def wait_until_ready(self, timeout_seconds: float = 60.0) -> None:
-    """Returns when the worker accepts connections.
+    """Returns when the worker accepts connections; stops it if it does not.
 
     Args:
       timeout_seconds: How long to wait; loading the binary (300 MB) from a slow
@@ -168,15 +162,19 @@ class WorkerProcess:
       RunError: If it did not answer in time.
     """
     deadline = time.monotonic() + timeout_seconds
-    while not self._port.is_served():
-      if self.wait(0.01):
-        raise WorkerDiedError(self.describe_end())
-      if time.monotonic() > deadline:
-        raise errors.RunError(
-          f'The TFF worker (process {self.pid}) did not answer on port '
-          f'{self.port} within {timeout_seconds:g} seconds'
-          f'{self._last_words()}.'
-        )
+    try:
+      while not self._port.is_served():
+        if self.wait(0.01):
+          raise WorkerDiedError(self.describe_end())
+        if time.monotonic() > deadline:
+          raise errors.RunError(
+            f'The TFF worker (process {self.pid}) did not answer on port '
+            f'{self.port} within {timeout_seconds:g} seconds'
+            f'{self._last_words()}.'
+          )
+    except BaseException:
+      self.stop()
+      raise
 
   def describe_end(self) -> str:
     """Returns one line on how the worker ended, or that it still runs."""
@@ -188,21 +186,15 @@ class WorkerProcess:
     ended = child_processes.describe_return_code(self._process.returncode)
     return f'{worker} {ended}{self._last_words()}.'
 
-  def find_loss(self, patience_seconds: float) -> Optional[errors.RunError]:
-    """Returns what to raise for a call to this worker that failed.
+  def check(self, patience_seconds: float = 0.0) -> None:
+    """Raises if the worker has ended, or ends while this waits.
 
-    Args:
-      patience_seconds: How long to wait for the worker's end.
-
-    Returns:
-      `WorkerDiedError` if the worker died, `RunError` if it was stopped by
-      `stop`, and None if it is running: the error is the call's own.
+    Raises:
+      RunError: If `stop` stopped it; `WorkerDiedError` if it died.
     """
-    if not self.wait(patience_seconds):
-      return None
-    if self._stop_requested:
-      return errors.RunError(self.describe_end())
-    return WorkerDiedError(self.describe_end())
+    if self.wait(patience_seconds):
+      kind = errors.RunError if self._stop_requested else WorkerDiedError
+      raise kind(self.describe_end())
 
   def stop(self, grace_seconds: float = 2.0) -> None:
     """Ends the worker and waits for its end; does nothing if it has ended.
@@ -223,7 +215,7 @@ class WorkerProcess:
     self._port.close()
 
   def _start_and_watch(
-    self, command: list[str], environment: Mapping[str, str]
+    self, command: list[str], environment: dict[str, str]
   ) -> None:
     """Starts the worker, reads what it writes, and awaits its end."""
     try:
@@ -263,66 +255,13 @@ class WorkerProcess:
         pass
 
   def _last_words(self) -> str:
-    """Returns what to add to a report: the last error, else the last message.
-
-    Messages that only inform say nothing about an end.
-    """
-    chosen, chosen_rank = '', 0
-    for line in list(self._log):
+    """Returns the last message for a report; what only informs is none."""
+    for line in reversed(self._log):
       match = _LOG_LINE.match(line)
-      severity = match.group('severity') if match else ''
-      rank = {'I': 0, 'E': 2, 'F': 2}.get(severity, 1)
-      if rank and rank >= chosen_rank:
-        chosen, chosen_rank = line[match.end() if match else 0 :], rank
-    if not chosen:
-      return ''
-    return f'; its last message: {chosen[:_MAX_REPORTED_CHARACTERS]!r}'
-
-
-def start_worker(
-  *,
-  max_concurrent_clients: Optional[int] = None,
-  binary: Optional[str] = None,
-  environment: Optional[Mapping[str, str]] = None,
-  timeout_seconds: float = 60.0,
-) -> WorkerProcess:
-  """Starts a worker and returns it when it answers.
-
-  One that ends before it answers is replaced by another, a few times: somebody
-  else may have taken its port.
-
-  Args:
-    max_concurrent_clients: How many clients' computations run at the same time,
-      at least 1; None for the number of usable CPU cores.
-    binary: The path of the worker; None for the one that comes with TFF.
-    environment: Environment variables that are added to this process's own.
-    timeout_seconds: How long to wait for an answer.
-
-  Returns:
-    The worker. The caller stops it.
-
-  Raises:
-    WorkerDiedError: If the worker ends before it answers.
-    RunError: If it cannot be started or does not answer in time.
-    ValueError: If a number is out of range.
-  """
-  for tries_left in reversed(range(_NUM_PORTS_TRIED)):
-    worker = WorkerProcess(
-      max_concurrent_clients=max_concurrent_clients,
-      binary=binary,
-      environment=environment,
-    )
-    try:
-      worker.wait_until_ready(timeout_seconds)
-      return worker
-    except WorkerDiedError:
-      worker.stop()
-      if not tries_left:
-        raise
-    except BaseException:
-      worker.stop()
-      raise
-  raise AssertionError('The last try either returned or raised.')
+      if match is None or match.group('severity') != 'I':
+        words = line[match.end() if match else 0 :][:_MAX_REPORTED_CHARACTERS]
+        return f'; its last message: {words!r}'
+    return ''
 
 
 def _check_executable(binary: str) -> None:
@@ -335,14 +274,3 @@ def _check_executable(binary: str) -> None:
     raise errors.RunError(
       f'The TFF worker {binary} is not executable; run: chmod +x {binary}'
     )
-
-
-def _thread_settings(max_concurrent_clients: int) -> dict[str, str]:
-  """Returns environment variables that divide the cores among clients.
-
-  Clients run side by side, one on each core. Splitting each one's matrix
-  products over the same cores as well makes rounds slower (by half for an MLP
-  on two cores) and their rounding dependent on the number of cores.
-  """
-  num_threads = cores.threads_per_client(max_concurrent_clients)
-  return {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
