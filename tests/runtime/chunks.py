@@ -43,7 +43,7 @@ class _Mapper(client_mapper.ClientMapper):
     raise AssertionError('The server maps nothing.')
 
   def prepare(self, plan):
-    return next(self._numbers), ray_actor.Program.of(plan)
+    return next(self._numbers), stages.pack(plan)
 
   def cohort(self, program, argument, num_clients):
     return functools.partial(
@@ -51,7 +51,7 @@ class _Mapper(client_mapper.ClientMapper):
     )
 
   def _compute(self, program, run, argument, num_clients, so_far, received):
-    so_far.append([transport.encode_all(received)])
+    so_far.append([transport.encode(dict(received))])
     outputs = []
     for chunk, begin in enumerate(range(0, num_clients, self._size)):
       end = min(begin + self._size, num_clients)
@@ -72,5 +72,5 @@ class _Mapper(client_mapper.ClientMapper):
       )
       if isinstance(output, Exception):
         raise output
-      outputs.append(stages.ChunkOutput(*map(transport.decode_all, output)))
+      outputs.append(stages.ChunkOutput(*transport.decode(output)))
     return outputs

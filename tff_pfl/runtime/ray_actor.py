@@ -9,60 +9,18 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl.runtime import (
   graph_functions,
   in_process,
+  interpreter,
   stages,
   transport,
   values,
 )
-from tff_pfl.runtime.private_api import computation_pb2
 from tff_pfl.system import ray_cluster
 
 _MAX_PROGRAMS = 32
-
-
-class Program(NamedTuple):
-  """A plan's clients' part, to be sent to other processes.
-
-  Attributes:
-    parts: `stages.ClientSteps`, with serialized calls.
-  """
-
-  parameter_name: Optional[str]
-  parts: tuple[stages.ClientSteps, ...]
-
-  @classmethod
-  def of(cls, plan: stages.Plan) -> Program:
-    """Returns the program of a plan."""
-    return cls(
-      plan.parameter_name,
-      tuple(
-        part._replace(
-          steps=tuple(
-            (name, call.proto.SerializeToString()) for name, call in part.steps
-          )
-        )
-        for part in plan.at_clients
-      ),
-    )
-
-  def blocks(self) -> tuple[stages.ClientSteps, ...]:
-    """Returns the parts, with calls that can be interpreted."""
-    return tuple(
-      part._replace(
-        steps=tuple((name, _block(data)) for name, data in part.steps)
-      )
-      for part in self.parts
-    )
-
-
-def _block(data: bytes) -> tff.framework.ComputationBuildingBlock:
-  return tff.framework.ComputationBuildingBlock.from_proto(
-    computation_pb2.Computation.FromString(data)
-  )
 
 
 class Order(NamedTuple):
@@ -71,7 +29,7 @@ class Order(NamedTuple):
   Ray fetches what is in a list or a dictionary only when it is asked for.
 
   Attributes:
-    program: Key and `Program`.
+    program: A number for it, and `stages.pack`'s of its plan.
     run: Tells one run of a computation from others.
     chunk: The chunk's number in the run.
     num_clients: How many clients it has.
@@ -161,12 +119,12 @@ class ChunkActor:
     except Exception as error:  # pylint: disable=broad-except
       return error
 
-  def _compute(self, order: Order) -> stages.ChunkOutput:
+  def _compute(self, order: Order) -> tuple[Any, ...]:
     if order.run != self._run:
       self._run = order.run
       self._kept.clear()
       self._received.clear()
-    interpreter, parameter_name = self._program(*order.program)
+    program, parameter_name, parts = self._program(*order.program)
     last = len(order.received) - 1
     first = last
     kept = self._kept.pop(order.chunk, None)
@@ -174,23 +132,22 @@ class ChunkActor:
       first = 0
       kept = {parameter_name: self._argument(order)}
     for number in range(first, last + 1):
-      output, later = interpreter.compute(
-        number,
+      output, later = stages.compute_chunk(
+        program,
+        parts[number],
         {**kept, **self._receive(number, order.received[number])},
         order.num_clients,
       )
       kept = {parameter_name: kept[parameter_name], **later}
-    if last + 1 < interpreter.num_stages:
+    if last + 1 < len(parts):
       self._kept[order.chunk] = kept
-    return stages.ChunkOutput(*map(transport.encode_all, output))
+    return transport.encode(output)
 
-  def _program(self, key: int, boxed: list[Any]) -> tuple[Any, Optional[str]]:
+  def _program(self, key: int, boxed: list[Any]) -> tuple[Any, ...]:
     if key not in self._programs:
-      program = self._fetch(boxed)
-      self._programs[key] = (
-        stages.ChunkInterpreter(program.blocks(), self._library, self._mapper),
-        program.parameter_name,
-      )
+      parameter_name, parts = stages.unpack(self._fetch(boxed))
+      program = interpreter.Interpreter(parts, self._library, self._mapper)
+      self._programs[key] = (program, parameter_name, parts)
       while len(self._programs) > _MAX_PROGRAMS:
         self._programs.popitem(last=False)
     self._programs.move_to_end(key)
@@ -199,7 +156,7 @@ class ChunkActor:
   def _receive(self, number: int, boxed: Any) -> dict[str, Any]:
     """What all clients get in a stage, decoded once for all chunks."""
     if number not in self._received:
-      self._received[number] = transport.decode_all(self._fetch(boxed))
+      self._received[number] = transport.decode(self._fetch(boxed))
     return self._received[number]
 
   def _argument(self, order: Order) -> Any:

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -171,9 +171,7 @@ class ActorPool:
       RunError: If no actor is left.
       Exception: The first that a client's computation raised.
     """
-    encoded = {
-      name: transport.encode(value) for name, value in received.items()
-    }
+    encoded = transport.encode(dict(received))
     work.received.append(self.store(encoded, transport.num_bytes(encoded)))
     with self._lock:
       return _Stage(self, work).run()
@@ -363,7 +361,7 @@ class _Shared:
     self.reference = reference
 
 
-class _References(Mapping):
+class _References:
   """From the keys of a shared mapping to references to its values."""
 
   def __init__(self, source: Any, owner: _Shared):
@@ -372,12 +370,6 @@ class _References(Mapping):
 
   def __getitem__(self, key: Any) -> values.Reference:
     return values.Reference(self._source, key)
-
-  def __iter__(self) -> Iterator[Any]:
-    raise TypeError('The keys of a shared mapping are not known here.')
-
-  def __len__(self) -> int:
-    raise TypeError('The size of a shared mapping is not known here.')
 
 
 class Work:
@@ -433,10 +425,7 @@ class _Stage:
     except BaseException:
       self._pool.forget_orders()
       raise
-    return [
-      stages.ChunkOutput(*map(transport.decode_all, output))
-      for output in self._outputs
-    ]
+    return [stages.ChunkOutput(*transport.decode(o)) for o in self._outputs]
 
   def _hand_out(self) -> None:
     actors = self._pool.actors()

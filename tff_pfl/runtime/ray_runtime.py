@@ -22,7 +22,6 @@ from tff_pfl.runtime import (
   graph_functions,
   in_process,
   interpreting,
-  ray_actor,
   ray_pool,
   stages,
   values,
@@ -128,9 +127,8 @@ class _ClusterMapper(client_mapper.ClientMapper):
 
   def prepare(self, plan: stages.Plan) -> ray_pool.Stored:
     """Puts a plan's program where actors find it."""
-    program = ray_actor.Program.of(plan)
-    calls = [call for part in program.parts for _, call in part.steps]
-    return self._pool.store(program, sum(map(len, calls)))
+    program = stages.pack(plan)
+    return self._pool.store(program, len(program))
 
   def cohort(
     self, program: ray_pool.Stored, argument: Any, num_clients: int

@@ -12,6 +12,8 @@ aggregation. The totals are merged in the order of the chunks. So a result
 depends on how the cohort is cut, and not on where or when a chunk is computed.
 """
 
+import copyreg
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -19,7 +21,10 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import interpreter, values
-from tff_pfl.runtime.private_api import transformation_utils
+from tff_pfl.runtime.private_api import (
+  computation_pb2,
+  transformation_utils,
+)
 
 _Block = tff.framework.ComputationBuildingBlock
 
@@ -214,42 +219,54 @@ class ChunkOutput(NamedTuple):
   returned: Mapping[str, values.ClientsValue]
 
 
-class ChunkInterpreter:
-  """Computes the clients' parts of a plan for one chunk after another."""
+def compute_chunk(
+  program: interpreter.Interpreter,
+  part: ClientSteps,
+  bindings: dict[str, Any],
+  num_clients: int,
+) -> tuple[ChunkOutput, dict[str, Any]]:
+  """Computes the clients' part of a stage for a chunk.
 
-  def __init__(self, parts: Sequence[ClientSteps], library: Any, mapper: Any):
-    self._parts = parts
-    self._interpreter = interpreter.Interpreter(parts, library, mapper)
+  Args:
+    program: Of all parts of a plan.
+    part: That of the stage.
+    bindings: The chunk's argument, what it kept of earlier stages, and what the
+      stage receives, by name.
+    num_clients: The number of clients in the chunk.
 
-  @property
-  def num_stages(self) -> int:
-    """How many times the clients compute."""
-    return len(self._parts)
+  Returns:
+    The output, and what is to be kept for later stages.
+  """
+  run, scope = program.begin(bindings, num_clients)
+  for name, call in part.steps:
+    if name in part.totals:
+      bindings[name] = run.accumulate(run.evaluate(call.argument, scope))
+    else:
+      bindings[name] = run.evaluate(call, scope)
+  output = ChunkOutput(
+    {name: bindings[name] for name in part.totals},
+    {name: bindings[name] for name in part.returned},
+  )
+  return output, {name: bindings[name] for name in part.kept}
 
-  def compute(
-    self, number: int, bindings: dict[str, Any], num_clients: int
-  ) -> tuple[ChunkOutput, dict[str, Any]]:
-    """Computes one stage.
 
-    Args:
-      number: The stage.
-      bindings: The chunk's argument, what it kept of earlier stages, and what
-        the stage receives, by name.
+def pack(plan_: Plan) -> bytes:
+  """Returns what an actor needs of a plan, to be sent to it."""
+  return pickle.dumps((plan_.parameter_name, plan_.at_clients))
 
-    Returns:
-      The output, and what is to be kept for later stages.
-    """
-    part = self._parts[number]
-    bindings = dict(bindings)
-    run, scope = self._interpreter.begin(bindings, num_clients)
-    for name, call in part.steps:
-      if name in part.totals:
-        argument = run.evaluate(call.argument, scope)
-        bindings[name] = run.accumulate(argument)
-      else:
-        bindings[name] = run.evaluate(call, scope)
-    output = ChunkOutput(
-      {name: bindings[name] for name in part.totals},
-      {name: bindings[name] for name in part.returned},
-    )
-    return output, {name: bindings[name] for name in part.kept}
+
+def unpack(data: bytes) -> tuple[Optional[str], tuple[ClientSteps, ...]]:
+  """Returns the name of the argument, and the parts of a packed plan."""
+  return pickle.loads(data)
+
+
+def _to_call(data: bytes) -> tff.framework.Call:
+  return tff.framework.Call.from_proto(
+    computation_pb2.Computation.FromString(data)
+  )
+
+
+copyreg.pickle(
+  tff.framework.Call,
+  lambda call: (_to_call, (call.proto.SerializeToString(),)),
+)

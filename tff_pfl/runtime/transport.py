@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import numpy as np
@@ -47,16 +47,6 @@ def decode(
   return _map(functools.partial(decode, load=load), value)
 
 
-def encode_all(by_name: Mapping[str, Any]) -> dict[str, Any]:
-  """Encodes the values of names."""
-  return {name: encode(value) for name, value in by_name.items()}
-
-
-def decode_all(by_name: Mapping[str, Any]) -> dict[str, Any]:
-  """Decodes the values of names."""
-  return {name: decode(value) for name, value in by_name.items()}
-
-
 def _local_value(value: Any) -> values.LocalValue:
   if isinstance(value, tf.Tensor):
     return value
@@ -68,6 +58,8 @@ def _map(function: Any, value: Any) -> Any:
   """Applies a function to the parts of a value."""
   if isinstance(value, tuple):
     return tuple([function(element) for element in value])
+  if isinstance(value, dict):
+    return {name: function(element) for name, element in value.items()}
   if isinstance(value, values.AllEqual):
     return values.AllEqual(function(value.value))
   if isinstance(value, values.PerClient):
