@@ -113,8 +113,3 @@ def test_threads_end_at_close():
   mapper.close()
   mapper.close()
   assert set(threading.enumerate()) <= before
-
-
-def test_no_threads_are_refused():
-  with pytest.raises(ValueError, match='Expected `devices` to be at least one'):
-    client_mapper.ThreadMapper([])

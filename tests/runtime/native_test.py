@@ -305,7 +305,7 @@ def test_forked_copy_of_the_program_does_not_stop_the_worker(rt):
   pid = rt.worker_pid
   child = os.fork()
   if not child:
-    rt._executor_factory._worker.stop()
+    rt._executor_factory.worker.stop()
     rt.close()
     os._exit(0)
   os.waitpid(child, 0)

@@ -50,9 +50,7 @@ def test_stop_may_be_called_again():
 
 def test_worker_outlives_the_thread_that_asked_for_it():
   workers = []
-  thread = threading.Thread(
-    target=lambda: workers.append(_start_worker())
-  )
+  thread = threading.Thread(target=lambda: workers.append(_start_worker()))
   thread.start()
   thread.join()
   with workers[0] as worker:
@@ -102,7 +100,7 @@ def test_binary_that_is_not_executable_is_reported(tmp_path):
   path = tmp_path / 'worker'
   path.write_text('')
   path.chmod(0o644)
-  with pytest.raises(errors.RunError, match='not executable; run: chmod'):
+  with pytest.raises(errors.RunError, match='is not executable'):
     _start_worker(binary=str(path))
 
 

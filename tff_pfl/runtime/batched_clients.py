@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl import errors
 from tff_pfl.runtime import (
   cancellation,
   client_mapper,
@@ -52,11 +51,7 @@ class BatchedMapper(client_mapper.ClientMapper):
         data sets, single clients, and models that do not vectorize, about which
         a warning is logged. It is closed with this mapper.
       max_clients: The most clients in one program, at least 2.
-
-    Raises:
-      ValueError: If `max_clients` is out of range.
     """
-    errors.expect(max_clients >= 2, 'max_clients', 'at least 2', max_clients)
     self._one_by_one = one_by_one
     self._max_clients = max_clients
     self._lock = threading.Lock()

@@ -9,7 +9,6 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.runtime import cancellation, graph_functions, threads, values
 
 
@@ -64,11 +63,7 @@ class ThreadMapper(ClientMapper):
     Args:
       devices: For each thread the device it computes on, as
         `devices.of_threads` gives them; None leaves it to TensorFlow.
-
-    Raises:
-      ValueError: If there is none.
     """
-    errors.expect(devices, 'devices', 'at least one', devices)
     self._devices = tuple(devices)
     self._pool = None
     if len(devices) > 1:

@@ -157,9 +157,6 @@ class FunctionLibrary:
       max_functions: How many graphs stay loaded, at least 1; those that have
         not been called for longest are unloaded.
     """
-    errors.expect(
-      max_functions >= 1, 'max_functions', 'at least 1', max_functions
-    )
     self._max_functions = max_functions
     self._lock = threading.Lock()
     self._programs = collections.OrderedDict()

@@ -126,19 +126,13 @@ class _Engine:
     made = self._make_interpreter(
       lowering.lower(computation), self._library, self._mapper
     )
+    forget = self._interpreters.pop
+    known = weakref.ref(computation, lambda _: forget(key, None))
     with self._lock:
-      self._drop_dead()
-      self._interpreters[key] = (weakref.ref(computation), made)
+      self._interpreters[key] = (known, made)
       while len(self._interpreters) > _MAX_LOWERED_COMPUTATIONS:
         self._interpreters.popitem(last=False)
     return made
-
-  def _drop_dead(self) -> None:
-    dead = [
-      key for key, (known, _) in self._interpreters.items() if known() is None
-    ]
-    for key in dead:
-      del self._interpreters[key]
 
   def close(self) -> None:
     with self._lock:

@@ -23,6 +23,12 @@ from tff_pfl.runtime.private_api import (
   tree_analysis,
 )
 
+_LOCAL_TYPES = (
+  tff.TensorType,
+  tff.StructType,
+  tff.SequenceType,
+  tff.FunctionType,
+)
 _Transformed = tuple[tff.framework.ComputationBuildingBlock, bool]
 
 _unique_number = itertools.count()
@@ -111,17 +117,12 @@ def _is_local(block: tff.framework.Lambda) -> bool:
     tff.framework.Placement,
   )
   return (
-    tff.types.contains_only(block.type_signature, _is_local_type)
+    tff.types.contains_only(
+      block.type_signature, lambda part: isinstance(part, _LOCAL_TYPES)
+    )
     and not tree_analysis.contains(block, lambda part: isinstance(part, kinds))
     and not tree_analysis.contains(block, _is_foreign)
     and not transformation_utils.get_map_of_unbound_references(block)[block]
-  )
-
-
-def _is_local_type(part: tff.Type) -> bool:
-  return isinstance(
-    part,
-    (tff.TensorType, tff.StructType, tff.SequenceType, tff.FunctionType),
   )
 
 

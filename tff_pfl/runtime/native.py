@@ -15,7 +15,6 @@ The worker runs TensorFlow on CPU only.
 """
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 import weakref
@@ -33,8 +32,6 @@ from tff_pfl.runtime import (
   worker_process,
 )
 from tff_pfl.system import cores
-
-_SECONDS_FOR_ABANDONED_CALL = 1.0
 
 
 class NativeRuntime(base.Runtime):
@@ -69,7 +66,8 @@ class NativeRuntime(base.Runtime):
   @property
   def worker_pid(self) -> Optional[int]:
     """The process id of the running worker; None while there is none."""
-    return self._executor_factory.worker_pid
+    worker = self._executor_factory.worker
+    return worker.pid if worker is not None and worker.is_running else None
 
   def close(self) -> None:
     """Stops the worker; the runtime cannot run anything afterwards."""
@@ -121,27 +119,18 @@ class _NativeContext(tff.framework.SyncContext):
     The thread lets the caller's react to Ctrl-C at any time, and have an event
     loop of its own (as notebooks do).
     """
-    outcome = concurrent.futures.Future()
-
-    def try_once():
-      try:
-        outcome.set_result(asyncio.run(self._context.invoke(comp, arg)))
-      except BaseException as error:  # pylint: disable=broad-except
-        outcome.set_exception(error)
-
-    thread = threading.Thread(
-      target=try_once, name='tff-computation', daemon=True
+    thread = threads.Threads(1, 'tff-computation')
+    outcome = thread.submit(
+      lambda: asyncio.run(self._context.invoke(comp, arg))
     )
-    thread.start()
     try:
       return threads.result_of(outcome)
-    except BaseException:
+    finally:
       if not outcome.done():
         # Ctrl-C or a request to exit. The call under way cannot be cancelled,
         # so its worker is given up.
         self._executor_factory.stop_worker()
-        thread.join(_SECONDS_FOR_ABANDONED_CALL)
-      raise
+      thread.close()
 
 
 class _NativeExecutorFactory(tff.framework.ExecutorFactory):
@@ -156,18 +145,9 @@ class _NativeExecutorFactory(tff.framework.ExecutorFactory):
     self._owner_pid = os.getpid()
     self._lock = threading.RLock()
     self._of_thread = threading.local()
-    self._worker: Optional[worker_process.WorkerProcess] = None
+    self.worker: Optional[worker_process.WorkerProcess] = None
     self._connection: Optional[worker_connection.WorkerConnection] = None
-    self._is_closed = False
-
-  @property
-  def is_closed(self) -> bool:
-    return self._is_closed
-
-  @property
-  def worker_pid(self) -> Optional[int]:
-    worker = self._worker
-    return worker.pid if worker is not None and worker.is_running else None
+    self.is_closed = False
 
   def create_executor(self, cardinalities):
     with self._lock:
@@ -188,7 +168,7 @@ class _NativeExecutorFactory(tff.framework.ExecutorFactory):
     if os.getpid() != self._owner_pid:
       return  # A forked copy of the owner that exits: not its worker.
     with self._lock:
-      worker, self._worker = self._worker, None
+      worker, self.worker = self.worker, None
       connection, self._connection = self._connection, None
       # First the process: what is under way then ends with its error.
       if worker is not None:
@@ -198,25 +178,25 @@ class _NativeExecutorFactory(tff.framework.ExecutorFactory):
 
   def close(self) -> None:
     """Stops the worker for good."""
-    self._is_closed = True
+    self.is_closed = True
     self.stop_worker()
 
   def _ensure_worker(self) -> None:
     """Starts a worker unless one is running."""
-    if self._is_closed:
+    if self.is_closed:
       raise errors.RunError(
         'The native runtime is closed; create another one to go on.'
       )
-    if self._worker is not None:
-      if self._worker.is_running:
+    if self.worker is not None:
+      if self.worker.is_running:
         return
       logging.warning(
-        '%s A fresh worker is started.', self._worker.describe_end()
+        '%s A fresh worker is started.', self.worker.describe_end()
       )
       self.stop_worker()
     worker = worker_process.WorkerProcess(
       max_concurrent_clients=self._max_concurrent_clients, binary=self._binary
     )
     worker.wait_until_ready()
-    self._worker = worker
+    self.worker = worker
     self._connection = worker_connection.WorkerConnection(worker)

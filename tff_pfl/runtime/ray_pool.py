@@ -15,13 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.runtime import (
-  cancellation,
-  ray_actor,
-  stages,
-  transport,
-  values,
-)
+from tff_pfl.runtime import cancellation, ray_actor, stages, transport, values
 from tff_pfl.system import ray_cluster
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -102,6 +96,7 @@ class ActorPool:
     bytes_sent: To actors so far: broadcasts once for each actor that took them,
       arguments and programs.
     bytes_received: From actors so far.
+    refusals: Why actors could not take part.
   """
 
   def __init__(
@@ -125,7 +120,7 @@ class ActorPool:
     self._starting: list[Actor] = []
     self._last_count = 0.0
     self._is_closed = False
-    self._refusals: dict[Any, str] = {}
+    self.refusals: dict[Any, str] = {}
     # From a shared mapping's number to its object in Ray's store.
     self._shared = weakref.WeakValueDictionary()
     self._owners = collections.OrderedDict()
@@ -283,10 +278,6 @@ class ActorPool:
         self._ray.cancel(future)
       actor.orders.clear()
 
-  def refusal(self) -> str:
-    """Why actors could not take part, for an error."""
-    return ' '.join(self._refusals.values())
-
   def _count_sent(self, actor, chunk, work, is_home):
     for stored in (work.program, *work.received):
       if actor not in stored.takers:
@@ -313,13 +304,13 @@ class ActorPool:
 
   def _refuse(self, actor: Actor, reason: str) -> None:
     logging.warning('%s', reason)
-    self._refusals[actor] = reason
+    self.refusals[actor] = reason
     self._end(actor)
 
   def _start_actors(self) -> None:
     """Starts as many as fit, besides those that there are."""
     self._last_count = time.monotonic()
-    missing = self._num_fitting() - self.num_actors - len(self._refusals)
+    missing = self._num_fitting() - self.num_actors - len(self.refusals)
     actor_class = self._ray.remote(ray_actor.ChunkActor).options(
       num_cpus=self._resources['CPU'],
       num_gpus=self._resources['GPU'],
@@ -478,5 +469,5 @@ class _Stage:
       or time.monotonic() - self._last_seen > _SECONDS_TO_START
     ):
       raise errors.RunError(
-        f'No Ray actor is left to compute on. {self._pool.refusal()}'.strip()
+        ' '.join(['No Ray actor is left.', *self._pool.refusals.values()])
       )

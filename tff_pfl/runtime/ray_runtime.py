@@ -63,10 +63,7 @@ class RayRuntime(interpreting.InterpretingRuntime):
       cpus_per_actor > 0, 'cpus_per_actor', 'positive', cpus_per_actor
     )
     errors.expect(
-      gpus_per_actor >= 0,
-      'gpus_per_actor',
-      'at least 0',
-      gpus_per_actor,
+      gpus_per_actor >= 0, 'gpus_per_actor', 'at least 0', gpus_per_actor
     )
     errors.expect(
       clients_per_chunk is None or clients_per_chunk >= 1,

@@ -118,10 +118,6 @@ def of_clients(value: Any, begin: int, end: int) -> Any:
     return value
   if isinstance(value, values.PerClient):
     return values.PerClient(list(value.values[begin:end]))
-  if isinstance(value, values.Columns):
-    return values.Columns(
-      tuple(of_clients(column, begin, end) for column in value.columns)
-    )
-  if isinstance(value, tuple):
-    return tuple(of_clients(element, begin, end) for element in value)
+  if isinstance(value, (tuple, values.Columns)):
+    return _map(functools.partial(of_clients, begin=begin, end=end), value)
   return None

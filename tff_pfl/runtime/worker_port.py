@@ -23,8 +23,6 @@ import sys
 import threading
 from typing import Optional
 
-from tff_pfl import errors
-
 HOST = '127.0.0.1'
 _OTHER_HOST = '127.0.0.2'
 # Of <asm-generic/socket.h>; Python's `socket` lacks it.
@@ -48,19 +46,10 @@ class WorkerPort:
   """
 
   def __init__(self):
-    """Reserves a port.
-
-    Raises:
-      RunError: If there is none.
-    """
+    """Reserves a port."""
     self._closing: Optional[threading.Thread] = None
     self._is_closed = False
-    try:
-      self._socket = _bind(0)
-    except OSError as error:
-      raise errors.RunError(
-        f'No port is free for a TFF worker: {error.strerror}.'
-      ) from error
+    self._socket = _bind(0)
     self.number = self._socket.getsockname()[1]
     try:
       self._limit()

@@ -49,12 +49,6 @@ class WorkerDiedError(errors.RunError):
   """A worker ended, or was lost, while it was needed."""
 
 
-def default_worker_binary() -> str:
-  """Returns the path of the worker that comes with the installed TFF."""
-  package = os.path.dirname(os.path.abspath(tff.__file__))
-  return os.path.join(package, 'data', 'worker_binary')
-
-
 class WorkerProcess:
   """One running worker.
 
@@ -85,7 +79,8 @@ class WorkerProcess:
       ValueError: If a number is out of range.
     """
     max_concurrent_clients = cores.concurrent_clients(max_concurrent_clients)
-    binary = binary or default_worker_binary()
+    package = os.path.dirname(os.path.abspath(tff.__file__))
+    binary = binary or os.path.join(package, 'data', 'worker_binary')
     _check_executable(binary)
     self._owner_pid = os.getpid()
     self._log = collections.deque(maxlen=_MAX_LOG_LINES)
@@ -266,11 +261,8 @@ class WorkerProcess:
 
 def _check_executable(binary: str) -> None:
   """Raises `RunError` unless `binary` is a file that can be executed."""
-  if not os.path.isfile(binary):
+  if not (os.path.isfile(binary) and os.access(binary, os.X_OK)):
     raise errors.RunError(
-      f'The TFF worker {binary} does not exist; reinstall tensorflow-federated.'
-    )
-  if not os.access(binary, os.X_OK):
-    raise errors.RunError(
-      f'The TFF worker {binary} is not executable; run: chmod +x {binary}'
+      f'The TFF worker {binary} does not exist or is not executable; reinstall '
+      'tensorflow-federated.'
     )
