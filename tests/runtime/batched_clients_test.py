@@ -193,8 +193,3 @@ def test_batches_are_the_default_on_gpus_only(monkeypatch):
   mapper, _ = in_process.create_mapper('gpu', batched_clients=False)
   assert isinstance(mapper, client_mapper.ThreadMapper)
   mapper.close()
-
-
-def test_a_batch_of_one_is_refused():
-  with pytest.raises(ValueError, match='at least 2, found 1'):
-    batched_clients.BatchedMapper(client_mapper.ThreadMapper([None]), 1)
