@@ -19,6 +19,7 @@ from tff_pfl.benchmark import (
   timing,
   workloads,
 )
+from tff_pfl.client import training_loop
 from tff_pfl.runtime import base
 from tff_pfl.simulation import summary
 from tff_pfl.system import cores, machine
@@ -60,6 +61,8 @@ def measure(
       reference's median divided by the library's;
     * `mb_moved_per_round`: `sent` to the processes in which clients compute and
       `received` from them, a mean over all rounds; None where it is not known;
+    * `phases`: how each phase of local training is computed by a client that
+      runs alone, by the number of weights that it trains;
     * `peak_rss_mb`: of this process and its children, so with a reference what
       both take;
     * `population` and `smaller_population`: see `scale.measure`;
@@ -96,6 +99,7 @@ def measure(
     **_library_record(measured),
     **_reference_record(measured),
     'mb_moved_per_round': _mb_moved(measured),
+    'phases': measured.phases,
     'peak_rss_mb': memory.peak_mb,
     'population': measured.populations.get('population'),
     'smaller_population': measured.populations.get('smaller_population'),
@@ -112,6 +116,7 @@ class _Measured(NamedTuple):
   reference_seconds: Optional[Sequence[float]] = None
   populations: Mapping[str, Any] = {}
   bytes_moved: Optional[tuple[float, float]] = None
+  phases: Mapping[str, str] = {}
 
 
 def _measure_rounds(
@@ -125,6 +130,7 @@ def _measure_rounds(
   """Starts what runs the rounds, and a progress bar, and measures them."""
   compares_populations = workload.smaller_num_clients is not None
   with contextlib.ExitStack() as stack:
+    phases = stack.enter_context(training_loop.noting_forms())
     library_runtime = stack.enter_context(
       runtime_lib.create_runtime(runtime, **runtime_options)
     )
@@ -156,7 +162,7 @@ def _measure_rounds(
       measured = measured._replace(
         bytes_moved=tuple(n / num_all for n in library_runtime.bytes_moved)
       )
-    return measured
+    return measured._replace(phases=dict(phases))
 
 
 def _measure_in_memory(
@@ -254,6 +260,8 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
     ('speedup over the reference', 'speedup'),
     ('peak memory, MB', 'peak_rss_mb'),
   ]
+  for name in sorted({name for record in records for name in record['phases']}):
+    rows.append((f'training of {name}', 'phases', name))
   if any(record['mb_moved_per_round'] is not None for record in records):
     rows += [
       ('to clients a round, MB', 'mb_moved_per_round', 'sent'),
@@ -271,7 +279,7 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
 
   def cell(record, path):
     for key in path:
-      record = record[key] if record is not None else None
+      record = record.get(key) if record is not None else None
     return record
 
   return summary.format_table(

@@ -1,19 +1,44 @@
 """The only mini-batch gradient descent loop of the library.
 
-It runs the batches that `phases.plan_batches` planned, and compiles to one
-program for all clients of a bucket.
+It runs the batches that `phases.plan_batches` planned, in one of two forms:
+with weights as values, which compiles to one program for all clients of a
+bucket, or with weights that are changed in place (see `in_place`).
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pfl.client import example_tensors, objectives, phases, vectorization
+from tff_pfl.client import (
+  example_tensors,
+  in_place,
+  objectives,
+  phases,
+  vectorization,
+)
 from tff_pfl.models import randomness, split_model
+
+_notes: list[dict[str, str]] = []
+
+
+@contextlib.contextmanager
+def noting_forms() -> Iterator[Mapping[str, str]]:
+  """Notes how phases are trained that are traced in this context.
+
+  Yields:
+    From a phase's number of weights to its form, in words.
+  """
+  notes = {}
+  _notes.append(notes)
+  try:
+    yield notes
+  finally:
+    _notes.remove(notes)
 
 
 class TrainResult(NamedTuple):
@@ -63,21 +88,47 @@ def train(
     randomness.fold_in(seed, 0),
     randomness.fold_in(seed, 1),
   )
-  plan = phases.plan_batches(examples, phase, shuffle_seed)
-  run = _loop(objective, phase, model)
-  return run(initial, examples.x, examples.y, plan, step_seed)
+  arguments = (initial, examples, shuffle_seed, step_seed)
+  loop = _Loop(objective, phase, model, initial)
+  if not loop.is_large:
+    return loop.of_values(*arguments)
+  return in_place.unless_together(
+    lambda: loop.in_place(*arguments), lambda: loop.of_values(*arguments)
+  )
 
 
-def _loop(objective, phase, model):
-  """The phase as a function of tensors, compiled if the model asks for it."""
-  optimizer = phase.optimizer
+class _Loop:
+  """A phase as functions of tensors, in two forms with the same result."""
 
-  @tf.function(jit_compile=model.uses_xla, autograph=False)
-  def run(initial, x, y, plan, step_seed):
-    trained_names = [n for n in initial if n not in model.statistics]
+  def __init__(self, objective, phase, model, initial):
+    self._objective = objective
+    self._phase = phase
+    self._model = model
+    self._trained = [name for name in initial if name not in model.statistics]
+    trained = split_model.select(initial, self._trained)
+    self.is_large = in_place.suits(model, trained) and in_place.can_update(
+      phase.optimizer
+    )
+    self.of_values = tf.function(
+      self._of_values, jit_compile=model.uses_xla, autograph=False
+    )
+    self.in_place = tf.function(self._in_place, autograph=False)
+    self._note_form(trained)
+
+  def _note_form(self, trained):
+    form = 'compiled by XLA' if self._model.uses_xla else 'by TensorFlow'
+    number = sum(value.shape.num_elements() for value in trained.values())
+    for notes in _notes:
+      notes[f'{number:,} weights'] = 'in place' if self.is_large else form
+
+  def _of_values(self, initial, examples, shuffle_seed, step_seed):
+    """Each step makes new weights; can be compiled and vectorized."""
+    uses_xla = self._model.uses_xla
+    optimizer = self._phase.optimizer
+    plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     specs = tf.nest.map_structure(
       lambda v: tf.TensorSpec(v.shape, v.dtype),
-      split_model.select(initial, trained_names),
+      split_model.select(initial, self._trained),
     )
     optimizer_state = tf.nest.map_structure(
       tf.convert_to_tensor, optimizer.initialize(specs)
@@ -86,31 +137,22 @@ def _loop(objective, phase, model):
     # A batch of clients compiles to one loop, in which a client that has done
     # its steps keeps its weights. Without XLA its loop just ends.
     num_steps = plan.num_steps
-    if model.uses_xla:
+    if uses_xla:
       num_steps = vectorization.longest(num_steps)
 
     def keep_or_change(index, value, changed):
       if changed is None:
         return value
-      if model.uses_xla:
+      if uses_xla:
         return tf.where(index < plan.num_steps, changed, value)
       return changed
 
     def step(index, weights, optimizer_state, metrics):
-      batches = [
-        objectives.take_batch(x, y, rows, example_weights)
-        for rows, example_weights in zip(
-          tf.unstack(plan.indices[index], phase.batches_per_step),
-          tf.unstack(plan.example_weights[index], phase.batches_per_step),
-        )
-      ]
-      output = objective(
-        weights, *batches, seed=randomness.fold_in(step_seed, index)
-      )
+      output = self._step(weights, examples, plan, index, step_seed)
       optimizer_state, trained = optimizer.next(
         optimizer_state,
-        split_model.select(weights, trained_names),
-        split_model.select(output.gradient, trained_names),
+        split_model.select(weights, self._trained),
+        split_model.select(output.gradient, self._trained),
       )
       changed = {**output.statistics, **trained}
       weights = collections.OrderedDict(
@@ -123,11 +165,53 @@ def _loop(objective, phase, model):
     _, final, _, metrics = tf.while_loop(
       lambda index, *_: index < num_steps,
       step,
-      (0, initial, optimizer_state, objectives.zero_metrics(model)),
+      (0, initial, optimizer_state, objectives.zero_metrics(self._model)),
     )
     return TrainResult(final, metrics)
 
-  return run
+  def _in_place(self, initial, examples, shuffle_seed, step_seed):
+    """Each step changes the weights, see `in_place.Variables`."""
+    plan = phases.plan_batches(examples, self._phase, shuffle_seed)
+    variables = in_place.Variables(
+      split_model.select(initial, self._trained), self._phase.optimizer
+    )
+
+    def step(index, others, metrics):
+      trained = variables.read()
+      output = self._step(
+        {**others, **trained}, examples, plan, index, step_seed
+      )
+      variables.update(index, trained, output.gradient)
+      others = {
+        name: output.statistics.get(name, value)
+        for name, value in others.items()
+      }
+      metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
+      return index + 1, others, metrics
+
+    others = {n: v for n, v in initial.items() if n not in self._trained}
+    _, others, metrics = tf.while_loop(
+      lambda index, *_: index < plan.num_steps,
+      step,
+      (0, others, objectives.zero_metrics(self._model)),
+      parallel_iterations=1,
+    )
+    final = split_model.select({**others, **variables.read()}, initial)
+    variables.free()
+    return TrainResult(final, metrics)
+
+  def _step(self, weights, examples, plan, index, step_seed):
+    batches_per_step = self._phase.batches_per_step
+    batches = [
+      objectives.take_batch(examples.x, examples.y, rows, example_weights)
+      for rows, example_weights in zip(
+        tf.unstack(plan.indices[index], batches_per_step),
+        tf.unstack(plan.example_weights[index], batches_per_step),
+      )
+    ]
+    return self._objective(
+      weights, *batches, seed=randomness.fold_in(step_seed, index)
+    )
 
 
 def frozen_features(

@@ -157,6 +157,7 @@ def _build(
     columns: Arguments of all clients.
     clients: The clients to try it with.
   """
+  function = function.together
   concrete = _with_graphs(function.concrete)
 
   def batched(*flat):

@@ -15,6 +15,13 @@ _RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
+# TensorFlow's name for a resource that is made anew at each execution.
+ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
+# Marks an operation that chooses between two forms of the same function: for a
+# client that runs alone, and for clients that run together as one program.
+FORMS_ATTRIBUTE = '_tff_pfl_forms'
+ALONE, TOGETHER = 0, 1
+
 _unique_number = itertools.count()
 
 
@@ -63,6 +70,20 @@ def parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
   ]
 
 
+def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
+  """Takes one of the forms of client work, see `client.in_place`."""
+  for node in all_nodes(graph_def):
+    if FORMS_ATTRIBUTE in node.attr:
+      choice = tf.compat.v1.NodeDef()
+      choice.CopyFrom(node)
+      node.op = 'StatefulPartitionedCall'
+      del node.input[0]
+      node.attr.clear()
+      node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
+      for name in ('Tin', 'Tout'):
+        node.attr[name].CopyFrom(choice.attr[name])
+
+
 def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
   """Adds the operation that frees variables and tables; returns its name."""
   handles = resource_handles(graph_def)
@@ -74,6 +95,14 @@ def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
     destruction.attr['ignore_lookup_error'].b = True
     everything.input.append(f'^{destruction.name}')
   return everything.name if handles else ''
+
+
+def has_shared_name(node: Any) -> bool:
+  """Whether a node makes a resource that other executions share."""
+  return (
+    'shared_name' in node.attr
+    and node.attr['shared_name'].s.decode() != ANONYMOUS
+  )
 
 
 def resource_handles(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
@@ -104,7 +133,7 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   for node in all_nodes(graph_def):
     node.op = names.get(node.op, node.op)
     _rename_in_attributes(node.attr, names)
-    if 'shared_name' in node.attr:
+    if has_shared_name(node):
       # Without a name TensorFlow takes the node's.
       name = node.attr['shared_name'].s.decode() or node.name
       node.attr['shared_name'].s = (name + suffix).encode()

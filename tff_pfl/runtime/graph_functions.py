@@ -6,6 +6,7 @@ costs little more than TensorFlow's own dispatch.
 """
 
 import collections
+import functools
 import hashlib
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime import graph_programs, values
+from tff_pfl.runtime import graph_defs, graph_programs, values
 
 # How many clients' values one program accumulates at most.
 _MAX_FOLD_SIZE = 16
@@ -36,13 +37,17 @@ class LocalFunction:
   """
 
   def __init__(
-    self, block: tff.framework.CompiledComputation, library: 'FunctionLibrary'
+    self,
+    block: tff.framework.CompiledComputation,
+    library: 'FunctionLibrary',
+    form: int = graph_defs.ALONE,
   ):
     """Prepares the function; the library loads its graph at the first call."""
     self.block = block
     self.type_signature = block.type_signature
     self._proto = block.proto.tensorflow
     self._library = library
+    self._form = form
     self.content_hash = _content_hash(self._proto)
     names = graph_programs.tensor_names(self._proto.result)
     self._pack = _packer(self._proto.result, list(dict.fromkeys(names)))
@@ -75,6 +80,13 @@ class LocalFunction:
       flat = list(self._fold_program(size).call(flat))
       begin += size
     return self._pack_fold(flat) if rows else initial
+
+  @functools.cached_property
+  def together(self) -> 'LocalFunction':
+    """The form of this function for clients that run as one program."""
+    if graph_defs.FORMS_ATTRIBUTE.encode() not in self._proto.graph_def.value:
+      return self
+    return LocalFunction(self.block, self._library, graph_defs.TOGETHER)
 
   @property
   def is_deterministic(self) -> bool:
@@ -113,12 +125,13 @@ class LocalFunction:
 
   def _program(self) -> graph_programs.Program:
     return self._library.program(
-      self.content_hash, lambda: graph_programs.load_graph(self._proto)
+      (self.content_hash, self._form),
+      lambda: graph_programs.load_graph(self._proto, self._form),
     )
 
   def _fold_program(self, size: int) -> graph_programs.Program:
     return self._library.program(
-      (self.content_hash, size),
+      (self.content_hash, 'fold', size),
       lambda: graph_programs.load_fold(self._program(), self._pack, size),
     )
 

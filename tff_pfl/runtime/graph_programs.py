@@ -195,33 +195,38 @@ def _detach(variant: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.DatasetFromGraph(graph_def=graph)
 
 
-def load_graph(proto: Any) -> Program:
-  """Loads a `pb.TensorFlow`, TFF's message of a graph."""
-  graph_def = _unpack(proto)
+def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
+  """Loads a `pb.TensorFlow`, TFF's message of a graph.
+
+  Args:
+    form: Which form it takes where it has several.
+  """
+
+  def unpack():
+    graph_def = tf.compat.v1.GraphDef()
+    proto.graph_def.Unpack(graph_def)
+    graph_defs.choose_forms(graph_def, form)
+    return graph_def
+
+  graph_def = unpack()
   has_resources = bool(proto.initialize_op) or any(
-    'shared_name' in node.attr for node in graph_defs.all_nodes(graph_def)
+    map(graph_defs.has_shared_name, graph_defs.all_nodes(graph_def))
   )
 
   def load_without_xla():
     return Program(
-      lambda: _load_copy(graph_defs.without_xla(_unpack(proto)), proto),
+      lambda: _load_copy(graph_defs.without_xla(unpack()), proto),
       has_resources=has_resources,
     )
 
   return Program(
-    lambda: _load_copy(_unpack(proto), proto),
+    lambda: _load_copy(unpack(), proto),
     has_resources=has_resources,
     is_deterministic=graph_defs.is_deterministic(graph_def),
     load_without_xla=load_without_xla
     if graph_defs.parts_for_xla(graph_def)
     else None,
   )
-
-
-def _unpack(proto: Any) -> tf.compat.v1.GraphDef:
-  graph_def = tf.compat.v1.GraphDef()
-  proto.graph_def.Unpack(graph_def)
-  return graph_def
 
 
 def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import objectives
+from tff_pfl.client import in_place, objectives
 from tff_pfl.models import split_model
 from tff_pfl.templates import aggregators, client_work, personalized_process
 
@@ -96,10 +96,14 @@ def _computation(function, parameters):
 
 def _client_function(work, exchange, options, is_last):
   """What a client does in an exchange, as a function of tensors."""
-
   # Compiled as a whole, so that what follows the training is one pass over the
-  # weights, too.
-  @tf.function(jit_compile=work.model.uses_xla, autograph=False)
+  # weights, too; large ones are trained by TensorFlow's own kernels.
+  model = work.model
+  is_compiled = model.uses_xla and not in_place.suits(
+    model, model.initial_weights
+  )
+
+  @tf.function(jit_compile=is_compiled, autograph=False)
   def work_at_client(broadcast, client_state, examples, news=None, kept=None):
     if news is not None:
       broadcast = broadcast._replace(
