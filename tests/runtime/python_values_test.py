@@ -11,6 +11,14 @@ from tff_pfl.runtime import python_values, values
 _VECTOR = tff.TensorType(np.float32, [None])
 
 
+def _from_python(value, value_type):
+  return python_values.reader(value_type)(value)
+
+
+def _to_python(value, value_type, num_clients):
+  return python_values.writer(value_type)(value, num_clients)
+
+
 _ELEMENT = collections.OrderedDict(y=np.int32, x=np.float32)
 
 
@@ -45,14 +53,14 @@ def _dataset():
   ],
 )
 def test_arrays_of_any_kind_become_tensors(value):
-  tensor = python_values.from_python(value, _VECTOR)
+  tensor = _from_python(value, _VECTOR)
   assert tensor.dtype == tf.float32
   np.testing.assert_array_equal(tensor, [1.0, 2.0])
 
 
 def test_tensor_of_the_type_is_not_copied():
   tensor = tf.constant([1.0])
-  assert python_values.from_python(tensor, _VECTOR) is tensor
+  assert _from_python(tensor, _VECTOR) is tensor
 
 
 @pytest.mark.parametrize(
@@ -69,15 +77,13 @@ def test_tensor_of_the_type_is_not_copied():
 )
 def test_what_would_lose_information_is_refused(value):
   with pytest.raises(TypeError, match='Expected a value of type float32'):
-    python_values.from_python(value, _VECTOR)
+    _from_python(value, _VECTOR)
 
 
 def test_strings_keep_their_bytes():
   text_type = tff.TensorType(np.str_, [2])
-  tensor = python_values.from_python(
-    np.array(['é', b'a\0'], np.object_), text_type
-  )
-  result = python_values.to_python(tensor, text_type, 0)
+  tensor = _from_python(np.array(['é', b'a\0'], np.object_), text_type)
+  result = _to_python(tensor, text_type, 0)
   assert result.tolist() == ['é'.encode(), b'a\0']
 
 
@@ -91,9 +97,9 @@ def test_strings_keep_their_bytes():
 )
 def test_containers_become_tuples_and_the_types_containers(value):
   value_type = tff.to_type(_Point(np.int32, [np.int32, np.int64]))
-  local = python_values.from_python(value, value_type)
+  local = _from_python(value, value_type)
   assert [int(t) for t in values.flatten(local)] == [1, 2, 3]
-  result = python_values.to_python(local, value_type, 0)
+  result = _to_python(local, value_type, 0)
   assert result == _Point(1, [2, 3])
   assert type(result) is _Point
   assert isinstance(result.y[1], np.int64)
@@ -110,14 +116,14 @@ def test_containers_become_tuples_and_the_types_containers(value):
 def test_other_structures_are_refused(value, message):
   value_type = tff.to_type(collections.OrderedDict(a=np.int32, b=np.int32))
   with pytest.raises(TypeError, match=message):
-    python_values.from_python(value, value_type)
+    _from_python(value, value_type)
 
 
 def test_data_set_keeps_its_elements_and_their_containers():
   dataset = _dataset()
   sequence_type = tff.SequenceType(_ELEMENT)
-  sequence = python_values.from_python(dataset, sequence_type)
-  elements = list(python_values.to_python(sequence, sequence_type, 0))
+  sequence = _from_python(dataset, sequence_type)
+  elements = list(_to_python(sequence, sequence_type, 0))
   assert [list(element) for element in elements] == [['y', 'x']] * 3
   assert [int(element['y']) for element in elements] == [0, 1, 2]
 
@@ -125,44 +131,44 @@ def test_data_set_keeps_its_elements_and_their_containers():
 @pytest.mark.parametrize('elements', [[], [1], [1, 2, 3]])
 def test_list_is_a_sequence(elements):
   sequence_type = tff.SequenceType(np.int32)
-  sequence = python_values.from_python(elements, sequence_type)
-  dataset = python_values.to_python(sequence, sequence_type, 0)
+  sequence = _from_python(elements, sequence_type)
+  dataset = _to_python(sequence, sequence_type, 0)
   assert list(dataset.as_numpy_iterator()) == elements
 
 
 @pytest.mark.parametrize('value', [3, (1, 2), _dataset().batch(2)])
 def test_what_is_no_such_sequence_is_refused(value):
   with pytest.raises(TypeError, match='Expected `sequence` to be'):
-    python_values.from_python(value, tff.SequenceType(_ELEMENT))
+    _from_python(value, tff.SequenceType(_ELEMENT))
 
 
 def test_named_tuples_that_tensorflow_orders_otherwise_are_refused():
   dataset = _dataset().map(lambda e: _Unsorted(e['y'], e['x']))
   with pytest.raises(ValueError, match='names in sorted order'):
-    python_values.from_python(dataset, tff.SequenceType(_ELEMENT))
+    _from_python(dataset, tff.SequenceType(_ELEMENT))
 
 
 def test_client_values_are_stored_for_each_client_or_once():
   each = tff.FederatedType(np.int32, tff.CLIENTS)
   once = tff.FederatedType(np.int32, tff.CLIENTS, all_equal=True)
-  local = python_values.from_python([1, 2], each)
+  local = _from_python([1, 2], each)
   assert isinstance(local, values.PerClient)
-  assert python_values.to_python(local, each, 2) == [1, 2]
-  local = python_values.from_python(3, once)
+  assert _to_python(local, each, 2) == [1, 2]
+  local = _from_python(3, once)
   assert isinstance(local, values.AllEqual)
-  assert python_values.to_python(local, once, 2) == 3
-  assert python_values.to_python(local, each, 2) == [3, 3]
+  assert _to_python(local, once, 2) == 3
+  assert _to_python(local, each, 2) == [3, 3]
   with pytest.raises(TypeError, match='to be a `list` or `tuple`'):
-    python_values.from_python(3, each)
+    _from_python(3, each)
 
 
 def test_server_value_is_a_local_value():
   server = tff.FederatedType(np.int32, tff.SERVER)
-  local = python_values.from_python(3, server)
+  local = _from_python(3, server)
   assert isinstance(local, tf.Tensor)
-  assert python_values.to_python(local, server, 0) == 3
+  assert _to_python(local, server, 0) == 3
 
 
 def test_functions_cannot_be_passed():
   with pytest.raises(TypeError, match='Expected an argument of type'):
-    python_values.from_python(len, tff.FunctionType(None, np.int32))
+    _from_python(len, tff.FunctionType(None, np.int32))

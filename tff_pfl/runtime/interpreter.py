@@ -37,7 +37,7 @@ class Interpreter:
     """Returns the result of the computation.
 
     Args:
-      argument: The argument as `python_values.from_python` returns it; None if
+      argument: The argument as a `python_values.reader` returns it; None if
         there is no parameter.
     """
     run, scope = self.begin({}, num_clients)

@@ -9,7 +9,7 @@ import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -61,6 +61,14 @@ class InterpretingRuntime(base.Runtime):
     self._engine.close()
 
 
+class _Lowered(NamedTuple):
+  """A computation that can be run, and its argument's and result's form."""
+
+  interpreter: Any
+  read: Optional[Callable[[Any], Any]]
+  write: Callable[[Any, int], Any]
+
+
 class _Engine:
   """What the computations of one runtime share."""
 
@@ -71,7 +79,7 @@ class _Engine:
     self._library = graph_functions.FunctionLibrary()
     self._lock = threading.Lock()
     self._is_closed = False
-    # From a computation's id to it (weakly) and its interpreter.
+    # From a computation's id to it (weakly) and what it was lowered to.
     self._interpreters = collections.OrderedDict()
     # As many as there are computations at a time. They are used again: what
     # TensorFlow keeps of a thread, it keeps for ever.
@@ -101,21 +109,20 @@ class _Engine:
     parameter_type = comp.type_signature.parameter
     num_clients = 0
     with cancellation.scope(), tf.device(self._server_device):
+      lowered = self._lowered(comp)
       argument = None
       if parameter_type is not None:
-        argument = python_values.from_python(arg, parameter_type)
+        argument = lowered.read(arg)
         cardinalities = cardinalities_utils.infer_cardinalities(
           arg, parameter_type
         )
         num_clients = cardinalities.get(tff.CLIENTS, 0)
-      result = self._interpreter(comp).run(argument, num_clients)
-      return python_values.to_python(
-        result, comp.type_signature.result, num_clients
-      )
+      result = lowered.interpreter.run(argument, num_clients)
+      return lowered.write(result, num_clients)
 
-  def _interpreter(
+  def _lowered(
     self, computation: tff.framework.ConcreteComputation
-  ) -> interpreter.Interpreter:
+  ) -> _Lowered:
     """Returns the lowered computation."""
     key = id(computation)
     with self._lock:
@@ -123,8 +130,13 @@ class _Engine:
       if known is not None and known() is computation:
         self._interpreters.move_to_end(key)
         return found
-    made = self._make_interpreter(
-      lowering.lower(computation), self._library, self._mapper
+    signature = computation.type_signature
+    made = _Lowered(
+      self._make_interpreter(
+        lowering.lower(computation), self._library, self._mapper
+      ),
+      signature.parameter and python_values.reader(signature.parameter),
+      python_values.writer(signature.result),
     )
     forget = self._interpreters.pop
     known = weakref.ref(computation, lambda _: forget(key, None))

@@ -1,10 +1,12 @@
 """From Python's values to those of the in-process runtime, and back.
 
 What a caller gets has the same containers and types as from TFF's own contexts.
+A type is looked at once, for any number of values.
 """
 
 import collections
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,43 +25,54 @@ from tff_pfl.runtime.private_api import (
 _ARRAYS = typing.get_args(array.Array)
 
 
-def from_python(value: Any, value_type: tff.Type) -> Any:
-  """Returns the value as the runtime computes with it.
+def reader(value_type: tff.Type) -> Callable[[Any], Any]:
+  """Returns the function from a caller's value of a type to the runtime's.
 
-  Args:
-    value: What a caller passed: tensors, arrays or numbers, in any of TFF's
-      containers; data sets or lists as sequences; lists of the clients' values.
-
-  Returns:
-    A local value, a `values.ClientsValue`, or a tuple of such.
-
-  Raises:
-    TypeError: If it is not of that type.
+  It takes tensors, arrays or numbers, in any of TFF's containers; data sets or
+  lists as sequences; lists of the clients' values. It returns a local value, a
+  `values.ClientsValue`, or a tuple of such, and raises `TypeError` if the value
+  is not of the type.
   """
-  if isinstance(value, values.Reference):
-    return value
   if isinstance(value_type, tff.TensorType):
-    return _tensor_from_python(value, value_type)
+    return _tensor_reader(value_type)
   if isinstance(value_type, tff.StructType):
-    return _struct_from_python(value, value_type)
+    return _struct_reader(value_type)
   if isinstance(value_type, tff.SequenceType):
-    return _sequence_from_python(value, value_type)
+    return _or_reference(lambda value: _sequence(value, value_type))
   if isinstance(value_type, tff.FederatedType):
-    return _federated_from_python(value, value_type)
-  raise TypeError(
-    f'Expected an argument of type {value_type}, found {value!r}.'
+    return _federated_reader(value_type)
+
+  def refuse(value):
+    raise TypeError(
+      f'Expected an argument of type {value_type}, found {value!r}.'
+    )
+
+  return refuse
+
+
+def _or_reference(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+  return lambda value: (
+    value if isinstance(value, values.Reference) else read(value)
   )
 
 
-def _tensor_from_python(value: Any, value_type: tff.TensorType) -> tf.Tensor:
-  if isinstance(value, tf.Variable):
-    value = value.read_value()
-  if isinstance(value, tf.Tensor):
-    if value.dtype == value_type.dtype.type and tf.TensorShape(
-      value_type.shape
-    ).is_compatible_with(value.shape):
-      return value
-    value = value.numpy()
+def _tensor_reader(value_type: tff.TensorType) -> Callable[[Any], tf.Tensor]:
+  shape = tf.TensorShape(value_type.shape)
+  dtype = tf.as_dtype(value_type.dtype.type)
+
+  def read(value):
+    if isinstance(value, tf.Variable):
+      value = value.read_value()
+    if isinstance(value, tf.Tensor):
+      if value.dtype == dtype and shape.is_compatible_with(value.shape):
+        return value
+      value = value.numpy()
+    return _tensor(value, value_type)
+
+  return _or_reference(read)
+
+
+def _tensor(value: Any, value_type: tff.TensorType) -> tf.Tensor:
   dtype = value_type.dtype.type
   if isinstance(value, (list, tuple)):
     rows = tf.nest.map_structure(_without_tensor, value)
@@ -89,36 +102,49 @@ def _describe(value: Any) -> str:
   return f'{value!r} of {type(value)}'
 
 
-def _struct_from_python(value: Any, value_type: tff.StructType) -> Any:
+def _struct_reader(value_type: tff.StructType) -> Callable[[Any], tuple]:
+  types = tff.structure.to_elements(value_type)
+  names = [name for name, _ in types]
+  readers = [reader(element_type) for _, element_type in types]
+
+  def read(value):
+    # What is most frequent needs no look at the names one by one.
+    if isinstance(value, collections.OrderedDict) and list(value) == names:
+      elements = value.values()
+    elif isinstance(value, tuple) and list(getattr(value, '_fields', ())) == (
+      names
+    ):
+      elements = value
+    else:
+      elements = _elements(value, value_type, names)
+    return tuple([read(element) for read, element in zip(readers, elements)])
+
+  return _or_reference(read)
+
+
+def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
+  """Returns the elements of any container, if they are those of the type."""
   try:
     elements = tff.structure.to_elements(tff.structure.from_container(value))
   except TypeError as error:
     raise TypeError(
       f'Expected a structure of type {value_type}, found {value!r}.'
     ) from error
-  types = tff.structure.to_elements(value_type)
-  if len(elements) != len(types):
+  if len(elements) != len(names):
     raise TypeError(
       f'Expected a structure of type {value_type}, found {len(elements)} '
       'elements.'
     )
-  for (found, _), (name, _) in zip(elements, types):
+  for (found, _), name in zip(elements, names):
     if found != name and found is not None and name is not None:
       raise TypeError(
         f'Expected a structure of type {value_type}, found the names '
         f'{[found for found, _ in elements]}.'
       )
-  return tuple(
-    [
-      from_python(element, element_type)
-      for (_, element), (_, element_type) in zip(elements, types)
-    ]
-  )
+  return [element for _, element in elements]
 
 
-def _sequence_from_python(
-  value: Any, value_type: tff.SequenceType
-) -> values.Sequence:
+def _sequence(value: Any, value_type: tff.SequenceType) -> values.Sequence:
   if isinstance(value, list):
     dataset = tensorflow_utils.make_data_set_from_elements(
       None, value, value_type.element
@@ -157,46 +183,68 @@ def _check_order(element_type: tff.Type) -> None:
     _check_order(part)
 
 
-def _federated_from_python(value: Any, value_type: tff.FederatedType) -> Any:
-  member = value_type.member
+def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
+  read = reader(value_type.member)
   if value_type.placement is tff.SERVER:
-    return from_python(value, member)
+    return read
   if value_type.all_equal:
-    return values.AllEqual(from_python(value, member))
-  if not isinstance(value, (list, tuple)):
-    raise cardinalities_utils.InvalidNonAllEqualValueError(value, value_type)
-  return values.PerClient([from_python(row, member) for row in value])
+    return lambda value: values.AllEqual(read(value))
+
+  def read_all(value):
+    if not isinstance(value, (list, tuple)):
+      raise cardinalities_utils.InvalidNonAllEqualValueError(value, value_type)
+    return values.PerClient([read(row) for row in value])
+
+  return read_all
 
 
-def to_python(value: Any, value_type: tff.Type, num_clients: int) -> Any:
-  """Returns a result for the caller.
+def writer(value_type: tff.Type) -> Callable[[Any, int], Any]:
+  """Returns the function from a result to the caller's value.
 
-  Args:
-    value: What `from_python` returns.
-    value_type: Its type, with Python's containers.
+  Its arguments are what a `reader` returns and the number of clients.
   """
-  return tff.types.type_to_py_container(
-    _to_struct(value, value_type, num_clients), value_type
+  if isinstance(value_type, tff.TensorType):
+    return lambda value, _: value.numpy()
+  if isinstance(value_type, tff.StructType):
+    return _struct_writer(value_type)
+  if isinstance(value_type, tff.SequenceType):
+    return lambda value, _: _to_dataset(value, value_type)
+  if isinstance(value_type, tff.FederatedType):
+    return _federated_writer(value_type)
+  raise TypeError(f'A result of type {value_type} cannot be returned.')
+
+
+def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
+  types = tff.structure.to_elements(value_type)
+  names = [name for name, _ in types]
+  writers = [writer(element_type) for _, element_type in types]
+  is_dict = None not in names and value_type.python_container in (
+    None,
+    collections.OrderedDict,
   )
 
-
-def _to_struct(value: Any, value_type: tff.Type, num_clients: int) -> Any:
-  """Returns the value with arrays for tensors and `Struct`s for tuples."""
-  if isinstance(value_type, tff.TensorType):
-    return value.numpy()
-  if isinstance(value_type, tff.StructType):
-    types = tff.structure.to_elements(value_type)
-    return tff.structure.Struct(
-      [
-        (name, _to_struct(element, element_type, num_clients))
-        for element, (name, element_type) in zip(value, types)
-      ]
+  def write(value, num_clients):
+    elements = [
+      write(element, num_clients) for write, element in zip(writers, value)
+    ]
+    if is_dict:
+      return collections.OrderedDict(zip(names, elements))
+    return tff.types.type_to_py_container(
+      tff.structure.Struct(zip(names, elements)), value_type
     )
-  if isinstance(value_type, tff.SequenceType):
-    return _to_dataset(value, value_type)
-  if isinstance(value_type, tff.FederatedType):
-    return _federated_to_struct(value, value_type, num_clients)
-  raise TypeError(f'A result of type {value_type} cannot be returned.')
+
+  return write
+
+
+def _federated_writer(
+  value_type: tff.FederatedType,
+) -> Callable[[Any, int], Any]:
+  write = writer(value_type.member)
+  if value_type.placement is tff.SERVER:
+    return write
+  if value_type.all_equal:
+    return lambda value, num: write(values.shared_value(value), num)
+  return lambda value, num: [write(row, num) for row in values.rows(value, num)]
 
 
 def _to_dataset(
@@ -211,17 +259,3 @@ def _to_dataset(
   return tensorflow_utils.coerce_dataset_elements_to_tff_type_spec(
     dataset, value_type.element
   )
-
-
-def _federated_to_struct(
-  value: Any, value_type: tff.FederatedType, num_clients: int
-) -> Any:
-  member = value_type.member
-  if value_type.placement is tff.SERVER:
-    return _to_struct(value, member, num_clients)
-  if value_type.all_equal:
-    return _to_struct(values.shared_value(value), member, num_clients)
-  return [
-    _to_struct(row, member, num_clients)
-    for row in values.rows(value, num_clients)
-  ]

@@ -107,7 +107,7 @@ def of_clients(value: Any, begin: int, end: int) -> Any:
   """Returns a computation's argument for some clients.
 
   Args:
-    value: The argument, as `python_values.from_python` returns it.
+    value: The argument, as a `python_values.reader` returns it.
     begin: The first of the clients.
     end: The one after the last.
 
