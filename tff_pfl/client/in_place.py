@@ -9,9 +9,9 @@ function.
 
 Variables can be neither vectorized nor compiled as weights are that are values.
 So the graph has both forms of such training, with the same result up to
-rounding, and says so (`graph_defs.FORMS_ATTRIBUTE`): TensorFlow takes the first,
-for a client that runs alone, and a runtime that makes programs of several
-clients the second.
+rounding, and says so (`graph_defs.FORMS_ATTRIBUTE`): TensorFlow takes the
+first, for a client that runs alone, and a runtime that makes programs of
+several clients the second.
 """
 
 from __future__ import annotations

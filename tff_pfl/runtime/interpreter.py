@@ -32,6 +32,7 @@ class Interpreter:
     self.mapper = mapper
     # From a building block's id; `block` keeps all of them alive.
     self._functions: dict[int, graph_functions.LocalFunction] = {}
+    self._constants: dict[int, Any] = {}
 
   def run(self, argument: Any, num_clients: int) -> Any:
     """Returns the result of the computation.
@@ -52,6 +53,16 @@ class Interpreter:
       bindings: The values of names, to which those of the parts may be added.
     """
     return _Run(self, num_clients), _Scope(bindings)
+
+  def constant(
+    self, block: tff.framework.Call, function: graph_functions.LocalFunction
+  ) -> Any:
+    """Returns the result of a call without argument, in most cases zeros."""
+    if not function.is_deterministic:
+      return function()
+    if id(block) not in self._constants:
+      self._constants[id(block)] = function()
+    return self._constants[id(block)]
 
   def function(
     self, block: tff.framework.CompiledComputation
@@ -139,6 +150,8 @@ class _Run:
       argument = self.evaluate(block.argument, scope)
     if scope.at_clients:
       return self.map(function, argument)
+    if argument is None and isinstance(function, graph_functions.LocalFunction):
+      return self._interpreter.constant(block, function)
     return self.apply(function, argument)
 
   def _lambda(self, block: tff.framework.Lambda, scope: _Scope) -> Any:

@@ -44,7 +44,7 @@ def lower(
   block = tff.framework.to_call_dominant(block)
   for transform in (_lower_call, _lower_lambda):
     block, _ = tff.framework.transform_postorder(block, transform)
-  return block
+  return _weigh_while_accumulating(block)
 
 
 def replace_secure_sums(
@@ -149,6 +149,88 @@ def _lower_aggregate(call: tff.framework.Call) -> tff.framework.Call:
   name, accumulate = elements[2]
   elements[2] = (name, _to_graph(accumulate))
   return tff.framework.Call(call.function, tff.framework.Struct(elements))
+
+
+def _weigh_while_accumulating(
+  computation: tff.framework.ComputationBuildingBlock,
+) -> tff.framework.ComputationBuildingBlock:
+  """Leaves the weighting of clients' values to the aggregation that adds them.
+
+  One call for many clients takes the place of one for each, and no weighted
+  copy of the values is made.
+  """
+  if not (
+    isinstance(computation, tff.framework.Lambda)
+    and isinstance(computation.result, tff.framework.Block)
+  ):
+    return computation
+  calls = dict(computation.result.locals)
+  result = computation.result.result
+  parts = [*calls.values(), result]
+  references = [
+    transformation_utils.get_map_of_unbound_references(part)[part]
+    for part in parts
+  ]
+  for name, call in [*calls.items()]:
+    if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+      continue
+    value, zero, accumulate, *others = call.argument
+    weigh = calls.get(getattr(value, 'name', None))
+    if (
+      not isinstance(accumulate, tff.framework.CompiledComputation)
+      or not _is_call_of(weigh, tff.framework.FEDERATED_MAP)
+      or not _only_multiplies(weigh.argument[0])
+      or sum(value.name in names for names in references) > 1
+    ):
+      continue
+    calls[name] = building_block_factory.create_federated_aggregate(
+      weigh.argument[1],
+      zero,
+      _accumulate_weighted(accumulate, weigh.argument[0]),
+      *others,
+    )
+    del calls[value.name]
+  return tff.framework.Lambda(
+    computation.parameter_name,
+    computation.parameter_type,
+    tff.framework.Block(list(calls.items()), result),
+  )
+
+
+def _accumulate_weighted(accumulate, weigh):
+  total_type, _ = accumulate.type_signature.parameter
+  arguments = tff.framework.Reference(
+    'total_and_value',
+    tff.StructType([total_type, weigh.type_signature.parameter]),
+  )
+  total, value = (tff.framework.Selection(arguments, index=i) for i in (0, 1))
+  return mapreduce_compiler.compile_local_computation_to_tensorflow(
+    tff.framework.Lambda(
+      arguments.name,
+      arguments.type_signature,
+      tff.framework.Call(
+        accumulate,
+        tff.framework.Struct([total, tff.framework.Call(weigh, value)]),
+      ),
+    )
+  )
+
+
+def _is_call_of(block: Any, intrinsic: Any) -> bool:
+  return (
+    isinstance(block, tff.framework.Call)
+    and isinstance(block.function, tff.framework.Intrinsic)
+    and block.function.uri == intrinsic.uri
+  )
+
+
+def _only_multiplies(function: tff.framework.ComputationBuildingBlock) -> bool:
+  if not isinstance(function, tff.framework.CompiledComputation):
+    return False
+  graph_def = tf.compat.v1.GraphDef()
+  function.proto.tensorflow.graph_def.Unpack(graph_def)
+  kinds = {node.op for node in graph_def.node}
+  return kinds <= {'Placeholder', 'Const', 'Cast', 'Identity', 'Mul'}
 
 
 def _lower_sequence_map(call: tff.framework.Call) -> tff.framework.Call:
