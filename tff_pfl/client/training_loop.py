@@ -123,7 +123,6 @@ class _Loop:
 
   def _of_values(self, initial, examples, shuffle_seed, step_seed):
     """Each step makes new weights; can be compiled and vectorized."""
-    uses_xla = self._model.uses_xla
     optimizer = self._phase.optimizer
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     specs = tf.nest.map_structure(
@@ -134,18 +133,13 @@ class _Loop:
       tf.convert_to_tensor, optimizer.initialize(specs)
     )
 
-    # A batch of clients compiles to one loop, in which a client that has done
-    # its steps keeps its weights. Without XLA its loop just ends.
-    num_steps = plan.num_steps
-    if uses_xla:
-      num_steps = vectorization.longest(num_steps)
-
-    def keep_or_change(index, value, changed):
-      if changed is None:
-        return value
-      if uses_xla:
-        return tf.where(index < plan.num_steps, changed, value)
-      return changed
+    # A batch of clients has one loop, in which a client that has done its steps
+    # keeps its weights.
+    num_steps = vectorization.longest(plan.num_steps)
+    start = vectorization.apart(
+      (initial, optimizer_state, objectives.zero_metrics(self._model)),
+      plan.num_steps,
+    )
 
     def step(index, weights, optimizer_state, metrics):
       output = self._step(weights, examples, plan, index, step_seed)
@@ -155,8 +149,11 @@ class _Loop:
         split_model.select(output.gradient, self._trained),
       )
       changed = {**output.statistics, **trained}
+      is_step = index < plan.num_steps
       weights = collections.OrderedDict(
-        (name, keep_or_change(index, value, changed.get(name)))
+        (name, vectorization.change_if(is_step, changed[name], value))
+        if name in changed
+        else (name, value)
         for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
@@ -165,7 +162,7 @@ class _Loop:
     _, final, _, metrics = tf.while_loop(
       lambda index, *_: index < num_steps,
       step,
-      (0, initial, optimizer_state, objectives.zero_metrics(self._model)),
+      (0, *start),
     )
     return TrainResult(final, metrics)
 

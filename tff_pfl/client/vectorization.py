@@ -12,7 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.runtime.private_api import RegisterPFor, wrap
+from tff_pfl.client import batched_convolutions  # noqa: F401 (adds rules)
+from tff_pfl.runtime.private_api import RegisterPFor, pfor_converters, wrap
+
+# Mark the operations of `change_if` and `apart`.
+_CHANGE_IF = '_tff_pfl_change_if'
+_APART = '_tff_pfl_apart'
 
 
 def longest(num_steps: tf.Tensor) -> tf.Tensor:
@@ -31,12 +36,68 @@ def longest(num_steps: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.Snapshot(input=num_steps)
 
 
+def change_if(
+  is_step: tf.Tensor, changed: tf.Tensor, value: tf.Tensor
+) -> tf.Tensor:
+  """What a client has after a step of such a loop.
+
+  Args:
+    is_step: Bool scalar, whether the client still makes steps.
+    changed: The new value.
+    value: The old one.
+
+  Returns:
+    `changed` itself for a client that runs alone, whose loop has ended
+    otherwise.
+  """
+  return _marked(_CHANGE_IF, [changed, value, is_step])[0]
+
+
+def apart(values: Any, own: tf.Tensor) -> Any:
+  """A structure of tensors, of which each client has its own from here on.
+
+  TensorFlow finds out by itself which of a loop's values differ between
+  clients, by converting the loop once more. This spares it that.
+
+  Args:
+    values: The structure.
+    own: A tensor that differs between clients already.
+  """
+  _, *flat = _marked(_APART, [own, *tf.nest.flatten(values)])
+  return tf.nest.pack_sequence_as(values, flat)
+
+
+def _marked(mark: str, values: list[tf.Tensor]) -> list[tf.Tensor]:
+  outputs = tf.raw_ops.IdentityN(input=values)
+  outputs[0].op._set_attr(mark, tf.compat.v1.AttrValue(b=True))
+  return outputs
+
+
 @RegisterPFor('Snapshot')
 def _convert_longest(pfor_input: Any) -> Any:
   value = pfor_input.input(0)
   if not value.is_stacked:
     return wrap(value.t, False)
   return wrap(tf.reduce_max(value.t, axis=0), False)
+
+
+_convert_identities = pfor_converters['IdentityN']
+
+
+def _convert_marked(pfor_input: Any) -> Any:
+  attributes = pfor_input.op.node_def.attr
+  if _CHANGE_IF not in attributes and _APART not in attributes:
+    return _convert_identities(pfor_input)
+  pfor_input.stack_inputs()
+  outputs = [pfor_input.stacked_input(i) for i in range(pfor_input.num_inputs)]
+  if _CHANGE_IF in attributes:
+    changed, value, is_step = outputs
+    condition = tf.reshape(is_step, [-1, *[1] * (changed.shape.rank - 1)])
+    outputs[0] = tf.where(condition, changed, value)
+  return [wrap(output, True) for output in outputs]
+
+
+pfor_converters['IdentityN'] = _convert_marked
 
 
 @RegisterPFor('StatelessRandomUniformFullIntV2')
@@ -88,3 +149,8 @@ def _convert_matrix_solve_ls(pfor_input: Any) -> Any:
     fast=pfor_input.get_attr('fast'),
   )
   return wrap(solution, True)
+
+
+@RegisterPFor('OnesLike')
+def _convert_ones_like(pfor_input: Any) -> Any:
+  return wrap(tf.ones_like(pfor_input.stacked_input(0)), True)

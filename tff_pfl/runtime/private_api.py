@@ -11,7 +11,13 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph,
 )
-from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
+from tensorflow.python.ops.parallel_for.pfor import (
+  RegisterPFor,
+  wrap,
+)
+from tensorflow.python.ops.parallel_for.pfor import (
+  _pfor_converter_registry as pfor_converters,
+)
 from tensorflow_federated.proto.v0 import (
   computation_pb2,
   executor_pb2_grpc,
@@ -44,6 +50,7 @@ __all__ = [
   # Vectorizing: graphs of functions that come in a library, further rules.
   'function_def_to_graph',
   'RegisterPFor',
+  'pfor_converters',
   'wrap',
   # TFF: what it and its workers say to each other.
   'executor_pb2_grpc',
