@@ -111,6 +111,28 @@ def test_a_round_gives_what_it_gives_one_by_one(
   _assert_close(_round(batched, process, clients), expected)
 
 
+@pytest.mark.slow
+def test_networks_with_convolutions_are_one_program(
+  one_by_one, batched, batch_sizes
+):
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([8, 8, 2]),
+      tf.keras.layers.Conv2D(4, 3, 2, padding='same', activation='relu'),
+      tf.keras.layers.BatchNormalization(),
+      tf.keras.layers.MaxPool2D(),
+      tf.keras.layers.Conv2D(3, 2, activation='relu'),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(3, name='head'),
+    ]
+  )
+  process = registry.build('fed_rep', toy_problems.classifier_from(network))
+  clients = _clients([8, 8, 2], (20, 17, 31))
+  found = _round(batched, process, clients)
+  assert batch_sizes == [(3, 4)]
+  _assert_close(found, _round(one_by_one, process, clients))
+
+
 def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
   @tff.tensorflow.computation(
     tff.TensorType(np.float32, [None]), tff.TensorType(np.float32, [None])
@@ -141,14 +163,14 @@ def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
 ):
   network = tf.keras.Sequential(
     [
-      tf.keras.layers.Input([4, 4, 1]),
-      tf.keras.layers.Conv2D(2, 3),
+      tf.keras.layers.Input([4, 4, 4, 1]),
+      tf.keras.layers.Conv3D(2, 3),
       tf.keras.layers.Flatten(),
       tf.keras.layers.Dense(3, name='head'),
     ]
   )
   process = registry.build('fed_avg', toy_problems.classifier_from(network))
-  clients = _clients([4, 4, 1], (20, 17, 31))
+  clients = _clients([4, 4, 4, 1], (20, 17, 31))
   said = []
   monkeypatch.setattr(
     batched_clients.logging,
@@ -159,7 +181,7 @@ def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
   _round(batched, process, clients)
   assert len(said) == 1, said
   assert 'cannot run as one program' in said[0]
-  assert 'Conv2D' in said[0]
+  assert 'Conv3D' in said[0]
   _assert_close(found, _round(one_by_one, process, clients))
 
 

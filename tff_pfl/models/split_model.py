@@ -84,9 +84,10 @@ class SplitModel:
       regression.
     has_convolutions: Whether there are convolution layers.
     jit_compile: Whether client training is compiled by XLA: True, False or
-      'auto', which is True for models without convolutions. (In loops on a
-      CPU, XLA's convolutions are many times slower than TensorFlow's kernels;
-      dense and recurrent models are faster with XLA.) Evaluation never is.
+      'auto', which is True for models without convolutions but for phases that
+      train many weights, which are faster in place (`client/in_place.py`). (In
+      loops on a CPU, XLA's convolutions are many times slower than
+      TensorFlow's kernels.) Evaluation never is.
     layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
       `layers`, in that order, to its output in inference mode: a tensor or,
       where the layer gives several, a structure of tensors. A layer's own
