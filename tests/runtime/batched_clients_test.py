@@ -129,7 +129,7 @@ def test_networks_with_convolutions_are_one_program(
   process = registry.build('fed_rep', toy_problems.classifier_from(network))
   clients = _clients([8, 8, 2], (20, 17, 31))
   found = _round(batched, process, clients)
-  assert batch_sizes == [(3, 4)]
+  assert set(batch_sizes) == {(3, 4)}
   _assert_close(found, _round(one_by_one, process, clients))
 
 
