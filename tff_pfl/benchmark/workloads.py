@@ -186,7 +186,7 @@ WORKLOADS: Mapping[str, Workload] = {
         shape=(784,),
         num_clients=50,
         examples_per_client=400,
-        num_rounds=20,
+        num_rounds=60,
       )
       for name, variant in (
         ('w4', 'first_order'),
