@@ -32,10 +32,17 @@ def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
     int32 tensor `[2]`.
   """
   for value in data:
-    seed = tf.random.experimental.stateless_fold_in(
-      seed, tf.cast(value, tf.int32), alg='philox'
-    )
+    seed = _fold_in(seed, tf.cast(value, tf.int32))
   return seed
+
+
+# Some hundred operations, which are traced once.
+@tf.function(
+  input_signature=[tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.int32)],
+  autograph=False,
+)
+def _fold_in(seed, value):
+  return tf.random.experimental.stateless_fold_in(seed, value, alg='philox')
 
 
 def client_seed(
