@@ -72,7 +72,7 @@ def test_to_client_data_works_with_tffs_own_operations():
 def test_to_client_data_of_an_unknown_split_or_client_is_an_error():
   with pytest.raises(ValueError, match='`split`'):
     _dataset().to_client_data('all')
-  with pytest.raises(ValueError, match="found 'nobody'"):
+  with pytest.raises(ValueError, match=r'\[nobody\] is not a client'):
     _dataset().to_client_data().create_tf_dataset_for_client('nobody')
 
 

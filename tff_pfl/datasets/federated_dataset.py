@@ -292,13 +292,13 @@ class FederatedDataset:
 
     Returns:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
-      there are domains, as lazy as this.
+      there are domains; see `client_data.to_client_data`.
 
     Raises:
       ValueError: The split is unknown.
     """
     source = self._source(split)
-    return client_data_lib.FederatedClientData(
+    return client_data_lib.to_client_data(
       self.client_ids,
       self.element_spec,
       lambda client_id: source.examples(self._position(client_id)),
@@ -370,17 +370,22 @@ class FederatedDataset:
       domain_test=domain_test,
       domain_names=domain_names,
     )
-    rule = array_clients.make_rule(
-      partition, keys, keys_test, x_test is not None, num_clients
+    seed = partitioning.check_seed(seed)
+    errors.expect_int('num_overlapping', num_overlapping, 0)
+    parts, ids = array_clients.divide(
+      pool, partition, keys, keys_test, num_clients, seed
     )
-    pool, parts = array_clients.divide(
-      pool, rule, num_clients, test_fraction, num_overlapping, seed
-    )
+    if x_test is None:
+      pool, parts = array_clients.hold_out(
+        pool, parts, test_fraction, num_overlapping, seed
+      )
     array_clients.warn_of_gaps(pool, parts, name)
-    if client_ids is None:
-      client_ids = rule.client_ids(len(parts.train_indices))
     clients = array_clients.clients_of(
-      pool, parts, client_ids, transform, num_overlapping
+      pool,
+      parts,
+      ids if client_ids is None else client_ids,
+      transform,
+      num_overlapping,
     )
     return cls(name=name, **clients)
 

@@ -113,9 +113,8 @@ def test_labels_within_a_domain_are_a_random_sample():
   domain = np.repeat([0, 1], 2000).astype(np.int32)
   # Sorted by label within a domain, as files often are.
   y = np.tile(np.repeat(np.arange(4, dtype=np.int32), 500), 2)
-  parts = DomainMixture(0.5, 200).partition(
-    partitioning.Pool(y, domain=domain), 10
-  )
+  pool = partitioning.Pool(y, domain=domain, domain_names='ab')
+  parts = DomainMixture(0.5, 200).partition(pool, 10)
   for indices in parts.train_indices:
     counts = np.bincount(y[indices], minlength=4)
     assert np.abs(counts - 50).max() < 25

@@ -170,13 +170,6 @@ def test_natural_deals_no_pooled_examples():
   assert '\n' not in str(error.value)
 
 
-def test_labels_beyond_num_classes_and_empty_data_are_errors():
-  with pytest.raises(ValueError, match=r'labels in \[0, 2\)'):
-    rules.partition('iid', np.array([0, 2]), None, 1, num_classes=2)
-  with pytest.raises(ValueError, match='at least one example'):
-    rules.partition('iid', np.zeros(0, int), None, 1)
-
-
 @pytest.mark.parametrize(
   'spec', SPECS + ['dirichlet:0.5:10', 'shards:12', 'fallah_digits:196']
 )
@@ -217,18 +210,12 @@ def test_partitioners_are_frozen():
     ('fallah_digits:-2', '`images_per_digit` to be a positive integer'),
     ('fallah_digits:195', '`images_per_digit` to be an even .* found 195'),
     ('fallah_digits:2.0', "`images_per_digit` .* an integer, found '2.0'"),
-    ('by_key', 'pass one key per example as `keys`'),
   ],
 )
 def test_bad_specifications_are_one_line_errors(spec, match):
   with pytest.raises(ValueError, match=match) as error:
     partitioning.make_partitioner(spec)
   assert '\n' not in str(error.value)
-
-
-def test_a_specification_must_be_a_string():
-  with pytest.raises(TypeError, match='`partition` to be a string'):
-    partitioning.make_partitioner(2)
 
 
 def test_description_names_every_rule_in_one_paragraph():

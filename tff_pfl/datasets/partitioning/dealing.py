@@ -40,11 +40,6 @@ def check_positive_int(name: str, value: Any) -> int:
   return int(value)
 
 
-def check_num_clients(num_clients: Any) -> int:
-  """Returns `num_clients` as an int; `ValueError` unless it is positive."""
-  return check_positive_int('num_clients', num_clients)
-
-
 def apportion(
   class_counts: np.ndarray, weights: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:

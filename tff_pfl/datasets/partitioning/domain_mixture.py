@@ -120,8 +120,6 @@ class DomainMixture(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals the domains' examples; see the class and the base class."""
-    num_clients = dealing.check_num_clients(num_clients)
-    seed = dealing.check_seed(seed)
     domain, domain_test, num_domains = self._domains(pool)
     pools, test_pools = (
       np.bincount(ids, minlength=num_domains) for ids in (domain, domain_test)
@@ -151,18 +149,10 @@ class DomainMixture(base.Partitioner):
         ' such as rotated_digits, or domain ids as `domain` in'
         ' `FederatedDataset.from_arrays`.'
       )
-    domain = np.asarray(pool.domain)
-    domain_test = domain[:0]
-    if pool.domain_test is not None:
-      domain_test = np.asarray(pool.domain_test)
-    errors.expect(len(domain), 'y_train', 'at least one example', 'none')
-    if pool.domain_names is not None:
-      return domain, domain_test, len(pool.domain_names)
-    return (
-      domain,
-      domain_test,
-      max(domain.max(), domain_test.max(initial=0)) + 1,
-    )
+    domain_test = pool.domain_test
+    if domain_test is None:
+      domain_test = pool.domain[:0]
+    return pool.domain, domain_test, len(pool.domain_names)
 
   def _mixtures(
     self, num_clients: int, pools: np.ndarray, rng: np.random.Generator

@@ -68,8 +68,6 @@ class FallahDigits(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals the counts of the class's docstring; see the base class."""
-    num_clients = dealing.check_num_clients(num_clients)
-    seed = dealing.check_seed(seed)
     errors.expect(
       num_clients % 2 == 0 and num_clients >= _NUM_CLASSES,
       'num_clients',

@@ -63,7 +63,7 @@ def choose_clients(
   Raises:
     ValueError: An argument is out of range, or there are fewer clients.
   """
-  num_clients = dealing.check_num_clients(num_clients)
+  num_clients = dealing.check_positive_int('num_clients', num_clients)
   seed = dealing.check_seed(seed)
   errors.expect(
     num_clients <= len(client_ids),
