@@ -64,21 +64,21 @@ DATASETS: dict[str, DatasetEntry] = {
   'mnist': DatasetEntry(
     '70,000 handwritten digits of 28x28, from the idx .gz files in the data'
     ' folder or else through TensorFlow Datasets',
-    mnist.load_mnist,
+    lambda data_dir=None: mnist.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
     '70,000 pictures of clothes of 28x28, obtained like mnist',
-    mnist.load_fashion_mnist,
+    lambda data_dir=None: mnist.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
     '60,000 color pictures of animals and vehicles of 32x32, from the .bin or'
     ' .npz batches in the data folder or else through TensorFlow Datasets',
-    cifar.load_cifar10,
+    lambda data_dir=None: cifar.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
     '60,000 color pictures of 100 kinds of things of 32x32, from the .bin or'
     ' .npz files in the data folder or else through TensorFlow Datasets',
-    cifar.load_cifar100,
+    lambda data_dir=None: cifar.load('cifar100', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
@@ -184,7 +184,7 @@ def load_dataset(
     **arguments,
   )
   entry = _entry(name)
-  partitioning.check_num_clients(num_clients)
+  partitioning.check_positive_int('num_clients', num_clients)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
   errors.expect_own_arguments(

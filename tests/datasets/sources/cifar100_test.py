@@ -55,7 +55,7 @@ def test_all_images_arrive_in_order_with_their_fine_labels(
   tmp_path, folder, write
 ):
   (x, y), (x_test, y_test) = write(tmp_path / folder)
-  arrays = cifar.load_cifar100(str(tmp_path))
+  arrays = cifar.load('cifar100', str(tmp_path))
   assert (arrays.name, arrays.num_classes) == ('cifar100', 100)
   np.testing.assert_array_equal(arrays.x, x)
   np.testing.assert_array_equal(arrays.y, y)
@@ -71,7 +71,7 @@ def test_a_file_of_another_size_is_named(tmp_path):
   with pytest.raises(
     ValueError, match=f'train.bin` to be {_NUM_TRAIN * _RECORD_SIZE} bytes'
   ):
-    cifar.load_cifar100(str(tmp_path))
+    cifar.load('cifar100', str(tmp_path))
 
 
 def test_a_label_out_of_range_is_named(tmp_path):
@@ -81,12 +81,12 @@ def test_a_label_out_of_range_is_named(tmp_path):
   content[3 * _RECORD_SIZE + 1] = 100
   path.write_bytes(content)
   with pytest.raises(ValueError, match='test.bin`.*found 100 at index 3'):
-    cifar.load_cifar100(str(tmp_path))
+    cifar.load('cifar100', str(tmp_path))
 
 
 def test_missing_files_are_a_one_line_error(tmp_path):
   with pytest.raises(
     ValueError, match='train.bin, test.bin, or train.npz and test.*cifar100/'
   ) as error:
-    cifar.load_cifar100(str(tmp_path))
+    cifar.load('cifar100', str(tmp_path))
   assert '\n' not in str(error.value)

@@ -60,7 +60,7 @@ _WRITERS = {'bin': _write_binary, 'npz': _write_npz}
 
 
 def _load(folder):
-  return cifar.load_cifar10(str(folder))
+  return cifar.load('cifar10', str(folder))
 
 
 @pytest.mark.parametrize('form', _WRITERS)
@@ -286,7 +286,7 @@ def test_without_network_one_line_says_what_to_do_at_once(
   reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
 )
 def test_real_cifar10_has_the_published_class_counts_and_means():
-  arrays = cifar.load_cifar10(os.environ['TFF_PFL_DATA_DIR'])
+  arrays = cifar.load('cifar10', os.environ['TFF_PFL_DATA_DIR'])
   assert arrays.x.shape == (50_000, 32, 32, 3)
   assert np.bincount(arrays.y).tolist() == [5000] * 10
   assert arrays.x_test.shape[1:] == (32, 32, 3)

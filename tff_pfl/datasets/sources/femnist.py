@@ -44,7 +44,7 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ValueError: The file is missing, damaged, or its arrays are not what they
       should be; the message names it.
   """
-  x, y, writers = files.read_npz(path, _KEYS)
+  x, y, writers = files.read_npz(path, _KEYS).values()
   files.check_images(x, path, 'x', IMAGE_SHAPE)
   if not len(x):
     raise files.file_error(path, 'an .npz file with images', 'none')
