@@ -25,6 +25,7 @@ def divide(
   Returns:
     The partition, and what its clients are called.
   """
+  partitioning.check_seed(seed)
   errors.expect(len(pool.x), 'x', 'at least one example', 'none')
   if keys is None:
     errors.expect(
@@ -144,6 +145,7 @@ def clients_of(
   num_overlapping: int,
 ) -> dict[str, Any]:
   """Returns what `FederatedDataset` takes, but its name."""
+  errors.expect_int('num_overlapping', num_overlapping, 0)
   client_ids = list(client_ids)
   errors.expect(
     len(client_ids) == len(parts.train_indices),

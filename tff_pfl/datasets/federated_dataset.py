@@ -370,8 +370,6 @@ class FederatedDataset:
       domain_test=domain_test,
       domain_names=domain_names,
     )
-    seed = partitioning.check_seed(seed)
-    errors.expect_int('num_overlapping', num_overlapping, 0)
     parts, ids = array_clients.divide(
       pool, partition, keys, keys_test, num_clients, seed
     )
@@ -380,12 +378,10 @@ class FederatedDataset:
         pool, parts, test_fraction, num_overlapping, seed
       )
     array_clients.warn_of_gaps(pool, parts, name)
+    if client_ids is None:
+      client_ids = ids
     clients = array_clients.clients_of(
-      pool,
-      parts,
-      ids if client_ids is None else client_ids,
-      transform,
-      num_overlapping,
+      pool, parts, client_ids, transform, num_overlapping
     )
     return cls(name=name, **clients)
 

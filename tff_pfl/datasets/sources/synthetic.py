@@ -87,7 +87,7 @@ def make_synthetic(
   Raises:
     ValueError: An argument is out of range.
   """
-  num_clients = partitioning.check_num_clients(num_clients)
+  num_clients = partitioning.check_positive_int('num_clients', num_clients)
   seed = partitioning.check_seed(seed)
   shape = tuple(shape)
   errors.expect_int('examples_per_client', examples_per_client, 0)
