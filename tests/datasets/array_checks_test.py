@@ -3,27 +3,20 @@
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tff_pfl.datasets import federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
 
 
-def _arrays(n=60, num_classes=3):
-  # Each input tells its own index, so that it can be followed.
-  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
-    n
-  ) % num_classes
-
-
 def _raises(match, x=None, y=None, **kwargs):
-  default_x, default_y = _arrays(6)
+  default_x, default_y = shared.arrays(6)
   arguments = dict(num_clients=2)
   arguments.update(kwargs)
-  with pytest.raises(ValueError, match=match) as error:
+  with shared.one_line_error(match):
     FederatedDataset.from_arrays(
       default_x if x is None else x, default_y if y is None else y, **arguments
     )
-  assert '\n' not in str(error.value)
 
 
 def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():

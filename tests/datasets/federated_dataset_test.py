@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.datasets import shared
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
 FederatedDataset = federated_dataset.FederatedDataset
-
-
-def _arrays(n=60, num_classes=3):
-  # Each input tells its own index, so that it can be followed.
-  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
-    n
-  ) % num_classes
 
 
 def _all_inputs(dataset, split):
@@ -27,14 +21,14 @@ def _all_inputs(dataset, split):
 
 
 def _with_domains(**kwargs):
-  x, y = _arrays()
+  x, y = shared.arrays()
   return FederatedDataset.from_arrays(
     x, y, **{'num_clients': 4, 'domain': np.arange(60) % 5, **kwargs}
   )
 
 
 def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=4, name='mine')
   assert dataset.name == 'mine'
   assert dataset.num_clients == 4
@@ -51,7 +45,7 @@ def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
 
 
 def test_from_arrays_without_test_arrays_divides_each_client_by_class():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
   parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
   assert sorted(sum(parts, [])) == list(range(60))
@@ -61,8 +55,8 @@ def test_from_arrays_without_test_arrays_divides_each_client_by_class():
 
 
 def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
-  x, y = _arrays(60)
-  x_test, y_test = _arrays(30)
+  x, y = shared.arrays(60)
+  x_test, y_test = shared.arrays(30)
   dataset = FederatedDataset.from_arrays(
     x, y, x_test=x_test, y_test=y_test, num_clients=6, partition='shards:1'
   )
@@ -74,7 +68,7 @@ def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
 
 
 def test_from_arrays_holds_test_examples_out_of_what_a_rule_deals():
-  x, y = _arrays(400, num_classes=10)
+  x, y = shared.arrays(400, num_classes=10)
   dataset = FederatedDataset.from_arrays(
     x, y, num_clients=10, partition='fallah_digits:4', test_fraction=0.25
   )
@@ -88,7 +82,7 @@ def test_from_arrays_holds_test_examples_out_of_what_a_rule_deals():
 
 
 def test_from_arrays_by_key_makes_one_client_per_key():
-  x, y = _arrays(6)
+  x, y = shared.arrays(6)
   keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']
   dataset = FederatedDataset.from_arrays(x, y, keys=keys, test_fraction=0)
   assert dataset.client_ids == ('ann', 'bob', 'cid')
@@ -101,7 +95,7 @@ def test_from_arrays_by_key_makes_one_client_per_key():
 
 
 def test_from_arrays_takes_a_partitioner_and_client_ids():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(
     x,
     y,
@@ -114,7 +108,7 @@ def test_from_arrays_takes_a_partitioner_and_client_ids():
 
 
 def test_examples_overlap_only_where_their_source_says_so():
-  x, y = _arrays()
+  x, y = shared.arrays()
   apart = FederatedDataset.from_arrays(x, y, num_clients=4)
   assert apart.num_overlapping == 0
   windows = FederatedDataset.from_arrays(
@@ -131,16 +125,17 @@ def test_examples_overlap_only_where_their_source_says_so():
 
 
 def test_overlapping_examples_are_not_divided_at_random():
-  x, y = _arrays()
+  x, y = shared.arrays()
   with pytest.raises(ValueError, match='`num_overlapping` to be 0 where there'):
     FederatedDataset.from_arrays(x, y, num_clients=4, num_overlapping=1)
 
 
 def test_from_arrays_is_a_function_of_the_seed():
-  x, y = _arrays()
+  x, y = shared.arrays()
   first, again, other = (
     _all_inputs(
-      FederatedDataset.from_arrays(x, y, num_clients=4, seed=seed), 'train'
+      FederatedDataset.from_arrays(x, y, num_clients=4, seed=seed),
+      'train',
     )
     for seed in (1, 1, 2)
   )
@@ -149,7 +144,7 @@ def test_from_arrays_is_a_function_of_the_seed():
 
 
 def test_float_targets_make_a_regression_dataset():
-  x, _ = _arrays(20)
+  x, _ = shared.arrays(20)
   dataset = FederatedDataset.from_arrays(x, x.ravel() / 7, num_clients=2)
   assert dataset.num_classes is None
   assert dataset.element_spec['y'] == tf.TensorSpec([], tf.float32)
@@ -159,7 +154,7 @@ def test_float_targets_make_a_regression_dataset():
 
 
 def test_whole_floats_are_labels_where_num_classes_says_so():
-  x, y = _arrays(20)
+  x, y = shared.arrays(20)
   dataset = FederatedDataset.from_arrays(
     x, y.astype(float), num_clients=2, num_classes=5
   )
@@ -180,7 +175,7 @@ def test_sequence_labels_are_counted_label_by_label():
 
 
 def test_class_counts_are_read_only_and_of_known_splits():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
   with pytest.raises(ValueError):
     dataset.class_counts()[0, 0] = 7
@@ -189,7 +184,7 @@ def test_class_counts_are_read_only_and_of_known_splits():
 
 
 def test_subset_is_a_view_in_the_order_given():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
   subset = dataset.subset(['client_4', 'client_1'])
   nested = subset.subset(['client_1'])
@@ -216,7 +211,7 @@ def test_subset_is_a_view_in_the_order_given():
   ],
 )
 def test_subset_of_wrong_clients_is_an_error(client_ids, match):
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
   with pytest.raises(ValueError, match=match):
     dataset.subset(client_ids)
@@ -224,7 +219,7 @@ def test_subset_of_wrong_clients_is_an_error(client_ids, match):
 
 @pytest.mark.parametrize('client_id', ['client_9', 0, None, [1]])
 def test_unknown_client_is_a_value_error_that_names_it(client_id):
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
   for method in (
     dataset.train,
@@ -273,7 +268,7 @@ def test_domains_stay_with_their_examples():
 
 
 def test_dataset_without_domains_has_none():
-  x, y = _arrays()
+  x, y = shared.arrays()
   dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
   assert dataset.domain_names is None and dataset.num_domains == 0
   assert dataset.train('client_0').domain is None
@@ -321,7 +316,7 @@ def test_mixture_without_test_arrays_holds_out_of_every_domain():
 
 
 def test_mixture_with_test_arrays_deals_all_of_them():
-  x_test, y_test = _arrays(30)
+  x_test, y_test = shared.arrays(30)
   dataset = _with_domains(
     partition='domain_mixture:0.5,10',
     x_test=x_test,
@@ -342,7 +337,7 @@ def test_every_rule_takes_examples_with_domains():
 
 
 def test_regression_dataset_may_have_domains():
-  x, _ = _arrays()
+  x, _ = shared.arrays()
   dataset = FederatedDataset.from_arrays(
     x,
     x.ravel() / 2,
@@ -373,7 +368,7 @@ def test_domain_without_training_examples_is_named_in_a_warning(caplog):
 
 
 def test_clients_without_training_examples_are_counted_in_a_warning(caplog):
-  x, y = _arrays()
+  x, y = shared.arrays()
   options = dict(keys=y, x_test=x, y_test=y, name='mine')
   FederatedDataset.from_arrays(x, y, keys_test=y, **options)
   assert not caplog.text
@@ -382,7 +377,7 @@ def test_clients_without_training_examples_are_counted_in_a_warning(caplog):
 
 
 def test_classes_that_are_only_tested_on_are_named_in_a_warning(caplog):
-  x, y = _arrays()
+  x, y = shared.arrays()
   options = dict(num_clients=4, x_test=x, num_classes=5, name='mine')
   FederatedDataset.from_arrays(x, y, y_test=y, **options)
   assert not caplog.text

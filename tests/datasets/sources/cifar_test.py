@@ -1,13 +1,13 @@
 """Tests of CIFAR-10 and of the readers of its files."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from tests.datasets import shared
 from tff_pfl import datasets, errors
 from tff_pfl.datasets.sources import cifar, images
 
@@ -134,11 +134,8 @@ def test_all_test_images_give_no_warning(tmp_path, caplog):
 def test_missing_folder_and_missing_files_are_one_line_errors(tmp_path):
   with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
     _load(tmp_path / 'nowhere')
-  with pytest.raises(
-    ValueError, match='data_batch_1.bin, .*train_batch_1.npz.*cifar10/'
-  ) as error:
+  with shared.one_line_error('data_batch_1.bin, .*train_batch_1.npz.*cifar10/'):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +173,10 @@ def test_binary_files_of_another_size_are_named(tmp_path, change):
   path = tmp_path / 'data_batch_3.bin'
   content = path.read_bytes() + bytes(max(change, 0))
   path.write_bytes(content[: _SIZE * 3073 + change])
-  with pytest.raises(
-    ValueError, match=rf'{path.name}` to be {_SIZE * 3073} bytes.*again'
-  ) as error:
+  with shared.one_line_error(
+    rf'{path.name}` to be {_SIZE * 3073} bytes.*again'
+  ):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 def test_a_label_out_of_range_is_named(tmp_path):
@@ -227,9 +223,8 @@ def _batch(**changes):
 def test_npz_files_of_the_wrong_form_are_named(tmp_path, content, match):
   _write_npz(tmp_path)
   np.savez(tmp_path / 'train_batch_2.npz', **content)
-  with pytest.raises(ValueError, match=f'train_batch_2.npz`.*{match}') as error:
+  with shared.one_line_error(f'train_batch_2.npz`.*{match}'):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('num_test', [0, _SIZE + 1])
@@ -271,22 +266,16 @@ def test_without_network_one_line_says_what_to_do_at_once(
   monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
-  with pytest.raises(
-    errors.RunError,
-    match='cifar10 .*Name or service.*--data_dir .*data_batch_1.bin',
-  ) as error:
+  with shared.one_line_error(
+    'cifar10 .*Name or service.*--data_dir .*data_batch_1.bin', errors.RunError
+  ):
     datasets.load_dataset('cifar10', num_clients=3, partition='iid')
-  assert '\n' not in str(error.value)
   assert asked == ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz']
 
 
 @pytest.mark.slow  # The .npz files are slow to decompress.
-@pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
-)
-def test_real_cifar10_has_the_published_class_counts_and_means():
-  arrays = cifar.load('cifar10', os.environ['TFF_PFL_DATA_DIR'])
+def test_real_cifar10_has_the_published_class_counts_and_means(real_data):
+  arrays = cifar.load('cifar10', real_data)
   assert arrays.x.shape == (50_000, 32, 32, 3)
   assert np.bincount(arrays.y).tolist() == [5000] * 10
   assert arrays.x_test.shape[1:] == (32, 32, 3)

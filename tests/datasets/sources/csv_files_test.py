@@ -5,6 +5,7 @@ import gzip
 
 import pytest
 
+from tests.datasets import shared
 from tff_pfl.datasets.sources import csv_files
 
 
@@ -65,6 +66,5 @@ def test_damaged_files_are_named(tmp_path, name, content, match):
   path = tmp_path / name
   if content is not None:
     path.write_bytes(content)
-  with pytest.raises(ValueError, match=f'{name}` to be {match}') as error:
+  with shared.one_line_error(f'{name}` to be {match}'):
     csv_files.read_rows(str(path))
-  assert '\n' not in str(error.value)
