@@ -56,20 +56,6 @@ def test_of_classes_that_do_not_exist_is_an_error(classes):
     _arrays().of_classes(classes)
 
 
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(y=np.full(40, 4)), r'`y\[0\]` to be a label.*found 4'),
-    (dict(y_test=np.full(12, -1)), r'`y_test\[0\]` to be a label'),
-    (dict(y=np.zeros(39)), r'`y` to be as long as `x` \(40 examples\)'),
-    (dict(x_test=np.zeros((3, 1))), r'`y_test` to be as long as `x_test`'),
-  ],
-)
-def test_labels_that_do_not_fit_are_errors(kwargs, match):
-  with pytest.raises(ValueError, match=match):
-    _arrays(**kwargs)
-
-
 def _domain_arrays(**kwargs):
   arguments = dict(
     domain=np.arange(40) % 3,

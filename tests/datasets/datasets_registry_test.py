@@ -100,40 +100,6 @@ def test_arguments_of_a_dataset_s_own_reach_its_loader():
 
 
 @pytest.mark.parametrize(
-  'name, x_shape, num_classes',
-  [
-    ('femnist', [28, 28, 1], 10),
-    ('shakespeare', [80], 98),
-    ('sentiment', [100], 2),
-    ('heart_disease', [21], 2),
-  ],
-)
-def test_real_natural_clients_by_name(name, x_shape, num_classes, real_data):
-  dataset = datasets.load_dataset(
-    name,
-    num_clients=3,
-    partition='natural',
-    data_dir=real_data,
-  )
-  assert dataset.name == name
-  assert dataset.num_clients == 3
-  assert dataset.num_classes == num_classes
-  assert dataset.element_spec['x'].shape.as_list() == x_shape
-  for client_id in dataset.client_ids:
-    for examples in (dataset.train(client_id), dataset.test(client_id)):
-      assert len(examples.y) and list(examples.x.shape[1:]) == x_shape
-
-
-@pytest.mark.parametrize('name', ['mnist', 'fashion_mnist'])
-def test_real_arrays_by_name(name, real_data):
-  arrays = datasets.load_arrays(name, real_data)
-  assert arrays.name == name
-  assert arrays.x.shape == (60000, 28, 28, 1) and arrays.x.dtype == np.uint8
-  assert arrays.y.dtype == arrays.y_test.dtype == np.int32
-  assert arrays.x_test.shape == (10000, 28, 28, 1)
-
-
-@pytest.mark.parametrize(
   'name, data_dir, match',
   [
     ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),

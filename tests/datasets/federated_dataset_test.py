@@ -67,20 +67,6 @@ def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
   np.testing.assert_array_equal(test, train // 2)
 
 
-def test_from_arrays_holds_test_examples_out_of_what_a_rule_deals():
-  x, y = shared.arrays(400, num_classes=10)
-  dataset = FederatedDataset.from_arrays(
-    x, y, num_clients=10, partition='fallah_digits:4', test_fraction=0.25
-  )
-  train, test = dataset.class_counts('train'), dataset.class_counts('test')
-  assert (train + test)[:5].tolist() == [[4] * 5 + [0] * 5] * 5
-  assert test[:5].sum(axis=1).tolist() == [5] * 5
-  assert (train + test)[5:].sum(axis=1).tolist() == [2 + 8] * 5
-  parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
-  dealt = sum(parts, [])
-  assert len(set(dealt)) == len(dealt) == 5 * 20 + 5 * 10
-
-
 def test_from_arrays_by_key_makes_one_client_per_key():
   x, y = shared.arrays(6)
   keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']
@@ -313,18 +299,6 @@ def test_mixture_without_test_arrays_holds_out_of_every_domain():
   assert test.sum(axis=1).tolist() == [2] * 4
   exact = (train + test) * 0.2
   assert np.abs(test - exact).max() < 1
-
-
-def test_mixture_with_test_arrays_deals_all_of_them():
-  x_test, y_test = shared.arrays(30)
-  dataset = _with_domains(
-    partition='domain_mixture:0.5,10',
-    x_test=x_test,
-    y_test=y_test,
-    domain_test=np.arange(30) % 5,
-  )
-  assert dataset.domain_counts('train').sum(axis=1).tolist() == [10] * 4
-  assert dataset.domain_counts('test').sum(axis=0).tolist() == [6] * 5
 
 
 def test_every_rule_takes_examples_with_domains():

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -39,6 +40,34 @@ def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
     files.find_file('tweets', str(tmp_path), patterns)
   with pytest.raises(ValueError, match='an existing file or folder'):
     files.find_file('tweets', str(tmp_path / 'nowhere'), patterns)
+
+
+def _find_folder(data_dir):
+  return files.find_folder(
+    'mnist', str(data_dir), ('mnist_idx', 'mnist'), ('a', 'b'), 'a, b'
+  )
+
+
+@pytest.mark.parametrize('folder', ['mnist_idx', 'mnist', '.'])
+def test_find_folder_takes_the_folder_or_its_parent(tmp_path, folder):
+  (tmp_path / folder).mkdir(exist_ok=True)
+  (tmp_path / folder / 'b').touch()
+  assert os.path.samefile(_find_folder(tmp_path), tmp_path / folder)
+
+
+def test_find_folder_prefers_a_named_one_and_refuses_two_and_none(tmp_path):
+  with shared.one_line_error('`data_dir` to be an existing folder'):
+    _find_folder(tmp_path / 'nowhere')
+  with shared.one_line_error('hold a, b, itself or in mnist_idx/ or mnist/'):
+    _find_folder(tmp_path)
+  for folder in ('.', 'mnist'):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / 'a').touch()
+  assert _find_folder(tmp_path) == str(tmp_path / 'mnist')
+  (tmp_path / 'mnist_idx').mkdir()
+  (tmp_path / 'mnist_idx' / 'b').touch()
+  with pytest.raises(ValueError, match='to hold mnist once, found it in'):
+    _find_folder(tmp_path)
 
 
 def test_arrays_of_an_npz_file_come_in_the_order_wanted(tmp_path):

@@ -1,7 +1,5 @@
 """Tests of clients that are mixtures of domains."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -267,10 +265,3 @@ def test_specifications_round_trip_and_may_have_commas(spec, rule):
 def test_bad_specifications_are_one_line_errors(spec, match):
   with shared.one_line_error(match):
     partitioning.make_partitioner(spec)
-
-
-def test_rule_is_frozen_and_described():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    DomainMixture(1.0).concentration = 2.0
-  usage = 'domain_mixture:<concentration>[:<examples_per_client>][:<prior>]'
-  assert usage in partitioning.describe_partitioners()

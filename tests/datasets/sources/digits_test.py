@@ -48,35 +48,6 @@ def test_seed_changes_the_partition_but_not_which_images_are_test_images():
   np.testing.assert_array_equal(*(np.sort(p.sum(axis=1)) for p in pools))
 
 
-def test_impossible_partition_is_an_error():
-  with pytest.raises(ValueError, match='at most 10'):
-    _load(3, 'shards:11')
-
-
-def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = _load(10, 'fallah_digits:24')
-  train, test = dataset.class_counts('train'), dataset.class_counts('test')
-  assert train[:5].tolist() == [[24] * 5 + [0] * 5] * 5
-  assert train[5:].sum(axis=1).tolist() == [12 + 48] * 5
-  assert np.abs(test - train / 4).max() < 1
-  assert ((test > 0) == (train > 0)).all()
-
-
-def test_arrays_are_what_the_clients_are_dealt():
-  arrays = digits.load_digits()
-  assert arrays.x.shape == (1437, 8, 8, 1) and arrays.x.dtype == np.float32
-  assert arrays.y.shape == (1437,) and arrays.y.dtype == np.int32
-  assert arrays.x_test.shape == (360, 8, 8, 1)
-  again = digits.load_digits()
-  np.testing.assert_array_equal(arrays.x_test, again.x_test)
-  part = _load(1, 'iid').test('client_0')[:2]
-  found, expected = (
-    sorted((y, x.tobytes()) for x, y in zip(*pair))
-    for pair in (part, (arrays.x_test, arrays.y_test))
-  )
-  assert found == expected
-
-
 def _images(x):
   return {image.tobytes() for image in x}
 
@@ -208,16 +179,6 @@ def test_domains_have_the_same_classes_equally_often():
   counts = np.zeros((5, 10), int)
   np.add.at(counts, (arrays.domain, plain.y), 1)
   assert (np.ptp(counts, axis=0) <= 1).all()
-
-
-def test_clients_are_mixtures_of_relabelled_domains():
-  data = datasets.load_dataset(
-    'relabelled_digits', num_clients=4, partition='domain_mixture:0.2:100'
-  )
-  counts = data.domain_counts()
-  assert (counts.sum(axis=1) == 100).all()
-  assert (counts.max(axis=1) > 50).any()
-  assert data.domain_counts('test').sum() == 360
 
 
 @pytest.mark.parametrize('num_domains', [0, 6])

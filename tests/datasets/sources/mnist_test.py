@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tests.datasets import shared
 from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import images, mnist
+from tff_pfl.datasets.sources import images
 
 TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
 TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
@@ -44,14 +44,6 @@ def _load(folder, name='mnist', **kwargs):
   )
 
 
-def test_idx_round_trip(tmp_path):
-  array = np.random.default_rng(0).integers(0, 256, (7, 28, 28))
-  _write(tmp_path / 'file.gz', _idx(array))
-  found = mnist.read_idx(str(tmp_path / 'file.gz'), (28, 28))
-  assert found.dtype == np.uint8
-  np.testing.assert_array_equal(found, array)
-
-
 def test_all_images_arrive_scaled_with_their_labels(tmp_path):
   arrays = _write_all(tmp_path)
   dataset = _load(tmp_path)
@@ -83,26 +75,6 @@ def test_folders_tell_the_two_data_sets_apart(tmp_path):
   assert fashion.name == 'fashion_mnist'
 
 
-@pytest.mark.parametrize('folder', ['mnist', 'mnist_idx', '.'])
-def test_files_are_found_in_the_folder_or_a_named_one(tmp_path, folder):
-  _write_all(tmp_path / folder)
-  assert _load(tmp_path).class_counts().sum() == 40
-
-
-def test_a_named_folder_goes_before_the_folder_itself(tmp_path):
-  _write_all(tmp_path, num_train=10)
-  _write_all(tmp_path / 'fashion_mnist', num_train=30)
-  assert _load(tmp_path, 'fashion_mnist').class_counts().sum() == 30
-  assert _load(tmp_path, 'mnist').class_counts().sum() == 10
-
-
-def test_two_named_folders_are_ambiguous(tmp_path):
-  _write_all(tmp_path / 'mnist')
-  _write_all(tmp_path / 'mnist_idx')
-  with pytest.raises(ValueError, match='to hold mnist once, found it in'):
-    _load(tmp_path)
-
-
 def test_the_folder_of_the_other_data_set_is_refused(tmp_path):
   _write_all(tmp_path / 'fashion_mnist_idx')
   with pytest.raises(ValueError, match='found a folder of fashion_mnist'):
@@ -110,13 +82,6 @@ def test_the_folder_of_the_other_data_set_is_refused(tmp_path):
   with pytest.raises(ValueError, match='found none of them'):
     _load(tmp_path, 'mnist')
   assert _load(tmp_path / 'fashion_mnist_idx', 'fashion_mnist')
-
-
-def test_missing_folder_and_missing_files_are_one_line_errors(tmp_path):
-  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
-    _load(tmp_path / 'nowhere')
-  with shared.one_line_error(f'{TRAIN_IMAGES}.*mnist_idx/'):
-    _load(tmp_path)
 
 
 def test_one_missing_file_is_named(tmp_path):
