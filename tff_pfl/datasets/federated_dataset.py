@@ -51,6 +51,8 @@ class FederatedDataset:
       domains: `tf.TensorSpec`s of one example, without a batch dimension.
     domain_names: What the domains are called, which an example's domain id is a
       position in; None for a dataset without domains.
+    load_again: Returns an equal dataset wherever it is called; it is pickled in
+      place of the content. None where that is to be pickled.
   """
 
   def __init__(
@@ -110,27 +112,12 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
-    # Makes this dataset anew, in another process.
-    self._load: Optional[Callable[[], FederatedDataset]] = None
-
-  def loaded_by(
-    self, load: Callable[[], 'FederatedDataset']
-  ) -> 'FederatedDataset':
-    """Has this dataset pickled as how it is loaded, not as its content.
-
-    Args:
-      load: Returns an equal dataset wherever it is called; can be pickled.
-
-    Returns:
-      This dataset.
-    """
-    self._load = load
-    return self
+    self.load_again: Optional[Callable[[], FederatedDataset]] = None
 
   def __reduce__(self) -> Any:
-    if self._load is None:
+    if self.load_again is None:
       return super().__reduce__()
-    return _load_again, (self._load, self.fingerprint)
+    return _load_again, (self.load_again, self.fingerprint)
 
   def __repr__(self) -> str:
     domains = ''
@@ -414,7 +401,6 @@ class FederatedDataset:
       ValueError: Their elements are of another form, or differ. What is wrong
         with a client's examples is raised when they are read.
     """
-    num_classes = array_checks.check_num_classes(num_classes)
     num_domains = 0
     if domain_names is not None:
       domain_names = array_checks.check_domain_names(domain_names)

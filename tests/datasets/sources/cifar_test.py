@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 from tests.datasets import shared
-from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import cifar, images
+from tff_pfl import datasets
+from tff_pfl.datasets.sources import cifar
 
 _SIZE = 12
 
@@ -245,25 +244,6 @@ def test_no_or_too_many_test_images_are_an_error(tmp_path, num_test):
     ValueError, match=f'test_batch.npz`.*of 1 to 12 images, found {num_test}'
   ):
     _load(tmp_path)
-
-
-def test_without_network_one_line_says_what_to_do_at_once(
-  monkeypatch, tmp_path
-):
-  asked = []
-
-  def fail(request, timeout):
-    asked.append(request.full_url)
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
-  builder = tfds.builder
-  monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
-  with shared.one_line_error(
-    'cifar10 .*Name or service.*--data_dir .*data_batch_1.bin', errors.RunError
-  ):
-    datasets.load_dataset('cifar10', num_clients=3, partition='iid')
-  assert asked == ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz']
 
 
 @pytest.mark.slow  # The .npz files are slow to decompress.

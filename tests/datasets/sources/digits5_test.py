@@ -217,6 +217,11 @@ def test_fewer_than_two_domains_are_an_error_that_says_what_to_bring(
   assert '\n' not in str(error.value)
 
 
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
+    _load(tmp_path / 'nowhere')
+
+
 def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
   _write_npz(tmp_path, 'usps')
   _write_npz(tmp_path, 'mnist')
@@ -288,14 +293,6 @@ def test_mat_files_of_another_form_are_named(tmp_path):
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
   with pytest.raises(ValueError, match=match):
     _load(tmp_path, **kwargs)
-
-
-@pytest.mark.parametrize('data_dir', [None, '/does/not/exist'])
-def test_a_folder_is_needed(data_dir):
-  with pytest.raises(ValueError, match='`data_dir`'):
-    datasets.load_dataset(
-      'digits5', num_clients=2, partition='domain_mixture:1', data_dir=data_dir
-    )
 
 
 def test_real_files_of_three_domains(monkeypatch, real_data):

@@ -179,14 +179,13 @@ def test_files_of_another_form_are_named(folder, rows, columns, match):
 @pytest.mark.parametrize(
   'kwargs, match',
   [
-    (dict(data_dir=None), '`data_dir` to be a folder with fairface_label_'),
     (dict(label='race'), "`label` to be one of age, gender, found 'race'"),
     (dict(image_size=4), '`image_size`'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
   with pytest.raises(ValueError, match=match):
-    _load(2, **{'data_dir': str(folder), **kwargs})
+    _load(2, data_dir=str(folder), **kwargs)
 
 
 def test_a_folder_without_the_files_is_an_error(tmp_path):

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.datasets import shared
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 
 
 def _load(num_clients, partition='natural', **kwargs):
@@ -152,17 +152,6 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
     _load(4)
   with pytest.raises(ValueError, match="natural for .*found 'iid'"):
     _load(2, 'iid')
-
-
-def test_without_network_one_line_says_what_to_do(monkeypatch):
-  def fail(only_digits):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', fail)
-  with shared.one_line_error(
-    'femnist .*Name or service.*--data_dir .*femnist', errors.RunError
-  ):
-    _load(1)
 
 
 def test_the_real_subset_of_digits(real_data):

@@ -128,13 +128,11 @@ def test_columns_can_be_dropped(tmp_path):
     (dict(domain_column='cp'), "one of sex, age, site, found 'cp'"),
     (dict(num_clients=5), 'at most 4, the number of different site'),
     (dict(drop_columns=['weight']), "`drop_columns` .*found 'weight'"),
-    (dict(data_dir=None), '`data_dir` to be the file heart_disease_4sites'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
-  kwargs = dict(num_clients=4, data_dir=str(_write_csv(tmp_path))) | kwargs
   with shared.one_line_error(match):
-    datasets.load_dataset('heart_disease', partition='natural', **kwargs)
+    _load(_write_csv(tmp_path), **kwargs)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):

@@ -5,11 +5,9 @@ import gzip
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
 from tests.datasets import shared
-from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import images
+from tff_pfl import datasets
 
 TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
 TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
@@ -161,48 +159,6 @@ def test_a_label_out_of_range_is_named(tmp_path):
     ValueError, match=f'{TRAIN_LABELS}`.*found 10 at index 17'
   ):
     _load(tmp_path)
-
-
-def test_without_data_dir_the_data_come_through_tensorflow_datasets(
-  monkeypatch,
-):
-  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
-  with tfds.testing.mock_data(num_examples=30):
-    dataset = datasets.load_dataset('mnist', num_clients=3, partition='iid')
-    fashion = datasets.load_dataset(
-      'fashion_mnist', num_clients=3, partition='iid'
-    )
-  for each in (dataset, fashion):
-    assert each.class_counts('train').sum() == 30
-    assert each.class_counts('test').sum() == 30
-    part = each.train('client_0')
-    assert part.x.shape == (10, 28, 28, 1) and part.x.dtype == np.float32
-    assert 0 <= part.x.min() and 0.5 < part.x.max() <= 1
-  assert fashion.name == 'fashion_mnist'
-
-
-def test_without_network_one_line_says_what_to_do_at_once(
-  monkeypatch, tmp_path
-):
-  def fail(request, timeout):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
-  builder = tfds.builder
-  monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
-  with shared.one_line_error('Name or service.*--data_dir', errors.RunError):
-    datasets.load_dataset('fashion_mnist', num_clients=3, partition='iid')
-
-
-def test_a_failing_download_is_one_line_too(monkeypatch):
-  def fail(name):
-    raise ConnectionError('')
-
-  monkeypatch.setattr(tfds, 'builder', fail)
-  with pytest.raises(
-    errors.RunError, match=r'\(ConnectionError\); pass --data'
-  ):
-    datasets.load_dataset('mnist', num_clients=3, partition='iid')
 
 
 def test_real_mnist_has_the_published_class_counts(real_data):

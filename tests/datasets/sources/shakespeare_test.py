@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.datasets import shared
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import shakespeare
 
 _PLAY = """HAMLET:
@@ -232,17 +232,6 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
       sequence_length=_LENGTH,
       min_characters=25,
     )
-
-
-def test_without_network_one_line_says_what_to_do(monkeypatch):
-  def fail():
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(tff.simulation.datasets.shakespeare, 'load_data', fail)
-  with shared.one_line_error(
-    'shakespeare .*Name or service.*--data_dir', errors.RunError
-  ):
-    datasets.load_dataset('shakespeare', num_clients=1, partition='natural')
 
 
 def test_the_real_file_has_its_roles(real_data):

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.datasets import shared
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import stackoverflow, vocabulary
 
 _MODULE = tff.simulation.datasets.stackoverflow
@@ -105,14 +105,3 @@ def test_bad_arguments_are_one_line_errors(small_data, kwargs, match):
     datasets.load_dataset(
       'stackoverflow', **{'num_clients': 1, 'partition': 'natural', **kwargs}
     )
-
-
-def test_without_network_one_line_says_what_to_do(monkeypatch):
-  def fail(vocab_size):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(_MODULE, 'load_word_counts', fail)
-  with shared.one_line_error(
-    'stackoverflow .*Name or service.*copy ~/.tff', errors.RunError
-  ):
-    datasets.load_dataset('stackoverflow', num_clients=1, partition='natural')

@@ -136,12 +136,10 @@ class Inputs(NamedTuple):
   Attributes:
     numbers: float64 `[rows, a]`, NaN where missing.
     others: float32 `[rows, b]`, 0 or 1.
-    names: What the a + b inputs are called.
   """
 
   numbers: np.ndarray
   others: np.ndarray
-  names: tuple[str, ...]
 
 
 def read_table(
@@ -284,36 +282,39 @@ def inputs_of(table: Table, columns: Columns) -> Inputs:
   excluded = {columns.label, columns.client, *columns.drop}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
-  numbers: dict[str, np.ndarray] = {}
-  others: dict[str, np.ndarray] = {}
-  indicators: dict[str, np.ndarray] = {}
+  numbers: list[np.ndarray] = []
+  words: list[np.ndarray] = []
+  indicators: list[np.ndarray] = []
   for column, cells in table.cells.items():
     if column in excluded:
       continue
     values = _numbers_or_none(table, column, columns)
     if values is not None:
-      numbers[column] = values
+      numbers.append(values)
       is_missing = np.isnan(values)
     else:
-      others.update(_one_hot(column, cells))
+      words += _one_hot(column, cells)
       is_missing = np.array([not cell for cell in cells])
     if is_missing.all():
       raise table.error(
         f'a {column} in some row, found none; name the column in `drop_columns`'
       )
     if columns.missing_indicators and is_missing.any():
-      indicators[f'{column} is missing'] = is_missing
-  others.update(indicators)
-  if not numbers and not others:
+      indicators.append(is_missing)
+  if not numbers and not words:
     raise table.error(
       'a column that is an input, found none besides those that are named'
       ' otherwise'
     )
-  by_row = (
-    np.array([*inputs.values()], dtype).reshape(-1, table.num_rows).T
-    for inputs, dtype in ((numbers, np.float64), (others, np.float32))
+  return Inputs(
+    *(
+      np.array(inputs, dtype).reshape(-1, table.num_rows).T
+      for inputs, dtype in (
+        (numbers, np.float64),
+        (words + indicators, np.float32),
+      )
+    )
   )
-  return Inputs(*by_row, (*numbers, *others))
 
 
 def _numbers_or_none(
@@ -347,7 +348,7 @@ def _numbers_or_none(
   return np.where(values == 0, np.nan, values) if zero_is_missing else values
 
 
-def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
+def _one_hot(column: str, cells: Sequence[str]) -> list[np.ndarray]:
   """Returns one input for each word of a column."""
   words = _sorted_words(cells)
   errors.expect(
@@ -358,7 +359,7 @@ def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
     f'{column} with {len(words)}',
   )
   cells = np.array(cells)
-  return {f'{column}={word}': cells == word for word in words}
+  return [cells == word for word in words]
 
 
 def to_clients(
