@@ -94,13 +94,13 @@ def test_bad_test_labels_are_named():
     (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
     (dict(x=1.0, y=0), r'`x` to be an array of shape \[examples'),
     *(
-      (dict(num_clients=n), '`num_clients` to be a positive integer, found')
+      (dict(num_clients=n), '`num_clients` to be an integer at least 1, found')
       for n in (0, -1, 2.5, True)
     ),
     (dict(num_clients=None), '`num_clients` to be given unless `keys`'),
-    (dict(num_classes=0), '`num_classes` to be a positive integer'),
+    (dict(num_classes=0), '`num_classes` to be an integer at least 1'),
     *(
-      (dict(seed=seed), '`seed` to be a non-negative integer')
+      (dict(seed=seed), '`seed` to be an integer at least 0')
       for seed in (-1, 0.5, None)
     ),
     (dict(test_fraction=1.0), r'`test_fraction` to be a number in \[0, 1\)'),

@@ -334,14 +334,11 @@ def test_spec_and_names_of_domains_must_agree():
     FederatedDataset(element_spec=spec, domain_names=['a'], **options)
 
 
-def test_source_that_only_has_examples_still_counts_domains():
+def test_source_that_only_has_examples_still_counts_classes_and_domains():
   class Source(examples_lib.ExampleSource):
     def examples(self, position):
       ids = np.arange(position + 1, dtype=np.int32)
       return examples_lib.Examples(np.zeros([len(ids), 1]), ids, ids)
-
-    def labels(self, position):
-      return self.examples(position).y
 
     def num_examples(self, position):
       return position + 1
@@ -356,6 +353,7 @@ def test_source_that_only_has_examples_still_counts_domains():
     domain_names=list('wxyz'),
   ).subset('ca')
   assert dataset.domain_counts().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+  assert dataset.class_counts().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_fingerprint_covers_every_example():

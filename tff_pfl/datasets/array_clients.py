@@ -25,7 +25,7 @@ def divide(
   Returns:
     The partition, and what its clients are called.
   """
-  partitioning.check_seed(seed)
+  errors.expect_int('seed', seed, 0)
   errors.expect(len(pool.x), 'x', 'at least one example', 'none')
   if keys is None:
     errors.expect(
@@ -34,7 +34,7 @@ def divide(
     errors.expect(
       num_clients is not None, 'num_clients', 'given unless `keys` are', None
     )
-    num_clients = partitioning.check_positive_int('num_clients', num_clients)
+    errors.expect_int('num_clients', num_clients, 1)
     rule = 'iid' if partition is None else partition
     if isinstance(rule, str):
       rule = partitioning.make_partitioner(rule)

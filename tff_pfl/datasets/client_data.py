@@ -34,13 +34,7 @@ def _element_specs(
   name: str,
   num_domains: int,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
-  """Returns the specs of one example as the federated dataset gives it.
-
-  Raises:
-    ValueError: Elements are not x, y and possibly a domain id of a fixed shape,
-      or `num_classes` is missing for integer y, or the domains' names are
-      missing or superfluous.
-  """
+  """Returns the specs of one example as the federated dataset gives it."""
   structure = client_data.element_type_structure
   specs = _fields(structure)
   if specs is None or not all(

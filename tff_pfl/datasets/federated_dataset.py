@@ -47,10 +47,11 @@ class FederatedDataset:
     num_classes: Number of classes, labels being in `[0, num_classes)`; None for
       regression.
     client_ids: All clients, unique, in a stable order.
-    element_spec: Ordered `x` and `y`, and `domain` where the dataset has
-      domains: `tf.TensorSpec`s of one example, without a batch dimension.
-    domain_names: What the domains are called, which an example's domain id is a
-      position in; None for a dataset without domains.
+    element_spec: Ordered `x` and `y`, and `domain`, an int32 scalar, where the
+      dataset has domains: `tf.TensorSpec`s of one example, without a batch
+      dimension.
+    domain_names: What the domains are called, distinct, which an example's
+      domain id is a position in; None for a dataset without domains.
     load_again: Returns an equal dataset wherever it is called; it is pickled in
       place of the content. None where that is to be pickled.
   """
@@ -71,11 +72,7 @@ class FederatedDataset:
 
     Args:
       client_ids: At least one.
-      element_spec: With a `domain`, an int32 scalar, if there are
-        `domain_names`.
-      num_classes: None for regression.
       positions: Each client's position in the sources; None for 0, 1, ….
-      domain_names: Distinct, at least one; None for examples without domains.
 
     Raises:
       ValueError: There is no client, an id occurs twice, there are not as many

@@ -183,7 +183,7 @@ def load_dataset(
     **arguments,
   )
   entry = _entry(name)
-  partitioning.check_positive_int('num_clients', num_clients)
+  errors.expect_int('num_clients', num_clients, 1)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
   errors.expect_own_arguments(

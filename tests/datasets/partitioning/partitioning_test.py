@@ -51,14 +51,14 @@ def test_test_counts_follow_training_counts_up_to_one_example(spec):
   assert not test_counts[train_counts == 0].any()
 
 
-@pytest.mark.parametrize('spec', SPECS)
+@pytest.mark.parametrize('spec', [*SPECS, 'fallah_digits:4'])
 def test_same_seed_same_partition_and_another_seed_another(spec):
-  train, test = rules.labels([50, 60, 70, 80]), rules.labels([13, 14, 15, 16])
-  first = rules.partition(spec, train, test, 6, seed=3)
-  again = rules.partition(spec, train, test, 6, seed=3)
-  other = rules.partition(spec, train, test, 6, seed=4)
+  train, test = rules.labels([50] * 10), rules.labels([13] * 10)
+  first, again, other = (
+    rules.partition(spec, train, test, 10, seed=seed) for seed in (3, 3, 4)
+  )
   for split in range(2):
-    for client in range(6):
+    for client in range(10):
       np.testing.assert_array_equal(first[split][client], again[split][client])
     assert any(
       not np.array_equal(a, b) for a, b in zip(first[split], other[split])
@@ -182,18 +182,21 @@ def test_spec_round_trips(spec):
     ('shards:2.5', "`shards_per_client` .* an integer, found '2.5'"),
     ('shards:', "`shards_per_client` .* an integer, found ''"),
     ('dirichlet:x', "`concentration` .* a number, found 'x'"),
-    ('shards:0', '`shards_per_client` to be a positive integer, found 0'),
-    ('classes_per_client:-1', 'a positive integer, found -1'),
+    ('shards:0', '`shards_per_client` to be an integer at least 1, found 0'),
+    ('classes_per_client:-1', 'an integer at least 1, found -1'),
     ('dirichlet:0', '`concentration` to be a positive number.*, found 0.0'),
     ('dirichlet:nan', '`concentration` to be a positive number.*, found nan'),
     # NumPy would never come back from it.
     ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
-    ('dirichlet:1:-2', '`min_examples` to be a non-negative'),
+    ('dirichlet:1:-2', '`min_examples` to be an integer at least 0'),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),
     ('fallah_digits', 'with a value for images_per_digit'),
-    ('fallah_digits:0', '`images_per_digit` to be a positive integer, found 0'),
-    ('fallah_digits:-2', '`images_per_digit` to be a positive integer'),
+    (
+      'fallah_digits:0',
+      '`images_per_digit` to be an integer at least 1, found 0',
+    ),
+    ('fallah_digits:-2', '`images_per_digit` to be an integer at least 1'),
     ('fallah_digits:195', '`images_per_digit` to be an even .* found 195'),
     ('fallah_digits:2.0', "`images_per_digit` .* an integer, found '2.0'"),
   ],

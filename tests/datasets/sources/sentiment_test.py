@@ -10,6 +10,8 @@ from tests.datasets import shared
 from tff_pfl import datasets
 from tff_pfl.datasets.sources import sentiment, vocabulary
 
+_BY_USER = ('user', 'label', 'text')
+
 
 def _write(path, rows, columns=('domain', 'label', 'text')):
   with open(path, 'w', newline='', encoding='utf-8') as file:
@@ -110,8 +112,7 @@ def test_more_clients_than_domains_share_the_domains(tmp_path):
 
 def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
   users = [f'u{i}' for i in range(9)]
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(users), _BY_USER)
   chosen = {_load(path, 4, seed=seed).client_ids for seed in range(6)}
   assert len(chosen) > 1
   assert _load(path, 4, seed=2).client_ids == _load(path, 4, seed=2).client_ids
@@ -121,8 +122,7 @@ def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
 
 def test_users_with_few_texts_are_left_out(tmp_path):
   rows = _rows(['u0'], 4) + _rows(['u1'], 5) + _rows(['u2'], 6)
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
   assert _load(path, 2, min_texts=5).client_ids == ('u1', 'u2')
   assert _load(path, 3, min_texts=4).client_ids == ('u0', 'u1', 'u2')
   with pytest.raises(
@@ -133,8 +133,7 @@ def test_users_with_few_texts_are_left_out(tmp_path):
 
 def test_texts_that_a_user_has_twice_do_not_make_it_one_with_many(tmp_path):
   rows = _rows(['u0'], 4) * 2 + _rows(['u1'], 5)
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
   assert _load(path, 1, min_texts=5).client_ids == ('u1',)
 
 
@@ -156,8 +155,7 @@ def test_texts_of_clients_that_take_no_part_are_not_read(tmp_path, monkeypatch):
     vocabulary, 'words_of', lambda text: seen.append(text) or words_of(text)
   )
   users = [f'u{i}' for i in range(9)]
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(users), _BY_USER)
   chosen = _load(path, 2).client_ids
   assert {text.split()[0] for text in seen} == set(chosen)
   assert len(seen) == 40
@@ -192,8 +190,7 @@ def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
 
 
 def test_texts_without_a_domain_column_have_none(tmp_path):
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(), _BY_USER)
   assert _load(path, 2).domain_names is None
   with pytest.raises(ValueError, match='domain'):
     _load(path, 2, partition='domain_mixture:1')

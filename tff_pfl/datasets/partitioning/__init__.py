@@ -33,10 +33,6 @@ from tff_pfl.datasets.partitioning.base import (
 )
 from tff_pfl.datasets.partitioning.by_key import by_key
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
-from tff_pfl.datasets.partitioning.dealing import (
-  check_positive_int,
-  check_seed,
-)
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
@@ -62,8 +58,6 @@ __all__ = [
   'Shards',
   'WeightedPartitioner',
   'by_key',
-  'check_positive_int',
-  'check_seed',
   'describe_partitioners',
   'hold_out',
   'make_partitioner',

@@ -99,11 +99,7 @@ class Partitioner(abc.ABC):
     """
 
   def _class_labels(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns labels and the number of classes; all of one class without any.
-
-    Raises:
-      ValueError: The rule needs labels where the examples have none.
-    """
+    """Returns labels and their number; all of one class without any."""
     y = np.asarray(pool.y)
     y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
     num_classes = pool.num_classes

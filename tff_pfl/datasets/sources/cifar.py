@@ -212,11 +212,17 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     RunError: TensorFlow Datasets cannot get the data.
   """
   its = FILES[name]
-  return images.load_arrays(
-    name,
-    its.num_classes,
-    data_dir,
-    its.read_arrays,
-    f'its files {", ".join(its.binary_files)}',
-    _URL.format(its.archive),
+  if data_dir is None:
+    arrays = images.from_tensorflow_datasets(
+      name,
+      f'its files {", ".join(its.binary_files)}',
+      _URL.format(its.archive),
+    )
+  else:
+    arrays = its.read_arrays(data_dir)
+  return arrays_lib.Arrays(
+    name=name,
+    num_classes=its.num_classes,
+    transform=images.to_unit_interval,
+    **arrays,
   )

@@ -170,11 +170,7 @@ def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
 def _find_all(
   domains: Optional[Sequence[str]], data_dir: str
 ) -> dict[str, Callable[[], list[Images]]]:
-  """Returns what reads each of the domains, None for those that there are.
-
-  Raises:
-    ValueError: One of `domains`, or all but one of all, are not there.
-  """
+  """Returns what reads each of the domains, None for those that there are."""
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )

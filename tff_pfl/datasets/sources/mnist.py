@@ -13,7 +13,6 @@ stores them in another order, so that the same seed deals other images to a
 client than from the idx files.
 """
 
-import functools
 import math
 import os
 from typing import Optional
@@ -140,10 +139,13 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     ValueError: The files are missing or damaged.
     RunError: TensorFlow Datasets cannot get the data.
   """
-  return images.load_arrays(
-    name,
-    NUM_CLASSES,
-    data_dir,
-    functools.partial(read_arrays, name),
-    'its four idx .gz files',
+  if data_dir is None:
+    arrays = images.from_tensorflow_datasets(name, 'its four idx .gz files')
+  else:
+    arrays = read_arrays(name, data_dir)
+  return arrays_lib.Arrays(
+    name=name,
+    num_classes=NUM_CLASSES,
+    transform=images.to_unit_interval,
+    **arrays,
   )

@@ -243,7 +243,7 @@ def load_sentiment(
     ValueError: The file is missing or not of this form, the partition is
       impossible, there are not enough clients, or an argument is out of range.
   """
-  seed = partitioning.check_seed(seed)
+  errors.expect_int('seed', seed, 0)
   files.expect_given(
     data_dir,
     'a CSV file with the columns text, label and client, user or domain',
