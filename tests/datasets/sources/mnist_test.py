@@ -36,9 +36,12 @@ def _write_all(folder, seed=0, num_train=40, num_test=20):
   return arrays
 
 
-def _load(folder, name='mnist', **kwargs):
+def _load(folder, name='mnist', num_clients=2, partition='iid'):
   return datasets.load_dataset(
-    name, num_clients=2, partition='iid', data_dir=str(folder), **kwargs
+    name,
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(folder),
   )
 
 
@@ -162,12 +165,7 @@ def test_a_label_out_of_range_is_named(tmp_path):
 
 
 def test_real_mnist_has_the_published_class_counts(real_data):
-  dataset = datasets.load_dataset(
-    'mnist',
-    num_clients=100,
-    partition='shards:2',
-    data_dir=real_data,
-  )
+  dataset = _load(real_data, 'mnist', 100, 'shards:2')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [
     5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
@@ -185,12 +183,7 @@ def test_real_mnist_has_the_published_class_counts(real_data):
 
 
 def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt(real_data):
-  dataset = datasets.load_dataset(
-    'mnist',
-    num_clients=50,
-    partition='fallah_digits:196',
-    data_dir=real_data,
-  )
+  dataset = _load(real_data, 'mnist', 50, 'fallah_digits:196')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train[:25].tolist() == [[196] * 5 + [0] * 5] * 25
   assert (np.sort(train[25:, :5]) == [0, 0, 0, 0, 98]).all()
@@ -200,21 +193,11 @@ def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt(real_data):
   assert np.abs(test - train / 6).max() < 1
   assert test.sum(axis=0).tolist() == [898] * 5 + [327] * 5
   with pytest.raises(ValueError, match='`images_per_digit` to be at most 212'):
-    datasets.load_dataset(
-      'mnist',
-      num_clients=50,
-      partition='fallah_digits:214',
-      data_dir=real_data,
-    )
+    _load(real_data, 'mnist', 50, 'fallah_digits:214')
 
 
 def test_real_fashion_mnist_has_balanced_classes(real_data):
-  dataset = datasets.load_dataset(
-    'fashion_mnist',
-    num_clients=100,
-    partition='shards:2',
-    data_dir=real_data,
-  )
+  dataset = _load(real_data, 'fashion_mnist', 100, 'shards:2')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [6000] * 10
   assert test.sum(axis=0).tolist() == [1000] * 10

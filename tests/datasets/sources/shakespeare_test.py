@@ -46,7 +46,7 @@ def _load(data_dir, num_clients, **kwargs):
   return datasets.load_dataset(
     'shakespeare',
     num_clients=num_clients,
-    data_dir=str(data_dir),
+    data_dir=data_dir and str(data_dir),
     **{**options, **kwargs},
   )
 
@@ -206,13 +206,7 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   monkeypatch.setattr(
     tff.simulation.datasets.shakespeare, 'load_data', lambda: (train, test)
   )
-  dataset = datasets.load_dataset(
-    'shakespeare',
-    num_clients=1,
-    partition='natural',
-    sequence_length=_LENGTH,
-    min_characters=25,
-  )
+  dataset = _load(None, 1)
   # Juliet's test text is too short, the others have one kind of text only.
   assert dataset.client_ids == ('ROMEO',)
   text = shakespeare.encode('But, soft!\nwhat light')
@@ -225,22 +219,12 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   assert dataset.num_overlapping == _LENGTH
   assert dataset.class_counts('test').sum() == len('She speaks') - _LENGTH
   with pytest.raises(ValueError, match='at most 1, the number of speaking'):
-    datasets.load_dataset(
-      'shakespeare',
-      num_clients=2,
-      partition='natural',
-      sequence_length=_LENGTH,
-      min_characters=25,
-    )
+    _load(None, 2)
 
 
 def test_the_real_file_has_its_roles(real_data):
-  dataset = datasets.load_dataset(
-    'shakespeare',
-    num_clients=141,
-    partition='natural',
-    data_dir=real_data,
-  )
+  sizes = dict(sequence_length=80, min_characters=1000)
+  dataset = _load(real_data, 141, **sizes)
   # As many of the 309 roles have 1,000 characters.
   assert dataset.num_clients == 141
   assert 'ROMEO' in dataset.client_ids
@@ -249,9 +233,4 @@ def test_the_real_file_has_its_roles(real_data):
   # Never padding, never a character out of the ordinary.
   assert examples.x.min() >= 1 and examples.x.max() <= 96
   with pytest.raises(ValueError, match='at most 141, the number of speaking'):
-    datasets.load_dataset(
-      'shakespeare',
-      num_clients=142,
-      partition='natural',
-      data_dir=real_data,
-    )
+    _load(real_data, 142, **sizes)
