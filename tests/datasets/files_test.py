@@ -153,6 +153,27 @@ def test_no_more_of_an_npz_file_is_unpacked_than_it_says(tmp_path):
   tracemalloc.stop()
 
 
+_COMPRESSED = gzip.compress(bytes(range(256)) * 4, mtime=0)
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'<html>404 not found</html>',
+    _COMPRESSED[:5],
+    _COMPRESSED[:50],
+    _COMPRESSED[:-1],
+    _COMPRESSED[:-6] + b'\0' + _COMPRESSED[-5:],
+  ],
+  ids=['text', 'header', 'truncated', 'one_less', 'damaged'],
+)
+def test_gzip_files_that_cannot_be_read_are_named(tmp_path, content):
+  path = tmp_path / 'a.gz'
+  path.write_bytes(content)
+  with shared.one_line_error('a.gz` to be a complete gzip file.*again'):
+    files.read_bytes(str(path))
+
+
 def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
   monkeypatch.setattr(files, '_MAX_UNPACKED', 1000)
   npz, gz = str(tmp_path / 'a.npz'), str(tmp_path / 'a.gz')

@@ -117,17 +117,6 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   assert again.fingerprint != fingerprint
 
 
-def test_images_are_resampled_with_antialiasing(folder):
-  stripes = np.zeros((24, 24, 3), np.uint8)
-  stripes[:, ::2] = 255
-  (folder / 'train' / '1.jpg').write_bytes(
-    tf.io.encode_jpeg(stripes, quality=100).numpy()
-  )
-  arrays = fairface.load_fairface(str(folder), image_size=8)
-  inner = arrays.transform(arrays.x[:1])[0, 1:-1, 1:-1]
-  np.testing.assert_allclose(inner, 0.5, atol=0.1)
-
-
 def test_a_parent_folder_will_do(folder, tmp_path_factory):
   parent = tmp_path_factory.mktemp('parent')
   (parent / 'fairface').symlink_to(folder)

@@ -47,15 +47,6 @@ def test_no_sentences_are_no_examples():
   assert examples.x.dtype == examples.y.dtype == np.int32
 
 
-def test_words_are_not_shared_beyond_the_length_of_a_sequence():
-  examples = _next_words(['a b c a b c a b c'], sequence_length=3)
-  # Where in the sentence the words of the examples are.
-  places = [set(range(max(i - 3, 0), i + 1)) for i in range(1, 9)]
-  assert len(places) == len(examples.y)
-  assert all(a & b for a, b in zip(places, places[3:]))
-  assert not any(a & b for a, b in zip(places, places[4:]))
-
-
 @pytest.fixture
 def small_data(monkeypatch):
   data = _MODULE.get_synthetic()
