@@ -9,14 +9,10 @@ from tff_pfl.datasets import federated_dataset
 FederatedDataset = federated_dataset.FederatedDataset
 
 
-def _raises(match, x=None, y=None, **kwargs):
-  default_x, default_y = shared.arrays(6)
-  arguments = dict(num_clients=2)
-  arguments.update(kwargs)
+def _raises(match, **kwargs):
+  x, y = shared.arrays(6)
   with shared.one_line_error(match):
-    FederatedDataset.from_arrays(
-      default_x if x is None else x, default_y if y is None else y, **arguments
-    )
+    FederatedDataset.from_arrays(**{'x': x, 'y': y, 'num_clients': 2, **kwargs})
 
 
 def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():

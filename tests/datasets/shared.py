@@ -18,3 +18,9 @@ def arrays(n=60, num_classes=3):
   """Inputs, each of which tells its own index, and labels in turn."""
   numbers = np.arange(n)
   return numbers[:, np.newaxis].astype(np.float64), numbers % num_classes
+
+
+def idx(array):
+  """The content of an idx file of bytes."""
+  sizes = np.array(array.shape, '>u4').tobytes()
+  return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()

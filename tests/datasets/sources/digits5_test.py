@@ -54,11 +54,8 @@ def _write_idx(folder):
   images = _images('mnist')
   for split, prefix in (('train', 'train'), ('test', 't10k')):
     for kind, name in (('x', 'images-idx3'), ('y', 'labels-idx1')):
-      array = images[f'{kind}_{split}']
-      header = bytes([0, 0, 8, array.ndim])
-      header += np.array(array.shape, '>u4').tobytes()
-      with gzip.open(folder / f'{prefix}-{name}-ubyte.gz', 'wb') as file:
-        file.write(header + array.tobytes())
+      content = gzip.compress(shared.idx(images[f'{kind}_{split}']))
+      (folder / f'{prefix}-{name}-ubyte.gz').write_bytes(content)
 
 
 def _load(folder, **kwargs):

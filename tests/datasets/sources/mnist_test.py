@@ -14,15 +14,8 @@ TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
 TEST_LABELS = 't10k-labels-idx1-ubyte.gz'
 
 
-def _idx(array, magic=None):
-  header = bytes([0, 0, 8, array.ndim]) if magic is None else magic
-  sizes = np.array(array.shape, '>u4').tobytes()
-  return header + sizes + array.astype(np.uint8).tobytes()
-
-
 def _write(path, content):
-  with gzip.open(path, 'wb') as file:
-    file.write(content)
+  path.write_bytes(gzip.compress(content))
 
 
 def _write_all(folder, seed=0, num_train=40, num_test=20):
@@ -31,8 +24,12 @@ def _write_all(folder, seed=0, num_train=40, num_test=20):
   arrays = {}
   for prefix, n in (('train', num_train), ('t10k', num_test)):
     arrays[prefix] = rng.integers(0, 256, (n, 28, 28)), np.arange(n) % 10
-    _write(folder / f'{prefix}-images-idx3-ubyte.gz', _idx(arrays[prefix][0]))
-    _write(folder / f'{prefix}-labels-idx1-ubyte.gz', _idx(arrays[prefix][1]))
+    _write(
+      folder / f'{prefix}-images-idx3-ubyte.gz', shared.idx(arrays[prefix][0])
+    )
+    _write(
+      folder / f'{prefix}-labels-idx1-ubyte.gz', shared.idx(arrays[prefix][1])
+    )
   return arrays
 
 
@@ -98,13 +95,13 @@ def test_one_missing_file_is_named(tmp_path):
   'content, match',
   [
     (b'', 'magic of an empty file'),
-    (_idx(np.zeros(5)), 'magic 00000801'),
-    (_idx(np.zeros((5, 28, 28)), b'\0\0\x0d\x03'), 'magic 00000d03'),
+    (shared.idx(np.zeros(5)), 'magic 00000801'),
+    (b'\0\0\x0d\x03', 'magic 00000d03'),
     (b'\0\0\x08\x03\0\0', '16 bytes of header, found 6'),
-    (_idx(np.zeros((5, 14, 56))), r'found \(5, 14, 56\)'),
-    (_idx(np.zeros((0, 28, 28))), r'found \(0, 28, 28\)'),
-    (_idx(np.zeros((5, 28, 28)))[:-1], '3936 bytes .* found 3935'),
-    (_idx(np.zeros((5, 28, 28))) + b'\0', '3936 bytes .* found 3937'),
+    (shared.idx(np.zeros((5, 14, 56))), r'found \(5, 14, 56\)'),
+    (shared.idx(np.zeros((0, 28, 28))), r'found \(0, 28, 28\)'),
+    (shared.idx(np.zeros((5, 28, 28)))[:-1], '3936 bytes .* found 3935'),
+    (shared.idx(np.zeros((5, 28, 28))) + b'\0', '3936 bytes .* found 3937'),
   ],
 )
 def test_images_of_the_wrong_form_are_named(tmp_path, content, match):
@@ -116,7 +113,7 @@ def test_images_of_the_wrong_form_are_named(tmp_path, content, match):
 
 def test_more_labels_than_images_are_an_error(tmp_path):
   _write_all(tmp_path)
-  _write(tmp_path / TRAIN_LABELS, _idx(np.zeros(41)))
+  _write(tmp_path / TRAIN_LABELS, shared.idx(np.zeros(41)))
   with pytest.raises(
     ValueError, match=f'{TRAIN_LABELS}` to be 40 labels.*found 41'
   ):
@@ -127,7 +124,7 @@ def test_a_label_out_of_range_is_named(tmp_path):
   _write_all(tmp_path)
   labels = np.zeros(40)
   labels[17] = 10
-  _write(tmp_path / TRAIN_LABELS, _idx(labels))
+  _write(tmp_path / TRAIN_LABELS, shared.idx(labels))
   with pytest.raises(
     ValueError, match=f'{TRAIN_LABELS}`.*found 10 at index 17'
   ):

@@ -149,34 +149,33 @@ def test_inputs_are_numbers_then_words_then_indicators():
   table = _table(
     ('n', 'w', 'y'), ('1', 'b', '0'), ('', 'a', '1'), ('3', '', '1')
   )
-  inputs = tabular.inputs_of(
-    table, tabular.Columns('y', missing_indicators=True)
-  )
-  np.testing.assert_array_equal(inputs.numbers, [[1], [np.nan], [3]])
+  columns = tabular.Columns('y', missing_indicators=True)
+  numbers, others = tabular.inputs_of(table, columns)
+  np.testing.assert_array_equal(numbers, [[1], [np.nan], [3]])
   np.testing.assert_array_equal(
-    inputs.others, [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+    others, [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
   )
 
 
 def test_zeros_can_stand_for_missing_values():
   table = _table(('n', 'm', 'y'), ('0', '0', '0'), ('5', '1', '1'))
   columns = tabular.Columns('y', zero_is_missing=['n'])
-  inputs = tabular.inputs_of(table, columns)
-  np.testing.assert_array_equal(inputs.numbers, [[np.nan, 0], [5, 1]])
+  numbers, _ = tabular.inputs_of(table, columns)
+  np.testing.assert_array_equal(numbers, [[np.nan, 0], [5, 1]])
 
 
 def test_number_codes_are_sorted_by_value():
   table = _table(('c', 'y'), ('10', '0'), ('9', '1'), ('-1', '1'))
-  inputs = tabular.inputs_of(table, tabular.Columns('y', categorical=['c']))
-  np.testing.assert_array_equal(inputs.others, np.eye(3)[::-1])
+  _, others = tabular.inputs_of(table, tabular.Columns('y', categorical=['c']))
+  np.testing.assert_array_equal(others, np.eye(3)[::-1])
 
 
 def test_columns_that_are_dropped_or_have_another_meaning_are_no_inputs():
   heading = ('n', 'who', 'where', 'y', 'z')
   table = _table(heading, ('1', 'a', 'b', '0', 'q'), ('2', 'c', 'd', '1', 'r'))
   columns = tabular.Columns('y', domain='where', client='who', drop=['z'])
-  inputs = tabular.inputs_of(table, columns)
-  assert inputs.numbers.tolist() == [[1], [2]] and not inputs.others.size
+  numbers, others = tabular.inputs_of(table, columns)
+  assert numbers.tolist() == [[1], [2]] and not others.size
   with pytest.raises(ValueError, match='a column that is an input'):
     tabular.inputs_of(table, tabular.Columns('y', 'where', 'who', ['z', 'n']))
 

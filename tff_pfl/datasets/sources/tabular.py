@@ -130,18 +130,6 @@ class Columns:
       )
 
 
-class Inputs(NamedTuple):
-  """The inputs of all rows before numbers are standardized.
-
-  Attributes:
-    numbers: float64 `[rows, a]`, NaN where missing.
-    others: float32 `[rows, b]`, 0 or 1.
-  """
-
-  numbers: np.ndarray
-  others: np.ndarray
-
-
 def read_table(
   path: str,
   missing_markers: Sequence[str] = csv_files.MISSING_MARKERS,
@@ -269,11 +257,15 @@ def _sorted_words(cells: Sequence[str]) -> list[str]:
   return words if others else [words[i] for i in np.argsort(numbers)]
 
 
-def inputs_of(table: Table, columns: Columns) -> Inputs:
-  """Returns the rows' inputs.
+def inputs_of(table: Table, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rows' inputs, before numbers are standardized.
 
   A domain column is no input unless it is cut into groups: a value says more
   than its group.
+
+  Returns:
+    Numbers, float64 `[rows, a]`, NaN where missing, and all other inputs,
+    float32 `[rows, b]`, 0 or 1.
 
   Raises:
     ValueError: A cell is no number where others of its column are, a column
@@ -306,14 +298,10 @@ def inputs_of(table: Table, columns: Columns) -> Inputs:
       'a column that is an input, found none besides those that are named'
       ' otherwise'
     )
-  return Inputs(
-    *(
-      np.array(inputs, dtype).reshape(-1, table.num_rows).T
-      for inputs, dtype in (
-        (numbers, np.float64),
-        (words + indicators, np.float32),
-      )
-    )
+  shape = -1, table.num_rows
+  return (
+    np.array(numbers, np.float64).reshape(shape).T,
+    np.array(words + indicators, np.float32).reshape(shape).T,
   )
 
 
@@ -378,7 +366,7 @@ def to_clients(
   columns.check(table)
   y, num_classes = labels_of(table, columns)
   domain, domain_names = domains_of(table, columns)
-  inputs = inputs_of(table, columns)
+  numbers, others = inputs_of(table, columns)
   rows = np.arange(table.num_rows)
   owners: dict[str, Any] = dict(num_clients=num_clients, partition=partition)
   if isinstance(partition, natural.Natural):
@@ -409,11 +397,9 @@ def to_clients(
   # Once to see who has which rows, and once with the inputs that these give.
   clients = deal()
   moments = standardization.federated_moments(
-    [inputs.numbers[clients.train(c).x] for c in clients.client_ids]
+    [numbers[clients.train(c).x] for c in clients.client_ids]
   )
-  x = np.concatenate(
-    [moments.standardize(inputs.numbers), inputs.others], axis=1
-  )
+  x = np.concatenate([moments.standardize(numbers), others], axis=1)
   return deal(transform=x.__getitem__)
 
 
