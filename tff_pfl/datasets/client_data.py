@@ -111,29 +111,6 @@ class ClientDataSource(examples_lib.ExampleSource):
     self.specs = _element_specs(client_data, num_classes, name, num_domains)
     self._counts: dict[int, int] = {}
 
-  def _read(
-    self, position: int, names: Sequence[str]
-  ) -> 'collections.OrderedDict[str, np.ndarray]':
-    """Reads, converts and checks some fields of the client's dataset."""
-    client_id = self._client_ids[position]
-    columns = [() for _ in names]
-    if client_id in self._known:
-
-      def selected(*element):
-        # `map` hands over a dict as one argument, a pair as two.
-        fields = _fields(element if len(element) > 1 else element[0])
-        return tuple(fields[name] for name in names)
-
-      dataset = self._client_data.create_tf_dataset_for_client(client_id)
-      batches = dataset.map(selected).batch(_READ_BATCH)
-      columns = list(zip(*batches.as_numpy_iterator())) or columns
-    arrays = collections.OrderedDict(
-      (name, self._checked(client_id, name, batches))
-      for name, batches in zip(names, columns)
-    )
-    self._counts[position] = len(arrays[names[0]])
-    return arrays
-
   def _checked(
     self, client_id: str, name: str, batches: Sequence[np.ndarray]
   ) -> np.ndarray:
@@ -150,22 +127,31 @@ class ClientDataSource(examples_lib.ExampleSource):
 
   def examples(self, position: int) -> examples_lib.Examples:
     """Reads, converts and checks the client's dataset."""
-    return examples_lib.Examples(**self._read(position, list(self.specs)))
+    client_id = self._client_ids[position]
+    columns = [() for _ in self.specs]
+    if client_id in self._known:
 
-  def labels(self, position: int) -> np.ndarray:
-    """Reads, converts and checks only the labels."""
-    return self._read(position, ['y'])['y']
+      def in_order(*element):
+        # `map` hands over a dict as one argument, a pair as two.
+        fields = _fields(element if len(element) > 1 else element[0])
+        return tuple(fields.values())
 
-  def domains(self, position: int) -> Optional[np.ndarray]:
-    """Reads, converts and checks only the domain ids."""
-    if not self._num_domains:
-      return None
-    return self._read(position, ['domain'])['domain']
+      dataset = self._client_data.create_tf_dataset_for_client(client_id)
+      batches = dataset.map(in_order).batch(_READ_BATCH)
+      columns = list(zip(*batches.as_numpy_iterator())) or columns
+    result = examples_lib.Examples(
+      *(
+        self._checked(client_id, name, batches)
+        for name, batches in zip(self.specs, columns)
+      )
+    )
+    self._counts[position] = examples_lib.num_examples(result)
+    return result
 
   def num_examples(self, position: int) -> int:
-    """Returns the number, reading the labels once to count them."""
+    """Returns the number, reading the examples once to count them."""
     if position not in self._counts:
-      self.labels(position)
+      self.examples(position)
     return self._counts[position]
 
 

@@ -187,11 +187,11 @@ class FederatedDataset:
     return self._test.examples(self._position(client_id))
 
   def num_train_examples(self, client_id: str) -> int:
-    """Returns the number of training examples without reading their inputs."""
+    """Returns the number of training examples; see `class_counts`."""
     return self._train.num_examples(self._position(client_id))
 
   def num_test_examples(self, client_id: str) -> int:
-    """Returns the number of test examples without reading their inputs."""
+    """Returns the number of test examples; see `class_counts`."""
     return self._test.num_examples(self._position(client_id))
 
   def train_domains(self, client_id: str) -> np.ndarray:
@@ -206,7 +206,9 @@ class FederatedDataset:
     return self._train.domains(self._position(client_id))
 
   def class_counts(self, split: str = 'train') -> np.ndarray:
-    """Counts a split's labels by client and class; no inputs are read.
+    """Counts a split's labels by client and class.
+
+    Inputs are not read, unless the source cannot do without.
 
     Returns:
       int64 array `[num_clients, num_classes]`, read-only.

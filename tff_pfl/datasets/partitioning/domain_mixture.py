@@ -120,9 +120,19 @@ class DomainMixture(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals the domains' examples; see the class and the base class."""
-    domain, domain_test, num_domains = self._domains(pool)
+    if pool.domain is None:
+      raise ValueError(
+        'Expected `partition` to be a rule for examples without domains, such'
+        f' as iid, found {self.spec!r}, which needs a data set with domains,'
+        ' such as rotated_digits, or domain ids as `domain` in'
+        ' `FederatedDataset.from_arrays`.'
+      )
+    domain, domain_test = pool.domain, pool.domain_test
+    if domain_test is None:
+      domain_test = domain[:0]
     pools, test_pools = (
-      np.bincount(ids, minlength=num_domains) for ids in (domain, domain_test)
+      np.bincount(ids, minlength=len(pool.domain_names))
+      for ids in (domain, domain_test)
     )
     mixture_rng, train_rng, test_rng = (
       dealing.make_rng(seed, stream)
@@ -139,20 +149,6 @@ class DomainMixture(base.Partitioner):
       dealing.deal(domain, counts, train_rng),
       dealing.deal(domain_test, test_counts, test_rng),
     )
-
-  def _domains(self, pool: base.Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns both splits' domain ids, and how many domains there are."""
-    if pool.domain is None:
-      raise ValueError(
-        'Expected `partition` to be a rule for examples without domains, such'
-        f' as iid, found {self.spec!r}, which needs a data set with domains,'
-        ' such as rotated_digits, or domain ids as `domain` in'
-        ' `FederatedDataset.from_arrays`.'
-      )
-    domain_test = pool.domain_test
-    if domain_test is None:
-      domain_test = pool.domain[:0]
-    return pool.domain, domain_test, len(pool.domain_names)
 
   def _mixtures(
     self, num_clients: int, pools: np.ndarray, rng: np.random.Generator
