@@ -17,21 +17,14 @@ def _ids(pools, seed=0):
   return np.random.default_rng(seed).permutation(ids)
 
 
-def _partition(
-  rule,
-  num_clients,
-  pools=_POOLS,
-  test_pools=_TEST_POOLS,
-  seed=0,
-  has_domains=True,
-):
+def _partition(rule, num_clients, pools=_POOLS, test_pools=_TEST_POOLS, seed=0):
   """Returns the partition and the clients' domain counts of both splits."""
   domain, domain_test = _ids(pools), _ids(test_pools)
   pool = partitioning.Pool(
     np.zeros(len(domain), np.int32),
     np.zeros(len(domain_test), np.int32),
-    domain=domain if has_domains else None,
-    domain_test=domain_test if has_domains else None,
+    domain=domain,
+    domain_test=domain_test,
     domain_names='abcd'[: len(pools)],
   )
   parts = rule.partition(pool, num_clients, seed)
@@ -208,7 +201,7 @@ def test_examples_without_domains_are_an_error():
   with shared.one_line_error(
     "without domains.*found 'domain_mixture:0.5', which needs"
   ):
-    _partition(DomainMixture(0.5), 2, has_domains=False)
+    DomainMixture(0.5).partition(partitioning.Pool(np.zeros(4, int)), 2)
 
 
 def test_prior_of_another_number_of_domains_is_an_error():
