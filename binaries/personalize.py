@@ -108,7 +108,7 @@ def _load_clients(run):
       f'Expected one of --clients_npz and --dataset, found --clients_npz and '
       f'--{by_name[0]}.'
     )
-  arrays = files.read_all_npz(_CLIENTS_NPZ.value)
+  arrays = files.read_npz(_CLIENTS_NPZ.value)
   errors.expect(
     {'x', 'y'} <= set(arrays),
     '--clients_npz',

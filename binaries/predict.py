@@ -47,7 +47,7 @@ flags.adopt_module_key_flags(program)
 
 def _read_examples(path):
   """`(x, domain)`; domain is None where the file has none."""
-  arrays = files.read_all_npz(path)
+  arrays = files.read_npz(path)
   errors.expect(
     'x' in arrays,
     '--input',

@@ -3,27 +3,16 @@
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tff_pfl.datasets import federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
 
 
-def _arrays(n=60, num_classes=3):
-  # Each input tells its own index, so that it can be followed.
-  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
-    n
-  ) % num_classes
-
-
-def _raises(match, x=None, y=None, **kwargs):
-  default_x, default_y = _arrays(6)
-  arguments = dict(num_clients=2)
-  arguments.update(kwargs)
-  with pytest.raises(ValueError, match=match) as error:
-    FederatedDataset.from_arrays(
-      default_x if x is None else x, default_y if y is None else y, **arguments
-    )
-  assert '\n' not in str(error.value)
+def _raises(match, **kwargs):
+  x, y = shared.arrays(6)
+  with shared.one_line_error(match):
+    FederatedDataset.from_arrays(**{'x': x, 'y': y, 'num_clients': 2, **kwargs})
 
 
 def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():
@@ -100,10 +89,16 @@ def test_bad_test_labels_are_named():
     (dict(x=[[1], [2, 3]], y=[0, 0]), '`x` to be a rectangular array'),
     (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
     (dict(x=1.0, y=0), r'`x` to be an array of shape \[examples'),
-    (dict(num_clients=0), '`num_clients` to be a positive integer, found 0'),
+    *(
+      (dict(num_clients=n), '`num_clients` to be an integer at least 1, found')
+      for n in (0, -1, 2.5, True)
+    ),
     (dict(num_clients=None), '`num_clients` to be given unless `keys`'),
-    (dict(num_classes=0), '`num_classes` to be a positive integer'),
-    (dict(seed=-1), '`seed` to be a non-negative integer'),
+    (dict(num_classes=0), '`num_classes` to be an integer at least 1'),
+    *(
+      (dict(seed=seed), '`seed` to be an integer at least 0')
+      for seed in (-1, 0.5, None)
+    ),
     (dict(test_fraction=1.0), r'`test_fraction` to be a number in \[0, 1\)'),
     (dict(partition='shards:9'), '`shards_per_client` to be at most 3'),
     (dict(partition='nope'), '`partition` to be one of'),

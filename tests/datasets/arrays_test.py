@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets.sources import images
 
@@ -53,20 +54,6 @@ def test_of_classes_that_do_not_exist_is_an_error(classes):
     ValueError, match=r'`classes` to be distinct integers in \[0, 4\)'
   ):
     _arrays().of_classes(classes)
-
-
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(y=np.full(40, 4)), r'`y\[0\]` to be a label.*found 4'),
-    (dict(y_test=np.full(12, -1)), r'`y_test\[0\]` to be a label'),
-    (dict(y=np.zeros(39)), r'`y` to be as long as `x` \(40 examples\)'),
-    (dict(x_test=np.zeros((3, 1))), r'`y_test` to be as long as `x_test`'),
-  ],
-)
-def test_labels_that_do_not_fit_are_errors(kwargs, match):
-  with pytest.raises(ValueError, match=match):
-    _arrays(**kwargs)
 
 
 def _domain_arrays(**kwargs):
@@ -141,6 +128,5 @@ def test_domain_names_default_to_numbers():
   ],
 )
 def test_inconsistent_domains_are_one_line_errors(change, match):
-  with pytest.raises(ValueError, match=match) as error:
+  with shared.one_line_error(match):
     _domain_arrays(**change)
-  assert '\n' not in str(error.value)

@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.datasets import shared
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
-
-
-def _arrays(n=60, num_classes=3):
-  # Each input tells its own index, so that it can be followed.
-  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
-    n
-  ) % num_classes
 
 
 def test_transform_is_applied_only_to_the_client_asked_for():
@@ -50,7 +44,7 @@ def test_transform_that_changes_the_number_of_examples_is_an_error():
 
 
 def test_examples_are_copies_that_leave_the_dataset_alone():
-  x, y = _arrays(10)
+  x, y = shared.arrays(10)
   dataset = FederatedDataset.from_arrays(x, y, num_clients=1)
   dataset.train('client_0').x[:] = -1
   assert dataset.train('client_0').x.min() >= 0

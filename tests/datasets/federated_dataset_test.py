@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.datasets import shared
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
 FederatedDataset = federated_dataset.FederatedDataset
-
-
-def _arrays(n=60, num_classes=3):
-  # Each input tells its own index, so that it can be followed.
-  return np.arange(n, dtype=np.float64)[:, np.newaxis], np.arange(
-    n
-  ) % num_classes
 
 
 def _all_inputs(dataset, split):
@@ -26,16 +20,19 @@ def _all_inputs(dataset, split):
   ]
 
 
-def _with_domains(**kwargs):
-  x, y = _arrays()
+def _dataset(n=60, **kwargs):
+  x, y = shared.arrays(n)
   return FederatedDataset.from_arrays(
-    x, y, **{'num_clients': 4, 'domain': np.arange(60) % 5, **kwargs}
+    **{'x': x, 'y': y, 'num_clients': 4, **kwargs}
   )
 
 
+def _with_domains(**kwargs):
+  return _dataset(**{'domain': np.arange(60) % 5, **kwargs})
+
+
 def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=4, name='mine')
+  dataset = _dataset(name='mine')
   assert dataset.name == 'mine'
   assert dataset.num_clients == 4
   assert dataset.client_ids == ('client_0', 'client_1', 'client_2', 'client_3')
@@ -51,8 +48,7 @@ def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
 
 
 def test_from_arrays_without_test_arrays_divides_each_client_by_class():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  dataset = _dataset()
   parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
   assert sorted(sum(parts, [])) == list(range(60))
   # 15 examples a client, 5 of each class: 12 and 3, 4 and 1 of each class.
@@ -61,10 +57,9 @@ def test_from_arrays_without_test_arrays_divides_each_client_by_class():
 
 
 def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
-  x, y = _arrays(60)
-  x_test, y_test = _arrays(30)
-  dataset = FederatedDataset.from_arrays(
-    x, y, x_test=x_test, y_test=y_test, num_clients=6, partition='shards:1'
+  x_test, y_test = shared.arrays(30)
+  dataset = _dataset(
+    x_test=x_test, y_test=y_test, num_clients=6, partition='shards:1'
   )
   assert sorted(sum(_all_inputs(dataset, 'train'), [])) == list(range(60))
   assert sorted(sum(_all_inputs(dataset, 'test'), [])) == list(range(30))
@@ -73,22 +68,8 @@ def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
   np.testing.assert_array_equal(test, train // 2)
 
 
-def test_from_arrays_holds_test_examples_out_of_what_a_rule_deals():
-  x, y = _arrays(400, num_classes=10)
-  dataset = FederatedDataset.from_arrays(
-    x, y, num_clients=10, partition='fallah_digits:4', test_fraction=0.25
-  )
-  train, test = dataset.class_counts('train'), dataset.class_counts('test')
-  assert (train + test)[:5].tolist() == [[4] * 5 + [0] * 5] * 5
-  assert test[:5].sum(axis=1).tolist() == [5] * 5
-  assert (train + test)[5:].sum(axis=1).tolist() == [2 + 8] * 5
-  parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
-  dealt = sum(parts, [])
-  assert len(set(dealt)) == len(dealt) == 5 * 20 + 5 * 10
-
-
 def test_from_arrays_by_key_makes_one_client_per_key():
-  x, y = _arrays(6)
+  x, y = shared.arrays(6)
   keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']
   dataset = FederatedDataset.from_arrays(x, y, keys=keys, test_fraction=0)
   assert dataset.client_ids == ('ann', 'bob', 'cid')
@@ -101,10 +82,7 @@ def test_from_arrays_by_key_makes_one_client_per_key():
 
 
 def test_from_arrays_takes_a_partitioner_and_client_ids():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(
-    x,
-    y,
+  dataset = _dataset(
     num_clients=2,
     partition=partitioning.ClassesPerClient(2),
     client_ids=['left', 'right'],
@@ -114,43 +92,25 @@ def test_from_arrays_takes_a_partitioner_and_client_ids():
 
 
 def test_examples_overlap_only_where_their_source_says_so():
-  x, y = _arrays()
-  apart = FederatedDataset.from_arrays(x, y, num_clients=4)
-  assert apart.num_overlapping == 0
-  windows = FederatedDataset.from_arrays(
-    x,
-    y,
-    x_test=x,
-    y_test=y,
-    keys=y,
-    keys_test=y,
-    num_overlapping=3,
-  )
+  with pytest.raises(ValueError, match='`num_overlapping` to be 0 where there'):
+    _dataset(num_overlapping=1)
+  assert _dataset().num_overlapping == 0
+  x_test, y_test = shared.arrays()
+  windows = _dataset(x_test=x_test, y_test=y_test, num_overlapping=3)
   assert windows.num_overlapping == 3
   assert windows.subset(windows.client_ids[:1]).num_overlapping == 3
 
 
-def test_overlapping_examples_are_not_divided_at_random():
-  x, y = _arrays()
-  with pytest.raises(ValueError, match='`num_overlapping` to be 0 where there'):
-    FederatedDataset.from_arrays(x, y, num_clients=4, num_overlapping=1)
-
-
 def test_from_arrays_is_a_function_of_the_seed():
-  x, y = _arrays()
   first, again, other = (
-    _all_inputs(
-      FederatedDataset.from_arrays(x, y, num_clients=4, seed=seed), 'train'
-    )
-    for seed in (1, 1, 2)
+    _all_inputs(_dataset(seed=seed), 'train') for seed in (1, 1, 2)
   )
   assert first == again
   assert first != other
 
 
 def test_float_targets_make_a_regression_dataset():
-  x, _ = _arrays(20)
-  dataset = FederatedDataset.from_arrays(x, x.ravel() / 7, num_clients=2)
+  dataset = _dataset(20, y=np.arange(20) / 7, num_clients=2)
   assert dataset.num_classes is None
   assert dataset.element_spec['y'] == tf.TensorSpec([], tf.float32)
   assert dataset.num_train_examples('client_0') == 8
@@ -159,10 +119,7 @@ def test_float_targets_make_a_regression_dataset():
 
 
 def test_whole_floats_are_labels_where_num_classes_says_so():
-  x, y = _arrays(20)
-  dataset = FederatedDataset.from_arrays(
-    x, y.astype(float), num_clients=2, num_classes=5
-  )
+  dataset = _dataset(20, y=np.arange(20.0) % 3, num_clients=2, num_classes=5)
   assert dataset.num_classes == 5
   assert dataset.train('client_0').y.dtype == np.int32
   assert dataset.class_counts().shape == (2, 5)
@@ -180,8 +137,7 @@ def test_sequence_labels_are_counted_label_by_label():
 
 
 def test_class_counts_are_read_only_and_of_known_splits():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  dataset = _dataset()
   with pytest.raises(ValueError):
     dataset.class_counts()[0, 0] = 7
   with pytest.raises(ValueError, match='`split` to be .*found .validation.'):
@@ -189,8 +145,7 @@ def test_class_counts_are_read_only_and_of_known_splits():
 
 
 def test_subset_is_a_view_in_the_order_given():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  dataset = _with_domains(num_clients=6)
   subset = dataset.subset(['client_4', 'client_1'])
   nested = subset.subset(['client_1'])
   assert subset.client_ids == ('client_4', 'client_1')
@@ -202,6 +157,10 @@ def test_subset_is_a_view_in_the_order_given():
   )
   np.testing.assert_array_equal(
     subset.class_counts(), dataset.class_counts()[[4, 1]]
+  )
+  assert subset.domain_names == dataset.domain_names
+  np.testing.assert_array_equal(
+    subset.domain_counts('test'), dataset.domain_counts('test')[[4, 1]]
   )
   with pytest.raises(ValueError, match="found 'client_0'"):
     subset.train('client_0')
@@ -216,16 +175,14 @@ def test_subset_is_a_view_in_the_order_given():
   ],
 )
 def test_subset_of_wrong_clients_is_an_error(client_ids, match):
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  dataset = _dataset(num_clients=6)
   with pytest.raises(ValueError, match=match):
     dataset.subset(client_ids)
 
 
 @pytest.mark.parametrize('client_id', ['client_9', 0, None, [1]])
 def test_unknown_client_is_a_value_error_that_names_it(client_id):
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=6)
+  dataset = _dataset(num_clients=6)
   for method in (
     dataset.train,
     dataset.test,
@@ -273,8 +230,7 @@ def test_domains_stay_with_their_examples():
 
 
 def test_dataset_without_domains_has_none():
-  x, y = _arrays()
-  dataset = FederatedDataset.from_arrays(x, y, num_clients=4)
+  dataset = _dataset()
   assert dataset.domain_names is None and dataset.num_domains == 0
   assert dataset.train('client_0').domain is None
   assert 'domain' not in repr(dataset)
@@ -302,15 +258,6 @@ def test_domain_counts_are_those_of_the_clients_and_read_only():
     dataset.domain_counts('validation')
 
 
-def test_subset_keeps_domains():
-  dataset = _with_domains()
-  subset = dataset.subset(['client_2'])
-  assert subset.domain_names == dataset.domain_names
-  np.testing.assert_array_equal(
-    subset.domain_counts('test'), dataset.domain_counts('test')[[2]]
-  )
-
-
 def test_mixture_without_test_arrays_holds_out_of_every_domain():
   dataset = _with_domains(partition='domain_mixture:0.5,10')
   train, test = (dataset.domain_counts(split) for split in ('train', 'test'))
@@ -318,18 +265,6 @@ def test_mixture_without_test_arrays_holds_out_of_every_domain():
   assert test.sum(axis=1).tolist() == [2] * 4
   exact = (train + test) * 0.2
   assert np.abs(test - exact).max() < 1
-
-
-def test_mixture_with_test_arrays_deals_all_of_them():
-  x_test, y_test = _arrays(30)
-  dataset = _with_domains(
-    partition='domain_mixture:0.5,10',
-    x_test=x_test,
-    y_test=y_test,
-    domain_test=np.arange(30) % 5,
-  )
-  assert dataset.domain_counts('train').sum(axis=1).tolist() == [10] * 4
-  assert dataset.domain_counts('test').sum(axis=0).tolist() == [6] * 5
 
 
 def test_every_rule_takes_examples_with_domains():
@@ -342,14 +277,7 @@ def test_every_rule_takes_examples_with_domains():
 
 
 def test_regression_dataset_may_have_domains():
-  x, _ = _arrays()
-  dataset = FederatedDataset.from_arrays(
-    x,
-    x.ravel() / 2,
-    num_clients=4,
-    domain=np.arange(60) % 5,
-    partition='domain_mixture:100',
-  )
+  dataset = _with_domains(y=np.arange(60) / 2, partition='domain_mixture:100')
   assert dataset.num_classes is None
   assert dataset.domain_counts().sum() == 48
 
@@ -373,20 +301,20 @@ def test_domain_without_training_examples_is_named_in_a_warning(caplog):
 
 
 def test_clients_without_training_examples_are_counted_in_a_warning(caplog):
-  x, y = _arrays()
-  options = dict(keys=y, x_test=x, y_test=y, name='mine')
-  FederatedDataset.from_arrays(x, y, keys_test=y, **options)
+  x, y = shared.arrays()
+  options = dict(keys=y, x_test=x, y_test=y, num_clients=None, name='mine')
+  _dataset(keys_test=y, **options)
   assert not caplog.text
-  FederatedDataset.from_arrays(x, y, keys_test=y + 1, **options)
+  _dataset(keys_test=y + 1, **options)
   assert "'mine': 1 of 4 clients have no training examples" in caplog.text
 
 
 def test_classes_that_are_only_tested_on_are_named_in_a_warning(caplog):
-  x, y = _arrays()
-  options = dict(num_clients=4, x_test=x, num_classes=5, name='mine')
-  FederatedDataset.from_arrays(x, y, y_test=y, **options)
+  x, y = shared.arrays()
+  options = dict(x_test=x, num_classes=5, name='mine')
+  _dataset(y_test=y, **options)
   assert not caplog.text
-  FederatedDataset.from_arrays(x, y, y_test=y + 1, **options)
+  _dataset(y_test=y + 1, **options)
   assert "'mine' has 20 test examples of the classes [3]" in caplog.text
 
 
@@ -406,14 +334,11 @@ def test_spec_and_names_of_domains_must_agree():
     FederatedDataset(element_spec=spec, domain_names=['a'], **options)
 
 
-def test_source_that_only_has_examples_still_counts_domains():
+def test_source_that_only_has_examples_still_counts_classes_and_domains():
   class Source(examples_lib.ExampleSource):
     def examples(self, position):
       ids = np.arange(position + 1, dtype=np.int32)
       return examples_lib.Examples(np.zeros([len(ids), 1]), ids, ids)
-
-    def labels(self, position):
-      return self.examples(position).y
 
     def num_examples(self, position):
       return position + 1
@@ -428,6 +353,7 @@ def test_source_that_only_has_examples_still_counts_domains():
     domain_names=list('wxyz'),
   ).subset('ca')
   assert dataset.domain_counts().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+  assert dataset.class_counts().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_fingerprint_covers_every_example():

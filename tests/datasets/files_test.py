@@ -2,14 +2,15 @@
 
 import gzip
 import io
+import os
 import struct
-import threading
 import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tff_pfl.datasets import files
 
 
@@ -41,36 +42,42 @@ def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
     files.find_file('tweets', str(tmp_path / 'nowhere'), patterns)
 
 
-def test_npz_files_are_read_in_order_and_their_headers_by_one_thread(
-  tmp_path, monkeypatch
-):
-  paths = [str(tmp_path / f'{i}.npz') for i in range(3)]
-  for i, path in enumerate(paths):
-    np.savez_compressed(path, x=np.full(4, i), y=np.arange(i), z=np.zeros(1))
-  readers = set()
-  read_array = np.lib.format.read_array
-
-  def recorded(*args, **kwargs):
-    readers.add(threading.get_ident())
-    return read_array(*args, **kwargs)
-
-  monkeypatch.setattr(np.lib.format, 'read_array', recorded)
-  found = files.read_npz_files(paths, [('y', 'x')] * 3)
-  assert [(y.tolist(), x.tolist()) for y, x in found] == [
-    (list(range(i)), [i] * 4) for i in range(3)
-  ]
-  assert readers == {threading.get_ident()}
+def _find_folder(data_dir):
+  return files.find_folder(
+    'mnist', str(data_dir), ('mnist_idx', 'mnist'), ('a', 'b'), 'a, b'
+  )
 
 
-def test_first_npz_file_that_is_bad_is_named(tmp_path):
-  paths = [str(tmp_path / f'{name}.npz') for name in ('good', 'other', 'bad')]
-  np.savez(paths[0], x=np.zeros(2))
-  np.savez(paths[1], y=np.zeros(2), z=np.zeros(2))
-  (tmp_path / 'bad.npz').write_bytes(b'no archive')
-  with pytest.raises(ValueError, match='other.npz. .* with x, found y, z;'):
-    files.read_npz_files(paths, [('x',)] * 3)
-  with pytest.raises(ValueError, match='bad.npz.*a damaged one'):
-    files.read_npz_files(paths[::2], [('x',)] * 2)
+@pytest.mark.parametrize('folder', ['mnist_idx', 'mnist', '.'])
+def test_find_folder_takes_the_folder_or_its_parent(tmp_path, folder):
+  (tmp_path / folder).mkdir(exist_ok=True)
+  (tmp_path / folder / 'b').touch()
+  assert os.path.samefile(_find_folder(tmp_path), tmp_path / folder)
+
+
+def test_find_folder_prefers_a_named_one_and_refuses_two_and_none(tmp_path):
+  with shared.one_line_error('`data_dir` to be an existing folder'):
+    _find_folder(tmp_path / 'nowhere')
+  with shared.one_line_error('hold a, b, itself or in mnist_idx/ or mnist/'):
+    _find_folder(tmp_path)
+  for folder in ('.', 'mnist'):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / 'a').touch()
+  assert _find_folder(tmp_path) == str(tmp_path / 'mnist')
+  (tmp_path / 'mnist_idx').mkdir()
+  (tmp_path / 'mnist_idx' / 'b').touch()
+  with pytest.raises(ValueError, match='to hold mnist once, found it in'):
+    _find_folder(tmp_path)
+
+
+def test_arrays_of_an_npz_file_come_in_the_order_wanted(tmp_path):
+  path = str(tmp_path / 'a.npz')
+  np.savez_compressed(path, x=np.full(4, 2), y=np.arange(3), z=np.zeros(1))
+  y, x = files.read_npz(path, ('y', 'x')).values()
+  assert (y.tolist(), x.tolist()) == ([0, 1, 2], [2] * 4)
+  assert list(files.read_npz(path)) == ['x', 'y', 'z']
+  with pytest.raises(ValueError, match='a.npz. .* with w, found x, y, z;'):
+    files.read_npz(path, ['w'])
 
 
 def _npz_of(array_bytes):
@@ -128,15 +135,8 @@ _GOOD = _npz_of(_npy('(2,)') + bytes(16))
 def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
   path = tmp_path / 'a.npz'
   path.write_bytes(content)
-  for read in (
-    files.read_all_npz,
-    lambda path: files.read_npz(path, ['x']),
-  ):
-    with pytest.raises(
-      ValueError, match=f'a.npz` to be a complete .npz.*{match}'
-    ) as error:
-      read(str(path))
-    assert '\n' not in str(error.value)
+  with shared.one_line_error(f'a.npz` to be a complete .npz.*{match}'):
+    files.read_npz(str(path))
 
 
 def test_no_more_of_an_npz_file_is_unpacked_than_it_says(tmp_path):
@@ -148,9 +148,30 @@ def test_no_more_of_an_npz_file_is_unpacked_than_it_says(tmp_path):
   path.write_bytes(content.replace(size, (200).to_bytes(4, 'little')))
   tracemalloc.start()
   with pytest.raises(ValueError, match='a.npz` to be a complete .npz'):
-    files.read_all_npz(str(path))
+    files.read_npz(str(path))
   assert tracemalloc.get_traced_memory()[1] < 10**7
   tracemalloc.stop()
+
+
+_COMPRESSED = gzip.compress(bytes(range(256)) * 4, mtime=0)
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'<html>404 not found</html>',
+    _COMPRESSED[:5],
+    _COMPRESSED[:50],
+    _COMPRESSED[:-1],
+    _COMPRESSED[:-6] + b'\0' + _COMPRESSED[-5:],
+  ],
+  ids=['text', 'header', 'truncated', 'one_less', 'damaged'],
+)
+def test_gzip_files_that_cannot_be_read_are_named(tmp_path, content):
+  path = tmp_path / 'a.gz'
+  path.write_bytes(content)
+  with shared.one_line_error('a.gz` to be a complete gzip file.*again'):
+    files.read_bytes(str(path))
 
 
 def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
@@ -160,8 +181,7 @@ def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
     np.savez_compressed(npz, x=np.zeros(num_bytes, np.uint8), y=1)
     (tmp_path / 'a.gz').write_bytes(gzip.compress(bytes(num_bytes)))
     for read, path in (
-      (files.read_all_npz, npz),
-      (lambda path: files.read_npz(path, ['x']), npz),
+      (files.read_npz, npz),
       (files.read_bytes, gz),
     ):
       if fits:
@@ -170,7 +190,7 @@ def test_files_that_unpack_to_too_much_are_named(tmp_path, monkeypatch):
       with pytest.raises(ValueError, match=f'`{path}` to unpack to at most'):
         read(path)
   # What is not asked for may be of any size, and well packed data be large.
-  assert files.read_npz(npz, ['y']) == [1]
+  assert files.read_npz(npz, ['y']) == {'y': 1}
   content = np.random.default_rng(0).bytes(10**6)
   (tmp_path / 'a.gz').write_bytes(gzip.compress(content))
   assert files.read_bytes(gz) == content

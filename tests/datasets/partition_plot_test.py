@@ -15,10 +15,10 @@ def _map(figure, panel):
 
 def test_picture_shows_the_class_counts_of_both_splits():
   dataset = digits.load_digits().to_clients(12, 'shards:2')
-  figure = partition_plot.partition_figure(dataset, title='two shards')
+  figure = partition_plot.partition_figure(dataset)
   np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts('train'))
   np.testing.assert_array_equal(_map(figure, 1), dataset.class_counts('test'))
-  assert figure.get_suptitle() == 'two shards – 12 clients'
+  assert figure.get_suptitle() == 'digits – 12 clients'
   assert figure.subfigs[0].get_suptitle() == 'Training examples: 1,437'
   bars = [bar.get_width() for bar in figure.subfigs[0].axes[1].patches]
   assert bars == dataset.class_counts('train').sum(axis=1).tolist()
@@ -26,23 +26,25 @@ def test_picture_shows_the_class_counts_of_both_splits():
 
 def test_many_clients_are_sampled_and_the_title_says_so():
   dataset = synthetic.make_synthetic(1000)
-  figure = partition_plot.partition_figure(dataset, max_clients=50)
-  np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts()[::20])
-  assert '1,000 clients, of which 50 evenly' in figure.get_suptitle()
+  figure = partition_plot.partition_figure(dataset)
+  np.testing.assert_array_equal(_map(figure, 0), dataset.class_counts()[::5])
+  assert '1,000 clients, of which 200 evenly' in figure.get_suptitle()
   labels = [
     text.get_text() for text in figure.subfigs[0].axes[0].get_yticklabels()
   ]
-  assert labels[:3] == ['0', '100', '200']
+  assert labels[:3] == ['0', '50', '100']
 
 
-def test_regression_dataset_is_drawn_as_bars():
+def test_regression_dataset_is_drawn_as_bars(tmp_path):
   x = np.linspace(0, 1, 40)[:, np.newaxis]
   dataset = federated_dataset.FederatedDataset.from_arrays(
-    x, x.ravel(), num_clients=4
+    x, x.ravel(), num_clients=4, name='$\\frac$'
   )
   figure = partition_plot.partition_figure(dataset)
   (axes,) = figure.subfigs[1].axes
   assert [bar.get_width() for bar in axes.patches] == [2] * 4
+  # Its name is no formula, and in error as one.
+  partition_plot.plot_partition(dataset, tmp_path / 'partition.png')
 
 
 @pytest.mark.parametrize('num_clients', [1, 10, 200])
@@ -55,50 +57,7 @@ def test_plot_writes_a_png_of_a_readable_size(tmp_path, num_clients):
   assert height >= max(500, 4 * num_clients)
 
 
-def test_bad_arguments_are_errors(tmp_path):
+def test_a_path_of_another_kind_is_an_error():
   dataset = digits.load_digits().to_clients(2, 'iid')
   with pytest.raises(ValueError, match='`path` to be a .png file'):
     partition_plot.plot_partition(dataset, 'partition.jpg')
-  with pytest.raises(ValueError, match='`max_clients`'):
-    partition_plot.partition_figure(dataset, max_clients=0)
-
-
-def _with_domains(num_classes):
-  rng = np.random.default_rng(0)
-  return federated_dataset.FederatedDataset.from_arrays(
-    rng.normal(size=(60, 1)),
-    rng.normal(size=60) if num_classes is None else rng.integers(0, 2, 60),
-    num_clients=4,
-    num_classes=num_classes,
-    partition='domain_mixture:0.5',
-    domain=np.arange(60) % 3,
-    # The first is no formula, and in error as one.
-    domain_names=['$\\frac$', 'right', 'middle'],
-    name='$\\frac$',
-  )
-
-
-@pytest.mark.parametrize('num_classes', [2, None])
-def test_picture_can_show_domains_by_name(tmp_path, num_classes):
-  dataset = _with_domains(num_classes)
-  figure = partition_plot.partition_figure(dataset, by='domain')
-  np.testing.assert_array_equal(_map(figure, 0), dataset.domain_counts('train'))
-  np.testing.assert_array_equal(_map(figure, 1), dataset.domain_counts('test'))
-  axes = figure.subfigs[0].axes[0]
-  assert axes.get_xlabel() == 'domain'
-  assert [text.get_text() for text in axes.get_xticklabels()] == [
-    '$\\frac$',
-    'right',
-    'middle',
-  ]
-  path = tmp_path / 'partition.png'
-  partition_plot.plot_partition(dataset, path, by='domain')
-  assert image.imread(path).shape[1] >= 1000
-
-
-@pytest.mark.parametrize('by', ['domain', 'writer'])
-def test_what_a_dataset_does_not_have_cannot_be_drawn(by):
-  with pytest.raises(ValueError, match="`by` to be 'class', or 'domain' for a"):
-    partition_plot.partition_figure(
-      digits.load_digits().to_clients(3, 'iid'), by=by
-    )

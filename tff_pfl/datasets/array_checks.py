@@ -177,7 +177,8 @@ def check_num_classes(value: Any) -> Optional[int]:
   """Returns `num_classes`, None or else a positive integer, as an int."""
   if value is None:
     return None
-  return partitioning.check_positive_int('num_classes', value)
+  errors.expect_int('num_classes', value, 1)
+  return int(value)
 
 
 def _infer_num_classes(y: np.ndarray, y_test: np.ndarray) -> Optional[int]:

@@ -12,85 +12,87 @@ from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import partitioning
 
 
-def make_rule(
+def divide(
+  pool: partitioning.Pool,
   partition: Union[str, partitioning.Partitioner, None],
   keys: Any,
   keys_test: Any,
-  has_test: bool,
   num_clients: Optional[int],
-) -> partitioning.Partitioner:
-  """Returns the partitioner that the arguments of `from_arrays` ask for."""
-  if keys is not None:
+  seed: int,
+) -> tuple[partitioning.Partition, list[str]]:
+  """Divides the examples among clients, by a rule or by their keys.
+
+  Returns:
+    The partition, and what its clients are called.
+  """
+  errors.expect_int('seed', seed, 0)
+  errors.expect(len(pool.x), 'x', 'at least one example', 'none')
+  if keys is None:
     errors.expect(
-      partition is None,
+      keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
+    )
+    errors.expect(
+      num_clients is not None, 'num_clients', 'given unless `keys` are', None
+    )
+    errors.expect_int('num_clients', num_clients, 1)
+    rule = 'iid' if partition is None else partition
+    if isinstance(rule, str):
+      rule = partitioning.make_partitioner(rule)
+    errors.expect_type(
+      rule,
+      partitioning.Partitioner,
       'partition',
-      'unset where `keys` are given',
-      partition,
+      'a partitioner or its specification such as shards:2',
     )
-    errors.expect(
-      has_test == (keys_test is not None),
-      'keys_test',
-      'given if and only if `x_test` is',
-      type(keys_test).__name__,
-    )
-    return partitioning.ByKey(keys, keys_test)
+    parts = rule.partition(pool, num_clients, seed)
+    return parts, partitioning.numbered_client_ids(num_clients)
   errors.expect(
-    keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-  )
-  if partition is None:
-    partition = partitioning.Iid()
-  if isinstance(partition, str):
-    partition = partitioning.make_partitioner(partition)
-  errors.expect_type(
-    partition,
-    partitioning.Partitioner,
-    'partition',
-    'a partitioner or its specification such as shards:2',
+    partition is None, 'partition', 'unset where `keys` are given', partition
   )
   errors.expect(
-    num_clients is not None or isinstance(partition, partitioning.ByKey),
+    (pool.x_test is None) == (keys_test is None),
+    'keys_test',
+    'given if and only if `x_test` is',
+    type(keys_test).__name__,
+  )
+  parts, ids = partitioning.by_key(pool, keys, keys_test)
+  errors.expect(
+    num_clients in (None, len(ids)),
     'num_clients',
-    'given unless `keys` are',
+    f'unset or the number of distinct keys, {len(ids)}',
     num_clients,
   )
-  return partition
+  return parts, ids
 
 
-def divide(
+def hold_out(
   pool: partitioning.Pool,
-  rule: partitioning.Partitioner,
-  num_clients: Optional[int],
+  parts: partitioning.Partition,
   test_fraction: float,
   num_overlapping: int,
   seed: int,
 ) -> tuple[partitioning.Pool, partitioning.Partition]:
-  """Divides the examples among clients, and holds test examples out if needed.
+  """Divides each client's examples into train and test.
 
   Returns:
-    The examples, among them those that test indices are of, and the partition.
+    The examples, of which both are now indices, and the partition.
   """
-  seed = partitioning.check_seed(seed)
-  errors.expect_int('num_overlapping', num_overlapping, 0)
-  errors.expect(len(pool.x), 'x', 'at least one example', 'none')
-  if pool.x_test is None:
-    errors.expect(
-      num_overlapping == 0,
-      'num_overlapping',
-      '0 where there is no `x_test`, as the test set then is drawn at random',
-      num_overlapping,
-    )
-    errors.expect(
-      isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
-      'test_fraction',
-      'a number in [0, 1)',
-      test_fraction,
-    )
-  parts = rule.partition(pool, num_clients, seed)
-  if pool.x_test is None:
-    parts = partitioning.hold_out(
-      parts.train_indices, pool.y, test_fraction, seed, pool.domain
-    )
-    pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
+  errors.expect(
+    num_overlapping == 0,
+    'num_overlapping',
+    '0 where there is no `x_test`, as the test set then is drawn at random',
+    num_overlapping,
+  )
+  errors.expect(
+    isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
+    'test_fraction',
+    'a number in [0, 1)',
+    test_fraction,
+  )
+  parts = partitioning.hold_out(
+    parts.train_indices, pool.y, test_fraction, seed, pool.domain
+  )
+  pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
   return pool, parts
 
 
@@ -143,6 +145,7 @@ def clients_of(
   num_overlapping: int,
 ) -> dict[str, Any]:
   """Returns what `FederatedDataset` takes, but its name."""
+  errors.expect_int('num_overlapping', num_overlapping, 0)
   client_ids = list(client_ids)
   errors.expect(
     len(client_ids) == len(parts.train_indices),

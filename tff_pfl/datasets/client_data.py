@@ -34,13 +34,7 @@ def _element_specs(
   name: str,
   num_domains: int,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
-  """Returns the specs of one example as the federated dataset gives it.
-
-  Raises:
-    ValueError: Elements are not x, y and possibly a domain id of a fixed shape,
-      or `num_classes` is missing for integer y, or the domains' names are
-      missing or superfluous.
-  """
+  """Returns the specs of one example as the federated dataset gives it."""
   structure = client_data.element_type_structure
   specs = _fields(structure)
   if specs is None or not all(
@@ -117,44 +111,14 @@ class ClientDataSource(examples_lib.ExampleSource):
     self.specs = _element_specs(client_data, num_classes, name, num_domains)
     self._counts: dict[int, int] = {}
 
-  def _read(
-    self, position: int, names: Sequence[str]
-  ) -> 'collections.OrderedDict[str, np.ndarray]':
-    """Reads, converts and checks some fields of the client's dataset."""
-    columns = [() for _ in names]
-    if self._client_ids[position] in self._known:
-      columns = self._batches(position, names) or columns
-    arrays = collections.OrderedDict(
-      (name, self._checked(position, name, batches))
-      for name, batches in zip(names, columns)
-    )
-    self._counts[position] = len(arrays[names[0]])
-    return arrays
-
-  def _batches(
-    self, position: int, names: Sequence[str]
-  ) -> list[Sequence[np.ndarray]]:
-    """Returns lists of batches, one for each name; none without examples."""
-    dataset = self._client_data.create_tf_dataset_for_client(
-      self._client_ids[position]
-    )
-
-    def selected(*element):
-      # `map` hands over a dict as one argument, a pair as two.
-      fields = _fields(element if len(element) > 1 else element[0])
-      return tuple(fields[name] for name in names)
-
-    batches = dataset.map(selected).batch(_READ_BATCH)
-    return list(zip(*batches.as_numpy_iterator()))
-
   def _checked(
-    self, position: int, name: str, batches: Sequence[np.ndarray]
+    self, client_id: str, name: str, batches: Sequence[np.ndarray]
   ) -> np.ndarray:
     spec = self.specs[name]
     if not batches:
       return np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
     array = np.concatenate(batches)
-    full_name = f'{self._name}[{self._client_ids[position]!r}].{name}'
+    full_name = f'{self._name}[{client_id!r}].{name}'
     if name == 'x':
       return array_checks.check_inputs(array, full_name)
     if name == 'y':
@@ -163,81 +127,64 @@ class ClientDataSource(examples_lib.ExampleSource):
 
   def examples(self, position: int) -> examples_lib.Examples:
     """Reads, converts and checks the client's dataset."""
-    return examples_lib.Examples(**self._read(position, list(self.specs)))
+    client_id = self._client_ids[position]
+    columns = [() for _ in self.specs]
+    if client_id in self._known:
 
-  def labels(self, position: int) -> np.ndarray:
-    """Reads, converts and checks only the labels."""
-    return self._read(position, ['y'])['y']
+      def in_order(*element):
+        # `map` hands over a dict as one argument, a pair as two.
+        fields = _fields(element if len(element) > 1 else element[0])
+        return tuple(fields.values())
 
-  def domains(self, position: int) -> Optional[np.ndarray]:
-    """Reads, converts and checks only the domain ids."""
-    if not self._num_domains:
-      return None
-    return self._read(position, ['domain'])['domain']
+      dataset = self._client_data.create_tf_dataset_for_client(client_id)
+      batches = dataset.map(in_order).batch(_READ_BATCH)
+      columns = list(zip(*batches.as_numpy_iterator())) or columns
+    result = examples_lib.Examples(
+      *(
+        self._checked(client_id, name, batches)
+        for name, batches in zip(self.specs, columns)
+      )
+    )
+    self._counts[position] = examples_lib.num_examples(result)
+    return result
 
   def num_examples(self, position: int) -> int:
-    """Returns the number, reading the labels once to count them."""
+    """Returns the number, reading the examples once to count them."""
     if position not in self._counts:
-      self.labels(position)
+      self.examples(position)
     return self._counts[position]
 
 
-class FederatedClientData(tff.simulation.datasets.ClientData):
-  """One split of a federated dataset as TFF's `ClientData`.
+def to_client_data(
+  client_ids: Sequence[str],
+  element_spec: 'collections.OrderedDict[str, tf.TensorSpec]',
+  examples_of: Callable[[str], examples_lib.Examples],
+) -> tff.simulation.datasets.ClientData:
+  """Returns clients' examples as TFF's `ClientData`.
 
-  Elements are `OrderedDict(x=…, y=…)`, with a third entry `domain` where the
-  dataset has domains. Inside a `tf.function` the examples come through
-  `tf.numpy_function`, so that nothing is copied into the graph; such a graph
-  runs in this process only, not on a remote worker. Pass the datasets of
-  `create_tf_dataset_for_client` there instead.
+  Inside a `tf.function` the examples come through `tf.py_function`, so that
+  nothing is copied into the graph; such a graph runs in this process only, not
+  on a remote worker. Pass the datasets of `create_tf_dataset_for_client` there
+  instead.
+
+  Args:
+    element_spec: Of one example.
+    examples_of: From a client id to its examples; asked for those of the first
+      client at once.
   """
 
-  # What the base class declares; `__init__` sets it.
-  client_ids = None
-  element_type_structure = None
+  def fields_of(client_id: tf.Tensor) -> list[np.ndarray]:
+    return list(examples_of(client_id.numpy().decode()).as_dict().values())
 
-  def __init__(
-    self,
-    client_ids: Sequence[str],
-    element_spec: dict[str, tf.TensorSpec],
-    examples_fn: Callable[[str], examples_lib.Examples],
-  ):
-    """Makes a view; no examples are read.
-
-    Args:
-      element_spec: Ordered `x`, `y` and possibly `domain` of one example.
-      examples_fn: From a client id to its examples.
-    """
-    self.client_ids = list(client_ids)
-    self.element_type_structure = element_spec
-    self._examples_fn = examples_fn
-
-  def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
-    """Returns a dataset of the client's examples, to use eagerly."""
-    return self._to_dataset(self._arrays(client_id))
-
-  @property
-  def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
-    """From a client id, possibly a string tensor, to its dataset."""
-    return self._traceable_dataset
-
-  def _arrays(self, client_id: str) -> list[np.ndarray]:
-    return list(self._examples_fn(client_id).as_dict().values())
-
-  def _traceable_dataset(self, client_id: Any) -> tf.data.Dataset:
-    specs = list(self.element_type_structure.values())
-    tensors = tf.numpy_function(
-      lambda encoded_id: self._arrays(encoded_id.decode()),
-      [client_id],
-      [spec.dtype for spec in specs],
-    )
-    for tensor, spec in zip(tensors, specs):
-      tensor.set_shape([None, *spec.shape])
-    return self._to_dataset(tensors)
-
-  def _to_dataset(self, fields: Sequence[Any]) -> tf.data.Dataset:
+  def dataset_of(client_id: Any) -> tf.data.Dataset:
+    dtypes = [spec.dtype for spec in element_spec.values()]
+    fields = tf.py_function(fields_of, [client_id], dtypes)
+    for field, spec in zip(fields, element_spec.values()):
+      field.set_shape([None, *spec.shape])
     return tf.data.Dataset.from_tensor_slices(
-      type(self.element_type_structure)(
-        zip(self.element_type_structure, fields)
-      )
+      collections.OrderedDict(zip(element_spec, fields))
     )
+
+  return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
+    client_ids, dataset_of
+  )

@@ -92,18 +92,15 @@ class ExampleSource(abc.ABC):
     """Returns the examples of the client at `position`."""
 
   @abc.abstractmethod
-  def labels(self, position: int) -> np.ndarray:
-    """Returns only `y` of the client at `position`, without touching `x`."""
-
-  @abc.abstractmethod
   def num_examples(self, position: int) -> int:
     """Returns the number of examples of the client at `position`."""
 
-  def domains(self, position: int) -> Optional[np.ndarray]:
-    """Returns only `domain`, int32 `[n]`; None where examples have none.
+  def labels(self, position: int) -> np.ndarray:
+    """Returns only `y`; overridden by sources that need not touch `x`."""
+    return self.examples(position).y
 
-    A source that can do so without touching `x` should override this.
-    """
+  def domains(self, position: int) -> Optional[np.ndarray]:
+    """Returns only `domain`, None without; overridden as `labels` is."""
     return self.examples(position).domain
 
   def content(self, position: int) -> Iterator[bytes]:

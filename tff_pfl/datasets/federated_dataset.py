@@ -47,10 +47,13 @@ class FederatedDataset:
     num_classes: Number of classes, labels being in `[0, num_classes)`; None for
       regression.
     client_ids: All clients, unique, in a stable order.
-    element_spec: Ordered `x` and `y`, and `domain` where the dataset has
-      domains: `tf.TensorSpec`s of one example, without a batch dimension.
-    domain_names: What the domains are called, which an example's domain id is a
-      position in; None for a dataset without domains.
+    element_spec: Ordered `x` and `y`, and `domain`, an int32 scalar, where the
+      dataset has domains: `tf.TensorSpec`s of one example, without a batch
+      dimension.
+    domain_names: What the domains are called, distinct, which an example's
+      domain id is a position in; None for a dataset without domains.
+    load_again: Returns an equal dataset wherever it is called; it is pickled in
+      place of the content. None where that is to be pickled.
   """
 
   def __init__(
@@ -69,11 +72,7 @@ class FederatedDataset:
 
     Args:
       client_ids: At least one.
-      element_spec: With a `domain`, an int32 scalar, if there are
-        `domain_names`.
-      num_classes: None for regression.
       positions: Each client's position in the sources; None for 0, 1, ….
-      domain_names: Distinct, at least one; None for examples without domains.
 
     Raises:
       ValueError: There is no client, an id occurs twice, there are not as many
@@ -110,27 +109,12 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
-    # Makes this dataset anew, in another process.
-    self._load: Optional[Callable[[], FederatedDataset]] = None
-
-  def loaded_by(
-    self, load: Callable[[], 'FederatedDataset']
-  ) -> 'FederatedDataset':
-    """Has this dataset pickled as how it is loaded, not as its content.
-
-    Args:
-      load: Returns an equal dataset wherever it is called; can be pickled.
-
-    Returns:
-      This dataset.
-    """
-    self._load = load
-    return self
+    self.load_again: Optional[Callable[[], FederatedDataset]] = None
 
   def __reduce__(self) -> Any:
-    if self._load is None:
+    if self.load_again is None:
       return super().__reduce__()
-    return _load_again, (self._load, self.fingerprint)
+    return _load_again, (self.load_again, self.fingerprint)
 
   def __repr__(self) -> str:
     domains = ''
@@ -203,11 +187,11 @@ class FederatedDataset:
     return self._test.examples(self._position(client_id))
 
   def num_train_examples(self, client_id: str) -> int:
-    """Returns the number of training examples without reading their inputs."""
+    """Returns the number of training examples; see `class_counts`."""
     return self._train.num_examples(self._position(client_id))
 
   def num_test_examples(self, client_id: str) -> int:
-    """Returns the number of test examples without reading their inputs."""
+    """Returns the number of test examples; see `class_counts`."""
     return self._test.num_examples(self._position(client_id))
 
   def train_domains(self, client_id: str) -> np.ndarray:
@@ -222,7 +206,9 @@ class FederatedDataset:
     return self._train.domains(self._position(client_id))
 
   def class_counts(self, split: str = 'train') -> np.ndarray:
-    """Counts a split's labels by client and class; no inputs are read.
+    """Counts a split's labels by client and class.
+
+    Inputs are not read, unless the source cannot do without.
 
     Returns:
       int64 array `[num_clients, num_classes]`, read-only.
@@ -292,13 +278,13 @@ class FederatedDataset:
 
     Returns:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
-      there are domains, as lazy as this.
+      there are domains; see `client_data.to_client_data`.
 
     Raises:
       ValueError: The split is unknown.
     """
     source = self._source(split)
-    return client_data_lib.FederatedClientData(
+    return client_data_lib.to_client_data(
       self.client_ids,
       self.element_spec,
       lambda client_id: source.examples(self._position(client_id)),
@@ -370,15 +356,16 @@ class FederatedDataset:
       domain_test=domain_test,
       domain_names=domain_names,
     )
-    rule = array_clients.make_rule(
-      partition, keys, keys_test, x_test is not None, num_clients
+    parts, ids = array_clients.divide(
+      pool, partition, keys, keys_test, num_clients, seed
     )
-    pool, parts = array_clients.divide(
-      pool, rule, num_clients, test_fraction, num_overlapping, seed
-    )
+    if x_test is None:
+      pool, parts = array_clients.hold_out(
+        pool, parts, test_fraction, num_overlapping, seed
+      )
     array_clients.warn_of_gaps(pool, parts, name)
     if client_ids is None:
-      client_ids = rule.client_ids(len(parts.train_indices))
+      client_ids = ids
     clients = array_clients.clients_of(
       pool, parts, client_ids, transform, num_overlapping
     )
@@ -413,7 +400,6 @@ class FederatedDataset:
       ValueError: Their elements are of another form, or differ. What is wrong
         with a client's examples is raised when they are read.
     """
-    num_classes = array_checks.check_num_classes(num_classes)
     num_domains = 0
     if domain_names is not None:
       domain_names = array_checks.check_domain_names(domain_names)

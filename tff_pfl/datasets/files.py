@@ -1,14 +1,13 @@
 """Finding and reading data sets' files, with errors that name the file."""
 
-import concurrent.futures
-import contextlib
 import glob
 import gzip
 import io
 import os
+import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
@@ -21,6 +20,13 @@ _MAX_UNPACKED = 2**30
 _MAX_EXPANSION = 20
 _READ_SIZE = 2**20
 _MEMBER_READ_SIZE = 2**14
+# NumPy parses the headers of arrays as Python, at which threads of Python 3.11
+# get into each other's way (python/cpython#106905).
+_parsing = threading.Lock()
+
+
+class FileError(ValueError):
+  """A file is not what it should be; the message names it."""
 
 
 def expect_given(data_dir: Optional[str], contents: str) -> None:
@@ -112,15 +118,15 @@ def matching(folder: str, pattern: str) -> list[str]:
   return glob.glob(os.path.join(glob.escape(folder), pattern))
 
 
-def file_error(path: str, constraint: str, found: object) -> ValueError:
+def file_error(path: str, constraint: str, found: object) -> FileError:
   """Returns the error that checks of a file raise; see `errors.message`."""
-  return ValueError(
+  return FileError(
     f'Expected `{path}` to be {constraint}, found {found}; download or copy the'
     ' file again.'
   )
 
 
-def unreadable_error(path: str, error: OSError) -> ValueError:
+def unreadable_error(path: str, error: OSError) -> FileError:
   """Returns the error for a file that the system cannot open or read."""
   if isinstance(error, FileNotFoundError):
     return file_error(path, 'a file', 'none')
@@ -163,14 +169,10 @@ def check_labels(
     )
 
 
-class _UnpacksToTooMuchError(ValueError):
-  """A compressed file may be made to fill the memory."""
-
-
 def _check_unpacked(path: str, num_bytes: int) -> None:
   limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
   if num_bytes > limit:
-    raise _UnpacksToTooMuchError(
+    raise FileError(
       f'Expected `{path}` to unpack to at most {limit:,} bytes, found more; if'
       ' that is right, store it with less compression.'
     )
@@ -201,96 +203,43 @@ def read_bytes(path: str) -> bytes:
     raise unreadable_error(path, error) from None
 
 
-def read_all_npz(path: str) -> dict[str, np.ndarray]:
-  """Returns all arrays of an .npz file by name; see `read_npz`."""
-  members = _decompress(path)
-  return dict(zip(members, _parse(path, list(members), members)))
+def read_npz(
+  path: str, keys: Optional[Sequence[str]] = None
+) -> dict[str, np.ndarray]:
+  """Returns arrays of an .npz file by name.
 
-
-def read_npz(path: str, keys: Sequence[str]) -> list[np.ndarray]:
-  """Returns arrays of an .npz file.
+  Threads may do so side by side: decompressing, which takes seconds, releases
+  Python's lock.
 
   Args:
-    keys: The arrays' names; others in the file are not read.
+    keys: The arrays' names, in the order wanted; others in the file are not
+      read. None for all.
 
   Raises:
     ValueError: The file is missing or damaged or lacks one, or unpacks to more
       than 1 GiB and 20 times its size; the message names it.
   """
-  (arrays,) = read_npz_files([path], [keys])
-  return arrays
-
-
-def read_npz_files(
-  paths: Sequence[str], keys: Sequence[Sequence[str]]
-) -> list[list[np.ndarray]]:
-  """Returns arrays of some .npz files, read side by side.
-
-  Args:
-    paths: The files.
-    keys: Each file's, as for `read_npz`.
-
-  Raises:
-    ValueError: As `read_npz`, of the first file of which that is true.
-  """
-  # Decompressing takes seconds a file, and releases Python's lock. Headers are
-  # read one after the other: NumPy parses them as Python, at which threads of
-  # Python 3.11 get into each other's way (python/cpython#106905).
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    return [
-      _parse(path, wanted, members)
-      for path, wanted, members in zip(
-        paths, keys, pool.map(_decompress, paths, keys)
-      )
-    ]
-
-
-def _decompress(
-  path: str, keys: Optional[Sequence[str]] = None
-) -> dict[str, bytes]:
-  """Returns the .npy files in an .npz file by name, those not wanted empty."""
-  with _naming_npz(path), zipfile.ZipFile(path) as archive:
-    members = {
-      info.filename.removesuffix('.npy'): info for info in archive.infolist()
-    }
-    wanted = members.keys() if keys is None else members.keys() & keys
-    _check_unpacked(path, sum(members[key].file_size for key in wanted))
-    return {
-      key: _read_member(archive, info) if key in wanted else b''
-      for key, info in members.items()
-    }
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-  """Returns no more than the size that a member of an archive says it has."""
-  # At once, zipfile would unpack all that there is before it looks.
-  with archive.open(info) as member:
-    return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))
-
-
-def _parse(
-  path: str, keys: Sequence[str], members: dict[str, bytes]
-) -> list[np.ndarray]:
-  """Returns the wanted arrays of what `_decompress` returned."""
-  if not set(keys) <= set(members):
-    raise file_error(
-      path,
-      f'an .npz file with {" and ".join(keys)}',
-      ', '.join(members) or 'nothing',
-    )
-  with _naming_npz(path):
-    return [
-      np.lib.format.read_array(io.BytesIO(members[key]), allow_pickle=False)
-      for key in keys
-    ]
-
-
-@contextlib.contextmanager
-def _naming_npz(path: str) -> Iterator[None]:
-  """Makes what is wrong with an .npz file an error that names it."""
   try:
-    yield
-  except _UnpacksToTooMuchError:
+    with zipfile.ZipFile(path) as archive:
+      members = {
+        info.filename.removesuffix('.npy'): info for info in archive.infolist()
+      }
+      if keys is None:
+        keys = members
+      if not set(keys) <= set(members):
+        raise file_error(
+          path,
+          f'an .npz file with {" and ".join(keys)}',
+          ', '.join(members) or 'nothing',
+        )
+      _check_unpacked(path, sum(members[key].file_size for key in keys))
+      contents = {key: _read_member(archive, members[key]) for key in keys}
+    with _parsing:
+      return {
+        key: np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+        for key, content in contents.items()
+      }
+  except FileError:
     raise
   except OSError as error:
     raise unreadable_error(path, error) from None
@@ -301,3 +250,10 @@ def _naming_npz(path: str) -> Iterator[None]:
       'a complete .npz file of numbers or text',
       f'a damaged one ({error})',
     ) from None
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+  """Returns no more than the size that a member of an archive says it has."""
+  # At once, zipfile would unpack all that there is before it looks.
+  with archive.open(info) as member:
+    return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))

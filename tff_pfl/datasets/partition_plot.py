@@ -1,11 +1,7 @@
-"""A picture of a partition: how many examples of each class a client holds.
-
-In a dataset with domains, it can be of each domain instead.
-"""
+"""A picture of a partition: how many examples of each class a client holds."""
 
 import os
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -29,70 +25,43 @@ _GRID = '#ffffff'
 _TEXT = '#333333'
 # Cells that are narrower than this many points would drown in grid lines.
 _MIN_CELL_FOR_GRID = 5
-# The names of more domains than this would not be read.
-_MAX_NAMED_COLUMNS = 16
-# Names in the data are no formulas between dollar signs.
+# Of more clients, evenly spaced ones stand for all.
+_MAX_CLIENTS = 200
+# A data set's name is no formula between dollar signs.
 _plain_text = matplotlib.rc_context({'text.parse_math': False})
 
 
 @_plain_text
 def plot_partition(
-  dataset: federated_dataset.FederatedDataset, path: str, **options: Any
+  dataset: federated_dataset.FederatedDataset, path: str
 ) -> None:
   """Writes a picture of clients × classes, training and test side by side.
 
   Args:
     path: The .png file to write; it replaces an existing one.
-    **options: See `partition_figure`.
 
   Raises:
-    ValueError: `path` does not end in .png, or an option is out of range.
+    ValueError: `path` does not end in .png.
     OSError: The file cannot be written.
   """
   errors.expect(os.fspath(path).endswith('.png'), 'path', 'a .png file', path)
-  partition_figure(dataset, **options).savefig(path, dpi=150)
+  partition_figure(dataset).savefig(path, dpi=150)
 
 
 @_plain_text
 def partition_figure(
   dataset: federated_dataset.FederatedDataset,
-  *,
-  title: Optional[str] = None,
-  max_clients: int = 200,
-  by: str = 'class',
 ) -> figure.Figure:
   """Returns the picture as a figure of its own canvas.
 
   Color tells the number of a client's examples of a class, bars beside it the
-  client's total; a regression dataset has the bars only, unless its domains are
-  drawn. Beyond `max_clients`, equidistant clients stand for all.
-
-  Args:
-    max_clients: Most clients to draw, at least 1.
-    by: 'class', or 'domain' for a picture of clients × domains.
-
-  Raises:
-    ValueError: `max_clients` is not positive, or `by` is unknown or 'domain'
-      for a dataset without domains.
+  client's total; a regression dataset has the bars only.
   """
-  errors.expect(
-    isinstance(max_clients, int) and max_clients >= 1,
-    'max_clients',
-    'a positive integer',
-    max_clients,
-  )
-  errors.expect(
-    by == 'class' or (by == 'domain' and dataset.num_domains),
-    'by',
-    "'class', or 'domain' for a dataset with domains",
-    by,
-  )
-  shown = equidistant(dataset.num_clients, max_clients)
-  counts = {
-    split: _counts(dataset, split, shown, by) for split in _SPLIT_TITLES
-  }
+  shown = equidistant(dataset.num_clients, _MAX_CLIENTS)
+  subset = dataset.subset([dataset.client_ids[i] for i in shown])
+  counts = {split: _counts(subset, split) for split in _SPLIT_TITLES}
   sampled = len(shown) < dataset.num_clients
-  has_map = by == 'domain' or dataset.num_classes is not None
+  has_map = dataset.num_classes is not None
   height = float(np.clip(2.0 + 0.085 * len(shown), 3.6, 10.5))
   num_columns = counts['train'].shape[1]
   widths = [float(np.clip(0.36 * num_columns, 1.6, 6.0)), 1.1]
@@ -114,10 +83,8 @@ def partition_figure(
     )[0]
     if has_map:
       cell = 72 * min((height - 1.5) / len(shown), widths[0] / num_columns)
-      image = _draw_map(axes[0], counts[split], split, cell, by)
-      if by == 'domain' and num_columns <= _MAX_NAMED_COLUMNS:
-        _name_columns(axes[0], dataset.domain_names)
-      _draw_scale(panel, image, axes, by)
+      image = _draw_map(axes[0], counts[split], split, cell)
+      _draw_scale(panel, image, axes)
     _draw_bars(axes[-1], counts[split].sum(axis=1), split)
     axes[0].set_ylabel('client', fontsize=9, color=_TEXT)
     _label_clients(axes[0], shown)
@@ -125,11 +92,7 @@ def partition_figure(
   clients = f'{dataset.num_clients:,} clients'
   if sampled:
     clients += f', of which {len(shown):,} evenly spaced ones are shown'
-  fig.suptitle(
-    f'{dataset.name if title is None else title} – {clients}',
-    fontsize=11,
-    color=_TEXT,
-  )
+  fig.suptitle(f'{dataset.name} – {clients}', fontsize=11, color=_TEXT)
   return fig
 
 
@@ -140,26 +103,18 @@ def equidistant(num_clients: int, max_clients: int) -> np.ndarray:
 
 
 def _counts(
-  dataset: federated_dataset.FederatedDataset,
-  split: str,
-  shown: np.ndarray,
-  by: str,
+  dataset: federated_dataset.FederatedDataset, split: str
 ) -> np.ndarray:
-  """Returns counts `[shown, classes or domains]`; one column without any."""
-  subset = dataset.subset([dataset.client_ids[i] for i in shown])
-  if by == 'domain':
-    return subset.domain_counts(split)
+  """Returns counts `[clients, classes]`; of regression, one column."""
   if dataset.num_classes is not None:
-    return subset.class_counts(split)
-  count = subset.num_train_examples
+    return dataset.class_counts(split)
+  count = dataset.num_train_examples
   if split == 'test':
-    count = subset.num_test_examples
-  return np.array([[count(client_id)] for client_id in subset.client_ids])
+    count = dataset.num_test_examples
+  return np.array([[count(client_id)] for client_id in dataset.client_ids])
 
 
-def _draw_map(
-  axes: Any, counts: np.ndarray, split: str, cell: float, by: str
-) -> Any:
+def _draw_map(axes: Any, counts: np.ndarray, split: str, cell: float) -> Any:
   num_shown, num_columns = counts.shape
   axes.set_facecolor(_EMPTY_CELL)
   image = axes.imshow(
@@ -177,23 +132,17 @@ def _draw_map(
   axes.tick_params(labelsize=7, colors=_TEXT, length=2)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
   axes.set_xlim(-0.5, num_columns - 0.5)
-  axes.set_xlabel(by, fontsize=9, color=_TEXT)
+  axes.set_xlabel('class', fontsize=9, color=_TEXT)
   axes.spines[:].set_visible(False)
   return image
 
 
-def _name_columns(axes: Any, names: Sequence[str]) -> None:
-  axes.set_xticks(
-    range(len(names)), names, rotation=45, ha='right', rotation_mode='anchor'
-  )
-
-
-def _draw_scale(panel: Any, image: Any, axes: Any, by: str) -> None:
+def _draw_scale(panel: Any, image: Any, axes: Any) -> None:
   """Draws which color stands for how many examples."""
   bar = panel.colorbar(
     image, ax=list(axes), location='bottom', shrink=0.6, aspect=30, pad=0.02
   )
-  bar.set_label(f'examples of a {by}', fontsize=8, color=_TEXT)
+  bar.set_label('examples of a class', fontsize=8, color=_TEXT)
   bar.locator = ticker.MaxNLocator(4, integer=True)
   bar.update_ticks()
   bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)

@@ -31,24 +31,23 @@ COMMON_ARGUMENTS = ('data_dir', 'seed')
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry:
-  """How to load a dataset; one of the two loaders is given.
+  """How to load a dataset.
 
   Attributes:
     description: One line for `--help`.
-    load_arrays: Returns all examples, which any rule can divide among clients;
-      takes `data_dir` if they are read from files.
-    load_clients: Returns the clients of data that come by client, called with
-      `num_clients` and `partition`, `seed` and, for files, `data_dir`.
+    loader: Returns all examples, as `Arrays`, which any rule can divide among
+      clients. Of data that come by client it is called with `num_clients` and
+      `partition`, and `seed`, and returns the clients. It takes `data_dir` if
+      it reads files; other keyword arguments are the data set's own.
   """
 
   description: str
-  load_arrays: Optional[Callable[..., arrays_lib.Arrays]] = None
-  load_clients: Optional[Callable[..., Any]] = None
+  loader: Callable[..., Any]
 
   @property
-  def loader(self) -> Callable[..., Any]:
-    """The one that is given; its keyword arguments are the data set's own."""
-    return self.load_arrays or self.load_clients
+  def comes_by_client(self) -> bool:
+    """Whether the loader returns clients."""
+    return 'num_clients' in inspect.signature(self.loader).parameters
 
   @property
   def takes_data_dir(self) -> bool:
@@ -64,45 +63,45 @@ DATASETS: dict[str, DatasetEntry] = {
   'mnist': DatasetEntry(
     '70,000 handwritten digits of 28x28, from the idx .gz files in the data'
     ' folder or else through TensorFlow Datasets',
-    mnist.load_mnist,
+    lambda data_dir=None: mnist.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
     '70,000 pictures of clothes of 28x28, obtained like mnist',
-    mnist.load_fashion_mnist,
+    lambda data_dir=None: mnist.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
     '60,000 color pictures of animals and vehicles of 32x32, from the .bin or'
     ' .npz batches in the data folder or else through TensorFlow Datasets',
-    cifar.load_cifar10,
+    lambda data_dir=None: cifar.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
     '60,000 color pictures of 100 kinds of things of 32x32, from the .bin or'
     ' .npz files in the data folder or else through TensorFlow Datasets',
-    cifar.load_cifar100,
+    lambda data_dir=None: cifar.load('cifar100', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
     ' of a file), from *femnist*.npz in the data folder or else downloaded'
     ' through TensorFlow Federated',
-    load_clients=femnist.load_femnist,
+    femnist.load_femnist,
   ),
   'shakespeare': DatasetEntry(
     'next characters after 80 others by speaking role (partition natural), from'
     ' *shakespeare*.txt in the data folder or else downloaded through'
     ' TensorFlow Federated',
-    load_clients=shakespeare.load_shakespeare,
+    shakespeare.load_shakespeare,
   ),
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from the CSV file that is, or is in, the data folder, with'
     ' the columns text, label and client, user or domain; a column domain says'
     ' which domain each text has',
-    load_clients=sentiment.load_sentiment,
+    sentiment.load_sentiment,
   ),
   'stackoverflow': DatasetEntry(
     'next words after up to 20 others by user (partition natural), downloaded'
     ' through TensorFlow Federated',
-    load_clients=stackoverflow.load_stackoverflow,
+    stackoverflow.load_stackoverflow,
   ),
   'relabelled_digits': DatasetEntry(
     'the digits in 5 domains, each with another two labels swapped (partition'
@@ -129,18 +128,18 @@ DATASETS: dict[str, DatasetEntry] = {
     'any table, from the CSV file that is, or is in, the data folder, whose'
     ' columns of labels, domains and clients are named (partition natural or'
     ' any other); numbers are standardized federatedly',
-    load_clients=tabular.load_tabular,
+    tabular.load_tabular,
   ),
   'heart_disease': DatasetEntry(
     '920 patients of four hospitals (partition natural or any other), ill or'
     ' not, the domains being sex or groups of age, from'
     ' heart_disease_4sites.csv or the four processed.*.data in the data folder',
-    load_clients=heart_disease.load_heart_disease,
+    heart_disease.load_heart_disease,
   ),
   'synthetic': DatasetEntry(
     'generated 28x28 prototypes of 10 classes plus noise, for any number of'
     ' clients',
-    load_clients=synthetic.load_synthetic,
+    synthetic.load_synthetic,
   ),
 }
 
@@ -184,7 +183,7 @@ def load_dataset(
     **arguments,
   )
   entry = _entry(name)
-  partitioning.check_num_clients(num_clients)
+  errors.expect_int('num_clients', num_clients, 1)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
   errors.expect_own_arguments(
@@ -195,20 +194,21 @@ def load_dataset(
     COMMON_ARGUMENTS,
   )
   arguments.update(_data_dir_argument(name, data_dir))
-  if entry.load_arrays is None:
+  if entry.comes_by_client:
     errors.expect(
       classes is None,
       'classes',
       f'unset for {name!r}, whose examples come by client',
       classes,
     )
-    data = entry.load_clients(num_clients, partition, seed=seed, **arguments)
-    return data.loaded_by(load_again)
-  arrays = entry.load_arrays(**arguments)
-  if classes is not None:
-    arrays = arrays.of_classes(classes)
-  data = arrays.to_clients(num_clients, partition, seed=seed)
-  return data.loaded_by(load_again)
+    data = entry.loader(num_clients, partition, seed=seed, **arguments)
+  else:
+    arrays = entry.loader(**arguments)
+    if classes is not None:
+      arrays = arrays.of_classes(classes)
+    data = arrays.to_clients(num_clients, partition, seed=seed)
+  data.load_again = load_again
+  return data
 
 
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
@@ -226,14 +226,16 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     RunError: The data cannot be obtained.
   """
   entry = _entry(name)
-  with_arrays = [key for key in DATASETS if DATASETS[key].load_arrays]
+  with_arrays = [
+    key for key, entry in DATASETS.items() if not entry.comes_by_client
+  ]
   errors.expect(
-    entry.load_arrays is not None,
+    name in with_arrays,
     'dataset',
     f'one of {", ".join(with_arrays)}, whose examples do not come by client',
     name,
   )
-  return entry.load_arrays(**_data_dir_argument(name, data_dir))
+  return entry.loader(**_data_dir_argument(name, data_dir))
 
 
 def _entry(name: str) -> DatasetEntry:

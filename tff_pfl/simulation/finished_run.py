@@ -309,7 +309,7 @@ def load_personal_model(
     ValueError: If the file is missing or damaged, or holds other weights than
       the model's.
   """
-  weights = files.read_all_npz(path)
+  weights = files.read_npz(path)
   for name in dict.fromkeys([*model.initial_weights, *weights]):
     wanted, found = (
       np.shape(values[name]) if name in values else None

@@ -6,42 +6,36 @@ import pytest
 from tff_pfl.datasets import partitioning
 
 
-def test_by_key_makes_a_client_of_each_key_in_sorted_order():
-  rule = partitioning.ByKey(['b', 'a', 'b', 'c'], ['d', 'b'])
-  parts = rule.partition(partitioning.Pool(np.zeros(4), np.zeros(2)))
-  assert rule.client_ids(4) == ['a', 'b', 'c', 'd']
+def _by_key(keys, keys_test=None, num_train=None, num_test=None):
+  num_train = len(keys) if num_train is None else num_train
+  if keys_test is not None and num_test is None:
+    num_test = len(keys_test)
+  y_test = None if num_test is None else np.zeros(num_test)
+  pool = partitioning.Pool(np.zeros(num_train), y_test)
+  return partitioning.by_key(pool, keys, keys_test)
+
+
+def test_each_key_is_a_client_in_sorted_order():
+  parts, ids = _by_key(['b', 'a', 'b', 'c'], ['d', 'b'])
+  assert ids == ['a', 'b', 'c', 'd']
   assert [i.tolist() for i in parts.train_indices] == [[1], [0, 2], [3], []]
   assert [i.tolist() for i in parts.test_indices] == [[], [1], [], [0]]
 
 
-def test_by_key_sorts_integers_as_numbers():
-  rule = partitioning.ByKey(np.array([10, 9, 10]))
-  assert rule.client_ids(2) == ['9', '10']
+def test_integers_are_sorted_as_numbers():
+  assert _by_key(np.array([10, 9, 10]))[1] == ['9', '10']
 
 
 @pytest.mark.parametrize(
-  'keys, test_keys, match',
+  'arguments, match',
   [
-    ([0.5, 1.0], None, '`keys` to be integers or strings'),
-    ([[1], [2]], None, '`keys` to be integers or strings'),
-    ([], None, '`keys` to be integers or strings'),
-    ([1, 2], ['a'], '`test_keys` to be of the kind of `keys`'),
+    (([0.5, 1.0],), '`keys` to be integers or strings'),
+    (([[1], [2]],), '`keys` to be integers or strings'),
+    (([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
+    (([1, 2], None, 3), '`keys` to be 3 keys.*found 2'),
+    (([1, 2], None, 2, 1), '`keys_test` to be 1 keys.*found 0'),
   ],
 )
-def test_by_key_refuses_keys_of_the_wrong_kind(keys, test_keys, match):
+def test_wrong_keys_are_errors(arguments, match):
   with pytest.raises(ValueError, match=match):
-    partitioning.ByKey(keys, test_keys)
-
-
-def test_by_key_needs_one_key_per_example():
-  with pytest.raises(ValueError, match='`keys` to be 3 keys.*found 2'):
-    partitioning.ByKey([1, 2]).partition(partitioning.Pool(np.zeros(3)))
-  with pytest.raises(ValueError, match='`test_keys` to be 1 keys.*found 0'):
-    partitioning.ByKey([1, 2]).partition(
-      partitioning.Pool(np.zeros(2), np.zeros(1))
-    )
-
-
-def test_by_key_refuses_another_number_of_clients():
-  with pytest.raises(ValueError, match='distinct keys, 2, found 5'):
-    partitioning.ByKey([1, 2]).partition(partitioning.Pool(np.zeros(2)), 5)
+    _by_key(*arguments)

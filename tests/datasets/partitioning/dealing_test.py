@@ -1,9 +1,7 @@
 """Tests of whole numbers of examples in given proportions."""
 
 import numpy as np
-import pytest
 
-from tests.datasets.partitioning import rules
 from tff_pfl.datasets.partitioning import dealing
 
 
@@ -36,15 +34,3 @@ def test_apportion_keeps_totals_of_equal_clients_within_one():
   totals = counts.sum(axis=1)
   assert totals.min() == 16 and totals.max() == 17
   np.testing.assert_array_equal(counts.sum(axis=0), np.full(10, 33))
-
-
-@pytest.mark.parametrize('num_clients', [0, -1, 2.5, True, None])
-def test_num_clients_must_be_a_positive_integer(num_clients):
-  with pytest.raises(ValueError, match='`num_clients` to be a positive'):
-    rules.partition('iid', np.zeros(3, int), None, num_clients)
-
-
-@pytest.mark.parametrize('seed', [-1, 0.5, None])
-def test_seed_must_be_a_non_negative_integer(seed):
-  with pytest.raises(ValueError, match='`seed` to be a non-negative'):
-    rules.partition('iid', np.zeros(3, int), None, 2, seed=seed)

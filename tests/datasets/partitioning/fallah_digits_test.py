@@ -63,22 +63,6 @@ def test_fallah_digits_test_counts_follow_training_counts(test_counts, factor):
   np.testing.assert_array_equal(test_counts > 0, counts > 0)
 
 
-def test_fallah_digits_is_a_function_of_the_seed():
-  train, test = rules.labels([90] * 10), rules.labels([30] * 10)
-  first, again, other = (
-    rules.partition('fallah_digits:6', train, test, 10, seed=seed)
-    for seed in (1, 1, 2)
-  )
-  for split in range(2):
-    for a, b in zip(first[split], again[split]):
-      np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(first[split][0], other[split][0])
-  classes, other_classes = (
-    [set(train[i]) for i in parts.train_indices[5:]] for parts in (first, other)
-  )
-  assert classes != other_classes
-
-
 def test_fallah_digits_of_more_images_than_there_are_names_the_most():
   train = rules.labels([99] * 5 + [48] * 5)
   # 5.5 of 99 and 2 of 48 images: at most 18 and 24, of which 18 is even.

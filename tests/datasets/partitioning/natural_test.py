@@ -32,8 +32,8 @@ def test_more_clients_may_be_chosen_with_the_same_seed():
   'num_clients, match',
   [
     (21, 'at most 20, the number of writers in the data, found 21'),
-    (0, 'a positive integer, found 0'),
-    (2.5, 'a positive integer, found 2.5'),
+    (0, 'an integer at least 1, found 0'),
+    (2.5, 'an integer at least 1, found 2.5'),
   ],
 )
 def test_numbers_that_cannot_be_had_are_errors(num_clients, match):

@@ -1,10 +1,9 @@
 """Tests of the rules that make clients from central examples."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tests.datasets.partitioning import rules
 from tff_pfl.datasets import partitioning
 
@@ -52,14 +51,14 @@ def test_test_counts_follow_training_counts_up_to_one_example(spec):
   assert not test_counts[train_counts == 0].any()
 
 
-@pytest.mark.parametrize('spec', SPECS)
+@pytest.mark.parametrize('spec', [*SPECS, 'fallah_digits:4'])
 def test_same_seed_same_partition_and_another_seed_another(spec):
-  train, test = rules.labels([50, 60, 70, 80]), rules.labels([13, 14, 15, 16])
-  first = rules.partition(spec, train, test, 6, seed=3)
-  again = rules.partition(spec, train, test, 6, seed=3)
-  other = rules.partition(spec, train, test, 6, seed=4)
+  train, test = rules.labels([50] * 10), rules.labels([13] * 10)
+  first, again, other = (
+    rules.partition(spec, train, test, 10, seed=seed) for seed in (3, 3, 4)
+  )
   for split in range(2):
-    for client in range(6):
+    for client in range(10):
       np.testing.assert_array_equal(first[split][client], again[split][client])
     assert any(
       not np.array_equal(a, b) for a, b in zip(first[split], other[split])
@@ -146,13 +145,6 @@ def test_examples_of_a_client_are_not_sorted_by_class():
   assert (np.diff(labels) != 0).sum() > 100
 
 
-def test_very_unequal_draws_leave_some_without_examples():
-  parts = rules.partition('lognormal:50', rules.labels([20, 10]), None, 10)
-  sizes = [len(i) for i in parts.train_indices]
-  assert min(sizes) == 0 and sum(sizes) == 30
-  assert all(i.dtype.kind == 'i' for i in parts.train_indices)
-
-
 def test_regression_targets_are_dealt_by_rules_without_classes_only():
   targets = np.linspace(0, 1, 30)
   parts = rules.partition('iid', targets, targets[:7], 3)
@@ -165,16 +157,8 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
 def test_natural_deals_no_pooled_examples():
   rule = partitioning.make_partitioner('natural')
   assert rule == partitioning.Natural() and rule.spec == 'natural'
-  with pytest.raises(ValueError, match='deals pooled .*`keys`') as error:
+  with shared.one_line_error('deals pooled .*`keys`'):
     rule.partition(partitioning.Pool(rules.labels([5, 5])), 2)
-  assert '\n' not in str(error.value)
-
-
-def test_labels_beyond_num_classes_and_empty_data_are_errors():
-  with pytest.raises(ValueError, match=r'labels in \[0, 2\)'):
-    rules.partition('iid', np.array([0, 2]), None, 1, num_classes=2)
-  with pytest.raises(ValueError, match='at least one example'):
-    rules.partition('iid', np.zeros(0, int), None, 1)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +168,6 @@ def test_spec_round_trips(spec):
   partitioner = partitioning.make_partitioner(spec)
   assert partitioner.spec == spec
   assert partitioning.make_partitioner(partitioner.spec) == partitioner
-
-
-def test_partitioners_are_frozen():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    partitioning.Shards(2).shards_per_client = 3
 
 
 @pytest.mark.parametrize(
@@ -203,32 +182,28 @@ def test_partitioners_are_frozen():
     ('shards:2.5', "`shards_per_client` .* an integer, found '2.5'"),
     ('shards:', "`shards_per_client` .* an integer, found ''"),
     ('dirichlet:x', "`concentration` .* a number, found 'x'"),
-    ('shards:0', '`shards_per_client` to be a positive integer, found 0'),
-    ('classes_per_client:-1', 'a positive integer, found -1'),
+    ('shards:0', '`shards_per_client` to be an integer at least 1, found 0'),
+    ('classes_per_client:-1', 'an integer at least 1, found -1'),
     ('dirichlet:0', '`concentration` to be a positive number.*, found 0.0'),
     ('dirichlet:nan', '`concentration` to be a positive number.*, found nan'),
     # NumPy would never come back from it.
     ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
-    ('dirichlet:1:-2', '`min_examples` to be a non-negative'),
+    ('dirichlet:1:-2', '`min_examples` to be an integer at least 0'),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),
     ('fallah_digits', 'with a value for images_per_digit'),
-    ('fallah_digits:0', '`images_per_digit` to be a positive integer, found 0'),
-    ('fallah_digits:-2', '`images_per_digit` to be a positive integer'),
+    (
+      'fallah_digits:0',
+      '`images_per_digit` to be an integer at least 1, found 0',
+    ),
+    ('fallah_digits:-2', '`images_per_digit` to be an integer at least 1'),
     ('fallah_digits:195', '`images_per_digit` to be an even .* found 195'),
     ('fallah_digits:2.0', "`images_per_digit` .* an integer, found '2.0'"),
-    ('by_key', 'pass one key per example as `keys`'),
   ],
 )
 def test_bad_specifications_are_one_line_errors(spec, match):
-  with pytest.raises(ValueError, match=match) as error:
+  with shared.one_line_error(match):
     partitioning.make_partitioner(spec)
-  assert '\n' not in str(error.value)
-
-
-def test_a_specification_must_be_a_string():
-  with pytest.raises(TypeError, match='`partition` to be a string'):
-    partitioning.make_partitioner(2)
 
 
 def test_description_names_every_rule_in_one_paragraph():

@@ -7,18 +7,6 @@ from tests.datasets.partitioning import rules
 from tff_pfl.datasets import partitioning
 
 
-def test_shards_of_balanced_classes_are_equal_and_of_distinct_classes():
-  train, test = rules.labels([100] * 10), rules.labels([20] * 10)
-  parts = rules.partition('shards:2', train, test, 20)
-  train_counts = rules.counts(parts.train_indices, train, 10)
-  test_counts = rules.counts(parts.test_indices, test, 10)
-  # 40 shards, 4 of each class: 25 training and 5 test examples each.
-  assert set(train_counts.ravel()) == {0, 25}
-  assert ((train_counts > 0).sum(axis=1) == 2).all()
-  assert ((train_counts > 0).sum(axis=0) == 4).all()
-  np.testing.assert_array_equal(test_counts, train_counts // 5)
-
-
 def test_shards_of_unequal_classes_are_cut_to_nearly_equal_sizes():
   # 12 shards of 600 examples: 2, 4 and 6 of them give 50 each.
   train = rules.labels([100, 200, 300])

@@ -1,15 +1,14 @@
-"""Tests of CIFAR-10 and of the readers of its files."""
+"""Tests of CIFAR-10 and CIFAR-100 and of the readers of their files."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
-from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import cifar, images
+from tests.datasets import shared
+from tff_pfl import datasets
+from tff_pfl.datasets.sources import cifar
 
 _SIZE = 12
 
@@ -17,41 +16,45 @@ _SIZE = 12
 @pytest.fixture(autouse=True)
 def small_batches(request, monkeypatch):
   if 'real' not in request.node.name:
-    small = dataclasses.replace(
-      cifar.FILES['cifar10'], images_per_file=_SIZE, num_test_images=_SIZE
-    )
-    monkeypatch.setitem(cifar.FILES, 'cifar10', small)
+    for name, its in cifar.FILES.items():
+      small = dataclasses.replace(
+        its, images_per_file=_SIZE, num_test_images=_SIZE
+      )
+      monkeypatch.setitem(cifar.FILES, name, small)
 
 
-def _batches(seed=0):
-  """Returns images [6, 12, 32, 32, 3] and labels [6, 12]; the last for test."""
-  rng = np.random.default_rng(seed)
-  x = rng.integers(0, 256, (6, _SIZE, 32, 32, 3), dtype=np.uint8)
-  return x, rng.integers(0, 10, (6, _SIZE), dtype=np.uint8)
+def _batches(name):
+  """Returns images and labels of each file; those of the last are for test."""
+  its = cifar.FILES[name]
+  rng = np.random.default_rng(0)
+  count = len(its.binary_files)
+  x = rng.integers(0, 256, (count, _SIZE, 32, 32, 3), dtype=np.uint8)
+  return x, rng.integers(0, its.num_classes, (count, _SIZE), dtype=np.uint8)
 
 
-def _write_binary(folder, seed=0):
+def _write_binary(folder, name='cifar10'):
   folder.mkdir(parents=True, exist_ok=True)
-  names = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
-  x, y = _batches(seed)
-  for name, of_file, labels in zip(names, x, y):
+  x, y = _batches(name)
+  # Of CIFAR-100, the coarse label comes first; 19 is not the class.
+  coarse = b'\x13' if name == 'cifar100' else b''
+  for file, of_file, labels in zip(cifar.FILES[name].binary_files, x, y):
     content = b''.join(
-      bytes([label]) + b''.join(image[..., c].tobytes() for c in range(3))
+      coarse + bytes([label]) + image.transpose(2, 0, 1).tobytes()
       for image, label in zip(of_file, labels)
     )
-    (folder / name).write_bytes(content)
+    (folder / file).write_bytes(content)
   return x, y
 
 
-def _write_npz(folder, seed=0, num_test=_SIZE, test_name='test_batch.npz'):
+def _write_npz(
+  folder, name='cifar10', num_test=_SIZE, test_name='test_batch.npz'
+):
   folder.mkdir(parents=True, exist_ok=True)
-  x, y = _batches(seed)
-  for i in range(5):
-    np.savez_compressed(
-      folder / f'train_batch_{i + 1}.npz', x_train=x[i], y_train=y[i]
-    )
+  x, y = _batches(name)
+  for file, of_file, labels in zip(cifar.FILES[name].train_npz_files, x, y):
+    np.savez_compressed(folder / file, x_train=of_file, y_train=labels)
   np.savez_compressed(
-    folder / test_name, x_test=x[5][:num_test], y_test=y[5][:num_test]
+    folder / test_name, x_test=x[-1][:num_test], y_test=y[-1][:num_test]
   )
   return x, y
 
@@ -59,21 +62,35 @@ def _write_npz(folder, seed=0, num_test=_SIZE, test_name='test_batch.npz'):
 _WRITERS = {'bin': _write_binary, 'npz': _write_npz}
 
 
-def _load(folder):
-  return cifar.load_cifar10(str(folder))
+def _load(folder, name='cifar10'):
+  return cifar.load(name, str(folder))
 
 
 @pytest.mark.parametrize('form', _WRITERS)
-def test_all_images_arrive_in_order_with_their_labels(tmp_path, form):
-  x, y = _WRITERS[form](tmp_path)
-  arrays = _load(tmp_path)
-  assert (arrays.name, arrays.num_classes) == ('cifar10', 10)
+@pytest.mark.parametrize(
+  'name, folder',
+  [
+    ('cifar10', '.'),
+    ('cifar10', 'cifar-10-batches-bin'),
+    ('cifar10', 'cifar10'),
+    ('cifar100', '.'),
+    ('cifar100', 'cifar-100-binary'),
+    ('cifar100', 'cifar100'),
+  ],
+)
+def test_all_images_arrive_in_order_with_their_labels(
+  tmp_path, name, folder, form
+):
+  x, y = _WRITERS[form](tmp_path / folder, name)
+  arrays = _load(tmp_path, name)
+  assert arrays.name == name
+  assert arrays.num_classes == {'cifar10': 10, 'cifar100': 100}[name]
   assert arrays.x.dtype == np.uint8 and arrays.y.dtype == np.int32
   assert arrays.x.flags.c_contiguous
-  np.testing.assert_array_equal(arrays.x, x[:5].reshape(-1, 32, 32, 3))
-  np.testing.assert_array_equal(arrays.y, y[:5].ravel())
-  np.testing.assert_array_equal(arrays.x_test, x[5])
-  np.testing.assert_array_equal(arrays.y_test, y[5])
+  np.testing.assert_array_equal(arrays.x, x[:-1].reshape(-1, 32, 32, 3))
+  np.testing.assert_array_equal(arrays.y, y[:-1].ravel())
+  np.testing.assert_array_equal(arrays.x_test, x[-1])
+  np.testing.assert_array_equal(arrays.y_test, y[-1])
 
 
 def test_clients_get_floats_in_the_unit_interval(tmp_path):
@@ -92,21 +109,6 @@ def test_clients_get_floats_in_the_unit_interval(tmp_path):
   assert {i.tobytes() for i in found} == {i.tobytes() for i in expected}
 
 
-@pytest.mark.parametrize(
-  'folder, form',
-  [
-    ('.', 'bin'),
-    ('.', 'npz'),
-    ('cifar-10-batches-bin', 'bin'),
-    ('cifar10', 'bin'),
-    ('cifar10', 'npz'),
-  ],
-)
-def test_files_are_found_in_the_folder_or_a_named_one(tmp_path, folder, form):
-  _WRITERS[form](tmp_path / folder)
-  assert len(_load(tmp_path).x) == 5 * _SIZE
-
-
 def test_the_same_data_twice_are_ambiguous(tmp_path):
   _write_binary(tmp_path / 'cifar-10-batches-bin')
   _write_npz(tmp_path / 'cifar10')
@@ -118,27 +120,14 @@ def test_the_same_data_twice_are_ambiguous(tmp_path):
 
 
 def test_fewer_test_images_are_loaded_with_a_warning(tmp_path, caplog):
+  _write_npz(tmp_path / 'all')
+  _load(tmp_path / 'all')
+  assert caplog.text == ''
   x, _ = _write_npz(tmp_path, num_test=4, test_name='test_first4.npz')
   arrays = _load(tmp_path)
   np.testing.assert_array_equal(arrays.x_test, x[5][:4])
   assert f'Only 4 of the {_SIZE} test images of cifar10' in caplog.text
   assert 'test_first4.npz' in caplog.text
-
-
-def test_all_test_images_give_no_warning(tmp_path, caplog):
-  _write_npz(tmp_path)
-  _load(tmp_path)
-  assert caplog.text == ''
-
-
-def test_missing_folder_and_missing_files_are_one_line_errors(tmp_path):
-  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
-    _load(tmp_path / 'nowhere')
-  with pytest.raises(
-    ValueError, match='data_batch_1.bin, .*train_batch_1.npz.*cifar10/'
-  ) as error:
-    _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -169,30 +158,42 @@ def test_none_or_two_files_of_test_images_are_an_error(tmp_path):
     _load(tmp_path)
 
 
-# A record is 3,073 bytes: also a whole number of them too few is found.
-@pytest.mark.parametrize('change', [-1, -3073, 1, 3073, -12 * 3073])
-def test_binary_files_of_another_size_are_named(tmp_path, change):
-  _write_binary(tmp_path)
-  path = tmp_path / 'data_batch_3.bin'
-  content = path.read_bytes() + bytes(max(change, 0))
-  path.write_bytes(content[: _SIZE * 3073 + change])
-  with pytest.raises(
-    ValueError, match=rf'{path.name}` to be {_SIZE * 3073} bytes.*again'
-  ) as error:
-    _load(tmp_path)
-  assert '\n' not in str(error.value)
+@pytest.mark.parametrize(
+  'name, file, record, change',
+  [
+    ('cifar10', 'data_batch_3.bin', 3073, -1),
+    ('cifar10', 'data_batch_3.bin', 3073, -3073),
+    ('cifar10', 'data_batch_3.bin', 3073, 1),
+    # Whole records of CIFAR-10's size would fit, too.
+    ('cifar100', 'train.bin', 3074, -_SIZE),
+  ],
+)
+def test_binary_files_of_another_size_are_named(
+  tmp_path, name, file, record, change
+):
+  _write_binary(tmp_path, name)
+  path = tmp_path / file
+  size = _SIZE * record
+  path.write_bytes((path.read_bytes() + b'\0')[: size + change])
+  with shared.one_line_error(f'{file}` to be {size} bytes.*again'):
+    _load(tmp_path, name)
 
 
-def test_a_label_out_of_range_is_named(tmp_path):
-  _write_binary(tmp_path)
-  path = tmp_path / 'data_batch_2.bin'
+@pytest.mark.parametrize(
+  'name, label, place, file',
+  [
+    ('cifar10', 10, 7 * 3073, 'data_batch_2.bin'),
+    ('cifar100', 100, 7 * 3074 + 1, 'test.bin'),
+  ],
+)
+def test_a_label_out_of_range_is_named(tmp_path, name, label, place, file):
+  _write_binary(tmp_path, name)
+  path = tmp_path / file
   content = bytearray(path.read_bytes())
-  content[7 * 3073] = 10
+  content[place] = label
   path.write_bytes(content)
-  with pytest.raises(
-    ValueError, match='data_batch_2.bin`.*found 10 at index 7'
-  ):
-    _load(tmp_path)
+  with pytest.raises(ValueError, match=f'{file}`.*found {label} at index 7'):
+    _load(tmp_path, name)
 
 
 def _batch(**changes):
@@ -227,9 +228,8 @@ def _batch(**changes):
 def test_npz_files_of_the_wrong_form_are_named(tmp_path, content, match):
   _write_npz(tmp_path)
   np.savez(tmp_path / 'train_batch_2.npz', **content)
-  with pytest.raises(ValueError, match=f'train_batch_2.npz`.*{match}') as error:
+  with shared.one_line_error(f'train_batch_2.npz`.*{match}'):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('num_test', [0, _SIZE + 1])
@@ -246,47 +246,9 @@ def test_no_or_too_many_test_images_are_an_error(tmp_path, num_test):
     _load(tmp_path)
 
 
-def test_without_data_dir_the_data_come_through_tensorflow_datasets(
-  monkeypatch,
-):
-  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
-  with tfds.testing.mock_data(num_examples=30):
-    dataset = datasets.load_dataset('cifar10', num_clients=3, partition='iid')
-  assert dataset.class_counts('train').sum() == 30
-  assert dataset.class_counts('test').sum() == 30
-  part = dataset.train('client_0')
-  assert part.x.shape[1:] == (32, 32, 3) and part.x.dtype == np.float32
-  assert 0 <= part.x.min() and 0.5 < part.x.max() <= 1
-
-
-def test_without_network_one_line_says_what_to_do_at_once(
-  monkeypatch, tmp_path
-):
-  asked = []
-
-  def fail(request, timeout):
-    asked.append(request.full_url)
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
-  builder = tfds.builder
-  monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
-  with pytest.raises(
-    errors.RunError,
-    match='cifar10 .*Name or service.*--data_dir .*data_batch_1.bin',
-  ) as error:
-    datasets.load_dataset('cifar10', num_clients=3, partition='iid')
-  assert '\n' not in str(error.value)
-  assert asked == ['https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz']
-
-
 @pytest.mark.slow  # The .npz files are slow to decompress.
-@pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
-)
-def test_real_cifar10_has_the_published_class_counts_and_means():
-  arrays = cifar.load_cifar10(os.environ['TFF_PFL_DATA_DIR'])
+def test_real_cifar10_has_the_published_class_counts_and_means(real_data):
+  arrays = cifar.load('cifar10', real_data)
   assert arrays.x.shape == (50_000, 32, 32, 3)
   assert np.bincount(arrays.y).tolist() == [5000] * 10
   assert arrays.x_test.shape[1:] == (32, 32, 3)

@@ -1,7 +1,6 @@
 """Tests of the reader of digits of several origins."""
 
 import gzip
-import os
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import scipy.io
 import tensorflow as tf
 from absl import logging
 
+from tests.datasets import shared
 from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits5
 
@@ -54,11 +54,8 @@ def _write_idx(folder):
   images = _images('mnist')
   for split, prefix in (('train', 'train'), ('test', 't10k')):
     for kind, name in (('x', 'images-idx3'), ('y', 'labels-idx1')):
-      array = images[f'{kind}_{split}']
-      header = bytes([0, 0, 8, array.ndim])
-      header += np.array(array.shape, '>u4').tobytes()
-      with gzip.open(folder / f'{prefix}-{name}-ubyte.gz', 'wb') as file:
-        file.write(header + array.tobytes())
+      content = gzip.compress(shared.idx(images[f'{kind}_{split}']))
+      (folder / f'{prefix}-{name}-ubyte.gz').write_bytes(content)
 
 
 def _load(folder, **kwargs):
@@ -217,6 +214,11 @@ def test_fewer_than_two_domains_are_an_error_that_says_what_to_bring(
   assert '\n' not in str(error.value)
 
 
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
+    _load(tmp_path / 'nowhere')
+
+
 def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
   _write_npz(tmp_path, 'usps')
   _write_npz(tmp_path, 'mnist')
@@ -249,9 +251,8 @@ def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
 def test_npz_files_of_another_form_are_named(tmp_path, images, match):
   _write_npz(tmp_path, 'mnist')
   _write_npz(tmp_path, 'usps', **images)
-  with pytest.raises(ValueError, match=f'usps.npz` .*{match}') as error:
+  with shared.one_line_error(f'usps.npz` .*{match}'):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 def test_mat_files_of_another_form_are_named(tmp_path):
@@ -291,24 +292,12 @@ def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
     _load(tmp_path, **kwargs)
 
 
-@pytest.mark.parametrize('data_dir', [None, '/does/not/exist'])
-def test_a_folder_is_needed(data_dir):
-  with pytest.raises(ValueError, match='`data_dir`'):
-    datasets.load_dataset(
-      'digits5', num_clients=2, partition='domain_mixture:1', data_dir=data_dir
-    )
-
-
-@pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
-)
-def test_real_files_of_three_domains(monkeypatch):
+def test_real_files_of_three_domains(monkeypatch, real_data):
   warnings = []
   monkeypatch.setattr(
     logging, 'warning', lambda text, *args: warnings.append(text % args)
   )
-  arrays = _load(os.environ['TFF_PFL_DATA_DIR'], max_train_per_domain=1000)
+  arrays = _load(real_data, max_train_per_domain=1000)
   assert arrays.domain_names == ('mnist', 'mnist_m', 'usps')
   assert not warnings
   assert arrays.x.shape == (3000, 28, 28, 3)

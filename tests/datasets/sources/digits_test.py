@@ -48,35 +48,6 @@ def test_seed_changes_the_partition_but_not_which_images_are_test_images():
   np.testing.assert_array_equal(*(np.sort(p.sum(axis=1)) for p in pools))
 
 
-def test_impossible_partition_is_an_error():
-  with pytest.raises(ValueError, match='at most 10'):
-    _load(3, 'shards:11')
-
-
-def test_the_division_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = _load(10, 'fallah_digits:24')
-  train, test = dataset.class_counts('train'), dataset.class_counts('test')
-  assert train[:5].tolist() == [[24] * 5 + [0] * 5] * 5
-  assert train[5:].sum(axis=1).tolist() == [12 + 48] * 5
-  assert np.abs(test - train / 4).max() < 1
-  assert ((test > 0) == (train > 0)).all()
-
-
-def test_arrays_are_what_the_clients_are_dealt():
-  arrays = digits.load_digits()
-  assert arrays.x.shape == (1437, 8, 8, 1) and arrays.x.dtype == np.float32
-  assert arrays.y.shape == (1437,) and arrays.y.dtype == np.int32
-  assert arrays.x_test.shape == (360, 8, 8, 1)
-  again = digits.load_digits()
-  np.testing.assert_array_equal(arrays.x_test, again.x_test)
-  part = _load(1, 'iid').test('client_0')[:2]
-  found, expected = (
-    sorted((y, x.tobytes()) for x, y in zip(*pair))
-    for pair in (part, (arrays.x_test, arrays.y_test))
-  )
-  assert found == expected
-
-
 def _images(x):
   return {image.tobytes() for image in x}
 
@@ -124,24 +95,6 @@ def test_classes_are_spread_evenly_over_rotations(num_rotations):
     assert np.ptp(counts.sum(axis=1)) <= 1
 
 
-def test_the_same_picture_means_something_else_in_another_domain():
-  """A classifier of upright digits fails on those upside down."""
-  arrays = digits.load_rotated_digits(num_rotations=2)
-  upright = digits.load_digits()
-  x = upright.x.reshape(-1, 64)
-
-  def nearest(queries):
-    distances = (x**2).sum(axis=1) - 2 * queries.reshape(-1, 64) @ x.T
-    return upright.y[np.argmin(distances, axis=1)]
-
-  right = nearest(arrays.x_test) == arrays.y_test
-  assert right[arrays.domain_test == 0].mean() > 0.95
-  assert right[arrays.domain_test == 1].mean() < 0.6
-  # A six that is turned by 180 degrees is a nine.
-  six = (arrays.y_test == 6) & (arrays.domain_test == 1)
-  assert (nearest(arrays.x_test[six]) == 9).mean() > 0.5
-
-
 def test_turns_between_right_angles_stay_in_the_unit_interval():
   arrays = digits.load_rotated_digits(num_rotations=12)
   assert arrays.x.min() >= 0 and 0.9 < arrays.x.max() <= 1
@@ -168,10 +121,6 @@ def test_clients_are_mixtures_of_rotations():
   assert (train.sum(), test.sum()) == (1437, 360)
   shares = train / train.sum(axis=1, keepdims=True)
   assert shares.max() > 0.5 and shares.min() < 0.1
-  again = datasets.load_dataset(
-    'rotated_digits', num_clients=6, partition='domain_mixture:1', seed=1
-  )
-  np.testing.assert_array_equal(again.domain_counts(), train)
 
 
 @pytest.mark.parametrize('num_rotations', [0, 13, 2.5])
@@ -200,24 +149,6 @@ def test_a_domain_swaps_the_two_labels_of_its_name(num_domains):
       )
   np.testing.assert_array_equal(arrays.x, plain.x)
   np.testing.assert_array_equal(arrays.x_test, plain.x_test)
-
-
-def test_domains_have_the_same_classes_equally_often():
-  arrays = digits.load_relabelled_digits()
-  plain = digits.load_digits()
-  counts = np.zeros((5, 10), int)
-  np.add.at(counts, (arrays.domain, plain.y), 1)
-  assert (np.ptp(counts, axis=0) <= 1).all()
-
-
-def test_clients_are_mixtures_of_relabelled_domains():
-  data = datasets.load_dataset(
-    'relabelled_digits', num_clients=4, partition='domain_mixture:0.2:100'
-  )
-  counts = data.domain_counts()
-  assert (counts.sum(axis=1) == 100).all()
-  assert (counts.max(axis=1) > 50).any()
-  assert data.domain_counts('test').sum() == 360
 
 
 @pytest.mark.parametrize('num_domains', [0, 6])

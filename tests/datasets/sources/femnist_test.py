@@ -1,19 +1,14 @@
 """Tests of handwritten characters by writer."""
 
 import collections
-import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import datasets, errors
-
-needs_data = pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real file',
-)
+from tests.datasets import shared
+from tff_pfl import datasets
 
 
 def _load(num_clients, partition='natural', **kwargs):
@@ -106,9 +101,8 @@ def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
 )
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   data_dir = _write(tmp_path, **changes)
-  with pytest.raises(ValueError, match=f'femnist.npz`.*{match}') as error:
+  with shared.one_line_error(f'femnist.npz`.*{match}'):
     _load(3, data_dir=data_dir)
-  assert '\n' not in str(error.value)
 
 
 def test_a_missing_array_is_named(tmp_path):
@@ -160,21 +154,8 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
     _load(2, 'iid')
 
 
-def test_without_network_one_line_says_what_to_do(monkeypatch):
-  def fail(only_digits):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', fail)
-  with pytest.raises(
-    errors.RunError, match='femnist .*Name or service.*--data_dir .*femnist'
-  ) as error:
-    _load(1)
-  assert '\n' not in str(error.value)
-
-
-@needs_data
-def test_the_real_subset_of_digits():
-  dataset = _load(12, data_dir=os.environ['TFF_PFL_DATA_DIR'])
+def test_the_real_subset_of_digits(real_data):
+  dataset = _load(12, data_dir=real_data)
   assert dataset.num_classes == 10
   counts = dataset.class_counts('train') + dataset.class_counts('test')
   assert counts.sum(axis=0).tolist() == [

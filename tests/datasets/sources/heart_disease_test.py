@@ -5,13 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from tests.datasets import shared
 from tff_pfl import datasets
 from tff_pfl.datasets.sources import heart_disease
-
-needs_data = pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
-)
 
 
 def _patient(i, site):
@@ -132,14 +128,11 @@ def test_columns_can_be_dropped(tmp_path):
     (dict(domain_column='cp'), "one of sex, age, site, found 'cp'"),
     (dict(num_clients=5), 'at most 4, the number of different site'),
     (dict(drop_columns=['weight']), "`drop_columns` .*found 'weight'"),
-    (dict(data_dir=None), '`data_dir` to be the file heart_disease_4sites'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
-  kwargs = dict(num_clients=4, data_dir=str(_write_csv(tmp_path))) | kwargs
-  with pytest.raises(ValueError, match=match) as error:
-    datasets.load_dataset('heart_disease', partition='natural', **kwargs)
-  assert '\n' not in str(error.value)
+  with shared.one_line_error(match):
+    _load(_write_csv(tmp_path), **kwargs)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
@@ -158,9 +151,8 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     _load(path)
 
 
-@needs_data
-def test_real_patients_by_hospital():
-  dataset = _load(os.environ['TFF_PFL_DATA_DIR'])
+def test_real_patients_by_hospital(real_data):
+  dataset = _load(real_data)
   totals = [
     counts('train') + counts('test')
     for counts in (dataset.domain_counts, dataset.class_counts)
@@ -173,9 +165,8 @@ def test_real_patients_by_hospital():
   assert dataset.element_spec['x'].shape == [21]
 
 
-@needs_data
-def test_real_files_of_both_forms_give_the_same():
-  folder = os.environ['TFF_PFL_DATA_DIR']
+def test_real_files_of_both_forms_give_the_same(real_data):
+  folder = real_data
   published = os.path.join(folder, 'heart_disease_uci')
   for found, wanted in zip(_all(_load(published)), _all(_load(folder))):
     np.testing.assert_array_equal(found, wanted)

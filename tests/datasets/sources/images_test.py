@@ -1,7 +1,11 @@
 """Tests of what data sets of images share."""
 
 import numpy as np
+import pytest
+import tensorflow_datasets as tfds
 
+from tests.datasets import shared
+from tff_pfl import datasets, errors
 from tff_pfl.datasets.sources import images
 
 
@@ -9,3 +13,70 @@ def test_to_unit_interval_maps_bytes():
   found = images.to_unit_interval(np.array([0, 51, 255], np.uint8))
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found, np.float32([0, 0.2, 1]))
+
+
+def _load(name):
+  return datasets.load_dataset(name, num_clients=3, partition='iid')
+
+
+@pytest.mark.parametrize(
+  'name, shape',
+  [
+    ('mnist', (28, 28, 1)),
+    ('fashion_mnist', (28, 28, 1)),
+    ('cifar10', (32, 32, 3)),
+  ],
+)
+def test_without_data_dir_the_data_come_through_tensorflow_datasets(
+  monkeypatch, name, shape
+):
+  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
+  with tfds.testing.mock_data(num_examples=30):
+    dataset = _load(name)
+  assert dataset.name == name
+  assert dataset.class_counts('train').sum() == 30
+  assert dataset.class_counts('test').sum() == 30
+  part = dataset.train('client_0')
+  assert part.x.shape[1:] == shape and part.x.dtype == np.float32
+  assert 0 <= part.x.min() and 0.5 < part.x.max() <= 1
+
+
+@pytest.mark.parametrize(
+  'name, files, url',
+  [
+    ('fashion_mnist', 'its four idx', 'http://fashion-mnist'),
+    (
+      'cifar10',
+      'its files data_batch_1.bin',
+      'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+    ),
+  ],
+)
+def test_without_network_one_line_says_what_to_do_at_once(
+  monkeypatch, tmp_path, name, files, url
+):
+  asked = []
+
+  def fail(request, timeout):
+    asked.append(request.full_url)
+    raise OSError('Name or service not known\nand a long story')
+
+  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
+  builder = tfds.builder
+  monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
+  with shared.one_line_error(
+    f'{name} .*Name or service.*--data_dir .*{files}', errors.RunError
+  ):
+    _load(name)
+  assert len(asked) == 1 and asked[0].startswith(url)
+
+
+def test_a_failing_download_is_one_line_too(monkeypatch):
+  def fail(name):
+    raise ConnectionError('')
+
+  monkeypatch.setattr(tfds, 'builder', fail)
+  with pytest.raises(
+    errors.RunError, match=r'\(ConnectionError\); pass --data'
+  ):
+    _load('mnist')

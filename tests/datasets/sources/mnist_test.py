@@ -1,35 +1,21 @@
 """Tests of the idx reader and of MNIST and Fashion-MNIST."""
 
 import gzip
-import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
-from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import images, mnist
+from tests.datasets import shared
+from tff_pfl import datasets
 
 TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
 TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
 TEST_LABELS = 't10k-labels-idx1-ubyte.gz'
 
-needs_data = pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real idx files',
-)
-
-
-def _idx(array, magic=None):
-  header = bytes([0, 0, 8, array.ndim]) if magic is None else magic
-  sizes = np.array(array.shape, '>u4').tobytes()
-  return header + sizes + array.astype(np.uint8).tobytes()
-
 
 def _write(path, content):
-  with gzip.open(path, 'wb') as file:
-    file.write(content)
+  path.write_bytes(gzip.compress(content))
 
 
 def _write_all(folder, seed=0, num_train=40, num_test=20):
@@ -38,23 +24,22 @@ def _write_all(folder, seed=0, num_train=40, num_test=20):
   arrays = {}
   for prefix, n in (('train', num_train), ('t10k', num_test)):
     arrays[prefix] = rng.integers(0, 256, (n, 28, 28)), np.arange(n) % 10
-    _write(folder / f'{prefix}-images-idx3-ubyte.gz', _idx(arrays[prefix][0]))
-    _write(folder / f'{prefix}-labels-idx1-ubyte.gz', _idx(arrays[prefix][1]))
+    _write(
+      folder / f'{prefix}-images-idx3-ubyte.gz', shared.idx(arrays[prefix][0])
+    )
+    _write(
+      folder / f'{prefix}-labels-idx1-ubyte.gz', shared.idx(arrays[prefix][1])
+    )
   return arrays
 
 
-def _load(folder, name='mnist', **kwargs):
+def _load(folder, name='mnist', num_clients=2, partition='iid'):
   return datasets.load_dataset(
-    name, num_clients=2, partition='iid', data_dir=str(folder), **kwargs
+    name,
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(folder),
   )
-
-
-def test_idx_round_trip(tmp_path):
-  array = np.random.default_rng(0).integers(0, 256, (7, 28, 28))
-  _write(tmp_path / 'file.gz', _idx(array))
-  found = mnist.read_idx(str(tmp_path / 'file.gz'), (28, 28))
-  assert found.dtype == np.uint8
-  np.testing.assert_array_equal(found, array)
 
 
 def test_all_images_arrive_scaled_with_their_labels(tmp_path):
@@ -88,26 +73,6 @@ def test_folders_tell_the_two_data_sets_apart(tmp_path):
   assert fashion.name == 'fashion_mnist'
 
 
-@pytest.mark.parametrize('folder', ['mnist', 'mnist_idx', '.'])
-def test_files_are_found_in_the_folder_or_a_named_one(tmp_path, folder):
-  _write_all(tmp_path / folder)
-  assert _load(tmp_path).class_counts().sum() == 40
-
-
-def test_a_named_folder_goes_before_the_folder_itself(tmp_path):
-  _write_all(tmp_path, num_train=10)
-  _write_all(tmp_path / 'fashion_mnist', num_train=30)
-  assert _load(tmp_path, 'fashion_mnist').class_counts().sum() == 30
-  assert _load(tmp_path, 'mnist').class_counts().sum() == 10
-
-
-def test_two_named_folders_are_ambiguous(tmp_path):
-  _write_all(tmp_path / 'mnist')
-  _write_all(tmp_path / 'mnist_idx')
-  with pytest.raises(ValueError, match='to hold mnist once, found it in'):
-    _load(tmp_path)
-
-
 def test_the_folder_of_the_other_data_set_is_refused(tmp_path):
   _write_all(tmp_path / 'fashion_mnist_idx')
   with pytest.raises(ValueError, match='found a folder of fashion_mnist'):
@@ -115,14 +80,6 @@ def test_the_folder_of_the_other_data_set_is_refused(tmp_path):
   with pytest.raises(ValueError, match='found none of them'):
     _load(tmp_path, 'mnist')
   assert _load(tmp_path / 'fashion_mnist_idx', 'fashion_mnist')
-
-
-def test_missing_folder_and_missing_files_are_one_line_errors(tmp_path):
-  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
-    _load(tmp_path / 'nowhere')
-  with pytest.raises(ValueError, match=f'{TRAIN_IMAGES}.*mnist_idx/') as error:
-    _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 def test_one_missing_file_is_named(tmp_path):
@@ -134,61 +91,29 @@ def test_one_missing_file_is_named(tmp_path):
     _load(tmp_path)
 
 
-@pytest.mark.parametrize('keep', [0, 5, 50, -1])
-def test_truncated_gzip_files_are_named(tmp_path, keep):
-  _write_all(tmp_path)
-  path = tmp_path / TRAIN_IMAGES
-  path.write_bytes(path.read_bytes()[:keep])
-  with pytest.raises(ValueError, match=f'{TRAIN_IMAGES}`.*again') as error:
-    _load(tmp_path)
-  assert '\n' not in str(error.value)
-
-
-def test_a_damaged_byte_is_found_by_the_checksum(tmp_path):
-  _write_all(tmp_path)
-  path = tmp_path / TRAIN_IMAGES
-  content = bytearray(path.read_bytes())
-  content[len(content) // 2] ^= 0xFF
-  path.write_bytes(content)
-  with pytest.raises(
-    ValueError, match=f'{TRAIN_IMAGES}` to be a complete gzip'
-  ):
-    _load(tmp_path)
-
-
-def test_a_file_that_is_not_gzip_is_named(tmp_path):
-  _write_all(tmp_path)
-  (tmp_path / TRAIN_LABELS).write_text('<html>404 not found</html>')
-  with pytest.raises(
-    ValueError, match=f'{TRAIN_LABELS}` to be a complete gzip'
-  ):
-    _load(tmp_path)
-
-
 @pytest.mark.parametrize(
   'content, match',
   [
     (b'', 'magic of an empty file'),
-    (_idx(np.zeros(5)), 'magic 00000801'),
-    (_idx(np.zeros((5, 28, 28)), b'\0\0\x0d\x03'), 'magic 00000d03'),
+    (shared.idx(np.zeros(5)), 'magic 00000801'),
+    (b'\0\0\x0d\x03', 'magic 00000d03'),
     (b'\0\0\x08\x03\0\0', '16 bytes of header, found 6'),
-    (_idx(np.zeros((5, 14, 56))), r'found \(5, 14, 56\)'),
-    (_idx(np.zeros((0, 28, 28))), r'found \(0, 28, 28\)'),
-    (_idx(np.zeros((5, 28, 28)))[:-1], '3936 bytes .* found 3935'),
-    (_idx(np.zeros((5, 28, 28))) + b'\0', '3936 bytes .* found 3937'),
+    (shared.idx(np.zeros((5, 14, 56))), r'found \(5, 14, 56\)'),
+    (shared.idx(np.zeros((0, 28, 28))), r'found \(0, 28, 28\)'),
+    (shared.idx(np.zeros((5, 28, 28)))[:-1], '3936 bytes .* found 3935'),
+    (shared.idx(np.zeros((5, 28, 28))) + b'\0', '3936 bytes .* found 3937'),
   ],
 )
 def test_images_of_the_wrong_form_are_named(tmp_path, content, match):
   _write_all(tmp_path)
   _write(tmp_path / TRAIN_IMAGES, content)
-  with pytest.raises(ValueError, match=f'{TRAIN_IMAGES}`.*{match}') as error:
+  with shared.one_line_error(f'{TRAIN_IMAGES}`.*{match}'):
     _load(tmp_path)
-  assert '\n' not in str(error.value)
 
 
 def test_more_labels_than_images_are_an_error(tmp_path):
   _write_all(tmp_path)
-  _write(tmp_path / TRAIN_LABELS, _idx(np.zeros(41)))
+  _write(tmp_path / TRAIN_LABELS, shared.idx(np.zeros(41)))
   with pytest.raises(
     ValueError, match=f'{TRAIN_LABELS}` to be 40 labels.*found 41'
   ):
@@ -199,64 +124,15 @@ def test_a_label_out_of_range_is_named(tmp_path):
   _write_all(tmp_path)
   labels = np.zeros(40)
   labels[17] = 10
-  _write(tmp_path / TRAIN_LABELS, _idx(labels))
+  _write(tmp_path / TRAIN_LABELS, shared.idx(labels))
   with pytest.raises(
     ValueError, match=f'{TRAIN_LABELS}`.*found 10 at index 17'
   ):
     _load(tmp_path)
 
 
-def test_without_data_dir_the_data_come_through_tensorflow_datasets(
-  monkeypatch,
-):
-  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
-  with tfds.testing.mock_data(num_examples=30):
-    dataset = datasets.load_dataset('mnist', num_clients=3, partition='iid')
-    fashion = datasets.load_dataset(
-      'fashion_mnist', num_clients=3, partition='iid'
-    )
-  for each in (dataset, fashion):
-    assert each.class_counts('train').sum() == 30
-    assert each.class_counts('test').sum() == 30
-    part = each.train('client_0')
-    assert part.x.shape == (10, 28, 28, 1) and part.x.dtype == np.float32
-    assert 0 <= part.x.min() and 0.5 < part.x.max() <= 1
-  assert fashion.name == 'fashion_mnist'
-
-
-def test_without_network_one_line_says_what_to_do_at_once(
-  monkeypatch, tmp_path
-):
-  def fail(request, timeout):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
-  builder = tfds.builder
-  monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
-  with pytest.raises(errors.RunError, match='Name or service.*--data_dir') as e:
-    datasets.load_dataset('fashion_mnist', num_clients=3, partition='iid')
-  assert '\n' not in str(e.value)
-
-
-def test_a_failing_download_is_one_line_too(monkeypatch):
-  def fail(name):
-    raise ConnectionError('')
-
-  monkeypatch.setattr(tfds, 'builder', fail)
-  with pytest.raises(
-    errors.RunError, match=r'\(ConnectionError\); pass --data'
-  ):
-    datasets.load_dataset('mnist', num_clients=3, partition='iid')
-
-
-@needs_data
-def test_real_mnist_has_the_published_class_counts():
-  dataset = datasets.load_dataset(
-    'mnist',
-    num_clients=100,
-    partition='shards:2',
-    data_dir=os.environ['TFF_PFL_DATA_DIR'],
-  )
+def test_real_mnist_has_the_published_class_counts(real_data):
+  dataset = _load(real_data, 'mnist', 100, 'shards:2')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [
     5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
@@ -273,14 +149,8 @@ def test_real_mnist_has_the_published_class_counts():
   assert abs(mean - 0.1307) < 0.002
 
 
-@needs_data
-def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
-  dataset = datasets.load_dataset(
-    'mnist',
-    num_clients=50,
-    partition='fallah_digits:196',
-    data_dir=os.environ['TFF_PFL_DATA_DIR'],
-  )
+def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt(real_data):
+  dataset = _load(real_data, 'mnist', 50, 'fallah_digits:196')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train[:25].tolist() == [[196] * 5 + [0] * 5] * 25
   assert (np.sort(train[25:, :5]) == [0, 0, 0, 0, 98]).all()
@@ -290,22 +160,11 @@ def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt():
   assert np.abs(test - train / 6).max() < 1
   assert test.sum(axis=0).tolist() == [898] * 5 + [327] * 5
   with pytest.raises(ValueError, match='`images_per_digit` to be at most 212'):
-    datasets.load_dataset(
-      'mnist',
-      num_clients=50,
-      partition='fallah_digits:214',
-      data_dir=os.environ['TFF_PFL_DATA_DIR'],
-    )
+    _load(real_data, 'mnist', 50, 'fallah_digits:214')
 
 
-@needs_data
-def test_real_fashion_mnist_has_balanced_classes():
-  dataset = datasets.load_dataset(
-    'fashion_mnist',
-    num_clients=100,
-    partition='shards:2',
-    data_dir=os.environ['TFF_PFL_DATA_DIR'],
-  )
+def test_real_fashion_mnist_has_balanced_classes(real_data):
+  dataset = _load(real_data, 'fashion_mnist', 100, 'shards:2')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [6000] * 10
   assert test.sum(axis=0).tolist() == [1000] * 10

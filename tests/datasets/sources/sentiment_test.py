@@ -1,15 +1,16 @@
 """Tests of labeled texts from CSV files."""
 
 import csv
-import gzip
-import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.datasets import shared
 from tff_pfl import datasets
-from tff_pfl.datasets.sources import sentiment
+from tff_pfl.datasets.sources import sentiment, vocabulary
+
+_BY_USER = ('user', 'label', 'text')
 
 
 def _write(path, rows, columns=('domain', 'label', 'text')):
@@ -111,8 +112,7 @@ def test_more_clients_than_domains_share_the_domains(tmp_path):
 
 def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
   users = [f'u{i}' for i in range(9)]
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(users), _BY_USER)
   chosen = {_load(path, 4, seed=seed).client_ids for seed in range(6)}
   assert len(chosen) > 1
   assert _load(path, 4, seed=2).client_ids == _load(path, 4, seed=2).client_ids
@@ -122,8 +122,7 @@ def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
 
 def test_users_with_few_texts_are_left_out(tmp_path):
   rows = _rows(['u0'], 4) + _rows(['u1'], 5) + _rows(['u2'], 6)
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
   assert _load(path, 2, min_texts=5).client_ids == ('u1', 'u2')
   assert _load(path, 3, min_texts=4).client_ids == ('u0', 'u1', 'u2')
   with pytest.raises(
@@ -134,8 +133,7 @@ def test_users_with_few_texts_are_left_out(tmp_path):
 
 def test_texts_that_a_user_has_twice_do_not_make_it_one_with_many(tmp_path):
   rows = _rows(['u0'], 4) * 2 + _rows(['u1'], 5)
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', rows, columns)
+  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
   assert _load(path, 1, min_texts=5).client_ids == ('u1',)
 
 
@@ -152,15 +150,12 @@ def test_domains_with_few_texts_are_not_divided(tmp_path):
 
 def test_texts_of_clients_that_take_no_part_are_not_read(tmp_path, monkeypatch):
   seen = []
-  words_of = sentiment.vocabulary_lib.words_of
+  words_of = vocabulary.words_of
   monkeypatch.setattr(
-    sentiment.vocabulary_lib,
-    'words_of',
-    lambda text: seen.append(text) or words_of(text),
+    vocabulary, 'words_of', lambda text: seen.append(text) or words_of(text)
   )
   users = [f'u{i}' for i in range(9)]
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(users), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(users), _BY_USER)
   chosen = _load(path, 2).client_ids
   assert {text.split()[0] for text in seen} == set(chosen)
   assert len(seen) == 40
@@ -184,8 +179,9 @@ def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
   assert dataset.domain_names == ('books', 'music')
   totals = dataset.domain_counts('train') + dataset.domain_counts('test')
   assert totals.tolist() == [[10, 10]] * 4
-  own = sentiment.vocabulary_lib.HashedVocabulary(10_000)
-  first_words = [own.number(name) for name in dataset.domain_names]
+  first_words = [
+    vocabulary.hashed(name, 10_000) for name in dataset.domain_names
+  ]
   for _, *splits in _splits(dataset):
     for part in splits:
       np.testing.assert_array_equal(
@@ -194,15 +190,14 @@ def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
 
 
 def test_texts_without_a_domain_column_have_none(tmp_path):
-  columns = ('user', 'label', 'text')
-  path = _write(tmp_path / 'sent140.csv', _rows(), columns)
+  path = _write(tmp_path / 'sent140.csv', _rows(), _BY_USER)
   assert _load(path, 2).domain_names is None
   with pytest.raises(ValueError, match='domain'):
     _load(path, 2, partition='domain_mixture:1')
 
 
-@pytest.mark.parametrize('vocabulary', sentiment.VOCABULARIES)
-def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, vocabulary):
+@pytest.mark.parametrize('kind', sentiment.VOCABULARIES)
+def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, kind):
   rows = _rows(count=40)
   # The same text in another domain, twice.
   rows += [('music', *row[1:]) for row in rows[:3]] * 2
@@ -211,7 +206,7 @@ def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, vocabulary):
     path,
     4,
     partition='domain_mixture:0.5:20',
-    vocabulary=vocabulary,
+    vocabulary=kind,
     vocabulary_size=100_000,
   )
   assert dataset.client_ids[0] == 'client_0'
@@ -223,7 +218,7 @@ def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, vocabulary):
     for row in np.concatenate([train.x, test.x])
   ]
   assert len(texts) == 80
-  if vocabulary == 'hashed':
+  if kind == 'hashed':
     assert len(set(texts)) == 80
 
 
@@ -238,10 +233,9 @@ def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
   hashed_zero = {row[2] for row, y in zip(train.x, train.y) if y == 0}
   hashed_one = {row[2] for row, y in zip(test.x, test.y) if y == 1}
   assert len(hashed_zero) == len(hashed_one) == 1
-  expected = sentiment.vocabulary_lib.HashedVocabulary(10_000)
   assert (hashed_zero, hashed_one) == (
-    {expected.number('0')},
-    {expected.number('1')},
+    {vocabulary.hashed('0', 10_000)},
+    {vocabulary.hashed('1', 10_000)},
   )
 
 
@@ -251,35 +245,6 @@ def test_texts_that_a_client_has_twice_count_once(tmp_path):
   data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
   assert len(data.texts) == 43
   assert data.keys.count('new') == 3
-
-
-def test_compressed_files_are_read(tmp_path):
-  plain = _write(tmp_path / 'a.csv', _rows())
-  path = tmp_path / 'reviews.csv.gz'
-  with open(plain, 'rb') as file:
-    path.write_bytes(gzip.compress(file.read()))
-  assert sentiment.read_csv(str(path)) == sentiment.read_csv(plain)
-  path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(ValueError, match='reviews.csv.gz` to be a complete gzip'):
-    sentiment.read_csv(str(path))
-
-
-def test_a_mark_of_the_encoding_is_no_part_of_the_heading(tmp_path):
-  path = _write(tmp_path / 'reviews.csv', _rows())
-  expected = sentiment.read_csv(path)
-  with open(path, encoding='utf-8') as file:
-    content = file.read()
-  with open(path, 'w', encoding='utf-8-sig', newline='') as file:
-    file.write(content)
-  assert sentiment.read_csv(path) == expected
-
-
-def test_texts_of_any_length_are_read(tmp_path):
-  rows = [('d', 0, 'long ' * 40_000), ('d', 1, 'short')]
-  limit = csv.field_size_limit()
-  data = sentiment.read_csv(_write(tmp_path / 'reviews.csv', rows))
-  assert [len(text) for text in data.texts] == [200_000, 5]
-  assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize(
@@ -318,15 +283,7 @@ def test_texts_of_any_length_are_read(tmp_path):
 )
 def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
   path = _write(tmp_path / 'reviews.csv', rows, columns)
-  with pytest.raises(ValueError, match=f'reviews.csv`.*{match}') as error:
-    _load(path)
-  assert '\n' not in str(error.value)
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path):
-  path = tmp_path / 'reviews.csv'
-  path.write_bytes(b'text,label,user\n\xff\xfe,1,u\n')
-  with pytest.raises(ValueError, match='csv` to be a CSV file in UTF-8'):
+  with shared.one_line_error(f'reviews.csv`.*{match}'):
     _load(path)
 
 
@@ -345,17 +302,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
   path = _write(tmp_path / 'reviews.csv', _rows())
-  with pytest.raises(ValueError, match=match) as error:
+  with shared.one_line_error(match):
     _load(path, **kwargs)
-  assert '\n' not in str(error.value)
 
 
-@pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real files',
-)
-def test_real_reviews_of_four_domains():
-  dataset = _load(os.environ['TFF_PFL_DATA_DIR'], 4, vocabulary='learned')
+def test_real_reviews_of_four_domains(real_data):
+  dataset = _load(real_data, 4, vocabulary='learned')
   assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
   totals = dataset.class_counts('train') + dataset.class_counts('test')
   # 1,000 of each label and domain, less the repeated ones.

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import datasets, errors
+from tests.datasets import shared
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import stackoverflow, vocabulary
 
 _MODULE = tff.simulation.datasets.stackoverflow
@@ -44,15 +45,6 @@ def test_no_sentences_are_no_examples():
   examples = _next_words([])
   assert examples.x.shape == (0, 3) and examples.y.shape == (0,)
   assert examples.x.dtype == examples.y.dtype == np.int32
-
-
-def test_words_are_not_shared_beyond_the_length_of_a_sequence():
-  examples = _next_words(['a b c a b c a b c'], sequence_length=3)
-  # Where in the sentence the words of the examples are.
-  places = [set(range(max(i - 3, 0), i + 1)) for i in range(1, 9)]
-  assert len(places) == len(examples.y)
-  assert all(a & b for a, b in zip(places, places[3:]))
-  assert not any(a & b for a, b in zip(places, places[4:]))
 
 
 @pytest.fixture
@@ -100,20 +92,7 @@ def test_users_come_through_tff(small_data):
   ],
 )
 def test_bad_arguments_are_one_line_errors(small_data, kwargs, match):
-  with pytest.raises(ValueError, match=match) as error:
+  with shared.one_line_error(match):
     datasets.load_dataset(
       'stackoverflow', **{'num_clients': 1, 'partition': 'natural', **kwargs}
     )
-  assert '\n' not in str(error.value)
-
-
-def test_without_network_one_line_says_what_to_do(monkeypatch):
-  def fail(vocab_size):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(_MODULE, 'load_word_counts', fail)
-  with pytest.raises(
-    errors.RunError, match='stackoverflow .*Name or service.*copy ~/.tff'
-  ) as error:
-    datasets.load_dataset('stackoverflow', num_clients=1, partition='natural')
-  assert '\n' not in str(error.value)

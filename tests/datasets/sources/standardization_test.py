@@ -50,7 +50,7 @@ def test_the_sum_is_a_computation_that_sends_sums_alone(runtime):
   # The same as on the runtime that is the default here.
   np.testing.assert_allclose(
     standardization.moments_of(sums),
-    standardization.federated_moments(clients, runtime),
+    standardization.federated_moments(clients),
   )
 
 

@@ -10,8 +10,8 @@ dealt by the weights.) No example is dealt twice. None is lost either, unless
 there are more classes than the clients may own altogether (two clients with two
 classes each have no place for a fifth class): those classes are left out, and a
 warning names them. Of the other rules, `DomainMixture` is for examples with
-domains, `ByKey` follows keys that come with the examples, and `FallahDigits`
-gives fixed numbers of examples and by design leaves the others out.
+domains, and `FallahDigits` gives fixed numbers of examples and by design leaves
+the others out. `by_key` follows keys that come with the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
@@ -31,13 +31,8 @@ from tff_pfl.datasets.partitioning.base import (
   Pool,
   numbered_client_ids,
 )
-from tff_pfl.datasets.partitioning.by_key import ByKey
+from tff_pfl.datasets.partitioning.by_key import by_key
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
-from tff_pfl.datasets.partitioning.dealing import (
-  check_num_clients,
-  check_positive_int,
-  check_seed,
-)
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
@@ -50,7 +45,6 @@ from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
 
 __all__ = [
   'PARTITIONERS',
-  'ByKey',
   'ClassesPerClient',
   'Dirichlet',
   'DomainMixture',
@@ -63,9 +57,7 @@ __all__ = [
   'Pool',
   'Shards',
   'WeightedPartitioner',
-  'check_num_clients',
-  'check_positive_int',
-  'check_seed',
+  'by_key',
   'describe_partitioners',
   'hold_out',
   'make_partitioner',
@@ -98,18 +90,10 @@ def make_partitioner(spec: str) -> Partitioner:
     The partitioner; its own `spec` leads back to it.
 
   Raises:
-    TypeError: `spec` is not a string.
     ValueError: Its name is unknown, or a parameter is missing, superfluous, of
       the wrong type or out of range.
   """
-  errors.expect_type(spec, str, 'partition', 'a string such as shards:2')
   name, *values = spec.replace(',', ':').split(':')
-  if name == ByKey.name:
-    raise ValueError(
-      'Expected `partition` to be a rule without data, found'
-      f' {spec!r}; pass one key per example as `keys` to'
-      ' `FederatedDataset.from_arrays`.'
-    )
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())
   errors.expect(name in PARTITIONERS, 'partition', f'one of {usages}', spec)
   rule = PARTITIONERS[name]

@@ -15,7 +15,7 @@ class Partition(NamedTuple):
 
   Attributes:
     train_indices: Per client an int64 array of positions in the training
-      arrays, in random order (`ByKey` keeps the order of the data).
+      arrays, in random order (`by_key` keeps the order of the data).
     test_indices: Per client the positions in the test arrays.
   """
 
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
     domain: Domain ids of the training examples, int `[n]`, for the rules that
       go by domains; None for examples without domains.
     domain_test: Domain ids of the test examples.
-    domain_names: What the domains are called; None for those that occur.
+    domain_names: What the domains are called; given with `domain`.
     x: Inputs of the training examples, which no rule looks at.
     x_test: Inputs of the test examples.
   """
@@ -90,21 +90,16 @@ class Partitioner(abc.ABC):
   def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
     """Deals training and test examples to the clients.
 
-    Raises:
-      ValueError: An argument is out of range, or the rule cannot be met.
-    """
+    Args:
+      num_clients: At least 1.
+      seed: Non-negative.
 
-  def client_ids(self, num_clients: int) -> list[str]:
-    """Returns what the clients are called: `client_0` … by default."""
-    return numbered_client_ids(num_clients)
+    Raises:
+      ValueError: The rule cannot be met.
+    """
 
   def _class_labels(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns checked labels and their number; all of one class without any.
-
-    Raises:
-      ValueError: There is no example, a label is out of range, or the rule
-        needs labels where the examples have none.
-    """
+    """Returns labels and their number; all of one class without any."""
     y = np.asarray(pool.y)
     y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
     num_classes = pool.num_classes
@@ -120,16 +115,8 @@ class Partitioner(abc.ABC):
       )
       y, y_test = np.zeros(len(y), np.int64), np.zeros(len(y_test), np.int64)
       num_classes = 1
-    labels = np.concatenate([y, y_test])
-    errors.expect(len(labels), 'y_train', 'at least one example', 'none')
     if num_classes is None:
-      num_classes = int(labels.max()) + 1
-    errors.expect(
-      labels.min() >= 0 and labels.max() < num_classes,
-      'y_train and y_test',
-      f'labels in [0, {num_classes})',
-      (int(labels.min()), int(labels.max())),
-    )
+      num_classes = int(max(y.max(), y_test.max(initial=0))) + 1
     return y, y_test, num_classes
 
 

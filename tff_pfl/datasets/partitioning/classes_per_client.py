@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tff_pfl import errors
 from tff_pfl.datasets.partitioning import dealing, weighted
 
 
@@ -28,9 +29,7 @@ class ClassesPerClient(weighted.WeightedPartitioner):
   )
 
   def __post_init__(self):
-    dealing.check_positive_int(
-      'num_classes_per_client', self.num_classes_per_client
-    )
+    errors.expect_int('num_classes_per_client', self.num_classes_per_client, 1)
 
   def class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int

@@ -1,11 +1,6 @@
 """Whole numbers of examples in given proportions, and who gets which."""
 
-import numbers
-from typing import Any
-
 import numpy as np
-
-from tff_pfl import errors
 
 # Independent random streams of one seed.
 WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE = range(5)
@@ -14,35 +9,6 @@ WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE = range(5)
 def make_rng(seed: int, stream: int) -> np.random.Generator:
   """Returns the generator of one of a seed's streams."""
   return np.random.default_rng([seed, stream])
-
-
-def check_seed(seed: Any) -> int:
-  """Returns `seed` as an int; `ValueError` unless it is non-negative."""
-  errors.expect(
-    isinstance(seed, numbers.Integral) and seed >= 0,
-    'seed',
-    'a non-negative integer',
-    seed,
-  )
-  return int(seed)
-
-
-def check_positive_int(name: str, value: Any) -> int:
-  """Returns `value` as an int; `ValueError` unless it is one and positive."""
-  errors.expect(
-    isinstance(value, numbers.Integral)
-    and not isinstance(value, bool)
-    and value >= 1,
-    name,
-    'a positive integer',
-    value,
-  )
-  return int(value)
-
-
-def check_num_clients(num_clients: Any) -> int:
-  """Returns `num_clients` as an int; `ValueError` unless it is positive."""
-  return check_positive_int('num_clients', num_clients)
 
 
 def apportion(

@@ -52,14 +52,7 @@ class Dirichlet(weighted.WeightedPartitioner):
       f'a positive number, at least {_LEAST_CONCENTRATION:g}',
       self.concentration,
     )
-    errors.expect(
-      isinstance(self.min_examples, int)
-      and not isinstance(self.min_examples, bool)
-      and self.min_examples >= 0,
-      'min_examples',
-      'a non-negative integer',
-      self.min_examples,
-    )
+    errors.expect_int('min_examples', self.min_examples, 0)
 
   def class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int

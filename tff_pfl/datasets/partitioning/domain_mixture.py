@@ -120,11 +120,19 @@ class DomainMixture(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals the domains' examples; see the class and the base class."""
-    num_clients = dealing.check_num_clients(num_clients)
-    seed = dealing.check_seed(seed)
-    domain, domain_test, num_domains = self._domains(pool)
+    if pool.domain is None:
+      raise ValueError(
+        'Expected `partition` to be a rule for examples without domains, such'
+        f' as iid, found {self.spec!r}, which needs a data set with domains,'
+        ' such as rotated_digits, or domain ids as `domain` in'
+        ' `FederatedDataset.from_arrays`.'
+      )
+    domain, domain_test = pool.domain, pool.domain_test
+    if domain_test is None:
+      domain_test = domain[:0]
     pools, test_pools = (
-      np.bincount(ids, minlength=num_domains) for ids in (domain, domain_test)
+      np.bincount(ids, minlength=len(pool.domain_names))
+      for ids in (domain, domain_test)
     )
     mixture_rng, train_rng, test_rng = (
       dealing.make_rng(seed, stream)
@@ -140,28 +148,6 @@ class DomainMixture(base.Partitioner):
     return base.Partition(
       dealing.deal(domain, counts, train_rng),
       dealing.deal(domain_test, test_counts, test_rng),
-    )
-
-  def _domains(self, pool: base.Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns both splits' domain ids, and how many domains there are."""
-    if pool.domain is None:
-      raise ValueError(
-        'Expected `partition` to be a rule for examples without domains, such'
-        f' as iid, found {self.spec!r}, which needs a data set with domains,'
-        ' such as rotated_digits, or domain ids as `domain` in'
-        ' `FederatedDataset.from_arrays`.'
-      )
-    domain = np.asarray(pool.domain)
-    domain_test = domain[:0]
-    if pool.domain_test is not None:
-      domain_test = np.asarray(pool.domain_test)
-    errors.expect(len(domain), 'y_train', 'at least one example', 'none')
-    if pool.domain_names is not None:
-      return domain, domain_test, len(pool.domain_names)
-    return (
-      domain,
-      domain_test,
-      max(domain.max(), domain_test.max(initial=0)) + 1,
     )
 
   def _mixtures(

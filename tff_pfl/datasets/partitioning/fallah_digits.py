@@ -56,7 +56,7 @@ class FallahDigits(base.Partitioner):
   )
 
   def __post_init__(self):
-    dealing.check_positive_int('images_per_digit', self.images_per_digit)
+    errors.expect_int('images_per_digit', self.images_per_digit, 1)
     errors.expect(
       self.images_per_digit % 2 == 0,
       'images_per_digit',
@@ -68,8 +68,6 @@ class FallahDigits(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals the counts of the class's docstring; see the base class."""
-    num_clients = dealing.check_num_clients(num_clients)
-    seed = dealing.check_seed(seed)
     errors.expect(
       num_clients % 2 == 0 and num_clients >= _NUM_CLASSES,
       'num_clients',
@@ -112,11 +110,7 @@ class FallahDigits(base.Partitioner):
   def _train_counts(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
-    """Returns the images of each client and class, `[num_clients, 10]`.
-
-    Raises:
-      ValueError: A class has too few images.
-    """
+    """Returns the images of each client and class, `[num_clients, 10]`."""
     # In halves of a, so that everything is whole: 2, 1 and 4.
     half, digits = num_clients // 2, _NUM_CLASSES // 2
     halves = np.zeros((num_clients, _NUM_CLASSES), np.int64)

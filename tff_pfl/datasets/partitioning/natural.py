@@ -63,8 +63,8 @@ def choose_clients(
   Raises:
     ValueError: An argument is out of range, or there are fewer clients.
   """
-  num_clients = dealing.check_num_clients(num_clients)
-  seed = dealing.check_seed(seed)
+  errors.expect_int('num_clients', num_clients, 1)
+  errors.expect_int('seed', seed, 0)
   errors.expect(
     num_clients <= len(client_ids),
     'num_clients',

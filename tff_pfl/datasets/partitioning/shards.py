@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tff_pfl import errors
 from tff_pfl.datasets.partitioning import dealing, weighted
 
 
@@ -42,7 +43,7 @@ class Shards(weighted.WeightedPartitioner):
   )
 
   def __post_init__(self):
-    dealing.check_positive_int('shards_per_client', self.shards_per_client)
+    errors.expect_int('shards_per_client', self.shards_per_client, 1)
 
   def class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int

@@ -32,8 +32,6 @@ class WeightedPartitioner(base.Partitioner):
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
     """Deals every class in proportion to the weights; see the base class."""
-    num_clients = dealing.check_num_clients(num_clients)
-    seed = dealing.check_seed(seed)
     y, y_test, num_classes = self._class_labels(pool)
     errors.expect(
       num_clients <= len(y),

@@ -19,6 +19,7 @@ The images stay uint8 in memory (184 MB); a client's become float32 when they
 are asked for.
 """
 
+import concurrent.futures
 import dataclasses
 import os
 from typing import Optional
@@ -95,18 +96,18 @@ class CifarFiles:
         f'Expected `{folder}` to hold {self.name} once, found .bin and .npz'
         ' files; move one kind to another folder.'
       )
-    read = self._read_binary_folder if is_binary else self._read_npz_folder
-    train, (x_test, y_test) = read(folder)
+    if is_binary:
+      sizes = [self.images_per_file] * len(self.train_files)
+      sizes.append(self.num_test_images)
+      batches = [
+        self._read_binary(os.path.join(folder, file), size)
+        for file, size in zip(self.binary_files, sizes)
+      ]
+    else:
+      batches = self._read_npz_folder(folder)
+    *train, (x_test, y_test) = batches
     x, y = (np.concatenate(part) for part in zip(*train))
     return dict(x=x, y=y, x_test=x_test, y_test=y_test)
-
-  def _read_binary_folder(self, folder: str) -> tuple[list[Batch], Batch]:
-    train = [
-      self._read_binary(os.path.join(folder, file), self.images_per_file)
-      for file in self.train_files
-    ]
-    test_path = os.path.join(folder, self.test_file)
-    return train, self._read_binary(test_path, self.num_test_images)
 
   def _read_binary(self, path: str, num_images: int) -> Batch:
     """Returns images and labels of a file of the binary version."""
@@ -124,28 +125,27 @@ class CifarFiles:
     planes = records[:, self.label_bytes :].reshape(-1, channels, height, width)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), y
 
-  def _read_npz_folder(self, folder: str) -> tuple[list[Batch], Batch]:
-    test_path = _test_npz(folder)
+  def _read_npz_folder(self, folder: str) -> list[Batch]:
     paths = [os.path.join(folder, file) for file in self.train_npz_files]
     splits = ['train'] * len(paths) + ['test']
-    paths.append(test_path)
+    paths.append(_test_npz(folder))
     keys = [(f'x_{split}', f'y_{split}') for split in splits]
-    *train, test = (
-      self._checked_npz(path, split, x, y)
-      for path, split, (x, y) in zip(
-        paths, splits, files.read_npz_files(paths, keys)
-      )
-    )
-    num_test = len(test[1])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      contents = list(pool.map(files.read_npz, paths, keys))
+    batches = [
+      self._checked_npz(path, split, *content.values())
+      for path, split, content in zip(paths, splits, contents)
+    ]
+    num_test = len(batches[-1][1])
     if num_test < self.num_test_images:
       logging.warning(
         'Only %d of the %d test images of %s are in %s.',
         num_test,
         self.num_test_images,
         self.name,
-        test_path,
+        paths[-1],
       )
-    return train, test
+    return batches
 
   def _checked_npz(
     self, path: str, split: str, x: np.ndarray, y: np.ndarray
@@ -200,42 +200,29 @@ FILES = {
 }
 
 
-def load_cifar10(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Returns CIFAR-10, `x` uint8 `[50000, 32, 32, 3]`.
+def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
+  """Returns `cifar10` or `cifar100`, `x` uint8 `[50000, 32, 32, 3]`.
 
   Args:
-    data_dir: Folder of the six .bin files or of the .npz files, or its parent
-      if it is called `cifar-10-batches-bin` or `cifar10`; None for TensorFlow
-      Datasets.
+    data_dir: Folder of the .bin or of the .npz files, or its parent if it is
+      called like one of the `folders` in `FILES`; None for TensorFlow Datasets.
 
   Raises:
     ValueError: The files are missing or damaged.
     RunError: TensorFlow Datasets cannot get the data.
   """
-  return _load('cifar10', data_dir)
-
-
-def load_cifar100(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Returns CIFAR-100, `x` uint8 `[50000, 32, 32, 3]`.
-
-  Args:
-    data_dir: Folder of the two .bin or the two .npz files, or its parent if it
-      is called `cifar-100-binary` or `cifar100`; None for TensorFlow Datasets.
-
-  Raises:
-    ValueError: The files are missing or damaged.
-    RunError: TensorFlow Datasets cannot get the data.
-  """
-  return _load('cifar100', data_dir)
-
-
-def _load(name: str, data_dir: Optional[str]) -> arrays_lib.Arrays:
   its = FILES[name]
-  return images.load_arrays(
-    name,
-    its.num_classes,
-    data_dir,
-    its.read_arrays,
-    f'its files {", ".join(its.binary_files)}',
-    _URL.format(its.archive),
+  if data_dir is None:
+    arrays = images.from_tensorflow_datasets(
+      name,
+      f'its files {", ".join(its.binary_files)}',
+      _URL.format(its.archive),
+    )
+  else:
+    arrays = its.read_arrays(data_dir)
+  return arrays_lib.Arrays(
+    name=name,
+    num_classes=its.num_classes,
+    transform=images.to_unit_interval,
+    **arrays,
   )

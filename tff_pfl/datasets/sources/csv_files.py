@@ -4,7 +4,7 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -16,27 +16,21 @@ MISSING_MARKERS = ('?', 'NA', 'N/A', 'NaN', 'nan', 'null')
 _MAX_FIELD_SIZE = 2**31 - 1
 
 
-class Rows(NamedTuple):
-  """What a file holds.
-
-  Attributes:
-    columns: The columns' names, as in the heading; none of an empty file.
-    rows: Cells by column; None where a row is too short for the column. Cells
-      beyond the heading's are a list under the key None. Empty lines do not
-      count.
-  """
-
-  columns: tuple[str, ...]
-  rows: list[dict[Optional[str], Optional[str]]]
-
-
-def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
+def read_rows(
+  path: str, columns: Optional[Sequence[str]] = None
+) -> tuple[tuple[str, ...], list[dict[Optional[str], Optional[str]]]]:
   """Reads a file in UTF-8, with or without a byte-order mark.
 
   Args:
     path: The file; compressed if its name ends in `.gz`.
     columns: The columns' names of a file without a heading; None where its
       first line has them.
+
+  Returns:
+    The columns' names, as in the heading, none of an empty file; and the rows'
+    cells by column. They are None where a row is too short for the column;
+    those beyond the heading's are a list under the key None. Empty lines do not
+    count.
 
   Raises:
     ValueError: The file is missing or damaged; the message names it.
@@ -49,7 +43,7 @@ def read_rows(path: str, columns: Optional[Sequence[str]] = None) -> Rows:
         io.StringIO(content, newline=''), columns, strict=True
       )
       names = tuple(reader.fieldnames or ())
-      return Rows(names, list(reader))
+      return names, list(reader)
   except (csv.Error, UnicodeDecodeError) as error:
     raise files.file_error(path, 'a CSV file in UTF-8', error) from None
 

@@ -40,6 +40,7 @@ cannot be checked for this; a warning says so.)
 """
 
 import functools
+import io
 import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional
@@ -93,7 +94,7 @@ def _checked(
 def _read_npz(path: str) -> list[Images]:
   """Reads one .npz file with both splits."""
   keys = [f'{kind}_{split}' for split in _SPLITS for kind in 'xy']
-  x, y, x_test, y_test = files.read_npz(path, keys)
+  x, y, x_test, y_test = files.read_npz(path, keys).values()
   return [
     _checked(x, y, path, 'y_train', 'x_train'),
     _checked(x_test, y_test, path, 'y_test', 'x_test'),
@@ -110,18 +111,14 @@ def read_mat(path: str) -> Images:
   Raises:
     ValueError: The file is missing, damaged or not of this form.
   """
+  file = io.BytesIO(files.read_bytes(path))
   try:
-    file = open(path, 'rb')
-  except OSError as error:
-    raise files.unreadable_error(path, error) from None
-  with file:
-    try:
-      content = scipy.io.loadmat(file, variable_names=('X', 'y'))
-    # SciPy's reader lets through whatever a damaged file makes it do.
-    except Exception as error:
-      raise files.file_error(
-        path, "a complete .mat file of MATLAB's version 5", f'{error}'
-      ) from None
+    content = scipy.io.loadmat(file, variable_names=('X', 'y'))
+  # SciPy's reader lets through whatever a damaged file makes it do.
+  except Exception as error:
+    raise files.file_error(
+      path, "a complete .mat file of MATLAB's version 5", f'{error}'
+    ) from None
   if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
     raise files.file_error(
       path, 'a .mat file with X of shape (height, width, 3, n) and y', 'others'
@@ -173,11 +170,7 @@ def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
 def _find_all(
   domains: Optional[Sequence[str]], data_dir: str
 ) -> dict[str, Callable[[], list[Images]]]:
-  """Returns what reads each of the domains, None for those that there are.
-
-  Raises:
-    ValueError: One of `domains`, or all but one of all, are not there.
-  """
+  """Returns what reads each of the domains, None for those that there are."""
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )

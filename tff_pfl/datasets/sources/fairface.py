@@ -23,7 +23,7 @@ that clients really have, up to 3 * size^2 bytes for each of all: 1.2 GB at
 import concurrent.futures
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -52,26 +52,13 @@ _FILES = ('fairface_label_train.csv', 'fairface_label_val.csv')
 _COLUMNS = ('file', 'age', 'gender', 'race')
 
 
-class Faces(NamedTuple):
-  """What a file of labels says.
-
-  Attributes:
-    paths: The images' files.
-    y: int32 `[n]`, positions in one of `LABELS`.
-    race: int32 `[n]`, positions in `RACES`.
-  """
-
-  paths: list[str]
-  y: np.ndarray
-  race: np.ndarray
-
-
-def _read_labels(path: str, label: str) -> Faces:
+def _read_labels(
+  path: str, label: str
+) -> tuple[list[str], np.ndarray, np.ndarray]:
   """Reads a file of labels and checks that the images, beside it, are there.
 
-  Raises:
-    ValueError: A file is missing, or a column or a value is not what it should
-      be; the message names it.
+  Returns:
+    The images' files, and their labels and races, int32 `[n]`.
   """
   columns, rows = csv_files.read_rows(path)
   if not set(_COLUMNS) <= set(columns):
@@ -84,11 +71,8 @@ def _read_labels(path: str, label: str) -> Faces:
   folder = os.path.dirname(path)
   paths = [os.path.join(folder, row['file'] or '') for row in rows]
   _expect_files(paths)
-  return Faces(
-    paths,
-    _positions(rows, label, LABELS[label], path),
-    _positions(rows, 'race', RACES, path),
-  )
+  y = _positions(rows, label, LABELS[label], path)
+  return paths, y, _positions(rows, 'race', RACES, path)
 
 
 def _positions(
@@ -186,20 +170,20 @@ def load_fairface(
   folder = files.find_folder(
     'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
   )
-  train, test = (
+  (paths, y, race), (paths_test, y_test, race_test) = (
     _read_labels(os.path.join(folder, file), label) for file in _FILES
   )
-  positions = np.arange(len(train.y) + len(test.y), dtype=np.int32)
-  x, x_test = np.split(positions, [len(train.y)])
+  positions = np.arange(len(y) + len(y_test), dtype=np.int32)
+  x, x_test = np.split(positions, [len(y)])
   return arrays_lib.Arrays(
     name='fairface',
     x=x,
-    y=train.y,
+    y=y,
     x_test=x_test,
-    y_test=test.y,
+    y_test=y_test,
     num_classes=len(LABELS[label]),
-    transform=LazyImages([*train.paths, *test.paths], image_size),
-    domain=train.race,
-    domain_test=test.race,
+    transform=LazyImages(paths + paths_test, image_size),
+    domain=race,
+    domain_test=race_test,
     domain_names=RACES,
   )

@@ -33,18 +33,9 @@ _KEYS = ('x', 'y', 'client_id')
 _KIND = 'writers'
 
 
-def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Reads a file of images, labels and writers.
-
-  Returns:
-    Images uint8 `[n, 28, 28, 1]`, integer labels `[n]` and the writers
-    `[n]`, integers or strings.
-
-  Raises:
-    ValueError: The file is missing, damaged, or its arrays are not what they
-      should be; the message names it.
-  """
-  x, y, writers = files.read_npz(path, _KEYS)
+def _read(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns images uint8 `[n, 28, 28, 1]`, their labels and their writers."""
+  x, y, writers = files.read_npz(path, _KEYS).values()
   files.check_images(x, path, 'x', IMAGE_SHAPE)
   if not len(x):
     raise files.file_error(path, 'an .npz file with images', 'none')
@@ -65,7 +56,7 @@ def _inverted(x: np.ndarray) -> np.ndarray:
 def _from_file(
   path: str, num_clients: int, partition: partitioning.Partitioner, seed: int
 ) -> federated_dataset.FederatedDataset:
-  x, y, writers = read_npz(path)
+  x, y, writers = _read(path)
   num_classes = NUM_DIGITS if y.max() < NUM_DIGITS else NUM_CLASSES
   owners = dict(num_clients=num_clients, partition=partition)
   if isinstance(partition, natural.Natural):

@@ -48,10 +48,12 @@ def read_table(data_dir: str) -> tabular.Table:
   Raises:
     ValueError: Files are missing, damaged or of other columns.
   """
-  path = _csv_path(data_dir)
-  if path is None:
-    table = _read_sites(data_dir)
-  else:
+  path = data_dir
+  for folder in (os.path.join(data_dir, 'heart_disease'), data_dir):
+    if os.path.exists(os.path.join(folder, _CSV)):
+      path = os.path.join(folder, _CSV)
+      break
+  if os.path.isfile(path):
     table = tabular.read_table(path)
     errors.expect(
       set(table.cells) == {'site', *COLUMNS},
@@ -59,21 +61,14 @@ def read_table(data_dir: str) -> tabular.Table:
       f'a CSV file with the columns site, {", ".join(COLUMNS)}',
       list(table.cells),
     )
+  else:
+    table = _read_sites(data_dir)
   cells = dict(table.cells)
   for column in ('sex', *_CATEGORICAL):
     cells[column] = [_plain(cell) for cell in cells[column]]
   cells['sex'] = [_SEXES.get(cell, cell) for cell in cells['sex']]
   order = ('site', *COLUMNS)
   return tabular.Table(table.path, {column: cells[column] for column in order})
-
-
-def _csv_path(data_dir: str) -> Optional[str]:
-  """Returns the one file with all sites, None if there is none."""
-  paths = [os.path.join(data_dir, 'heart_disease', _CSV)]
-  paths.append(os.path.join(data_dir, _CSV))
-  if os.path.isfile(data_dir):
-    return data_dir
-  return next(filter(os.path.exists, paths), None)
 
 
 def _read_sites(data_dir: str) -> tabular.Table:

@@ -2,14 +2,12 @@
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.datasets import arrays as arrays_lib
 
 
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
@@ -29,8 +27,8 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
   return np.clip(np.round(floats), 0, 255).astype(np.uint8)
 
 
-def _from_tensorflow_datasets(
-  name: str, files: str, url: Optional[str]
+def from_tensorflow_datasets(
+  name: str, files: str, url: Optional[str] = None
 ) -> dict[str, np.ndarray]:
   """Returns `x`, `y`, `x_test` and `y_test`, downloaded if needed.
 
@@ -61,31 +59,6 @@ def _from_tensorflow_datasets(
       f' ({first_line(error)}); pass --data_dir with the folder of {files}.'
     ) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)
-
-
-def load_arrays(
-  name: str,
-  num_classes: int,
-  data_dir: Optional[str],
-  read: Callable[[str], dict[str, np.ndarray]],
-  files: str,
-  url: Optional[str] = None,
-) -> arrays_lib.Arrays:
-  """Returns images from files or else through TensorFlow Datasets.
-
-  Args:
-    data_dir: Where the files are; None for TensorFlow Datasets.
-    read: From `data_dir` to `x`, bytes, `y`, `x_test` and `y_test`.
-    files: The files to name where TensorFlow Datasets cannot be used.
-    url: Asked whether there is a network.
-  """
-  if data_dir is None:
-    arrays = _from_tensorflow_datasets(name, files, url)
-  else:
-    arrays = read(data_dir)
-  return arrays_lib.Arrays(
-    name=name, num_classes=num_classes, transform=to_unit_interval, **arrays
-  )
 
 
 def _expect_reachable(url: str) -> None:

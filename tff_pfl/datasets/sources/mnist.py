@@ -13,7 +13,6 @@ stores them in another order, so that the same seed deals other images to a
 client than from the idx files.
 """
 
-import functools
 import math
 import os
 from typing import Optional
@@ -128,34 +127,25 @@ def read_arrays(name: str, data_dir: str) -> dict[str, np.ndarray]:
   return arrays
 
 
-def load_mnist(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Returns MNIST, `x` uint8 `[n, 28, 28, 1]`.
+def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
+  """Returns `mnist` or `fashion_mnist`, `x` uint8 `[n, 28, 28, 1]`.
 
   Args:
     data_dir: Folder of the four idx .gz files, or its parent if it is called
-      `mnist_idx` or `mnist`; None for TensorFlow Datasets.
+      `mnist_idx` or `mnist` (`fashion_mnist_idx` or `fashion_mnist`); None for
+      TensorFlow Datasets.
 
   Raises:
     ValueError: The files are missing or damaged.
     RunError: TensorFlow Datasets cannot get the data.
   """
-  return _load('mnist', data_dir)
-
-
-def load_fashion_mnist(data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Returns Fashion-MNIST; all else as `load_mnist`.
-
-  The parent of the files' folder, as `data_dir`, has them in
-  `fashion_mnist_idx` or `fashion_mnist`.
-  """
-  return _load('fashion_mnist', data_dir)
-
-
-def _load(name: str, data_dir: Optional[str]) -> arrays_lib.Arrays:
-  return images.load_arrays(
-    name,
-    NUM_CLASSES,
-    data_dir,
-    functools.partial(read_arrays, name),
-    'its four idx .gz files',
+  if data_dir is None:
+    arrays = images.from_tensorflow_datasets(name, 'its four idx .gz files')
+  else:
+    arrays = read_arrays(name, data_dir)
+  return arrays_lib.Arrays(
+    name=name,
+    num_classes=NUM_CLASSES,
+    transform=images.to_unit_interval,
+    **arrays,
   )

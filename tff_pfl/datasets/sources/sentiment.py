@@ -32,7 +32,8 @@ from tff_pfl.datasets.sources import csv_files
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
-VOCABULARIES = ('hashed', 'learned')
+# Each with the least bound on its numbers.
+VOCABULARIES = {'hashed': 2, 'learned': 3}
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 # The one kind of client that stands for more than one: a domain has many users.
 _DOMAIN = 'domain'
@@ -42,15 +43,15 @@ class LabeledTexts(NamedTuple):
   """The rows of a file.
 
   Attributes:
-    texts: The texts.
-    labels: Their labels, as they are written.
+    y: The texts' labels, int32 `[n]` in `[0, num_classes)`.
     keys: Whose texts they are, as it is written.
     client_column: Where `keys` come from, one of `CLIENT_COLUMNS`.
     domains: The texts' domains; None where the file has none.
   """
 
   texts: list[str]
-  labels: list[str]
+  y: np.ndarray
+  num_classes: int
   keys: list[str]
   client_column: str
   domains: Optional[list[str]] = None
@@ -95,7 +96,8 @@ def read_csv(path: str) -> LabeledTexts:
   texts, labels, keys, *domains = (
     [row[column] for row in first.values()] for column in needed
   )
-  return LabeledTexts(texts, labels, keys, client_column, *domains)
+  y, num_classes = _numbered_labels(labels, path)
+  return LabeledTexts(texts, y, num_classes, keys, client_column, *domains)
 
 
 def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
@@ -117,11 +119,7 @@ def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
 
 
 def _natural_clients(
-  data: LabeledTexts,
-  y: np.ndarray,
-  num_clients: int,
-  min_texts: int,
-  seed: int,
+  data: LabeledTexts, num_clients: int, min_texts: int, seed: int
 ) -> dict[str, np.ndarray]:
   """Returns the positions of the texts of each client, by its id."""
   keys, owners, counts = np.unique(
@@ -138,7 +136,7 @@ def _natural_clients(
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
   if data.client_column == _DOMAIN and num_clients > len(texts) > 0:
-    return _divided_domains(texts, y, num_clients, seed)
+    return _divided_domains(texts, data.y, num_clients, seed)
   chosen = natural.choose_clients(list(texts), num_clients, kind, seed)
   return {key: texts[key] for key in chosen}
 
@@ -169,7 +167,6 @@ def _divided_domains(
 
 def _owned_texts(
   data: LabeledTexts,
-  y: np.ndarray,
   num_clients: int,
   partition: partitioning.Partitioner,
   min_texts: int,
@@ -177,7 +174,7 @@ def _owned_texts(
 ) -> tuple[np.ndarray, dict[str, Any]]:
   """Returns which texts to take, and whose and of which domain they are."""
   if isinstance(partition, natural.Natural):
-    clients = _natural_clients(data, y, num_clients, min_texts, seed)
+    clients = _natural_clients(data, num_clients, min_texts, seed)
     rows = np.concatenate(list(clients.values()))
     keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
     owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
@@ -192,6 +189,18 @@ def _owned_texts(
     )
     owners['domain_names'] = names.tolist()
   return rows, owners
+
+
+def _learned(
+  clients: federated_dataset.FederatedDataset,
+  words: list[list[str]],
+  size: int,
+) -> vocabulary_lib.WordVocabulary:
+  """Returns the vocabulary of training texts, whose `x` are positions."""
+  training = [words[i] for c in clients.client_ids for i in clients.train(c).x]
+  # Two numbers are for padding and for all other words.
+  known = vocabulary_lib.most_frequent(training, size - 2)
+  return vocabulary_lib.WordVocabulary(known)
 
 
 def load_sentiment(
@@ -234,7 +243,7 @@ def load_sentiment(
     ValueError: The file is missing or not of this form, the partition is
       impossible, there are not enough clients, or an argument is out of range.
   """
-  seed = partitioning.check_seed(seed)
+  errors.expect_int('seed', seed, 0)
   files.expect_given(
     data_dir,
     'a CSV file with the columns text, label and client, user or domain',
@@ -245,30 +254,29 @@ def load_sentiment(
     f'one of {", ".join(VOCABULARIES)}',
     vocabulary,
   )
+  errors.expect_int(
+    'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary]
+  )
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
-  path = files.find_file('sentiment', data_dir, _PATTERNS)
-  data = read_csv(path)
-  y, num_classes = _numbered_labels(data.labels, path)
-  rows, owners = _owned_texts(data, y, num_clients, partition, min_texts, seed)
+  data = read_csv(files.find_file('sentiment', data_dir, _PATTERNS))
+  rows, owners = _owned_texts(data, num_clients, partition, min_texts, seed)
   deal = functools.partial(
     federated_dataset.FederatedDataset.from_arrays,
     np.arange(len(rows)),
-    y[rows],
+    data.y[rows],
     **owners,
     test_fraction=test_fraction,
-    num_classes=num_classes,
+    num_classes=data.num_classes,
     name='sentiment',
     seed=seed,
   )
   words = [vocabulary_lib.words_of(data.texts[i]) for i in rows]
-  if vocabulary == 'hashed':
-    numbers = vocabulary_lib.HashedVocabulary(vocabulary_size)
-  else:
+  number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
+  if vocabulary == 'learned':
     # Dealt once to see which texts are for training.
-    clients = deal()
-    numbers = vocabulary_lib.WordVocabulary.of_most_frequent(
-      [words[i] for c in clients.client_ids for i in clients.train(c).x],
-      vocabulary_size,
-    )
-  return deal(transform=numbers.encode(words, max_words).__getitem__)
+    number = _learned(deal(), words, vocabulary_size).number
+  x = vocabulary_lib.padded(
+    [[number(word) for word in text[:max_words]] for text in words], max_words
+  )
+  return deal(transform=x.__getitem__)

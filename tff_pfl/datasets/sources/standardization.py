@@ -7,7 +7,7 @@ summation could take the place of the plain one.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.runtime import base as runtime_base
 
 # Below this part of the mean square, a variance is what rounding leaves of 0.
 _RELATIVE_ZERO = 1e-13
@@ -103,16 +102,12 @@ def moments_of(sums: Sums) -> Moments:
   return Moments(means, np.sqrt(np.where(is_constant, 1, variances)))
 
 
-def federated_moments(
-  clients: Sequence[np.ndarray],
-  runtime: Optional[runtime_base.Runtime] = None,
-) -> Moments:
+def federated_moments(clients: Sequence[np.ndarray]) -> Moments:
   """Returns the means and deviations over all clients' values.
 
   Args:
     clients: Each client's floats `[n, columns]`, NaN where missing; at least
       one client, of which some may have no rows.
-    runtime: What runs the sum; None for this process's CPU.
 
   Raises:
     ValueError: There is no client.
@@ -122,5 +117,5 @@ def federated_moments(
   if not num_columns:
     return Moments(np.zeros(0), np.ones(0))
   values = [np.asarray(client, np.float64) for client in clients]
-  with runtime_lib.given_or_on_cpu(runtime) as runtime:
+  with runtime_lib.given_or_on_cpu(None) as runtime:
     return moments_of(Sums(*runtime.run(build_sums(num_columns), values)))

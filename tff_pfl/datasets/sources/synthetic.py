@@ -87,8 +87,8 @@ def make_synthetic(
   Raises:
     ValueError: An argument is out of range.
   """
-  num_clients = partitioning.check_num_clients(num_clients)
-  seed = partitioning.check_seed(seed)
+  errors.expect_int('num_clients', num_clients, 1)
+  errors.expect_int('seed', seed, 0)
   shape = tuple(shape)
   errors.expect_int('examples_per_client', examples_per_client, 0)
   errors.expect_int('test_examples_per_client', test_examples_per_client, 0)

@@ -130,20 +130,6 @@ class Columns:
       )
 
 
-class Inputs(NamedTuple):
-  """The inputs of all rows before numbers are standardized.
-
-  Attributes:
-    numbers: float64 `[rows, a]`, NaN where missing.
-    others: float32 `[rows, b]`, 0 or 1.
-    names: What the a + b inputs are called.
-  """
-
-  numbers: np.ndarray
-  others: np.ndarray
-  names: tuple[str, ...]
-
-
 def read_table(
   path: str,
   missing_markers: Sequence[str] = csv_files.MISSING_MARKERS,
@@ -271,11 +257,15 @@ def _sorted_words(cells: Sequence[str]) -> list[str]:
   return words if others else [words[i] for i in np.argsort(numbers)]
 
 
-def inputs_of(table: Table, columns: Columns) -> Inputs:
-  """Returns the rows' inputs.
+def inputs_of(table: Table, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rows' inputs, before numbers are standardized.
 
   A domain column is no input unless it is cut into groups: a value says more
   than its group.
+
+  Returns:
+    Numbers, float64 `[rows, a]`, NaN where missing, and all other inputs,
+    float32 `[rows, b]`, 0 or 1.
 
   Raises:
     ValueError: A cell is no number where others of its column are, a column
@@ -284,36 +274,35 @@ def inputs_of(table: Table, columns: Columns) -> Inputs:
   excluded = {columns.label, columns.client, *columns.drop}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
-  numbers: dict[str, np.ndarray] = {}
-  others: dict[str, np.ndarray] = {}
-  indicators: dict[str, np.ndarray] = {}
+  numbers: list[np.ndarray] = []
+  words: list[np.ndarray] = []
+  indicators: list[np.ndarray] = []
   for column, cells in table.cells.items():
     if column in excluded:
       continue
     values = _numbers_or_none(table, column, columns)
     if values is not None:
-      numbers[column] = values
+      numbers.append(values)
       is_missing = np.isnan(values)
     else:
-      others.update(_one_hot(column, cells))
+      words += _one_hot(column, cells)
       is_missing = np.array([not cell for cell in cells])
     if is_missing.all():
       raise table.error(
         f'a {column} in some row, found none; name the column in `drop_columns`'
       )
     if columns.missing_indicators and is_missing.any():
-      indicators[f'{column} is missing'] = is_missing
-  others.update(indicators)
-  if not numbers and not others:
+      indicators.append(is_missing)
+  if not numbers and not words:
     raise table.error(
       'a column that is an input, found none besides those that are named'
       ' otherwise'
     )
-  by_row = (
-    np.array([*inputs.values()], dtype).reshape(-1, table.num_rows).T
-    for inputs, dtype in ((numbers, np.float64), (others, np.float32))
+  shape = -1, table.num_rows
+  return (
+    np.array(numbers, np.float64).reshape(shape).T,
+    np.array(words + indicators, np.float32).reshape(shape).T,
   )
-  return Inputs(*by_row, (*numbers, *others))
 
 
 def _numbers_or_none(
@@ -347,7 +336,7 @@ def _numbers_or_none(
   return np.where(values == 0, np.nan, values) if zero_is_missing else values
 
 
-def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
+def _one_hot(column: str, cells: Sequence[str]) -> list[np.ndarray]:
   """Returns one input for each word of a column."""
   words = _sorted_words(cells)
   errors.expect(
@@ -358,7 +347,7 @@ def _one_hot(column: str, cells: Sequence[str]) -> dict[str, np.ndarray]:
     f'{column} with {len(words)}',
   )
   cells = np.array(cells)
-  return {f'{column}={word}': cells == word for word in words}
+  return [cells == word for word in words]
 
 
 def to_clients(
@@ -377,7 +366,7 @@ def to_clients(
   columns.check(table)
   y, num_classes = labels_of(table, columns)
   domain, domain_names = domains_of(table, columns)
-  inputs = inputs_of(table, columns)
+  numbers, others = inputs_of(table, columns)
   rows = np.arange(table.num_rows)
   owners: dict[str, Any] = dict(num_clients=num_clients, partition=partition)
   if isinstance(partition, natural.Natural):
@@ -408,11 +397,9 @@ def to_clients(
   # Once to see who has which rows, and once with the inputs that these give.
   clients = deal()
   moments = standardization.federated_moments(
-    [inputs.numbers[clients.train(c).x] for c in clients.client_ids]
+    [numbers[clients.train(c).x] for c in clients.client_ids]
   )
-  x = np.concatenate(
-    [moments.standardize(inputs.numbers), inputs.others], axis=1
-  )
+  x = np.concatenate([moments.standardize(numbers), others], axis=1)
   return deal(transform=x.__getitem__)
 
 

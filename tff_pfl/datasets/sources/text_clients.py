@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tff_pfl.datasets import examples as examples_lib
@@ -26,9 +25,6 @@ class _TextSource(examples_lib.ExampleSource):
     result = self.encode(self.read(self.client_ids[position]))
     self.counts[position] = examples_lib.num_examples(result)
     return result
-
-  def labels(self, position: int) -> np.ndarray:
-    return self.examples(position).y
 
   def num_examples(self, position: int) -> int:
     if position not in self.counts:
