@@ -48,8 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -134,7 +133,7 @@ FULL = Sizes()
 FAST = Sizes(sample_counts=(6,), dimension=120, num_rounds=600, num_seeds=1)
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The distance by round of each run, and its error after the last one."""
   sizes = lab.sizes
   for domains, (name, method), num_samples, seed in lab.progress(
@@ -181,7 +180,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """FedDAR-SA against all else, and whether the two forms converge."""
   last = table.where(round=sizes.num_rounds)
 

@@ -34,12 +34,10 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.experiments import claims, laboratory, panels, paper, tables, trial
@@ -164,24 +162,7 @@ def _train(
   )
 
 
-def _draw(
-  table: tables.Table, sizes: LocalEpochsSizes, figure: Figure, **labels: str
-) -> None:
-  """Accuracy against the number of epochs."""
-  panels.prepare(figure, 6, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'accuracy',
-    over='num_epochs',
-    by='method',
-    **labels,
-  )
-
-
-def measure_local_epochs(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_local_epochs(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracies by the number of local epochs."""
   methods = {}
   for n in lab.sizes.nums_epochs:
@@ -205,7 +186,7 @@ def measure_local_epochs(
 
 def make_local_epochs_claims(
   table: tables.Table, sizes: LocalEpochsSizes
-) -> Iterator[claims.Claim]:
+) -> paper.Claims:
   """What figure 5 shows of more local epochs, and of the two methods."""
 
   def accuracy(method, num_epochs):
@@ -233,13 +214,10 @@ def make_local_epochs_claims(
       f' FedAvg with {num_epochs}',
       _LOCAL_EPOCHS_FIGURE,
       accuracy(_FED_REP, most) - accuracy(_FED_AVG, num_epochs),
-      above=0,
     )
 
 
-def measure_new_clients(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """New clients' accuracies by the body's method and the number of epochs."""
   sizes = lab.sizes
   num_epochs = sizes.num_body_epochs
@@ -327,7 +305,7 @@ def _new_clients(
 
 def make_new_clients_claims(
   table: tables.Table, sizes: NewClientsSizes
-) -> Iterator[claims.Claim]:
+) -> paper.Claims:
   """Figure 6's order of the methods."""
   for other in (_FED_AVG, _PER_FED_AVG):
     for num_epochs in sizes.nums_epochs:
@@ -336,7 +314,6 @@ def make_new_clients_claims(
         f" {other}'s, in {num_epochs} epochs",
         _NEW_CLIENTS_FIGURE,
         table.lead('accuracy', _FED_REP, other, num_epochs=num_epochs),
-        above=0,
       )
 
 
@@ -347,8 +324,9 @@ EXPERIMENTS = (
     paper=_LOCAL_EPOCHS_FIGURE,
     measure=measure_local_epochs,
     claims=make_local_epochs_claims,
-    draw=functools.partial(
-      _draw,
+    draw=panels.curves(
+      'accuracy',
+      over='num_epochs',
       x_label='Local epochs (FedRep: of the head)',
       y_label='Mean test accuracy of the clients',
     ),
@@ -364,8 +342,9 @@ EXPERIMENTS = (
     paper=_NEW_CLIENTS_FIGURE,
     measure=measure_new_clients,
     claims=make_new_clients_claims,
-    draw=functools.partial(
-      _draw,
+    draw=panels.curves(
+      'accuracy',
+      over='num_epochs',
       x_label='Epochs on the head of a new client',
       y_label='Mean test accuracy of the new clients',
     ),

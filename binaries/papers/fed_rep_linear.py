@@ -26,11 +26,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers.linear import (
   convergence,
@@ -116,9 +114,7 @@ def _problem(
   )
 
 
-def measure_convergence(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
   """The distance by round, and of each run how fast it fell."""
   sizes = lab.sizes
   rate = sizes.learning_rate
@@ -143,9 +139,7 @@ def measure_convergence(
       yield {'num_clients': num_clients, 'method': name, 'seed': seed, **row}
 
 
-def convergence_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def convergence_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
   last = table.where(round=sizes.num_rounds)
 
@@ -175,7 +169,6 @@ def convergence_claims(
       'rates',
       _FIGURE_3,
       rates[:, index + 1] - rates[:, index],
-      above=0,
     )
   # GD-GD does not come as close. What comes nowhere near counts as all rounds.
   for other, column, distance in (
@@ -189,41 +182,16 @@ def convergence_claims(
         f'with {num_clients} clients: the difference',
         _FIGURE_3,
         steps[:, index] - exact[:, index],
-        above=0,
       )
     yield claims.difference(
       f'{other} gains less from more clients than FedRep: the difference of '
       f'the factors by which the rounds to {distance:g} fall',
       f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
-      above=0,
     )
 
 
-def draw_convergence(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The distance by round, a panel for each number of clients."""
-  nums_clients = sizes.nums_clients
-  panels.prepare(figure, 3.6 * len(nums_clients), 3.8, sizes.num_seeds)
-  all_axes = figure.subplots(1, len(nums_clients), sharey=True)
-  for axes, num_clients in zip(all_axes, nums_clients):
-    panels.draw_curves(
-      axes,
-      table.where(num_clients=num_clients),
-      'distance',
-      over='round',
-      by='method',
-      x_label='Round',
-      y_label='Principal angle distance' if axes is all_axes[0] else '',
-      log_y=True,
-      title=f'{num_clients} clients',
-    )
-    if axes is not all_axes[0]:
-      axes.get_legend().remove()
-
-
-def measure_new_client(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
   """The median new client's error, with what was learned and without."""
   sizes = lab.sizes
   (num_clients,) = sizes.nums_clients
@@ -281,9 +249,7 @@ def samples_needed(table: tables.Table, method: str) -> np.ndarray:
   return np.append(counts, np.inf)[first]
 
 
-def new_client_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4: k samples instead of d."""
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
@@ -309,21 +275,6 @@ def new_client_claims(
   )
 
 
-def draw_new_client(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The error by number of samples."""
-  panels.prepare(figure, 6.4, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'relative_error',
-    over='num_samples',
-    by='method',
-    x_label='Samples of the new client',
-    y_label='Error of a new client / variance of its labels',
-    log_y=True,
-  )
-
-
 EXPERIMENTS = (
   paper.Experiment(
     name='fedrep_linear_convergence',
@@ -332,7 +283,17 @@ EXPERIMENTS = (
     paper=_FIGURE_3,
     measure=measure_convergence,
     claims=convergence_claims,
-    draw=draw_convergence,
+    draw=panels.curves(
+      'distance',
+      over='round',
+      x_label='Round',
+      y_label='Principal angle distance',
+      log_y=True,
+      width=4.4,
+      panel='num_clients',
+      title='{} clients'.format,
+      sharey=True,
+    ),
     full={None: CONVERGENCE_FULL},
     fast=CONVERGENCE_FAST,
   ),
@@ -343,7 +304,13 @@ EXPERIMENTS = (
     paper=_FIGURE_4,
     measure=measure_new_client,
     claims=new_client_claims,
-    draw=draw_new_client,
+    draw=panels.curves(
+      'relative_error',
+      over='num_samples',
+      x_label='Samples of the new client',
+      y_label='Error of a new client / variance of its labels',
+      log_y=True,
+    ),
     full={None: NEW_CLIENT_FULL},
     fast=NEW_CLIENT_FAST,
   ),

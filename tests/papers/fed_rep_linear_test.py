@@ -61,7 +61,7 @@ def _claims(changes):
   }
   table = _convergence_table({**rounds, **changes})
   sizes = fed_rep_linear.CONVERGENCE_FAST
-  fed_rep_linear.draw_convergence(table, sizes, Figure())
+  _CONVERGENCE.draw(table, sizes, Figure())
   return list(fed_rep_linear.convergence_claims(table, sizes))
 
 

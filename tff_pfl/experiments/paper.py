@@ -22,7 +22,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import tqdm
@@ -41,6 +41,9 @@ CSV_NAME = 'numbers.csv'
 FIGURE_NAME = 'figure.png'
 SUMMARY_NAME = 'summary.json'
 PAGE_NAME = 'claims.html'
+# What `Experiment.measure` and `Experiment.claims` give.
+Rows = Iterator[Mapping[str, Any]]
+Claims = Iterator[claims_lib.Claim]
 # The settings that change what an experiment finds.
 _IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')
 
