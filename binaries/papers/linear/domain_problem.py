@@ -31,12 +31,10 @@ import numpy as np
 import tensorflow as tf
 
 from binaries.papers.linear import problem as problem_lib
-from tff_pfl import errors
 
 # Independent random streams of one seed.
 _MIXTURES = 7
 _DOMAINS, _INPUTS, _NOISE, _TEST_DOMAINS, _TEST_INPUTS = range(5)
-_SUM_TOLERANCE = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +130,16 @@ def make_domain_problem(
   Returns:
     The problem. B* is the Q factor of a Gaussian matrix; the heads are Gaussian
     vectors scaled to length sqrt(k).
-
-  Raises:
-    ValueError: If `prior` is no such probabilities.
   """
   if prior is None:
     prior = np.full(num_domains, 1 / num_domains)
-  prior = np.asarray(prior, np.float64)
-  errors.expect(
-    prior.shape == (num_domains,)
-    and (prior > 0).all()
-    and abs(prior.sum() - 1) <= _SUM_TOLERANCE,
-    'prior',
-    f'{num_domains} positive numbers whose sum is 1',
-    prior.tolist(),
-  )
   # A head for each domain as there would be one for each client.
   truth = problem_lib.make_problem(num_domains, dimension, rank, seed=seed)
   return DomainProblem(
     representation=truth.representation,
     heads=truth.heads,
     mixtures=_draw_mixtures(
-      concentration * prior,
+      concentration * np.asarray(prior, np.float64),
       num_clients,
       np.random.default_rng([seed, _MIXTURES]),
     ),

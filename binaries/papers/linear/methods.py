@@ -105,8 +105,7 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
       clients with fewer than k samples have the head of the least norm.
   """
 
-  def client_update(model, samples, seed):
-    del seed
+  def client_update(model, samples, unused_seed):
     features = tf.matmul(samples.x, model.representation)
     head = model_lib.least_squares(features, samples.y, ridge)
     return _step_on_representation(
@@ -127,9 +126,7 @@ def gd_gd(learning_rate: float, *, num_head_steps: int = 1) -> LinearMethod:
       client's last.
   """
 
-  def client_update(model, samples, seed):
-    del seed
-
+  def client_update(model, samples, unused_seed):
     def step_on_head(model):
       gradient = model_lib.gradients(model, samples).head
       return model._replace(head=model.head - learning_rate * gradient)
@@ -197,8 +194,7 @@ def _averaging_method(
       local=model_lib.select(updated, method.local_names),
     )
 
-  def server_work(shared, mean):
-    del shared
+  def server_work(unused_shared, mean):
     return server_update(mean)
 
   method = LinearMethod(name, shared_names, (Phase(client_work, server_work),))
@@ -206,8 +202,7 @@ def _averaging_method(
 
 
 def _joint_descent(name, learning_rate, num_local_steps, shared_names):
-  def client_update(model, samples, seed):
-    del seed
+  def client_update(model, samples, unused_seed):
     return model_lib.descend(model, samples, learning_rate, num_local_steps)
 
   return _averaging_method(name, shared_names, client_update)

@@ -36,10 +36,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.models import randomness
-
-HEADS = ('normalized', 'gaussian')
 
 # Independent random streams of one seed.
 _REPRESENTATION, _HEADS, _INPUTS, _NOISE, _NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = (
@@ -130,7 +127,8 @@ class LinearProblem(GroundTruth):
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
     seed: Fixes the samples, and new clients.
-    head_distribution: What a new client's head is drawn from, one of `HEADS`.
+    head_distribution: What a new client's head is drawn from, 'normalized' or
+      'gaussian'; see `make_problem`.
   """
 
   samples_per_client: Optional[int] = None
@@ -142,11 +140,6 @@ class LinearProblem(GroundTruth):
   def num_clients(self) -> int:
     """Clients that train."""
     return len(self.heads)
-
-  @property
-  def num_domains(self) -> int:
-    """0, as the samples have no domains."""
-    return 0
 
   def samples(self) -> LinearSamples:
     """What the clients compute with in each round.
@@ -230,12 +223,7 @@ def make_problem(
 
   Returns:
     The problem; B* is the Q factor of a Gaussian matrix.
-
-  Raises:
-    ValueError: If `rank` or `heads` is none of these.
   """
-  errors.expect_int('rank', rank, 1, dimension)
-  errors.expect(heads in HEADS, 'heads', f'one of {", ".join(HEADS)}', heads)
   return LinearProblem(
     representation=random_orthonormal(
       dimension, rank, np.random.default_rng([seed, _REPRESENTATION])

@@ -417,12 +417,12 @@ def test_steps_that_are_too_large_are_told():
     )
 
 
-def test_what_does_not_fit_is_refused():
-  method = domain_methods.fed_dar(_RATE)
-  plain = problem_lib.make_problem(3, _DIMENSION, _RANK, samples_per_client=5)
-  with pytest.raises(ValueError, match='one with domains, for fed_dar'):
-    simulation.run(method, plain, 1, initial=_initial())
+def test_records_that_do_not_fit_the_rounds_are_refused():
   with pytest.raises(ValueError, match='`rounds_per_record`.*a divisor of'):
     simulation.run(
-      method, _problem(), 6, initial=_initial(), rounds_per_record=4
+      domain_methods.fed_dar(_RATE),
+      _problem(),
+      6,
+      initial=_initial(),
+      rounds_per_record=4,
     )

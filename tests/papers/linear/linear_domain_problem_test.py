@@ -108,11 +108,3 @@ def test_method_of_moments_ignores_domains():
   np.testing.assert_allclose(
     result @ result.T, expected @ expected.T, atol=1e-10
   )
-
-
-@pytest.mark.parametrize(
-  'prior', [(0.5, 0.5), (0.5, 0.5, 0.0), (0.5, 0.5, 0.5)]
-)
-def test_a_prior_that_is_no_distribution_is_refused(prior):
-  with pytest.raises(ValueError, match='`prior` to be 3 positive numbers'):
-    _make(prior=prior)

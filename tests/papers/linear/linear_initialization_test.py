@@ -59,10 +59,3 @@ def test_method_of_moments_finds_the_representation_from_many_samples():
     < distance(initialization.method_of_moments(few), few.representation)
     < 0.6
   )
-
-
-def test_impossible_starts_are_refused():
-  with pytest.raises(ValueError, match='`distance` to be in'):
-    initialization.representation_at_distance(np.eye(4)[:, :2], 1.1)
-  with pytest.raises(ValueError, match='for the method of moments, found None'):
-    initialization.method_of_moments(problem_lib.make_problem(2, 3, 1))

@@ -98,10 +98,3 @@ def test_population_problem_gives_new_clients_noise():
   assert np.std(client.y - client.x @ client.target) == pytest.approx(
     0.1, rel=0.1
   )
-
-
-def test_what_cannot_be_drawn_is_refused():
-  with pytest.raises(ValueError, match=r'`rank` to be an integer in \[1, 5\]'):
-    problem_lib.make_problem(6, 5, 6)
-  with pytest.raises(ValueError, match='`heads` to be one of normalized'):
-    _make(heads='equal')
