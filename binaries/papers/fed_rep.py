@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from tff_pfl import datasets
+from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.experiments import claims, laboratory, panels, paper, tables, trial
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
@@ -277,12 +278,16 @@ def _score(
       initial = state.global_weights
       for name, body in bodies.items():
         weights = split_model.select({**initial, **body}, initial)
-        scores = trial.score_new_clients(
+        scores = personalized_evaluation.evaluate_clients(
           process,
           runtime,
           state._replace(global_weights=weights),
+          # Beyond those of training, so that no client's seed is used twice.
+          lambda positions, process=process: runtime.run(
+            process.initialize_client_states,
+            [sizes.num_clients + i for i in positions],
+          ),
           clients,
-          first_index=sizes.num_clients,
         )
         yield {
           'method': name,

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from binaries.papers import fed_avg
+from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, paper, tables
 from tff_pfl.models import zoo
 
 _EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
 _SEEDS = range(5)
-_SETTINGS = laboratory.Settings('unused', show_progress=False)
 
 
 def _measured(found):
@@ -105,23 +105,16 @@ def test_all_methods_make_the_same_number_of_local_updates(entry):
     assert all(sizes.num_rounds % n == 0 for n in steps)
 
 
-class _Laboratory(laboratory.Laboratory):
-  """Tells what it would have to train, and trains nothing."""
-
-  def run(self, trials):
-    self.configs = [wanted.config for wanted in trials.values()]
-    return {}
-
-
 def test_trained_clients_have_none_of_the_new_classes():
   sizes = fed_avg.CkaSizes(dataset='digits', num_seeds=2)
-  lab = _Laboratory(_SETTINGS, sizes)
+  lab = untrained.Laboratory(sizes)
   assert not list(fed_avg.measure_cka(lab))
+  configs = [wanted.config for wanted in lab.trials]
   assert {
     (config.hparams.num_steps, config.num_rounds, config.seed)
-    for config in lab.configs
+    for config in configs
   } == {(1, 2500, 0), (1, 2500, 1), (50, 50, 0), (50, 50, 1)}
-  for config in lab.configs:
+  for config in configs:
     classes = config.dataset_arguments['classes']
     assert not set(classes) & set(sizes.new_classes)
 
@@ -152,7 +145,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   monkeypatch.setattr(
     fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
   )
-  lab = laboratory.Laboratory(_SETTINGS, fed_avg.CKA_FAST)
+  lab = untrained.Laboratory(fed_avg.CKA_FAST)
   cosines = tables.Table.from_rows(fed_avg.measure_cosine(lab))
   matrix = fed_avg._matrices(cosines, 1)[0]
   np.testing.assert_array_equal(matrix, matrix.T)

@@ -138,20 +138,18 @@ def _log_lines(directory, name):
     raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
 
 
-def expect_same_trials(directory: str, trials: Sequence[trial.Trial]) -> None:
-  """Checks that what is in the trials' folders are these trials.
-
-  Raises:
-    RunError: If a folder holds a trial with other settings.
-  """
+def _expect_same_trials(directory, trials):
+  """Raises `RunError` if a folder holds a trial with other settings."""
   for wanted in trials:
     folder = trial_folder(directory, wanted.name)
-    stored = _stored_settings(folder)
-    if stored is None:
+    if not is_started(directory, wanted.name):
       continue
     # As they would be read from the file.
     given = json.loads(summary_lib.json_text(wanted.settings()))
-    stored, given = (value_codec.flatten(v, '.') for v in (stored, given))
+    stored, given = (
+      value_codec.flatten(settings, '.')
+      for settings in (trial.read_spec(folder)['trial'], given)
+    )
     for name in dict.fromkeys([*stored, *given]):
       if name not in _MUTABLE and stored.get(name) != given.get(name):
         raise errors.RunError(
@@ -159,14 +157,6 @@ def expect_same_trials(directory: str, trials: Sequence[trial.Trial]) -> None:
           f'{given.get(name)!r}: give the settings of that comparison, or '
           'choose another output folder.'
         )
-
-
-def _stored_settings(folder):
-  """The settings of the trial in a folder; None without one."""
-  path = os.path.join(folder, trial.SPEC_NAME)
-  if not os.path.exists(path):
-    return None
-  return trial.read_spec(folder)['trial']
 
 
 def run_trials(
@@ -203,7 +193,7 @@ def run_trials(
   errors.expect(
     len(set(names)) == len(names), 'trials', 'of distinct names', names
   )
-  expect_same_trials(directory, trials)
+  _expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
   if cluster is not None:
