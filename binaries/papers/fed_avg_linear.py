@@ -231,13 +231,13 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
       sizes, truth, _RANDOM, seed, rounds_per_record=sizes.num_rounds
     )
     for name, history in runs:
-      errors = scoring.fine_tuning_errors(
+      regressor = scoring.fine_tuned(
         history.model,
-        truth,
-        sizes.sample_counts,
-        learning_rate=sizes.fine_tuning_learning_rate,
-        num_steps=sizes.num_fine_tuning_steps,
-        num_clients=sizes.num_new_clients,
+        sizes.fine_tuning_learning_rate,
+        sizes.num_fine_tuning_steps,
+      )
+      errors = scoring.new_client_errors(
+        regressor, truth, sizes.sample_counts, sizes.num_new_clients
       )
       for num_samples, error in zip(sizes.sample_counts, errors.mean(axis=1)):
         yield {

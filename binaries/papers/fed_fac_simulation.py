@@ -365,21 +365,12 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
   given = table.where(given_starts=True)
   last = given.where(round=sizes.num_rounds)
   p, alpha = sizes.middle
-  (top_left, top_right), (left, right) = figure.subplots(2, 2)
-  for axes, rows, group, title in (
-    (
-      top_left,
-      last.where(alpha=alpha),
-      'p',
-      f'Shared neurons p, alpha = {alpha:g}',
-    ),
-    (
-      top_right,
-      last.where(p=p),
-      'alpha',
-      f'Shared covariates alpha, p = {p:g}',
-    ),
-  ):
+  top, (left, right) = figure.subplots(2, 2)
+  groups = (
+    (last.where(alpha=alpha), 'p', f'Shared neurons p, alpha = {alpha:g}'),
+    (last.where(p=p), 'alpha', f'Shared covariates alpha, p = {p:g}'),
+  )
+  for axes, (rows, group, title) in zip(top, groups):
     panels.draw_groups(
       axes,
       rows,

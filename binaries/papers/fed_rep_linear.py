@@ -207,19 +207,18 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
     initial = initialization.with_zero_head(
       initialization.random_representation(sizes.dimension, sizes.rank, seed)
     )
-    counts, num_new = sizes.sample_counts, sizes.num_new_clients
+    counts = sizes.sample_counts
     found = {}
     for name, (method, num_rounds) in trained.items():
       history = simulation.run(
         method, truth, num_rounds, initial=initial, seed=seed
       )
-      found[name] = scoring.head_errors(
-        history.model.representation, truth, counts, num_clients=num_new
+      found[name] = scoring.with_exact_head(history.model.representation)
+    found[_LOCAL] = scoring.local_only
+    for name, regressor in found.items():
+      errors = scoring.new_client_errors(
+        regressor, truth, counts, sizes.num_new_clients
       )
-    found[_LOCAL] = scoring.local_only_errors(
-      truth, counts, num_clients=num_new
-    )
-    for name, errors in found.items():
       # With as many samples as unknowns the error has no mean over clients.
       # The heads have length sqrt(k), so that k is the labels' variance.
       medians = np.median(errors, axis=1) / sizes.rank

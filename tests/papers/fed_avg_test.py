@@ -1,5 +1,4 @@
 import collections
-import dataclasses
 import types
 
 import numpy as np
@@ -8,10 +7,9 @@ import tensorflow as tf
 
 from binaries.papers import fed_avg
 from tests.papers import untrained
-from tff_pfl.experiments import claims, laboratory, paper, tables
+from tff_pfl.experiments import claims, tables
 from tff_pfl.models import zoo
 
-_EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
 _SEEDS = range(5)
 
 
@@ -156,24 +154,3 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert list(cka) == ['dense_1', 'dense_2', 'head']
   assert cka['dense_1'] == pytest.approx(1)
   assert cka['head'] < 0.99
-
-
-@pytest.mark.slow
-def test_new_clients_are_scored_after_fine_tuning(tmp_path):
-  sizes = dataclasses.replace(
-    fed_avg.NEW_CLASSES_FAST,
-    num_rounds=2,
-    nums_local_steps=(1, 2),
-    widths=(8,),
-    nums_examples=(10, 20),
-  )
-  entry = dataclasses.replace(_EXPERIMENTS['fedavg_new_classes'], fast=sizes)
-  paper.run(
-    entry,
-    laboratory.Settings(
-      str(tmp_path), fast=True, num_processes=0, show_progress=False
-    ),
-  )
-  numbers = tmp_path / 'fedavg_new_classes' / 'numbers.csv'
-  rows = numbers.read_text().splitlines()
-  assert len(rows) == 1 + 2 * 2

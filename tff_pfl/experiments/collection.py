@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Optional
 
@@ -161,8 +160,8 @@ class _Trial(trial.FinishedTrial):
     return results.AccuracyCurve(
       seed=self.config.seed,
       rounds=tuple(rounds),
-      personal=_finite(personal),
-      global_model=_finite(series['global'][1]) if 'global' in series else None,
+      personal=tuple(personal),
+      global_model=tuple(series['global'][1]) if 'global' in series else None,
     )
 
   def clients(self, variant, which):
@@ -250,12 +249,6 @@ def _settings(comparison):
       comparison.tuning_rounds or comparison.base.num_rounds
     )
   return [results.Setting(name, value) for name, value in shared.items()]
-
-
-def _finite(values):
-  return tuple(
-    v if v is not None and math.isfinite(v) else None for v in values
-  )
 
 
 def _over_domains(scores, which=None, suffix=''):

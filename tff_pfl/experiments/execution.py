@@ -91,22 +91,6 @@ def is_finished(directory: str, name: str) -> bool:
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
 
 
-def finished(
-  directory: str, name: str, data_dir: Optional[str] = None
-) -> Optional[trial.FinishedTrial]:
-  """What a trial left in its folder; None of one that is not finished.
-
-  Args:
-    data_dir: Folder of the data set's files, if it has moved.
-
-  Raises:
-    RunError: If it cannot be read.
-  """
-  if not is_finished(directory, name):
-    return None
-  return trial.FinishedTrial(trial_folder(directory, name), data_dir)
-
-
 def is_started(directory: str, name: str) -> bool:
   """Whether a trial was ever begun."""
   path = os.path.join(trial_folder(directory, name), trial.SPEC_NAME)

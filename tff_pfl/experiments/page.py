@@ -98,14 +98,9 @@ def write_claims(
   Raises:
     RunError: If the file cannot be written.
   """
-  claims = [
-    (summary['experiment'], claim)
-    for summary in summaries
-    for claim in summary['claims']
-  ]
   rows = [
     [
-      experiment,
+      summary['experiment'],
       claim['statement'],
       claim['source'],
       claim['measured'],
@@ -114,13 +109,14 @@ def write_claims(
       claim['num_seeds'],
       claim['verdict'],
     ]
-    for experiment, claim in claims
+    for summary in summaries
+    for claim in summary['claims']
   ]
   _render(
     path,
     title="The papers' experiments",
     claims=rows,
-    claims_count=claims_lib.count(claim['verdict'] for _, claim in claims),
+    claims_count=claims_lib.count(row[-1] for row in rows),
     experiments=[summary for summary in summaries if 'error' not in summary],
     failures=[
       [summary['experiment'], None, None, summary['error']]

@@ -101,11 +101,7 @@ class Comparison:
       `hparams`. Without a grid it is one point, at which none do. Points that
       the method refuses are left out, see `refused`.
     """
-    return [
-      point
-      for point in self._all_points(algorithm)
-      if self._refusal(algorithm, point) is None
-    ]
+    return [p for p, reason in self._judged(algorithm) if reason is None]
 
   def refused(self, algorithm: str) -> list:
     """The points of a method's grid that it does not allow.
@@ -115,19 +111,18 @@ class Comparison:
     Returns:
       Pairs of a point, as in `points`, and the reason in one line.
     """
-    reasons = [
-      (point, self._refusal(algorithm, point))
-      for point in self._all_points(algorithm)
-    ]
-    return [(point, reason) for point, reason in reasons if reason is not None]
+    return [pair for pair in self._judged(algorithm) if pair[1] is not None]
 
-  def _refusal(self, algorithm, point):
-    """Why a method does not allow a point; None if it does."""
-    try:
-      self._hparams(algorithm, point)
-    except ValueError as error:
-      return str(error)
-    return None
+  def _judged(self, algorithm):
+    """All points, each with why the method does not allow it or None."""
+    judged = []
+    for point in self._all_points(algorithm):
+      try:
+        self._hparams(algorithm, point)
+        judged.append((point, None))
+      except ValueError as error:
+        judged.append((point, str(error)))
+    return judged
 
   def _all_points(self, algorithm):
     axes = {}
@@ -235,10 +230,8 @@ class Comparison:
 
   def _own_hparams(self, algorithm):
     """The hyperparameters of a method where the grid says nothing."""
-    hparams = self.hparams.get(algorithm)
-    if hparams is None:
-      hparams = registry.get_algorithm(algorithm).hparams()
-    return hparams
+    default = registry.get_algorithm(algorithm).hparams
+    return self.hparams.get(algorithm) or default()
 
   def _hparams(self, algorithm, point):
     return dataclasses.replace(self._own_hparams(algorithm), **point)

@@ -76,13 +76,7 @@ class Trial:
 
   def settings(self) -> dict:
     """The trial as JSON types."""
-    return {
-      'name': self.name,
-      'config': self.config.settings(),
-      'fine_tune_variants': list(self.fine_tune_variants),
-      'num_new_clients': self.num_new_clients,
-      'validation_fraction': self.validation_fraction,
-    }
+    return {**vars(self), 'config': self.config.settings()}
 
   @classmethod
   def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
