@@ -3,8 +3,6 @@ import dataclasses
 import json
 import math
 
-import pytest
-
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import results
 
@@ -207,8 +205,3 @@ def test_metrics_are_named_once():
   assert len(set(names)) == len(names)
   assert set(results._TABLE_TITLES) <= set(names)
   assert set(results._DOMAIN_TABLE_TITLES) <= set(names)
-
-
-def test_results_are_constant():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    _results().title = 'other'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Optional
 
@@ -123,7 +124,8 @@ class _Trial(trial.FinishedTrial):
     metrics.update(_over_domains(domains['personal']))
     if variant == trial.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
-      metrics.update(_over_domains(of_rounds, 'last_10_mean', '_last_10'))
+      mean = operator.itemgetter('last_10_mean')
+      metrics.update(_over_domains(of_rounds, mean, '_last_10'))
     return metrics
 
   def _domains(self, variant):
@@ -251,28 +253,24 @@ def _settings(comparison):
   return [results.Setting(name, value) for name, value in shared.items()]
 
 
-def _over_domains(scores, which=None, suffix=''):
+def _over_domains(scores, value=lambda figure: figure, suffix=''):
   """What scores come to over domains and clients, by names of metrics.
 
   Args:
     scores: From metric to its figures.
-    which: Key of the value in a figure; None if a figure is a value.
+    value: From a figure to its value.
     suffix: What the names end with.
   """
-
-  def value(score, name):
-    figure = scores[score][name]
-    return figure if which is None else figure[which]
-
   found = {
-    f'domain_{score}_{name}{suffix}': value(score, name)
+    f'domain_{score}_{name}{suffix}': value(scores[score][name])
     for score in _DOMAIN_SCORES
     if score in scores
     for name in ('min', 'mean', 'max')
   }
   # That of the accuracy is `personal_accuracy`.
   if domain_scores.AUC in scores:
-    found[f'client_auc{suffix}'] = value(domain_scores.AUC, 'client_mean')
+    figure = scores[domain_scores.AUC]['client_mean']
+    found[f'client_auc{suffix}'] = value(figure)
   return found
 
 

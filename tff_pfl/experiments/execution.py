@@ -356,9 +356,9 @@ class _Tasks(_Processes):
 
   def __init__(self, cluster, directory, runtime_options, shares):
     super().__init__(os.path.abspath(directory), runtime_options, shares)
-    self._tasks = cluster_lib.Tasks(cluster)
+    self._start_task = cluster_lib.connect(cluster)
 
   def _start(self, folder):
-    return self._tasks.start(
+    return self._start_task(
       _command(folder), os.path.join(folder, LOG_NAME), self._environment
     )

@@ -274,7 +274,6 @@ def _published(results):
     ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
     method = next(filter(None, ours), None)
     spread = method and method.metrics.get(figure.metric)
-    metric = metrics_lib.METRICS_BY_NAME.get(figure.metric)
     difference = theirs = ''
     if figure.value is not None:
       theirs = f'{100 * figure.value:.2f}'
@@ -286,7 +285,7 @@ def _published(results):
       pictures.percent(spread, '') if spread else '',
       theirs,
       difference,
-      metric.title if metric else figure.metric.replace('_', ' '),
+      metrics_lib.METRICS_BY_NAME[figure.metric].title,
     ]
 
   return {

@@ -85,8 +85,7 @@ class PublishedFigure:
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results.MethodResult.variant`.
-    metric: The name of the figure among `metrics.METRICS`, or what that would
-      be called.
+    metric: A key of `metrics.METRICS_BY_NAME`.
     value: In [0, 1]; None where the paper, or our copy of it, has no figure.
   """
 
@@ -187,10 +186,8 @@ _FED_DAR = Source(
   'rounds of Adam. Mean over the last 10 rounds.',
 )
 _FED_DAR_SETTING = PublishedSetting('fairface', 5, 'domain_dirichlet:0.5')
-_DOMAIN_METRICS = (
-  'max_domain_accuracy',
-  'min_domain_accuracy',
-  'mean_domain_accuracy',
+_DOMAIN_METRICS = tuple(
+  f'domain_accuracy_{name}_last_10' for name in ('max', 'min', 'mean')
 )
 # In percent, by the metrics above.
 _FED_DAR_TABLE = """

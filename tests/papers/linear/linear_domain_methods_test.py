@@ -86,23 +86,21 @@ _HAND_SHARED = {
 }
 
 
-def test_second_order_heads_by_hand():
-  heads = _one_phase(
-    domain_methods.fed_dar(_RATE), 0, _HAND_SHARED, _HAND_CLIENTS
-  )['head']
+@pytest.mark.parametrize(
+  'method, head',
+  [
+    # All samples of the domain: (1 * 1 + 3 * 6 + 0 * 2) / (1 + 9 + 0).
+    (domain_methods.fed_dar(_RATE), 1.9),
+    # One sample with the head 1, two with the head 18 / 9.
+    (domain_methods.fed_dar_wa(_RATE), 5 / 3),
+  ],
+  ids=['second_order', 'weighted_average'],
+)
+def test_heads_by_hand(method, head):
+  heads = _one_phase(method, 0, _HAND_SHARED, _HAND_CLIENTS)['head']
 
-  # Domain 0: (1 * 1 + 3 * 6 + 0 * 2) / (1 + 9 + 0); domain 1: 2 * 3 / 4;
-  # domain 2 has no samples.
-  np.testing.assert_allclose(heads, [[1.9], [1.5], [9.0]], rtol=1e-15)
-
-
-def test_averaged_heads_by_hand():
-  heads = _one_phase(
-    domain_methods.fed_dar_wa(_RATE), 0, _HAND_SHARED, _HAND_CLIENTS
-  )['head']
-
-  # Domain 0: one sample with the head 1, two with the head 18 / 9.
-  np.testing.assert_allclose(heads, [[5 / 3], [1.5], [9.0]], rtol=1e-14)
+  # Domain 1: 2 * 3 / 4; domain 2 has no samples.
+  np.testing.assert_allclose(heads, [[head], [1.5], [9.0]], rtol=1e-14)
 
 
 def test_a_step_on_the_representation_by_hand():

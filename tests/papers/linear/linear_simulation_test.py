@@ -37,6 +37,11 @@ def _initial(seed=0):
   return arrays.initial_model(_DIMENSION, _RANK, seed)
 
 
+def _assert_close(model, expected):
+  for part, other in zip(model, expected):
+    np.testing.assert_allclose(part, other, atol=1e-12)
+
+
 def _numpy_gradients(x, y, representation, head):
   g = x.T @ (x @ representation @ head - y) / len(y)
   return np.outer(g, head), representation.T @ g
@@ -92,10 +97,7 @@ def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
   history = simulation.run(method, _problem(), 3, initial=_initial())
   representation, heads = _numpy_personal_heads(num_head_steps, 3)
 
-  np.testing.assert_allclose(
-    history.model.representation, representation, atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, heads, atol=1e-12)
+  _assert_close(history.model, (representation, heads))
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,8 @@ def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
 def test_rounds_with_one_model_equal_numpy(method, num_local_steps):
   history = simulation.run(method, _problem(), 3, initial=_initial())
   *_, last = _numpy_joint(num_local_steps, 3)
-  representation, head = (np.mean(part, axis=0) for part in zip(*last))
 
-  np.testing.assert_allclose(
-    history.model.representation, representation, atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, head, atol=1e-13)
+  _assert_close(history.model, (np.mean(part, axis=0) for part in zip(*last)))
 
 
 def test_local_only_shares_nothing():
@@ -126,11 +124,7 @@ def test_local_only_shares_nothing():
   # Six steps alone are one round of six steps without its mean.
   (models,) = _numpy_joint(6, 1)
 
-  for i, (representation, head) in enumerate(models):
-    np.testing.assert_allclose(
-      history.model.representation[i], representation, atol=1e-13
-    )
-    np.testing.assert_allclose(history.model.head[i], head, atol=1e-13)
+  _assert_close(history.model, map(np.stack, zip(*models)))
   assert history.distance[-1] == pytest.approx(
     np.mean(
       [
@@ -203,10 +197,7 @@ def test_population_rounds_equal_rounds_on_the_populations_design():
       tuple(np.mean(part, axis=0) for part in zip(*stepped))
     ] * _NUM_CLIENTS
 
-  np.testing.assert_allclose(
-    history.model.representation, models[0][0], atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, models[0][1], atol=1e-13)
+  _assert_close(history.model, models[0])
 
 
 def test_gd_gd_with_many_head_steps_tends_to_fed_rep():
