@@ -52,9 +52,9 @@ from tff_pfl.experiments import (
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
-# Over the domains, and the mean over the clients.
 # What a figure over rounds is where no round has it.
 _NEVER = {'last': None, 'last_10_mean': None}
+# Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
 _FAST_METHODS = (_FED_AVG, _WA, _SA)
 _WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
@@ -198,17 +198,6 @@ def ablation(sizes: Sizes) -> Sequence[laboratory.Method]:
   ]
 
 
-def _rounds(method: laboratory.Method, sizes: Sizes) -> Mapping[str, int]:
-  """The method's rounds, of which those of a warm-up are a part."""
-  num_warmup = method.config.get('num_warmup_rounds', 0)
-  if method.algorithm == 'fed_dar':
-    num_warmup = sizes.num_warmup_rounds
-  return {
-    'num_rounds': sizes.num_rounds - num_warmup,
-    'num_warmup_rounds': num_warmup,
-  }
-
-
 def _run(
   lab: laboratory.Laboratory,
   compared: Sequence[laboratory.Method],
@@ -218,6 +207,10 @@ def _run(
   sizes = lab.sizes
 
   def make_trial(method, partition, seed):
+    # Rounds of a warm-up are a part of all rounds.
+    num_warmup = method.config.get('num_warmup_rounds', 0)
+    if method.algorithm == 'fed_dar':
+      num_warmup = sizes.num_warmup_rounds
     return lab.trial(
       method,
       methods.training(sizes),
@@ -228,7 +221,8 @@ def _run(
       model='mlp',
       model_arguments={'widths': tuple(sizes.widths)},
       rounds_per_evaluation=sizes.num_rounds,
-      **_rounds(method, sizes),
+      num_rounds=sizes.num_rounds - num_warmup,
+      num_warmup_rounds=num_warmup,
     )
 
   by_partition = {partition: compared for partition in partitions}

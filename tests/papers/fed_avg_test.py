@@ -10,8 +10,6 @@ from tests.papers import untrained
 from tff_pfl.experiments import claims, tables
 from tff_pfl.models import zoo
 
-_SEEDS = range(5)
-
 
 def _measured(found):
   return [claim.measured for claim in found]
@@ -20,18 +18,15 @@ def _measured(found):
 def test_cosine_claims_are_of_pairs_of_one_class_and_of_two():
   within = {'D-SGD': 0.5, 'FedAvg, τ = 10': 0.85, 'FedAvg, τ = 50': 0.9}
   between = {'D-SGD': 0.4, 'FedAvg, τ = 10': 0.2, 'FedAvg, τ = 50': 0.3}
-  table = tables.Table.from_rows(
+  table = untrained.table(
+    ('method', 'class_a', 'class_b'),
     {
-      'method': method,
-      'seed': seed,
-      'class_a': a,
-      'class_b': b,
-      'cosine': (within if a == b else between)[method],
-    }
-    for method in within
-    for seed in _SEEDS
-    for a in range(3)
-    for b in range(3)
+      (method, a, b): (within if a == b else between)[method]
+      for method in within
+      for a in range(3)
+      for b in range(3)
+    },
+    'cosine',
   )
   sizes = fed_avg.Sizes(nums_local_steps=(1, 10, 50))
   found = list(fed_avg.make_cosine_claims(table, sizes))
@@ -48,22 +43,17 @@ def test_cosine_claims_are_of_pairs_of_one_class_and_of_two():
 
 
 def test_claims_of_new_classes_are_fed_avgs_leads_in_both_panels():
-  accuracies = {
-    ('new classes of digits', 20): (0.5, 0.6),
-    ('new classes of digits', 50): (0.7, 0.7),
-    ('mnist', 100): (0.9, 0.8),
-  }
-  table = tables.Table.from_rows(
+  table = untrained.table(
+    ('new_clients', 'num_examples', 'method'),
     {
-      'new_clients': kind,
-      'num_examples': num_examples,
-      'method': method,
-      'seed': seed,
-      'accuracy': accuracy,
-    }
-    for (kind, num_examples), values in accuracies.items()
-    for method, accuracy in zip(('D-SGD', 'FedAvg, τ = 50'), values)
-    for seed in _SEEDS
+      (*clients, method): accuracy
+      for clients, accuracies in {
+        ('new classes of digits', 20): (0.5, 0.6),
+        ('new classes of digits', 50): (0.7, 0.7),
+        ('mnist', 100): (0.9, 0.8),
+      }.items()
+      for method, accuracy in zip(('D-SGD', 'FedAvg, τ = 50'), accuracies)
+    },
   )
   found = list(
     fed_avg.make_new_classes_claims(table, fed_avg.NewClassesSizes())
@@ -84,11 +74,14 @@ def test_cka_claims_leave_out_the_head():
     'dense_4': (0.8, 0.6),
     'head': (0.0, 1.0),
   }
-  table = tables.Table.from_rows(
-    {'layer': layer, 'method': method, 'seed': seed, 'cka': cka}
-    for layer, values in layers.items()
-    for method, cka in zip(('D-SGD', 'FedAvg, τ = 50'), values)
-    for seed in _SEEDS
+  table = untrained.table(
+    ('layer', 'method'),
+    {
+      (layer, method): cka
+      for layer, values in layers.items()
+      for method, cka in zip(('D-SGD', 'FedAvg, τ = 50'), values)
+    },
+    'cka',
   )
   found = fed_avg.make_cka_claims(table, fed_avg.CkaSizes())
   assert _measured(found) == pytest.approx([0.8, 0.05, 0.3])

@@ -113,11 +113,9 @@ def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
   names = ('FedAvg', 'FedAvg, after local training', 'FedProx',
            'FedProx, after local training', 'LG-FedAvg, ensemble',
            'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
-  table = tables.Table.from_rows(
-    {'partition': p, 'method': name, 'seed': seed, 'accuracy': 0.1 * index}
-    for p in ('a', 'b')
-    for index, name in enumerate(names)
-    for seed in range(5)
+  table = untrained.table(
+    ('partition', 'method'),
+    {(p, name): 0.1 * i for p in ('a', 'b') for i, name in enumerate(names)},
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
@@ -159,21 +157,17 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
     'threshold': {0.25: 0.4, 0.5: 0.5, 0.75: 0.6, 0.95: 0.5},
     'explained_variance': {0.5: 0.5, 0.9: 0.6},
   }
-  table = tables.Table.from_rows(
+  # Where clients are alike, few personal neurons are best.
+  alike = {name: -value for name, value in swept['threshold'].items()}
+  of_partitions = {'a': swept, 'b': {**swept, 'threshold': alike}}
+  table = untrained.table(
+    ('partition', 'hyperparameter', 'value'),
     {
-      'partition': partition,
-      'hyperparameter': hparam,
-      'value': value,
-      'seed': seed,
-      # Where clients are alike, few personal neurons are best.
-      'accuracy': -accuracy
-      if (partition, hparam) == ('b', 'threshold')
-      else accuracy,
-    }
-    for partition in ('a', 'b')
-    for hparam, accuracies in swept.items()
-    for value, accuracy in accuracies.items()
-    for seed in range(5, 10)
+      (partition, hparam, value): accuracy
+      for partition, of_hparams in of_partitions.items()
+      for hparam, accuracies in of_hparams.items()
+      for value, accuracy in accuracies.items()
+    },
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   found = list(fed_fac_tuning.make_claims(table, sizes))

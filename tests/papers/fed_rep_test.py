@@ -11,19 +11,12 @@ from binaries.papers import fed_rep
 from tests.papers import untrained
 from tff_pfl import datasets
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.experiments import claims, tables
+from tff_pfl.experiments import claims
 from tff_pfl.models import zoo
-
-_SEEDS = range(5)
 
 
 def _table(accuracies):
-  """A table of accuracies by method and epochs, alike for all seeds."""
-  return tables.Table.from_rows(
-    {'method': method, 'num_epochs': n, 'seed': seed, 'accuracy': accuracy}
-    for (method, n), accuracy in accuracies.items()
-    for seed in _SEEDS
-  )
+  return untrained.table(('method', 'num_epochs'), accuracies)
 
 
 def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.experiments import claims as claims_lib
-from tff_pfl.experiments import execution, laboratory, page, tables
+from tff_pfl.experiments import execution, laboratory, page, panels, tables
 from tff_pfl.simulation import directory_lock, picture_style
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import machine
@@ -59,8 +59,8 @@ class Experiment:
     measure: Gives the rows of a `Table` of numbers; pure but for the trials it
       runs.
     claims: The paper's claims, of the numbers and the sizes.
-    draw: Draws the figure from the numbers and the sizes; it gets an empty one,
-      whose size it may set.
+    draw: Draws the figure, such as `panels.curves(...)`: from the numbers and
+      the sizes on an empty figure, whose size it may set.
     full: By data set the sizes, each a dataclass with `num_seeds`; the first is
       the experiment's own. Of generated data, the key is None.
     fast: Sizes of minutes, and their data set.
@@ -69,9 +69,9 @@ class Experiment:
   name: str
   summary: str
   paper: str
-  measure: Callable[[laboratory.Laboratory], Iterable[Mapping[str, Any]]]
-  claims: Callable[[tables.Table, Any], Iterable[claims_lib.Claim]]
-  draw: Callable[[tables.Table, Any, Figure], None]
+  measure: Callable[[laboratory.Laboratory], Rows]
+  claims: Callable[[tables.Table, Any], Claims]
+  draw: panels.Draw
   full: Mapping[Optional[str], Any]
   fast: Any
 
@@ -175,8 +175,7 @@ def run_all(
     folder = os.path.join(settings.directory, experiment.name)
     _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
   with directory_lock.DirectoryLock(settings.directory):
-    summaries = _run_plans(plans, settings, rerun)
-  return summaries
+    return _run_plans(plans, settings, rerun)
 
 
 def _run_plans(plans, settings, rerun):

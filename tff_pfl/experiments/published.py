@@ -66,14 +66,10 @@ class PublishedSetting:
     """Whether a comparison of these settings has this very setting."""
     if (dataset, num_clients) != (self.dataset, self.num_clients):
       return False
+    wanted = self.partition.split(':')
     # Arguments beyond these are the partition's fine print.
-    given = str(partition).split(':')
-    return all(
-      _equal(a, b)
-      for a, b in itertools.zip_longest(
-        self.partition.split(':'), given[: self.partition.count(':') + 1]
-      )
-    )
+    given = str(partition).split(':')[: len(wanted)]
+    return len(given) == len(wanted) and all(map(_equal, wanted, given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,10 +232,8 @@ def _fraction(percent: str) -> Optional[float]:
   return None if percent == '-' else round(float(percent) / 100, 4)
 
 
-def _equal(a: Optional[str], b: Optional[str]) -> bool:
+def _equal(a: str, b: str) -> bool:
   """Whether two parts of a specification are the same name or number."""
-  if a is None or b is None:
-    return False
   try:
     return float(a) == float(b)
   except ValueError:

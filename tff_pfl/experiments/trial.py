@@ -218,12 +218,11 @@ def _variant(config, model, process, name):
 
 
 def _score_variant(process, runtime, store, data):
-  population = client_population.ClientPopulation(process, runtime, store)
   evaluation = personalized_evaluation.evaluate(
     process,
     runtime,
     client_population.server_state(process, runtime, store),
-    population.states,
+    client_population.ClientPopulation(process, runtime, store).states,
     data.trained,
   )
   return {

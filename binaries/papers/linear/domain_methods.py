@@ -122,7 +122,7 @@ def separate_fed_avg(learning_rate: float) -> methods.LinearMethod:
       name: _align(counts, part) * (part - learning_rate * slope)
       for name, part, slope in zip(_BOTH, model, slopes)
     }
-    return methods.Contribution({**message, 'count': counts}, {})
+    return {**message, 'count': counts}, {}
 
   def server_work(shared, sums):
     counts = sums['count']
@@ -155,7 +155,7 @@ def _fed_dar(
 
   def heads_of_client(model, samples, unused_seed):
     sums = client_sums(model, samples)
-    return methods.Contribution({**sums, 'count': _counts(model, samples)}, {})
+    return {**sums, 'count': _counts(model, samples)}, {}
 
   def heads_of_server(shared, sums):
     counts = sums['count']
@@ -164,13 +164,11 @@ def _fed_dar(
     return {**shared, 'head': tf.where(has_samples, heads, shared['head'])}
 
   def gradient_of_client(model, samples, unused_seed):
-    return methods.Contribution(
-      {
-        'gradient': model_lib.regressor_gradient(model, samples),
-        'count': _counts(model, samples),
-      },
-      {},
-    )
+    message = {
+      'gradient': model_lib.regressor_gradient(model, samples),
+      'count': _counts(model, samples),
+    }
+    return message, {}
 
   def step_of_server(shared, sums):
     mean = _mean(sums['gradient'], sums['count'])

@@ -49,29 +49,19 @@ LinearModel = model_lib.LinearModel
 _BOTH = LinearModel._fields
 
 
-class Contribution(NamedTuple):
-  """What a client's part of a phase gives.
-
-  Attributes:
-    message: What it sends, to be averaged: tensors by name.
-    local: The parts of the model that it keeps, by name.
-  """
-
-  message: dict[str, Any]
-  local: dict[str, Any]
-
-
 class Phase(NamedTuple):
   """One exchange of a round, whose mean over the clients is uniform.
 
   Attributes:
-    client_work: `(model, samples of one client, seed) -> Contribution`, pure.
-      The seed is an int32 tensor `[2]`, the client's own in each round.
+    client_work: `(model, samples of one client, seed) -> (message, local)`,
+      pure: what it sends, to be averaged, and the parts of the model that it
+      keeps, tensors by name. The seed is an int32 tensor `[2]`, the client's
+      own in each round.
     server_work: `(shared parts, mean of the messages) -> shared parts`, all by
       name, pure.
   """
 
-  client_work: Callable[..., Contribution]
+  client_work: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
   server_work: Callable[..., dict[str, Any]]
 
 
@@ -189,9 +179,9 @@ def _averaging_method(
 
   def client_work(model, samples, seed):
     updated = client_update(model, samples, seed)
-    return Contribution(
-      message=model_lib.select(updated, shared_names),
-      local=model_lib.select(updated, method.local_names),
+    return (
+      model_lib.select(updated, shared_names),
+      model_lib.select(updated, method.local_names),
     )
 
   def server_work(unused_shared, mean):

@@ -227,17 +227,17 @@ def _build_round(
 
   def one_round(state):
     for phase in method.phases:
-      contributions = _map_clients(
+      messages, local = _map_clients(
         functools.partial(work_of_client, phase.client_work, state),
         num_clients,
         state.local,
         samples,
       )
       mean = tf.nest.map_structure(
-        lambda value: tf.reduce_mean(value, axis=0), contributions.message
+        lambda value: tf.reduce_mean(value, axis=0), messages
       )
       state = state._replace(
-        shared=phase.server_work(state.shared, mean), local=contributions.local
+        shared=phase.server_work(state.shared, mean), local=local
       )
     return state._replace(round_number=state.round_number + 1)
 

@@ -59,7 +59,7 @@ def _one_phase(method, index, shared, clients):
   messages = [
     phase.client_work(
       model_lib.LinearModel(**shared), samples, tf.zeros(2, tf.int32)
-    ).message
+    )[0]
     for samples in clients
   ]
   mean = tf.nest.map_structure(lambda *v: tf.add_n(v) / len(v), *messages)
@@ -394,18 +394,15 @@ def test_records_may_be_of_some_rounds_only():
 
 
 def test_fed_dar_clients_send_sums_and_keep_nothing():
-  contribution = (
-    domain_methods.fed_dar(_RATE)
-    .phases[0]
-    .client_work(
-      model_lib.LinearModel(_B, tf.zeros([3, 1], tf.float64)),
-      _HAND_CLIENTS[0],
-      tf.zeros(2, tf.int32),
-    )
+  phase = domain_methods.fed_dar(_RATE).phases[0]
+  message, kept = phase.client_work(
+    model_lib.LinearModel(**_HAND_SHARED),
+    _HAND_CLIENTS[0],
+    tf.zeros(2, tf.int32),
   )
-  shapes = {k: v.shape.as_list() for k, v in contribution.message.items()}
+  shapes = {k: v.shape.as_list() for k, v in message.items()}
   assert shapes == {'count': [3], 'gram': [3, 1, 1], 'moments': [3, 1]}
-  assert not contribution.local
+  assert not kept
 
 
 def test_steps_that_are_too_large_are_told():

@@ -234,7 +234,7 @@ def test_each_client_has_a_seed_of_its_own_in_each_round():
   def keep_seed(model, samples, seed):
     del samples
     head = tf.cast(seed, tf.float64)
-    return methods.Contribution({}, model._replace(head=head)._asdict())
+    return {}, model._replace(head=head)._asdict()
 
   probe = methods.LinearMethod(
     'probe', (), (methods.Phase(keep_seed, lambda shared, mean: shared),)
