@@ -91,12 +91,12 @@ FAST = Sizes(
 
 
 def _problem(sizes: Sizes, seed: int) -> problem.LinearProblem:
-  return problem.make_problem(
+  return problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
     sizes.rank,
     noise_std=sizes.noise_std,
-    heads='gaussian',
+    head_distribution='gaussian',
     seed=seed,
   )
 

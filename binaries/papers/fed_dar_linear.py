@@ -144,7 +144,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
       lab.seeds,
     )
   ):
-    problem = domain_problem.make_domain_problem(
+    problem = domain_problem.DomainProblem(
       sizes.num_clients,
       sizes.dimension,
       sizes.rank,

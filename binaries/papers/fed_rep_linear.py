@@ -104,7 +104,7 @@ NEW_CLIENT_FAST = dataclasses.replace(
 def _problem(
   sizes: Sizes, num_clients: int, noise_std: float, seed: int
 ) -> problem.LinearProblem:
-  return problem.make_problem(
+  return problem.LinearProblem(
     num_clients,
     sizes.dimension,
     sizes.rank,

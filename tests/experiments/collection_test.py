@@ -117,8 +117,9 @@ def _collect(directory, domains_by_seed):
 
 
 def test_figures_over_domains_are_means_over_seeds(tmp_path):
-  found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
-  own, fine_tuned = found.methods
+  own, fine_tuned = _collect(
+    str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)]
+  )
   metrics = own.metrics
   # Minima of 0.25 and 0.5, of which the sample's deviation is 0.25 / √2.
   assert metrics['domain_accuracy_min'] == results.Spread(
@@ -141,7 +142,7 @@ def test_figures_over_domains_are_means_over_seeds(tmp_path):
 
 def test_domains_are_listed_for_each_seed(tmp_path):
   found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
-  for method in found.methods:
+  for method in found:
     assert [(s.seed, s.domain) for s in method.domains] == [
       (seed, name) for seed in (0, 1) for name in _NAMES
     ]
@@ -156,7 +157,7 @@ def test_domains_are_listed_for_each_seed(tmp_path):
 def test_domains_of_a_regression_have_losses_alone(tmp_path):
   domains = _domains(0.5, 0.5)
   del domains['personal']['accuracy'], domains['personal']['auc']
-  method, _ = _collect(str(tmp_path), [domains]).methods
+  method, _ = _collect(str(tmp_path), [domains])
   assert method.domains[1] == results.DomainScore(
     0, 'hills', 2, 2.0, None, None
   )
@@ -164,6 +165,6 @@ def test_domains_of_a_regression_have_losses_alone(tmp_path):
 
 
 def test_data_without_domains_have_the_metrics_of_all_data(tmp_path):
-  method, _ = _collect(str(tmp_path), [None]).methods
+  method, _ = _collect(str(tmp_path), [None])
   assert list(method.metrics) == [metric.name for metric in metrics_lib.METRICS]
   assert method.domains == ()

@@ -1,6 +1,7 @@
 """The whole of a comparison, its trials made up."""
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -284,8 +285,11 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   path.write_text(json.dumps(scores))
   comparison = _comparison()
   points = {'fed_avg': comparison.points('fed_avg')[0]}
-  again = collection.collect(
-    comparison, str(tmp_path / 'copy'), comparison.trials(points)
+  again = dataclasses.replace(
+    found,
+    methods=collection.collect(
+      comparison, str(tmp_path / 'copy'), comparison.trials(points)
+    ),
   )
   metrics = _method(again, 'fed_avg').metrics
   assert metrics['fraction_diverged'].mean == statistics.fmean([0, 2 / 4])

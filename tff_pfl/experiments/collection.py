@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Optional
 
 from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import domain_scores
@@ -25,22 +24,12 @@ _DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
 
 
 def collect(
-  comparison: plan.Comparison,
-  directory: str,
-  trials: Sequence[trial.Trial],
-  *,
-  partition: Optional[results.Partition] = None,
-  tunings: Sequence[results.Tuning] = (),
-  failures: Sequence[results.Failure] = (),
-  settings: Sequence[results.Setting] = (),
-) -> results.ComparisonResults:
-  """Sums up a comparison.
+  comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
+) -> tuple[results.MethodResult, ...]:
+  """Sums up what trials found: a row for each method and variant.
 
   Args:
-    trials: Its trials; those that are not finished are left out.
-    partition: How the data of the first seed lie; None where it is not known.
-    tunings: The sweeps.
-    settings: Settings to be shown after those of the comparison.
+    trials: The comparison's; those that are not finished are left out.
 
   Raises:
     RunError: If a trial's files cannot be read.
@@ -58,18 +47,7 @@ def collect(
         _method(comparison, read, variant)
         for variant in read[0].scores['variants']
       ]
-  base = comparison.base
-  return results.ComparisonResults(
-    title=(
-      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
-      f'{base.num_rounds} rounds'
-    ),
-    settings=(*_settings(comparison), *settings),
-    methods=tuple(methods),
-    partition=partition,
-    tunings=tuple(tunings),
-    failures=tuple(failures),
-  )
+  return tuple(methods)
 
 
 class _Trial(trial.FinishedTrial):
@@ -230,7 +208,7 @@ def _label(algorithm, variant, base, scores):
   return f'{algorithm} + FT ({asked})'
 
 
-def _settings(comparison):
+def settings(comparison: plan.Comparison) -> list[results.Setting]:
   """The settings that all runs share, then those of the comparison."""
   base = comparison.base.settings()
   shared = {

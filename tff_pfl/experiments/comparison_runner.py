@@ -98,20 +98,19 @@ def _run(comparison, directory, partition, options):
   else:
     shares = execution.divide_cores(len(trials), options['num_processes'])
     place = results.Setting('num_processes', shares.num_processes)
-  found = collection.collect(
-    comparison,
-    directory,
-    trials,
+  base = comparison.base
+  found = results.ComparisonResults(
+    title=(
+      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
+      f'{base.num_rounds} rounds'
+    ),
+    settings=(*collection.settings(comparison), place),
+    methods=collection.collect(comparison, directory, trials),
     partition=partition,
-    tunings=tunings,
-    failures=failures,
-    settings=[place],
+    tunings=tuple(tunings),
+    failures=tuple(failures),
   )
-  found.write_json(os.path.join(directory, results.JSON_NAME))
-  found.write_csv(os.path.join(directory, results.CSV_NAME))
-  found.write_clients_csv(os.path.join(directory, results.CLIENTS_CSV_NAME))
-  if found.has_domains:
-    found.write_domains_csv(os.path.join(directory, results.DOMAINS_CSV_NAME))
+  found.write(directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME))
   overview = pictures.curves_overview(pictures.ranked(found.methods))
   if overview is not None:

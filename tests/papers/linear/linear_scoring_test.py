@@ -4,7 +4,7 @@ from binaries.papers.linear import initialization, scoring
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 
-_PROBLEM = problem_lib.make_problem(5, 12, 2, noise_std=0.1, seed=6)
+_PROBLEM = problem_lib.LinearProblem(5, 12, 2, noise_std=0.1, seed=6)
 _REPRESENTATION = initialization.random_representation(12, 2, seed=1)
 _COUNTS = (1, 2, 5, 20)
 
@@ -51,7 +51,7 @@ def test_fine_tuning_equals_numpy():
 
 
 def test_the_true_representation_needs_k_samples_where_local_needs_d():
-  noiseless = problem_lib.make_problem(5, 12, 2, seed=6)
+  noiseless = problem_lib.LinearProblem(5, 12, 2, seed=6)
   counts = (2, 11, 12)
   shared, local = (
     scoring.new_client_errors(regressor, noiseless, counts, 10)

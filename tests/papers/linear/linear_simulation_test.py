@@ -20,7 +20,7 @@ _RATE = 0.1
 
 
 def _problem(**kwargs):
-  return problem_lib.make_problem(
+  return problem_lib.LinearProblem(
     _NUM_CLIENTS,
     _DIMENSION,
     _RANK,
@@ -249,7 +249,7 @@ def test_each_client_has_a_seed_of_its_own_in_each_round():
 
 
 def test_fed_rep_contracts_geometrically_to_rounding():
-  problem = problem_lib.make_problem(100, 20, 2, samples_per_client=5, seed=0)
+  problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
   initial = initialization.with_zero_head(
     initialization.random_representation(20, 2)
   )
@@ -265,7 +265,9 @@ def test_fed_rep_contracts_geometrically_to_rounding():
 
 
 def test_fed_avg_finds_the_representation_that_d_gd_does_not():
-  problem = problem_lib.make_problem(20, 20, 3, heads='gaussian', seed=1)
+  problem = problem_lib.LinearProblem(
+    20, 20, 3, head_distribution='gaussian', seed=1
+  )
   start = initialization.representation_at_distance(problem.representation, 0.9)
   initial = initialization.with_zero_head(start / np.sqrt(0.4))
   fed_avg, d_gd = (
