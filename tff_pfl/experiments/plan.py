@@ -37,13 +37,13 @@ class Comparison:
       defaults where a method is missing.
     seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
       also that of the partition.
-    grid: By method, or `ANY_METHOD`: by hyperparameter the values to try. A
-      method that has no hyperparameter of that name takes the value for all
-      that end in it (`learning_rate` is FedRep's `head_learning_rate` and
-      `body_learning_rate`). What is said of a method goes before what is said
-      of any. A number of epochs sets a number of steps that would take its
-      place (see `hparams.steps_instead_of`) to None, unless the grid has that,
-      too.
+    grid: As `parse_grid` reads it: by method, or `ANY_METHOD`, by
+      hyperparameter the values to try. A method that has no hyperparameter of
+      that name takes the value for all that end in it (`learning_rate` is
+      FedRep's `head_learning_rate` and `body_learning_rate`). What is said of a
+      method goes before what is said of any. A number of epochs sets a number
+      of steps that would take its place (see `hparams.steps_instead_of`) to
+      None, unless the grid has that, too.
     fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
       models of every run are personalized, besides as `base` says; with the
       other options of `base.personalization`.
@@ -80,16 +80,15 @@ class Comparison:
         f'among {", ".join(trial.VARIANTS)}',
         variant,
       )
-    errors.expect_int('num_new_clients', self.num_new_clients, 0)
     errors.expect(
       0 < self.validation_fraction < 1,
       'validation_fraction',
       'between 0 and 1',
       self.validation_fraction,
     )
-    if self.tuning_rounds is not None:
-      errors.expect_int('tuning_rounds', self.tuning_rounds, 1)
-    self._check_grid()
+    for axes in self.grid.values():
+      for name, values in axes.items():
+        _expect_distinct(f'grid of {name}', values)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
@@ -259,24 +258,6 @@ class Comparison:
     for point, reason in self.refused(algorithm):
       if _restricted(point, own) not in allowed:
         raise ValueError(reason)
-
-  def _check_grid(self):
-    for owner, axes in self.grid.items():
-      errors.expect(
-        owner == ANY_METHOD or owner in self.algorithms,
-        'grid',
-        f'of the methods that are compared ({", ".join(self.algorithms)})',
-        owner,
-      )
-      owners = self.algorithms if owner == ANY_METHOD else [owner]
-      for name, values in axes.items():
-        _expect_distinct(f'grid of {name}', values)
-        errors.expect(
-          any(grid_targets(algorithm, name) for algorithm in owners),
-          'grid',
-          f'of hyperparameters of {", ".join(owners)}',
-          name,
-        )
 
 
 def trial_name(algorithm: str, seed: int) -> str:
