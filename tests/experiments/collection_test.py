@@ -11,7 +11,6 @@ from tff_pfl.experiments import (
   results,
   trial,
 )
-from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.simulation import report, run_config, summary
 
 _NAMES = ('sea', 'hills', 'moon')
@@ -56,13 +55,13 @@ def _over_rounds(value):
 
 
 def _evaluation(domains):
-  evaluation = {
+  return {
     'personal': {'loss': 1.0, 'accuracy': 0.5},
     'global': None,
     'fairness': None,
     'non_finite_clients': 0,
+    'domains': domains,
   }
-  return evaluation if domains is None else {**evaluation, 'domains': domains}
 
 
 def _finish(directory, seed, domains):
@@ -80,12 +79,8 @@ def _finish(directory, seed, domains):
     'accuracy': None,
     'global_accuracy': None,
     'seconds_per_round': 1.0,
+    'domains': {**domains, 'personal': _over_rounds(domains['personal'])},
   }
-  if domains is not None:
-    found['domains'] = {
-      **domains,
-      'personal': _over_rounds(domains['personal']),
-    }
   summary.write_json(os.path.join(folder, report.SUMMARY_NAME), found)
   row = {
     'client': 'a',
@@ -162,9 +157,3 @@ def test_domains_of_a_regression_have_losses_alone(tmp_path):
     0, 'hills', 2, 2.0, None, None
   )
   assert method.metrics['domain_accuracy_min'] is None
-
-
-def test_data_without_domains_have_the_metrics_of_all_data(tmp_path):
-  method, _ = _collect(str(tmp_path), [None])
-  assert list(method.metrics) == [metric.name for metric in metrics_lib.METRICS]
-  assert method.domains == ()

@@ -201,7 +201,10 @@ def test_what_a_method_refuses_of_a_grid_is_told(found):
   swept, untried = found.tunings
   for point in swept.points[2:]:
     assert 'momentum' in point.failure
+  # The only point that is allowed is taken untried.
   assert untried.algorithm == 'local_only'
+  assert (untried.seed, untried.num_rounds) == (0, 0)
+  assert untried.points[0].failure is None
   assert [(p.hparams, p.chosen) for p in untried.points] == [
     ({'momentum': 0.5}, True),
     ({'momentum': 2.0}, False),

@@ -59,8 +59,7 @@ def run(
     The results.
 
   Raises:
-    ValueError: If the data cannot be divided as asked, or an argument is out of
-      range.
+    ValueError: If the data cannot be divided as asked.
     RunError: If the folder holds another comparison, is in use by a running
       process, or cannot be used.
   """
@@ -71,8 +70,6 @@ def run(
       f'There is a comparison in {directory} already: pass --resume to go on '
       'with it, or another --output_dir.'
     )
-  if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 0)
   # Before any process is started: what is wrong with the data is wrong for all.
   partition = _partition(comparison)
   options = {

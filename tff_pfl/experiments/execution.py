@@ -70,9 +70,8 @@ def divide_cores(
     max_concurrent_clients: Clients of a trial at the same time, at least 1;
       None for one on each of its cores.
   """
-  if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 0)
-    num_processes = max(1, num_processes)
+  if num_processes == 0:
+    num_processes = 1
   available = cores.num_usable_cores()
   num_processes = min(num_processes or available, max(1, num_trials))
   share = max(1, available // num_processes)
@@ -170,7 +169,6 @@ def run_trials(
     By name the reason, in one line, of each trial that failed.
 
   Raises:
-    ValueError: If `num_processes` is out of range.
     RunError: If a folder holds another trial or cannot be written to.
   """
   names = [one.name for one in trials]

@@ -119,11 +119,16 @@ def run(
     `versions`.
 
   Raises:
-    ValueError: If the settings are not for this experiment.
+    ValueError: If the experiment does not take the data set.
     RunError: If the folder holds something else or is in use by another
       process, or training fails.
   """
-  _expect_suitable(experiment, settings)
+  errors.expect(
+    experiment.takes(settings.dataset),
+    'dataset',
+    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
+    settings.dataset,
+  )
   settings = settings._replace(
     directory=os.path.join(settings.directory, experiment.name)
   )
@@ -285,25 +290,6 @@ def _conclude(experiment, settings):
   _write(settings.directory, SUMMARY_NAME, summary)
   # As it will be read by others.
   return _read(settings.directory, SUMMARY_NAME)
-
-
-def _expect_suitable(experiment, settings):
-  for name in ('dataset', 'data_dir'):
-    value = getattr(settings, name)
-    errors.expect(
-      experiment.uses_datasets or value is None,
-      name,
-      f'unset for {experiment.name}, which generates its data',
-      value,
-    )
-  errors.expect(
-    experiment.takes(settings.dataset),
-    'dataset',
-    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
-    settings.dataset,
-  )
-  if settings.num_seeds is not None:
-    errors.expect_int('num_seeds', settings.num_seeds, 1)
 
 
 def _identity(experiment, settings):

@@ -209,12 +209,6 @@ class Comparison:
       points = self.points(algorithm)
       if len(points) == 1:
         chosen.setdefault(algorithm, points[0])
-      errors.expect(
-        algorithm in chosen,
-        'chosen',
-        f'with a point of {algorithm}, whose grid has {len(points)}',
-        chosen,
-      )
     return [
       trial.Trial(
         name=trial_name(algorithm, seed),

@@ -42,7 +42,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from binaries.papers.linear import model as model_lib
-from tff_pfl import errors
 from tff_pfl.models import randomness
 
 LinearModel = model_lib.LinearModel
@@ -142,13 +141,11 @@ def fed_sgd(learning_rate: float, *, batch_size: int) -> LinearMethod:
   """FedSGD: one model by distributed stochastic gradient descent.
 
   Args:
-    batch_size: Samples that a client draws in a round, without replacement, at
-      least 1.
+    batch_size: Samples that a client draws in a round, without replacement.
   """
 
   def client_update(model, samples, seed):
     num_samples = samples.y.shape[0]
-    errors.expect_int('batch_size', batch_size, 1, num_samples)
     order = randomness.permutations(seed, 1, num_samples, num_samples)[0]
     batch = tf.nest.map_structure(
       lambda value: tf.gather(value, order[:batch_size]), samples

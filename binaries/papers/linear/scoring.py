@@ -18,6 +18,9 @@ from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 
+# From a client's inputs and labels to the regressor that it finds.
+Regressor = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
 
 def client_errors(
   models: model_lib.LinearModel,
@@ -50,9 +53,6 @@ def client_errors(
   return squared_errors.get_concrete_function(models, samples)(
     models, samples
   ).numpy()
-
-
-Regressor = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def with_exact_head(representation: np.ndarray) -> Regressor:

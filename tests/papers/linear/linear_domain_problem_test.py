@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from binaries.papers.linear import domain_problem, initialization
+from binaries.papers.linear import domain_problem
 from tests.papers.linear import arrays
 
 
@@ -78,17 +78,3 @@ def test_the_seed_determines_the_problem():
   np.testing.assert_array_equal(first.samples().y, again.samples().y)
   assert not np.isclose(first.mixtures, other.mixtures).any()
   assert not np.isclose(first.samples().x, other.samples().x).any()
-
-
-def test_method_of_moments_ignores_domains():
-  problem = _make(200, samples_per_client=100)
-  result = initialization.method_of_moments(problem)
-  samples = problem.samples()
-  moments = np.einsum(
-    'nl,nld,nle->de', samples.y.numpy() ** 2, samples.x, samples.x
-  )
-  expected = np.linalg.eigh(moments)[1][:, -2:]
-
-  np.testing.assert_allclose(
-    result @ result.T, expected @ expected.T, atol=1e-10
-  )

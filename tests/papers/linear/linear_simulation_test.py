@@ -284,13 +284,6 @@ def test_fed_avg_finds_the_representation_that_d_gd_does_not():
   assert d_gd.gradient_norm[-1] < 1e-6 * d_gd.gradient_norm[0]
 
 
-def test_batches_larger_than_a_clients_samples_are_refused():
-  with pytest.raises(ValueError, match='`batch_size`.* found 10'):
-    simulation.run(
-      methods.fed_sgd(_RATE, batch_size=10), _problem(), 1, initial=_initial()
-    )
-
-
 def test_divergence_names_the_round_and_the_remedy():
   with pytest.raises(
     errors.RunError, match='fed_avg diverged.*Choose a smaller step size'
