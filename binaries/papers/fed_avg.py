@@ -209,7 +209,7 @@ def _test_images(arrays: datasets.Arrays) -> np.ndarray:
   return images if arrays.transform is None else arrays.transform(images)
 
 
-def measure_cosine(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_cosine(lab: laboratory.Laboratory) -> paper.Rows:
   """The similarity of each two classes' features, and the model's accuracy."""
   arrays = lab.load_arrays(lab.sizes.dataset)
   images = _test_images(arrays)
@@ -242,9 +242,7 @@ def _within_and_between(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   )
 
 
-def make_cosine_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def make_cosine_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4's matrices: light on FedAvg's diagonal and dark elsewhere."""
   figure = f'{_PAPER}, figure 4'
   within, between = {}, {}
@@ -277,7 +275,6 @@ def make_cosine_claims(
       ' similarity within classes less that between them',
       figure,
       gaps[0] - gaps[1],
-      above=0,
     )
 
 
@@ -292,8 +289,6 @@ def draw_cosine(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
       _matrices(table, steps).mean(axis=0),
       title=_method(steps),
       labels=table.distinct('class_a'),
-      low=0,
-      high=1,
     )
 
 
@@ -309,9 +304,7 @@ def _new_clients(
   )
 
 
-def measure_new_classes(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
   """Mean accuracies of new clients after fine-tuning."""
   sizes = lab.sizes
   new_classes = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)
@@ -343,7 +336,7 @@ def measure_new_classes(
 
 def make_new_classes_claims(
   table: tables.Table, sizes: NewClassesSizes
-) -> Iterator[claims.Claim]:
+) -> paper.Claims:
   """FedAvg's lead for any number of examples, in both panels."""
   fed_avg = _method(sizes.nums_local_steps[-1])
   for panel, kind in zip(('left', 'right'), table.distinct('new_clients')):
@@ -355,32 +348,10 @@ def make_new_classes_claims(
         table.lead(
           'accuracy', fed_avg, _D_SGD, new_clients=kind, num_examples=num
         ),
-        above=0,
       )
 
 
-def draw_new_classes(
-  table: tables.Table, sizes: NewClassesSizes, figure: Figure
-) -> None:
-  """Accuracy by the number of examples, a panel for each kind of clients."""
-  kinds = table.distinct('new_clients')
-  panels.prepare(figure, 5.5 * len(kinds), 4.4, sizes.num_seeds)
-  all_axes = figure.subplots(1, len(kinds), squeeze=False)[0]
-  for axes, kind in zip(all_axes, kinds):
-    panels.draw_curves(
-      axes,
-      table.where(new_clients=kind),
-      'accuracy',
-      over='num_examples',
-      by='method',
-      x_label='Examples of a new client',
-      y_label='Accuracy after fine-tuning',
-      log_x=True,
-      title=f'Clients of {kind}',
-    )
-
-
-def measure_cka(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
   """How similar fine-tuning leaves each layer, mean over new clients."""
   sizes = lab.sizes
   arrays = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)
@@ -401,9 +372,7 @@ def measure_cka(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
       yield {**columns, 'layer': layer, 'cka': cka}
 
 
-def make_cka_claims(
-  table: tables.Table, sizes: CkaSizes
-) -> Iterator[claims.Claim]:
+def make_cka_claims(table: tables.Table, sizes: CkaSizes) -> paper.Claims:
   """Figure 2: the layers before the head, and the first half of these."""
   figure = f'{_PAPER}, figure 2'
   fed_avg = _method(sizes.nums_local_steps[-1])
@@ -429,21 +398,7 @@ def make_cka_claims(
       f"Fine-tuning leaves more of FedAvg's {name} than of D-SGD's: mean CKA",
       figure,
       mean_cka(fed_avg, layers) - mean_cka(_D_SGD, layers),
-      above=0,
     )
-
-
-def draw_cka(table: tables.Table, sizes: CkaSizes, figure: Figure) -> None:
-  """The similarity of each layer to itself before fine-tuning."""
-  panels.prepare(figure, 6.5, 4.4, sizes.num_seeds)
-  panels.draw_groups(
-    figure.subplots(),
-    table,
-    'cka',
-    group='layer',
-    by='method',
-    y_label='CKA before and after fine-tuning',
-  )
 
 
 # The first is the experiments' own.
@@ -469,7 +424,15 @@ EXPERIMENTS = (
     paper=f'{_PAPER}, figure 5',
     measure=measure_new_classes,
     claims=make_new_classes_claims,
-    draw=draw_new_classes,
+    draw=panels.curves(
+      'accuracy',
+      over='num_examples',
+      x_label='Examples of a new client',
+      y_label='Accuracy after fine-tuning',
+      log_x=True,
+      panel='new_clients',
+      title='Clients of {}'.format,
+    ),
     full={
       name: NewClassesSizes(dataset=name, new_dataset=other)
       for name, other in _OTHER_DATASETS.items()
@@ -482,7 +445,9 @@ EXPERIMENTS = (
     paper=f'{_PAPER}, figure 2',
     measure=measure_cka,
     claims=make_cka_claims,
-    draw=draw_cka,
+    draw=panels.bars(
+      'cka', group='layer', y_label='CKA before and after fine-tuning'
+    ),
     full={name: CkaSizes(dataset=name) for name in _OTHER_DATASETS},
     fast=CKA_FAST,
   ),

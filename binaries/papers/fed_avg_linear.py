@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -92,12 +91,12 @@ FAST = Sizes(
 
 
 def _problem(sizes: Sizes, seed: int) -> problem.LinearProblem:
-  return problem.make_problem(
+  return problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
     sizes.rank,
     noise_std=sizes.noise_std,
-    heads='gaussian',
+    head_distribution='gaussian',
     seed=seed,
   )
 
@@ -134,9 +133,7 @@ def _train(
     )
 
 
-def measure_representation(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_representation(lab: laboratory.Laboratory) -> paper.Rows:
   """Distance and gradient by round, and of each run how fast it fell."""
   for seed, start in lab.progress(
     itertools.product(lab.seeds, (_RANDOM, _CLOSE_BY))
@@ -147,9 +144,7 @@ def measure_representation(
         yield {'start': start, 'method': name, 'seed': seed, **row}
 
 
-def representation_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def representation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figures 1 and 3 left: what FedAvg and D-GD find."""
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
@@ -220,7 +215,6 @@ def draw_representation(
       table.where(start=start),
       column,
       over='round',
-      by='method',
       x_label='Round',
       y_label=label,
       log_y=True,
@@ -228,9 +222,7 @@ def draw_representation(
     )
 
 
-def measure_new_client(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
   """The new clients' mean error by number of samples."""
   sizes = lab.sizes
   for seed in lab.progress(lab.seeds):
@@ -239,13 +231,13 @@ def measure_new_client(
       sizes, truth, _RANDOM, seed, rounds_per_record=sizes.num_rounds
     )
     for name, history in runs:
-      errors = scoring.fine_tuning_errors(
+      regressor = scoring.fine_tuned(
         history.model,
-        truth,
-        sizes.sample_counts,
-        learning_rate=sizes.fine_tuning_learning_rate,
-        num_steps=sizes.num_fine_tuning_steps,
-        num_clients=sizes.num_new_clients,
+        sizes.fine_tuning_learning_rate,
+        sizes.num_fine_tuning_steps,
+      )
+      errors = scoring.new_client_errors(
+        regressor, truth, sizes.sample_counts, sizes.num_new_clients
       )
       for num_samples, error in zip(sizes.sample_counts, errors.mean(axis=1)):
         yield {
@@ -256,9 +248,7 @@ def measure_new_client(
         }
 
 
-def new_client_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 3 right: FedAvg's model is the better one to fine-tune."""
   for num_samples in sizes.sample_counts:
     yield claims.difference(
@@ -266,7 +256,6 @@ def new_client_claims(
       "a smaller error than D-GD's: the difference",
       _FIGURE_3_RIGHT,
       table.lead('error', _D_GD, _FED_AVG, num_samples=num_samples),
-      above=0,
     )
 
 
@@ -278,7 +267,6 @@ def draw_new_client(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
     table,
     'error',
     over='num_samples',
-    by='method',
     x_label='Samples of the new client',
     y_label=f'Error after {sizes.num_fine_tuning_steps} steps of fine-tuning',
     log_y=True,

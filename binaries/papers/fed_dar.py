@@ -52,9 +52,9 @@ from tff_pfl.experiments import (
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
-# Over the domains, and the mean over the clients.
 # What a figure over rounds is where no round has it.
 _NEVER = {'last': None, 'last_10_mean': None}
+# Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
 _FAST_METHODS = (_FED_AVG, _WA, _SA)
 _WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
@@ -198,17 +198,6 @@ def ablation(sizes: Sizes) -> Sequence[laboratory.Method]:
   ]
 
 
-def _rounds(method: laboratory.Method, sizes: Sizes) -> Mapping[str, int]:
-  """The method's rounds, of which those of a warm-up are a part."""
-  num_warmup = method.config.get('num_warmup_rounds', 0)
-  if method.algorithm == 'fed_dar':
-    num_warmup = sizes.num_warmup_rounds
-  return {
-    'num_rounds': sizes.num_rounds - num_warmup,
-    'num_warmup_rounds': num_warmup,
-  }
-
-
 def _run(
   lab: laboratory.Laboratory,
   compared: Sequence[laboratory.Method],
@@ -218,6 +207,10 @@ def _run(
   sizes = lab.sizes
 
   def make_trial(method, partition, seed):
+    # Rounds of a warm-up are a part of all rounds.
+    num_warmup = method.config.get('num_warmup_rounds', 0)
+    if method.algorithm == 'fed_dar':
+      num_warmup = sizes.num_warmup_rounds
     return lab.trial(
       method,
       methods.training(sizes),
@@ -228,7 +221,8 @@ def _run(
       model='mlp',
       model_arguments={'widths': tuple(sizes.widths)},
       rounds_per_evaluation=sizes.num_rounds,
-      **_rounds(method, sizes),
+      num_rounds=sizes.num_rounds - num_warmup,
+      num_warmup_rounds=num_warmup,
     )
 
   by_partition = {partition: compared for partition in partitions}
@@ -262,7 +256,7 @@ def _scores(result: methods.Result) -> Mapping[str, Any]:
   return {name: value['last_10_mean'] for name, value in values.items()}
 
 
-def measure_domains(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_domains(lab: laboratory.Laboratory) -> paper.Rows:
   """The scores of FedDAR and all baselines on mixtures of domains."""
   sizes = lab.sizes
   compared = [*baselines(sizes), *fed_dar(sizes)]
@@ -271,7 +265,7 @@ def measure_domains(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   yield from _run(lab, compared, sizes.partitions)
 
 
-def domains_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def domains_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Tables 1 and 3, of means over the partitions."""
   source = 'FedDAR, tables 1 and 3'
   names = table.distinct('method')
@@ -290,7 +284,6 @@ def domains_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
         f'{ours} serves the domains better on average than {other}',
         source,
         mean('mean', ours) - mean('mean', other),
-        above=0,
       )
     for column, what in (
       ('min', 'the worst domain'),
@@ -301,7 +294,6 @@ def domains_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
         f'{ours} serves {what} better than the best baseline, {best}',
         source,
         mean(column, ours) - mean(column, best),
-        above=0,
       )
   harms = "Clients' fine-tuning harms"
   for better, worse, statement, where in (
@@ -311,7 +303,7 @@ def domains_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
   ):
     if {better, worse} <= set(names):
       yield claims.difference(
-        statement, where, mean('mean', better) - mean('mean', worse), above=0
+        statement, where, mean('mean', better) - mean('mean', worse)
       )
   if len(sizes.partitions) > 1:
     ranges = [np.ptp(score('mean', name), axis=1) for name in (_SA, _FED_AVG)]
@@ -340,7 +332,7 @@ def draw_domains(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
     )
 
 
-def measure_k(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_k(lab: laboratory.Laboratory) -> paper.Rows:
   """FedDAR's scores by aggregation and dimension of the representation."""
   dimensions = {}
   for k in lab.sizes.dimensions:
@@ -353,7 +345,7 @@ def measure_k(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
     yield {**row, **dimensions[row['method']][1]}
 
 
-def k_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def k_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 2, each aggregation with the dimension that is best over seeds."""
   best = []
   for method in (_SA, _WA):
@@ -364,26 +356,10 @@ def k_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
     'FedDAR-WA with its own best',
     'FedDAR, figure 2',
     best[0] - best[1],
-    above=0,
   )
 
 
-def draw_k(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The mean over domains by dimension."""
-  panels.prepare(figure, 6, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'mean',
-    over='dimension',
-    by='method',
-    x_label='Dimension of the representation (k)',
-    y_label='Mean over domains of test accuracy or AUC',
-    log_x=True,
-  )
-
-
-def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
   """The scores with components of FedDAR."""
   compared = ablation(lab.sizes)
   if lab.settings.fast:
@@ -391,9 +367,7 @@ def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
   yield from _run(lab, compared, {'one': lab.sizes.one_partition})
 
 
-def ablation_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def ablation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """What section 5.3 says of table 2."""
   present = set(table.distinct('method'))
   full, averaged = _ALL_COMPONENTS, 'RW, MH, Alter, WA'
@@ -418,7 +392,6 @@ def ablation_claims(
         f'{statement}: ({more}) against ({less})',
         'FedDAR, table 2',
         table.lead(column, more, less),
-        above=0,
       )
   if {'RW', 'RW, MH, WA'} <= present:
     yield claims.difference(
@@ -433,15 +406,18 @@ def ablation_claims(
 def draw_ablation(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
   """Bars of the mean over domains and the worst one."""
   panels.prepare(figure, 9, 4.6, sizes.num_seeds)
-  panels.draw_bars(
+  titles = {'mean': 'Mean', 'min': 'Worst domain'}
+  scores = tables.Table.from_rows(
+    {**row, 'over': title, 'score': row[column]}
+    for row in table.rows()
+    for column, title in titles.items()
+  )
+  panels.draw_groups(
     figure.subplots(),
-    {
-      method: {
-        title: tables.mean_and_spread(table.values(column, method=method))
-        for column, title in (('mean', 'Mean'), ('min', 'Worst domain'))
-      }
-      for method in table.distinct('method')
-    },
+    scores,
+    'score',
+    group='method',
+    by='over',
     y_label='Test accuracy or AUC',
   )
 
@@ -462,7 +438,13 @@ EXPERIMENTS = (
     paper='FedDAR, figure 2',
     measure=measure_k,
     claims=k_claims,
-    draw=draw_k,
+    draw=panels.curves(
+      'mean',
+      over='dimension',
+      x_label='Dimension of the representation (k)',
+      y_label='Mean over domains of test accuracy or AUC',
+      log_x=True,
+    ),
   ),
   _experiment(
     name='feddar_ablation',

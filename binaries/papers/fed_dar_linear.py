@@ -48,8 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -134,7 +133,7 @@ FULL = Sizes()
 FAST = Sizes(sample_counts=(6,), dimension=120, num_rounds=600, num_seeds=1)
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The distance by round of each run, and its error after the last one."""
   sizes = lab.sizes
   for domains, (name, method), num_samples, seed in lab.progress(
@@ -145,7 +144,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
       lab.seeds,
     )
   ):
-    problem = domain_problem.make_domain_problem(
+    problem = domain_problem.DomainProblem(
       sizes.num_clients,
       sizes.dimension,
       sizes.rank,
@@ -181,7 +180,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """FedDAR-SA against all else, and whether the two forms converge."""
   last = table.where(round=sizes.num_rounds)
 
@@ -239,7 +238,6 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
       last.where(domains=domains),
       'error',
       over='num_samples',
-      by='method',
       x_label='Samples of a client',
       y_label='Mean squared error on test samples',
       log_y=True,
@@ -251,7 +249,6 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
     table.where(domains=_UNEQUAL, num_samples=num_samples),
     'distance',
     over='round',
-    by='method',
     x_label='Round',
     y_label='Principal angle distance',
     log_y=True,

@@ -48,7 +48,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from matplotlib.figure import Figure
 
 from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.experiments import (
@@ -216,20 +215,6 @@ def more_accurate(
     f'{partition}: {better} is more accurate than {worse}',
     source,
     table.lead('accuracy', better, worse, by=by, partition=partition),
-    above=0,
-  )
-
-
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """Bars of the accuracies by method and partition."""
-  panels.prepare(figure, 12, 4.8, sizes.num_seeds)
-  panels.draw_groups(
-    figure.subplots(),
-    table,
-    'accuracy',
-    group='method',
-    by='partition',
-    y_label='Test accuracy',
   )
 
 
@@ -246,9 +231,7 @@ def published_accuracies(sizes: Sizes) -> Mapping[tuple[str, str], float]:
   }
 
 
-def measure_comparison(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy and costs of all methods."""
   known = published_accuracies(lab.sizes)
   fed_fac = (
@@ -266,9 +249,7 @@ def measure_comparison(
     }
 
 
-def comparison_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def comparison_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Table 2's order of methods, and table 7's of their times."""
   source = 'FedFac, table 2'
   leads = []
@@ -284,7 +265,6 @@ def comparison_claims(
       'last lead less the first',
       source,
       leads[-1] - leads[0],
-      above=0,
     )
   source = 'FedFac, table 7'
   for partition in sizes.partitions:
@@ -307,9 +287,7 @@ def comparison_claims(
     )
 
 
-def measure_new_clients(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy on clients that were not trained."""
   compared = [
     *(method for method in BASELINES if method.name != 'FedPer'),
@@ -329,9 +307,7 @@ def measure_new_clients(
       yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 
 
-def new_clients_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def new_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of table 3."""
   source = 'FedFac, table 3'
   first, *others = sizes.partitions
@@ -351,7 +327,7 @@ def new_clients_claims(
         yield more_accurate(table, source, partition, _ENSEMBLE, name)
 
 
-def measure_ablation(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy with a random split, and with elements masked."""
   at_random = {'split': 'random', 'mode': 'static'}
   to_mask = laboratory.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
@@ -414,9 +390,7 @@ def masked_accuracies(
   return {name: float(np.mean(values)) for name, values in accuracies.items()}
 
 
-def ablation_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def ablation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Both panels of table 8."""
   source = 'FedFac, table 8'
   for partition in sizes.partitions:
@@ -428,7 +402,16 @@ def ablation_claims(
 
 
 make_experiment = functools.partial(
-  paper.Experiment, full={sizes.dataset: sizes for sizes in FULL}, fast=FAST
+  paper.Experiment,
+  draw=panels.bars(
+    'accuracy',
+    group='method',
+    by='partition',
+    y_label='Test accuracy',
+    width=12,
+  ),
+  full={sizes.dataset: sizes for sizes in FULL},
+  fast=FAST,
 )
 EXPERIMENTS = (
   make_experiment(
@@ -437,7 +420,6 @@ EXPERIMENTS = (
     paper='FedFac, tables 2 and 7',
     measure=measure_comparison,
     claims=comparison_claims,
-    draw=draw,
   ),
   make_experiment(
     name='fedfac_new_clients',
@@ -445,7 +427,6 @@ EXPERIMENTS = (
     paper='FedFac, table 3',
     measure=measure_new_clients,
     claims=new_clients_claims,
-    draw=draw,
   ),
   make_experiment(
     name='fedfac_ablation',
@@ -453,6 +434,5 @@ EXPERIMENTS = (
     paper='FedFac, table 8',
     measure=measure_ablation,
     claims=ablation_claims,
-    draw=draw,
   ),
 )

@@ -43,8 +43,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -264,7 +264,7 @@ def train(
     yield is_personal, unchanged, tests['accuracy']
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The accuracy under each partition, over p and over alpha."""
   sizes = lab.sizes
   cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]
@@ -316,7 +316,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of figures 6 and 7, in each case."""
   for case in table.distinct('case'):
     last = table.where(case=case, round=sizes.num_rounds)
@@ -365,21 +365,12 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
   given = table.where(given_starts=True)
   last = given.where(round=sizes.num_rounds)
   p, alpha = sizes.middle
-  (top_left, top_right), (left, right) = figure.subplots(2, 2)
-  for axes, rows, group, title in (
-    (
-      top_left,
-      last.where(alpha=alpha),
-      'p',
-      f'Shared neurons p, alpha = {alpha:g}',
-    ),
-    (
-      top_right,
-      last.where(p=p),
-      'alpha',
-      f'Shared covariates alpha, p = {p:g}',
-    ),
-  ):
+  top, (left, right) = figure.subplots(2, 2)
+  groups = (
+    (last.where(alpha=alpha), 'p', f'Shared neurons p, alpha = {alpha:g}'),
+    (last.where(p=p), 'alpha', f'Shared covariates alpha, p = {p:g}'),
+  )
+  for axes, (rows, group, title) in zip(top, groups):
     panels.draw_groups(
       axes,
       rows,

@@ -12,14 +12,10 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
-from tff_pfl.experiments import claims, laboratory, panels, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 
 _TUNED = {
   'layers': 'Divided layer (Lambda)',
@@ -28,7 +24,7 @@ _TUNED = {
 }
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy with each value of one hyperparameter after another."""
   sizes = lab.sizes
   # None of those that the other experiments report.
@@ -67,9 +63,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
       chosen[partition] = {**hparams, hparam: best}
 
 
-def make_claims(
-  table: tables.Table, sizes: fed_fac.Sizes
-) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: fed_fac.Sizes) -> paper.Claims:
   """What the text says of tables 4 and 5, and of the hyperparameters' order."""
 
   def accuracies(hparam, partition):
@@ -95,7 +89,6 @@ def make_claims(
       'ranges of accuracy, means over partitions',
       'FedFac, section 5.3',
       influence(more) - influence(less),
-      above=0,
     )
   # On handwritten digits, the text has it, shallow layers are preferable.
   source, best = 'FedFac, table 4', sizes.layers[-1]
@@ -121,23 +114,6 @@ def make_claims(
       f'The best tau is larger for {first} than for {last}',
       'FedFac, table 5',
       best_threshold(first) - best_threshold(last),
-      above=0,
-    )
-
-
-def draw(table: tables.Table, sizes: fed_fac.Sizes, figure: Figure) -> None:
-  """Bars of the accuracies by value, a panel for each hyperparameter."""
-  panels.prepare(figure, 17, 4.4, sizes.num_seeds)
-  all_axes = figure.subplots(1, len(_TUNED), sharey=True)
-  for axes, (hparam, title) in zip(all_axes, _TUNED.items()):
-    panels.draw_groups(
-      axes,
-      table.where(hyperparameter=hparam),
-      'accuracy',
-      group='value',
-      by='partition',
-      y_label='Test accuracy',
-      title=title,
     )
 
 
@@ -148,6 +124,14 @@ EXPERIMENTS = (
     paper='FedFac, tables 4 to 6',
     measure=measure,
     claims=make_claims,
-    draw=draw,
+    draw=panels.bars(
+      'accuracy',
+      group='value',
+      by='partition',
+      y_label='Test accuracy',
+      panel='hyperparameter',
+      title=_TUNED.get,
+      sharey=True,
+    ),
   ),
 )

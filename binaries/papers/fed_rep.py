@@ -34,14 +34,13 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from tff_pfl import datasets
+from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.experiments import claims, laboratory, panels, paper, tables, trial
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
@@ -164,24 +163,7 @@ def _train(
   )
 
 
-def _draw(
-  table: tables.Table, sizes: LocalEpochsSizes, figure: Figure, **labels: str
-) -> None:
-  """Accuracy against the number of epochs."""
-  panels.prepare(figure, 6, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'accuracy',
-    over='num_epochs',
-    by='method',
-    **labels,
-  )
-
-
-def measure_local_epochs(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_local_epochs(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracies by the number of local epochs."""
   methods = {}
   for n in lab.sizes.nums_epochs:
@@ -205,7 +187,7 @@ def measure_local_epochs(
 
 def make_local_epochs_claims(
   table: tables.Table, sizes: LocalEpochsSizes
-) -> Iterator[claims.Claim]:
+) -> paper.Claims:
   """What figure 5 shows of more local epochs, and of the two methods."""
 
   def accuracy(method, num_epochs):
@@ -233,13 +215,10 @@ def make_local_epochs_claims(
       f' FedAvg with {num_epochs}',
       _LOCAL_EPOCHS_FIGURE,
       accuracy(_FED_REP, most) - accuracy(_FED_AVG, num_epochs),
-      above=0,
     )
 
 
-def measure_new_clients(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """New clients' accuracies by the body's method and the number of epochs."""
   sizes = lab.sizes
   num_epochs = sizes.num_body_epochs
@@ -299,12 +278,16 @@ def _score(
       initial = state.global_weights
       for name, body in bodies.items():
         weights = split_model.select({**initial, **body}, initial)
-        scores = trial.score_new_clients(
+        scores = personalized_evaluation.evaluate_clients(
           process,
           runtime,
           state._replace(global_weights=weights),
+          # Beyond those of training, so that no client's seed is used twice.
+          lambda positions, process=process: runtime.run(
+            process.initialize_client_states,
+            [sizes.num_clients + i for i in positions],
+          ),
           clients,
-          first_index=sizes.num_clients,
         )
         yield {
           'method': name,
@@ -327,7 +310,7 @@ def _new_clients(
 
 def make_new_clients_claims(
   table: tables.Table, sizes: NewClientsSizes
-) -> Iterator[claims.Claim]:
+) -> paper.Claims:
   """Figure 6's order of the methods."""
   for other in (_FED_AVG, _PER_FED_AVG):
     for num_epochs in sizes.nums_epochs:
@@ -336,7 +319,6 @@ def make_new_clients_claims(
         f" {other}'s, in {num_epochs} epochs",
         _NEW_CLIENTS_FIGURE,
         table.lead('accuracy', _FED_REP, other, num_epochs=num_epochs),
-        above=0,
       )
 
 
@@ -347,8 +329,9 @@ EXPERIMENTS = (
     paper=_LOCAL_EPOCHS_FIGURE,
     measure=measure_local_epochs,
     claims=make_local_epochs_claims,
-    draw=functools.partial(
-      _draw,
+    draw=panels.curves(
+      'accuracy',
+      over='num_epochs',
       x_label='Local epochs (FedRep: of the head)',
       y_label='Mean test accuracy of the clients',
     ),
@@ -364,8 +347,9 @@ EXPERIMENTS = (
     paper=_NEW_CLIENTS_FIGURE,
     measure=measure_new_clients,
     claims=make_new_clients_claims,
-    draw=functools.partial(
-      _draw,
+    draw=panels.curves(
+      'accuracy',
+      over='num_epochs',
       x_label='Epochs on the head of a new client',
       y_label='Mean test accuracy of the new clients',
     ),

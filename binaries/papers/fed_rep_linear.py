@@ -26,11 +26,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers.linear import (
   convergence,
@@ -106,7 +104,7 @@ NEW_CLIENT_FAST = dataclasses.replace(
 def _problem(
   sizes: Sizes, num_clients: int, noise_std: float, seed: int
 ) -> problem.LinearProblem:
-  return problem.make_problem(
+  return problem.LinearProblem(
     num_clients,
     sizes.dimension,
     sizes.rank,
@@ -116,9 +114,7 @@ def _problem(
   )
 
 
-def measure_convergence(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
   """The distance by round, and of each run how fast it fell."""
   sizes = lab.sizes
   rate = sizes.learning_rate
@@ -143,9 +139,7 @@ def measure_convergence(
       yield {'num_clients': num_clients, 'method': name, 'seed': seed, **row}
 
 
-def convergence_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def convergence_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
   last = table.where(round=sizes.num_rounds)
 
@@ -175,7 +169,6 @@ def convergence_claims(
       'rates',
       _FIGURE_3,
       rates[:, index + 1] - rates[:, index],
-      above=0,
     )
   # GD-GD does not come as close. What comes nowhere near counts as all rounds.
   for other, column, distance in (
@@ -189,41 +182,16 @@ def convergence_claims(
         f'with {num_clients} clients: the difference',
         _FIGURE_3,
         steps[:, index] - exact[:, index],
-        above=0,
       )
     yield claims.difference(
       f'{other} gains less from more clients than FedRep: the difference of '
       f'the factors by which the rounds to {distance:g} fall',
       f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
-      above=0,
     )
 
 
-def draw_convergence(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The distance by round, a panel for each number of clients."""
-  nums_clients = sizes.nums_clients
-  panels.prepare(figure, 3.6 * len(nums_clients), 3.8, sizes.num_seeds)
-  all_axes = figure.subplots(1, len(nums_clients), sharey=True)
-  for axes, num_clients in zip(all_axes, nums_clients):
-    panels.draw_curves(
-      axes,
-      table.where(num_clients=num_clients),
-      'distance',
-      over='round',
-      by='method',
-      x_label='Round',
-      y_label='Principal angle distance' if axes is all_axes[0] else '',
-      log_y=True,
-      title=f'{num_clients} clients',
-    )
-    if axes is not all_axes[0]:
-      axes.get_legend().remove()
-
-
-def measure_new_client(
-  lab: laboratory.Laboratory,
-) -> Iterator[Mapping[str, Any]]:
+def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
   """The median new client's error, with what was learned and without."""
   sizes = lab.sizes
   (num_clients,) = sizes.nums_clients
@@ -239,19 +207,18 @@ def measure_new_client(
     initial = initialization.with_zero_head(
       initialization.random_representation(sizes.dimension, sizes.rank, seed)
     )
-    counts, num_new = sizes.sample_counts, sizes.num_new_clients
+    counts = sizes.sample_counts
     found = {}
     for name, (method, num_rounds) in trained.items():
       history = simulation.run(
         method, truth, num_rounds, initial=initial, seed=seed
       )
-      found[name] = scoring.head_errors(
-        history.model.representation, truth, counts, num_clients=num_new
+      found[name] = scoring.with_exact_head(history.model.representation)
+    found[_LOCAL] = scoring.local_only
+    for name, regressor in found.items():
+      errors = scoring.new_client_errors(
+        regressor, truth, counts, sizes.num_new_clients
       )
-    found[_LOCAL] = scoring.local_only_errors(
-      truth, counts, num_clients=num_new
-    )
-    for name, errors in found.items():
       # With as many samples as unknowns the error has no mean over clients.
       # The heads have length sqrt(k), so that k is the labels' variance.
       medians = np.median(errors, axis=1) / sizes.rank
@@ -281,9 +248,7 @@ def samples_needed(table: tables.Table, method: str) -> np.ndarray:
   return np.append(counts, np.inf)[first]
 
 
-def new_client_claims(
-  table: tables.Table, sizes: Sizes
-) -> Iterator[claims.Claim]:
+def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4: k samples instead of d."""
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
@@ -309,21 +274,6 @@ def new_client_claims(
   )
 
 
-def draw_new_client(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The error by number of samples."""
-  panels.prepare(figure, 6.4, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'relative_error',
-    over='num_samples',
-    by='method',
-    x_label='Samples of the new client',
-    y_label='Error of a new client / variance of its labels',
-    log_y=True,
-  )
-
-
 EXPERIMENTS = (
   paper.Experiment(
     name='fedrep_linear_convergence',
@@ -332,7 +282,17 @@ EXPERIMENTS = (
     paper=_FIGURE_3,
     measure=measure_convergence,
     claims=convergence_claims,
-    draw=draw_convergence,
+    draw=panels.curves(
+      'distance',
+      over='round',
+      x_label='Round',
+      y_label='Principal angle distance',
+      log_y=True,
+      width=4.4,
+      panel='num_clients',
+      title='{} clients'.format,
+      sharey=True,
+    ),
     full={None: CONVERGENCE_FULL},
     fast=CONVERGENCE_FAST,
   ),
@@ -343,7 +303,13 @@ EXPERIMENTS = (
     paper=_FIGURE_4,
     measure=measure_new_client,
     claims=new_client_claims,
-    draw=draw_new_client,
+    draw=panels.curves(
+      'relative_error',
+      over='num_samples',
+      x_label='Samples of the new client',
+      y_label='Error of a new client / variance of its labels',
+      log_y=True,
+    ),
     full={None: NEW_CLIENT_FULL},
     fast=NEW_CLIENT_FAST,
   ),

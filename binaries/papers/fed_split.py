@@ -32,11 +32,9 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
 from tff_pfl.datasets import examples
@@ -85,7 +83,7 @@ def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   return float(shared.min()), float(np.min(personal))
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The share of the initial loss that is left after each round."""
   with lab.create_runtime() as runtime:
     for seed in lab.progress(lab.seeds):
@@ -149,7 +147,7 @@ def _train(
   return losses, of_personal / of_shared
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """The theorem's bound, the loss's geometric fall, and FedAvg's loss."""
   rounds, of_fed_split = table.curve('loss_share', 'round', method=_FED_SPLIT)
   _, bounds = table.curve('loss_share', 'round', method=_BOUND)
@@ -179,22 +177,6 @@ def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
     'larger after the last round',
     _PAPER,
     np.log10(left[_FED_AVG] / left[_FED_SPLIT]),
-    above=0,
-  )
-
-
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The loss by round."""
-  panels.prepare(figure, 6.4, 4.6, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'loss_share',
-    over='round',
-    by='method',
-    x_label='Round',
-    y_label='Training loss, share of the initial',
-    log_y=True,
   )
 
 
@@ -206,7 +188,13 @@ EXPERIMENTS = (
     paper=_PAPER,
     measure=measure,
     claims=make_claims,
-    draw=draw,
+    draw=panels.curves(
+      'loss_share',
+      over='round',
+      x_label='Round',
+      y_label='Training loss, share of the initial',
+      log_y=True,
+    ),
     full={None: Sizes()},
     fast=FAST,
   ),

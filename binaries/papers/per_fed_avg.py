@@ -22,10 +22,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from collections.abc import Sequence
 
 from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 from tff_pfl.templates import personalization
@@ -96,7 +93,7 @@ def _methods(num_steps: int, sizes: Sizes) -> Sequence[laboratory.Method]:
   ]
 
 
-def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The accuracies by round of all methods."""
   sizes = lab.sizes
   one_step = personalization.Personalization(
@@ -139,7 +136,7 @@ def measure(lab: laboratory.Laboratory) -> Iterator[Mapping[str, Any]]:
         }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
   """The figure's order of methods, and equation (9)."""
   last = table.where(round=sizes.num_rounds)
 
@@ -156,7 +153,6 @@ def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
         f'{better} is more accurate than {worse} with {num_steps} local steps',
         _FIGURE,
         accuracy(better, num_steps) - accuracy(worse, num_steps),
-        above=0,
       )
   yield claims.difference(
     'The Hessian-free meta-gradient does as well as the exact one: the absolute'
@@ -167,24 +163,6 @@ def make_claims(table: tables.Table, sizes: Sizes) -> Iterator[claims.Claim]:
   )
 
 
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """Accuracy by round, a panel for each number of local steps."""
-  nums_steps = sizes.nums_local_steps
-  panels.prepare(figure, 5.5 * len(nums_steps), 4.4, sizes.num_seeds)
-  all_axes = figure.subplots(1, len(nums_steps), sharey=True, squeeze=False)[0]
-  for axes, num_steps in zip(all_axes, nums_steps):
-    panels.draw_curves(
-      axes,
-      table.where(num_local_steps=num_steps),
-      'accuracy',
-      over='round',
-      by='method',
-      x_label='Round',
-      y_label='Mean test accuracy of the clients',
-      title=f'{num_steps} local steps',
-    )
-
-
 EXPERIMENTS = (
   paper.Experiment(
     name='perfedavg_mnist',
@@ -192,7 +170,15 @@ EXPERIMENTS = (
     paper=_FIGURE,
     measure=measure,
     claims=make_claims,
-    draw=draw,
+    draw=panels.curves(
+      'accuracy',
+      over='round',
+      x_label='Round',
+      y_label='Mean test accuracy of the clients',
+      panel='num_local_steps',
+      title='{} local steps'.format,
+      sharey=True,
+    ),
     full={
       name: Sizes(dataset=name)
       for name in ('mnist', 'fashion_mnist', 'cifar10')

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.experiments import execution_test
-from tests.experiments.execution_test import _run  # noqa: F401
+from tests.experiments.execution_test import _interrupt, _run  # noqa: F401
 from tff_pfl import errors
 from tff_pfl.experiments import cluster, execution
 
@@ -60,24 +60,8 @@ class TestOnACluster:
     folder = execution.trial_folder(tmp_path, trial.name)
     assert os.path.exists(os.path.join(folder, 'died'))
 
-  def test_an_interruption_ends_the_running_trials(
-    self, run, on_cluster, tmp_path, monkeypatch
-  ):
-    (trial,) = execution_test._trials(1)
-    path = os.path.join(execution.trial_folder(tmp_path, trial.name), 'pid')
-
-    def interrupt_when_started(running):
-      if os.path.exists(path):
-        raise KeyboardInterrupt
-      return ()
-
-    monkeypatch.setattr(
-      execution._Processes, 'take_ended', interrupt_when_started
-    )
-    with pytest.raises(KeyboardInterrupt):
-      run([trial], execution_test._SLEEPS, **on_cluster)
-    with open(path) as file:
-      pid = int(file.read())
+  def test_an_interruption_ends_the_running_trials(self, interrupt, on_cluster):
+    (pid,) = interrupt(execution_test._trials(1), **on_cluster)
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
       time.sleep(0.05)

@@ -11,7 +11,6 @@ from tff_pfl.experiments import (
   results,
   trial,
 )
-from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.simulation import report, run_config, summary
 
 _NAMES = ('sea', 'hills', 'moon')
@@ -56,13 +55,13 @@ def _over_rounds(value):
 
 
 def _evaluation(domains):
-  evaluation = {
+  return {
     'personal': {'loss': 1.0, 'accuracy': 0.5},
     'global': None,
     'fairness': None,
     'non_finite_clients': 0,
+    'domains': domains,
   }
-  return evaluation if domains is None else {**evaluation, 'domains': domains}
 
 
 def _finish(directory, seed, domains):
@@ -80,12 +79,8 @@ def _finish(directory, seed, domains):
     'accuracy': None,
     'global_accuracy': None,
     'seconds_per_round': 1.0,
+    'domains': {**domains, 'personal': _over_rounds(domains['personal'])},
   }
-  if domains is not None:
-    found['domains'] = {
-      **domains,
-      'personal': _over_rounds(domains['personal']),
-    }
   summary.write_json(os.path.join(folder, report.SUMMARY_NAME), found)
   row = {
     'client': 'a',
@@ -117,8 +112,9 @@ def _collect(directory, domains_by_seed):
 
 
 def test_figures_over_domains_are_means_over_seeds(tmp_path):
-  found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
-  own, fine_tuned = found.methods
+  own, fine_tuned = _collect(
+    str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)]
+  )
   metrics = own.metrics
   # Minima of 0.25 and 0.5, of which the sample's deviation is 0.25 / √2.
   assert metrics['domain_accuracy_min'] == results.Spread(
@@ -141,7 +137,7 @@ def test_figures_over_domains_are_means_over_seeds(tmp_path):
 
 def test_domains_are_listed_for_each_seed(tmp_path):
   found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
-  for method in found.methods:
+  for method in found:
     assert [(s.seed, s.domain) for s in method.domains] == [
       (seed, name) for seed in (0, 1) for name in _NAMES
     ]
@@ -156,14 +152,8 @@ def test_domains_are_listed_for_each_seed(tmp_path):
 def test_domains_of_a_regression_have_losses_alone(tmp_path):
   domains = _domains(0.5, 0.5)
   del domains['personal']['accuracy'], domains['personal']['auc']
-  method, _ = _collect(str(tmp_path), [domains]).methods
+  method, _ = _collect(str(tmp_path), [domains])
   assert method.domains[1] == results.DomainScore(
     0, 'hills', 2, 2.0, None, None
   )
   assert method.metrics['domain_accuracy_min'] is None
-
-
-def test_data_without_domains_have_the_metrics_of_all_data(tmp_path):
-  method, _ = _collect(str(tmp_path), [None]).methods
-  assert list(method.metrics) == [metric.name for metric in metrics_lib.METRICS]
-  assert method.domains == ()

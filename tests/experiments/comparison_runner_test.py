@@ -1,8 +1,8 @@
 """The whole of a comparison, its trials made up."""
 
 import csv
+import dataclasses
 import json
-import math
 import os
 import shutil
 import statistics
@@ -23,7 +23,7 @@ from tff_pfl.experiments import (
   comparison_runner as runner,
 )
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.simulation import directory_lock, run_config
+from tff_pfl.simulation import directory_lock, report, run_config
 
 _FAILING = 'local_only-seed1'
 _INCOMPLETE = 'local_only (1 of 2 seeds)'
@@ -201,7 +201,10 @@ def test_what_a_method_refuses_of_a_grid_is_told(found):
   swept, untried = found.tunings
   for point in swept.points[2:]:
     assert 'momentum' in point.failure
+  # The only point that is allowed is taken untried.
   assert untried.algorithm == 'local_only'
+  assert (untried.seed, untried.num_rounds) == (0, 0)
+  assert untried.points[0].failure is None
   assert [(p.hparams, p.chosen) for p in untried.points] == [
     ({'momentum': 0.5}, True),
     ({'momentum': 2.0}, False),
@@ -209,20 +212,31 @@ def test_what_a_method_refuses_of_a_grid_is_told(found):
   assert 'momentum' in untried.points[1].failure
 
 
-class _Summary:
-  """A finished trial's."""
+def _leave(directory, name, file_name, text='{}'):
+  """Leaves a file in the folder of a trial."""
+  folder = execution.trial_folder(directory, name)
+  os.makedirs(folder, exist_ok=True)
+  with open(os.path.join(folder, file_name), 'w') as file:
+    file.write(text)
 
-  def __init__(self, **values):
-    self.summary = {'accuracy': None, 'loss': None, **values}
+
+def _finish(directory, name, loss, non_finite_clients):
+  found = {
+    'accuracy': None,
+    'loss': loss,
+    'non_finite_clients': non_finite_clients,
+  }
+  _leave(directory, name, report.SUMMARY_NAME, json.dumps(found))
+  _leave(directory, name, trial.SCORES_NAME)
 
 
 def test_a_method_of_which_no_point_can_be_chosen_is_among_the_failures(
-  tmp_path, monkeypatch
+  tmp_path,
 ):
-  diverged = _Summary(non_finite_clients=3)
-  monkeypatch.setattr(execution, 'run_trials', lambda *_, **__: {})
-  monkeypatch.setattr(execution, 'finished', lambda *_: diverged)
-  (sweep, _), failures = tuning.tune(_comparison(), str(tmp_path))
+  comparison = _comparison()
+  for swept in comparison.tuning_trials()['fed_avg']:
+    _finish(tmp_path, swept.name, None, 3)
+  (sweep, _), failures = tuning.tune(comparison, str(tmp_path))
   assert not any(point.chosen for point in sweep.points)
   (failure,) = failures
   assert failure.algorithm == 'fed_avg'
@@ -240,25 +254,13 @@ def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
     asked[:] = [t.name for t in trials]
     return {}
 
-  def write(name, file_name, text='{}'):
-    folder = execution.trial_folder(tmp_path, name)
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, file_name), 'w') as file:
-      file.write(text)
-
-  ended = _Summary(loss=1.0, non_finite_clients=0)
   monkeypatch.setattr(execution, 'run_trials', run_trials)
-  monkeypatch.setattr(
-    execution,
-    'finished',
-    lambda _, name: ended if name == good.name else None,
-  )
-  write(good.name, trial.SCORES_NAME)
-  write(bad.name, execution.LOG_NAME, 'error: no memory')
+  _finish(tmp_path, good.name, 1.0, 0)
+  _leave(tmp_path, bad.name, execution.LOG_NAME, 'error: no memory')
   tuning.tune(comparison, str(tmp_path))
   assert asked == [good.name, bad.name]
 
-  write(plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
+  _leave(tmp_path, plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
   (sweep, _), (failure,) = tuning.tune(comparison, str(tmp_path))
   assert asked == [good.name]
   assert sweep.points[0].chosen
@@ -286,8 +288,11 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   path.write_text(json.dumps(scores))
   comparison = _comparison()
   points = {'fed_avg': comparison.points('fed_avg')[0]}
-  again = collection.collect(
-    comparison, str(tmp_path / 'copy'), comparison.trials(points)
+  again = dataclasses.replace(
+    found,
+    methods=collection.collect(
+      comparison, str(tmp_path / 'copy'), comparison.trials(points)
+    ),
   )
   metrics = _method(again, 'fed_avg').metrics
   assert metrics['fraction_diverged'].mean == statistics.fmean([0, 2 / 4])
@@ -360,15 +365,6 @@ def test_impossible_data_are_refused_before_anything_runs(tmp_path):
   with pytest.raises(ValueError, match='partition'):
     runner.run(_comparison(base=base), str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
-
-
-def test_values_that_are_not_finite_are_none():
-  assert collection._finite([0.5, math.nan, None, math.inf]) == (
-    0.5,
-    None,
-    None,
-    None,
-  )
 
 
 @pytest.mark.parametrize(

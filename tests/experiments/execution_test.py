@@ -166,58 +166,54 @@ def test_a_trial_that_leaves_no_scores_has_failed(run):
   assert list(run(_trials(1), _DOES_NOTHING)) == ['fed_avg-seed0']
 
 
-def test_an_interruption_ends_the_running_trials(run, tmp_path, monkeypatch):
+@pytest.fixture(name='interrupt')
+def _interrupt(run, tmp_path, monkeypatch):
+  """Interrupts trials that sleep when all have started; returns their pids."""
+
+  def interrupt(trials, script=_SLEEPS, **options):
+    paths = [
+      os.path.join(execution.trial_folder(tmp_path, t.name), 'pid')
+      for t in trials
+    ]
+
+    def interrupt_when_started(running):
+      if all(map(os.path.exists, paths)):
+        raise KeyboardInterrupt
+      return ()
+
+    with monkeypatch.context() as patches:
+      patches.setattr(
+        execution._Processes, 'take_ended', interrupt_when_started
+      )
+      with pytest.raises(KeyboardInterrupt):
+        run(trials, script, **options)
+    pids = []
+    for path in paths:
+      with open(path) as file:
+        pids.append(int(file.read()))
+    return pids
+
+  return interrupt
+
+
+def test_an_interruption_ends_the_running_trials(run, interrupt):
   trials = _trials(2)
-  pids = [
-    os.path.join(execution.trial_folder(tmp_path, t.name), 'pid')
-    for t in trials
-  ]
-
-  def interrupt_when_started(running):
-    if all(map(os.path.exists, pids)):
-      raise KeyboardInterrupt
-    return ()
-
-  with monkeypatch.context() as patches:
-    patches.setattr(execution._Processes, 'take_ended', interrupt_when_started)
-    with pytest.raises(KeyboardInterrupt):
-      run(trials, _SLEEPS, num_processes=2)
-  for path in pids:
-    with open(path) as file:
-      assert not psutil.pid_exists(int(file.read()))
+  assert not any(map(psutil.pid_exists, interrupt(trials, num_processes=2)))
   # They are taken up again.
   assert run(trials, _FINISHES) == {}
 
 
-def test_a_second_interruption_leaves_no_process_behind(
-  run, tmp_path, monkeypatch
-):
-  trials = _trials(2)
-  pids = [
-    os.path.join(execution.trial_folder(tmp_path, t.name), 'pid')
-    for t in trials
-  ]
+def test_a_second_interruption_leaves_no_process_behind(interrupt, monkeypatch):
   wait = subprocess.Popen.wait
-
-  def interrupt_when_started(running):
-    if all(map(os.path.exists, pids)):
-      raise KeyboardInterrupt
-    return ()
 
   def interrupt_while_waiting(process, timeout=None):
     if timeout is not None:
       raise KeyboardInterrupt
     return wait(process)
 
-  monkeypatch.setattr(
-    execution._Processes, 'take_ended', interrupt_when_started
-  )
   monkeypatch.setattr(subprocess.Popen, 'wait', interrupt_while_waiting)
-  with pytest.raises(KeyboardInterrupt):
-    run(trials, _DEAF_TO_SIGTERM + _SLEEPS, num_processes=2)
-  for path in pids:
-    with open(path) as file:
-      assert not psutil.pid_exists(int(file.read()))
+  pids = interrupt(_trials(2), _DEAF_TO_SIGTERM + _SLEEPS, num_processes=2)
+  assert not any(map(psutil.pid_exists, pids))
 
 
 def test_what_a_trial_reported_last_can_be_read(run, tmp_path):

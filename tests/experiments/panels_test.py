@@ -1,10 +1,12 @@
+import types
+
 import numpy as np
 import pytest
 from matplotlib import colors
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from tff_pfl.experiments import panels as figures
+from tff_pfl.experiments import panels, tables
 from tff_pfl.simulation import picture_style
 
 
@@ -16,8 +18,34 @@ def axes():
   figure.canvas.draw()
 
 
-def _lines(axes, series, **options):
-  figures.draw_lines(axes, series, x_label='Round', y_label='Error', **options)
+def _table(values):
+  """Rows of two seeds, one as far below the mean as the other is above.
+
+  Args:
+    values: By method and round the mean, and how far the seeds are from it.
+  """
+  return tables.Table.from_rows(
+    {
+      'method': method,
+      'round': r,
+      'error': mean + sign * half,
+      'seed': sign,
+    }
+    for (method, r), (mean, half) in values.items()
+    for sign in (-1, 1)
+  )
+
+
+def _curves(axes, values, **options):
+  panels.draw_curves(
+    axes,
+    _table(values),
+    'error',
+    over='round',
+    x_label='Round',
+    y_label='Error',
+    **options,
+  )
 
 
 def _legend_texts(axes):
@@ -25,8 +53,14 @@ def _legend_texts(axes):
 
 
 def test_each_curve_has_its_values_its_color_and_its_name(axes):
-  _lines(axes, {'a': ([1, 2], [3, 4]), 'b': ([1, 2], [5, 6])}, title='Panel')
-  first, second = axes.get_lines()
+  values = {
+    ('a', 1): (3, 0),
+    ('a', 2): (4, 0),
+    ('b', 1): (5, 0),
+    ('b', 2): (6, 0),
+  }
+  _curves(axes, values, title='Panel')
+  first, second = (container[0] for container in axes.containers)
   np.testing.assert_array_equal(first.get_xydata(), [[1, 3], [2, 4]])
   np.testing.assert_array_equal(second.get_ydata(), [5, 6])
   assert first.get_color() == picture_style.color(0)
@@ -36,25 +70,26 @@ def test_each_curve_has_its_values_its_color_and_its_name(axes):
   assert (axes.get_xlabel(), axes.get_ylabel()) == ('Round', 'Error')
 
 
-def test_one_curve_without_a_spread_needs_no_legend(axes):
-  _lines(axes, {'a': ([1, 2], [3, 4])})
-  assert axes.get_legend() is None
-
-
 def test_logarithmic_axes_show_all_positive_values(axes):
-  _lines(axes, {'a': ([1, 10, 100], [1e-8, 0.0, 1.0])}, log_x=True, log_y=True)
+  values = {('a', 1): (1e-8, 0), ('a', 10): (0, 0), ('a', 100): (1, 0)}
+  _curves(axes, values, log_x=True, log_y=True)
   assert (axes.get_xscale(), axes.get_yscale()) == ('log', 'log')
   low, high = axes.get_ylim()
   assert 1e-9 < low < 1e-8 < 1 < high < 10
   assert 0.1 < axes.get_xlim()[0] < 1
   np.testing.assert_array_equal(
-    axes.get_lines()[0].get_ydata(), [1e-8, np.nan, 1.0]
+    axes.containers[0][0].get_ydata(), [1e-8, np.nan, 1.0]
   )
+
+
+# Of two values the sample's deviation is so many times half their distance.
+_ROOT = 2**0.5
 
 
 @pytest.mark.parametrize('log_y', [False, True])
 def test_the_spread_of_few_points_is_error_bars(axes, log_y):
-  _lines(axes, {'a': ([1, 2], [3.0, 4.0], [1.0, 8.0])}, log_y=log_y)
+  values = {('a', 1): (3, 1 / _ROOT), ('a', 2): (4, 8 / _ROOT)}
+  _curves(axes, values, log_y=log_y)
   ((bars,),) = [container[2] for container in axes.containers]
   first, second = bars.get_segments()
   np.testing.assert_allclose(first[:, 1], [2, 4])
@@ -64,36 +99,21 @@ def test_the_spread_of_few_points_is_error_bars(axes, log_y):
 
 @pytest.mark.parametrize('log_y', [False, True])
 def test_the_spread_of_many_points_is_a_band(axes, log_y):
-  x = np.arange(100)
-  _lines(axes, {'a': (x, np.full(100, 2.0), np.full(100, 3.0))}, log_y=log_y)
+  values = {('a', place): (2, 3 / _ROOT) for place in range(100)}
+  _curves(axes, values, log_y=log_y)
   assert not axes.containers
   (band,) = axes.collections
   heights = band.get_paths()[0].vertices[:, 1]
-  assert heights.max() == 5
+  assert heights.max() == pytest.approx(5)
   assert heights.min() == pytest.approx(0.2 if log_y else -1)
 
 
-@pytest.mark.parametrize(
-  'series,words',
-  [
-    ({}, 'at least one series'),
-    ({'FedRep': ([1, 2], [3])}, "'FedRep'"),
-    ({'FedRep': ([1, 2], [3, 4], [1])}, "'FedRep'"),
-  ],
-)
-def test_impossible_curves_are_named(axes, series, words):
-  with pytest.raises(ValueError, match=words):
-    _lines(axes, series)
-
-
 def test_a_matrix_has_its_colors_and_numbers(axes):
-  figures.draw_matrix(
+  panels.draw_matrix(
     axes,
-    [[1.0, 0.25], [np.nan, 0.5]],
+    np.array([[1.0, 0.25], [np.nan, 0.5]]),
     title='tau = 10',
     labels=['cat', 'dog'],
-    low=0,
-    high=1,
   )
   (image,) = axes.images
   assert image.get_clim() == (0, 1)
@@ -105,29 +125,17 @@ def test_a_matrix_has_its_colors_and_numbers(axes):
   assert axes.get_title(loc='left') == 'tau = 10'
 
 
-def test_a_large_matrix_has_no_numbers(axes):
-  figures.draw_matrix(
-    axes, np.eye(50), title='', labels=range(50), low=0, high=1
-  )
-  assert not axes.texts
-
-
-def test_an_impossible_matrix_is_refused(axes):
-  with pytest.raises(ValueError, match=r'`matrix`.*\(2, 2\).*\(2, 3\)'):
-    figures.draw_matrix(
-      axes, np.ones((2, 3)), title='', labels='ab', low=0, high=1
-    )
-  with pytest.raises(ValueError, match='`high`'):
-    figures.draw_matrix(axes, np.eye(2), title='', labels='ab', low=1, high=1)
-
-
 def test_bars_stand_in_groups_with_their_spread(axes):
-  figures.draw_bars(
+  values = {
+    ('FedAvg', 4): (0.5, 0.1 / _ROOT),
+    ('Per-FedAvg', 4): (0.7, 0.2 / _ROOT),
+    ('Per-FedAvg', 10): (0.8, 0),
+  }
+  panels.draw_groups(
     axes,
-    {
-      'tau = 4': {'FedAvg': (0.5, 0.1), 'Per-FedAvg': (0.7, 0.2)},
-      'tau = 10': {'Per-FedAvg': (0.8, 0.0)},
-    },
+    _table(values),
+    'error',
+    group='round',
     y_label='Accuracy',
     title='MNIST',
   )
@@ -136,12 +144,9 @@ def test_bars_stand_in_groups_with_their_spread(axes):
     for patch in axes.patches
   }
   # FedAvg's place in the second group stays empty.
-  assert bars == {-0.2: 0.5, 0.2: 0.7, 1.2: 0.8}
+  assert bars == pytest.approx({-0.2: 0.5, 0.2: 0.7, 1.2: 0.8})
   assert _legend_texts(axes) == ['FedAvg', 'Per-FedAvg']
-  assert [t.get_text() for t in axes.get_xticklabels()] == [
-    'tau = 4',
-    'tau = 10',
-  ]
+  assert [t.get_text() for t in axes.get_xticklabels()] == ['4', '10']
   spreads = [
     segment[:, 1]
     for container in axes.containers
@@ -151,6 +156,20 @@ def test_bars_stand_in_groups_with_their_spread(axes):
   np.testing.assert_allclose(spreads, [[0.4, 0.6], [0.5, 0.9], [0.8, 0.8]])
 
 
-def test_no_bars_at_all_are_refused(axes):
-  with pytest.raises(ValueError, match='`values`'):
-    figures.draw_bars(axes, {'tau = 4': {}}, y_label='Accuracy')
+def test_a_figure_has_a_panel_for_each_value_of_a_column():
+  figure = Figure(layout='constrained')
+  draw = panels.curves(
+    'error',
+    over='round',
+    by='seed',
+    x_label='Round',
+    y_label='Error',
+    width=3,
+    panel='method',
+    title='Of {}'.format,
+  )
+  values = {('a', 1): (3, 1), ('b', 1): (5, 1)}
+  draw(_table(values), types.SimpleNamespace(num_seeds=2), figure)
+  assert [one.get_title(loc='left') for one in figure.axes] == ['Of a', 'Of b']
+  assert figure.get_size_inches()[0] == 6
+  assert figure.get_suptitle() == 'Mean and standard deviation over 2 seeds'

@@ -122,8 +122,6 @@ def test_seeds_are_as_many_as_asked_for(workshop):
   settings = workshop.settings._replace(num_seeds=3)
   paper.run(workshop.experiment('one', 1.0), settings)
   assert workshop.measured[0][-1] == [0, 1, 2]
-  with pytest.raises(ValueError, match='`num_seeds`'):
-    paper.run(workshop.experiment('two'), settings._replace(num_seeds=0))
 
 
 @pytest.mark.parametrize('is_finished', [True, False])
@@ -194,8 +192,6 @@ def test_numbers_of_other_sizes_are_not_taken(workshop):
 @pytest.mark.parametrize('name', ['dataset', 'data_dir'])
 def test_data_are_for_experiments_on_data_sets(workshop, name):
   settings = workshop.settings._replace(**{name: 'mnist'})
-  with pytest.raises(ValueError, match=f'`{name}`.*unset for one'):
-    paper.run(workshop.experiment('one', 1.0), settings)
   both = [
     workshop.experiment('one', 1.0),
     workshop.experiment('two', 1.0, dataset='digits'),

@@ -3,8 +3,6 @@ import dataclasses
 import json
 import math
 
-import pytest
-
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import results
 
@@ -71,7 +69,7 @@ def _results(*methods):
 
 def test_json_has_everything(tmp_path):
   found = _results(_method(personal_accuracy=results.Spread(0.5, None, 1)))
-  found.write_json(tmp_path / 'comparison.json')
+  found.write(tmp_path)
   written = json.loads((tmp_path / 'comparison.json').read_text())
   assert written == json.loads(json.dumps(dataclasses.asdict(found)))
   assert written['methods'][0]['clients'][1]['accuracy_after'] == 1.0
@@ -90,12 +88,11 @@ def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
 
 
 def test_csv_has_a_line_for_each_method(tmp_path):
-  path = tmp_path / 'comparison.csv'
   _results(
     _method(),
     _method('ditto', personal_accuracy=results.Spread(0.5, 0.1, 3)),
-  ).write_csv(path)
-  with open(path, newline='') as file:
+  ).write(tmp_path)
+  with open(tmp_path / 'comparison.csv', newline='') as file:
     first, second = csv.DictReader(file)
   assert first['label'] == 'fed_avg'
   assert first['personal_accuracy/mean'] == ''
@@ -106,9 +103,8 @@ def test_csv_has_a_line_for_each_method(tmp_path):
 
 
 def test_clients_csv_tells_new_clients_from_others(tmp_path):
-  path = tmp_path / 'per_client.csv'
-  _results(_method()).write_clients_csv(path)
-  with open(path, newline='') as file:
+  _results(_method()).write(tmp_path)
+  with open(tmp_path / 'per_client.csv', newline='') as file:
     rows = list(csv.DictReader(file))
   assert [(row['client'], row['is_new']) for row in rows] == [
     ('a', 'False'),
@@ -119,9 +115,8 @@ def test_clients_csv_tells_new_clients_from_others(tmp_path):
 
 
 def test_domains_csv_has_a_line_for_each_domain(tmp_path):
-  path = tmp_path / 'per_domain.csv'
-  _results(_method()).write_domains_csv(path)
-  with open(path, newline='') as file:
+  _results(_method()).write(tmp_path)
+  with open(tmp_path / 'per_domain.csv', newline='') as file:
     sea, moon = csv.DictReader(file)
   assert sea == {
     'label': 'fed_avg',
@@ -164,13 +159,13 @@ def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients():
   assert 'min' not in found.table()
 
 
-def test_without_figures_over_domains_there_is_no_table_of_them():
+def test_without_figures_over_domains_there_is_no_table_of_them(tmp_path):
   method = dataclasses.replace(
     _method(personal_accuracy=results.Spread(0.5, None, 1)), domains=()
   )
   assert _results(method).domain_table() == ''
-  assert not _results(method).has_domains
-  assert _results(_method()).has_domains
+  _results(method).write(tmp_path)
+  assert not (tmp_path / 'per_domain.csv').exists()
 
 
 def test_the_table_has_the_columns_that_some_method_has():
@@ -207,8 +202,3 @@ def test_metrics_are_named_once():
   assert len(set(names)) == len(names)
   assert set(results._TABLE_TITLES) <= set(names)
   assert set(results._DOMAIN_TABLE_TITLES) <= set(names)
-
-
-def test_results_are_constant():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    _results().title = 'other'

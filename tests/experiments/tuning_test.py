@@ -1,8 +1,8 @@
-from tff_pfl.experiments import plan, trial, tuning
+from tff_pfl.experiments import trial, tuning
 from tff_pfl.simulation import run_config
 
 
-def _choose(summaries, failures=None, refused=()):
+def _choose(summaries, failures=None):
   points = [
     tuning.tried_point({'learning_rate': 0.1 * i}, summary, failure)
     for i, (summary, failure) in enumerate(
@@ -10,7 +10,7 @@ def _choose(summaries, failures=None, refused=()):
     )
   ]
   one = trial.Trial('x', run_config.RunConfig(seed=3, num_rounds=5))
-  return tuning.table('fed_avg', [one], points, refused)
+  return tuning.table('fed_avg', [one], points)
 
 
 def _summary(accuracy, loss=1.0, non_finite_clients=0):
@@ -40,28 +40,6 @@ def test_a_point_at_which_a_client_diverged_is_not_chosen_and_says_so():
   assert '2 of its clients' in found.points[0].failure
   assert found.points[0].accuracy == 0.9
   assert tuning.chosen_point(_choose([_summary(0.9, None, 1)] * 2)) is None
-
-
-def test_refused_points_are_told_after_the_others():
-  refused = [({'learning_rate': -1.0}, 'too low')]
-  found = _choose([_summary(0.5)], refused=refused)
-  assert [point.chosen for point in found.points] == [True, False]
-  assert found.points[1].hparams == {'learning_rate': -1.0}
-  assert found.points[1].failure == 'too low'
-
-
-def test_a_single_point_that_is_allowed_is_taken_untried(tmp_path):
-  comparison = plan.Comparison(
-    run_config.RunConfig(num_clients=2, cohort_size=2),
-    ('fed_avg',),
-    seeds=(3,),
-    grid={'*': {'momentum': (0.5, 2.0)}},
-  )
-  (found,), failures = tuning.tune(comparison, str(tmp_path))
-  assert tuning.chosen_point(found) == {'momentum': 0.5}
-  assert found.points[0].failure is None
-  assert 'momentum' in found.points[1].failure
-  assert (found.seed, found.num_rounds, failures) == (3, 0, [])
 
 
 def test_failed_points_are_not_chosen_and_say_why():

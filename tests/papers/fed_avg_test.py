@@ -1,5 +1,4 @@
 import collections
-import dataclasses
 import types
 
 import numpy as np
@@ -7,12 +6,9 @@ import pytest
 import tensorflow as tf
 
 from binaries.papers import fed_avg
-from tff_pfl.experiments import claims, laboratory, paper, tables
+from tests.papers import untrained
+from tff_pfl.experiments import claims, tables
 from tff_pfl.models import zoo
-
-_EXPERIMENTS = {entry.name: entry for entry in fed_avg.EXPERIMENTS}
-_SEEDS = range(5)
-_SETTINGS = laboratory.Settings('unused', show_progress=False)
 
 
 def _measured(found):
@@ -22,18 +18,15 @@ def _measured(found):
 def test_cosine_claims_are_of_pairs_of_one_class_and_of_two():
   within = {'D-SGD': 0.5, 'FedAvg, τ = 10': 0.85, 'FedAvg, τ = 50': 0.9}
   between = {'D-SGD': 0.4, 'FedAvg, τ = 10': 0.2, 'FedAvg, τ = 50': 0.3}
-  table = tables.Table.from_rows(
+  table = untrained.table(
+    ('method', 'class_a', 'class_b'),
     {
-      'method': method,
-      'seed': seed,
-      'class_a': a,
-      'class_b': b,
-      'cosine': (within if a == b else between)[method],
-    }
-    for method in within
-    for seed in _SEEDS
-    for a in range(3)
-    for b in range(3)
+      (method, a, b): (within if a == b else between)[method]
+      for method in within
+      for a in range(3)
+      for b in range(3)
+    },
+    'cosine',
   )
   sizes = fed_avg.Sizes(nums_local_steps=(1, 10, 50))
   found = list(fed_avg.make_cosine_claims(table, sizes))
@@ -50,22 +43,17 @@ def test_cosine_claims_are_of_pairs_of_one_class_and_of_two():
 
 
 def test_claims_of_new_classes_are_fed_avgs_leads_in_both_panels():
-  accuracies = {
-    ('new classes of digits', 20): (0.5, 0.6),
-    ('new classes of digits', 50): (0.7, 0.7),
-    ('mnist', 100): (0.9, 0.8),
-  }
-  table = tables.Table.from_rows(
+  table = untrained.table(
+    ('new_clients', 'num_examples', 'method'),
     {
-      'new_clients': kind,
-      'num_examples': num_examples,
-      'method': method,
-      'seed': seed,
-      'accuracy': accuracy,
-    }
-    for (kind, num_examples), values in accuracies.items()
-    for method, accuracy in zip(('D-SGD', 'FedAvg, τ = 50'), values)
-    for seed in _SEEDS
+      (*clients, method): accuracy
+      for clients, accuracies in {
+        ('new classes of digits', 20): (0.5, 0.6),
+        ('new classes of digits', 50): (0.7, 0.7),
+        ('mnist', 100): (0.9, 0.8),
+      }.items()
+      for method, accuracy in zip(('D-SGD', 'FedAvg, τ = 50'), accuracies)
+    },
   )
   found = list(
     fed_avg.make_new_classes_claims(table, fed_avg.NewClassesSizes())
@@ -86,11 +74,14 @@ def test_cka_claims_leave_out_the_head():
     'dense_4': (0.8, 0.6),
     'head': (0.0, 1.0),
   }
-  table = tables.Table.from_rows(
-    {'layer': layer, 'method': method, 'seed': seed, 'cka': cka}
-    for layer, values in layers.items()
-    for method, cka in zip(('D-SGD', 'FedAvg, τ = 50'), values)
-    for seed in _SEEDS
+  table = untrained.table(
+    ('layer', 'method'),
+    {
+      (layer, method): cka
+      for layer, values in layers.items()
+      for method, cka in zip(('D-SGD', 'FedAvg, τ = 50'), values)
+    },
+    'cka',
   )
   found = fed_avg.make_cka_claims(table, fed_avg.CkaSizes())
   assert _measured(found) == pytest.approx([0.8, 0.05, 0.3])
@@ -105,23 +96,16 @@ def test_all_methods_make_the_same_number_of_local_updates(entry):
     assert all(sizes.num_rounds % n == 0 for n in steps)
 
 
-class _Laboratory(laboratory.Laboratory):
-  """Tells what it would have to train, and trains nothing."""
-
-  def run(self, trials):
-    self.configs = [wanted.config for wanted in trials.values()]
-    return {}
-
-
 def test_trained_clients_have_none_of_the_new_classes():
   sizes = fed_avg.CkaSizes(dataset='digits', num_seeds=2)
-  lab = _Laboratory(_SETTINGS, sizes)
+  lab = untrained.Laboratory(sizes)
   assert not list(fed_avg.measure_cka(lab))
+  configs = [wanted.config for wanted in lab.trials]
   assert {
     (config.hparams.num_steps, config.num_rounds, config.seed)
-    for config in lab.configs
+    for config in configs
   } == {(1, 2500, 0), (1, 2500, 1), (50, 50, 0), (50, 50, 1)}
-  for config in lab.configs:
+  for config in configs:
     classes = config.dataset_arguments['classes']
     assert not set(classes) & set(sizes.new_classes)
 
@@ -152,7 +136,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   monkeypatch.setattr(
     fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
   )
-  lab = laboratory.Laboratory(_SETTINGS, fed_avg.CKA_FAST)
+  lab = untrained.Laboratory(fed_avg.CKA_FAST)
   cosines = tables.Table.from_rows(fed_avg.measure_cosine(lab))
   matrix = fed_avg._matrices(cosines, 1)[0]
   np.testing.assert_array_equal(matrix, matrix.T)
@@ -163,24 +147,3 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert list(cka) == ['dense_1', 'dense_2', 'head']
   assert cka['dense_1'] == pytest.approx(1)
   assert cka['head'] < 0.99
-
-
-@pytest.mark.slow
-def test_new_clients_are_scored_after_fine_tuning(tmp_path):
-  sizes = dataclasses.replace(
-    fed_avg.NEW_CLASSES_FAST,
-    num_rounds=2,
-    nums_local_steps=(1, 2),
-    widths=(8,),
-    nums_examples=(10, 20),
-  )
-  entry = dataclasses.replace(_EXPERIMENTS['fedavg_new_classes'], fast=sizes)
-  paper.run(
-    entry,
-    laboratory.Settings(
-      str(tmp_path), fast=True, num_processes=0, show_progress=False
-    ),
-  )
-  numbers = tmp_path / 'fedavg_new_classes' / 'numbers.csv'
-  rows = numbers.read_text().splitlines()
-  assert len(rows) == 1 + 2 * 2

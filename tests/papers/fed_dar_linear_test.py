@@ -73,11 +73,3 @@ def test_rows_are_of_records_and_the_last_has_the_error(tmp_path, monkeypatch):
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
   assert rows[3]['error'] < 1e-4
-
-
-def test_full_sizes_are_those_of_the_paper():
-  assert (_SIZES.num_clients, len(_SIZES.prior), _SIZES.rank) == (100, 5, 2)
-  assert tuple(_SIZES.sample_counts) == (5, 10, 15, 20)
-  assert (_SIZES.concentration, _SIZES.noise_std) == (0.4, 1e-3)
-  assert _SIZES.num_seeds >= claims.MIN_SEEDS
-  assert sum(_SIZES.prior) == pytest.approx(1)

@@ -6,17 +6,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar
+from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, tables, trial
 
 _DOMAINS, _K, _ABLATION = fed_dar.EXPERIMENTS
-
-
-class _UntrainedLaboratory(laboratory.Laboratory):
-  """Plans the trials, and says what scores they ended with."""
-
-  def run(self, trials):
-    self.trials = trials
-    return {key: _finished(wanted) for key, wanted in trials.items()}
 
 
 def _finished(wanted):
@@ -37,8 +30,9 @@ def _finished(wanted):
 
 
 def _lab(entry, **settings):
-  settings = laboratory.Settings('.', num_seeds=1, **settings)
-  return _UntrainedLaboratory(settings, entry.sizes(settings))
+  settings = {'num_seeds': 1, **settings}
+  sizes = entry.sizes(laboratory.Settings('unused', **settings))
+  return untrained.Laboratory(sizes, _finished, **settings)
 
 
 @pytest.mark.parametrize('entry', fed_dar.EXPERIMENTS, ids=lambda e: e.name)
@@ -48,7 +42,7 @@ def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
   lab = _lab(entry, dataset=dataset, fast=fast)
   sizes = lab.sizes
   table = tables.Table.from_rows(entry.measure(lab))
-  for wanted in lab.trials.values():
+  for wanted in lab.trials:
     config = wanted.config
     assert config.dataset == dataset
     assert config.hparams.batch_size == sizes.batch_size

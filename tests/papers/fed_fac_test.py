@@ -7,41 +7,9 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_fac, fed_fac_tuning
+from tests.papers import untrained
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, laboratory, tables
-
-
-class _Laboratory:
-  """One whose trials need no training.
-
-  Attributes:
-    trials: All that were asked for.
-  """
-
-  def __init__(self, finish, **sizes):
-    """Takes what a trial finds.
-
-    Args:
-      finish: From a trial, with its `method` and `seed`, to what stands for the
-        finished one.
-      **sizes: Changes of the small sizes.
-    """
-    self.sizes = dataclasses.replace(fed_fac.FAST, **sizes)
-    self.seeds = range(self.sizes.num_seeds)
-    self.trials = []
-    self._finish = finish
-
-  def trial(self, method, shared, **config):
-    return types.SimpleNamespace(method=method, shared=shared, **config)
-
-  def run(self, trials):
-    self.trials += trials.values()
-    return {key: self._finish(trial) for key, trial in trials.items()}
-
-
-def _accuracy(value):
-  summary = {'accuracy': {'last_10_mean': value}}
-  return types.SimpleNamespace(summary=summary)
 
 
 @pytest.mark.slow
@@ -84,7 +52,7 @@ def test_new_clients_have_local_training_and_the_ensemble():
 
     return types.SimpleNamespace(variant=variant)
 
-  lab = _Laboratory(finish)
+  lab = untrained.Laboratory(fed_fac.FAST, finish)
   rows = list(fed_fac.measure_new_clients(lab))
   np.testing.assert_allclose(
     [row['accuracy'] for row in rows],
@@ -101,7 +69,7 @@ def test_new_clients_have_local_training_and_the_ensemble():
     'FedFac, local training',
     'FedFac, ensemble',
   ]
-  assert {t.num_clients + t.num_new_clients for t in lab.trials} == {10}
+  assert {t.config.num_clients + t.num_new_clients for t in lab.trials} == {10}
 
 
 def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
@@ -145,11 +113,9 @@ def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
   names = ('FedAvg', 'FedAvg, after local training', 'FedProx',
            'FedProx, after local training', 'LG-FedAvg, ensemble',
            'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
-  table = tables.Table.from_rows(
-    {'partition': p, 'method': name, 'seed': seed, 'accuracy': 0.1 * index}
-    for p in ('a', 'b')
-    for index, name in enumerate(names)
-    for seed in range(5)
+  table = untrained.table(
+    ('partition', 'method'),
+    {(p, name): 0.1 * i for p in ('a', 'b') for i, name in enumerate(names)},
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
@@ -162,25 +128,27 @@ def test_tuning_goes_on_from_the_best():
   best = {'layers': 'conv_2', 'threshold': 0.9, 'explained_variance': 0.75}
 
   def finish(trial):
-    hits = [trial.method.hparams[name] == best[name] for name in best]
+    hparams = trial.config.hparams
+    hits = [getattr(hparams, name) == value for name, value in best.items()]
     # One seed disagrees, but not the mean.
-    return _accuracy(0.1 * sum(hits) * (1 if trial.seed > 2 else -0.5))
+    accuracy = 0.1 * sum(hits) * (1 if trial.config.seed > 2 else -0.5)
+    summary = {'accuracy': {'last_10_mean': accuracy}}
+    return types.SimpleNamespace(summary=summary)
 
-  lab = _Laboratory(finish, num_seeds=2)
+  sizes = dataclasses.replace(fed_fac.FAST, num_seeds=2)
+  lab = untrained.Laboratory(sizes, finish)
   rows = list(fed_fac_tuning.measure(lab))
   assert len(rows) == 2 * (3 + 2 + 2)
   tried = {
-    name: [t.method.hparams for t in lab.trials[start:end]]
+    name: [t.config.hparams for t in lab.trials[start:end]]
     for name, start, end in (('threshold', 6, 10), ('variance', 10, 14))
   }
-  assert {hparams['layers'] for hparams in tried['threshold']} == {'conv_2'}
-  assert {hparams['threshold'] for hparams in tried['variance']} == {0.9}
+  assert {hparams.layers for hparams in tried['threshold']} == {'conv_2'}
+  assert {hparams.threshold for hparams in tried['variance']} == {0.9}
   # The seeds are none of those that the other experiments report.
   assert {row['seed'] for row in rows} == {2, 3}
   # The point that an earlier sweep chose is the same trial.
-  assert {t.method.name for t in lab.trials[2:4]} <= {
-    t.method.name for t in lab.trials[6:10]
-  }
+  assert {t.name for t in lab.trials[2:4]} <= {t.name for t in lab.trials[6:10]}
 
 
 def test_what_is_said_of_tuning_is_taken_seed_by_seed():
@@ -189,21 +157,17 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
     'threshold': {0.25: 0.4, 0.5: 0.5, 0.75: 0.6, 0.95: 0.5},
     'explained_variance': {0.5: 0.5, 0.9: 0.6},
   }
-  table = tables.Table.from_rows(
+  # Where clients are alike, few personal neurons are best.
+  alike = {name: -value for name, value in swept['threshold'].items()}
+  of_partitions = {'a': swept, 'b': {**swept, 'threshold': alike}}
+  table = untrained.table(
+    ('partition', 'hyperparameter', 'value'),
     {
-      'partition': partition,
-      'hyperparameter': hparam,
-      'value': value,
-      'seed': seed,
-      # Where clients are alike, few personal neurons are best.
-      'accuracy': -accuracy
-      if (partition, hparam) == ('b', 'threshold')
-      else accuracy,
-    }
-    for partition in ('a', 'b')
-    for hparam, accuracies in swept.items()
-    for value, accuracy in accuracies.items()
-    for seed in range(5, 10)
+      (partition, hparam, value): accuracy
+      for partition, of_hparams in of_partitions.items()
+      for hparam, accuracies in of_hparams.items()
+      for value, accuracy in accuracies.items()
+    },
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   found = list(fed_fac_tuning.make_claims(table, sizes))

@@ -61,7 +61,7 @@ def _claims(changes):
   }
   table = _convergence_table({**rounds, **changes})
   sizes = fed_rep_linear.CONVERGENCE_FAST
-  fed_rep_linear.draw_convergence(table, sizes, Figure())
+  _CONVERGENCE.draw(table, sizes, Figure())
   return list(fed_rep_linear.convergence_claims(table, sizes))
 
 
@@ -104,9 +104,3 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
   np.testing.assert_array_equal(
     fed_rep_linear.samples_needed(table, 'FedRep'), [2, 4, np.inf, 1]
   )
-
-
-def test_full_sizes_have_seeds_to_compare_with():
-  for entry in fed_rep_linear.EXPERIMENTS:
-    assert entry.full[None].num_seeds >= claims.MIN_SEEDS
-  assert len(_CONVERGENCE.full[None].nums_clients) == 4

@@ -8,20 +8,15 @@ import pytest
 import tensorflow as tf
 
 from binaries.papers import fed_rep
+from tests.papers import untrained
 from tff_pfl import datasets
-from tff_pfl.experiments import claims, laboratory, tables, trial
+from tff_pfl.evaluation import personalized_evaluation
+from tff_pfl.experiments import claims
 from tff_pfl.models import zoo
-
-_SEEDS = range(5)
 
 
 def _table(accuracies):
-  """A table of accuracies by method and epochs, alike for all seeds."""
-  return tables.Table.from_rows(
-    {'method': method, 'num_epochs': n, 'seed': seed, 'accuracy': accuracy}
-    for (method, n), accuracy in accuracies.items()
-    for seed in _SEEDS
-  )
+  return untrained.table(('method', 'num_epochs'), accuracies)
 
 
 def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():
@@ -75,23 +70,15 @@ def test_claims_of_new_clients_are_fed_reps_leads():
   )
 
 
-class _Laboratory(laboratory.Laboratory):
-  """Has runs without training, whose accuracies are 0.1, 0.2 and 0.3."""
-
-  def run(self, trials):
-    self.trials = trials
-    run = types.SimpleNamespace(
-      evaluations=[{'personal': {'accuracy': a}} for a in (0.1, 0.2, 0.3)]
-    )
-    return dict.fromkeys(trials, run)
-
-
 def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
-  lab = _Laboratory(
-    laboratory.Settings('unused'),
+  run = types.SimpleNamespace(
+    evaluations=[{'personal': {'accuracy': a}} for a in (0.1, 0.2, 0.3)]
+  )
+  lab = untrained.Laboratory(
     fed_rep.LocalEpochsSizes(
       nums_epochs=(1, 3), num_final_evaluations=2, num_seeds=1
     ),
+    lambda wanted: run,
   )
   rows = list(fed_rep.measure_local_epochs(lab))
   assert [(row['method'], row['num_epochs']) for row in rows] == [
@@ -102,7 +89,8 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   ]
   # The mean of the last two rounds.
   assert {row['accuracy'] for row in rows} == {0.25}
-  hparams = [wanted.config.hparams for wanted in lab.trials.values()]
+  configs = [wanted.config for wanted in lab.trials]
+  hparams = [config.hparams for config in configs]
   assert [getattr(h, 'num_head_epochs', None) for h in hparams] == [
     1,
     None,
@@ -111,11 +99,10 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   ]
   assert [getattr(h, 'num_epochs', None) for h in hparams] == [None, 1, None, 3]
   assert {h.num_body_epochs for h in hparams[::2]} == {1}
-  configs = [wanted.config for wanted in lab.trials.values()]
   assert {(c.partition, c.num_clients, c.num_rounds) for c in configs} == {
     ('shards:2', 100, 50)
   }
-  assert len({wanted.name for wanted in lab.trials.values()}) == 4
+  assert len({wanted.name for wanted in lab.trials}) == 4
 
 
 def test_new_clients_have_new_classes_only():
@@ -159,28 +146,21 @@ class _FinishedRun(contextlib.nullcontext):
 def test_new_clients_start_from_the_initial_head_on_the_trained_body(
   monkeypatch,
 ):
-  monkeypatch.setattr(
-    laboratory.Laboratory,
-    'run',
-    lambda lab, trials: {
-      key: types.SimpleNamespace(
-        open=lambda config=wanted.config: _FinishedRun(config)
-      )
-      for key, wanted in trials.items()
-    },
-  )
   scored = []
 
-  def score(process, runtime, state, clients, *, first_index):
+  def score(process, runtime, state, initial_states, clients):
+    assert len(initial_states([0, 1])) == 2
     options = process.description['personalization']
     assert options['fine_tune'] == 'head'
-    assert first_index == fed_rep.NEW_CLIENTS_FAST.num_clients
     scored.append((options['num_epochs'], state.global_weights))
     return [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
 
-  monkeypatch.setattr(trial, 'score_new_clients', score)
-  lab = laboratory.Laboratory(
-    laboratory.Settings('unused', show_progress=False), fed_rep.NEW_CLIENTS_FAST
+  monkeypatch.setattr(personalized_evaluation, 'evaluate_clients', score)
+  lab = untrained.Laboratory(
+    fed_rep.NEW_CLIENTS_FAST,
+    lambda wanted: types.SimpleNamespace(
+      open=lambda: _FinishedRun(wanted.config)
+    ),
   )
   rows = list(fed_rep.measure_new_clients(lab))
   assert {row['accuracy'] for row in rows} == {0.75}

@@ -1,8 +1,9 @@
 import types
 
 from binaries.papers import per_fed_avg
+from tests.papers import untrained
 from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims, laboratory, tables
+from tff_pfl.experiments import claims, tables
 
 _ACCURACIES = {
   'FedAvg': 0.5,
@@ -36,22 +37,14 @@ def test_claims_are_of_the_last_round_and_of_each_number_of_steps():
   ]
 
 
-class _Laboratory(laboratory.Laboratory):
-  """Has runs without training."""
-
-  def run(self, trials):
-    self.trials = trials
-    run = types.SimpleNamespace(
-      evaluations=[
-        {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
-      ]
-    )
-    return dict.fromkeys(trials, run)
-
-
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   sizes = per_fed_avg.Sizes(num_seeds=1)
-  lab = _Laboratory(laboratory.Settings('unused'), sizes)
+  run = types.SimpleNamespace(
+    evaluations=[
+      {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
+    ]
+  )
+  lab = untrained.Laboratory(sizes, lambda wanted: run)
   rows = list(per_fed_avg.measure(lab))
   assert [(r['num_local_steps'], r['method'], r['accuracy']) for r in rows] == [
     (4, 'FedAvg', 0.25),
@@ -63,7 +56,7 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
     (10, 'Per-FedAvg, Hessian-free', 1),
     (10, 'Per-FedAvg, exact', 1),
   ]
-  wanted = list(lab.trials.values())
+  wanted = lab.trials
   assert len({one.name for one in wanted}) == 6
   shared = {
     'num_steps': 10,

@@ -88,7 +88,7 @@ def difference(
   source: str,
   values: Any,
   *,
-  above: Optional[float] = None,
+  above: float = 0,
   below: Optional[float] = None,
 ) -> Claim:
   """A claim about the mean over seeds, decided by its interval.
@@ -97,7 +97,7 @@ def difference(
     values: `[num_seeds]`, such as one method's accuracies less another's. A
       claim with one that is not finite fails.
     above: What the mean is to be larger than.
-    below: What it is to be smaller than; one of the two is given.
+    below: What it is to be smaller than, instead.
   """
   values = np.asarray(values, float)
   mean, low, high = float(values.mean()), None, None

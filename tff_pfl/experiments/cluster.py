@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors
@@ -28,25 +29,19 @@ class Cluster(NamedTuple):
   gpus_per_run: float = 0.0
 
 
-class Tasks:
-  """Starts tasks on a cluster."""
+def connect(cluster: Cluster) -> Callable[..., Task]:
+  """What starts a program on some node of a cluster; see `_run_in_child`.
 
-  def __init__(self, cluster: Cluster):
-    """Connects; raises as `ray_cluster.connect` does."""
-    self._ray = ray_cluster.connect(cluster.address)
-    # Ray repeats the task of a process or node that died; the trial resumes.
-    self._run = self._ray.remote(_run_in_child).options(
-      num_cpus=cluster.cpus_per_run,
-      num_gpus=cluster.gpus_per_run,
-      max_retries=3,
-    )
-
-  def start(
-    self, arguments: list[str], log_path: str, environment: dict[str, str]
-  ) -> Task:
-    """Starts a program on some node; see `_run_in_child`."""
-    future = self._run.remote(arguments, log_path, environment)
-    return Task(self._ray, future)
+  Raises as `ray_cluster.connect` does.
+  """
+  ray = ray_cluster.connect(cluster.address)
+  # Ray repeats the task of a process or node that died; the trial resumes.
+  run = ray.remote(_run_in_child).options(
+    num_cpus=cluster.cpus_per_run,
+    num_gpus=cluster.gpus_per_run,
+    max_retries=3,
+  )
+  return lambda *arguments: Task(ray, run.remote(*arguments))
 
 
 class Task:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Sequence
-from typing import Optional
 
 from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import domain_scores
@@ -25,22 +24,12 @@ _DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
 
 
 def collect(
-  comparison: plan.Comparison,
-  directory: str,
-  trials: Sequence[trial.Trial],
-  *,
-  partition: Optional[results.Partition] = None,
-  tunings: Sequence[results.Tuning] = (),
-  failures: Sequence[results.Failure] = (),
-  settings: Sequence[results.Setting] = (),
-) -> results.ComparisonResults:
-  """Sums up a comparison.
+  comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
+) -> tuple[results.MethodResult, ...]:
+  """Sums up what trials found: a row for each method and variant.
 
   Args:
-    trials: Its trials; those that are not finished are left out.
-    partition: How the data of the first seed lie; None where it is not known.
-    tunings: The sweeps.
-    settings: Settings to be shown after those of the comparison.
+    trials: The comparison's; those that are not finished are left out.
 
   Raises:
     RunError: If a trial's files cannot be read.
@@ -58,18 +47,7 @@ def collect(
         _method(comparison, read, variant)
         for variant in read[0].scores['variants']
       ]
-  base = comparison.base
-  return results.ComparisonResults(
-    title=(
-      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
-      f'{base.num_rounds} rounds'
-    ),
-    settings=(*_settings(comparison), *settings),
-    methods=tuple(methods),
-    partition=partition,
-    tunings=tuple(tunings),
-    failures=tuple(failures),
-  )
+  return tuple(methods)
 
 
 class _Trial(trial.FinishedTrial):
@@ -124,7 +102,8 @@ class _Trial(trial.FinishedTrial):
     metrics.update(_over_domains(domains['personal']))
     if variant == trial.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
-      metrics.update(_over_domains(of_rounds, 'last_10_mean', '_last_10'))
+      mean = operator.itemgetter('last_10_mean')
+      metrics.update(_over_domains(of_rounds, mean, '_last_10'))
     return metrics
 
   def _domains(self, variant):
@@ -161,8 +140,8 @@ class _Trial(trial.FinishedTrial):
     return results.AccuracyCurve(
       seed=self.config.seed,
       rounds=tuple(rounds),
-      personal=_finite(personal),
-      global_model=_finite(series['global'][1]) if 'global' in series else None,
+      personal=tuple(personal),
+      global_model=tuple(series['global'][1]) if 'global' in series else None,
     )
 
   def clients(self, variant, which):
@@ -229,7 +208,7 @@ def _label(algorithm, variant, base, scores):
   return f'{algorithm} + FT ({asked})'
 
 
-def _settings(comparison):
+def settings(comparison: plan.Comparison) -> list[results.Setting]:
   """The settings that all runs share, then those of the comparison."""
   base = comparison.base.settings()
   shared = {
@@ -252,34 +231,24 @@ def _settings(comparison):
   return [results.Setting(name, value) for name, value in shared.items()]
 
 
-def _finite(values):
-  return tuple(
-    v if v is not None and math.isfinite(v) else None for v in values
-  )
-
-
-def _over_domains(scores, which=None, suffix=''):
+def _over_domains(scores, value=lambda figure: figure, suffix=''):
   """What scores come to over domains and clients, by names of metrics.
 
   Args:
     scores: From metric to its figures.
-    which: Key of the value in a figure; None if a figure is a value.
+    value: From a figure to its value.
     suffix: What the names end with.
   """
-
-  def value(score, name):
-    figure = scores[score][name]
-    return figure if which is None else figure[which]
-
   found = {
-    f'domain_{score}_{name}{suffix}': value(score, name)
+    f'domain_{score}_{name}{suffix}': value(scores[score][name])
     for score in _DOMAIN_SCORES
     if score in scores
     for name in ('min', 'mean', 'max')
   }
   # That of the accuracy is `personal_accuracy`.
   if domain_scores.AUC in scores:
-    found[f'client_auc{suffix}'] = value(domain_scores.AUC, 'client_mean')
+    figure = scores[domain_scores.AUC]['client_mean']
+    found[f'client_auc{suffix}'] = value(figure)
   return found
 
 

@@ -59,8 +59,7 @@ def run(
     The results.
 
   Raises:
-    ValueError: If the data cannot be divided as asked, or an argument is out of
-      range.
+    ValueError: If the data cannot be divided as asked.
     RunError: If the folder holds another comparison, is in use by a running
       process, or cannot be used.
   """
@@ -71,8 +70,6 @@ def run(
       f'There is a comparison in {directory} already: pass --resume to go on '
       'with it, or another --output_dir.'
     )
-  if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 0)
   # Before any process is started: what is wrong with the data is wrong for all.
   partition = _partition(comparison)
   options = {
@@ -98,20 +95,19 @@ def _run(comparison, directory, partition, options):
   else:
     shares = execution.divide_cores(len(trials), options['num_processes'])
     place = results.Setting('num_processes', shares.num_processes)
-  found = collection.collect(
-    comparison,
-    directory,
-    trials,
+  base = comparison.base
+  found = results.ComparisonResults(
+    title=(
+      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
+      f'{base.num_rounds} rounds'
+    ),
+    settings=(*collection.settings(comparison), place),
+    methods=collection.collect(comparison, directory, trials),
     partition=partition,
-    tunings=tunings,
-    failures=failures,
-    settings=[place],
+    tunings=tuple(tunings),
+    failures=tuple(failures),
   )
-  found.write_json(os.path.join(directory, results.JSON_NAME))
-  found.write_csv(os.path.join(directory, results.CSV_NAME))
-  found.write_clients_csv(os.path.join(directory, results.CLIENTS_CSV_NAME))
-  if found.has_domains:
-    found.write_domains_csv(os.path.join(directory, results.DOMAINS_CSV_NAME))
+  found.write(directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME))
   overview = pictures.curves_overview(pictures.ranked(found.methods))
   if overview is not None:

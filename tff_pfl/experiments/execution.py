@@ -70,9 +70,8 @@ def divide_cores(
     max_concurrent_clients: Clients of a trial at the same time, at least 1;
       None for one on each of its cores.
   """
-  if num_processes is not None:
-    errors.expect_int('num_processes', num_processes, 0)
-    num_processes = max(1, num_processes)
+  if num_processes == 0:
+    num_processes = 1
   available = cores.num_usable_cores()
   num_processes = min(num_processes or available, max(1, num_trials))
   share = max(1, available // num_processes)
@@ -89,22 +88,6 @@ def is_finished(directory: str, name: str) -> bool:
   """Whether a trial has its scores."""
   folder = trial_folder(directory, name)
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
-
-
-def finished(
-  directory: str, name: str, data_dir: Optional[str] = None
-) -> Optional[trial.FinishedTrial]:
-  """What a trial left in its folder; None of one that is not finished.
-
-  Args:
-    data_dir: Folder of the data set's files, if it has moved.
-
-  Raises:
-    RunError: If it cannot be read.
-  """
-  if not is_finished(directory, name):
-    return None
-  return trial.FinishedTrial(trial_folder(directory, name), data_dir)
 
 
 def is_started(directory: str, name: str) -> bool:
@@ -138,20 +121,18 @@ def _log_lines(directory, name):
     raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
 
 
-def expect_same_trials(directory: str, trials: Sequence[trial.Trial]) -> None:
-  """Checks that what is in the trials' folders are these trials.
-
-  Raises:
-    RunError: If a folder holds a trial with other settings.
-  """
+def _expect_same_trials(directory, trials):
+  """Raises `RunError` if a folder holds a trial with other settings."""
   for wanted in trials:
     folder = trial_folder(directory, wanted.name)
-    stored = _stored_settings(folder)
-    if stored is None:
+    if not is_started(directory, wanted.name):
       continue
     # As they would be read from the file.
     given = json.loads(summary_lib.json_text(wanted.settings()))
-    stored, given = (value_codec.flatten(v, '.') for v in (stored, given))
+    stored, given = (
+      value_codec.flatten(settings, '.')
+      for settings in (trial.read_spec(folder)['trial'], given)
+    )
     for name in dict.fromkeys([*stored, *given]):
       if name not in _MUTABLE and stored.get(name) != given.get(name):
         raise errors.RunError(
@@ -159,14 +140,6 @@ def expect_same_trials(directory: str, trials: Sequence[trial.Trial]) -> None:
           f'{given.get(name)!r}: give the settings of that comparison, or '
           'choose another output folder.'
         )
-
-
-def _stored_settings(folder):
-  """The settings of the trial in a folder; None without one."""
-  path = os.path.join(folder, trial.SPEC_NAME)
-  if not os.path.exists(path):
-    return None
-  return trial.read_spec(folder)['trial']
 
 
 def run_trials(
@@ -196,14 +169,13 @@ def run_trials(
     By name the reason, in one line, of each trial that failed.
 
   Raises:
-    ValueError: If `num_processes` is out of range.
     RunError: If a folder holds another trial or cannot be written to.
   """
   names = [one.name for one in trials]
   errors.expect(
     len(set(names)) == len(names), 'trials', 'of distinct names', names
   )
-  expect_same_trials(directory, trials)
+  _expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
   if cluster is not None:
@@ -382,9 +354,9 @@ class _Tasks(_Processes):
 
   def __init__(self, cluster, directory, runtime_options, shares):
     super().__init__(os.path.abspath(directory), runtime_options, shares)
-    self._tasks = cluster_lib.Tasks(cluster)
+    self._start_task = cluster_lib.connect(cluster)
 
   def _start(self, folder):
-    return self._tasks.start(
+    return self._start_task(
       _command(folder), os.path.join(folder, LOG_NAME), self._environment
     )

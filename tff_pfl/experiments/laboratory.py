@@ -217,8 +217,9 @@ class Laboratory:
         f'{len(failed)} of {len(trials)} runs failed, such as {name}: {reason}'
       )
     return {
-      key: execution.finished(
-        settings.directory, wanted.name, wanted.config.data_dir
+      key: trial.FinishedTrial(
+        execution.trial_folder(settings.directory, wanted.name),
+        wanted.config.data_dir,
       )
       for key, wanted in trials.items()
     }

@@ -155,9 +155,12 @@ def _domain_metrics(score, title):
   ]
 
 
-def _client_auc_metrics():
-  """The AUC's mean over clients; that of the accuracy is that of any data."""
-  return [
+# Those of methods that were run on data with domains.
+DOMAIN_METRICS = (
+  *_domain_metrics('accuracy', 'accuracy'),
+  *_domain_metrics('auc', 'AUC'),
+  # The mean over clients of the accuracy is that of any data.
+  *(
     Metric(
       f'client_auc{suffix}',
       f'AUC, mean over clients, {rounds}',
@@ -165,13 +168,6 @@ def _client_auc_metrics():
       'whose test examples are of both classes.',
     )
     for suffix, rounds, when in _ROUNDS
-  ]
-
-
-# Those of methods that were run on data with domains.
-DOMAIN_METRICS = (
-  *_domain_metrics('accuracy', 'accuracy'),
-  *_domain_metrics('auc', 'AUC'),
-  *_client_auc_metrics(),
+  ),
 )
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS + DOMAIN_METRICS}

@@ -98,14 +98,9 @@ def write_claims(
   Raises:
     RunError: If the file cannot be written.
   """
-  claims = [
-    (summary['experiment'], claim)
-    for summary in summaries
-    for claim in summary['claims']
-  ]
   rows = [
     [
-      experiment,
+      summary['experiment'],
       claim['statement'],
       claim['source'],
       claim['measured'],
@@ -114,13 +109,14 @@ def write_claims(
       claim['num_seeds'],
       claim['verdict'],
     ]
-    for experiment, claim in claims
+    for summary in summaries
+    for claim in summary['claims']
   ]
   _render(
     path,
     title="The papers' experiments",
     claims=rows,
-    claims_count=claims_lib.count(claim['verdict'] for _, claim in claims),
+    claims_count=claims_lib.count(row[-1] for row in rows),
     experiments=[summary for summary in summaries if 'error' not in summary],
     failures=[
       [summary['experiment'], None, None, summary['error']]
@@ -278,7 +274,6 @@ def _published(results):
     ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
     method = next(filter(None, ours), None)
     spread = method and method.metrics.get(figure.metric)
-    metric = metrics_lib.METRICS_BY_NAME.get(figure.metric)
     difference = theirs = ''
     if figure.value is not None:
       theirs = f'{100 * figure.value:.2f}'
@@ -290,7 +285,7 @@ def _published(results):
       pictures.percent(spread, '') if spread else '',
       theirs,
       difference,
-      metric.title if metric else figure.metric.replace('_', ' '),
+      metrics_lib.METRICS_BY_NAME[figure.metric].title,
     ]
 
   return {

@@ -1,23 +1,23 @@
-"""Panels of the experiments' figures: curves, matrices and bars with spreads.
+"""Figures of experiments: curves, bars and matrices, with spreads over seeds.
 
-Each function draws on `axes` that the caller made, so that a figure can put
-panels side by side:
+`curves` and `bars` make what draws a whole figure. The other functions draw on
+`axes` that the caller made, so that a figure can have panels of many kinds:
 
     left, right = figure.subplots(1, 2)
-    panels.draw_lines(left, {'FedRep': (rounds, distance)}, ...)
+    panels.draw_curves(left, table, 'distance', over='round', ...)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tff_pfl import errors
 from tff_pfl.experiments import tables
 from tff_pfl.simulation import picture_style
 
@@ -32,104 +32,65 @@ _GROUP_WIDTH = 0.8
 _BAR_LABEL_ROTATION = 30
 # More, or longer, names under the bars than this run into each other.
 _MAX_LEVEL_CHARACTERS = 36
-# Cells of larger matrices are too small for a number.
-_MAX_ANNOTATED_ROWS = 12
 _MATRIX_COLORS = 'cividis'
 _MISSING_COLOR = '#eeeeee'
 
+Draw = Callable[[tables.Table, Any, Figure], None]
 
-def draw_lines(
-  axes: Axes,
-  series: Mapping[str, Sequence[Any]],
-  *,
-  x_label: str,
-  y_label: str,
-  log_x: bool = False,
-  log_y: bool = False,
-  title: str = '',
-) -> None:
-  """Draws curves, with their spread where it is given.
+
+def curves(column: str, **options: Any) -> Draw:
+  """A figure of curves, as `paper.Experiment.draw` takes it.
 
   Args:
-    series: By name, `(x, y)` or `(x, y, spread)`: sequences of one length.
-      What is not finite leaves a gap, as does what a logarithmic axis cannot
-      show. The spread reaches from y - spread to y + spread: error bars for a
-      few points, a band for many.
-
-  Raises:
-    ValueError: If there is no series, or one's sequences differ in length.
+    **options: Those of `draw_curves`, and of `_draw_panels`.
   """
-  errors.expect(series, 'series', 'at least one series', series)
-  for index, (name, columns) in enumerate(series.items()):
-    x, y, *spread = (np.asarray(column, float) for column in columns)
-    for column in (y, *spread):
-      errors.expect(
-        column.shape == x.shape and x.ndim == 1,
-        'series',
-        f'of sequences of one length in {name!r}',
-        [np.shape(column) for column in columns],
-      )
-    _draw_line(axes, index, name, x, y, spread[0] if spread else None, log_y)
-  # After the curves, whose limits would else include the empty axes'.
-  axes.set(
-    xscale='log' if log_x else 'linear', yscale='log' if log_y else 'linear'
-  )
-  axes.set_xlabel(x_label)
-  axes.set_ylabel(y_label)
-  _finish(axes, title)
-  if len(series) > 1 or spread:
-    axes.legend(frameon=False)
+  return functools.partial(_draw_panels, draw_curves, column, **options)
 
 
-def draw_curves(
-  axes: Axes,
-  table: tables.Table,
+def bars(column: str, **options: Any) -> Draw:
+  """A figure of groups of bars, as `paper.Experiment.draw` takes it.
+
+  Args:
+    **options: Those of `draw_groups`, and of `_draw_panels`.
+  """
+  return functools.partial(_draw_panels, draw_groups, column, **options)
+
+
+def _draw_panels(
+  draw_panel: Callable[..., None],
   column: str,
+  table: tables.Table,
+  sizes: Any,
+  figure: Figure,
   *,
-  over: str,
-  by: str,
+  width: float = 6.4,
+  height: float = 4.4,
+  panel: Optional[str] = None,
+  title: Callable[[Any], str] = str,
+  sharey: bool = False,
   **options: Any,
 ) -> None:
-  """Draws means and spreads over seeds of a table's column.
+  """Draws a figure of one panel, or of one for each value of a column.
 
   Args:
-    column: What is drawn.
-    over: The column of the horizontal axis.
-    by: The column that has the names of the curves.
-    **options: As those of `draw_lines`.
+    sizes: With `num_seeds`.
+    width: Of a panel, in inches.
+    height: In inches.
+    panel: The column with a panel for each of its values.
+    title: From such a value to the panel's title.
+    sharey: Whether all panels have the same vertical axis.
+    **options: Of `draw_panel`.
   """
-  series = {}
-  for name in table.distinct(by):
-    places, values = table.curve(column, over, **{by: name})
-    series[str(name)] = (places, *tables.mean_and_spread(values))
-  draw_lines(axes, series, **options)
-
-
-def draw_groups(
-  axes: Axes,
-  table: tables.Table,
-  column: str,
-  *,
-  group: str,
-  by: str,
-  **options: Any,
-) -> None:
-  """Draws bars of means and spreads over seeds of a table's column.
-
-  Args:
-    column: What is drawn.
-    group: The column that has the names of the groups.
-    by: The column that has the names of the bars of a group.
-    **options: As those of `draw_bars`.
-  """
-  groups = {}
-  for name in table.distinct(group):
-    of_group = table.where(**{group: name})
-    groups[str(name)] = {
-      str(bar): tables.mean_and_spread(of_group.values(column, **{by: bar}))
-      for bar in of_group.distinct(by)
+  parts = {'': table}
+  if panel is not None:
+    parts = {
+      title(value): table.where(**{panel: value})
+      for value in table.distinct(panel)
     }
-  draw_bars(axes, groups, **options)
+  prepare(figure, width * len(parts), height, sizes.num_seeds)
+  all_axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
+  for axes, (name, part) in zip(all_axes, parts.items()):
+    draw_panel(axes, part, column, title=name, **options)
 
 
 def prepare(
@@ -158,96 +119,90 @@ def prepare(
     )
 
 
-def draw_matrix(
+def draw_curves(
   axes: Axes,
-  matrix: Any,
+  table: tables.Table,
+  column: str,
   *,
-  title: str,
-  labels: Sequence[Any],
-  low: float,
-  high: float,
+  over: str,
+  by: str = 'method',
+  x_label: str,
+  y_label: str,
+  log_x: bool = False,
+  log_y: bool = False,
+  title: str = '',
 ) -> None:
-  """Draws a square matrix in colors, with its numbers where they fit.
+  """Draws means and spreads over seeds of a table's column.
+
+  The spread is error bars for a few points, a band for many. What is not finite
+  leaves a gap, as does what a logarithmic axis cannot show.
 
   Args:
-    matrix: Float `[n, n]`. What is not finite is left gray.
-    labels: The n names of its rows, and of its columns.
-    low: The value of the darkest color. Panels to be compared need the same.
-    high: The value of the brightest color, larger than `low`.
-
-  Raises:
-    ValueError: If the matrix is not square, or has not as many rows as labels.
+    column: What is drawn.
+    over: The column of the horizontal axis.
+    by: The column that has the names of the curves.
   """
-  matrix = np.asarray(matrix, float)
-  num_rows = len(labels)
-  errors.expect(
-    matrix.shape == (num_rows, num_rows),
-    'matrix',
-    f'of shape {(num_rows, num_rows)}, like `labels`',
-    matrix.shape,
+  for index, name in enumerate(table.distinct(by)):
+    x, values = table.curve(column, over, **{by: name})
+    y, spread = tables.mean_and_spread(values)
+    _draw_line(axes, index, str(name), x, y, spread, log_y)
+  # After the curves, whose limits would else include the empty axes'.
+  axes.set(
+    xscale='log' if log_x else 'linear',
+    yscale='log' if log_y else 'linear',
+    xlabel=x_label,
+    ylabel=y_label,
   )
-  errors.expect(low < high, 'high', f'larger than `low` = {low}', high)
-  colors = matplotlib.colormaps[_MATRIX_COLORS].with_extremes(
-    bad=_MISSING_COLOR
-  )
-  image = axes.imshow(
-    np.ma.masked_invalid(matrix), cmap=colors, vmin=low, vmax=high
-  )
-  axes.set_xticks(range(num_rows), labels)
-  axes.set_yticks(range(num_rows), labels)
-  axes.tick_params(length=0)
-  axes.spines[:].set_visible(False)
-  if title:
-    axes.set_title(title, loc='left')
-  axes.figure.colorbar(image, ax=axes, shrink=0.8)
-  if num_rows <= _MAX_ANNOTATED_ROWS:
-    _write_cells(axes, matrix, dark_below=(low + high) / 2)
+  _finish(axes, title)
+  axes.legend(frameon=False)
 
 
-def draw_bars(
+def draw_groups(
   axes: Axes,
-  values: Mapping[str, Mapping[str, Sequence[float]]],
+  table: tables.Table,
+  column: str,
   *,
+  group: str,
+  by: str = 'method',
   y_label: str,
   title: str = '',
 ) -> None:
-  """Draws groups of bars with error bars.
+  """Draws bars of means and spreads over seeds of a table's column.
 
   Args:
-    values: By group and series, `(mean, spread)`: the height of the bar and
-      half the length of its error bar. A series that a group lacks leaves its
-      place empty.
-
-  Raises:
-    ValueError: If there is no value.
+    column: What is drawn.
+    group: The column that has the names of the groups.
+    by: The column that has the names of the bars of a group. The place of one
+      that a group lacks stays empty.
   """
-  names = list(
-    dict.fromkeys(name for group in values.values() for name in group)
-  )
-  errors.expect(names, 'values', 'at least one group with a series', values)
+  groups, names = table.distinct(group), table.distinct(by)
   width = _GROUP_WIDTH / len(names)
   for index, name in enumerate(names):
-    given = [
-      (place, *group[name])
-      for place, group in enumerate(values.values())
-      if name in group
-    ]
-    places, means, spreads = np.array(given, float).T
+    of_name = table.where(**{by: name})
+    present = of_name.distinct(group)
+    places = np.array([groups.index(value) for value in present])
+    means, spreads = np.transpose(
+      [
+        tables.mean_and_spread(of_name.values(column, **{group: value}))
+        for value in present
+      ]
+    )
     axes.bar(
       places + (index - (len(names) - 1) / 2) * width,
       means,
       0.92 * width,
       yerr=spreads if np.any(spreads > 0) else None,
-      label=name,
+      label=str(name),
       color=picture_style.color(index),
       ecolor=picture_style.TEXT_COLOR,
       capsize=_CAP_SIZE,
     )
   axes.set_ylabel(y_label)
+  levels = list(map(str, groups))
   # Aslant where the names would not fit.
-  crowded = sum(map(len, values)) > _MAX_LEVEL_CHARACTERS
+  crowded = sum(map(len, levels)) > _MAX_LEVEL_CHARACTERS
   aslant = {'rotation': _BAR_LABEL_ROTATION, 'ha': 'right'} if crowded else {}
-  axes.set_xticks(range(len(values)), list(values), **aslant)
+  axes.set_xticks(range(len(levels)), levels, **aslant)
   _finish(axes, title)
   axes.grid(visible=False, axis='x')
   if len(names) > 1:
@@ -256,6 +211,38 @@ def draw_bars(
     if title:
       num_legend_rows = -(-len(names) // 3)
       axes.set_title(title, loc='left', pad=8 + 15 * num_legend_rows)
+
+
+def draw_matrix(
+  axes: Axes, matrix: np.ndarray, *, title: str, labels: Sequence[Any]
+) -> None:
+  """Draws a small matrix of values in [0, 1], as colors and numbers.
+
+  Args:
+    matrix: Float `[n, n]`. What is not finite is left gray.
+    labels: The n names of its rows, and of its columns.
+  """
+  colors = matplotlib.colormaps[_MATRIX_COLORS].with_extremes(
+    bad=_MISSING_COLOR
+  )
+  image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colors, vmin=0, vmax=1)
+  axes.set_xticks(range(len(labels)), labels)
+  axes.set_yticks(range(len(labels)), labels)
+  axes.tick_params(length=0)
+  axes.spines[:].set_visible(False)
+  axes.set_title(title, loc='left')
+  axes.figure.colorbar(image, ax=axes, shrink=0.8)
+  for (row, column), value in np.ndenumerate(matrix):
+    if np.isfinite(value):
+      axes.text(
+        column,
+        row,
+        f'{value:.2f}',
+        ha='center',
+        va='center',
+        fontsize='x-small',
+        color='white' if value < 0.5 else 'black',
+      )
 
 
 def _draw_line(axes, index, name, x, y, spread, log_y):
@@ -272,9 +259,6 @@ def _draw_line(axes, index, name, x, y, spread, log_y):
   }
   if log_y:
     y = np.where(y > 0, y, np.nan)
-  if spread is None:
-    axes.plot(x, y, **style)
-    return
   # A spread down to zero would reach down for ever there: a decade shows it.
   below = np.minimum(spread, 0.9 * y) if log_y else spread
   if marked:
@@ -288,21 +272,6 @@ def _draw_line(axes, index, name, x, y, spread, log_y):
     )
 
 
-def _write_cells(axes, matrix, dark_below):
-  for (row, column), value in np.ndenumerate(matrix):
-    if np.isfinite(value):
-      axes.text(
-        column,
-        row,
-        f'{value:.2f}',
-        ha='center',
-        va='center',
-        fontsize='x-small',
-        color='white' if value < dark_below else 'black',
-      )
-
-
 def _finish(axes, title):
   picture_style.tidy(axes)
-  if title:
-    axes.set_title(title, loc='left')
+  axes.set_title(title, loc='left')

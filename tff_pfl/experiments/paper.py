@@ -22,7 +22,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import tqdm
@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.experiments import claims as claims_lib
-from tff_pfl.experiments import execution, laboratory, page, tables
+from tff_pfl.experiments import execution, laboratory, page, panels, tables
 from tff_pfl.simulation import directory_lock, picture_style
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import machine
@@ -41,6 +41,9 @@ CSV_NAME = 'numbers.csv'
 FIGURE_NAME = 'figure.png'
 SUMMARY_NAME = 'summary.json'
 PAGE_NAME = 'claims.html'
+# What `Experiment.measure` and `Experiment.claims` give.
+Rows = Iterator[Mapping[str, Any]]
+Claims = Iterator[claims_lib.Claim]
 # The settings that change what an experiment finds.
 _IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')
 
@@ -56,8 +59,8 @@ class Experiment:
     measure: Gives the rows of a `Table` of numbers; pure but for the trials it
       runs.
     claims: The paper's claims, of the numbers and the sizes.
-    draw: Draws the figure from the numbers and the sizes; it gets an empty one,
-      whose size it may set.
+    draw: Draws the figure, such as `panels.curves(...)`: from the numbers and
+      the sizes on an empty figure, whose size it may set.
     full: By data set the sizes, each a dataclass with `num_seeds`; the first is
       the experiment's own. Of generated data, the key is None.
     fast: Sizes of minutes, and their data set.
@@ -66,9 +69,9 @@ class Experiment:
   name: str
   summary: str
   paper: str
-  measure: Callable[[laboratory.Laboratory], Iterable[Mapping[str, Any]]]
-  claims: Callable[[tables.Table, Any], Iterable[claims_lib.Claim]]
-  draw: Callable[[tables.Table, Any, Figure], None]
+  measure: Callable[[laboratory.Laboratory], Rows]
+  claims: Callable[[tables.Table, Any], Claims]
+  draw: panels.Draw
   full: Mapping[Optional[str], Any]
   fast: Any
 
@@ -116,11 +119,16 @@ def run(
     `versions`.
 
   Raises:
-    ValueError: If the settings are not for this experiment.
+    ValueError: If the experiment does not take the data set.
     RunError: If the folder holds something else or is in use by another
       process, or training fails.
   """
-  _expect_suitable(experiment, settings)
+  errors.expect(
+    experiment.takes(settings.dataset),
+    'dataset',
+    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
+    settings.dataset,
+  )
   settings = settings._replace(
     directory=os.path.join(settings.directory, experiment.name)
   )
@@ -172,8 +180,7 @@ def run_all(
     folder = os.path.join(settings.directory, experiment.name)
     _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
   with directory_lock.DirectoryLock(settings.directory):
-    summaries = _run_plans(plans, settings, rerun)
-  return summaries
+    return _run_plans(plans, settings, rerun)
 
 
 def _run_plans(plans, settings, rerun):
@@ -283,25 +290,6 @@ def _conclude(experiment, settings):
   _write(settings.directory, SUMMARY_NAME, summary)
   # As it will be read by others.
   return _read(settings.directory, SUMMARY_NAME)
-
-
-def _expect_suitable(experiment, settings):
-  for name in ('dataset', 'data_dir'):
-    value = getattr(settings, name)
-    errors.expect(
-      experiment.uses_datasets or value is None,
-      name,
-      f'unset for {experiment.name}, which generates its data',
-      value,
-    )
-  errors.expect(
-    experiment.takes(settings.dataset),
-    'dataset',
-    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
-    settings.dataset,
-  )
-  if settings.num_seeds is not None:
-    errors.expect_int('num_seeds', settings.num_seeds, 1)
 
 
 def _identity(experiment, settings):

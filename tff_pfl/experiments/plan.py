@@ -37,13 +37,13 @@ class Comparison:
       defaults where a method is missing.
     seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
       also that of the partition.
-    grid: By method, or `ANY_METHOD`: by hyperparameter the values to try. A
-      method that has no hyperparameter of that name takes the value for all
-      that end in it (`learning_rate` is FedRep's `head_learning_rate` and
-      `body_learning_rate`). What is said of a method goes before what is said
-      of any. A number of epochs sets a number of steps that would take its
-      place (see `hparams.steps_instead_of`) to None, unless the grid has that,
-      too.
+    grid: As `parse_grid` reads it: by method, or `ANY_METHOD`, by
+      hyperparameter the values to try. A method that has no hyperparameter of
+      that name takes the value for all that end in it (`learning_rate` is
+      FedRep's `head_learning_rate` and `body_learning_rate`). What is said of a
+      method goes before what is said of any. A number of epochs sets a number
+      of steps that would take its place (see `hparams.steps_instead_of`) to
+      None, unless the grid has that, too.
     fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
       models of every run are personalized, besides as `base` says; with the
       other options of `base.personalization`.
@@ -80,16 +80,15 @@ class Comparison:
         f'among {", ".join(trial.VARIANTS)}',
         variant,
       )
-    errors.expect_int('num_new_clients', self.num_new_clients, 0)
     errors.expect(
       0 < self.validation_fraction < 1,
       'validation_fraction',
       'between 0 and 1',
       self.validation_fraction,
     )
-    if self.tuning_rounds is not None:
-      errors.expect_int('tuning_rounds', self.tuning_rounds, 1)
-    self._check_grid()
+    for axes in self.grid.values():
+      for name, values in axes.items():
+        _expect_distinct(f'grid of {name}', values)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
@@ -101,11 +100,7 @@ class Comparison:
       `hparams`. Without a grid it is one point, at which none do. Points that
       the method refuses are left out, see `refused`.
     """
-    return [
-      point
-      for point in self._all_points(algorithm)
-      if self._refusal(algorithm, point) is None
-    ]
+    return [p for p, reason in self._judged(algorithm) if reason is None]
 
   def refused(self, algorithm: str) -> list:
     """The points of a method's grid that it does not allow.
@@ -115,19 +110,18 @@ class Comparison:
     Returns:
       Pairs of a point, as in `points`, and the reason in one line.
     """
-    reasons = [
-      (point, self._refusal(algorithm, point))
-      for point in self._all_points(algorithm)
-    ]
-    return [(point, reason) for point, reason in reasons if reason is not None]
+    return [pair for pair in self._judged(algorithm) if pair[1] is not None]
 
-  def _refusal(self, algorithm, point):
-    """Why a method does not allow a point; None if it does."""
-    try:
-      self._hparams(algorithm, point)
-    except ValueError as error:
-      return str(error)
-    return None
+  def _judged(self, algorithm):
+    """All points, each with why the method does not allow it or None."""
+    judged = []
+    for point in self._all_points(algorithm):
+      try:
+        self._hparams(algorithm, point)
+        judged.append((point, None))
+      except ValueError as error:
+        judged.append((point, str(error)))
+    return judged
 
   def _all_points(self, algorithm):
     axes = {}
@@ -215,12 +209,6 @@ class Comparison:
       points = self.points(algorithm)
       if len(points) == 1:
         chosen.setdefault(algorithm, points[0])
-      errors.expect(
-        algorithm in chosen,
-        'chosen',
-        f'with a point of {algorithm}, whose grid has {len(points)}',
-        chosen,
-      )
     return [
       trial.Trial(
         name=trial_name(algorithm, seed),
@@ -235,10 +223,8 @@ class Comparison:
 
   def _own_hparams(self, algorithm):
     """The hyperparameters of a method where the grid says nothing."""
-    hparams = self.hparams.get(algorithm)
-    if hparams is None:
-      hparams = registry.get_algorithm(algorithm).hparams()
-    return hparams
+    default = registry.get_algorithm(algorithm).hparams
+    return self.hparams.get(algorithm) or default()
 
   def _hparams(self, algorithm, point):
     return dataclasses.replace(self._own_hparams(algorithm), **point)
@@ -266,24 +252,6 @@ class Comparison:
     for point, reason in self.refused(algorithm):
       if _restricted(point, own) not in allowed:
         raise ValueError(reason)
-
-  def _check_grid(self):
-    for owner, axes in self.grid.items():
-      errors.expect(
-        owner == ANY_METHOD or owner in self.algorithms,
-        'grid',
-        f'of the methods that are compared ({", ".join(self.algorithms)})',
-        owner,
-      )
-      owners = self.algorithms if owner == ANY_METHOD else [owner]
-      for name, values in axes.items():
-        _expect_distinct(f'grid of {name}', values)
-        errors.expect(
-          any(grid_targets(algorithm, name) for algorithm in owners),
-          'grid',
-          f'of hyperparameters of {", ".join(owners)}',
-          name,
-        )
 
 
 def trial_name(algorithm: str, seed: int) -> str:

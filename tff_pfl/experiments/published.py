@@ -66,14 +66,10 @@ class PublishedSetting:
     """Whether a comparison of these settings has this very setting."""
     if (dataset, num_clients) != (self.dataset, self.num_clients):
       return False
+    wanted = self.partition.split(':')
     # Arguments beyond these are the partition's fine print.
-    given = str(partition).split(':')
-    return all(
-      _equal(a, b)
-      for a, b in itertools.zip_longest(
-        self.partition.split(':'), given[: self.partition.count(':') + 1]
-      )
-    )
+    given = str(partition).split(':')[: len(wanted)]
+    return len(given) == len(wanted) and all(map(_equal, wanted, given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +81,7 @@ class PublishedFigure:
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results.MethodResult.variant`.
-    metric: The name of the figure among `metrics.METRICS`, or what that would
-      be called.
+    metric: A key of `metrics.METRICS_BY_NAME`.
     value: In [0, 1]; None where the paper, or our copy of it, has no figure.
   """
 
@@ -187,10 +182,8 @@ _FED_DAR = Source(
   'rounds of Adam. Mean over the last 10 rounds.',
 )
 _FED_DAR_SETTING = PublishedSetting('fairface', 5, 'domain_dirichlet:0.5')
-_DOMAIN_METRICS = (
-  'max_domain_accuracy',
-  'min_domain_accuracy',
-  'mean_domain_accuracy',
+_DOMAIN_METRICS = tuple(
+  f'domain_accuracy_{name}_last_10' for name in ('max', 'min', 'mean')
 )
 # In percent, by the metrics above.
 _FED_DAR_TABLE = """
@@ -239,10 +232,8 @@ def _fraction(percent: str) -> Optional[float]:
   return None if percent == '-' else round(float(percent) / 100, 4)
 
 
-def _equal(a: Optional[str], b: Optional[str]) -> bool:
+def _equal(a: str, b: str) -> bool:
   """Whether two parts of a specification are the same name or number."""
-  if a is None or b is None:
-    return False
   try:
     return float(a) == float(b)
   except ValueError:

@@ -290,14 +290,19 @@ class ComparisonResults:
         return setting.value
     return default
 
-  def write_json(self, path: _Path) -> None:
-    """Writes everything to a JSON file."""
-    summary_lib.write_json(path, dataclasses.asdict(self))
+  def write(self, directory: _Path) -> None:
+    """Writes a JSON file of everything, and CSV files.
 
-  def write_csv(self, path: _Path) -> None:
-    """Writes a CSV file with a line for each method and variant."""
+    These have a line for each method and variant, for each client of a method
+    and seed and, for data with domains, for each domain of these.
+    """
+
+    def path(name):
+      return os.path.join(directory, name)
+
+    summary_lib.write_json(path(JSON_NAME), dataclasses.asdict(self))
     summary_lib.write_csv(
-      path,
+      path(CSV_NAME),
       [
         {
           'algorithm': method.algorithm,
@@ -312,11 +317,8 @@ class ComparisonResults:
         for method in self.methods
       ],
     )
-
-  def write_clients_csv(self, path: _Path) -> None:
-    """Writes a CSV file with a line for each method, seed and client."""
     summary_lib.write_csv(
-      path,
+      path(CLIENTS_CSV_NAME),
       [
         {'label': method.label, 'is_new': is_new, **dataclasses.asdict(score)}
         for method in self.methods
@@ -327,26 +329,17 @@ class ComparisonResults:
         for score in scores
       ],
     )
-
-  @property
-  def has_domains(self) -> bool:
-    """Whether the data have domains."""
-    return any(method.domains for method in self.methods)
-
-  def write_domains_csv(self, path: _Path) -> None:
-    """Writes a CSV file with a line for each method, seed and domain."""
-    summary_lib.write_csv(
-      path,
-      [
-        {
-          'label': method.label,
-          'variant': method.variant,
-          **dataclasses.asdict(score),
-        }
-        for method in self.methods
-        for score in method.domains
-      ],
-    )
+    domains = [
+      {
+        'label': method.label,
+        'variant': method.variant,
+        **dataclasses.asdict(score),
+      }
+      for method in self.methods
+      for score in method.domains
+    ]
+    if domains:
+      summary_lib.write_csv(path(DOMAINS_CSV_NAME), domains)
 
   def table(self) -> str:
     """A table for the screen: means and, after ±, spreads over seeds.

@@ -26,7 +26,6 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.experiments import validation
-from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
   client_population,
   finished_run,
@@ -38,7 +37,6 @@ from tff_pfl.simulation import (
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import shutdown
 from tff_pfl.templates import personalization as personalization_lib
-from tff_pfl.templates import personalized_process
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
@@ -78,13 +76,7 @@ class Trial:
 
   def settings(self) -> dict:
     """The trial as JSON types."""
-    return {
-      'name': self.name,
-      'config': self.config.settings(),
-      'fine_tune_variants': list(self.fine_tune_variants),
-      'num_new_clients': self.num_new_clients,
-      'validation_fraction': self.validation_fraction,
-    }
+    return {**vars(self), 'config': self.config.settings()}
 
   @classmethod
   def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
@@ -226,12 +218,11 @@ def _variant(config, model, process, name):
 
 
 def _score_variant(process, runtime, store, data):
-  population = client_population.ClientPopulation(process, runtime, store)
   evaluation = personalized_evaluation.evaluate(
     process,
     runtime,
     client_population.server_state(process, runtime, store),
-    population.states,
+    client_population.ClientPopulation(process, runtime, store).states,
     data.trained,
   )
   return {
@@ -245,46 +236,16 @@ def _score_new(process, runtime, store, data):
   """Scores clients that took no part, each fitted to its own training data."""
   if data.new is None:
     return []
-  return score_new_clients(
-    process,
-    runtime,
-    client_population.server_state(process, runtime, store),
-    data.new,
-    first_index=data.trained.num_clients,
-  )
-
-
-def score_new_clients(
-  process: personalized_process.PersonalizedProcess,
-  runtime: runtime_base.Runtime,
-  state: personalized_process.ServerState,
-  clients: datasets.FederatedDataset,
-  *,
-  first_index: int,
-) -> list:
-  """Scores clients that took no part in training.
-
-  Args:
-    process: The method, with the options of personalization to score with; it
-      need not be the very process that was trained.
-    runtime: One for all calls, as it keeps what it compiled.
-    state: The server's state after training.
-    clients: The new clients.
-    first_index: Client index of the first; the number of training clients, so
-      that no client's seed is used twice.
-
-  Returns:
-    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
-    its metrics `before` and `after` personalization.
-  """
+  # With indices of their own, so that no client's seed is used twice.
+  first = data.trained.num_clients
   return personalized_evaluation.evaluate_clients(
     process,
     runtime,
-    state,
+    client_population.server_state(process, runtime, store),
     lambda positions: runtime.run(
-      process.initialize_client_states, [first_index + i for i in positions]
+      process.initialize_client_states, [first + i for i in positions]
     ),
-    clients,
+    data.new,
   )
 
 

@@ -141,8 +141,11 @@ def tried_point(
 
 
 def _tried(hparams, tried, directory, failure):
-  found = execution.finished(directory, tried.name)
-  return tried_point(hparams, found and found.summary, failure)
+  summary = None
+  if execution.is_finished(directory, tried.name):
+    folder = execution.trial_folder(directory, tried.name)
+    summary = trial.FinishedTrial(folder).summary
+  return tried_point(hparams, summary, failure)
 
 
 def _refused_points(refused):

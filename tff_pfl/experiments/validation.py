@@ -12,7 +12,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 
 # Of a seed, the random stream that divides the training examples; the partition
 # has those that are a number.
@@ -96,7 +96,6 @@ def validation_view(
   Returns:
     The same clients; `train` is what is left of their training examples.
   """
-  errors.expect(0 < fraction < 1, 'fraction', 'between 0 and 1', fraction)
   return datasets.FederatedDataset(
     name=data.name,
     client_ids=data.client_ids,

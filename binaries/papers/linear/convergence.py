@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +18,16 @@ FIT_START = 0.5
 _ROUNDS_PER_ROW = 10
 
 
-class Fit(NamedTuple):
-  """A line fitted to the logarithm of a distance.
-
-  Attributes:
-    rate: Minus its slope, per round.
-    r_squared: The share of the variance that it explains.
-  """
-
-  rate: float
-  r_squared: float
-
-
-def fit_decay(distance: np.ndarray) -> Fit:
+def fit_decay(distance: np.ndarray) -> dict[str, float]:
   """Fits a line to the natural logarithm of a distance that falls to 1e-6.
 
   Args:
     distance: After each round, positive, `[num_rounds + 1]`.
 
   Returns:
-    The fit, from the first round at 0.5 or below (or the first of all) to the
-    first one at 1e-6 or below (or the last).
+    `rate`, minus the slope per round, and `r_squared`, the variance's share
+    that the line explains; from the first round at 0.5 or below (or the first
+    of all) to the first one at 1e-6 or below (or the last).
   """
   begun = np.flatnonzero(distance <= FIT_START)
   first = begun[0] if begun.size else 0
@@ -47,7 +36,10 @@ def fit_decay(distance: np.ndarray) -> Fit:
   logs = np.log(distance[first : last + 1])
   slope, intercept = np.polyfit(rounds, logs, 1)
   residuals = logs - (slope * rounds + intercept)
-  return Fit(-float(slope), float(1 - residuals.var() / logs.var()))
+  return {
+    'rate': -float(slope),
+    'r_squared': float(1 - residuals.var() / logs.var()),
+  }
 
 
 def rounds_to(distances: np.ndarray, distance: float) -> int:
@@ -78,7 +70,7 @@ def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
     }
     if index == num_rounds:
       row.update(
-        fit_decay(history.distance)._asdict(),
+        fit_decay(history.distance),
         rounds_to_near=rounds_to(history.distance, NEAR),
         rounds_to_close=rounds_to(history.distance, CLOSE),
       )

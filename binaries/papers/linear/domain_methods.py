@@ -65,8 +65,7 @@ def fed_dar(learning_rate: float) -> methods.LinearMethod:
       'moments': tf.einsum('jma,j->ma', weighted, samples.y),
     }
 
-  def solve(sums, counts):
-    del counts
+  def solve(sums, unused_counts):
     return model_lib.solve_normal_equations(sums['gram'], sums['moments'])
 
   return _fed_dar('fed_dar', learning_rate, sums_of_features, solve)
@@ -114,8 +113,7 @@ def separate_fed_avg(learning_rate: float) -> methods.LinearMethod:
   domain without samples at any client keeps its model.
   """
 
-  def client_work(model, samples, seed):
-    del seed
+  def client_work(model, samples, unused_seed):
     counts = _counts(model, samples)
     # Of each domain's mean loss, where `model.gradients` has all samples'.
     g = _mean(model_lib.regressor_gradient(model, samples), counts)
@@ -124,7 +122,7 @@ def separate_fed_avg(learning_rate: float) -> methods.LinearMethod:
       name: _align(counts, part) * (part - learning_rate * slope)
       for name, part, slope in zip(_BOTH, model, slopes)
     }
-    return methods.Contribution({**message, 'count': counts}, {})
+    return {**message, 'count': counts}, {}
 
   def server_work(shared, sums):
     counts = sums['count']
@@ -155,10 +153,9 @@ def _fed_dar(
       are for domains without samples.
   """
 
-  def heads_of_client(model, samples, seed):
-    del seed
+  def heads_of_client(model, samples, unused_seed):
     sums = client_sums(model, samples)
-    return methods.Contribution({**sums, 'count': _counts(model, samples)}, {})
+    return {**sums, 'count': _counts(model, samples)}, {}
 
   def heads_of_server(shared, sums):
     counts = sums['count']
@@ -166,15 +163,12 @@ def _fed_dar(
     has_samples = counts[:, tf.newaxis] > 0
     return {**shared, 'head': tf.where(has_samples, heads, shared['head'])}
 
-  def gradient_of_client(model, samples, seed):
-    del seed
-    return methods.Contribution(
-      {
-        'gradient': model_lib.regressor_gradient(model, samples),
-        'count': _counts(model, samples),
-      },
-      {},
-    )
+  def gradient_of_client(model, samples, unused_seed):
+    message = {
+      'gradient': model_lib.regressor_gradient(model, samples),
+      'count': _counts(model, samples),
+    }
+    return message, {}
 
   def step_of_server(shared, sums):
     mean = _mean(sums['gradient'], sums['count'])

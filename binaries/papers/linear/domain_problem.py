@@ -24,6 +24,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Optional, Union
 
@@ -31,41 +32,70 @@ import numpy as np
 import tensorflow as tf
 
 from binaries.papers.linear import problem as problem_lib
-from tff_pfl import errors
 
 # Independent random streams of one seed.
 _MIXTURES = 7
 _DOMAINS, _INPUTS, _NOISE, _TEST_DOMAINS, _TEST_INPUTS = range(5)
-_SUM_TOLERANCE = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainProblem(problem_lib.GroundTruth):
+class DomainProblem:
   """A ground truth with a head for each domain, and how clients see it.
 
   Attributes:
-    representation: float64 `[d, k]` with orthonormal columns, B*.
-    heads: float64 `[M, k]`, the domains' w*_m.
-    mixtures: float64 `[n, M]`, the clients' probabilities of the domains.
+    num_clients: Clients that train, n.
+    dimension: Of the inputs, d.
+    rank: Columns of the representation, k.
+    num_domains: M.
     samples_per_client: L, at least 1.
+    concentration: alpha, positive. The smaller, the more of a client's samples
+      are of one domain; for large ones all mixtures are the prior.
+    prior: p, M positive numbers whose sum is 1; by default all the same.
     noise_std: Standard deviation of the labels' noise.
-    seed: Fixes the samples.
+    seed: Non-negative. Determines everything.
   """
 
-  mixtures: np.ndarray
+  num_clients: int
+  dimension: int
+  rank: int
+  num_domains: int
   samples_per_client: int
+  concentration: float = 0.4
+  prior: Optional[Sequence[float]] = None
   noise_std: float = 0.0
   seed: int = 0
 
-  @property
-  def num_clients(self) -> int:
-    """Clients that train, n."""
-    return len(self.mixtures)
+  @functools.cached_property
+  def truth(self) -> problem_lib.LinearProblem:
+    """A head for each domain, as there would be one for each client."""
+    return problem_lib.LinearProblem(
+      self.num_domains, self.dimension, self.rank, seed=self.seed
+    )
 
   @property
-  def num_domains(self) -> int:
-    """M."""
-    return len(self.heads)
+  def representation(self) -> np.ndarray:
+    """B*: float64 `[d, k]` with orthonormal columns."""
+    return self.truth.representation
+
+  @functools.cached_property
+  def mixtures(self) -> np.ndarray:
+    """The clients' probabilities of the domains, float64 `[n, M]`.
+
+    Dirichlet distributed, from the logarithms of Gamma variables: of small
+    parameters the variables themselves may all be too small for a float.
+    """
+    rng = np.random.default_rng([self.seed, _MIXTURES])
+    prior = self.prior
+    if prior is None:
+      prior = np.full(self.num_domains, 1 / self.num_domains)
+    parameters = self.concentration * np.asarray(prior, np.float64)
+    shape = (self.num_clients, self.num_domains)
+    logs = (
+      np.log(rng.standard_gamma(parameters + 1, shape))
+      + np.log1p(-rng.random(shape)) / parameters
+    )
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
 
   def samples(self) -> problem_lib.DomainSamples:
     """What the clients compute with in each round."""
@@ -102,77 +132,8 @@ class DomainProblem(problem_lib.GroundTruth):
       ),
       axis=-1,
     )
-    y = tf.reduce_sum(x * tf.gather(self.targets, domain), axis=-1)
+    y = tf.reduce_sum(x * tf.gather(self.truth.targets, domain), axis=-1)
     return problem_lib.DomainSamples(x, y, domain)
 
 
 Problem = Union[problem_lib.LinearProblem, DomainProblem]
-
-
-def make_domain_problem(
-  num_clients: int,
-  dimension: int,
-  rank: int,
-  num_domains: int,
-  *,
-  samples_per_client: int,
-  concentration: float = 0.4,
-  prior: Optional[Sequence[float]] = None,
-  noise_std: float = 0.0,
-  seed: int = 0,
-) -> DomainProblem:
-  """Draws a ground truth, and the clients' mixtures of domains.
-
-  Args:
-    concentration: alpha, positive. The smaller, the more of a client's samples
-      are of one domain; for large ones all mixtures are the prior.
-    prior: p, M positive numbers whose sum is 1; by default all the same.
-    seed: Non-negative. Determines everything.
-
-  Returns:
-    The problem. B* is the Q factor of a Gaussian matrix; the heads are Gaussian
-    vectors scaled to length sqrt(k).
-
-  Raises:
-    ValueError: If `prior` is no such probabilities.
-  """
-  if prior is None:
-    prior = np.full(num_domains, 1 / num_domains)
-  prior = np.asarray(prior, np.float64)
-  errors.expect(
-    prior.shape == (num_domains,)
-    and (prior > 0).all()
-    and abs(prior.sum() - 1) <= _SUM_TOLERANCE,
-    'prior',
-    f'{num_domains} positive numbers whose sum is 1',
-    prior.tolist(),
-  )
-  # A head for each domain as there would be one for each client.
-  truth = problem_lib.make_problem(num_domains, dimension, rank, seed=seed)
-  return DomainProblem(
-    representation=truth.representation,
-    heads=truth.heads,
-    mixtures=_draw_mixtures(
-      concentration * prior,
-      num_clients,
-      np.random.default_rng([seed, _MIXTURES]),
-    ),
-    samples_per_client=samples_per_client,
-    noise_std=noise_std,
-    seed=seed,
-  )
-
-
-def _draw_mixtures(parameters, num_clients, rng):
-  """Dirichlet distributed rows.
-
-  From the logarithms of Gamma variables: of small parameters the variables
-  themselves may all be too small for a float.
-  """
-  shape = (num_clients, len(parameters))
-  logs = (
-    np.log(rng.standard_gamma(parameters + 1, shape))
-    + np.log1p(-rng.random(shape)) / parameters
-  )
-  weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-  return weights / weights.sum(axis=1, keepdims=True)

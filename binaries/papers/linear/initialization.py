@@ -19,7 +19,6 @@ import tensorflow as tf
 from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
-from tff_pfl import errors
 
 
 def with_zero_head(representation: np.ndarray) -> model_lib.LinearModel:
@@ -55,7 +54,6 @@ def representation_at_distance(
     distance: In [0, 1].
     seed: Non-negative, of the directions.
   """
-  errors.expect(0 <= distance <= 1, 'distance', 'in [0, 1]', distance)
   directions = _rng(seed, 'distance').standard_normal(representation.shape)
   # Twice, as rounding leaves a trace of the given columns in the difference.
   for _ in range(2):
@@ -78,16 +76,7 @@ def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
 
   Returns:
     float64 `[d, k]` with orthonormal columns.
-
-  Raises:
-    ValueError: For a problem of population gradients.
   """
-  errors.expect(
-    problem.samples_per_client is not None,
-    'problem.samples_per_client',
-    'a number of samples for the method of moments',
-    problem.samples_per_client,
-  )
   samples = problem.samples()
   second_moments = []
   for x, y in zip(samples.x, samples.y):

@@ -42,36 +42,25 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from binaries.papers.linear import model as model_lib
-from tff_pfl import errors
 from tff_pfl.models import randomness
 
 LinearModel = model_lib.LinearModel
 _BOTH = LinearModel._fields
 
 
-class Contribution(NamedTuple):
-  """What a client's part of a phase gives.
-
-  Attributes:
-    message: What it sends, to be averaged: tensors by name.
-    local: The parts of the model that it keeps, by name.
-  """
-
-  message: dict[str, Any]
-  local: dict[str, Any]
-
-
 class Phase(NamedTuple):
   """One exchange of a round, whose mean over the clients is uniform.
 
   Attributes:
-    client_work: `(model, samples of one client, seed) -> Contribution`, pure.
-      The seed is an int32 tensor `[2]`, the client's own in each round.
+    client_work: `(model, samples of one client, seed) -> (message, local)`,
+      pure: what it sends, to be averaged, and the parts of the model that it
+      keeps, tensors by name. The seed is an int32 tensor `[2]`, the client's
+      own in each round.
     server_work: `(shared parts, mean of the messages) -> shared parts`, all by
       name, pure.
   """
 
-  client_work: Callable[..., Contribution]
+  client_work: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
   server_work: Callable[..., dict[str, Any]]
 
 
@@ -105,8 +94,7 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
       clients with fewer than k samples have the head of the least norm.
   """
 
-  def client_update(model, samples, seed):
-    del seed
+  def client_update(model, samples, unused_seed):
     features = tf.matmul(samples.x, model.representation)
     head = model_lib.least_squares(features, samples.y, ridge)
     return _step_on_representation(
@@ -127,9 +115,7 @@ def gd_gd(learning_rate: float, *, num_head_steps: int = 1) -> LinearMethod:
       client's last.
   """
 
-  def client_update(model, samples, seed):
-    del seed
-
+  def client_update(model, samples, unused_seed):
     def step_on_head(model):
       gradient = model_lib.gradients(model, samples).head
       return model._replace(head=model.head - learning_rate * gradient)
@@ -155,13 +141,11 @@ def fed_sgd(learning_rate: float, *, batch_size: int) -> LinearMethod:
   """FedSGD: one model by distributed stochastic gradient descent.
 
   Args:
-    batch_size: Samples that a client draws in a round, without replacement, at
-      least 1.
+    batch_size: Samples that a client draws in a round, without replacement.
   """
 
   def client_update(model, samples, seed):
     num_samples = samples.y.shape[0]
-    errors.expect_int('batch_size', batch_size, 1, num_samples)
     order = randomness.permutations(seed, 1, num_samples, num_samples)[0]
     batch = tf.nest.map_structure(
       lambda value: tf.gather(value, order[:batch_size]), samples
@@ -192,13 +176,12 @@ def _averaging_method(
 
   def client_work(model, samples, seed):
     updated = client_update(model, samples, seed)
-    return Contribution(
-      message=model_lib.select(updated, shared_names),
-      local=model_lib.select(updated, method.local_names),
+    return (
+      model_lib.select(updated, shared_names),
+      model_lib.select(updated, method.local_names),
     )
 
-  def server_work(shared, mean):
-    del shared
+  def server_work(unused_shared, mean):
     return server_update(mean)
 
   method = LinearMethod(name, shared_names, (Phase(client_work, server_work),))
@@ -206,8 +189,7 @@ def _averaging_method(
 
 
 def _joint_descent(name, learning_rate, num_local_steps, shared_names):
-  def client_update(model, samples, seed):
-    del seed
+  def client_update(model, samples, unused_seed):
     return model_lib.descend(model, samples, learning_rate, num_local_steps)
 
   return _averaging_method(name, shared_names, client_update)

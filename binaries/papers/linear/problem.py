@@ -30,16 +30,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.models import randomness
-
-HEADS = ('normalized', 'gaussian')
 
 # Independent random streams of one seed.
 _REPRESENTATION, _HEADS, _INPUTS, _NOISE, _NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = (
@@ -92,61 +90,46 @@ class NewClient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GroundTruth:
-  """A representation and the heads on it.
-
-  Attributes:
-    representation: float64 `[d, k]` with orthonormal columns, B*.
-    heads: float64 `[number of heads, k]`, the w*.
-  """
-
-  representation: np.ndarray
-  heads: np.ndarray
-
-  @property
-  def dimension(self) -> int:
-    """Of the inputs, d."""
-    return self.representation.shape[0]
-
-  @property
-  def rank(self) -> int:
-    """Columns of the representation, k."""
-    return self.representation.shape[1]
-
-  @property
-  def targets(self) -> np.ndarray:
-    """float64 `[number of heads, d]`, the regressors B* w*."""
-    return self.heads @ self.representation.T
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearProblem(GroundTruth):
+class LinearProblem:
   """A ground truth with a head for each client, and how clients see it.
 
   Attributes:
-    representation: float64 `[d, k]` with orthonormal columns, B*.
-    heads: float64 `[num_clients, k]`, the clients' w*_i.
+    num_clients: Clients that train.
+    dimension: Of the inputs, d.
+    rank: Columns of the representation, k, at most d.
     samples_per_client: m; None for gradients of the population loss.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
-    seed: Fixes the samples, and new clients.
-    head_distribution: What a new client's head is drawn from, one of `HEADS`.
+    head_distribution: 'normalized': a client's head is a Gaussian vector scaled
+      to length sqrt(k) (FedRep); 'gaussian': independent normal elements
+      (FedAvg).
+    seed: Non-negative. Determines everything.
   """
 
+  num_clients: int
+  dimension: int
+  rank: int
   samples_per_client: Optional[int] = None
   noise_std: float = 0.0
-  seed: int = 0
   head_distribution: str = 'normalized'
+  seed: int = 0
+
+  @functools.cached_property
+  def representation(self) -> np.ndarray:
+    """B*, the Q factor of a Gaussian matrix: float64 `[d, k]`."""
+    return random_orthonormal(
+      self.dimension, self.rank, self._rng(_REPRESENTATION)
+    )
+
+  @functools.cached_property
+  def heads(self) -> np.ndarray:
+    """The clients' w*_i: float64 `[num_clients, k]`."""
+    return self._draw_heads(self.num_clients, self._rng(_HEADS))
 
   @property
-  def num_clients(self) -> int:
-    """Clients that train."""
-    return len(self.heads)
-
-  @property
-  def num_domains(self) -> int:
-    """0, as the samples have no domains."""
-    return 0
+  def targets(self) -> np.ndarray:
+    """The regressors B* w*_i: float64 `[num_clients, d]`."""
+    return self.heads @ self.representation.T
 
   def samples(self) -> LinearSamples:
     """What the clients compute with in each round.
@@ -180,15 +163,22 @@ class LinearProblem(GroundTruth):
     Returns:
       Its samples, with noise of `noise_std`, and its ground truth.
     """
-
-    def rng(stream):
-      return np.random.default_rng([self.seed, stream, index])
-
-    head = _draw_heads(self.head_distribution, 1, self.rank, rng(_NEW_HEAD))[0]
+    head = self._draw_heads(1, self._rng(_NEW_HEAD, index))[0]
     target = self.representation @ head
-    x = rng(_NEW_INPUTS).standard_normal((num_samples, self.dimension))
-    noise = rng(_NEW_NOISE).standard_normal(num_samples)
+    inputs, noises = (self._rng(s, index) for s in (_NEW_INPUTS, _NEW_NOISE))
+    x = inputs.standard_normal((num_samples, self.dimension))
+    noise = noises.standard_normal(num_samples)
     return NewClient(x, x @ target + self.noise_std * noise, target)
+
+  def _rng(self, *stream):
+    return np.random.default_rng([self.seed, *stream])
+
+  def _draw_heads(self, num_heads, rng):
+    heads = rng.standard_normal((num_heads, self.rank))
+    if self.head_distribution == 'normalized':
+      lengths = np.linalg.norm(heads, axis=1, keepdims=True)
+      heads *= np.sqrt(self.rank) / lengths
+    return heads
 
 
 def stream_seed(seed: int, stream: int) -> tf.Tensor:
@@ -208,50 +198,3 @@ def random_orthonormal(
 ) -> np.ndarray:
   """The Q factor of a Gaussian matrix, float64."""
   return np.linalg.qr(rng.standard_normal((num_rows, num_columns)))[0]
-
-
-def make_problem(
-  num_clients: int,
-  dimension: int,
-  rank: int,
-  *,
-  samples_per_client: Optional[int] = None,
-  noise_std: float = 0.0,
-  heads: str = 'normalized',
-  seed: int = 0,
-) -> LinearProblem:
-  """Draws a ground truth.
-
-  Args:
-    rank: k, from 1 to `dimension`.
-    heads: 'normalized': a client's head is a Gaussian vector scaled to length
-      sqrt(k) (FedRep); 'gaussian': independent normal elements (FedAvg).
-    seed: Non-negative. Determines everything.
-
-  Returns:
-    The problem; B* is the Q factor of a Gaussian matrix.
-
-  Raises:
-    ValueError: If `rank` or `heads` is none of these.
-  """
-  errors.expect_int('rank', rank, 1, dimension)
-  errors.expect(heads in HEADS, 'heads', f'one of {", ".join(HEADS)}', heads)
-  return LinearProblem(
-    representation=random_orthonormal(
-      dimension, rank, np.random.default_rng([seed, _REPRESENTATION])
-    ),
-    heads=_draw_heads(
-      heads, num_clients, rank, np.random.default_rng([seed, _HEADS])
-    ),
-    samples_per_client=samples_per_client,
-    noise_std=noise_std,
-    seed=seed,
-    head_distribution=heads,
-  )
-
-
-def _draw_heads(distribution, num_clients, rank, rng):
-  heads = rng.standard_normal((num_clients, rank))
-  if distribution == 'normalized':
-    heads *= np.sqrt(rank) / np.linalg.norm(heads, axis=1, keepdims=True)
-  return heads

@@ -1,18 +1,5 @@
 """Errors of the clients' models, of those that trained and of new ones.
 
-`client_errors` is of the clients that trained, on samples that they did not
-train on. The others are of new clients: the error |theta - B* w*|^2, the excess
-mean squared error on new inputs of unit covariance, against the number m of the
-client's samples:
-
-* `head_errors`: a learned representation, the head by least squares;
-* `local_only_errors`: no representation, least squares in d dimensions;
-* `fine_tuning_errors`: a learned model, gradient steps on all of it.
-
-Each of these takes new clients 0 to num_clients - 1 of the problem, so that
-they compare the same ones; m samples of a client are the first m of more. The
-errors are float64 `[len(sample_counts), num_clients]`.
-
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
   Personalized Federated Learning, ICML 2021, figure 4.
@@ -30,6 +17,9 @@ import tensorflow as tf
 from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
+
+# From a client's inputs and labels to the regressor that it finds.
+Regressor = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def client_errors(
@@ -65,53 +55,25 @@ def client_errors(
   ).numpy()
 
 
-def head_errors(
-  representation: np.ndarray,
-  problem: problem_lib.LinearProblem,
-  sample_counts: Sequence[int],
-  *,
-  num_clients: int,
-) -> np.ndarray:
-  """Errors with a learned representation and an exact head.
+def with_exact_head(representation: np.ndarray) -> Regressor:
+  """A learned representation, the head by least squares.
 
   Args:
-    representation: float64 `[d, k]`, of any scale.
-    sample_counts: With fewer than k the head of the least norm is taken.
+    representation: float64 `[d, k]`, of any scale. With fewer than k samples
+      the head of the least norm is taken.
   """
 
   def regressor(x, y):
     head = model_lib.least_squares(tf.matmul(x, representation), y)
     return tf.linalg.matvec(representation, head)
 
-  return _errors(regressor, problem, sample_counts, num_clients)
+  return regressor
 
 
-def local_only_errors(
-  problem: problem_lib.LinearProblem,
-  sample_counts: Sequence[int],
-  *,
-  num_clients: int,
-) -> np.ndarray:
-  """Errors of least squares in d dimensions on the client's samples alone.
-
-  With fewer than d samples the regressor of the least norm is taken.
-  """
-  return _errors(model_lib.least_squares, problem, sample_counts, num_clients)
-
-
-def fine_tuning_errors(
-  model: model_lib.LinearModel,
-  problem: problem_lib.LinearProblem,
-  sample_counts: Sequence[int],
-  *,
-  learning_rate: float,
-  num_steps: int,
-  num_clients: int,
-) -> np.ndarray:
-  """Errors after full-batch gradient steps on representation and head.
-
-  They are not finite where the steps diverged.
-  """
+def fine_tuned(
+  model: model_lib.LinearModel, learning_rate: float, num_steps: int
+) -> Regressor:
+  """A learned model after full-batch gradient steps on both of its parts."""
 
   def regressor(x, y):
     tuned = model_lib.descend(
@@ -122,16 +84,33 @@ def fine_tuning_errors(
     )
     return tf.linalg.matvec(tuned.representation, tuned.head)
 
-  return _errors(regressor, problem, sample_counts, num_clients)
+  return regressor
 
 
-def _errors(
-  regressor: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+# Without a representation: least squares in d dimensions, with fewer than d
+# samples the regressor of the least norm.
+local_only: Regressor = model_lib.least_squares
+
+
+def new_client_errors(
+  regressor: Regressor,
   problem: problem_lib.LinearProblem,
   sample_counts: Sequence[int],
   num_clients: int,
 ) -> np.ndarray:
-  """Errors of `regressor(x, y)` for each number of samples and client."""
+  """The errors of new clients, for several numbers m of samples.
+
+  An error is |theta - B* w*|^2, the excess mean squared error on new inputs of
+  unit covariance. Clients are the new ones 0 to num_clients - 1 of the problem,
+  the same for all regressors; m samples of one are the first m of more.
+
+  Args:
+    regressor: From a client's inputs `[m, d]` and labels `[m]` to theta, `[d]`.
+
+  Returns:
+    float64 `[len(sample_counts), num_clients]`; not finite where steps
+    diverged.
+  """
 
   # One graph for all numbers of samples.
   @tf.function(

@@ -74,13 +74,6 @@ class _State(NamedTuple):
   local: Any
 
 
-class _Observation(NamedTuple):
-  """What is recorded of a state."""
-
-  representation: Any
-  gradient_norm: Any
-
-
 def run(
   method: methods.LinearMethod,
   problem: domain_problem.Problem,
@@ -102,8 +95,7 @@ def run(
       of `num_rounds`.
 
   Raises:
-    ValueError: If the records do not fit the rounds, or the method needs
-      domains that the samples do not have.
+    ValueError: If the records do not fit the rounds.
     RunError: If the iterates diverge.
   """
   rounds = np.arange(0, num_rounds + 1, rounds_per_record)
@@ -140,13 +132,14 @@ def run(
   for round_number in rounds:
     if round_number:
       state, observed = advance(state)
-    if not np.isfinite(observed.gradient_norm):
+    representation, gradient_norm = observed
+    if not np.isfinite(gradient_norm):
       raise errors.RunError(
         f'{method.name} diverged: its iterates are not finite after round '
         f'{round_number}. Choose a smaller step size.'
       )
-    distance = _distance(observed.representation, problem.representation)
-    series.append((distance, float(observed.gradient_norm)))
+    distance = _distance(representation, problem.representation)
+    series.append((distance, float(gradient_norm)))
   parts = tf.nest.map_structure(
     lambda part: part.numpy(), {**state.shared, **state.local}
   )
@@ -166,13 +159,6 @@ def run(
 
 
 def _initial_state(method, problem, initial):
-  errors.expect(
-    problem.num_domains or not method.domain_names,
-    'problem',
-    f'one with domains, for {method.name}',
-    'one without',
-  )
-
   def repeated(part, times):
     return tf.constant(np.stack([part] * times))
 
@@ -203,7 +189,9 @@ def _map_clients(function, num_clients, local, samples):
 
 def _build_observe(
   method: methods.LinearMethod, samples: Any, num_clients: int
-) -> Callable[[_State], _Observation]:
+) -> Callable[[_State], tuple[tf.Tensor, tf.Tensor]]:
+  """What is recorded of a state: the representation, the gradient's norm."""
+
   def observe(state):
     def gradients_of_client(_, local, samples):
       model = model_lib.LinearModel(**state.shared, **local)
@@ -219,7 +207,7 @@ def _build_observe(
       for name in method.shared_names
     ] + [getattr(gradients, name) / num_clients for name in method.local_names]
     parts = {**state.shared, **state.local}
-    return _Observation(parts['representation'], tf.linalg.global_norm(slopes))
+    return parts['representation'], tf.linalg.global_norm(slopes)
 
   return observe
 
@@ -239,17 +227,17 @@ def _build_round(
 
   def one_round(state):
     for phase in method.phases:
-      contributions = _map_clients(
+      messages, local = _map_clients(
         functools.partial(work_of_client, phase.client_work, state),
         num_clients,
         state.local,
         samples,
       )
       mean = tf.nest.map_structure(
-        lambda value: tf.reduce_mean(value, axis=0), contributions.message
+        lambda value: tf.reduce_mean(value, axis=0), messages
       )
       state = state._replace(
-        shared=phase.server_work(state.shared, mean), local=contributions.local
+        shared=phase.server_work(state.shared, mean), local=local
       )
     return state._replace(round_number=state.round_number + 1)
 

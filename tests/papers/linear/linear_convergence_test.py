@@ -16,18 +16,18 @@ from binaries.papers.linear import convergence, simulation
 )
 def test_the_rate_of_a_geometric_decay_is_found(distance):
   fit = convergence.fit_decay(distance)
-  assert fit.rate == pytest.approx(0.3)
-  assert fit.r_squared == pytest.approx(1)
+  assert fit['rate'] == pytest.approx(0.3)
+  assert fit['r_squared'] == pytest.approx(1)
 
 
 def test_what_never_comes_close_has_a_rate_all_the_same():
   fit = convergence.fit_decay(np.exp(-0.001 * np.arange(100)))
-  assert fit.rate == pytest.approx(0.001)
+  assert fit['rate'] == pytest.approx(0.001)
 
 
 def test_a_decay_that_slows_down_is_no_line():
   rounds = np.arange(1, 400)
-  assert convergence.fit_decay(1 / rounds**2).r_squared < 0.9
+  assert convergence.fit_decay(1 / rounds**2)['r_squared'] < 0.9
 
 
 def test_rounds_are_counted_until_a_distance_is_reached():

@@ -28,7 +28,7 @@ _VARIANTS = {
 
 
 def _problem(num_clients=4, num_domains=_NUM_DOMAINS, **kwargs):
-  return domain_problem.make_domain_problem(
+  return domain_problem.DomainProblem(
     num_clients,
     _DIMENSION,
     _RANK,
@@ -59,7 +59,7 @@ def _one_phase(method, index, shared, clients):
   messages = [
     phase.client_work(
       model_lib.LinearModel(**shared), samples, tf.zeros(2, tf.int32)
-    ).message
+    )[0]
     for samples in clients
   ]
   mean = tf.nest.map_structure(lambda *v: tf.add_n(v) / len(v), *messages)
@@ -86,23 +86,21 @@ _HAND_SHARED = {
 }
 
 
-def test_second_order_heads_by_hand():
-  heads = _one_phase(
-    domain_methods.fed_dar(_RATE), 0, _HAND_SHARED, _HAND_CLIENTS
-  )['head']
+@pytest.mark.parametrize(
+  'method, head',
+  [
+    # All samples of the domain: (1 * 1 + 3 * 6 + 0 * 2) / (1 + 9 + 0).
+    (domain_methods.fed_dar(_RATE), 1.9),
+    # One sample with the head 1, two with the head 18 / 9.
+    (domain_methods.fed_dar_wa(_RATE), 5 / 3),
+  ],
+  ids=['second_order', 'weighted_average'],
+)
+def test_heads_by_hand(method, head):
+  heads = _one_phase(method, 0, _HAND_SHARED, _HAND_CLIENTS)['head']
 
-  # Domain 0: (1 * 1 + 3 * 6 + 0 * 2) / (1 + 9 + 0); domain 1: 2 * 3 / 4;
-  # domain 2 has no samples.
-  np.testing.assert_allclose(heads, [[1.9], [1.5], [9.0]], rtol=1e-15)
-
-
-def test_averaged_heads_by_hand():
-  heads = _one_phase(
-    domain_methods.fed_dar_wa(_RATE), 0, _HAND_SHARED, _HAND_CLIENTS
-  )['head']
-
-  # Domain 0: one sample with the head 1, two with the head 18 / 9.
-  np.testing.assert_allclose(heads, [[5 / 3], [1.5], [9.0]], rtol=1e-14)
+  # Domain 1: 2 * 3 / 4; domain 2 has no samples.
+  np.testing.assert_allclose(heads, [[head], [1.5], [9.0]], rtol=1e-14)
 
 
 def test_a_step_on_the_representation_by_hand():
@@ -248,13 +246,10 @@ def test_separate_fed_avg_tends_to_each_domains_least_squares():
 
 
 def _without_domain_0():
-  truth = _problem()
-  return domain_problem.DomainProblem(
-    truth.representation,
-    truth.heads,
-    np.array([[0, 0.5, 0.5], [0, 0.2, 0.8]]),
-    12,
-  )
+  problem = _problem(2, samples_per_client=12)
+  # In place of those that are drawn.
+  vars(problem)['mixtures'] = np.array([[0, 0.5, 0.5], [0, 0.2, 0.8]])
+  return problem
 
 
 @pytest.mark.parametrize('variant', list(_VARIANTS))
@@ -268,22 +263,6 @@ def test_a_domain_that_no_client_has_keeps_its_head(variant):
     (np.abs(history.model.head[1:] - _initial().head) > 1e-6).any(axis=1).all()
   )
   assert np.isfinite(history.model.representation).all()
-
-
-def test_a_domain_with_fewer_samples_than_columns_has_the_shortest_head():
-  problem = _problem(1, samples_per_client=3, seed=4)
-  assert sorted(arrays.domain_counts(problem)[0]) == [0, 1, 2]
-  history = simulation.run(
-    domain_methods.fed_dar(1e-9), problem, 1, initial=_initial()
-  )
-  index = int(np.argmin(np.abs(arrays.domain_counts(problem)[0] - 1)))
-  x, y = _pooled(problem.samples())[index]
-
-  np.testing.assert_allclose(
-    history.model.head[index],
-    np.linalg.lstsq(x @ _initial().representation, y, rcond=None)[0],
-    rtol=1e-10,
-  )
 
 
 def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
@@ -313,7 +292,7 @@ def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
 
 @pytest.fixture(scope='module')
 def long_runs():
-  problem = domain_problem.make_domain_problem(
+  problem = domain_problem.DomainProblem(
     60, 20, 2, 4, samples_per_client=10, concentration=1.0, seed=2
   )
   initial = initialization.with_zero_head(
@@ -348,7 +327,7 @@ def test_errors_of_clients_are_those_of_their_regressors(long_runs):
   )
   history = histories['wa']
   difference = (
-    history.model.head @ history.model.representation.T - problem.targets
+    history.model.head @ history.model.representation.T - problem.truth.targets
   )
   expected = problem.mixtures @ (difference**2).sum(axis=1)
 
@@ -396,18 +375,15 @@ def test_records_may_be_of_some_rounds_only():
 
 
 def test_fed_dar_clients_send_sums_and_keep_nothing():
-  contribution = (
-    domain_methods.fed_dar(_RATE)
-    .phases[0]
-    .client_work(
-      model_lib.LinearModel(_B, tf.zeros([3, 1], tf.float64)),
-      _HAND_CLIENTS[0],
-      tf.zeros(2, tf.int32),
-    )
+  phase = domain_methods.fed_dar(_RATE).phases[0]
+  message, kept = phase.client_work(
+    model_lib.LinearModel(**_HAND_SHARED),
+    _HAND_CLIENTS[0],
+    tf.zeros(2, tf.int32),
   )
-  shapes = {k: v.shape.as_list() for k, v in contribution.message.items()}
+  shapes = {k: v.shape.as_list() for k, v in message.items()}
   assert shapes == {'count': [3], 'gram': [3, 1, 1], 'moments': [3, 1]}
-  assert not contribution.local
+  assert not kept
 
 
 def test_steps_that_are_too_large_are_told():
@@ -417,12 +393,12 @@ def test_steps_that_are_too_large_are_told():
     )
 
 
-def test_what_does_not_fit_is_refused():
-  method = domain_methods.fed_dar(_RATE)
-  plain = problem_lib.make_problem(3, _DIMENSION, _RANK, samples_per_client=5)
-  with pytest.raises(ValueError, match='one with domains, for fed_dar'):
-    simulation.run(method, plain, 1, initial=_initial())
+def test_records_that_do_not_fit_the_rounds_are_refused():
   with pytest.raises(ValueError, match='`rounds_per_record`.*a divisor of'):
     simulation.run(
-      method, _problem(), 6, initial=_initial(), rounds_per_record=4
+      domain_methods.fed_dar(_RATE),
+      _problem(),
+      6,
+      initial=_initial(),
+      rounds_per_record=4,
     )

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from binaries.papers.linear import domain_problem, initialization
+from binaries.papers.linear import domain_problem
 from tests.papers.linear import arrays
 
 
 def _make(num_clients=6, **kwargs):
-  return domain_problem.make_domain_problem(
+  return domain_problem.DomainProblem(
     num_clients, 5, 2, 3, **{'samples_per_client': 4, 'seed': 3, **kwargs}
   )
 
@@ -14,25 +14,13 @@ def _make(num_clients=6, **kwargs):
 def test_labels_are_of_the_heads_of_the_samples_domains():
   problem = _make(samples_per_client=400, concentration=5.0, noise_std=0.5)
   x, y, domain = (value.numpy() for value in problem.samples())
-  noise = y - np.einsum('nld,nld->nl', x, problem.targets[domain])
+  noise = y - np.einsum('nld,nld->nl', x, problem.truth.targets[domain])
 
   assert x.shape == (6, 400, 5) and y.shape == domain.shape == (6, 400)
   assert domain.dtype == np.int32
   assert set(domain.ravel()) == {0, 1, 2}
   assert noise.std() == pytest.approx(0.5, rel=0.05)
   np.testing.assert_allclose(np.cov(x.reshape(-1, 5).T), np.eye(5), atol=0.15)
-
-
-def test_ground_truth_is_orthonormal_with_a_head_for_each_domain():
-  problem = _make()
-
-  gram = problem.representation.T @ problem.representation
-  np.testing.assert_allclose(gram, np.eye(2), atol=1e-14)
-  np.testing.assert_allclose(
-    np.linalg.norm(problem.heads, axis=1), np.full(3, np.sqrt(2))
-  )
-  assert (problem.num_clients, problem.num_domains) == (6, 3)
-  assert (problem.dimension, problem.rank) == (5, 2)
 
 
 def test_domains_come_in_the_shares_of_the_clients_mixtures():
@@ -64,13 +52,9 @@ def test_small_and_large_concentrations_are_the_extremes():
 
 
 def test_a_domain_of_probability_zero_is_never_drawn():
-  truth = _make()
-  problem = domain_problem.DomainProblem(
-    truth.representation,
-    truth.heads,
-    np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]),
-    1000,
-  )
+  problem = _make(2, samples_per_client=1000)
+  # In place of those that are drawn.
+  vars(problem)['mixtures'] = np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
   counts = arrays.domain_counts(problem)
 
   assert counts[0, 0] == 0 and (counts[0, 1:] > 400).all()
@@ -83,7 +67,7 @@ def test_test_samples_are_others_and_have_no_noise():
 
   assert not np.isclose(x, problem.samples().x).any()
   np.testing.assert_allclose(
-    y, np.einsum('nld,nld->nl', x, problem.targets[domain])
+    y, np.einsum('nld,nld->nl', x, problem.truth.targets[domain])
   )
 
 
@@ -94,25 +78,3 @@ def test_the_seed_determines_the_problem():
   np.testing.assert_array_equal(first.samples().y, again.samples().y)
   assert not np.isclose(first.mixtures, other.mixtures).any()
   assert not np.isclose(first.samples().x, other.samples().x).any()
-
-
-def test_method_of_moments_ignores_domains():
-  problem = _make(200, samples_per_client=100)
-  result = initialization.method_of_moments(problem)
-  samples = problem.samples()
-  moments = np.einsum(
-    'nl,nld,nle->de', samples.y.numpy() ** 2, samples.x, samples.x
-  )
-  expected = np.linalg.eigh(moments)[1][:, -2:]
-
-  np.testing.assert_allclose(
-    result @ result.T, expected @ expected.T, atol=1e-10
-  )
-
-
-@pytest.mark.parametrize(
-  'prior', [(0.5, 0.5), (0.5, 0.5, 0.0), (0.5, 0.5, 0.5)]
-)
-def test_a_prior_that_is_no_distribution_is_refused(prior):
-  with pytest.raises(ValueError, match='`prior` to be 3 positive numbers'):
-    _make(prior=prior)

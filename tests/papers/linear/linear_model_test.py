@@ -134,6 +134,13 @@ def _stacked(seed=0, num_rows=6):
   )
 
 
+def _sums(matrices, right_sides):
+  return (
+    np.einsum('pja,pjb->pab', matrices, matrices),
+    np.einsum('pja,pj->pa', matrices, right_sides),
+  )
+
+
 def test_rows_of_zeros_change_nothing():
   matrices, right_sides = _stacked(num_rows=5)
   matrices[0, 1:] = right_sides[0, 1:] = 0
@@ -150,8 +157,7 @@ def test_rows_of_zeros_change_nothing():
 
 def test_sums_have_the_solution_of_their_rows():
   matrices, right_sides = _stacked()
-  gram = np.einsum('pja,pjb->pab', matrices, matrices)
-  moments = np.einsum('pja,pj->pa', matrices, right_sides)
+  gram, moments = _sums(matrices, right_sides)
 
   np.testing.assert_allclose(
     model_lib.solve_normal_equations(gram, moments),
@@ -162,8 +168,7 @@ def test_sums_have_the_solution_of_their_rows():
 
 def test_sums_of_fewer_rows_than_columns_have_the_shortest_solution():
   matrices, right_sides = _stacked(num_rows=2)
-  gram = np.einsum('pja,pjb->pab', matrices, matrices)
-  moments = np.einsum('pja,pj->pa', matrices, right_sides)
+  gram, moments = _sums(matrices, right_sides)
 
   np.testing.assert_allclose(
     model_lib.solve_normal_equations(gram, moments),
@@ -186,8 +191,7 @@ def test_the_solution_of_no_rows_is_zero():
 
 def test_the_scale_of_the_sums_does_not_matter():
   matrices, right_sides = _stacked(num_rows=2)
-  gram = np.einsum('pja,pjb->pab', matrices, matrices)
-  moments = np.einsum('pja,pj->pa', matrices, right_sides)
+  gram, moments = _sums(matrices, right_sides)
 
   np.testing.assert_allclose(
     model_lib.solve_normal_equations(1e-9 * gram, 1e-9 * moments),

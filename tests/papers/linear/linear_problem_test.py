@@ -6,7 +6,7 @@ from binaries.papers.linear import problem as problem_lib
 
 
 def _make(**kwargs):
-  return problem_lib.make_problem(6, 5, 2, **{'seed': 3, **kwargs})
+  return problem_lib.LinearProblem(6, 5, 2, **{'seed': 3, **kwargs})
 
 
 def test_ground_truth_is_orthonormal_with_heads_of_length_sqrt_k():
@@ -21,7 +21,7 @@ def test_ground_truth_is_orthonormal_with_heads_of_length_sqrt_k():
 
 
 def test_gaussian_heads_have_unit_variance():
-  problem = problem_lib.make_problem(4000, 3, 2, heads='gaussian')
+  problem = problem_lib.LinearProblem(4000, 3, 2, head_distribution='gaussian')
 
   np.testing.assert_allclose(np.cov(problem.heads.T), np.eye(2), atol=0.1)
   assert np.linalg.norm(problem.heads, axis=1).std() > 0.3
@@ -98,10 +98,3 @@ def test_population_problem_gives_new_clients_noise():
   assert np.std(client.y - client.x @ client.target) == pytest.approx(
     0.1, rel=0.1
   )
-
-
-def test_what_cannot_be_drawn_is_refused():
-  with pytest.raises(ValueError, match=r'`rank` to be an integer in \[1, 5\]'):
-    problem_lib.make_problem(6, 5, 6)
-  with pytest.raises(ValueError, match='`heads` to be one of normalized'):
-    _make(heads='equal')

@@ -20,7 +20,7 @@ _RATE = 0.1
 
 
 def _problem(**kwargs):
-  return problem_lib.make_problem(
+  return problem_lib.LinearProblem(
     _NUM_CLIENTS,
     _DIMENSION,
     _RANK,
@@ -35,6 +35,11 @@ def _problem(**kwargs):
 
 def _initial(seed=0):
   return arrays.initial_model(_DIMENSION, _RANK, seed)
+
+
+def _assert_close(model, expected):
+  for part, other in zip(model, expected):
+    np.testing.assert_allclose(part, other, atol=1e-12)
 
 
 def _numpy_gradients(x, y, representation, head):
@@ -92,10 +97,7 @@ def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
   history = simulation.run(method, _problem(), 3, initial=_initial())
   representation, heads = _numpy_personal_heads(num_head_steps, 3)
 
-  np.testing.assert_allclose(
-    history.model.representation, representation, atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, heads, atol=1e-12)
+  _assert_close(history.model, (representation, heads))
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,8 @@ def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
 def test_rounds_with_one_model_equal_numpy(method, num_local_steps):
   history = simulation.run(method, _problem(), 3, initial=_initial())
   *_, last = _numpy_joint(num_local_steps, 3)
-  representation, head = (np.mean(part, axis=0) for part in zip(*last))
 
-  np.testing.assert_allclose(
-    history.model.representation, representation, atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, head, atol=1e-13)
+  _assert_close(history.model, (np.mean(part, axis=0) for part in zip(*last)))
 
 
 def test_local_only_shares_nothing():
@@ -126,11 +124,7 @@ def test_local_only_shares_nothing():
   # Six steps alone are one round of six steps without its mean.
   (models,) = _numpy_joint(6, 1)
 
-  for i, (representation, head) in enumerate(models):
-    np.testing.assert_allclose(
-      history.model.representation[i], representation, atol=1e-13
-    )
-    np.testing.assert_allclose(history.model.head[i], head, atol=1e-13)
+  _assert_close(history.model, map(np.stack, zip(*models)))
   assert history.distance[-1] == pytest.approx(
     np.mean(
       [
@@ -203,10 +197,7 @@ def test_population_rounds_equal_rounds_on_the_populations_design():
       tuple(np.mean(part, axis=0) for part in zip(*stepped))
     ] * _NUM_CLIENTS
 
-  np.testing.assert_allclose(
-    history.model.representation, models[0][0], atol=1e-13
-  )
-  np.testing.assert_allclose(history.model.head, models[0][1], atol=1e-13)
+  _assert_close(history.model, models[0])
 
 
 def test_gd_gd_with_many_head_steps_tends_to_fed_rep():
@@ -243,7 +234,7 @@ def test_each_client_has_a_seed_of_its_own_in_each_round():
   def keep_seed(model, samples, seed):
     del samples
     head = tf.cast(seed, tf.float64)
-    return methods.Contribution({}, model._replace(head=head)._asdict())
+    return {}, model._replace(head=head)._asdict()
 
   probe = methods.LinearMethod(
     'probe', (), (methods.Phase(keep_seed, lambda shared, mean: shared),)
@@ -258,7 +249,7 @@ def test_each_client_has_a_seed_of_its_own_in_each_round():
 
 
 def test_fed_rep_contracts_geometrically_to_rounding():
-  problem = problem_lib.make_problem(100, 20, 2, samples_per_client=5, seed=0)
+  problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
   initial = initialization.with_zero_head(
     initialization.random_representation(20, 2)
   )
@@ -274,7 +265,9 @@ def test_fed_rep_contracts_geometrically_to_rounding():
 
 
 def test_fed_avg_finds_the_representation_that_d_gd_does_not():
-  problem = problem_lib.make_problem(20, 20, 3, heads='gaussian', seed=1)
+  problem = problem_lib.LinearProblem(
+    20, 20, 3, head_distribution='gaussian', seed=1
+  )
   start = initialization.representation_at_distance(problem.representation, 0.9)
   initial = initialization.with_zero_head(start / np.sqrt(0.4))
   fed_avg, d_gd = (
@@ -289,13 +282,6 @@ def test_fed_avg_finds_the_representation_that_d_gd_does_not():
   assert fed_avg.gradient_norm[-1] > 1e-3
   assert d_gd.distance.min() > 0.7 * d_gd.distance[0]
   assert d_gd.gradient_norm[-1] < 1e-6 * d_gd.gradient_norm[0]
-
-
-def test_batches_larger_than_a_clients_samples_are_refused():
-  with pytest.raises(ValueError, match='`batch_size`.* found 10'):
-    simulation.run(
-      methods.fed_sgd(_RATE, batch_size=10), _problem(), 1, initial=_initial()
-    )
 
 
 def test_divergence_names_the_round_and_the_remedy():
