@@ -22,7 +22,8 @@ class Evaluation(NamedTuple):
 
   Attributes:
     rows: What `evaluate_clients` returns.
-    summary: What `summarize` returns.
+    summary: What `summarize` returns; where the process has domains, with
+      `domains`, what `domain_scores.summarize` returns.
   """
 
   rows: list
@@ -70,16 +71,15 @@ def evaluate(
           result['scores'], row['num_test_examples']
         )
       )
-  names = _domain_names(process)
-  domains = None
-  if names and rows:
-    domains = domain_scores.summarize(
+  summary = summarize(rows, process.has_global_model)
+  if process.model.domains is not None:
+    summary['domains'] = domain_scores.summarize(
       rows,
-      names,
+      process.model.domains.names,
       has_global_model=process.has_global_model,
       predictions=predictions,
     )
-  return Evaluation(rows, summarize(rows, process.has_global_model, domains))
+  return Evaluation(rows, summary)
 
 
 def evaluate_clients(
@@ -154,41 +154,28 @@ def _scored_clients(
       }
       if 'domains' in result:
         row['domains'] = domain_scores.client_domains(
-          result['domains'], _domain_names(process)
+          result['domains'], process.model.domains.names
         )
       yield row, result
-
-
-def _domain_names(process):
-  """The names of the domains that the process tells apart, if any."""
-  domains = process.model.domains
-  return domains.names if domains is not None else ()
 
 
 def _to_floats(metrics):
   return {name: float(value) for name, value in metrics.items()}
 
 
-def summarize(
-  rows: Sequence[Any],
-  has_global_model: bool,
-  domains: Optional[dict] = None,
-) -> dict:
+def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
   """Sums up the result of `evaluate_clients`.
 
   Args:
     rows: One dict a client.
     has_global_model: Whether `before` is the score of a global model.
-    domains: The summary by domain, see `domain_scores.summarize`; None without
-      domains.
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
     over clients; `fairness`: of the personal accuracy, see
-    `fairness.fairness_summary`, or None where the model has no accuracy;
+    `fairness.fairness_summary`, or None where the model has no accuracy; and
     `non_finite_clients`: clients whose personal model has a loss that is not
-    finite (it diverged, or their training data are not finite); and `domains`
-    where these are given.
+    finite (it diverged, or their training data are not finite).
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
@@ -215,6 +202,4 @@ def summarize(
       [row['num_test_examples'] for row in rows],
       [row['before']['accuracy'] for row in rows] if has_global_model else None,
     )
-  if domains is not None:
-    summary['domains'] = domains
   return summary
