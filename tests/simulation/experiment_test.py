@@ -698,7 +698,7 @@ def _long_run(directory, num_clients, num_rounds):
     rounds_per_evaluation=num_rounds + 1,
   )
   with run_store.RunStore.open_for_reading(directory) as store:
-    return list(store.metrics())
+    return list(store.history())
 
 
 @pytest.mark.slow

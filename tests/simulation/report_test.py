@@ -47,18 +47,16 @@ def _store(directory, data, evaluations):
     directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
   )
   for round_number in range(max(evaluations) + 1):
-    evaluation = evaluations.get(round_number)
-    per_client = [
-      _row(client, i / 4, (i + 1) / 4)
-      for i, client in enumerate(data.client_ids)
-    ]
     store.commit_round(
       round_number,
       server_state=b'',
       client_states={},
       metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
-      evaluation=evaluation,
-      per_client=per_client if evaluation else None,
+      evaluation=evaluations.get(round_number),
+      per_client=[
+        _row(client, i / 4, (i + 1) / 4)
+        for i, client in enumerate(data.client_ids)
+      ],
     )
   return store
 

@@ -145,7 +145,7 @@ class FinishedRun:
       _FewerSamples(clients, num_samples, self.config.seed),
     )
 
-  def score_new_clients_by_ensemble(
+  def ensemble_rows(
     self, clients: datasets.FederatedDataset, runtime: runtime_base.Runtime
   ) -> list:
     """Scores new clients by the mean prediction of the run's own clients.
@@ -155,25 +155,26 @@ class FinishedRun:
       runtime: Executes it.
 
     Returns:
-      A dict for each client with test examples, see
-      `ensemble.evaluate_clients`.
-
-    Raises:
-      ValueError: If the clients' data do not fit the model.
+      Rows like those of `accuracy_by_samples_and_epochs`, with 'ensemble' for
+      the number of samples and 0 epochs.
     """
-    client_population.check_data_fit(self.model, clients)
     process = self.build_process()
-    population = client_population.ClientPopulation(
-      process, runtime, self._store
-    )
-    return ensemble.evaluate_clients(
+    scores = ensemble.evaluate_clients(
       process,
       runtime,
       self.server_state(process, runtime),
-      population.states,
+      client_population.ClientPopulation(process, runtime, self._store).states,
       self.data,
       clients,
     )
+    return [
+      {
+        'samples': 'ensemble',
+        'epochs': 0,
+        **value_codec.flatten({**score, 'num_train_examples': 0}),
+      }
+      for score in scores
+    ]
 
   def fit_new_clients(
     self,
@@ -451,28 +452,3 @@ def accuracy_by_samples_and_epochs(
     clients, personalization, runtime, num_samples=samples
   )
   return rows, models
-
-
-def ensemble_rows(
-  run: FinishedRun,
-  clients: datasets.FederatedDataset,
-  runtime: runtime_base.Runtime,
-) -> list:
-  """New clients' scores by ensemble, as rows like those of fitted models.
-
-  Args:
-    clients: The new clients.
-    runtime: Executes it.
-
-  Returns:
-    A dict for each client with test examples; for the number of samples it has
-    'ensemble', and 0 epochs.
-  """
-  return [
-    {
-      'samples': 'ensemble',
-      'epochs': 0,
-      **value_codec.flatten({**score, 'num_train_examples': 0}),
-    }
-    for score in run.score_new_clients_by_ensemble(clients, runtime)
-  ]

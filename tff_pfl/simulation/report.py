@@ -89,16 +89,14 @@ def write_report(
 
 def _summarize(store, evaluations):
   """The summary that `write_report` returns."""
-  rounds = list(store.metrics())
+  rounds = list(store.history())
   series = accuracy_series(evaluations)
   newest = evaluations[-1]
 
   def accuracy_of(which):
     if which not in series:
       return None
-    return summary_lib.accuracy_summary(
-      *series[which], final_round=store.last_round
-    )
+    return summary_lib.accuracy_summary(*series[which], store.last_round)
 
   def newest_loss(which):
     return newest[which]['loss'] if newest[which] is not None else None

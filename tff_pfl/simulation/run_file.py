@@ -5,7 +5,6 @@ What goes wrong with it is a `RunError` of one line that says what is safe.
 
 import contextlib
 import errno
-import operator
 import os
 import sqlite3
 import urllib.parse
@@ -57,32 +56,24 @@ def create(path: str, settings: str) -> sqlite3.Connection:
   for suffix in ('', '-wal', '-shm', '-journal'):
     with contextlib.suppress(FileNotFoundError):
       os.remove(path + suffix)
-  with contextlib.ExitStack() as on_error:
-    connection = on_error.enter_context(
-      contextlib.closing(_connect(path, 'rwc'))
-    )
-    connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
-    _prepare_for_writing(connection)
-    with transaction(connection):
-      connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
-      connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
-      for statement in _SCHEMA:
-        connection.execute(statement)
-      connection.execute('INSERT INTO config VALUES (0, ?)', [seal(settings)])
-    on_error.pop_all()
-    return connection
+  connection = _connect(path, 'rwc')
+  connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
+  _prepare_for_writing(connection)
+  with transaction(connection):
+    connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
+    connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
+    for statement in _SCHEMA:
+      connection.execute(statement)
+    connection.execute('INSERT INTO config VALUES (0, ?)', [seal(settings)])
+  return connection
 
 
 def open_for_writing(path: str, settings: str) -> sqlite3.Connection:
   """Opens a file and gives it new settings."""
-  with contextlib.ExitStack() as on_error:
-    connection = on_error.enter_context(
-      contextlib.closing(_connect(path, 'rw'))
-    )
-    _prepare_for_writing(connection)
-    connection.execute('UPDATE config SET json = ?', [seal(settings)])
-    on_error.pop_all()
-    return connection
+  connection = _connect(path, 'rw')
+  _prepare_for_writing(connection)
+  connection.execute('UPDATE config SET json = ?', [seal(settings)])
+  return connection
 
 
 def _connect(
@@ -151,8 +142,6 @@ def insert_round(
   """Writes all that a round has changed, within a transaction.
 
   Args:
-    connection: To the file.
-    round_number: The round.
     server_state: Replaces the one before.
     client_states: By client; each replaces the client's one before.
     metrics: As JSON.
@@ -166,7 +155,7 @@ def insert_round(
   )
   connection.executemany(
     'INSERT OR REPLACE INTO client_states VALUES (?, ?, ?)',
-    _client_rows(round_number, client_states),
+    ((client, round_number, s) for client, s in client_states.items()),
   )
   sealed = seal(checksum(server_state) + metrics, round_number, evaluation)
   connection.execute('INSERT INTO rounds VALUES (?, ?)', [round_number, sealed])
@@ -189,17 +178,6 @@ def _pieces(state: bytes) -> Iterator[memoryview]:
     yield view[start : start + _PIECE_SIZE]
 
 
-def _client_rows(
-  round_number: int, client_states: Mapping[int, bytes]
-) -> Iterator[Any]:
-  """Yields the rows of client states, checked."""
-  for index, state in client_states.items():
-    errors.expect_type(
-      state, bytes, 'client_states', f'bytes for client {index}'
-    )
-    yield operator.index(index), round_number, state
-
-
 @contextlib.contextmanager
 def translated_errors(
   directory: str, what: str, safe_round: Optional[int] = None
@@ -210,12 +188,6 @@ def translated_errors(
     directory: The run's output directory.
     what: What is attempted, read after "Cannot".
     safe_round: The last committed round, where a commit is attempted.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    RunError: If the body fails so.
   """
   try:
     yield

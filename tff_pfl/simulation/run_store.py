@@ -8,17 +8,6 @@ newest server state and the newest state of each client are kept, so with the
 rounds the file grows by their metrics alone. Client states are read one by one
 when asked for; memory does not grow with the number of clients.
 
-```
-with RunStore.open_or_create(directory, config) as store:
-  if store.last_round < 0:
-    store.commit_round(0, server_state=..., client_states={}, metrics={})
-  for round_number in range(store.last_round + 1, num_rounds + 1):
-    states = store.client_states(cohort)
-    ...
-    store.commit_round(round_number, server_state=..., client_states=...,
-                       metrics=...)
-```
-
 One process at a time writes to a run. It holds an advisory lock on the file
 `run.lock`, which the kernel releases however the process ends. Any number of
 processes may read meanwhile, through `RunStore.open_for_reading`.
@@ -31,7 +20,6 @@ A store belongs to the thread that opened it.
 
 import contextlib
 import json
-import operator
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +28,8 @@ from typing import Any, Optional, Union
 from tff_pfl import errors
 from tff_pfl.simulation import directory_lock, run_file, value_codec
 
-# What may differ between a run and its resumption unless the caller says
-# otherwise: it does not change what any round computes.
+# What may differ between a run and its resumption: it does not change what any
+# round computes.
 MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = run_file.FILE_NAME
@@ -100,21 +88,13 @@ class RunStore:
       return cls(directory, connection, lock)
 
   @classmethod
-  def resume(
-    cls,
-    directory: _Path,
-    config: Mapping[str, Any],
-    *,
-    mutable: Sequence[str] = MUTABLE_SETTINGS,
-  ) -> 'RunStore':
+  def resume(cls, directory: _Path, config: Mapping[str, Any]) -> 'RunStore':
     """Continues a run.
 
     Args:
       directory: The run's output directory.
-      config: The settings given now, as for `create`.
-      mutable: Settings that may differ from those of the run, by their dotted
-        names (``hparams.num_epochs``) or those of a group (``hparams``). The
-        run takes on the values given now.
+      config: The settings given now, as for `create`. The run takes on those of
+        `MUTABLE_SETTINGS`.
 
     Returns:
       The store, open for writing, at the last committed round.
@@ -138,18 +118,14 @@ class RunStore:
           store = cls(directory, connection, None)
           store._check()
           store._state()
-          store._check_resumable(json.loads(config_json), mutable)
+          store._check_resumable(json.loads(config_json))
         connection = run_file.open_for_writing(path, config_json)
       on_error.pop_all()
       return cls(directory, connection, lock)
 
   @classmethod
   def open_or_create(
-    cls,
-    directory: _Path,
-    config: Mapping[str, Any],
-    *,
-    mutable: Sequence[str] = MUTABLE_SETTINGS,
+    cls, directory: _Path, config: Mapping[str, Any]
   ) -> 'RunStore':
     """Continues the run in `directory` or, without one, starts it.
 
@@ -157,7 +133,7 @@ class RunStore:
     """
     directory = os.fspath(directory)
     if run_file.has_run(os.path.join(directory, FILE_NAME)):
-      return cls.resume(directory, config, mutable=mutable)
+      return cls.resume(directory, config)
     return cls.create(directory, config)
 
   @classmethod
@@ -210,7 +186,7 @@ class RunStore:
     client_states: Mapping[int, bytes],
     metrics: Mapping[str, Any],
     evaluation: Optional[Mapping[str, Any]] = None,
-    per_client: Optional[Sequence[Mapping[str, Any]]] = None,
+    per_client: Sequence[Mapping[str, Any]] = (),
   ) -> None:
     """Commits all that a round has changed, or nothing.
 
@@ -220,14 +196,14 @@ class RunStore:
       client_states: The states of clients that have changed, by client index.
       metrics: The metrics of the round, nested as need be, of the types that
         `value_codec.to_json` takes; "round" and "evaluation" are taken names.
+        The initial state has none.
       evaluation: The metrics of an evaluation after the round, of the same
         types; None if none took place.
       per_client: With `evaluation`, the metrics of each client.
 
     Raises:
-      ValueError: If the round is not the next one, or `metrics`, `evaluation`
-        or `per_client` are not as above.
-      TypeError: If a state is not `bytes`.
+      ValueError: If the round is not the next one, or `metrics` has a name that
+        is taken.
       RunError: If the disk is full or fails. Nothing of the round is stored
         then, and all rounds before it are still there.
     """
@@ -236,15 +212,19 @@ class RunStore:
         f'The run in {self._directory} is open for reading only.'
       )
     last_round = self.last_round
-    round_number = operator.index(round_number)
     errors.expect(
       round_number == last_round + 1,
       'round_number',
       f'the next round, {last_round + 1}',
       round_number,
     )
-    errors.expect_type(server_state, bytes, 'server_state', 'bytes')
-    _check_metrics(metrics, evaluation, per_client)
+    for name in ('round', 'evaluation'):
+      errors.expect(
+        name not in metrics,
+        'metrics',
+        f'without {name!r}, which the history adds',
+        list(metrics),
+      )
     with run_file.translated_errors(
       self._directory, f'commit round {round_number}', last_round
     ):
@@ -256,7 +236,7 @@ class RunStore:
           client_states,
           _dump(metrics),
           None if evaluation is None else _dump(evaluation),
-          [_dump(row) for row in per_client or ()],
+          [_dump(row) for row in per_client],
         )
 
   def server_state(self) -> bytes:
@@ -283,49 +263,40 @@ class RunStore:
       # One transaction, so that a reader never sees states of two rounds.
       with run_file.transaction(self._connection, 'DEFERRED') as connection:
         for index in client_indices:
-          index = operator.index(index)
           row = connection.execute(query, [index]).fetchone()
           if row is not None:
             states[index] = row[0]
     return states
 
-  def num_client_states(self) -> int:
-    """Returns the number of clients that have a state."""
-    ((number,),) = self._read('SELECT COUNT(*) FROM client_states')
-    return number
+  def history(self) -> Iterator[dict[str, Any]]:
+    """Yields all that is known of each round from 1 on.
 
-  def metrics(self) -> Iterator[dict[str, Any]]:
-    """Yields ``{'round': round, **metrics}`` for each round from 1 on."""
-    for number, metrics, _ in self._rounds():
+    Yields:
+      ``{'round': round, **metrics, 'evaluation': evaluation}``, the last only
+      where there was one.
+    """
+    for number, metrics, evaluation in self._rounds():
       if number > 0:
-        yield {'round': number, **json.loads(metrics)}
+        row = {'round': number, **json.loads(metrics)}
+        if evaluation is not None:
+          row['evaluation'] = json.loads(evaluation)
+        yield row
 
   def evaluations(self) -> list[dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
     return [
-      {'round': number, **json.loads(evaluation)}
-      for number, _, evaluation in self._rounds()
-      if evaluation is not None
+      {'round': row['round'], **row['evaluation']}
+      for row in self.history()
+      if 'evaluation' in row
     ]
-
-  def history(self) -> Iterator[dict[str, Any]]:
-    """Yields all that is known of each round, as the metrics writers take it.
-
-    Yields:
-      ``{'round': round, **metrics, 'evaluation': evaluation}``, the last only
-      where there was one. The initial state is round 0; it is left out where
-      it has neither metrics nor evaluation.
-    """
-    for number, metrics, evaluation in self._rounds():
-      merged = {'round': number, **json.loads(metrics)}
-      if evaluation is not None:
-        merged['evaluation'] = json.loads(evaluation)
-      if len(merged) > 1 or number > 0:
-        yield merged
 
   def per_client(self) -> list[dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
-    return [json.loads(row) for row in self._clients()]
+    rows = self._read('SELECT metrics FROM per_client ORDER BY row')
+    return [
+      json.loads(self._unseal('its scores of clients', *row, i, len(rows)))
+      for i, row in enumerate(rows)
+    ]
 
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
@@ -386,14 +357,6 @@ class RunStore:
       if len(rows) < _ROWS_PER_READ:
         return
 
-  def _clients(self) -> list[str]:
-    """The rows of the newest evaluation's clients as JSON, checked."""
-    rows = self._read('SELECT metrics FROM per_client ORDER BY row')
-    return [
-      self._unseal('its scores of clients', *row, i, len(rows))
-      for i, row in enumerate(rows)
-    ]
-
   def _unseal(self, what: str, text: Any, *context: Any) -> str:
     """Returns what `run_file.seal` was given."""
     unsealed = run_file.unseal(text, *context)
@@ -406,15 +369,33 @@ class RunStore:
 
     States are checked as they are read.
     """
-    _ = self.config, self._clients()
+    _ = self.config, self.per_client()
     for _ in self._rounds():
       pass
 
-  def _check_resumable(
-    self, given: Mapping[str, Any], mutable: Sequence[str]
-  ) -> None:
+  def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
-    _check_config(self._directory, self.config, given, mutable)
+    old, new = (
+      value_codec.flatten(settings, '.') for settings in (self.config, given)
+    )
+    absent = object()
+    differences = []
+    for name in dict.fromkeys([*old, *new]):
+      was, now = old.get(name, absent), new.get(name, absent)
+      if name in MUTABLE_SETTINGS or was == now:
+        continue
+      was_text, now_text = (
+        'absent' if value is absent else repr(value) for value in (was, now)
+      )
+      # NaN differs from itself, its text does not.
+      if was_text != now_text:
+        differences.append(f'{name} was {was_text}, now {now_text}')
+    if differences:
+      raise errors.RunError(
+        f'Cannot resume the run in {self._directory} with other settings:'
+        f' {"; ".join(differences)}. Give those of the run, or another'
+        ' --output_dir.'
+      )
     last_round = self.last_round
     if given.get('num_rounds', last_round) < last_round:
       raise errors.RunError(
@@ -434,60 +415,6 @@ def _expect_file(directory: str, path: str) -> None:
       f'There is no run in {directory} (no {FILE_NAME}): check the name of the'
       ' folder.'
     )
-
-
-def _check_config(
-  directory: str,
-  stored: Mapping[str, Any],
-  given: Mapping[str, Any],
-  mutable: Sequence[str],
-) -> None:
-  """Raises `RunError` if settings differ that must not."""
-  stored_flat = value_codec.flatten(stored, '.')
-  given_flat = value_codec.flatten(given, '.')
-  absent = object()
-  differences = []
-  for name in dict.fromkeys([*stored_flat, *given_flat]):
-    if any(name == key or name.startswith(key + '.') for key in mutable):
-      continue
-    old = stored_flat.get(name, absent)
-    new = given_flat.get(name, absent)
-    # NaN differs from itself, its text does not.
-    if old != new and repr(old) != repr(new):
-      old_text = 'absent' if old is absent else repr(old)
-      new_text = 'absent' if new is absent else repr(new)
-      differences.append(f'{name} was {old_text}, now {new_text}')
-  if differences:
-    raise errors.RunError(
-      f'Cannot resume the run in {directory} with other settings:'
-      f' {"; ".join(differences)}. Give those of the run, or another'
-      ' --output_dir.'
-    )
-
-
-def _check_metrics(
-  metrics: Mapping[str, Any],
-  evaluation: Optional[Mapping[str, Any]],
-  per_client: Optional[Sequence[Mapping[str, Any]]],
-) -> None:
-  """Raises `ValueError` unless these can be told apart in the history."""
-  errors.expect(
-    per_client is None or evaluation is not None,
-    'per_client',
-    'given together with `evaluation`',
-    '`evaluation` is None',
-  )
-  for name, given, taken in (
-    ('metrics', metrics, ('round', 'evaluation')),
-    ('evaluation', evaluation or {}, ('round',)),
-  ):
-    for key in taken:
-      errors.expect(
-        key not in given,
-        name,
-        f'without {key!r}, which the history adds',
-        list(given),
-      )
 
 
 def _dump(value: Mapping[str, Any]) -> str:
