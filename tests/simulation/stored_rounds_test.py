@@ -94,7 +94,7 @@ def test_a_round_that_is_not_committed_shows_in_the_states_only(
     ]
     assert store.last_round == 0
     assert not store.client_states(range(6))
-  with run_store.RunStore.resume(directory, {}) as store:
+  with run_store.RunStore.open_or_create(directory, {}) as store:
     again = stored_rounds.StoredRounds(process, runtime, _data(6), store)
     assert again.state.round_number == 0
     assert again.run_round([1, 4]) == metrics

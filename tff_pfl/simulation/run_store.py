@@ -22,7 +22,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
@@ -41,9 +41,9 @@ _Path = Union[str, 'os.PathLike[str]']
 class RunStore:
   """The committed rounds of a run; see the module's docstring.
 
-  Use `create`, `resume`, `open_or_create` or `open_for_reading`, not the
-  constructor. Every method raises `RunError` where the file is damaged or the
-  disk fails, and says what is safe.
+  Use `create`, `open_or_create` or `open_for_reading`, not the constructor.
+  Every method raises `RunError` where the file is damaged or the disk fails,
+  and says what is safe.
   """
 
   def __init__(
@@ -88,8 +88,10 @@ class RunStore:
       return cls(directory, connection, lock)
 
   @classmethod
-  def resume(cls, directory: _Path, config: Mapping[str, Any]) -> 'RunStore':
-    """Continues a run.
+  def open_or_create(
+    cls, directory: _Path, config: Mapping[str, Any]
+  ) -> 'RunStore':
+    """Continues the run in `directory` or, without one, starts it.
 
     Args:
       directory: The run's output directory.
@@ -100,41 +102,26 @@ class RunStore:
       The store, open for writing, at the last committed round.
 
     Raises:
-      RunError: If `directory` has no run, is in use by a running process, or
-        its run is damaged or has other settings than `config`; the message
-        gives each such setting with both values.
+      RunError: If `directory` is in use by a running process, or its run is
+        damaged or has other settings than `config`; the message gives each such
+        setting with both values.
     """
     directory = os.fspath(directory)
-    config_json = _dump(config)
     path = os.path.join(directory, FILE_NAME)
-    _expect_file(directory, path)
+    if not run_file.has_run(path):
+      return cls.create(directory, config)
+    config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
       lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
+      # Whoever can write changes the file by closing it, if only by moving the
+      # write-ahead log of a killed process into it.
+      with cls._open_checked(directory, run_file.open_unchanged) as store:
+        store.server_state()
+        store._check_resumable(json.loads(config_json))
       with run_file.translated_errors(directory, 'open the run'):
-        # Whoever can write changes the file by closing it, if only by moving
-        # the write-ahead log of a killed process into it.
-        with contextlib.closing(run_file.open_unchanged(path)) as connection:
-          run_file.check_schema(connection, directory)
-          store = cls(directory, connection, None)
-          store._check()
-          store._state()
-          store._check_resumable(json.loads(config_json))
         connection = run_file.open_for_writing(path, config_json)
       on_error.pop_all()
       return cls(directory, connection, lock)
-
-  @classmethod
-  def open_or_create(
-    cls, directory: _Path, config: Mapping[str, Any]
-  ) -> 'RunStore':
-    """Continues the run in `directory` or, without one, starts it.
-
-    The arguments and errors are those of `resume` and `create`.
-    """
-    directory = os.fspath(directory)
-    if run_file.has_run(os.path.join(directory, FILE_NAME)):
-      return cls.resume(directory, config)
-    return cls.create(directory, config)
 
   @classmethod
   def open_for_reading(cls, directory: _Path) -> 'RunStore':
@@ -146,16 +133,30 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
+    if not os.path.isfile(os.path.join(directory, FILE_NAME)):
+      raise errors.RunError(
+        f'There is no run in {directory} (no {FILE_NAME}): check the name of'
+        ' the folder.'
+      )
+    return cls._open_checked(directory, run_file.open_for_reading)
+
+  @classmethod
+  def _open_checked(
+    cls, directory: str, connect: Callable[[str], sqlite3.Connection]
+  ) -> 'RunStore':
+    """Opens a run for reading if settings and metrics are as committed.
+
+    States are checked as they are read.
+    """
     path = os.path.abspath(os.path.join(directory, FILE_NAME))
-    _expect_file(directory, path)
     with contextlib.ExitStack() as on_error:
       with run_file.translated_errors(directory, 'open the run'):
-        connection = on_error.enter_context(
-          contextlib.closing(run_file.open_for_reading(path))
-        )
+        connection = on_error.enter_context(contextlib.closing(connect(path)))
         run_file.check_schema(connection, directory)
       store = cls(directory, connection, None)
-      store._check()
+      _ = store.config, store.per_client()
+      for _ in store._rounds():
+        pass
       on_error.pop_all()
       return store
 
@@ -243,12 +244,26 @@ class RunStore:
     """Returns the newest server state.
 
     Raises:
-      RunError: If the initial state is not committed yet.
+      RunError: If it is damaged, or the initial one is not committed yet.
     """
-    state = self._state()
-    if state is None:
+    # One statement, as a round may be committed meanwhile.
+    rows = self._read(
+      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
+      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
+    )
+    if not rows and self.last_round < 0:
       raise errors.RunError(
         f'The run in {self._directory} has committed no state yet.'
+      )
+    try:
+      state = b''.join(row[0] for row in rows)
+    except TypeError as error:
+      raise run_file.damaged(
+        self._directory, f'server state: {error}'
+      ) from error
+    if not rows or rows[0][1] != run_file.checksum(state):
+      raise run_file.damaged(
+        self._directory, 'its state is not that of the last round'
       )
     return state
 
@@ -314,27 +329,6 @@ class RunStore:
     with run_file.translated_errors(self._directory, 'read the run'):
       return self._connection.execute(query, parameters).fetchall()
 
-  def _state(self) -> Optional[bytes]:
-    """Returns the newest server state, or None where there is none."""
-    # One statement, as a round may be committed meanwhile.
-    rows = self._read(
-      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
-      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
-    )
-    if not rows and self.last_round < 0:
-      return None
-    try:
-      state = b''.join(row[0] for row in rows)
-    except TypeError as error:
-      raise run_file.damaged(
-        self._directory, f'server state: {error}'
-      ) from error
-    if not rows or rows[0][1] != run_file.checksum(state):
-      raise run_file.damaged(
-        self._directory, 'its state is not that of the last round'
-      )
-    return state
-
   def _rounds(self) -> Iterator[tuple[int, str, Optional[str]]]:
     """Yields (round, metrics, evaluation) as JSON, checked."""
     # Read in batches: a query that stays open while its rows are consumed would
@@ -363,15 +357,6 @@ class RunStore:
     if unsealed is None:
       raise run_file.damaged(self._directory, f'{what} has another checksum')
     return unsealed
-
-  def _check(self) -> None:
-    """Raises `RunError` unless settings and metrics are as committed.
-
-    States are checked as they are read.
-    """
-    _ = self.config, self.per_client()
-    for _ in self._rounds():
-      pass
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
@@ -406,15 +391,6 @@ class RunStore:
           given['num_rounds'],
         )
       )
-
-
-def _expect_file(directory: str, path: str) -> None:
-  """Raises `RunError` unless `path` is a file."""
-  if not os.path.isfile(path):
-    raise errors.RunError(
-      f'There is no run in {directory} (no {FILE_NAME}): check the name of the'
-      ' folder.'
-    )
 
 
 def _dump(value: Mapping[str, Any]) -> str:
