@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.simulation import metrics_writers, run_store
+from tff_pfl.simulation import metrics_writers
 
 MetricsWriters = metrics_writers.MetricsWriters
 
@@ -67,32 +67,6 @@ def test_all_three_forms_hold_every_round(tmp_path):
   }
 
 
-def test_scores_by_domain_are_curves_with_gaps_where_there_are_none(tmp_path):
-  accuracy = {'by_domain': {'sea': 0.5, 'moon': None}, 'min': 0.5}
-  domains = {
-    'without_test_examples': ['moon'],
-    'personal': {'accuracy': accuracy},
-    'global': None,
-  }
-  with MetricsWriters(tmp_path) as writers:
-    writers.write({'round': 1, 'evaluation': {'domains': domains}})
-  start = 'evaluation/domains/personal/accuracy'
-  (row,) = read_jsonl(tmp_path)
-  assert row[f'{start}/by_domain/moon'] is None
-  assert dict(zip(*read_csv(tmp_path))) == {
-    'round': '1',
-    'evaluation/domains/without_test_examples': '["moon"]',
-    f'{start}/by_domain/sea': '0.5',
-    f'{start}/by_domain/moon': '',
-    f'{start}/min': '0.5',
-    'evaluation/domains/global': '',
-  }
-  assert read_tensorboard(tmp_path) == {
-    f'{start}/by_domain/sea': [(1, 0.5)],
-    f'{start}/min': [(1, 0.5)],
-  }
-
-
 def test_a_round_is_on_file_when_write_returns(tmp_path):
   with MetricsWriters(tmp_path) as writers:
     writers.write(_ROWS[0])
@@ -135,24 +109,6 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path):
   for name in (metrics_writers.JSONL_NAME, metrics_writers.CSV_NAME):
     assert (resumed / name).read_bytes() == (whole / name).read_bytes()
   assert read_tensorboard(resumed) == read_tensorboard(whole)
-
-
-def test_history_of_a_run_store_fits(tmp_path):
-  with run_store.RunStore.create(tmp_path, {}) as store:
-    for n in range(3):
-      store.commit_round(
-        n,
-        server_state=b'',
-        client_states={},
-        metrics={'loss': float(n)} if n else {},
-        evaluation={'accuracy': 0.5} if n == 2 else None,
-      )
-    MetricsWriters(tmp_path, store.history()).close()
-  assert read_csv(tmp_path) == [
-    ['round', 'loss', 'evaluation/accuracy'],
-    ['1', '1.0', ''],
-    ['2', '2.0', '0.5'],
-  ]
 
 
 def test_other_files_in_the_tensorboard_folder_stay(tmp_path):
