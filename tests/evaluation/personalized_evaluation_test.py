@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
+from tests.evaluation import clients
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
@@ -31,28 +32,6 @@ def _data():
   return train, test
 
 
-class _Clients:
-  """A federated dataset that notes whose training examples are read."""
-
-  def __init__(self):
-    self._train, self._test = _data()
-    self.client_ids = [f'client {i}' for i in range(_NUM_CLIENTS)]
-    self.trained = []
-
-  def train(self, client_id):
-    self.trained.append(client_id)
-    return self._train[self.client_ids.index(client_id)]
-
-  def test(self, client_id):
-    return self._test[self.client_ids.index(client_id)]
-
-  def num_train_examples(self, client_id):
-    return datasets.num_examples(self._train[self.client_ids.index(client_id)])
-
-  def num_test_examples(self, client_id):
-    return datasets.num_examples(self.test(client_id))
-
-
 @functools.cache
 def _process(name):
   return registry.build(name, toy_problems.classifier())
@@ -72,7 +51,7 @@ def _trained(name):
 
 def _evaluate(name, runtime):
   server_state, states = _trained(name)
-  clients = _Clients()
+  data = clients.Clients(*_data())
   asked = []
 
   def states_of(indices):
@@ -80,13 +59,13 @@ def _evaluate(name, runtime):
     return [states[index] for index in indices]
 
   rows = personalized_evaluation.evaluate_clients(
-    _process(name), runtime, server_state, states_of, clients
+    _process(name), runtime, server_state, states_of, data
   )
-  return rows, clients, asked, server_state, states
+  return rows, data, asked, server_state, states
 
 
 def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
-  rows, clients, asked, server_state, states = _evaluate('fed_rep', runtime)
+  rows, data, asked, server_state, states = _evaluate('fed_rep', runtime)
   scored = [i for i in range(_NUM_CLIENTS) if i % 10 != 3]
   assert [row['client'] for row in rows] == [f'client {i}' for i in scored]
   assert [index for chunk in asked for index in chunk] == scored
@@ -112,13 +91,13 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
       }
       assert all(type(v) is float for v in rows[position][which].values())
   # Known clients have their head already; only new ones need training data.
-  assert clients.trained == [f'client {i}' for i in scored if i >= 5]
+  assert data.trained == [f'client {i}' for i in scored if i >= 5]
 
 
 def test_training_data_are_not_read_where_nobody_needs_them(runtime):
-  rows, clients, _, _, _ = _evaluate('fed_avg', runtime)
+  rows, data, _, _, _ = _evaluate('fed_avg', runtime)
   assert rows
-  assert clients.trained == []
+  assert data.trained == []
   for row in rows:
     assert row['after'] == row['before']
 
@@ -360,7 +339,7 @@ def test_evaluation_without_domains_is_rows_and_their_summary(runtime):
     runtime,
     server_state,
     lambda indices: [states[index] for index in indices],
-    _Clients(),
+    clients.Clients(*_data()),
   )
   rows, summary = personalized_evaluation.evaluate(*arguments)
   assert rows == personalized_evaluation.evaluate_clients(*arguments)
