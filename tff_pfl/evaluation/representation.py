@@ -210,18 +210,14 @@ def layer_cka(
   Raises:
     ValueError: As `layer_features`, or if an output is not finite.
   """
-  return collections.OrderedDict(
-    (
-      layer,
-      linear_cka(
-        *(
-          layer_features(model, weights, x, [layer])[layer]
-          for weights in (weights_a, weights_b)
-        )
-      ),
+  similarities = collections.OrderedDict()
+  for layer in model.layers:
+    a, b = (
+      layer_features(model, weights, x, [layer])[layer]
+      for weights in (weights_a, weights_b)
     )
-    for layer in model.layers
-  )
+    similarities[layer] = linear_cka(a, b)
+  return similarities
 
 
 def body_features(

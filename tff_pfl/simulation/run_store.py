@@ -76,14 +76,13 @@ class RunStore:
     config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
       lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
-      path = os.path.join(directory, FILE_NAME)
-      if run_file.has_run(path):
+      if run_file.has_run(directory):
         raise errors.RunError(
           f'There is a run in {directory} already: pass --resume to continue'
           ' it, or another --output_dir.'
         )
       with run_file.translated_errors(directory, 'create the run'):
-        connection = run_file.create(path, config_json)
+        connection = run_file.create(directory, config_json)
       on_error.pop_all()
       return cls(directory, connection, lock)
 
@@ -107,8 +106,7 @@ class RunStore:
         setting with both values.
     """
     directory = os.fspath(directory)
-    path = os.path.join(directory, FILE_NAME)
-    if not run_file.has_run(path):
+    if not run_file.has_run(directory):
       return cls.create(directory, config)
     config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
@@ -119,7 +117,7 @@ class RunStore:
         store.server_state()
         store._check_resumable(json.loads(config_json))
       with run_file.translated_errors(directory, 'open the run'):
-        connection = run_file.open_for_writing(path, config_json)
+        connection = run_file.open_for_writing(directory, config_json)
       on_error.pop_all()
       return cls(directory, connection, lock)
 
@@ -133,7 +131,7 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
-    if not os.path.isfile(os.path.join(directory, FILE_NAME)):
+    if not os.path.isfile(run_file.path_in(directory)):
       raise errors.RunError(
         f'There is no run in {directory} (no {FILE_NAME}): check the name of'
         ' the folder.'
@@ -148,10 +146,11 @@ class RunStore:
 
     States are checked as they are read.
     """
-    path = os.path.abspath(os.path.join(directory, FILE_NAME))
     with contextlib.ExitStack() as on_error:
       with run_file.translated_errors(directory, 'open the run'):
-        connection = on_error.enter_context(contextlib.closing(connect(path)))
+        connection = on_error.enter_context(
+          contextlib.closing(connect(directory))
+        )
         run_file.check_schema(connection, directory)
       store = cls(directory, connection, None)
       _ = store.config, store.per_client()
