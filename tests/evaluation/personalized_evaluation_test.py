@@ -58,9 +58,11 @@ def _evaluate(name, runtime):
     asked.append(list(indices))
     return [states[index] for index in indices]
 
-  rows = personalized_evaluation.evaluate_clients(
+  rows, summary = personalized_evaluation.evaluate(
     _process(name), runtime, server_state, states_of, data
   )
+  has_global_model = _process(name).has_global_model
+  assert summary == personalized_evaluation.summarize(rows, has_global_model)
   return rows, data, asked, server_state, states
 
 
@@ -192,7 +194,7 @@ def test_dataset_of_the_library_is_taken(runtime):
     seed=0,
   )
   process = _process('fed_avg')
-  rows = personalized_evaluation.evaluate_clients(
+  rows, _ = personalized_evaluation.evaluate(
     process,
     runtime,
     runtime.run(process.initialize),
@@ -278,7 +280,7 @@ def _domain_result(examples, correct, scores=None):
   return result
 
 
-def _evaluate_domains(function, results):
+def _evaluate_domains(results):
   data = datasets.FederatedDataset.from_arrays(
     np.zeros([8, 5], np.float32),
     np.zeros([8], np.int32),
@@ -287,7 +289,7 @@ def _evaluate_domains(function, results):
     seed=0,
   )
   new = _process('fed_avg').initialize_client_state(0)
-  return function(
+  return personalized_evaluation.evaluate(
     _DomainProcess(),
     _DomainRuntime(results),
     None,
@@ -298,7 +300,7 @@ def _evaluate_domains(function, results):
 
 def test_scores_by_domain_are_in_rows_and_in_the_summary():
   results = [_domain_result([2, 2], [2, 1]), _domain_result([0, 2], [0, 0])]
-  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  rows, summary = _evaluate_domains(results)
   assert [list(row['domains']) for row in rows] == [['sea', 'hills'], ['hills']]
   assert rows[0]['domains']['hills']['after']['accuracy'] == 0.5
   domains = summary['domains']
@@ -311,9 +313,6 @@ def test_scores_by_domain_are_in_rows_and_in_the_summary():
   # All else is as without domains.
   without = {name: v for name, v in summary.items() if name != 'domains'}
   assert without == personalized_evaluation.summarize(rows, True)
-  assert rows == _evaluate_domains(
-    personalized_evaluation.evaluate_clients, results
-  )
 
 
 def test_areas_under_curves_are_of_pooled_predictions_without_padding():
@@ -321,7 +320,7 @@ def test_areas_under_curves_are_of_pooled_predictions_without_padding():
     _domain_result([3, 0], [3, 0], ([0, 1, 0], [0, 0, 0])),
     _domain_result([1, 2], [1, 2], ([1, 0, 1], [0, 1, 1])),
   ]
-  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  rows, summary = _evaluate_domains(results)
   assert not any('scores' in row for row in rows)
   # By the sea, 0, 1, 0 with scores 0, 1, 2, and the other client's 1 with 0.
   auc = summary['domains']['global']['auc']
@@ -330,18 +329,3 @@ def test_areas_under_curves_are_of_pooled_predictions_without_padding():
     'sea': pytest.approx(2.5 / 4),
     'hills': 0.0,
   }
-
-
-def test_evaluation_without_domains_is_rows_and_their_summary(runtime):
-  server_state, states = _trained('fed_avg')
-  arguments = (
-    _process('fed_avg'),
-    runtime,
-    server_state,
-    lambda indices: [states[index] for index in indices],
-    clients.Clients(*_data()),
-  )
-  rows, summary = personalized_evaluation.evaluate(*arguments)
-  assert rows == personalized_evaluation.evaluate_clients(*arguments)
-  assert summary == personalized_evaluation.summarize(rows, True)
-  assert 'domains' not in summary

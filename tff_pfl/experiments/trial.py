@@ -274,10 +274,10 @@ def score_new_clients(
       that no client's seed is used twice.
 
   Returns:
-    As `personalized_evaluation.evaluate_clients`: a dict for each client, with
-    its metrics `before` and `after` personalization.
+    The rows of a `personalized_evaluation.Evaluation`: a dict for each client,
+    with its metrics `before` and `after` personalization.
   """
-  return personalized_evaluation.evaluate_clients(
+  return personalized_evaluation.evaluate(
     process,
     runtime,
     state,
@@ -285,7 +285,7 @@ def score_new_clients(
       process.initialize_client_states, [first_index + i for i in positions]
     ),
     clients,
-  )
+  ).rows
 
 
 def _score_by_ensemble(process, runtime, store, data):

@@ -129,21 +129,21 @@ class FinishedRun:
         run's seed; None takes all.
 
     Returns:
-      A dict for each client with test examples, see
-      `personalized_evaluation.evaluate_clients`.
+      The rows of a `personalized_evaluation.Evaluation`.
 
     Raises:
-      ValueError: If the clients' data do not fit the model.
+      ValueError: If the clients' data do not fit the model, or none has test
+        examples.
     """
     client_population.check_data_fit(self.model, clients)
     process = self.build_process(personalization)
-    return personalized_evaluation.evaluate_clients(
+    return personalized_evaluation.evaluate(
       process,
       runtime,
       self.server_state(process, runtime),
       lambda positions: self._new_states(process, runtime, positions),
       _FewerSamples(clients, num_samples, self.config.seed),
-    )
+    ).rows
 
   def ensemble_rows(
     self, clients: datasets.FederatedDataset, runtime: runtime_base.Runtime
