@@ -7,12 +7,11 @@ import statistics
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
-from tff_pfl.models import keras_bridge
+from tff_pfl.models import zoo
 from tff_pfl.simulation import client_population as population_lib
 from tff_pfl.simulation import (
   client_sampling,
@@ -59,31 +58,9 @@ def _make_data(name='toy', regression=False):
   )
 
 
-def _make_model(width=5, seed=0, outputs=_NUM_CLASSES, loss=None):
-  def dense(units, activation, name, layer_seed):
-    return tf.keras.layers.Dense(
-      units,
-      activation,
-      name=name,
-      kernel_initializer=tf.keras.initializers.GlorotUniform(layer_seed),
-    )
-
-  model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Input([6]),
-      dense(width, 'relu', 'body', seed + 1),
-      dense(outputs, None, 'head', seed + 2),
-    ],
-    name='toy_model',
-  )
-  return keras_bridge.from_keras(
-    model,
-    head_layers=['head'],
-    loss=loss or 'sparse_categorical_crossentropy',
-    metrics=['accuracy'] if loss is None else ['mae'],
-    # The small graphs of these tests are slow to compile and quick to run.
-    jit_compile=False,
-  )
+def _make_model(width=5, seed=0, num_classes=_NUM_CLASSES):
+  spec = _make_data().element_spec
+  return zoo.mlp(spec, num_classes, seed, widths=(width,))
 
 
 @functools.cache
@@ -293,7 +270,7 @@ def test_cohorts_are_those_of_the_sampler(run):
 
 def _numpy_accuracy(weights, examples):
   features = np.maximum(
-    examples.x @ weights['body/kernel'] + weights['body/bias'], 0
+    examples.x @ weights['dense_1/kernel'] + weights['dense_1/bias'], 0
   )
   logits = features @ weights['head/kernel'] + weights['head/bias']
   return np.mean(np.argmax(logits, axis=1) == examples.y)
@@ -355,8 +332,9 @@ def test_running_again_with_resume_only_writes_the_report_anew(
 
 
 def test_regression_has_losses_and_no_accuracies(tmp_path, capfd):
-  process = _build('fed_avg', _make_model(outputs=1, loss='mse'))
-  summary = _run(process, _make_data(regression=True), tmp_path)
+  data = _make_data(regression=True)
+  process = _build('fed_avg', zoo.mlp(data.element_spec, None))
+  summary = _run(process, data, tmp_path)
   assert summary['accuracy'] is None
   assert summary['global_accuracy'] is None
   assert summary['fairness'] is None
@@ -552,7 +530,7 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
 @pytest.mark.parametrize(
   'other, words',
   [
-    ({'width': 4}, 'body/bias is of shape (5,)'),
+    ({'width': 4}, 'dense_1/bias is of shape (5,)'),
     pytest.param(
       {'name': 'local_only'}, 'global_weights', marks=pytest.mark.slow
     ),
@@ -578,7 +556,7 @@ def test_client_state_of_another_model_is_refused(runtime, tmp_path):
   process = _make_process()
   template = runtime.run(process.initialize_client_state, 0)
   other = runtime.run(
-    _build('fed_rep', _make_model(outputs=4)).initialize_client_state, 0
+    _build('fed_rep', _make_model(num_classes=4)).initialize_client_state, 0
   )
   encoded = value_codec.encode(other)
   with pytest.raises(errors.RunError, match=r'head/bias is of shape \(4,'):
@@ -619,19 +597,9 @@ def _long_run(directory, num_clients, num_rounds):
   )
   tested = data.client_ids[0]
   data.num_test_examples = lambda client_id: int(client_id == tested)
-  model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Input([8, 8, 1]),
-      tf.keras.layers.Flatten(),
-      tf.keras.layers.Dense(16, 'relu', name='body'),
-      tf.keras.layers.Dense(10, name='head'),
-    ]
-  )
   process = registry.build(
     'fed_rep',
-    keras_bridge.from_keras(
-      model, head_layers=['head'], loss='sparse_categorical_crossentropy'
-    ),
+    zoo.mlp(data.element_spec, data.num_classes, widths=(16,)),
     fed_rep.FedRepHParams(num_head_epochs=1),
   )
   _run(

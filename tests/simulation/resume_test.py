@@ -10,14 +10,13 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.client import client_examples
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.models import keras_bridge
+from tff_pfl.models import zoo
 from tff_pfl.simulation import (
   experiment,
   metrics_writers,
@@ -36,32 +35,11 @@ _TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
 
 
 @pytest.fixture(scope='module', name='process')
-def _process():
-  seeds = iter(range(1, 3))
-
-  def dense(units, **arguments):
-    return tf.keras.layers.Dense(
-      units,
-      kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds)),
-      **arguments,
-    )
-
-  model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Input([6]),
-      dense(256, activation='relu', name='body'),
-      # Large enough for each client's state to take pages of its own.
-      dense(20, name='head'),
-    ]
-  )
+def _process(data):
   return registry.build(
     'fed_rep',
-    keras_bridge.from_keras(
-      model,
-      head_layers=['head'],
-      loss='sparse_categorical_crossentropy',
-      jit_compile=False,
-    ),
+    # Wide enough for each client's state to take pages of its own.
+    zoo.mlp(data.element_spec, data.num_classes, widths=(256,)),
     fed_rep.FedRepHParams(num_head_epochs=2),
     seed=3,
   )
@@ -306,7 +284,7 @@ def test_initial_state_depends_on_nothing_that_was_run_before(
     [client_examples.padded(data.train(client_id)) for client_id in client_ids],
   )
   first = value_codec.encode(runtime.run(process.next, *arguments).state)
-  personalized_evaluation.evaluate_clients(
+  personalized_evaluation.evaluate(
     process,
     runtime,
     state,

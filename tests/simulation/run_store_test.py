@@ -38,6 +38,13 @@ def commit(store, round_number, clients=(), **options):
   )
 
 
+@pytest.fixture(name='store')
+def _store(tmp_path):
+  """The store of a run that has committed nothing."""
+  with RunStore.create(tmp_path, _CONFIG) as store:
+    yield store
+
+
 def start_run(directory, config=_CONFIG):
   """Leaves a run with its initial state."""
   with RunStore.create(directory, config) as store:
@@ -100,99 +107,89 @@ def test_committed_rounds_are_there_after_resuming(tmp_path):
     assert set(store.client_states(range(10))) == {3, 5, 7}
 
 
-def test_empty_states_are_states(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    store.commit_round(0, server_state=b'', client_states={1: b''}, metrics={})
-    assert store.server_state() == b''
-    assert store.client_states([1]) == {1: b''}
+def test_empty_states_are_states(store):
+  store.commit_round(0, server_state=b'', client_states={1: b''}, metrics={})
+  assert store.server_state() == b''
+  assert store.client_states([1]) == {1: b''}
 
 
-def test_server_state_larger_than_a_piece_is_put_together(
-  tmp_path, monkeypatch
-):
+def test_server_state_larger_than_a_piece_is_put_together(store, monkeypatch):
   monkeypatch.setattr(run_file, '_PIECE_SIZE', 7)
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    commit(store, 0)
-    assert store.server_state() == state_of(10**6, 0)
-    store.commit_round(1, server_state=b'x', client_states={}, metrics={})
-    assert store.server_state() == b'x'
+  commit(store, 0)
+  assert store.server_state() == state_of(10**6, 0)
+  store.commit_round(1, server_state=b'x', client_states={}, metrics={})
+  assert store.server_state() == b'x'
 
 
-def test_metrics_evaluations_and_newest_clients_are_read_back(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    commit(store, 0, metrics={})
-    commit(
-      store,
-      1,
-      metrics={'loss': np.float32(0.5), 'nested': {'norm': float('nan')}},
-      evaluation={'accuracy': np.float64(0.25)},
-      per_client=[{'client': 'a', 'accuracy': 0.0}] * 5,
-    )
-    commit(store, 2, metrics={'loss': 0.25})
-    commit(
-      store,
-      3,
-      metrics={'loss': 0.125},
-      evaluation={'accuracy': 0.75},
-      per_client=[{'client': c, 'accuracy': 1.0} for c in 'ba'],
-    )
+def test_metrics_evaluations_and_newest_clients_are_read_back(store):
+  commit(store, 0, metrics={})
+  commit(
+    store,
+    1,
+    metrics={'loss': np.float32(0.5), 'nested': {'norm': float('nan')}},
+    evaluation={'accuracy': np.float64(0.25)},
+    per_client=[{'client': 'a', 'accuracy': 0.0}] * 5,
+  )
+  commit(store, 2, metrics={'loss': 0.25})
+  commit(
+    store,
+    3,
+    metrics={'loss': 0.125},
+    evaluation={'accuracy': 0.75},
+    per_client=[{'client': c, 'accuracy': 1.0} for c in 'ba'],
+  )
 
-    first, *others = store.history()
-    assert np.isnan(first.pop('nested')['norm'])
-    assert [first, *others] == [
-      {'round': 1, 'loss': 0.5, 'evaluation': {'accuracy': 0.25}},
-      {'round': 2, 'loss': 0.25},
-      {'round': 3, 'loss': 0.125, 'evaluation': {'accuracy': 0.75}},
-    ]
-    assert store.evaluations() == [
-      {'round': 1, 'accuracy': 0.25},
-      {'round': 3, 'accuracy': 0.75},
-    ]
-    assert [row['client'] for row in store.per_client()] == ['b', 'a']
+  first, *others = store.history()
+  assert np.isnan(first.pop('nested')['norm'])
+  assert [first, *others] == [
+    {'round': 1, 'loss': 0.5, 'evaluation': {'accuracy': 0.25}},
+    {'round': 2, 'loss': 0.25},
+    {'round': 3, 'loss': 0.125, 'evaluation': {'accuracy': 0.75}},
+  ]
+  assert store.evaluations() == [
+    {'round': 1, 'accuracy': 0.25},
+    {'round': 3, 'accuracy': 0.75},
+  ]
+  assert [row['client'] for row in store.per_client()] == ['b', 'a']
 
 
-def test_history_longer_than_a_batch_is_whole(tmp_path, monkeypatch):
+def test_history_longer_than_a_batch_is_whole(store, monkeypatch):
   monkeypatch.setattr(run_store, '_ROWS_PER_READ', 3)
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    for round_number in range(10):
-      commit(store, round_number)
-    assert [row['round'] for row in store.history()] == list(range(1, 10))
+  for round_number in range(10):
+    commit(store, round_number)
+  assert [row['round'] for row in store.history()] == list(range(1, 10))
 
 
-def test_file_does_not_grow_with_the_rounds(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    for round_number in range(10):
-      commit(store, round_number, clients=range(20))
-    store._connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')
-    before = os.path.getsize(tmp_path / run_store.FILE_NAME)
-    for round_number in range(10, 60):
-      commit(store, round_number, clients=range(20))
-    store._connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')
-    after = os.path.getsize(tmp_path / run_store.FILE_NAME)
+def test_file_does_not_grow_with_the_rounds(store, tmp_path):
+  for round_number in range(10):
+    commit(store, round_number, clients=range(20))
+  store._connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')
+  before = os.path.getsize(tmp_path / run_store.FILE_NAME)
+  for round_number in range(10, 60):
+    commit(store, round_number, clients=range(20))
+  store._connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')
+  after = os.path.getsize(tmp_path / run_store.FILE_NAME)
   # 50 rounds of states would be more than 2 MB.
   assert after - before <= 64 * 1024
 
 
 @pytest.mark.parametrize('round_number', [-1, 0, 1, 3])
-def test_only_the_next_round_can_be_committed(tmp_path, round_number):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    commit(store, 0)
-    commit(store, 1)
-    with pytest.raises(ValueError, match='next round, 2'):
-      commit(store, round_number)
-    assert store.last_round == 1
+def test_only_the_next_round_can_be_committed(store, round_number):
+  commit(store, 0)
+  commit(store, 1)
+  with pytest.raises(ValueError, match='next round, 2'):
+    commit(store, round_number)
+  assert store.last_round == 1
 
 
 @pytest.mark.parametrize('name', ['round', 'evaluation'])
-def test_metrics_must_not_take_the_names_of_the_history(tmp_path, name):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    with pytest.raises(ValueError, match=f"without '{name}'"):
-      commit(store, 0, metrics={name: 1})
+def test_metrics_must_not_take_the_names_of_the_history(store, name):
+  with pytest.raises(ValueError, match=f"without '{name}'"):
+    commit(store, 0, metrics={name: 1})
 
 
-def test_state_before_the_initial_commit_is_an_error(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    assert 'no state yet' in run_error(store.server_state)
+def test_state_before_the_initial_commit_is_an_error(store):
+  assert 'no state yet' in run_error(store.server_state)
 
 
 def test_create_refuses_a_directory_with_a_run(tmp_path):
@@ -296,20 +293,19 @@ def test_second_store_of_one_process_is_refused(tmp_path):
   RunStore.open_or_create(tmp_path, {}).close()
 
 
-def test_reader_sees_commits_and_cannot_write(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    commit(store, 0)
-    with RunStore.open_for_reading(tmp_path) as reader:
-      commit(store, 1, clients=[2])
-      history = reader.history()
-      assert next(history)['round'] == 1
-      commit(store, 2)
-      assert reader.last_round == 2
-      assert reader.client_states([2]) == {2: state_of(2, 1)}
-      assert 'reading only' in run_error(commit, reader, 3)
-      with pytest.raises(sqlite3.OperationalError, match='readonly'):
-        reader._connection.execute('DELETE FROM rounds')
-    commit(store, 3)
+def test_reader_sees_commits_and_cannot_write(store, tmp_path):
+  commit(store, 0)
+  with RunStore.open_for_reading(tmp_path) as reader:
+    commit(store, 1, clients=[2])
+    history = reader.history()
+    assert next(history)['round'] == 1
+    commit(store, 2)
+    assert reader.last_round == 2
+    assert reader.client_states([2]) == {2: state_of(2, 1)}
+    assert 'reading only' in run_error(commit, reader, 3)
+    with pytest.raises(sqlite3.OperationalError, match='readonly'):
+      reader._connection.execute('DELETE FROM rounds')
+  commit(store, 3)
 
 
 def test_closed_run_is_a_single_file(tmp_path):
@@ -438,20 +434,19 @@ def test_disk_full_while_committing_loses_only_that_round(tmp_path):
     assert len(store.client_states(range(60))) == 50
 
 
-def test_interrupt_while_committing_loses_only_that_round(tmp_path):
+def test_interrupt_while_committing_loses_only_that_round(store):
   class Interrupted(dict):
     def items(self):
       yield 1, b'new'
       raise KeyboardInterrupt
 
-  with RunStore.create(tmp_path, _CONFIG) as store:
-    commit(store, 0, clients=[1])
-    with pytest.raises(KeyboardInterrupt):
-      store.commit_round(
-        1, server_state=b'new', client_states=Interrupted(), metrics={}
-      )
-    assert store.last_round == 0
-    assert store.client_states([1]) == {1: state_of(1, 0)}
+  commit(store, 0, clients=[1])
+  with pytest.raises(KeyboardInterrupt):
+    store.commit_round(
+      1, server_state=b'new', client_states=Interrupted(), metrics={}
+    )
+  assert store.last_round == 0
+  assert store.client_states([1]) == {1: state_of(1, 0)}
 
 
 @pytest.mark.parametrize(

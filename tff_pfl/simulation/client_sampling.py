@@ -48,9 +48,6 @@ class CohortSampler:
 
     Where the population is large, time and memory grow with the cohort alone.
 
-    Args:
-      round_number: The round, a nonnegative integer.
-
     Returns:
       int64 array of shape [cohort_size]: client indices, ascending, each once.
     """
@@ -68,15 +65,10 @@ def cohort_size_from_participation(
 ) -> int:
   """Returns the size of a cohort that is a fraction of the population.
 
-  Args:
-    num_clients: The number of clients in the population.
-    participation: The fraction that takes part in a round, in (0, 1].
-
-  Returns:
-    The nearest whole number of clients, halves rounded up, but at least 1.
+  It is the nearest whole number, halves rounded up, but at least 1.
 
   Raises:
-    ValueError: If `participation` is out of its range.
+    ValueError: If `participation` is not in (0, 1].
   """
   errors.expect(
     0 < participation <= 1, 'participation', 'in (0, 1]', participation

@@ -31,7 +31,10 @@ _Row = dict[str, Any]
 
 
 class MetricsWriters:
-  """Writes rows of metrics as JSONL, as CSV and for TensorBoard."""
+  """Writes rows of metrics as JSONL, as CSV and for TensorBoard.
+
+  Every method raises `RunError` if a file cannot be written.
+  """
 
   def __init__(
     self,
@@ -42,11 +45,7 @@ class MetricsWriters:
 
     Args:
       directory: The run's output directory; made if missing.
-      history: The committed rows in ascending order, see `write`, as
-        `RunStore.history` yields them.
-
-    Raises:
-      RunError: If a file cannot be written.
+      history: The committed rows, as `RunStore.history` yields them.
     """
     self._directory = os.fspath(directory)
     self._files = []
@@ -69,19 +68,12 @@ class MetricsWriters:
       row: "round", the number of the round, above that of the row before it,
         and the metrics, nested as need be, of the types that
         `value_codec.to_json` takes.
-
-    Raises:
-      RunError: If a file cannot be written.
     """
     self._write(row)
     self._flush()
 
   def close(self) -> None:
-    """Closes the files.
-
-    Raises:
-      RunError: If a file cannot be written.
-    """
+    """Closes the files."""
     with self._translated(), contextlib.ExitStack() as stack:
       for file in self._files:
         stack.callback(file.close)

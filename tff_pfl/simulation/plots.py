@@ -1,6 +1,7 @@
 """Pictures of a run: accuracy by round, and over clients and domains.
 
-The figures are drawn without a display and without pyplot's global state.
+The figures are drawn without a display and without pyplot's global state, and
+written by `picture_style.save`.
 """
 
 import math
@@ -41,9 +42,6 @@ def plot_accuracy_by_round(
     series: By name, at least one, the rounds after which there was an
       evaluation, at least one, and the accuracy at each, in [0, 1].
     title: The title; empty for none.
-
-  Raises:
-    RunError: If the file cannot be written.
   """
   figure = Figure(figsize=(8.0, 4.2), layout='constrained')
   axes = figure.add_subplot()
@@ -103,9 +101,6 @@ def plot_client_distribution(
     after: The accuracy of each client after personalization, in the same order.
     labels: What `before` and `after` are called.
     title: The title; empty for none.
-
-  Raises:
-    RunError: If the file cannot be written.
   """
   before, after = np.asarray(before, float), np.asarray(after, float)
   figure = Figure(figsize=(10.4, 4.8), layout='constrained')
@@ -133,9 +128,6 @@ def plot_domains(
       at least one panel, all have the same domains, and of models there are at
       most two.
     title: The title; empty for none.
-
-  Raises:
-    RunError: If the file cannot be written.
   """
   num_models = max(map(len, panels.values()))
   first_panel = next(iter(panels.values()))

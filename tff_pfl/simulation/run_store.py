@@ -65,9 +65,6 @@ class RunStore:
         never committed its initial state is replaced.
       config: The settings of the run: what JSON can hold, nested as need be.
 
-    Returns:
-      The store, open for writing, with no round committed.
-
     Raises:
       RunError: If `directory` has a run, is in use by a running process, or
         cannot be written to.
@@ -96,9 +93,6 @@ class RunStore:
       directory: The run's output directory.
       config: The settings given now, as for `create`. The run takes on those of
         `MUTABLE_SETTINGS`.
-
-    Returns:
-      The store, open for writing, at the last committed round.
 
     Raises:
       RunError: If `directory` is in use by a running process, or its run is

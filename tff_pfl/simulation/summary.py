@@ -56,14 +56,12 @@ def accuracy_summary(
 
 
 def json_text(value: Any, indent: Optional[int] = None) -> str:
-  """Returns `value` as JSON that every reader takes.
+  """Returns what `value_codec.to_json` takes as JSON that every reader takes.
+
+  JSON has no NaN and no infinities; these become null.
 
   Args:
-    value: What `value_codec.to_json` takes.
     indent: Spaces of indentation; None for a single line.
-
-  Returns:
-    The text. JSON has no NaN and no infinities; these become null.
   """
   return json.dumps(
     _finite(value_codec.to_json(value)),
@@ -74,32 +72,20 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes a JSON file; after a crash it is the old one or the new one.
-
-  Args:
-    path: The file.
-    value: What `json_text` takes.
-
-  Raises:
-    RunError: If the file cannot be written.
-  """
+  """Writes what `json_text` takes as an `atomic_file`."""
   text = json_text(value, indent=2)
   with atomic_file(path) as file:
     file.write(text + '\n')
 
 
 def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes a CSV file; after a crash it is the old one or the new one.
+  """Writes a CSV file as an `atomic_file`.
 
   Args:
-    path: The file.
     rows: The rows, which need not have the same keys. The columns are the keys
       of all rows in the order of their first appearance, those of nested
       mappings joined by "/"; what a row lacks is an empty cell. Names and
       values are written as `csv_cell` returns them.
-
-  Raises:
-    RunError: If the file cannot be written.
   """
   flat = [value_codec.flatten(value_codec.to_json(row)) for row in rows]
   columns = list(dict.fromkeys(name for row in flat for name in row))
@@ -147,12 +133,10 @@ class _LineFeeds:
 def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
   """Opens a file that replaces `path` once all of it is on the disk.
 
-  Args:
-    path: The file to be replaced or made.
-    mode: "w" for text in UTF-8, "wb" for bytes.
+  If the body raises, or after a crash, `path` is as it was.
 
-  Yields:
-    The file to write to. If the body raises, `path` stays as it was.
+  Args:
+    mode: "w" for text in UTF-8, "wb" for bytes.
 
   Raises:
     RunError: If the file cannot be written.
@@ -187,13 +171,8 @@ def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
 def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
   """Returns a table for the screen.
 
-  Args:
-    rows: The cells of each row. Floats are given with four significant digits
-      (from 10,000 on as whole numbers), None as a dash.
-    headers: The name of each column.
-
-  Returns:
-    The lines of the table. Columns of numbers are aligned right, others left.
+  Floats are given with four significant digits (from 10,000 on as whole
+  numbers), None as a dash. Columns of numbers are aligned right, others left.
   """
   rows = [list(row) for row in rows]
   alignment = [

@@ -160,15 +160,9 @@ def to_json(value: Any) -> Any:
 
 
 def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
-  """Returns nested mappings as one dict.
+  """Returns the items of nested mappings by their joined names, in order.
 
-  Args:
-    value: Nested mappings; what is not a mapping is left as it is.
-    separator: What joins the names of a mapping and of an item in it.
-
-  Returns:
-    The items by their joined names, in the same order. Empty mappings are
-    gone.
+  What is not a mapping is left as it is; empty mappings are gone.
   """
   flat = {}
   for key, item in value.items():
