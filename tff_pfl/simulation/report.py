@@ -89,7 +89,7 @@ def write_report(
 
 def _summarize(store, evaluations):
   """The summary that `write_report` returns."""
-  rounds = list(store.history())
+  rounds = store.history()
   series = accuracy_series(evaluations)
   newest = evaluations[-1]
 
@@ -124,7 +124,6 @@ def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
   """Draws the accuracies of several runs into one picture.
 
   Args:
-    path: The PNG file.
     directories: Name of each method to the folder of its run.
   """
   series = {}

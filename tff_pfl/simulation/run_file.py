@@ -280,11 +280,11 @@ def seal(text: str, *context: Any) -> str:
   return checksum('\n'.join(map(str, (text, *context))).encode()) + text
 
 
-def unseal(text: Any, *context: Any) -> Optional[str]:
-  """Returns what `seal` was given; None if it was not this."""
-  if isinstance(text, str) and text == seal(text[8:], *context):
-    return text[8:]
-  return None
+def unseal(directory: str, what: str, text: Any, *context: Any) -> str:
+  """Returns what `seal` was given; raises `RunError` if it was not this."""
+  if not isinstance(text, str) or text != seal(text[8:], *context):
+    raise damaged(directory, f'{what} has another checksum')
+  return text[8:]
 
 
 def checksum(content: bytes) -> str:

@@ -22,7 +22,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
@@ -33,7 +33,6 @@ from tff_pfl.simulation import directory_lock, run_file, value_codec
 MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = run_file.FILE_NAME
-_ROWS_PER_READ = 1000
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -147,9 +146,7 @@ class RunStore:
         )
         run_file.check_schema(connection, directory)
       store = cls(directory, connection, None)
-      _ = store.config, store.per_client()
-      for _ in store._rounds():
-        pass
+      _ = store.config, store.history(), store.per_client()
       on_error.pop_all()
       return store
 
@@ -164,7 +161,9 @@ class RunStore:
     rows = self._read('SELECT json FROM config')
     if not rows:
       raise run_file.damaged(self._directory, 'its settings are missing')
-    return json.loads(self._unseal('its settings', rows[0][0]))
+    return json.loads(
+      run_file.unseal(self._directory, 'its settings', rows[0][0])
+    )
 
   @property
   def last_round(self) -> int:
@@ -276,19 +275,32 @@ class RunStore:
             states[index] = row[0]
     return states
 
-  def history(self) -> Iterator[dict[str, Any]]:
-    """Yields all that is known of each round from 1 on.
+  def history(self) -> list[dict[str, Any]]:
+    """Returns all that is known of each round from 1 on.
 
-    Yields:
-      ``{'round': round, **metrics, 'evaluation': evaluation}``, the last only
-      where there was one.
+    It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
+    only where there was one.
     """
-    for number, metrics, evaluation in self._rounds():
-      if number > 0:
-        row = {'round': number, **json.loads(metrics)}
-        if evaluation is not None:
-          row['evaluation'] = json.loads(evaluation)
-        yield row
+    # Read at once: a query that stays open while its rows are consumed would
+    # keep the running process from shortening its write-ahead log.
+    rows = self._read(
+      'SELECT round, rounds.metrics, evaluations.metrics FROM rounds'
+      ' LEFT JOIN evaluations USING (round) ORDER BY round'
+    )
+    history = []
+    for expected, (number, metrics, evaluation) in enumerate(rows):
+      if number != expected:
+        raise run_file.damaged(self._directory, f'round {expected} is missing')
+      metrics = run_file.unseal(
+        self._directory, f'round {number}', metrics, number, evaluation
+      )
+      # Behind the checksum of the state.
+      row = {'round': number, **json.loads(metrics[8:])}
+      if evaluation is not None:
+        row['evaluation'] = json.loads(evaluation)
+      history.append(row)
+    # Without the initial state.
+    return history[1:]
 
   def evaluations(self) -> list[dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
@@ -302,7 +314,11 @@ class RunStore:
     """Returns the metrics of each client in the newest evaluation."""
     rows = self._read('SELECT metrics FROM per_client ORDER BY row')
     return [
-      json.loads(self._unseal('its scores of clients', *row, i, len(rows)))
+      json.loads(
+        run_file.unseal(
+          self._directory, 'its scores of clients', *row, i, len(rows)
+        )
+      )
       for i, row in enumerate(rows)
     ]
 
@@ -318,38 +334,9 @@ class RunStore:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+  def _read(self, query: str) -> list[Any]:
     with run_file.translated_errors(self._directory, 'read the run'):
-      return self._connection.execute(query, parameters).fetchall()
-
-  def _rounds(self) -> Iterator[tuple[int, str, Optional[str]]]:
-    """Yields (round, metrics, evaluation) as JSON, checked."""
-    # Read in batches: a query that stays open while its rows are consumed would
-    # keep the running process from shortening its write-ahead log.
-    last = -1
-    while True:
-      rows = self._read(
-        'SELECT round, rounds.metrics, evaluations.metrics FROM rounds'
-        ' LEFT JOIN evaluations USING (round)'
-        ' WHERE round > ? ORDER BY round LIMIT ?',
-        [last, _ROWS_PER_READ],
-      )
-      for number, metrics, evaluation in rows:
-        last += 1
-        if number != last:
-          raise run_file.damaged(self._directory, f'round {last} is missing')
-        metrics = self._unseal(f'round {number}', metrics, number, evaluation)
-        # Behind the checksum of the state.
-        yield number, metrics[8:], evaluation
-      if len(rows) < _ROWS_PER_READ:
-        return
-
-  def _unseal(self, what: str, text: Any, *context: Any) -> str:
-    """Returns what `run_file.seal` was given."""
-    unsealed = run_file.unseal(text, *context)
-    if unsealed is None:
-      raise run_file.damaged(self._directory, f'{what} has another checksum')
-    return unsealed
+      return self._connection.execute(query).fetchall()
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
