@@ -14,8 +14,6 @@ import pytest
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.client import client_examples
-from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import zoo
 from tff_pfl.simulation import (
   experiment,
@@ -23,7 +21,6 @@ from tff_pfl.simulation import (
   plots,
   report,
   run_store,
-  value_codec,
 )
 
 pytestmark = pytest.mark.usefixtures('without_pictures')
@@ -270,30 +267,6 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   run(tmp_path, num_rounds=4)
   run(tmp_path)
   assert _everything(tmp_path) == expected
-
-
-def test_initial_state_depends_on_nothing_that_was_run_before(
-  process, data, runtime
-):
-  """Scores of a state do not depend on the runtime's history."""
-  state = runtime.run(process.initialize)
-  client_ids = data.client_ids[:2]
-  arguments = (
-    state,
-    runtime.run(process.initialize_client_states, [0, 1]),
-    [client_examples.padded(data.train(client_id)) for client_id in client_ids],
-  )
-  first = value_codec.encode(runtime.run(process.next, *arguments).state)
-  personalized_evaluation.evaluate(
-    process,
-    runtime,
-    state,
-    lambda indices: runtime.run(process.initialize_client_states, indices),
-    data,
-  )
-  assert (
-    value_codec.encode(runtime.run(process.next, *arguments).state) == first
-  )
 
 
 @pytest.mark.slow

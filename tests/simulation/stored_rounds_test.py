@@ -76,28 +76,3 @@ def test_rounds_commit_the_cohorts_and_touch_no_other_client(
       store.server_state(), runtime.run(process.initialize)
     )
     assert server.round_number == _NUM_ROUNDS
-
-
-def test_a_round_that_is_not_committed_shows_in_the_states_only(
-  process, runtime, tmp_path
-):
-  directory = tmp_path / 'run'
-  with run_store.RunStore.create(directory, {}) as store:
-    rounds = stored_rounds.StoredRounds(process, runtime, _data(6), store)
-    metrics = rounds.run_round(np.array([1, 4]))
-    assert metrics['clients'] == 2
-    assert rounds.state.round_number == 1
-    assert [int(s.num_rounds) for s in rounds.client_states([4, 0, 1])] == [
-      1,
-      0,
-      1,
-    ]
-    assert store.last_round == 0
-    assert not store.client_states(range(6))
-  with run_store.RunStore.open_or_create(directory, {}) as store:
-    again = stored_rounds.StoredRounds(process, runtime, _data(6), store)
-    assert again.state.round_number == 0
-    assert again.run_round([1, 4]) == metrics
-    again.commit(metrics)
-    assert store.last_round == 1
-    assert set(store.client_states(range(6))) == {1, 4}
