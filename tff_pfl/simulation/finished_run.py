@@ -42,10 +42,9 @@ class FinishedRun:
   """A stored run of the `train` program, opened for reading."""
 
   def __init__(self, directory: str, *, data_dir: Optional[str] = None):
-    """Opens the run.
+    """Opens the run in a folder.
 
     Args:
-      directory: The run's folder.
       data_dir: Folder of the data set's files, if it has moved.
 
     Raises:
@@ -122,9 +121,7 @@ class FinishedRun:
     """Fits a model to each new client's training data and scores it.
 
     Args:
-      clients: The new clients.
       personalization: How they are fitted.
-      runtime: Executes it.
       num_samples: Training examples to take of each client, drawn with the
         run's seed; None takes all.
 
@@ -150,9 +147,7 @@ class FinishedRun:
   ) -> list:
     """Scores new clients by the mean prediction of the run's own clients.
 
-    Args:
-      clients: The new clients; nothing is trained on their data.
-      runtime: Executes it.
+    Nothing is trained on the new clients' data.
 
     Returns:
       Rows like those of `accuracy_by_samples_and_epochs`, with 'ensemble' for
@@ -424,8 +419,6 @@ def accuracy_by_samples_and_epochs(
   """Scores new clients for every number of samples and of epochs.
 
   Args:
-    clients: The new clients.
-    runtime: Executes it.
     sample_counts: Training examples of each client; None for all.
     variants: From the number of epochs to the options that train for them.
 

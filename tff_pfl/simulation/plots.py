@@ -38,10 +38,8 @@ def plot_accuracy_by_round(
   """Draws accuracies over the rounds of training as a PNG file.
 
   Args:
-    path: The file.
     series: By name, at least one, the rounds after which there was an
       evaluation, at least one, and the accuracy at each, in [0, 1].
-    title: The title; empty for none.
   """
   figure = Figure(figsize=(8.0, 4.2), layout='constrained')
   axes = figure.add_subplot()
@@ -57,8 +55,7 @@ def plot_accuracy_by_round(
       marker='o' if len(rounds) <= 40 else '',
       markersize=4,
     )
-  if title:
-    axes.set_title(title, loc='left')
+  axes.set_title(title, loc='left')
   axes.set_xlabel('Round')
   axes.set_ylabel('Test accuracy, mean over clients (%)')
   axes.xaxis.set_major_locator(
@@ -96,19 +93,16 @@ def plot_client_distribution(
   each client; below the diagonal are those that lost accuracy.
 
   Args:
-    path: The file.
     before: The accuracy of each client before personalization, in [0, 1].
     after: The accuracy of each client after personalization, in the same order.
     labels: What `before` and `after` are called.
-    title: The title; empty for none.
   """
   before, after = np.asarray(before, float), np.asarray(after, float)
   figure = Figure(figsize=(10.4, 4.8), layout='constrained')
   left, right = figure.subplots(1, 2)
   _draw_sorted(left, before, after, labels)
   _draw_scatter(right, before, after, labels)
-  if title:
-    figure.suptitle(title)
+  figure.suptitle(title)
   picture_style.save(figure, path)
 
 
@@ -122,12 +116,10 @@ def plot_domains(
   """Draws scores by domain as a PNG file, a bar for each model and domain.
 
   Args:
-    path: The file.
     panels: From name of a score, such as "accuracy", to a dict from name of a
       model to its score in each domain, in [0, 1]; None leaves a gap. There is
       at least one panel, all have the same domains, and of models there are at
       most two.
-    title: The title; empty for none.
   """
   num_models = max(map(len, panels.values()))
   first_panel = next(iter(panels.values()))
@@ -145,8 +137,7 @@ def plot_domains(
     axes.set_xlabel(f'Test {score} of the domain (%)')
   columns[0].set_yticks(range(len(names)), names)
   columns[0].invert_yaxis()
-  if title:
-    figure.suptitle(title)
+  figure.suptitle(title)
   picture_style.save(figure, path)
 
 

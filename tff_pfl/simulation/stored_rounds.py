@@ -35,8 +35,6 @@ class StoredRounds:
     """Goes on where a store ends; an empty one gets the initial state, round 0.
 
     Args:
-      runtime: What executes.
-      data: The clients' data.
       store: The run's; the caller closes it.
 
     Raises:
