@@ -104,27 +104,6 @@ def test_training_data_are_not_read_where_nobody_needs_them(runtime):
     assert row['after'] == row['before']
 
 
-def test_training_examples_reads_only_what_is_needed():
-  process = _process('fed_rep')
-  new = process.initialize_client_state(0)
-  known = new._replace(num_rounds=np.int32(1))
-  examples = _data()[0][0]
-  found = personalized_evaluation.training_examples(
-    process, new, client_examples.ClientExamples(lambda _: examples), 'a'
-  )
-  assert found.num_examples == len(examples.y)
-  np.testing.assert_array_equal(found.x[: len(examples.y)], examples.x)
-
-  def fail(_):
-    raise AssertionError('The training examples of a known client were read.')
-
-  found = personalized_evaluation.training_examples(
-    process, known, client_examples.ClientExamples(fail), 'a'
-  )
-  assert found.num_examples == 0
-  assert found.x.shape[1:] == (5,)
-
-
 def _row(client, before, after, num_test_examples):
   return {
     'client': client,

@@ -352,18 +352,6 @@ def test_several_features_across_the_cut_are_one_row():
   )
 
 
-def test_some_layers_may_be_asked_for(normalizing_model):
-  model = normalizing_model
-  x = _rng(1).normal(size=(3, 5)).astype(np.float32)
-  every = representation.layer_features(model, model.initial_weights, x)
-  some = representation.layer_features(
-    model, model.initial_weights, x, layers=['head', 'dense']
-  )
-  assert list(some) == ['head', 'dense']
-  for name, value in some.items():
-    np.testing.assert_array_equal(value, every[name])
-
-
 def test_layer_cka_is_that_of_the_features(normalizing_model):
   model = normalizing_model
   before = model.initial_weights
