@@ -220,7 +220,7 @@ def main() -> None:
         run, clients, runtime, sample_counts, variants
       )
       if _ENSEMBLE.value:
-        rows += finished_run.ensemble_rows(run, clients, runtime)
+        rows += run.ensemble_rows(clients, runtime)
   for client_id, weights in models.items():
     finished_run.save_personal_model(
       finished_run.personal_model_path(output_dir, client_id), weights

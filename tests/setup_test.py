@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import NamedTuple, Optional
 
 import pytest
 from packaging import markers, requirements, utils
@@ -63,23 +62,6 @@ exec '{python}' -c 'import sys; {change}; exec(sys.argv[1])' "$2"
 """
 
 
-class Locked(NamedTuple):
-  """One entry of a lock file."""
-
-  requirement: requirements.Requirement
-  num_hashes: int
-
-  @property
-  def name(self) -> str:
-    return utils.canonicalize_name(self.requirement.name)
-
-  @property
-  def version(self) -> str:
-    (specifier,) = self.requirement.specifier
-    assert specifier.operator == '=='
-    return specifier.version
-
-
 def read_requirements(name: str) -> list[requirements.Requirement]:
   lines = (ROOT / name).read_text().splitlines()
   return [
@@ -89,14 +71,16 @@ def read_requirements(name: str) -> list[requirements.Requirement]:
   ]
 
 
-def read_lock(name: str) -> list[Locked]:
+def read_lock(name: str) -> list[requirements.Requirement]:
+  """What a lock file asks for, each with its hashes."""
   text = (ROOT / name).read_text().replace('\\\n', ' ')
   entries = []
   for line in text.splitlines():
     if line.strip() and not line.lstrip().startswith('#'):
       requirement, *hashes = line.split(' --hash=sha256:')
+      assert hashes, requirement
       assert all(re.fullmatch('[0-9a-f]{64}', h.strip()) for h in hashes)
-      entries.append(Locked(requirements.Requirement(requirement), len(hashes)))
+      entries.append(requirements.Requirement(requirement))
   return entries
 
 
@@ -109,10 +93,12 @@ def locked_versions(name: str, python_version: str) -> dict[str, str]:
   )
   versions = {}
   for entry in read_lock(name):
-    marker = entry.requirement.marker
-    if marker is None or marker.evaluate(environment):
-      assert entry.name not in versions, f'{entry.name} is locked twice'
-      versions[entry.name] = entry.version
+    if entry.marker is None or entry.marker.evaluate(environment):
+      (specifier,) = entry.specifier
+      assert specifier.operator == '=='
+      package = utils.canonicalize_name(entry.name)
+      assert package not in versions, f'{package} is locked twice'
+      versions[package] = specifier.version
   return versions
 
 
@@ -188,40 +174,44 @@ def checkout(tmp_path: pathlib.Path) -> Checkout:
   return Checkout(tmp_path)
 
 
+@pytest.fixture
+def built(checkout: Checkout) -> Checkout:
+  """A checkout whose .venv is built."""
+  checkout.add_python()
+  assert checkout.make('venv').returncode == 0
+  checkout.calls()
+  return checkout
+
+
 def num_builds(calls: list[str]) -> int:
   return calls.count('-m venv .venv')
 
 
 @pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
-def test_lock_pins_every_requirement_to_an_allowed_version(python_version):
-  versions = locked_versions('requirements.txt', python_version)
-  for requirement in read_requirements('requirements.in'):
+@pytest.mark.parametrize(
+  'wanted, lock',
+  [
+    ('requirements.in', 'requirements.txt'),
+    ('overrides.txt', 'requirements.txt'),
+    ('requirements-gpu.in', 'requirements-gpu.txt'),
+    ('requirements-docs.in', 'requirements-docs.txt'),
+  ],
+)
+def test_lock_pins_every_requirement_to_an_allowed_version(
+  wanted, lock, python_version
+):
+  versions = locked_versions(lock, python_version)
+  for requirement in read_requirements(wanted):
     version = versions[utils.canonicalize_name(requirement.name)]
     assert requirement.specifier.contains(version), requirement
 
 
 @pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
-def test_lock_follows_the_overrides(python_version):
-  versions = locked_versions('requirements.txt', python_version)
-  for requirement in read_requirements('overrides.txt'):
-    version = versions[utils.canonicalize_name(requirement.name)]
-    assert requirement.specifier.contains(version), requirement
-
-
-def test_gpu_lock_pins_every_requirement():
-  versions = locked_versions('requirements-gpu.txt', '3.11')
-  wanted = read_requirements('requirements-gpu.in')
-  assert set(versions) == {utils.canonicalize_name(r.name) for r in wanted}
-  for requirement in wanted:
-    assert requirement.specifier.contains(versions[requirement.name])
-
-
-@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
-def test_docs_lock_pins_every_requirement(python_version):
-  versions = locked_versions('requirements-docs.txt', python_version)
-  for requirement in read_requirements('requirements-docs.in'):
-    version = versions[utils.canonicalize_name(requirement.name)]
-    assert requirement.specifier.contains(version), requirement
+def test_ray_lock_has_the_versions_of_the_lock(python_version):
+  base = locked_versions('requirements.txt', python_version)
+  ray = locked_versions('requirements-ray.txt', python_version)
+  assert 'ray' in ray
+  assert {name: base.get(name, found) for name, found in ray.items()} == ray
 
 
 def test_gpu_lock_is_what_the_locked_tensorflow_asks_for_but_tensorrt():
@@ -240,9 +230,7 @@ def test_gpu_lock_is_what_the_locked_tensorflow_asks_for_but_tensorrt():
 
 @pytest.mark.parametrize('name', LOCKS)
 def test_every_locked_package_has_hashes(name):
-  entries = read_lock(name)
-  assert len(entries) >= 10
-  assert [e.name for e in entries if e.num_hashes == 0] == []
+  assert len(read_lock(name)) >= 10
 
 
 @pytest.mark.parametrize('name', LOCKS)
@@ -266,21 +254,20 @@ def test_every_target_can_be_printed_without_running(checkout, target):
   assert not (checkout.path / '.venv').exists()
 
 
-def test_train_builds_the_venv_then_runs_the_main_job(checkout):
+@pytest.mark.parametrize(
+  'arguments, flags',
+  [
+    ([], '--flagfile=binaries/flagfiles/fed_rep.txt'),
+    (['TRAIN_ARGS=--algorithm=fed_avg'], '--algorithm=fed_avg'),
+  ],
+)
+def test_train_builds_the_venv_then_runs_the_job(checkout, arguments, flags):
   checkout.add_python()
-  result = checkout.make('train')
+  result = checkout.make('train', *arguments)
   assert result.returncode == 0, result.stderr
   calls = checkout.calls()
   assert num_builds(calls) == 1
-  flags = '--flagfile=binaries/flagfiles/fed_rep.txt'
   assert calls[-1] == f'-m binaries.train {flags}'
-
-
-def test_train_takes_other_flags(checkout):
-  checkout.add_python()
-  checkout.make('train', 'TRAIN_ARGS=--algorithm=fed_avg --num_rounds=3')
-  last = checkout.calls()[-1]
-  assert last == '-m binaries.train --algorithm=fed_avg --num_rounds=3'
 
 
 def test_build_installs_only_the_lock(checkout):
@@ -308,38 +295,29 @@ def test_build_says_what_it_does_and_how_long_it_takes(checkout):
   assert re.fullmatch(r'Built .venv in \d+ s\.', last)
 
 
-def test_unchanged_lock_builds_nothing(checkout):
-  checkout.add_python()
-  checkout.make('venv')
-  checkout.calls()
+def test_unchanged_lock_builds_nothing(built):
   for name in LOCKS:  # A newer file with the same content is no change.
-    os.utime(checkout.path / name)
-  result = checkout.make('test')
-  assert checkout.calls() == [FAST_TESTS]
+    os.utime(built.path / name)
+  result = built.make('test')
+  assert built.calls() == [FAST_TESTS]
   assert result.stdout == result.stderr == ''
 
 
-def test_changed_lock_rebuilds_once(checkout):
-  checkout.add_python()
-  checkout.make('venv')
-  stale = checkout.path / '.venv/stale'
+def test_changed_lock_rebuilds_once(built):
+  stale = built.path / '.venv/stale'
   stale.touch()
-  checkout.calls()
-  checkout.change_lock()
-  checkout.make('venv')
-  assert num_builds(checkout.calls()) == 1
+  built.change_lock()
+  built.make('venv')
+  assert num_builds(built.calls()) == 1
   assert not stale.exists()
-  checkout.make('venv')
-  assert checkout.calls() == []
+  built.make('venv')
+  assert built.calls() == []
 
 
-def test_changed_gpu_lock_leaves_a_venv_without_gpu_alone(checkout):
-  checkout.add_python()
-  checkout.make('venv')
-  checkout.calls()
-  checkout.change_lock('requirements-gpu.txt')
-  checkout.make('venv')
-  assert checkout.calls() == []
+def test_changed_gpu_lock_leaves_a_venv_without_gpu_alone(built):
+  built.change_lock('requirements-gpu.txt')
+  built.make('venv')
+  assert built.calls() == []
 
 
 def test_failed_install_is_reported_and_not_taken_for_ready(checkout):
@@ -353,20 +331,18 @@ def test_failed_install_is_reported_and_not_taken_for_ready(checkout):
   assert num_builds(checkout.calls()) == 1
 
 
-def test_killed_build_is_not_taken_for_ready(checkout):
-  checkout.add_python()
-  checkout.make('venv')
-  checkout.change_lock()
-  checkout.add_python(install='kill -KILL $PPID')
-  assert checkout.run('sh', '.ci/build_venv').returncode in (
+def test_killed_build_is_not_taken_for_ready(built):
+  built.change_lock()
+  built.add_python(install='kill -KILL $PPID')
+  assert built.run('sh', '.ci/build_venv').returncode in (
     -signal.SIGKILL,
     128 + signal.SIGKILL,
   )
-  assert (checkout.path / '.venv/bin/python').exists()
-  checkout.calls()
-  checkout.add_python()
-  assert checkout.make('venv').returncode == 0
-  assert num_builds(checkout.calls()) == 1
+  assert (built.path / '.venv/bin/python').exists()
+  built.calls()
+  built.add_python()
+  assert built.make('venv').returncode == 0
+  assert num_builds(built.calls()) == 1
 
 
 def test_docs_have_an_environment_of_their_own(checkout):
@@ -404,45 +380,33 @@ def test_concurrent_makes_build_once(checkout):
 
 
 @pytest.mark.parametrize('extra', ['gpu', 'ray'])
-def test_extra_is_added_on_top_and_kept_until_refused(checkout, extra):
+def test_extra_is_added_on_top_and_kept_until_refused(built, extra):
   lock = f'requirements-{extra}.txt'
-  checkout.add_python()
-  checkout.make('venv')
-  checkout.calls()
-  checkout.make('venv', f'{extra.upper()}=1')
-  (call,) = checkout.calls()
+  built.make('venv', f'{extra.upper()}=1')
+  (call,) = built.calls()
   assert call.endswith(f'-r {lock}')
   assert '--no-deps' in call and '--require-hashes' in call
-  checkout.make('train')
-  assert [c for c in checkout.calls() if 'binaries' not in c] == []
-  checkout.change_lock(lock)
-  checkout.make('venv')
-  calls = checkout.calls()
+  built.make('train')
+  assert [c for c in built.calls() if 'binaries' not in c] == []
+  built.change_lock(lock)
+  built.make('venv')
+  calls = built.calls()
   assert num_builds(calls) == 1
   assert calls[-1].endswith(f'-r {lock}')
-  checkout.make('venv', f'{extra.upper()}=0')
-  calls = checkout.calls()
+  built.make('venv', f'{extra.upper()}=0')
+  calls = built.calls()
   assert num_builds(calls) == 1
   assert not any(lock in call for call in calls)
 
 
-def test_extras_are_added_to_one_another(checkout):
-  checkout.add_python()
-  checkout.make('venv', 'RAY=1')
-  checkout.calls()
-  checkout.make('venv', 'GPU=1')
-  (call,) = checkout.calls()
+def test_extras_are_added_to_one_another(built):
+  built.make('venv', 'RAY=1')
+  built.calls()
+  built.make('venv', 'GPU=1')
+  (call,) = built.calls()
   assert call.endswith('-r requirements-gpu.txt')
-  checkout.make('venv')
-  assert checkout.calls() == []
-
-
-@pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
-def test_ray_lock_has_the_versions_of_the_lock(python_version):
-  base = locked_versions('requirements.txt', python_version)
-  ray = locked_versions('requirements-ray.txt', python_version)
-  assert 'ray' in ray
-  assert {name: base.get(name, found) for name, found in ray.items()} == ray
+  built.make('venv')
+  assert built.calls() == []
 
 
 def test_gpu_libraries_added_in_part_are_not_taken_for_ready(checkout):
@@ -574,56 +538,38 @@ def test_uv_fetches_python_where_none_is_usable(checkout, folder):
   assert second.endswith('--no-build-isolation -r requirements.txt')
 
 
-def test_clean_removes_the_venv_and_keeps_the_runs(checkout):
-  checkout.add_program('find', '#!/bin/sh\n')
-  checkout.add_python()
-  checkout.make('venv')
-  (checkout.path / 'runs').mkdir()
-  assert checkout.make('clean').returncode == 0
-  assert not (checkout.path / '.venv').exists()
-  assert (checkout.path / 'runs').exists()
+def test_clean_removes_the_venv_and_keeps_the_runs(built):
+  built.add_program('find', '#!/bin/sh\n')
+  (built.path / 'runs').mkdir()
+  assert built.make('clean').returncode == 0
+  assert not (built.path / '.venv').exists()
+  assert (built.path / 'runs').exists()
 
 
-def run_ci(
-  checkout: Checkout, data_dir: Optional[str] = None
-) -> subprocess.CompletedProcess:
-  """Runs .ci/run from elsewhere, with a make that prints what it is given."""
+@pytest.mark.parametrize('has_data', [False, True])
+@pytest.mark.parametrize('data_dir', [None, 'elsewhere'])
+def test_ci_run_tests_with_the_data_set_or_beside_the_checkout(
+  checkout, has_data, data_dir
+):
+  """.ci/run passes on the status of a make that prints what it is given."""
   (checkout.bin / 'make').unlink()
   checkout.add_program(
     'make',
     '#!/bin/sh\necho "$PWD|$*|${TFF_PFL_DATA_DIR-unset}"\nexit 7\n',
   )
   (checkout.bin / 'bash').symlink_to(shutil.which('bash'))
-  environment = {'PATH': str(checkout.bin)}
-  if data_dir is not None:
-    environment['TFF_PFL_DATA_DIR'] = data_dir
-  return subprocess.run(
+  beside = checkout.path.parent / 'shared' / 'data'
+  if has_data:
+    beside.mkdir(parents=True)
+  given = {'TFF_PFL_DATA_DIR': data_dir} if data_dir else {}
+  result = subprocess.run(
     [checkout.path / '.ci/run'],
     cwd=checkout.bin,
-    env=environment,
+    env={'PATH': str(checkout.bin), **given},
     capture_output=True,
     text=True,
     timeout=60,
   )
-
-
-def test_ci_run_is_executable():
-  assert os.access(ROOT / '.ci/run', os.X_OK)
-
-
-def test_ci_run_passes_on_the_status_of_make_test(checkout):
-  result = run_ci(checkout)
   assert result.returncode == 7
-  assert result.stdout == f'{checkout.path}|test RAY=1|unset\n'
-
-
-def test_ci_run_finds_the_data_beside_the_checkout(checkout):
-  data = checkout.path.parent / 'shared' / 'data'
-  data.mkdir(parents=True)
-  assert run_ci(checkout).stdout == f'{checkout.path}|test RAY=1|{data}\n'
-
-
-def test_ci_run_keeps_a_data_folder_that_is_set(checkout):
-  (checkout.path.parent / 'shared' / 'data').mkdir(parents=True)
-  stdout = run_ci(checkout, data_dir='elsewhere').stdout
-  assert stdout == f'{checkout.path}|test RAY=1|elsewhere\n'
+  expected = data_dir or (beside if has_data else 'unset')
+  assert result.stdout == f'{checkout.path}|test RAY=1|{expected}\n'

@@ -278,7 +278,7 @@ def _score(
       initial = state.global_weights
       for name, body in bodies.items():
         weights = split_model.select({**initial, **body}, initial)
-        scores = personalized_evaluation.evaluate_clients(
+        scores = personalized_evaluation.evaluate(
           process,
           runtime,
           state._replace(global_weights=weights),
@@ -292,7 +292,7 @@ def _score(
         yield {
           'method': name,
           'num_epochs': num_epochs,
-          'accuracy': np.mean([row['after']['accuracy'] for row in scores]),
+          'accuracy': np.mean([row['after']['accuracy'] for row in scores.rows]),
         }
 
 

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl import datasets, runtime
+from tests.evaluation import clients
+from tff_pfl import runtime
 from tff_pfl.algorithms import fed_per, registry
 from tff_pfl.evaluation import ensemble
 from tff_pfl.models import domain_models
@@ -18,27 +19,6 @@ _RNG = np.random.default_rng(4)
 def _in_process():
   with runtime.create_runtime(runtime.DEFAULT) as created:
     yield created
-
-
-class _Clients:
-  """A federated dataset of given examples."""
-
-  def __init__(self, train, test=None):
-    self._train, self._test = train, test or train
-    self.client_ids = [f'client {i}' for i in range(len(train))]
-    self.num_clients = len(train)
-
-  def _of(self, clients, client_id):
-    return clients[self.client_ids.index(client_id)]
-
-  def train(self, client_id):
-    return self._of(self._train, client_id)
-
-  def test(self, client_id):
-    return self._of(self._test, client_id)
-
-  def num_test_examples(self, client_id):
-    return datasets.num_examples(self.test(client_id))
 
 
 @functools.cache
@@ -71,8 +51,8 @@ def _scores(process, in_process, known, new, state, states):
     in_process,
     state,
     lambda indices: [states[index] for index in indices],
-    _Clients(known),
-    _Clients(new),
+    clients.Clients(known, known),
+    clients.Clients(new, new),
   )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
+from tests.evaluation import clients
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
@@ -31,28 +32,6 @@ def _data():
   return train, test
 
 
-class _Clients:
-  """A federated dataset that notes whose training examples are read."""
-
-  def __init__(self):
-    self._train, self._test = _data()
-    self.client_ids = [f'client {i}' for i in range(_NUM_CLIENTS)]
-    self.trained = []
-
-  def train(self, client_id):
-    self.trained.append(client_id)
-    return self._train[self.client_ids.index(client_id)]
-
-  def test(self, client_id):
-    return self._test[self.client_ids.index(client_id)]
-
-  def num_train_examples(self, client_id):
-    return datasets.num_examples(self._train[self.client_ids.index(client_id)])
-
-  def num_test_examples(self, client_id):
-    return datasets.num_examples(self.test(client_id))
-
-
 @functools.cache
 def _process(name):
   return registry.build(name, toy_problems.classifier())
@@ -72,21 +51,23 @@ def _trained(name):
 
 def _evaluate(name, runtime):
   server_state, states = _trained(name)
-  clients = _Clients()
+  data = clients.Clients(*_data())
   asked = []
 
   def states_of(indices):
     asked.append(list(indices))
     return [states[index] for index in indices]
 
-  rows = personalized_evaluation.evaluate_clients(
-    _process(name), runtime, server_state, states_of, clients
+  rows, summary = personalized_evaluation.evaluate(
+    _process(name), runtime, server_state, states_of, data
   )
-  return rows, clients, asked, server_state, states
+  has_global_model = _process(name).has_global_model
+  assert summary == personalized_evaluation.summarize(rows, has_global_model)
+  return rows, data, asked, server_state, states
 
 
 def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
-  rows, clients, asked, server_state, states = _evaluate('fed_rep', runtime)
+  rows, data, asked, server_state, states = _evaluate('fed_rep', runtime)
   scored = [i for i in range(_NUM_CLIENTS) if i % 10 != 3]
   assert [row['client'] for row in rows] == [f'client {i}' for i in scored]
   assert [index for chunk in asked for index in chunk] == scored
@@ -112,36 +93,15 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
       }
       assert all(type(v) is float for v in rows[position][which].values())
   # Known clients have their head already; only new ones need training data.
-  assert clients.trained == [f'client {i}' for i in scored if i >= 5]
+  assert data.trained == [f'client {i}' for i in scored if i >= 5]
 
 
 def test_training_data_are_not_read_where_nobody_needs_them(runtime):
-  rows, clients, _, _, _ = _evaluate('fed_avg', runtime)
+  rows, data, _, _, _ = _evaluate('fed_avg', runtime)
   assert rows
-  assert clients.trained == []
+  assert data.trained == []
   for row in rows:
     assert row['after'] == row['before']
-
-
-def test_training_examples_reads_only_what_is_needed():
-  process = _process('fed_rep')
-  new = process.initialize_client_state(0)
-  known = new._replace(num_rounds=np.int32(1))
-  examples = _data()[0][0]
-  found = personalized_evaluation.training_examples(
-    process, new, client_examples.ClientExamples(lambda _: examples), 'a'
-  )
-  assert found.num_examples == len(examples.y)
-  np.testing.assert_array_equal(found.x[: len(examples.y)], examples.x)
-
-  def fail(_):
-    raise AssertionError('The training examples of a known client were read.')
-
-  found = personalized_evaluation.training_examples(
-    process, known, client_examples.ClientExamples(fail), 'a'
-  )
-  assert found.num_examples == 0
-  assert found.x.shape[1:] == (5,)
 
 
 def _row(client, before, after, num_test_examples):
@@ -213,7 +173,7 @@ def test_dataset_of_the_library_is_taken(runtime):
     seed=0,
   )
   process = _process('fed_avg')
-  rows = personalized_evaluation.evaluate_clients(
+  rows, _ = personalized_evaluation.evaluate(
     process,
     runtime,
     runtime.run(process.initialize),
@@ -299,7 +259,7 @@ def _domain_result(examples, correct, scores=None):
   return result
 
 
-def _evaluate_domains(function, results):
+def _evaluate_domains(results):
   data = datasets.FederatedDataset.from_arrays(
     np.zeros([8, 5], np.float32),
     np.zeros([8], np.int32),
@@ -308,7 +268,7 @@ def _evaluate_domains(function, results):
     seed=0,
   )
   new = _process('fed_avg').initialize_client_state(0)
-  return function(
+  return personalized_evaluation.evaluate(
     _DomainProcess(),
     _DomainRuntime(results),
     None,
@@ -319,7 +279,7 @@ def _evaluate_domains(function, results):
 
 def test_scores_by_domain_are_in_rows_and_in_the_summary():
   results = [_domain_result([2, 2], [2, 1]), _domain_result([0, 2], [0, 0])]
-  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  rows, summary = _evaluate_domains(results)
   assert [list(row['domains']) for row in rows] == [['sea', 'hills'], ['hills']]
   assert rows[0]['domains']['hills']['after']['accuracy'] == 0.5
   domains = summary['domains']
@@ -332,9 +292,6 @@ def test_scores_by_domain_are_in_rows_and_in_the_summary():
   # All else is as without domains.
   without = {name: v for name, v in summary.items() if name != 'domains'}
   assert without == personalized_evaluation.summarize(rows, True)
-  assert rows == _evaluate_domains(
-    personalized_evaluation.evaluate_clients, results
-  )
 
 
 def test_areas_under_curves_are_of_pooled_predictions_without_padding():
@@ -342,7 +299,7 @@ def test_areas_under_curves_are_of_pooled_predictions_without_padding():
     _domain_result([3, 0], [3, 0], ([0, 1, 0], [0, 0, 0])),
     _domain_result([1, 2], [1, 2], ([1, 0, 1], [0, 1, 1])),
   ]
-  rows, summary = _evaluate_domains(personalized_evaluation.evaluate, results)
+  rows, summary = _evaluate_domains(results)
   assert not any('scores' in row for row in rows)
   # By the sea, 0, 1, 0 with scores 0, 1, 2, and the other client's 1 with 0.
   auc = summary['domains']['global']['auc']
@@ -351,18 +308,3 @@ def test_areas_under_curves_are_of_pooled_predictions_without_padding():
     'sea': pytest.approx(2.5 / 4),
     'hills': 0.0,
   }
-
-
-def test_evaluation_without_domains_is_rows_and_their_summary(runtime):
-  server_state, states = _trained('fed_avg')
-  arguments = (
-    _process('fed_avg'),
-    runtime,
-    server_state,
-    lambda indices: [states[index] for index in indices],
-    _Clients(),
-  )
-  rows, summary = personalized_evaluation.evaluate(*arguments)
-  assert rows == personalized_evaluation.evaluate_clients(*arguments)
-  assert summary == personalized_evaluation.summarize(rows, True)
-  assert 'domains' not in summary

@@ -191,7 +191,8 @@ def test_an_interrupted_trial_goes_on(plain, tmp_path):
 
 
 def test_what_goes_over_the_network_is_the_processs(plain):
-  process, _ = _config().build()
+  config = _config()
+  process = config.build_process(config.build_model(config.load_data()))
   assert plain[1]['bytes_per_round'] == process.bytes_per_round._asdict()
 
 

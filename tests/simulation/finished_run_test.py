@@ -101,36 +101,6 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
   assert rows(trains[0]) < rows(trains[1]) < rows(trains[2])
 
 
-@pytest.mark.slow
-def test_more_epochs_fit_new_clients_better(run, runtime):
-  clients = _new_clients(run)
-  rows, models = finished_run.accuracy_by_samples_and_epochs(
-    run,
-    clients,
-    runtime,
-    [None],
-    {
-      epochs: personalization.Personalization(new_client_epochs=epochs)
-      for epochs in (1, 40)
-    },
-  )
-  assert [(row['epochs'], row['client']) for row in rows] == [
-    (1, 'new_0'),
-    (1, 'new_1'),
-    (40, 'new_0'),
-    (40, 'new_1'),
-  ]
-  assert set(models) == {'new_0', 'new_1'}
-  for client_id, weights in models.items():
-    examples = clients.train(client_id)
-    outputs = finished_run.predict(run.model, weights, examples.x)
-    initial = finished_run.predict(
-      run.model, run.model.initial_weights, examples.x
-    )
-    chosen = np.arange(len(examples.y)), examples.y
-    assert -np.log(outputs[chosen]).mean() < -np.log(initial[chosen]).mean()
-
-
 def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
   clients = datasets.make_synthetic(2)
   for use in (run.score_new_clients, run.fit_new_clients):

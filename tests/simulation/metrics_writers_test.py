@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.simulation import metrics_writers, run_store
+from tff_pfl.simulation import metrics_writers
 
 MetricsWriters = metrics_writers.MetricsWriters
 
@@ -67,32 +67,6 @@ def test_all_three_forms_hold_every_round(tmp_path):
   }
 
 
-def test_scores_by_domain_are_curves_with_gaps_where_there_are_none(tmp_path):
-  accuracy = {'by_domain': {'sea': 0.5, 'moon': None}, 'min': 0.5}
-  domains = {
-    'without_test_examples': ['moon'],
-    'personal': {'accuracy': accuracy},
-    'global': None,
-  }
-  with MetricsWriters(tmp_path) as writers:
-    writers.write({'round': 1, 'evaluation': {'domains': domains}})
-  start = 'evaluation/domains/personal/accuracy'
-  (row,) = read_jsonl(tmp_path)
-  assert row[f'{start}/by_domain/moon'] is None
-  assert dict(zip(*read_csv(tmp_path))) == {
-    'round': '1',
-    'evaluation/domains/without_test_examples': '["moon"]',
-    f'{start}/by_domain/sea': '0.5',
-    f'{start}/by_domain/moon': '',
-    f'{start}/min': '0.5',
-    'evaluation/domains/global': '',
-  }
-  assert read_tensorboard(tmp_path) == {
-    f'{start}/by_domain/sea': [(1, 0.5)],
-    f'{start}/min': [(1, 0.5)],
-  }
-
-
 def test_a_round_is_on_file_when_write_returns(tmp_path):
   with MetricsWriters(tmp_path) as writers:
     writers.write(_ROWS[0])
@@ -137,24 +111,6 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path):
   assert read_tensorboard(resumed) == read_tensorboard(whole)
 
 
-def test_history_of_a_run_store_fits(tmp_path):
-  with run_store.RunStore.create(tmp_path, {}) as store:
-    for n in range(3):
-      store.commit_round(
-        n,
-        server_state=b'',
-        client_states={},
-        metrics={'loss': float(n)} if n else {},
-        evaluation={'accuracy': 0.5} if n == 2 else None,
-      )
-    MetricsWriters(tmp_path, store.history(), tensorboard=False).close()
-  assert read_csv(tmp_path) == [
-    ['round', 'loss', 'evaluation/accuracy'],
-    ['1', '1.0', ''],
-    ['2', '2.0', '0.5'],
-  ]
-
-
 def test_other_files_in_the_tensorboard_folder_stay(tmp_path):
   folder = tmp_path / metrics_writers.TENSORBOARD_NAME
   folder.mkdir()
@@ -182,7 +138,7 @@ def test_values_that_are_no_numbers(tmp_path):
 
 
 def test_empty_metrics_get_no_column(tmp_path):
-  with MetricsWriters(tmp_path, tensorboard=False) as writers:
+  with MetricsWriters(tmp_path) as writers:
     writers.write({'round': 1, 'distributor': (), 'aggregator': {'x': ()}})
   assert read_csv(tmp_path) == [['round'], ['1']]
   assert read_jsonl(tmp_path) == [{'round': 1}]
@@ -190,7 +146,7 @@ def test_empty_metrics_get_no_column(tmp_path):
 
 def test_floats_in_csv_keep_their_precision(tmp_path):
   value = -1 / 3
-  with MetricsWriters(tmp_path, tensorboard=False) as writers:
+  with MetricsWriters(tmp_path) as writers:
     writers.write({'round': 1, 'loss': value})
     # Another column, for which the file is written anew.
     writers.write({'round': 2, 'loss': value, 'note': '=1\r'})
@@ -199,14 +155,6 @@ def test_floats_in_csv_keep_their_precision(tmp_path):
   assert header == ['round', 'loss', 'note', "'-more"]
   assert [float(row[1]) for row in rows] == [value] * 3
   assert [row[2:] for row in rows] == [['', ''], ["'=1\r", ''], ['', '1']]
-
-
-@pytest.mark.parametrize('row', [{'round': 1}, {'round': 0}, {'loss': 1.0}])
-def test_row_that_is_not_of_a_later_round_is_refused(tmp_path, row):
-  with MetricsWriters(tmp_path, tensorboard=False) as writers:
-    writers.write({'round': 1})
-    with pytest.raises(ValueError, match='a round after 1'):
-      writers.write(row)
 
 
 @pytest.mark.skipif(
@@ -218,7 +166,7 @@ def test_row_that_is_not_of_a_later_round_is_refused(tmp_path, row):
 def test_full_disk_is_one_line(tmp_path, name):
   (tmp_path / name).symlink_to('/dev/full')
   with pytest.raises(errors.RunError, match='No space left') as error:
-    with MetricsWriters(tmp_path, tensorboard=False) as writers:
+    with MetricsWriters(tmp_path) as writers:
       writers.write({'round': 1})
   assert '\n' not in str(error.value)
   assert '--resume' in str(error.value)
@@ -235,19 +183,8 @@ def test_error_of_tensorflow_is_one_line(tmp_path):
     def flush(self):
       raise tf.errors.ResourceExhaustedError(None, None, 'disk full\n\tmore')
 
-    def close(self):
-      self.flush()
-
   writers = MetricsWriters(tmp_path)
   writers._files[-1]._writer = Failing()
   with pytest.raises(errors.RunError, match='disk full; the') as error:
     writers._flush()
   assert '\n' not in str(error.value)
-  # What was reported is not reported again.
-  writers.close()
-
-
-def test_closing_twice_is_harmless(tmp_path):
-  writers = MetricsWriters(tmp_path, tensorboard=False)
-  writers.close()
-  writers.close()

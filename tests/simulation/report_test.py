@@ -1,5 +1,6 @@
 import csv
 import json
+import types
 
 import pytest
 
@@ -7,13 +8,11 @@ from tff_pfl import datasets
 from tff_pfl.simulation import report, run_store
 
 
-class _Process:
+def _process(has_global_model=True):
   """What a report needs of a process."""
-
-  name = 'fed_toy'
-
-  def __init__(self, has_global_model=True):
-    self.has_global_model = has_global_model
+  return types.SimpleNamespace(
+    name='fed_toy', has_global_model=has_global_model
+  )
 
 
 @pytest.fixture(scope='module', name='data')
@@ -47,18 +46,16 @@ def _store(directory, data, evaluations):
     directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
   )
   for round_number in range(max(evaluations) + 1):
-    evaluation = evaluations.get(round_number)
-    per_client = [
-      _row(client, i / 4, (i + 1) / 4)
-      for i, client in enumerate(data.client_ids)
-    ]
     store.commit_round(
       round_number,
       server_state=b'',
       client_states={},
       metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
-      evaluation=evaluation,
-      per_client=per_client if evaluation else None,
+      evaluation=evaluations.get(round_number),
+      per_client=[
+        _row(client, i / 4, (i + 1) / 4)
+        for i, client in enumerate(data.client_ids)
+      ],
     )
   return store
 
@@ -73,7 +70,7 @@ _EVALUATIONS = {
 
 def test_summary_is_that_computed_by_hand(tmp_path, data):
   with _store(tmp_path, data, _EVALUATIONS) as store:
-    summary = report.write_report(store, _Process(), data)
+    summary = report.write_report(store, _process(), data)
   assert summary == {
     'algorithm': 'fed_toy',
     'num_clients': 3,
@@ -110,23 +107,18 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
 
 def test_without_a_global_model_its_figures_are_none(tmp_path, data):
   with _store(tmp_path, data, {1: _evaluation(0.5, None)}) as store:
-    summary = report.write_report(store, _Process(False), data)
+    summary = report.write_report(store, _process(False), data)
+    assert set(report.accuracy_series(store.evaluations())) == {'personal'}
   assert summary['global_accuracy'] is None
   assert summary['global_loss'] is None
-  assert set(report.accuracy_series(_read(tmp_path))) == {'personal'}
-
-
-def _read(directory):
-  with run_store.RunStore.open_for_reading(directory) as store:
-    return store.evaluations()
 
 
 def test_series_are_rounds_and_accuracies(tmp_path, data):
-  _store(tmp_path, data, _EVALUATIONS).close()
-  assert report.accuracy_series(_read(tmp_path)) == {
-    'personal': ([2, 4, 9, 13], [0.9, 0.5, 0.75, 0.65]),
-    'global': ([2, 4, 9, 13], [0.1, 0.3, 0.2, 0.25]),
-  }
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    assert report.accuracy_series(store.evaluations()) == {
+      'personal': ([2, 4, 9, 13], [0.9, 0.5, 0.75, 0.65]),
+      'global': ([2, 4, 9, 13], [0.1, 0.3, 0.2, 0.25]),
+    }
   assert report.accuracy_series([]) == {}
 
 
@@ -137,7 +129,7 @@ def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
   for name, shared in (('one', 0.3), ('two', None)):
     evaluations = {1: _evaluation(0.5, shared)}
     with _store(tmp_path / name, data, evaluations) as store:
-      summary = report.write_report(store, _Process(shared is not None), data)
+      summary = report.write_report(store, _process(shared is not None), data)
     summaries.append({**summary, 'algorithm': name})
   *_, first, second = report.summary_table(summaries).splitlines()
   assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
@@ -193,7 +185,7 @@ def test_data_with_domains_have_them_in_the_summary_and_files(
     12: _with_domains((0.25, 0.125), None),
   }
   with _store(tmp_path, data, evaluations) as store:
-    summary = report.write_report(store, _Process(False), data)
+    summary = report.write_report(store, _process(False), data)
   assert json.loads((tmp_path / report.SUMMARY_NAME).read_text()) == summary
   # The last ten rounds are 3 to 12; their minima are 0.5 and 0.125.
   assert summary['domains']['personal']['accuracy']['min'] == {
@@ -214,14 +206,14 @@ def test_data_with_domains_have_them_in_the_summary_and_files(
 
 def test_the_picture_of_domains_is_drawn(tmp_path, data):
   with _store(tmp_path, data, {1: _with_domains((0.5, 0.75), 0.5)}) as store:
-    report.write_report(store, _Process(), data)
+    report.write_report(store, _process(), data)
   picture = tmp_path / report.DOMAINS_PLOT_NAME
   assert picture.read_bytes().startswith(b'\x89PNG')
 
 
 def test_data_without_domains_have_no_word_of_them(tmp_path, data):
   with _store(tmp_path, data, _EVALUATIONS) as store:
-    summary = report.write_report(store, _Process(), data)
+    summary = report.write_report(store, _process(), data)
   assert 'domains' not in summary
   assert report.domain_tables([summary]) == ''
   assert not (tmp_path / report.PER_DOMAIN_NAME).exists()

@@ -10,21 +10,17 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.client import client_examples
-from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.models import keras_bridge
+from tff_pfl.models import zoo
 from tff_pfl.simulation import (
   experiment,
   metrics_writers,
   plots,
   report,
   run_store,
-  value_codec,
 )
 
 pytestmark = pytest.mark.usefixtures('without_pictures')
@@ -35,40 +31,15 @@ _NUM_ROUNDS = 6
 _TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
 
 
-def _make_process():
-  seeds = iter(range(1, 3))
-
-  def dense(units, **arguments):
-    return tf.keras.layers.Dense(
-      units,
-      kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds)),
-      **arguments,
-    )
-
-  model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Input([6]),
-      dense(256, activation='relu', name='body'),
-      # Large enough for each client's state to take pages of its own.
-      dense(20, name='head'),
-    ]
-  )
+@pytest.fixture(scope='module', name='process')
+def _process(data):
   return registry.build(
     'fed_rep',
-    keras_bridge.from_keras(
-      model,
-      head_layers=['head'],
-      loss='sparse_categorical_crossentropy',
-      jit_compile=False,
-    ),
+    # Wide enough for each client's state to take pages of its own.
+    zoo.mlp(data.element_spec, data.num_classes, widths=(256,)),
     fed_rep.FedRepHParams(num_head_epochs=2),
     seed=3,
   )
-
-
-@pytest.fixture(scope='module', name='process')
-def _process():
-  return _make_process()
 
 
 @pytest.fixture(scope='module', name='data')
@@ -99,13 +70,24 @@ class _SharedRuntime:
     return self._runtime.run(computation, *arguments)
 
 
+def _run(process, data, directory, **options):
+  experiment.run(
+    process,
+    data,
+    output_dir=str(directory),
+    cohort_size=3,
+    rounds_per_evaluation=2,
+    num_final_evaluations=1,
+    show_progress=False,
+    **{'num_rounds': _NUM_ROUNDS, **options},
+  )
+
+
 @pytest.fixture(name='run')
 def _run_fixture(process, data, runtime, monkeypatch):
   """Runs the experiment on one worker for all tests, which is quicker."""
 
-  default = process
-
-  def run(directory, *, before_call=None, process=default, **options):
+  def run(directory, *, before_call=None, **options):
     shared = _SharedRuntime(runtime, *([before_call] if before_call else []))
     with monkeypatch.context() as patch:
       patch.setattr(
@@ -113,17 +95,7 @@ def _run_fixture(process, data, runtime, monkeypatch):
         'create_runtime',
         lambda name: contextlib.nullcontext(shared),
       )
-      experiment.run(
-        process,
-        data,
-        output_dir=str(directory),
-        cohort_size=3,
-        rounds_per_evaluation=2,
-        num_final_evaluations=1,
-        resume=True,
-        show_progress=False,
-        **{'num_rounds': _NUM_ROUNDS, **options},
-      )
+      _run(process, data, directory, resume=True, **options)
     return shared.num_calls
 
   return run
@@ -156,20 +128,6 @@ def _last_round(directory):
       return store.last_round
   except errors.RunError:
     return -1
-
-
-def _run(process, data, directory, **options):
-  experiment.run(
-    process,
-    data,
-    output_dir=str(directory),
-    num_rounds=_NUM_ROUNDS,
-    cohort_size=3,
-    rounds_per_evaluation=2,
-    num_final_evaluations=1,
-    show_progress=False,
-    **options,
-  )
 
 
 @pytest.fixture(scope='module', name='expected')
@@ -234,10 +192,27 @@ def test_round_in_flight_is_not_committed(
   assert _everything(tmp_path) == expected
 
 
-@pytest.mark.parametrize('when', ['before', 'after'])
-def test_stop_around_a_commit_ends_the_same(
-  when, run, expected, tmp_path, monkeypatch
-):
+@pytest.fixture(name='disturbed')
+def _disturbed_fixture(run, expected, tmp_path, monkeypatch):
+  """Runs with a function that fails, and without it to the undisturbed end."""
+
+  def disturbed(owner, name, failing, error, last_round):
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, failing)
+      with pytest.raises(error) as caught:
+        run(tmp_path)
+    assert _last_round(tmp_path) == last_round
+    # A summary would say that the report is complete.
+    assert not (tmp_path / report.SUMMARY_NAME).exists()
+    num_calls = run(tmp_path)
+    assert _everything(tmp_path) == expected
+    return str(caught.value), num_calls
+
+  return disturbed
+
+
+@pytest.mark.parametrize(('when', 'last_round'), [('before', 3), ('after', 4)])
+def test_stop_around_a_commit_ends_the_same(when, last_round, disturbed):
   commit_round = run_store.RunStore.commit_round
 
   def commit(store, round_number, **values):
@@ -246,43 +221,12 @@ def test_stop_around_a_commit_ends_the_same(
     if round_number == 4:
       raise KeyboardInterrupt
 
-  with monkeypatch.context() as patch:
-    patch.setattr(run_store.RunStore, 'commit_round', commit)
-    with pytest.raises(KeyboardInterrupt):
-      run(tmp_path)
-  assert _last_round(tmp_path) == {'before': 3, 'after': 4}[when]
-  run(tmp_path)
-  assert _everything(tmp_path) == expected
+  disturbed(
+    run_store.RunStore, 'commit_round', commit, KeyboardInterrupt, last_round
+  )
 
 
-def test_disk_full_in_a_commit_keeps_the_rounds_before_and_goes_on_after(
-  run, expected, tmp_path, monkeypatch
-):
-  commit_round = run_store.RunStore.commit_round
-
-  def commit(store, round_number, **values):
-    if round_number == 4:
-      (pages,) = store._connection.execute('PRAGMA page_count').fetchone()
-      store._connection.execute(f'PRAGMA max_page_count = {pages}')
-    commit_round(store, round_number, **values)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(run_store.RunStore, 'commit_round', commit)
-    with pytest.raises(errors.RunError) as caught:
-      run(tmp_path)
-  message = str(caught.value)
-  assert 'disk full' in message
-  assert 'everything up to round 3 is safe' in message
-  assert '--resume' in message
-  assert '\n' not in message
-  assert _last_round(tmp_path) == 3
-  run(tmp_path)
-  assert _everything(tmp_path) == expected
-
-
-def test_metrics_file_that_fails_costs_nothing(
-  run, expected, tmp_path, monkeypatch
-):
+def test_metrics_file_that_fails_costs_nothing(disturbed):
   write = metrics_writers.MetricsWriters.write
 
   def fail(writers, row):
@@ -290,13 +234,10 @@ def test_metrics_file_that_fails_costs_nothing(
       raise errors.RunError('Cannot write the metrics.')
     write(writers, row)
 
-  with monkeypatch.context() as patch:
-    patch.setattr(metrics_writers.MetricsWriters, 'write', fail)
-    with pytest.raises(errors.RunError, match='Cannot write the metrics'):
-      run(tmp_path)
-  assert _last_round(tmp_path) == 3
-  run(tmp_path)
-  assert _everything(tmp_path) == expected
+  message, _ = disturbed(
+    metrics_writers.MetricsWriters, 'write', fail, errors.RunError, 3
+  )
+  assert message == 'Cannot write the metrics.'
 
 
 # A picture, and what a report writes last.
@@ -309,20 +250,14 @@ def test_metrics_file_that_fails_costs_nothing(
   ids=lambda value: value if isinstance(value, str) else '',
 )
 def test_report_that_fails_is_written_by_resuming_without_another_round(
-  module, function, run, expected, tmp_path, monkeypatch
+  module, function, disturbed
 ):
   def fail(*_, **__):
     raise OSError(28, 'No space left on device')
 
-  with monkeypatch.context() as patch:
-    patch.setattr(module, function, fail)
-    with pytest.raises(OSError, match='No space left'):
-      run(tmp_path)
-  assert _last_round(tmp_path) == _NUM_ROUNDS
-  # A summary would say that the report is complete.
-  assert not (tmp_path / report.SUMMARY_NAME).exists()
-  assert run(tmp_path) == 0
-  assert _everything(tmp_path) == expected
+  message, num_calls = disturbed(module, function, fail, OSError, _NUM_ROUNDS)
+  assert 'No space left' in message
+  assert num_calls == 0
 
 
 def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
@@ -332,42 +267,6 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   run(tmp_path, num_rounds=4)
   run(tmp_path)
   assert _everything(tmp_path) == expected
-
-
-@pytest.mark.slow
-def test_another_seed_gives_another_run(process, run, expected, tmp_path):
-  other = registry.build(
-    'fed_rep', process.model, fed_rep.FedRepHParams(2), seed=4
-  )
-  run(tmp_path, process=other)
-  found = _everything(tmp_path)
-  assert found['server_state'] != expected['server_state']
-  assert set(found['client_states']) != set(expected['client_states'])
-  assert found['per_client.csv'] != expected['per_client.csv']
-
-
-def test_initial_state_depends_on_nothing_that_was_run_before(
-  process, data, runtime
-):
-  """Scores of a state do not depend on the runtime's history."""
-  state = runtime.run(process.initialize)
-  client_ids = data.client_ids[:2]
-  arguments = (
-    state,
-    runtime.run(process.initialize_client_states, [0, 1]),
-    [client_examples.padded(data.train(client_id)) for client_id in client_ids],
-  )
-  first = value_codec.encode(runtime.run(process.next, *arguments).state)
-  personalized_evaluation.evaluate_clients(
-    process,
-    runtime,
-    state,
-    lambda indices: runtime.run(process.initialize_client_states, indices),
-    data,
-  )
-  assert (
-    value_codec.encode(runtime.run(process.next, *arguments).state) == first
-  )
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ def test_same_settings_build_the_same_clients_and_weights():
 
 
 def test_settings_reach_the_process():
-  process, data = _CONFIG.build()
+  data = _CONFIG.load_data()
+  process = _CONFIG.build_process(_CONFIG.build_model(data))
   assert process.name == 'fed_rep'
   assert data.num_clients == 6
   assert process.has_local_weights

@@ -8,6 +8,7 @@ import attr
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
 
 from tff_pfl.simulation import value_codec
 
@@ -41,29 +42,12 @@ def make_value(seed=0):
 
 def assert_same(left, right):
   """Checks bits, types and containers."""
-  assert type(left) is type(right)
-  if isinstance(left, dict):
-    assert list(left) == list(right)
-    for key in left:
-      assert_same(left[key], right[key])
-  elif isinstance(left, (list, tuple)):
-    assert len(left) == len(right)
-    for a, b in zip(left, right):
-      assert_same(a, b)
-  elif isinstance(left, Finalizer):
-    assert_same(left.momentum, right.momentum)
-    assert_same(left.step, right.step)
-  elif hasattr(left, 'numpy'):
-    assert left.dtype == right.dtype
-    assert_same(left.numpy(), right.numpy())
-  elif isinstance(left, np.ndarray) and left.dtype == object:
-    assert left.tolist() == right.tolist()
-  elif isinstance(left, (np.ndarray, np.generic)):
-    assert left.dtype == right.dtype
-    assert left.shape == right.shape
-    assert left.tobytes() == right.tobytes()
-  else:
-    assert left == right
+  tree.assert_same_structure(left, right)
+  for a, b in zip(tree.flatten(left), tree.flatten(right)):
+    assert type(a) is type(b)
+    a, b = np.asarray(a), np.asarray(b)
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    assert a.tobytes() == b.tobytes()
 
 
 def test_round_trip_keeps_every_bit_type_and_container():

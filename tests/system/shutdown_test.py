@@ -82,111 +82,68 @@ with shutdown.stopping_on_signals():
 """
 
 
-class _Program:
-  """A running program and its worker."""
-
-  def __init__(self, how: str):
-    self._process = subprocess.Popen(
-      [sys.executable, '-W', 'ignore', '-c', _PROGRAM, how],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    self.worker_pid = int(self._process.stdout.readline())
-    self.was_running = psutil.pid_exists(self.worker_pid)
-
-  def end(self, signal_number=None):
-    """Sends a signal during the computation; returns how the program ended.
-
-    Args:
-      signal_number: The signal; None to let the program end by itself.
-
-    Returns:
-      The exit status, the rest of stdout, stderr, and the seconds from the
-      signal until the program was gone and its stdout closed.
-    """
-    if signal_number is not None:
-      time.sleep(0.5)
-      self._process.send_signal(signal_number)
-    begin = time.monotonic()
-    out, err = self._process.communicate(input='\n', timeout=60)
-    seconds = time.monotonic() - begin
-    return self._process.returncode, out, err, seconds
-
-  def has_orphan(self) -> bool:
-    """Returns whether the worker still runs, some moments later."""
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-      # A killed process nobody has waited for yet still has its id.
-      try:
-        status = psutil.Process(self.worker_pid).status()
-      except psutil.NoSuchProcess:
-        return False
-      if status == psutil.STATUS_ZOMBIE:
-        return False
-      time.sleep(0.02)
-    return True
+def _has_orphan(worker_pid):
+  """Returns whether the worker still runs, some moments later."""
+  deadline = time.monotonic() + 2.0
+  while time.monotonic() < deadline:
+    # A killed process nobody has waited for yet still has its id.
+    try:
+      status = psutil.Process(worker_pid).status()
+    except psutil.NoSuchProcess:
+      return False
+    if status == psutil.STATUS_ZOMBIE:
+      return False
+    time.sleep(0.02)
+  return True
 
 
-def test_normal_exit_leaves_no_worker_and_prints_nothing():
-  program = _Program('end')
-  status, _, err, _ = program.end()
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == 0
-  assert 'Exception ignored' not in err
-  assert 'Traceback' not in err
+def _slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.slow
-def test_uncaught_exception_leaves_no_worker():
-  program = _Program('exception')
-  status, _, err, _ = program.end()
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == 1
-  assert err.rstrip().endswith('ValueError: An error of the program.')
-
-
-def test_ctrl_c_in_a_computation_ends_program_and_worker_at_once():
-  program = _Program('long')
-  status, out, err, seconds = program.end(signal.SIGINT)
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == -signal.SIGINT  # 130 in a shell.
-  assert out == 'finally\n'
-  assert err.rstrip().endswith('KeyboardInterrupt')
-  assert seconds < _AT_ONCE
-
-
-@pytest.mark.slow
-def test_sigterm_leaves_no_worker():
-  program = _Program('long')
-  status, _, _, seconds = program.end(signal.SIGTERM)
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == -signal.SIGTERM
-  assert seconds < _AT_ONCE
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  'signal_number,status,words',
-  [(signal.SIGTERM, 143, ''), (signal.SIGINT, 130, 'interrupted\n')],
+  'how, signal_number, status, out, err_end',
+  [
+    ('end', None, 0, '', ''),
+    _slow('exception', None, 1, '', 'ValueError: An error of the program.\n'),
+    # 130 in a shell.
+    ('long', signal.SIGINT, -signal.SIGINT, 'finally\n', 'KeyboardInterrupt\n'),
+    _slow('long', signal.SIGTERM, -signal.SIGTERM, '', ''),
+    ('long', signal.SIGKILL, -signal.SIGKILL, '', ''),
+    _slow('stopping on signals', signal.SIGTERM, 143, 'finally\n', ''),
+    _slow(
+      'stopping on signals', signal.SIGINT, 130, 'finally\n', 'interrupted\n'
+    ),
+    _slow('context of TFF', None, 0, '', ''),
+  ],
 )
-def test_a_program_that_stops_on_signals_ends_cleanly(
-  signal_number, status, words
+def test_however_a_program_ends_it_leaves_no_worker(
+  how, signal_number, status, out, err_end
 ):
-  program = _Program('stopping on signals')
-  found_status, out, err, seconds = program.end(signal_number)
-  assert program.was_running
-  assert not program.has_orphan()
-  assert found_status == status
-  assert out == 'finally\n'
-  assert 'Traceback' not in err
-  assert err.endswith(words)
-  assert seconds < _AT_ONCE
+  """A signal comes during a computation; without one it ends by itself."""
+  program = subprocess.Popen(
+    [sys.executable, '-W', 'ignore', '-c', _PROGRAM, how],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  worker_pid = int(program.stdout.readline())
+  assert psutil.pid_exists(worker_pid)
+  if signal_number is not None:
+    time.sleep(0.5)
+    program.send_signal(signal_number)
+  begin = time.monotonic()
+  found_out, err = program.communicate(input='\n', timeout=60)
+  if signal_number is not None:
+    assert time.monotonic() - begin < _AT_ONCE
+  assert not _has_orphan(worker_pid)
+  assert program.returncode == status
+  assert found_out == out
+  assert err.endswith(err_end)
+  assert 'Exception ignored' not in err
+  if status >= 0 and how != 'exception':
+    assert 'Traceback' not in err
 
 
 def _run_quick_program(block, seconds_to_notice=60):
@@ -204,31 +161,33 @@ def _run_quick_program(block, seconds_to_notice=60):
   )
 
 
-def test_a_signal_in_a_finalizer_is_not_lost():
-  program = _run_quick_program("""
-    try:
-      Finalized()
-      print('goes on')
-      shutdown.raise_if_stopped()
-      print('is not stopped')
-    finally:
-      print('cleans up')
-  """)
-  assert program.returncode == 130
-  assert program.stdout == 'goes on\ncleans up\n'
-  assert program.stderr == 'interrupted\n'
-
-
-@pytest.mark.parametrize('number,status', [('SIGINT', 130), ('SIGTERM', 143)])
-def test_a_signal_during_the_last_work_is_not_lost(number, status):
-  program = _run_quick_program(f'press(signal.{number}, wait=0)')
+@pytest.mark.parametrize(
+  'block, status, out',
+  [
+    (
+      """
+      try:
+        Finalized()
+        print('goes on')
+        shutdown.raise_if_stopped()
+        print('is not stopped')
+      finally:
+        print('cleans up')
+      """,
+      130,
+      'goes on\ncleans up\n',
+    ),
+    ('press(wait=0)', 130, ''),
+    ('press(signal.SIGTERM, wait=0)', 143, ''),
+    ('press()\nraise ValueError', 130, ''),
+  ],
+  ids=['finalizer', 'last work', 'last work, SIGTERM', 'error that it led to'],
+)
+def test_a_signal_is_not_lost(block, status, out):
+  program = _run_quick_program(block)
   assert program.returncode == status
-
-
-def test_an_error_that_a_signal_led_to_is_no_error():
-  program = _run_quick_program('press()\nraise ValueError')
-  assert program.returncode == 130
-  assert program.stderr == 'interrupted\n'
+  assert program.stdout == out
+  assert program.stderr == ('interrupted\n' if status == 130 else '')
 
 
 def test_a_program_that_does_not_look_is_ended():
@@ -260,22 +219,3 @@ def test_an_ignored_signal_stays_ignored():
   """)
   assert program.stdout == 'goes on\n'
   assert program.returncode == 0
-
-
-def test_kill_9_leaves_no_worker_and_closes_stdout():
-  program = _Program('long')
-  status, _, _, seconds = program.end(signal.SIGKILL)
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == -signal.SIGKILL
-  assert seconds < _AT_ONCE
-
-
-@pytest.mark.slow
-def test_worker_of_tffs_own_context_is_stopped_too():
-  program = _Program('context of TFF')
-  status, _, err, _ = program.end()
-  assert program.was_running
-  assert not program.has_orphan()
-  assert status == 0
-  assert 'Exception ignored' not in err

@@ -20,11 +20,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from sklearn import metrics as sklearn_metrics
 
-from tff_pfl import errors
-
 AUC = 'auc'
-# Which scores of a row those of a model are.
-_SCORES = {'personal': 'after', 'global': 'before'}
 
 
 class Predictions(NamedTuple):
@@ -59,17 +55,8 @@ def client_domains(
     From name of a domain of which the client has test examples to
     `num_test_examples` and `before` and `after`, dicts of metrics, means over
     these.
-
-  Raises:
-    ValueError: If there are not as many domains as names.
   """
   counts = np.asarray(domains['examples'])
-  errors.expect(
-    counts.shape == (len(names),),
-    'domains',
-    f'of {len(names)} domains, as there are names',
-    counts.shape,
-  )
   return {
     names[m]: {
       'num_test_examples': round(float(counts[m])),
@@ -165,16 +152,15 @@ def summarize(
   return {
     'num_test_examples': counts,
     'without_test_examples': [name for name in names if not counts[name]],
-    'personal': _figures(rows, counts, predictions, 'personal'),
-    'global': _figures(rows, counts, predictions, 'global')
+    'personal': _figures(rows, counts, predictions, 'after'),
+    'global': _figures(rows, counts, predictions, 'before')
     if has_global_model
     else None,
   }
 
 
-def _figures(rows, counts, predictions, model):
-  """All metrics of the `personal` or `global` model."""
-  which = _SCORES[model]
+def _figures(rows, counts, predictions, which):
+  """All metrics `before` or `after` personalization."""
   figures = {
     metric: _figure(
       {name: _pooled(rows, name, which, metric, counts) for name in counts},

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,87 +33,6 @@ from tff_pfl.templates import client_work, personalized_process
 
 class NoModelsError(ValueError):
   """There is no model whose predictions could be averaged."""
-
-
-class Member(NamedTuple):
-  """A known client.
-
-  Attributes:
-    weights: Its personal model.
-    is_finite: bool; a model that diverged has no say.
-  """
-
-  weights: Any
-  is_finite: Any
-
-
-class Ensemble:
-  """The computations, for a process.
-
-  Attributes:
-    personal_models: The known clients' models: `(<S@SERVER, C@CLIENTS,
-      D*@CLIENTS> -> Member@CLIENTS)`, see `PersonalizedProcess.personalize`.
-    predict: The sum of their predictions: `(<weights@CLIENTS, inputs@SERVER> ->
-      float32 [rows, ...]@SERVER)`. The inputs are an `OrderedDict(x=[rows,
-      ...])`, with `domain=[rows]` where there are domains.
-    rows: How many inputs `predict` takes.
-  """
-
-  def __init__(
-    self,
-    process: personalized_process.PersonalizedProcess,
-    rows: int = example_tensors.CHUNK_SIZE,
-  ):
-    model = process.model
-    personalize = process.personalize
-    state_type, client_type, data_type = personalize.type_signature.parameter
-    personal_type = personalize.type_signature.result
-    inputs_type = tff.types.tensorflow_to_type(
-      collections.OrderedDict(
-        (name, tf.TensorSpec([rows, *spec.shape], spec.dtype))
-        for name, spec in model.element_spec.items()
-        if name != 'y'
-      )
-    )
-
-    @tff.tensorflow.computation(personal_type)
-    def member_of(personal):
-      return Member(personal.weights, client_work.all_finite(personal.weights))
-
-    @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(client_type, tff.CLIENTS),
-      tff.FederatedType(data_type, tff.CLIENTS),
-    )
-    def personal_models(state, client_states, data):
-      personal = tff.federated_map(
-        personalize, (tff.federated_broadcast(state), client_states, data)
-      )
-      return tff.federated_map(member_of, personal)
-
-    weights_type = member_of.type_signature.result.weights
-
-    @tff.tensorflow.computation(weights_type, inputs_type)
-    def predict_alone(weights, inputs):
-      x, _ = domains.join({**inputs, 'y': ()})
-      outputs, _ = model.forward(weights, x)
-      if model.classifier is not None:
-        outputs = model.classifier.probabilities(outputs)
-      return tf.cast(outputs, tf.float32)
-
-    @tff.federated_computation(
-      tff.FederatedType(weights_type, tff.CLIENTS),
-      tff.FederatedType(inputs_type, tff.SERVER),
-    )
-    def predict(weights, inputs):
-      predicted = tff.federated_map(
-        predict_alone, (weights, tff.federated_broadcast(inputs))
-      )
-      return tff.federated_sum(predicted)
-
-    self.personal_models = personal_models
-    self.predict = predict
-    self.rows = rows
 
 
 def evaluate_clients(
@@ -175,11 +94,74 @@ def evaluate_clients(
   ]
 
 
+def _computations(process: personalized_process.PersonalizedProcess) -> tuple:
+  """What the known clients compute.
+
+  Returns:
+    Two computations: the clients' models, each with whether all of it is
+    finite, `(<S@SERVER, C@CLIENTS, D*@CLIENTS> -> <weights, bool>@CLIENTS)`,
+    see `PersonalizedProcess.personalize`; and the sum of their predictions,
+    `(<weights@CLIENTS, inputs@SERVER> -> float32 [rows, ...]@SERVER)`. The
+    inputs are an `OrderedDict(x=[rows, ...])` of `CHUNK_SIZE` rows, with
+    `domain=[rows]` where there are domains.
+  """
+  model = process.model
+  personalize = process.personalize
+  state_type, client_type, data_type = personalize.type_signature.parameter
+  inputs_type = tff.types.tensorflow_to_type(
+    collections.OrderedDict(
+      (
+        name,
+        tf.TensorSpec([example_tensors.CHUNK_SIZE, *spec.shape], spec.dtype),
+      )
+      for name, spec in model.element_spec.items()
+      if name != 'y'
+    )
+  )
+
+  @tff.tensorflow.computation(personalize.type_signature.result)
+  def with_finiteness(personal):
+    return personal.weights, client_work.all_finite(personal.weights)
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(client_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def personal_models(state, client_states, data):
+    personal = tff.federated_map(
+      personalize, (tff.federated_broadcast(state), client_states, data)
+    )
+    return tff.federated_map(with_finiteness, personal)
+
+  weights_type = with_finiteness.type_signature.result[0]
+
+  @tff.tensorflow.computation(weights_type, inputs_type)
+  def predict_alone(weights, inputs):
+    x, _ = domains.join({**inputs, 'y': ()})
+    outputs, _ = model.forward(weights, x)
+    if model.classifier is not None:
+      outputs = model.classifier.probabilities(outputs)
+    return tf.cast(outputs, tf.float32)
+
+  @tff.federated_computation(
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(inputs_type, tff.SERVER),
+  )
+  def sum_of_predictions(weights, inputs):
+    predicted = tff.federated_map(
+      predict_alone, (weights, tff.federated_broadcast(inputs))
+    )
+    return tff.federated_sum(predicted)
+
+  return personal_models, sum_of_predictions
+
+
 def _sum_of_predictions(
   process, runtime, server_state, states_of, known, inputs
 ):
   """The sum of all known clients' predictions, and the number of them."""
-  ensemble = Ensemble(process)
+  personal_models, sum_of_predictions = _computations(process)
   num_inputs = len(inputs['x'])
   (train,) = runtime.share(client_examples.ClientExamples(known.train))
   total, num_models = 0.0, 0
@@ -194,7 +176,7 @@ def _sum_of_predictions(
     if not members:
       continue
     found = runtime.run(
-      ensemble.personal_models,
+      personal_models,
       server_state,
       [state for state, _ in members],
       [
@@ -202,21 +184,23 @@ def _sum_of_predictions(
         for state, name in members
       ],
     )
-    models = [member.weights for member in found if member.is_finite]
+    # A model that diverged has no say.
+    models = [weights for weights, is_finite in found if is_finite]
     if not models:
       continue
     total += np.concatenate(
       [
-        np.asarray(runtime.run(ensemble.predict, models, rows))
-        for rows in _padded(inputs, ensemble.rows)
+        np.asarray(runtime.run(sum_of_predictions, models, rows))
+        for rows in _padded(inputs)
       ]
     )[:num_inputs]
     num_models += len(models)
   return total, num_models
 
 
-def _padded(inputs, rows):
+def _padded(inputs):
   """The inputs, so many at a time; the last ones are padded with zeros."""
+  rows = example_tensors.CHUNK_SIZE
   for start in range(0, len(inputs['x']), rows):
     part = {name: value[start : start + rows] for name, value in inputs.items()}
     missing = rows - len(part['x'])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -21,8 +21,13 @@ class Evaluation(NamedTuple):
   """An evaluation of all clients that have test examples.
 
   Attributes:
-    rows: What `evaluate_clients` returns.
-    summary: What `summarize` returns.
+    rows: A dict for each client: `client`, `num_train_examples`,
+      `num_test_examples`, `num_rounds` (it took part in), and `before` and
+      `after`: dicts of metrics, means over the client's test examples. Where
+      the process has domains, also `domains`, see
+      `domain_scores.client_domains`.
+    summary: What `summarize` returns; where the process has domains, with
+      `domains`, what `domain_scores.summarize` returns.
   """
 
   rows: list
@@ -53,45 +58,7 @@ def evaluate(
   """Scores all clients that have test examples, and sums up.
 
   The areas under curves of domains are of all clients' predictions, which are
-  kept for no longer than it takes to sum up: 16 bytes a test example. The
-  arguments are those of `evaluate_clients`.
-
-  Raises:
-    ValueError: If no client has test examples.
-  """
-  rows, predictions = [], []
-  for row, result in _scored_clients(
-    process, runtime, server_state, states_of, data, train, test
-  ):
-    rows.append(row)
-    if 'scores' in result:
-      predictions.append(
-        domain_scores.client_predictions(
-          result['scores'], row['num_test_examples']
-        )
-      )
-  names = _domain_names(process)
-  domains = None
-  if names and rows:
-    domains = domain_scores.summarize(
-      rows,
-      names,
-      has_global_model=process.has_global_model,
-      predictions=predictions,
-    )
-  return Evaluation(rows, summarize(rows, process.has_global_model, domains))
-
-
-def evaluate_clients(
-  process: personalized_process.PersonalizedProcess,
-  runtime: runtime_base.Runtime,
-  server_state: personalized_process.ServerState,
-  states_of: Callable[[Sequence[int]], list],
-  data: datasets.FederatedDataset,
-  train: Optional[ClientMapping] = None,
-  test: Optional[ClientMapping] = None,
-) -> list:
-  """Scores all clients that have test examples.
+  kept for no longer than it takes to sum up: 16 bytes a test example.
 
   Args:
     process: Its way to personalize is what is scored.
@@ -101,24 +68,9 @@ def evaluate_clients(
       `Runtime.share` returns them.
     test: Their test data, if kept so; both or none.
 
-  Returns:
-    A dict for each client: `client`, `num_train_examples`,
-    `num_test_examples`, `num_rounds` (it took part in), and `before` and
-    `after`: dicts of metrics, means over the client's test examples. Where the
-    process has domains, also `domains`, see `domain_scores.client_domains`.
+  Raises:
+    ValueError: If no client has test examples.
   """
-  return [
-    row
-    for row, _ in _scored_clients(
-      process, runtime, server_state, states_of, data, train, test
-    )
-  ]
-
-
-def _scored_clients(
-  process, runtime, server_state, states_of, data, train, test
-) -> Iterator[tuple]:
-  """Yields each client's row and the result that it is made of."""
   if train is None or test is None:
     train, test = runtime.share(
       client_examples.ClientExamples(data.train),
@@ -129,6 +81,7 @@ def _scored_clients(
     for index, client_id in enumerate(data.client_ids)
     if data.num_test_examples(client_id)
   ]
+  rows, predictions = [], []
   for start in range(0, len(indices), runtime.clients_per_call):
     chunk = indices[start : start + runtime.clients_per_call]
     states = states_of(chunk)
@@ -154,41 +107,47 @@ def _scored_clients(
       }
       if 'domains' in result:
         row['domains'] = domain_scores.client_domains(
-          result['domains'], _domain_names(process)
+          result['domains'], process.model.domains.names
         )
-      yield row, result
-
-
-def _domain_names(process):
-  """The names of the domains that the process tells apart, if any."""
-  domains = process.model.domains
-  return domains.names if domains is not None else ()
+      rows.append(row)
+      if 'scores' in result:
+        predictions.append(
+          domain_scores.client_predictions(
+            result['scores'], row['num_test_examples']
+          )
+        )
+  return Evaluation(rows, _summary(process, rows, predictions))
 
 
 def _to_floats(metrics):
   return {name: float(value) for name, value in metrics.items()}
 
 
-def summarize(
-  rows: Sequence[Any],
-  has_global_model: bool,
-  domains: Optional[dict] = None,
-) -> dict:
-  """Sums up the result of `evaluate_clients`.
+def _summary(process, rows, predictions):
+  summary = summarize(rows, process.has_global_model)
+  if process.model.domains is not None:
+    summary['domains'] = domain_scores.summarize(
+      rows,
+      process.model.domains.names,
+      has_global_model=process.has_global_model,
+      predictions=predictions,
+    )
+  return summary
+
+
+def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
+  """Sums up the scores of clients.
 
   Args:
-    rows: One dict a client.
+    rows: Those of an `Evaluation`.
     has_global_model: Whether `before` is the score of a global model.
-    domains: The summary by domain, see `domain_scores.summarize`; None without
-      domains.
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
     over clients; `fairness`: of the personal accuracy, see
-    `fairness.fairness_summary`, or None where the model has no accuracy;
+    `fairness.fairness_summary`, or None where the model has no accuracy; and
     `non_finite_clients`: clients whose personal model has a loss that is not
-    finite (it diverged, or their training data are not finite); and `domains`
-    where these are given.
+    finite (it diverged, or their training data are not finite).
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
@@ -215,6 +174,4 @@ def summarize(
       [row['num_test_examples'] for row in rows],
       [row['before']['accuracy'] for row in rows] if has_global_model else None,
     )
-  if domains is not None:
-    summary['domains'] = domains
   return summary

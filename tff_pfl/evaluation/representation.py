@@ -16,7 +16,7 @@ References:
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import numpy as np
@@ -47,8 +47,8 @@ def principal_angle_distance(a: Any, b: Any) -> float:
     `k2 > k1`). It is symmetric for `k1 == k2`.
 
   Raises:
-    ValueError: If a basis is no matrix, not finite, wider than tall or rank
-      deficient, or if the two have different numbers of rows.
+    ValueError: If a basis is no matrix, not finite or rank deficient, or if the
+      two have different numbers of rows.
   """
   a, b = _orthonormal(a, 'a'), _orthonormal(b, 'b')
   errors.expect(
@@ -81,10 +81,7 @@ def linear_cka(a: Any, b: Any) -> float:
   Raises:
     ValueError: If the features are no matrices of as many rows, or not finite.
   """
-  a, b = (
-    _finite_matrix(a, 'a', '[n, p]'),
-    _finite_matrix(b, 'b', '[n, q]'),
-  )
+  a, b = _finite_matrix(a, 'a', '[n, p]'), _finite_matrix(b, 'b', '[n, q]')
   num_examples = len(a)
   errors.expect(
     len(b) == num_examples,
@@ -125,11 +122,10 @@ def class_cosine_similarity(
     the diagonal for one with a single example.
 
   Raises:
-    ValueError: If shapes do not fit, a label is out of range or features are
-      not finite.
+    ValueError: If features are no matrix or not finite.
   """
   features = _finite_matrix(features, 'features', '[n, p]')
-  labels = _labels(labels, len(features), num_classes)
+  labels = np.asarray(labels)
   means = np.full([num_classes, features.shape[1]], np.nan)
   self_similarity = np.full([num_classes], np.nan)
   counts = np.bincount(labels, minlength=num_classes)
@@ -172,8 +168,21 @@ def layer_features(
     ValueError: If the model does not tell its layer outputs or has no such
       layer, or if weights or inputs are not the model's.
   """
+  errors.expect(
+    model.layer_outputs is not None,
+    'model',
+    'a model that tells its `layer_outputs`, as those from Keras do',
+    model.name,
+  )
   layers = tuple(model.layers if layers is None else layers)
-  features = _layer_features_fn(model, layers)(weights, x)
+  model.weight_names(layers)
+
+  def outputs_of(weights, x):
+    outputs = model.layer_outputs(weights, x)
+    return [outputs[layer] for layer in layers]
+
+  weights = split_model.check_weights(model, weights, tuple(model.layers))
+  features = _features(model, outputs_of, weights, x)
   return collections.OrderedDict(zip(layers, features))
 
 
@@ -203,8 +212,10 @@ def layer_cka(
   """
   similarities = collections.OrderedDict()
   for layer in model.layers:
-    outputs_of = _layer_features_fn(model, (layer,))
-    (a,), (b,) = outputs_of(weights_a, x), outputs_of(weights_b, x)
+    a, b = (
+      layer_features(model, weights, x, [layer])[layer]
+      for weights in (weights_a, weights_b)
+    )
     similarities[layer] = linear_cka(a, b)
   return similarities
 
@@ -224,47 +235,35 @@ def body_features(
   Raises:
     ValueError: If weights or inputs are not the model's.
   """
-  (features,) = _features_fn(
-    model,
-    model.body_layers,
-    lambda weights, x: [model.body(weights, x, split_model.INFERENCE)[0]],
-  )(weights, x)
+  weights = split_model.check_weights(model, weights, model.body_layers)
+
+  def outputs_of(weights, x):
+    return [model.body(weights, x, split_model.INFERENCE)[0]]
+
+  (features,) = _features(model, outputs_of, weights, x)
   return features
 
 
-def _layer_features_fn(
-  model: split_model.SplitModel, layers: tuple
-) -> Callable[..., list]:
-  """`(weights, x) -> [features of each layer]`, compiled once."""
-  errors.expect(
-    model.layer_outputs is not None,
-    'model',
-    'a model that tells its `layer_outputs`, as those from Keras do',
-    model.name,
-  )
-  model.weight_names(layers)
-
-  def outputs_of(weights, x):
-    outputs = model.layer_outputs(weights, x)
-    return [outputs[layer] for layer in layers]
-
-  return _features_fn(model, tuple(model.layers), outputs_of)
-
-
-def _features_fn(
-  model: split_model.SplitModel, read_layers: tuple, outputs_of: Callable
-) -> Callable[..., list]:
-  """Compiles a function to one of all examples.
+def _features(model, outputs_of, weights, x) -> list:
+  """Outputs of all examples, computed for some at a time.
 
   Args:
-    read_layers: The layers whose weights the function reads.
     outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
       such.
+    weights: Those that it reads.
+    x: Inputs `[n, ...]`.
 
   Returns:
-    `(weights, x [n, ...]) -> list` of arrays `[n, p]`.
+    An array `[n, p]` for each output.
   """
   spec = model.element_spec['x']
+  x = np.asarray(x)
+  errors.expect(
+    spec.shape.is_compatible_with(x.shape[1:]) and x.size,
+    'x',
+    f'of shape {[None, *spec.shape]} with at least one example',
+    x.shape,
+  )
 
   def rows(value):
     parts = [
@@ -274,35 +273,24 @@ def _features_fn(
     return tf.concat(parts, axis=1)
 
   @tf.function(autograph=False)
-  def compiled(weights, x):
+  def rows_of(weights, x):
     return [rows(value) for value in outputs_of(weights, x)]
 
-  def features_of(weights, x):
-    weights = split_model.check_weights(model, weights, read_layers)
-    x = np.asarray(x)
-    errors.expect(
-      spec.shape.is_compatible_with(x.shape[1:]) and x.size,
-      'x',
-      f'of shape {[None, *spec.shape]} with at least one example',
-      x.shape,
-    )
-    traced = compiled.get_concrete_function(
-      weights, tf.TensorSpec([None, *spec.shape], spec.dtype)
-    )
-    results = None
-    for start in range(0, len(x), example_tensors.CHUNK_SIZE):
-      chunk = x[start : start + example_tensors.CHUNK_SIZE]
-      parts = traced(weights, tf.constant(chunk, spec.dtype))
-      if results is None:
-        results = [
-          np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
-          for part in parts
-        ]
-      for result, part in zip(results, parts):
-        result[start : start + len(chunk)] = part
-    return results
-
-  return features_of
+  traced = rows_of.get_concrete_function(
+    weights, tf.TensorSpec([None, *spec.shape], spec.dtype)
+  )
+  results = None
+  for start in range(0, len(x), example_tensors.CHUNK_SIZE):
+    chunk = x[start : start + example_tensors.CHUNK_SIZE]
+    parts = traced(weights, tf.constant(chunk, spec.dtype))
+    if results is None:
+      results = [
+        np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
+        for part in parts
+      ]
+    for result, part in zip(results, parts):
+      result[start : start + len(chunk)] = part
+  return results
 
 
 def _finite_matrix(value: Any, name: str, shape: str) -> np.ndarray:
@@ -320,26 +308,6 @@ def _finite_matrix(value: Any, name: str, shape: str) -> np.ndarray:
     np.isfinite(value).all(), name, 'finite', 'a number that is not'
   )
   return value
-
-
-def _labels(labels: Any, num_examples: int, num_classes: int) -> np.ndarray:
-  """Returns checked labels `[n]`."""
-  labels = np.asarray(labels)
-  errors.expect(num_classes >= 1, 'num_classes', 'at least 1', num_classes)
-  errors.expect(
-    labels.shape == (num_examples,) and np.issubdtype(labels.dtype, np.integer),
-    'labels',
-    f'integers of shape [{num_examples}], one for each row of `features`',
-    f'{labels.dtype} of shape {labels.shape}',
-  )
-  outside = labels[(labels < 0) | (labels >= num_classes)]
-  errors.expect(
-    not outside.size,
-    'labels',
-    f'in [0, {num_classes})',
-    int(outside[0]) if outside.size else None,
-  )
-  return labels
 
 
 def _centered(features: np.ndarray) -> np.ndarray:
@@ -363,21 +331,14 @@ def _gram(features: np.ndarray) -> np.ndarray:
 def _orthonormal(basis: Any, name: str) -> np.ndarray:
   """Returns an orthonormal basis of the column space."""
   basis = _finite_matrix(basis, name, '[d, k]').astype(np.float64)
-  num_rows, num_columns = basis.shape
-  errors.expect(
-    num_columns <= num_rows,
-    name,
-    'a basis, with at most as many columns as rows',
-    basis.shape,
-  )
   # Columns of very different lengths are no deficiency.
   lengths = np.linalg.norm(basis, axis=0)
   scaled = basis / np.where(lengths > 0, lengths, 1)
   rank = int(np.linalg.matrix_rank(scaled))
   errors.expect(
-    rank == num_columns,
+    rank == basis.shape[1],
     name,
-    f'of full column rank {num_columns}',
+    f'of full column rank {basis.shape[1]}',
     f'rank {rank}',
   )
   return np.linalg.qr(scaled)[0]

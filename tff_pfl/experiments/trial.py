@@ -238,7 +238,7 @@ def _score_new(process, runtime, store, data):
     return []
   # With indices of their own, so that no client's seed is used twice.
   first = data.trained.num_clients
-  return personalized_evaluation.evaluate_clients(
+  return personalized_evaluation.evaluate(
     process,
     runtime,
     client_population.server_state(process, runtime, store),
@@ -246,7 +246,7 @@ def _score_new(process, runtime, store, data):
       process.initialize_client_states, [first + i for i in positions]
     ),
     data.new,
-  )
+  ).rows
 
 
 def _score_by_ensemble(process, runtime, store, data):

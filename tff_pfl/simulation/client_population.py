@@ -157,16 +157,11 @@ class ClientPopulation:
     indices = [int(index) for index in client_indices]
     stored = self._store.client_states(indices)
     new = [index for index in indices if index not in stored]
-    initial = (
-      dict(
-        zip(new, self._runtime.run(self._process.initialize_client_states, new))
-      )
-      if new
-      else {}
-    )
-    return [
-      initial[index]
-      if index in initial
-      else decode_state(stored[index], self._template)
-      for index in indices
-    ]
+    states = {
+      index: decode_state(state, self._template)
+      for index, state in stored.items()
+    }
+    if new:
+      initial = self._runtime.run(self._process.initialize_client_states, new)
+      states.update(zip(new, initial))
+    return [states[index] for index in indices]

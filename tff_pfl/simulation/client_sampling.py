@@ -7,7 +7,6 @@ the sampler needs to be stored.
 
 import dataclasses
 import math
-import operator
 
 import numpy as np
 
@@ -34,41 +33,26 @@ class CohortSampler:
   def __post_init__(self):
     """Raises `ValueError` if a number is out of its range."""
     errors.expect(
-      operator.index(self.num_clients) >= 1,
-      'num_clients',
-      'at least 1',
-      self.num_clients,
+      self.num_clients >= 1, 'num_clients', 'at least 1', self.num_clients
     )
     errors.expect(
-      1 <= operator.index(self.cohort_size) <= self.num_clients,
+      1 <= self.cohort_size <= self.num_clients,
       'cohort_size',
       f'1 to num_clients={self.num_clients}',
       self.cohort_size,
     )
-    errors.expect(
-      operator.index(self.seed) >= 0, 'seed', 'nonnegative', self.seed
-    )
+    errors.expect(self.seed >= 0, 'seed', 'nonnegative', self.seed)
 
   def sample(self, round_number: int) -> np.ndarray:
     """Returns the cohort of a round.
 
     Where the population is large, time and memory grow with the cohort alone.
 
-    Args:
-      round_number: The round, a nonnegative integer.
-
     Returns:
       int64 array of shape [cohort_size]: client indices, ascending, each once.
-
-    Raises:
-      ValueError: If `round_number` is negative.
     """
-    round_number = operator.index(round_number)
-    errors.expect(
-      round_number >= 0, 'round_number', 'nonnegative', round_number
-    )
     sequence = np.random.SeedSequence(
-      operator.index(self.seed), spawn_key=(_STREAM, round_number)
+      self.seed, spawn_key=(_STREAM, round_number)
     )
     cohort = np.random.default_rng(sequence).choice(
       self.num_clients, self.cohort_size, replace=False, shuffle=False
@@ -81,17 +65,11 @@ def cohort_size_from_participation(
 ) -> int:
   """Returns the size of a cohort that is a fraction of the population.
 
-  Args:
-    num_clients: The number of clients in the population, at least 1.
-    participation: The fraction that takes part in a round, in (0, 1].
-
-  Returns:
-    The nearest whole number of clients, halves rounded up, but at least 1.
+  It is the nearest whole number, halves rounded up, but at least 1.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If `participation` is not in (0, 1].
   """
-  errors.expect(num_clients >= 1, 'num_clients', 'at least 1', num_clients)
   errors.expect(
     0 < participation <= 1, 'participation', 'in (0, 1]', participation
   )

@@ -46,9 +46,7 @@ def over_rounds(
         name: summed_up([value[name] for value in values])
         for name in values[-1]
       }
-    figures = summary_lib.accuracy_summary(
-      rounds, values, final_round=final_round
-    )
+    figures = summary_lib.accuracy_summary(rounds, values, final_round)
     return {name: figures[name] for name in (_LAST, _LAST_10)}
 
   return {

@@ -42,10 +42,9 @@ class FinishedRun:
   """A stored run of the `train` program, opened for reading."""
 
   def __init__(self, directory: str, *, data_dir: Optional[str] = None):
-    """Opens the run.
+    """Opens the run in a folder.
 
     Args:
-      directory: The run's folder.
       data_dir: Folder of the data set's files, if it has moved.
 
     Raises:
@@ -122,58 +121,55 @@ class FinishedRun:
     """Fits a model to each new client's training data and scores it.
 
     Args:
-      clients: The new clients.
       personalization: How they are fitted.
-      runtime: Executes it.
       num_samples: Training examples to take of each client, drawn with the
         run's seed; None takes all.
 
     Returns:
-      A dict for each client with test examples, see
-      `personalized_evaluation.evaluate_clients`.
+      The rows of a `personalized_evaluation.Evaluation`.
 
     Raises:
-      ValueError: If the clients' data do not fit the model.
+      ValueError: If the clients' data do not fit the model, or none has test
+        examples.
     """
     client_population.check_data_fit(self.model, clients)
     process = self.build_process(personalization)
-    return personalized_evaluation.evaluate_clients(
+    return personalized_evaluation.evaluate(
       process,
       runtime,
       self.server_state(process, runtime),
       lambda positions: self._new_states(process, runtime, positions),
       _FewerSamples(clients, num_samples, self.config.seed),
-    )
+    ).rows
 
-  def score_new_clients_by_ensemble(
+  def ensemble_rows(
     self, clients: datasets.FederatedDataset, runtime: runtime_base.Runtime
   ) -> list:
     """Scores new clients by the mean prediction of the run's own clients.
 
-    Args:
-      clients: The new clients; nothing is trained on their data.
-      runtime: Executes it.
+    Nothing is trained on the new clients' data.
 
     Returns:
-      A dict for each client with test examples, see
-      `ensemble.evaluate_clients`.
-
-    Raises:
-      ValueError: If the clients' data do not fit the model.
+      Rows like those of `accuracy_by_samples_and_epochs`, with 'ensemble' for
+      the number of samples and 0 epochs.
     """
-    client_population.check_data_fit(self.model, clients)
     process = self.build_process()
-    population = client_population.ClientPopulation(
-      process, runtime, self._store
-    )
-    return ensemble.evaluate_clients(
+    scores = ensemble.evaluate_clients(
       process,
       runtime,
       self.server_state(process, runtime),
-      population.states,
+      client_population.ClientPopulation(process, runtime, self._store).states,
       self.data,
       clients,
     )
+    return [
+      {
+        'samples': 'ensemble',
+        'epochs': 0,
+        **value_codec.flatten({**score, 'num_train_examples': 0}),
+      }
+      for score in scores
+    ]
 
   def fit_new_clients(
     self,
@@ -423,8 +419,6 @@ def accuracy_by_samples_and_epochs(
   """Scores new clients for every number of samples and of epochs.
 
   Args:
-    clients: The new clients.
-    runtime: Executes it.
     sample_counts: Training examples of each client; None for all.
     variants: From the number of epochs to the options that train for them.
 
@@ -451,28 +445,3 @@ def accuracy_by_samples_and_epochs(
     clients, personalization, runtime, num_samples=samples
   )
   return rows, models
-
-
-def ensemble_rows(
-  run: FinishedRun,
-  clients: datasets.FederatedDataset,
-  runtime: runtime_base.Runtime,
-) -> list:
-  """New clients' scores by ensemble, as rows like those of fitted models.
-
-  Args:
-    clients: The new clients.
-    runtime: Executes it.
-
-  Returns:
-    A dict for each client with test examples; for the number of samples it has
-    'ensemble', and 0 epochs.
-  """
-  return [
-    {
-      'samples': 'ensemble',
-      'epochs': 0,
-      **value_codec.flatten({**score, 'num_train_examples': 0}),
-    }
-    for score in run.score_new_clients_by_ensemble(clients, runtime)
-  ]

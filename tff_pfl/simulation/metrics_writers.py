@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Union
 
+import tensorflow as tf
+
 from tff_pfl import errors
 from tff_pfl.simulation import summary, value_codec
 
@@ -29,39 +31,32 @@ _Row = dict[str, Any]
 
 
 class MetricsWriters:
-  """Writes rows of metrics as JSONL, as CSV and for TensorBoard."""
+  """Writes rows of metrics as JSONL, as CSV and for TensorBoard.
+
+  Every method raises `RunError` if a file cannot be written.
+  """
 
   def __init__(
     self,
     directory: Union[str, 'os.PathLike[str]'],
     history: Iterable[Mapping[str, Any]] = (),
-    *,
-    tensorboard: bool = True,
   ):
     """Replaces the files of an earlier process by `history`.
 
     Args:
       directory: The run's output directory; made if missing.
-      history: The committed rows in ascending order, see `write`, as
-        `RunStore.history` yields them.
-      tensorboard: Whether to write for TensorBoard, which takes seconds to
-        import TensorFlow where that is not loaded.
-
-    Raises:
-      RunError: If a file cannot be written.
-      ValueError: As `write`.
+      history: The committed rows, as `RunStore.history` yields them.
     """
     self._directory = os.fspath(directory)
-    self._last_round = -1
-    self._failed = False
     self._files = []
     with self._translated():
       os.makedirs(self._directory, exist_ok=True)
-      self._files.append(_Jsonl(os.path.join(self._directory, JSONL_NAME)))
-      self._files.append(_Csv(os.path.join(self._directory, CSV_NAME)))
-      if tensorboard:
-        folder = os.path.join(self._directory, TENSORBOARD_NAME)
-        self._files.append(_TensorBoard(folder))
+      for kind, name in (
+        (_Jsonl, JSONL_NAME),
+        (_Csv, CSV_NAME),
+        (_TensorBoard, TENSORBOARD_NAME),
+      ):
+        self._files.append(kind(os.path.join(self._directory, name)))
     for row in history:
       self._write(row)
     self._flush()
@@ -73,30 +68,14 @@ class MetricsWriters:
       row: "round", the number of the round, above that of the row before it,
         and the metrics, nested as need be, of the types that
         `value_codec.to_json` takes.
-
-    Raises:
-      RunError: If a file cannot be written.
-      ValueError: If "round" is missing or not above the row before it.
     """
     self._write(row)
     self._flush()
 
   def close(self) -> None:
-    """Closes the files; may be called again.
-
-    Raises:
-      RunError: If a file cannot be written.
-    """
-    files, self._files = self._files, []
-    with contextlib.ExitStack() as stack:
-      # After a failure, what was reported then would only be said again.
-      stack.enter_context(
-        contextlib.suppress(errors.RunError)
-        if self._failed
-        else contextlib.nullcontext()
-      )
-      stack.enter_context(self._translated())
-      for file in files:
+    """Closes the files."""
+    with self._translated(), contextlib.ExitStack() as stack:
+      for file in self._files:
         stack.callback(file.close)
 
   def __enter__(self) -> 'MetricsWriters':
@@ -107,14 +86,7 @@ class MetricsWriters:
 
   def _write(self, row: Mapping[str, Any]) -> None:
     flat = value_codec.flatten(value_codec.to_json(row))
-    round_number = flat.pop('round', None)
-    errors.expect(
-      isinstance(round_number, int) and round_number > self._last_round,
-      'row["round"]',
-      f'a round after {self._last_round}',
-      round_number,
-    )
-    self._last_round = round_number
+    round_number = flat.pop('round')
     # The parts of a process that have no metrics report an empty tuple.
     flat = {name: value for name, value in flat.items() if value != []}
     with self._translated():
@@ -128,15 +100,18 @@ class MetricsWriters:
 
   @contextlib.contextmanager
   def _translated(self) -> Iterator[None]:
-    """Turns an `OSError` into a `RunError`."""
+    """Turns errors of the file system and of TensorFlow into a `RunError`."""
     try:
       yield
-    except OSError as error:
-      self._failed = True
+    except (OSError, tf.errors.OpError) as error:
+      if isinstance(error, OSError):
+        reason = errors.os_reason(error)
+      else:
+        # The first line says which file and why; the rest is TensorFlow's own.
+        reason = error.message.strip().partition('\n')[0]
       raise errors.RunError(
-        f'Cannot write the metrics to {self._directory}:'
-        f' {errors.os_reason(error)}; the committed rounds are safe; mend it'
-        ' and pass --resume.'
+        f'Cannot write the metrics to {self._directory}: {reason}; the'
+        ' committed rounds are safe; mend it and pass --resume.'
       ) from error
 
 
@@ -213,10 +188,6 @@ class _TensorBoard:
   """
 
   def __init__(self, folder: str):
-    # Imported here: it takes seconds, and a run can do without.
-    import tensorflow as tf
-
-    self._tf = tf
     os.makedirs(folder, exist_ok=True)
     # TensorBoard joins all event files of a folder: those of an earlier process
     # would show its rounds a second time.
@@ -225,13 +196,13 @@ class _TensorBoard:
       os.remove(path)
     # Not by `tf.summary`: it makes tensors, each of which costs memory for ever
     # in Python 3.11. Nobody else writes here, so the time is name enough.
-    path = os.path.join(folder, f'events.out.tfevents.{time.time():017.6f}')
-    with self._translated():
-      self._writer = tf.io.TFRecordWriter(path)
+    self._writer = tf.io.TFRecordWriter(
+      os.path.join(folder, f'events.out.tfevents.{time.time():017.6f}')
+    )
     self._write(file_version='brain.Event:2')
 
   def write(self, round_number: int, row: _Row) -> None:
-    summary_proto = self._tf.compat.v1.Summary()
+    summary_proto = tf.compat.v1.Summary()
     for name, value in row.items():
       if isinstance(value, (int, float)):
         tag = name if '/' in name else f'round/{name}'
@@ -239,24 +210,11 @@ class _TensorBoard:
     self._write(step=round_number, summary=summary_proto)
 
   def _write(self, **content: Any) -> None:
-    event = self._tf.compat.v1.Event(wall_time=time.time(), **content)
-    with self._translated():
-      self._writer.write(event.SerializeToString())
+    event = tf.compat.v1.Event(wall_time=time.time(), **content)
+    self._writer.write(event.SerializeToString())
 
   def flush(self) -> None:
-    with self._translated():
-      self._writer.flush()
+    self._writer.flush()
 
   def close(self) -> None:
-    with self._translated():
-      self._writer.close()
-
-  @contextlib.contextmanager
-  def _translated(self) -> Iterator[None]:
-    """Turns an error of TensorFlow into an `OSError`."""
-    try:
-      yield
-    except self._tf.errors.OpError as error:
-      # Its first line says which file and why; the rest is TensorFlow's own.
-      lines = str(error.message).strip().splitlines() or ['unknown error']
-      raise OSError(lines[0]) from error
+    self._writer.close()

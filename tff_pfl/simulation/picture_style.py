@@ -121,15 +121,7 @@ def coinciding(
 
 
 def save(figure: Figure, path: Union[str, 'os.PathLike[str]']) -> None:
-  """Writes a figure as a PNG file.
-
-  Args:
-    figure: The figure, of layout "constrained".
-    path: The file; after a crash it is the old one or the new one.
-
-  Raises:
-    RunError: If the file cannot be written.
-  """
+  """Writes a figure, of layout "constrained", as a PNG `atomic_file`."""
   figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
   with summary.atomic_file(path, 'wb') as file:
     figure.savefig(file, format='png', dpi=_DOTS_PER_INCH)

@@ -1,6 +1,7 @@
 """Pictures of a run: accuracy by round, and over clients and domains.
 
-The figures are drawn without a display and without pyplot's global state.
+The figures are drawn without a display and without pyplot's global state, and
+written by `picture_style.save`.
 """
 
 import math
@@ -14,7 +15,6 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tff_pfl import errors
 from tff_pfl.simulation import picture_style
 
 _BEFORE_COLOR = '#999999'
@@ -31,84 +31,58 @@ _Path = Union[str, 'os.PathLike[str]']
 @matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_accuracy_by_round(
   path: _Path,
-  series: Mapping[str, tuple[Sequence[int], Sequence[Optional[float]]]],
+  series: Mapping[str, tuple[Sequence[int], Sequence[float]]],
   *,
   title: str = '',
-  metric: str = 'test accuracy, mean over clients',
 ) -> None:
   """Draws accuracies over the rounds of training as a PNG file.
 
   Args:
-    path: The file.
-    series: By name, the rounds after which there was an evaluation, and the
-      accuracy at each, in [0, 1]; None leaves a gap.
-    title: The title; empty for none.
-    metric: What the vertical axis shows, without its unit.
-
-  Raises:
-    ValueError: If there is no series, or one has not as many values as rounds.
-    RunError: If the file cannot be written.
+    series: By name, at least one, the rounds after which there was an
+      evaluation, at least one, and the accuracy at each, in [0, 1].
   """
-  errors.expect(series, 'series', 'at least one series', series)
   figure = Figure(figsize=(8.0, 4.2), layout='constrained')
   axes = figure.add_subplot()
-  evaluated = []
   for i, (name, (rounds, values)) in enumerate(series.items()):
-    errors.expect(
-      len(rounds) == len(values),
-      'series',
-      f'of as many values as rounds in {name!r}',
-      f'{len(rounds)} rounds and {len(values)} values',
-    )
-    values = np.array([math.nan if v is None else v for v in values], float)
-    known = np.flatnonzero(np.isfinite(values))
-    if not known.size:
-      continue
-    evaluated += [rounds[known[0]], rounds[known[-1]]]
     axes.plot(
-      np.asarray(rounds, float),
+      rounds,
       values,
-      label=f'{name}  ({values[known[-1]]:.1%})',
+      label=f'{name}  ({values[-1]:.1%})',
       color=picture_style.color(i),
       linestyle=picture_style.line_style(i),
       linewidth=1.8,
       # Markers would run into each other on a long run.
-      marker='o' if known.size <= 40 else '',
+      marker='o' if len(rounds) <= 40 else '',
       markersize=4,
     )
-  if title:
-    axes.set_title(title, loc='left')
+  axes.set_title(title, loc='left')
   axes.set_xlabel('Round')
-  axes.set_ylabel(f'{metric[:1].upper()}{metric[1:]} (%)')
+  axes.set_ylabel('Test accuracy, mean over clients (%)')
   axes.xaxis.set_major_locator(
     ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
   )
-  if len(set(evaluated)) == 1:
-    axes.set_xlim(evaluated[0] - 1, evaluated[0] + 1)
+  evaluated = {number for rounds, _ in series.values() for number in rounds}
+  if len(evaluated) == 1:
+    (only,) = evaluated
+    axes.set_xlim(only - 1, only + 1)
   _use_percent(axes, 'y', *axes.get_ylim())
   picture_style.tidy(axes)
-  if evaluated:
-    axes.legend(
-      title='Series (last value)',
-      frameon=False,
-      loc='center left',
-      bbox_to_anchor=(1.0, 0.5),
-      alignment='left',
-    )
-  else:
-    axes.set_xlim(0, 1)
-    axes.text(
-      0.5, 0.5, 'no evaluation yet', ha='center', color=picture_style.TEXT_COLOR
-    )
+  axes.legend(
+    title='Series (last value)',
+    frameon=False,
+    loc='center left',
+    bbox_to_anchor=(1.0, 0.5),
+    alignment='left',
+  )
   picture_style.save(figure, path)
 
 
 @matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_client_distribution(
   path: _Path,
-  before: Optional[Sequence[float]],
+  before: Sequence[float],
   after: Sequence[float],
-  labels: tuple[str, str] = ('before personalization', 'after personalization'),
+  labels: tuple[str, str],
   *,
   title: str = '',
 ) -> None:
@@ -119,50 +93,16 @@ def plot_client_distribution(
   each client; below the diagonal are those that lost accuracy.
 
   Args:
-    path: The file.
-    before: The accuracy of each client before personalization, in [0, 1]; None
-      where there is no such model, which leaves out the right panel.
+    before: The accuracy of each client before personalization, in [0, 1].
     after: The accuracy of each client after personalization, in the same order.
-      Clients for which a value is not finite (no test examples) are left out.
     labels: What `before` and `after` are called.
-    title: The title; empty for none.
-
-  Raises:
-    ValueError: If the lengths differ or no client is left.
-    RunError: If the file cannot be written.
   """
-  after = np.asarray(after, float)
-  kept = np.isfinite(after)
-  if before is not None:
-    before = np.asarray(before, float)
-    errors.expect(
-      before.shape == after.shape,
-      'before',
-      f'of shape {after.shape}, like `after`',
-      before.shape,
-    )
-    kept &= np.isfinite(before)
-    before = before[kept]
-  errors.expect(
-    kept.any(),
-    'after',
-    'finite for at least one client',
-    f'{after.size} clients without any',
-  )
-  after = after[kept]
-  if before is None:
-    figure = Figure(figsize=(6.0, 4.4), layout='constrained')
-    _draw_sorted(figure.add_subplot(), [(labels[1], after, _AFTER_COLOR)])
-  else:
-    figure = Figure(figsize=(10.4, 4.8), layout='constrained')
-    left, right = figure.subplots(1, 2)
-    _draw_sorted(
-      left,
-      [(labels[0], before, _BEFORE_COLOR), (labels[1], after, _AFTER_COLOR)],
-    )
-    _draw_scatter(right, before, after, labels)
-  if title:
-    figure.suptitle(title)
+  before, after = np.asarray(before, float), np.asarray(after, float)
+  figure = Figure(figsize=(10.4, 4.8), layout='constrained')
+  left, right = figure.subplots(1, 2)
+  _draw_sorted(left, before, after, labels)
+  _draw_scatter(right, before, after, labels)
+  figure.suptitle(title)
   picture_style.save(figure, path)
 
 
@@ -176,33 +116,14 @@ def plot_domains(
   """Draws scores by domain as a PNG file, a bar for each model and domain.
 
   Args:
-    path: The file.
     panels: From name of a score, such as "accuracy", to a dict from name of a
-      model to its score in each domain, in [0, 1]; None leaves a gap. All have
-      the same domains, and of models there are at most two.
-    title: The title; empty for none.
-
-  Raises:
-    ValueError: If there is no panel, a panel has no or too many models, or the
-      domains of two models differ.
-    RunError: If the file cannot be written.
+      model to its score in each domain, in [0, 1]; None leaves a gap. There is
+      at least one panel, all have the same domains, and of models there are at
+      most two.
   """
-  errors.expect(panels, 'panels', 'at least one panel', panels)
-  domains = {tuple(d) for models in panels.values() for d in models.values()}
-  errors.expect(
-    len(domains) == 1 and all(domains),
-    'panels',
-    'of the same domains, at least one, for all models',
-    sorted(domains),
-  )
-  (names,) = domains
   num_models = max(map(len, panels.values()))
-  errors.expect(
-    num_models <= len(_MODEL_COLORS),
-    'panels',
-    f'of at most {len(_MODEL_COLORS)} models',
-    num_models,
-  )
+  first_panel = next(iter(panels.values()))
+  names = list(next(iter(first_panel.values())))
   figure = Figure(
     figsize=(
       2.0 + 4.2 * len(panels),
@@ -216,8 +137,7 @@ def plot_domains(
     axes.set_xlabel(f'Test {score} of the domain (%)')
   columns[0].set_yticks(range(len(names)), names)
   columns[0].invert_yaxis()
-  if title:
-    figure.suptitle(title)
+  figure.suptitle(title)
   picture_style.save(figure, path)
 
 
@@ -252,21 +172,25 @@ def _draw_bars(
 
 
 def _draw_sorted(
-  axes: Axes, groups: Sequence[tuple[str, np.ndarray, str]]
+  axes: Axes, before: np.ndarray, after: np.ndarray, labels: tuple[str, str]
 ) -> None:
-  """Draws for each group the accuracies in ascending order."""
-  num_clients = groups[0][1].size
+  """Draws the accuracies in ascending order, once before and once after."""
+  num_clients = before.size
   # Client i of n stands in the middle of the i-th of n equal parts.
   position = (np.arange(num_clients) + 0.5) / num_clients
-  for i, (label, values, color) in enumerate(groups):
+  groups = (
+    # The wider line stays visible where the other lies on it.
+    (labels[0], before, _BEFORE_COLOR, 2.8),
+    (labels[1], after, _AFTER_COLOR, 1.8),
+  )
+  for label, values, color, width in groups:
     axes.plot(
       position,
       np.sort(values),
       label=f'{label}\n(mean {np.mean(values):.1%})',
       color=color,
       drawstyle='steps-mid',
-      # A wider line stays visible where the next one lies on it.
-      linewidth=1.8 if i == len(groups) - 1 else 2.8,
+      linewidth=width,
       marker='o' if num_clients <= 40 else '',
       markersize=4,
     )
@@ -288,7 +212,7 @@ def _draw_sorted(
   _use_percent(axes, 'x', 0, 1, margin=0.0)
   _use_percent(axes, 'y', *axes.get_ylim())
   picture_style.tidy(axes)
-  picture_style.legend_above(axes, len(groups))
+  picture_style.legend_above(axes, 2)
 
 
 def _draw_scatter(

@@ -89,16 +89,14 @@ def write_report(
 
 def _summarize(store, evaluations):
   """The summary that `write_report` returns."""
-  rounds = list(store.metrics())
+  rounds = store.history()
   series = accuracy_series(evaluations)
   newest = evaluations[-1]
 
   def accuracy_of(which):
     if which not in series:
       return None
-    return summary_lib.accuracy_summary(
-      *series[which], final_round=store.last_round
-    )
+    return summary_lib.accuracy_summary(*series[which], store.last_round)
 
   def newest_loss(which):
     return newest[which]['loss'] if newest[which] is not None else None
@@ -126,7 +124,6 @@ def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
   """Draws the accuracies of several runs into one picture.
 
   Args:
-    path: The PNG file.
     directories: Name of each method to the folder of its run.
   """
   series = {}

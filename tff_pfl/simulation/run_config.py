@@ -219,30 +219,18 @@ class RunConfig:
       seed=self.seed,
     )
 
-  def build(
-    self,
-  ) -> tuple[
-    personalized_process.PersonalizedProcess, datasets.FederatedDataset
-  ]:
-    """Builds the process, without a warm-up, and loads its data."""
-    data = self.load_data()
-    return self.build_process(self.build_model(data)), data
+  def run(self, output_dir: str, **options: Any) -> dict[str, Any]:
+    """Runs the experiment, after its warm-up.
 
-  def run(
-    self,
-    output_dir: str,
-    *,
-    runtime_options: Optional[Mapping[str, Any]] = None,
-    resume: bool = False,
-    show_progress: bool = True,
-  ) -> dict[str, Any]:
-    """Runs the experiment, after its warm-up; see `experiment.run`."""
+    Args:
+      output_dir: Folder of the run.
+      **options: `runtime_options`, `resume` and `show_progress` of
+        `experiment.run`.
+
+    Returns:
+      The summary; see `experiment.run`.
+    """
     data = self.load_data()
-    options = {
-      'runtime_options': runtime_options,
-      'resume': resume,
-      'show_progress': show_progress,
-    }
     model = warm_up.run(
       self, self.build_model(data), data, output_dir, **options
     )

@@ -5,7 +5,6 @@ What goes wrong with it is a `RunError` of one line that says what is safe.
 
 import contextlib
 import errno
-import operator
 import os
 import sqlite3
 import urllib.parse
@@ -52,67 +51,62 @@ _SIGNS_OF_DAMAGE = (
 )
 
 
-def create(path: str, settings: str) -> sqlite3.Connection:
+def path_in(directory: str) -> str:
+  """The path of the file in a run's output directory."""
+  return os.path.abspath(os.path.join(directory, FILE_NAME))
+
+
+def create(directory: str, settings: str) -> sqlite3.Connection:
   """Makes a file without rounds in place of what is there."""
   for suffix in ('', '-wal', '-shm', '-journal'):
     with contextlib.suppress(FileNotFoundError):
-      os.remove(path + suffix)
-  with contextlib.ExitStack() as on_error:
-    connection = on_error.enter_context(
-      contextlib.closing(_connect(path, 'rwc'))
-    )
-    connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
-    _prepare_for_writing(connection)
-    with transaction(connection):
-      connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
-      connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
-      for statement in _SCHEMA:
-        connection.execute(statement)
-      connection.execute('INSERT INTO config VALUES (0, ?)', [seal(settings)])
-    on_error.pop_all()
-    return connection
+      os.remove(path_in(directory) + suffix)
+  connection = _connect(directory, 'rwc')
+  connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
+  _prepare_for_writing(connection)
+  with transaction(connection):
+    connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
+    connection.execute(f'PRAGMA user_version = {_SCHEMA_VERSION}')
+    for statement in _SCHEMA:
+      connection.execute(statement)
+    connection.execute('INSERT INTO config VALUES (0, ?)', [seal(settings)])
+  return connection
 
 
-def open_for_writing(path: str, settings: str) -> sqlite3.Connection:
+def open_for_writing(directory: str, settings: str) -> sqlite3.Connection:
   """Opens a file and gives it new settings."""
-  with contextlib.ExitStack() as on_error:
-    connection = on_error.enter_context(
-      contextlib.closing(_connect(path, 'rw'))
-    )
-    _prepare_for_writing(connection)
-    connection.execute('UPDATE config SET json = ?', [seal(settings)])
-    on_error.pop_all()
-    return connection
+  connection = _connect(directory, 'rw')
+  _prepare_for_writing(connection)
+  connection.execute('UPDATE config SET json = ?', [seal(settings)])
+  return connection
 
 
-def _connect(
-  path: str, mode: str, immutable: bool = False
-) -> sqlite3.Connection:
-  """Opens a SQLite file; transactions are begun and ended by statements."""
-  uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode={mode}'
-  if immutable:
-    uri += '&immutable=1'
-  return sqlite3.connect(
-    uri, uri=True, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None
-  )
-
-
-def open_for_reading(path: str) -> sqlite3.Connection:
-  """Opens a SQLite file so that no statement can change what it holds."""
+def open_for_reading(directory: str) -> sqlite3.Connection:
+  """Opens a file so that no statement can change what it holds."""
+  path = path_in(directory)
   if os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK):
     # Whoever closes the file last moves the write-ahead log into it and removes
     # the log, for which it must be able to write.
-    connection = _connect(path, 'rw')
+    connection = _connect(directory, 'rw')
     connection.execute('PRAGMA query_only = ON')
     return connection
-  return open_unchanged(path)
+  return open_unchanged(directory)
 
 
-def open_unchanged(path: str) -> sqlite3.Connection:
-  """Opens a SQLite file so that not a byte of it changes."""
+def open_unchanged(directory: str) -> sqlite3.Connection:
+  """Opens a file so that not a byte of it changes."""
   # SQLite keeps an index of the log beside the file. Where none can be made, as
   # on a read-only disk, and there is no log, the file alone tells all.
-  return _connect(path, 'ro', immutable=not os.path.exists(path + '-wal'))
+  has_log = os.path.exists(path_in(directory) + '-wal')
+  return _connect(directory, 'ro' if has_log else 'ro&immutable=1')
+
+
+def _connect(directory: str, mode: str) -> sqlite3.Connection:
+  """Opens a file; transactions are begun and ended by statements."""
+  uri = f'file:{urllib.parse.quote(path_in(directory))}?mode={mode}'
+  return sqlite3.connect(
+    uri, uri=True, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None
+  )
 
 
 def _prepare_for_writing(connection: sqlite3.Connection) -> None:
@@ -151,8 +145,6 @@ def insert_round(
   """Writes all that a round has changed, within a transaction.
 
   Args:
-    connection: To the file.
-    round_number: The round.
     server_state: Replaces the one before.
     client_states: By client; each replaces the client's one before.
     metrics: As JSON.
@@ -166,7 +158,7 @@ def insert_round(
   )
   connection.executemany(
     'INSERT OR REPLACE INTO client_states VALUES (?, ?, ?)',
-    _client_rows(round_number, client_states),
+    ((client, round_number, s) for client, s in client_states.items()),
   )
   sealed = seal(checksum(server_state) + metrics, round_number, evaluation)
   connection.execute('INSERT INTO rounds VALUES (?, ?)', [round_number, sealed])
@@ -189,17 +181,6 @@ def _pieces(state: bytes) -> Iterator[memoryview]:
     yield view[start : start + _PIECE_SIZE]
 
 
-def _client_rows(
-  round_number: int, client_states: Mapping[int, bytes]
-) -> Iterator[Any]:
-  """Yields the rows of client states, checked."""
-  for index, state in client_states.items():
-    errors.expect_type(
-      state, bytes, 'client_states', f'bytes for client {index}'
-    )
-    yield operator.index(index), round_number, state
-
-
 @contextlib.contextmanager
 def translated_errors(
   directory: str, what: str, safe_round: Optional[int] = None
@@ -210,12 +191,6 @@ def translated_errors(
     directory: The run's output directory.
     what: What is attempted, read after "Cannot".
     safe_round: The last committed round, where a commit is attempted.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    RunError: If the body fails so.
   """
   try:
     yield
@@ -252,11 +227,11 @@ def damaged(
   )
 
 
-def has_run(path: str) -> bool:
+def has_run(directory: str) -> bool:
   """Returns whether there is anything that a new run must not replace."""
-  if os.path.isfile(path):
+  if os.path.isfile(path_in(directory)):
     try:
-      with contextlib.closing(open_unchanged(path)) as connection:
+      with contextlib.closing(open_unchanged(directory)) as connection:
         tables = connection.execute('SELECT COUNT(*) FROM sqlite_master')
         if tables.fetchone()[0] > 0:
           rounds = connection.execute('SELECT COUNT(*) FROM rounds')
@@ -267,7 +242,7 @@ def has_run(path: str) -> bool:
       return True
   # A process that was killed while it created the run leaves no round, too, but
   # metrics are written once one is committed.
-  directory, name = os.path.dirname(path), metrics_writers.JSONL_NAME
+  name = metrics_writers.JSONL_NAME
   if os.path.exists(os.path.join(directory, name)):
     raise errors.RunError(
       f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
@@ -305,11 +280,11 @@ def seal(text: str, *context: Any) -> str:
   return checksum('\n'.join(map(str, (text, *context))).encode()) + text
 
 
-def unseal(text: Any, *context: Any) -> Optional[str]:
-  """Returns what `seal` was given; None if it was not this."""
-  if isinstance(text, str) and text == seal(text[8:], *context):
-    return text[8:]
-  return None
+def unseal(directory: str, what: str, text: Any, *context: Any) -> str:
+  """Returns what `seal` was given; raises `RunError` if it was not this."""
+  if not isinstance(text, str) or text != seal(text[8:], *context):
+    raise damaged(directory, f'{what} has another checksum')
+  return text[8:]
 
 
 def checksum(content: bytes) -> str:

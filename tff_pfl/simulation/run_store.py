@@ -8,17 +8,6 @@ newest server state and the newest state of each client are kept, so with the
 rounds the file grows by their metrics alone. Client states are read one by one
 when asked for; memory does not grow with the number of clients.
 
-```
-with RunStore.open_or_create(directory, config) as store:
-  if store.last_round < 0:
-    store.commit_round(0, server_state=..., client_states={}, metrics={})
-  for round_number in range(store.last_round + 1, num_rounds + 1):
-    states = store.client_states(cohort)
-    ...
-    store.commit_round(round_number, server_state=..., client_states=...,
-                       metrics=...)
-```
-
 One process at a time writes to a run. It holds an advisory lock on the file
 `run.lock`, which the kernel releases however the process ends. Any number of
 processes may read meanwhile, through `RunStore.open_for_reading`.
@@ -31,21 +20,19 @@ A store belongs to the thread that opened it.
 
 import contextlib
 import json
-import operator
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.simulation import directory_lock, run_file, value_codec
 
-# What may differ between a run and its resumption unless the caller says
-# otherwise: it does not change what any round computes.
+# What may differ between a run and its resumption: it does not change what any
+# round computes.
 MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = run_file.FILE_NAME
-_ROWS_PER_READ = 1000
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -53,9 +40,9 @@ _Path = Union[str, 'os.PathLike[str]']
 class RunStore:
   """The committed rounds of a run; see the module's docstring.
 
-  Use `create`, `resume`, `open_or_create` or `open_for_reading`, not the
-  constructor. Every method raises `RunError` where the file is damaged or the
-  disk fails, and says what is safe.
+  Use `create`, `open_or_create` or `open_for_reading`, not the constructor.
+  Every method raises `RunError` where the file is damaged or the disk fails,
+  and says what is safe.
   """
 
   def __init__(
@@ -77,9 +64,6 @@ class RunStore:
         never committed its initial state is replaced.
       config: The settings of the run: what JSON can hold, nested as need be.
 
-    Returns:
-      The store, open for writing, with no round committed.
-
     Raises:
       RunError: If `directory` has a run, is in use by a running process, or
         cannot be written to.
@@ -88,77 +72,47 @@ class RunStore:
     config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
       lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
-      path = os.path.join(directory, FILE_NAME)
-      if run_file.has_run(path):
+      if run_file.has_run(directory):
         raise errors.RunError(
           f'There is a run in {directory} already: pass --resume to continue'
           ' it, or another --output_dir.'
         )
       with run_file.translated_errors(directory, 'create the run'):
-        connection = run_file.create(path, config_json)
-      on_error.pop_all()
-      return cls(directory, connection, lock)
-
-  @classmethod
-  def resume(
-    cls,
-    directory: _Path,
-    config: Mapping[str, Any],
-    *,
-    mutable: Sequence[str] = MUTABLE_SETTINGS,
-  ) -> 'RunStore':
-    """Continues a run.
-
-    Args:
-      directory: The run's output directory.
-      config: The settings given now, as for `create`.
-      mutable: Settings that may differ from those of the run, by their dotted
-        names (``hparams.num_epochs``) or those of a group (``hparams``). The
-        run takes on the values given now.
-
-    Returns:
-      The store, open for writing, at the last committed round.
-
-    Raises:
-      RunError: If `directory` has no run, is in use by a running process, or
-        its run is damaged or has other settings than `config`; the message
-        gives each such setting with both values.
-    """
-    directory = os.fspath(directory)
-    config_json = _dump(config)
-    path = os.path.join(directory, FILE_NAME)
-    _expect_file(directory, path)
-    with contextlib.ExitStack() as on_error:
-      lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
-      with run_file.translated_errors(directory, 'open the run'):
-        # Whoever can write changes the file by closing it, if only by moving
-        # the write-ahead log of a killed process into it.
-        with contextlib.closing(run_file.open_unchanged(path)) as connection:
-          run_file.check_schema(connection, directory)
-          store = cls(directory, connection, None)
-          store._check()
-          store._state()
-          store._check_resumable(json.loads(config_json), mutable)
-        connection = run_file.open_for_writing(path, config_json)
+        connection = run_file.create(directory, config_json)
       on_error.pop_all()
       return cls(directory, connection, lock)
 
   @classmethod
   def open_or_create(
-    cls,
-    directory: _Path,
-    config: Mapping[str, Any],
-    *,
-    mutable: Sequence[str] = MUTABLE_SETTINGS,
+    cls, directory: _Path, config: Mapping[str, Any]
   ) -> 'RunStore':
     """Continues the run in `directory` or, without one, starts it.
 
-    The arguments and errors are those of `resume` and `create`.
+    Args:
+      directory: The run's output directory.
+      config: The settings given now, as for `create`. The run takes on those of
+        `MUTABLE_SETTINGS`.
+
+    Raises:
+      RunError: If `directory` is in use by a running process, or its run is
+        damaged or has other settings than `config`; the message gives each such
+        setting with both values.
     """
     directory = os.fspath(directory)
-    if run_file.has_run(os.path.join(directory, FILE_NAME)):
-      return cls.resume(directory, config, mutable=mutable)
-    return cls.create(directory, config)
+    if not run_file.has_run(directory):
+      return cls.create(directory, config)
+    config_json = _dump(config)
+    with contextlib.ExitStack() as on_error:
+      lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
+      # Whoever can write changes the file by closing it, if only by moving the
+      # write-ahead log of a killed process into it.
+      with cls._open_checked(directory, run_file.open_unchanged) as store:
+        store.server_state()
+        store._check_resumable(json.loads(config_json))
+      with run_file.translated_errors(directory, 'open the run'):
+        connection = run_file.open_for_writing(directory, config_json)
+      on_error.pop_all()
+      return cls(directory, connection, lock)
 
   @classmethod
   def open_for_reading(cls, directory: _Path) -> 'RunStore':
@@ -170,16 +124,29 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
-    path = os.path.abspath(os.path.join(directory, FILE_NAME))
-    _expect_file(directory, path)
+    if not os.path.isfile(run_file.path_in(directory)):
+      raise errors.RunError(
+        f'There is no run in {directory} (no {FILE_NAME}): check the name of'
+        ' the folder.'
+      )
+    return cls._open_checked(directory, run_file.open_for_reading)
+
+  @classmethod
+  def _open_checked(
+    cls, directory: str, connect: Callable[[str], sqlite3.Connection]
+  ) -> 'RunStore':
+    """Opens a run for reading if settings and metrics are as committed.
+
+    States are checked as they are read.
+    """
     with contextlib.ExitStack() as on_error:
       with run_file.translated_errors(directory, 'open the run'):
         connection = on_error.enter_context(
-          contextlib.closing(run_file.open_for_reading(path))
+          contextlib.closing(connect(directory))
         )
         run_file.check_schema(connection, directory)
       store = cls(directory, connection, None)
-      store._check()
+      _ = store.config, store.history(), store.per_client()
       on_error.pop_all()
       return store
 
@@ -194,7 +161,9 @@ class RunStore:
     rows = self._read('SELECT json FROM config')
     if not rows:
       raise run_file.damaged(self._directory, 'its settings are missing')
-    return json.loads(self._unseal('its settings', rows[0][0]))
+    return json.loads(
+      run_file.unseal(self._directory, 'its settings', rows[0][0])
+    )
 
   @property
   def last_round(self) -> int:
@@ -210,7 +179,7 @@ class RunStore:
     client_states: Mapping[int, bytes],
     metrics: Mapping[str, Any],
     evaluation: Optional[Mapping[str, Any]] = None,
-    per_client: Optional[Sequence[Mapping[str, Any]]] = None,
+    per_client: Sequence[Mapping[str, Any]] = (),
   ) -> None:
     """Commits all that a round has changed, or nothing.
 
@@ -220,14 +189,14 @@ class RunStore:
       client_states: The states of clients that have changed, by client index.
       metrics: The metrics of the round, nested as need be, of the types that
         `value_codec.to_json` takes; "round" and "evaluation" are taken names.
+        The initial state has none.
       evaluation: The metrics of an evaluation after the round, of the same
         types; None if none took place.
       per_client: With `evaluation`, the metrics of each client.
 
     Raises:
-      ValueError: If the round is not the next one, or `metrics`, `evaluation`
-        or `per_client` are not as above.
-      TypeError: If a state is not `bytes`.
+      ValueError: If the round is not the next one, or `metrics` has a name that
+        is taken.
       RunError: If the disk is full or fails. Nothing of the round is stored
         then, and all rounds before it are still there.
     """
@@ -236,15 +205,19 @@ class RunStore:
         f'The run in {self._directory} is open for reading only.'
       )
     last_round = self.last_round
-    round_number = operator.index(round_number)
     errors.expect(
       round_number == last_round + 1,
       'round_number',
       f'the next round, {last_round + 1}',
       round_number,
     )
-    errors.expect_type(server_state, bytes, 'server_state', 'bytes')
-    _check_metrics(metrics, evaluation, per_client)
+    for name in ('round', 'evaluation'):
+      errors.expect(
+        name not in metrics,
+        'metrics',
+        f'without {name!r}, which the history adds',
+        list(metrics),
+      )
     with run_file.translated_errors(
       self._directory, f'commit round {round_number}', last_round
     ):
@@ -256,19 +229,33 @@ class RunStore:
           client_states,
           _dump(metrics),
           None if evaluation is None else _dump(evaluation),
-          [_dump(row) for row in per_client or ()],
+          [_dump(row) for row in per_client],
         )
 
   def server_state(self) -> bytes:
     """Returns the newest server state.
 
     Raises:
-      RunError: If the initial state is not committed yet.
+      RunError: If it is damaged, or the initial one is not committed yet.
     """
-    state = self._state()
-    if state is None:
+    # One statement, as a round may be committed meanwhile.
+    rows = self._read(
+      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
+      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
+    )
+    if not rows and self.last_round < 0:
       raise errors.RunError(
         f'The run in {self._directory} has committed no state yet.'
+      )
+    try:
+      state = b''.join(row[0] for row in rows)
+    except TypeError as error:
+      raise run_file.damaged(
+        self._directory, f'server state: {error}'
+      ) from error
+    if not rows or rows[0][1] != run_file.checksum(state):
+      raise run_file.damaged(
+        self._directory, 'its state is not that of the last round'
       )
     return state
 
@@ -283,49 +270,57 @@ class RunStore:
       # One transaction, so that a reader never sees states of two rounds.
       with run_file.transaction(self._connection, 'DEFERRED') as connection:
         for index in client_indices:
-          index = operator.index(index)
           row = connection.execute(query, [index]).fetchone()
           if row is not None:
             states[index] = row[0]
     return states
 
-  def num_client_states(self) -> int:
-    """Returns the number of clients that have a state."""
-    ((number,),) = self._read('SELECT COUNT(*) FROM client_states')
-    return number
+  def history(self) -> list[dict[str, Any]]:
+    """Returns all that is known of each round from 1 on.
 
-  def metrics(self) -> Iterator[dict[str, Any]]:
-    """Yields ``{'round': round, **metrics}`` for each round from 1 on."""
-    for number, metrics, _ in self._rounds():
-      if number > 0:
-        yield {'round': number, **json.loads(metrics)}
+    It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
+    only where there was one.
+    """
+    # Read at once: a query that stays open while its rows are consumed would
+    # keep the running process from shortening its write-ahead log.
+    rows = self._read(
+      'SELECT round, rounds.metrics, evaluations.metrics FROM rounds'
+      ' LEFT JOIN evaluations USING (round) ORDER BY round'
+    )
+    history = []
+    for expected, (number, metrics, evaluation) in enumerate(rows):
+      if number != expected:
+        raise run_file.damaged(self._directory, f'round {expected} is missing')
+      metrics = run_file.unseal(
+        self._directory, f'round {number}', metrics, number, evaluation
+      )
+      # Behind the checksum of the state.
+      row = {'round': number, **json.loads(metrics[8:])}
+      if evaluation is not None:
+        row['evaluation'] = json.loads(evaluation)
+      history.append(row)
+    # Without the initial state.
+    return history[1:]
 
   def evaluations(self) -> list[dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
     return [
-      {'round': number, **json.loads(evaluation)}
-      for number, _, evaluation in self._rounds()
-      if evaluation is not None
+      {'round': row['round'], **row['evaluation']}
+      for row in self.history()
+      if 'evaluation' in row
     ]
-
-  def history(self) -> Iterator[dict[str, Any]]:
-    """Yields all that is known of each round, as the metrics writers take it.
-
-    Yields:
-      ``{'round': round, **metrics, 'evaluation': evaluation}``, the last only
-      where there was one. The initial state is round 0; it is left out where
-      it has neither metrics nor evaluation.
-    """
-    for number, metrics, evaluation in self._rounds():
-      merged = {'round': number, **json.loads(metrics)}
-      if evaluation is not None:
-        merged['evaluation'] = json.loads(evaluation)
-      if len(merged) > 1 or number > 0:
-        yield merged
 
   def per_client(self) -> list[dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
-    return [json.loads(row) for row in self._clients()]
+    rows = self._read('SELECT metrics FROM per_client ORDER BY row')
+    return [
+      json.loads(
+        run_file.unseal(
+          self._directory, 'its scores of clients', *row, i, len(rows)
+        )
+      )
+      for i, row in enumerate(rows)
+    ]
 
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
@@ -339,82 +334,33 @@ class RunStore:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+  def _read(self, query: str) -> list[Any]:
     with run_file.translated_errors(self._directory, 'read the run'):
-      return self._connection.execute(query, parameters).fetchall()
+      return self._connection.execute(query).fetchall()
 
-  def _state(self) -> Optional[bytes]:
-    """Returns the newest server state, or None where there is none."""
-    # One statement, as a round may be committed meanwhile.
-    rows = self._read(
-      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
-      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
-    )
-    if not rows and self.last_round < 0:
-      return None
-    try:
-      state = b''.join(row[0] for row in rows)
-    except TypeError as error:
-      raise run_file.damaged(
-        self._directory, f'server state: {error}'
-      ) from error
-    if not rows or rows[0][1] != run_file.checksum(state):
-      raise run_file.damaged(
-        self._directory, 'its state is not that of the last round'
-      )
-    return state
-
-  def _rounds(self) -> Iterator[tuple[int, str, Optional[str]]]:
-    """Yields (round, metrics, evaluation) as JSON, checked."""
-    # Read in batches: a query that stays open while its rows are consumed would
-    # keep the running process from shortening its write-ahead log.
-    last = -1
-    while True:
-      rows = self._read(
-        'SELECT round, rounds.metrics, evaluations.metrics FROM rounds'
-        ' LEFT JOIN evaluations USING (round)'
-        ' WHERE round > ? ORDER BY round LIMIT ?',
-        [last, _ROWS_PER_READ],
-      )
-      for number, metrics, evaluation in rows:
-        last += 1
-        if number != last:
-          raise run_file.damaged(self._directory, f'round {last} is missing')
-        metrics = self._unseal(f'round {number}', metrics, number, evaluation)
-        # Behind the checksum of the state.
-        yield number, metrics[8:], evaluation
-      if len(rows) < _ROWS_PER_READ:
-        return
-
-  def _clients(self) -> list[str]:
-    """The rows of the newest evaluation's clients as JSON, checked."""
-    rows = self._read('SELECT metrics FROM per_client ORDER BY row')
-    return [
-      self._unseal('its scores of clients', *row, i, len(rows))
-      for i, row in enumerate(rows)
-    ]
-
-  def _unseal(self, what: str, text: Any, *context: Any) -> str:
-    """Returns what `run_file.seal` was given."""
-    unsealed = run_file.unseal(text, *context)
-    if unsealed is None:
-      raise run_file.damaged(self._directory, f'{what} has another checksum')
-    return unsealed
-
-  def _check(self) -> None:
-    """Raises `RunError` unless settings and metrics are as committed.
-
-    States are checked as they are read.
-    """
-    _ = self.config, self._clients()
-    for _ in self._rounds():
-      pass
-
-  def _check_resumable(
-    self, given: Mapping[str, Any], mutable: Sequence[str]
-  ) -> None:
+  def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
-    _check_config(self._directory, self.config, given, mutable)
+    old, new = (
+      value_codec.flatten(settings, '.') for settings in (self.config, given)
+    )
+    absent = object()
+    differences = []
+    for name in dict.fromkeys([*old, *new]):
+      was, now = old.get(name, absent), new.get(name, absent)
+      if name in MUTABLE_SETTINGS or was == now:
+        continue
+      was_text, now_text = (
+        'absent' if value is absent else repr(value) for value in (was, now)
+      )
+      # NaN differs from itself, its text does not.
+      if was_text != now_text:
+        differences.append(f'{name} was {was_text}, now {now_text}')
+    if differences:
+      raise errors.RunError(
+        f'Cannot resume the run in {self._directory} with other settings:'
+        f' {"; ".join(differences)}. Give those of the run, or another'
+        ' --output_dir.'
+      )
     last_round = self.last_round
     if given.get('num_rounds', last_round) < last_round:
       raise errors.RunError(
@@ -424,69 +370,6 @@ class RunStore:
           f'{self._directory} has',
           given['num_rounds'],
         )
-      )
-
-
-def _expect_file(directory: str, path: str) -> None:
-  """Raises `RunError` unless `path` is a file."""
-  if not os.path.isfile(path):
-    raise errors.RunError(
-      f'There is no run in {directory} (no {FILE_NAME}): check the name of the'
-      ' folder.'
-    )
-
-
-def _check_config(
-  directory: str,
-  stored: Mapping[str, Any],
-  given: Mapping[str, Any],
-  mutable: Sequence[str],
-) -> None:
-  """Raises `RunError` if settings differ that must not."""
-  stored_flat = value_codec.flatten(stored, '.')
-  given_flat = value_codec.flatten(given, '.')
-  absent = object()
-  differences = []
-  for name in dict.fromkeys([*stored_flat, *given_flat]):
-    if any(name == key or name.startswith(key + '.') for key in mutable):
-      continue
-    old = stored_flat.get(name, absent)
-    new = given_flat.get(name, absent)
-    # NaN differs from itself, its text does not.
-    if old != new and repr(old) != repr(new):
-      old_text = 'absent' if old is absent else repr(old)
-      new_text = 'absent' if new is absent else repr(new)
-      differences.append(f'{name} was {old_text}, now {new_text}')
-  if differences:
-    raise errors.RunError(
-      f'Cannot resume the run in {directory} with other settings:'
-      f' {"; ".join(differences)}. Give those of the run, or another'
-      ' --output_dir.'
-    )
-
-
-def _check_metrics(
-  metrics: Mapping[str, Any],
-  evaluation: Optional[Mapping[str, Any]],
-  per_client: Optional[Sequence[Mapping[str, Any]]],
-) -> None:
-  """Raises `ValueError` unless these can be told apart in the history."""
-  errors.expect(
-    per_client is None or evaluation is not None,
-    'per_client',
-    'given together with `evaluation`',
-    '`evaluation` is None',
-  )
-  for name, given, taken in (
-    ('metrics', metrics, ('round', 'evaluation')),
-    ('evaluation', evaluation or {}, ('round',)),
-  ):
-    for key in taken:
-      errors.expect(
-        key not in given,
-        name,
-        f'without {key!r}, which the history adds',
-        list(given),
       )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.client import client_examples
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import client_population, run_store, value_codec
@@ -15,10 +15,11 @@ from tff_pfl.templates import personalized_process
 class StoredRounds:
   """Takes the state of a process from round to round, and into a store.
 
-  A round is computed by `run_round` and lasts with `commit`; in between it can
-  be scored.
+  A round is computed by `run_round` and lasts with `commit`, which must follow;
+  in between it can be scored.
 
   Attributes:
+    state: The server's state after the last round, committed or not.
     train: The clients' training examples, by client id, as the runtime takes
       them.
     test: Likewise their test examples.
@@ -34,8 +35,6 @@ class StoredRounds:
     """Goes on where a store ends; an empty one gets the initial state, round 0.
 
     Args:
-      runtime: What executes.
-      data: The clients' data.
       store: The run's; the caller closes it.
 
     Raises:
@@ -49,7 +48,7 @@ class StoredRounds:
       client_examples.ClientExamples(data.train),
       client_examples.ClientExamples(data.test),
     )
-    self._state = runtime.run(process.initialize)
+    self.state = runtime.run(process.initialize)
     # Those that are not committed yet.
     self._new_client_states = {}
     self._population = client_population.ClientPopulation(
@@ -58,14 +57,9 @@ class StoredRounds:
     if store.last_round < 0:
       self.commit({})
     else:
-      self._state = client_population.decode_state(
-        store.server_state(), self._state
+      self.state = client_population.decode_state(
+        store.server_state(), self.state
       )
-
-  @property
-  def state(self) -> personalized_process.ServerState:
-    """The server's state after the last round, committed or not."""
-    return self._state
 
   def client_states(self, client_indices: Sequence[int]) -> list:
     """The clients' states after the last round, in order."""
@@ -83,34 +77,27 @@ class StoredRounds:
 
     Returns:
       The round's metrics, as `value_codec.to_json` gives them.
-
-    Raises:
-      RunError: If the last round is not committed.
     """
-    if self._new_client_states:
-      raise errors.RunError(
-        'Commit the last round before the next one is run; the new states of '
-        f'its clients, {sorted(self._new_client_states)}, would be lost.'
-      )
     cohort = [int(index) for index in cohort]
     output = self._runtime.run(
       self._process.next,
-      self._state,
+      self.state,
       self.client_states(cohort),
       [self.train[self._client_ids[index]] for index in cohort],
     )
-    self._state = output.state
+    self.state = output.state
     self._new_client_states = dict(zip(cohort, output.client_states))
     return value_codec.to_json(output.metrics)
 
   def commit(self, metrics: dict, **scores: Any) -> None:
     """Stores the last round with its metrics, all of it or nothing.
 
-    `scores` are `evaluation` and `per_client`, see `RunStore.commit_round`.
+    Args:
+      **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.
     """
     self._store.commit_round(
       self._store.last_round + 1,
-      server_state=value_codec.encode(self._state),
+      server_state=value_codec.encode(self.state),
       client_states={
         index: value_codec.encode(client_state)
         for index, client_state in self._new_client_states.items()

@@ -7,12 +7,7 @@ import math
 import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import (
-  IO,
-  Any,
-  Optional,
-  Union,
-)
+from typing import IO, Any, Optional, Union
 
 import tabulate
 
@@ -25,10 +20,7 @@ _FORMULA_STARTS = ('=', '+', '-', '@', '\t', '\r')
 
 
 def accuracy_summary(
-  rounds: Sequence[int],
-  values: Sequence[Optional[float]],
-  last: int = 10,
-  final_round: Optional[int] = None,
+  rounds: Sequence[int], values: Sequence[Optional[float]], final_round: int
 ) -> dict[str, Optional[float]]:
   """Sums up an accuracy over the rounds of training.
 
@@ -39,60 +31,37 @@ def accuracy_summary(
   Args:
     rounds: The rounds after which there was an evaluation, ascending.
     values: The accuracy at each, in [0, 1]; None where there is none.
-    last: The number of rounds at the end of training that the mean is over.
-    final_round: The last round of training; None for the last of `rounds`.
+    final_round: The last round of training.
 
   Returns:
     A dict, with None for what no evaluation tells:
       last_10_mean: Mean over the evaluations of the last 10 rounds of training,
-        those after round `final_round` - 10, however many these are. Another
-        `last` changes the name accordingly.
+        those after round `final_round` - 10, however many these are.
       best: The highest value.
       best_round: The first round with that value.
       last: The value of the last evaluation.
-
-  Raises:
-    ValueError: If `rounds` and `values` differ in length, `rounds` is not
-      ascending or `last` is not positive.
   """
-  errors.expect(
-    len(rounds) == len(values),
-    'values',
-    f'as many as the {len(rounds)} rounds',
-    f'{len(values)} values',
-  )
-  errors.expect(
-    all(a < b for a, b in zip(rounds, rounds[1:])),
-    'rounds',
-    'ascending',
-    rounds,
-  )
-  errors.expect(last >= 1, 'last', 'at least 1', last)
-  if final_round is None and rounds:
-    final_round = rounds[-1]
   known = [(r, float(v)) for r, v in zip(rounds, values) if v is not None]
-  recent = [v for r, v in known if r > final_round - last]
+  recent = [v for r, v in known if r > final_round - 10]
   comparable = [(v, r) for r, v in known if not math.isnan(v)]
   best, best_round = max(
     comparable, key=lambda pair: (pair[0], -pair[1]), default=(None, None)
   )
   return {
-    f'last_{last}_mean': math.fsum(recent) / len(recent) if recent else None,
+    'last_10_mean': math.fsum(recent) / len(recent) if recent else None,
     'best': best,
-    'best_round': None if best_round is None else int(best_round),
+    'best_round': best_round,
     'last': known[-1][1] if known else None,
   }
 
 
 def json_text(value: Any, indent: Optional[int] = None) -> str:
-  """Returns `value` as JSON that every reader takes.
+  """Returns what `value_codec.to_json` takes as JSON that every reader takes.
+
+  JSON has no NaN and no infinities; these become null.
 
   Args:
-    value: What `value_codec.to_json` takes.
     indent: Spaces of indentation; None for a single line.
-
-  Returns:
-    The text. JSON has no NaN and no infinities; these become null.
   """
   return json.dumps(
     _finite(value_codec.to_json(value)),
@@ -103,32 +72,20 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes a JSON file; after a crash it is the old one or the new one.
-
-  Args:
-    path: The file.
-    value: What `json_text` takes.
-
-  Raises:
-    RunError: If the file cannot be written.
-  """
+  """Writes what `json_text` takes as an `atomic_file`."""
   text = json_text(value, indent=2)
   with atomic_file(path) as file:
     file.write(text + '\n')
 
 
 def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes a CSV file; after a crash it is the old one or the new one.
+  """Writes a CSV file as an `atomic_file`.
 
   Args:
-    path: The file.
     rows: The rows, which need not have the same keys. The columns are the keys
       of all rows in the order of their first appearance, those of nested
       mappings joined by "/"; what a row lacks is an empty cell. Names and
       values are written as `csv_cell` returns them.
-
-  Raises:
-    RunError: If the file cannot be written.
   """
   flat = [value_codec.flatten(value_codec.to_json(row)) for row in rows]
   columns = list(dict.fromkeys(name for row in flat for name in row))
@@ -176,12 +133,10 @@ class _LineFeeds:
 def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
   """Opens a file that replaces `path` once all of it is on the disk.
 
-  Args:
-    path: The file to be replaced or made.
-    mode: "w" for text in UTF-8, "wb" for bytes.
+  If the body raises, or after a crash, `path` is as it was.
 
-  Yields:
-    The file to write to. If the body raises, `path` stays as it was.
+  Args:
+    mode: "w" for text in UTF-8, "wb" for bytes.
 
   Raises:
     RunError: If the file cannot be written.
@@ -216,22 +171,10 @@ def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
 def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
   """Returns a table for the screen.
 
-  Args:
-    rows: The cells of each row. Floats are given with four significant digits
-      (from 10,000 on as whole numbers), None as a dash.
-    headers: The name of each column.
-
-  Returns:
-    The lines of the table. Columns of numbers are aligned right, others left.
-
-  Raises:
-    ValueError: If a row has more or fewer cells than there are headers.
+  Floats are given with four significant digits (from 10,000 on as whole
+  numbers), None as a dash. Columns of numbers are aligned right, others left.
   """
   rows = [list(row) for row in rows]
-  for row in rows:
-    errors.expect(
-      len(row) == len(headers), 'rows', f'of {len(headers)} cells', row
-    )
   alignment = [
     'right' if _is_numeric([row[i] for row in rows]) else 'left'
     for i in range(len(headers))

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tree
 
 from tff_pfl import errors
@@ -61,7 +62,9 @@ def encode(value: Any) -> bytes:
   Raises:
     TypeError: If a leaf is of another type; the message names its path.
   """
-  leaves = [(path, _array(path, leaf)) for path, leaf in _flatten(value)]
+  leaves = [
+    (path, _array(path, leaf)) for path, leaf in tree.flatten_with_path(value)
+  ]
   index = [[path, array.dtype.str, array.shape] for path, array in leaves]
   file = io.BytesIO()
   with zipfile.ZipFile(file, 'w') as archive:
@@ -89,16 +92,14 @@ def decode(data: bytes, template: Any) -> Any:
   Raises:
     ValueError: If `data` is damaged, or its paths, types or ranks are not those
       of `template`; the message names the first path that differs.
-    TypeError: If `template` has a leaf of a type that `encode` does not take.
   """
-  errors.expect_type(data, bytes, 'data', 'bytes')
   try:
     stored = _read(data)
   except _SIGNS_OF_DAMAGE as error:
     raise ValueError(
       errors.message('data', 'an undamaged encoded value', str(error))
     ) from error
-  expected = dict(_flatten(template))
+  expected = dict(tree.flatten_with_path(template))
   for path, leaf in expected.items():
     found, wanted = stored.get(path), _array(path, leaf)
     if found is None:
@@ -159,15 +160,9 @@ def to_json(value: Any) -> Any:
 
 
 def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
-  """Returns nested mappings as one dict.
+  """Returns the items of nested mappings by their joined names, in order.
 
-  Args:
-    value: Nested mappings; what is not a mapping is left as it is.
-    separator: What joins the names of a mapping and of an item in it.
-
-  Returns:
-    The items by their joined names, in the same order. Empty mappings are
-    gone.
+  What is not a mapping is left as it is; empty mappings are gone.
   """
   flat = {}
   for key, item in value.items():
@@ -177,17 +172,6 @@ def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
     else:
       flat[str(key)] = item
   return flat
-
-
-def _flatten(value: Any) -> list[tuple[Path, Any]]:
-  """Returns paths and leaves; a path is the same for a dict or named tuple."""
-  leaves = tree.flatten_with_path(value)
-  for path, _ in leaves:
-    for key in path:
-      errors.expect_type(
-        key, (str, int), 'value', 'nested in keys that are strings or integers'
-      )
-  return leaves
 
 
 def _name(path: Path) -> str:
@@ -238,8 +222,5 @@ def _restore(array: np.ndarray, template: Any) -> Any:
   if isinstance(template, np.ndarray):
     return array.copy()
   if hasattr(template, 'numpy'):
-    # Imported here so that whoever keeps to NumPy does not wait for it.
-    import tensorflow as tf
-
     return tf.constant(array)
   return array[()] if isinstance(template, np.generic) else array.item()

@@ -80,8 +80,7 @@ def run(
     output_dir: The run's folder.
     **options: Further arguments of `RunConfig.run_process`.
   """
-  has_begun = run_file.has_run(os.path.join(output_dir, run_file.FILE_NAME))
-  if config.num_warmup_rounds and not has_begun:
+  if config.num_warmup_rounds and not run_file.has_run(output_dir):
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
     config_of(config).run_process(

@@ -25,10 +25,13 @@ class PeakMemory:
   A thread samples their sum. A peak of this process between two samples is
   known to the operating system and counts too, unless the process had a higher
   one before.
+
+  Attributes:
+    peak_mb: The highest sum so far, in MB (2**20 bytes).
   """
 
   def __init__(self):
-    self._peak_mb = 0.0
+    self.peak_mb = 0.0
     self._done = threading.Event()
     self._thread = threading.Thread(
       target=self._watch, name='peak-memory', daemon=True
@@ -46,19 +49,14 @@ class PeakMemory:
     self._sample()
     highest_mb = _highest_rss_mb()
     if highest_mb > self._highest_before_mb:
-      self._peak_mb = max(self._peak_mb, highest_mb)
-
-  @property
-  def peak_mb(self) -> float:
-    """The highest sum so far, in MB (2**20 bytes)."""
-    return self._peak_mb
+      self.peak_mb = max(self.peak_mb, highest_mb)
 
   def _watch(self):
     while not self._done.wait(_SECONDS_PER_SAMPLE):
       self._sample()
 
   def _sample(self):
-    self._peak_mb = max(self._peak_mb, memory.resident_mb())
+    self.peak_mb = max(self.peak_mb, memory.resident_mb())
 
 
 def _highest_rss_mb() -> float:

@@ -20,22 +20,8 @@ _SECONDS_TO_ANSWER = 10.0
 # The address of a Ray of this program's own.
 LOCAL = 'local'
 
-_INSTALL = 'Ray is not installed; `make venv RAY=1` adds it to the environment.'
-
-
-def import_ray() -> Any:
-  """Returns the module `ray`.
-
-  Raises:
-    RunError: If it is not installed.
-  """
-  # Nothing is reported to Ray's makers, unless the user wants it.
-  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-  try:
-    import ray
-  except ImportError as error:
-    raise errors.RunError(_INSTALL) from error
-  return ray
+_lock = threading.Lock()
+_connected: dict[str, str] = {}
 
 
 def connect(address: str = LOCAL) -> Any:
@@ -50,7 +36,14 @@ def connect(address: str = LOCAL) -> Any:
     RunError: If Ray is not installed or does not answer.
     ValueError: If this process is connected to another cluster.
   """
-  ray = import_ray()
+  # Nothing is reported to Ray's makers, unless the user wants it.
+  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  try:
+    import ray
+  except ImportError as error:
+    raise errors.RunError(
+      'Ray is not installed; `make venv RAY=1` adds it to the environment.'
+    ) from error
   with _lock:
     errors.expect(
       _connected.get('address', address) == address or not ray.is_initialized(),
@@ -62,10 +55,6 @@ def connect(address: str = LOCAL) -> Any:
       _initialize(ray, address)
     _connected['address'] = address
   return ray
-
-
-_lock = threading.Lock()
-_connected: dict[str, str] = {}
 
 
 def _initialize(ray: Any, address: str) -> None:
