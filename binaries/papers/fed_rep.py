@@ -289,10 +289,11 @@ def _score(
           ),
           clients,
         )
+        accuracies = [row['after']['accuracy'] for row in scores.rows]
         yield {
           'method': name,
           'num_epochs': num_epochs,
-          'accuracy': np.mean([row['after']['accuracy'] for row in scores.rows]),
+          'accuracy': np.mean(accuracies),
         }
 
 
