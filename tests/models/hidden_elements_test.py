@@ -300,24 +300,6 @@ def test_a_partition_by_elements_divides_every_weight_of_theirs():
     np.testing.assert_array_equal(merged[name], value)
 
 
-@pytest.mark.parametrize(
-  'chosen', [np.ones(3, bool), np.ones(4, int), np.ones([4, 1], bool)]
-)
-def test_there_must_be_a_truth_value_for_each_element(chosen):
-  keras.backend.clear_session()
-  with pytest.raises(ValueError, match='each of the 4 elements of dense'):
-    weight_partition.WeightPartition.by_element(_dense(), {'dense': chosen})
-
-
-def test_a_weight_in_both_parts_must_be_divided():
-  with pytest.raises(ValueError, match='both global and local: a'):
-    weight_partition.WeightPartition(['a'], ['a'], ['a'])
-  with pytest.raises(ValueError, match='divided and not in both parts: a'):
-    weight_partition.WeightPartition(
-      ['a'], ['a'], [], {'a': np.array([True, False])}
-    )
-
-
 def test_models_that_are_made_of_others_have_no_elements():
   keras.backend.clear_session()
   model = domain_models.with_domains(

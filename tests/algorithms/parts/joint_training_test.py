@@ -23,9 +23,7 @@ _HPARAMS = hparams_lib.LocalTrainingHParams(
 @functools.cache
 def _process(local_layers):
   model = toy_problems.linear_network(_BODY, _HEAD)
-  partition = weight_partition.WeightPartition.by_layer(
-    model, local_layers=local_layers
-  )
+  partition = weight_partition.WeightPartition.by_layer(model, local_layers)
   return federated_round.build_personalized_process(
     'joint',
     joint_training.joint_training_work(model, _HPARAMS, partition),
