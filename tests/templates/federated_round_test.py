@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
-from tff_pfl.templates import aggregators, options
+from tff_pfl.templates import aggregators
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -165,10 +165,6 @@ def test_wrong_option_is_refused_by_name(name, option, value, error):
 def test_any_64_bit_seed_is_taken():
   process = registry.build('fed_avg', toy_problems.classifier(), seed=-(2**63))
   assert process.initialize().seed == -(2**63)
-
-
-def test_client_weightings_are_the_documented_ones():
-  assert options.CLIENT_WEIGHTINGS == ('num_examples', 'uniform')
 
 
 def test_clients_of_large_index_have_work_of_their_own():

@@ -140,14 +140,6 @@ def test_default_is_what_the_method_does():
   )
 
 
-def test_options_that_are_left_to_the_method_cannot_be_carried_out():
-  left = personalization.Personalization()
-  with pytest.raises(ValueError, match='`options.fine_tune`'):
-    _fine_tune(fine_tune='method')
-  with pytest.raises(ValueError, match='`adaptation.fine_tune`'):
-    left.resolved(left)
-
-
 @pytest.mark.parametrize('fine_tune', ['none', 'head', 'all'])
 def test_what_the_user_asks_for_replaces_what_the_method_does(fine_tune):
   asked = personalization.Personalization(fine_tune=fine_tune)

@@ -73,12 +73,6 @@ class Personalization:
     Args:
       adaptation: How the method itself fine-tunes, not 'method' again.
     """
-    errors.expect(
-      adaptation.fine_tune != 'method',
-      'adaptation.fine_tune',
-      'none, head or all: what the method does',
-      adaptation.fine_tune,
-    )
     if self.fine_tune != 'method':
       return self
     return dataclasses.replace(
@@ -118,16 +112,7 @@ def fine_tune(
 
   Returns:
     All weights, in the model's order.
-
-  Raises:
-    ValueError: If the options are not resolved.
   """
-  errors.expect(
-    options.fine_tune != 'method',
-    'options.fine_tune',
-    'none, head or all (Personalization.resolved tells what the method does)',
-    options.fine_tune,
-  )
   if options.fine_tune == 'none':
     return weights
   names = (
