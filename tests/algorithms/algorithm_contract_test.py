@@ -481,12 +481,6 @@ def test_scores_of_domains_are_those_of_their_examples_alone(name):
     _assert_scores(means, alone)
 
 
-@_with_domains
-def test_method_for_domains_refuses_a_model_without(name):
-  with pytest.raises(ValueError, match=f'`model`.*domain.*{name}'):
-    registry.build(name, toy_problems.classifier())
-
-
 @_every_method
 def test_only_a_new_client_fits_its_local_state(name):
   process = _process(name, fine_tune='none')
