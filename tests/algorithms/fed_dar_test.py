@@ -357,28 +357,6 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
 # Arguments.
 
 
-@pytest.mark.parametrize(
-  ('changes', 'reason'),
-  [
-    ({'aggregation': 'mean'}, '`aggregation`.*weighted_average, second_order'),
-    ({'ridge': -1.0}, '`ridge`'),
-    ({'num_head_epochs': -1}, '`num_epochs`'),
-    ({'head_learning_rate': 0.0}, '`head_learning_rate`'),
-    ({'body_learning_rate': 0.0}, '`body_learning_rate`'),
-  ],
-)
-def test_impossible_hyperparameters_are_refused(changes, reason):
-  with pytest.raises(ValueError, match=reason):
-    fed_dar.FedDarHParams(**changes)
-
-
-def test_impossible_projection_is_refused():
-  with pytest.raises(ValueError, match='`projection_dim`'):
-    fed_dar.build_fed_dar(
-      _classifier(), fed_dar.FedDarHParams(projection_dim=0)
-    )
-
-
 @pytest.mark.slow
 def test_projection_brings_the_features_down():
   process = fed_dar.build_fed_dar(
@@ -391,19 +369,6 @@ def test_projection_brings_the_features_down():
   state, _, _ = toy_problems.train(process, _labeled())
   for name, value in state.global_weights.items():
     assert toy_problems.differ(value, weights[name]), name
-
-
-def test_model_without_domains_is_refused():
-  with pytest.raises(ValueError, match='fed_dar demands.*with_domains'):
-    fed_dar.build_fed_dar(toy_problems.linear_network(_BODY, _HEAD))
-
-
-def test_model_without_a_body_is_refused():
-  model = domain_models.with_domains(
-    toy_problems.linear_network(None, _HEAD), _domains()
-  )
-  with pytest.raises(ValueError, match='fed_dar'):
-    fed_dar.build_fed_dar(model)
 
 
 def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():

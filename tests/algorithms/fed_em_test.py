@@ -157,12 +157,3 @@ def test_stateless_clients_find_their_mixtures_anew():
   if shares[0, 0] < 0.5:
     shares = shares[:, ::-1]
   np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
-
-
-@pytest.mark.parametrize(
-  'changes',
-  [{'num_components': 0}, {'num_mixture_steps': 0}, {'component_seed': -1}],
-)
-def test_impossible_hyperparameters_are_refused(changes):
-  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
-    fed_em.FedEmHParams(**changes)

@@ -225,16 +225,3 @@ def test_projection_is_the_nearest_point_of_the_simplex():
       points = rng.dirichlet(np.ones(size), size=200)
       distances = np.linalg.norm(points - values, axis=1)
       assert np.linalg.norm(found - values) <= np.min(distances)
-
-
-# Arguments.
-
-
-def test_impossible_rate_is_refused():
-  with pytest.raises(ValueError, match='`weight_learning_rate`'):
-    fed_min_max.FedMinMaxHParams(weight_learning_rate=-0.1)
-
-
-def test_model_without_domains_is_refused():
-  with pytest.raises(ValueError, match='fed_min_max demands'):
-    fed_min_max.build_fed_min_max(toy_problems.classifier())

@@ -145,9 +145,3 @@ def test_clusters_start_apart_with_the_same_distribution():
       )
       if name.endswith('kernel'):
         assert toy_problems.differ(other, value)
-
-
-@pytest.mark.parametrize('changes', [{'num_clusters': 0}, {'cluster_seed': -1}])
-def test_impossible_hyperparameters_are_refused(changes):
-  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
-    ifca.IfcaHParams(**changes)

@@ -106,17 +106,3 @@ def test_strongest_coupling_replaces_models_by_their_mean():
   assert not np.allclose(*local_models)
   np.testing.assert_allclose(models, [after_local, after_local], rtol=1e-6)
   np.testing.assert_allclose(mean, after_local, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-  ('changes', 'name'),
-  [
-    ({'aggregation_probability': 1.0}, 'aggregation_probability'),
-    ({'aggregation_probability': -0.1}, 'aggregation_probability'),
-    ({'coupling_strength': -1.0}, 'coupling_strength'),
-    ({'coupling_strength': 100.0}, 'learning_rate .* coupling_strength'),
-  ],
-)
-def test_impossible_hyperparameters_are_refused(changes, name):
-  with pytest.raises(ValueError, match=f'`{name}'):
-    _hparams(**changes)

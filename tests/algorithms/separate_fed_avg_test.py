@@ -143,8 +143,3 @@ def test_domain_absent_from_a_round_keeps_its_model(aggregator):
       _model_of(state.global_weights, m), _model_of(initial, m)
     )
     assert moved == (m != 1)
-
-
-def test_model_without_domains_is_refused():
-  with pytest.raises(ValueError, match='separate_fed_avg demands'):
-    separate_fed_avg.build_separate_fed_avg(toy_problems.classifier())

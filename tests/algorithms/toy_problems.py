@@ -183,6 +183,14 @@ def kernels(weights):
   return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
 
 
+def assert_kernels(weights, rtol=1e-4, atol=0, **expected):
+  """Checks kernels of a `linear_network` by layer, up to rounding."""
+  for layer, kernel in expected.items():
+    np.testing.assert_allclose(
+      weights[f'{layer}/kernel'], kernel, rtol, atol, err_msg=layer
+    )
+
+
 def jittered(weights, seed=0, scale=0.3):
   """Other weights: variances stay positive."""
   rng = np.random.default_rng(seed)
@@ -230,14 +238,31 @@ def train(process, clients, num_rounds=1, indices=None):
   Returns:
     The last round's state, client states and metrics.
   """
+  everybody = range(len(clients))
+  *_, last = rounds(process, clients, [everybody] * num_rounds, indices)
+  return last
+
+
+def rounds(process, clients, cohorts, indices=None):
+  """The same after each round, with the clients of its cohort (positions)."""
   state = process.initialize()
   states = process.initialize_client_states(
     list(range(len(clients)) if indices is None else indices)
   )
   data = padded(clients)
-  for _ in range(num_rounds):
-    state, states, metrics = process.next(state, states, data)
-  return state, states, metrics
+  for cohort in cohorts:
+    state, new_states, metrics = process.next(
+      state, [states[i] for i in cohort], [data[i] for i in cohort]
+    )
+    for i, new in zip(cohort, new_states):
+      states[i] = new
+    yield state, list(states), metrics
+
+
+def new_client(process, state, client):
+  """What `personalize` makes for a client that never took part."""
+  (data,) = padded([client])
+  return process.personalize(state, process.initialize_client_state(7), data)
 
 
 def personal_models(process, state, states):
@@ -247,9 +272,38 @@ def personal_models(process, state, states):
 
 
 def squared_error_gradient(weight, client):
-  """Of the mean squared error of `x @ weight`, one output."""
-  errors = client.x @ weight - client.y[:, np.newaxis]
-  return 2 * client.x.T @ errors / len(client.y)
+  """Of the mean squared error of `x @ weight`, over examples and outputs."""
+  return 2 * client.x.T @ _errors(weight, client) / client.y.size
+
+
+def gradients(body, head, client):
+  """Of the same of `x @ body @ head`: the gradients of body and head."""
+  outputs = 2 * _errors(body @ head, client) / client.y.size
+  return client.x.T @ outputs @ head.T, (client.x @ body).T @ outputs
+
+
+def _errors(weight, client):
+  return client.x @ weight - client.y.reshape([len(client.y), -1])
+
+
+def descended(gradient, weight, num_steps, learning_rate, momentum=0.0):
+  """Where gradient descent with momentum gets to, from the definition."""
+  velocity = 0
+  for _ in range(num_steps):
+    velocity = momentum * velocity + gradient(weight)
+    weight = weight - learning_rate * velocity
+  return weight
+
+
+def descended_together(body, head, client, num_steps, rate, momentum=0.0):
+  """`descended` for body and head at once."""
+  of_body = of_head = 0
+  for _ in range(num_steps):
+    slopes = gradients(body, head, client)
+    of_body = momentum * of_body + slopes[0]
+    of_head = momentum * of_head + slopes[1]
+    body, head = body - rate * of_body, head - rate * of_head
+  return body, head
 
 
 def weighted_mean(values, clients):
