@@ -207,20 +207,6 @@ def test_rounds_are_those_of_the_algorithm(
   assert ('condition_number' in metrics) == (aggregation == 'second_order')
 
 
-@pytest.mark.slow
-def test_one_domain_is_alternation_with_a_global_head():
-  clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
-  of_data = _domains(clients, ('all',))
-  hparams = {**_SECOND_ORDER, 'aggregation': 'weighted_average'}
-  state, _, _ = toy_problems.train(_build(of_data, **hparams), clients, 2)
-  # With one domain there is nothing to weigh.
-  assert of_data.loss_weights == [1]
-  reference = _reference(hparams, of_data)
-  for _ in range(2):
-    reference.next(clients)
-  _assert_is(state.global_weights, reference)
-
-
 def test_joint_training_of_one_domain_is_fed_avg():
   clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
   of_data = _domains(clients, ('all',))
@@ -236,18 +222,6 @@ def test_joint_training_of_one_domain_is_fed_avg():
   toy_problems.assert_close(
     list(of_joint.values()), list(of_avg.values()), rtol=1e-5
   )
-
-
-def test_condition_number_is_that_of_the_cohorts_features():
-  process = _build(**_SECOND_ORDER)
-  _, _, metrics = toy_problems.train(process, _CLIENTS)
-  conditions = metrics['condition_number']
-  assert list(conditions) == ['a', 'b', 'c']
-  for m, name in enumerate('ab'):
-    x = np.concatenate([_of_domain(client, m)[0] for client in _CLIENTS])
-    z = x @ _BODY.astype(np.float64)
-    assert conditions[name] == pytest.approx(np.linalg.cond(z.T @ z), rel=1e-3)
-  assert conditions['c'] == 0
 
 
 def test_domain_absent_from_a_cohort_keeps_its_head():

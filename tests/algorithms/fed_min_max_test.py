@@ -139,18 +139,6 @@ def test_without_ascent_it_is_fed_avg():
   )
 
 
-def test_weights_ascend_to_the_worst_domain_and_none_without_examples():
-  process = _build(1.0)
-  state, _, metrics = toy_problems.train(process, _CLIENTS)
-  risks, weights = metrics['domain_risk'], metrics['domain_weight']
-  worst, best = ('a', 'b') if risks['a'] > risks['b'] else ('b', 'a')
-  initial = dict(zip(_NAMES, process.initialize().algorithm['domain_weight']))
-  assert weights[worst] > initial[worst]
-  assert weights[best] < initial[best]
-  assert weights['c'] == initial['c'] == risks['c'] == 0
-  assert sum(weights.values()) == pytest.approx(1, rel=1e-6)
-
-
 def test_domain_absent_from_a_round_counts_with_its_last_risk():
   process = _build(0.1)
   first, states, _ = toy_problems.train(process, _CLIENTS)

@@ -131,17 +131,3 @@ def test_noise_does_not_move_a_model_that_nobody_chose():
     'component_0',
     'component_1',
   }
-
-
-def test_clusters_start_apart_with_the_same_distribution():
-  model = toy_problems.classifier()
-  initial = ifca.build_ifca(model).initialize().global_weights
-  for name, value in model.initial_weights.items():
-    np.testing.assert_array_equal(initial[f'component_0/{name}'], value)
-    for k in (1, 2):
-      other = np.asarray(initial[f'component_{k}/{name}'])
-      np.testing.assert_array_equal(
-        np.sort(other.ravel()), np.sort(value.ravel())
-      )
-      if name.endswith('kernel'):
-        assert toy_problems.differ(other, value)

@@ -463,16 +463,6 @@ def test_adaptation_with_the_head_leaves_the_body():
     assert moved == name.startswith('head/'), name
 
 
-def test_adaptation_can_be_turned_off():
-  process = _build(
-    toy_problems.linear_network(None, _KERNEL),
-    _HPARAMS,
-    personalization=personalization.Personalization(fine_tune='none'),
-  )
-  scores = _evaluate(process, _CLIENTS[0])
-  assert scores['after'] == scores['before']
-
-
 def test_defaults_are_those_of_the_paper():
   hparams = per_fed_avg.PerFedAvgHParams()
   assert (hparams.inner_learning_rate, hparams.learning_rate) == (0.01, 0.001)

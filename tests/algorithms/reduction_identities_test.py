@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, registry
-from tff_pfl.client import client_examples, phases
+from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -93,16 +93,11 @@ def test_method_becomes_a_simpler_one_bit_for_bit(
   toy_problems.assert_same(compared(name, **changes), compared(simpler))
 
 
-def _personal_models(name, clients, indices, num_rounds=2):
-  """The clients' models after some rounds with all of them."""
+def _personal_models(name, clients, indices):
+  """The clients' models after two rounds with all of them."""
   process = _process(name)
-  state = process.initialize()
-  states = process.initialize_client_states(indices)
-  for _ in range(num_rounds):
-    output = process.next(state, states, toy_problems.padded(clients))
-    state, states = output.state, output.client_states
-  no_data = client_examples.no_examples(process.model.element_spec)
-  return [process.personalize(state, s, no_data).weights for s in states]
+  state, states, _ = toy_problems.train(process, clients, 2, indices)
+  return toy_problems.personal_models(process, state, states)
 
 
 def test_methods_of_joint_training_agree_where_there_is_one_client():

@@ -163,10 +163,3 @@ def test_server_learning_rate_is_that_of_the_servers_optimizer():
   moved = _head(toy_problems.train(halved, _CLIENTS)[0].global_weights)
   whole = _head(toy_problems.train(_scaffold(), _CLIENTS)[0].global_weights)
   np.testing.assert_allclose(moved, (_INITIAL + whole) / 2, rtol=1e-5)
-
-
-def test_clients_cannot_do_without_their_control_variates():
-  with pytest.raises(ValueError, match='stateless'):
-    scaffold.build_scaffold(
-      toy_problems.linear_network(None, _INITIAL), stateless=True
-    )

@@ -99,19 +99,3 @@ def test_select_orders_by_the_names():
 def test_difference_is_initial_minus_final():
   update = split_model.difference({'a': 3, 'b': 5}, {'b': 1, 'a': 1})
   assert list(update.items()) == [('a', 2), ('b', 4)]
-
-
-def test_a_model_without_a_body_is_refused_by_name(model):
-  split_model.check_has_body(model, 'fed_rep')
-  all_head = dataclasses.replace(model, head_layers=tuple(model.layers))
-  with pytest.raises(ValueError, match='weights for fed_rep to share'):
-    split_model.check_has_body(all_head, 'fed_rep')
-
-
-def test_a_model_need_not_tell_its_layer_outputs(model):
-  arguments = {
-    field.name: getattr(model, field.name)
-    for field in dataclasses.fields(model)
-    if field.name != 'layer_outputs'
-  }
-  assert split_model.SplitModel(**arguments).layer_outputs is None
