@@ -88,26 +88,8 @@ def _is_exact(factory):
   )
 
 
-def expect_factory(factory: Any) -> None:
-  """Raises `TypeError` unless it is an aggregation factory."""
-  errors.expect_type(
-    factory,
-    (
-      tff.aggregators.UnweightedAggregationFactory,
-      tff.aggregators.WeightedAggregationFactory,
-    ),
-    'aggregator',
-    'a TFF aggregation factory',
-  )
-
-
 class Aggregation(NamedTuple):
-  """An aggregation of a value of the clients.
-
-  Attributes:
-    process: TFF's.
-    is_weighted: Whether it takes the clients' weights.
-  """
+  """An aggregation of a value of the clients, by their weights or without."""
 
   process: tff.templates.AggregationProcess
   is_weighted: bool
@@ -128,29 +110,16 @@ class Aggregation(NamedTuple):
     return self.process.next.type_signature.result.measurements.member
 
   def next(self, state: Any, value: Any, weight: Any) -> Any:
-    """Aggregates, in a federated computation.
-
-    Args:
-      state: At the server.
-      value: At the clients.
-      weight: At the clients; ignored by processes without weights.
-    """
+    """Aggregates the clients' values, in a federated computation."""
     weights = (weight,) if self.is_weighted else ()
     return self.process.next(state, value, *weights)
 
 
 def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
-  """Creates an aggregation of what clients send.
-
-  Raises:
-    TypeError: If `factory` is not an aggregation factory.
-  """
-  expect_factory(factory)
+  """Creates an aggregation of what clients send."""
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()
-  if not is_weighted(factory):
-    return Aggregation(factory.create(value_type), False)
-  return Aggregation(
-    factory.create(value_type, tff.TensorType(np.float32)), True
-  )
+  weighs = is_weighted(factory)
+  weight_type = [tff.TensorType(np.float32)] if weighs else []
+  return Aggregation(factory.create(value_type, *weight_type), weighs)

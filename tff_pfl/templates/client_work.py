@@ -247,9 +247,7 @@ def partitioned_weights_work(
   """`ClientWork` of methods whose local state is the local weights.
 
   Args:
-    model: The process' model.
     partition: Which weights are global and which local.
-    *exchanges: Of a round.
     **others: Fields of `ClientWork`.
   """
   initial_global, initial_local = partition.split(model.initial_weights)
@@ -270,8 +268,7 @@ def global_weights_work(
   """`ClientWork` of methods whose clients are scored with the global weights.
 
   Args:
-    model: The process' model, all of whose weights are global.
-    *exchanges: Of a round.
+    model: All of its weights are global.
     **others: Fields of `ClientWork`.
   """
   return ClientWork(

@@ -52,7 +52,12 @@ class ProcessOptions:
     self._default('aggregator', aggregators.make_aggregator('mean'))
     self._default('server_optimizer', tff.learning.optimizers.build_sgdm(1.0))
     self._default('personalization', personalization.Personalization())
-    aggregators.expect_factory(self.aggregator)
+    errors.expect_type(
+      self.aggregator,
+      aggregators.AggregationFactory,
+      'aggregator',
+      'a TFF aggregation factory',
+    )
     errors.expect_type(
       self.server_optimizer,
       tff.learning.optimizers.Optimizer,

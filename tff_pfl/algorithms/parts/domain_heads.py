@@ -119,11 +119,7 @@ class WeightedAverage:
   """The mean of the clients' heads, by their examples of the domain."""
 
   def __init__(self, model: split_model.SplitModel):
-    """Prepares a head for each domain.
-
-    Args:
-      model: The model of one domain.
-    """
+    """Takes the model of one domain."""
     self._model = model
     self._parts = domain_models.domain_copies(model)
 
@@ -178,10 +174,10 @@ class SecondOrder(WeightedAverage):
   """The minimum of the sum of the clients' second-order expansions (eq. 8)."""
 
   def __init__(self, model: split_model.SplitModel, ridge: float = 0.0):
-    """Prepares a head for each domain.
+    """Takes the model of one domain.
 
     Args:
-      model: The model of one domain, with a linear head and a known loss.
+      model: With a linear head and a known loss.
       ridge: Added to the Hessian's diagonal, times its largest eigenvalue.
     """
     super().__init__(model)

@@ -28,7 +28,6 @@ def joint_training_work(
   """Makes a method from the partition of its weights and what they minimize.
 
   Args:
-    model: The process' model.
     hparams: What a round's training is.
     partition: Which weights are local; None for none.
     objective: A function of all weights and as many batches as `hparams.phase`
