@@ -7,7 +7,6 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, ifca
-from tff_pfl.datasets import examples
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -15,11 +14,7 @@ _TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=10)
 
 
 def _of_rule(num_examples, rule, seed):
-  """Examples whose classes the rule moves on."""
-  rng = np.random.default_rng(seed)
-  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
-  y = (np.argmax(x[:, :3], axis=1) + rule) % toy_problems.NUM_CLASSES
-  return examples.Examples(x, y.astype(np.int32))
+  return toy_problems.planted_examples(num_examples, np.eye(2)[rule], seed)
 
 
 def test_planted_clusters_are_recovered():

@@ -128,6 +128,16 @@ def labeled_examples(num_examples, seed):
   return examples.Examples(x, y)
 
 
+def planted_examples(num_examples, shares, seed):
+  """Examples whose labels follow one of two opposite rules, by chance."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  # The second rule moves every class on by one.
+  rule = rng.choice(2, num_examples, p=shares)
+  y = (np.argmax(x[:, :NUM_CLASSES], axis=1) + rule) % NUM_CLASSES
+  return examples.Examples(x, y.astype(np.int32))
+
+
 def linear_network(body, head):
   """The network `x @ body @ head` with the mean squared error.
 
