@@ -192,16 +192,6 @@ def _weigh(work, exchange, options, result, examples, accepted):
   return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
 
-def build_broadcast(state_type):
-  """`(S -> Broadcast)`."""
-
-  @tff.tensorflow.computation(state_type)
-  def broadcast_of(state):
-    return client_work.Broadcast.of(state)
-
-  return broadcast_of
-
-
 def build_news(exchange, state_type):
   """`(S -> _News)`: what the server sends in an exchange after the first."""
 

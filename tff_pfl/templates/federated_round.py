@@ -93,7 +93,9 @@ def build_personalized_process(
       zip(work.exchanges, clients, aggregations)
     )
   ]
-  broadcast_of = exchange_parts.build_broadcast(state_type)
+  broadcast_of = tff.tensorflow.computation(
+    client_work.Broadcast.of, state_type
+  )
   run_round = _build_round(work, state_type, broadcast_of, exchanges)
 
   @tff.federated_computation(

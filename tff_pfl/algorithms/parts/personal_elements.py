@@ -149,7 +149,10 @@ class PersonalElements:
     exists = {
       layer: own.exists[layer] | ~is_shared[layer] for layer in self._num_kept
     }
-    return sent, self._kept(new, exists, is_shared)
+    return sent, collections.OrderedDict(
+      values=self.kept_slices(new, is_shared),
+      is_own=self._of_kept(exists, is_shared),
+    )
 
   def all_own(self, values: split_model.Weights, is_shared: IsShared) -> Any:
     """The state of a client that has `kept_slices` of its own."""
@@ -176,12 +179,6 @@ class PersonalElements:
       )
       for name, (layer, gates) in self._owned.items()
       if name in weights
-    )
-
-  def _kept(self, weights, exists, is_shared):
-    return collections.OrderedDict(
-      values=self.kept_slices(weights, is_shared),
-      is_own=self._of_kept(exists, is_shared),
     )
 
   def _of_kept(self, values, is_shared):
