@@ -302,6 +302,15 @@ def _aggregate(aggregation, model, old, clients):
   return {n: old[n] - update[n] for n in old}, algorithm
 
 
+def _pooled(clients, m):
+  """A domain's features of all clients, and the optimum on them."""
+  z, y = (
+    np.concatenate(values)
+    for values in zip(*[_of_domain(e, m) for _, e in clients])
+  )
+  return z, np.linalg.lstsq(z, y, rcond=None)[0]
+
+
 def test_second_order_of_reports_is_the_pooled_optimum(regression):
   clients = _exact_clients(regression, (30, 45, 60))
   old = _random_heads(regression, 0)
@@ -310,11 +319,7 @@ def test_second_order_of_reports_is_the_pooled_optimum(regression):
   )
   vectors = _vectors(regression, found)
   for m in (0, 1):
-    z, y = (
-      np.concatenate(values)
-      for values in zip(*[_of_domain(e, m) for _, e in clients])
-    )
-    pooled = np.linalg.lstsq(z, y, rcond=None)[0]
+    z, pooled = _pooled(clients, m)
     np.testing.assert_allclose(vectors[m], pooled, rtol=0, atol=1e-8)
     np.testing.assert_allclose(
       algorithm['condition_number'][m], np.linalg.cond(z.T @ z), rtol=1e-5
@@ -333,11 +338,7 @@ def test_weighted_average_of_reports_is_by_examples_of_the_domain(regression):
     expected = np.average([end[m] for end in ends], axis=0, weights=counts)
     # Shares are float32.
     np.testing.assert_allclose(vectors[m], expected, rtol=1e-5, atol=1e-6)
-    z, y = (
-      np.concatenate(values)
-      for values in zip(*[_of_domain(e, m) for _, e in clients])
-    )
-    pooled = np.linalg.lstsq(z, y, rcond=None)[0]
+    _, pooled = _pooled(clients, m)
     assert np.max(np.abs(vectors[m] - pooled)) > 1e-2
 
 
