@@ -424,16 +424,6 @@ def test_without_any_update_the_first_elements_are_personal():
   )
 
 
-def test_fewer_rows_than_elements_still_make_a_partition():
-  # One client's four rows for six elements.
-  process = _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
-  )
-  state, _, metrics = toy_problems.train(process, _CLIENTS[:1], 3)
-  assert state.algorithm['is_shared']['body'].sum() == 3
-  assert np.isfinite(metrics['loss'])
-
-
 # Other layers.
 
 
@@ -512,12 +502,6 @@ def test_the_threshold_is_a_quantile(number, threshold):
     # Of what is one number up to rounding, not the one below the other.
     values < np.quantile(values, threshold) - 1e-9
   )
-
-
-def test_infinite_thresholds_make_all_personal_or_none():
-  for threshold, expected in ((math.inf, 7), (-math.inf, 0)):
-    hparams = fed_fac.FedFacHParams(threshold=threshold)
-    assert hparams.num_personal(7) == expected
 
 
 def test_what_is_analysed_follows_from_the_mode_unless_asked():

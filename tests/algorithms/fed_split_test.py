@@ -83,17 +83,7 @@ def test_by_default_half_of_the_last_hidden_layer_is_personal():
   )
 
 
-@pytest.mark.parametrize(
-  'chosen, message',
-  [
-    ('dense_2', 'dense_1, head'),
-    ('dense_1:4', 'of dense_1 from 0 to 3'),
-    ('dense_1:a', 'dense_1:0-49'),
-  ],
-)
-def test_wrong_elements_are_refused_early(chosen, message):
-  with pytest.raises(ValueError, match=message):
-    fed_split.build_fed_split(
-      toy_problems.classifier(),
-      fed_split.FedSplitHParams(personal_elements=chosen),
-    )
+def test_wrong_elements_are_refused_early():
+  hparams = fed_split.FedSplitHParams(personal_elements='dense_1:4')
+  with pytest.raises(ValueError, match='of dense_1 from 0 to 3'):
+    fed_split.build_fed_split(toy_problems.classifier(), hparams)

@@ -3,7 +3,6 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import p_fed_me
-from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -11,7 +10,7 @@ _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 _CLIENTS = [toy_problems.regression_examples(n, 2, 1, n) for n in (6, 9)]
 
 
-def _process(server_optimizer=None, **changes):
+def _process(**changes):
   return p_fed_me.build_p_fed_me(
     toy_problems.linear_network(None, _INITIAL),
     p_fed_me.PFedMeHParams(
@@ -25,7 +24,6 @@ def _process(server_optimizer=None, **changes):
         **changes,
       }
     ),
-    server_optimizer=server_optimizer,
   )
 
 
@@ -70,13 +68,6 @@ def test_enough_inner_steps_give_the_gradient_of_the_moreau_envelope():
   target = 2 * client.x.T @ client.y[:, np.newaxis] / len(client.y)
   theta = np.linalg.solve(hessian + 3 * np.eye(2), target + 3 * _INITIAL)
   expected = _INITIAL - 0.02 * 3 * (_INITIAL - theta)
-  toy_problems.assert_kernels(state.global_weights, rtol=1e-5, head=expected)
-
-
-def test_server_mixes_by_its_learning_rate():
-  process = _process(server_optimizer=phases.build_optimizer('sgd', 0.25))
-  state, _, _ = toy_problems.train(process, _CLIENTS)
-  expected = 0.75 * _INITIAL + 0.25 * _round(_INITIAL)
   toy_problems.assert_kernels(state.global_weights, rtol=1e-5, head=expected)
 
 

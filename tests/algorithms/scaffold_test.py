@@ -3,7 +3,6 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, scaffold
-from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -150,16 +149,3 @@ def test_given_number_of_clients_counts_those_that_did_not_come_as_zeros():
     sum(_head(s.local['control']) for s in states) / 4,
     rtol=1e-5,
   )
-
-
-def test_server_learning_rate_is_that_of_the_servers_optimizer():
-  model = toy_problems.linear_network(None, _INITIAL)
-  hparams = _hparams(scaffold.ScaffoldHParams)
-  halved = scaffold.build_scaffold(
-    model,
-    hparams,
-    server_optimizer=phases.build_optimizer('sgd', 0.5),
-  )
-  moved = _head(toy_problems.train(halved, _CLIENTS)[0].global_weights)
-  whole = _head(toy_problems.train(_scaffold(), _CLIENTS)[0].global_weights)
-  np.testing.assert_allclose(moved, (_INITIAL + whole) / 2, rtol=1e-5)

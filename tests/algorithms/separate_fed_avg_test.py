@@ -6,7 +6,6 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, separate_fed_avg
-from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 
@@ -93,29 +92,6 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
   np.testing.assert_allclose(
     [model['head/kernel'][0, 0] for model in models], [0.5, 3, 7], rtol=1e-5
   )
-
-
-@pytest.mark.slow
-def test_examples_are_scored_by_the_model_of_their_domain():
-  process = _build(_clients(), **_FULL_BATCHES)
-  state, states, _ = toy_problems.train(process, _clients(), 2)
-  (data,) = toy_problems.padded(_clients()[1:])
-  scores = process.evaluate(state, states[1], data, data)
-  avg = fed_avg.build_fed_avg(toy_problems.classifier())
-  for m in range(3):
-    weights = _model_of(state.global_weights, m)
-    of_model = avg.initialize()._replace(global_weights=weights)
-    alone = _clients()[1].select(_clients()[1].domain == m)
-    of_domain = client_examples.padded(alone._replace(domain=None))
-    expected = avg.evaluate(
-      of_model, avg.initialize_client_state(0), of_domain, of_domain
-    )
-    by_domain = scores['domains']
-    np.testing.assert_allclose(
-      by_domain['after']['accuracy'][m] / by_domain['examples'][m],
-      expected['after']['accuracy'],
-      rtol=1e-6,
-    )
 
 
 @pytest.mark.parametrize(
