@@ -102,20 +102,11 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   num_adaptation_steps: Optional[int] = None
 
   def __post_init__(self):
-    errors.expect(
-      self.variant in VARIANTS,
-      'variant',
-      f'one of {", ".join(VARIANTS)}',
-      self.variant,
-    )
+    for name, known in (('variant', VARIANTS), ('inner_scope', INNER_SCOPES)):
+      value = getattr(self, name)
+      errors.expect(value in known, name, f'one of {", ".join(known)}', value)
     errors.expect_non_negative('inner_learning_rate', self.inner_learning_rate)
     errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
-    errors.expect(
-      self.inner_scope in INNER_SCOPES,
-      'inner_scope',
-      f'one of {", ".join(INNER_SCOPES)}',
-      self.inner_scope,
-    )
     errors.expect_positive('hessian_free_step', self.hessian_free_step)
     if self.num_adaptation_steps is not None:
       errors.expect_int('num_adaptation_steps', self.num_adaptation_steps, 0)

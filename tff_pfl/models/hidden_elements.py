@@ -38,11 +38,6 @@ class HiddenElements(NamedTuple):
   kernels: tuple
 
 
-def tile(values: Any, gates: int) -> tf.Tensor:
-  """`[number]` values, one for each element, along a weight's last axis."""
-  return tf.tile(tf.convert_to_tensor(values), [gates])
-
-
 def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
   """The slices of a weight that belong to some elements, by gate.
 

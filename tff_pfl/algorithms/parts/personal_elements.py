@@ -193,7 +193,7 @@ class PersonalElements:
     merged = collections.OrderedDict(others)
     for name, (layer, gates) in self._owned.items():
       merged[name] = tf.where(
-        hidden_elements.tile(choose(layer), gates), chosen[name], others[name]
+        tf.tile(choose(layer), [gates]), chosen[name], others[name]
       )
     return merged
 
