@@ -4,26 +4,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.models import keras_bridge, split_model
+from tests.models import keras_models
+from tff_pfl.models import split_model
 
 layers = tf.keras.layers
 
 
 @pytest.fixture(scope='module')
 def model():
-  return keras_bridge.from_keras(
-    tf.keras.Sequential(
-      [
-        tf.keras.Input((4,)),
-        layers.Dense(3, name='first'),
-        layers.BatchNormalization(name='body_norm'),
-        layers.Dense(3, name='second'),
-        layers.BatchNormalization(name='head_norm'),
-        layers.Dense(2, name='head'),
-      ]
+  return keras_models.bridge(
+    keras_models.sequential(
+      layers.Dense(3, name='first'),
+      layers.BatchNormalization(name='body_norm'),
+      layers.Dense(3, name='second'),
+      layers.BatchNormalization(name='head_norm'),
     ),
-    head_layers=['second', 'head_norm', 'head'],
-    loss='sparse_categorical_crossentropy',
+    ['second', 'head_norm', 'head'],
   )
 
 

@@ -2,24 +2,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.models import keras_bridge, weight_partition
+from tests.models import keras_models
+from tff_pfl.models import weight_partition
 
 layers = tf.keras.layers
 
 
 @pytest.fixture(scope='module')
 def model():
-  return keras_bridge.from_keras(
-    tf.keras.Sequential(
-      [
-        tf.keras.Input((4,)),
-        layers.Dense(3, name='first'),
-        layers.BatchNormalization(name='norm'),
-        layers.Dense(2, name='head'),
-      ]
-    ),
-    head_layers=['head'],
-    loss='sparse_categorical_crossentropy',
+  return keras_models.bridge(
+    keras_models.sequential(
+      layers.Dense(3, name='first'), layers.BatchNormalization(name='norm')
+    )
   )
 
 
