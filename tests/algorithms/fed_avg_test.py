@@ -37,13 +37,7 @@ def _train(process, num_rounds=1, clients=_CLIENTS):
 
 
 def _local_weight(weight, client, num_steps=1, rate=0.1, momentum=0.0):
-  return toy_problems.descended(
-    lambda weight: toy_problems.squared_error_gradient(weight, client),
-    weight,
-    num_steps,
-    rate,
-    momentum,
-  )
+  return toy_problems.descended_alone(weight, client, num_steps, rate, momentum)
 
 
 def _mean_local_weight(weight, *arguments):

@@ -87,12 +87,10 @@ def test_without_coupling_aggregation_rounds_change_nothing():
   hparams = _hparams(coupling_strength=0.0)
   coins = _coins(hparams, 3, 8)
   _, actual, _ = _linear(hparams, 3, 8)
-  models = [_INITIAL, _INITIAL]
-  for _ in range(coins.count(False)):
-    models = [
-      m - 0.05 / 0.6 * toy_problems.squared_error_gradient(m, c)
-      for m, c in zip(models, _CLIENTS)
-    ]
+  models = [
+    toy_problems.descended_alone(_INITIAL, c, coins.count(False), 0.05 / 0.6)
+    for c in _CLIENTS
+  ]
   np.testing.assert_allclose(actual, models, rtol=1e-5)
 
 

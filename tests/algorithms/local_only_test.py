@@ -13,13 +13,7 @@ _CLIENTS = [toy_problems.regression_examples(n, 2, 2, seed=n) for n in (6, 20)]
 
 
 def _trained(weight, client):
-  return toy_problems.descended(
-    lambda weight: toy_problems.squared_error_gradient(weight, client),
-    weight,
-    num_steps=3,
-    learning_rate=0.1,
-    momentum=0.5,
-  )
+  return toy_problems.descended_alone(weight, client, 3, 0.1, momentum=0.5)
 
 
 @functools.cache

@@ -46,15 +46,6 @@ def _round(process, clients, num_rounds=1):
 # A quadratic loss: the mean over examples and outputs of (x w - y)^2.
 
 
-def _adapted(client, w, num_steps, alpha):
-  return toy_problems.descended(
-    lambda w: toy_problems.squared_error_gradient(w, client),
-    w,
-    num_steps,
-    alpha,
-  )
-
-
 def _hessian(client):
   return 2 * client.x.T @ client.x / client.y.size
 
@@ -64,7 +55,9 @@ def _local_iterations(client, w, hparams):
   alpha = hparams.inner_learning_rate
   contraction = np.eye(4) - alpha * _hessian(client)
   for _ in range(hparams.num_steps):
-    adapted = _adapted(client, w, hparams.num_inner_steps, alpha)
+    adapted = toy_problems.descended_alone(
+      w, client, hparams.num_inner_steps, alpha
+    )
     v = toy_problems.squared_error_gradient(adapted, client)
     if hparams.variant != 'first_order':
       v = np.linalg.matrix_power(contraction, hparams.num_inner_steps) @ v
@@ -392,7 +385,9 @@ def test_a_model_is_scored_after_gradient_steps_of_size_alpha(
   process = _build(toy_problems.linear_network(None, _KERNEL), hparams)
   client = _CLIENTS[2]
   scores = _evaluate(process, client)
-  adapted = _adapted(client, _KERNEL, num_steps, hparams.inner_learning_rate)
+  adapted = toy_problems.descended_alone(
+    _KERNEL, client, num_steps, hparams.inner_learning_rate
+  )
   assert scores['before']['loss'] == pytest.approx(_loss(client, _KERNEL))
   assert scores['after']['loss'] == pytest.approx(_loss(client, adapted))
   known = process.initialize_client_state(0)._replace(num_rounds=np.int32(1))

@@ -305,6 +305,17 @@ def descended(gradient, weight, num_steps, learning_rate, momentum=0.0):
   return weight
 
 
+def descended_alone(weight, client, num_steps, rate, momentum=0.0):
+  """`descended` for the kernel of a network of the head only."""
+  return descended(
+    lambda w: squared_error_gradient(w, client),
+    weight,
+    num_steps,
+    rate,
+    momentum,
+  )
+
+
 def descended_together(body, head, client, num_steps, rate, momentum=0.0):
   """`descended` for body and head at once."""
   of_body = of_head = 0
