@@ -187,19 +187,17 @@ def test_agrees_with_the_federated_averaging_of_tff():
 _DOMAIN_RATE = 0.1
 
 
-@functools.cache
-def _in_domains():
-  """The clients' examples, in two domains of different sizes."""
-  return [
-    client._replace(domain=np.resize(np.int32(domain), len(client.y)))
-    for client, domain in zip(_CLIENTS, ([0, 0, 0, 1], [1, 0, 1]))
-  ]
+# Of different sizes.
+_IN_DOMAINS = [
+  toy_problems.in_domains(client, pattern)
+  for client, pattern in zip(_CLIENTS, ([0, 0, 0, 1], [1, 0, 1]))
+]
 
 
 def _build_for_domains(body=None, kind='shared', *, reweighted=False):
   model = domain_models.with_domains(
     toy_problems.linear_network(body, _INITIAL),
-    toy_problems.domains_of(_in_domains(), ('a', 'b')),
+    toy_problems.domains_of(_IN_DOMAINS, ('a', 'b')),
   )
   return fed_avg.build_fed_avg(
     domain_models.of_domains(model, kind, reweighted=reweighted),
@@ -210,7 +208,7 @@ def _build_for_domains(body=None, kind='shared', *, reweighted=False):
 
 
 def _train_for_domains(process):
-  state, _, _ = toy_problems.train(process, _in_domains(), 2)
+  state, _, _ = toy_problems.train(process, _IN_DOMAINS, 2)
   return state.global_weights
 
 
@@ -219,7 +217,7 @@ def _weighted_rounds(loss_weights):
   weight = _INITIAL
   for _ in range(2):
     locals_ = []
-    for client in _in_domains():
+    for client in _IN_DOMAINS:
       local, factors = weight, np.asarray(loss_weights)[client.domain]
       for _ in range(2):
         errors = factors * ((client.x @ local)[:, 0] - client.y)
@@ -231,7 +229,7 @@ def _weighted_rounds(loss_weights):
 
 
 def test_reweighted_domains_count_the_same():
-  of_data = toy_problems.domains_of(_in_domains(), ('a', 'b'))
+  of_data = toy_problems.domains_of(_IN_DOMAINS, ('a', 'b'))
   assert of_data.num_examples == (7, 9)
   weights = _train_for_domains(_build_for_domains(reweighted=True))
   expected = _weighted_rounds([16 / 14, 16 / 18])
@@ -262,7 +260,7 @@ def test_heads_of_domains_are_trained_with_the_body():
   expected_body, heads = body, np.stack([_INITIAL, _INITIAL])
   for _ in range(2):
     bodies, of_clients = zip(
-      *[_local_models(heads, expected_body, client) for client in _in_domains()]
+      *[_local_models(heads, expected_body, client) for client in _IN_DOMAINS]
     )
     # A mean over all clients, whether they have the domain or not.
     expected_body = toy_problems.weighted_mean(bodies, _CLIENTS)
@@ -282,7 +280,7 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
       ),
       domain=None,
     )
-    for client in _in_domains()
+    for client in _IN_DOMAINS
   ]
   initial = tuple(map(tuple, np.concatenate([_INITIAL, np.zeros([2, 1])])))
   hparams = fed_avg.FedAvgHParams(

@@ -31,10 +31,9 @@ _SECOND_ORDER = dict(
 )
 
 
-def _client(num_examples, seed, domain):
-  """A regression client, its examples' domains repeating a pattern."""
+def _client(num_examples, seed, pattern):
   client = toy_problems.regression_examples(num_examples, 3, 1, seed)
-  return client._replace(domain=np.resize(np.int32(domain), num_examples))
+  return toy_problems.in_domains(client, pattern)
 
 
 # The third domain has no example, the first few.
@@ -208,7 +207,7 @@ def test_rounds_are_those_of_the_algorithm(
 
 
 def test_joint_training_of_one_domain_is_fed_avg():
-  clients = [c._replace(domain=np.zeros_like(c.domain)) for c in _CLIENTS]
+  clients = [toy_problems.in_domains(c, [0]) for c in _CLIENTS]
   of_data = _domains(clients, ('all',))
   joint = _build(of_data, aggregation='weighted_average', alternating=False)
   avg = fed_avg.build_fed_avg(
@@ -227,7 +226,7 @@ def test_joint_training_of_one_domain_is_fed_avg():
 def test_domain_absent_from_a_cohort_keeps_its_head():
   process = _build(**_SECOND_ORDER)
   first, states, _ = toy_problems.train(process, _CLIENTS)
-  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   second = process.next(first, states, toy_problems.padded(only_b))
   before, after = first.global_weights, second.state.global_weights
   moved = {
@@ -235,17 +234,6 @@ def test_domain_absent_from_a_cohort_keeps_its_head():
   }
   assert moved == {'body/kernel', 'domain_1/head/kernel'}
   assert second.metrics['condition_number']['a'] == 0
-
-
-def _classifier():
-  return toy_problems.model_for('fed_dar', toy_problems.classifier())
-
-
-@functools.cache
-def _labeled():
-  return toy_problems.examples_for(
-    'fed_dar', [toy_problems.labeled_examples(n, n) for n in (13, 24)]
-  )
 
 
 # Aggregators.
@@ -268,20 +256,16 @@ def _secure():
 _ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('aggregation', 'aggregator', 'clients'),
   [
-    pytest.param('second_order', _secure, _ALIKE, marks=pytest.mark.slow),
-    pytest.param('second_order', _private, _ALIKE, marks=pytest.mark.slow),
-    pytest.param('weighted_average', _private, _ALIKE, marks=pytest.mark.slow),
+    ('second_order', _secure, _ALIKE),
+    ('second_order', _private, _ALIKE),
+    ('weighted_average', _private, _ALIKE),
     # It clips reports, by which a client with large Hessians counts less than
     # by its examples; the scale of all is irrelevant.
-    pytest.param(
-      'second_order',
-      tff.learning.secure_aggregator,
-      _ALIKE[:1],
-      marks=pytest.mark.slow,
-    ),
+    ('second_order', tff.learning.secure_aggregator, _ALIKE[:1]),
   ],
 )
 def test_any_aggregator_serves(aggregation, aggregator, clients):
@@ -334,13 +318,16 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
 @pytest.mark.slow
 def test_projection_brings_the_features_down():
   process = fed_dar.build_fed_dar(
-    _classifier(),
+    toy_problems.model_for('fed_dar', toy_problems.classifier()),
     fed_dar.FedDarHParams(projection_dim=2),
   )
   weights = process.initialize().global_weights
   assert weights['projection/kernel'].shape == (4, 2)
   assert weights['domain_2/head/kernel'].shape == (2, 3)
-  state, _, _ = toy_problems.train(process, _labeled())
+  clients = [
+    toy_problems.in_turn(toy_problems.labeled_examples(n, n)) for n in (13, 24)
+  ]
+  state, _, _ = toy_problems.train(process, clients)
   for name, value in state.global_weights.items():
     assert toy_problems.differ(value, weights[name]), name
 

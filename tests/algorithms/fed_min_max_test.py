@@ -16,9 +16,9 @@ _RATE = 0.05
 _HPARAMS = dict(num_steps=2, learning_rate=_RATE, momentum=0.0, batch_size=None)
 
 
-def _client(num_examples, seed, domain):
+def _client(num_examples, seed, pattern):
   client = toy_problems.regression_examples(num_examples, 2, 1, seed)
-  return client._replace(domain=np.resize(np.int32(domain), num_examples))
+  return toy_problems.in_domains(client, pattern)
 
 
 # The third domain has no example anywhere.
@@ -142,7 +142,7 @@ def test_without_ascent_it_is_fed_avg():
 def test_domain_absent_from_a_round_counts_with_its_last_risk():
   process = _build(0.1)
   first, states, _ = toy_problems.train(process, _CLIENTS)
-  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   second = process.next(first, states, toy_problems.padded(only_b)).state
   before, after = first.algorithm, second.algorithm
   assert after['domain_risk'][0] == before['domain_risk'][0]
@@ -160,7 +160,7 @@ def test_noise_is_not_taken_for_the_risk_of_an_absent_domain():
       noise_multiplier=0.02, clients_per_round=2, clip=5.0
     ),
   )
-  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   state, _, _ = toy_problems.train(process, only_b, 2)
   risks = state.algorithm['domain_risk']
   assert risks[0] == risks[2] == 0 and risks[1] > 0

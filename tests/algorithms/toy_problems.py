@@ -87,9 +87,13 @@ def examples_for(name, clients):
 
 def in_turn(client):
   """The examples, of the first domain, the second, and so on, and again."""
-  return client._replace(
-    domain=np.arange(len(client.y), dtype=np.int32) % DOMAINS.number
-  )
+  return in_domains(client, range(DOMAINS.number))
+
+
+def in_domains(client, pattern):
+  """The examples, of domains that repeat a pattern."""
+  domain = np.resize(np.array(pattern, np.int32), len(client.y))
+  return client._replace(domain=domain)
 
 
 def domains_of(clients, names=DOMAINS.names):
