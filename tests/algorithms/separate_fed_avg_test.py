@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures('runtime')
 _FULL_BATCHES = dict(
   num_epochs=3, learning_rate=0.1, momentum=0.9, batch_size=None
 )
-_NAMES = ('a', 'b', 'c')
 
 
 @functools.cache
@@ -27,16 +26,15 @@ def _clients():
   return clients
 
 
-def _build(clients, names=_NAMES, **hparams):
+def _build(aggregator=None):
   model = domain_models.with_domains(
-    toy_problems.classifier(), toy_problems.domains_of(clients, names)
+    toy_problems.classifier(), toy_problems.domains_of(_clients())
   )
-  options = {'aggregator': hparams.pop('aggregator', None)}
   return separate_fed_avg.build_separate_fed_avg(
     model,
-    separate_fed_avg.SeparateFedAvgHParams(**hparams),
+    separate_fed_avg.SeparateFedAvgHParams(**_FULL_BATCHES),
     seed=4,
-    **options,
+    aggregator=aggregator,
   )
 
 
@@ -49,7 +47,7 @@ def _model_of(weights, m):
 
 
 def test_models_are_fed_avg_on_each_domains_data_alone():
-  process = _build(_clients(), **_FULL_BATCHES)
+  process = _build()
   state, states, metrics = toy_problems.train(process, _clients(), 2)
   assert not states[0].local
   assert metrics['examples'] == sum(len(c.y) for c in _clients())
@@ -110,7 +108,7 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
   ],
 )
 def test_domain_absent_from_a_round_keeps_its_model(aggregator):
-  process = _build(_clients(), aggregator=aggregator(), **_FULL_BATCHES)
+  process = _build(aggregator())
   without = [c.select(c.domain != 1) for c in _clients()]
   initial = process.initialize().global_weights
   state, _, _ = toy_problems.train(process, without, 2)
