@@ -209,11 +209,12 @@ def build_server(work, number, options, state_type, client, aggregation):
   """`(<S, mean, aggregator state, sums> -> <S, norm of the update>)`."""
   exchange = work.exchanges[number]
   is_last = number == len(work.exchanges) - 1
+  aggregated = aggregation.next.type_signature.result
 
   @tff.tensorflow.computation(
     state_type,
-    aggregation.result_type,
-    aggregation.state_type,
+    aggregated.result.member,
+    aggregated.state.member,
     client.type_signature.result.sums,
   )
   def server(state, mean, aggregator_state, sums):
@@ -271,7 +272,10 @@ def build_metrics(work, state_type, exchanges):
     state_type,
     exchanges[-1].client.type_signature.result.sums,
     np.float32,
-    tuple(exchange.aggregation.measurements_type for exchange in exchanges),
+    tuple(
+      exchange.aggregation.next.type_signature.result.measurements.member
+      for exchange in exchanges
+    ),
   )
   def metrics_of(state, sums, update_norm, measurements):
     metrics = tf.nest.map_structure(
