@@ -36,13 +36,9 @@ def test_steps_by_hand():
     shared = shared - 0.1 * toy_problems.weighted_mean(
       [toy_problems.squared_error_gradient(shared, c) for c in clients], clients
     )
-  np.testing.assert_allclose(
-    toy_problems.kernels(state.global_weights)['head'], shared, rtol=1e-5
-  )
+  toy_problems.assert_kernels(state.global_weights, rtol=1e-5, head=shared)
   for client_state, expected in zip(states, personal):
-    np.testing.assert_allclose(
-      toy_problems.kernels(client_state.local)['head'], expected, rtol=1e-5
-    )
+    toy_problems.assert_kernels(client_state.local, rtol=1e-5, head=expected)
 
 
 def test_new_client_starts_from_the_global_model():
@@ -57,10 +53,3 @@ def test_new_client_starts_from_the_global_model():
   data = toy_problems.padded(_CLIENTS)[0]
   scores = process.evaluate(state, new, data, data)
   assert scores['after']['loss'] < scores['before']['loss']
-
-
-def test_impossible_hyperparameters_are_refused():
-  with pytest.raises(ValueError, match='`proximal_strength`'):
-    ditto.DittoHParams(proximal_strength=-1.0)
-  with pytest.raises(ValueError, match='learning_rate'):
-    ditto.DittoHParams(personal_learning_rate=0.0)

@@ -32,31 +32,18 @@ def _build(hparams=None, initial=None, **options):
 
 def _train(process, num_rounds=1, clients=_CLIENTS):
   """The global weight after some rounds, and the last round's metrics."""
-  state = process.initialize()
-  states = process.initialize_client_states(list(range(len(clients))))
-  for _ in range(num_rounds):
-    output = process.next(state, states, toy_problems.padded(clients))
-    state, states = output.state, output.client_states
-  return toy_problems.kernels(state.global_weights)['head'], output.metrics
+  state, _, metrics = toy_problems.train(process, clients, num_rounds)
+  return state.global_weights['head/kernel'], metrics
 
 
-def _gradient(weight, client):
-  """Of the mean squared error of `x @ weight`."""
-  errors = client.x @ weight - client.y[:, np.newaxis]
-  return 2 * client.x.T @ errors / len(client.y)
+def _local_weight(weight, client, num_steps=1, rate=0.1, momentum=0.0):
+  return toy_problems.descended_alone(weight, client, num_steps, rate, momentum)
 
 
-def _local_weight(weight, client, num_steps, learning_rate, momentum=0.0):
-  """Full-batch gradient descent with momentum, from the definition."""
-  velocity = np.zeros_like(weight)
-  for _ in range(num_steps):
-    velocity = momentum * velocity + _gradient(weight, client)
-    weight = weight - learning_rate * velocity
-  return weight
-
-
-def _mean(weights):
-  return np.average(weights, axis=0, weights=[len(c.y) for c in _CLIENTS])
+def _mean_local_weight(weight, *arguments):
+  return toy_problems.weighted_mean(
+    [_local_weight(weight, client, *arguments) for client in _CLIENTS], _CLIENTS
+  )
 
 
 def test_one_weight_by_hand():
@@ -86,7 +73,7 @@ def test_fed_sgd_is_a_gradient_step_on_the_pooled_data():
     x=np.concatenate([client.x for client in _CLIENTS]),
     y=np.concatenate([client.y for client in _CLIENTS]),
   )
-  expected = _local_weight(_INITIAL, pooled, num_steps=3, learning_rate=0.1)
+  expected = _local_weight(_INITIAL, pooled, num_steps=3)
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
@@ -98,23 +85,21 @@ def test_local_steps_are_averaged_by_number_of_examples():
   expected = _INITIAL
   for _ in range(2):
     # The momentum starts anew each round.
-    expected = _mean(
-      [_local_weight(expected, client, 4, 0.05, 0.9) for client in _CLIENTS]
-    )
+    expected = _mean_local_weight(expected, 4, 0.05, 0.9)
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
 def test_uniform_weighting_takes_the_plain_mean():
   weight, _ = _train(_build(client_weighting='uniform'))
-  locals_ = [_local_weight(_INITIAL, client, 1, 0.1) for client in _CLIENTS]
+  locals_ = [_local_weight(_INITIAL, client) for client in _CLIENTS]
   np.testing.assert_allclose(weight, np.mean(locals_, axis=0), rtol=1e-5)
-  assert not np.allclose(weight, _mean(locals_), rtol=1e-3)
+  assert not np.allclose(weight, _mean_local_weight(_INITIAL), rtol=1e-3)
 
 
 def test_server_learning_rate_scales_the_mean_update():
   process = _build(server_optimizer=phases.build_optimizer('sgd', 0.5))
   weight, metrics = _train(process)
-  mean = _mean([_local_weight(_INITIAL, client, 1, 0.1) for client in _CLIENTS])
+  mean = _mean_local_weight(_INITIAL)
   np.testing.assert_allclose(
     weight, _INITIAL - 0.5 * (_INITIAL - mean), rtol=1e-5
   )
@@ -131,10 +116,7 @@ def test_server_momentum_accumulates_over_rounds():
   weight, _ = _train(process, num_rounds=3)
   expected, velocity = _INITIAL, 0
   for _ in range(3):
-    update = expected - _mean(
-      [_local_weight(expected, client, 1, 0.1) for client in _CLIENTS]
-    )
-    velocity = 0.9 * velocity + update
+    velocity = 0.9 * velocity + expected - _mean_local_weight(expected)
     expected = expected - 0.5 * velocity
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
@@ -143,9 +125,7 @@ def test_first_server_step_of_adam_moves_by_its_learning_rate():
   process = _build(server_optimizer=phases.build_optimizer('adam', 0.25))
   weight, _ = _train(process)
   # m / sqrt(v) is update / |update| in the first step.
-  update = _INITIAL - _mean(
-    [_local_weight(_INITIAL, client, 1, 0.1) for client in _CLIENTS]
-  )
+  update = _INITIAL - _mean_local_weight(_INITIAL)
   np.testing.assert_allclose(
     weight, _INITIAL - 0.25 * np.sign(update), rtol=1e-4
   )
@@ -207,19 +187,17 @@ def test_agrees_with_the_federated_averaging_of_tff():
 _DOMAIN_RATE = 0.1
 
 
-@functools.cache
-def _in_domains():
-  """The clients' examples, in two domains of different sizes."""
-  return [
-    client._replace(domain=np.resize(np.int32(domain), len(client.y)))
-    for client, domain in zip(_CLIENTS, ([0, 0, 0, 1], [1, 0, 1]))
-  ]
+# Of different sizes.
+_IN_DOMAINS = [
+  toy_problems.in_domains(client, pattern)
+  for client, pattern in zip(_CLIENTS, ([0, 0, 0, 1], [1, 0, 1]))
+]
 
 
 def _build_for_domains(body=None, kind='shared', *, reweighted=False):
   model = domain_models.with_domains(
     toy_problems.linear_network(body, _INITIAL),
-    toy_problems.domains_of(_in_domains(), ('a', 'b')),
+    toy_problems.domains_of(_IN_DOMAINS, ('a', 'b')),
   )
   return fed_avg.build_fed_avg(
     domain_models.of_domains(model, kind, reweighted=reweighted),
@@ -230,7 +208,7 @@ def _build_for_domains(body=None, kind='shared', *, reweighted=False):
 
 
 def _train_for_domains(process):
-  state, _, _ = toy_problems.train(process, _in_domains(), 2)
+  state, _, _ = toy_problems.train(process, _IN_DOMAINS, 2)
   return state.global_weights
 
 
@@ -239,28 +217,25 @@ def _weighted_rounds(loss_weights):
   weight = _INITIAL
   for _ in range(2):
     locals_ = []
-    for client in _in_domains():
+    for client in _IN_DOMAINS:
       local, factors = weight, np.asarray(loss_weights)[client.domain]
       for _ in range(2):
         errors = factors * ((client.x @ local)[:, 0] - client.y)
         slope = 2 * client.x.T @ errors[:, np.newaxis] / len(client.y)
         local = local - _DOMAIN_RATE * slope
       locals_.append(local)
-    weight = _mean(locals_)
+    weight = toy_problems.weighted_mean(locals_, _CLIENTS)
   return weight
 
 
 def test_reweighted_domains_count_the_same():
-  of_data = toy_problems.domains_of(_in_domains(), ('a', 'b'))
+  of_data = toy_problems.domains_of(_IN_DOMAINS, ('a', 'b'))
   assert of_data.num_examples == (7, 9)
   weights = _train_for_domains(_build_for_domains(reweighted=True))
-  np.testing.assert_allclose(
-    weights['head/kernel'], _weighted_rounds([16 / 14, 16 / 18]), rtol=1e-5
-  )
+  expected = _weighted_rounds([16 / 14, 16 / 18])
+  toy_problems.assert_kernels(weights, rtol=1e-5, head=expected)
   plain = _train_for_domains(_build_for_domains())
-  np.testing.assert_allclose(
-    plain['head/kernel'], _weighted_rounds([1, 1]), rtol=1e-5
-  )
+  toy_problems.assert_kernels(plain, rtol=1e-5, head=_weighted_rounds([1, 1]))
 
 
 def _local_models(heads, body, client):
@@ -285,17 +260,15 @@ def test_heads_of_domains_are_trained_with_the_body():
   expected_body, heads = body, np.stack([_INITIAL, _INITIAL])
   for _ in range(2):
     bodies, of_clients = zip(
-      *[_local_models(heads, expected_body, client) for client in _in_domains()]
+      *[_local_models(heads, expected_body, client) for client in _IN_DOMAINS]
     )
     # A mean over all clients, whether they have the domain or not.
-    expected_body, heads = _mean(bodies), _mean(of_clients)
-  np.testing.assert_allclose(
-    weights['body/kernel'], expected_body, rtol=1e-4, atol=1e-6
+    expected_body = toy_problems.weighted_mean(bodies, _CLIENTS)
+    heads = toy_problems.weighted_mean(of_clients, _CLIENTS)
+  of_domains = {f'domain_{m}/head': heads[m] for m in range(2)}
+  toy_problems.assert_kernels(
+    weights, atol=1e-6, body=expected_body, **of_domains
   )
-  for m in range(2):
-    np.testing.assert_allclose(
-      weights[f'domain_{m}/head/kernel'], heads[m], rtol=1e-4, atol=1e-6
-    )
 
 
 def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
@@ -307,7 +280,7 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
       ),
       domain=None,
     )
-    for client in _in_domains()
+    for client in _IN_DOMAINS
   ]
   initial = tuple(map(tuple, np.concatenate([_INITIAL, np.zeros([2, 1])])))
   hparams = fed_avg.FedAvgHParams(

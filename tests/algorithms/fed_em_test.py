@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_em
-from tff_pfl.datasets import examples
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -54,22 +53,15 @@ def test_one_component_is_fed_avg():
   toy_problems.assert_close(dict(em_metrics), dict(metrics))
 
 
-def _planted(num_examples, shares, seed):
-  """Examples whose labels follow one of two opposite rules, by chance."""
-  rng = np.random.default_rng(seed)
-  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
-  # The second rule moves every class on by one.
-  rule = rng.choice(2, num_examples, p=shares)
-  y = (np.argmax(x[:, :3], axis=1) + rule) % toy_problems.NUM_CLASSES
-  return examples.Examples(x, y.astype(np.int32))
-
-
 _PLANTED_SHARES = [(1.0, 0.0), (0.8, 0.2), (0.2, 0.8), (0.0, 1.0)]
 
 
 def _train_planted(**options):
   """Trains on clients of the planted mixtures; returns these, too."""
-  clients = [_planted(200, p, i) for i, p in enumerate(_PLANTED_SHARES)]
+  clients = [
+    toy_problems.planted_examples(200, p, i)
+    for i, p in enumerate(_PLANTED_SHARES)
+  ]
   process = fed_em.build_fed_em(
     toy_problems.classifier(),
     fed_em.FedEmHParams(
@@ -98,7 +90,7 @@ def test_planted_mixtures_are_recovered(trained):
     shares = shares[:, ::-1]
   np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
   # The mixture of one rule is a good model of it.
-  pure = _planted(400, _PLANTED_SHARES[0], 99)
+  pure = toy_problems.planted_examples(400, _PLANTED_SHARES[0], 99)
   (data,) = toy_problems.padded([pure])
   scores = process.evaluate(state, states[0], data, data)
   assert scores['after']['accuracy'] > 0.85
@@ -107,9 +99,8 @@ def test_planted_mixtures_are_recovered(trained):
 
 def test_new_client_finds_its_mixture(trained):
   process, state, states = trained
-  (data,) = toy_problems.padded([_planted(300, (0.2, 0.8), 50)])
-  new = process.initialize_client_state(9)
-  personal = process.personalize(state, new, data)
+  client = toy_problems.planted_examples(300, (0.2, 0.8), 50)
+  personal = toy_problems.new_client(process, state, client)
   np.testing.assert_allclose(
     np.exp(personal.client_state.local[_SHARES]),
     np.exp(states[2].local[_SHARES]),
@@ -157,12 +148,3 @@ def test_stateless_clients_find_their_mixtures_anew():
   if shares[0, 0] < 0.5:
     shares = shares[:, ::-1]
   np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
-
-
-@pytest.mark.parametrize(
-  'changes',
-  [{'num_components': 0}, {'num_mixture_steps': 0}, {'component_seed': -1}],
-)
-def test_impossible_hyperparameters_are_refused(changes):
-  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
-    fed_em.FedEmHParams(**changes)

@@ -16,9 +16,9 @@ _RATE = 0.05
 _HPARAMS = dict(num_steps=2, learning_rate=_RATE, momentum=0.0, batch_size=None)
 
 
-def _client(num_examples, seed, domain):
+def _client(num_examples, seed, pattern):
   client = toy_problems.regression_examples(num_examples, 2, 1, seed)
-  return client._replace(domain=np.resize(np.int32(domain), num_examples))
+  return toy_problems.in_domains(client, pattern)
 
 
 # The third domain has no example anywhere.
@@ -139,22 +139,10 @@ def test_without_ascent_it_is_fed_avg():
   )
 
 
-def test_weights_ascend_to_the_worst_domain_and_none_without_examples():
-  process = _build(1.0)
-  state, _, metrics = toy_problems.train(process, _CLIENTS)
-  risks, weights = metrics['domain_risk'], metrics['domain_weight']
-  worst, best = ('a', 'b') if risks['a'] > risks['b'] else ('b', 'a')
-  initial = dict(zip(_NAMES, process.initialize().algorithm['domain_weight']))
-  assert weights[worst] > initial[worst]
-  assert weights[best] < initial[best]
-  assert weights['c'] == initial['c'] == risks['c'] == 0
-  assert sum(weights.values()) == pytest.approx(1, rel=1e-6)
-
-
 def test_domain_absent_from_a_round_counts_with_its_last_risk():
   process = _build(0.1)
   first, states, _ = toy_problems.train(process, _CLIENTS)
-  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   second = process.next(first, states, toy_problems.padded(only_b)).state
   before, after = first.algorithm, second.algorithm
   assert after['domain_risk'][0] == before['domain_risk'][0]
@@ -172,7 +160,7 @@ def test_noise_is_not_taken_for_the_risk_of_an_absent_domain():
       noise_multiplier=0.02, clients_per_round=2, clip=5.0
     ),
   )
-  only_b = [c._replace(domain=np.ones_like(c.domain)) for c in _CLIENTS]
+  only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   state, _, _ = toy_problems.train(process, only_b, 2)
   risks = state.algorithm['domain_risk']
   assert risks[0] == risks[2] == 0 and risks[1] > 0
@@ -225,16 +213,3 @@ def test_projection_is_the_nearest_point_of_the_simplex():
       points = rng.dirichlet(np.ones(size), size=200)
       distances = np.linalg.norm(points - values, axis=1)
       assert np.linalg.norm(found - values) <= np.min(distances)
-
-
-# Arguments.
-
-
-def test_impossible_rate_is_refused():
-  with pytest.raises(ValueError, match='`weight_learning_rate`'):
-    fed_min_max.FedMinMaxHParams(weight_learning_rate=-0.1)
-
-
-def test_model_without_domains_is_refused():
-  with pytest.raises(ValueError, match='fed_min_max demands'):
-    fed_min_max.build_fed_min_max(toy_problems.classifier())

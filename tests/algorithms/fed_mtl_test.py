@@ -38,9 +38,7 @@ def test_rounds_by_hand():
         models[i] = models[i] - 0.05 * (slope + 2 * 0.6 * (models[i] - mean))
     mean = np.mean(models, axis=0)
   np.testing.assert_allclose(_models(states), models, rtol=1e-5)
-  np.testing.assert_allclose(
-    toy_problems.kernels(state.global_weights)['head'], mean, rtol=1e-5
-  )
+  toy_problems.assert_kernels(state.global_weights, rtol=1e-5, head=mean)
 
 
 @pytest.mark.slow
@@ -59,8 +57,3 @@ def test_converges_to_the_minimum_of_the_coupled_problem():
   )
   expected = np.linalg.solve(system, np.concatenate(targets)).reshape([2, 2, 1])
   np.testing.assert_allclose(_models(states), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_negative_coupling_is_refused():
-  with pytest.raises(ValueError, match='`coupling_strength`'):
-    fed_mtl.FedMtlHParams(coupling_strength=-0.1)

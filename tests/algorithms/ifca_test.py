@@ -7,7 +7,6 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, ifca
-from tff_pfl.datasets import examples
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -15,11 +14,7 @@ _TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=10)
 
 
 def _of_rule(num_examples, rule, seed):
-  """Examples whose classes the rule moves on."""
-  rng = np.random.default_rng(seed)
-  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
-  y = (np.argmax(x[:, :3], axis=1) + rule) % toy_problems.NUM_CLASSES
-  return examples.Examples(x, y.astype(np.int32))
+  return toy_problems.planted_examples(num_examples, np.eye(2)[rule], seed)
 
 
 def test_planted_clusters_are_recovered():
@@ -131,23 +126,3 @@ def test_noise_does_not_move_a_model_that_nobody_chose():
     'component_0',
     'component_1',
   }
-
-
-def test_clusters_start_apart_with_the_same_distribution():
-  model = toy_problems.classifier()
-  initial = ifca.build_ifca(model).initialize().global_weights
-  for name, value in model.initial_weights.items():
-    np.testing.assert_array_equal(initial[f'component_0/{name}'], value)
-    for k in (1, 2):
-      other = np.asarray(initial[f'component_{k}/{name}'])
-      np.testing.assert_array_equal(
-        np.sort(other.ravel()), np.sort(value.ravel())
-      )
-      if name.endswith('kernel'):
-        assert toy_problems.differ(other, value)
-
-
-@pytest.mark.parametrize('changes', [{'num_clusters': 0}, {'cluster_seed': -1}])
-def test_impossible_hyperparameters_are_refused(changes):
-  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
-    ifca.IfcaHParams(**changes)

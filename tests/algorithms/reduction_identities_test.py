@@ -7,11 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_per, registry
-from tff_pfl.algorithms.parts import joint_training
-from tff_pfl.client import client_examples, phases
-from tff_pfl.models import weight_partition
-from tff_pfl.templates import federated_round, options
+from tff_pfl.algorithms import fed_avg, registry
+from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -23,16 +20,6 @@ _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
 
 @functools.cache
 def _process(name, **changes):
-  if name == 'fed_per_all_global':
-    model = toy_problems.classifier()
-    work = joint_training.joint_training_work(
-      model,
-      fed_per.FedPerHParams(**_TRAINING),
-      weight_partition.WeightPartition.by_layer(model, local_layers=()),
-    )
-    return federated_round.build_personalized_process(
-      name, work, options.ProcessOptions(seed=_SEED)
-    )
   return registry.build(
     name,
     toy_problems.classifier(),
@@ -106,16 +93,11 @@ def test_method_becomes_a_simpler_one_bit_for_bit(
   toy_problems.assert_same(compared(name, **changes), compared(simpler))
 
 
-def _personal_models(name, clients, indices, num_rounds=2):
-  """The clients' models after some rounds with all of them."""
+def _personal_models(name, clients, indices):
+  """The clients' models after two rounds with all of them."""
   process = _process(name)
-  state = process.initialize()
-  states = process.initialize_client_states(indices)
-  for _ in range(num_rounds):
-    output = process.next(state, states, toy_problems.padded(clients))
-    state, states = output.state, output.client_states
-  no_data = client_examples.no_examples(process.model.element_spec)
-  return [process.personalize(state, s, no_data).weights for s in states]
+  state, states, _ = toy_problems.train(process, clients, 2, indices)
+  return toy_problems.personal_models(process, state, states)
 
 
 def test_methods_of_joint_training_agree_where_there_is_one_client():
@@ -134,12 +116,6 @@ def test_fed_avg_of_identical_clients_is_local_training():
   alone = _personal_models('local_only', clients[:1], [5])
   for model in averaged:
     toy_problems.assert_close(model, alone[0])
-
-
-def test_fed_per_with_everything_global_is_fed_avg():
-  toy_problems.assert_same(
-    _everything('fed_per_all_global'), _everything('fed_avg')
-  )
 
 
 def test_fed_per_differs_from_fed_avg_where_clients_differ():

@@ -3,7 +3,6 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, scaffold
-from tff_pfl.client import phases
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -58,14 +57,10 @@ def test_rounds_by_hand():
       new.append(own - c + (x - y) / (num_steps * rate))
     c = c + np.mean([b - a for a, b in zip(c_i, new)], axis=0)
     x, c_i = np.mean(models, axis=0), new
-  np.testing.assert_allclose(_head(state.global_weights), x, rtol=1e-4)
-  np.testing.assert_allclose(
-    _head(state.algorithm['control']), c, rtol=1e-4, atol=1e-6
-  )
+  toy_problems.assert_kernels(state.global_weights, head=x)
+  toy_problems.assert_kernels(state.algorithm['control'], atol=1e-6, head=c)
   for client_state, expected in zip(states, c_i):
-    np.testing.assert_allclose(
-      _head(client_state.local['control']), expected, rtol=1e-4
-    )
+    toy_problems.assert_kernels(client_state.local['control'], head=expected)
 
 
 @pytest.mark.slow
@@ -115,17 +110,8 @@ def test_first_round_is_that_of_fed_avg_bit_for_bit():
 
 
 def test_servers_control_is_the_mean_of_the_clients_that_took_part():
-  process = _scaffold()
-  data = toy_problems.padded(_CLIENTS)
-  states = process.initialize_client_states([0, 1])
-  state = process.initialize()
-  for cohort in ([0], [1], [0, 1], [1]):
-    output = process.next(
-      state, [states[i] for i in cohort], [data[i] for i in cohort]
-    )
-    state = output.state
-    for i, new in zip(cohort, output.client_states):
-      states[i] = new
+  cohorts = [(0,), (1,), (0, 1), (1,)]
+  for state, states, _ in toy_problems.rounds(_scaffold(), _CLIENTS, cohorts):
     known = [s for s in states if s.num_rounds]
     np.testing.assert_allclose(
       _head(state.algorithm['control']),
@@ -136,33 +122,23 @@ def test_servers_control_is_the_mean_of_the_clients_that_took_part():
     assert state.algorithm['num_clients'] == len(known)
 
 
-def _two_rounds_of_one_client_each(process):
-  """The server's state after each round, of client 0 and then client 1."""
-  states = []
-  state = process.initialize()
-  for i in (0, 1):
-    state = process.next(
-      state,
-      [process.initialize_client_state(i)],
-      toy_problems.padded(_CLIENTS[i : i + 1]),
-    ).state
-    states.append(state)
-  return states
-
-
 @pytest.mark.parametrize('num_clients', [None, 2])
 def test_first_time_client_by_hand(num_clients):
-  first, second = _two_rounds_of_one_client_each(
-    _scaffold(num_clients=num_clients, num_steps=3)
+  process = _scaffold(num_clients=num_clients, num_steps=3)
+  (first, _, _), (second, _, _) = toy_problems.rounds(
+    process, _CLIENTS, [(0,), (1,)]
   )
   y = _head(first.global_weights)
   # With N given the corrections of all clients add up to zero as c counts those
   # that did not come; without, as a newcomer has none.
   correction = _head(first.algorithm['control']) if num_clients else 0
-  for _ in range(3):
-    slope = toy_problems.squared_error_gradient(y, _CLIENTS[1])
-    y = y - 0.05 * (slope + correction)
-  np.testing.assert_allclose(_head(second.global_weights), y, rtol=1e-5)
+  y = toy_problems.descended(
+    lambda y: toy_problems.squared_error_gradient(y, _CLIENTS[1]) + correction,
+    y,
+    num_steps=3,
+    learning_rate=0.05,
+  )
+  toy_problems.assert_kernels(second.global_weights, rtol=1e-5, head=y)
 
 
 def test_given_number_of_clients_counts_those_that_did_not_come_as_zeros():
@@ -173,31 +149,3 @@ def test_given_number_of_clients_counts_those_that_did_not_come_as_zeros():
     sum(_head(s.local['control']) for s in states) / 4,
     rtol=1e-5,
   )
-
-
-def test_server_learning_rate_is_that_of_the_servers_optimizer():
-  model = toy_problems.linear_network(None, _INITIAL)
-  hparams = _hparams(scaffold.ScaffoldHParams)
-  halved = scaffold.build_scaffold(
-    model,
-    hparams,
-    server_optimizer=phases.build_optimizer('sgd', 0.5),
-  )
-  moved = _head(toy_problems.train(halved, _CLIENTS)[0].global_weights)
-  whole = _head(toy_problems.train(_scaffold(), _CLIENTS)[0].global_weights)
-  np.testing.assert_allclose(moved, (_INITIAL + whole) / 2, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-  'changes', [{'momentum': 0.5}, {'optimizer': 'adam'}, {'num_clients': 0}]
-)
-def test_what_control_variates_do_not_allow_is_refused(changes):
-  with pytest.raises(ValueError, match=f'`{next(iter(changes))}`'):
-    scaffold.ScaffoldHParams(**changes)
-
-
-def test_clients_cannot_do_without_their_control_variates():
-  with pytest.raises(ValueError, match='stateless'):
-    scaffold.build_scaffold(
-      toy_problems.linear_network(None, _INITIAL), stateless=True
-    )

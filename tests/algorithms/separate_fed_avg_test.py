@@ -6,7 +6,6 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, separate_fed_avg
-from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 
@@ -15,7 +14,6 @@ pytestmark = pytest.mark.usefixtures('runtime')
 _FULL_BATCHES = dict(
   num_epochs=3, learning_rate=0.1, momentum=0.9, batch_size=None
 )
-_NAMES = ('a', 'b', 'c')
 
 
 @functools.cache
@@ -28,16 +26,15 @@ def _clients():
   return clients
 
 
-def _build(clients, names=_NAMES, **hparams):
+def _build(aggregator=None):
   model = domain_models.with_domains(
-    toy_problems.classifier(), toy_problems.domains_of(clients, names)
+    toy_problems.classifier(), toy_problems.domains_of(_clients())
   )
-  options = {'aggregator': hparams.pop('aggregator', None)}
   return separate_fed_avg.build_separate_fed_avg(
     model,
-    separate_fed_avg.SeparateFedAvgHParams(**hparams),
+    separate_fed_avg.SeparateFedAvgHParams(**_FULL_BATCHES),
     seed=4,
-    **options,
+    aggregator=aggregator,
   )
 
 
@@ -50,7 +47,7 @@ def _model_of(weights, m):
 
 
 def test_models_are_fed_avg_on_each_domains_data_alone():
-  process = _build(_clients(), **_FULL_BATCHES)
+  process = _build()
   state, states, metrics = toy_problems.train(process, _clients(), 2)
   assert not states[0].local
   assert metrics['examples'] == sum(len(c.y) for c in _clients())
@@ -95,29 +92,6 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
   )
 
 
-@pytest.mark.slow
-def test_examples_are_scored_by_the_model_of_their_domain():
-  process = _build(_clients(), **_FULL_BATCHES)
-  state, states, _ = toy_problems.train(process, _clients(), 2)
-  (data,) = toy_problems.padded(_clients()[1:])
-  scores = process.evaluate(state, states[1], data, data)
-  avg = fed_avg.build_fed_avg(toy_problems.classifier())
-  for m in range(3):
-    weights = _model_of(state.global_weights, m)
-    of_model = avg.initialize()._replace(global_weights=weights)
-    alone = _clients()[1].select(_clients()[1].domain == m)
-    of_domain = client_examples.padded(alone._replace(domain=None))
-    expected = avg.evaluate(
-      of_model, avg.initialize_client_state(0), of_domain, of_domain
-    )
-    by_domain = scores['domains']
-    np.testing.assert_allclose(
-      by_domain['after']['accuracy'][m] / by_domain['examples'][m],
-      expected['after']['accuracy'],
-      rtol=1e-6,
-    )
-
-
 @pytest.mark.parametrize(
   'aggregator',
   [
@@ -134,7 +108,7 @@ def test_examples_are_scored_by_the_model_of_their_domain():
   ],
 )
 def test_domain_absent_from_a_round_keeps_its_model(aggregator):
-  process = _build(_clients(), aggregator=aggregator(), **_FULL_BATCHES)
+  process = _build(aggregator())
   without = [c.select(c.domain != 1) for c in _clients()]
   initial = process.initialize().global_weights
   state, _, _ = toy_problems.train(process, without, 2)
@@ -143,8 +117,3 @@ def test_domain_absent_from_a_round_keeps_its_model(aggregator):
       _model_of(state.global_weights, m), _model_of(initial, m)
     )
     assert moved == (m != 1)
-
-
-def test_model_without_domains_is_refused():
-  with pytest.raises(ValueError, match='separate_fed_avg demands'):
-    separate_fed_avg.build_separate_fed_avg(toy_problems.classifier())

@@ -87,9 +87,13 @@ def examples_for(name, clients):
 
 def in_turn(client):
   """The examples, of the first domain, the second, and so on, and again."""
-  return client._replace(
-    domain=np.arange(len(client.y), dtype=np.int32) % DOMAINS.number
-  )
+  return in_domains(client, range(DOMAINS.number))
+
+
+def in_domains(client, pattern):
+  """The examples, of domains that repeat a pattern."""
+  domain = np.resize(np.array(pattern, np.int32), len(client.y))
+  return client._replace(domain=domain)
 
 
 def domains_of(clients, names=DOMAINS.names):
@@ -126,6 +130,16 @@ def labeled_examples(num_examples, seed):
   x = rng.normal(size=(num_examples, 5)).astype(np.float32)
   y = np.argmax(x[:, :NUM_CLASSES], axis=1).astype(np.int32)
   return examples.Examples(x, y)
+
+
+def planted_examples(num_examples, shares, seed):
+  """Examples whose labels follow one of two opposite rules, by chance."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  # The second rule moves every class on by one.
+  rule = rng.choice(2, num_examples, p=shares)
+  y = (np.argmax(x[:, :NUM_CLASSES], axis=1) + rule) % NUM_CLASSES
+  return examples.Examples(x, y.astype(np.int32))
 
 
 def linear_network(body, head):
@@ -183,6 +197,14 @@ def kernels(weights):
   return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
 
 
+def assert_kernels(weights, rtol=1e-4, atol=0, **expected):
+  """Checks kernels of a `linear_network` by layer, up to rounding."""
+  for layer, kernel in expected.items():
+    np.testing.assert_allclose(
+      weights[f'{layer}/kernel'], kernel, rtol, atol, err_msg=layer
+    )
+
+
 def jittered(weights, seed=0, scale=0.3):
   """Other weights: variances stay positive."""
   rng = np.random.default_rng(seed)
@@ -230,14 +252,31 @@ def train(process, clients, num_rounds=1, indices=None):
   Returns:
     The last round's state, client states and metrics.
   """
+  everybody = range(len(clients))
+  *_, last = rounds(process, clients, [everybody] * num_rounds, indices)
+  return last
+
+
+def rounds(process, clients, cohorts, indices=None):
+  """The same after each round, with the clients of its cohort (positions)."""
   state = process.initialize()
   states = process.initialize_client_states(
     list(range(len(clients)) if indices is None else indices)
   )
   data = padded(clients)
-  for _ in range(num_rounds):
-    state, states, metrics = process.next(state, states, data)
-  return state, states, metrics
+  for cohort in cohorts:
+    state, new_states, metrics = process.next(
+      state, [states[i] for i in cohort], [data[i] for i in cohort]
+    )
+    for i, new in zip(cohort, new_states):
+      states[i] = new
+    yield state, list(states), metrics
+
+
+def new_client(process, state, client):
+  """What `personalize` makes for a client that never took part."""
+  (data,) = padded([client])
+  return process.personalize(state, process.initialize_client_state(7), data)
 
 
 def personal_models(process, state, states):
@@ -247,9 +286,49 @@ def personal_models(process, state, states):
 
 
 def squared_error_gradient(weight, client):
-  """Of the mean squared error of `x @ weight`, one output."""
-  errors = client.x @ weight - client.y[:, np.newaxis]
-  return 2 * client.x.T @ errors / len(client.y)
+  """Of the mean squared error of `x @ weight`, over examples and outputs."""
+  return 2 * client.x.T @ _errors(weight, client) / client.y.size
+
+
+def gradients(body, head, client):
+  """Of the same of `x @ body @ head`: the gradients of body and head."""
+  outputs = 2 * _errors(body @ head, client) / client.y.size
+  return client.x.T @ outputs @ head.T, (client.x @ body).T @ outputs
+
+
+def _errors(weight, client):
+  return client.x @ weight - client.y.reshape([len(client.y), -1])
+
+
+def descended(gradient, weight, num_steps, learning_rate, momentum=0.0):
+  """Where gradient descent with momentum gets to, from the definition."""
+  velocity = 0
+  for _ in range(num_steps):
+    velocity = momentum * velocity + gradient(weight)
+    weight = weight - learning_rate * velocity
+  return weight
+
+
+def descended_alone(weight, client, num_steps, rate, momentum=0.0):
+  """`descended` for the kernel of a network of the head only."""
+  return descended(
+    lambda w: squared_error_gradient(w, client),
+    weight,
+    num_steps,
+    rate,
+    momentum,
+  )
+
+
+def descended_together(body, head, client, num_steps, rate, momentum=0.0):
+  """`descended` for body and head at once."""
+  of_body = of_head = 0
+  for _ in range(num_steps):
+    slopes = gradients(body, head, client)
+    of_body = momentum * of_body + slopes[0]
+    of_head = momentum * of_head + slopes[1]
+    body, head = body - rate * of_body, head - rate * of_head
+  return body, head
 
 
 def weighted_mean(values, clients):

@@ -75,16 +75,13 @@ def test_model_has_domains_once(model):
     domain_models.with_domains(model, _DOMAINS)
 
 
-def test_method_for_domains_says_what_it_lacks(plain, model):
-  domain_models.expect_domains(model, 'fed_dar')
-  with pytest.raises(
-    ValueError, match='`model`.*fed_dar demands.*with_domains'
-  ):
-    domain_models.expect_domains(plain, 'fed_dar')
-
-
-def test_each_example_gets_the_head_of_its_domain(plain, model):
+@pytest.mark.parametrize('shares_body', [True, False])
+def test_each_example_gets_what_is_of_its_domain(plain, model, shares_body):
+  if not shares_body:
+    model = domain_models.all_head(model)
+    assert model.body_layers == ()
   of_domains = domain_models.multi_head(model)
+  assert shares_body == ('dense_1/kernel' in of_domains.initial_weights)
   weights = _random(of_domains)
   outputs = _outputs(of_domains, weights)
   for m in range(3):
@@ -176,22 +173,6 @@ def test_moving_statistics_of_heads_are_each_heads_own():
   )
   assert set(output.statistics) == of_domains.statistics
   assert set(output.gradient) | of_domains.statistics == set(weights)
-
-
-def test_whole_models_of_domains_share_nothing(plain, model):
-  whole = domain_models.all_head(model)
-  assert whole.body_layers == ()
-  of_domains = domain_models.multi_head(whole)
-  assert len(of_domains.initial_weights) == 3 * len(plain.initial_weights)
-  weights = _random(of_domains)
-  outputs = _outputs(of_domains, weights)
-  for m in range(3):
-    alone = {n: weights[f'domain_{m}/{n}'] for n in plain.initial_weights}
-    np.testing.assert_allclose(
-      outputs[_DOMAIN == m],
-      _outputs(plain, alone, _INPUTS)[_DOMAIN == m],
-      rtol=1e-6,
-    )
 
 
 def test_domain_as_input_is_the_one_hot_beside_the_last_features(plain, model):

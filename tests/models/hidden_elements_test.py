@@ -18,6 +18,11 @@ layers = keras.layers
 _RNG = np.random.default_rng(2)
 
 
+@pytest.fixture(autouse=True)
+def _names_from_the_start():
+  keras.backend.clear_session()
+
+
 def _bridge(*network, shape, head='head'):
   model = keras.Sequential([layers.Input(shape), *network])
   if not any(layer.name == head for layer in model.layers):
@@ -68,7 +73,6 @@ _NETWORKS = {
 @pytest.mark.parametrize('kind', _NETWORKS)
 def test_an_elements_slices_change_its_own_output_and_no_other(kind):
   network, shape, norm = _NETWORKS[kind]
-  keras.backend.clear_session()
   network = [type(layer).from_config(layer.get_config()) for layer in network]
   model = _bridge(*network, shape=shape)
   elements = model.elements['layer']
@@ -101,7 +105,6 @@ def test_an_elements_slices_change_its_own_output_and_no_other(kind):
 
 
 def test_kernels_and_no_other_weights_are_what_an_element_computes():
-  keras.backend.clear_session()
   model = _bridge(
     layers.LSTM(4, return_sequences=True, name='lstm'),
     layers.Conv1D(3, 2, name='conv'),
@@ -137,7 +140,6 @@ def test_kernels_and_no_other_weights_are_what_an_element_computes():
 
 
 def test_a_normalization_belongs_to_the_layer_right_before_it():
-  keras.backend.clear_session()
   model = _bridge(
     layers.Dense(4, name='first'),
     layers.Dropout(0.5),
@@ -153,7 +155,6 @@ def test_a_normalization_belongs_to_the_layer_right_before_it():
 
 
 def test_a_normalization_along_other_axes_is_of_no_element():
-  keras.backend.clear_session()
   model = _bridge(
     layers.Conv1D(3, 2, name='conv'),
     # Of the three positions, not of the three channels.
@@ -164,7 +165,6 @@ def test_a_normalization_along_other_axes_is_of_no_element():
 
 
 def test_a_normalization_of_two_layers_sum_is_of_neither():
-  keras.backend.clear_session()
   x = layers.Input([3])
   both = layers.Add()(
     [layers.Dense(4, name='a')(x), layers.Dense(4, name='b')(x)]
@@ -183,7 +183,6 @@ def test_a_normalization_of_two_layers_sum_is_of_neither():
 
 
 def test_layers_of_other_kinds_cannot_be_divided():
-  keras.backend.clear_session()
   model = _bridge(
     layers.Embedding(7, 3, name='embedding'),
     layers.SeparableConv1D(3, 2, name='separable'),
@@ -198,7 +197,6 @@ def test_layers_of_other_kinds_cannot_be_divided():
 
 
 def test_by_default_the_last_hidden_layer_is_divided():
-  keras.backend.clear_session()
   model = _bridge(
     layers.Dense(4, name='a'), layers.Dense(3, name='b'), shape=[2]
   )
@@ -207,7 +205,6 @@ def test_by_default_the_last_hidden_layer_is_divided():
 
 
 def test_a_model_without_hidden_layers_has_none_to_divide_by_default():
-  keras.backend.clear_session()
   with pytest.raises(ValueError, match='layers'):
     _bridge(shape=[2]).layers_to_divide()
 
@@ -221,7 +218,6 @@ def test_a_model_without_hidden_layers_has_none_to_divide_by_default():
   ],
 )
 def test_wrong_layers_are_answered_with_those_there_are(text, message):
-  keras.backend.clear_session()
   with pytest.raises(ValueError, match=message):
     _dense().layers_to_divide(text)
 
@@ -268,7 +264,6 @@ def _names(layer, *weights):
 
 
 def test_a_partition_by_elements_divides_every_weight_of_theirs():
-  keras.backend.clear_session()
   model = _bridge(
     layers.LSTM(3, name='lstm'), layers.Dense(4, name='dense'), shape=[2, 2]
   )
@@ -300,26 +295,7 @@ def test_a_partition_by_elements_divides_every_weight_of_theirs():
     np.testing.assert_array_equal(merged[name], value)
 
 
-@pytest.mark.parametrize(
-  'chosen', [np.ones(3, bool), np.ones(4, int), np.ones([4, 1], bool)]
-)
-def test_there_must_be_a_truth_value_for_each_element(chosen):
-  keras.backend.clear_session()
-  with pytest.raises(ValueError, match='each of the 4 elements of dense'):
-    weight_partition.WeightPartition.by_element(_dense(), {'dense': chosen})
-
-
-def test_a_weight_in_both_parts_must_be_divided():
-  with pytest.raises(ValueError, match='both global and local: a'):
-    weight_partition.WeightPartition(['a'], ['a'], ['a'])
-  with pytest.raises(ValueError, match='divided and not in both parts: a'):
-    weight_partition.WeightPartition(
-      ['a'], ['a'], [], {'a': np.array([True, False])}
-    )
-
-
 def test_models_that_are_made_of_others_have_no_elements():
-  keras.backend.clear_session()
   model = domain_models.with_domains(
     _dense(), domains.Domains(('a', 'b'), (1, 1))
   )

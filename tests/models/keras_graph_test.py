@@ -49,8 +49,10 @@ def test_connection_across_the_cut_gives_several_features():
   np.testing.assert_allclose(outputs, model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_head_may_start_at_the_input():
-  model = keras_models.make('dense')
+# In functional models the input is a layer with a name, too.
+@pytest.mark.parametrize('form', ['sequential', 'functional'])
+def test_head_may_start_at_the_input(form):
+  model = keras_models.make('dense', form)
   bridged = keras_models.bridge(model, [layer.name for layer in model.layers])
   x, _ = keras_models.examples(model)
   assert bridged.body_layers == ()
@@ -58,16 +60,6 @@ def test_head_may_start_at_the_input():
   np.testing.assert_array_equal(features, x)
   outputs, _ = bridged.head(bridged.initial_weights, features)
   np.testing.assert_allclose(outputs, model(x), rtol=1e-5)
-
-
-def test_head_may_name_the_input_layer():
-  model = keras_models.make('dense', 'functional')
-  bridged = keras_models.bridge(model, [layer.name for layer in model.layers])
-  x, _ = keras_models.examples(model)
-  np.testing.assert_array_equal(bridged.body({}, x)[0], x)
-  np.testing.assert_allclose(
-    bridged.head(bridged.initial_weights, x)[0], model(x), rtol=1e-5
-  )
 
 
 def test_layers_without_weights_after_the_head_belong_to_it():

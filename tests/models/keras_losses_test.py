@@ -255,7 +255,6 @@ def test_metrics_by_name_object_and_function():
       ValueError,
       r'labels of shape \(7,\) and dtype float32',
     ),
-    ({'jit_compile': 'always'}, ValueError, "jit_compile.*'always'"),
   ],
 )
 def test_losses_metrics_and_labels_that_do_not_fit_are_refused(

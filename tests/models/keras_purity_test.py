@@ -267,7 +267,51 @@ def _masked_batch_normalization():
   )
 
 
+def _recurrent(layer):
+  return keras_models.sequential(layer, shape=(3, 4))
+
+
+# Layers for inputs of four features.
+UNSUPPORTED_LAYERS = {
+  'noise': (lambda: layers.GaussianNoise(0.1, name='odd'), 'unseeded random'),
+  'regularizer': (
+    lambda: layers.Dense(3, kernel_regularizer='l2', name='odd'),
+    'adds a loss',
+  ),
+  'activity_regularizer': (
+    lambda: layers.Dense(3, activity_regularizer='l2', name='odd'),
+    'adds a loss|activity regularizer',
+  ),
+  'dropping_everything': (
+    lambda: layers.Dropout(1.0, name='odd'),
+    'drops everything',
+  ),
+  'virtual_batches': (
+    lambda: layers.BatchNormalization(virtual_batch_size=2, name='odd'),
+    'virtual batches',
+  ),
+  'other_batch_normalization': (
+    lambda: tf.compat.v1.keras.layers.BatchNormalization(name='odd'),
+    'assign_sub',
+  ),
+  'mixed_precision': (
+    lambda: layers.Dense(3, dtype='mixed_float16', name='odd'),
+    'mixed precision',
+  ),
+  'integer_weight': (lambda: layers.Normalization(name='odd'), 'int64'),
+  'in_a_list': (lambda: _InList(name='odd'), 'list or dict'),
+  'read_otherwise': (
+    lambda: _ReadsOtherwise(name='odd'),
+    "'odd/scale' read in",
+  ),
+  'no_weight': (lambda: _ReadsNoWeight(name='odd'), "'no_weight:0' read in"),
+  'assigns': (lambda: _Assigns(name='odd'), 'assign_add'),
+}
 UNSUPPORTED = {
+  **{
+    case: (lambda make=make: keras_models.sequential(make()), reason)
+    for case, (make, reason) in UNSUPPORTED_LAYERS.items()
+  },
   'shared': (_shared, 'used 2 times'),
   'tied': (_tied, 'shares the variable'),
   'stateful': (
@@ -281,21 +325,20 @@ UNSUPPORTED = {
     'stateful=True',
   ),
   'recurrent_dropout': (
-    lambda: keras_models.sequential(
-      layers.LSTM(2, recurrent_dropout=0.1, name='odd'), shape=(3, 4)
-    ),
+    lambda: _recurrent(layers.LSTM(2, recurrent_dropout=0.1, name='odd')),
     'dropout inside a recurrent cell',
   ),
   'wrapped_recurrent_dropout': (
-    lambda: keras_models.sequential(
-      layers.Bidirectional(layers.GRU(2, dropout=0.1), name='odd'),
-      shape=(3, 4),
+    lambda: _recurrent(
+      layers.Bidirectional(layers.GRU(2, dropout=0.1), name='odd')
     ),
     'dropout inside a recurrent cell',
   ),
-  'noise': (
-    lambda: keras_models.sequential(layers.GaussianNoise(0.1, name='odd')),
-    'unseeded random',
+  'steps_normalized': (
+    lambda: _recurrent(
+      layers.TimeDistributed(layers.BatchNormalization(), name='odd')
+    ),
+    'TimeDistributed',
   ),
   'augmentation': (
     lambda: keras_models.sequential(
@@ -303,68 +346,7 @@ UNSUPPORTED = {
     ),
     'unseeded random',
   ),
-  'regularizer': (
-    lambda: keras_models.sequential(
-      layers.Dense(3, kernel_regularizer='l2', name='odd'),
-    ),
-    'adds a loss',
-  ),
-  'activity_regularizer': (
-    lambda: keras_models.sequential(
-      layers.Dense(3, activity_regularizer='l2', name='odd'),
-    ),
-    'adds a loss|activity regularizer',
-  ),
-  'dropping_everything': (
-    lambda: keras_models.sequential(layers.Dropout(1.0, name='odd')),
-    'drops everything',
-  ),
-  'virtual_batches': (
-    lambda: keras_models.sequential(
-      layers.BatchNormalization(virtual_batch_size=2, name='odd')
-    ),
-    'virtual batches',
-  ),
-  'other_batch_normalization': (
-    lambda: keras_models.sequential(
-      tf.compat.v1.keras.layers.BatchNormalization(name='odd')
-    ),
-    'assign_sub',
-  ),
-  'steps_normalized': (
-    lambda: keras_models.sequential(
-      layers.TimeDistributed(layers.BatchNormalization(), name='odd'),
-      shape=(3, 4),
-    ),
-    'TimeDistributed',
-  ),
   'masked_batch_normalization': (_masked_batch_normalization, 'masked'),
-  'mixed_precision': (
-    lambda: keras_models.sequential(
-      layers.Dense(3, dtype='mixed_float16', name='odd'),
-    ),
-    'mixed precision',
-  ),
-  'integer_weight': (
-    lambda: keras_models.sequential(layers.Normalization(name='odd')),
-    'int64',
-  ),
-  'in_a_list': (
-    lambda: keras_models.sequential(_InList(name='odd')),
-    'list or dict',
-  ),
-  'read_otherwise': (
-    lambda: keras_models.sequential(_ReadsOtherwise(name='odd')),
-    "'odd/scale' read in",
-  ),
-  'no_weight': (
-    lambda: keras_models.sequential(_ReadsNoWeight(name='odd')),
-    "'no_weight:0' read in",
-  ),
-  'assigns': (
-    lambda: keras_models.sequential(_Assigns(name='odd')),
-    'assign_add',
-  ),
 }
 
 

@@ -4,26 +4,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.models import keras_bridge, split_model
+from tests.models import keras_models
+from tff_pfl.models import split_model
 
 layers = tf.keras.layers
 
 
 @pytest.fixture(scope='module')
 def model():
-  return keras_bridge.from_keras(
-    tf.keras.Sequential(
-      [
-        tf.keras.Input((4,)),
-        layers.Dense(3, name='first'),
-        layers.BatchNormalization(name='body_norm'),
-        layers.Dense(3, name='second'),
-        layers.BatchNormalization(name='head_norm'),
-        layers.Dense(2, name='head'),
-      ]
+  return keras_models.bridge(
+    keras_models.sequential(
+      layers.Dense(3, name='first'),
+      layers.BatchNormalization(name='body_norm'),
+      layers.Dense(3, name='second'),
+      layers.BatchNormalization(name='head_norm'),
     ),
-    head_layers=['second', 'head_norm', 'head'],
-    loss='sparse_categorical_crossentropy',
+    ['second', 'head_norm', 'head'],
   )
 
 
@@ -99,19 +95,3 @@ def test_select_orders_by_the_names():
 def test_difference_is_initial_minus_final():
   update = split_model.difference({'a': 3, 'b': 5}, {'b': 1, 'a': 1})
   assert list(update.items()) == [('a', 2), ('b', 4)]
-
-
-def test_a_model_without_a_body_is_refused_by_name(model):
-  split_model.check_has_body(model, 'fed_rep')
-  all_head = dataclasses.replace(model, head_layers=tuple(model.layers))
-  with pytest.raises(ValueError, match='weights for fed_rep to share'):
-    split_model.check_has_body(all_head, 'fed_rep')
-
-
-def test_a_model_need_not_tell_its_layer_outputs(model):
-  arguments = {
-    field.name: getattr(model, field.name)
-    for field in dataclasses.fields(model)
-    if field.name != 'layer_outputs'
-  }
-  assert split_model.SplitModel(**arguments).layer_outputs is None

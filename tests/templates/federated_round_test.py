@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
-from tff_pfl.templates import aggregators, options
+from tff_pfl.templates import aggregators
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -156,19 +156,14 @@ def test_nested_measurements_are_found_in_the_metrics():
     ('seed', 2**63, ValueError),
   ],
 )
-@pytest.mark.parametrize('name', ['fed_rep', 'local_only'])
-def test_wrong_option_is_refused_by_name(name, option, value, error):
+def test_wrong_option_is_refused_by_name(option, value, error):
   with pytest.raises(error, match=f'`{option}`'):
-    registry.build(name, toy_problems.classifier(), **{option: value})
+    registry.build('fed_rep', toy_problems.classifier(), **{option: value})
 
 
 def test_any_64_bit_seed_is_taken():
   process = registry.build('fed_avg', toy_problems.classifier(), seed=-(2**63))
   assert process.initialize().seed == -(2**63)
-
-
-def test_client_weightings_are_the_documented_ones():
-  assert options.CLIENT_WEIGHTINGS == ('num_examples', 'uniform')
 
 
 def test_clients_of_large_index_have_work_of_their_own():

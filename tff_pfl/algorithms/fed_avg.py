@@ -30,7 +30,7 @@ import dataclasses
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import split_model
 from tff_pfl.templates import client_work
 
 
@@ -46,8 +46,4 @@ def build_fed_avg(
   model: split_model.SplitModel, hparams: FedAvgHParams
 ) -> client_work.ClientWork:
   """FedAvg."""
-  return joint_training.joint_training_work(
-    model,
-    hparams,
-    weight_partition.WeightPartition.by_layer(model, local_layers=()),
-  )
+  return joint_training.joint_training_work(model, hparams)

@@ -78,7 +78,7 @@ def build_fed_babu(
   """FedBABU; the model's head layers are frozen, its body must have weights."""
   split_model.check_has_body(model, 'fed_babu')
   partition = weight_partition.WeightPartition.by_layer(
-    model, local_layers=model.head_layers
+    model, model.head_layers
   )
   initial_body, initial_head = partition.split(model.initial_weights)
 

@@ -55,5 +55,5 @@ def build_fed_bn(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, local_layers=local_layers),
+    weight_partition.WeightPartition.by_layer(model, local_layers),
   )

@@ -55,6 +55,8 @@ from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import domain_models, randomness, split_model
 from tff_pfl.templates import client_work
 
+AGGREGATIONS = ('weighted_average', 'second_order')
+
 
 @dataclasses.dataclass(frozen=True)
 class FedDarHParams(hparams_lib.HeadAndBodyHParams):
@@ -85,7 +87,13 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   projection_dim: Optional[int] = None
 
   def __post_init__(self):
-    domain_heads.check_aggregation(self.aggregation, self.ridge)
+    errors.expect(
+      self.aggregation in AGGREGATIONS,
+      'aggregation',
+      f'one of {", ".join(AGGREGATIONS)}',
+      self.aggregation,
+    )
+    errors.expect_non_negative('ridge', self.ridge)
     if self.projection_dim is not None:
       errors.expect_int('projection_dim', self.projection_dim, 1)
     super().__post_init__()
@@ -103,9 +111,9 @@ class _Steps:
   def __init__(self, model: split_model.SplitModel, hparams: FedDarHParams):
     self.model = model
     self.multi_head = domain_models.multi_head(model)
-    self.combination = domain_heads.make_aggregation(
-      hparams.aggregation, model, ridge=hparams.ridge
-    )
+    self.combination = domain_heads.WeightedAverage(model)
+    if hparams.aggregation == 'second_order':
+      self.combination = domain_heads.SecondOrder(model, hparams.ridge)
     self.head_names = self.multi_head.weight_names(self.multi_head.head_layers)
     self._body_names = self.multi_head.weight_names(self.multi_head.body_layers)
     self._hparams = hparams

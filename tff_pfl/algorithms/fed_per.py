@@ -42,7 +42,5 @@ def build_fed_per(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(
-      model, local_layers=model.head_layers
-    ),
+    weight_partition.WeightPartition.by_layer(model, model.head_layers),
   )

@@ -27,7 +27,7 @@ from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import split_model
 from tff_pfl.templates import client_work
 
 
@@ -55,8 +55,5 @@ def build_fed_prox(
 ) -> client_work.ClientWork:
   """FedProx."""
   return joint_training.joint_training_work(
-    model,
-    hparams,
-    weight_partition.WeightPartition.by_layer(model, local_layers=()),
-    proximal_strength=hparams.proximal_strength,
+    model, hparams, proximal_strength=hparams.proximal_strength
   )

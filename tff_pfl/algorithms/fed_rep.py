@@ -86,9 +86,7 @@ def build_fed_rep(
   exchange = client_work.Exchange(train)
   return client_work.partitioned_weights_work(
     model,
-    weight_partition.WeightPartition.by_layer(
-      model, local_layers=model.head_layers
-    ),
+    weight_partition.WeightPartition.by_layer(model, model.head_layers),
     exchange,
     fit_new_client=fit_head,
     exchanges_when_forgetting=[exchange],

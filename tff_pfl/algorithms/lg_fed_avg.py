@@ -45,7 +45,5 @@ def build_lg_fed_avg(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(
-      model, global_layers=model.head_layers
-    ),
+    weight_partition.WeightPartition.by_layer(model, model.body_layers),
   )

@@ -35,5 +35,5 @@ def build_local_only(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, global_layers=()),
+    weight_partition.WeightPartition.by_layer(model, model.layers),
   )

@@ -33,7 +33,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import split_model
 from tff_pfl.templates import client_work, personalization
 
 
@@ -114,7 +114,6 @@ def build_p_fed_me(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, local_layers=()),
     objective=envelope(model, hparams),
     adaptation=hparams.adaptation(),
     default_weighting='uniform',

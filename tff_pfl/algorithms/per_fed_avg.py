@@ -48,7 +48,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from typing import Optional
 
 from tff_pfl import errors
@@ -56,7 +55,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, phases
-from tff_pfl.models import randomness, split_model, weight_partition
+from tff_pfl.models import randomness, split_model
 from tff_pfl.templates import client_work, personalization
 
 VARIANTS = ('first_order', 'hessian_free', 'exact')
@@ -103,45 +102,14 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   num_adaptation_steps: Optional[int] = None
 
   def __post_init__(self):
-    errors.expect(
-      self.variant in VARIANTS,
-      'variant',
-      f'one of {", ".join(VARIANTS)}',
-      self.variant,
-    )
-    errors.expect(
-      0 <= self.inner_learning_rate < float('inf'),
-      'inner_learning_rate',
-      'at least 0 and finite',
-      self.inner_learning_rate,
-    )
-    errors.expect(
-      isinstance(self.num_inner_steps, numbers.Integral)
-      and self.num_inner_steps >= 1,
-      'num_inner_steps',
-      'an integer, at least 1 (fed_avg has none)',
-      self.num_inner_steps,
-    )
-    errors.expect(
-      self.inner_scope in INNER_SCOPES,
-      'inner_scope',
-      f'one of {", ".join(INNER_SCOPES)}',
-      self.inner_scope,
-    )
-    errors.expect(
-      0 < self.hessian_free_step < float('inf'),
-      'hessian_free_step',
-      'positive and finite',
-      self.hessian_free_step,
-    )
-    errors.expect(
-      self.num_adaptation_steps is None
-      or isinstance(self.num_adaptation_steps, numbers.Integral)
-      and self.num_adaptation_steps >= 0,
-      'num_adaptation_steps',
-      'an integer, at least 0, or None',
-      self.num_adaptation_steps,
-    )
+    for name, known in (('variant', VARIANTS), ('inner_scope', INNER_SCOPES)):
+      value = getattr(self, name)
+      errors.expect(value in known, name, f'one of {", ".join(known)}', value)
+    errors.expect_non_negative('inner_learning_rate', self.inner_learning_rate)
+    errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
+    errors.expect_positive('hessian_free_step', self.hessian_free_step)
+    if self.num_adaptation_steps is not None:
+      errors.expect_int('num_adaptation_steps', self.num_adaptation_steps, 0)
     super().__post_init__()
 
   def phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
@@ -227,7 +195,6 @@ def build_per_fed_avg(
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, local_layers=()),
     objective=meta_loss(model, hparams),
     adaptation=hparams.adaptation(),
   )

@@ -47,7 +47,7 @@ def build_separate_fed_avg(
   """Separate FedAvg; the process' model has one for each domain."""
   one = domain_models.all_head(model)
   all_models = domain_models.multi_head(one)
-  mean = domain_heads.make_aggregation('weighted_average', one)
+  mean = domain_heads.WeightedAverage(one)
 
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights

@@ -121,30 +121,22 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     chosen = tf.gather(tf.stack(outputs, 1), features['domain'], batch_dims=1)
     return chosen, statistics
 
-  kept = [name for name in model.initial_weights if name not in copied]
+  weights = collections.OrderedDict(
+    (name, value)
+    for name, value in model.initial_weights.items()
+    if name not in copied
+  )
+  weights.update(of_domains.join({n: initial for n in of_domains.names}))
   return dataclasses.replace(
     model,
     name=f'{model.name}_by_domain',
-    initial_weights=collections.OrderedDict(
-      [
-        *split_model.select(model.initial_weights, kept).items(),
-        *of_domains.join({n: initial for n in of_domains.names}).items(),
-      ]
-    ),
+    initial_weights=weights,
     layers={
       **{k: model.layers[k] for k in model.body_layers},
       **of_domains.layers(model.head_layers),
     },
     head_layers=tuple(of_domains.layers(model.head_layers)),
-    statistics=frozenset(
-      [n for n in model.statistics if n not in copied]
-      + [
-        f'{copy}/{n}'
-        for copy in of_domains.names
-        for n in model.statistics
-        if n in copied
-      ]
-    ),
+    statistics=(model.statistics | of_domains.statistics).intersection(weights),
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,

@@ -38,29 +38,21 @@ class HiddenElements(NamedTuple):
   kernels: tuple
 
 
-def tile(values: Any, gates: int) -> tf.Tensor:
-  """`[number]` values, one for each element, along a weight's last axis."""
-  return tf.tile(tf.convert_to_tensor(values), [gates])
-
-
-def positions(elements: Any, number: int, gates: int) -> tf.Tensor:
-  """Positions of some elements along a weight's last axis: int32, by gate.
+def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
+  """The slices of a weight that belong to some elements, by gate.
 
   Args:
+    value: `[..., gates * number]`.
     elements: int32 `[n]`, which elements.
     number: How many elements the layer has.
     gates: How often each occurs in the weight.
+
+  Returns:
+    `[..., gates * n]`.
   """
   starts = number * tf.range(gates)[:, tf.newaxis]
-  return tf.reshape(starts + tf.cast(elements, tf.int32), [-1])
-
-
-def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
-  """The slices of a weight that belong to some elements, see `positions`.
-
-  From `[..., gates * number]` it makes `[..., gates * n]`.
-  """
-  return tf.gather(value, positions(elements, number, gates), axis=-1)
+  positions = tf.reshape(starts + tf.cast(elements, tf.int32), [-1])
+  return tf.gather(value, positions, axis=-1)
 
 
 def as_vectors(

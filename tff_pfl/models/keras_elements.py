@@ -68,7 +68,9 @@ def _normalization_weights(node, number, consumers, layers):
     (following,) = following
     layer = following.layer
     if isinstance(layer, _NORMALIZATIONS):
-      of_elements = _axes(layer) in ([-1], [len(layer.output_shape) - 1])
+      # One axis or a list of them.
+      axes = tf.nest.flatten(layer.axis)
+      of_elements = axes in ([-1], [len(layer.output_shape) - 1])
       return [
         name
         for name in layers.get(layer.name, ())
@@ -79,9 +81,3 @@ def _normalization_weights(node, number, consumers, layers):
       break
     following = consumers[id(following)]
   return []
-
-
-def _axes(layer):
-  """The axes along which a normalization has parameters."""
-  axis = layer.axis
-  return [axis] if isinstance(axis, int) else list(axis)

@@ -121,17 +121,8 @@ def classifier_of(
     num_classes = 2
   else:
     return None
-  return split_model.Classifier(
-    num_classes,
-    _probabilities(kind, gives_logits),
-    _outputs_of(kind, gives_logits),
-  )
 
-
-def _probabilities(kind, gives_logits):
-  """The function from outputs to class probabilities."""
-
-  def call(outputs):
+  def probabilities(outputs):
     outputs = tf.convert_to_tensor(outputs)
     if kind == 'binary':
       if gives_logits:
@@ -140,27 +131,20 @@ def _probabilities(kind, gives_logits):
       return tf.concat([1 - outputs, outputs], axis=-1)
     return tf.nn.softmax(outputs) if gives_logits else outputs
 
-  return call
-
-
-def _outputs_of(kind, gives_logits):
-  """The function from class probabilities to outputs."""
-
-  def call(probabilities):
-    # Of no class is a classifier quite sure, or the loss would be infinite.
-    smallest = 1e-30
+  def outputs_of(probabilities):
     if kind == 'binary':
       negative, positive = tf.split(probabilities, 2, axis=-1)
-      if not gives_logits:
-        return positive
-      return tf.math.log(tf.maximum(positive, smallest)) - tf.math.log(
-        tf.maximum(negative, smallest)
-      )
-    if gives_logits:
-      return tf.math.log(tf.maximum(probabilities, smallest))
-    return probabilities
+      if gives_logits:
+        return _log(positive) - _log(negative)
+      return positive
+    return _log(probabilities) if gives_logits else probabilities
 
-  return call
+  return split_model.Classifier(num_classes, probabilities, outputs_of)
+
+
+def _log(probabilities):
+  # Of no class is a classifier quite sure, or the loss would be infinite.
+  return tf.math.log(tf.maximum(probabilities, 1e-30))
 
 
 def resolve_metrics(

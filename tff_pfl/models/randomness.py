@@ -22,15 +22,7 @@ _PERMUTATIONS_PER_BLOCK = 16
 
 
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
-  """Derives a new seed from `seed` and integers.
-
-  Args:
-    seed: int32 tensor `[2]`.
-    *data: Integers (Python or scalar integer tensors) to fold in, in order.
-
-  Returns:
-    int32 tensor `[2]`.
-  """
+  """Derives a new seed from `seed` and integers, folded in in their order."""
   for value in data:
     seed = _fold_in(seed, tf.cast(value, tf.int32))
   return seed
@@ -57,11 +49,8 @@ def client_seed(
     experiment_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
-    purpose: `TRAINING`, `PERSONALIZATION` or
-      `FIRST_EXCHANGE` (of a round that trains in a later one, too).
-
-  Returns:
-    int32 tensor `[2]`.
+    purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (of a round that
+      trains in a later one, too).
   """
   # Both halves of the index count, so that 64-bit indices stay distinct.
   index = _halves(client_index)
@@ -73,15 +62,7 @@ def client_seed(
 def server_seed(
   experiment_seed: tf.Tensor, round_number: tf.Tensor
 ) -> tf.Tensor:
-  """The seed of what the server draws in one round; clients may know it.
-
-  Args:
-    experiment_seed: int64 scalar, from the server state.
-    round_number: int32 scalar.
-
-  Returns:
-    int32 tensor `[2]`.
-  """
+  """The seed of what the server draws in one round; clients may know it."""
   return fold_in(_halves(experiment_seed), _SERVER, round_number)
 
 
@@ -120,7 +101,6 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
   """Independent coins: bool tensor, False with probability `drop_rate`.
 
   Args:
-    seed: int32 tensor `[2]`.
     shape: The shape of the result.
     drop_rate: In [0, 1), resolved to 2^-32.
   """
@@ -138,7 +118,6 @@ def permutations(
   """Seeded permutations of a client's examples, padding last.
 
   Args:
-    seed: int32 tensor `[2]`.
     num_permutations: Number of permutations (epochs), at most
       `max_permutations`.
     capacity: Number of rows of the padded tensors.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Optional
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
-from tff_pfl.models import hidden_elements, split_model
+from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,74 +18,39 @@ class WeightPartition:
 
   Attributes:
     names: All weight names, in the model's order.
-    global_names: Weights that are aggregated and live at the server.
-    local_names: Weights that never leave their client.
-    divided: Weights of which a part is global and a part is local, under the
-      same name and with the last axis shorter; both lists have them. By name,
-      which slices along the last axis are local: bool `[last axis]`.
-
-  Raises:
-    ValueError: If a weight that is not divided is in both parts, or one is in
-      neither, or unknown; the message names the offending weights.
+    local_names: Weights that never leave their client; the others are
+      aggregated and live at the server.
+    divided: Local weights of which a part is global, under the same name and
+      with the last axis shorter. By name, which slices along the last axis are
+      local: bool `[last axis]`.
   """
 
   names: Sequence[str]
-  global_names: Sequence[str]
   local_names: Sequence[str]
   divided: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
-    known = set(self.names)
-    parts = (set(self.global_names), set(self.local_names))
-    divided = set(self.divided)
-    for offending, what in (
-      ((parts[0] & parts[1]) - divided, 'are both global and local'),
-      (divided - (parts[0] & parts[1]), 'are divided and not in both parts'),
-      (known - parts[0] - parts[1], 'are neither global nor local'),
-      ((parts[0] | parts[1]) - known, 'are not weights of the model'),
-    ):
-      if offending:
-        raise ValueError(
-          'Expected `partition` to be disjoint and complete, found weights '
-          f'that {what}: {", ".join(sorted(offending))}.'
-        )
+  @property
+  def global_names(self) -> Sequence[str]:
+    """Weights that are aggregated, as a whole or in part."""
+    return [
+      name
+      for name in self.names
+      if name not in self.local_names or name in self.divided
+    ]
 
   @classmethod
   def by_layer(
-    cls,
-    model: split_model.SplitModel,
-    *,
-    local_layers: Optional[Iterable[str]] = None,
-    global_layers: Optional[Iterable[str]] = None,
+    cls, model: split_model.SplitModel, local_layers: Collection[str]
   ) -> WeightPartition:
     """Divides by layer names.
 
     Args:
-      local_layers: Names of the layers that are local.
-      global_layers: Names of the layers that are global. If only one of the two
-        is given, the other is all remaining layers.
+      local_layers: Names of the layers that are local; all others are global.
 
     Raises:
-      ValueError: If a layer does not exist, or the two lists overlap or leave a
-        layer out.
+      ValueError: If a layer does not exist.
     """
-    if local_layers is None and global_layers is None:
-      raise ValueError(
-        'Expected `local_layers` or `global_layers` to be given, found neither.'
-      )
-    names = tuple(model.initial_weights)
-
-    def named_or_rest(layers, other):
-      if layers is not None:
-        return model.weight_names(tuple(layers))
-      rest = set(names) - set(model.weight_names(tuple(other)))
-      return tuple(name for name in names if name in rest)
-
-    return cls(
-      names=names,
-      global_names=named_or_rest(global_layers, local_layers),
-      local_names=named_or_rest(local_layers, global_layers),
-    )
+    return cls(tuple(model.initial_weights), model.weight_names(local_layers))
 
   @classmethod
   def by_element(
@@ -99,35 +62,17 @@ class WeightPartition:
 
     Args:
       local_elements: By layer, which of its elements are local: bool `[number]`
-        of `model.elements`.
-
-    Raises:
-      ValueError: If a layer cannot be divided, or has another number of
-        elements.
+        of `model.elements`, see `hidden_elements.parse`.
     """
-    names = tuple(model.initial_weights)
     is_local = {}
     for layer, chosen in local_elements.items():
-      hidden_elements.check_layers(model.elements, [layer], model.layers)
-      elements = model.elements[layer]
-      chosen = np.asarray(chosen)
-      errors.expect(
-        chosen.dtype == bool and chosen.shape == (elements.number,),
-        'local_elements',
-        f'a truth value for each of the {elements.number} elements of {layer}',
-        f'{chosen.dtype} {chosen.shape}',
-      )
-      for name, gates in elements.gates.items():
+      for name, gates in model.elements[layer].gates.items():
         is_local[name] = np.tile(chosen, gates)
+    names = tuple(model.initial_weights)
     return cls(
-      names=names,
-      global_names=tuple(
-        n for n in names if n not in is_local or not is_local[n].all()
-      ),
-      local_names=tuple(
-        n for n in names if n in is_local and is_local[n].any()
-      ),
-      divided={
+      names,
+      tuple(name for name in names if np.any(is_local.get(name, False))),
+      {
         name: chosen
         for name, chosen in is_local.items()
         if chosen.any() and not chosen.all()

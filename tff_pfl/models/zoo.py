@@ -125,8 +125,7 @@ def cnn(
     ]
   layers += [
     keras.layers.Flatten(),
-    *zoo_layers.hidden_layers(widths, 'relu', seeds),
-    *zoo_layers.dropout_layers(dropout),
+    *zoo_layers.hidden_layers(widths, 'relu', seeds, dropout),
   ]
   return zoo_layers.sequential('cnn', layers, element_spec, num_classes, seeds)
 
@@ -228,9 +227,8 @@ def vgg_16(
         x = blocks.add(x, factor * base_filters)
       x = keras.layers.MaxPooling2D(2, padding='same')(x)
     x = keras.layers.Flatten()(x)
-    for layer in (
-      *zoo_layers.hidden_layers(widths, 'relu', blocks.seeds),
-      *zoo_layers.dropout_layers(dropout),
+    for layer in zoo_layers.hidden_layers(
+      widths, 'relu', blocks.seeds, dropout
     ):
       x = layer(x)
     return x
@@ -271,8 +269,7 @@ def text_mlp(
     zoo_layers.embedding(vocabulary_size, embedding_size, seeds),
     zoo_layers.MeanOfWords(name='mean'),
     keras.layers.LayerNormalization(name='normalization'),
-    *zoo_layers.hidden_layers(widths, 'relu', seeds),
-    *zoo_layers.dropout_layers(dropout),
+    *zoo_layers.hidden_layers(widths, 'relu', seeds, dropout),
   ]
   return zoo_layers.sequential(
     'text_mlp', layers, element_spec, num_classes, seeds
@@ -338,10 +335,7 @@ def text_lstm(
     )
     for i in range(num_layers)
   ]
-  layers += [
-    *zoo_layers.hidden_layers(widths, 'relu', seeds),
-    *zoo_layers.dropout_layers(dropout),
-  ]
+  layers += zoo_layers.hidden_layers(widths, 'relu', seeds, dropout)
   return zoo_layers.sequential(
     'text_lstm', layers, element_spec, num_classes, seeds
   )

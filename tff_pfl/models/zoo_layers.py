@@ -127,14 +127,21 @@ def embedding(vocabulary_size, embedding_size, seeds):
   )
 
 
-def hidden_layers(widths, activation, seeds):
-  """Dense layers `dense_1` and so on."""
-  return [
+def hidden_layers(widths, activation, seeds, dropout=0.0):
+  """Dense layers `dense_1` and so on; after them dropout, if any."""
+  errors.expect(
+    isinstance(dropout, (int, float)) and 0 <= dropout < 1,
+    'dropout',
+    'a number in [0, 1)',
+    dropout,
+  )
+  dense = [
     keras.layers.Dense(
       width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
     )
     for i, width in enumerate(widths)
   ]
+  return [*dense, keras.layers.Dropout(dropout)] if dropout else dense
 
 
 def initialized_by_fan_in(model, seed):
@@ -149,17 +156,6 @@ def initialized_by_fan_in(model, seed):
     limit = len(kernel) ** -0.5
     weights[name] = rng.uniform(-limit, limit, value.shape).astype(np.float32)
   return dataclasses.replace(model, initial_weights=weights)
-
-
-def dropout_layers(rate):
-  """A dropout layer; none where nothing is dropped."""
-  errors.expect(
-    isinstance(rate, (int, float)) and 0 <= rate < 1,
-    'dropout',
-    'a number in [0, 1)',
-    rate,
-  )
-  return [keras.layers.Dropout(rate)] if rate else []
 
 
 def check_widths(widths):

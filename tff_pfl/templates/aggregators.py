@@ -6,7 +6,7 @@ builder.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
@@ -88,69 +88,13 @@ def _is_exact(factory):
   )
 
 
-def expect_factory(factory: Any) -> None:
-  """Raises `TypeError` unless it is an aggregation factory."""
-  errors.expect_type(
-    factory,
-    (
-      tff.aggregators.UnweightedAggregationFactory,
-      tff.aggregators.WeightedAggregationFactory,
-    ),
-    'aggregator',
-    'a TFF aggregation factory',
-  )
-
-
-class Aggregation(NamedTuple):
-  """An aggregation of a value of the clients.
-
-  Attributes:
-    process: TFF's.
-    is_weighted: Whether it takes the clients' weights.
-  """
-
-  process: tff.templates.AggregationProcess
-  is_weighted: bool
-
-  @property
-  def result_type(self) -> tff.Type:
-    """Type of the aggregate."""
-    return self.process.next.type_signature.result.result.member
-
-  @property
-  def state_type(self) -> tff.Type:
-    """Type of the process' state."""
-    return self.process.next.type_signature.result.state.member
-
-  @property
-  def measurements_type(self) -> tff.Type:
-    """Type of the process' measurements of a round."""
-    return self.process.next.type_signature.result.measurements.member
-
-  def next(self, state: Any, value: Any, weight: Any) -> Any:
-    """Aggregates, in a federated computation.
-
-    Args:
-      state: At the server.
-      value: At the clients.
-      weight: At the clients; ignored by processes without weights.
-    """
-    weights = (weight,) if self.is_weighted else ()
-    return self.process.next(state, value, *weights)
-
-
-def create(factory: AggregationFactory, value_type: tff.Type) -> Aggregation:
-  """Creates an aggregation of what clients send.
-
-  Raises:
-    TypeError: If `factory` is not an aggregation factory.
-  """
-  expect_factory(factory)
+def create(
+  factory: AggregationFactory, value_type: tff.Type
+) -> tff.templates.AggregationProcess:
+  """Creates an aggregation of what clients send, and their weights."""
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()
   if not is_weighted(factory):
-    return Aggregation(factory.create(value_type), False)
-  return Aggregation(
-    factory.create(value_type, tff.TensorType(np.float32)), True
-  )
+    factory = tff.aggregators.as_weighted_aggregator(factory)
+  return factory.create(value_type, tff.TensorType(np.float32))

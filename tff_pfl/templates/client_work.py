@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.models import randomness, split_model, weight_partition
-from tff_pfl.templates import options, personalization, personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 
 class Broadcast(NamedTuple):
@@ -109,10 +109,6 @@ class Exchange:
   seed_purpose: int = randomness.TRAINING
   receives: Sequence[str] = ()
 
-  def __post_init__(self):
-    if self.weighting is not None:
-      options.expect_weighting('weighting', self.weighting)
-
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
@@ -174,9 +170,6 @@ class ClientWork:
   )
   server_metrics: Optional[Callable[..., Any]] = None
   report_scale: Optional[float] = None
-
-  def __post_init__(self):
-    options.expect_weighting('default_weighting', self.default_weighting)
 
   @property
   def initial_kept(self) -> Any:
@@ -254,9 +247,7 @@ def partitioned_weights_work(
   """`ClientWork` of methods whose local state is the local weights.
 
   Args:
-    model: The process' model.
     partition: Which weights are global and which local.
-    *exchanges: Of a round.
     **others: Fields of `ClientWork`.
   """
   initial_global, initial_local = partition.split(model.initial_weights)
@@ -277,8 +268,7 @@ def global_weights_work(
   """`ClientWork` of methods whose clients are scored with the global weights.
 
   Args:
-    model: The process' model, all of whose weights are global.
-    *exchanges: Of a round.
+    model: All of its weights are global.
     **others: Fields of `ClientWork`.
   """
   return ClientWork(

@@ -192,16 +192,6 @@ def _weigh(work, exchange, options, result, examples, accepted):
   return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
 
-def build_broadcast(state_type):
-  """`(S -> Broadcast)`."""
-
-  @tff.tensorflow.computation(state_type)
-  def broadcast_of(state):
-    return client_work.Broadcast.of(state)
-
-  return broadcast_of
-
-
 def build_news(exchange, state_type):
   """`(S -> _News)`: what the server sends in an exchange after the first."""
 
@@ -219,11 +209,12 @@ def build_server(work, number, options, state_type, client, aggregation):
   """`(<S, mean, aggregator state, sums> -> <S, norm of the update>)`."""
   exchange = work.exchanges[number]
   is_last = number == len(work.exchanges) - 1
+  aggregated = aggregation.next.type_signature.result
 
   @tff.tensorflow.computation(
     state_type,
-    aggregation.result_type,
-    aggregation.state_type,
+    aggregated.result.member,
+    aggregated.state.member,
     client.type_signature.result.sums,
   )
   def server(state, mean, aggregator_state, sums):
@@ -281,7 +272,10 @@ def build_metrics(work, state_type, exchanges):
     state_type,
     exchanges[-1].client.type_signature.result.sums,
     np.float32,
-    tuple(exchange.aggregation.measurements_type for exchange in exchanges),
+    tuple(
+      exchange.aggregation.next.type_signature.result.measurements.member
+      for exchange in exchanges
+    ),
   )
   def metrics_of(state, sums, update_norm, measurements):
     metrics = tf.nest.map_structure(

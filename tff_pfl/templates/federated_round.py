@@ -51,7 +51,7 @@ class _Computations(NamedTuple):
 
   news_of: Optional[tff.Computation]
   client: tff.Computation
-  aggregation: aggregators.Aggregation
+  aggregation: tff.templates.AggregationProcess
   server: tff.Computation
 
 
@@ -93,7 +93,9 @@ def build_personalized_process(
       zip(work.exchanges, clients, aggregations)
     )
   ]
-  broadcast_of = exchange_parts.build_broadcast(state_type)
+  broadcast_of = tff.tensorflow.computation(
+    client_work.Broadcast.of, state_type
+  )
   run_round = _build_round(work, state_type, broadcast_of, exchanges)
 
   @tff.federated_computation(
@@ -175,7 +177,7 @@ def _build_initialize(initial_parts, aggregations):
         round_number=parts[0],
         seed=parts[1],
         global_weights=parts[2],
-        aggregator=tuple(a.process.initialize() for a in aggregations),
+        aggregator=tuple(a.initialize() for a in aggregations),
         server_optimizer=parts[3],
         algorithm=parts[4],
       )

@@ -13,14 +13,6 @@ from tff_pfl.templates import aggregators, personalization
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
 
-def expect_weighting(name: str, weighting: str) -> None:
-  """Raises `ValueError` unless it is one of `CLIENT_WEIGHTINGS`."""
-  known = ', '.join(CLIENT_WEIGHTINGS)
-  errors.expect(
-    weighting in CLIENT_WEIGHTINGS, name, f'one of {known}', weighting
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class ProcessOptions:
   """Options of a process, whatever its method.
@@ -60,7 +52,12 @@ class ProcessOptions:
     self._default('aggregator', aggregators.make_aggregator('mean'))
     self._default('server_optimizer', tff.learning.optimizers.build_sgdm(1.0))
     self._default('personalization', personalization.Personalization())
-    aggregators.expect_factory(self.aggregator)
+    errors.expect_type(
+      self.aggregator,
+      aggregators.AggregationFactory,
+      'aggregator',
+      'a TFF aggregation factory',
+    )
     errors.expect_type(
       self.server_optimizer,
       tff.learning.optimizers.Optimizer,
@@ -73,8 +70,12 @@ class ProcessOptions:
       'personalization',
       'a Personalization',
     )
-    if self.client_weighting is not None:
-      expect_weighting('client_weighting', self.client_weighting)
+    errors.expect(
+      self.client_weighting in (None, *CLIENT_WEIGHTINGS),
+      'client_weighting',
+      f'one of {", ".join(CLIENT_WEIGHTINGS)}',
+      self.client_weighting,
+    )
     errors.expect(
       -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
     )

@@ -33,10 +33,7 @@ def build_personal_models(
   """Builds them for a method.
 
   Args:
-    work: The method.
-    options: How clients' models are made before they are scored.
     broadcast_of: From the `ServerState` to its `Broadcast`.
-    types: What clients' computations take.
   """
   model = work.model
   options = options.resolved(work.adaptation)

@@ -68,17 +68,7 @@ class Personalization:
     self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:
-    """These options, with those of the method's own where it is asked.
-
-    Args:
-      adaptation: How the method itself fine-tunes, not 'method' again.
-    """
-    errors.expect(
-      adaptation.fine_tune != 'method',
-      'adaptation.fine_tune',
-      'none, head or all: what the method does',
-      adaptation.fine_tune,
-    )
+    """These options; where they are left to the method, its `adaptation`."""
     if self.fine_tune != 'method':
       return self
     return dataclasses.replace(
@@ -110,24 +100,11 @@ def fine_tune(
   """Fine-tunes a client's model on its training data.
 
   Args:
-    model: All of whose weights are given.
-    weights: Where fine-tuning begins.
+    weights: All weights of the model, where fine-tuning begins.
     examples: The client's training examples.
     options: What to train, and how; `resolved`.
     seed: int32 `[2]`.
-
-  Returns:
-    All weights, in the model's order.
-
-  Raises:
-    ValueError: If the options are not resolved.
   """
-  errors.expect(
-    options.fine_tune != 'method',
-    'options.fine_tune',
-    'none, head or all (Personalization.resolved tells what the method does)',
-    options.fine_tune,
-  )
   if options.fine_tune == 'none':
     return weights
   names = (

@@ -150,32 +150,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       learning_process: Builds the process without client state.
       adapts_known_clients: Whether also clients that took part need their
         training data to be personalized (fine-tuning).
-
-    Raises:
-      TypeError: If the computations' types do not fit one another.
     """
     super().__init__(initialize, next_fn)
-    next_type = next_fn.type_signature
-    for what, found in (
-      ('take <state, client states, examples>', next_type.parameter),
-      ('return <state, client states, metrics>', next_type.result),
-    ):
-      if not isinstance(found, tff.StructType) or len(found) != 3:
-        raise TypeError(f'Expected `next` to {what}, found {found}.')
-    client_states = next_type.parameter[1]
-    for what, source, target in (
-      ('that it returns', next_type.result[1], client_states),
-      (
-        'of `initialize_client_state`',
-        initialize_client_state.type_signature.result,
-        client_states.member,
-      ),
-    ):
-      if not target.is_assignable_from(source):
-        raise TypeError(
-          f'Expected `next` to take the client states {what}, found {target} '
-          f'for {source}.'
-        )
     self.name = name
     self.model = model
     self.initialize_client_state = initialize_client_state

@@ -24,18 +24,25 @@ _LOSSES = {
 }
 
 
-def _model(loss, num_outputs, use_bias=True, activation=None, **arguments):
+def _model(
+  loss,
+  num_outputs,
+  use_bias=True,
+  activation=None,
+  num_features=_NUM_FEATURES,
+  dtype='float64',
+):
   # In float64, so that nothing but the formulas is compared.
   network = keras.Sequential(
     [
-      keras.layers.Input([_NUM_FEATURES], dtype='float64'),
+      keras.layers.Input([num_features], dtype=dtype),
       keras.layers.Dense(
-        num_outputs, activation, use_bias, name='head', dtype='float64'
+        num_outputs, activation, use_bias, name='head', dtype=dtype
       ),
     ]
   )
   return keras_bridge.from_keras(
-    network, head_layers=['head'], loss=loss, metrics=[], **arguments
+    network, head_layers=['head'], loss=loss, metrics=[]
   )
 
 
@@ -105,15 +112,7 @@ def test_formulas_by_hand():
   features, counted = tf.constant([[2.0]], tf.float64), tf.constant([True])
 
   def hessian(loss, num_outputs):
-    network = keras.Sequential(
-      [
-        keras.layers.Input([1], dtype='float64'),
-        keras.layers.Dense(num_outputs, name='head', dtype='float64'),
-      ]
-    )
-    model = keras_bridge.from_keras(
-      network, head_layers=['head'], loss=loss, metrics=[]
-    )
+    model = _model(loss, num_outputs, num_features=1)
     zeros = tf.nest.map_structure(tf.zeros_like, dict(model.initial_weights))
     return head_curvature.head_hessian(
       model, domain_models.linear_head(model), zeros, features, counted
@@ -179,17 +178,8 @@ def test_vector_holds_the_first_outputs_weights_first_and_back(use_bias):
 @pytest.mark.parametrize('name', _LOSSES)
 def test_losses_whose_hessians_are_known_pass(name):
   loss, num_outputs, _ = _LOSSES[name]
-  network = keras.Sequential(
-    [
-      keras.layers.Input([_NUM_FEATURES]),
-      keras.layers.Dense(num_outputs, name='head'),
-    ]
-  )
-  head_curvature.expect_known_loss(
-    keras_bridge.from_keras(
-      network, head_layers=['head'], loss=loss, metrics=[]
-    )
-  )
+  model = _model(loss, num_outputs, dtype='float32')
+  head_curvature.expect_known_loss(model)
 
 
 def _half_squared_error(y_true, y_pred):
@@ -209,15 +199,7 @@ def _half_squared_error(y_true, y_pred):
   ],
 )
 def test_other_losses_are_refused(loss, num_outputs):
-  network = keras.Sequential(
-    [
-      keras.layers.Input([_NUM_FEATURES]),
-      keras.layers.Dense(num_outputs, name='head'),
-    ]
-  )
-  model = keras_bridge.from_keras(
-    network, head_layers=['head'], loss=loss, metrics=[]
-  )
+  model = _model(loss, num_outputs, dtype='float32')
   with pytest.raises(
     ValueError, match='`model`.*loss.*second_order.*weighted_average'
   ):

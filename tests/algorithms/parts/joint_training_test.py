@@ -23,9 +23,7 @@ _HPARAMS = hparams_lib.LocalTrainingHParams(
 @functools.cache
 def _process(local_layers):
   model = toy_problems.linear_network(_BODY, _HEAD)
-  partition = weight_partition.WeightPartition.by_layer(
-    model, local_layers=local_layers
-  )
+  partition = weight_partition.WeightPartition.by_layer(model, local_layers)
   return federated_round.build_personalized_process(
     'joint',
     joint_training.joint_training_work(model, _HPARAMS, partition),
@@ -35,43 +33,33 @@ def _process(local_layers):
 
 def _after_one_step():
   """Body and head after a step of gradient descent on both together."""
-  outputs = 2 * (_CLIENT.x @ _BODY @ _HEAD - _CLIENT.y) / _CLIENT.y.size
-  return {
-    'body': _BODY - 0.1 * _CLIENT.x.T @ outputs @ _HEAD.T,
-    'head': _HEAD - 0.1 * (_CLIENT.x @ _BODY).T @ outputs,
-  }
+  trained = toy_problems.descended_together(_BODY, _HEAD, _CLIENT, 1, 0.1)
+  return dict(zip(('body', 'head'), trained))
 
 
-@pytest.mark.parametrize(
+_any_layers = pytest.mark.parametrize(
   'local_layers', [(), ('head',), ('body',), ('body', 'head')]
 )
+
+
+@_any_layers
 def test_all_weights_train_and_the_local_ones_stay(local_layers):
-  process = _process(local_layers)
-  output = process.next(
-    process.initialize(),
-    process.initialize_client_states([0]),
-    toy_problems.padded([_CLIENT]),
+  state, (client_state,), _ = toy_problems.train(
+    _process(local_layers), [_CLIENT]
   )
-  at_server = toy_problems.kernels(output.state.global_weights)
-  at_client = toy_problems.kernels(output.client_states[0].local)
+  at_server = toy_problems.kernels(state.global_weights)
+  at_client = toy_problems.kernels(client_state.local)
   assert set(at_client) == set(local_layers)
   assert set(at_server) == {'body', 'head'} - set(local_layers)
-  for name, value in _after_one_step().items():
-    np.testing.assert_allclose(
-      {**at_server, **at_client}[name], value, rtol=1e-4
-    )
+  toy_problems.assert_kernels(
+    {**state.global_weights, **client_state.local}, **_after_one_step()
+  )
 
 
-@pytest.mark.parametrize(
-  'local_layers', [(), ('head',), ('body',), ('body', 'head')]
-)
+@_any_layers
 def test_new_client_trains_exactly_its_local_weights(local_layers):
   process = _process(local_layers)
-  personal = process.personalize(
-    process.initialize(),
-    process.initialize_client_state(0),
-    toy_problems.padded([_CLIENT])[0],
-  )
+  personal = toy_problems.new_client(process, process.initialize(), _CLIENT)
   initial = {'body': _BODY, 'head': _HEAD}
   # In one step the gradients of the two do not interact.
   trained = _after_one_step()

@@ -25,20 +25,16 @@ large ones. Noise is amplified by up to the condition number (see `ridge`).
 
 from __future__ import annotations
 
-import abc
 import collections
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms.parts import head_curvature
 from tff_pfl.client import example_tensors, objectives, phases, training_loop
 from tff_pfl.models import copies, domain_models, randomness, split_model
 from tff_pfl.templates import client_work
-
-AGGREGATIONS = ('weighted_average', 'second_order')
 
 
 def train(
@@ -119,56 +115,34 @@ def _members(model, features):
   )
 
 
-class HeadAggregation(abc.ABC):
-  """How the server combines what clients made of the domains' heads."""
+class WeightedAverage:
+  """The mean of the clients' heads, by their examples of the domain."""
 
-  @abc.abstractmethod
+  def __init__(self, model: split_model.SplitModel):
+    """Takes the model of one domain."""
+    self._model = model
+    self._parts = domain_models.domain_copies(model)
+
+  @property
+  def initial_algorithm(self) -> collections.OrderedDict:
+    """What the server keeps of the last aggregation."""
+    return collections.OrderedDict()
+
   def report(
     self,
     old: split_model.Weights,
     new: split_model.Weights,
     features: example_tensors.ExampleTensors,
-  ) -> Any:
+  ) -> collections.OrderedDict:
     """A client's report on the heads it trained: sums over its examples.
+
+    Here each domain's examples, and that times how far its head moved.
 
     Args:
       old: The heads that it was sent.
       new: Those that it made of them.
       features: Its features, with their domain.
     """
-
-  @abc.abstractmethod
-  def update(self, report: Any, cohort: client_work.Cohort) -> tuple:
-    """`(update, algorithm)` from the mean report: `old - new` of all heads."""
-
-  @property
-  def initial_algorithm(self) -> Any:
-    """What the server keeps of the last aggregation."""
-    return collections.OrderedDict()
-
-  def metrics(self, algorithm: Any) -> Any:
-    """A round's metrics of the last aggregation."""
-    del algorithm
-    return collections.OrderedDict()
-
-
-class WeightedAverage(HeadAggregation):
-  """The mean of the clients' heads, by their examples of the domain."""
-
-  def __init__(
-    self,
-    model: split_model.SplitModel,
-  ):
-    """Prepares a head for each domain.
-
-    Args:
-      model: The model of one domain.
-    """
-    self._model = model
-    self._parts = domain_models.domain_copies(model)
-
-  def report(self, old, new, features):
-    """Each domain's examples, and that times how far its head moved."""
     examples_of = counts(self._model, features)
     moved = {}
     for m, name in enumerate(self._parts.names):
@@ -183,32 +157,32 @@ class WeightedAverage(HeadAggregation):
       shares=examples_of, moved=self._parts.join(moved)
     )
 
-  def update(self, report, cohort):
-    """Divides by the shares."""
+  def update(self, report: Any, cohort: client_work.Cohort) -> tuple:
+    """`(update, algorithm)` from the mean report: `old - new` of all heads."""
     update = copies.means_of_members(
       self._parts, report['moved'], report['shares'], cohort.least_share
     )
     return update, self.initial_algorithm
 
+  def metrics(self, algorithm: Any) -> collections.OrderedDict:
+    """A round's metrics of the last aggregation."""
+    del algorithm
+    return collections.OrderedDict()
 
-class SecondOrder(HeadAggregation):
+
+class SecondOrder(WeightedAverage):
   """The minimum of the sum of the clients' second-order expansions (eq. 8)."""
 
-  def __init__(
-    self,
-    model: split_model.SplitModel,
-    ridge: float = 0.0,
-  ):
-    """Prepares a head for each domain.
+  def __init__(self, model: split_model.SplitModel, ridge: float = 0.0):
+    """Takes the model of one domain.
 
     Args:
-      model: The model of one domain, with a linear head and a known loss.
+      model: With a linear head and a known loss.
       ridge: Added to the Hessian's diagonal, times its largest eigenvalue.
     """
+    super().__init__(model)
     head_curvature.expect_known_loss(model)
-    self._model = model
     self._head = domain_models.linear_head(model)
-    self._parts = domain_models.domain_copies(model)
     self._ridge = ridge
     kernel = model.initial_weights[self._head.kernel]
     self._num_outputs = kernel.shape[1]
@@ -310,33 +284,3 @@ def solve(hessians: tf.Tensor, moved: tf.Tensor, ridge: float) -> tuple:
   smallest = tf.reduce_min(tf.where(is_kept, values, largest), axis=1)
   condition_numbers = tf.math.divide_no_nan(largest[:, 0], smallest)
   return tf.cast(steps, dtype), tf.cast(condition_numbers, tf.float32)
-
-
-def check_aggregation(name: str, ridge: float) -> None:
-  """Raises `ValueError` unless the two are as for `make_aggregation`."""
-  errors.expect(
-    name in AGGREGATIONS,
-    'aggregation',
-    f'one of {", ".join(AGGREGATIONS)}',
-    name,
-  )
-  errors.expect_non_negative('ridge', ridge)
-
-
-def make_aggregation(
-  name: str,
-  model: split_model.SplitModel,
-  *,
-  ridge: float = 0.0,
-) -> HeadAggregation:
-  """Makes an aggregation of heads by name.
-
-  Args:
-    name: One of `AGGREGATIONS`.
-    model: The model of one domain.
-    ridge: For `second_order`, see `SecondOrder`; at least 0.
-  """
-  check_aggregation(name, ridge)
-  if name == 'second_order':
-    return SecondOrder(model, ridge)
-  return WeightedAverage(model)

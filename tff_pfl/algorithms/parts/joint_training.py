@@ -19,7 +19,7 @@ from tff_pfl.templates import client_work, personalization
 def joint_training_work(
   model: split_model.SplitModel,
   hparams: hparams_lib.LocalTrainingHParams,
-  partition: weight_partition.WeightPartition,
+  partition: Optional[weight_partition.WeightPartition] = None,
   objective: Optional[objectives.Objective] = None,
   proximal_strength: float = 0.0,
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
@@ -28,9 +28,8 @@ def joint_training_work(
   """Makes a method from the partition of its weights and what they minimize.
 
   Args:
-    model: The process' model.
     hparams: What a round's training is.
-    partition: Which weights are global and which local.
+    partition: Which weights are local; None for none.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
     proximal_strength: How strongly the global weights are pulled to those that
@@ -38,6 +37,7 @@ def joint_training_work(
     adaptation: How a model is fine-tuned before it is scored; by default not.
     default_weighting: As for `ClientWork`.
   """
+  partition = partition or weight_partition.WeightPartition.by_layer(model, ())
   objective = objective or objectives.joint_loss(model)
   head_names = set(model.weight_names(model.head_layers))
 

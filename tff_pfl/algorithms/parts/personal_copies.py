@@ -23,7 +23,6 @@ def personal_copies_work(
   """Makes a method whose clients keep a personal model.
 
   Args:
-    model: The process' model.
     train: `(broadcast, personal, examples, seed) -> ClientResult`, a round;
       `local` is the new personal model.
     train_personal: `(broadcast, personal, examples, seed, num_epochs) ->

@@ -149,7 +149,10 @@ class PersonalElements:
     exists = {
       layer: own.exists[layer] | ~is_shared[layer] for layer in self._num_kept
     }
-    return sent, self._kept(new, exists, is_shared)
+    return sent, collections.OrderedDict(
+      values=self.kept_slices(new, is_shared),
+      is_own=self._of_kept(exists, is_shared),
+    )
 
   def all_own(self, values: split_model.Weights, is_shared: IsShared) -> Any:
     """The state of a client that has `kept_slices` of its own."""
@@ -178,12 +181,6 @@ class PersonalElements:
       if name in weights
     )
 
-  def _kept(self, weights, exists, is_shared):
-    return collections.OrderedDict(
-      values=self.kept_slices(weights, is_shared),
-      is_own=self._of_kept(exists, is_shared),
-    )
-
   def _of_kept(self, values, is_shared):
     """Of numbers of each layer's elements those that a client has room for."""
     return collections.OrderedDict(
@@ -196,7 +193,7 @@ class PersonalElements:
     merged = collections.OrderedDict(others)
     for name, (layer, gates) in self._owned.items():
       merged[name] = tf.where(
-        hidden_elements.tile(choose(layer), gates), chosen[name], others[name]
+        tf.tile(choose(layer), [gates]), chosen[name], others[name]
       )
     return merged
 
