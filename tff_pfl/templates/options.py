@@ -13,6 +13,17 @@ from tff_pfl.templates import aggregators, personalization
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
 
+def expect_weighting(weighting: str) -> None:
+  """Raises `ValueError` unless it is one of `CLIENT_WEIGHTINGS`."""
+  known = ', '.join(CLIENT_WEIGHTINGS)
+  errors.expect(
+    weighting in CLIENT_WEIGHTINGS,
+    'client_weighting',
+    f'one of {known}',
+    weighting,
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class ProcessOptions:
   """Options of a process, whatever its method.
@@ -70,12 +81,8 @@ class ProcessOptions:
       'personalization',
       'a Personalization',
     )
-    errors.expect(
-      self.client_weighting in (None, *CLIENT_WEIGHTINGS),
-      'client_weighting',
-      f'one of {", ".join(CLIENT_WEIGHTINGS)}',
-      self.client_weighting,
-    )
+    if self.client_weighting is not None:
+      expect_weighting(self.client_weighting)
     errors.expect(
       -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
     )
