@@ -182,7 +182,7 @@ _USAGE = {
   'wrong_fine_tuning': (['--fine_tune=tail'], 'one of method, none, head, all'),
   'negative_inner_rate': (
     ['--baselines=per_fed_avg', '--per_fed_avg_inner_learning_rate=-1'],
-    '`inner_learning_rate` to be at least 0',
+    '`inner_learning_rate` to be a non-negative number',
   ),
   'epochs_beside_steps': (
     ['--baselines=per_fed_avg', '--per_fed_avg_num_epochs=2'],

@@ -153,9 +153,10 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     options = process.description['personalization']
     assert options['fine_tune'] == 'head'
     scored.append((options['num_epochs'], state.global_weights))
-    return [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
+    rows = [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
+    return personalized_evaluation.Evaluation(rows, {})
 
-  monkeypatch.setattr(personalized_evaluation, 'evaluate_clients', score)
+  monkeypatch.setattr(personalized_evaluation, 'evaluate', score)
   lab = untrained.Laboratory(
     fed_rep.NEW_CLIENTS_FAST,
     lambda wanted: types.SimpleNamespace(
