@@ -38,7 +38,11 @@ def _with_reference():
 
 @pytest.fixture(scope='module', name='scale')
 def _scale():
-  return _measure('scale', with_reference=True)
+  return _measure(
+    'scale',
+    with_reference=True,
+    runtime_options={'max_concurrent_clients': 1},
+  )
 
 
 def _assert_sane(record):
@@ -59,6 +63,7 @@ def test_speedup_is_the_ratio_of_the_medians(with_reference):
   _assert_sane(with_reference)
   seconds = with_reference['reference_round_seconds']
   assert len(seconds) == 3
+  assert with_reference['population'] is None
   assert with_reference['reference_first_round_seconds'] > 0
   median = with_reference['reference_seconds_per_round']
   assert median == statistics.median(seconds)
@@ -67,25 +72,16 @@ def test_speedup_is_the_ratio_of_the_medians(with_reference):
   )
 
 
-def test_without_reference_there_is_no_speedup():
-  record = _measure('w4', runtime_options={'max_concurrent_clients': 1})
-  _assert_sane(record)
-  assert record['runtime_options'] == {'max_concurrent_clients': 1}
+def test_workload_of_populations_has_both_and_no_reference(scale):
+  _assert_sane(scale)
+  assert scale['runtime_options'] == {'max_concurrent_clients': 1}
   for name in (
     'reference_first_round_seconds',
     'reference_round_seconds',
     'reference_seconds_per_round',
     'speedup',
-    'population',
-    'smaller_population',
   ):
-    assert record[name] is None
-
-
-@pytest.mark.slow
-def test_workload_of_populations_has_both_and_no_reference(scale):
-  _assert_sane(scale)
-  assert scale['reference_seconds_per_round'] is None
+    assert scale[name] is None
   sizes = {}
   for name in ('population', 'smaller_population'):
     sizes[name] = scale[name]['num_clients']
