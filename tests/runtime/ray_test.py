@@ -1,5 +1,6 @@
 """Cohorts on a Ray cluster of three nodes."""
 
+import dataclasses
 import signal
 import threading
 
@@ -72,8 +73,10 @@ def _data():
 
 @pytest.fixture(name='processes', scope='module')
 def _processes(data):
-  model = zoo.make_model(
-    'mlp', data.element_spec, data.num_classes, 1, widths=(16,)
+  # Each actor would compile anew.
+  model = dataclasses.replace(
+    zoo.mlp(data.element_spec, data.num_classes, 1, widths=(16,)),
+    jit_compile=False,
   )
   return {
     name: registry.build(
@@ -211,6 +214,7 @@ def test_closed_runtime_says_so(cluster, processes):
 
 def test_other_code_is_refused(cluster, rt, processes, data, monkeypatch):
   rt.close()
+  monkeypatch.setattr(ray_pool.ActorPool, '_num_fitting', lambda _: 1)
   monkeypatch.setattr(ray_cluster, 'code_checksum', lambda: 'of other code')
   with _runtime(cluster) as other:
     with pytest.raises(errors.RunError, match='install the same'):
