@@ -49,7 +49,9 @@ class _Window(NamedTuple):
     ]
 
 
-def _window(pfor_input: Any, image: tf.Tensor, filters: tf.Tensor) -> _Window:
+def _window(
+  pfor_input: Any, image: tf.TensorShape, filters: tf.TensorShape
+) -> _Window:
   """The window of an operation, from its static shapes and attributes."""
   if pfor_input.get_attr('data_format') != b'NHWC':
     raise NotImplementedError('Conv2D with channels first and several filters.')
@@ -97,12 +99,10 @@ def _patches(images: tf.Tensor, window: _Window) -> tf.Tensor:
 
 def _sum_of_patches(patches: tf.Tensor, window: _Window) -> tf.Tensor:
   """The transpose of `_patches`."""
-  channels = patches.shape[-1] // (window.kernel[0] * window.kernel[1])
+  starts = window.starts()
   total = 0.0
-  for number, (row, column) in enumerate(window.starts()):
-    part = patches[..., number * channels : (number + 1) * channels]
-    for axis, stride in zip((1, 2), window.strides):
-      part = _spread(part, axis, stride)
+  for part, (row, column) in zip(tf.split(patches, len(starts), -1), starts):
+    part = _spread(part, window.strides)
     missing = [
       size - start - part.shape[axis]
       for axis, size, start in zip((1, 2), window.padded, (row, column))
@@ -115,39 +115,29 @@ def _sum_of_patches(patches: tf.Tensor, window: _Window) -> tf.Tensor:
   return total[:, top : top + rows, left : left + columns]
 
 
-def _spread(values: tf.Tensor, axis: int, stride: int) -> tf.Tensor:
-  """Puts `stride - 1` zeros between values along an axis."""
-  if stride == 1:
+def _spread(values: tf.Tensor, strides: tuple[int, int]) -> tf.Tensor:
+  """Puts `stride - 1` zeros between rows, and between columns."""
+  if strides == (1, 1):
     return values
-  size = values.shape[axis]
-  shape = tf.shape(values)
+  _, rows, columns, channels = values.shape
+  down, right = strides
   apart = tf.pad(
-    tf.expand_dims(values, axis + 1),
-    [(0, stride - 1 if i == axis + 1 else 0) for i in range(5)],
+    values[:, :, tf.newaxis, :, tf.newaxis],
+    [(0, 0), (0, 0), (0, down - 1), (0, 0), (0, right - 1), (0, 0)],
   )
-  joined = tf.reshape(
-    apart, tf.concat([shape[:axis], [-1], shape[axis + 1 :]], 0)
-  )
-  kept = tf.gather(joined, tf.range((size - 1) * stride + 1), axis=axis)
-  return tf.ensure_shape(
-    kept,
-    [
-      (size - 1) * stride + 1 if i == axis else n
-      for i, n in enumerate(values.shape)
-    ],
-  )
-
-
-def _merged(values: tf.Tensor) -> tf.Tensor:
-  """Merges the first two axes: those of clients and of examples."""
-  shape = tf.shape(values)
-  merged = tf.reshape(values, tf.concat([[-1], shape[2:]], 0))
-  return tf.ensure_shape(merged, [None, *values.shape[2:]])
+  joined = tf.reshape(apart, [-1, rows * down, columns * right, channels])
+  return joined[:, : (rows - 1) * down + 1, : (columns - 1) * right + 1]
 
 
 def _rows(values: tf.Tensor, num_clients: tf.Tensor) -> tf.Tensor:
-  """`[clients * examples, ..., k]` to `[clients, rows, k]`."""
+  """`[..., k]` to `[clients, rows, k]`, for values of one client by another."""
   return tf.reshape(values, [num_clients, -1, values.shape[-1]])
+
+
+def _patch_rows(images: tf.Tensor, window: _Window) -> tf.Tensor:
+  """`[clients, n, rows, columns, c]` to the patches of each client's places."""
+  merged = tf.reshape(images, [-1, *window.image, images.shape[-1]])
+  return _rows(_patches(merged, window), tf.shape(images)[0])
 
 
 def _convolution(pfor_input: Any) -> tf.Tensor:
@@ -156,7 +146,7 @@ def _convolution(pfor_input: Any) -> tf.Tensor:
   pfor_input.stack_inputs([0, 1])
   x, filters = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
   num = tf.shape(x)[0]
-  rows = _rows(_patches(_merged(x), window), num)
+  rows = _patch_rows(x, window)
   product = rows @ tf.reshape(filters, [num, rows.shape[2], filters.shape[-1]])
   return tf.reshape(product, [num, -1, *window.places, filters.shape[-1]])
 
@@ -168,7 +158,7 @@ def _input_gradient(pfor_input: Any) -> tf.Tensor:
   filters, slope = pfor_input.stacked_input(1), pfor_input.stacked_input(2)
   num = tf.shape(slope)[0]
   kernel = tf.reshape(filters, [num, -1, filters.shape[-1]])
-  patches = tf.matmul(_rows(_merged(slope), num), kernel, transpose_b=True)
+  patches = tf.matmul(_rows(slope, num), kernel, transpose_b=True)
   size = window.kernel[0] * window.kernel[1] * image[3]
   slope = _sum_of_patches(
     tf.reshape(patches, [-1, *window.places, size]), window
@@ -181,10 +171,9 @@ def _filter_gradient(pfor_input: Any) -> tf.Tensor:
   window = _window(pfor_input, image, filters)
   pfor_input.stack_inputs([0, 2])
   x, slope = pfor_input.stacked_input(0), pfor_input.stacked_input(2)
-  num = tf.shape(x)[0]
-  rows = _rows(_patches(_merged(x), window), num)
-  product = tf.matmul(rows, _rows(_merged(slope), num), transpose_a=True)
-  return tf.reshape(product, [num, *filters])
+  slope = _rows(slope, tf.shape(slope)[0])
+  product = tf.matmul(_patch_rows(x, window), slope, transpose_a=True)
+  return tf.reshape(product, [-1, *filters])
 
 
 def _replace(kind: str, position: int, convert: Callable[[Any], tf.Tensor]):
