@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.models import randomness, split_model, weight_partition
-from tff_pfl.templates import personalization, personalized_process
+from tff_pfl.templates import options, personalization, personalized_process
 
 
 class Broadcast(NamedTuple):
@@ -109,6 +109,10 @@ class Exchange:
   seed_purpose: int = randomness.TRAINING
   receives: Sequence[str] = ()
 
+  def __post_init__(self):
+    if self.weighting is not None:
+      options.expect_weighting('weighting', self.weighting)
+
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
@@ -170,6 +174,9 @@ class ClientWork:
   )
   server_metrics: Optional[Callable[..., Any]] = None
   report_scale: Optional[float] = None
+
+  def __post_init__(self):
+    options.expect_weighting('default_weighting', self.default_weighting)
 
   @property
   def initial_kept(self) -> Any:

@@ -17,7 +17,6 @@ import tensorflow_federated as tff
 from tff_pfl.client import in_place, objectives
 from tff_pfl.models import split_model
 from tff_pfl.templates import aggregators, client_work, personalized_process
-from tff_pfl.templates import options as options_lib
 
 
 class _Sums(NamedTuple):
@@ -180,8 +179,6 @@ def _weigh(work, exchange, options, result, examples, accepted):
   weighting = (
     exchange.weighting or options.client_weighting or work.default_weighting
   )
-  # A method's own has not been looked at before.
-  options_lib.expect_weighting(weighting)
   is_uniform = weighting == 'uniform'
   num_examples = tf.cast(examples.num_examples, tf.float32)
   report = result.report

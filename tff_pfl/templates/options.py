@@ -13,14 +13,11 @@ from tff_pfl.templates import aggregators, personalization
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
 
-def expect_weighting(weighting: str) -> None:
+def expect_weighting(name: str, weighting: str) -> None:
   """Raises `ValueError` unless it is one of `CLIENT_WEIGHTINGS`."""
   known = ', '.join(CLIENT_WEIGHTINGS)
   errors.expect(
-    weighting in CLIENT_WEIGHTINGS,
-    'client_weighting',
-    f'one of {known}',
-    weighting,
+    weighting in CLIENT_WEIGHTINGS, name, f'one of {known}', weighting
   )
 
 
@@ -82,7 +79,7 @@ class ProcessOptions:
       'a Personalization',
     )
     if self.client_weighting is not None:
-      expect_weighting(self.client_weighting)
+      expect_weighting('client_weighting', self.client_weighting)
     errors.expect(
       -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
     )
