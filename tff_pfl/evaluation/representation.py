@@ -168,21 +168,8 @@ def layer_features(
     ValueError: If the model does not tell its layer outputs or has no such
       layer, or if weights or inputs are not the model's.
   """
-  errors.expect(
-    model.layer_outputs is not None,
-    'model',
-    'a model that tells its `layer_outputs`, as those from Keras do',
-    model.name,
-  )
   layers = tuple(model.layers if layers is None else layers)
-  model.weight_names(layers)
-
-  def outputs_of(weights, x):
-    outputs = model.layer_outputs(weights, x)
-    return [outputs[layer] for layer in layers]
-
-  weights = split_model.check_weights(model, weights, tuple(model.layers))
-  features = _features(model, outputs_of, weights, x)
+  (features,) = _features_of_layers(model, layers, [weights], x)
   return collections.OrderedDict(zip(layers, features))
 
 
@@ -212,10 +199,7 @@ def layer_cka(
   """
   similarities = collections.OrderedDict()
   for layer in model.layers:
-    a, b = (
-      layer_features(model, weights, x, [layer])[layer]
-      for weights in (weights_a, weights_b)
-    )
+    (a,), (b,) = _features_of_layers(model, [layer], [weights_a, weights_b], x)
     similarities[layer] = linear_cka(a, b)
   return similarities
 
@@ -240,21 +224,42 @@ def body_features(
   def outputs_of(weights, x):
     return [model.body(weights, x, split_model.INFERENCE)[0]]
 
-  (features,) = _features(model, outputs_of, weights, x)
+  ((features,),) = _features(model, outputs_of, [weights], x)
   return features
 
 
-def _features(model, outputs_of, weights, x) -> list:
+def _features_of_layers(model, layers, weights_sets, x) -> list:
+  """For each set of weights a list of the layers' features."""
+  errors.expect(
+    model.layer_outputs is not None,
+    'model',
+    'a model that tells its `layer_outputs`, as those from Keras do',
+    model.name,
+  )
+  model.weight_names(layers)
+
+  def outputs_of(weights, x):
+    outputs = model.layer_outputs(weights, x)
+    return [outputs[layer] for layer in layers]
+
+  checked = [
+    split_model.check_weights(model, weights, tuple(model.layers))
+    for weights in weights_sets
+  ]
+  return _features(model, outputs_of, checked, x)
+
+
+def _features(model, outputs_of, weights_sets, x) -> list:
   """Outputs of all examples, computed for some at a time.
 
   Args:
     outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
-      such.
-    weights: Those that it reads.
+      such; traced once.
+    weights_sets: Those that it reads, several times.
     x: Inputs `[n, ...]`.
 
   Returns:
-    An array `[n, p]` for each output.
+    For each set of weights a list with an array `[n, p]` for each output.
   """
   spec = model.element_spec['x']
   x = np.asarray(x)
@@ -277,20 +282,24 @@ def _features(model, outputs_of, weights, x) -> list:
     return [rows(value) for value in outputs_of(weights, x)]
 
   traced = rows_of.get_concrete_function(
-    weights, tf.TensorSpec([None, *spec.shape], spec.dtype)
+    weights_sets[0], tf.TensorSpec([None, *spec.shape], spec.dtype)
   )
-  results = None
-  for start in range(0, len(x), example_tensors.CHUNK_SIZE):
-    chunk = x[start : start + example_tensors.CHUNK_SIZE]
-    parts = traced(weights, tf.constant(chunk, spec.dtype))
-    if results is None:
-      results = [
-        np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
-        for part in parts
-      ]
-    for result, part in zip(results, parts):
-      result[start : start + len(chunk)] = part
-  return results
+
+  def features(weights):
+    results = None
+    for start in range(0, len(x), example_tensors.CHUNK_SIZE):
+      chunk = x[start : start + example_tensors.CHUNK_SIZE]
+      parts = traced(weights, tf.constant(chunk, spec.dtype))
+      if results is None:
+        results = [
+          np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
+          for part in parts
+        ]
+      for result, part in zip(results, parts):
+        result[start : start + len(chunk)] = part
+    return results
+
+  return [features(weights) for weights in weights_sets]
 
 
 def _finite_matrix(value: Any, name: str, shape: str) -> np.ndarray:
