@@ -278,15 +278,11 @@ def _score(
       initial = state.global_weights
       for name, body in bodies.items():
         weights = split_model.select({**initial, **body}, initial)
-        scores = personalized_evaluation.evaluate(
+        scores = personalized_evaluation.evaluate_new_clients(
           process,
           runtime,
           state._replace(global_weights=weights),
-          # Beyond those of training, so that no client's seed is used twice.
-          lambda positions, process=process: runtime.run(
-            process.initialize_client_states,
-            [sizes.num_clients + i for i in positions],
-          ),
+          sizes.num_clients,
           clients,
         )
         accuracies = [row['after']['accuracy'] for row in scores.rows]

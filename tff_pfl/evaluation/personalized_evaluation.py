@@ -119,6 +119,34 @@ def evaluate(
   return Evaluation(rows, _summary(process, rows, predictions))
 
 
+def evaluate_new_clients(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  server_state: personalized_process.ServerState,
+  num_known: int,
+  data: datasets.FederatedDataset,
+) -> Evaluation:
+  """Scores clients that took no part, each fitted to its training data.
+
+  Args:
+    num_known: How many clients were trained; the indices of the new ones begin
+      there, so that no client's seed is used twice.
+    data: The new clients.
+
+  Raises:
+    ValueError: If none of them has test examples.
+  """
+  return evaluate(
+    process,
+    runtime,
+    server_state,
+    lambda positions: runtime.run(
+      process.initialize_client_states, [num_known + i for i in positions]
+    ),
+    data,
+  )
+
+
 def _to_floats(metrics):
   return {name: float(value) for name, value in metrics.items()}
 

@@ -236,15 +236,11 @@ def _score_new(process, runtime, store, data):
   """Scores clients that took no part, each fitted to its own training data."""
   if data.new is None:
     return []
-  # With indices of their own, so that no client's seed is used twice.
-  first = data.trained.num_clients
-  return personalized_evaluation.evaluate(
+  return personalized_evaluation.evaluate_new_clients(
     process,
     runtime,
     client_population.server_state(process, runtime, store),
-    lambda positions: runtime.run(
-      process.initialize_client_states, [first + i for i in positions]
-    ),
+    data.trained.num_clients,
     data.new,
   ).rows
 

@@ -134,11 +134,11 @@ class FinishedRun:
     """
     client_population.check_data_fit(self.model, clients)
     process = self.build_process(personalization)
-    return personalized_evaluation.evaluate(
+    return personalized_evaluation.evaluate_new_clients(
       process,
       runtime,
       self.server_state(process, runtime),
-      lambda positions: self._new_states(process, runtime, positions),
+      self.data.num_clients,
       _FewerSamples(clients, num_samples, self.config.seed),
     ).rows
 
@@ -186,7 +186,10 @@ class FinishedRun:
     sampled = _FewerSamples(clients, num_samples, self.config.seed)
     models = {}
     for position, client_id in enumerate(clients.client_ids):
-      (client_state,) = self._new_states(process, runtime, [position])
+      # The index that it has in `score_new_clients`.
+      (client_state,) = runtime.run(
+        process.initialize_client_states, [self.data.num_clients + position]
+      )
       models[client_id] = runtime.run(
         process.personalize,
         state,
@@ -194,13 +197,6 @@ class FinishedRun:
         client_examples.padded(sampled.train(client_id)),
       ).weights
     return models
-
-  def _new_states(self, process, runtime, positions):
-    # Indices beyond the run's own clients, so that no seed is used twice.
-    first = len(self.data.client_ids)
-    return runtime.run(
-      process.initialize_client_states, [first + i for i in positions]
-    )
 
   def close(self) -> None:
     """Closes the run's store."""
