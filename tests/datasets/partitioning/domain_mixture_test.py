@@ -5,9 +5,8 @@ import pytest
 
 from tests.datasets import shared
 from tff_pfl.datasets import partitioning
-from tff_pfl.datasets.partitioning import domain_mixture
+from tff_pfl.datasets.partitioning import DomainMixture
 
-DomainMixture = domain_mixture.DomainMixture
 _POOLS = (400, 300, 200, 100)
 _TEST_POOLS = (40, 30, 20, 10)
 
@@ -86,21 +85,6 @@ def test_mixtures_have_the_mean_and_variance_of_the_dirichlet_distribution():
   np.testing.assert_allclose(shares.var(axis=0), variance, atol=0.01)
 
 
-def test_dirichlet_draws_agree_with_those_of_numpy():
-  concentrations = np.array([0.05, 0.6, 2.0])
-  draws, expected = (
-    np.sort(values, axis=0)
-    for values in (
-      domain_mixture._dirichlet(
-        concentrations, 20_000, np.random.default_rng(0)
-      ),
-      np.random.default_rng(1).dirichlet(concentrations, 20_000),
-    )
-  )
-  # Quantiles of the one against those of the other.
-  assert np.abs(draws - expected).mean(axis=0).max() < 0.01
-
-
 def test_labels_within_a_domain_are_a_random_sample():
   domain = np.repeat([0, 1], 2000).astype(np.int32)
   # Sorted by label within a domain, as files often are.
@@ -114,47 +98,11 @@ def test_labels_within_a_domain_are_a_random_sample():
     assert len(set(y[indices][:20])) == 4
 
 
-def test_scarce_domain_is_rationed_in_proportion_and_the_rest_made_up():
-  mixtures = np.array([[0.8, 0.2, 0.0], [0.4, 0.3, 0.3]])
-  served = domain_mixture._serve(
-    mixtures, np.array([10, 10]), np.array([6, 10, 10])
-  )
-  # Asked for 8 and 4 where 6 are; 4 and 2 are missing then, which the first
-  # client takes from domain 1 and the second from 1 and 2.
-  np.testing.assert_allclose(served, [[4, 6, 0], [2, 4, 4]])
-
-
-def test_client_whose_domains_are_exhausted_gets_what_is_left():
-  mixtures = np.array([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0]])
-  served = domain_mixture._serve(
-    mixtures, np.array([6, 6, 6]), np.array([6, 12, 6])
-  )
-  # 6 of domain 1 and 6 of domain 2 are left after the first step.
-  np.testing.assert_allclose(
-    served, [[3, 1.5, 1.5], [3, 1.5, 1.5], [0, 6, 0]], atol=1e-12
-  )
-
-
 def test_no_client_is_starved_where_all_want_one_scarce_domain():
   rule = DomainMixture(1e9, 40, (1, 0, 0, 0))
   _, counts, _ = _partition(rule, 20)
   assert counts[:, 0].tolist() == [20] * 20
   assert (counts[:, 1:].min(axis=0) > 0).all()
-
-
-def test_rounding_stays_within_the_pools():
-  rng = np.random.default_rng(0)
-  for _ in range(100):
-    pools = rng.integers(1, 12, 5)
-    num_clients = int(rng.integers(1, pools.sum() + 1))
-    sizes = np.full(num_clients, pools.sum() // num_clients)
-    mixtures = rng.dirichlet(np.full(5, 0.3), num_clients)
-    exact = domain_mixture._serve(mixtures, sizes, pools)
-    np.testing.assert_allclose(exact.sum(axis=1), sizes)
-    counts = domain_mixture._round(exact, sizes, pools, rng)
-    assert counts.min() >= 0
-    assert (counts.sum(axis=1) == sizes).all()
-    assert (counts.sum(axis=0) <= pools).all()
 
 
 def test_test_examples_follow_the_training_examples_of_their_domain():

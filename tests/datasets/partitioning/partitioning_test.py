@@ -30,7 +30,9 @@ def test_every_example_is_dealt_exactly_once(spec, num_clients):
     )
 
 
-@pytest.mark.parametrize('spec', [*SPECS, 'dirichlet:0.5:0'])
+@pytest.mark.parametrize(
+  'spec', [*SPECS, 'dirichlet:0.5:0', 'client_dirichlet:0.5']
+)
 def test_more_clients_than_training_examples_are_refused(spec):
   train, test = rules.labels([5, 6]), rules.labels([50, 60])
   with pytest.raises(ValueError, match='`num_clients` to be at most 11, the'):
@@ -51,7 +53,9 @@ def test_test_counts_follow_training_counts_up_to_one_example(spec):
   assert not test_counts[train_counts == 0].any()
 
 
-@pytest.mark.parametrize('spec', [*SPECS, 'fallah_digits:4'])
+@pytest.mark.parametrize(
+  'spec', [*SPECS, 'client_dirichlet:0.5', 'fallah_digits:4']
+)
 def test_same_seed_same_partition_and_another_seed_another(spec):
   train, test = rules.labels([50] * 10), rules.labels([13] * 10)
   first, again, other = (
@@ -162,7 +166,14 @@ def test_natural_deals_no_pooled_examples():
 
 
 @pytest.mark.parametrize(
-  'spec', SPECS + ['dirichlet:0.5:10', 'shards:12', 'fallah_digits:196']
+  'spec',
+  [
+    *SPECS,
+    'dirichlet:0.5:10',
+    'client_dirichlet:0.5',
+    'shards:12',
+    'fallah_digits:196',
+  ],
 )
 def test_spec_round_trips(spec):
   partitioner = partitioning.make_partitioner(spec)
@@ -189,6 +200,10 @@ def test_spec_round_trips(spec):
     # NumPy would never come back from it.
     ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
     ('dirichlet:1:-2', '`min_examples` to be an integer at least 0'),
+    ('client_dirichlet', 'with a value for concentration'),
+    ('client_dirichlet:0', '`concentration` to be a positive number'),
+    ('client_dirichlet:inf', '`concentration` to be a positive number'),
+    ('client_dirichlet:1:10', "client_dirichlet:.*without '10'"),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),
     ('fallah_digits', 'with a value for images_per_digit'),

@@ -9,9 +9,10 @@ none is of a class it has never seen. (A class without any training example is
 dealt by the weights.) No example is dealt twice. None is lost either, unless
 there are more classes than the clients may own altogether (two clients with two
 classes each have no place for a fifth class): those classes are left out, and a
-warning names them. Of the other rules, `DomainMixture` is for examples with
-domains, and `FallahDigits` gives fixed numbers of examples and by design leaves
-the others out. `by_key` follows keys that come with the examples.
+warning names them. Of the other rules, `ClientDirichlet` and `DomainMixture`
+fix the clients' sizes and draw what each has of classes or domains, and
+`FallahDigits` gives fixed numbers of examples and by design leaves the others
+out. `by_key` follows keys that come with the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
@@ -33,6 +34,7 @@ from tff_pfl.datasets.partitioning.base import (
 )
 from tff_pfl.datasets.partitioning.by_key import by_key
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
+from tff_pfl.datasets.partitioning.client_dirichlet import ClientDirichlet
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
@@ -46,6 +48,7 @@ from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
 __all__ = [
   'PARTITIONERS',
   'ClassesPerClient',
+  'ClientDirichlet',
   'Dirichlet',
   'DomainMixture',
   'FallahDigits',
@@ -70,6 +73,7 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     Shards,
     ClassesPerClient,
     Dirichlet,
+    ClientDirichlet,
     LognormalSizes,
     Iid,
     FallahDigits,

@@ -120,6 +120,16 @@ class Partitioner(abc.ABC):
     return y, y_test, num_classes
 
 
+def expect_enough(num_examples: int, num_clients: int) -> None:
+  """Raises `ValueError` on more clients than training examples."""
+  errors.expect(
+    num_clients <= num_examples,
+    'num_clients',
+    f'at most {num_examples}, the number of training examples',
+    num_clients,
+  )
+
+
 def numbered_client_ids(num_clients: int) -> list[str]:
   """Returns ids `client_0` …, zero-padded so that they sort by number."""
   width = len(str(num_clients - 1))

@@ -20,6 +20,8 @@ _LEAST_CONCENTRATION = 1e-6
 class Dirichlet(weighted.WeightedPartitioner):
   """Each class divided over the clients by a symmetric Dirichlet draw.
 
+  Sizes differ; see `ClientDirichlet` for clients of equal size.
+
   Attributes:
     concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
       value approaches `Iid`.
@@ -29,9 +31,6 @@ class Dirichlet(weighted.WeightedPartitioner):
   References:
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
       Networks, ICML 2019, section 4.
-    Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for
-      Federated Visual Classification, 2019 (whose Dirichlet is over the classes
-      of a client, with clients of equal size).
   """
 
   concentration: float

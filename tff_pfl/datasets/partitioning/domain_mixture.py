@@ -8,10 +8,8 @@ from typing import ClassVar, Optional, Union
 import numpy as np
 
 from tff_pfl import errors
-from tff_pfl.datasets.partitioning import base, dealing
+from tff_pfl.datasets.partitioning import base, dealing, mixtures
 
-# What is divided by it stays finite.
-_LEAST_CONCENTRATION = 1e-305
 _NAMED_PRIORS = ('data', 'uniform')
 
 
@@ -34,14 +32,9 @@ class DomainMixture(base.Partitioner):
   uniformly at random within a domain, so that labels follow the domain's
   distribution; no example is dealt twice.
 
-  All clients are served at once, in steps, so that none comes too late. Each
-  asks every domain for its mixture's share of its size. Of a domain that is
-  asked for more than it has, all get the same fraction of what they asked for,
-  and it is exhausted. What a client still misses it asks, in the next step, of
-  the domains that are left, in proportion to its mixture again (or to what is
-  left, where its mixture has none of them). So every client has its exact size.
-  Counts are rounded by largest remainders; where that would take more than a
-  domain has, a client gets an example of another instead.
+  All clients are served at once, and each has its exact size: where a domain is
+  exhausted, all have the same fraction of what they asked of it, and the rest
+  from the other domains (see `mixtures.serve` and `mixtures.round_off`).
 
   The test examples of a domain are dealt in proportion to the training examples
   of the domain that the clients have (if none has any, in proportion to their
@@ -138,10 +131,13 @@ class DomainMixture(base.Partitioner):
       dealing.make_rng(seed, stream)
       for stream in (dealing.WEIGHTS, dealing.TRAIN, dealing.TEST)
     )
-    mixtures = self._mixtures(num_clients, pools, mixture_rng)
+    drawn = mixtures.draw(
+      self.concentration, self._prior(pools), num_clients, mixture_rng
+    )
     sizes = self._sizes(num_clients, len(domain), train_rng)
-    counts = _round(_serve(mixtures, sizes, pools), sizes, pools, train_rng)
-    shares = np.where(counts.any(axis=0), counts, mixtures)
+    exact = mixtures.serve(drawn, sizes, pools)
+    counts = mixtures.round_off(exact, sizes, pools, train_rng)
+    shares = np.where(counts.any(axis=0), counts, drawn)
     # Of a domain that neither the prior nor the training examples know.
     shares[:, ~shares.any(axis=0)] = 1
     test_counts = dealing.apportion(test_pools, shares, test_rng)
@@ -150,42 +146,27 @@ class DomainMixture(base.Partitioner):
       dealing.deal(domain_test, test_counts, test_rng),
     )
 
-  def _mixtures(
-    self, num_clients: int, pools: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
-    """Draws the clients' mixtures, `[num_clients, num_domains]`."""
+  def _prior(self, pools: np.ndarray) -> np.ndarray:
+    """Returns the mean of the mixtures, up to a factor, `[num_domains]`."""
     if self.prior == 'data':
-      prior = pools
-    elif self.prior == 'uniform':
-      prior = pools > 0
-    else:
-      prior = np.array(self.prior)
-      errors.expect(
-        len(prior) == len(pools),
-        'prior',
-        f'{len(pools)} numbers, one per domain',
-        self.prior,
-      )
-    drawn = prior > 0
-    mixtures = np.zeros((num_clients, len(pools)))
-    mixtures[:, drawn] = _dirichlet(
-      self.concentration * (prior[drawn] / prior.sum()), num_clients, rng
+      return pools
+    if self.prior == 'uniform':
+      return pools > 0
+    errors.expect(
+      len(self.prior) == len(pools),
+      'prior',
+      f'{len(pools)} numbers, one per domain',
+      self.prior,
     )
-    return mixtures
+    return np.array(self.prior)
 
   def _sizes(
     self, num_clients: int, num_examples: int, rng: np.random.Generator
   ) -> np.ndarray:
     """Returns each client's number of training examples, `[num_clients]`."""
     if self.examples_per_client is None:
-      errors.expect(
-        num_clients <= num_examples,
-        'num_clients',
-        f'at most {num_examples}, the number of training examples',
-        num_clients,
-      )
-      extra = rng.permutation(num_clients) < num_examples % num_clients
-      return num_examples // num_clients + extra
+      base.expect_enough(num_examples, num_clients)
+      return mixtures.equal_sizes(num_clients, num_examples, rng)
     errors.expect(
       num_clients * self.examples_per_client <= num_examples,
       'examples_per_client',
@@ -194,81 +175,3 @@ class DomainMixture(base.Partitioner):
       self.examples_per_client,
     )
     return np.full(num_clients, self.examples_per_client)
-
-
-def _dirichlet(
-  concentrations: np.ndarray, num_draws: int, rng: np.random.Generator
-) -> np.ndarray:
-  """Draws from a Dirichlet distribution, `[num_draws, len(concentrations)]`.
-
-  It is NumPy's distribution for concentrations that are near 0 as well, where
-  NumPy 1.25 needs minutes or never ends: a draw from Gamma(a), divided by
-  the sum, is one from Gamma(a + 1) times U^(1/a), here by its logarithm.
-  """
-  concentrations = np.maximum(concentrations, _LEAST_CONCENTRATION)
-  shape = (num_draws, len(concentrations))
-  logs = np.log(rng.gamma(concentrations + 1, size=shape))
-  logs -= rng.standard_exponential(shape) / concentrations
-  draws = np.exp(logs - logs.max(axis=1, keepdims=True))
-  return draws / draws.sum(axis=1, keepdims=True)
-
-
-def _serve(
-  mixtures: np.ndarray, sizes: np.ndarray, pools: np.ndarray
-) -> np.ndarray:
-  """Divides the pools over the clients as `DomainMixture` says.
-
-  Args:
-    mixtures: Non-negative, `[num_clients, num_domains]`.
-    sizes: What each client is to have; the sum is at most that of `pools`.
-    pools: What there is of each domain.
-
-  Returns:
-    float64 `[num_clients, num_domains]`: rows sum to `sizes`, columns to at
-    most `pools`, up to numerical error.
-  """
-  served = np.zeros(mixtures.shape)
-  left = pools.astype(np.float64)
-  is_open = pools > 0
-  # Every step serves all clients in full or exhausts a domain.
-  while is_open.any():
-    wanted = np.where(is_open, mixtures, 0)
-    wanted[~wanted.any(axis=1)] = np.where(is_open, left, 0)
-    # The largest first: a sum of numbers next to 0 would divide badly.
-    wanted /= wanted.max(axis=1, keepdims=True)
-    wanted /= wanted.sum(axis=1, keepdims=True)
-    demand = (sizes - served.sum(axis=1)).clip(0)[:, np.newaxis] * wanted
-    asked = demand.sum(axis=0)
-    exhausted = is_open & (asked >= left)
-    served += demand * np.divide(
-      left, asked, out=np.ones(len(left)), where=exhausted & (asked > 0)
-    )
-    if not exhausted.any():
-      break
-    left = np.where(exhausted, 0, left - asked)
-    is_open &= ~exhausted
-  return served
-
-
-def _round(
-  exact: np.ndarray,
-  sizes: np.ndarray,
-  pools: np.ndarray,
-  rng: np.random.Generator,
-) -> np.ndarray:
-  """Rounds what `_serve` returns, within the same sums; `rng` breaks ties."""
-  counts = dealing.apportion(sizes, exact.T, rng).T
-  while True:
-    needed = counts.sum(axis=0)
-    excess = needed > pools
-    if not excess.any():
-      return counts
-    # The exchange that costs least, measured by how far counts are from exact.
-    source = np.flatnonzero(excess)[0]
-    surplus = np.where(
-      counts[:, source] > 0, counts[:, source] - exact[:, source], -np.inf
-    )
-    deficit = np.where(needed < pools, exact - counts, -np.inf)
-    client = np.argmax(surplus + deficit.max(axis=1))
-    counts[client, source] -= 1
-    counts[client, np.argmax(deficit[client])] += 1

@@ -33,12 +33,7 @@ class WeightedPartitioner(base.Partitioner):
   ) -> base.Partition:
     """Deals every class in proportion to the weights; see the base class."""
     y, y_test, num_classes = self._class_labels(pool)
-    errors.expect(
-      num_clients <= len(y),
-      'num_clients',
-      f'at most {len(y)}, the number of training examples',
-      num_clients,
-    )
+    base.expect_enough(len(y), num_clients)
     class_counts, test_class_counts = (
       np.bincount(part, minlength=num_classes) for part in (y, y_test)
     )
