@@ -85,6 +85,52 @@ def test_domains_follow_their_examples_through_every_step():
   )
 
 
+def _inputs(dataset, split):
+  """Returns the numbers that a client's inputs tell, by client."""
+  read = getattr(dataset, split)
+  return [
+    np.round(read(client_id).x.ravel() * 255).astype(int).tolist()
+    for client_id in dataset.client_ids
+  ]
+
+
+def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
+  dataset = _domain_arrays().to_clients(2, 'iid', seed=1, test_fraction=0.5)
+  train, test = _inputs(dataset, 'train'), _inputs(dataset, 'test')
+  assert [len(part) for part in train + test] == [13] * 4
+  assert sorted(sum(train + test, [])) == [*range(40), *range(100, 112)]
+  # Either set has examples that were of the other.
+  assert max(map(max, train)) >= 100 > min(map(min, test))
+  for split in ('train', 'test'):
+    read = getattr(dataset, split)
+    for client_id, inputs in zip(dataset.client_ids, _inputs(dataset, split)):
+      part = read(client_id)
+      assert part.y.tolist() == [i % 4 for i in inputs]
+      assert part.domain.tolist() == [(i - (i >= 100)) % 3 for i in inputs]
+  # Stratified by domain.
+  counts = dataset.domain_counts('train') - dataset.domain_counts('test')
+  assert np.abs(counts).max() <= 1
+
+
+def test_without_a_test_fraction_both_sets_are_divided_by_themselves():
+  dataset = _arrays().to_clients(2, 'iid', seed=1)
+  assert sorted(sum(_inputs(dataset, 'train'), [])) == list(range(40))
+  assert sorted(sum(_inputs(dataset, 'test'), [])) == list(range(100, 112))
+
+
+def test_pooled_examples_of_some_classes_are_of_these_classes_only():
+  some = _arrays().of_classes([2])
+  dataset = some.to_clients(3, 'iid', test_fraction=0)
+  assert dataset.class_counts().sum(axis=0).tolist() == [0, 0, 13, 0]
+  assert not dataset.class_counts('test').any()
+
+
+@pytest.mark.parametrize('fraction', [1, -0.1, float('nan'), '0.5'])
+def test_test_fraction_out_of_range_is_an_error(fraction):
+  with shared.one_line_error(r'`test_fraction` to be a number in \[0, 1\)'):
+    _arrays().to_clients(2, 'iid', test_fraction=fraction)
+
+
 def test_domain_names_default_to_numbers():
   arrays = _domain_arrays(domain_names=None, domain_test=np.full(12, 4))
   assert arrays.domain_names == tuple(f'domain_{i}' for i in range(5))

@@ -99,6 +99,41 @@ def test_arguments_of_a_dataset_s_own_reach_its_loader():
     datasets.load_dataset('rotated_digits', num_clients=3, angles=2)
 
 
+@pytest.mark.parametrize('name', ['digits', 'rotated_digits'])
+def test_test_fraction_of_data_with_a_test_set_is_of_all_their_examples(name):
+  dataset = datasets.load_dataset(
+    name,
+    num_clients=10,
+    partition='client_dirichlet:0.3',
+    seed=1,
+    test_fraction=1 / 6,
+  )
+  train, test = dataset.class_counts(), dataset.class_counts('test')
+  assert set((train + test).sum(axis=1)) == {179, 180}
+  assert test.sum(axis=1).tolist() == [30] * 10
+  # A sixth of each class, too.
+  assert np.abs(test - (train + test) / 6).max() < 2
+  assert dataset.load_again().fingerprint == dataset.fingerprint
+
+
+def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
+  path = tmp_path / 'table.csv'
+  rows = [f'{i % 2},{i}' for i in range(40)]
+  path.write_text('\n'.join(['label,age', *rows]))
+  dataset = datasets.load_dataset(
+    'tabular',
+    num_clients=2,
+    partition='iid',
+    data_dir=str(path),
+    test_fraction=0.5,
+  )
+  assert dataset.class_counts('test').sum(axis=1).tolist() == [10, 10]
+  assert dataset.load_again().fingerprint == dataset.fingerprint
+  for name in ('synthetic', 'shakespeare', 'femnist'):
+    with shared.one_line_error(f"dataset '{name}' .*found 'test_fraction'"):
+      datasets.load_dataset(name, num_clients=2, test_fraction=0.5)
+
+
 @pytest.mark.parametrize(
   'name, data_dir, match',
   [

@@ -91,10 +91,25 @@ class Arrays:
     partition: Union[str, partitioning.Partitioner] = 'shards:2',
     *,
     seed: int = 0,
+    test_fraction: Optional[float] = None,
   ) -> federated_dataset.FederatedDataset:
-    """Divides the examples among clients, as `FederatedDataset.from_arrays`."""
+    """Divides the examples among clients, as `FederatedDataset.from_arrays`.
+
+    Args:
+      test_fraction: In [0, 1), to pool training and test examples, divide all
+        of them among the clients, and hold this part of each client's out as
+        its test set, stratified by domain and class. None to divide training
+        and test examples each by themselves.
+    """
+    central = self._central()
+    if test_fraction is not None:
+      for name in ('x', 'y', 'domain'):
+        test_part = central.pop(f'{name}_test')
+        if test_part is not None:
+          central[name] = np.concatenate([central[name], test_part])
+      central['test_fraction'] = test_fraction
     return federated_dataset.FederatedDataset.from_arrays(
-      **self._central(),
+      **central,
       num_clients=num_clients,
       partition=partition,
       transform=self.transform,

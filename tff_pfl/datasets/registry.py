@@ -152,6 +152,7 @@ def load_dataset(
   data_dir: Optional[str] = None,
   seed: int = 0,
   classes: Optional[Sequence[int]] = None,
+  test_fraction: Optional[float] = None,
   **arguments: Any,
 ) -> federated_dataset.FederatedDataset:
   """Loads a dataset by name and deals it to clients.
@@ -165,6 +166,12 @@ def load_dataset(
     seed: Decides the partition or the choice of clients, non-negative.
     classes: The classes to keep, of data sets whose examples do not come by
       client; None for all. Labels stay as they are.
+    test_fraction: Fraction of a client's examples in its test set, in [0, 1),
+      stratified by domain and class, after the training and test examples that
+      the data set comes with have been pooled and divided among the clients.
+      None to keep these two apart. Of data sets whose examples come by client,
+      only those that come without test examples take it, with a default of
+      their own.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -180,9 +187,12 @@ def load_dataset(
     data_dir=data_dir and os.path.abspath(data_dir),
     seed=seed,
     classes=classes,
+    test_fraction=test_fraction,
     **arguments,
   )
   entry = _entry(name)
+  if entry.comes_by_client and test_fraction is not None:
+    arguments['test_fraction'] = test_fraction
   errors.expect_int('num_clients', num_clients, 1)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
@@ -206,7 +216,9 @@ def load_dataset(
     arrays = entry.loader(**arguments)
     if classes is not None:
       arrays = arrays.of_classes(classes)
-    data = arrays.to_clients(num_clients, partition, seed=seed)
+    data = arrays.to_clients(
+      num_clients, partition, seed=seed, test_fraction=test_fraction
+    )
   data.load_again = load_again
   return data
 
