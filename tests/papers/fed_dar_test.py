@@ -46,9 +46,16 @@ def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
     config = wanted.config
     assert config.dataset == dataset
     assert config.hparams.batch_size == sizes.batch_size
+    assert config.personalization == sizes.fine_tuning()
     assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
   assert list(entry.claims(table, sizes))
   entry.draw(table, sizes, Figure())
+
+
+def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
+  options = fed_dar.FULL['heart_disease'].fine_tuning()
+  assert (options.num_epochs, options.num_steps) == (1, None)
+  assert options.learning_rate == pytest.approx(0.01)
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
@@ -80,7 +87,7 @@ def _verdicts(entry, rows, sizes):
   return {claim.statement: claim for claim in found}
 
 
-def test_claims_about_domains_are_of_means_over_partitions():
+def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
   sizes = fed_dar.FULL['relabelled_digits']
   values = {
     'alpha=0.1': {'FedAvg': 0.5, 'FedDAR-WA': 0.6, 'FedDAR-SA': 0.7},
@@ -100,6 +107,10 @@ def test_claims_about_domains_are_of_means_over_partitions():
   assert lead.verdict == claims.HOLDS
   lead = found['FedDAR-WA serves the domains better on average than FedAvg']
   assert lead.verdict == claims.FAILS
+  # For each mixture there is another best method.
+  worst = [c for name, c in found.items() if name.startswith('With alpha')]
+  assert [c.measured for c in worst] == pytest.approx([0.1, -0.05])
+  assert [c.verdict for c in worst] == [claims.HOLDS, claims.FAILS]
   (ranges,) = [c for name, c in found.items() if name.startswith('How hetero')]
   assert ranges.measured == pytest.approx(0.05 - 0.3)
   assert ranges.verdict == claims.HOLDS
