@@ -11,8 +11,8 @@ from binaries import argument_flags, runtime_flags
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import phases
-from tff_pfl.models import domain_models, zoo
+from tff_pfl.client import phases, schedules, training_options
+from tff_pfl.models import augmentation, domain_models, zoo
 from tff_pfl.simulation import client_sampling, run_config
 from tff_pfl.templates import aggregators, options, personalization
 
@@ -54,10 +54,17 @@ _MODEL = flags.DEFINE_enum(
   "words' embeddings; text_lstm: of characters or words.",
 )
 _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
+_POOLED = [
+  name for name, its in datasets.DATASETS.items() if not its.comes_by_client
+]
 DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
   'dataset',
-  {name: entry.loader for name, entry in datasets.DATASETS.items()},
-  common=datasets.COMMON_ARGUMENTS,
+  {
+    # What these take besides their loaders' own arguments.
+    ' or '.join(_POOLED): datasets.load_dataset,
+    **{name: entry.loader for name, entry in datasets.DATASETS.items()},
+  },
+  common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition', 'classes'),
 )
 _DOMAIN_MODEL = flags.DEFINE_enum(
   'domain_model',
@@ -132,6 +139,31 @@ _CLIENT_WEIGHTING = flags.DEFINE_enum(
   "Clients' weights in the aggregation (default: the method's own, "
   'num_examples of most; uniform of l2gd, p_fed_me, scaffold).',
 )
+_STATISTICS = flags.DEFINE_enum(
+  'statistics',
+  'global',
+  list(options.STATISTICS),
+  'Where batch normalization has its moving statistics: averaged with the '
+  'global weights, kept by the client (local), or kept with its scales and '
+  'offsets (local_all).',
+)
+_AUGMENTATION = flags.DEFINE_string(
+  'augmentation',
+  'none',
+  'Random changes of images in training, drawn anew in each step: '
+  f'{augmentation.FORMS}.',
+)
+_LEARNING_RATE_SCHEDULE = flags.DEFINE_string(
+  'learning_rate_schedule',
+  'constant',
+  "Factor of the clients' learning rates by round: "
+  f'{schedules.FORMS}, or several joined by +.',
+)
+_SERVER_LEARNING_RATE_SCHEDULE = flags.DEFINE_string(
+  'server_learning_rate_schedule',
+  'constant',
+  "The same for the server optimizer's learning rate.",
+)
 _STATELESS = flags.DEFINE_boolean(
   'stateless',
   False,
@@ -199,6 +231,12 @@ for _field in dataclasses.fields(personalization.Personalization):
   _define_field_flag(
     _personalization_flag(_field.name), personalization.Personalization, _field
   )
+
+# Of training, whatever the method; the schedule is given by name.
+_TRAINING = ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')
+for _field in dataclasses.fields(training_options.TrainingOptions):
+  if _field.name in _TRAINING:
+    _define_field_flag(_field.name, training_options.TrainingOptions, _field)
 
 # `batch_size` is one flag for all methods.
 _HPARAM_FLAGS: dict[str, dict[str, str]] = {}
@@ -343,6 +381,15 @@ def config_from_flags(
     server_optimizer=_SERVER_OPTIMIZER.value,
     server_learning_rate=_SERVER_LEARNING_RATE.value,
     server_momentum=_SERVER_MOMENTUM.value,
+    statistics=_STATISTICS.value,
+    augmentation=_AUGMENTATION.value,
+    learning_rate_schedule=_LEARNING_RATE_SCHEDULE.value,
+    server_learning_rate_schedule=_SERVER_LEARNING_RATE_SCHEDULE.value,
+    **{
+      name: flags.FLAGS[name].value
+      for name in _TRAINING
+      if flags.FLAGS[name].value is not None
+    },
     personalization=personalization_from_flags(has_variants=has_variants),
     num_warmup_rounds=_NUM_WARMUP_ROUNDS.value,
     num_rounds=_NUM_ROUNDS.value,

@@ -87,6 +87,11 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
     raise ValueError(message(name, constraint, found))
 
 
+def expect_one_of(name: str, value: Any, known: Collection[Any]) -> None:
+  """Raises `ValueError` unless a value is one of those known."""
+  expect(value in known, name, f'one of {", ".join(map(str, known))}', value)
+
+
 def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
   """Raises `TypeError` unless `value` is an instance of `types`."""
   if not isinstance(value, types):

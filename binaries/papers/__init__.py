@@ -46,7 +46,5 @@ def get_experiment(name: str) -> paper.Experiment:
   Raises:
     ValueError: If there is none; the message lists those there are.
   """
-  errors.expect(
-    name in EXPERIMENTS, 'experiment', f'one of {", ".join(EXPERIMENTS)}', name
-  )
+  errors.expect_one_of('experiment', name, EXPERIMENTS)
   return EXPERIMENTS[name]

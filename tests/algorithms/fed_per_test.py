@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_per
+from tff_pfl.algorithms import fed_per, lg_fed_avg
+from tff_pfl.models import zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -54,3 +55,29 @@ def test_new_client_fits_only_its_head():
   )
   np.testing.assert_array_equal(personal.weights['body/kernel'], _BODY)
   toy_problems.assert_kernels(personal.weights, head=head)
+
+
+@pytest.mark.parametrize('number', [1, 2])
+def test_the_cut_may_be_anywhere(number):
+  """LG-FedAvg with the same cut keeps what FedPer shares."""
+  network = zoo.mlp(toy_problems.classifier().element_spec, 3, widths=(4, 2))
+  process = fed_per.build_fed_per(
+    network, fed_per.FedPerHParams(num_local_layers=number)
+  )
+  shared = set(process.initialize().global_weights)
+  layers = ('dense_1', 'dense_2', 'head')[: 3 - number]
+  assert shared == set(network.weight_names(layers))
+  mirrored = lg_fed_avg.build_lg_fed_avg(
+    network, lg_fed_avg.LgFedAvgHParams(num_global_layers=number)
+  )
+  (state,) = mirrored.initialize_client_states([0])
+  assert set(state.local) == shared
+
+
+@pytest.mark.parametrize('number', [0, 2])
+def test_a_cut_leaves_layers_on_both_sides(number):
+  with pytest.raises(ValueError, match=r'`num_local_layers` .* in \[1, 1\]'):
+    fed_per.build_fed_per(
+      toy_problems.linear_network(_BODY, _HEAD),
+      fed_per.FedPerHParams(num_local_layers=number),
+    )

@@ -236,6 +236,29 @@ def test_the_curvature_is_that_of_its_own_batch():
   assert _distance(one, other) > 1e-3
 
 
+def test_batches_may_be_of_unequal_sizes():
+  outer, inner, curvature = (_batch(i) for i in range(3))
+
+  def first(batch, number):
+    return objectives.Batch(*[value[:number] for value in batch])
+
+  found = _meta_gradient(
+    batches=[outer, inner, curvature],
+    inner_batch_size=3,
+    curvature_batch_size=5,
+  )
+  expected = _meta_gradient(
+    batches=[outer, first(inner, 3), first(curvature, 5)]
+  )
+  assert _distance(found, expected) < 1e-12
+  assert _distance(found, _meta_gradient()) > 1e-3
+
+
+def test_an_inner_batch_is_at_most_a_batch():
+  with pytest.raises(ValueError, match=r'`inner_batch_size` .* in \[1, 40\]'):
+    per_fed_avg.PerFedAvgHParams(inner_batch_size=41)
+
+
 # Reduction to FedAvg.
 
 

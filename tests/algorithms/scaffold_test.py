@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, scaffold
+from tff_pfl.client import training_options
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -34,16 +36,21 @@ def _head(weights):
   return toy_problems.kernels(weights)['head']
 
 
-def _scaffold(**changes):
+def _scaffold(schedule=None, **changes):
   return scaffold.build_scaffold(
     toy_problems.linear_network(None, _INITIAL),
     _hparams(scaffold.ScaffoldHParams, **changes),
+    training=training_options.TrainingOptions(learning_rate_schedule=schedule),
   )
 
 
-def test_rounds_by_hand():
+@pytest.mark.parametrize('factor', [1.0, 0.5])
+def test_rounds_by_hand(factor):
   num_steps, rate = 3, 0.05
-  process = _scaffold(num_steps=num_steps)
+  process = _scaffold(
+    lambda rounds_done: factor ** tf.cast(rounds_done, tf.float32),
+    num_steps=num_steps,
+  )
   state, states, _ = toy_problems.train(process, _CLIENTS, num_rounds=3)
   x, c, c_i = _INITIAL, 0.0, [0.0, 0.0]
   for _ in range(3):
@@ -57,6 +64,7 @@ def test_rounds_by_hand():
       new.append(own - c + (x - y) / (num_steps * rate))
     c = c + np.mean([b - a for a, b in zip(c_i, new)], axis=0)
     x, c_i = np.mean(models, axis=0), new
+    rate *= factor
   toy_problems.assert_kernels(state.global_weights, head=x)
   toy_problems.assert_kernels(state.algorithm['control'], atol=1e-6, head=c)
   for client_state, expected in zip(states, c_i):

@@ -33,6 +33,42 @@ def test_settings_survive_json():
   assert restored.settings() == _CONFIG.settings()
 
 
+_LATER = {
+  'statistics': 'local',
+  'augmentation': 'crop:2+flip',
+  'weight_decay': 1e-4,
+  'decoupled_weight_decay': 0.01,
+  'max_gradient_norm': 2.0,
+  'learning_rate_schedule': 'warmup:5+cosine:20',
+  'server_learning_rate_schedule': 'step:10',
+}
+
+
+def test_later_settings_are_stored_where_they_are_given():
+  config = dataclasses.replace(_CONFIG, model_arguments={}, **_LATER)
+  assert not set(_LATER) & set(_CONFIG.settings())
+  text = json.dumps(config.settings())
+  assert run_config.RunConfig.from_settings(json.loads(text)) == config
+
+
+def test_later_settings_reach_the_process():
+  config = dataclasses.replace(
+    _CONFIG,
+    model='resnet_18',
+    model_arguments={'base_filters': 1, 'normalization': 'batch'},
+    **_LATER,
+  )
+  data = config.load_data()
+  description = config.build_process(config.build_model(data)).description
+  assert description['statistics'] == 'local'
+  assert description['max_gradient_norm'] == 2.0
+  assert description['learning_rates'][:2] == pytest.approx([0.2, 0.4])
+  assert description['server_learning_rates'][1:3] == pytest.approx([1, 0.1])
+  assert not {'statistics', 'learning_rates'} & set(
+    _CONFIG.build_process(_CONFIG.build_model(data)).description
+  )
+
+
 @pytest.mark.parametrize('name', registry.ALGORITHMS)
 def test_defaults_of_every_method_survive_json(name):
   config = run_config.RunConfig(algorithm=name)
@@ -94,6 +130,8 @@ def test_settings_reach_the_process():
       {'model': 'linear', 'model_arguments': {'widths': [3]}},
       r"model 'linear' \(none\), found 'widths'",
     ),
+    ({'weight_decay': -1}, '`weight_decay` to be a non-negative number'),
+    ({'learning_rate_schedule': 'fast'}, '`learning_rate_schedule` to be'),
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
     ({'seed': 2**63}, 'found 9223372036854775808'),
     ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),

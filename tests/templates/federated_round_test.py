@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.client import client_examples
+from tff_pfl.client import client_examples, training_options
 from tff_pfl.templates import aggregators
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -176,3 +176,71 @@ def test_clients_of_large_index_have_work_of_their_own():
   assert toy_problems.differ(
     output.client_states[0].local, output.client_states[1].local
   )
+
+
+_KERNEL = np.array([[0.5], [-1.0]], np.float32)
+_LINEAR = [toy_problems.regression_examples(n, 2, 1, seed=n) for n in (4, 9)]
+
+
+def _halved(rounds_done):
+  return 0.5 ** tf.cast(rounds_done, tf.float32)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {
+      'training': training_options.TrainingOptions(
+        learning_rate_schedule=_halved
+      )
+    },
+    {'server_schedule': _halved},
+    {
+      'server_schedule': _halved,
+      # Of which the first step is as long as without.
+      'server_optimizer': tff.learning.optimizers.build_sgdm(1.0, 1e-30),
+    },
+  ],
+)
+def test_rates_fall_by_round(options):
+  process = registry.build(
+    'fed_avg',
+    toy_problems.linear_network(None, _KERNEL),
+    toy_problems.hparams_for(
+      'fed_avg', num_steps=1, batch_size=None, learning_rate=0.1, momentum=0.0
+    ),
+    **options,
+  )
+  state, _, _ = toy_problems.train(process, _LINEAR, num_rounds=3)
+  expected = _KERNEL
+  for rate in (0.1, 0.05, 0.025):
+    slopes = [
+      toy_problems.squared_error_gradient(expected, client)
+      for client in _LINEAR
+    ]
+    expected = expected - rate * toy_problems.weighted_mean(slopes, _LINEAR)
+  toy_problems.assert_kernels(state.global_weights, head=expected)
+
+
+def test_new_clients_train_at_the_full_rate_with_weight_decay():
+  def new_client(schedule, weight_decay):
+    process = registry.build(
+      'fed_per',
+      toy_problems.linear_network(np.eye(2, dtype=np.float32), _KERNEL),
+      toy_problems.hparams_for('fed_per', batch_size=None),
+      training=training_options.TrainingOptions(
+        weight_decay=weight_decay, learning_rate_schedule=schedule
+      ),
+    )
+    state, _, _ = toy_problems.train(process, _LINEAR)
+    return toy_problems.new_client(
+      process, process.initialize(), _LINEAR[0]
+    ).weights, state.global_weights
+
+  plain, _ = new_client(None, 0.0)
+  stopped, kept = new_client(lambda rounds_done: 0.0, 0.0)
+  decayed, _ = new_client(None, 10.0)
+  toy_problems.assert_kernels(kept, body=np.eye(2))
+  toy_problems.assert_same(stopped, plain)
+  heads = [np.linalg.norm(w['head/kernel']) for w in (plain, decayed)]
+  assert heads[1] < 0.9 * heads[0]

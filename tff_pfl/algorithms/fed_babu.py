@@ -46,11 +46,8 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   num_fine_tune_epochs: int = 5
 
   def __post_init__(self):
-    errors.expect(
-      self.fine_tune_scope in FINE_TUNE_SCOPES,
-      'fine_tune_scope',
-      f'one of {", ".join(FINE_TUNE_SCOPES)}',
-      self.fine_tune_scope,
+    errors.expect_one_of(
+      'fine_tune_scope', self.fine_tune_scope, FINE_TUNE_SCOPES
     )
     errors.expect_int('num_fine_tune_epochs', self.num_fine_tune_epochs, 1)
     super().__post_init__()

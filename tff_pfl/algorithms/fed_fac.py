@@ -104,7 +104,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   def __post_init__(self):
     for name, known in (('mode', MODES), ('split', found_partition.SPLITS)):
       value = getattr(self, name)
-      errors.expect(value in known, name, f'one of {", ".join(known)}', value)
+      errors.expect_one_of(name, value, known)
     errors.expect(
       self.analysed in (None, *ANALYSED),
       'analysed',

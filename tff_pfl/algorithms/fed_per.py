@@ -6,7 +6,7 @@
 A client that never took part fits its head, from the initial head, on the
 frozen body.
 
-Symbols: K_P personalization layers -> the model's head layers, e -> num_epochs,
+Symbols: K_P -> num_local_layers (by default the head's), e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
 Deviations from the paper: as everywhere in this library, momentum is 0.5 by
@@ -20,6 +20,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+from typing import Optional
 
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
@@ -30,17 +31,25 @@ from tff_pfl.templates import client_work
 
 @dataclasses.dataclass(frozen=True)
 class FedPerHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedPer: those of local training."""
+  """Hyperparameters of FedPer, besides those of local training.
+
+  Attributes:
+    num_local_layers: Last layers with weights that are local (K_P), at least 1;
+      None for the head layers.
+  """
+
+  num_local_layers: Optional[int] = None
 
 
 @registry.method(FedPerHParams, 'global body, local head, trained together')
 def build_fed_per(
   model: split_model.SplitModel, hparams: FedPerHParams
 ) -> client_work.ClientWork:
-  """FedPer; the model's head layers are local, its body must have weights."""
+  """FedPer; there must be layers with weights below the local ones."""
   split_model.check_has_body(model, 'fed_per')
+  layers = model.last_layers(hparams.num_local_layers, 'num_local_layers')
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, model.head_layers),
+    weight_partition.WeightPartition.by_layer(model, layers),
   )

@@ -42,7 +42,7 @@ from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, training_loop
+from tff_pfl.client import objectives, training_loop, training_options
 from tff_pfl.models import randomness, split_model
 from tff_pfl.templates import client_work
 
@@ -121,8 +121,10 @@ def build_l2gd(
     )
 
   def pull_to_mean(mean, personal):
+    # Its step has the learning rate, too.
+    pull = training_options.scheduled(hparams.pull)
     pulled = collections.OrderedDict(
-      (name, value - hparams.pull * (value - mean[name]))
+      (name, value - tf.cast(pull, value.dtype) * (value - mean[name]))
       for name, value in personal.items()
     )
     return training_loop.TrainResult(pulled, objectives.zero_metrics(model))

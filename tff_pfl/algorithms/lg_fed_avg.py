@@ -7,7 +7,8 @@ A client that never took part trains its body, from the initial one, under the
 frozen head.
 
 Symbols: local parameters theta^l -> the model's body, global parameters
-theta^g -> its head layers, eta -> learning_rate.
+theta^g -> its head layers, or the last `num_global_layers`, eta ->
+learning_rate.
 
 Deviations from the paper: the supervised variant without its auxiliary and
 adversarial losses, as every comparison has it; it starts from the initial
@@ -23,6 +24,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+from typing import Optional
 
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
@@ -33,17 +35,27 @@ from tff_pfl.templates import client_work
 
 @dataclasses.dataclass(frozen=True)
 class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of LG-FedAvg: those of local training."""
+  """Hyperparameters of LG-FedAvg, besides those of local training.
+
+  Attributes:
+    num_global_layers: Last layers with weights that are global, at least 1;
+      None for the head layers.
+  """
+
+  num_global_layers: Optional[int] = None
 
 
 @registry.method(LgFedAvgHParams, 'local body, global head, trained together')
 def build_lg_fed_avg(
   model: split_model.SplitModel, hparams: LgFedAvgHParams
 ) -> client_work.ClientWork:
-  """LG-FedAvg; the head layers are global, the body must have weights."""
+  """LG-FedAvg; there must be layers with weights below the global ones."""
   split_model.check_has_body(model, 'lg_fed_avg')
+  layers = model.last_layers(hparams.num_global_layers, 'num_global_layers')
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_layer(model, model.body_layers),
+    weight_partition.WeightPartition.by_layer(
+      model, [layer for layer in model.layers if layer not in layers]
+    ),
   )

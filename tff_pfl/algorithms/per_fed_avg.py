@@ -13,6 +13,8 @@ Variants: `exact` has the product of Hessian and v by automatic differentiation,
 `hessian_free` by a central difference of two gradients at w +- delta * v,
 `first_order` leaves it out. With alpha = 0 all three are FedAvg.
 
+D and D'' may be smaller than D' (`inner_batch_size`, `curvature_batch_size`).
+
 With more than one inner step, w~ is where they lead, each on a batch D of its
 own, and v is carried back through them, each with a batch D'' of its own. With
 `inner_scope='head'` only the head moves in them (ANIL); then (I - alpha H) is
@@ -50,6 +52,8 @@ import dataclasses
 import functools
 from typing import Optional
 
+import tensorflow as tf
+
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
@@ -74,6 +78,9 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
     momentum: SGD momentum of the local iterations, in [0, 1); ignored by Adam.
     optimizer: Optimizer of the local iterations: sgd or adam.
     batch_size: Examples in each of an iteration's batches; None for all.
+    inner_batch_size: Examples in each D; None for `batch_size`, which it must
+      not exceed.
+    curvature_batch_size: Examples in each D'', likewise.
     variant: How the meta-gradient is found: 'first_order', 'hessian_free' or
       'exact'.
     inner_learning_rate: Learning rate of the inner steps and of adaptation
@@ -94,6 +101,8 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   learning_rate: float = 0.001
   momentum: float = 0.0
   batch_size: Optional[int] = 40
+  inner_batch_size: Optional[int] = None
+  curvature_batch_size: Optional[int] = None
   variant: str = 'first_order'
   inner_learning_rate: float = 0.01
   num_inner_steps: int = 1
@@ -104,7 +113,10 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   def __post_init__(self):
     for name, known in (('variant', VARIANTS), ('inner_scope', INNER_SCOPES)):
       value = getattr(self, name)
-      errors.expect(value in known, name, f'one of {", ".join(known)}', value)
+      errors.expect_one_of(name, value, known)
+    for name in ('inner_batch_size', 'curvature_batch_size'):
+      if getattr(self, name) is not None:
+        errors.expect_int(name, getattr(self, name), 1, self.batch_size)
     errors.expect_non_negative('inner_learning_rate', self.inner_learning_rate)
     errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
     errors.expect_positive('hessian_free_step', self.hessian_free_step)
@@ -159,7 +171,8 @@ def meta_loss(
     }
 
   def objective(weights, outer, *batches, seed):
-    inner, curvature = batches[:num_inner], batches[num_inner:]
+    inner = _first(hparams.inner_batch_size, batches[:num_inner])
+    curvature = _first(hparams.curvature_batch_size, batches[num_inner:])
     path = [weights]
     for s in range(num_inner):
       gradient = loss(
@@ -182,6 +195,14 @@ def meta_loss(
     return output._replace(gradient=v)
 
   return objective
+
+
+def _first(number, batches):
+  """The first examples of each batch."""
+  return [
+    tf.nest.map_structure(lambda value: value[:number], batch)
+    for batch in batches
+  ]
 
 
 @registry.method(

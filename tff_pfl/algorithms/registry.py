@@ -97,9 +97,7 @@ def get_algorithm(name: str) -> Algorithm:
   Raises:
     ValueError: If there is none; the message lists those there are.
   """
-  errors.expect(
-    name in ALGORITHMS, 'algorithm', f'one of {", ".join(ALGORITHMS)}', name
-  )
+  errors.expect_one_of('algorithm', name, ALGORITHMS)
   return ALGORITHMS[name]
 
 

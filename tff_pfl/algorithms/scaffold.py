@@ -39,7 +39,12 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import objectives, phases, training_loop
+from tff_pfl.client import (
+  objectives,
+  phases,
+  training_loop,
+  training_options,
+)
 from tff_pfl.models import split_model
 from tff_pfl.templates import client_work
 
@@ -117,7 +122,8 @@ def build_scaffold(
       model=model,
     )
     num_steps = phases.count_steps(examples, hparams.phase())
-    way = tf.cast(num_steps, tf.float32) * hparams.learning_rate
+    rate = training_options.scheduled(hparams.learning_rate)
+    way = tf.cast(num_steps, tf.float32) * rate
     update = split_model.difference(x, y)
     new_c_i = _combine(
       # A client without examples makes no step; it is left out.

@@ -218,7 +218,5 @@ def get_workload(name: str) -> Workload:
   Raises:
     ValueError: If there is none; the message lists those there are.
   """
-  errors.expect(
-    name in WORKLOADS, 'workload', f'one of {", ".join(WORKLOADS)}', name
-  )
+  errors.expect_one_of('workload', name, WORKLOADS)
   return WORKLOADS[name]

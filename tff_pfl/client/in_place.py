@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl.client import training_options
 from tff_pfl.models import split_model
 from tff_pfl.runtime import graph_defs
 
@@ -52,9 +53,9 @@ class Variables:
       optimizer: One that `can_update` says yes to.
     """
     self._weights = _variables(weights)
-    specs = {n: tf.TensorSpec(v.shape, v.dtype) for n, v in weights.items()}
-    state = optimizer.initialize(specs)
+    state = training_options.initial_state(optimizer, weights)
     self._hparams = optimizer.get_hparams(state)
+    self._decay = training_options.decay_at(self._hparams)
     self._slots = {
       slot: _variables(state[slot])
       for slot in ('accumulator', 'preconditioner')
@@ -86,8 +87,17 @@ class Variables:
       gradient: By name.
     """
     for name, handle in self._weights.items():
+      order = weights[name].consumers()
+      if self._decay is not None:
+        with tf.control_dependencies(order):
+          decay = tf.cast(self._decay, weights[name].dtype)
+          order = [
+            tf.raw_ops.AssignSubVariableOp(
+              resource=handle, value=decay * weights[name]
+            )
+          ]
       # While somebody still needs what was read, the kernel would copy it.
-      with tf.control_dependencies(weights[name].consumers()):
+      with tf.control_dependencies(order):
         self._update(name, handle, step, gradient[name])
 
   def _update(self, name, handle, step, gradient):

@@ -41,12 +41,7 @@ def build_optimizer(
   Raises:
     ValueError: If an argument is out of its range.
   """
-  errors.expect(
-    name in OPTIMIZERS,
-    f'{role}optimizer',
-    f'one of {", ".join(OPTIMIZERS)}',
-    name,
-  )
+  errors.expect_one_of(f'{role}optimizer', name, OPTIMIZERS)
   errors.expect(
     0 < learning_rate < float('inf'),
     f'{role}learning_rate',

@@ -19,6 +19,7 @@ from tff_pfl.client import (
   in_place,
   objectives,
   phases,
+  training_options,
   vectorization,
 )
 from tff_pfl.models import randomness, split_model
@@ -125,12 +126,11 @@ class _Loop:
     """Each step makes new weights; can be compiled and vectorized."""
     optimizer = self._phase.optimizer
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
-    specs = tf.nest.map_structure(
-      lambda v: tf.TensorSpec(v.shape, v.dtype),
-      split_model.select(initial, self._trained),
-    )
     optimizer_state = tf.nest.map_structure(
-      tf.convert_to_tensor, optimizer.initialize(specs)
+      tf.convert_to_tensor,
+      training_options.initial_state(
+        optimizer, split_model.select(initial, self._trained)
+      ),
     )
 
     # A batch of clients has one loop, in which a client that has done its steps
@@ -145,8 +145,10 @@ class _Loop:
       output = self._step(weights, examples, plan, index, step_seed)
       optimizer_state, trained = optimizer.next(
         optimizer_state,
-        split_model.select(weights, self._trained),
-        split_model.select(output.gradient, self._trained),
+        training_options.decayed(
+          split_model.select(weights, self._trained), optimizer, optimizer_state
+        ),
+        output.gradient,
       )
       changed = {**output.statistics, **trained}
       is_step = index < plan.num_steps
@@ -206,8 +208,12 @@ class _Loop:
         tf.unstack(plan.example_weights[index], batches_per_step),
       )
     ]
-    return self._objective(
+    output = self._objective(
       weights, *batches, seed=randomness.fold_in(step_seed, index)
+    )
+    gradient = split_model.select(output.gradient, self._trained)
+    return output._replace(
+      gradient=training_options.change_gradient(gradient, weights)
     )
 
 

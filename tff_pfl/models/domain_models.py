@@ -67,9 +67,7 @@ def of_domains(
       layer.
     reweighted: Whether all domains count the same in the loss.
   """
-  errors.expect(
-    kind in KINDS, 'domain_model', f'one of {", ".join(KINDS)}', kind
-  )
+  errors.expect_one_of('domain_model', kind, KINDS)
   if kind != 'shared' or reweighted:
     expect_domains(model, 'domain_model or reweight_domains')
   if reweighted:

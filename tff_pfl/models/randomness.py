@@ -108,6 +108,16 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
   return _bits(seed, shape) >= threshold
 
 
+def uniform_integers(seed: tf.Tensor, shape, number: int) -> tf.Tensor:
+  """Independent int32 numbers from 0 to `number - 1`, uniform to 2^-31.
+
+  Args:
+    shape: The shape of the result.
+    number: At least 1, and small beside 2^31.
+  """
+  return tf.bitwise.bitwise_and(_bits(seed, shape), 2**31 - 1) % number
+
+
 def permutations(
   seed: tf.Tensor,
   num_permutations,

@@ -175,6 +175,18 @@ class SplitModel:
     hidden_elements.check_layers(self.elements, layers, self.layers)
     return tuple(name for name in self.elements if name in layers)
 
+  def last_layers(self, number: Optional[int], argument: str) -> tuple:
+    """The last layers with weights; for None the head's.
+
+    Args:
+      number: At least 1 and less than there are layers.
+      argument: What the error calls it.
+    """
+    if number is None:
+      return tuple(self.head_layers)
+    errors.expect_int(argument, number, 1, len(self.layers) - 1)
+    return tuple(self.layers)[-number:]
+
   def forward(
     self, weights: Weights, x: tf.Tensor, mode: Mode = INFERENCE
   ) -> tuple:

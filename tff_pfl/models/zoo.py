@@ -368,5 +368,5 @@ def make_model(
   Raises:
     ValueError: If there is no such model, or the data do not fit it.
   """
-  errors.expect(name in MODELS, 'model', f'one of {", ".join(MODELS)}', name)
+  errors.expect_one_of('model', name, MODELS)
   return MODELS[name](element_spec, num_classes, seed, **arguments)

@@ -11,8 +11,8 @@ from typing import Any, Optional
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
-from tff_pfl.client import phases
-from tff_pfl.models import domain_models, split_model, zoo
+from tff_pfl.client import phases, schedules, training_options
+from tff_pfl.models import augmentation, domain_models, split_model, zoo
 from tff_pfl.simulation import client_sampling, experiment, warm_up
 from tff_pfl.templates import (
   aggregators,
@@ -20,6 +20,20 @@ from tff_pfl.templates import (
   personalized_process,
 )
 from tff_pfl.templates import personalization as personalization_lib
+
+# Settings that earlier runs do not have. They are stored where they are not the
+# default, so that those runs go on.
+_LATER = frozenset(
+  {
+    'statistics',
+    'augmentation',
+    'weight_decay',
+    'decoupled_weight_decay',
+    'max_gradient_norm',
+    'learning_rate_schedule',
+    'server_learning_rate_schedule',
+  }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +60,14 @@ class RunConfig:
     server_optimizer: 'sgd' or 'adam'.
     server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
     server_momentum: In [0, 1); for 'sgd' only.
+    statistics: Where the moving statistics of batch normalization are, see
+      `templates.options.ProcessOptions`.
+    augmentation: Random changes of images in training, such as 'crop:4+flip',
+      see `models.augmentation`.
+    weight_decay: See `client.training_options`, as for the next two.
+    learning_rate_schedule: Factor of the clients' learning rates by round, such
+      as 'cosine:100', see `client.schedules`.
+    server_learning_rate_schedule: The same of the server's.
     personalization: How clients' models are made before they are scored.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`).
@@ -74,6 +96,13 @@ class RunConfig:
   server_optimizer: str = 'sgd'
   server_learning_rate: float = 1.0
   server_momentum: float = 0.0
+  statistics: str = 'global'
+  augmentation: str = 'none'
+  weight_decay: float = 0.0
+  decoupled_weight_decay: float = 0.0
+  max_gradient_norm: Optional[float] = None
+  learning_rate_schedule: str = 'constant'
+  server_learning_rate_schedule: str = 'constant'
   personalization: personalization_lib.Personalization = (
     personalization_lib.Personalization()
   )
@@ -89,12 +118,7 @@ class RunConfig:
     algorithm = registry.get_algorithm(self.algorithm)
     if self.hparams is None:
       object.__setattr__(self, 'hparams', algorithm.hparams())
-    errors.expect(
-      self.model in zoo.MODELS,
-      'model',
-      f'one of {", ".join(zoo.MODELS)}',
-      self.model,
-    )
+    errors.expect_one_of('model', self.model, zoo.MODELS)
     errors.expect_own_arguments(
       zoo.MODELS[self.model],
       self.model_arguments,
@@ -102,12 +126,7 @@ class RunConfig:
       f'model {self.model!r}',
     )
     kinds = domain_models.KINDS
-    errors.expect(
-      self.domain_model in kinds,
-      'domain_model',
-      f'one of {", ".join(kinds)}',
-      self.domain_model,
-    )
+    errors.expect_one_of('domain_model', self.domain_model, kinds)
     for field in dataclasses.fields(self):
       if field.name in algorithm.refuses:
         value = getattr(self, field.name)
@@ -115,6 +134,7 @@ class RunConfig:
           f'{field.default} for {self.algorithm}, which has no use for it'
         )
         errors.expect(value == field.default, field.name, wanted, value)
+    self.training()
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
@@ -132,6 +152,9 @@ class RunConfig:
   def settings(self) -> dict[str, Any]:
     """The settings as JSON types."""
     settings = dataclasses.asdict(self)
+    for field in dataclasses.fields(self):
+      if field.name in _LATER and settings[field.name] == field.default:
+        del settings[field.name]
     settings['dataset_arguments'] = dict(self.dataset_arguments)
     settings['model_arguments'] = {
       name: list(value) if isinstance(value, tuple) else value
@@ -150,7 +173,8 @@ class RunConfig:
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
     own = set(settings) - set(experiment.RECORDED)
-    if own != names or not isinstance(settings['model'], str):
+    is_named = isinstance(settings.get('model'), str)
+    if not is_named or not names - _LATER <= own <= names:
       raise errors.RunError(
         'Expected a run whose model and data have names; this one was made by '
         'a program of its own and only that program can build them again.'
@@ -158,7 +182,7 @@ class RunConfig:
     algorithm = registry.get_algorithm(settings['algorithm'])
     return cls(
       **{
-        **{name: settings[name] for name in names},
+        **{name: settings[name] for name in own},
         'hparams': algorithm.hparams(**settings['hparams']),
         'personalization': personalization_lib.Personalization(
           **settings['personalization']
@@ -185,12 +209,15 @@ class RunConfig:
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
     """Makes the model for the data's shapes, and their domains."""
-    model = zoo.make_model(
-      self.model,
-      data.element_spec,
-      data.num_classes,
-      self.seed,
-      **self.model_arguments,
+    model = augmentation.augmented(
+      zoo.make_model(
+        self.model,
+        data.element_spec,
+        data.num_classes,
+        self.seed,
+        **self.model_arguments,
+      ),
+      self.augmentation,
     )
     return domain_models.of_domains(
       domain_histogram.model_for(model, data),
@@ -216,7 +243,21 @@ class RunConfig:
         role='server_',
       ),
       personalization=self.personalization,
+      training=self.training(),
+      statistics=self.statistics,
+      server_schedule=schedules.make_schedule(
+        self.server_learning_rate_schedule, 'server_learning_rate_schedule'
+      ),
       seed=self.seed,
+    )
+
+  def training(self) -> training_options.TrainingOptions:
+    """What holds for the clients' training whatever the method."""
+    return training_options.TrainingOptions(
+      self.weight_decay,
+      self.decoupled_weight_decay,
+      self.max_gradient_norm,
+      schedules.make_schedule(self.learning_rate_schedule),
     )
 
   def run(self, output_dir: str, **options: Any) -> dict[str, Any]:

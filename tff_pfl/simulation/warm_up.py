@@ -58,6 +58,8 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
       config.reweight_domains or getattr(hparams, 'reweight_domains', False)
     ),
     stateless=False,
+    learning_rate_schedule='constant',
+    server_learning_rate_schedule='constant',
     num_rounds=config.num_warmup_rounds,
     num_final_evaluations=1,
     num_warmup_rounds=0,

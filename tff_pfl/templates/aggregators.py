@@ -41,9 +41,7 @@ def make_aggregator(name: str) -> Any:
   Raises:
     ValueError: If there is none.
   """
-  errors.expect(
-    name in AGGREGATORS, 'aggregator', f'one of {", ".join(AGGREGATORS)}', name
-  )
+  errors.expect_one_of('aggregator', name, AGGREGATORS)
   return AGGREGATORS[name]()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import in_place, objectives
+from tff_pfl.client import in_place, objectives, training_options
 from tff_pfl.models import split_model
 from tff_pfl.templates import aggregators, client_work, personalized_process
 
@@ -113,13 +113,14 @@ def _client_function(work, exchange, options, is_last):
         ),
         algorithm=news.algorithm,
       )
-    result = exchange.client(
-      broadcast,
-      work.local_of(client_state),
-      examples,
-      broadcast.seed_of(client_state, exchange.seed_purpose),
-      *([] if kept is None else [kept.carried]),
-    )
+    with training_options.in_force(options.training, broadcast.round_number):
+      result = exchange.client(
+        broadcast,
+        work.local_of(client_state),
+        examples,
+        broadcast.seed_of(client_state, exchange.seed_purpose),
+        *([] if kept is None else [kept.carried]),
+      )
     is_finite = client_work.all_finite(
       (result.update, result.report, result.local, result.carried)
     )
@@ -232,8 +233,9 @@ def build_server(work, number, options, state_type, client, aggregation):
     optimizer_state, trained, gradient = state.server_optimizer, {}, {}
     if any(name in update for name in work.trained_names):
       gradient = split_model.select(update, work.trained_names)
-      optimizer_state, trained = options.server_optimizer.next(
-        optimizer_state,
+      optimizer_state, trained = _server_step(
+        options,
+        state,
         split_model.select(weights, work.trained_names),
         gradient,
       )
@@ -263,6 +265,22 @@ def build_server(work, number, options, state_type, client, aggregation):
     return new_state, tf.where(has_update, norm, 0.0)
 
   return server
+
+
+def _server_step(options, state, weights, gradient):
+  """The server optimizer's new state, and the new weights."""
+  optimizer, schedule = options.server_optimizer, options.server_schedule
+  optimizer_state = state.server_optimizer
+  if schedule is not None:
+    factor = tf.cast(schedule(state.round_number), tf.float32)
+    optimizer_state = training_options.scaled(
+      optimizer, optimizer_state, factor
+    )
+  new_state, weights = optimizer.next(optimizer_state, weights, gradient)
+  if schedule is not None:
+    hparams = optimizer.get_hparams(state.server_optimizer)
+    new_state = optimizer.set_hparams(new_state, hparams)
+  return new_state, weights
 
 
 def build_metrics(work, state_type, exchanges):

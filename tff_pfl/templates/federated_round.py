@@ -32,6 +32,7 @@ from tff_pfl.templates import (
   client_work,
   exchange_parts,
   learning_process,
+  local_statistics,
   personal_models,
   personalized_process,
 )
@@ -71,6 +72,7 @@ def build_personalized_process(
   """
   if options.stateless:
     work = work.without_state(name)
+  work = local_statistics.kept_by_clients(work, options.statistics, name)
   initial_parts = _initial_server_parts(work, options)
   types = _client_types(work, initial_parts)
   clients = exchange_parts.build_clients(work, options, types)
@@ -115,7 +117,7 @@ def build_personalized_process(
     initialize_client_state=_build_client_state(work),
     next_fn=next_fn,
     personal_models=lambda: personal_models.build_personal_models(
-      work, options.personalization, broadcast_of, types
+      work, options, broadcast_of, types
     ),
     learning_process=lambda: learning_process.build_learning_process(
       name, work, initialize, run_round
@@ -268,6 +270,7 @@ def _description(work, options, hparams):
     'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
     'client_weighting': options.client_weighting or work.default_weighting,
     **({'stateless': True} if options.stateless else {}),
+    **options.more_description(),
     'personalization': dataclasses.asdict(
       options.personalization.resolved(work.adaptation)
     ),

@@ -8,17 +8,18 @@ from typing import Any, Optional
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.client import schedules, training_options
 from tff_pfl.templates import aggregators, personalization
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
+# A schedule is told from others by its factors in these rounds.
+_DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
+STATISTICS = ('global', 'local', 'local_all')
 
 
 def expect_weighting(name: str, weighting: str) -> None:
   """Raises `ValueError` unless it is one of `CLIENT_WEIGHTINGS`."""
-  known = ', '.join(CLIENT_WEIGHTINGS)
-  errors.expect(
-    weighting in CLIENT_WEIGHTINGS, name, f'one of {known}', weighting
-  )
+  errors.expect_one_of(name, weighting, CLIENT_WEIGHTINGS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +42,21 @@ class ProcessOptions:
       start the next from the initial one, as a deployment demands that cannot
       tell its clients apart. Whoever is scored then fits its local state first.
     personalization: How clients' models are made before they are scored.
+    training: What holds for the clients' training whatever the method: weight
+      decay, clipping, the schedule of learning rates.
+    statistics: Where the moving statistics of batch normalization are: 'global'
+      (averaged), 'local' (kept by the client, SiloBN) or 'local_all' (as its
+      scales and offsets), see `local_statistics`.
+    server_schedule: From the number of rounds done to the factor of the server
+      optimizer's learning rate; None for 1.
     seed: The experiment's seed, any int64.
 
   Raises:
     TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`
-      not an optimizer of TFF or `personalization` not a `Personalization`.
-    ValueError: If `client_weighting` or `seed` is out of its range.
+      not an optimizer of TFF, `personalization` not a `Personalization` or
+      `training` not `TrainingOptions`.
+    ValueError: If `client_weighting`, `statistics` or `seed` is out of its
+      range.
   """
 
   aggregator: Optional[aggregators.AggregationFactory] = None
@@ -54,12 +64,16 @@ class ProcessOptions:
   client_weighting: Optional[str] = None
   stateless: bool = False
   personalization: Optional[personalization.Personalization] = None
+  training: Optional[training_options.TrainingOptions] = None
+  server_schedule: Optional[schedules.Schedule] = None
+  statistics: str = 'global'
   seed: int = 0
 
   def __post_init__(self):
     self._default('aggregator', aggregators.make_aggregator('mean'))
     self._default('server_optimizer', tff.learning.optimizers.build_sgdm(1.0))
     self._default('personalization', personalization.Personalization())
+    self._default('training', training_options.TrainingOptions())
     errors.expect_type(
       self.aggregator,
       aggregators.AggregationFactory,
@@ -78,11 +92,35 @@ class ProcessOptions:
       'personalization',
       'a Personalization',
     )
+    errors.expect_type(
+      self.training,
+      training_options.TrainingOptions,
+      'training',
+      'TrainingOptions',
+    )
+    errors.expect_one_of('statistics', self.statistics, STATISTICS)
     if self.client_weighting is not None:
       expect_weighting('client_weighting', self.client_weighting)
     errors.expect(
       -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
     )
+
+  def more_description(self) -> dict[str, Any]:
+    """What differs from the defaults of training and statistics, as JSON."""
+    described = {}
+    for name, schedule in (
+      ('learning_rates', self.training.learning_rate_schedule),
+      ('server_learning_rates', self.server_schedule),
+    ):
+      if schedule is not None:
+        described[name] = [float(schedule(r)) for r in _DESCRIBED_ROUNDS]
+    for field in dataclasses.fields(self.training):
+      value = getattr(self.training, field.name)
+      if value != field.default and not callable(value):
+        described[field.name] = value
+    if self.statistics != 'global':
+      described['statistics'] = self.statistics
+    return described
 
   def _default(self, name: str, value: Any) -> None:
     if getattr(self, name) is None:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import objectives, scoring
+from tff_pfl.client import objectives, scoring, training_options
 from tff_pfl.models import randomness
 from tff_pfl.templates import client_work, personalization, personalized_process
+from tff_pfl.templates import options as options_lib
 
 
 class PersonalModels(NamedTuple):
@@ -26,7 +27,7 @@ class PersonalModels(NamedTuple):
 
 def build_personal_models(
   work: client_work.ClientWork,
-  options: personalization.Personalization,
+  options: options_lib.ProcessOptions,
   broadcast_of: tff.Computation,
   types: client_work.ClientTypes,
 ) -> PersonalModels:
@@ -36,11 +37,13 @@ def build_personal_models(
     broadcast_of: From the `ServerState` to its `Broadcast`.
   """
   model = work.model
-  options = options.resolved(work.adaptation)
+  personalization_options = options.personalization.resolved(work.adaptation)
   server_state_type = broadcast_of.type_signature.parameter
   broadcast_type, client_state_type, examples_type = types
 
-  personalize_broadcast = _build_personalize(work, options, types)
+  personalize_broadcast = _build_personalize(
+    work, personalization_options, options.training, types
+  )
 
   @tff.tensorflow.computation(
     server_state_type, client_state_type, examples_type
@@ -57,7 +60,9 @@ def build_personal_models(
   def evaluate_broadcast(broadcast, client_state, train, test):
     before = score(work.model_without_data(broadcast), test)
     after = before
-    if work.fit_new_client is not None or options.fine_tune != 'none':
+    if work.fit_new_client is not None or (
+      personalization_options.fine_tune != 'none'
+    ):
       personal = personalize_broadcast(broadcast, client_state, train)
       after = score(personal.weights, test)
     scores = collections.OrderedDict(
@@ -90,7 +95,7 @@ def build_personal_models(
   return PersonalModels(personalize, evaluate, evaluate_clients)
 
 
-def _build_personalize(work, options, types):
+def _build_personalize(work, options, training, types):
   """`(<broadcast, C, E> -> PersonalModel)`."""
 
   @tff.tensorflow.computation(*types)
@@ -99,13 +104,14 @@ def _build_personalize(work, options, types):
     local = work.local_of(client_state)
 
     def fitted():
-      return work.fit_new_client(
-        broadcast,
-        local,
-        examples,
-        randomness.fold_in(seed_value, 0),
-        options.new_client_epochs,
-      )
+      with training_options.in_force(training):
+        return work.fit_new_client(
+          broadcast,
+          local,
+          examples,
+          randomness.fold_in(seed_value, 0),
+          options.new_client_epochs,
+        )
 
     if work.fit_new_client is not None and work.keeps_local:
       local = tf.cond(

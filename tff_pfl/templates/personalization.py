@@ -52,12 +52,7 @@ class Personalization:
   proximal_strength: float = 0.0
 
   def __post_init__(self):
-    errors.expect(
-      self.fine_tune in SCOPES,
-      'fine_tune',
-      f'one of {", ".join(SCOPES)}',
-      self.fine_tune,
-    )
+    errors.expect_one_of('fine_tune', self.fine_tune, SCOPES)
     errors.expect(
       self.new_client_epochs is None or self.new_client_epochs >= 0,
       'new_client_epochs',

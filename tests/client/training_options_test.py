@@ -1,0 +1,174 @@
+"""Options of local training, with numbers derived by hand."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.client import (
+  example_tensors,
+  in_place,
+  objectives,
+  phases,
+  schedules,
+  training_loop,
+  training_options,
+)
+from tff_pfl.models import keras_bridge
+
+layers = tf.keras.layers
+
+_SEED = tf.constant([1, 2])
+_RATE = 0.1
+
+
+@pytest.fixture(scope='module')
+def two_slopes():
+  """Outputs w x; with one example the gradient is 2 (w x - y) x."""
+  return keras_bridge.from_keras(
+    tf.keras.Sequential(
+      [tf.keras.Input((2,)), layers.Dense(1, use_bias=False, name='head')]
+    ),
+    head_layers=['head'],
+    loss='mse',
+    metrics=(),
+    jit_compile=False,
+  )
+
+
+@pytest.fixture(params=['values', 'in_place'])
+def form(request, monkeypatch):
+  """Both forms of the loop."""
+  if request.param == 'in_place':
+    monkeypatch.setattr(in_place, '_MANY_WEIGHTS', 1)
+  return request.param
+
+
+def _train(
+  model, options, rounds_done=None, optimizer='sgd', momentum=0.0, num_steps=1
+):
+  """The weights after steps from (1, 2) on x = (3, 4), y = 6: w x - y = 5."""
+  phase = phases.Phase(
+    phases.build_optimizer(optimizer, _RATE, momentum), num_steps=num_steps
+  )
+  examples = example_tensors.ExampleTensors(
+    tf.constant([[3.0, 4.0]]), tf.constant([6.0]), tf.constant(1)
+  )
+
+  @tf.function(autograph=False)
+  def train():
+    with training_options.in_force(options, rounds_done):
+      return training_loop.train(
+        objectives.joint_loss(model),
+        collections.OrderedDict({'head/kernel': tf.constant([[1.0], [2.0]])}),
+        examples,
+        phase,
+        _SEED,
+        model=model,
+      ).weights['head/kernel']
+
+  return train().numpy()[:, 0]
+
+
+_WEIGHTS = np.array([1.0, 2.0])
+_GRADIENT = np.array([30.0, 40.0])  # Of norm 50.
+
+
+def _close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_weight_decay_is_part_of_the_gradient(two_slopes, form):
+  options = training_options.TrainingOptions(weight_decay=0.5)
+  _close(
+    _train(two_slopes, options),
+    _WEIGHTS - _RATE * (_GRADIENT + 0.5 * _WEIGHTS),
+  )
+
+
+def test_weight_decay_enters_the_momentum(two_slopes, form):
+  options = training_options.TrainingOptions(
+    weight_decay=0.5, max_gradient_norm=1e-6
+  )
+  # Without a gradient to speak of only the decay moves the weights.
+  first = _WEIGHTS - _RATE * 0.5 * _WEIGHTS
+  second = first - _RATE * (0.9 * 0.5 * _WEIGHTS + 0.5 * first)
+  found = _train(two_slopes, options, momentum=0.9, num_steps=2)
+  np.testing.assert_allclose(found, second, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'optimizer, step', [('sgd', _RATE * _GRADIENT), ('adam', _RATE)]
+)
+def test_decoupled_decay_is_beside_the_step(two_slopes, form, optimizer, step):
+  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
+  _close(
+    _train(two_slopes, options, optimizer=optimizer),
+    _WEIGHTS * (1 - _RATE * 0.5) - step,
+  )
+
+
+@pytest.mark.parametrize('bound, factor', [(5.0, 0.1), (60.0, 1.0)])
+def test_large_gradients_are_scaled_down(two_slopes, form, bound, factor):
+  options = training_options.TrainingOptions(max_gradient_norm=bound)
+  _close(_train(two_slopes, options), _WEIGHTS - _RATE * factor * _GRADIENT)
+
+
+def test_decay_comes_after_clipping(two_slopes):
+  options = training_options.TrainingOptions(
+    weight_decay=0.5, max_gradient_norm=5.0
+  )
+  _close(
+    _train(two_slopes, options),
+    _WEIGHTS - _RATE * (0.1 * _GRADIENT + 0.5 * _WEIGHTS),
+  )
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_learning_rate_follows_the_rounds(two_slopes, form, momentum):
+  options = training_options.TrainingOptions(
+    learning_rate_schedule=schedules.make_schedule('step:2:0.5')
+  )
+  for rounds_done, factor in ((None, 1.0), (1, 1.0), (2, 0.5), (5, 0.25)):
+    if rounds_done is not None:
+      rounds_done = tf.constant(rounds_done)
+    _close(
+      _train(two_slopes, options, rounds_done, momentum=momentum),
+      _WEIGHTS - _RATE * factor * _GRADIENT,
+    )
+
+
+def test_a_schedule_scales_adam_and_decoupled_decay(two_slopes, form):
+  options = training_options.TrainingOptions(
+    decoupled_weight_decay=0.5,
+    learning_rate_schedule=schedules.make_schedule('step:1:0.5'),
+  )
+  _close(
+    _train(two_slopes, options, tf.constant(1), 'adam'),
+    _WEIGHTS * (1 - _RATE * 0.25) - 0.5 * _RATE,
+  )
+
+
+def test_options_hold_in_their_context_only(two_slopes):
+  with training_options.in_force(
+    training_options.TrainingOptions(
+      learning_rate_schedule=lambda rounds_done: 0.5
+    ),
+    tf.constant(0),
+  ):
+    assert float(training_options.scheduled(3.0)) == 1.5
+  assert training_options.scheduled(3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+  'option, value',
+  [
+    ('weight_decay', -0.1),
+    ('decoupled_weight_decay', float('nan')),
+    ('max_gradient_norm', 0.0),
+  ],
+)
+def test_values_out_of_range_are_refused(option, value):
+  with pytest.raises(ValueError, match=f'Expected `{option}` to be'):
+    training_options.TrainingOptions(**{option: value})

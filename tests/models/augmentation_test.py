@@ -1,0 +1,107 @@
+"""Random changes of images, in training only."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl.client import vectorization  # noqa: F401 (adds rules)
+from tff_pfl.models import augmentation, split_model, zoo
+
+_SEED = tf.constant([3, 4])
+
+
+def _images(number=200, shape=(5, 4, 2)):
+  rng = np.random.default_rng(1)
+  return rng.uniform(1, 2, [number, *shape]).astype(np.float32)
+
+
+def _model(shape=(5, 4, 2), dtype=tf.float32):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec(shape, dtype), y=tf.TensorSpec([], tf.int32)
+  )
+  return zoo.linear(spec, 3)
+
+
+@pytest.mark.parametrize('shape', [(5, 4, 2), (5, 4)])
+def test_half_of_the_images_are_mirrored(shape):
+  images = _images(shape=shape)
+  found = augmentation.flip(images, _SEED).numpy()
+  is_same = (found == images).reshape(len(images), -1).all(axis=1)
+  is_mirrored = (found == images[:, :, ::-1]).reshape(len(images), -1).all(1)
+  assert np.all(is_same ^ is_mirrored)
+  assert 75 < is_same.sum() < 125
+
+
+def test_images_are_cut_at_every_offset_alike():
+  images = _images(number=900)
+  found = augmentation.crop(images, 1, _SEED).numpy()
+  padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
+  counts = np.zeros([3, 3], int)
+  for i in range(3):
+    for j in range(3):
+      same = found == padded[:, i : i + 5, j : j + 4]
+      counts[i, j] = same.reshape(len(images), -1).all(axis=1).sum()
+  assert counts.sum() == len(images)
+  assert np.all(np.abs(counts - 100) < 40)
+
+
+def test_seeds_decide():
+  images = _images()
+  for change in (augmentation.flip, lambda x, s: augmentation.crop(x, 2, s)):
+    first, again, other = (
+      change(images, seed).numpy() for seed in (_SEED, _SEED, _SEED + 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+
+
+def test_models_see_changed_images_in_training_only():
+  model = _model()
+  changed = augmentation.augmented(model, 'crop:1+flip')
+  images = tf.constant(_images(6))
+  weights = model.initial_weights
+  np.testing.assert_array_equal(
+    changed.forward(weights, images)[0], model.forward(weights, images)[0]
+  )
+  mode = split_model.Mode(True, _SEED, tf.ones([6]))
+  assert np.any(
+    changed.forward(weights, images, mode)[0].numpy()
+    != model.forward(weights, images, mode)[0].numpy()
+  )
+
+
+def test_clients_as_one_program_get_their_own():
+  images = _images(12).reshape([3, 4, 5, 4, 2])
+  seeds = tf.constant([[1, 2], [3, 4], [5, 6]])
+
+  def change(x, seed):
+    return augmentation.flip(augmentation.crop(x, 1, seed), seed)
+
+  together = tf.function(
+    lambda x, s: tf.vectorized_map(
+      lambda arguments: change(*arguments), (x, s), fallback_to_while_loop=False
+    ),
+    jit_compile=True,
+  )(tf.constant(images), seeds)
+  for client in range(3):
+    np.testing.assert_array_equal(
+      together[client], change(tf.constant(images[client]), seeds[client])
+    )
+
+
+@pytest.mark.parametrize(
+  'spec', ['', 'crop', 'crop:0', 'crop:a', 'rotate', 'flip:2']
+)
+def test_other_forms_are_refused(spec):
+  with pytest.raises(ValueError, match='Expected `augmentation` to be none, '):
+    augmentation.augmented(_model(), spec)
+
+
+@pytest.mark.parametrize(
+  'shape, dtype', [((7,), tf.float32), ((5, 4), tf.int32)]
+)
+def test_only_images_are_changed(shape, dtype):
+  with pytest.raises(ValueError, match='that are no images'):
+    augmentation.augmented(_model(shape, dtype), 'flip')

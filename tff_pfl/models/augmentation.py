@@ -1,0 +1,87 @@
+"""Random changes of images, in training only.
+
+They are drawn anew for each image of each step, from the step's seed, and so
+are the same on every runtime. Scoring sees the images as they are, and so does
+a head that is trained on a frozen body, whose features are computed once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import randomness, split_model
+
+FORMS = 'none, flip, crop:<pixels> or crop:<pixels>+flip'
+# Far from the numbers of a network's layers, see `keras_purity`.
+_STREAM = 2**30
+
+
+def augmented(
+  model: split_model.SplitModel, spec: str
+) -> split_model.SplitModel:
+  """The model that sees changed images when it is trained.
+
+  `crop:<pixels>` adds so many rows and columns of zeros on all sides and cuts
+  an image of the old size out at random; `flip` exchanges left and right with
+  probability 1/2. These are the usual ones of CIFAR (`crop:4+flip`).
+
+  Args:
+    model: Of images `[height, width, channels]` or `[height, width]`.
+    spec: As above, joined by `+`; 'none' for the model itself.
+
+  Raises:
+    ValueError: If the specification has another form, or examples are no
+      images.
+  """
+  if spec == 'none':
+    return model
+  changes = [_change(part, spec) for part in spec.split('+')]
+  shape = model.element_spec['x'].shape
+  errors.expect(
+    shape.rank in (2, 3) and model.element_spec['x'].dtype.is_floating,
+    'augmentation',
+    f'none for examples that are no images (shape {tuple(shape)})',
+    spec,
+  )
+
+  def body(weights, x, mode=split_model.INFERENCE):
+    if mode.training:
+      for number, change in enumerate(changes):
+        x = change(x, randomness.fold_in(mode.seed, _STREAM + number))
+    return model.body(weights, x, mode)
+
+  return dataclasses.replace(model, body=body)
+
+
+def _change(part, spec):
+  name, _, pixels = part.partition(':')
+  if name == 'crop' and pixels.isdecimal() and int(pixels) > 0:
+    return lambda x, seed: crop(x, int(pixels), seed)
+  errors.expect(part == 'flip', 'augmentation', FORMS, spec)
+  return flip
+
+
+def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Each of the images `[batch, height, width, ...]`, or its mirror image."""
+  images = tf.convert_to_tensor(images)
+  is_kept = randomness.keep_mask(seed, tf.shape(images)[:1], 0.5)
+  is_kept = tf.reshape(is_kept, [-1] + [1] * (images.shape.rank - 1))
+  return tf.where(is_kept, images, tf.reverse(images, axis=[2]))
+
+
+def crop(images: tf.Tensor, pixels: int, seed: tf.Tensor) -> tf.Tensor:
+  """The images, each moved by up to `pixels` in both directions."""
+  images = tf.convert_to_tensor(images)
+  paddings = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
+  cut = tf.pad(images, paddings[: images.shape.rank])
+  batch = tf.shape(images)[0]
+  for axis in (1, 2):
+    offset = randomness.uniform_integers(
+      randomness.fold_in(seed, axis), [batch], 2 * pixels + 1
+    )
+    positions = offset[:, tf.newaxis] + tf.range(images.shape[axis])
+    cut = tf.gather(cut, positions, axis=axis, batch_dims=1)
+  return cut
