@@ -36,7 +36,7 @@ def _convergence_table(rounds):
       'method': method,
       'seed': seed,
       'round': round_number,
-      'distance': 1e-9 if round_number else 0.9,
+      'distance': 1e-9 if round_number and number < 450 else 0.9,
       'rate': 1 / (number + seed),
       'r_squared': 0.99,
       'rounds_to_near': number + seed,
@@ -56,6 +56,8 @@ def _claims(changes):
       ('GD-GD', (200, 180)),
       ('10GD-GD', (150, 140)),
       ('FedRep, noisy labels', (100, 50)),
+      ('FedRep, 10% of clients', (120, 70)),
+      ('Bound of Theorem 1', (200, 150)),
     )
     for num_clients, number in zip((50, 200), numbers)
   }
@@ -70,14 +72,17 @@ def _claims(changes):
   [
     ({}, set()),
     # No faster with more clients, so that no method gains less from them.
-    ({('FedRep', 200): 100}, {2, 5, 8}),
-    ({('GD-GD', 50): 90}, {3}),
-    ({('10GD-GD', 200): 40}, {7, 8}),
+    ({('FedRep', 200): 100}, {4, 7, 10}),
+    ({('GD-GD', 50): 90}, {5}),
+    ({('10GD-GD', 200): 40}, {9, 10}),
+    ({('Bound of Theorem 1', 200): 45}, {2}),
+    # A run that needs all of the rounds has not come close.
+    ({('FedRep, 10% of clients', 50): 450}, {3}),
   ],
 )
 def test_claims_of_convergence_compare_rounds_by_seed(changes, failing):
   verdicts = [claim.verdict for claim in _claims(changes)]
-  assert len(verdicts) == 9
+  assert len(verdicts) == 11
   assert {
     i for i, verdict in enumerate(verdicts) if verdict != claims.HOLDS
   } == failing
@@ -104,3 +109,26 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
   np.testing.assert_array_equal(
     fed_rep_linear.samples_needed(table, 'FedRep'), [2, 4, np.inf, 1]
   )
+
+
+def test_convergence_has_the_bound_and_a_run_of_small_cohorts(tmp_path):
+  sizes = dataclasses.replace(
+    fed_rep_linear.CONVERGENCE_FAST, nums_clients=(40,), num_rounds=20
+  )
+  settings = laboratory.Settings(str(tmp_path), show_progress=False)
+  table = tables.Table.from_rows(
+    fed_rep_linear.measure_convergence(laboratory.Laboratory(settings, sizes))
+  )
+
+  assert table.distinct('round') == [0, 10, 20]
+  start, *_, end = table.curve('distance', 'round', method='FedRep')[1][0]
+  bound = table.where(method='Bound of Theorem 1')
+  rate = bound.values('rate', round=20)
+  assert bound.values('distance', round=0) == start
+  np.testing.assert_allclose(
+    bound.values('distance', round=20), start * np.exp(-20 * rate)
+  )
+  # The cohorts are others than all clients.
+  partial = table.where(method='FedRep, 10% of clients')
+  assert partial.values('distance', round=0) == start
+  assert partial.values('distance', round=20) != end

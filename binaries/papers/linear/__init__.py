@@ -1,12 +1,21 @@
-"""The papers' linear representation experiments and their methods.
+"""The papers' linear representation experiments and their methods, in NumPy.
 
 * `problem`: the ground truth, the clients' samples, new clients.
-* `domain_problem`: the same where clients mix domains (FedDAR).
 * `model`: the two-layer linear model, its gradients, least squares.
 * `methods`: what clients and server do, one function for each paper's method.
-* `domain_methods`: those that have heads, or models, for domains.
+* `domain_methods`: those that have heads, or models, for domains (FedDAR).
 * `initialization`: first models.
-* `simulation`: all clients and rounds as one program.
+* `simulation`: cohorts, rounds, and what is recorded of them.
 * `convergence`: how fast a run came close to the ground truth.
 * `scoring`: errors of clients that trained, and of new ones.
+
+All numbers are float64, and the first axis of an array is that of the clients.
+
+References, by the names that the modules use:
+  FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared
+  Representations for Personalized Federated Learning, ICML 2021.
+  FedAvg: Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local
+  Updates Lead to Representation Learning, NeurIPS 2022.
+  FedDAR: Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
+  Learning, ICLR 2023.
 """

@@ -1,4 +1,7 @@
-"""How fast a run came close to the ground truth, as rows of an experiment."""
+"""How fast a run came close to the ground truth, and what the theory promises.
+
+Runs are made rows of an experiment, and so is the bound of the theory.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,41 @@ def rounds_to(distances: np.ndarray, distance: float) -> int:
   return int(reached[0]) if reached.size else len(distances) - 1
 
 
+def theorem_rate(
+  start: float, heads: np.ndarray, learning_rate: float
+) -> float:
+  """The rate that FedRep's Theorem 1 promises at least, per round.
+
+  With all clients in each round the distance after T rounds is at most
+  (1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
+  square of the first, and s the smallest singular value of W* / sqrt(n). The
+  rate is minus the logarithm of the factor per round.
+
+  FedDAR's Theorem A.4 is the same with the domains' heads.
+
+  Args:
+    start: The first distance, in [0, 1].
+    heads: W*, float64 `[n, k]`, of length sqrt(k) each.
+    learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
+      largest singular value of W* / sqrt(n).
+  """
+  singular = np.linalg.svd(heads, compute_uv=False) / np.sqrt(len(heads))
+  share = learning_rate * (1 - start**2) * singular[-1] ** 2 / 2
+  return -float(np.log1p(-share)) / 2
+
+
+def theorem_rows(
+  start: float, rate: float, num_rounds: int
+) -> Iterator[dict[str, Any]]:
+  """The bound of the theory as a run: `round`, `distance` and `rate`."""
+  for index in _recorded(num_rounds):
+    yield {
+      'round': index,
+      'distance': start * np.exp(-rate * index),
+      'rate': rate,
+    }
+
+
 def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
   """Some states of a run with a record of every round.
 
@@ -62,7 +100,7 @@ def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
     `rounds_to_near` and `rounds_to_close`.
   """
   num_rounds = int(history.rounds[-1])
-  for index in sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds}):
+  for index in _recorded(num_rounds):
     row = {
       'round': index,
       'distance': history.distance[index],
@@ -75,3 +113,7 @@ def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
         rounds_to_close=rounds_to(history.distance, CLOSE),
       )
     yield row
+
+
+def _recorded(num_rounds):
+  return sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds})

@@ -1,15 +1,15 @@
 """FedDAR for linear regression, and what it is compared with.
 
-The samples have domains (`domain_problem`). FedDAR has one representation and a
-head for each domain, all at the server; a round has two phases:
+The samples have domains. FedDAR has one representation and a head for each
+domain, all at the server; a round has two exchanges:
 
 server                                   client i of n, for each domain m
 ------                                   --------------------------------
-broadcast(B, W)                    --->  F_m = X_m B
+broadcast(B)                       --->  F_m = X_m B
                                          A_im = F_m^T F_m, a_im = F_m^T y_m
 w_m: (sum_i A_im) w_m = sum_i a_im <---  A_im, a_im, L_im
-broadcast(B, W)                    --->  g_im = X_m^T (X_m B w_m - y_m)
-B <- QR(B - lr (1 / M) sum_m       <---  g_im, L_im
+broadcast(W)                       --->  g_im = X_m^T (X_m B w_m - y_m)
+B <- QR(B - lr (1 / M) sum_m       <---  g_im
   (1 / L_m) (sum_i g_im) w_m^T)
 
 Here X_m, y_m are the client's samples of domain m and L_m = sum_i L_im, so that
@@ -22,61 +22,79 @@ least squares on all clients' samples of the domain together.
 * `separate_fed_avg`: a representation and a head for each domain, by FedAvg on
   its samples; domains share nothing.
 
-Symbols:
-  eta -> learning_rate
+A domain without samples at any of the round's clients keeps what it has.
 
-Deviations from the paper: both phases of a round use the same samples, as
-all rounds do. A client sends g_im, of which the paper's
-gradient for B is g_im w_m^T. The sums are taken as means, whose 1 / n cancels.
-QR as in `methods`. Appendix A has no weighted average of heads: here it is that
-of Algorithm 1 with exact local heads.
+Deviations from the paper: both exchanges of a round use the same samples, as
+all rounds do. A client sends g_im, of which the paper's gradient for B is
+g_im w_m^T. QR as in `methods`. Appendix A has no weighted average of heads:
+here it is that of Algorithm 1 with exact local heads.
 
-References:
-  Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
-  Learning, ICLR 2023, equation 8, Algorithm 2 (appendix A), section 5.1.
+Source: FedDAR, equation 8, Algorithm 2 (appendix A), section 5.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
-import tensorflow as tf
+import numpy as np
 
 from binaries.papers.linear import methods
 from binaries.papers.linear import model as model_lib
+from binaries.papers.linear import problem as problem_lib
 
 LinearModel = model_lib.LinearModel
-_BOTH = LinearModel._fields
+
+
+class HeadSums(NamedTuple):
+  """What clients send for the heads of M domains.
+
+  Attributes:
+    count: float64 `[n, M]`, L_im, samples of each domain.
+    gram: `[n, M, k, k]`, A_im.
+    moments: `[n, M, k]`, a_im.
+  """
+
+  count: np.ndarray
+  gram: np.ndarray
+  moments: np.ndarray
+
+
+def head_sums(
+  representation: np.ndarray, samples: problem_lib.Samples, num_domains: int
+) -> HeadSums:
+  """The clients' sums over their samples of each domain."""
+  members = model_lib.membership(samples, num_domains).swapaxes(1, 2)
+  features = (samples.x @ representation)[:, np.newaxis]
+  # `[n, M, m, k]`, with zeros for the other domains' samples.
+  own = members[..., np.newaxis] * features
+  transposed = own.swapaxes(2, 3)
+  return HeadSums(
+    members.sum(axis=2),
+    transposed @ features,
+    model_lib.multiply(transposed, samples.y[:, np.newaxis]),
+  )
 
 
 def fed_dar(learning_rate: float) -> methods.LinearMethod:
   """FedDAR, Algorithm 2: heads from sums over all clients, one step on B, QR.
 
-  A domain without samples at any client keeps its head. Of a domain with too
-  few of them for one solution, the head is the one of the least norm.
+  Of a domain with too few samples for one solution, the head is the one of the
+  least norm.
   """
 
-  def sums_of_features(model, samples):
-    members, features = _by_domain(model, samples)
-    weighted = members[:, :, tf.newaxis] * features[:, tf.newaxis]
-    return {
-      'gram': tf.einsum('jma,jb->mab', weighted, features),
-      'moments': tf.einsum('jma,j->ma', weighted, samples.y),
-    }
+  def solve(sums, unused_heads):
+    return model_lib.solve_normal_equations(
+      sums.gram.sum(axis=0), sums.moments.sum(axis=0)
+    )
 
-  def solve(sums, unused_counts):
-    return model_lib.solve_normal_equations(sums['gram'], sums['moments'])
-
-  return _fed_dar('fed_dar', learning_rate, sums_of_features, solve)
+  return _fed_dar('fed_dar', learning_rate, solve)
 
 
 def fed_dar_wa(
   learning_rate: float, *, near_broadcast: bool = False
 ) -> methods.LinearMethod:
   """FedDAR-WA: the weighted average of the clients' own heads.
-
-  A domain without samples at any client keeps its head.
 
   Args:
     near_broadcast: Which head a client takes where it has too few samples of a
@@ -85,132 +103,73 @@ def fed_dar_wa(
       steps from it would end.
   """
 
-  def weighted_heads(model, samples):
-    members, features = _by_domain(model, samples)
-    start = model.head if near_broadcast else 0 * model.head
-    residual = samples.y[:, tf.newaxis] - tf.matmul(
-      features, start, transpose_b=True
-    )
-    # The other domains' samples are rows of zeros.
-    heads = start + model_lib.least_squares(
-      tf.transpose(members)[:, :, tf.newaxis] * features,
-      tf.transpose(members * residual),
-    )
-    counts = tf.reduce_sum(members, axis=0)
-    return {'head': counts[:, tf.newaxis] * heads}
+  def average(sums, heads):
+    start = heads if near_broadcast else 0 * heads
+    left = sums.moments - model_lib.multiply(sums.gram, start)
+    of_clients = start + model_lib.solve_normal_equations(sums.gram, left)
+    weighted = sums.count[..., np.newaxis] * of_clients
+    return _means(weighted.sum(axis=0), sums.count)
 
-  def average(sums, counts):
-    return _mean(sums['head'], counts)
-
-  return _fed_dar('fed_dar_wa', learning_rate, weighted_heads, average)
+  return _fed_dar('fed_dar_wa', learning_rate, average)
 
 
 def separate_fed_avg(learning_rate: float) -> methods.LinearMethod:
   """Separate FedAvg: for each domain a model of its own, by FedAvg.
 
   A client takes one full-batch step on the model of each domain with its
-  samples of that domain; the server averages with the weights L_im / L_m. A
-  domain without samples at any client keeps its model.
+  samples of that domain; the server averages with the weights L_im / L_m. That
+  mean is the model after one step on all clients' samples of the domain, as
+  which it is computed.
   """
 
-  def client_work(model, samples, unused_seed):
-    counts = _counts(model, samples)
-    # Of each domain's mean loss, where `model.gradients` has all samples'.
-    g = _mean(model_lib.regressor_gradient(model, samples), counts)
-    slopes = model_lib.part_gradients(model, g)
-    message = {
-      name: _align(counts, part) * (part - learning_rate * slope)
-      for name, part, slope in zip(_BOTH, model, slopes)
-    }
-    return {**message, 'count': counts}, {}
-
-  def server_work(shared, sums):
-    counts = sums['count']
-    return {
-      name: tf.where(_align(counts, kept) > 0, _mean(sums[name], counts), kept)
-      for name, kept in shared.items()
-    }
+  def one_round(model, samples, unused_rng):
+    count = model_lib.membership(samples, len(model.head)).sum(axis=1)
+    slopes = model_lib.part_gradients(model, _mean_g(model, samples, count))
+    return LinearModel(
+      *(part - learning_rate * slope for part, slope in zip(model, slopes))
+    )
 
   return methods.LinearMethod(
-    'separate_fed_avg',
-    _BOTH,
-    (methods.Phase(client_work, server_work),),
-    domain_names=_BOTH,
+    'separate_fed_avg', one_round, domain_names=LinearModel._fields
   )
 
 
 def _fed_dar(
   name: str,
   learning_rate: float,
-  client_sums: Callable[[LinearModel, Any], dict[str, Any]],
-  solve: Callable[[dict[str, Any], Any], Any],
+  solve: Callable[[HeadSums, np.ndarray], np.ndarray],
 ) -> methods.LinearMethod:
   """FedDAR with an aggregation of the heads.
 
   Args:
-    client_sums: `(model, samples) -> ` what the clients send for the heads.
-    solve: `(its sum, samples of each domain) -> heads [M, k]`, whatever they
-      are for domains without samples.
+    solve: `(sums, last heads) -> heads`, both `[M, k]`, whatever they are for
+      domains without samples.
   """
 
-  def heads_of_client(model, samples, unused_seed):
-    sums = client_sums(model, samples)
-    return {**sums, 'count': _counts(model, samples)}, {}
-
-  def heads_of_server(shared, sums):
-    counts = sums['count']
-    heads = solve(sums, counts)
-    has_samples = counts[:, tf.newaxis] > 0
-    return {**shared, 'head': tf.where(has_samples, heads, shared['head'])}
-
-  def gradient_of_client(model, samples, unused_seed):
-    message = {
-      'gradient': model_lib.regressor_gradient(model, samples),
-      'count': _counts(model, samples),
-    }
-    return message, {}
-
-  def step_of_server(shared, sums):
-    mean = _mean(sums['gradient'], sums['count'])
-    gradient = model_lib.part_gradients(
-      LinearModel(**shared), mean / mean.shape[0]
-    ).representation
+  def one_round(model, samples, unused_rng):
+    sums = head_sums(model.representation, samples, len(model.head))
+    has_samples = sums.count.sum(axis=0)[:, np.newaxis] > 0
+    heads = np.where(has_samples, solve(sums, model.head), model.head)
+    model = LinearModel(model.representation, heads)
+    g = _mean_g(model, samples, sums.count)
+    slope = model_lib.part_gradients(model, g).representation.mean(axis=0)
     representation = model_lib.orthonormalize(
-      shared['representation'] - learning_rate * gradient
+      model.representation - learning_rate * slope
     )
-    return {**shared, 'representation': representation}
+    return LinearModel(representation, heads)
 
-  return methods.LinearMethod(
-    name,
-    _BOTH,
-    (
-      methods.Phase(heads_of_client, heads_of_server),
-      methods.Phase(gradient_of_client, step_of_server),
-    ),
-    domain_names=('head',),
-  )
+  return methods.LinearMethod(name, one_round, domain_names=('head',))
 
 
-def _by_domain(model, samples):
-  """Members of the domains `[m, M]`, features `[m, k]`."""
-  return (
-    model_lib.membership(samples, model.head.shape[0]),
-    tf.matmul(samples.x, model.representation),
-  )
+def _mean_g(model, samples, count):
+  """(1 / L_m) sum_i g_im, `[M, d]`."""
+  num_clients, num_samples = samples.y.shape
+  theta = model_lib.regressors(model)
+  theta = np.broadcast_to(theta, (num_clients, *theta.shape))
+  g = num_samples * model_lib.regressor_gradients(theta, samples)
+  return _means(g.sum(axis=0), count)
 
 
-def _counts(model, samples):
-  """float64 `[M]`, the samples of each domain."""
-  return tf.reduce_sum(
-    model_lib.membership(samples, model.head.shape[0]), axis=0
-  )
-
-
-def _align(counts, values):
-  """The counts with axes of length 1 for all but the first axis of `values`."""
-  return tf.reshape(counts, [-1] + [1] * (values.shape.rank - 1))
-
-
-def _mean(sums, counts):
-  """Means by domain from sums; 0 for a domain without samples."""
-  return tf.math.divide_no_nan(sums, _align(counts, sums))
+def _means(sums, count):
+  """Means by domain, `[M, ...]`, from sums; 0 for a domain without samples."""
+  return sums / np.maximum(count.sum(axis=0), 1)[:, np.newaxis]

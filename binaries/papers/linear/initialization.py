@@ -1,22 +1,9 @@
-"""First models of the linear methods.
-
-References:
-  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 4.1, Algorithm 2.
-  Tripuraneni, Jin, Jordan: Provable Meta-Learning of Linear Representations,
-  ICML 2021, Algorithm 1.
-  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
-  Lead to Representation Learning, NeurIPS 2022, Theorem 1, Proposition 1.
-  Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
-  Learning, ICLR 2023, Algorithm 2.
-"""
+"""First models of the linear methods."""
 
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
-from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 
@@ -37,7 +24,7 @@ def random_representation(
   same seed.
   """
   return problem_lib.random_orthonormal(
-    dimension, rank, _rng(seed, 'representation')
+    dimension, rank, _rng(seed, b'representation')
   )
 
 
@@ -47,14 +34,14 @@ def representation_at_distance(
   """Orthonormal columns at a principal angle distance from given ones.
 
   All k principal angles are the same, in a random direction each: a method has
-  to improve on k directions to come closer.
+  to improve on k directions to come closer (FedAvg, Proposition 1).
 
   Args:
     representation: float64 `[d, k]` with orthonormal columns, d >= 2 k.
     distance: In [0, 1].
     seed: Non-negative, of the directions.
   """
-  directions = _rng(seed, 'distance').standard_normal(representation.shape)
+  directions = _rng(seed, b'distance').standard_normal(representation.shape)
   # Twice, as rounding leaves a trace of the given columns in the difference.
   for _ in range(2):
     directions -= representation @ (representation.T @ directions)
@@ -62,13 +49,17 @@ def representation_at_distance(
   return np.sqrt(1 - distance**2) * representation + distance * directions
 
 
-def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
+def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
   """The method of moments, with one aggregation over the clients.
 
   Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T; the server takes the
   eigenvectors of their uniform mean with the k largest eigenvalues. For x of
   unit covariance the mean tends to 2 B* C B*^T + trace(C) I, with C the second
   moment of the heads, so they tend to the span of B*.
+
+  Sources: FedRep, section 4.1, Algorithm 2; FedDAR, Algorithm 2; Tripuraneni,
+  Jin, Jordan: Provable Meta-Learning of Linear Representations, ICML 2021,
+  Algorithm 1.
 
   Args:
     problem: With finitely many samples: the design of population gradients has
@@ -78,15 +69,12 @@ def method_of_moments(problem: domain_problem.Problem) -> np.ndarray:
     float64 `[d, k]` with orthonormal columns.
   """
   samples = problem.samples()
-  second_moments = []
-  for x, y in zip(samples.x, samples.y):
-    weighted = x * y[:, tf.newaxis]
-    gram = tf.matmul(weighted, weighted, transpose_a=True)
-    second_moments.append(gram.numpy() / len(y))
+  weighted = samples.x * samples.y[..., np.newaxis]
+  of_clients = weighted.swapaxes(1, 2) @ weighted / samples.y.shape[1]
   # Eigenvalues ascend.
-  _, vectors = tf.linalg.eigh(np.mean(second_moments, axis=0))
-  return vectors[:, -problem.rank :].numpy()
+  _, vectors = np.linalg.eigh(of_clients.mean(axis=0))
+  return vectors[:, -problem.rank :]
 
 
-def _rng(seed: int, stream: str) -> np.random.Generator:
-  return np.random.default_rng([seed, *stream.encode()])
+def _rng(seed: int, stream: bytes) -> np.random.Generator:
+  return np.random.default_rng([seed, *stream])

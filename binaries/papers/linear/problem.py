@@ -2,29 +2,30 @@
 
 Client i of n has examples (x, y) in R^d x R with
 
-    x ~ N(0, I_d),   y = <B* w*_i, x> + noise,   noise ~ N(0, noise_std^2),
+    x ~ N(0, I_d),   y = <B* w*, x> + noise,   noise ~ N(0, noise_std^2),
 
-where B* has k orthonormal columns that all clients share and w*_i is the
-client's own. Both papers study how well a method finds the columns' span.
+where B* has k orthonormal columns that all clients share. The head w* is the
+client's own, w*_i (FedRep, FedAvg). Or it is of the example's domain z, one of
+M, which the client knows (FedDAR): w*_z with
 
-Symbols:
-  n (FedRep), M (FedAvg) -> num_clients
-  d -> dimension
-  k -> rank
-  m (FedRep), n_i (FedAvg) -> samples_per_client
-  B* -> representation
-  w*_i -> heads[i]
+    z ~ pi_i,   pi_i ~ Dirichlet(concentration * prior).
 
 What a client computes with is always a set of samples, the same in each round.
 For population gradients it is a design whose mean squared loss is the
 population loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
 |X B w - y|^2 / (2 d) = |B w - B* w*_i|^2 / 2, with the same gradients.
 
-References:
-  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, sections 4 and 5.1.
-  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
-  Lead to Representation Learning, NeurIPS 2022, sections 3 and 5.1.
+Symbols:
+  n (FedRep, FedDAR), M (FedAvg) -> num_clients
+  M (FedDAR) -> num_domains
+  d, k -> dimension, rank
+  m (FedRep), n_i (FedAvg), L (FedDAR) -> samples_per_client
+  B* -> representation
+  w*_i, w*_z -> heads
+  sigma, alpha, p (FedDAR) -> noise_std, concentration, prior
+
+Sources: FedRep, sections 4 and 5.1; FedAvg, sections 3 and 5.1; FedDAR,
+sections 3.1 and 5.1, appendices A.1 and B.3.1.
 """
 
 from __future__ import annotations
@@ -32,47 +33,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
-
-from tff_pfl.models import randomness
 
 # Independent random streams of one seed.
-_REPRESENTATION, _HEADS, _INPUTS, _NOISE, _NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = (
-  range(7)
-)
+_REPRESENTATION, _HEADS, _MIXTURES, _INPUTS, _NOISE, _DOMAINS = range(6)
+_TEST_INPUTS, _TEST_DOMAINS = 6, 7
+_NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = 8, 9, 10
 
 
-class LinearSamples(NamedTuple):
-  """Samples of clients, or of one client without the first axis.
-
-  Attributes:
-    x: float64 `[num_clients, m, d]`, the inputs; `[1, m, d]` where all clients
-      have the same.
-    y: float64 `[num_clients, m]`, the labels.
-  """
-
-  x: Any
-  y: Any
-
-
-class DomainSamples(NamedTuple):
-  """Samples of clients, or of one client without the first axis, with domains.
+class Samples(NamedTuple):
+  """Samples of clients.
 
   Attributes:
-    x: float64 `[num_clients, m, d]`, the inputs.
-    y: float64 `[num_clients, m]`, the labels.
-    domain: int32 `[num_clients, m]`, from 0 to M - 1.
+    x: float64 `[n, m, d]`, the inputs.
+    y: float64 `[n, m]`, the labels.
+    domain: int64 `[n, m]`, from 0 to M - 1; None where there are no domains.
   """
 
-  x: Any
-  y: Any
-  domain: Any
+  x: np.ndarray
+  y: np.ndarray
+  domain: Optional[np.ndarray] = None
 
-
-Samples = Union[LinearSamples, DomainSamples]
+  def at(self, index: Any) -> Samples:
+    """The samples at an index of the arrays' first axis, or first axes."""
+    return Samples(*(a if a is None else a[index] for a in self))
 
 
 class NewClient(NamedTuple):
@@ -91,18 +77,22 @@ class NewClient(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
-  """A ground truth with a head for each client, and how clients see it.
+  """A ground truth, and how clients see it.
 
   Attributes:
-    num_clients: Clients that train.
+    num_clients: Clients that train, n.
     dimension: Of the inputs, d.
     rank: Columns of the representation, k, at most d.
-    samples_per_client: m; None for gradients of the population loss.
+    samples_per_client: m; None for gradients of the population loss, which
+      clients with domains do not have.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
-    head_distribution: 'normalized': a client's head is a Gaussian vector scaled
-      to length sqrt(k) (FedRep); 'gaussian': independent normal elements
-      (FedAvg).
+    head_distribution: 'normalized': a head is a Gaussian vector scaled to
+      length sqrt(k) (FedRep); 'gaussian': independent normal elements (FedAvg).
+    num_domains: M, which have the heads; None where clients have them.
+    concentration: alpha, positive. The smaller, the more of a client's samples
+      are of one domain; for large ones all mixtures are the prior.
+    prior: p, M positive numbers whose sum is 1; by default all the same.
     seed: Non-negative. Determines everything.
   """
 
@@ -112,6 +102,9 @@ class LinearProblem:
   samples_per_client: Optional[int] = None
   noise_std: float = 0.0
   head_distribution: str = 'normalized'
+  num_domains: Optional[int] = None
+  concentration: float = 0.4
+  prior: Optional[Sequence[float]] = None
   seed: int = 0
 
   @functools.cached_property
@@ -123,33 +116,53 @@ class LinearProblem:
 
   @functools.cached_property
   def heads(self) -> np.ndarray:
-    """The clients' w*_i: float64 `[num_clients, k]`."""
-    return self._draw_heads(self.num_clients, self._rng(_HEADS))
+    """The clients' w*_i, float64 `[n, k]`, or the domains' w*_z, `[M, k]`."""
+    return self._draw_heads(self.num_domains or self.num_clients, _HEADS)
 
   @property
   def targets(self) -> np.ndarray:
-    """The regressors B* w*_i: float64 `[num_clients, d]`."""
+    """The regressors B* w*, `[n, d]` or `[M, d]`."""
     return self.heads @ self.representation.T
 
-  def samples(self) -> LinearSamples:
+  @functools.cached_property
+  def mixtures(self) -> np.ndarray:
+    """The clients' probabilities pi_i of the domains, float64 `[n, M]`.
+
+    Dirichlet distributed, from the logarithms of Gamma variables: of small
+    parameters the variables themselves may all be too small for a float.
+    """
+    rng = self._rng(_MIXTURES)
+    shape = (self.num_clients, self.num_domains)
+    prior = (
+      np.full(shape[1], 1 / shape[1]) if self.prior is None else self.prior
+    )
+    parameters = self.concentration * np.asarray(prior)
+    logs = (
+      np.log(rng.standard_gamma(parameters + 1, shape))
+      + np.log1p(-rng.random(shape)) / parameters
+    )
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+  def samples(self) -> Samples:
     """What the clients compute with in each round.
 
     Returns:
-      float64 tensors, `[num_clients, m, d]` and `[num_clients, m]`. The
-      population's are as the module says, `[1, d, d]` and `[num_clients, d]`.
+      Arrays `[n, m, d]` and `[n, m]`; the population's, as the module says,
+      `[n, d, d]` and `[n, d]`.
     """
     if self.samples_per_client is None:
       scale = np.sqrt(self.dimension)
-      design = tf.constant(scale * np.eye(self.dimension))
-      return LinearSamples(
-        design[tf.newaxis], tf.constant(scale * self.targets)
-      )
-    shape = (self.num_clients, self.samples_per_client)
-    x = normal(stream_seed(self.seed, _INPUTS), (*shape, self.dimension))
-    noise = normal(stream_seed(self.seed, _NOISE), shape)
-    return LinearSamples(
-      x, tf.linalg.matvec(x, self.targets) + self.noise_std * noise
-    )
+      design = scale * np.eye(self.dimension)
+      x = np.broadcast_to(design, (self.num_clients, *design.shape))
+      return Samples(x, scale * self.targets)
+    samples = self._draw_samples(self.samples_per_client, _INPUTS, _DOMAINS)
+    noise = self._rng(_NOISE).standard_normal(samples.y.shape)
+    return samples._replace(y=samples.y + self.noise_std * noise)
+
+  def test_samples(self, num_samples: int) -> Samples:
+    """Other samples of the same clients, whose labels have no noise."""
+    return self._draw_samples(num_samples, _TEST_INPUTS, _TEST_DOMAINS)
 
   def new_client(self, num_samples: int, index: int = 0) -> NewClient:
     """A client that did not train, with the same representation.
@@ -158,13 +171,12 @@ class LinearProblem:
       num_samples: m, at least 1. Fewer samples of the same client are the first
         ones of more.
       index: Which new client, at least 0. Its head is drawn from the
-        distribution of the training clients', and is none of theirs.
+        distribution of the others, and is none of theirs.
 
     Returns:
       Its samples, with noise of `noise_std`, and its ground truth.
     """
-    head = self._draw_heads(1, self._rng(_NEW_HEAD, index))[0]
-    target = self.representation @ head
+    target = self.representation @ self._draw_heads(1, _NEW_HEAD, index)[0]
     inputs, noises = (self._rng(s, index) for s in (_NEW_INPUTS, _NEW_NOISE))
     x = inputs.standard_normal((num_samples, self.dimension))
     noise = noises.standard_normal(num_samples)
@@ -173,24 +185,28 @@ class LinearProblem:
   def _rng(self, *stream):
     return np.random.default_rng([self.seed, *stream])
 
-  def _draw_heads(self, num_heads, rng):
-    heads = rng.standard_normal((num_heads, self.rank))
+  def _draw_heads(self, num_heads, *stream):
+    heads = self._rng(*stream).standard_normal((num_heads, self.rank))
     if self.head_distribution == 'normalized':
       lengths = np.linalg.norm(heads, axis=1, keepdims=True)
       heads *= np.sqrt(self.rank) / lengths
     return heads
 
-
-def stream_seed(seed: int, stream: int) -> tf.Tensor:
-  """The seed of one of a problem's random streams, an int32 tensor `[2]`."""
-  return randomness.fold_in(
-    tf.bitcast(tf.constant(seed, tf.int64), tf.int32), stream, 0
-  )
-
-
-def normal(seed: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-  """Standard normal numbers, float64, by a seed of `stream_seed`."""
-  return tf.random.stateless_normal(shape, seed, dtype=tf.float64, alg='philox')
+  def _draw_samples(self, num_samples, input_stream, domain_stream):
+    """Noiseless samples."""
+    shape = (self.num_clients, num_samples)
+    x = self._rng(input_stream).standard_normal((*shape, self.dimension))
+    if self.num_domains is None:
+      return Samples(x, np.einsum('nmd,nd->nm', x, self.targets))
+    # By the inverse of the distribution function, which never takes a domain
+    # of probability 0.
+    position = self._rng(domain_stream).random(shape)
+    bounds = np.cumsum(self.mixtures, axis=1)
+    bounds /= bounds[:, -1:]
+    is_beyond = position[..., np.newaxis] >= bounds[:, np.newaxis, :-1]
+    domain = is_beyond.sum(axis=-1)
+    y = np.einsum('nmd,nmd->nm', x, self.targets[domain])
+    return Samples(x, y, domain)
 
 
 def random_orthonormal(

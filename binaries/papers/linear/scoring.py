@@ -1,10 +1,6 @@
 """Errors of the clients' models, of those that trained and of new ones.
 
-References:
-  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, figure 4.
-  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
-  Lead to Representation Learning, NeurIPS 2022, figure 3.
+Sources: FedRep, figure 4; FedAvg, figure 3; FedDAR, figure 1.
 """
 
 from __future__ import annotations
@@ -12,47 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from binaries.papers.linear import domain_problem
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 
-# From a client's inputs and labels to the regressor that it finds.
-Regressor = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# From clients' inputs `[n, m, d]` and labels `[n, m]` to the regressors that
+# they find, `[n, d]`.
+Regressor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def client_errors(
-  models: model_lib.LinearModel,
-  problem: domain_problem.DomainProblem,
-  num_samples: int,
+  regressors: np.ndarray, problem: problem_lib.LinearProblem, num_samples: int
 ) -> np.ndarray:
   """The clients' mean squared errors on noiseless test samples.
 
   Args:
-    models: Those of n clients, such as `History.client_models`: float64
-      `[n, d, k]` and `[n, k]`, or with an axis for domains before d and k.
-    problem: Whose test samples are taken; a client's have the domains of its
-      mixture.
+    regressors: What clients predict with, as `History.regressors`.
+    problem: Whose test samples are taken; where there are domains, a client's
+      are those of its mixture.
 
   Returns:
     float64 `[n]`. A client that predicts 0 has about the variance of its
     labels, which is k for heads of length sqrt(k).
   """
-  samples = problem.test_samples(num_samples)
-
-  @tf.function(autograph=False)
-  def squared_errors(models, samples):
-    return tf.vectorized_map(
-      lambda args: 2 * model_lib.loss(*args),
-      (models, samples),
-      fallback_to_while_loop=False,
-    )
-
-  models = tf.nest.map_structure(tf.constant, models)
-  return squared_errors.get_concrete_function(models, samples)(
-    models, samples
-  ).numpy()
+  return 2 * model_lib.losses(regressors, problem.test_samples(num_samples))
 
 
 def with_exact_head(representation: np.ndarray) -> Regressor:
@@ -64,8 +43,8 @@ def with_exact_head(representation: np.ndarray) -> Regressor:
   """
 
   def regressor(x, y):
-    head = model_lib.least_squares(tf.matmul(x, representation), y)
-    return tf.linalg.matvec(representation, head)
+    heads = model_lib.least_squares(x @ representation, y)
+    return heads @ representation.T
 
   return regressor
 
@@ -76,13 +55,11 @@ def fine_tuned(
   """A learned model after full-batch gradient steps on both of its parts."""
 
   def regressor(x, y):
-    tuned = model_lib.descend(
-      model_lib.LinearModel(*map(tf.constant, model)),
-      problem_lib.LinearSamples(x, y),
-      learning_rate,
-      num_steps,
+    models = model_lib.for_clients(model, len(y))
+    samples = problem_lib.Samples(x, y)
+    return model_lib.regressors(
+      model_lib.descend(models, samples, learning_rate, num_steps)
     )
-    return tf.linalg.matvec(tuned.representation, tuned.head)
 
   return regressor
 
@@ -104,39 +81,16 @@ def new_client_errors(
   unit covariance. Clients are the new ones 0 to num_clients - 1 of the problem,
   the same for all regressors; m samples of one are the first m of more.
 
-  Args:
-    regressor: From a client's inputs `[m, d]` and labels `[m]` to theta, `[d]`.
-
   Returns:
     float64 `[len(sample_counts), num_clients]`; not finite where steps
     diverged.
   """
-
-  # One graph for all numbers of samples.
-  @tf.function(
-    autograph=False,
-    input_signature=[
-      tf.TensorSpec([num_clients, None, problem.dimension], tf.float64),
-      tf.TensorSpec([num_clients, None], tf.float64),
-      tf.TensorSpec([num_clients, problem.dimension], tf.float64),
-    ],
-  )
-  def squared_errors(x, y, targets):
-    regressors = tf.vectorized_map(
-      lambda samples: regressor(*samples),
-      (x, y),
-      fallback_to_while_loop=False,
-    )
-    return tf.reduce_sum(tf.square(regressors - targets), axis=1)
-
-  # Called as the one graph that it is: another call of this function makes
-  # another, which is no reason for TensorFlow's warning of repeated tracing.
-  squared_errors = squared_errors.get_concrete_function()
   rows = []
   for num_samples in sample_counts:
     clients = [
       problem.new_client(num_samples, index) for index in range(num_clients)
     ]
-    arrays = map(np.stack, zip(*clients))
-    rows.append(squared_errors(*map(tf.constant, arrays)).numpy())
+    x, y, targets = map(np.stack, zip(*clients))
+    with np.errstate(over='ignore', invalid='ignore'):
+      rows.append(np.square(regressor(x, y) - targets).sum(axis=1))
   return np.stack(rows)

@@ -22,7 +22,7 @@ def positive_q(matrix):
 
 def domain_counts(problem):
   """The clients' samples of each domain, `[n, M]`."""
-  domains = problem.samples().domain.numpy()
+  domains = problem.samples().domain
   return np.stack(
     [np.bincount(row, minlength=problem.num_domains) for row in domains]
   )

@@ -40,7 +40,7 @@ def test_rounds_are_counted_until_a_distance_is_reached():
 def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
   distance = np.exp(-np.arange(25.0))
   history = simulation.History(
-    np.arange(25), distance, 2 * distance, model=None, client_models=None
+    np.arange(25), distance, 2 * distance, model=None, regressors=None
   )
   *before, last = convergence.rows(history)
   assert [row['round'] for row in before] == [0, 10, 20]
@@ -49,3 +49,20 @@ def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
   assert (last['rounds_to_near'], last['rounds_to_close']) == (7, 14)
   assert last['rate'] == pytest.approx(1)
   assert 'rate' not in before[0]
+
+
+def test_the_theorems_rate_by_hand():
+  # Orthogonal heads of length sqrt(2): W* / sqrt(2) has the singular values 1.
+  heads = np.sqrt(2) * np.eye(2)
+  rate = convergence.theorem_rate(0.6, heads, 0.25)
+  # The factor of a round is sqrt(1 - 0.25 * 0.64 * 1 / 2).
+  assert np.exp(-rate) == pytest.approx(np.sqrt(0.92))
+  # Heads of one direction say nothing about the other one.
+  assert convergence.theorem_rate(0.6, heads[[0, 0]], 0.25) == 0
+
+
+def test_the_theorems_bound_is_a_run_with_its_rate():
+  *_, before, last = convergence.theorem_rows(0.5, 0.1, num_rounds=25)
+  assert (before['round'], last['round']) == (20, 25)
+  assert before['distance'] == pytest.approx(0.5 * np.exp(-2))
+  assert last['rate'] == 0.1

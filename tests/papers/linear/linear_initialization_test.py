@@ -35,7 +35,7 @@ def test_method_of_moments_equals_the_closed_form():
   problem = problem_lib.LinearProblem(
     5, 6, 2, samples_per_client=7, noise_std=0.1
   )
-  x, y = (value.numpy() for value in problem.samples())
+  x, y, _ = problem.samples()
   moments = np.einsum('im,imd,ime->de', y**2, x, x) / (5 * 7)
   expected = np.linalg.eigh(moments)[1][:, -2:]
 

@@ -3,10 +3,20 @@ import pytest
 
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
+from tests.papers.linear import arrays
 
 
 def _make(**kwargs):
   return problem_lib.LinearProblem(6, 5, 2, **{'seed': 3, **kwargs})
+
+
+def _with_domains(num_clients=6, **kwargs):
+  return problem_lib.LinearProblem(
+    num_clients,
+    5,
+    2,
+    **{'num_domains': 3, 'samples_per_client': 4, 'seed': 3, **kwargs},
+  )
 
 
 def test_ground_truth_is_orthonormal_with_heads_of_length_sqrt_k():
@@ -17,7 +27,7 @@ def test_ground_truth_is_orthonormal_with_heads_of_length_sqrt_k():
   np.testing.assert_allclose(
     np.linalg.norm(problem.heads, axis=1), np.full(6, np.sqrt(2))
   )
-  assert (problem.num_clients, problem.dimension, problem.rank) == (6, 5, 2)
+  assert _with_domains().heads.shape == (3, 2)
 
 
 def test_gaussian_heads_have_unit_variance():
@@ -32,44 +42,59 @@ def test_population_design_has_the_population_loss_and_its_gradients():
   samples = problem.samples()
   rng = np.random.default_rng(0)
   model = model_lib.LinearModel(
-    rng.standard_normal((5, 2)), rng.standard_normal(2)
+    rng.standard_normal((5, 2)), rng.standard_normal((6, 2))
   )
-  client = problem_lib.LinearSamples(samples.x[0], samples.y[1])
-  difference = model.representation @ model.head - problem.targets[1]
+  theta = model_lib.regressors(model)
+  difference = theta - problem.targets
 
-  gradient = model_lib.gradients(model, client)
+  gradient = model_lib.gradients(model, samples)
 
   np.testing.assert_allclose(
-    model_lib.loss(model, client), 0.5 * difference @ difference
+    model_lib.losses(theta, samples), 0.5 * (difference**2).sum(axis=1)
   )
-  np.testing.assert_allclose(
-    gradient.representation, np.outer(difference, model.head)
-  )
-  np.testing.assert_allclose(gradient.head, model.representation.T @ difference)
+  for i in range(6):
+    np.testing.assert_allclose(
+      gradient.representation[i], np.outer(difference[i], model.head[i])
+    )
+    np.testing.assert_allclose(
+      gradient.head[i], model.representation.T @ difference[i]
+    )
 
 
-def test_samples_are_standard_normal_with_noisy_labels():
-  problem = _make(samples_per_client=5000, noise_std=0.5)
-  x, y = (value.numpy() for value in problem.samples())
+@pytest.mark.parametrize('num_domains', [None, 3])
+def test_samples_are_standard_normal_with_noisy_labels(num_domains):
+  problem = _make(
+    samples_per_client=5000,
+    noise_std=0.5,
+    num_domains=num_domains,
+    concentration=5.0,
+  )
+  x, y, domain = problem.samples()
+  own = np.arange(6)[:, np.newaxis] if domain is None else domain
 
   assert x.shape == (6, 5000, 5) and y.shape == (6, 5000)
   assert x.dtype == y.dtype == np.float64
   np.testing.assert_allclose(np.cov(x[0].T), np.eye(5), atol=0.1)
-  noise = y - np.einsum('nmd,nd->nm', x, problem.targets)
+  noise = y - (x * problem.targets[own]).sum(axis=-1)
   assert abs(noise.std() - 0.5) < 0.02
   assert abs(np.corrcoef(x[0, :, 0], x[1, :, 0])[0, 1]) < 0.06
 
 
-def test_the_seed_determines_the_problem():
+@pytest.mark.parametrize('num_domains', [None, 3])
+def test_the_seed_determines_the_problem(num_domains):
   first, again, other = (
-    _make(samples_per_client=4, seed=seed) for seed in (1, 1, 2)
+    _make(samples_per_client=4, num_domains=num_domains, seed=seed)
+    for seed in (1, 1, 2)
   )
 
   np.testing.assert_array_equal(first.heads, again.heads)
-  np.testing.assert_array_equal(first.samples().x, again.samples().x)
+  np.testing.assert_array_equal(first.samples().y, again.samples().y)
   assert not np.isclose(first.representation, other.representation).any()
   assert not np.isclose(first.heads, other.heads).any()
   assert not np.isclose(first.samples().x, other.samples().x).any()
+  if num_domains:
+    np.testing.assert_array_equal(first.mixtures, again.mixtures)
+    assert not np.isclose(first.mixtures, other.mixtures).any()
 
 
 def test_new_client_shares_the_representation_and_no_head():
@@ -98,3 +123,51 @@ def test_population_problem_gives_new_clients_noise():
   assert np.std(client.y - client.x @ client.target) == pytest.approx(
     0.1, rel=0.1
   )
+
+
+def test_domains_come_in_the_shares_of_the_clients_mixtures():
+  problem = _with_domains(samples_per_client=20000, concentration=2.0)
+  domain = problem.samples().domain
+
+  assert domain.shape == (6, 20000) and set(domain.ravel()) == {0, 1, 2}
+  np.testing.assert_allclose(
+    arrays.domain_counts(problem) / 20000, problem.mixtures, atol=0.02
+  )
+
+
+def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
+  prior = (0.6, 0.3, 0.1)
+  mixtures = _with_domains(4000, prior=prior, concentration=0.4).mixtures
+
+  np.testing.assert_allclose(mixtures.mean(axis=0), prior, atol=0.02)
+  # A Dirichlet variable has the variance p (1 - p) / (alpha + 1).
+  np.testing.assert_allclose(
+    mixtures.var(axis=0), np.multiply(prior, [0.4, 0.7, 0.9]) / 1.4, rtol=0.1
+  )
+
+
+def test_small_and_large_concentrations_are_the_extremes():
+  pure = _with_domains(200, concentration=1e-4).mixtures
+  same = _with_domains(200, concentration=1e6).mixtures
+
+  np.testing.assert_allclose(pure.max(axis=1), 1)
+  assert set(pure.argmax(axis=1)) == {0, 1, 2}
+  np.testing.assert_allclose(same, 1 / 3, atol=0.01)
+
+
+def test_a_domain_of_probability_zero_is_never_drawn():
+  problem = _with_domains(2, samples_per_client=1000)
+  # In place of those that are drawn.
+  vars(problem)['mixtures'] = np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+  counts = arrays.domain_counts(problem)
+
+  assert counts[0, 0] == 0 and (counts[0, 1:] > 400).all()
+  assert counts[1].tolist() == [1000, 0, 0]
+
+
+def test_test_samples_are_others_and_have_no_noise():
+  problem = _with_domains(noise_std=0.5)
+  x, y, domain = problem.test_samples(4)
+
+  assert not np.isclose(x, problem.samples().x).any()
+  np.testing.assert_allclose(y, (x * problem.targets[domain]).sum(axis=-1))

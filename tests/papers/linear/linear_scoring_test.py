@@ -10,7 +10,7 @@ _COUNTS = (1, 2, 5, 20)
 
 
 def _check(regressor, expected):
-  """Compares the errors of three new clients with those of NumPy."""
+  """Compares the errors of three new clients with those one at a time."""
   clients = [[_PROBLEM.new_client(n, i) for i in range(3)] for n in _COUNTS]
   np.testing.assert_allclose(
     scoring.new_client_errors(regressor, _PROBLEM, _COUNTS, 3),
@@ -22,7 +22,7 @@ def _check(regressor, expected):
   )
 
 
-def test_exact_heads_equal_numpy_also_with_fewer_samples_than_columns():
+def test_exact_heads_are_least_squares_also_with_fewer_samples_than_columns():
   def expected(x, y):
     head = np.linalg.pinv(x @ _REPRESENTATION) @ y
     return _REPRESENTATION @ head
@@ -30,11 +30,11 @@ def test_exact_heads_equal_numpy_also_with_fewer_samples_than_columns():
   _check(scoring.with_exact_head(_REPRESENTATION), expected)
 
 
-def test_local_only_equals_numpy_also_with_few_samples():
+def test_local_only_is_least_squares_also_with_few_samples():
   _check(scoring.local_only, lambda x, y: np.linalg.pinv(x) @ y)
 
 
-def test_fine_tuning_equals_numpy():
+def test_fine_tuning_is_gradient_descent():
   start = model_lib.LinearModel(_REPRESENTATION, np.array([0.3, -0.2]))
 
   def expected(x, y):
@@ -63,5 +63,5 @@ def test_the_true_representation_needs_k_samples_where_local_needs_d():
 
   assert shared.shape == local.shape == (3, 10)
   assert (shared < 1e-20).all()
-  assert (local[1] > 1e-3).all()
+  assert np.median(local[1]) > 1e-2
   assert (local[2] < 1e-15).all()

@@ -1,14 +1,9 @@
-"""Rounds of every method against NumPy, and what the papers say they do."""
+"""Rounds of every method client by client, and what the papers say they do."""
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from binaries.papers.linear import (
-  initialization,
-  methods,
-  simulation,
-)
+from binaries.papers.linear import initialization, methods, simulation
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 from tests.papers.linear import arrays
@@ -19,22 +14,25 @@ _NUM_CLIENTS, _DIMENSION, _RANK, _NUM_SAMPLES = 4, 5, 2, 6
 _RATE = 0.1
 
 
-def _problem(**kwargs):
+def _problem(num_clients=_NUM_CLIENTS, samples_per_client=_NUM_SAMPLES):
   return problem_lib.LinearProblem(
-    _NUM_CLIENTS,
+    num_clients,
     _DIMENSION,
     _RANK,
-    **{
-      'samples_per_client': _NUM_SAMPLES,
-      'noise_std': 0.1,
-      'seed': 1,
-      **kwargs,
-    },
+    samples_per_client=samples_per_client,
+    noise_std=0.1,
+    seed=1,
   )
 
 
-def _initial(seed=0):
-  return arrays.initial_model(_DIMENSION, _RANK, seed)
+def _initial():
+  return arrays.initial_model(_DIMENSION, _RANK)
+
+
+def _run(method, num_rounds, problem=None, **options):
+  return simulation.run(
+    method, problem or _problem(), num_rounds, initial=_initial(), **options
+  )
 
 
 def _assert_close(model, expected):
@@ -42,46 +40,50 @@ def _assert_close(model, expected):
     np.testing.assert_allclose(part, other, atol=1e-12)
 
 
-def _numpy_gradients(x, y, representation, head):
+def _clients():
+  """Inputs and labels of each client."""
+  samples = _problem().samples()
+  return list(zip(samples.x, samples.y))
+
+
+def _gradients_of_one(x, y, representation, head):
   g = x.T @ (x @ representation @ head - y) / len(y)
   return np.outer(g, head), representation.T @ g
 
 
-def _numpy_personal_heads(num_head_steps, num_rounds):
+def _personal_heads_one_by_one(num_head_steps, num_rounds):
   """FedRep (no head steps: exact heads) and GD-GD, written with loops."""
-  samples = [value.numpy() for value in _problem().samples()]
   representation, head = _initial()
   heads = [head] * _NUM_CLIENTS
   for _ in range(num_rounds):
     representations = []
-    for i, (x, y) in enumerate(zip(*samples)):
+    for i, (x, y) in enumerate(_clients()):
       if num_head_steps:
         for _ in range(num_head_steps):
-          slope = _numpy_gradients(x, y, representation, heads[i])[1]
+          slope = _gradients_of_one(x, y, representation, heads[i])[1]
           heads[i] = heads[i] - _RATE * slope
       else:
         heads[i] = np.linalg.lstsq(x @ representation, y, rcond=None)[0]
-      slope = _numpy_gradients(x, y, representation, heads[i])[0]
+      slope = _gradients_of_one(x, y, representation, heads[i])[0]
       representations.append(representation - _RATE * slope)
     representation = arrays.positive_q(np.mean(representations, axis=0))
   return representation, np.stack(heads)
 
 
-def _numpy_joint(num_local_steps, num_rounds):
-  """Per client, the model after local steps on B and w."""
-  samples = [value.numpy() for value in _problem().samples()]
+def _joint_one_by_one(num_local_steps, num_rounds, gradients, clients):
+  """Per client, the model after local steps on B and w, of each round."""
   models = [_initial()] * _NUM_CLIENTS
   for _ in range(num_rounds):
     stepped = []
-    for (x, y), (representation, head) in zip(zip(*samples), models):
+    for client, (representation, head) in zip(clients, models):
       for _ in range(num_local_steps):
-        slopes = _numpy_gradients(x, y, representation, head)
+        slopes = gradients(*client, representation, head)
         representation = representation - _RATE * slopes[0]
         head = head - _RATE * slopes[1]
       stepped.append((representation, head))
-    yield stepped
     mean = tuple(np.mean(part, axis=0) for part in zip(*stepped))
     models = [mean] * _NUM_CLIENTS
+  return stepped, mean
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,12 @@ def _numpy_joint(num_local_steps, num_rounds):
   ],
   ids=lambda value: getattr(value, 'name', None),
 )
-def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
-  history = simulation.run(method, _problem(), 3, initial=_initial())
-  representation, heads = _numpy_personal_heads(num_head_steps, 3)
+def test_rounds_with_personal_heads_are_those_of_each_client(
+  method, num_head_steps
+):
+  expected = _personal_heads_one_by_one(num_head_steps, 3)
 
-  _assert_close(history.model, (representation, heads))
+  _assert_close(_run(method, 3).model, expected)
 
 
 @pytest.mark.parametrize(
@@ -110,158 +113,200 @@ def test_rounds_with_personal_heads_equal_numpy(method, num_head_steps):
   ],
   ids=lambda value: getattr(value, 'name', None),
 )
-def test_rounds_with_one_model_equal_numpy(method, num_local_steps):
-  history = simulation.run(method, _problem(), 3, initial=_initial())
-  *_, last = _numpy_joint(num_local_steps, 3)
+def test_rounds_with_one_model_are_those_of_each_client(
+  method, num_local_steps
+):
+  _, mean = _joint_one_by_one(num_local_steps, 3, _gradients_of_one, _clients())
+  history = _run(method, 3)
 
-  _assert_close(history.model, (np.mean(part, axis=0) for part in zip(*last)))
+  _assert_close(history.model, mean)
+  np.testing.assert_allclose(
+    history.regressors, [mean[0] @ mean[1]] * _NUM_CLIENTS, atol=1e-12
+  )
+
+
+def test_population_rounds_descend_the_population_loss():
+  def gradients(target, representation, head):
+    difference = representation @ head - target
+    return np.outer(difference, head), representation.T @ difference
+
+  population = _problem(samples_per_client=None)
+  targets = [(target,) for target in population.targets]
+  _, mean = _joint_one_by_one(2, 2, gradients, targets)
+
+  _assert_close(_run(methods.fed_avg(_RATE), 2, population).model, mean)
 
 
 def test_local_only_shares_nothing():
-  history = simulation.run(
-    methods.local_only(_RATE), _problem(), 6, initial=_initial()
-  )
+  history = _run(methods.local_only(_RATE), 6)
   # Six steps alone are one round of six steps without its mean.
-  (models,) = _numpy_joint(6, 1)
+  models, _ = _joint_one_by_one(6, 1, _gradients_of_one, _clients())
+  distances = [
+    representation_lib.principal_angle_distance(
+      representation, _problem().representation
+    )
+    for representation, _ in models
+  ]
 
   _assert_close(history.model, map(np.stack, zip(*models)))
-  assert history.distance[-1] == pytest.approx(
-    np.mean(
-      [
-        representation_lib.principal_angle_distance(
-          representation, _problem().representation
-        )
-        for representation, _ in models
-      ]
-    )
+  assert history.distance[-1] == pytest.approx(np.mean(distances))
+  np.testing.assert_allclose(
+    history.regressors, [b @ w for b, w in models], atol=1e-12
   )
 
 
-def test_series_are_of_the_global_loss_and_the_ground_truth():
-  problem, initial = _problem(), _initial()
-  series = simulation.run(
-    methods.fed_avg(_RATE, num_local_steps=1), problem, 2, initial=initial
-  )
-  x, y = (value.numpy() for value in problem.samples())
-  slopes = [
-    _numpy_gradients(*client, initial.representation, initial.head)
-    for client in zip(x, y)
-  ]
-  mean = [np.mean(part, axis=0) for part in zip(*slopes)]
-  assert len(series.distance) == len(series.gradient_norm) == 3
-  assert series.gradient_norm[0] == pytest.approx(
-    np.sqrt(sum((part**2).sum() for part in mean))
-  )
-  assert series.distance[0] == pytest.approx(
-    representation_lib.principal_angle_distance(
-      initial.representation, problem.representation
-    )
-  )
-
-
-def test_gradient_norm_counts_the_heads_that_clients_keep():
-  problem, initial = _problem(), _initial()
-  series = simulation.run(methods.gd_gd(_RATE), problem, 0, initial=initial)
-  slopes = [
-    _numpy_gradients(x, y, initial.representation, initial.head)
-    for x, y in zip(*(value.numpy() for value in problem.samples()))
-  ]
+@pytest.mark.parametrize(
+  'method, has_own_heads',
+  [(methods.fed_avg(_RATE), False), (methods.gd_gd(_RATE), True)],
+  ids=['shared', 'own_heads'],
+)
+def test_series_are_of_the_global_loss_and_the_ground_truth(
+  method, has_own_heads
+):
+  initial = _initial()
+  series = _run(method, 2)
+  slopes = [_gradients_of_one(x, y, *initial) for x, y in _clients()]
   representation = np.mean([part for part, _ in slopes], axis=0)
   heads = np.stack([part for _, part in slopes]) / _NUM_CLIENTS
+  if not has_own_heads:
+    heads = heads.sum(axis=0)
 
+  assert len(series.distance) == len(series.gradient_norm) == 3
   assert series.gradient_norm[0] == pytest.approx(
     np.sqrt((representation**2).sum() + (heads**2).sum())
   )
-  np.testing.assert_array_equal(
-    series.model.representation, initial.representation
+  assert series.distance[0] == pytest.approx(
+    representation_lib.principal_angle_distance(
+      initial.representation, _problem().representation
+    )
   )
 
 
-def test_population_rounds_equal_rounds_on_the_populations_design():
-  population = _problem(samples_per_client=None)
-  history = simulation.run(
-    methods.fed_avg(_RATE, num_local_steps=2), population, 2, initial=_initial()
-  )
-  models = [_initial()] * _NUM_CLIENTS
-  for _ in range(2):
-    stepped = []
-    for target, (representation, head) in zip(population.targets, models):
-      for _ in range(2):
-        difference = representation @ head - target
-        representation, head = (
-          representation - _RATE * np.outer(difference, head),
-          head - _RATE * representation.T @ difference,
-        )
-      stepped.append((representation, head))
-    models = [
-      tuple(np.mean(part, axis=0) for part in zip(*stepped))
-    ] * _NUM_CLIENTS
+def test_no_rounds_leave_the_initial_model():
+  history = _run(methods.gd_gd(_RATE), 0)
+  _assert_close(history.model, (_initial()[0], [_initial()[1]] * _NUM_CLIENTS))
 
-  _assert_close(history.model, models[0])
+
+def test_records_may_be_of_some_rounds_only():
+  every, some = (
+    _run(methods.fed_rep(_RATE), 6, rounds_per_record=number)
+    for number in (1, 3)
+  )
+
+  assert every.rounds.tolist() == list(range(7))
+  assert some.rounds.tolist() == [0, 3, 6]
+  np.testing.assert_array_equal(some.distance, every.distance[::3])
+  np.testing.assert_array_equal(some.gradient_norm, every.gradient_norm[::3])
+  np.testing.assert_array_equal(some.model.head, every.model.head)
 
 
 def test_gd_gd_with_many_head_steps_tends_to_fed_rep():
   exact, many = (
-    simulation.run(method, _problem(), 3, initial=_initial())
+    _run(method, 3).model.representation
     for method in (
       methods.fed_rep(0.5),
       methods.gd_gd(0.5, num_head_steps=2000),
     )
   )
 
-  np.testing.assert_allclose(
-    many.model.representation, exact.model.representation, atol=1e-10
-  )
+  np.testing.assert_allclose(many, exact, atol=1e-10)
 
 
-def test_mini_batches_depend_on_the_seed():
+def test_mini_batches_are_drawn_by_seed_round_and_client():
   # A step shows which of the 50 samples of each client was drawn.
+  method = methods.fed_sgd(_RATE, batch_size=1)
+  problem = _problem(samples_per_client=50)
   first, again, other = (
-    simulation.run(
-      methods.fed_sgd(_RATE, batch_size=1),
-      _problem(samples_per_client=50),
-      1,
-      initial=_initial(),
-      seed=seed,
-    ).model.head
-    for seed in (0, 0, 1)
+    _run(method, 1, problem, seed=seed).model.head for seed in (0, 0, 1)
   )
   np.testing.assert_array_equal(first, again)
   assert not np.isclose(first, other).any()
 
+  drawn = []
 
-def test_each_client_has_a_seed_of_its_own_in_each_round():
-  def keep_seed(model, samples, seed):
-    del samples
-    head = tf.cast(seed, tf.float64)
-    return {}, model._replace(head=head)._asdict()
+  def draw(model, samples, rng):
+    drawn.extend(rng.random(len(samples.y)))
+    return model
 
-  probe = methods.LinearMethod(
-    'probe', (), (methods.Phase(keep_seed, lambda shared, mean: shared),)
-  )
-  seeds = [
-    simulation.run(
-      probe, _problem(), num_rounds, initial=_initial(), seed=seed
-    ).model.head
-    for num_rounds, seed in ((1, 0), (2, 0), (1, 1))
+  probe = methods.LinearMethod('probe', draw)
+  for seed in (0, 1):
+    _run(probe, 2, seed=seed)
+  assert len(set(drawn)) == 2 * 2 * _NUM_CLIENTS
+
+
+def _changed_clients(before, after):
+  return (before != after).any(axis=-1)
+
+
+@pytest.mark.parametrize(
+  'participation, cohort_size', [(0.3, 3), (0.25, 2), (0.01, 1), (1.0, 10)]
+)
+def test_only_a_cohort_of_the_fractions_size_changes_its_parts(
+  participation, cohort_size
+):
+  histories = [
+    _run(
+      methods.fed_rep(_RATE), rounds, _problem(10), participation=participation
+    )
+    for rounds in (0, 1, 2)
   ]
-  assert len(np.unique(np.concatenate(seeds), axis=0)) == 3 * _NUM_CLIENTS
+  heads = [history.model.head for history in histories]
+
+  first, second = (_changed_clients(*heads[i : i + 2]) for i in (0, 1))
+  assert first.sum() == second.sum() == cohort_size
+  if cohort_size < 10:
+    # The cohort is another one in the next round.
+    assert (first != second).any()
 
 
-def test_fed_rep_contracts_geometrically_to_rounding():
+def test_a_round_is_that_of_the_cohort_alone():
+  problem = _problem(10)
+  history = _run(methods.fed_rep(_RATE), 1, problem, participation=0.3)
+  cohort = np.flatnonzero(_changed_clients(_initial().head, history.model.head))
+  samples = problem.samples().at(cohort)
+  alone = methods.fed_rep(_RATE).one_round(_initial(), samples, None)
+
+  _assert_close(history.model, (alone.representation, history.model.head))
+  np.testing.assert_allclose(history.model.head[cohort], alone.head)
+
+
+def test_local_models_of_absent_clients_stay():
+  model = _run(methods.local_only(_RATE), 1, participation=0.5).model
+  for part, initial in zip(model, _initial()):
+    assert [np.array_equal(own, initial) for own in part].count(True) == 2
+
+
+def test_cohorts_are_drawn_by_the_seed():
+  first, again, other = (
+    _run(
+      methods.fed_rep(_RATE), 2, _problem(30), participation=0.2, seed=seed
+    ).model.head
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(first, again)
+  assert _changed_clients(first, other).any()
+
+
+@pytest.mark.parametrize('participation', [1.0, 0.5, 0.1])
+def test_fed_rep_contracts_geometrically_to_rounding(participation):
   problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
   initial = initialization.with_zero_head(
     initialization.random_representation(20, 2)
   )
   distance = simulation.run(
-    methods.fed_rep(0.5), problem, 150, initial=initial
+    methods.fed_rep(0.3),
+    problem,
+    400,
+    initial=initial,
+    participation=participation,
   ).distance
   first, last = np.argmax(distance < 0.5), np.argmax(distance < 1e-7)
   rounds = np.arange(first, last)
   correlation = np.corrcoef(rounds, np.log(distance[first:last]))[0, 1]
 
-  assert distance.min() < 1e-6
-  assert correlation**2 > 0.98
+  assert distance[-1] < 1e-7
+  # Small cohorts make the steps unequal.
+  assert correlation**2 > (0.98 if participation > 0.2 else 0.9)
 
 
 def test_fed_avg_finds_the_representation_that_d_gd_does_not():
@@ -271,11 +316,13 @@ def test_fed_avg_finds_the_representation_that_d_gd_does_not():
   start = initialization.representation_at_distance(problem.representation, 0.9)
   initial = initialization.with_zero_head(start / np.sqrt(0.4))
   fed_avg, d_gd = (
-    simulation.run(method, problem, 500, initial=initial)
-    for method in (
-      methods.fed_avg(0.4, num_local_steps=2),
-      methods.fed_avg(0.4, num_local_steps=1),
+    simulation.run(
+      methods.fed_avg(0.4, num_local_steps=num_steps),
+      problem,
+      500,
+      initial=initial,
     )
+    for num_steps in (2, 1)
   )
 
   assert fed_avg.distance[-1] < 1e-6
@@ -284,11 +331,26 @@ def test_fed_avg_finds_the_representation_that_d_gd_does_not():
   assert d_gd.gradient_norm[-1] < 1e-6 * d_gd.gradient_norm[0]
 
 
-def test_divergence_names_the_round_and_the_remedy():
+@pytest.mark.parametrize('rounds_per_record', [1, 100])
+def test_divergence_names_the_round_and_the_remedy(rounds_per_record):
   with pytest.raises(
-    errors.RunError, match='fed_avg diverged.*Choose a smaller step size'
+    errors.RunError,
+    match=r'fed_avg diverged.*round \d\. Choose a smaller step size',
   ):
-    simulation.run(methods.fed_avg(50.0), _problem(), 100, initial=_initial())
+    _run(methods.fed_avg(50.0), 100, rounds_per_record=rounds_per_record)
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'rounds_per_record': 4}, '`rounds_per_record`.*a divisor of'),
+    ({'participation': 0.0}, '`participation` to be in'),
+    ({'participation': 1.5}, '`participation` to be in'),
+  ],
+)
+def test_arguments_that_do_not_fit_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    _run(methods.fed_rep(_RATE), 6, **options)
 
 
 def test_rank_deficient_representation_is_at_distance_one():
