@@ -40,7 +40,7 @@ import numpy as np
 # Independent random streams of one seed.
 _REPRESENTATION, _HEADS, _MIXTURES, _INPUTS, _NOISE, _DOMAINS = range(6)
 _TEST_INPUTS, _TEST_DOMAINS = 6, 7
-_NEW_HEAD, _NEW_INPUTS, _NEW_NOISE = 8, 9, 10
+_NEW_HEADS, _NEW_INPUTS, _NEW_NOISE = 8, 9, 10
 
 
 class Samples(NamedTuple):
@@ -59,20 +59,6 @@ class Samples(NamedTuple):
   def at(self, index: Any) -> Samples:
     """The samples at an index of the arrays' first axis, or first axes."""
     return Samples(*(a if a is None else a[index] for a in self))
-
-
-class NewClient(NamedTuple):
-  """A client that did not train.
-
-  Attributes:
-    x: float64 `[m, d]`, its inputs.
-    y: float64 `[m]`, its labels.
-    target: float64 `[d]`, its ground truth B* w*.
-  """
-
-  x: np.ndarray
-  y: np.ndarray
-  target: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,29 +150,31 @@ class LinearProblem:
     """Other samples of the same clients, whose labels have no noise."""
     return self._draw_samples(num_samples, _TEST_INPUTS, _TEST_DOMAINS)
 
-  def new_client(self, num_samples: int, index: int = 0) -> NewClient:
-    """A client that did not train, with the same representation.
+  def new_clients(
+    self, num_clients: int, num_samples: int
+  ) -> tuple[Samples, np.ndarray]:
+    """Clients that did not train, with the same representation.
 
-    Args:
-      num_samples: m, at least 1. Fewer samples of the same client are the first
-        ones of more.
-      index: Which new client, at least 0. Its head is drawn from the
-        distribution of the others, and is none of theirs.
+    Their heads are drawn from the distribution of the others, and are none of
+    theirs. Of the same clients fewer samples are the first ones of more.
 
     Returns:
-      Its samples, with noise of `noise_std`, and its ground truth.
+      Their samples, with noise of `noise_std`, and their ground truths B* w*,
+      float64 `[num_clients, d]`.
     """
-    target = self.representation @ self._draw_heads(1, _NEW_HEAD, index)[0]
-    inputs, noises = (self._rng(s, index) for s in (_NEW_INPUTS, _NEW_NOISE))
-    x = inputs.standard_normal((num_samples, self.dimension))
-    noise = noises.standard_normal(num_samples)
-    return NewClient(x, x @ target + self.noise_std * noise, target)
+    targets = self._draw_heads(num_clients, _NEW_HEADS) @ self.representation.T
+    # One sample of all clients after the other.
+    shape = (num_samples, num_clients)
+    x = self._rng(_NEW_INPUTS).standard_normal((*shape, self.dimension))
+    noise = self._rng(_NEW_NOISE).standard_normal(shape)
+    y = np.einsum('mnd,nd->mn', x, targets) + self.noise_std * noise
+    return Samples(x.swapaxes(0, 1), y.T), targets
 
-  def _rng(self, *stream):
-    return np.random.default_rng([self.seed, *stream])
+  def _rng(self, stream):
+    return np.random.default_rng([self.seed, stream])
 
-  def _draw_heads(self, num_heads, *stream):
-    heads = self._rng(*stream).standard_normal((num_heads, self.rank))
+  def _draw_heads(self, num_heads, stream):
+    heads = self._rng(stream).standard_normal((num_heads, self.rank))
     if self.head_distribution == 'normalized':
       lengths = np.linalg.norm(heads, axis=1, keepdims=True)
       heads *= np.sqrt(self.rank) / lengths

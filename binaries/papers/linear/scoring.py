@@ -78,8 +78,8 @@ def new_client_errors(
   """The errors of new clients, for several numbers m of samples.
 
   An error is |theta - B* w*|^2, the excess mean squared error on new inputs of
-  unit covariance. Clients are the new ones 0 to num_clients - 1 of the problem,
-  the same for all regressors; m samples of one are the first m of more.
+  unit covariance. The clients are the same for all regressors; m samples of one
+  are the first m of more.
 
   Returns:
     float64 `[len(sample_counts), num_clients]`; not finite where steps
@@ -87,10 +87,8 @@ def new_client_errors(
   """
   rows = []
   for num_samples in sample_counts:
-    clients = [
-      problem.new_client(num_samples, index) for index in range(num_clients)
-    ]
-    x, y, targets = map(np.stack, zip(*clients))
+    samples, targets = problem.new_clients(num_clients, num_samples)
     with np.errstate(over='ignore', invalid='ignore'):
-      rows.append(np.square(regressor(x, y) - targets).sum(axis=1))
+      found = regressor(samples.x, samples.y)
+      rows.append(np.square(found - targets).sum(axis=1))
   return np.stack(rows)

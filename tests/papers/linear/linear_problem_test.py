@@ -97,32 +97,33 @@ def test_the_seed_determines_the_problem(num_domains):
     assert not np.isclose(first.mixtures, other.mixtures).any()
 
 
-def test_new_client_shares_the_representation_and_no_head():
-  problem = _make(noise_std=0.0)
-  client = problem.new_client(3, index=1)
-  head = problem.representation.T @ client.target
+def test_new_clients_share_the_representation_and_no_head():
+  problem = _make()
+  samples, targets = problem.new_clients(4, 3)
+  heads = targets @ problem.representation
 
-  np.testing.assert_allclose(problem.representation @ head, client.target)
-  assert np.linalg.norm(head) == pytest.approx(np.sqrt(2))
-  assert np.abs(problem.heads - head).max(axis=1).min() > 1e-3
-  np.testing.assert_allclose(client.y, client.x @ client.target)
-  assert not np.isclose(client.target, problem.new_client(3).target).any()
+  np.testing.assert_allclose(heads @ problem.representation.T, targets)
+  np.testing.assert_allclose(np.linalg.norm(heads, axis=1), np.sqrt(2))
+  everyone = np.concatenate([problem.heads, heads])
+  assert len(np.unique(everyone.round(3), axis=0)) == 6 + 4
+  np.testing.assert_allclose(
+    samples.y, np.einsum('nmd,nd->nm', samples.x, targets)
+  )
 
 
-def test_fewer_samples_of_a_new_client_are_the_first_of_more():
+def test_fewer_samples_of_new_clients_are_the_first_of_more():
   problem = _make(noise_std=0.3)
-  few, many = (problem.new_client(count, index=2) for count in (2, 9))
+  few, many = (problem.new_clients(4, count)[0] for count in (2, 9))
 
-  np.testing.assert_array_equal(few.x, many.x[:2])
-  np.testing.assert_allclose(few.y, many.y[:2], rtol=1e-14)
+  np.testing.assert_array_equal(few.x, many.x[:, :2])
+  np.testing.assert_allclose(few.y, many.y[:, :2], rtol=1e-14)
 
 
 def test_population_problem_gives_new_clients_noise():
-  client = _make(noise_std=0.1).new_client(2000)
+  samples, targets = _make(noise_std=0.1).new_clients(2, 2000)
+  noise = samples.y - np.einsum('nmd,nd->nm', samples.x, targets)
 
-  assert np.std(client.y - client.x @ client.target) == pytest.approx(
-    0.1, rel=0.1
-  )
+  assert np.std(noise) == pytest.approx(0.1, rel=0.1)
 
 
 def test_domains_come_in_the_shares_of_the_clients_mixtures():

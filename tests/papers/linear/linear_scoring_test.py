@@ -11,13 +11,14 @@ _COUNTS = (1, 2, 5, 20)
 
 def _check(regressor, expected):
   """Compares the errors of three new clients with those one at a time."""
-  clients = [[_PROBLEM.new_client(n, i) for i in range(3)] for n in _COUNTS]
+  errors = []
+  for count in _COUNTS:
+    samples, targets = _PROBLEM.new_clients(3, count)
+    found = [expected(x, y) for x, y in zip(samples.x, samples.y)]
+    errors.append(np.square(found - targets).sum(axis=1))
   np.testing.assert_allclose(
     scoring.new_client_errors(regressor, _PROBLEM, _COUNTS, 3),
-    [
-      [((expected(c.x, c.y) - c.target) ** 2).sum() for c in row]
-      for row in clients
-    ],
+    errors,
     rtol=1e-9,
   )
 
