@@ -79,7 +79,7 @@ def _fast_for(*fast):
 
 # What a round's metrics tell besides those of every method.
 _OWN_METRICS = {
-  'fed_dar': ['condition_number'],
+  'fed_dar': ['effective_rank'],
   'fed_fac': ['unchanged_elements', 'num_factors', 'num_iterations'],
   'fed_min_max': ['domain_weight', 'domain_risk'],
 }

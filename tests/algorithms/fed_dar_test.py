@@ -141,10 +141,13 @@ class _Reference:
     for client, body in zip(clients, bodies):
       z = _of_domain(client, m)[0] @ body
       hessians.append(2 * z.T @ z)  # Of the sum: L_im times that of the mean.
-    total = sum(hessians)
-    total += self.ridge * np.linalg.eigvalsh(total)[-1] * np.eye(len(total))
-    moved = sum(h @ (start - end[m]) for h, end in zip(hessians, ends))
-    return start - np.linalg.solve(total, moved)
+    added = self.ridge * np.linalg.eigvalsh(sum(hessians))[-1] / sum(counts)
+    hessians = [
+      h + n * added * np.eye(len(h)) for h, n in zip(hessians, counts)
+    ]
+    return np.linalg.solve(
+      sum(hessians), sum(h @ end[m] for h, end in zip(hessians, ends))
+    )
 
 
 def _of_domain(client, m):
@@ -203,7 +206,7 @@ def test_rounds_are_those_of_the_algorithm(
   np.testing.assert_array_equal(
     state.global_weights['domain_2/head/kernel'], _HEAD
   )
-  assert ('condition_number' in metrics) == (aggregation == 'second_order')
+  assert ('effective_rank' in metrics) == (aggregation == 'second_order')
 
 
 def test_joint_training_of_one_domain_is_fed_avg():
@@ -233,7 +236,7 @@ def test_domain_absent_from_a_cohort_keeps_its_head():
     name for name in after if toy_problems.differ(before[name], after[name])
   }
   assert moved == {'body/kernel', 'domain_1/head/kernel'}
-  assert second.metrics['condition_number']['a'] == 0
+  assert second.metrics['effective_rank']['a'] == 0
 
 
 # Aggregators.

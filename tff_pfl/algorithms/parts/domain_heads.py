@@ -1,18 +1,20 @@
 """Heads that belong to domains: trained by clients, combined by the server.
 
-Client i starts from the head of each domain m that the server sent, trains it
-on its L_im examples of that domain and reports how it moved it. The server
-makes the new head of them:
+Client i starts from the head w_m of each domain m that the server sent, trains
+it on its L_im examples of that domain and reports how far, d_im, it moved it.
+The server makes the new head of them:
 
-    weighted_average  w_m <- w_m + sum_i L_im (w_im - w_m) / sum_i L_im
-    second_order      w_m <- w_m + (sum_i L_im H_im)^-1 sum_i L_im H_im
-                                   (w_im - w_m)
+    weighted_average  w_m <- w_m + d_m,  d_m = sum_i L_im d_im / sum_i L_im
+    second_order      w_m <- w_m + d_m
+                             + (H_m + r I)^-1 sum_i L_im H_im (d_im - d_m)
 
-with H_im the Hessian of the client's mean loss on domain m at its head w_im.
-The second is the weighted sum of the heads themselves, H^-1 sum_i L_im H_im
-w_im, written so that what is summed is small, and so that in directions about
-which the data of the cohort say nothing the head stays as it was, as it does as
-a whole where the cohort has no example of the domain.
+with H_im the Hessian of the client's mean loss on domain m at its head w_im,
+H_m = sum_i L_im H_im and r = `ridge` times the largest eigenvalue of H_m. With
+r = 0 the second is the paper's sum H_m^-1 sum_i L_im H_im w_im; with r it is
+that of the Hessians H_im + r / (sum_i L_im) I. So a ridge takes nothing from
+what clients agree in. In a direction of curvature h it leaves h / (h + r) of
+what second order adds to the average; one about which the cohort's data say
+nothing has the average.
 
 What a client reports are sums over its examples, of whose means over the cohort
 the server needs ratios: any aggregator for sums or means serves, a private or
@@ -20,7 +22,7 @@ secure one too, and clients may weigh whatever they do (see
 `ClientWork.report_scale`). A factory that clips lets clients with large reports
 count less: where it takes no weights, those with many examples, and of a
 second-order report, of which the Hessians make most of the norm, those with
-large ones. Noise is amplified by up to the condition number (see `ridge`).
+large ones. Noise is amplified by up to 1 / `ridge`.
 """
 
 from __future__ import annotations
@@ -178,7 +180,7 @@ class SecondOrder(WeightedAverage):
 
     Args:
       model: With a linear head and a known loss.
-      ridge: Added to the Hessian's diagonal, times its largest eigenvalue.
+      ridge: As for `solve`.
     """
     super().__init__(model)
     head_curvature.expect_known_loss(model)
@@ -188,7 +190,8 @@ class SecondOrder(WeightedAverage):
     self._num_outputs = kernel.shape[1]
 
   def report(self, old, new, features):
-    """Each domain's examples, Hessian, and that times its head's movement."""
+    """The average's report, each domain's Hessian, and that times the move."""
+    report = super().report(old, new, features)
     members = _members(self._model, features)
     hessians = tf.stack(
       [
@@ -204,9 +207,9 @@ class SecondOrder(WeightedAverage):
     )
     moved = self._vectors(old) - self._vectors(new)
     return collections.OrderedDict(
-      shares=counts(self._model, features),
+      **report,
       hessian=hessians,
-      moved=tf.linalg.matvec(hessians, moved),
+      hessian_moved=tf.linalg.matvec(hessians, moved),
     )
 
   def _vectors(self, heads):
@@ -218,53 +221,60 @@ class SecondOrder(WeightedAverage):
     )
 
   def update(self, report, cohort):
-    """Solves for the step of each domain's head."""
+    """The average's update, and what the Hessians correct in it."""
+    average, _ = super().update(report, cohort)
     is_present = report['shares'] >= cohort.least_share
-    steps, condition_numbers = solve(
-      tf.where(is_present[:, tf.newaxis, tf.newaxis], report['hessian'], 0),
-      report['moved'],
+    hessians = tf.where(
+      is_present[:, tf.newaxis, tf.newaxis], report['hessian'], 0
+    )
+    steps = self._vectors(average)
+    corrections, ranks = solve(
+      hessians,
+      report['hessian_moved'] - tf.linalg.matvec(hessians, steps),
       self._ridge,
     )
     update = {
       name: head_curvature.from_vector(self._head, step, self._num_outputs)
-      for name, step in zip(self._parts.names, tf.unstack(steps))
+      for name, step in zip(self._parts.names, tf.unstack(steps + corrections))
     }
     return self._parts.join(update), collections.OrderedDict(
-      condition_number=condition_numbers
+      effective_rank=ranks
     )
 
   @property
   def initial_algorithm(self):
-    """The condition numbers, before there are any: 0."""
+    """The effective ranks, before there are any: 0."""
     number = self._model.domains.number
     return collections.OrderedDict(
-      condition_number=np.zeros([number], np.float32)
+      effective_rank=np.zeros([number], np.float32)
     )
 
   def metrics(self, algorithm):
-    """The condition number of each domain's Hessian, by its name."""
+    """The effective rank of each domain's Hessian, by the domain's name.
+
+    It is in how many directions of the head second order decides; in the others
+    the head is the average. With the ridge's 0 it is the rank.
+    """
     return collections.OrderedDict(
-      condition_number=self._model.domains.by_name(
-        algorithm['condition_number']
-      )
+      effective_rank=self._model.domains.by_name(algorithm['effective_rank'])
     )
 
 
-def solve(hessians: tf.Tensor, moved: tf.Tensor, ridge: float) -> tuple:
-  """Solves `hessian @ step = moved` in the sense of least squares.
+def solve(hessians: tf.Tensor, right_sides: tf.Tensor, ridge: float) -> tuple:
+  """Solves `(hessian + r I) @ step = right_side` in the sense of least squares.
 
-  In float64 and by eigenvalues: directions in which the Hessian is 0 up to
+  In float64 and by eigenvalues h: directions in which the Hessian is 0 up to
   rounding (or, with noise added, negative) get no step.
 
   Args:
     hessians: float `[domains, size, size]`, symmetric up to rounding.
-    moved: float `[domains, size]`.
-    ridge: At least 0; this times the largest eigenvalue is added to all.
+    right_sides: float `[domains, size]`.
+    ridge: At least 0; r is this times the largest eigenvalue, so that it has
+      the scale of the rounding errors.
 
   Returns:
-    `steps` `[domains, size]`, and float32 `[domains]`, the condition numbers:
-    the largest eigenvalue by the smallest that is not 0 up to rounding; 0 where
-    all are.
+    `steps` `[domains, size]`, and float32 `[domains]` in [0, size], the
+    effective ranks: the sum of h / (h + r) over the directions with a step.
   """
   dtype, size = hessians.dtype, hessians.shape[-1]
   tolerance = size * np.finfo(dtype.as_numpy_dtype).eps
@@ -279,8 +289,7 @@ def solve(hessians: tf.Tensor, moved: tf.Tensor, ridge: float) -> tuple:
   inverse = tf.where(
     is_kept, 1 / tf.where(is_kept, values + ridge * largest, 1), 0
   )
-  along = tf.linalg.matvec(vectors, tf.cast(moved, tf.float64), True)
+  along = tf.linalg.matvec(vectors, tf.cast(right_sides, tf.float64), True)
   steps = tf.linalg.matvec(vectors, inverse * along)
-  smallest = tf.reduce_min(tf.where(is_kept, values, largest), axis=1)
-  condition_numbers = tf.math.divide_no_nan(largest[:, 0], smallest)
-  return tf.cast(steps, dtype), tf.cast(condition_numbers, tf.float32)
+  ranks = tf.reduce_sum(inverse * values, axis=1)
+  return tf.cast(steps, dtype), tf.cast(ranks, tf.float32)
