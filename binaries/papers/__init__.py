@@ -10,6 +10,7 @@ from binaries.papers import (
   fed_dar,
   fed_dar_linear,
   fed_fac,
+  fed_fac_protocol,
   fed_fac_simulation,
   fed_fac_tuning,
   fed_rep,
@@ -33,6 +34,7 @@ _MODULES = (
   fed_dar,
   fed_fac_tuning,
   fed_fac,
+  fed_fac_protocol,
 )
 
 EXPERIMENTS: Mapping[str, paper.Experiment] = {

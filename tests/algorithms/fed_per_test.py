@@ -62,13 +62,13 @@ def test_the_cut_may_be_anywhere(number):
   """LG-FedAvg with the same cut keeps what FedPer shares."""
   network = zoo.mlp(toy_problems.classifier().element_spec, 3, widths=(4, 2))
   process = fed_per.build_fed_per(
-    network, fed_per.FedPerHParams(num_local_layers=number)
+    network, fed_per.FedPerHParams(local_depth=number)
   )
   shared = set(process.initialize().global_weights)
   layers = ('dense_1', 'dense_2', 'head')[: 3 - number]
   assert shared == set(network.weight_names(layers))
   mirrored = lg_fed_avg.build_lg_fed_avg(
-    network, lg_fed_avg.LgFedAvgHParams(num_global_layers=number)
+    network, lg_fed_avg.LgFedAvgHParams(global_depth=number)
   )
   (state,) = mirrored.initialize_client_states([0])
   assert set(state.local) == shared
@@ -76,8 +76,8 @@ def test_the_cut_may_be_anywhere(number):
 
 @pytest.mark.parametrize('number', [0, 2])
 def test_a_cut_leaves_layers_on_both_sides(number):
-  with pytest.raises(ValueError, match=r'`num_local_layers` .* in \[1, 1\]'):
+  with pytest.raises(ValueError, match=r'`local_depth` .* in \[1, 1\]'):
     fed_per.build_fed_per(
       toy_problems.linear_network(_BODY, _HEAD),
-      fed_per.FedPerHParams(num_local_layers=number),
+      fed_per.FedPerHParams(local_depth=number),
     )

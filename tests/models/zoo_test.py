@@ -95,6 +95,21 @@ def test_the_cnn_of_the_paper(x_shape, flat, num_parameters):
   assert outputs.shape == (2, 10)
 
 
+@pytest.mark.parametrize('normalization', ['batch', 'group'])
+def test_a_cnn_normalizes_its_convolutions(normalization):
+  model = zoo.make_model(
+    'cnn', _spec((8, 8, 1)), 3, filters=4, normalization=normalization
+  )
+  names = model.weight_names(('conv_1', 'norm_1'))
+  assert names[:3] == ('conv_1/kernel', 'norm_1/gamma', 'norm_1/beta')
+  assert bool(model.statistics) == (normalization == 'batch')
+  outputs = model.layer_outputs(
+    model.initial_weights, tf.random.stateless_normal([2, 8, 8, 1], [1, 2])
+  )
+  # Before the activation.
+  assert outputs['norm_1'].numpy().min() < 0
+
+
 def test_the_cnn_of_the_paper_for_a_hundred_classes():
   model = zoo.make_model(
     'cnn',

@@ -6,7 +6,7 @@
 A client that never took part fits its head, from the initial head, on the
 frozen body.
 
-Symbols: K_P -> num_local_layers (by default the head's), e -> num_epochs,
+Symbols: K_P -> local_depth (by default the head's), e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
 Deviations from the paper: as everywhere in this library, momentum is 0.5 by
@@ -34,11 +34,11 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedPer, besides those of local training.
 
   Attributes:
-    num_local_layers: Last layers with weights that are local (K_P), at least 1;
+    local_depth: How many of the last layers with weights are local (K_P);
       None for the head layers.
   """
 
-  num_local_layers: Optional[int] = None
+  local_depth: Optional[int] = None
 
 
 @registry.method(FedPerHParams, 'global body, local head, trained together')
@@ -47,7 +47,7 @@ def build_fed_per(
 ) -> client_work.ClientWork:
   """FedPer; there must be layers with weights below the local ones."""
   split_model.check_has_body(model, 'fed_per')
-  layers = model.last_layers(hparams.num_local_layers, 'num_local_layers')
+  layers = model.last_layers(hparams.local_depth, 'local_depth')
   return joint_training.joint_training_work(
     model,
     hparams,

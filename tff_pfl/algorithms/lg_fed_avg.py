@@ -7,7 +7,7 @@ A client that never took part trains its body, from the initial one, under the
 frozen head.
 
 Symbols: local parameters theta^l -> the model's body, global parameters
-theta^g -> its head layers, or the last `num_global_layers`, eta ->
+theta^g -> its head layers, or the last `global_depth`, eta ->
 learning_rate.
 
 Deviations from the paper: the supervised variant without its auxiliary and
@@ -38,11 +38,11 @@ class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of LG-FedAvg, besides those of local training.
 
   Attributes:
-    num_global_layers: Last layers with weights that are global, at least 1;
+    global_depth: How many of the last layers with weights are global;
       None for the head layers.
   """
 
-  num_global_layers: Optional[int] = None
+  global_depth: Optional[int] = None
 
 
 @registry.method(LgFedAvgHParams, 'local body, global head, trained together')
@@ -51,7 +51,7 @@ def build_lg_fed_avg(
 ) -> client_work.ClientWork:
   """LG-FedAvg; there must be layers with weights below the global ones."""
   split_model.check_has_body(model, 'lg_fed_avg')
-  layers = model.last_layers(hparams.num_global_layers, 'num_global_layers')
+  layers = model.last_layers(hparams.global_depth, 'global_depth')
   return joint_training.joint_training_work(
     model,
     hparams,

@@ -81,6 +81,8 @@ def cnn(
   *,
   filters: Union[int, Sequence[int]] = 64,
   widths: Sequence[int] = (120, 64),
+  normalization: str = 'none',
+  groups: int = 32,
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
   """The 5-layer CNN of FedRep.
@@ -93,6 +95,10 @@ def cnn(
   Args:
     filters: Channels of both convolutions, or of each.
     widths: Units of the hidden dense layers.
+    normalization: Of the convolutions, before their activation: 'none', 'batch'
+      or 'group'.
+    groups: Groups of each group normalization; fewer where they do not divide
+      the channels.
     dropout: Fraction of the last hidden layer's outputs that training drops, in
       [0, 1); 0 switches it off.
 
@@ -108,8 +114,10 @@ def cnn(
     len(filters) == 2, 'filters', 'one integer or two', tuple(filters)
   )
   zoo_layers.check_widths((*filters, *widths))
+  zoo_layers.check_normalization(normalization, groups)
   seeds = zoo_layers.Seeds(seed)
   padding = 'valid' if min(shape[:2]) >= 16 else 'same'
+  is_plain = normalization == 'none'
   layers = [zoo_layers.with_channels]
   for i, channels in enumerate(filters):
     layers += [
@@ -117,10 +125,15 @@ def cnn(
         channels,
         5,
         padding=padding,
-        activation='relu',
+        activation='relu' if is_plain else None,
+        use_bias=is_plain,
         kernel_initializer=seeds(),
         name=f'conv_{i + 1}',
       ),
+      *zoo_layers.normalizations(
+        normalization, groups, channels, f'norm_{i + 1}'
+      ),
+      *([] if is_plain else [keras.layers.ReLU()]),
       keras.layers.MaxPooling2D(2),
     ]
   layers += [

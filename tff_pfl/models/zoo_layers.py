@@ -35,17 +35,29 @@ def with_channels(images):
   return keras.layers.Reshape((*images.shape[1:], 1))(images)
 
 
+def check_normalization(normalization, groups):
+  """Raises `ValueError` if one of them is none that there is."""
+  errors.expect_one_of(
+    'normalization', normalization, ('group', 'batch', 'none')
+  )
+  errors.expect_int('groups', groups, 1)
+
+
+def normalizations(normalization, groups, filters, name):
+  """The layer that normalizes the channels of a convolution, if any."""
+  if normalization == 'group':
+    number = math.gcd(groups, filters)
+    return [keras.layers.GroupNormalization(number, name=name)]
+  if normalization == 'batch':
+    return [keras.layers.BatchNormalization(name=name)]
+  return []
+
+
 class Convolutions:
   """Convolutions with their normalizations, numbered in the order of making."""
 
   def __init__(self, seeds, normalization, groups):
-    errors.expect(
-      normalization in ('group', 'batch', 'none'),
-      'normalization',
-      'one of group, batch, none',
-      normalization,
-    )
-    errors.expect_int('groups', groups, 1)
+    check_normalization(normalization, groups)
     self.seeds = seeds
     self._normalization = normalization
     self._groups = groups
@@ -67,12 +79,10 @@ class Convolutions:
       name=kind + suffix,
     )(x)
     name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
-    if self._normalization == 'group':
-      x = keras.layers.GroupNormalization(
-        math.gcd(self._groups, filters), name=name
-      )(x)
-    elif self._normalization == 'batch':
-      x = keras.layers.BatchNormalization(name=name)(x)
+    for layer in normalizations(
+      self._normalization, self._groups, filters, name
+    ):
+      x = layer(x)
     return keras.layers.Activation(activation)(x) if activation else x
 
 
