@@ -29,7 +29,8 @@ average was three times better on one seed with 5 samples. Separate FedAvg has
 one local step, which is gradient descent on all samples of a domain and gets to
 their least squares. d and the unequal p were chosen to show both regimes of
 Separate FedAvg, and so that FedDAR-SA converges with 5 samples; for this, the
-first eight seeds were looked at, among them those reported here.
+first eight seeds were looked at, with other mixtures and samples of the clients
+than those reported here, but the same ground truths.
 
 FedDAR-WA has two forms, as the paper has none for this problem. A client with
 one sample of a domain cannot find its head's two numbers. In one form it takes

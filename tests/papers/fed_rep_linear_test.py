@@ -38,6 +38,8 @@ def _convergence_table(rounds):
       'round': round_number,
       'distance': 1e-9 if round_number and number < 450 else 0.9,
       'rate': 1 / (number + seed),
+      'bound': 0.5,
+      'bound_rate': 1 / 190,
       'r_squared': 0.99,
       'rounds_to_near': number + seed,
       'rounds_to_close': number + seed,
@@ -57,7 +59,6 @@ def _claims(changes):
       ('10GD-GD', (150, 140)),
       ('FedRep, noisy labels', (100, 50)),
       ('FedRep, 10% of clients', (120, 70)),
-      ('Bound of Theorem 1', (200, 150)),
     )
     for num_clients, number in zip((50, 200), numbers)
   }
@@ -75,7 +76,8 @@ def _claims(changes):
     ({('FedRep', 200): 100}, {4, 7, 10}),
     ({('GD-GD', 50): 90}, {5}),
     ({('10GD-GD', 200): 40}, {9, 10}),
-    ({('Bound of Theorem 1', 200): 45}, {2}),
+    # A rate of 1 / 200, where the bound's is 1 / 190.
+    ({('FedRep', 50): 200}, {2, 5, 8}),
     # A run that needs all of the rounds has not come close.
     ({('FedRep, 10% of clients', 50): 450}, {3}),
   ],
@@ -121,14 +123,14 @@ def test_convergence_has_the_bound_and_a_run_of_small_cohorts(tmp_path):
   )
 
   assert table.distinct('round') == [0, 10, 20]
-  start, *_, end = table.curve('distance', 'round', method='FedRep')[1][0]
-  bound = table.where(method='Bound of Theorem 1')
-  rate = bound.values('rate', round=20)
-  assert bound.values('distance', round=0) == start
-  np.testing.assert_allclose(
-    bound.values('distance', round=20), start * np.exp(-20 * rate)
+  of_fed_rep = table.where(method='FedRep')
+  (distances,), (bounds,) = (
+    of_fed_rep.curve(column, 'round')[1] for column in ('distance', 'bound')
   )
+  rate = of_fed_rep.values('bound_rate', round=20)
+  np.testing.assert_allclose(bounds, distances[0] * np.exp(-rate * [0, 10, 20]))
   # The cohorts are others than all clients.
   partial = table.where(method='FedRep, 10% of clients')
-  assert partial.values('distance', round=0) == start
-  assert partial.values('distance', round=20) != end
+  (others,) = partial.curve('distance', 'round')[1]
+  assert others[0] == distances[0]
+  assert others[2] != distances[2]

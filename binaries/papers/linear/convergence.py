@@ -1,7 +1,4 @@
-"""How fast a run came close to the ground truth, and what the theory promises.
-
-Runs are made rows of an experiment, and so is the bound of the theory.
-"""
+"""How fast a run came close to the ground truth, and what theory promises."""
 
 from __future__ import annotations
 
@@ -79,18 +76,6 @@ def theorem_rate(
   return -float(np.log1p(-share)) / 2
 
 
-def theorem_rows(
-  start: float, rate: float, num_rounds: int
-) -> Iterator[dict[str, Any]]:
-  """The bound of the theory as a run: `round`, `distance` and `rate`."""
-  for index in _recorded(num_rounds):
-    yield {
-      'round': index,
-      'distance': start * np.exp(-rate * index),
-      'rate': rate,
-    }
-
-
 def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
   """Some states of a run with a record of every round.
 
@@ -100,7 +85,7 @@ def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
     `rounds_to_near` and `rounds_to_close`.
   """
   num_rounds = int(history.rounds[-1])
-  for index in _recorded(num_rounds):
+  for index in sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds}):
     row = {
       'round': index,
       'distance': history.distance[index],
@@ -113,7 +98,3 @@ def rows(history: simulation.History) -> Iterator[dict[str, Any]]:
         rounds_to_close=rounds_to(history.distance, CLOSE),
       )
     yield row
-
-
-def _recorded(num_rounds):
-  return sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds})

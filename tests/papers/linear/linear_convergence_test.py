@@ -59,10 +59,3 @@ def test_the_theorems_rate_by_hand():
   assert np.exp(-rate) == pytest.approx(np.sqrt(0.92))
   # Heads of one direction say nothing about the other one.
   assert convergence.theorem_rate(0.6, heads[[0, 0]], 0.25) == 0
-
-
-def test_the_theorems_bound_is_a_run_with_its_rate():
-  *_, before, last = convergence.theorem_rows(0.5, 0.1, num_rounds=25)
-  assert (before['round'], last['round']) == (20, 25)
-  assert before['distance'] == pytest.approx(0.5 * np.exp(-2))
-  assert last['rate'] == 0.1
