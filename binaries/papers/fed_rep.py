@@ -85,6 +85,8 @@ class NewClientsSizes(LocalEpochsSizes):
   """Sizes and hyperparameters of `fedrep_new_clients`.
 
   Attributes:
+    learning_rate: Of training and of a new client's head, as are the momentum
+      and the batch size.
     nums_epochs: Epochs of a new client on its head, smallest first.
     num_head_epochs: FedRep's epochs on the head in a round.
     num_body_epochs: FedRep's epochs on the body in a round, and the other
