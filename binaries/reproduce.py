@@ -28,6 +28,7 @@ import os
 from absl import flags
 
 from binaries import cluster_flags, papers, program, runtime_flags
+from binaries.papers import record
 from tff_pfl import datasets, errors
 from tff_pfl.experiments import claims, laboratory, paper
 from tff_pfl.simulation import summary
@@ -48,6 +49,12 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 _RERUN = flags.DEFINE_bool(
   'rerun', False, "Delete an experiment's earlier results and run it anew."
+)
+_DOCS_DIR = flags.DEFINE_string(
+  'docs_dir',
+  None,
+  "Folder of the results' pages (docs/results) whose records, tables of claims "
+  'and pictures are to show what was run, at full size.',
 )
 _DATASET = flags.DEFINE_enum(
   'dataset',
@@ -142,6 +149,10 @@ def main() -> None:
   print(claims.table(rows))
   print(f'\n{claims.count(row["verdict"] for row in rows)}.')
   print(f'Results: {settings.directory}')
+  if _DOCS_DIR.value is not None:
+    record.update(
+      _DOCS_DIR.value, summaries, settings.directory, papers.EXPERIMENTS
+    )
   failed = [s for s in summaries if 'error' in s]
   if failed:
     raise errors.RunError(

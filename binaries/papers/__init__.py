@@ -15,6 +15,7 @@ from binaries.papers import (
   fed_fac_tuning,
   fed_rep,
   fed_rep_linear,
+  fed_rep_table,
   fed_split,
   per_fed_avg,
 )
@@ -31,6 +32,7 @@ _MODULES = (
   fed_avg,
   per_fed_avg,
   fed_rep,
+  fed_rep_table,
   fed_dar,
   fed_fac_tuning,
   fed_fac,

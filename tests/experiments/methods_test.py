@@ -21,7 +21,7 @@ def test_fine_tuned_models_are_results_of_the_same_runs():
     tuned = {'evaluation': {'personal': {'accuracy': accuracy + 0.1}}}
     return types.SimpleNamespace(
       summary={'accuracy': {'last_10_mean': accuracy}},
-      variant={laboratory.FINE_TUNED: tuned}.get,
+      variant={'all': tuned}.get,
     )
 
   lab = types.SimpleNamespace(

@@ -22,9 +22,7 @@ def _finished(wanted):
     summary={'domains': {'personal': over_rounds}},
     variant={
       trial.OWN_VARIANT: {},
-      laboratory.FINE_TUNED: {
-        'evaluation': {'domains': {'personal': scores(0.4)}}
-      },
+      'all': {'evaluation': {'domains': {'personal': scores(0.4)}}},
     }.get,
   )
 

@@ -43,7 +43,7 @@ def test_new_clients_have_local_training_and_the_ensemble():
       return [{'after': {'accuracy': value}} for value in accuracies]
 
     def variant(name):
-      if name == laboratory.FINE_TUNED:
+      if name == 'all':
         return {'new_clients': scores([0.7, 0.9])}
       return {
         'new_clients': scores([0.2, 0.4]),

@@ -60,8 +60,9 @@ class Method(NamedTuple):
     algorithm: A key of `registry.ALGORITHMS`.
     hparams: Hyperparameters of its own.
     config: Fields of `RunConfig` of its own.
-    fine_tuned: If given, the name of the same with all weights of the last
-      models fine-tuned on the client.
+    fine_tuned: If given, the name of the same with the last models fine-tuned
+      on the client.
+    fine_tuned_scope: What of them, one of `trial.VARIANTS`.
   """
 
   name: str
@@ -69,10 +70,7 @@ class Method(NamedTuple):
   hparams: Mapping[str, Any] = types.MappingProxyType({})
   config: Mapping[str, Any] = types.MappingProxyType({})
   fine_tuned: Optional[str] = None
-
-
-# How models of the last round are fine-tuned besides.
-FINE_TUNED = 'all'
+  fine_tuned_scope: str = 'all'
 
 
 def hparams_of(
@@ -186,7 +184,9 @@ class Laboratory:
         runtime=self.settings.runtime,
         **config,
       ),
-      fine_tune_variants=(FINE_TUNED,) if method.fine_tuned else (),
+      fine_tune_variants=(
+        (method.fine_tuned_scope,) if method.fine_tuned else ()
+      ),
       num_new_clients=num_new_clients,
     )
 

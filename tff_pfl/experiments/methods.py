@@ -25,7 +25,7 @@ class Result(NamedTuple):
     partition: The partition's name.
     method: The method's name, or that of the same with fine-tuning.
     run: The run, which both have in common.
-    variant: `trial.OWN_VARIANT`, or `laboratory.FINE_TUNED`.
+    variant: `trial.OWN_VARIANT`, or how the models are fine-tuned.
   """
 
   partition: str
@@ -37,7 +37,7 @@ class Result(NamedTuple):
   @property
   def is_fine_tuned(self) -> bool:
     """Whether it is of the last models after fine-tuning."""
-    return self.variant == laboratory.FINE_TUNED
+    return self.variant != trial.OWN_VARIANT
 
   @property
   def scores(self) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ def run(
     for method in several:
       variants = {method.name: trial.OWN_VARIANT}
       if method.fine_tuned:
-        variants[method.fine_tuned] = laboratory.FINE_TUNED
+        variants[method.fine_tuned] = method.fine_tuned_scope
       for name, variant in variants.items():
         for seed in lab.seeds:
           finished = runs[partition, method.name, seed]

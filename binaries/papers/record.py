@@ -1,0 +1,177 @@
+"""The experiments' results in the documentation, made of what they wrote.
+
+`records/NAME.json` in the folder of the results' pages has what an experiment
+at full size came to: its claims and sizes. From the records come the tables of
+claims on the pages (after `<!-- claims: NAME -->`) and the table of coverage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tff_pfl import errors
+from tff_pfl.experiments import claims, paper
+from tff_pfl.simulation import summary as summary_lib
+
+_RECORDS = 'records'
+_KEPT = (
+  'experiment',
+  'dataset',
+  'seed',
+  'num_seeds',
+  'setup',
+  'seconds',
+  'versions',
+  'claims',
+)
+_END = '<!-- end of claims -->'
+_COVERAGE, _END_OF_COVERAGE = '<!-- coverage -->', '<!-- end of coverage -->'
+# Of an experiment's sizes, what the table of coverage tells.
+_SIZES = {
+  'num_clients': 'clients',
+  'nums_clients': 'clients',
+  'model': '',
+  'num_rounds': 'rounds',
+}
+
+
+def update(
+  docs_dir: str,
+  summaries: Sequence[Mapping[str, Any]],
+  results_dir: str,
+  experiments: Mapping[str, paper.Experiment],
+) -> None:
+  """Brings pages, records and pictures up to date.
+
+  Args:
+    docs_dir: Folder of the pages.
+    summaries: Of experiments that ran, see `paper.run`.
+    results_dir: Folder of their folders.
+    experiments: All there are, by name.
+
+  Raises:
+    ValueError: If an experiment ran at a small size.
+  """
+  pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
+  errors.expect(pages, 'docs_dir', "the folder of the results' pages", docs_dir)
+  shown = '\n'.join(page.read_text('utf-8') for page in pages)
+  os.makedirs(os.path.join(docs_dir, _RECORDS), exist_ok=True)
+  for summary in summaries:
+    if 'error' in summary:
+      continue
+    errors.expect(not summary['fast'], 'docs_dir', 'given without fast', True)
+    name = summary['experiment']
+    summary_lib.write_json(
+      os.path.join(docs_dir, _RECORDS, f'{name}.json'),
+      {key: summary[key] for key in _KEPT},
+    )
+    if f'({name}.png)' in shown:
+      shutil.copyfile(
+        os.path.join(results_dir, name, paper.FIGURE_NAME),
+        os.path.join(docs_dir, f'{name}.png'),
+      )
+  records = read(docs_dir)
+  for page in pages:
+    text = page.read_text('utf-8')
+    page.write_text(rewritten(text, records, experiments), 'utf-8')
+
+
+def read(docs_dir: str) -> dict[str, Mapping[str, Any]]:
+  """All records by the names of the experiments."""
+  paths = sorted(pathlib.Path(docs_dir, _RECORDS).glob('*.json'))
+  return {path.stem: json.loads(path.read_text('utf-8')) for path in paths}
+
+
+def rewritten(
+  text: str,
+  records: Mapping[str, Mapping[str, Any]],
+  experiments: Mapping[str, paper.Experiment],
+) -> str:
+  """A page with its tables made anew.
+
+  Args:
+    text: The page.
+    records: By the experiments' names.
+    experiments: All there are, by name.
+  """
+  text = re.sub(
+    rf'<!-- claims: (\w+) -->\n(?:\*\*(?:.|\n)*?{_END}\n)?',
+    lambda found: _claims(found[1], records.get(found[1])),
+    text,
+  )
+  coverage = '\n'.join(_coverage(records, experiments))
+  return re.sub(
+    rf'{_COVERAGE}\n(?:.|\n)*?{_END_OF_COVERAGE}',
+    lambda _: f'{_COVERAGE}\n{coverage}\n{_END_OF_COVERAGE}',
+    text,
+  )
+
+
+def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
+  marker = f'<!-- claims: {name} -->\n'
+  if record is None:
+    return marker
+  lines = [
+    f'**{_count(record)}** ({record["num_seeds"]} seeds).',
+    '',
+    '| claim | measured | wanted | |',
+    '|---|---|---|---|',
+  ]
+  for claim in record['claims']:
+    cells = [
+      claim['statement'],
+      _number(claim),
+      claim['threshold'],
+      claim['verdict'],
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  return marker + '\n'.join([*lines, _END, ''])
+
+
+def _count(record):
+  return claims.count(claim['verdict'] for claim in record['claims'])
+
+
+def _number(claim):
+  if claim['measured'] is None:
+    return 'nan'
+  text = f'{claim["measured"]:.3g}'
+  if claim['low'] is not None:
+    text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
+  return text
+
+
+def _coverage(records, experiments):
+  """The lines of the table of coverage."""
+  every_claim = {'claims': sum((r['claims'] for r in records.values()), [])}
+  yield f'**{_count(every_claim)}** of the experiments that were measured.\n'
+  yield '| paper, figure or table | experiment | size | k of n hold | hours |'
+  yield '|---|---|---|---|---|'
+  for name, experiment in experiments.items():
+    record = records.get(name)
+    dataset, sizes = next(iter(experiment.full.items()))
+    setup, result, hours = vars(sizes), 'not measured yet', ''
+    if record is not None:
+      dataset, setup = record['dataset'] or dataset, record['setup'] or setup
+      result = _count(record)
+      if record['seconds'] is not None:
+        hours = f'{record["seconds"] / 3600:.1f}'
+    size = [dataset or 'generated', *_sizes(setup)]
+    cells = [experiment.paper, f'`{name}`', ', '.join(size), result, hours]
+    yield f'| {" | ".join(cells)} |'
+
+
+def _sizes(setup):
+  for name, words in _SIZES.items():
+    if name in setup:
+      value = setup[name]
+      if not isinstance(value, (str, int)):
+        value = ' to '.join(map(str, (value[0], value[-1])[: len(value)]))
+      yield f'{value} {words}'.strip()
+  yield f'{setup["num_seeds"]} seeds'
