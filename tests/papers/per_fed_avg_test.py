@@ -14,31 +14,31 @@ _ACCURACIES = {
 }
 
 
-def test_claims_are_of_the_last_round_and_of_each_number_of_steps():
+def test_claims_are_of_the_last_round_and_of_each_setting():
   sizes = per_fed_avg.Sizes(num_rounds=20)
   table = tables.Table.from_rows(
     {
-      'num_local_steps': num_steps,
+      'setting': setting,
       'method': method,
       'seed': seed,
       'round': round_number,
       'accuracy': accuracy if round_number == 20 else 0.1,
     }
-    for num_steps in sizes.nums_local_steps
+    for setting in sizes.settings
     for method, accuracy in _ACCURACIES.items()
     for seed in range(5)
     for round_number in (10, 20)
   )
   found = list(per_fed_avg.make_claims(table, sizes))
-  assert [claim.measured for claim in found] == [-0.125, 0.25, -0.125, 0.25, 0]
+  assert [claim.measured for claim in found] == [*(-0.125, 0.25) * 4, 0]
   assert [claim.verdict for claim in found] == [
-    *(claims.FAILS, claims.HOLDS) * 2,
+    *(claims.FAILS, claims.HOLDS) * 4,
     claims.HOLDS,
   ]
 
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
-  sizes = per_fed_avg.Sizes(num_seeds=1)
+  sizes = per_fed_avg.Sizes(num_seeds=1, panels=((4, 20), (10, 10)))
   run = types.SimpleNamespace(
     evaluations=[
       {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
@@ -46,16 +46,18 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   )
   lab = untrained.Laboratory(sizes, lambda wanted: run)
   rows = list(per_fed_avg.measure(lab))
-  assert [(r['num_local_steps'], r['method'], r['accuracy']) for r in rows] == [
-    (4, 'FedAvg', 0.25),
-    (4, 'FedAvg + one step', 1),
-    (4, 'Per-FedAvg', 1),
-    (10, 'FedAvg', 0.25),
-    (10, 'FedAvg + one step', 1),
-    (10, 'Per-FedAvg', 1),
-    (10, 'Per-FedAvg, Hessian-free', 1),
-    (10, 'Per-FedAvg, exact', 1),
+  few, many = 'tau = 4, r = 0.4', 'tau = 10, r = 0.2'
+  assert [(r['setting'], r['method'], r['accuracy']) for r in rows] == [
+    (few, 'FedAvg', 0.25),
+    (few, 'FedAvg + one step', 1),
+    (few, 'Per-FedAvg', 1),
+    (many, 'FedAvg', 0.25),
+    (many, 'FedAvg + one step', 1),
+    (many, 'Per-FedAvg', 1),
+    (many, 'Per-FedAvg, Hessian-free', 1),
+    (many, 'Per-FedAvg, exact', 1),
   ]
+  assert [one.config.cohort_size for one in lab.trials] == [20] * 2 + [10] * 4
   wanted = lab.trials
   assert len({one.name for one in wanted}) == 6
   shared = {

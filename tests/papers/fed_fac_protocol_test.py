@@ -1,0 +1,111 @@
+"""FedFac under its authors' protocol, on made-up numbers."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from binaries.papers import fed_fac_protocol
+from tests.papers import untrained
+from tff_pfl.experiments import claims, tables
+
+
+def _table(rows):
+  """Of five seeds that differ alike in everything."""
+  return tables.Table.from_rows(
+    {**row, 'seed': seed, 'accuracy': row['accuracy'] + seed / 100}
+    for row in rows
+    for seed in range(5)
+  )
+
+
+@pytest.mark.parametrize(
+  'is_as_published, verdict', [(True, claims.HOLDS), (False, claims.FAILS)]
+)
+def test_local_statistics_explain_a_gap_where_there_is_one(
+  is_as_published, verdict
+):
+  accuracies = {
+    # With averaged statistics, with local ones: trained, new, new and initial.
+    'pi = 0.1': ((0.4, 0.4, 0.4), (0.8, 0.6, 0.4)),
+    'pi = 1': ((0.7, 0.7, 0.7), (0.7, 0.7, 0.7)),
+  }
+  if not is_as_published:
+    accuracies = {
+      'pi = 0.1': ((0.4, 0.6, 0.4), (0.3, 0.3, 0.3)),
+      'pi = 1': ((0.7, 0.7, 0.7), (0.8, 0.7, 0.6)),
+    }
+  table = _table(
+    {
+      'partition': partition,
+      'method': method,
+      'clients': clients,
+      'accuracy': accuracy,
+    }
+    for partition, by_method in accuracies.items()
+    for method, of_clients in zip(
+      ('averaged statistics', 'local statistics'), by_method
+    )
+    for clients, accuracy in zip(
+      ('trained', 'new', 'new, initial statistics'), of_clients
+    )
+  )
+  found = list(
+    fed_fac_protocol.statistics_claims(table, fed_fac_protocol.Sizes())
+  )
+  assert [claim.verdict for claim in found] == [verdict] * 5
+
+
+def test_new_clients_are_scored_with_both_kinds_of_statistics():
+  def finish(trial):
+    new = [
+      {'before': {'accuracy': 0.1 * i}, 'after': {'accuracy': 0.2 * i}}
+      for i in (1, 2)
+    ]
+    return types.SimpleNamespace(
+      summary={'accuracy': {'last_10_mean': 0.9}},
+      variant=lambda name: {'new_clients': new},
+    )
+
+  sizes = dataclasses.replace(
+    fed_fac_protocol.STATISTICS_FAST,
+    partitions={'pi = 1': 'client_dirichlet:10'},
+  )
+  lab = untrained.Laboratory(sizes, finish)
+  rows = list(fed_fac_protocol.measure_statistics(lab))
+  np.testing.assert_allclose(
+    [row['accuracy'] for row in rows], [0.9, 0.3, 0.15] * 2
+  )
+  first, second = (trial.config for trial in lab.trials)
+  assert (first.statistics, second.statistics) == ('global', 'local')
+  assert first.model_arguments['normalization'] == 'batch'
+  assert first.num_clients == sizes.num_clients - sizes.num_new_clients
+
+
+def test_leads_are_told_by_partition():
+  accuracies = {
+    'FedAvg': 0.2,
+    'FedPer': 0.6,
+    'FedRep': 0.7,
+    'FedFac, updates': 0.65,
+    'FedFac, weights': 0.66,
+    'random split': 0.6,
+    'FedFac, all personal': 0.6,
+  }
+  sizes = fed_fac_protocol.EQUAL_CLIENTS_FAST
+  table = _table(
+    {'partition': 'pi = 0.1', 'method': method, 'accuracy': accuracy}
+    for method, accuracy in accuracies.items()
+  )
+  found = list(fed_fac_protocol.equal_clients_claims(table, sizes))
+  np.testing.assert_allclose(
+    [claim.measured for claim in found], [0.45, 0.05, -0.05, 0.05, -0.05, 0.01]
+  )
+  assert [claim.verdict for claim in found] == [
+    *[claims.HOLDS] * 2,
+    claims.FAILS,
+    claims.HOLDS,
+    claims.FAILS,
+    claims.HOLDS,
+  ]
