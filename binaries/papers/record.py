@@ -24,7 +24,6 @@ _KEPT = (
   'experiment',
   'dataset',
   'seed',
-  'num_seeds',
   'setup',
   'seconds',
   'versions',
@@ -118,7 +117,7 @@ def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
   if record is None:
     return marker
   lines = [
-    f'**{_count(record)}** ({record["num_seeds"]} seeds).',
+    f'**{_count(record)}** ({record["claims"][0]["num_seeds"]} seeds).',
     '',
     '| claim | measured | wanted | |',
     '|---|---|---|---|',

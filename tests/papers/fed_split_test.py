@@ -8,7 +8,11 @@ from tff_pfl.experiments import claims, laboratory, tables
 @pytest.mark.slow
 def test_fed_split_keeps_the_bound_and_fed_avg_is_slower(tmp_path):
   sizes = fed_split.Sizes(
-    num_clients=3, num_examples=4, num_neurons=300, num_rounds=6, num_seeds=1
+    nums_clients=(3,),
+    num_examples=4,
+    num_neurons=300,
+    num_rounds=6,
+    num_seeds=1,
   )
   settings = laboratory.Settings(str(tmp_path), show_progress=False)
   lab = laboratory.Laboratory(settings, sizes)
@@ -27,22 +31,25 @@ def test_the_lead_is_in_powers_of_ten_after_the_last_round():
   rates = {'FedSplit': 0.01, 'FedAvg': 0.1, "theorem's bound": 0.05}
   table = tables.Table.from_rows(
     {
+      'num_clients': num_clients,
       'method': method,
       'seed': seed,
       'round': index,
       'loss_share': (rate * (1 + 0.1 * seed)) ** index,
       'eigenvalue_ratio': 1.5 - 0.2 * seed,
     }
+    for num_clients in (2, 5)
     for method, rate in rates.items()
     for seed in range(5)
     for index in range(4)
   )
-  sizes = fed_split.Sizes(num_rounds=3)
-  bound, line, lead = fed_split.make_claims(table, sizes)
+  sizes = fed_split.Sizes(nums_clients=(2, 5), num_rounds=3)
+  bound, line, lead, *others = fed_split.make_claims(table, sizes)
   # The first round is the worst.
   np.testing.assert_allclose(bound.measured, 0.2)
   np.testing.assert_allclose(line.measured, 1)
   np.testing.assert_allclose(lead.measured, 3)
+  assert len(others) == 3
 
 
 def test_the_kernel_is_the_expectation_over_neurons():

@@ -12,10 +12,10 @@ _CLAIM = {
   'low': 0.1,
   'high': 0.2,
   'threshold': '> 0',
+  'num_seeds': 5,
   'verdict': 'holds',
 }
 _RECORD = {
-  'num_seeds': 5,
   'dataset': 'mnist',
   'seconds': 5400,
   'setup': {
