@@ -49,7 +49,9 @@ def normalizations(normalization, groups, filters, name):
     number = math.gcd(groups, filters)
     return [keras.layers.GroupNormalization(number, name=name)]
   if normalization == 'batch':
-    return [keras.layers.BatchNormalization(name=name)]
+    # Keras's own momentum of 0.99 forgets the initial statistics too slowly for
+    # clients that make few steps; PyTorch's is this one.
+    return [keras.layers.BatchNormalization(momentum=0.9, name=name)]
   return []
 
 
