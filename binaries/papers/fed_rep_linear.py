@@ -9,6 +9,11 @@ is from it is the principal angle distance, in [0, 1].
 * `fedrep_linear_new_client` (figure 4): how many samples a client needs that
   did not train, with a learned representation and alone.
 
+The heads are the Q factor of a Gaussian matrix, scaled, as in the paper. The
+scale is lost in the copy that we have; ours is sqrt(n), with which the mean
+square of their lengths is k (Assumption 3 has each of length sqrt(k)). A new
+client's head has independent normal elements.
+
 Deviations from the paper: the dimensions and step sizes of its figures are
 unreadable in its text as we have it; here they are those of `Sizes`, one step
 size for all methods but FedSGD. Clients have few samples in the first
@@ -21,10 +26,10 @@ random.
 Theorem 1's bound (the formulas of the copy that we have are lost; FedDAR's
 Theorem A.4 has the same one) is for new samples in each round, and for enough
 of them, but for an unspecified constant. Here a client has the same few in all
-rounds; the step size is one that the theorem allows. The bound is for all
-clients in a round. With 10% of them it is about the worst cohort that can be
-drawn, whose heads have almost one direction: it promises a rate of 4e-4 at
-most, for a smaller step size than ours.
+rounds. The step size is one that the theorem allows, up to 1 / 4, as all
+singular values of the heads / sqrt(n) are 1. The bound is for all clients in a
+round. With 10% of them it is about the worst cohort that can be drawn, whose
+heads have almost one direction, and promises next to nothing.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
@@ -55,7 +60,7 @@ _THEOREM_1 = 'FedRep, Theorem 1'
 _FED_REP, _GD_GD, _10GD_GD = 'FedRep', 'GD-GD', '10GD-GD'
 _FED_REP_NOISE = 'FedRep, noisy labels'
 _FED_SGD, _LOCAL = 'FedSGD', 'Local only'
-# The error of an accurate model, in variances of the labels.
+# The error of an accurate model, in mean variances of the labels.
 _ACCURATE = 0.01
 
 
@@ -287,7 +292,7 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
         regressor, truth, counts, sizes.num_new_clients
       )
       # With as many samples as unknowns the error has no mean over clients.
-      # The heads have length sqrt(k), so that k is the labels' variance.
+      # The labels' variance, a head's square, is k on average.
       medians = np.median(errors, axis=1) / sizes.rank
       for num_samples, error in zip(counts, medians):
         yield {
@@ -364,7 +369,7 @@ EXPERIMENTS = (
       'relative_error',
       over='num_samples',
       x_label='Samples of the new client',
-      y_label='Error of a new client / variance of its labels',
+      y_label='Median error of new clients / mean variance of labels',
       log_y=True,
     ),
     full={None: NEW_CLIENT_FULL},

@@ -67,7 +67,9 @@ def theorem_rate(
 
   Args:
     start: The first distance, in [0, 1].
-    heads: W*, float64 `[n, k]`, of length sqrt(k) each.
+    heads: W*, float64 `[n, k]`. For rows of length sqrt(k), as the theorem has
+      them, s and S are at most and at least 1; for orthonormal columns times
+      sqrt(n) both are 1.
     learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
       largest singular value of W* / sqrt(n).
   """

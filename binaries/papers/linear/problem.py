@@ -73,8 +73,10 @@ class LinearProblem:
       clients with domains do not have.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
-    head_distribution: 'normalized': a head is a Gaussian vector scaled to
-      length sqrt(k) (FedRep); 'gaussian': independent normal elements (FedAvg).
+    head_distribution: 'orthonormal': the heads are the rows of the Q factor of
+      a Gaussian matrix, times the square root of their number, at least k
+      (FedRep, FedDAR); 'gaussian': independent normal elements (FedAvg). The
+      mean square of a head's length is k with both.
     num_domains: M, which have the heads; None where clients have them.
     concentration: alpha, positive. The smaller, the more of a client's samples
       are of one domain; for large ones all mixtures are the prior.
@@ -87,7 +89,7 @@ class LinearProblem:
   rank: int
   samples_per_client: Optional[int] = None
   noise_std: float = 0.0
-  head_distribution: str = 'normalized'
+  head_distribution: str = 'orthonormal'
   num_domains: Optional[int] = None
   concentration: float = 0.4
   prior: Optional[Sequence[float]] = None
@@ -103,7 +105,10 @@ class LinearProblem:
   @functools.cached_property
   def heads(self) -> np.ndarray:
     """The clients' w*_i, float64 `[n, k]`, or the domains' w*_z, `[M, k]`."""
-    return self._draw_heads(self.num_domains or self.num_clients, _HEADS)
+    num_heads, rng = self.num_domains or self.num_clients, self._rng(_HEADS)
+    if self.head_distribution == 'gaussian':
+      return rng.standard_normal((num_heads, self.rank))
+    return np.sqrt(num_heads) * random_orthonormal(num_heads, self.rank, rng)
 
   @property
   def targets(self) -> np.ndarray:
@@ -155,14 +160,17 @@ class LinearProblem:
   ) -> tuple[Samples, np.ndarray]:
     """Clients that did not train, with the same representation.
 
-    Their heads are drawn from the distribution of the others, and are none of
-    theirs. Of the same clients fewer samples are the first ones of more.
+    Their heads have independent normal elements. That is the distribution of
+    the others where it is 'gaussian', and else what the distribution of one of
+    them tends to for many heads. Of the same clients fewer samples are the
+    first ones of more.
 
     Returns:
       Their samples, with noise of `noise_std`, and their ground truths B* w*,
       float64 `[num_clients, d]`.
     """
-    targets = self._draw_heads(num_clients, _NEW_HEADS) @ self.representation.T
+    heads = self._rng(_NEW_HEADS).standard_normal((num_clients, self.rank))
+    targets = heads @ self.representation.T
     # One sample of all clients after the other.
     shape = (num_samples, num_clients)
     x = self._rng(_NEW_INPUTS).standard_normal((*shape, self.dimension))
@@ -172,13 +180,6 @@ class LinearProblem:
 
   def _rng(self, stream):
     return np.random.default_rng([self.seed, stream])
-
-  def _draw_heads(self, num_heads, stream):
-    heads = self._rng(stream).standard_normal((num_heads, self.rank))
-    if self.head_distribution == 'normalized':
-      lengths = np.linalg.norm(heads, axis=1, keepdims=True)
-      heads *= np.sqrt(self.rank) / lengths
-    return heads
 
   def _draw_samples(self, num_samples, input_stream, domain_stream):
     """Noiseless samples."""

@@ -29,7 +29,7 @@ def client_errors(
 
   Returns:
     float64 `[n]`. A client that predicts 0 has about the variance of its
-    labels, which is k for heads of length sqrt(k).
+    labels, the square of its head's length.
   """
   return 2 * model_lib.losses(regressors, problem.test_samples(num_samples))
 

@@ -213,7 +213,7 @@ def test_gradient_norm_is_of_the_loss_of_all_samples():
 
 
 def test_separate_fed_avg_of_one_domain_is_fed_avg():
-  problem = _problem(num_domains=1)
+  problem = _problem(num_domains=1, head_distribution='gaussian')
   separate, fed_avg = (
     _run(method, 5, problem)
     for method in (
@@ -228,7 +228,9 @@ def test_separate_fed_avg_of_one_domain_is_fed_avg():
 
 
 def test_one_client_and_domain_is_fed_rep():
-  problem = _problem(1, num_domains=1, samples_per_client=20)
+  problem = _problem(
+    1, num_domains=1, samples_per_client=20, head_distribution='gaussian'
+  )
   fed_dar, fed_rep = (
     _run(method, 4, problem).model
     for method in (_VARIANTS['fed_dar'], methods.fed_rep(_RATE))

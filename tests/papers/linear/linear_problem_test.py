@@ -19,15 +19,18 @@ def _with_domains(num_clients=6, **kwargs):
   )
 
 
-def test_ground_truth_is_orthonormal_with_heads_of_length_sqrt_k():
-  problem = _make()
-
+@pytest.mark.parametrize(
+  'problem, num_heads', [(_make(), 6), (_with_domains(), 3)]
+)
+def test_heads_and_representation_have_orthonormal_columns(problem, num_heads):
   gram = problem.representation.T @ problem.representation
   np.testing.assert_allclose(gram, np.eye(2), atol=1e-14)
+  # Times the square root of their number, so that a head's square is 2 on
+  # average.
+  assert problem.heads.shape == (num_heads, 2)
   np.testing.assert_allclose(
-    np.linalg.norm(problem.heads, axis=1), np.full(6, np.sqrt(2))
+    problem.heads.T @ problem.heads, num_heads * np.eye(2), atol=1e-13
   )
-  assert _with_domains().heads.shape == (3, 2)
 
 
 def test_gaussian_heads_have_unit_variance():
@@ -103,12 +106,23 @@ def test_new_clients_share_the_representation_and_no_head():
   heads = targets @ problem.representation
 
   np.testing.assert_allclose(heads @ problem.representation.T, targets)
-  np.testing.assert_allclose(np.linalg.norm(heads, axis=1), np.sqrt(2))
   everyone = np.concatenate([problem.heads, heads])
   assert len(np.unique(everyone.round(3), axis=0)) == 6 + 4
   np.testing.assert_allclose(
     samples.y, np.einsum('nmd,nd->nm', samples.x, targets)
   )
+
+
+def test_new_heads_are_distributed_as_those_of_many_clients():
+  problem = problem_lib.LinearProblem(3000, 5, 2)
+  _, targets = problem.new_clients(3000, 1)
+  probabilities = np.linspace(0.1, 0.9, 9)
+  old, new = (
+    np.quantile(heads, probabilities, axis=0)
+    for heads in (problem.heads, targets @ problem.representation)
+  )
+
+  np.testing.assert_allclose(old, new, atol=0.15)
 
 
 def test_fewer_samples_of_new_clients_are_the_first_of_more():

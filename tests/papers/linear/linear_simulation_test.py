@@ -291,7 +291,7 @@ def test_cohorts_are_drawn_by_the_seed():
 def test_fed_rep_contracts_geometrically_to_rounding(participation):
   problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
   initial = initialization.with_zero_head(
-    initialization.random_representation(20, 2)
+    initialization.method_of_moments(problem)
   )
   distance = simulation.run(
     methods.fed_rep(0.3),
