@@ -79,6 +79,12 @@ _REWEIGHT_DOMAINS = flags.DEFINE_boolean(
   'Whether all domains count the same in the loss, where all weights are '
   'trained together.',
 )
+_INITIAL_RUN = flags.DEFINE_string(
+  'initial_run',
+  None,
+  'Folder of a finished run of the same network, whose global model this one '
+  '(or its warm-up) starts from.',
+)
 _NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
   'num_warmup_rounds',
   0,
@@ -391,6 +397,7 @@ def config_from_flags(
       if flags.FLAGS[name].value is not None
     },
     personalization=personalization_from_flags(has_variants=has_variants),
+    initial_run=_INITIAL_RUN.value,
     num_warmup_rounds=_NUM_WARMUP_ROUNDS.value,
     num_rounds=_NUM_ROUNDS.value,
     cohort_size=cohort_size,

@@ -41,6 +41,7 @@ _LATER = {
   'max_gradient_norm': 2.0,
   'learning_rate_schedule': 'warmup:5+cosine:20',
   'server_learning_rate_schedule': 'step:10',
+  'initial_run': '/runs/before',
 }
 
 
@@ -49,6 +50,12 @@ def test_later_settings_are_stored_where_they_are_given():
   assert not set(_LATER) & set(_CONFIG.settings())
   text = json.dumps(config.settings())
   assert run_config.RunConfig.from_settings(json.loads(text)) == config
+
+
+def test_path_of_the_initial_run_is_absolute(monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  config = run_config.RunConfig(initial_run='before')
+  assert config.initial_run == str(tmp_path / 'before')
 
 
 def test_later_settings_reach_the_process():

@@ -1,6 +1,7 @@
-"""Tests of rounds of FedAvg before a run."""
+"""Tests of what is before a run: another run, and rounds of FedAvg."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.algorithms import toy_problems
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.algorithms import fed_dar
+from tff_pfl.algorithms import fed_avg, fed_dar, fed_per
 from tff_pfl.simulation import finished_run, run_config, run_store, warm_up
 
 _CONFIG = run_config.RunConfig(
@@ -135,9 +136,150 @@ def test_negative_warm_up_is_refused():
     # Their models are drawn apart, which trained weights do not stand.
     ('fed_em', {'num_warmup_rounds': 1}),
     ('ifca', {'num_warmup_rounds': 1}),
+    ('ifca', {'initial_run': 'run'}),
   ],
 )
 def test_settings_that_a_method_has_no_use_for_are_refused(algorithm, setting):
   (name,) = setting
   with pytest.raises(ValueError, match=f'`{name}`.*for {algorithm}'):
     run_config.RunConfig(algorithm=algorithm, **setting)
+
+
+_BEFORE = run_config.RunConfig(
+  algorithm='fed_avg',
+  hparams=fed_avg.FedAvgHParams(num_steps=2, learning_rate=0.1),
+  dataset_arguments={'classes': (0, 1, 2)},
+  partition='iid',
+  num_clients=1,
+  cohort_size=1,
+  model_arguments={'widths': (64,)},
+  num_rounds=2,
+  num_final_evaluations=1,
+)
+
+
+@pytest.fixture(name='before', scope='module')
+def _before(tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp('before') / 'run')
+  _BEFORE.run(directory, show_progress=False)
+  return directory
+
+
+def _after(before, **changes):
+  """A run on other classes that starts from the one before."""
+  settings = {
+    'algorithm': 'fed_per',
+    'hparams': fed_per.FedPerHParams(num_steps=1),
+    'dataset_arguments': {'classes': (3, 4, 5)},
+    'num_clients': 2,
+    'cohort_size': 2,
+    # Other initial weights than those of the run before.
+    'seed': 1,
+    'initial_run': before,
+    **changes,
+  }
+  return dataclasses.replace(_BEFORE, **settings)
+
+
+def _started(config, directory):
+  data = config.load_data()
+  model = config.build_model(data)
+  return warm_up.run(config, model, data, str(directory), show_progress=False)
+
+
+def test_the_first_round_starts_at_the_weights_of_the_initial_run(
+  before, tmp_path
+):
+  config = _after(before)
+  process = config.build_process(_started(config, tmp_path))
+  state, client = process.initialize(), process.initialize_client_state(0)
+  weights = {**state.global_weights, **client.local}
+  toy_problems.assert_same(weights, dict(_global_weights(before)))
+
+
+def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
+  moved = str(tmp_path / 'before')
+  shutil.copytree(before, moved)
+  uninterrupted, resumed = (str(tmp_path / name) for name in ('a', 'b'))
+  config = _after(moved)
+  config.run(uninterrupted, show_progress=False)
+  shorter = dataclasses.replace(config, num_rounds=1)
+  shorter.run(resumed, show_progress=False)
+  shutil.rmtree(moved)
+  config.run(resumed, resume=True, show_progress=False)
+  stored = []
+  for directory in (uninterrupted, resumed):
+    with run_store.RunStore.open_for_reading(directory) as store:
+      stored.append((store.server_state(), store.client_states([0, 1])))
+  assert stored[0] == stored[1]
+  with finished_run.FinishedRun(resumed) as run:
+    toy_problems.assert_same(
+      dict(run.model.initial_weights), dict(_global_weights(before))
+    )
+
+
+@pytest.mark.slow
+def test_the_warm_up_starts_from_the_initial_run(before, tmp_path):
+  # As good as no training.
+  hparams = fed_avg.FedAvgHParams(num_steps=1, learning_rate=1e-12)
+  config = _after(
+    before, algorithm='fed_avg', hparams=hparams, num_warmup_rounds=1
+  )
+  config.run(str(tmp_path), show_progress=False)
+  toy_problems.assert_close(
+    dict(_global_weights(tmp_path)), dict(_global_weights(before))
+  )
+  # The warm-up is a run that can be opened, too.
+  assert _global_weights(tmp_path / 'warmup')
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (
+      {'model_arguments': {'widths': (9,)}},
+      r'`initial_run` to be a run of the same network, with dense_1/kernel of '
+      r'shape \(64, 9\), found .dense_1/kernel of shape \(64, 64\) in ',
+    ),
+    (
+      {'model_arguments': {'widths': (64, 10)}},
+      r'with dense_2/kernel of .*, found .no dense_2/kernel in ',
+    ),
+    ({'model_arguments': {'widths': ()}}, r'with no dense_1/kernel, found .'),
+  ],
+)
+def test_a_run_of_another_network_is_refused(before, tmp_path, changes, words):
+  with pytest.raises(ValueError, match=words):
+    _started(_after(before, **changes), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_global_model_is_refused(before, tmp_path):
+  personal = str(tmp_path / 'personal')
+  _after(None).run(personal, show_progress=False)
+  with pytest.raises(ValueError, match='global model.*fed_per, which has none'):
+    _started(_after(personal), tmp_path / 'run')
+
+
+def test_an_unfinished_run_is_refused(before, tmp_path):
+  unfinished = str(tmp_path / 'before')
+  shutil.copytree(before, unfinished)
+  with run_store.RunStore.open_for_reading(unfinished) as store:
+    settings = {**store.config, 'num_rounds': 3}
+  # As of a run that was interrupted after two rounds.
+  run_store.RunStore.open_or_create(unfinished, settings).close()
+  with pytest.raises(ValueError, match='with its 3 rounds, found .2 in '):
+    _started(_after(unfinished), tmp_path / 'run')
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path):
+  with pytest.raises(errors.RunError, match='There is no run in .*nowhere'):
+    _started(_after(str(tmp_path / 'nowhere')), tmp_path / 'run')
+
+
+def test_a_run_whose_initial_weights_are_gone_cannot_be_opened(tmp_path):
+  config = _after('elsewhere')
+  model = config.build_model(config.load_data())
+  with pytest.raises(errors.RunError, match='There is no initial_weights.npz'):
+    warm_up.started(config, model, str(tmp_path))

@@ -5,6 +5,7 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -32,6 +33,7 @@ _LATER = frozenset(
     'max_gradient_norm',
     'learning_rate_schedule',
     'server_learning_rate_schedule',
+    'initial_run',
   }
 )
 
@@ -69,8 +71,10 @@ class RunConfig:
       as 'cosine:100', see `client.schedules`.
     server_learning_rate_schedule: The same of the server's.
     personalization: How clients' models are made before they are scored.
+    initial_run: Folder of a finished run of the same network, from whose global
+      model this one starts, or its warm-up; None for random weights.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
-      starts (see `warm_up`).
+      starts (see `warm_up`, also for `initial_run`).
     cohort_size: Clients in a round.
     rounds_per_evaluation: Rounds between evaluations.
     num_final_evaluations: How many of the last rounds are all evaluated.
@@ -106,6 +110,7 @@ class RunConfig:
   personalization: personalization_lib.Personalization = (
     personalization_lib.Personalization()
   )
+  initial_run: Optional[str] = None
   num_warmup_rounds: int = 0
   num_rounds: int = 100
   cohort_size: int = 10
@@ -127,13 +132,20 @@ class RunConfig:
     )
     kinds = domain_models.KINDS
     errors.expect_one_of('domain_model', self.domain_model, kinds)
+    refused = set(algorithm.refuses)
+    if 'num_warmup_rounds' in refused:
+      # Its models are drawn apart, which weights of another run do not stand.
+      refused.add('initial_run')
     for field in dataclasses.fields(self):
-      if field.name in algorithm.refuses:
+      if field.name in refused:
         value = getattr(self, field.name)
         wanted = (
           f'{field.default} for {self.algorithm}, which has no use for it'
         )
         errors.expect(value == field.default, field.name, wanted, value)
+    if self.initial_run is not None:
+      initial_run = os.path.abspath(self.initial_run)
+      object.__setattr__(self, 'initial_run', initial_run)
     self.training()
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)

@@ -1,4 +1,9 @@
-"""Rounds of FedAvg before a run, whose model is where its method starts.
+"""What is before a run: another run's model, and rounds of FedAvg.
+
+A run with `RunConfig.initial_run` starts from the model that another run ended
+with. The weights are kept in the run's folder when it begins, so that it goes
+on and can be opened whatever becomes of the other run. With a warm-up, too, it
+is the warm-up that starts from them, and they are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
@@ -21,13 +26,16 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
+from tff_pfl.datasets import files
 from tff_pfl.models import domain_models, split_model
 from tff_pfl.simulation import client_population, run_file, run_store
+from tff_pfl.simulation import summary as summary_lib
 
 if TYPE_CHECKING:
   from tff_pfl.simulation import run_config
 
 FOLDER = 'warmup'
+INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
 
 
 def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
@@ -73,7 +81,7 @@ def run(
   output_dir: str,
   **options: Any,
 ) -> split_model.SplitModel:
-  """Runs what there is to do of the warm-up; returns `started`.
+  """Does what is left to do before a run; returns `started`.
 
   Args:
     config: The run's settings.
@@ -81,13 +89,26 @@ def run(
     data: The run's.
     output_dir: The run's folder.
     **options: Further arguments of `RunConfig.run_process`.
+
+  Raises:
+    ValueError: If `initial_run` is no finished run of the same network with a
+      global model.
+    RunError: If it cannot be read, or the warm-up cannot start or go on.
   """
-  if config.num_warmup_rounds and not run_file.has_run(output_dir):
+  if run_file.has_run(output_dir):
+    return started(config, model, output_dir)
+  if config.num_warmup_rounds:
+    before, folder = config_of(config), os.path.join(output_dir, FOLDER)
+    first = run(before, model, data, folder)
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
-    config_of(config).run_process(
-      _process(config, model), data, os.path.join(output_dir, FOLDER), **options
-    )
+    before.run_process(_process(config, first), data, folder, **options)
+  elif config.initial_run is not None:
+    weights = _model_of_run(config, model)
+    os.makedirs(output_dir, exist_ok=True)
+    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
+    with summary_lib.atomic_file(path, 'wb') as file:
+      np.savez(file, **weights)
   return started(config, model, output_dir)
 
 
@@ -96,13 +117,32 @@ def started(
   model: split_model.SplitModel,
   output_dir: str,
 ) -> split_model.SplitModel:
-  """The model with the weights that the warm-up in a run's folder reached.
+  """The model with the weights that a run's method starts from.
+
+  Args:
+    config: The run's settings.
+    model: What `RunConfig.build_model` returned.
+    output_dir: The run's folder, in which `run` left what it did.
 
   Raises:
-    RunError: If the warm-up is missing, damaged or of another length.
+    ValueError: If the weights of `initial_run` that were kept are damaged.
+    RunError: If they are missing, or the warm-up is missing, damaged or of
+      another length.
   """
   if not config.num_warmup_rounds:
-    return model
+    if config.initial_run is None:
+      return model
+    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
+    if not os.path.exists(path):
+      raise errors.RunError(
+        f'There is no {INITIAL_WEIGHTS_NAME} in {output_dir}, where a run with '
+        'initial_run keeps the weights that it starts from: restore the file, '
+        'or give the settings that the run was begun with.'
+      )
+    kept = files.read_npz(path, list(model.initial_weights))
+    return dataclasses.replace(
+      model, initial_weights=collections.OrderedDict(kept)
+    )
   folder = os.path.join(output_dir, FOLDER)
   with run_store.RunStore.open_for_reading(folder) as store:
     if store.last_round != config.num_warmup_rounds:
@@ -118,6 +158,45 @@ def started(
     (name, np.asarray(value)) for name, value in state.global_weights.items()
   )
   return dataclasses.replace(_projected(config, model), initial_weights=weights)
+
+
+def _model_of_run(config, model):
+  """The weights that the global model of `initial_run` ended with, by name."""
+  directory = config.initial_run
+  with run_store.RunStore.open_for_reading(directory) as store:
+    other = type(config).from_settings(store.config)
+    errors.expect(
+      store.last_round == other.num_rounds,
+      'initial_run',
+      f'a finished run, with its {other.num_rounds} rounds',
+      f'{store.last_round} in {directory}',
+    )
+    own_model = started(other, other.build_model(other.load_data()), directory)
+    process = other.build_process(own_model)
+    errors.expect(
+      process.has_global_model,
+      'initial_run',
+      'a run with a global model, such as one of fed_avg',
+      f'{other.algorithm}, which has none, in {directory}',
+    )
+    with runtime_lib.given_or_on_cpu(None) as runtime:
+      state = client_population.server_state(process, runtime, store)
+  # What is not global is as it is for a client without data: as at the start.
+  found = {**process.model.initial_weights, **state.global_weights}
+  for name in dict.fromkeys([*model.initial_weights, *found]):
+    wanted, of_other = (
+      f'{name} of shape {np.shape(weights[name])}'
+      if name in weights
+      else f'no {name}'
+      for weights in (model.initial_weights, found)
+    )
+    errors.expect(
+      wanted == of_other,
+      'initial_run',
+      f'a run of the same network, with {wanted}',
+      f'{of_other} in {directory}',
+    )
+  return {name: np.asarray(found[name]) for name in model.initial_weights}
 
 
 def _process(config, model):
