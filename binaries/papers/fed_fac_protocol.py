@@ -6,6 +6,8 @@
 * `fedfac_equal_clients` (tables 2 and 8): FedAvg, FedPer, FedRep and forms of
   FedFac on clients of equal size: under which conditions is FedFac ahead?
 * `fedfac_large_budget`: the same with 25 times the local epochs.
+* `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
+  that was trained on other classes before, what do the methods gain by that?
 
 In the authors' code (ffair/FedFac on GitHub, at 76101b38) clients have equal
 numbers of examples, with classes drawn for each client from a Dirichlet
@@ -15,12 +17,16 @@ averaged, in FedAvg neither, and each client is scored with its own; at pi = 0.1
 tau is infinite on the two deepest divided layers, so that all of their units
 are personal; factors are those of weights.
 
+Its networks start from ImageNet weights. In `fedfac_pretrained` a network is
+trained centrally on the first half of the classes and clients have the others;
+all of its weights are taken, those of the head included.
+
 Deviations from that: networks are a CNN of two convolutions, with batch
-normalization in `fedfac_statistics`, and start at random; rounds and epochs are
-fewer (its moving statistics forget as fast as the authors', by 0.9 a step). The
-test set is 17% of each client's examples. A new client has either
-the initial statistics or those of its own examples: the code does not tell
-which.
+normalization in `fedfac_statistics`, and start at random but for the above;
+rounds and epochs are fewer (its moving statistics forget as fast as the
+authors', by 0.9 a step). The test set is 17% of each client's examples. A new
+client has either the initial statistics or those of its own examples: the code
+does not tell which.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -31,6 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +62,7 @@ _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
 _RANDOM, _ALL_PERSONAL = 'random split', 'FedFac, all personal'
 # What counts as no difference between accuracies.
 _ALIKE = 0.05
+_AT_RANDOM, _PRETRAINED = 'random start', 'pre-trained start'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +111,34 @@ class Sizes:
   num_seeds: int = 5
 
 
+@dataclasses.dataclass(frozen=True)
+class PretrainedSizes(Sizes):
+  """Sizes and hyperparameters with training before, on other classes.
+
+  Attributes:
+    partitions: As above, of half as many classes.
+    classes_before: The classes of the training before.
+    num_rounds_before: Its rounds; the optimizer starts anew in each.
+    num_epochs_before: Its epochs in a round.
+  """
+
+  dataset_arguments: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: {
+      'test_fraction': 0.17,
+      'classes': (5, 6, 7, 8, 9),
+    }
+  )
+  partitions: Mapping[str, str] = dataclasses.field(
+    default_factory=lambda: {
+      'pi = 0.1': 'client_dirichlet:0.5',
+      'pi = 1': 'client_dirichlet:5',
+    }
+  )
+  classes_before: Sequence[int] = (0, 1, 2, 3, 4)
+  num_rounds_before: int = 4
+  num_epochs_before: int = 5
+
+
 STATISTICS_FULL = Sizes(
   num_new_clients=30,
   model_arguments={
@@ -113,6 +149,7 @@ STATISTICS_FULL = Sizes(
 )
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(num_rounds=200, num_epochs=5)
+PRETRAINED_FULL = PretrainedSizes()
 STATISTICS_FAST = dataclasses.replace(
   STATISTICS_FULL,
   dataset='digits',
@@ -138,6 +175,19 @@ EQUAL_CLIENTS_FAST = dataclasses.replace(
   num_head_epochs=1,
   num_seeds=1,
 )
+PRETRAINED_FAST = dataclasses.replace(
+  PRETRAINED_FULL,
+  dataset='digits',
+  num_clients=10,
+  cohort_size=4,
+  partitions={'pi = 0.1': 'client_dirichlet:0.5'},
+  model_arguments={'filters': (2, 4), 'widths': (8,)},
+  num_rounds=2,
+  num_head_epochs=1,
+  num_rounds_before=1,
+  num_epochs_before=1,
+  num_seeds=1,
+)
 
 
 def _make_trial(
@@ -145,6 +195,9 @@ def _make_trial(
   method: laboratory.Method,
   partition: str,
   seed: int,
+  *,
+  start: str = '',
+  initial_runs: Mapping[int, str] = types.MappingProxyType({}),
 ) -> trial.Trial:
   sizes = lab.sizes
   shared = {
@@ -157,19 +210,20 @@ def _make_trial(
     method,
     shared,
     seed=seed,
-    label=partition,
+    label=f'{start}-{partition}',
     num_new_clients=sizes.num_new_clients,
     partition=sizes.partitions[partition],
     num_clients=sizes.num_clients - sizes.num_new_clients,
     rounds_per_evaluation=sizes.num_rounds,
+    initial_run=initial_runs.get(seed),
   )
 
 
-def _run(lab, compared):
+def _run(lab, compared, **options):
   return methods.run(
     lab,
     dict.fromkeys(lab.sizes.partitions, compared),
-    functools.partial(_make_trial, lab),
+    functools.partial(_make_trial, lab, **options),
   )
 
 
@@ -302,6 +356,74 @@ def equal_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
       )
 
 
+def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
+  """Accuracies from a random start and from a pre-trained one."""
+  compared = [
+    method
+    for method in _compared(lab.sizes)
+    if method.name in (_FED_AVG, _FED_PER, _FED_REP, _UPDATES, _RANDOM)
+  ]
+  before = lab.run({seed: _trial_before(lab, seed) for seed in lab.seeds})
+  initial_runs = {seed: run.directory for seed, run in before.items()}
+  starts = {_AT_RANDOM: {}, _PRETRAINED: initial_runs}
+  for start, runs in starts.items():
+    for result in _run(lab, compared, start=start, initial_runs=runs):
+      yield {
+        **result.columns(),
+        'start': start,
+        'accuracy': result.accuracy(),
+      }
+
+
+def _trial_before(lab, seed):
+  """Central training on the classes that the clients do not have."""
+  sizes = lab.sizes
+  arguments = {**sizes.dataset_arguments, 'classes': sizes.classes_before}
+  return lab.trial(
+    laboratory.Method('before', 'fed_avg'),
+    {**methods.training(sizes), 'num_epochs': sizes.num_epochs_before},
+    seed=seed,
+    dataset_arguments=arguments,
+    partition='iid',
+    num_clients=1,
+    cohort_size=1,
+    num_rounds=sizes.num_rounds_before,
+    rounds_per_evaluation=sizes.num_rounds_before,
+    num_final_evaluations=1,
+  )
+
+
+def pretrained_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+  """The order in tables 2 and 8, from networks such as those there."""
+  for partition in sizes.partitions:
+    for worse in (_FED_PER, _FED_REP, _RANDOM):
+      yield claims.difference(
+        f'{partition}: from a pre-trained start FedFac is more accurate than '
+        f'{worse}',
+        'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
+        table.lead(
+          'accuracy', _UPDATES, worse, partition=partition, start=_PRETRAINED
+        ),
+      )
+    gains = {
+      method: table.lead(
+        'accuracy',
+        _PRETRAINED,
+        _AT_RANDOM,
+        by='start',
+        method=method,
+        partition=partition,
+      )
+      for method in (_UPDATES, _FED_PER)
+    }
+    yield claims.difference(
+      f'{partition}: FedFac gains more from the pre-trained start than FedPer '
+      'does',
+      "the authors' code",
+      gains[_UPDATES] - gains[_FED_PER],
+    )
+
+
 _of_equal_clients = functools.partial(
   paper.Experiment,
   paper='FedFac, tables 2 and 8',
@@ -345,5 +467,22 @@ EXPERIMENTS = (
     summary='The same with 25 times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_rounds=3),
+  ),
+  paper.Experiment(
+    name='fedfac_pretrained',
+    summary='The same methods from a network that was trained on other classes',
+    paper='FedFac, tables 2 and 8',
+    measure=measure_pretrained,
+    claims=pretrained_claims,
+    draw=panels.bars(
+      'accuracy',
+      group='method',
+      by='start',
+      y_label='Test accuracy',
+      panel='partition',
+      sharey=True,
+    ),
+    full={'cifar10': PRETRAINED_FULL},
+    fast=PRETRAINED_FAST,
   ),
 )

@@ -109,3 +109,65 @@ def test_leads_are_told_by_partition():
     claims.FAILS,
     claims.HOLDS,
   ]
+
+
+def test_pretrained_networks_are_trained_first_on_the_other_classes():
+  def finish(trial):
+    return types.SimpleNamespace(
+      directory=f'/runs/{trial.name}',
+      summary={'accuracy': {'last_10_mean': 0.5}},
+    )
+
+  sizes = dataclasses.replace(fed_fac_protocol.PRETRAINED_FAST, num_seeds=2)
+  lab = untrained.Laboratory(sizes, finish)
+  rows = list(fed_fac_protocol.measure_pretrained(lab))
+  methods = ['FedAvg', 'FedPer', 'FedRep', 'FedFac, updates', 'random split']
+  assert [(row['start'], row['method'], row['seed']) for row in rows] == [
+    (start, method, seed)
+    for start in ('random start', 'pre-trained start')
+    for method in methods
+    for seed in range(2)
+  ]
+  before, at_random, pretrained = np.split(np.array(lab.trials), [2, 12])
+  assert len({trial.name for trial in lab.trials}) == len(lab.trials)
+  for trial in before:
+    assert trial.config.algorithm == 'fed_avg'
+    assert trial.config.num_clients == 1
+    assert trial.config.dataset_arguments['classes'] == (0, 1, 2, 3, 4)
+  for plain, trial in zip(at_random, pretrained):
+    config = trial.config
+    assert config.dataset_arguments['classes'] == (5, 6, 7, 8, 9)
+    assert config.initial_run == f'/runs/{before[config.seed].name}'
+    # Nothing else differs.
+    assert plain.config == dataclasses.replace(config, initial_run=None)
+
+
+def test_what_is_gained_by_a_pretrained_start_is_told_by_method():
+  accuracies = {
+    # From a random start, from a pre-trained one.
+    'FedPer': (0.5, 0.6),
+    'FedRep': (0.5, 0.7),
+    'FedFac, updates': (0.4, 0.65),
+    'random split': (0.4, 0.65),
+  }
+  sizes = fed_fac_protocol.PRETRAINED_FAST
+  table = _table(
+    {
+      'partition': 'pi = 0.1',
+      'method': method,
+      'start': start,
+      'accuracy': accuracy,
+    }
+    for method, of_starts in accuracies.items()
+    for start, accuracy in zip(('random start', 'pre-trained start'), of_starts)
+  )
+  found = list(fed_fac_protocol.pretrained_claims(table, sizes))
+  np.testing.assert_allclose(
+    [claim.measured for claim in found], [0.05, -0.05, 0, 0.15], atol=1e-12
+  )
+  assert [claim.verdict for claim in found] == [
+    claims.HOLDS,
+    claims.FAILS,
+    claims.UNDECIDED,
+    claims.HOLDS,
+  ]
