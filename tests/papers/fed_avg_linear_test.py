@@ -28,7 +28,7 @@ def test_shares_are_of_the_initial_values():
       ]
   found = list(
     fed_avg_linear.representation_claims(
-      tables.Table.from_rows(rows), fed_avg_linear.FULL
+      tables.Table.from_rows(rows), fed_avg_linear.REPRESENTATION_FULL
     )
   )
   assert [claim.measured for claim in found] == pytest.approx(
