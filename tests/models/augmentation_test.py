@@ -82,8 +82,7 @@ def test_clients_as_one_program_get_their_own():
   together = tf.function(
     lambda x, s: tf.vectorized_map(
       lambda arguments: change(*arguments), (x, s), fallback_to_while_loop=False
-    ),
-    jit_compile=True,
+    )
   )(tf.constant(images), seeds)
   for client in range(3):
     np.testing.assert_array_equal(

@@ -61,8 +61,8 @@ def test_path_of_the_initial_run_is_absolute(monkeypatch, tmp_path):
 def test_later_settings_reach_the_process():
   config = dataclasses.replace(
     _CONFIG,
-    model='resnet_18',
-    model_arguments={'base_filters': 1, 'normalization': 'batch'},
+    model='cnn',
+    model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
     **_LATER,
   )
   data = config.load_data()

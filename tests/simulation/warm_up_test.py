@@ -197,6 +197,7 @@ def test_the_first_round_starts_at_the_weights_of_the_initial_run(
   toy_problems.assert_same(weights, dict(_global_weights(before)))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
   moved = str(tmp_path / 'before')
   shutil.copytree(before, moved)
