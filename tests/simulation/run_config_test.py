@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.algorithms import fed_avg, fed_rep, registry, scaffold
-from tff_pfl.simulation import run_config
+from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, registry, scaffold
+from tff_pfl.simulation import run_config, summary
 from tff_pfl.templates import personalization
 
 _CONFIG = run_config.RunConfig(
@@ -74,6 +74,14 @@ def test_later_settings_reach_the_process():
   assert not {'statistics', 'learning_rates'} & set(
     _CONFIG.build_process(_CONFIG.build_model(data)).description
   )
+
+
+@pytest.mark.parametrize('threshold', [np.inf, -np.inf])
+def test_infinite_hyperparameters_survive_json(threshold):
+  hparams = fed_fac.FedFacHParams(threshold=threshold)
+  config = run_config.RunConfig(algorithm='fed_fac', hparams=hparams)
+  text = summary.json_text(config.settings())
+  assert run_config.RunConfig.from_settings(json.loads(text)) == config
 
 
 @pytest.mark.parametrize('name', registry.ALGORITHMS)

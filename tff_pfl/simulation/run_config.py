@@ -5,6 +5,7 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -36,6 +37,9 @@ _LATER = frozenset(
     'initial_run',
   }
 )
+
+
+_INFINITIES = {'inf': math.inf, '-inf': -math.inf}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +171,11 @@ class RunConfig:
     for field in dataclasses.fields(self):
       if field.name in _LATER and settings[field.name] == field.default:
         del settings[field.name]
+    # JSON has no infinity.
+    settings['hparams'] = {
+      name: str(value) if value in _INFINITIES.values() else value
+      for name, value in settings['hparams'].items()
+    }
     settings['dataset_arguments'] = dict(self.dataset_arguments)
     settings['model_arguments'] = {
       name: list(value) if isinstance(value, tuple) else value
@@ -192,10 +201,14 @@ class RunConfig:
         'a program of its own and only that program can build them again.'
       )
     algorithm = registry.get_algorithm(settings['algorithm'])
+    hparams = {
+      name: _INFINITIES[value] if value in list(_INFINITIES) else value
+      for name, value in settings['hparams'].items()
+    }
     return cls(
       **{
         **{name: settings[name] for name in own},
-        'hparams': algorithm.hparams(**settings['hparams']),
+        'hparams': algorithm.hparams(**hparams),
         'personalization': personalization_lib.Personalization(
           **settings['personalization']
         ),
