@@ -150,43 +150,33 @@ STATISTICS_FULL = Sizes(
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(num_rounds=200, num_epochs=5)
 PRETRAINED_FULL = PretrainedSizes()
+# The sizes of minutes have in common:
+_FAST = {
+  'dataset': 'digits',
+  'num_clients': 10,
+  'cohort_size': 4,
+  'model_arguments': {'filters': (2, 4), 'widths': (8,)},
+  'num_rounds': 2,
+  'num_head_epochs': 1,
+  'num_seeds': 1,
+}
 STATISTICS_FAST = dataclasses.replace(
   STATISTICS_FULL,
-  dataset='digits',
-  num_clients=10,
-  num_new_clients=3,
-  cohort_size=4,
-  model_arguments={
-    'filters': (2, 4),
-    'widths': (8,),
-    'normalization': 'batch',
+  **{
+    **_FAST,
+    'model_arguments': {**_FAST['model_arguments'], 'normalization': 'batch'},
   },
-  num_rounds=2,
-  num_seeds=1,
+  num_new_clients=3,
 )
 EQUAL_CLIENTS_FAST = dataclasses.replace(
-  EQUAL_CLIENTS_FULL,
-  dataset='digits',
-  num_clients=10,
-  cohort_size=4,
-  partitions={'pi = 0.1': 'client_dirichlet:1'},
-  model_arguments={'filters': (2, 4), 'widths': (8,)},
-  num_rounds=2,
-  num_head_epochs=1,
-  num_seeds=1,
+  EQUAL_CLIENTS_FULL, **_FAST, partitions={'pi = 0.1': 'client_dirichlet:1'}
 )
 PRETRAINED_FAST = dataclasses.replace(
   PRETRAINED_FULL,
-  dataset='digits',
-  num_clients=10,
-  cohort_size=4,
+  **_FAST,
   partitions={'pi = 0.1': 'client_dirichlet:0.5'},
-  model_arguments={'filters': (2, 4), 'widths': (8,)},
-  num_rounds=2,
-  num_head_epochs=1,
   num_rounds_before=1,
   num_epochs_before=1,
-  num_seeds=1,
 )
 
 

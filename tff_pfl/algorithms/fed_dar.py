@@ -90,12 +90,7 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   projection_dim: Optional[int] = None
 
   def __post_init__(self):
-    errors.expect(
-      self.aggregation in AGGREGATIONS,
-      'aggregation',
-      f'one of {", ".join(AGGREGATIONS)}',
-      self.aggregation,
-    )
+    errors.expect_one_of('aggregation', self.aggregation, AGGREGATIONS)
     errors.expect_non_negative('ridge', self.ridge)
     if self.projection_dim is not None:
       errors.expect_int('projection_dim', self.projection_dim, 1)

@@ -251,9 +251,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
 
 def _entry(name: str) -> DatasetEntry:
-  errors.expect(
-    name in DATASETS, 'dataset', f'one of {", ".join(DATASETS)}', name
-  )
+  errors.expect_one_of('dataset', name, DATASETS)
   return DATASETS[name]
 
 

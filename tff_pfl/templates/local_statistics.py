@@ -216,11 +216,13 @@ def statistics_of(
 
   zeros, ones = after_step(tf.zeros_like), after_step(tf.ones_like)
   has_examples = examples.num_examples > 0
-  return {
-    name: tf.where(
-      tf.logical_and(has_examples, ones[name] - zeros[name] < 1),
-      tf.math.divide_no_nan(zeros[name], 1 - (ones[name] - zeros[name])),
+
+  def of_examples(name):
+    share = 1 - (ones[name] - zeros[name])  # 1 - m; 0 for those that stay.
+    return tf.where(
+      tf.logical_and(has_examples, share > 0),
+      tf.math.divide_no_nan(zeros[name], share),
       weights[name],
     )
-    for name in names
-  }
+
+  return {name: of_examples(name) for name in names}

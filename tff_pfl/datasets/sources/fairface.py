@@ -165,7 +165,7 @@ def load_fairface(
     data_dir,
     f'a folder with {" and ".join(_FILES)} and the images that they name',
   )
-  errors.expect(label in LABELS, 'label', f'one of {", ".join(LABELS)}', label)
+  errors.expect_one_of('label', label, LABELS)
   errors.expect_int('image_size', image_size, 8)
   folder = files.find_folder(
     'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)

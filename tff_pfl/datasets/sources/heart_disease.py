@@ -139,12 +139,7 @@ def load_heart_disease(
     data_dir,
     f'the file {_CSV}, or a folder with it or with {", ".join(_FILES)}',
   )
-  errors.expect(
-    domain_column in DOMAIN_BOUNDS,
-    'domain_column',
-    f'one of {", ".join(DOMAIN_BOUNDS)}',
-    domain_column,
-  )
+  errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
   return tabular.to_clients(
     read_table(data_dir),
     tabular.Columns(

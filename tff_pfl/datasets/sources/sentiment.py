@@ -248,12 +248,7 @@ def load_sentiment(
     data_dir,
     'a CSV file with the columns text, label and client, user or domain',
   )
-  errors.expect(
-    vocabulary in VOCABULARIES,
-    'vocabulary',
-    f'one of {", ".join(VOCABULARIES)}',
-    vocabulary,
-  )
+  errors.expect_one_of('vocabulary', vocabulary, VOCABULARIES)
   errors.expect_int(
     'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary]
   )
