@@ -1,14 +1,40 @@
-"""Flags made of the keyword arguments of functions, such as models' makers."""
+"""Flags made of functions' keyword arguments and of dataclasses' fields."""
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 
 from tff_pfl import errors
 from tff_pfl.client import hparams
+
+
+def define_field(
+  name: str, owner: type, field: dataclasses.Field, of: str = ''
+) -> str:
+  """Defines a flag of a field's type; unset means the field's default.
+
+  Args:
+    name: The flag's name, which is returned.
+    owner: The dataclass.
+    of: Begins the help text, which is the dataclass's documentation.
+  """
+  annotation = typing.get_type_hints(owner)[field.name]
+  kind = (typing.get_args(annotation) or (annotation,))[0]
+  define = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+    bool: flags.DEFINE_boolean,
+  }[kind]
+  text = hparams.help_text(owner, field.name)
+  if field.name in hparams.none_for_zero(owner):
+    text += ' 0 stands for None.'
+  define(name, None, f'{of}{text} (default: {field.default})')
+  return name
 
 
 class ArgumentFlags:
@@ -33,14 +59,16 @@ class ArgumentFlags:
     """
     self._kind = kind
     self._hints: dict[str, Any] = {}
-    defaults: dict[str, dict[str, Any]] = {}
+    # By argument the default of each function that has it.
+    self._defaults: dict[str, dict[str, Any]] = {}
     for name, function in functions.items():
       hints = typing.get_type_hints(function)
       parameters = inspect.signature(function).parameters
       for argument in errors.own_arguments(function, common):
         self._hints.setdefault(argument, hints[argument])
-        defaults.setdefault(argument, {})[name] = parameters[argument].default
-    for name, by_owner in defaults.items():
+        by_owner = self._defaults.setdefault(argument, {})
+        by_owner[name] = parameters[argument].default
+    for name, by_owner in self._defaults.items():
       text = hparams.help_text(functions[next(iter(by_owner))], name)
       text += f' (default: {_each(by_owner)})'
       of = f'--{kind}={" or ".join(by_owner)}'
@@ -60,9 +88,13 @@ class ArgumentFlags:
         return define
     return flags.DEFINE_integer
 
-  def names(self) -> list[str]:
-    """The flags' names."""
-    return [f'{self._kind}_{name}' for name in self._hints]
+  def names(self, of: Optional[str] = None) -> list[str]:
+    """The names of all flags, or of those that one function has."""
+    return [
+      f'{self._kind}_{name}'
+      for name, by_owner in self._defaults.items()
+      if of is None or any(of in owner.split(' or ') for owner in by_owner)
+    ]
 
   def given(self) -> dict[str, Any]:
     """The arguments whose flags are given.

@@ -171,4 +171,6 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main)
+  flags_of = {'algorithms': run_flags.flags_of_algorithm, **run_flags.FLAGS_OF}
+  del flags_of['algorithm']
+  program.run(main, flags_of)

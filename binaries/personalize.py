@@ -38,15 +38,15 @@ from tff_pfl.simulation import summary as summary_lib
 FLAGS = flags.FLAGS
 
 # Flags of `train` that choose new clients' data, and how they are fitted.
-_DATA_FLAGS = (
+_KEY_DATA_FLAGS = (
   'dataset',
   'data_dir',
   'csv',
   'partition',
   'num_clients',
   'seed',
-  *run_flags.DATASET_ARGUMENTS.names(),
 )
+_DATA_FLAGS = (*_KEY_DATA_FLAGS, *run_flags.DATASET_ARGUMENTS.names())
 _FITTING_FLAGS = (
   'fine_tune',
   'fine_tune_learning_rate',
@@ -82,7 +82,7 @@ _ENSEMBLE = flags.DEFINE_bool(
   "Also score the mean prediction of the run's own clients' personal models.",
 )
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
-for _name in (*_DATA_FLAGS, *_FITTING_FLAGS):
+for _name in (*_KEY_DATA_FLAGS, *_FITTING_FLAGS):
   flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(program)
 
@@ -245,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main)
+  program.run(main, {'dataset': run_flags.DATASET_ARGUMENTS.names})

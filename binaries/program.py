@@ -1,7 +1,10 @@
 """How every program of this folder starts and ends."""
 
+import contextlib
+import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Optional
 
 from absl import app, flags, logging
 
@@ -12,6 +15,8 @@ _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
 
+_HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
+
 
 def _fail(error: object) -> None:
   """Ends the program with one line and status 1."""
@@ -19,22 +24,53 @@ def _fail(error: object) -> None:
   sys.exit(1)
 
 
-def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
+def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
+  others = [argument for argument in argv if argument not in _HELP]
+  if len(others) < len(argv):
+    _help(flags_of, others)
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
     _fail(f'{error} (--help lists the flags)')
   except SystemExit:
-    # --help and its like: absl gives status 1 to what is no failure.
+    # --helpfull and its like: absl gives status 1 to what is no failure.
     sys.exit(0)
 
 
-def run(main: Callable[[], None]) -> None:
+def _help(flags_of, argv):
+  """Shows the docstring and the flags, with those of what `argv` selects."""
+  with contextlib.suppress(flags.Error):
+    flags.FLAGS(argv)
+  flags.FLAGS.mark_as_parsed()
+  missing = []
+  for selector, names in flags_of.items():
+    if flags.FLAGS[selector].present:
+      value = flags.FLAGS[selector].value
+      for selected in value if isinstance(value, list) else [value]:
+        for name in names(selected):
+          flags.FLAGS.register_key_flag_for_module(argv[0], flags.FLAGS[name])
+    else:
+      missing.append(f'--{selector}')
+  app.usage(shorthelp=True, writeto_stdout=True)
+  if missing:
+    print(f'--help with {", ".join(missing)} has the flags of what it names.')
+  print('--helpfull lists all flags.')
+  sys.exit(0)
+
+
+def run(
+  main: Callable[[], None],
+  flags_of: Optional[Mapping[str, Callable[[str], Collection[str]]]] = None,
+) -> None:
   """Parses the flags and calls `main`.
 
   Expected errors (wrong flags and values, files, a failed run) end the program
   with one line on stderr and status 1, Ctrl-C with status 130, SIGTERM with
   143.
+
+  Args:
+    flags_of: Flags that --help shows only with another: from the name of that
+      to a function from (each of) its values to their names.
   """
 
   def guarded(argv: Sequence[str]) -> None:
@@ -53,4 +89,4 @@ def run(main: Callable[[], None]) -> None:
         raise
       _fail(errors.reason(e))
 
-  app.run(guarded, flags_parser=_parse_flags)
+  app.run(guarded, flags_parser=functools.partial(_parse_flags, flags_of or {}))

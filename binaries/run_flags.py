@@ -1,7 +1,6 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
-import typing
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -190,15 +189,6 @@ _SERVER_MOMENTUM = flags.DEFINE_float(
   'server_momentum', 0.0, 'Momentum of --server_optimizer=sgd.'
 )
 
-# Flags that are defined elsewhere, which --help is to list, too.
-_ELSEWHERE = (
-  *_MODEL_ARGUMENTS.names(),
-  *DATASET_ARGUMENTS.names(),
-  *runtime_flags.names(),
-)
-for _name in _ELSEWHERE:
-  flags.declare_key_flag(_name)
-
 
 def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
   """Turns 0 into None where None is a value and not the default."""
@@ -209,50 +199,53 @@ def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _define_field_flag(
-  name: str, owner: type, field: dataclasses.Field, of: str = ''
-) -> None:
-  """A flag of the field's type; unset means the field's default."""
-  annotation = typing.get_type_hints(owner)[field.name]
-  kind = (typing.get_args(annotation) or (annotation,))[0]
-  define = {
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    str: flags.DEFINE_string,
-    bool: flags.DEFINE_boolean,
-  }[kind]
-  text = hparams_lib.help_text(owner, field.name)
-  if field.name in hparams_lib.none_for_zero(owner):
-    text += ' 0 stands for None.'
-  define(name, None, f'{of}{text} (default: {field.default})')
-
-
 def _personalization_flag(field_name: str) -> str:
   if field_name.startswith(('fine_tune', 'new_client')):
     return field_name
   return f'fine_tune_{field_name}'
 
 
-for _field in dataclasses.fields(personalization.Personalization):
-  _define_field_flag(
-    _personalization_flag(_field.name), personalization.Personalization, _field
-  )
-
 # Of training, whatever the method; the schedule is given by name.
 _TRAINING = ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')
-for _field in dataclasses.fields(training_options.TrainingOptions):
-  if _field.name in _TRAINING:
-    _define_field_flag(_field.name, training_options.TrainingOptions, _field)
+_FIELD_FLAGS = [
+  argument_flags.define_field(
+    _personalization_flag(_field.name), personalization.Personalization, _field
+  )
+  for _field in dataclasses.fields(personalization.Personalization)
+] + [
+  argument_flags.define_field(
+    _field.name, training_options.TrainingOptions, _field
+  )
+  for _field in dataclasses.fields(training_options.TrainingOptions)
+  if _field.name in _TRAINING
+]
+for _name in (*_FIELD_FLAGS, *runtime_flags.names()):
+  flags.declare_key_flag(_name)
 
 # `batch_size` is one flag for all methods.
-_HPARAM_FLAGS: dict[str, dict[str, str]] = {}
-for _name, _algorithm in registry.ALGORITHMS.items():
-  _HPARAM_FLAGS[_name] = {}
-  for _field in dataclasses.fields(_algorithm.hparams):
-    if _field.name != 'batch_size':
-      _flag = f'{_name}_{_field.name}'
-      _HPARAM_FLAGS[_name][_field.name] = _flag
-      _define_field_flag(_flag, _algorithm.hparams, _field, f'{_name}: ')
+_HPARAM_FLAGS: dict[str, dict[str, str]] = {
+  name: {
+    field.name: argument_flags.define_field(
+      f'{name}_{field.name}', algorithm.hparams, field, f'{name}: '
+    )
+    for field in dataclasses.fields(algorithm.hparams)
+    if field.name != 'batch_size'
+  }
+  for name, algorithm in registry.ALGORITHMS.items()
+}
+
+
+def flags_of_algorithm(name: str) -> Collection[str]:
+  """The names of the flags of a method's hyperparameters."""
+  return _HPARAM_FLAGS.get(name, {}).values()
+
+
+# What --help shows only with a flag that says whose flags; see `program.run`.
+FLAGS_OF = {
+  'algorithm': flags_of_algorithm,
+  'dataset': DATASET_ARGUMENTS.names,
+  'model': _MODEL_ARGUMENTS.names,
+}
 
 
 def check_selected(*selected: str) -> None:
@@ -272,7 +265,14 @@ def check_selected(*selected: str) -> None:
 
 def _names() -> list[str]:
   own = flags.FLAGS.get_flags_for_module(__name__)
-  return [*(flag.name for flag in own), *_ELSEWHERE]
+  return [
+    *(flag.name for flag in own),
+    *_FIELD_FLAGS,
+    *runtime_flags.names(),
+    *_MODEL_ARGUMENTS.names(),
+    *DATASET_ARGUMENTS.names(),
+    *(flag for of_one in _HPARAM_FLAGS.values() for flag in of_one.values()),
+  ]
 
 
 def refuse(names: Iterable[str], reason: str) -> None:

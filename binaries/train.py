@@ -64,4 +64,6 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main)
+  program.run(
+    main, {**run_flags.FLAGS_OF, 'baselines': run_flags.flags_of_algorithm}
+  )

@@ -41,20 +41,38 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   assert re.search(default, result.out, re.DOTALL)
 
 
-def test_help_of_train_gives_the_defaults_of_every_method(programs):
-  text = ' '.join(programs.succeed('train', '--help').out.split())
+def test_help_of_train_has_the_flags_of_what_is_selected(programs):
+  def shown(*selected):
+    return ' '.join(programs.succeed('train', '--help', *selected).out.split())
+
+  text = shown()
   for words in (
     "(default: 'fed_rep')",
+    "--num_rounds: Rounds of training. (default: '100')",
+    '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
+    '--help with --algorithm, --dataset, --model, --baselines has the flags of',
+  ):
+    assert words in text
+  of_selected = (
     '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
     '(tau_h). (default: 10)',
     "--fed_avg_learning_rate: fed_avg: The clients' learning rate, positive. "
     '(default: 0.01)',
-    "--num_rounds: Rounds of training. (default: '100')",
-    '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
-    '--model_widths: With --model=mlp or',
     '--dataset_stride: With --dataset=shakespeare',
-  ):
+    '--model_widths: With --model=mlp or',
+  )
+  for words in of_selected:
+    assert words not in text
+  text = shown(
+    '--algorithm=fed_rep',
+    '--baselines=local_only,fed_avg',
+    '--dataset=shakespeare',
+    '--model=mlp',
+  )
+  for words in of_selected:
     assert words in text
+  for words in ('--help with', '--ditto_num_epochs', '--dataset_label_column'):
+    assert words not in text
 
 
 def test_programs_run_from_any_folder(programs):
