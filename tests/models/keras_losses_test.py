@@ -216,6 +216,116 @@ def test_metrics_by_name_object_and_function():
   np.testing.assert_array_equal(values['margin'], [2, 3])
 
 
+def nats(y, p):
+  return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+
+
+def brier(y, p):
+  return tf.reduce_sum(tf.square(y - p), axis=-1)
+
+
+def pinball(y, p):
+  return tf.maximum(0.9 * (y - p), 0.1 * (p - y))
+
+
+class Nats(keras.losses.Loss):
+  def call(self, y_true, y_pred):
+    return nats(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+  'loss, units, metrics, label_spec, num_classes',
+  [
+    (nats, 3, ['accuracy'], tf.TensorSpec([], tf.int32), 3),
+    (Nats(), 3, ['accuracy'], tf.TensorSpec([], tf.int32), 3),
+    (brier, 3, ['accuracy'], tf.TensorSpec([3], tf.float32), 3),
+    (brier, 3, [], tf.TensorSpec([3], tf.float32), None),
+    (pinball, 1, [], tf.TensorSpec([], tf.float32), None),
+    (brier, 1, ['accuracy'], tf.TensorSpec([], tf.int32), 2),
+  ],
+  ids=['classes', 'object', 'one_hot', 'vectors', 'quantile', 'two_classes'],
+)
+def test_labels_that_a_loss_of_ones_own_takes(
+  loss, units, metrics, label_spec, num_classes
+):
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=units), loss=loss, metrics=metrics
+  )
+  assert bridged.element_spec['y'] == label_spec
+  assert (bridged.classifier and bridged.classifier.num_classes) == num_classes
+
+
+def test_a_quantile_loss():
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=1), loss=pinball, metrics=[]
+  )
+  values = bridged.loss(tf.constant([3.0, 1.0]), tf.constant([[1.0], [3.0]]))
+  np.testing.assert_allclose(values, [1.8, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'loss, metrics, higher_is_better, primary',
+  [
+    ('mse', ['mae', 'mse'], None, ('mae', False)),
+    ('mse', [], None, ('loss', False)),
+    ('mse', ['cosine_similarity'], None, ('cosine_similarity', True)),
+    ('mse', [keras.metrics.MeanSquaredError(name='mse')], None, ('mse', False)),
+    ('mse', [pinball], False, ('pinball', False)),
+    (
+      'categorical_crossentropy',
+      [keras.metrics.TopKCategoricalAccuracy(2, name='top_2'), 'accuracy'],
+      None,
+      ('top_2', True),
+    ),
+    (
+      'sparse_categorical_crossentropy',
+      ['accuracy', 'sparse_categorical_crossentropy'],
+      None,
+      ('accuracy', True),
+    ),
+  ],
+)
+def test_the_first_metric_is_the_primary_one(
+  loss, metrics, higher_is_better, primary
+):
+  bridged = keras_models.bridge(
+    keras_models.sequential(),
+    loss=loss,
+    metrics=metrics,
+    higher_is_better=higher_is_better,
+  )
+  assert bridged.primary_metric == primary
+
+
+def test_classes_have_weights():
+  logits = tf.constant([[1.0, 2.0, 0.0], [3.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+  y = tf.constant([0, 1, 2])
+  for loss, labels in (
+    ('sparse_categorical_crossentropy', y),
+    ('categorical_crossentropy', tf.one_hot(y, 3)),
+  ):
+    plain, weighted = (
+      keras_models.bridge(
+        keras_models.sequential(), loss=loss, class_weight=class_weight
+      )
+      for class_weight in (None, {0: 0.5, 2: 4.0})
+    )
+    np.testing.assert_allclose(
+      weighted.loss(labels, logits),
+      plain.loss(labels, logits) * np.array([0.5, 1, 4]),
+    )
+  binary = keras_models.bridge(
+    keras_models.sequential(units=1),
+    loss='binary_crossentropy',
+    class_weight={1: 3.0},
+  )
+  np.testing.assert_allclose(
+    binary.loss(tf.constant([0, 1]), tf.constant([[0.0], [0.0]])),
+    np.log(2) * np.array([1, 3]),
+    rtol=1e-6,
+  )
+
+
 @pytest.mark.parametrize(
   'arguments, error, reason',
   [
@@ -225,6 +335,17 @@ def test_metrics_by_name_object_and_function():
       {'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []},
       ValueError,
       'value per example',
+    ),
+    (
+      {'loss': 'mse', 'metrics': [pinball]},
+      ValueError,
+      "`higher_is_better` to be True or False.*'pinball'",
+    ),
+    ({'class_weight': {3: 2.0}}, ValueError, r'integer in \[0, 2\], found 3'),
+    (
+      {'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}},
+      ValueError,
+      '`class_weight` to be None',
     ),
     ({'loss': 'mse'}, ValueError, "'accuracy' needs a classification loss"),
     ({'metrics': ['nonsense']}, ValueError, "Keras metrics, found 'nonsense'"),
@@ -244,7 +365,7 @@ def test_metrics_by_name_object_and_function():
     (
       {'label_spec': tf.TensorSpec([7], tf.int32)},
       ValueError,
-      r'labels of shape \(7,\) and dtype int32',
+      r'labels of shape \(7,\) and dtype int32 \(`label_spec`',
     ),
     (
       {

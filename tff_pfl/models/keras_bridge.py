@@ -18,7 +18,7 @@ Layers with `trainable=False` keep their weights, as in Keras.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
 
 import tensorflow as tf
@@ -52,6 +52,8 @@ def from_keras(
   loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
   metrics: Iterable[Any] = ('accuracy',),
   label_spec: Optional[tf.TensorSpec] = None,
+  higher_is_better: Optional[bool] = None,
+  class_weight: Optional[Mapping[int, float]] = None,
   jit_compile: Union[bool, str] = 'auto',
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
@@ -66,14 +68,20 @@ def from_keras(
       that follow them (activations, dropout) belong to the head too.
     loss: A loss by Keras name, a Keras loss object, or a function
       `(y_true, y_pred) -> [batch]` (a function gets `y_true` with the type and
-      the rank of `y_pred`, unless its name says that labels are sparse). For
+      the rank of `y_pred`, but classes as they are where it takes them). For
       cross-entropies given by name, whether the outputs are logits is read off
       the last layer's activation.
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
-      metric objects that are means over examples, or functions.
+      metric objects that are means over examples, or functions. The first one
+      is the primary one, by which models are compared; without any the loss.
     label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
       default int32 for sparse and binary cross-entropies, else float32, and
-      scalar where the output is one number.
+      scalar where the output is one number. Of a loss of one's own, what it
+      can be called with and whether `metrics` has `'accuracy'` tell the kind.
+    higher_is_better: Whether more of the first metric is better; None for what
+      Keras's own is: less of what is a loss, too, else more.
+    class_weight: Class to the factor of the loss of its examples, in training
+      as in scores, of all methods; 1 for classes that are not named.
     jit_compile: See `SplitModel.jit_compile`.
 
   Raises:
@@ -92,11 +100,20 @@ def from_keras(
   head_nodes = keras_graph.head_nodes(model, nodes, tuple(head_layers))
   body_model, head_model = keras_graph.cut_at_head(model, head_nodes)
   head_names = {node.layer.name for node in head_nodes}
-  kind, gives_logits, loss_fn = keras_losses.resolve_loss(loss, model)
+  metrics = tuple(metrics)
+  kind, gives_logits, loss_fn = keras_losses.resolve_loss(
+    loss, model, label_spec, metrics
+  )
+  metrics, primary_metric = keras_losses.resolve_metrics(
+    metrics, kind, gives_logits, higher_is_better
+  )
   pure = keras_purity.PureCalls(model, weight_slots)
   output_shape = model.output_shape[1:]
   if label_spec is None:
     label_spec = keras_losses.default_label_spec(kind, output_shape)
+  classifier = keras_losses.classifier_of(kind, gives_logits, output_shape)
+  if class_weight is not None:
+    loss_fn = keras_losses.class_weighted(loss_fn, class_weight, classifier)
   result = split_model.SplitModel(
     name=model.name,
     initial_weights=collections.OrderedDict(
@@ -113,8 +130,9 @@ def from_keras(
     body=pure.bind(body_model),
     head=pure.bind(head_model),
     loss=keras_losses.per_example(loss_fn, kind),
-    metrics=keras_losses.resolve_metrics(metrics, kind, gives_logits),
-    classifier=keras_losses.classifier_of(kind, gives_logits, output_shape),
+    metrics=metrics,
+    primary_metric=primary_metric,
+    classifier=classifier,
     has_convolutions=any(
       isinstance(module, _CONVOLUTIONS) for module in model.submodules
     ),

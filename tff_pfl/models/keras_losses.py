@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
@@ -32,6 +33,7 @@ _MOVING = (
   keras.layers.Permute,
   keras.layers.Dropout,
 )
+_ACCURACY = ('accuracy', 'acc')
 _ACCURACIES = {
   'sparse': keras.metrics.sparse_categorical_accuracy,
   'categorical': keras.metrics.categorical_accuracy,
@@ -58,6 +60,39 @@ def _loss_kind(name):
   return 'regression'
 
 
+def _kind_of_own_loss(function, output_shape, label_spec, classifies):
+  """The kind of a loss that is not Keras's and whose name does not tell it.
+
+  Args:
+    function: Called as it was given.
+    label_spec: What labels are, if that was given.
+    classifies: Whether the accuracy is wanted.
+  """
+  if output_shape[-1:] == (1,):
+    is_float = label_spec is not None and label_spec.dtype.is_floating
+    return 'binary' if classifies and not is_float else 'regression'
+  if label_spec is None:
+    is_sparse = _takes_classes(function, output_shape)
+  else:
+    rank = len(output_shape) - 1
+    is_sparse = label_spec.dtype.is_integer and label_spec.shape.rank == rank
+  if is_sparse:
+    return 'sparse'
+  return 'categorical' if classifies else 'regression'
+
+
+def _takes_classes(function, output_shape):
+  """Whether a loss can be called with a class for each vector of outputs."""
+  shape = [size or 2 for size in output_shape]
+  # A size that fits no other, so that nothing is broadcast.
+  shape = [max(shape) + 1, *shape]
+  try:
+    function(tf.zeros(shape[:-1], tf.int32), tf.fill(shape, 0.5))
+  except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+    return False
+  return True
+
+
 def _gives_probabilities(model):
   """Whether the outputs went through a softmax or sigmoid."""
   node = keras_graph.source_node(model.outputs[0])
@@ -79,8 +114,13 @@ def _gives_probabilities(model):
   )
 
 
-def resolve_loss(loss, model):
-  """Returns the kind, whether outputs are logits, and the loss function."""
+def resolve_loss(loss, model, label_spec, metrics):
+  """Returns the kind, whether outputs are logits, and the loss function.
+
+  Args:
+    label_spec: See `keras_bridge.from_keras`, as for `metrics`. The two tell
+      the kind of a loss that is not one of Keras's.
+  """
   gives_logits = not _gives_probabilities(model)
   if isinstance(loss, str):
     try:
@@ -90,18 +130,33 @@ def resolve_loss(loss, model):
         errors.message('loss', 'the name of a Keras loss', loss)
       ) from e
     name = getattr(function, '__name__', loss)
-    return _loss_kind(name), gives_logits, _of_outputs(function, gives_logits)
-  if isinstance(loss, keras.losses.Loss):
+  elif isinstance(loss, keras.losses.Loss):
     gives_logits = loss.get_config().get('from_logits', gives_logits)
-    return _loss_kind(type(loss).__name__), gives_logits, loss.call
-  if callable(loss):
-    kind = _loss_kind(getattr(loss, '__name__', ''))
-    return kind, gives_logits, _of_outputs(loss, gives_logits)
-  raise TypeError(
-    errors.message(
-      'loss', 'a Keras loss name, a Keras loss object or a function', loss
+    name, function = type(loss).__name__, loss.call
+  elif callable(loss):
+    name, function = getattr(loss, '__name__', ''), loss
+  else:
+    raise TypeError(
+      errors.message(
+        'loss', 'a Keras loss name, a Keras loss object or a function', loss
+      )
     )
-  )
+  kind = _loss_kind(name)
+  if kind == 'regression' and not _is_of_keras(function):
+    kind = _kind_of_own_loss(
+      function,
+      model.output_shape[1:],
+      label_spec,
+      any(isinstance(m, str) and m in _ACCURACY for m in metrics),
+    )
+  return kind, gives_logits, _of_outputs(function, gives_logits)
+
+
+def _is_of_keras(function, module=''):
+  """Whether a function is one of those of Keras, or of a module of it."""
+  # Of a Keras metric with arguments, the function.
+  function = getattr(function, 'func', function)
+  return function.__module__.startswith(f'keras.src.{module}')
 
 
 def _of_outputs(function, gives_logits):
@@ -147,26 +202,76 @@ def _log(probabilities):
   return tf.math.log(tf.maximum(probabilities, 1e-30))
 
 
+def class_weighted(
+  function: Callable[..., tf.Tensor],
+  class_weight: Mapping[int, float],
+  classifier: Optional[split_model.Classifier],
+) -> Callable[..., tf.Tensor]:
+  """A loss function times the weight of the label's class.
+
+  Args:
+    function: As `resolve_loss` returns it.
+    class_weight: See `keras_bridge.from_keras`.
+    classifier: See `classifier_of`.
+
+  Raises:
+    ValueError: If a class or a weight is out of its range, or there are no
+      classes.
+  """
+  errors.expect(
+    classifier is not None,
+    'class_weight',
+    'None for a loss that is not of classes',
+    class_weight,
+  )
+  factors = np.ones(classifier.num_classes, np.float32)
+  for label, weight in class_weight.items():
+    errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
+    errors.expect_non_negative('class_weight', weight)
+    factors[label] = weight
+
+  def call(y_true, y_pred):
+    values = function(y_true, y_pred)
+    if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
+      y_true = tf.argmax(y_true, axis=-1)
+    classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
+    return values * tf.cast(tf.gather(factors, classes), values.dtype)
+
+  return call
+
+
 def resolve_metrics(
-  metrics: Iterable[Any], kind: str, gives_logits: bool
-) -> Mapping[str, Callable[..., tf.Tensor]]:
-  """Metric name to `(y, outputs) -> [batch]`."""
+  metrics: Iterable[Any],
+  kind: str,
+  gives_logits: bool,
+  higher_is_better: Optional[bool],
+) -> tuple[Mapping[str, Callable[..., tf.Tensor]], split_model.PrimaryMetric]:
+  """Metric name to `(y, outputs) -> [batch]`, and the primary metric.
+
+  Args:
+    higher_is_better: Of the first metric; None for what Keras's own is.
+  """
   resolved = collections.OrderedDict()
+  primary = split_model.LOSS
   for metric in metrics:
     name, function = _resolve_metric(metric, kind, gives_logits)
     if name in resolved or name in ('loss', 'examples'):
       raise ValueError(
         errors.message('metrics', 'distinct names other than loss', name)
       )
+    if not resolved:
+      primary = split_model.PrimaryMetric(
+        name, _is_higher_better(name, function, higher_is_better)
+      )
     resolved[name] = per_example(_of_outputs(function, gives_logits), kind)
-  return resolved
+  return resolved, primary
 
 
 def _resolve_metric(metric, kind, gives_logits):
   """The name of a metric and its function."""
   name, function = getattr(metric, '__name__', None), metric
   if isinstance(metric, str):
-    if metric in ('accuracy', 'acc'):
+    if metric in _ACCURACY:
       return 'accuracy', _accuracy(metric, kind, gives_logits)
     name, function = metric, _keras_metric(metric)
   if isinstance(function, keras.metrics.Metric):
@@ -179,6 +284,19 @@ def _resolve_metric(metric, kind, gives_logits):
       )
     )
   return name or type(metric).__name__, function
+
+
+def _is_higher_better(name, function, given):
+  """Whether a metric is better where it is higher."""
+  if given is not None:
+    return given
+  errors.expect(
+    _is_of_keras(function),
+    'higher_is_better',
+    f'True or False, for the metric {name!r} is not one of Keras',
+    given,
+  )
+  return not _is_of_keras(function, 'losses')
 
 
 def _accuracy(metric, kind, gives_logits):
@@ -219,8 +337,7 @@ def _mean_metric_function(metric):
         f'{type(metric).__name__} {metric.name!r}',
       )
     )
-  function, arguments = metric._fn, metric._fn_kwargs  # pylint: disable=protected-access
-  return lambda y_true, y_pred: function(y_true, y_pred, **arguments)
+  return functools.partial(metric._fn, **metric._fn_kwargs)  # pylint: disable=protected-access
 
 
 def per_example(function, kind):

@@ -286,7 +286,8 @@ def check_pure(model, weight_slots):
       ) from e
     raise ValueError(
       'Expected `model`, `loss` and `metrics` to fit labels of shape '
-      f'{y_spec.shape} and dtype {y_spec.dtype.name}, found: {_reason(e)}'
+      f'{y_spec.shape} and dtype {y_spec.dtype.name} (`label_spec` says what '
+      f'they are), found: {_reason(e)}'
     ) from e
   handles = {id(v.handle): name for name, (_, _, v) in weight_slots.items()}
   others = {id(v.handle): v.name for v in concrete.graph.variables}

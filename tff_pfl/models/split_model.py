@@ -60,6 +60,21 @@ class Classifier(NamedTuple):
   outputs_of: Callable[[tf.Tensor], tf.Tensor]
 
 
+class PrimaryMetric(NamedTuple):
+  """The metric by which models are compared.
+
+  Attributes:
+    name: A key of `SplitModel.metrics`, or 'loss'.
+  """
+
+  name: str
+  higher_is_better: bool
+
+
+ACCURACY = PrimaryMetric('accuracy', True)
+LOSS = PrimaryMetric('loss', False)
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitModel:
   """A model as pure functions of named weights.
@@ -80,6 +95,7 @@ class SplitModel:
     loss: `(y, outputs) -> [batch]`, the loss of each example.
     metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
       mean over its examples.
+    primary_metric: Which of them, or the loss, models are compared by.
     classifier: What the outputs mean where they are scores of classes; None for
       regression.
     has_convolutions: Whether there are convolution layers.
@@ -109,6 +125,7 @@ class SplitModel:
   head: Callable[..., tuple]
   loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+  primary_metric: PrimaryMetric = LOSS
   classifier: Optional[Classifier] = None
   has_convolutions: bool = False
   jit_compile: Union[bool, str] = 'auto'

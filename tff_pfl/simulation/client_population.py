@@ -34,7 +34,8 @@ def check_data_fit(
       and expected.shape.is_compatible_with(found.shape),
       'data',
       f'examples whose {name} is {expected.dtype.name}{expected.shape}, as '
-      f'model {model.name!r} takes them',
+      f'model {model.name!r} takes them'
+      f'{" (see `label_spec`)" if name == "y" else ""}',
       f'{found.dtype.name}{found.shape} in dataset {data.name!r}',
     )
   if model.classifier is not None and data.num_classes is not None:
