@@ -14,6 +14,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import array_checks, array_clients, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.datasets.sources import table_encoding
 
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
 _NUM_FINGERPRINTED = 20
@@ -52,6 +53,8 @@ class FederatedDataset:
       dimension.
     domain_names: What the domains are called, distinct, which an example's
       domain id is a position in; None for a dataset without domains.
+    encoding: What made the examples of a table's rows, of data sets that are
+      tables; None for others.
     load_again: Returns an equal dataset wherever it is called; it is pickled in
       place of the content. None where that is to be pickled.
   """
@@ -109,6 +112,7 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
+    self.encoding: Optional[table_encoding.TableEncoding] = None
     self.load_again: Optional[Callable[[], FederatedDataset]] = None
 
   def __reduce__(self) -> Any:
@@ -260,7 +264,7 @@ class FederatedDataset:
       ValueError: A client is unknown or named twice, or none is named.
     """
     client_ids = list(client_ids)
-    return FederatedDataset(
+    data = FederatedDataset(
       name=self.name,
       client_ids=client_ids,
       element_spec=self.element_spec,
@@ -270,6 +274,8 @@ class FederatedDataset:
       positions=[self._position(client_id) for client_id in client_ids],
       domain_names=self.domain_names,
     )
+    data.encoding = self.encoding
+    return data
 
   def to_client_data(
     self, split: str = 'train'

@@ -68,3 +68,35 @@ def test_damaged_files_are_named(tmp_path, name, content, match):
     path.write_bytes(content)
   with shared.one_line_error(f'{name}` to be {match}'):
     csv_files.read_rows(str(path))
+
+
+def test_blanks_around_cells_and_names_do_not_count(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text(' x , y\n 1, 0\n ? ,1\n')
+  table = csv_files.read_table(str(path))
+  assert table.cells == {'x': ['1', ''], 'y': ['0', '1']}
+
+
+def test_markers_of_missing_values_can_be_chosen(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('x,y\n-9,0\n?,1\n')
+  table = csv_files.read_table(str(path), missing_markers=['-9'])
+  assert table.cells['x'] == ['', '?']
+
+
+@pytest.mark.parametrize(
+  'content, match',
+  [
+    ('', 'with a heading of different names, found'),
+    ('x,x\n1,2\n', 'with a heading of different names'),
+    ('x,\n1,2\n', 'with a heading of different names'),
+    ('x,y\n', 'with rows, found none'),
+    ('x,y\n1,2\n3\n', '2 cells in every row, found fewer in row 2'),
+    ('x,y\n1,2,3\n', '2 cells in every row, found more in row 1'),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, content, match):
+  path = tmp_path / 'a.csv'
+  path.write_text(content)
+  with shared.one_line_error(f'a.csv` .*{match}'):
+    csv_files.read_table(str(path))

@@ -62,12 +62,6 @@ def _all(dataset, split='train'):
   return [np.concatenate(field) for field in zip(*parts)]
 
 
-def _table(heading, *rows):
-  return tabular.Table(
-    'a.csv', dict(zip(heading, ([*column] for column in zip(*rows))))
-  )
-
-
 def test_clients_and_domains_are_those_of_the_columns(path):
   dataset = _load(path)
   assert dataset.name == 'tabular'
@@ -145,41 +139,6 @@ def test_a_missing_number_is_the_mean_and_may_have_an_indicator(path):
   np.testing.assert_allclose(present.std(), 1, rtol=1e-6)
 
 
-def test_inputs_are_numbers_then_words_then_indicators():
-  table = _table(
-    ('n', 'w', 'y'), ('1', 'b', '0'), ('', 'a', '1'), ('3', '', '1')
-  )
-  columns = tabular.Columns('y', missing_indicators=True)
-  numbers, others = tabular.inputs_of(table, columns)
-  np.testing.assert_array_equal(numbers, [[1], [np.nan], [3]])
-  np.testing.assert_array_equal(
-    others, [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
-  )
-
-
-def test_zeros_can_stand_for_missing_values():
-  table = _table(('n', 'm', 'y'), ('0', '0', '0'), ('5', '1', '1'))
-  columns = tabular.Columns('y', zero_is_missing=['n'])
-  numbers, _ = tabular.inputs_of(table, columns)
-  np.testing.assert_array_equal(numbers, [[np.nan, 0], [5, 1]])
-
-
-def test_number_codes_are_sorted_by_value():
-  table = _table(('c', 'y'), ('10', '0'), ('9', '1'), ('-1', '1'))
-  _, others = tabular.inputs_of(table, tabular.Columns('y', categorical=['c']))
-  np.testing.assert_array_equal(others, np.eye(3)[::-1])
-
-
-def test_columns_that_are_dropped_or_have_another_meaning_are_no_inputs():
-  heading = ('n', 'who', 'where', 'y', 'z')
-  table = _table(heading, ('1', 'a', 'b', '0', 'q'), ('2', 'c', 'd', '1', 'r'))
-  columns = tabular.Columns('y', domain='where', client='who', drop=['z'])
-  numbers, others = tabular.inputs_of(table, columns)
-  assert numbers.tolist() == [[1], [2]] and not others.size
-  with pytest.raises(ValueError, match='a column that is an input'):
-    tabular.inputs_of(table, tabular.Columns('y', 'where', 'who', ['z', 'n']))
-
-
 def test_bounds_cut_numbers_into_domains_and_leave_them_inputs(path):
   dataset = _load(path, domain_column='age', domain_bounds=[30, 50])
   assert dataset.domain_names == ('age<30', '30<=age<50', 'age>=50')
@@ -193,50 +152,6 @@ def test_a_table_may_be_without_domains(path):
   dataset = _load(path, domain_column=None)
   assert dataset.domain_names is None
   assert list(dataset.element_spec) == ['x', 'y']
-
-
-@pytest.mark.parametrize(
-  'labels, expected',
-  [
-    (['0', '1', '1'], [0, 1, 1]),
-    (['1', '2', '1'], [0, 1, 0]),
-    (['yes', 'no', 'yes'], [1, 0, 1]),
-    (['-1', '1.0', '1'], [0, 1, 1]),
-    (['10', '9', '2'], [2, 1, 0]),
-    (['0.5', '0.25', '0.5'], [1, 0, 1]),
-  ],
-)
-def test_labels_are_numbered_in_sorted_order(labels, expected):
-  table = _table(('y',), *((label,) for label in labels))
-  y, num_classes = tabular.labels_of(table, tabular.Columns('y'))
-  assert y.tolist() == expected and y.dtype == np.int32
-  assert num_classes == max(expected) + 1
-
-
-def test_a_numeric_label_can_be_cut_in_two():
-  table = _table(('y',), ('0',), ('3',), ('1.5',), ('2',))
-  columns = tabular.Columns('y', label_above=1.5)
-  assert tabular.labels_of(table, columns)[0].tolist() == [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
-  'labels, label_above, match',
-  [
-    (['0', '', '1'], None, 'a y in every row, found none in row 2'),
-    (['0', '1', '1.5'], None, "found '1.5' in row 3 .*`label_above`"),
-    (['no', 'yes', 'maybe'], None, "two different words .*'no' in row 1"),
-    (['1', '2', 'x'], None, "found 'x' in row 3"),
-    (['1', '1', '1'], None, 'two or more classes by y, found one'),
-    (['1', '2', '3'], 7, 'two or more classes by y, found one'),
-    (['1', 'x', '3'], 2, "numbers in column y, found 'x' in row 2"),
-  ],
-)
-def test_labels_of_another_kind_are_errors(labels, label_above, match):
-  table = _table(('y',), *((label,) for label in labels))
-  columns = tabular.Columns('y', label_above=label_above)
-  with pytest.raises(ValueError, match=match) as error:
-    tabular.labels_of(table, columns)
-  assert '`a.csv`' in str(error.value) and '\n' not in str(error.value)
 
 
 def test_pooled_rows_can_be_dealt_by_any_rule(path):
@@ -274,38 +189,6 @@ def test_a_folder_with_one_file_will_do(path, tmp_path):
     (folder / 'x.csv.gz').write_bytes(gzip.compress(file.read()))
   for found, wanted in zip(_all(_load(folder.parent)), _all(_load(path))):
     np.testing.assert_array_equal(found, wanted)
-
-
-def test_blanks_around_cells_and_names_do_not_count(tmp_path):
-  path = tmp_path / 'a.csv'
-  path.write_text(' x , y\n 1, 0\n ? ,1\n')
-  table = tabular.read_table(str(path))
-  assert table.cells == {'x': ['1', ''], 'y': ['0', '1']}
-
-
-def test_markers_of_missing_values_can_be_chosen(tmp_path):
-  path = tmp_path / 'a.csv'
-  path.write_text('x,y\n-9,0\n?,1\n')
-  table = tabular.read_table(str(path), missing_markers=['-9'])
-  assert table.cells['x'] == ['', '?']
-
-
-@pytest.mark.parametrize(
-  'content, match',
-  [
-    ('', 'with a heading of different names, found'),
-    ('x,x\n1,2\n', 'with a heading of different names'),
-    ('x,\n1,2\n', 'with a heading of different names'),
-    ('x,y\n', 'with rows, found none'),
-    ('x,y\n1,2\n3\n', '2 cells in every row, found fewer in row 2'),
-    ('x,y\n1,2,3\n', '2 cells in every row, found more in row 1'),
-  ],
-)
-def test_files_of_another_form_are_named(tmp_path, content, match):
-  path = tmp_path / 'a.csv'
-  path.write_text(content)
-  with shared.one_line_error(f'a.csv` .*{match}'):
-    tabular.read_table(str(path))
 
 
 @pytest.mark.parametrize(
@@ -424,3 +307,70 @@ def test_words_that_python_would_read_as_numbers_are_words(tmp_path):
     tmp_path, ('age', 'weight', 'ill'), rows, domain_column='age'
   )
   assert data.domain_names == ('10_19', '20_29')
+
+
+def test_regression_standardizes_labels_by_the_training_rows(path):
+  dataset = _load(path, label_column='age', task='regression')
+  assert dataset.num_classes is None
+  assert dataset.element_spec['y'] == tf.TensorSpec([], tf.float32)
+  _, y, _ = _all(dataset)
+  np.testing.assert_allclose([y.mean(), y.std()], [0, 1], atol=1e-6)
+  _, y_test, _ = _all(dataset, 'test')
+  ages = dataset.encoding.label(np.concatenate([y, y_test]))
+  np.testing.assert_allclose(np.sort(ages), np.arange(20, 80), rtol=1e-6)
+
+
+def test_a_split_column_decides_what_is_tested_on(tmp_path):
+  rows = [
+    (*row, ('train', 'Test')[i % 5 == 0]) for i, row in enumerate(_rows())
+  ]
+  path = _write(tmp_path / 'a.csv', rows, (*_HEADING, 'split'))
+  for options in ({}, dict(num_clients=4, partition='iid')):
+    dataset = _load(path, split_column='split', **options)
+    x, y, _ = _all(dataset)
+    assert (len(y), len(_all(dataset, 'test')[1])) == (48, 12)
+    # By training rows alone.
+    np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
+  with shared.one_line_error('`test_fraction` to be unset with a split col'):
+    _load(path, split_column='split', test_fraction=0.1)
+
+
+def test_rows_without_client_can_be_left_out_or_be_one(tmp_path):
+  rows = [['' if i < 6 else row[0], *row[1:]] for i, row in enumerate(_rows())]
+  path = _write(tmp_path / 'a.csv', rows)
+  dataset = _load(path, missing_domain='drop')
+  assert dataset.client_ids == ('a', 'b', 'c')
+  assert dataset.class_counts().sum() + dataset.class_counts('test').sum() == 54
+  dataset = _load(path, 4, missing_domain='value')
+  assert dataset.client_ids == ('(missing)', 'a', 'b', 'c')
+
+
+def test_new_rows_are_encoded_as_those_of_the_training(path, tmp_path):
+  dataset = _load(path, test_fraction=0)
+  new = tabular.load_new_clients(dataset.encoding, path, test_fraction=0)
+  assert new.client_ids == dataset.client_ids
+  for client_id in new.client_ids:
+    for found, wanted in zip(new.train(client_id), dataset.train(client_id)):
+      np.testing.assert_array_equal(found, wanted)
+  rows = [row[1:] for row in _rows(10)]
+  alone = _write(tmp_path / 'one.csv', rows, _HEADING[1:])
+  (client_id,) = tabular.load_new_clients(dataset.encoding, alone).client_ids
+  assert client_id == 'client'
+
+
+def test_a_column_of_many_words_stays_compact(tmp_path):
+  rows = [(f'w{i % 5000}', i, i % 2) for i in range(6000)]
+  dataset = _load_pooled(
+    tmp_path, ('word', 'n', 'y'), rows, min_category_count=1
+  )
+  x = dataset.train('client_0').x
+  assert x.shape == (2400, 5001)
+  np.testing.assert_array_equal(x[:, 1:].sum(axis=1), 1)
+  # The checksum reads rows before they are so wide.
+  train = dataset._train
+  assert sum(map(len, train.content(0))) < 50_000
+  other = [('other', *rows[0][1:]), *rows[1:]]
+  changed = _load_pooled(
+    tmp_path, ('word', 'n', 'y'), other, min_category_count=1
+  )
+  assert changed.fingerprint != dataset.fingerprint

@@ -8,7 +8,7 @@ Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
 above 0 in 139, 106, 115 and 149 cases, which is class 1.
 
 The clients are the hospitals. The domains are the sexes, groups of age, or the
-hospitals themselves; see `tabular` for how the 13 columns become inputs.
+hospitals themselves; see `table_encoding` for how the 13 columns become inputs.
 Outside Cleveland `ca`, `thal` and `slope` are missing for many or most
 patients, and a cholesterol (`chol`) of 0, as of all patients of switzerland,
 means that it was not measured.
@@ -24,7 +24,7 @@ from typing import Optional
 
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
-from tff_pfl.datasets.sources import tabular
+from tff_pfl.datasets.sources import csv_files, table_encoding, tabular
 
 SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
 COLUMNS = (
@@ -39,11 +39,11 @@ _CSV = 'heart_disease_4sites.csv'
 _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
-def read_table(data_dir: str) -> tabular.Table:
+def read_table(data_dir: str) -> csv_files.Table:
   """Reads the patients of all sites, of either form.
 
   Returns:
-    The cells by column: `site`, the sexes by name, and the other `COLUMNS`.
+    The cells by column: `site`, and the `COLUMNS`.
 
   Raises:
     ValueError: Files are missing, damaged or of other columns.
@@ -54,7 +54,7 @@ def read_table(data_dir: str) -> tabular.Table:
       path = os.path.join(folder, _CSV)
       break
   if os.path.isfile(path):
-    table = tabular.read_table(path)
+    table = csv_files.read_table(path)
     errors.expect(
       set(table.cells) == {'site', *COLUMNS},
       path,
@@ -66,12 +66,13 @@ def read_table(data_dir: str) -> tabular.Table:
   cells = dict(table.cells)
   for column in ('sex', *_CATEGORICAL):
     cells[column] = [_plain(cell) for cell in cells[column]]
-  cells['sex'] = [_SEXES.get(cell, cell) for cell in cells['sex']]
   order = ('site', *COLUMNS)
-  return tabular.Table(table.path, {column: cells[column] for column in order})
+  return csv_files.Table(
+    table.path, {column: cells[column] for column in order}
+  )
 
 
-def _read_sites(data_dir: str) -> tabular.Table:
+def _read_sites(data_dir: str) -> csv_files.Table:
   """Reads the four files as published."""
   folder = files.find_folder(
     'heart_disease',
@@ -82,11 +83,11 @@ def _read_sites(data_dir: str) -> tabular.Table:
   )
   cells: dict[str, list[str]] = {column: [] for column in ('site', *COLUMNS)}
   for site, file in zip(SITES, _FILES):
-    table = tabular.read_table(os.path.join(folder, file), columns=COLUMNS)
+    table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
     cells['site'] += [site] * table.num_rows
     for column, values in table.cells.items():
       cells[column] += values
-  return tabular.Table(folder, cells)
+  return csv_files.Table(folder, cells)
 
 
 def _plain(text: str) -> str:
@@ -142,7 +143,7 @@ def load_heart_disease(
   errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
   return tabular.to_clients(
     read_table(data_dir),
-    tabular.Columns(
+    table_encoding.Columns(
       label='num',
       domain=domain_column,
       client='site',
@@ -152,6 +153,7 @@ def load_heart_disease(
       label_above=0,
       domain_bounds=DOMAIN_BOUNDS[domain_column],
       missing_indicators=missing_indicators,
+      renamed={'sex': _SEXES},
     ),
     num_clients,
     partition,

@@ -1,0 +1,278 @@
+"""Tests of what rows of tables become."""
+
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from tests.datasets import shared
+from tff_pfl.datasets.sources import csv_files, table_encoding
+
+
+def _table(heading, *rows):
+  return csv_files.Table(
+    'a.csv', dict(zip(heading, ([*column] for column in zip(*rows))))
+  )
+
+
+def _fitted(table, label='y', moments=(0, 1), **columns):
+  """The encoding of a table, with the same mean and deviation throughout."""
+  encoding = table_encoding.fit(table, table_encoding.Columns(label, **columns))
+  size = len(encoding.numbers) + (not encoding.classes)
+  means, deviations = ([moment] * size for moment in moments)
+  return dataclasses.replace(encoding, means=means, deviations=deviations)
+
+
+def _inputs(table, encoding=None, **columns):
+  encoding = encoding or _fitted(table, **columns)
+  rows = encoding.encode(table)
+  return encoding.inputs(rows.numbers, rows.codes).tolist()
+
+
+def test_inputs_are_numbers_then_words_then_indicators():
+  table = _table(
+    ('n', 'w', 'y'), ('1', 'b', '0'), ('', 'a', '1'), ('3', '', '1')
+  )
+  encoding = _fitted(table, moments=(1, 2), missing_indicators=True)
+  assert encoding.input_names == [
+    'n',
+    'w=a',
+    'w=b',
+    'n is missing',
+    'w is missing',
+  ]
+  assert _inputs(table, encoding) == [
+    [0, 0, 1, 0, 0],
+    [0, 1, 0, 1, 0],
+    [1, 0, 0, 0, 1],
+  ]
+
+
+def test_zeros_can_stand_for_missing_values():
+  table = _table(('n', 'm', 'y'), ('0', '0', '0'), ('5', '1', '1'))
+  rows = _fitted(table, zero_is_missing=['n']).encode(table)
+  np.testing.assert_array_equal(rows.numbers, [[np.nan, 0], [5, 1]])
+
+
+def test_number_codes_are_sorted_by_value():
+  table = _table(('c', 'y'), ('10', '0'), ('9', '1'), ('-1', '1'))
+  assert _inputs(table, categorical=['c']) == np.eye(3)[::-1].tolist()
+
+
+def test_columns_that_are_dropped_or_have_another_meaning_are_no_inputs():
+  heading = ('n', 'who', 'where', 's', 'y', 'z')
+  table = _table(
+    heading, ('1', 'a', 'b', 'train', '0', 'q'), ('2', 'c', 'd', 'x', '1', 'r')
+  )
+  named = dict(domain='where', client='who', split='s')
+  assert _fitted(table, drop=['z'], **named).input_names == ['n']
+  with pytest.raises(ValueError, match='a column that is an input'):
+    _fitted(table, drop=['z', 'n'], **named)
+
+
+def test_rare_words_share_an_input_with_those_of_new_rows():
+  table = _table(('w', 'y'), *zip('aabbcd', '010101'))
+  encoding = _fitted(table, min_category_count=2)
+  assert encoding.input_names == ['w=a', 'w=b', 'other w']
+  new = _table(('w',), ('b',), ('d',), ('new',), ('',))
+  assert _inputs(new, encoding) == [[0, 1, 0], [0, 0, 1], [0, 0, 1], [0, 0, 0]]
+
+
+def test_new_words_are_none_of_those_known_with_a_warning(caplog):
+  table = _table(('w', 'c', 'y'), ('a', '3', '0'), ('b', '4', '1'))
+  encoding = _fitted(table, categorical=['c'])
+  new = _table(('w', 'c'), ('b', '3.0'), ('z', '4.5'))
+  with caplog.at_level(logging.WARNING):
+    # Codes are equal by value: 3.0 is 3.
+    assert _inputs(new, encoding) == [[0, 1, 1, 0], [0, 0, 0, 0]]
+  assert "in column w, 1 cells, such as 'z' in row 2 after" in caplog.text
+
+
+def test_an_encoding_is_the_same_after_it_was_json():
+  table = _table(
+    ('n', 'w', 'd', 'y'), ('1', 'b', 'p', '0'), ('2.5', 'a', 'q', '1')
+  )
+  encoding = _fitted(
+    table, moments=(0.1, 1 / 3), domain='d', renamed={'w': {'a': 'c'}}
+  )
+  again = table_encoding.TableEncoding.from_json(json.loads(encoding.text))
+  assert again.text == encoding.text
+  assert _inputs(table, again) == _inputs(table, encoding)
+  assert again.input_names == ['n', 'w=b', 'w=c']
+  assert again.encode(table).domain.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+  'labels, columns, classes, expected',
+  [
+    (['0', '1', '1'], {}, '0 1', [0, 1, 1]),
+    (['1', '2', '1'], {}, '1 2', [0, 1, 0]),
+    (['yes', 'no', 'yes'], {}, 'no yes', [1, 0, 1]),
+    (['mid', 'low', 'top', 'low'], {}, 'low mid top', [1, 0, 2, 0]),
+    (['-1', '1.0', '1'], {}, '-1 1', [0, 1, 1]),
+    (['10', '9', '2'], {}, '2 9 10', [2, 1, 0]),
+    (['0.5', '0.25', '0.5'], {}, '0.25 0.5', [1, 0, 1]),
+    (
+      ['0', '3', '1.5', '2'],
+      {'label_above': 1.5},
+      'y<=1.5 y>1.5',
+      [0, 1, 0, 1],
+    ),
+    (['b', 'a', 'c', ''], {'label_values': ['b', 'a']}, 'b a', [0, 1, -1, -1]),
+    (['2', '1.0'], {'label_values': ['2', '1']}, '1 2', [1, 0]),
+    (
+      ['>5', '<=5', '>5'],
+      {'label_values': ['>5:1', '<=5:0']},
+      '0 1',
+      [1, 0, 1],
+    ),
+    (
+      ['a', 'b', 'c'],
+      {'label_values': ['c:good', 'a:bad', 'b:good']},
+      'good bad',
+      [1, 0, 0],
+    ),
+  ],
+)
+def test_labels_are_classes_in_sorted_order_unless_told(
+  labels, columns, classes, expected
+):
+  table = _table(('x', 'y'), *(('1', label) for label in labels))
+  encoding = _fitted(table, **columns)
+  assert encoding.classes == classes.split()
+  y = encoding.labels(table)
+  assert y.tolist() == expected and y.dtype == np.int32
+  assert encoding.target(y) is y
+
+
+def test_regression_learns_standardized_labels_and_predicts_their_unit():
+  table = _table(('x', 'y'), ('1', '10'), ('2', '20.5'))
+  encoding = _fitted(table, moments=(10, 2), task='regression')
+  assert encoding.classes == []
+  labels = encoding.labels(table)
+  assert labels.tolist() == [10, 20.5]
+  target = encoding.target(labels)
+  assert target.tolist() == [0, 5.25] and target.dtype == np.float32
+  assert encoding.label(target).tolist() == [10, 20.5]
+
+
+@pytest.mark.parametrize(
+  'labels, columns, match',
+  [
+    (['0', '', '1'], {}, 'a y in every row, found none in row 2'),
+    (['0', '1', '1.5'], {}, "found '1.5' in row 3 .*regression.*`label_above`"),
+    (['1', '2', 'x'], {}, "words alone, as y, found 'x' in row 3"),
+    (['1', '1', '1'], {}, 'two or more classes by y, found one'),
+    (
+      ['1', '2', '3'],
+      {'label_above': 7},
+      'two or more classes by y, found one',
+    ),
+    (
+      ['1', 'x', '3'],
+      {'label_above': 2},
+      "numbers in column y, found 'x' in r",
+    ),
+    (['1', 'x'], {'task': 'regression'}, "found 'x' in row 2 .*regression"),
+    (
+      ['1', ''],
+      {'task': 'regression'},
+      'a y in every row, found none in row 2',
+    ),
+    (list(map(str, range(101))), {}, "100 classes .`task='regression'` .*101"),
+    (['a', 'b'], {'label_values': ['a', 'c']}, "`label_values` .*found 'c'"),
+    (
+      ['a', 'b'],
+      {'label_values': ['a', 'a']},
+      '`label_values` to be different',
+    ),
+    (['a', 'b'], {'label_values': ['a:x', 'b:x']}, 'two or more classes'),
+  ],
+)
+def test_labels_of_another_kind_are_errors(labels, columns, match):
+  table = _table(('x', 'y'), *(('1', label) for label in labels))
+  with shared.one_line_error(match):
+    _fitted(table, **columns).labels(table)
+
+
+@pytest.mark.parametrize(
+  'columns, match',
+  [
+    ({'task': 'ranking'}, '`task` to be one of classification, regression'),
+    ({'missing_domain': 'skip'}, '`missing_domain` to be one of error, drop'),
+    ({'min_category_count': 0}, '`min_category_count`'),
+    (
+      {'task': 'regression', 'label_above': 0.0},
+      '`label_above` to be unset with `task` regression',
+    ),
+    (
+      {'label_values': ['a'], 'label_above': 1},
+      '`label_values` to be unset with `label_above` 1',
+    ),
+  ],
+)
+def test_options_that_contradict_are_one_line_errors(columns, match):
+  with shared.one_line_error(match):
+    table_encoding.Columns('y', **columns)
+
+
+def test_many_numbers_as_classes_are_warned_of(caplog):
+  table = _table(('x', 'y'), *(('1', str(i)) for i in range(21)))
+  with caplog.at_level(logging.WARNING):
+    _fitted(table)
+  assert '21 different numbers of column y' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'bounds, how, names, expected',
+  [
+    ((), 'drop', ['1', '9'], [1, -1, 0]),
+    ((), 'value', ['(missing)', '1', '9'], [2, 0, 1]),
+    ((5,), 'drop', ['d<5', 'd>=5'], [1, -1, 0]),
+    ((5,), 'value', ['d<5', 'd>=5', '(missing)'], [1, 2, 0]),
+  ],
+)
+def test_rows_without_domain_are_left_out_or_a_domain(
+  bounds, how, names, expected
+):
+  table = _table(('d', 'x', 'y'), *zip(['9', '', '1'], '123', '010'))
+  encoding = _fitted(
+    table, domain='d', domain_bounds=bounds, missing_domain=how
+  )
+  assert encoding.domains == names
+  assert encoding.encode(table).domain.tolist() == expected
+
+
+def test_new_rows_of_unknown_domain_or_class_are_errors():
+  table = _table(('d', 'x', 'y'), ('p', '1', 'no'), ('q', '2', 'yes'))
+  encoding = _fitted(table, domain='d')
+  for column, words in (('d', 'p, q as d'), ('y', 'no, yes as y')):
+    cells = {**table.cells, column: ['p' if column == 'd' else 'no', 'new']}
+    new = table._replace(cells=cells)
+    match = f"one of {words}, as in the training data, found 'new' in row 2"
+    with shared.one_line_error(match):
+      encoding.encode(new)
+      encoding.labels(new)
+
+
+def test_new_files_need_the_columns_of_the_training(tmp_path, caplog):
+  table = _table(('a', 'b', 'c', 'y', 'z'), *zip('12', 'st', 'uv', '01', '34'))
+  encoding = _fitted(table, client='c', drop=['z'])
+  path = tmp_path / 'new.csv'
+  path.write_text('b,more,a,z\nt,5,1,5\n')
+  with caplog.at_level(logging.WARNING):
+    assert _inputs(encoding.read(str(path), False), encoding) == [[1, 0, 1]]
+  assert 'columns more are not used' in caplog.text
+  with shared.one_line_error('new.csv` .*the training data, found no y, c'):
+    encoding.read(str(path), with_labels=True, with_clients=True)
+
+
+def test_a_split_column_says_train_or_test():
+  table = _table(('s',), ('train',), ('TEST',), ('val',))
+  columns = table_encoding.Columns('y', split='s')
+  with shared.one_line_error("train or test in column s, found 'val' in row 3"):
+    table_encoding.is_test(table, columns)
+  table.cells['s'].pop()
+  assert table_encoding.is_test(table, columns).tolist() == [False, True]
