@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tff_pfl.evaluation import domain_scores
+from tff_pfl.evaluation import domain_scores, two_class_scores
 
 _NAMES = ('sea', 'hills', 'desert')
 
@@ -51,7 +51,7 @@ def _rows():
 
 
 def _predictions(y, domain, before, after):
-  return domain_scores.Predictions(
+  return two_class_scores.Predictions(
     before=np.array(before, np.float32),
     after=np.array(after, np.float32),
     y=np.array(y, np.int32),
@@ -161,44 +161,3 @@ def test_auc_without_both_classes_anywhere_is_none():
     'by_domain': dict.fromkeys(_NAMES),
     **dict.fromkeys(['min', 'mean', 'max', 'client_mean']),
   }
-
-
-@pytest.mark.parametrize(
-  'y, scores, area',
-  [
-    ([0, 1], [0.2, 0.7], 1.0),
-    ([0, 1], [0.7, 0.2], 0.0),
-    # A tie is half of a pair in the right order.
-    ([0, 1], [0.5, 0.5], 0.5),
-    ([0, 0, 1, 1], [1.0, 3.0, 2.0, 3.0], 0.625),
-    # Scores are compared only: they need not be probabilities.
-    ([1, 0], [-1e30, -2e30], 1.0),
-    ([1, 1], [0.5, 0.7], None),
-    ([0, 0], [0.5, 0.7], None),
-    ([], [], None),
-  ],
-)
-def test_area_under_curve_is_the_share_of_pairs_in_order(y, scores, area):
-  assert domain_scores.area_under_curve(y, scores) == area
-
-
-@pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
-def test_scores_that_are_not_finite_count_as_wrong(bad):
-  assert domain_scores.area_under_curve([0, 1], [bad, bad]) == 0.0
-  assert domain_scores.area_under_curve([0, 1, 1], [0.1, 0.2, bad]) == 0.5
-  assert domain_scores.area_under_curve([0, 0, 1], [0.1, bad, 0.2]) == 0.5
-
-
-def test_predictions_are_copied_without_their_padding():
-  scores = {
-    'before': np.array([0.1, 0.2, 0, 0], np.float32),
-    'after': np.array([0.3, 0.4, 0, 0], np.float32),
-    'y': np.array([0, 1, 0, 0], np.int32),
-    'domain': np.array([2, 1, 0, 0], np.int32),
-  }
-  found = domain_scores.client_predictions(scores, 2)
-  assert found.y.tolist() == [0, 1]
-  assert found.domain.tolist() == [2, 1]
-  np.testing.assert_array_equal(found.after, np.array([0.3, 0.4], np.float32))
-  # What is kept of a client is not larger than its examples.
-  assert all(value.base is None for value in found)

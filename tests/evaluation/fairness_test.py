@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -23,6 +24,18 @@ def test_figures_are_those_computed_by_hand():
     'worst_10_percent': 0.0,
     'fraction_hurt': 0.5,
   }
+
+
+def test_of_an_error_the_highest_are_the_worst():
+  summary = fairness.fairness_summary(
+    personal=[1.0, 0.5, 3.0, math.nan],
+    weights=[1, 1, 1, 1],
+    reference=[0.5, 0.75, 3.0, 9.0],
+    higher_is_better=False,
+  )
+  assert summary['fraction_hurt'] == 0.5
+  assert math.isnan(summary['worst_10_percent'])
+  assert fairness.worst_10_percent(range(20), higher_is_better=False) == 18.5
 
 
 @pytest.mark.parametrize(

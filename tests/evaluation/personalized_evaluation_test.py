@@ -12,6 +12,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import domains as domains_lib
+from tff_pfl.models import split_model
 
 # More than are evaluated in one call; clients 3, 13, … have no test examples.
 _NUM_CLIENTS = 57
@@ -144,18 +145,17 @@ def test_summary_without_a_global_model_compares_with_none():
   assert summary['fairness']['fraction_hurt'] is None
 
 
-def test_summary_of_a_regression_has_no_fairness_of_accuracies():
+def test_fairness_of_a_regression_is_of_its_error():
   rows = [
     _row('a', {'loss': 1.0, 'mae': 0.5}, {'loss': 0.5, 'mae': 0.25}, 4),
     _row('b', {'loss': 2.0, 'mae': 0.5}, {'loss': 1.5, 'mae': 0.75}, 4),
   ]
-  summary = personalized_evaluation.summarize(rows, has_global_model=True)
-  assert summary == {
-    'personal': {'loss': 1.0, 'mae': 0.5},
-    'global': {'loss': 1.5, 'mae': 0.5},
-    'fairness': None,
-    'non_finite_clients': 0,
-  }
+  mae = split_model.PrimaryMetric('mae', False)
+  summary = personalized_evaluation.summarize(rows, True, mae)
+  assert summary['personal'] == {'loss': 1.0, 'mae': 0.5}
+  assert summary['primary_metric'] == {'name': 'mae', 'higher_is_better': False}
+  assert summary['fairness']['worst_10_percent'] == 0.75
+  assert summary['fairness']['fraction_hurt'] == 0.5
 
 
 def test_summary_of_nobody_is_refused():
@@ -194,8 +194,14 @@ def test_models_that_diverged_are_counted():
     }
     for loss in (0.5, float('nan'), float('inf'))
   ]
-  summary = personalized_evaluation.summarize(rows, has_global_model=True)
+  summary = personalized_evaluation.summarize(rows, True, split_model.LOSS)
   assert summary['non_finite_clients'] == 2
+  assert summary['primary_metric'] == {
+    'name': 'loss',
+    'higher_is_better': False,
+  }
+  # None is hurt but those whose model diverged.
+  assert summary['fairness']['fraction_hurt'] == 2 / 3
 
 
 class _DomainProcess:
@@ -206,6 +212,7 @@ class _DomainProcess:
 
   model = types.SimpleNamespace(
     domains=domains_lib.Domains(('sea', 'hills'), (5, 5)),
+    primary_metric=split_model.ACCURACY,
     element_spec=toy_problems.classifier().element_spec,
   )
 

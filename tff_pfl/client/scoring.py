@@ -17,8 +17,8 @@ class Scores(NamedTuple):
   Attributes:
     sums: Metric sums, as `objectives.zero_metrics`.
     by_domain: For models with domains, the same for each domain: `[domains]`.
-    class_1: For models with domains and two classes, float32 `[capacity]`: the
-      logarithm of the odds of class 1.
+    class_1: For models of two classes whose labels are scalars, float32
+      `[capacity]`: the logarithm of the odds of class 1.
   """
 
   sums: Any
@@ -39,20 +39,22 @@ def score(
   scores = Scores(
     objectives.metric_sums(model, outputs, examples.y, is_example)
   )
-  if model.domains is None:
-    return scores
-  scores = scores._replace(
-    by_domain=objectives.metric_sums_by_domain(
-      model, outputs, examples.y, examples.x['domain'], is_example
+  if model.domains is not None:
+    scores = scores._replace(
+      by_domain=objectives.metric_sums_by_domain(
+        model, outputs, examples.y, examples.x['domain'], is_example
+      )
     )
-  )
-  if model.classifier is None or model.classifier.num_classes != 2:
+  classifier = model.classifier
+  if (
+    classifier is None
+    or classifier.num_classes != 2
+    or model.element_spec['y'].shape.rank
+  ):
     return scores
   # Probabilities near 1 would round to ties.
   log = tf.math.log(
-    tf.maximum(
-      tf.cast(model.classifier.probabilities(outputs), tf.float32), 1e-37
-    )
+    tf.maximum(tf.cast(classifier.probabilities(outputs), tf.float32), 1e-37)
   )
   return scores._replace(class_1=log[..., 1] - log[..., 0])
 

@@ -3,9 +3,7 @@
 A domain's examples lie on many clients, each of which has its own model. A
 metric of the domain is the mean over all of these examples, each scored by the
 model of the client that holds it. For two classes there is also the area under
-the ROC curve (AUC), the probability that an example of class 1 gets a higher
-score than one of class 0: it is that of the predictions of all clients pooled,
-and so it asks that their scores can be compared, too.
+the ROC curve, see `two_class_scores`.
 
 References:
   A. Zhong, H. He, Z. Ren, N. Li, Q. Li. FedDAR: Federated Domain-Aware
@@ -15,29 +13,11 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
-from sklearn import metrics as sklearn_metrics
 
-AUC = 'auc'
-
-
-class Predictions(NamedTuple):
-  """Predictions of a client's models for its test examples, of two classes.
-
-  Attributes:
-    before: float32 `[n]`, the score of class 1 before personalization; higher
-      is more likely.
-    after: float32 `[n]`, that of the personal model.
-    y: int32 `[n]`, the labels, 0 or 1.
-    domain: int32 `[n]`, the domains, in [0, M).
-  """
-
-  before: np.ndarray
-  after: np.ndarray
-  y: np.ndarray
-  domain: np.ndarray
+from tff_pfl.evaluation import two_class_scores
 
 
 def client_domains(
@@ -72,50 +52,12 @@ def client_domains(
   }
 
 
-def client_predictions(
-  scores: Mapping[str, Any], num_examples: int
-) -> Predictions:
-  """A client's predictions, copied without their padding.
-
-  Args:
-    scores: `scores` of the client's result of `process.evaluate_clients`:
-      `before`, `after`, `y` and `domain`, each `[capacity]`.
-    num_examples: How many of the first are not padding.
-  """
-  return Predictions(
-    *(np.array(scores[name][:num_examples]) for name in Predictions._fields)
-  )
-
-
-def area_under_curve(y: Any, scores: Any) -> Optional[float]:
-  """The area under the ROC curve.
-
-  Args:
-    y: Labels `[n]`, 0 or 1.
-    scores: Scores of class 1, `[n]`. One that is not finite, of a model that
-      diverged, counts as wrong: below all others for an example of class 1,
-      above them for one of class 0.
-
-  Returns:
-    The area, in [0, 1]; None unless there are examples of both classes.
-  """
-  is_positive = np.asarray(y) == 1
-  if is_positive.all() or not is_positive.any():
-    return None
-  scores = np.asarray(scores)
-  wrong = np.where(is_positive, -np.inf, np.inf)
-  scores = np.where(np.isfinite(scores), scores, wrong)
-  # The area depends on the order alone, and infinities would be refused.
-  _, ranks = np.unique(scores, return_inverse=True)
-  return float(sklearn_metrics.roc_auc_score(is_positive, ranks))
-
-
 def summarize(
   rows: Sequence[Mapping[str, Any]],
   names: Sequence[str],
   *,
   has_global_model: bool,
-  predictions: Optional[Sequence[Predictions]] = None,
+  predictions: Optional[Sequence[two_class_scores.Predictions]] = None,
 ) -> dict[str, Any]:
   """Sums up an evaluation of all clients by domain.
 
@@ -169,7 +111,9 @@ def _figures(rows, counts, predictions, which):
     for metric in rows[0][which]
   }
   if predictions:
-    figures[AUC] = _auc_figure(predictions, which, list(counts))
+    figures[two_class_scores.AUC] = _auc_figure(
+      predictions, which, list(counts)
+    )
   return figures
 
 
@@ -189,10 +133,15 @@ def _auc_figure(predictions, which, names):
   )
   return _figure(
     {
-      name: area_under_curve(y[domain == m], scores[domain == m])
+      name: two_class_scores.area_under_curve(
+        y[domain == m], scores[domain == m]
+      )
       for m, name in enumerate(names)
     },
-    [area_under_curve(one.y, getattr(one, which)) for one in predictions],
+    [
+      two_class_scores.area_under_curve(one.y, getattr(one, which))
+      for one in predictions
+    ],
   )
 
 

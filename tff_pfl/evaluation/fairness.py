@@ -12,17 +12,23 @@ import numpy as np
 
 
 def fairness_summary(
-  personal: Any, weights: Any, reference: Optional[Any] = None
+  personal: Any,
+  weights: Any,
+  reference: Optional[Any] = None,
+  *,
+  higher_is_better: bool = True,
 ) -> dict[str, Optional[float]]:
-  """Summarizes a metric of which more is better, such as the accuracy.
+  """Summarizes a metric, such as the accuracy.
 
   Args:
-    personal: Finite floats of shape [clients], at least one: the metric of each
-      personal model on its client's test examples.
+    personal: Floats of shape [clients], at least one: the metric of each
+      personal model on its client's test examples. NaN, of a model that
+      diverged, is worse than any other.
     weights: Positive numbers of shape [clients]: the number of test examples of
       each client.
-    reference: Finite floats of shape [clients]: the metric of the global model
-      on the same examples; None where there is no global model.
+    reference: Floats of shape [clients]: the metric of the global model on the
+      same examples; None where there is no global model.
+    higher_is_better: Whether more of the metric is better.
 
   Returns:
     A dict of floats:
@@ -30,17 +36,18 @@ def fairness_summary(
       weighted_mean: Mean weighted by `weights`, that is, over test examples.
       std: Standard deviation over clients (of the population: divided by
         their number).
-      min: The worst client's value.
-      max: The best client's value.
+      min: The lowest value.
+      max: The highest value.
       worst_10_percent: Mean over the worst tenth of the clients, rounded up to
         whole clients.
-      fraction_hurt: The fraction of clients, in [0, 1], whose value is below
-        the global model's; None without `reference`.
+      fraction_hurt: The fraction of clients, in [0, 1], whose value is worse
+        than the global model's; None without `reference`.
   """
   values = np.asarray(personal, np.float64)
   hurt = None
   if reference is not None:
-    hurt = float(np.mean(values < np.asarray(reference, np.float64)))
+    before, after = (_merit(v, higher_is_better) for v in (reference, values))
+    hurt = float(np.mean(after < before))
   return {
     'mean': float(np.mean(values)),
     'weighted_mean': float(
@@ -49,16 +56,25 @@ def fairness_summary(
     'std': float(np.std(values)),
     'min': float(np.min(values)),
     'max': float(np.max(values)),
-    'worst_10_percent': worst_10_percent(values),
+    'worst_10_percent': worst_10_percent(values, higher_is_better),
     'fraction_hurt': hurt,
   }
 
 
-def worst_10_percent(values: Any) -> float:
+def worst_10_percent(values: Any, higher_is_better: bool = True) -> float:
   """Returns the mean over the worst tenth, rounded up to whole clients.
 
   Args:
-    values: Finite floats of shape [clients], at least one; more is better.
+    values: Floats of shape [clients], at least one; NaN is worst.
+    higher_is_better: Whether more is better.
   """
-  values = np.sort(np.asarray(values, np.float64))
-  return float(np.mean(values[: math.ceil(values.size / 10)]))
+  order = np.argsort(_merit(values, higher_is_better), kind='stable')
+  worst = order[: math.ceil(order.size / 10)]
+  return float(np.mean(np.asarray(values, np.float64)[worst]))
+
+
+def _merit(values, higher_is_better):
+  """Values of which more is better, NaN the least of all."""
+  values = np.asarray(values, np.float64)
+  merit = values if higher_is_better else -values
+  return np.where(np.isnan(merit), -np.inf, merit)

@@ -9,7 +9,8 @@ import numpy as np
 
 from tff_pfl import datasets, errors
 from tff_pfl.client import client_examples, example_tensors
-from tff_pfl.evaluation import domain_scores, fairness
+from tff_pfl.evaluation import domain_scores, fairness, two_class_scores
+from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
@@ -26,8 +27,9 @@ class Evaluation(NamedTuple):
       `after`: dicts of metrics, means over the client's test examples. Where
       the process has domains, also `domains`, see
       `domain_scores.client_domains`.
-    summary: What `summarize` returns; where the process has domains, with
-      `domains`, what `domain_scores.summarize` returns.
+    summary: What `summarize` returns; for two classes with `two_classes`, what
+      `two_class_scores.summarize` returns, and where the process has domains
+      with `domains`, what `domain_scores.summarize` returns.
   """
 
   rows: list
@@ -57,8 +59,8 @@ def evaluate(
 ) -> Evaluation:
   """Scores all clients that have test examples, and sums up.
 
-  The areas under curves of domains are of all clients' predictions, which are
-  kept for no longer than it takes to sum up: 16 bytes a test example.
+  Of two classes the predictions of all clients are kept for as long as it takes
+  to sum up: 16 bytes a test example.
 
   Args:
     process: Its way to personalize is what is scored.
@@ -112,7 +114,7 @@ def evaluate(
       rows.append(row)
       if 'scores' in result:
         predictions.append(
-          domain_scores.client_predictions(
+          two_class_scores.client_predictions(
             result['scores'], row['num_test_examples']
           )
         )
@@ -152,7 +154,13 @@ def _to_floats(metrics):
 
 
 def _summary(process, rows, predictions):
-  summary = summarize(rows, process.has_global_model)
+  summary = summarize(
+    rows, process.has_global_model, process.model.primary_metric
+  )
+  if predictions:
+    summary['two_classes'] = two_class_scores.summarize(
+      predictions, process.has_global_model
+    )
   if process.model.domains is not None:
     summary['domains'] = domain_scores.summarize(
       rows,
@@ -163,19 +171,24 @@ def _summary(process, rows, predictions):
   return summary
 
 
-def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
+def summarize(
+  rows: Sequence[Any],
+  has_global_model: bool,
+  primary_metric: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> dict:
   """Sums up the scores of clients.
 
   Args:
     rows: Those of an `Evaluation`.
     has_global_model: Whether `before` is the score of a global model.
+    primary_metric: What the clients are compared by.
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
-    over clients; `fairness`: of the personal accuracy, see
-    `fairness.fairness_summary`, or None where the model has no accuracy; and
-    `non_finite_clients`: clients whose personal model has a loss that is not
-    finite (it diverged, or their training data are not finite).
+    over clients; `fairness`: of the personal models' primary metric, see
+    `fairness.fairness_summary`; `non_finite_clients`: clients whose personal
+    model has a loss that is not finite (it diverged, or their training data are
+    not finite); and `primary_metric`, a dict, unless it is the accuracy.
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
@@ -191,15 +204,18 @@ def summarize(rows: Sequence[Any], has_global_model: bool) -> dict:
   summary = {
     'personal': means('after'),
     'global': means('before') if has_global_model else None,
-    'fairness': None,
+    'fairness': fairness.fairness_summary(
+      [row['after'][primary_metric.name] for row in rows],
+      [row['num_test_examples'] for row in rows],
+      [row['before'][primary_metric.name] for row in rows]
+      if has_global_model
+      else None,
+      higher_is_better=primary_metric.higher_is_better,
+    ),
     'non_finite_clients': sum(
       not np.isfinite(row['after']['loss']) for row in rows
     ),
   }
-  if 'accuracy' in summary['personal']:
-    summary['fairness'] = fairness.fairness_summary(
-      [row['after']['accuracy'] for row in rows],
-      [row['num_test_examples'] for row in rows],
-      [row['before']['accuracy'] for row in rows] if has_global_model else None,
-    )
+  if primary_metric != split_model.ACCURACY:
+    summary['primary_metric'] = primary_metric._asdict()
   return summary

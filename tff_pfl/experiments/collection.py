@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from tff_pfl.algorithms import registry
-from tff_pfl.evaluation import domain_scores
+from tff_pfl.evaluation import two_class_scores
 from tff_pfl.experiments import (
   execution,
   plan,
@@ -20,7 +20,7 @@ from tff_pfl.simulation import report
 # this machine alone.
 _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
 # Of a domain.
-_DOMAIN_SCORES = ('accuracy', domain_scores.AUC)
+_DOMAIN_SCORES = ('accuracy', two_class_scores.AUC)
 
 
 def collect(
@@ -246,8 +246,8 @@ def _over_domains(scores, value=lambda figure: figure, suffix=''):
     for name in ('min', 'mean', 'max')
   }
   # That of the accuracy is `personal_accuracy`.
-  if domain_scores.AUC in scores:
-    figure = scores[domain_scores.AUC]['client_mean']
+  if two_class_scores.AUC in scores:
+    figure = scores[two_class_scores.AUC]['client_mean']
     found[f'client_auc{suffix}'] = value(figure)
   return found
 

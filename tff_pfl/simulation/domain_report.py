@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.evaluation import domain_scores
+from tff_pfl.evaluation import two_class_scores
 from tff_pfl.simulation import summary as summary_lib
 
 # Of each metric, what there is besides the domains' values: name and title.
@@ -16,7 +16,7 @@ _OVERALL = {
   'client_mean': 'mean over clients',
 }
 # What tables and pictures show where there is any, best known first.
-_TITLES = {'accuracy': 'accuracy', domain_scores.AUC: 'AUC'}
+_TITLES = {'accuracy': 'accuracy', two_class_scores.AUC: 'AUC'}
 _LAST, _LAST_10 = 'last', 'last_10_mean'
 
 

@@ -71,7 +71,13 @@ def build_personal_models(
       examples=test.num_examples,
     )
     if model.domains is not None:
-      scores.update(_scores_by_domain(before, after, test))
+      scores['domains'] = _sums_by_domain(before, after)
+    if not isinstance(before.class_1, tuple):
+      scores['scores'] = collections.OrderedDict(
+        before=before.class_1, after=after.class_1, y=test.y
+      )
+      if model.domains is not None:
+        scores['scores']['domain'] = test.x['domain']
     return scores
 
   @tff.tensorflow.computation(
@@ -134,26 +140,16 @@ def _build_personalize(work, options, training, types):
   return personalize_broadcast
 
 
-def _scores_by_domain(before, after, test):
-  """The scores that `evaluate` adds where examples have a domain."""
+def _sums_by_domain(before, after):
+  """What `evaluate` adds where examples have a domain."""
 
   def sums(score):
     by_domain = score.by_domain.copy()
     del by_domain['examples']
     return by_domain
 
-  scores = collections.OrderedDict(
-    domains=collections.OrderedDict(
-      examples=before.by_domain['examples'],
-      before=sums(before),
-      after=sums(after),
-    )
+  return collections.OrderedDict(
+    examples=before.by_domain['examples'],
+    before=sums(before),
+    after=sums(after),
   )
-  if not isinstance(before.class_1, tuple):
-    scores['scores'] = collections.OrderedDict(
-      before=before.class_1,
-      after=after.class_1,
-      y=test.y,
-      domain=test.x['domain'],
-    )
-  return scores

@@ -221,9 +221,10 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
 
     With domains there are also `domains`: the number of test `examples` of each
     domain and, `before` and `after`, the metrics' sums over them, float32
-    `[domains]`. With domains and two classes there are also `scores`: of each
-    test example, followed by padding, its `y`, its `domain`, and the logarithm
-    of the odds of class 1 `before` and `after`.
+    `[domains]`. With two classes, where a label is a scalar, there are also
+    `scores`: of each test example, followed by padding, its `y`, its `domain`
+    if it has one, and the logarithm of the odds of class 1 `before` and
+    `after`.
     """
     return self._personal_models.evaluate
 

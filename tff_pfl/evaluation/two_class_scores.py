@@ -1,0 +1,120 @@
+"""Scores of models of two classes, over all clients' test examples.
+
+The predictions of all clients, each for its own test examples, are pooled: many
+a client has examples of one class only, of which there are no such scores.
+
+* The area under the ROC curve (AUC) is the probability that an example of class
+  1 gets a higher score than one of class 0. Pooled, it asks that the scores of
+  different clients can be compared, too.
+* The balanced accuracy is the mean of the two classes' accuracies, and F1 the
+  harmonic mean of precision and recall of class 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from sklearn import metrics as sklearn_metrics
+
+AUC = 'auc'
+
+
+class Predictions(NamedTuple):
+  """Predictions of a client's models for its test examples, of two classes.
+
+  Attributes:
+    before: float32 `[n]`, the score of class 1 before personalization; higher
+      is more likely.
+    after: float32 `[n]`, that of the personal model.
+    y: int32 `[n]`, the labels, 0 or 1.
+    domain: int32 `[n]`, the domains, in [0, M); None without domains.
+  """
+
+  before: np.ndarray
+  after: np.ndarray
+  y: np.ndarray
+  domain: Optional[np.ndarray] = None
+
+
+def client_predictions(
+  scores: Mapping[str, Any], num_examples: int
+) -> Predictions:
+  """A client's predictions, copied without their padding.
+
+  Args:
+    scores: `scores` of the client's result of `process.evaluate_clients`:
+      `before`, `after`, `y` and, with domains, `domain`, each `[capacity]`.
+    num_examples: How many of the first are not padding.
+  """
+  return Predictions(
+    **{name: np.array(all_[:num_examples]) for name, all_ in scores.items()}
+  )
+
+
+def area_under_curve(y: Any, scores: Any) -> Optional[float]:
+  """The area under the ROC curve.
+
+  Args:
+    y: Labels `[n]`, 0 or 1.
+    scores: Scores of class 1, `[n]`. One that is not finite, of a model that
+      diverged, counts as wrong: below all others for an example of class 1,
+      above them for one of class 0.
+
+  Returns:
+    The area, in [0, 1]; None unless there are examples of both classes.
+  """
+  is_positive = np.asarray(y) == 1
+  if is_positive.all() or not is_positive.any():
+    return None
+  scores = np.asarray(scores)
+  wrong = np.where(is_positive, -np.inf, np.inf)
+  scores = np.where(np.isfinite(scores), scores, wrong)
+  # The area depends on the order alone, and infinities would be refused.
+  _, ranks = np.unique(scores, return_inverse=True)
+  return float(sklearn_metrics.roc_auc_score(is_positive, ranks))
+
+
+def summarize(
+  predictions: Sequence[Predictions], has_global_model: bool
+) -> dict[str, Optional[dict]]:
+  """Sums up an evaluation of all clients.
+
+  Args:
+    predictions: Those of all clients, at least one.
+    has_global_model: Whether `before` is the score of a global model.
+
+  Returns:
+    `personal` and `global` (None without a global model): `auc`,
+    `balanced_accuracy` and `f1`, None unless there are test examples of both
+    classes, and `client_auc`, the mean over clients that have both (None
+    without any).
+  """
+  return {
+    'personal': _figures(predictions, 'after'),
+    'global': _figures(predictions, 'before') if has_global_model else None,
+  }
+
+
+def _figures(predictions, which):
+  y, scores = (
+    np.concatenate([getattr(one, field) for one in predictions])
+    for field in ('y', which)
+  )
+  areas = [area_under_curve(one.y, getattr(one, which)) for one in predictions]
+  known = [area for area in areas if area is not None]
+  area = area_under_curve(y, scores)
+  found = area is not None
+  return {
+    AUC: area,
+    'balanced_accuracy': float(
+      sklearn_metrics.balanced_accuracy_score(y, scores > 0)
+    )
+    if found
+    else None,
+    'f1': float(sklearn_metrics.f1_score(y, scores > 0, zero_division=0))
+    if found
+    else None,
+    'client_auc': float(np.mean(known)) if known else None,
+  }
