@@ -18,6 +18,7 @@ from binaries.papers import (
   fed_rep_table,
   fed_split,
   per_fed_avg,
+  per_fed_avg_theorem,
 )
 from tff_pfl import errors
 from tff_pfl.experiments import paper
@@ -28,6 +29,7 @@ _MODULES = (
   fed_avg_linear,
   fed_dar_linear,
   fed_split,
+  per_fed_avg_theorem,
   fed_fac_simulation,
   fed_avg,
   per_fed_avg,

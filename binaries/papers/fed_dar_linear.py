@@ -270,15 +270,7 @@ def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
     log_y=True,
     title=f'Unequal domains, {num_samples} samples',
   )
-  # One legend for all panels.
-  for axes in (unequal, equal, curves):
-    axes.get_legend().remove()
-  figure.legend(
-    *curves.get_legend_handles_labels(),
-    loc='outside lower center',
-    ncols=4,
-    frameon=False,
-  )
+  panels.share_legend(figure)
 
 
 EXPERIMENTS = (

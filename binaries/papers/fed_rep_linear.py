@@ -3,9 +3,12 @@
 The ground truth is known (`linear.problem`): how far a learned representation
 is from it is the principal angle distance, in [0, 1].
 
-* `fedrep_linear_convergence` (figure 3): the distance by round, of FedRep and
-  of methods that take gradient steps on the head instead of its minimum; and
-  what Theorem 1 promises of FedRep (`convergence.theorem_rate`).
+* `fedrep_linear_samples` (figure 1): the clients' error by the number of their
+  samples, with FedRep, with one model for all and alone.
+* `fedrep_linear_convergence` (figure 3, appendix A.1): the distance by round,
+  of FedRep and of methods that take gradient steps on the head instead of its
+  minimum, from two starts; and what Theorem 1 promises of FedRep
+  (`convergence.theorem_rate`).
 * `fedrep_linear_new_client` (figure 4): how many samples a client needs that
   did not train, with a learned representation and alone.
 
@@ -16,12 +19,13 @@ client's head has independent normal elements.
 
 Deviations from the paper: the dimensions and step sizes of its figures are
 unreadable in its text as we have it; here they are those of `Sizes`, one step
-size for all methods but FedSGD. Clients have few samples in the first
-experiment: with more, ten gradient steps find almost the exact head, and
-10GD-GD almost FedRep's rate. For GD-GD, which needs a good start, all methods
-start there from the method of moments of FedRep's theory instead of projected
-gradient descent on another objective; in the second experiment the start is
-random.
+size for all methods but FedSGD. Of figure 1 and of that of appendix A.1 we have
+neither picture nor caption, only what the text says of them. In figure 3
+clients have few samples: with more, ten gradient steps find almost the exact
+head, and 10GD-GD almost FedRep's rate. For GD-GD, which needs a good start, all
+methods start there from the method of moments of FedRep's theory instead of
+projected gradient descent on another objective; for appendix A.1, and in the
+other experiments, the start is random.
 
 Theorem 1's bound (the formulas of the copy that we have are lost; FedDAR's
 Theorem A.4 has the same one) is for new samples in each round, and for enough
@@ -33,14 +37,16 @@ heads have almost one direction, and promises next to nothing.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 5.1, figures 3 and 4.
+  Personalized Federated Learning, ICML 2021, section 5.1, figures 1, 3 and 4,
+  appendix A.1.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -49,24 +55,29 @@ from binaries.papers.linear import (
   convergence,
   initialization,
   methods,
+  model,
   problem,
   scoring,
   simulation,
 )
 from tff_pfl.experiments import claims, laboratory, panels, paper, tables
 
-_FIGURE_3, _FIGURE_4 = 'FedRep, figure 3', 'FedRep, figure 4'
-_THEOREM_1 = 'FedRep, Theorem 1'
+_FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
+_THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
 _FED_REP, _GD_GD, _10GD_GD = 'FedRep', 'GD-GD', '10GD-GD'
 _FED_REP_NOISE = 'FedRep, noisy labels'
 _FED_SGD, _LOCAL = 'FedSGD', 'Local only'
-# The error of an accurate model, in mean variances of the labels.
-_ACCURATE = 0.01
+_RANDOM_START = '{}, random start'.format
+# The errors of an accurate model and of one that is of no use, in mean
+# variances of the labels.
+_ACCURATE, _USELESS = 0.01, 0.1
+# Rates that differ by a smaller share are alike.
+_ALIKE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Sizes of the two experiments.
+  """Sizes of the experiments.
 
   Attributes:
     nums_clients: Numbers of training clients (n), fewest first.
@@ -78,8 +89,10 @@ class Sizes:
       and head.
     participation: The fraction of the clients in a round, where it is not all.
     num_seeds: Ground truths.
-    sample_counts: Numbers of samples of a new client.
+    sample_counts: Numbers of samples of a new client; of figure 1 those of the
+      training clients, instead of `samples_per_client`.
     num_new_clients: New clients for each seed.
+    num_test_samples: Test samples of each training client.
     fed_sgd_learning_rate: FedSGD's, smaller, for its gradients are noisy.
     fed_sgd_batch_size: Samples that a client draws in a round of FedSGD.
   """
@@ -95,6 +108,7 @@ class Sizes:
   num_seeds: int = 5
   sample_counts: Sequence[int] = ()
   num_new_clients: int = 100
+  num_test_samples: int = 200
   fed_sgd_learning_rate: float = 0.05
   fed_sgd_batch_size: int = 5
   fed_sgd_num_rounds: int = 500
@@ -105,6 +119,12 @@ class Sizes:
     return f'FedRep, {self.participation:.0%} of clients'
 
 
+SAMPLES_FULL = Sizes(
+  nums_clients=(100,), sample_counts=(5, 10, 15, 20, 25, 30, 40)
+)
+SAMPLES_FAST = dataclasses.replace(
+  SAMPLES_FULL, sample_counts=(10, 30), num_rounds=200, num_seeds=1
+)
 CONVERGENCE_FULL = Sizes(nums_clients=(50, 100, 200, 400))
 CONVERGENCE_FAST = Sizes(nums_clients=(50, 200), num_seeds=1)
 NEW_CLIENT_FULL = Sizes(
@@ -137,6 +157,94 @@ def _problem(
   )
 
 
+def _random_start(sizes: Sizes, seed: int) -> model.LinearModel:
+  return initialization.with_zero_head(
+    initialization.random_representation(sizes.dimension, sizes.rank, seed)
+  )
+
+
+def _train(
+  sizes: Sizes, truth: problem.LinearProblem, seed: int
+) -> Mapping[str, simulation.History]:
+  """FedRep and FedSGD from a random start."""
+  fed_sgd = methods.fed_sgd(
+    sizes.fed_sgd_learning_rate, batch_size=sizes.fed_sgd_batch_size
+  )
+  trained = {
+    _FED_REP: (methods.fed_rep(sizes.learning_rate), sizes.num_rounds),
+    _FED_SGD: (fed_sgd, sizes.fed_sgd_num_rounds),
+  }
+  initial = _random_start(sizes, seed)
+  return {
+    name: simulation.run(method, truth, num_rounds, initial=initial, seed=seed)
+    for name, (method, num_rounds) in trained.items()
+  }
+
+
+def measure_samples(lab: laboratory.Laboratory) -> paper.Rows:
+  """The training clients' mean error by the number of their samples."""
+  sizes = lab.sizes
+  (num_clients,) = sizes.nums_clients
+  for num_samples, seed in lab.progress(
+    itertools.product(sizes.sample_counts, lab.seeds)
+  ):
+    own = dataclasses.replace(sizes, samples_per_client=num_samples)
+    truth = _problem(own, num_clients, sizes.noise_std, seed)
+    samples = truth.samples()
+    found = {
+      name: history.regressors
+      for name, history in _train(own, truth, seed).items()
+    }
+    found[_LOCAL] = scoring.local_only(samples.x, samples.y)
+    for name, regressors in found.items():
+      errors = scoring.client_errors(regressors, truth, sizes.num_test_samples)
+      yield {
+        'method': name,
+        'seed': seed,
+        'num_samples': num_samples,
+        'relative_error': errors.mean() / sizes.rank,
+      }
+
+
+def samples_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+  """Figure 1: alone with few samples, and one model for all, do not do."""
+
+  def errors(method):
+    """By seed and number of samples."""
+    return table.curve('relative_error', 'num_samples', method=method)[1]
+
+  yield claims.measured(
+    "FedRep's clients are accurate with any number of samples: their largest "
+    'error',
+    _FIGURE_1,
+    errors(_FED_REP),
+    below=_ACCURATE,
+  )
+  yield claims.measured(
+    'One model for all (FedSGD) is not, with any number: the smallest error',
+    _FIGURE_1,
+    errors(_FED_SGD),
+    above=_USELESS,
+  )
+  orders = np.log10(errors(_LOCAL) / errors(_FED_SGD))
+  for index, num_samples in enumerate(sizes.sample_counts):
+    if num_samples >= 2 * sizes.dimension:
+      yield claims.difference(
+        f'With {num_samples} samples a client is better alone than with '
+        "FedSGD's model: the decimal logarithm of the ratio of errors",
+        _FIGURE_1,
+        orders[:, index],
+        below=0,
+      )
+    elif num_samples < sizes.dimension:
+      yield claims.difference(
+        f'With {num_samples} samples a client alone has a larger error than '
+        'with FedRep: the decimal logarithm of their ratio',
+        _FIGURE_1,
+        np.log10(errors(_LOCAL) / errors(_FED_REP))[:, index],
+      )
+
+
 def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
   """The distance by round, and of each run how fast it fell."""
   sizes = lab.sizes
@@ -147,6 +255,8 @@ def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
     _10GD_GD: methods.gd_gd(rate, num_head_steps=10),
     _FED_REP_NOISE: methods.fed_rep(rate),
     sizes.fed_rep_partial: methods.fed_rep(rate),
+    _RANDOM_START(_FED_REP): methods.fed_rep(rate),
+    _RANDOM_START(_GD_GD): methods.gd_gd(rate),
   }
   for num_clients, name, seed in lab.progress(
     itertools.product(sizes.nums_clients, compared, lab.seeds)
@@ -156,6 +266,8 @@ def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
     initial = initialization.with_zero_head(
       initialization.method_of_moments(truth)
     )
+    if name in (_RANDOM_START(_FED_REP), _RANDOM_START(_GD_GD)):
+      initial = _random_start(sizes, seed)
     history = simulation.run(
       compared[name],
       truth,
@@ -240,6 +352,27 @@ def convergence_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
       f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
     )
+  share = np.abs(of_runs('rate', _RANDOM_START(_FED_REP)) / rates - 1)
+  fed_rep_loses, gd_gd_loses = (
+    of_runs('rounds_to_near', _RANDOM_START(method))
+    - of_runs('rounds_to_near', method)
+    for method in (_FED_REP, _GD_GD)
+  )
+  for index, num_clients in enumerate(nums_clients):
+    yield claims.difference(
+      f'{num_clients} clients: FedRep converges alike from a random start: by '
+      'which share its rate differs',
+      _A_1,
+      share[:, index],
+      below=_ALIKE,
+    )
+    yield claims.difference(
+      f'{num_clients} clients: GD-GD is more sensitive to its start: by how '
+      f'many rounds to {convergence.NEAR:g} more than FedRep a random one sets '
+      'it back',
+      _A_1,
+      (gd_gd_loses - fed_rep_loses)[:, index],
+    )
 
 
 def draw_convergence(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
@@ -261,31 +394,20 @@ def draw_convergence(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
       log_y=True,
       title=f'{num_clients} clients',
     )
+  panels.share_legend(figure)
 
 
 def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
   """The median new client's error, with what was learned and without."""
   sizes = lab.sizes
   (num_clients,) = sizes.nums_clients
-  fed_sgd = methods.fed_sgd(
-    sizes.fed_sgd_learning_rate, batch_size=sizes.fed_sgd_batch_size
-  )
-  trained = {
-    _FED_REP: (methods.fed_rep(sizes.learning_rate), sizes.num_rounds),
-    _FED_SGD: (fed_sgd, sizes.fed_sgd_num_rounds),
-  }
+  counts = sizes.sample_counts
   for seed in lab.progress(lab.seeds):
     truth = _problem(sizes, num_clients, sizes.noise_std, seed)
-    initial = initialization.with_zero_head(
-      initialization.random_representation(sizes.dimension, sizes.rank, seed)
-    )
-    counts = sizes.sample_counts
-    found = {}
-    for name, (method, num_rounds) in trained.items():
-      history = simulation.run(
-        method, truth, num_rounds, initial=initial, seed=seed
-      )
-      found[name] = scoring.with_exact_head(history.model.representation)
+    found = {
+      name: scoring.with_exact_head(history.model.representation)
+      for name, history in _train(sizes, truth, seed).items()
+    }
     found[_LOCAL] = scoring.local_only
     for name, regressor in found.items():
       errors = scoring.new_client_errors(
@@ -342,16 +464,33 @@ def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     table.values(
       'relative_error', method=_FED_SGD, num_samples=sizes.sample_counts[-1]
     ),
-    above=0.1,
+    above=_USELESS,
   )
 
 
+_curves = functools.partial(
+  panels.curves, 'relative_error', over='num_samples', log_y=True
+)
 EXPERIMENTS = (
+  paper.Experiment(
+    name='fedrep_linear_samples',
+    summary='FedRep is accurate where clients alone have too few samples and '
+    'one model cannot suit all',
+    paper=_FIGURE_1,
+    measure=measure_samples,
+    claims=samples_claims,
+    draw=_curves(
+      x_label='Samples of each client',
+      y_label='Mean error of the clients / mean variance of labels',
+    ),
+    full={None: SAMPLES_FULL},
+    fast=SAMPLES_FAST,
+  ),
   paper.Experiment(
     name='fedrep_linear_convergence',
     summary='FedRep contracts geometrically, faster with more clients and with '
     'exact heads',
-    paper=_FIGURE_3,
+    paper=f'{_FIGURE_3} and appendix A.1',
     measure=measure_convergence,
     claims=convergence_claims,
     draw=draw_convergence,
@@ -365,12 +504,9 @@ EXPERIMENTS = (
     paper=_FIGURE_4,
     measure=measure_new_client,
     claims=new_client_claims,
-    draw=panels.curves(
-      'relative_error',
-      over='num_samples',
+    draw=_curves(
       x_label='Samples of the new client',
       y_label='Median error of new clients / mean variance of labels',
-      log_y=True,
     ),
     full={None: NEW_CLIENT_FULL},
     fast=NEW_CLIENT_FAST,

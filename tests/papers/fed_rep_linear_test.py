@@ -5,9 +5,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_rep_linear
+from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, paper, tables
 
-_CONVERGENCE, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
+_SAMPLES, _CONVERGENCE, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
 
 
 def test_it_runs_from_seeds_to_claims(tmp_path):
@@ -59,6 +60,9 @@ def _claims(changes):
       ('10GD-GD', (150, 140)),
       ('FedRep, noisy labels', (100, 50)),
       ('FedRep, 10% of clients', (120, 70)),
+      # Rates are 1 / (number + seed).
+      ('FedRep, random start', (104, 52)),
+      ('GD-GD, random start', (250, 220)),
     )
     for num_clients, number in zip((50, 200), numbers)
   }
@@ -73,21 +77,52 @@ def _claims(changes):
   [
     ({}, set()),
     # No faster with more clients, so that no method gains less from them.
-    ({('FedRep', 200): 100}, {4, 7, 10}),
+    ({('FedRep', 200): 100}, {4, 7, 10, 13}),
     ({('GD-GD', 50): 90}, {5}),
     ({('10GD-GD', 200): 40}, {9, 10}),
     # A rate of 1 / 200, where the bound's is 1 / 190.
-    ({('FedRep', 50): 200}, {2, 5, 8}),
+    ({('FedRep', 50): 200}, {2, 5, 8, 11}),
+    # A random start costs both methods as much, or FedRep some of its rate.
+    ({('GD-GD', 50): 246}, {12}),
+    ({('FedRep, random start', 50): 130}, {11}),
     # A run that needs all of the rounds has not come close.
     ({('FedRep, 10% of clients', 50): 450}, {3}),
   ],
 )
 def test_claims_of_convergence_compare_rounds_by_seed(changes, failing):
   verdicts = [claim.verdict for claim in _claims(changes)]
-  assert len(verdicts) == 11
+  assert len(verdicts) == 15
   assert {
     i for i, verdict in enumerate(verdicts) if verdict != claims.HOLDS
   } == failing
+
+
+def test_few_samples_and_one_model_for_all_do_not_do():
+  errors = {
+    'FedRep': (1e-6, 1e-6, 1e-6),
+    'FedSGD': (0.9, 0.9, 0.9),
+    'Local only': (1e-7, 0.5, 1e-4),
+  }
+  counts = (5, 10, 40)
+  table = untrained.table(
+    ('method', 'num_samples'),
+    {
+      (method, count): error
+      for method, values in errors.items()
+      for count, error in zip(counts, values)
+    },
+    'relative_error',
+  )
+  sizes = dataclasses.replace(fed_rep_linear.SAMPLES_FULL, sample_counts=counts)
+  found = list(_SAMPLES.claims(table, sizes))
+  # Accurate, not accurate; then alone with 5, 10 and 40 samples.
+  np.testing.assert_allclose(
+    [claim.measured for claim in found],
+    [1e-6, 0.9, -1, np.log10(5e5), np.log10(1 / 9000)],
+  )
+  assert [claim.verdict == claims.HOLDS for claim in found] == [
+    True, True, False, True, True
+  ]  # fmt: skip
 
 
 def test_samples_needed_are_those_from_which_on_errors_are_small():

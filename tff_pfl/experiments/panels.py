@@ -157,6 +157,16 @@ def draw_curves(
   axes.legend(frameon=False)
 
 
+def share_legend(figure: Figure) -> None:
+  """One legend below all panels, which have the same curves."""
+  handles, labels = figure.axes[-1].get_legend_handles_labels()
+  for axes in figure.axes:
+    axes.get_legend().remove()
+  figure.legend(
+    handles, labels, loc='outside lower center', ncols=4, frameon=False
+  )
+
+
 def draw_groups(
   axes: Axes,
   table: tables.Table,

@@ -1,0 +1,331 @@
+"""Per-FedAvg's Theorem 4.5: the meta-gradient's norm falls to a floor.
+
+The theorem bounds the mean over K rounds of tau local iterations of
+E |grad F|^2, where F(w) is the mean over the clients of
+f_i(w - alpha grad f_i(w)). Its formula is lost in the copy that we have. By the
+text the mean falls as 1 / K to a floor that depends on beta and tau, on
+sigma_F, which large batches make small, and on gamma_F, which is small where
+clients are alike; and Lemma 4.4 is of sigma_F = 0 with exact gradients. The
+published formula, from memory, is
+
+    4 (F(w_0) - F*) / (beta tau K) + O(1) (
+        beta L_F (1 + beta L_F tau (tau - 1)) sigma_F^2
+        + beta L_F gamma_F^2 ((1 - r) / (r (n - 1)) + beta L_F tau (tau - 1))
+        + alpha^2 L^2 sigma_G^2 / D)
+
+for alpha <= 1 / L and beta of the order of 1 / (tau L_F). So with exact
+gradients the floor is proportional to beta^2 tau (tau - 1) where all clients
+take part, to beta (1 - r) / r for tau = 1 where a share r does, and 0 for
+tau = 1 and all of them.
+
+Here f_i is the logistic loss of client i, whose labels are drawn from a
+logistic model of its own, so that the gradient of F is known in closed form;
+the method is the library's with the exact Hessian. The norm is that of the
+server's model before each round. L is at most 1 / alpha (a quarter of the
+inputs' largest second moment, some 0.4), and beta tau L_F some 0.1. In the
+first term F* >= 0.
+
+References:
+  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
+  Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020, section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from scipy import special
+
+from tff_pfl.algorithms import per_fed_avg, registry
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.models import keras_bridge
+from tff_pfl.runtime import base as runtime_base
+
+_PAPER = 'Per-FedAvg, Theorem 4.5'
+# By how many powers of ten a floor may differ from what is predicted.
+_TOLERANCE = 0.1
+_BOUND_FACTOR = 4
+# What the figure needs.
+_ROUNDS_PER_ROW = 20
+
+
+class Setting(NamedTuple):
+  """What the floor depends on.
+
+  Attributes:
+    learning_rate: beta, in units of `Sizes.learning_rate`.
+    num_steps: tau.
+    batch_size: Of D, D' and D'' each; None for all of a client's examples,
+      which makes gradients exact.
+    cohort_size: r n; None for all clients.
+    spread: How different clients are, in units of `Sizes.spread`.
+  """
+
+  learning_rate: float = 1.0
+  num_steps: int = 4
+  batch_size: Optional[int] = None
+  cohort_size: Optional[int] = None
+  spread: float = 1.0
+
+
+_NO_FLOOR = 'exact gradients, tau = 1'
+_EXACT, _STOCHASTIC = 'exact gradients', 'batches of 8'
+_SMALL_RATE = '{}, beta / 2'.format
+_FEW_STEPS, _ALIKE = (
+  'exact gradients, tau = 2',
+  'exact gradients, alike clients',
+)
+_LARGE_BATCHES = 'batches of 32'
+_FEW_CLIENTS, _HALF = 'tau = 1, r = 0.2', 'tau = 1, r = 0.5'
+SETTINGS = {
+  _NO_FLOOR: Setting(num_steps=1),
+  _EXACT: Setting(),
+  _SMALL_RATE(_EXACT): Setting(learning_rate=0.5),
+  _FEW_STEPS: Setting(num_steps=2),
+  _ALIKE: Setting(spread=0.25),
+  _STOCHASTIC: Setting(batch_size=8),
+  _SMALL_RATE(_STOCHASTIC): Setting(learning_rate=0.5, batch_size=8),
+  _LARGE_BATCHES: Setting(batch_size=32),
+  _FEW_CLIENTS: Setting(num_steps=1, cohort_size=2),
+  _HALF: Setting(num_steps=1, cohort_size=5),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Sizes and hyperparameters.
+
+  Attributes:
+    num_clients: n.
+    num_examples: Of each client.
+    spread: Standard deviation of the scores by what is the client's own in its
+      logistic model; what all have in common gives 1.
+    inner_learning_rate: alpha.
+    learning_rate: beta.
+    num_floor_rounds: Last rounds, over which the floor is the mean.
+  """
+
+  num_clients: int = 10
+  num_examples: int = 128
+  num_inputs: int = 10
+  spread: float = 1.0
+  inner_learning_rate: float = 1.0
+  learning_rate: float = 0.2
+  num_rounds: int = 600
+  num_floor_rounds: int = 200
+  num_seeds: int = 5
+
+
+FAST = Sizes(num_rounds=60, num_floor_rounds=20, num_seeds=1)
+
+
+def make_clients(sizes: Sizes, spread: float, seed: int) -> examples.Examples:
+  """All clients' examples, `[clients, n, inputs]` and 0 or 1 `[clients, n]`."""
+  rng = np.random.default_rng(seed)
+  own = rng.normal(size=[sizes.num_clients, sizes.num_inputs])
+  weights = rng.normal(size=sizes.num_inputs) + spread * own
+  weights /= np.sqrt(sizes.num_inputs)
+  shape = [sizes.num_clients, sizes.num_examples]
+  x = rng.normal(size=[*shape, sizes.num_inputs]).astype(np.float32)
+  scores = np.einsum('cnd,cd->cn', x, weights)
+  y = rng.uniform(size=shape) < special.expit(scores)
+  return examples.Examples(x, y.astype(np.int32))
+
+
+def meta_loss(
+  clients: examples.Examples, weights: np.ndarray, alpha: float
+) -> tuple[float, np.ndarray]:
+  """F and its gradient at weights `[inputs]`."""
+  x, y = clients.x, clients.y
+
+  def loss_and_gradient(of_clients):
+    scores = np.einsum('cnd,cd->cn', x, of_clients)
+    errors = special.expit(scores) - y
+    loss = np.mean(np.logaddexp(0, scores) - y * scores)
+    return loss, np.einsum('cnd,cn->cd', x, errors) / y.shape[1]
+
+  weights = np.broadcast_to(weights, [len(x), x.shape[-1]])
+  moved = weights - alpha * loss_and_gradient(weights)[1]
+  loss, v = loss_and_gradient(moved)
+  slopes = special.expit(np.einsum('cnd,cd->cn', x, weights))
+  along = slopes * (1 - slopes) * np.einsum('cnd,cd->cn', x, v)
+  curvature = np.einsum('cnd,cn->cd', x, along) / y.shape[1]
+  return loss, np.mean(v - alpha * curvature, axis=0)
+
+
+def norms(
+  sizes: Sizes,
+  setting: Setting,
+  clients: examples.Examples,
+  seed: int,
+  runtime: runtime_base.Runtime,
+) -> Iterator[tuple[float, float]]:
+  """F and |grad F|^2 at the server's model before each round."""
+  dense = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='zeros', name='head'
+  )
+  network = keras_bridge.from_keras(
+    tf.keras.Sequential([tf.keras.layers.Input([sizes.num_inputs]), dense]),
+    head_layers=['head'],
+    loss='binary_crossentropy',
+  )
+  process = registry.build(
+    'per_fed_avg',
+    network,
+    per_fed_avg.PerFedAvgHParams(
+      variant='exact',
+      inner_learning_rate=sizes.inner_learning_rate,
+      learning_rate=sizes.learning_rate * setting.learning_rate,
+      num_steps=setting.num_steps,
+      batch_size=setting.batch_size,
+    ),
+    client_weighting='uniform',
+    seed=seed,
+  )
+  train = [
+    client_examples.padded(examples.Examples(*own))
+    for own in zip(clients.x, clients.y)
+  ]
+  rng = np.random.default_rng([seed, *b'cohorts'])
+  state = runtime.run(process.initialize)
+  indices = list(range(len(train)))
+  states = runtime.run(process.initialize_client_states, indices)
+  for _ in range(sizes.num_rounds):
+    (kernel,) = state.global_weights.values()
+    loss, gradient = meta_loss(clients, kernel[:, 0], sizes.inner_learning_rate)
+    yield loss, gradient @ gradient
+    # The clients' states are not taken up: they keep nothing.
+    cohort = indices
+    if setting.cohort_size is not None:
+      cohort = sorted(rng.choice(indices, setting.cohort_size, replace=False))
+    output = runtime.run(
+      process.next,
+      state,
+      [states[i] for i in cohort],
+      [train[i] for i in cohort],
+    )
+    state = output.state
+
+
+def measure(lab: laboratory.Laboratory) -> paper.Rows:
+  """The squared norm by round, with each run's floor in its last row."""
+  sizes = lab.sizes
+  with lab.create_runtime() as runtime:
+    for (name, setting), seed in lab.progress(
+      itertools.product(SETTINGS.items(), lab.seeds)
+    ):
+      clients = make_clients(sizes, sizes.spread * setting.spread, seed)
+      losses, squares = np.transpose(
+        list(norms(sizes, setting, clients, seed, runtime))
+      )
+      # The theorem's first term, times the number of rounds K.
+      rate = sizes.learning_rate * setting.learning_rate * setting.num_steps
+      bound = _BOUND_FACTOR * losses[0] / rate
+      of_run = {
+        'share': squares[-1] / squares[0],
+        'floor': squares[-sizes.num_floor_rounds :].mean(),
+        'floor_share': squares[-sizes.num_floor_rounds :].mean() / squares[0],
+        'of_bound': squares.sum() / bound,
+      }
+      for index in sorted(
+        {*range(0, len(squares), _ROUNDS_PER_ROW), len(squares) - 1}
+      ):
+        yield {
+          'setting': name,
+          'seed': seed,
+          'round': index,
+          'square': squares[index],
+          **(of_run if index == len(squares) - 1 else {}),
+        }
+
+
+def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+  """The fall, and what the floor depends on."""
+  last = table.where(round=sizes.num_rounds - 1)
+
+  def orders(setting, other):
+    """By how many powers of ten the first one's floor is larger."""
+    floors = [last.values('floor', setting=s) for s in (setting, other)]
+    return np.log10(floors[0] / floors[1])
+
+  yield claims.measured(
+    f'{_NO_FLOOR}: the mean of the squared norm is below 4 F(w_0) / (beta tau '
+    'K) for every number of rounds K: the largest ratio',
+    _PAPER,
+    last.values('of_bound', setting=_NO_FLOOR),
+    below=1,
+  )
+  yield claims.measured(
+    f'{_NO_FLOOR}: there is no floor: the share of the first squared norm that '
+    'is left',
+    _PAPER,
+    last.values('share', setting=_NO_FLOOR),
+    below=1e-3,
+  )
+  yield claims.measured(
+    'In every setting it falls: the largest floor, as a share of the first '
+    'squared norm',
+    _PAPER,
+    last.curve('floor_share', 'setting')[1],
+    below=0.1,
+  )
+  yield claims.difference(
+    'With exact gradients the floor is proportional to beta^2, so that half of '
+    'beta divides it by 4: by how many powers of ten it is off',
+    _PAPER,
+    np.abs(orders(_EXACT, _SMALL_RATE(_EXACT)) - np.log10(4)),
+    below=_TOLERANCE,
+  )
+  yield claims.difference(
+    'With exact gradients it shrinks with tau at least as tau (tau - 1): the '
+    'decimal logarithm of the floor for 4 by that for 2',
+    _PAPER,
+    orders(_EXACT, _FEW_STEPS),
+    above=np.log10(6),
+  )
+  for words, setting, other in (
+    (
+      'With batches it shrinks with beta',
+      _STOCHASTIC,
+      _SMALL_RATE(_STOCHASTIC),
+    ),
+    ('It shrinks with larger batches', _STOCHASTIC, _LARGE_BATCHES),
+    ('It is smaller where more clients take part', _FEW_CLIENTS, _HALF),
+    ('It is smaller where clients are more alike', _EXACT, _ALIKE),
+  ):
+    yield claims.difference(
+      f'{words} ({setting}, against {other}): the decimal logarithm of the '
+      "floors' ratio",
+      _PAPER,
+      orders(setting, other),
+    )
+
+
+EXPERIMENTS = (
+  paper.Experiment(
+    name='perfedavg_gradient_norm',
+    summary='The gradient of Per-FedAvg falls to a floor that depends on '
+    'beta, tau, batches and clients',
+    paper=_PAPER,
+    measure=measure,
+    claims=make_claims,
+    draw=panels.curves(
+      'square',
+      over='round',
+      by='setting',
+      x_label='Round',
+      y_label='Squared norm of the gradient of F',
+      log_y=True,
+      width=9,
+    ),
+    full={None: Sizes()},
+    fast=FAST,
+  ),
+)
