@@ -23,7 +23,7 @@ COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
 	--custom-compile-command 'make lock' $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow docs docs-serve docs-venv lint lock clean
+.PHONY: help venv train test test-slow docs docs-serve docs-venv wheel lint lock clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile \
@@ -51,6 +51,12 @@ docs-serve: docs-venv  ## Serve the documentation while you write it
 docs-venv:
 	@PYTHON='$(PYTHON)' sh .ci/build_venv docs
 
+# An earlier build's leavings would get into the wheel.
+wheel: venv  ## Build dist/tff_pfl-*.whl, for other environments
+	@rm -rf build tff_pfl.egg-info
+	@$(VENV_PYTHON) -W ignore -c 'import setuptools; setuptools.setup()' -q bdist_wheel
+	@rm -rf build tff_pfl.egg-info && ls dist/*.whl
+
 lint: venv  ## Check style and format with ruff
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
 	@$(VENV_PYTHON) -m ruff format --check $(SOURCES)
@@ -63,6 +69,6 @@ lock:  ## Recompile the locks with uv (LOCK_ARGS=--upgrade: newest versions)
 	@$(COMPILE) requirements-ray.in --constraint requirements.txt -o requirements-ray.txt
 	@$(COMPILE) requirements-docs.in -o requirements-docs.txt
 
-clean:  ## Remove the environments, caches and site/ (never runs/)
-	@rm -rf .venv .venv-docs site .pytest_cache .ruff_cache
+clean:  ## Remove the environments, caches, site/ and dist/ (never runs/)
+	@rm -rf .venv .venv-docs site dist .pytest_cache .ruff_cache
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,24 @@
-"""Programs; run them as `python -m binaries.NAME --help`."""
+"""Programs; run them as `python -m binaries.NAME --help`, or `tff-pfl-NAME`."""
 
 import os
+import runpy
 import signal
 import sys
 
-# Before TensorFlow is imported: its start-up messages help nobody here.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+_SCRIPT = 'tff-pfl-'
 
-# Until `program.run` takes over, Ctrl-C ends a program without a traceback.
-# Python calls a program so while it is looking for it.
-if (
-  sys.argv[0] == '-m'
-  and signal.getsignal(signal.SIGINT) == signal.default_int_handler
-):
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+def run_script() -> None:
+  """Runs the program that a console script is named after."""
+  name = os.path.basename(sys.argv[0]).removeprefix(_SCRIPT)
+  runpy.run_module(f'binaries.{name}', run_name='__main__', alter_sys=True)
+
+
+# Python looks for a program with -m, or it is a console script.
+if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
+  # Until `program.run` takes over, Ctrl-C ends a program without a traceback.
+  if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+  if not any(argument.startswith('--help') for argument in sys.argv):
+    # It takes seconds.
+    print('Importing TensorFlow …', file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Optional
@@ -15,6 +16,8 @@ _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
 
+# The folder that the programs' package lies in.
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 
 
@@ -24,7 +27,17 @@ def _fail(error: object) -> None:
   sys.exit(1)
 
 
+def _found(argument):
+  """The argument; of a preset that is not in this folder, where it is."""
+  start, _, path = argument.partition('--flagfile=')
+  packaged = os.path.join(_ROOT, path)
+  if not start and not os.path.exists(path) and os.path.isfile(packaged):
+    return f'--flagfile={packaged}'
+  return argument
+
+
 def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
+  argv = [_found(argument) for argument in argv]
   others = [argument for argument in argv if argument not in _HELP]
   if len(others) < len(argv):
     _help(flags_of, others)

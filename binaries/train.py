@@ -13,6 +13,7 @@ the same data with the same seed, each in a folder of its own below
 """
 
 import os
+import sys
 
 from absl import flags
 
@@ -46,6 +47,8 @@ def main() -> None:
     )
   configs = {name: run_flags.config_from_flags(name) for name in folders}
   runtime_options = runtime_flags.options()
+  source = configs[algorithm].data_dir or configs[algorithm].dataset
+  print(f'Reading {source} …', file=sys.stderr, flush=True)
   summaries = [
     configs[name].run(
       folder, resume=_RESUME.value, runtime_options=runtime_options

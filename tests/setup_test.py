@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from packaging import markers, requirements, utils
@@ -24,8 +25,8 @@ LOCKS = tuple(
 )
 PYTHON_VERSIONS = ('3.10', '3.11')
 TARGETS = (
-  *('venv', 'train', 'test', 'test-slow', 'docs', 'docs-serve', 'lint'),
-  *('lock', 'clean'),
+  *('venv', 'train', 'test', 'test-slow', 'docs', 'docs-serve'),
+  *('wheel', 'lint', 'lock', 'clean'),
 )
 # All that make and the build script call, besides a Python or uv.
 TOOLS = (
@@ -573,3 +574,48 @@ def test_ci_run_tests_with_the_data_set_or_beside_the_checkout(
   assert result.returncode == 7
   expected = data_dir or (beside if has_data else 'unset')
   assert result.stdout == f'{checkout.path}|test RAY=1|{expected}\n'
+
+
+def test_wheel_has_every_file_and_a_script_for_every_program(tmp_path):
+  no_caches = shutil.ignore_patterns('__pycache__')
+  for name in ('tff_pfl', 'binaries'):
+    shutil.copytree(ROOT / name, tmp_path / name, ignore=no_caches)
+  for name in ('Makefile', 'pyproject.toml', 'README.md'):
+    shutil.copy(ROOT / name, tmp_path)
+  files = {
+    str(path.relative_to(tmp_path))
+    for name in ('tff_pfl', 'binaries')
+    for path in (tmp_path / name).rglob('*.*')
+  }
+  subprocess.run(
+    ['make', 'wheel', '-o', 'venv', f'VENV_PYTHON={sys.executable}'],
+    cwd=tmp_path,
+    check=True,
+    capture_output=True,
+    timeout=120,
+  )
+  (wheel,) = (tmp_path / 'dist').iterdir()
+  with zipfile.ZipFile(wheel) as archive:
+    assert files <= set(archive.namelist())
+    (entry_points,) = [n for n in archive.namelist() if 'entry_points' in n]
+    scripts = archive.read(entry_points).decode()
+  assert set(
+    re.findall('^tff-pfl-(.*) = binaries:run_script$', scripts, re.M)
+  ) == {
+    path.stem
+    for path in (ROOT / 'binaries').glob('*.py')
+    if '  program.run(' in path.read_text()
+  }
+
+
+def test_without_tensorflow_the_import_says_what_to_install():
+  result = subprocess.run(
+    [sys.executable, '-I', '-S', '-c']
+    + [f'import sys; sys.path.append({str(ROOT)!r}); import tff_pfl'],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  error = result.stderr.splitlines()[-1]
+  assert error.startswith('ImportError: tff_pfl needs TensorFlow 2.14 and')
+  assert error.endswith('--no-deps --require-hashes -r requirements.txt')

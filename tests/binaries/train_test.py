@@ -110,7 +110,9 @@ def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
   assert any(line.startswith('fed_rep ') for line in lines)
   assert lines[-1] == f'Report: {directory / report.SUMMARY_NAME}'
   # TensorFlow's and TFF's start-up messages are silenced.
-  for line in result.stderr.replace('\r', '\n').splitlines():
+  first, second, *others = result.stderr.replace('\r', '\n').splitlines()
+  assert (first, second) == ('Importing TensorFlow …', 'Reading digits …')
+  for line in others:
     assert not line or line.startswith('fed_rep:'), result.stderr
 
 
