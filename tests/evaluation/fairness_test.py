@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tff_pfl.evaluation import fairness
+from tff_pfl.models import split_model
 
 
 def test_figures_are_those_computed_by_hand():
@@ -31,11 +32,11 @@ def test_of_an_error_the_highest_are_the_worst():
     personal=[1.0, 0.5, 3.0, math.nan],
     weights=[1, 1, 1, 1],
     reference=[0.5, 0.75, 3.0, 9.0],
-    higher_is_better=False,
+    metric=split_model.LOSS,
   )
   assert summary['fraction_hurt'] == 0.5
   assert math.isnan(summary['worst_10_percent'])
-  assert fairness.worst_10_percent(range(20), higher_is_better=False) == 18.5
+  assert fairness.worst_10_percent(range(20), split_model.LOSS) == 18.5
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tff_pfl.simulation import plots
 def without_pictures(monkeypatch):
   """Runs draw nothing, which takes most of the time of a short one."""
   for module, name in (
-    (plots, 'plot_accuracy_by_round'),
+    (plots, 'plot_by_round'),
     (plots, 'plot_client_distribution'),
     (plots, 'plot_domains'),
     (datasets, 'plot_partition'),

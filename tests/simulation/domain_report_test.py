@@ -108,7 +108,7 @@ def _cells(table):
 
 
 def test_the_table_has_accuracy_and_auc_of_each_domain_and_over_them():
-  rows = _cells(domain_report.table(_domains()))
+  rows = _cells(domain_report.table(_domains(), 'last 10\nrounds'))
   auc = ['0.7500', '0.6250', '0.7500']
   assert rows == {
     'sea': ['40', '0.7500', '0.6250', '0.2500', *auc],
@@ -126,7 +126,7 @@ def test_the_table_of_a_regression_has_its_metrics():
     1, {'loss': _figure(1.0, 2.0, 1.5), 'mae': _figure(0.5, 0.25, 0.5)}, None
   )
   domains = domain_report.over_rounds([evaluation], 1)
-  rows = _cells(domain_report.table(domains))
+  rows = _cells(domain_report.table(domains, 'last 10\nrounds'))
   assert rows['sea'] == ['40', '1.000', '1.000', '0.5000', '0.5000']
   assert domain_report.bars(domains) == {}
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
+from tff_pfl.models import split_model
 from tff_pfl.simulation import picture_style, plots
 
 
@@ -28,7 +29,7 @@ def has_color(picture, color):
 def test_each_series_is_drawn_in_its_color(tmp_path):
   rounds = list(range(10, 60, 10))
   path = tmp_path / 'accuracy.png'
-  plots.plot_accuracy_by_round(
+  plots.plot_by_round(
     path,
     {
       'FedRep': (rounds, [0.5, 0.7, 0.8, 0.85, 0.9]),
@@ -48,20 +49,20 @@ def test_each_series_is_drawn_in_its_color(tmp_path):
   ids=['one_point', 'long_and_equal'],
 )
 def test_unusual_series_are_drawn(tmp_path, series):
-  plots.plot_accuracy_by_round(tmp_path / 'a.png', {'x': series})
+  plots.plot_by_round(tmp_path / 'a.png', {'x': series})
   read(tmp_path / 'a.png')
 
 
 def test_more_series_than_colors_are_drawn(tmp_path):
   series = {f'method {i}': ([1, 2], [i / 20, i / 20]) for i in range(16)}
-  plots.plot_accuracy_by_round(tmp_path / 'a.png', series)
+  plots.plot_by_round(tmp_path / 'a.png', series)
   read(tmp_path / 'a.png')
 
 
 def test_names_are_not_taken_for_formulas(tmp_path):
   # The second is a formula in error, the third has a sign too few.
   for name in ('$x$', '$\\frac$', 'a $ b', r'\$'):
-    plots.plot_accuracy_by_round(
+    plots.plot_by_round(
       tmp_path / 'a.png', {name: ([1, 2], [0.5, 0.5])}, title=name
     )
     plots.plot_client_distribution(
@@ -85,11 +86,27 @@ def test_any_number_of_clients_is_drawn(tmp_path, num_clients):
   read(tmp_path / 'd.png')
 
 
+def test_clients_whom_personalization_hurt_have_a_higher_error(tmp_path):
+  mae = split_model.PrimaryMetric('mae', False)
+  path = tmp_path / 'd.png'
+  before = np.array([*range(40), np.nan])
+  for change, hurt in ((-0.5, False), (0.5, True)):
+    plots.plot_client_distribution(path, before, before + change, _LABELS, mae)
+    red, _, blue = np.moveaxis(read(path)[..., :3], -1, 0)
+    # A legend has a point of each color.
+    assert (np.sum(red > blue + 0.3) > 2000) == hurt
+  plots.plot_by_round(path, {'x': ([1, 2], [50.0, 0.01])}, mae)
+  read(path)
+
+
 @pytest.mark.parametrize('value', [0.0, 0.5, 1.0])
 def test_equal_values_are_drawn(tmp_path, value):
   values = [value] * 50
   plots.plot_client_distribution(tmp_path / 'd.png', values, values, _LABELS)
-  assert has_color(read(tmp_path / 'd.png'), plots._AFTER_COLOR)
+  picture = read(tmp_path / 'd.png')
+  assert has_color(picture, plots._AFTER_COLOR)
+  # The same twice is drawn once.
+  assert num_pixels(picture, plots._BEFORE_COLOR) < 100
 
 
 def test_file_that_cannot_be_written_is_one_line(tmp_path):

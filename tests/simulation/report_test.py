@@ -2,9 +2,11 @@ import csv
 import json
 import types
 
+import numpy as np
 import pytest
 
 from tff_pfl import datasets
+from tff_pfl.models import split_model
 from tff_pfl.simulation import report, run_store
 
 
@@ -31,16 +33,16 @@ def _evaluation(personal, shared):
   }
 
 
-def _row(client, before, after):
+def _row(client, before, after, metric):
   return {
     'client': client,
     'num_test_examples': 2,
-    'before': {'loss': 1.0, 'accuracy': before},
-    'after': {'loss': 0.5, 'accuracy': after},
+    'before': {'loss': 1.0, metric: before},
+    'after': {'loss': 0.5, metric: after},
   }
 
 
-def _store(directory, data, evaluations):
+def _store(directory, data, evaluations, metric='accuracy'):
   """A run with rounds 1 to the last evaluation; round r took r seconds."""
   store = run_store.RunStore.create(
     directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
@@ -53,7 +55,7 @@ def _store(directory, data, evaluations):
       metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
       evaluation=evaluations.get(round_number),
       per_client=[
-        _row(client, i / 4, (i + 1) / 4)
+        _row(client, i / 4, (i + 1) / 4, metric)
         for i, client in enumerate(data.client_ids)
       ],
     )
@@ -68,6 +70,14 @@ _EVALUATIONS = {
 }
 
 
+def _majority_accuracy(data):
+  shares = [
+    np.mean(data.test(i).y == np.bincount(data.train(i).y).argmax())
+    for i in data.client_ids
+  ]
+  return pytest.approx(np.mean(shares))
+
+
 def test_summary_is_that_computed_by_hand(tmp_path, data):
   with _store(tmp_path, data, _EVALUATIONS) as store:
     summary = report.write_report(store, _process(), data)
@@ -79,12 +89,14 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     # The last ten rounds are 4 to 13.
     'accuracy': {
       'last_10_mean': pytest.approx((0.5 + 0.75 + 0.65) / 3),
+      'num_last_10': 3,
       'best': 0.9,
       'best_round': 2,
       'last': 0.65,
     },
     'global_accuracy': {
       'last_10_mean': pytest.approx((0.3 + 0.2 + 0.25) / 3),
+      'num_last_10': 3,
       'best': 0.3,
       'best_round': 4,
       'last': 0.25,
@@ -96,6 +108,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     # The median of 1 to 13: the initial state is no round.
     'seconds_per_round': 7.0,
     'peak_rss_mb': 99.0,
+    'majority_accuracy': _majority_accuracy(data),
   }
   text = (tmp_path / report.SUMMARY_NAME).read_text()
   assert json.loads(text) == summary
@@ -108,18 +121,91 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
 def test_without_a_global_model_its_figures_are_none(tmp_path, data):
   with _store(tmp_path, data, {1: _evaluation(0.5, None)}) as store:
     summary = report.write_report(store, _process(False), data)
-    assert set(report.accuracy_series(store.evaluations())) == {'personal'}
+    found = report.series(store.evaluations(), split_model.ACCURACY)
+    assert set(found) == {'personal'}
   assert summary['global_accuracy'] is None
   assert summary['global_loss'] is None
 
 
 def test_series_are_rounds_and_accuracies(tmp_path, data):
   with _store(tmp_path, data, _EVALUATIONS) as store:
-    assert report.accuracy_series(store.evaluations()) == {
+    assert report.series(store.evaluations(), split_model.ACCURACY) == {
       'personal': ([2, 4, 9, 13], [0.9, 0.5, 0.75, 0.65]),
       'global': ([2, 4, 9, 13], [0.1, 0.3, 0.2, 0.25]),
     }
-  assert report.accuracy_series([]) == {}
+  assert report.series([], split_model.ACCURACY) == {}
+
+
+def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
+  """With the error of each client; in the second evaluation half of it."""
+  evaluations = {
+    round_number: {
+      'personal': {'loss': 4 * error, 'mae': error},
+      'global': {'loss': 8.0, 'mae': 2.0},
+      'fairness': {'worst_10_percent': 1.5},
+      'non_finite_clients': 0,
+      'primary_metric': {'name': 'mae', 'higher_is_better': False},
+    }
+    for round_number, error in ((1, 1.0), (2, 0.5))
+  }
+  with _store(tmp_path, data, evaluations, 'mae') as store:
+    summary = report.write_report(store, _process(), data)
+  assert summary['accuracy'] is None
+  assert summary['primary_metric'] == {
+    'name': 'mae',
+    'higher_is_better': False,
+    'personal': {
+      'last_10_mean': 0.75,
+      'num_last_10': 2,
+      'best': 0.5,
+      'best_round': 2,
+      'last': 0.5,
+    },
+    'global': {
+      'last_10_mean': 2.0,
+      'num_last_10': 2,
+      'best': 2.0,
+      'best_round': 1,
+      'last': 2.0,
+    },
+  }
+  for name in ('mae_by_round.png', report.CLIENTS_PLOT_NAME):
+    assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
+  table = report.summary_table([summary]).splitlines()
+  assert 'evaluations' in table[1]
+  assert table[1].split()[:2] == ['mae', 'evaluations']
+  assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
+  # An old run's evaluations do not say what they are compared by.
+  for evaluation in evaluations.values():
+    del evaluation['primary_metric']
+  assert report.primary_metric([evaluations[1]]) == split_model.LOSS
+
+
+def test_lines_below_the_table_tell_of_two_classes_and_of_the_most_frequent(
+  tmp_path, data
+):
+  two_classes = {'auc': 0.5, 'balanced_accuracy': 0.25, 'f1': 0.125}
+  evaluation = _evaluation(0.0, None)
+  evaluation['two_classes'] = {'personal': two_classes, 'global': None}
+  with _store(tmp_path, data, {1: evaluation}) as store:
+    summary = report.write_report(store, _process(False), data)
+  *_, scores, majority = report.summary_table([summary]).splitlines()
+  assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
+  assert 'accuracy of 0.000 is no more than' in majority
+
+
+@pytest.mark.parametrize(
+  'numbers, title',
+  [
+    ([10, 10], 'last 10\nrounds'),
+    ([None], 'last 10\nrounds'),
+    ([3, None], 'last 3\nevaluations'),
+    ([1], 'last 1\nevaluation'),
+    ([2, 10], 'last 2–10\nevaluations'),
+  ],
+)
+def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
+  assert report.recent_title(numbers) == title
 
 
 def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
@@ -131,7 +217,7 @@ def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
     with _store(tmp_path / name, data, evaluations) as store:
       summary = report.write_report(store, _process(shared is not None), data)
     summaries.append({**summary, 'algorithm': name})
-  *_, first, second = report.summary_table(summaries).splitlines()
+  first, second = report.summary_table(summaries).splitlines()[3:5]
   assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
   assert second.split()[:4] == ['two', '0.5000', '0.5000', '–']
 

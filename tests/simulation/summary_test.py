@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from tff_pfl import errors
+from tff_pfl.models import split_model
 from tff_pfl.simulation import summary
 
 
 def test_accuracy_figures_are_those_computed_by_hand():
-  figures = summary.accuracy_summary(
+  figures = summary.over_rounds(
     rounds=[5, 10, 15, 20, 25],
     values=[0.5, 0.9, 0.75, 0.5, 0.25],
     final_round=25,
@@ -19,6 +20,7 @@ def test_accuracy_figures_are_those_computed_by_hand():
   # The last ten rounds are 16 to 25.
   assert figures == {
     'last_10_mean': 0.375,
+    'num_last_10': 2,
     'best': 0.9,
     'best_round': 10,
     'last': 0.25,
@@ -26,15 +28,15 @@ def test_accuracy_figures_are_those_computed_by_hand():
 
 
 def test_last_rounds_end_with_the_training_not_with_the_evaluations():
-  figures = summary.accuracy_summary([5, 10], [0.5, 1.0], final_round=18)
+  figures = summary.over_rounds([5, 10], [0.5, 1.0], final_round=18)
   assert figures['last_10_mean'] == 1.0
-  figures = summary.accuracy_summary([5, 10], [0.5, 1.0], final_round=30)
+  figures = summary.over_rounds([5, 10], [0.5, 1.0], final_round=30)
   assert figures['last_10_mean'] is None
   assert figures['last'] == 1.0
 
 
 def test_best_round_is_the_first_of_equals():
-  figures = summary.accuracy_summary([1, 2, 3], [0.5, 1, 1.0], 3)
+  figures = summary.over_rounds([1, 2, 3], [0.5, 1, 1.0], 3)
   assert figures['best_round'] == 2
 
 
@@ -42,12 +44,19 @@ def test_best_round_is_the_first_of_equals():
   ('rounds', 'values'), [([], []), ([1, 2], [None, None])]
 )
 def test_figures_without_values_are_none(rounds, values):
-  figures = summary.accuracy_summary(rounds, values, 2)
-  assert set(figures.values()) == {None}
+  figures = summary.over_rounds(rounds, values, 2)
+  assert set(figures.values()) == {None, 0}
+
+
+def test_the_best_error_is_the_lowest():
+  figures = summary.over_rounds(
+    [1, 2, 3], [0.5, 0.25, math.nan], 3, split_model.LOSS
+  )
+  assert (figures['best'], figures['best_round']) == (0.25, 2)
 
 
 def test_nan_is_never_best_and_is_not_hidden():
-  figures = summary.accuracy_summary([1, 2], [0.5, math.nan], 2)
+  figures = summary.over_rounds([1, 2], [0.5, math.nan], 2)
   assert figures['best'] == 0.5
   assert math.isnan(figures['last'])
 

@@ -10,13 +10,14 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_pfl.models import split_model
+
 
 def fairness_summary(
   personal: Any,
   weights: Any,
   reference: Optional[Any] = None,
-  *,
-  higher_is_better: bool = True,
+  metric: split_model.PrimaryMetric = split_model.ACCURACY,
 ) -> dict[str, Optional[float]]:
   """Summarizes a metric, such as the accuracy.
 
@@ -28,7 +29,7 @@ def fairness_summary(
       each client.
     reference: Floats of shape [clients]: the metric of the global model on the
       same examples; None where there is no global model.
-    higher_is_better: Whether more of the metric is better.
+    metric: Tells whether more is better.
 
   Returns:
     A dict of floats:
@@ -46,8 +47,7 @@ def fairness_summary(
   values = np.asarray(personal, np.float64)
   hurt = None
   if reference is not None:
-    before, after = (_merit(v, higher_is_better) for v in (reference, values))
-    hurt = float(np.mean(after < before))
+    hurt = float(np.mean(metric.merit(values) < metric.merit(reference)))
   return {
     'mean': float(np.mean(values)),
     'weighted_mean': float(
@@ -56,25 +56,20 @@ def fairness_summary(
     'std': float(np.std(values)),
     'min': float(np.min(values)),
     'max': float(np.max(values)),
-    'worst_10_percent': worst_10_percent(values, higher_is_better),
+    'worst_10_percent': worst_10_percent(values, metric),
     'fraction_hurt': hurt,
   }
 
 
-def worst_10_percent(values: Any, higher_is_better: bool = True) -> float:
+def worst_10_percent(
+  values: Any, metric: split_model.PrimaryMetric = split_model.ACCURACY
+) -> float:
   """Returns the mean over the worst tenth, rounded up to whole clients.
 
   Args:
     values: Floats of shape [clients], at least one; NaN is worst.
-    higher_is_better: Whether more is better.
+    metric: Tells whether more is better.
   """
-  order = np.argsort(_merit(values, higher_is_better), kind='stable')
+  order = np.argsort(metric.merit(values), kind='stable')
   worst = order[: math.ceil(order.size / 10)]
   return float(np.mean(np.asarray(values, np.float64)[worst]))
-
-
-def _merit(values, higher_is_better):
-  """Values of which more is better, NaN the least of all."""
-  values = np.asarray(values, np.float64)
-  merit = values if higher_is_better else -values
-  return np.where(np.isnan(merit), -np.inf, merit)

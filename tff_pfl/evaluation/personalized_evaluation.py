@@ -210,7 +210,7 @@ def summarize(
       [row['before'][primary_metric.name] for row in rows]
       if has_global_model
       else None,
-      higher_is_better=primary_metric.higher_is_better,
+      primary_metric,
     ),
     'non_finite_clients': sum(
       not np.isfinite(row['after']['loss']) for row in rows

@@ -14,6 +14,7 @@ from tff_pfl.experiments import (
   trial,
 )
 from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.models import split_model
 from tff_pfl.simulation import report
 
 # Settings of a run that differ between the runs of a comparison, or tell of
@@ -133,7 +134,7 @@ class _Trial(trial.FinishedTrial):
 
   def curve(self):
     """The accuracies by round; None for regression."""
-    series = report.accuracy_series(self.evaluations)
+    series = report.series(self.evaluations, split_model.ACCURACY)
     if 'personal' not in series:
       return None
     rounds, personal = series['personal']

@@ -70,6 +70,26 @@ class PrimaryMetric(NamedTuple):
   name: str
   higher_is_better: bool
 
+  @property
+  def title(self) -> str:
+    """The name, for tables and pictures."""
+    return self.name.replace('_', ' ')
+
+  @property
+  def is_fraction(self) -> bool:
+    """Whether it is shown in percent, as accuracies are."""
+    return 'accuracy' in self.name
+
+  def text(self, value: float) -> str:
+    """A value, with its unit."""
+    return f'{value:.1%}' if self.is_fraction else f'{value:.4g}'
+
+  def merit(self, values: Any) -> np.ndarray:
+    """Values of which more is better, NaN the least of all."""
+    values = np.asarray(values, np.float64)
+    merit = values if self.higher_is_better else -values
+    return np.where(np.isnan(merit), -np.inf, merit)
+
 
 ACCURACY = PrimaryMetric('accuracy', True)
 LOSS = PrimaryMetric('loss', False)

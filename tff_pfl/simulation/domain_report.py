@@ -34,7 +34,7 @@ def over_rounds(
     As `domain_scores.summarize`, with the newest numbers of test examples, and
     in place of each figure a dict: `last`, its value in the newest evaluation
     that has it, and `last_10_mean`, its mean over the evaluations of the last
-    10 rounds, see `summary.accuracy_summary`; None where no evaluation has it.
+    10 rounds, see `summary.over_rounds`; None where no evaluation has it.
     That of the minimum is the mean of the rounds' minima.
   """
   rounds = [evaluation['round'] for evaluation in evaluations]
@@ -46,7 +46,7 @@ def over_rounds(
         name: summed_up([value[name] for value in values])
         for name in values[-1]
       }
-    figures = summary_lib.accuracy_summary(rounds, values, final_round)
+    figures = summary_lib.over_rounds(rounds, values, final_round)
     return {name: figures[name] for name in (_LAST, _LAST_10)}
 
   return {
@@ -82,18 +82,21 @@ def rows(domains: Mapping[str, Any]) -> list[dict]:
   ]
 
 
-def table(domains: Mapping[str, Any]) -> str:
+def table(domains: Mapping[str, Any], recent: str) -> str:
   """A table for the screen, a row for each domain of `over_rounds`.
 
   The last rows are minimum, mean and maximum over domains and the mean over
   clients. Columns are those of accuracy and AUC; where there is neither, as for
   regression, those of all metrics.
+
+  Args:
+    recent: What the columns of `last_10_mean` are called.
   """
   headers, columns = [], []
   for metric, title in _shown(domains).items():
     for model, which, header in (
       ('personal', _LAST, f'personal\n{title}'),
-      ('personal', _LAST_10, 'last 10\nrounds'),
+      ('personal', _LAST_10, recent),
       ('global', _LAST, f'global\n{title}'),
     ):
       if domains[model] is not None:

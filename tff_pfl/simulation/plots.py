@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy by round, and over clients and domains.
+"""Pictures of a run: a metric by round, and over clients and domains.
 
 The figures are drawn without a display and without pyplot's global state, and
 written by `picture_style.save`.
@@ -15,6 +15,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tff_pfl.models import split_model
 from tff_pfl.simulation import picture_style
 
 _BEFORE_COLOR = '#999999'
@@ -29,17 +30,18 @@ _Path = Union[str, 'os.PathLike[str]']
 
 
 @matplotlib.rc_context(picture_style.PLAIN_TEXT)
-def plot_accuracy_by_round(
+def plot_by_round(
   path: _Path,
   series: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+  metric: split_model.PrimaryMetric = split_model.ACCURACY,
   *,
   title: str = '',
 ) -> None:
-  """Draws accuracies over the rounds of training as a PNG file.
+  """Draws a metric over the rounds of training as a PNG file.
 
   Args:
     series: By name, at least one, the rounds after which there was an
-      evaluation, at least one, and the accuracy at each, in [0, 1].
+      evaluation, at least one, and the metric at each.
   """
   figure = Figure(figsize=(8.0, 4.2), layout='constrained')
   axes = figure.add_subplot()
@@ -47,7 +49,7 @@ def plot_accuracy_by_round(
     axes.plot(
       rounds,
       values,
-      label=f'{name}  ({values[-1]:.1%})',
+      label=f'{name}  ({metric.text(values[-1])})',
       color=picture_style.color(i),
       linestyle=picture_style.line_style(i),
       linewidth=1.8,
@@ -57,15 +59,13 @@ def plot_accuracy_by_round(
     )
   axes.set_title(title, loc='left')
   axes.set_xlabel('Round')
-  axes.set_ylabel('Test accuracy, mean over clients (%)')
+  axes.set_ylabel(_axis_label(metric, ', mean over clients'))
   axes.xaxis.set_major_locator(
     ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
   )
-  evaluated = {number for rounds, _ in series.values() for number in rounds}
-  if len(evaluated) == 1:
-    (only,) = evaluated
-    axes.set_xlim(only - 1, only + 1)
-  _use_percent(axes, 'y', *axes.get_ylim())
+  # Where the training began, whenever the first evaluation was.
+  axes.set_xlim(left=0)
+  _use_unit(axes, 'y', metric, *axes.get_ylim())
   picture_style.tidy(axes)
   axes.legend(
     title='Series (last value)',
@@ -83,25 +83,40 @@ def plot_client_distribution(
   before: Sequence[float],
   after: Sequence[float],
   labels: tuple[str, str],
+  metric: split_model.PrimaryMetric = split_model.ACCURACY,
   *,
   title: str = '',
 ) -> None:
-  """Draws how an accuracy is distributed over clients, as a PNG file.
+  """Draws how a metric is distributed over clients, as a PNG file.
 
-  The left panel sorts the clients by their accuracy, so that it shows every
+  The left panel sorts the clients by their metric, so that it shows every
   quantile and the clients that are worst off. The right panel has a point for
-  each client; below the diagonal are those that lost accuracy.
+  each client, orange where it is worse after than before; it is left out where
+  nothing changed. Clients whose metric is not finite are left out.
 
   Args:
-    before: The accuracy of each client before personalization, in [0, 1].
-    after: The accuracy of each client after personalization, in the same order.
+    before: The metric of each client before personalization.
+    after: The metric of each client after personalization, in the same order.
     labels: What `before` and `after` are called.
   """
-  before, after = np.asarray(before, float), np.asarray(after, float)
-  figure = Figure(figsize=(10.4, 4.8), layout='constrained')
-  left, right = figure.subplots(1, 2)
-  _draw_sorted(left, before, after, labels)
-  _draw_scatter(right, before, after, labels)
+  values = np.array([before, after], float)
+  before, after = values[:, np.isfinite(values).all(axis=0)]
+  if not before.size:
+    return
+  groups = [
+    # The wider line stays visible where the other lies on it.
+    (labels[0], before, _BEFORE_COLOR, 2.8),
+    (labels[1], after, _AFTER_COLOR, 1.8),
+  ]
+  if np.array_equal(before, after):
+    figure = Figure(figsize=(6.4, 4.8), layout='constrained')
+    groups = [(' and '.join(labels), *groups[1][1:])]
+    _draw_sorted(figure.subplots(), groups, metric)
+  else:
+    figure = Figure(figsize=(10.4, 4.8), layout='constrained')
+    left, right = figure.subplots(1, 2)
+    _draw_sorted(left, groups, metric)
+    _draw_scatter(right, before, after, labels, metric)
   figure.suptitle(title)
   picture_style.save(figure, path)
 
@@ -172,22 +187,19 @@ def _draw_bars(
 
 
 def _draw_sorted(
-  axes: Axes, before: np.ndarray, after: np.ndarray, labels: tuple[str, str]
+  axes: Axes,
+  groups: Sequence[tuple[str, np.ndarray, str, float]],
+  metric: split_model.PrimaryMetric,
 ) -> None:
-  """Draws the accuracies in ascending order, once before and once after."""
-  num_clients = before.size
+  """Draws clients from worst to best: label, values, color and line width."""
+  num_clients = groups[0][1].size
   # Client i of n stands in the middle of the i-th of n equal parts.
   position = (np.arange(num_clients) + 0.5) / num_clients
-  groups = (
-    # The wider line stays visible where the other lies on it.
-    (labels[0], before, _BEFORE_COLOR, 2.8),
-    (labels[1], after, _AFTER_COLOR, 1.8),
-  )
   for label, values, color, width in groups:
     axes.plot(
       position,
-      np.sort(values),
-      label=f'{label}\n(mean {np.mean(values):.1%})',
+      values[np.argsort(metric.merit(values))],
+      label=f'{label}\n(mean {metric.text(np.mean(values))})',
       color=color,
       drawstyle='steps-mid',
       linewidth=width,
@@ -208,25 +220,29 @@ def _draw_sorted(
     )
   noun = 'client' if num_clients == 1 else 'clients'
   axes.set_xlabel(f'{num_clients:,} {noun}, from worst to best (%)')
-  axes.set_ylabel('Test accuracy of the client (%)')
+  axes.set_ylabel(_axis_label(metric, ' of the client'))
   _use_percent(axes, 'x', 0, 1, margin=0.0)
-  _use_percent(axes, 'y', *axes.get_ylim())
+  _use_unit(axes, 'y', metric, *axes.get_ylim())
   picture_style.tidy(axes)
   picture_style.legend_above(axes, 2)
 
 
 def _draw_scatter(
-  axes: Axes, before: np.ndarray, after: np.ndarray, labels: tuple[str, str]
+  axes: Axes,
+  before: np.ndarray,
+  after: np.ndarray,
+  labels: tuple[str, str],
+  metric: split_model.PrimaryMetric,
 ) -> None:
   """Draws a point for each client, with the diagonal where nothing changed."""
   # The area of a point is the number of clients it stands for.
   points, counts = picture_style.coinciding(before, after)
-  hurt = points[:, 1] < points[:, 0]
+  hurt = metric.merit(points[:, 1]) < metric.merit(points[:, 0])
   area = min(40.0, 200.0 / math.sqrt(before.size))
   margin = 0.06 * (points.max() - points.min())
   limits = (points.min() - margin, points.max() + margin)
   for axis_name in 'xy':
-    _use_percent(axes, axis_name, *limits)
+    _use_unit(axes, axis_name, metric, *limits)
   axes.axline(
     (0, 0), slope=1, color=picture_style.TEXT_COLOR, linewidth=1, linestyle='--'
   )
@@ -246,8 +262,8 @@ def _draw_scatter(
       linewidths=0.4,
       label=f'{name}: {counts[chosen].sum():,} ({share:.0%})',
     )
-  axes.set_xlabel(f'Test accuracy {labels[0]} (%)')
-  axes.set_ylabel(f'Test accuracy {labels[1]} (%)')
+  axes.set_xlabel(_axis_label(metric, f' {labels[0]}'))
+  axes.set_ylabel(_axis_label(metric, f' {labels[1]}'))
   axes.set_aspect('equal')
   if counts.max() > 1:
     axes.text(
@@ -263,6 +279,24 @@ def _draw_scatter(
   legend = picture_style.legend_above(axes, 2, handletextpad=0.2)
   for handle in legend.legend_handles:
     handle.set_sizes([40])
+
+
+def _axis_label(metric: split_model.PrimaryMetric, of_what: str) -> str:
+  return f'Test {metric.title}{of_what}{" (%)" if metric.is_fraction else ""}'
+
+
+def _use_unit(
+  axes: Axes,
+  axis_name: str,
+  metric: split_model.PrimaryMetric,
+  low: float,
+  high: float,
+) -> None:
+  """Gives an axis of a metric limits, and percentages where it has these."""
+  if metric.is_fraction:
+    _use_percent(axes, axis_name, low, high)
+  elif low < high:
+    axes.set(**{f'{axis_name}lim': (low, high)})
 
 
 def _use_percent(

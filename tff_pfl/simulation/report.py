@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
 
 from tff_pfl import datasets
+from tff_pfl.evaluation import two_class_scores
+from tff_pfl.models import split_model
 from tff_pfl.simulation import domain_report, plots, run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.templates import personalized_process
 
 SUMMARY_NAME = 'summary.json'
 PER_CLIENT_NAME = 'per_client.csv'
-ACCURACY_PLOT_NAME = 'accuracy_by_round.png'
+# After the name of the primary metric.
+BY_ROUND_PLOT_SUFFIX = '_by_round.png'
 CLIENTS_PLOT_NAME = 'clients.png'
 PER_DOMAIN_NAME = 'per_domain.csv'
 DOMAINS_PLOT_NAME = 'domains.png'
@@ -30,26 +36,34 @@ def write_report(
   """Writes the report of a run into its folder.
 
   `summary.json`, `per_client.csv` (the newest evaluation),
-  `accuracy_by_round.png`, `clients.png` (distribution over clients before and
-  after personalization) and `partition.png` (clients by classes); for data with
-  domains also `per_domain.csv` and `domains.png`.
+  `accuracy_by_round.png` (or of another primary metric), `clients.png`
+  (distribution over clients before and after personalization) and
+  `partition.png` (clients by classes); for data with domains also
+  `per_domain.csv` and `domains.png`.
 
   The newest round in the store must have been evaluated.
 
   Returns:
     The summary: the settings of the run, and `accuracy` of the personal models
     and `global_accuracy` (of the global model alone; None where there is none)
-    as `last_10_mean`, `best`, `best_round`, `last`, each a mean over clients;
-    `loss` and `global_loss` of the newest evaluation; `fairness` of the newest
-    evaluation; `non_finite_clients` in it (personal models that diverged);
+    as `last_10_mean`, `num_last_10`, `best`, `best_round`, `last`, each a mean
+    over clients, or None for models without an accuracy; `loss` and
+    `global_loss` of the newest evaluation; `fairness` of the newest evaluation;
+    `non_finite_clients` in it (personal models that diverged);
     `seconds_per_round` (median, without evaluation) and `peak_rss_mb` (of this
-    process and its workers, after any round). What needs an accuracy is None
-    for regression. For data with domains also `domains`, see
-    `domain_report.over_rounds`.
+    process and its workers, after any round). Where there are such things, also
+
+    * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
+      and `personal` and `global` as `accuracy` and `global_accuracy` are;
+    * `majority_accuracy`, for classes: what is right where each client is
+      always given its most frequent class in training, mean over clients;
+    * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
+    * `domains`, see `domain_report.over_rounds`.
   """
   evaluations = store.evaluations()
   per_client = store.per_client()
-  summary = _summarize(store, evaluations)
+  metric = primary_metric(evaluations)
+  summary = _summarize(store, evaluations, data)
   title = f'{process.name} on {data.name}, {summary["num_clients"]} clients'
 
   def path(name):
@@ -66,37 +80,42 @@ def write_report(
   summary_lib.write_csv(
     path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
   )
-  curves = _curves(evaluations)
-  if curves:
-    plots.plot_accuracy_by_round(path(ACCURACY_PLOT_NAME), curves, title=title)
-    plots.plot_client_distribution(
-      path(CLIENTS_PLOT_NAME),
-      [row['before']['accuracy'] for row in per_client],
-      [row['after']['accuracy'] for row in per_client],
-      (
-        'global model'
-        if process.has_global_model
-        else 'global weights, untrained local ones',
-        'personal model',
-      ),
-      title=title,
-    )
+  plots.plot_by_round(
+    path(metric.name + BY_ROUND_PLOT_SUFFIX),
+    _curves(evaluations),
+    metric,
+    title=title,
+  )
+  plots.plot_client_distribution(
+    path(CLIENTS_PLOT_NAME),
+    [row['before'][metric.name] for row in per_client],
+    [row['after'][metric.name] for row in per_client],
+    (
+      'global model'
+      if process.has_global_model
+      else 'global weights, untrained local ones',
+      'personal model',
+    ),
+    metric,
+    title=title,
+  )
   datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
   # Last, so that a summary means that the report is complete.
   summary_lib.write_json(path(SUMMARY_NAME), summary)
   return summary
 
 
-def _summarize(store, evaluations):
+def _summarize(store, evaluations, data):
   """The summary that `write_report` returns."""
   rounds = store.history()
-  series = accuracy_series(evaluations)
   newest = evaluations[-1]
+  metric = primary_metric(evaluations)
 
-  def accuracy_of(which):
-    if which not in series:
-      return None
-    return summary_lib.accuracy_summary(*series[which], store.last_round)
+  def over_rounds(which, of_metric):
+    values = series(evaluations, of_metric).get(which)
+    return values and summary_lib.over_rounds(
+      *values, store.last_round, of_metric
+    )
 
   def newest_loss(which):
     return newest[which]['loss'] if newest[which] is not None else None
@@ -104,8 +123,8 @@ def _summarize(store, evaluations):
   summary = {
     **store.config,
     'num_rounds': store.last_round,
-    'accuracy': accuracy_of('personal'),
-    'global_accuracy': accuracy_of('global'),
+    'accuracy': over_rounds('personal', split_model.ACCURACY),
+    'global_accuracy': over_rounds('global', split_model.ACCURACY),
     'loss': newest_loss('personal'),
     'global_loss': newest_loss('global'),
     'fairness': newest['fairness'],
@@ -113,6 +132,16 @@ def _summarize(store, evaluations):
     'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
     'peak_rss_mb': max(row['rss_mb'] for row in rounds),
   }
+  if metric != split_model.ACCURACY:
+    summary['primary_metric'] = {
+      **metric._asdict(),
+      'personal': over_rounds('personal', metric),
+      'global': over_rounds('global', metric),
+    }
+  if data.num_classes is not None:
+    summary['majority_accuracy'] = _majority_accuracy(data)
+  if 'two_classes' in newest:
+    summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
     summary['domains'] = domain_report.over_rounds(
       evaluations, store.last_round
@@ -120,51 +149,110 @@ def _summarize(store, evaluations):
   return summary
 
 
+def _majority_accuracy(data):
+  """The mean over clients where each has its own most frequent class."""
+  train, test = data.class_counts('train'), data.class_counts('test')
+  right = test[np.arange(len(test)), train.argmax(axis=1)]
+  totals = test.sum(axis=1)
+  return float(np.mean(right[totals > 0] / totals[totals > 0]))
+
+
 def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
-  """Draws the accuracies of several runs into one picture.
+  """Draws the primary metric of several runs into one picture.
 
   Args:
     directories: Name of each method to the folder of its run.
   """
-  series = {}
+  curves = {}
   for name, directory in directories.items():
     with run_store.RunStore.open_for_reading(directory) as store:
-      for label, values in _curves(store.evaluations()).items():
-        series[f'{name}, {label}'] = values
-  if series:
-    plots.plot_accuracy_by_round(path, series)
+      evaluations = store.evaluations()
+    for label, values in _curves(evaluations).items():
+      curves[f'{name}, {label}'] = values
+  plots.plot_by_round(path, curves, primary_metric(evaluations))
 
 
-def accuracy_series(evaluations: Sequence[Mapping[str, Any]]) -> dict:
-  """`personal` and `global` accuracy by round: `{name: (rounds, values)}`.
+def primary_metric(
+  evaluations: Sequence[Mapping[str, Any]],
+) -> split_model.PrimaryMetric:
+  """What the models of a run are compared by.
 
-  Left out where there is no accuracy or no global model.
+  Args:
+    evaluations: As `RunStore.evaluations` returns them, at least one. Those of
+      old runs do not say it: these go by the accuracy if there is one.
   """
-  series = {}
+  newest = evaluations[-1]
+  if 'primary_metric' in newest:
+    return split_model.PrimaryMetric(**newest['primary_metric'])
+  has_accuracy = 'accuracy' in newest['personal']
+  return split_model.ACCURACY if has_accuracy else split_model.LOSS
+
+
+def series(
+  evaluations: Sequence[Mapping[str, Any]], metric: split_model.PrimaryMetric
+) -> dict:
+  """`personal` and `global` by round: `{name: (rounds, values)}`.
+
+  Left out where there is no such metric or no global model.
+  """
+  found = {}
   for which in ('personal', 'global'):
     scores = [evaluation[which] for evaluation in evaluations]
-    if scores and scores[0] is not None and 'accuracy' in scores[0]:
-      series[which] = (
+    if scores and scores[0] is not None and metric.name in scores[0]:
+      found[which] = (
         [evaluation['round'] for evaluation in evaluations],
-        [score['accuracy'] for score in scores],
+        [score[metric.name] for score in scores],
       )
-  return series
+  return found
 
 
 def _curves(evaluations):
-  """`accuracy_series` with labels; one curve where the two are the same."""
-  series = accuracy_series(evaluations)
-  if 'global' in series and series['global'] == series['personal']:
-    del series['personal']
-  return {f'{which} model': values for which, values in series.items()}
+  """`series` with labels; one curve where the two are the same."""
+  curves = series(evaluations, primary_metric(evaluations))
+  if curves.get('global') == curves['personal']:
+    del curves['personal']
+  return {f'{which} model': values for which, values in curves.items()}
+
+
+def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The `primary_metric` of a summary, that of the accuracy included.
+
+  Of an old summary without an accuracy, `personal` and `global` are None.
+  """
+  default = split_model.ACCURACY if summary['accuracy'] else split_model.LOSS
+  return summary.get('primary_metric') or {
+    **default._asdict(),
+    'personal': summary['accuracy'],
+    'global': summary['global_accuracy'],
+  }
+
+
+def recent_title(numbers: Iterable[Optional[int]]) -> str:
+  """What a column of `last_10_mean` is called.
+
+  Args:
+    numbers: The `num_last_10` of its rows; None where it is not known.
+  """
+  numbers = set(numbers) - {None}
+  if not numbers or numbers == {10}:
+    return 'last 10\nrounds'
+  fewest, most = min(numbers), max(numbers)
+  number = f'{fewest}' if fewest == most else f'{fewest}–{most}'
+  return f'last {number}\nevaluation{"" if most == 1 else "s"}'
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-  """A table for the screen, a row for each summary of `write_report`."""
+  """A table for the screen, a row for each summary of `write_report`.
 
-  def row(summary):
-    personal = summary['accuracy'] or {}
-    shared = summary['global_accuracy'] or {}
+  Lines below it tell the scores of two classes, and methods that are no better
+  than the most frequent class.
+  """
+  primary = [primary_figures(summary) for summary in summaries]
+  name = split_model.PrimaryMetric(primary[0]['name'], True).title
+
+  def row(summary, figures):
+    personal = figures['personal'] or {}
+    shared = figures['global'] or {}
     fairness = summary['fairness'] or {}
     return [
       summary['algorithm'],
@@ -178,13 +266,15 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
       summary['seconds_per_round'],
     ]
 
-  return summary_lib.format_table(
-    [row(summary) for summary in summaries],
+  table = summary_lib.format_table(
+    map(row, summaries, primary),
     [
       'method',
-      'personal\naccuracy',
-      'last 10\nrounds',
-      'global\naccuracy',
+      f'personal\n{name}',
+      recent_title(
+        (figures['personal'] or {}).get('num_last_10') for figures in primary
+      ),
+      f'global\n{name}',
       'std over\nclients',
       'worst\n10%',
       'fraction\nhurt',
@@ -192,6 +282,28 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
       'seconds\na round',
     ],
   )
+  return '\n'.join([table, *itertools.chain(*map(_notes, summaries))])
+
+
+def _notes(summary):
+  """Lines about a summary."""
+  name = summary['algorithm']
+  two_classes = summary.get('two_classes')
+  if two_classes and two_classes['personal'][two_class_scores.AUC] is not None:
+    figures = two_classes['personal']
+    yield (
+      f"{name}: over all clients' test examples the personal models have AUC "
+      f'{figures[two_class_scores.AUC]:.3f}, balanced accuracy '
+      f'{figures["balanced_accuracy"]:.3f}, F1 {figures["f1"]:.3f}.'
+    )
+  majority = summary.get('majority_accuracy')
+  if majority is not None and summary['accuracy']:
+    accuracy = summary['accuracy']['last']
+    if accuracy <= majority:
+      yield (
+        f'{name}: its accuracy of {accuracy:.3f} is no more than the '
+        f"{majority:.3f} of always naming a client's most frequent class."
+      )
 
 
 def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -203,7 +315,12 @@ def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
   """
   return '\n\n'.join(
     f'{summary["algorithm"]}, by domain\n'
-    + domain_report.table(summary['domains'])
+    + domain_report.table(
+      summary['domains'],
+      recent_title(
+        [(primary_figures(summary)['personal'] or {}).get('num_last_10')]
+      ),
+    )
     for summary in summaries
     if 'domains' in summary
   )

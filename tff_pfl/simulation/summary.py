@@ -12,6 +12,7 @@ from typing import IO, Any, Optional, Union
 import tabulate
 
 from tff_pfl import errors
+from tff_pfl.models import split_model
 from tff_pfl.simulation import value_codec
 
 _Path = Union[str, 'os.PathLike[str]']
@@ -19,10 +20,13 @@ _NONE_CELL = '–'
 _FORMULA_STARTS = ('=', '+', '-', '@', '\t', '\r')
 
 
-def accuracy_summary(
-  rounds: Sequence[int], values: Sequence[Optional[float]], final_round: int
+def over_rounds(
+  rounds: Sequence[int],
+  values: Sequence[Optional[float]],
+  final_round: int,
+  metric: split_model.PrimaryMetric = split_model.ACCURACY,
 ) -> dict[str, Optional[float]]:
-  """Sums up an accuracy over the rounds of training.
+  """Sums up a metric over the rounds of training.
 
   The figures answer different questions, so each has its name: the mean over
   the last rounds is the one to compare methods by; the best one is chosen
@@ -30,14 +34,16 @@ def accuracy_summary(
 
   Args:
     rounds: The rounds after which there was an evaluation, ascending.
-    values: The accuracy at each, in [0, 1]; None where there is none.
+    values: The metric at each; None where there is none.
     final_round: The last round of training.
+    metric: Tells whether more is better.
 
   Returns:
     A dict, with None for what no evaluation tells:
       last_10_mean: Mean over the evaluations of the last 10 rounds of training,
-        those after round `final_round` - 10, however many these are.
-      best: The highest value.
+        those after round `final_round` - 10.
+      num_last_10: How many evaluations these are; 10 at most.
+      best: The best value.
       best_round: The first round with that value.
       last: The value of the last evaluation.
   """
@@ -45,10 +51,13 @@ def accuracy_summary(
   recent = [v for r, v in known if r > final_round - 10]
   comparable = [(v, r) for r, v in known if not math.isnan(v)]
   best, best_round = max(
-    comparable, key=lambda pair: (pair[0], -pair[1]), default=(None, None)
+    comparable,
+    key=lambda pair: (metric.merit(pair[0]), -pair[1]),
+    default=(None, None),
   )
   return {
     'last_10_mean': math.fsum(recent) / len(recent) if recent else None,
+    'num_last_10': len(recent),
     'best': best,
     'best_round': best_round,
     'last': known[-1][1] if known else None,
