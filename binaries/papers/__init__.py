@@ -13,6 +13,7 @@ from binaries.papers import (
   fed_fac_protocol,
   fed_fac_simulation,
   fed_fac_tuning,
+  fed_fac_units,
   fed_rep,
   fed_rep_linear,
   fed_rep_table,
@@ -39,6 +40,7 @@ _MODULES = (
   fed_fac_tuning,
   fed_fac,
   fed_fac_protocol,
+  fed_fac_units,
 )
 
 EXPERIMENTS: Mapping[str, paper.Experiment] = {

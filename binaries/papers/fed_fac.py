@@ -1,8 +1,9 @@
 """FedFac on images: its comparison, new clients and ablations.
 
-* `fedfac_comparison` (tables 2 and 7): accuracy of FedFac, static and dynamic,
-  and of all methods it is compared with, over mixtures of classes from
-  Dirichlet(pi); and what their rounds cost.
+* `fedfac_comparison` (tables 2 and 7, figures 8 and 9): accuracy of FedFac,
+  static and dynamic, and of all methods it is compared with, over mixtures of
+  classes from Dirichlet(pi); how it is distributed over the clients, how the
+  training loss falls, and what rounds cost.
 * `fedfac_new_clients` (table 3): accuracy on clients that took no part: local
   training of the personal elements, and the ensemble of the trained clients'
   models.
@@ -239,6 +240,8 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
     laboratory.Method(_DYNAMIC, 'fed_fac'),
   )
   for result in _run(lab, [*BASELINES, *fed_fac]):
+    of_clients = [row['after']['accuracy'] for row in result.scores['clients']]
+    losses = [metrics['loss'] for metrics in result.run.history]
     yield {
       **result.columns(),
       'accuracy': result.accuracy(),
@@ -246,11 +249,15 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
       'seconds_per_round': result.run.summary['seconds_per_round'],
       'peak_rss_mb': result.run.summary['peak_rss_mb'],
       'upload_bytes': result.run.scores['bytes_per_round']['up'],
+      'client_median': np.median(of_clients),
+      'client_std': np.std(of_clients),
+      'training_loss': np.mean(losses),
+      'loss_change': np.mean(np.abs(np.diff(losses))),
     }
 
 
 def comparison_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
-  """Table 2's order of methods, and table 7's of their times."""
+  """Table 2's order, figures 8 and 9, and table 7's order of times."""
   source = 'FedFac, table 2'
   leads = []
   for partition in sizes.partitions:
@@ -264,6 +271,30 @@ def comparison_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
       'The more alike clients are, the larger its lead over LG-FedAvg: the '
       'last lead less the first',
       source,
+      leads[-1] - leads[0],
+    )
+  leads = []
+  for partition in sizes.partitions:
+    for number, column, words in (
+      (8, 'client_median', "the median client's accuracy is larger"),
+      (8, 'client_std', 'accuracies differ less between clients'),
+      (9, 'training_loss', 'the training loss, mean over rounds, is lower'),
+      (9, 'loss_change', 'it changes less from round to round'),
+    ):
+      lead = table.lead(column, _DYNAMIC, _FED_AVG, partition=partition)
+      yield claims.difference(
+        f"{partition}: {words} than FedAvg's: the difference",
+        f'FedFac, figure {number}',
+        lead,
+        **({} if column == 'client_median' else {'below': 0}),
+      )
+      if column == 'training_loss':
+        leads.append(lead)
+  if len(leads) > 1:
+    yield claims.difference(
+      'The more the clients differ, the lower its training loss is beside '
+      "FedAvg's: the last difference less the first",
+      'FedFac, figure 9',
       leads[-1] - leads[0],
     )
   source = 'FedFac, table 7'
@@ -417,7 +448,7 @@ EXPERIMENTS = (
   make_experiment(
     name='fedfac_comparison',
     summary='FedFac, static and dynamic, and all its baselines',
-    paper='FedFac, tables 2 and 7',
+    paper='FedFac, tables 2 and 7, figures 8 and 9',
     measure=measure_comparison,
     claims=comparison_claims,
   ),

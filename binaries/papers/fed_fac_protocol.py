@@ -53,7 +53,6 @@ from tff_pfl.experiments import (
   tables,
   trial,
 )
-from tff_pfl.simulation import run_store
 
 _AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
 _TRAINED, _NEW = 'trained', 'new'
@@ -335,8 +334,7 @@ def measure_equal_clients(lab: laboratory.Laboratory) -> paper.Rows:
 
 def _unchanged(result):
   """The share of the units that kept their side in the last round, if any."""
-  with run_store.RunStore.open_for_reading(result.run.directory) as store:
-    last = store.history()[-1].get('unchanged_elements')
+  last = result.run.history[-1].get('unchanged_elements')
   return None if last is None else np.mean(list(last.values()))
 
 

@@ -82,6 +82,10 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
       'seed': seed,
       'accuracy': accuracy + 0.1 * seed + 0.01 * (seed + 1) * lead,
       'seconds_per_round': seconds + seed,
+      'client_median': 0.5 + 0.1 * lead,
+      'client_std': 0.1 + 0.1 * lead,
+      'training_loss': 2 - lead * (1 if partition == 'shards:2' else 0.5),
+      'loss_change': 0.1,
     }
     for partition, accuracy in accuracies.items()
     for name, lead, seconds in (
@@ -105,8 +109,19 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
   # The ratios are 4 / 2, 5 / 3, ..., 8 / 6.
   np.testing.assert_allclose(ratio.measured, 1.58)
   assert ratio.verdict == claims.HOLDS
-  # Seven leads and two times for each partition, and the growth.
-  assert len(found) == 2 * 9 + 1
+  # Seven leads, four numbers of clients and rounds and two times for each
+  # partition, and the growth of two leads.
+  assert len(found) == 2 * 13 + 2
+  of_figures = [c for c in found.values() if 'figure' in c.source]
+  np.testing.assert_allclose(
+    [c.measured for c in of_figures],
+    [0.1, 0.1, -1, 0, 0.1, 0.1, -0.5, 0, 0.5],
+    atol=1e-12,
+  )
+  verdicts = [c.verdict for c in of_figures[:4]]
+  assert verdicts == [
+    claims.HOLDS, claims.FAILS, claims.HOLDS, claims.UNDECIDED
+  ]  # fmt: skip
 
 
 def test_the_ensemble_is_compared_with_all_where_clients_are_alike():

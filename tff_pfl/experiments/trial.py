@@ -287,6 +287,12 @@ class FinishedTrial:
     with run_store.RunStore.open_for_reading(self.directory) as store:
       return store.evaluations()
 
+  @property
+  def history(self) -> Sequence[Mapping[str, Any]]:
+    """The metrics of each round; see `RunStore.history`."""
+    with run_store.RunStore.open_for_reading(self.directory) as store:
+      return store.history()
+
   def variant(self, name: str = OWN_VARIANT) -> Mapping[str, Any]:
     """The last models' scores with one way to personalize them."""
     return self.scores['variants'][name]

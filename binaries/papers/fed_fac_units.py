@@ -1,0 +1,394 @@
+"""What neurons do on different clients: FedSplit's figure 2, FedFac's 10.
+
+* `fedsplit_neurons` (figures 1 and 2): 100 clients train a network with 200
+  hidden neurons on MNIST, each alone, where they are alike and where each has
+  one digit. A neuron's output is the mean over a client's test images, and its
+  entropy is over the clients, by the k nearest neighbors. The same is done with
+  the initial network, which is the clients' common one: what differs between
+  clients there comes from their images alone.
+* `fedfac_features` (figure 10): of FedFac with half of the channels of a
+  convolution personal, how much its channels are like FedAvg's, from the same
+  initial weights, and how much they tell classes apart.
+
+What the paper does not say: for how long clients train, whether they start
+alike (else neuron j of one is not neuron j of another), on which images outputs
+are taken, and k. Figure 10 shows one image, of which it calls the personal
+filters' maps clear and specific, FedAvg's noisy, and the shared ones' like
+FedAvg's. In numbers: a map's likeness is its correlation with FedAvg's, over
+places and images; its specificity is the share of the variance between images
+of its mean that the classes explain.
+
+References:
+  Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
+  Optimization with Heterogeneous Data, arXiv:2312.04281, sections 1 and 5.6.
+  Kozachenko, Leonenko: Sample Estimate of the Entropy of a Random Vector,
+  Problems of Information Transmission 23, 1987.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import special
+
+from binaries.papers import fed_fac
+from tff_pfl.evaluation import representation
+from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+
+_FIGURE_2, _FIGURE_10 = 'FedSplit, figures 1 and 2', 'FedFac, figure 10'
+_ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
+_TRAINED, _INITIAL = 'trained', 'initial'
+# The two peaks in the figure are near 0 and near 2: halfway between them.
+_BETWEEN_PEAKS = 1.0
+# How many of the neurons make a peak, or are not most of them.
+_PEAK = 0.1
+# Outputs that differ less between clients count as so far apart.
+_LEAST_DISTANCE = 1e-3
+_SHARED, _PERSONAL = 'shared', 'personal'
+_FED_FAC, _FED_AVG = 'FedFac', 'FedAvg'
+
+
+@dataclasses.dataclass(frozen=True)
+class NeuronsSizes:
+  """Sizes and hyperparameters of `fedsplit_neurons`.
+
+  Attributes:
+    partitions: By name, how the data are divided.
+    num_epochs: Each client's, in one round.
+    num_neighbors: k.
+  """
+
+  dataset: str = 'mnist'
+  partitions: Mapping[str, str] = dataclasses.field(
+    default_factory=lambda: {_ALIKE: 'iid', _ONE_DIGIT: 'shards:1'}
+  )
+  num_clients: int = 100
+  widths: Sequence[int] = (200,)
+  num_epochs: int = 5
+  learning_rate: float = 0.05
+  momentum: float = 0.0
+  batch_size: int = 32
+  num_neighbors: int = 3
+  num_seeds: int = 5
+
+
+NEURONS_FAST = NeuronsSizes(
+  dataset='digits', num_clients=20, widths=(20,), num_epochs=1, num_seeds=1
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeaturesSizes(fed_fac.Sizes):
+  """Sizes and hyperparameters of `fedfac_features`.
+
+  Attributes:
+    layer: The divided convolution.
+    num_shown_clients: Clients whose channels are looked at.
+  """
+
+  thresholds: Mapping[str, float] = dataclasses.field(
+    default_factory=lambda: {'dirichlet:0.5': 0.5}
+  )
+  layer: str = 'conv_2'
+  num_shown_clients: int = 20
+
+
+FEATURES_FAST = FeaturesSizes(
+  dataset='digits',
+  num_clients=10,
+  cohort_size=4,
+  model_arguments={'filters': (2, 4), 'widths': (8,)},
+  num_rounds=2,
+  num_shown_clients=2,
+  num_seeds=1,
+)
+
+
+def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
+  """The differential entropy of columns, `[n, m]` -> `[m]`, in nats.
+
+  By the distances to the k-th nearest neighbor (Kozachenko, Leonenko).
+  """
+  distances = np.abs(values[:, np.newaxis] - values[np.newaxis])
+  # The nearest is the value itself.
+  of_neighbor = np.sort(distances, axis=1)[:, num_neighbors]
+  logs = np.log(2 * np.maximum(of_neighbor, _LEAST_DISTANCE))
+  return (
+    special.digamma(len(values)) - special.digamma(num_neighbors) + logs.mean(0)
+  )
+
+
+def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
+  """Each neuron's entropy, after training and before."""
+  sizes = lab.sizes
+  runs = lab.run(
+    {
+      (partition, seed): lab.trial(
+        laboratory.Method('Local', 'local_only'),
+        {**laboratory.sgd(sizes), 'num_epochs': sizes.num_epochs},
+        seed=seed,
+        label=partition,
+        partition=division,
+        cohort_size=sizes.num_clients,
+        model='mlp',
+        model_arguments={'widths': sizes.widths},
+        num_rounds=1,
+        rounds_per_evaluation=1,
+      )
+      for partition, division in sizes.partitions.items()
+      for seed in lab.seeds
+    }
+  )
+  for (partition, seed), finished in lab.progress(runs.items()):
+    outputs = {_TRAINED: [], _INITIAL: []}
+    with finished.open() as run, lab.create_runtime() as runtime:
+      for client_id in run.data.client_ids:
+        x = run.data.test(client_id).x
+        for network, weights in (
+          (_TRAINED, run.personal_weights(client_id, runtime)),
+          (_INITIAL, run.model.initial_weights),
+        ):
+          inputs = x.reshape(len(x), -1) @ weights['dense_1/kernel']
+          on = np.maximum(inputs + weights['dense_1/bias'], 0)
+          outputs[network].append(on.mean(axis=0))
+    for network, of_clients in outputs.items():
+      entropies = entropy(np.array(of_clients), sizes.num_neighbors)
+      for neuron, value in enumerate(entropies):
+        yield {
+          'partition': partition,
+          'network': network,
+          'seed': seed,
+          'neuron': neuron,
+          'entropy': value,
+        }
+
+
+def neurons_claims(table: tables.Table, sizes: NeuronsSizes) -> paper.Claims:
+  """Figure 2: near 0 where clients are alike, else with two peaks."""
+
+  def entropies(partition, network=_TRAINED):
+    """By seed and neuron."""
+    return table.curve(
+      'entropy', 'neuron', partition=partition, network=network
+    )[1]
+
+  def dispersed(partition):
+    return np.mean(entropies(partition) > _BETWEEN_PEAKS, axis=1)
+
+  means = {
+    (partition, network): entropies(partition, network).mean(axis=1)
+    for partition in (_ALIKE, _ONE_DIGIT)
+    for network in (_TRAINED, _INITIAL)
+  }
+  yield claims.difference(
+    'Where clients are alike the entropy is near zero or below: the share of '
+    f'neurons above {_BETWEEN_PEAKS:g}',
+    _FIGURE_2,
+    dispersed(_ALIKE),
+    below=_PEAK,
+  )
+  for words, share in (
+    ('above', dispersed(_ONE_DIGIT)),
+    ('below', 1 - dispersed(_ONE_DIGIT)),
+  ):
+    yield claims.difference(
+      'With one digit each there are two kinds of neurons, with entropies near '
+      f'0 and near 2: the share {words} {_BETWEEN_PEAKS:g}',
+      _FIGURE_2,
+      share,
+      above=_PEAK,
+    )
+  yield claims.difference(
+    'Neurons are more dispersed with one digit each than where clients are '
+    'alike: the difference of the mean entropies',
+    _FIGURE_2,
+    means[_ONE_DIGIT, _TRAINED] - means[_ALIKE, _TRAINED],
+  )
+  yield claims.difference(
+    'That is learned, and not only of the images: by how much more that '
+    'difference is than with the initial network',
+    _FIGURE_2,
+    means[_ONE_DIGIT, _TRAINED]
+    - means[_ALIKE, _TRAINED]
+    - means[_ONE_DIGIT, _INITIAL]
+    + means[_ALIKE, _INITIAL],
+  )
+
+
+def draw_neurons(
+  table: tables.Table, sizes: NeuronsSizes, figure: Figure
+) -> None:
+  """Histograms of the entropies of all seeds' neurons."""
+  figure.set_size_inches(10, 4)
+  for axes, network in zip(
+    figure.subplots(1, 2, sharey=True, sharex=True), (_TRAINED, _INITIAL)
+  ):
+    axes.hist(
+      [
+        table.where(partition=partition, network=network).columns()['entropy']
+        for partition in sizes.partitions
+      ],
+      bins=40,
+      label=list(sizes.partitions),
+    )
+    axes.set(
+      title=f'{network} networks', xlabel='Entropy of a neuron over clients'
+    )
+    axes.legend(frameon=False)
+
+
+def specificity(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+  """The share of variance that classes explain, `[n, m]` -> `[m]`.
+
+  NaN for what is the same for all examples.
+  """
+  between = sum(
+    np.mean(labels == label)
+    * np.square(outputs[labels == label].mean(0) - outputs.mean(0))
+    for label in np.unique(labels)
+  )
+  with np.errstate(invalid='ignore'):
+    return between / outputs.var(axis=0)
+
+
+def likeness(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
+  """Correlations of channels over examples and places, `[n, p, m]` -> `[m]`."""
+  a, b = (part - part.mean(axis=(0, 1)) for part in (maps, others))
+  norms = np.sqrt(np.square(a).sum((0, 1)) * np.square(b).sum((0, 1)))
+  with np.errstate(invalid='ignore'):
+    return (a * b).sum((0, 1)) / norms
+
+
+def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
+  """What shared and personal channels show, means over clients."""
+  sizes = lab.sizes
+  (partition,) = sizes.partitions
+  methods = (
+    laboratory.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
+    laboratory.Method(_FED_AVG, 'fed_avg'),
+  )
+  runs = lab.run(
+    {
+      (method.name, seed): fed_fac.make_trial(lab, method, partition, seed)
+      for method in methods
+      for seed in lab.seeds
+    }
+  )
+  arrays = lab.load_arrays(sizes.dataset)
+  images = arrays.x_test
+  if arrays.transform is not None:
+    images = arrays.transform(images)
+
+  def maps(model, weights):
+    """`[images, places, channels]`."""
+    (found,) = representation.layer_features(
+      model, weights, images, [sizes.layer]
+    ).values()
+    num_channels = weights[f'{sizes.layer}/bias'].shape[0]
+    return found.reshape(len(images), -1, num_channels)
+
+  for seed in lab.progress(lab.seeds):
+    with lab.create_runtime() as runtime:
+      with runs[_FED_AVG, seed].open() as run:
+        of_fed_avg = maps(run.model, run.global_weights(runtime))
+      with runs[_FED_FAC, seed].open() as run:
+        state = run.server_state(run.build_process(), runtime)
+        is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
+        of_clients = [
+          maps(run.model, run.personal_weights(client_id, runtime))
+          for client_id in run.data.client_ids[: sizes.num_shown_clients]
+        ]
+    scores = {
+      'likeness': [likeness(own, of_fed_avg) for own in of_clients],
+      'specificity': [
+        specificity(own.mean(axis=1), arrays.y_test) for own in of_clients
+      ],
+      'fed_avg_specificity': [
+        specificity(of_fed_avg.mean(axis=1), arrays.y_test)
+      ],
+    }
+    for name, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
+      yield {
+        'channels': name,
+        'seed': seed,
+        # Channels that are the same for all images show nothing.
+        **{
+          score: np.nanmean(np.array(values)[:, chosen])
+          for score, values in scores.items()
+        },
+      }
+
+
+def features_claims(table: tables.Table, sizes: FeaturesSizes) -> paper.Claims:
+  """What section 5.6 says of the two kinds of filters."""
+  del sizes
+  yield claims.difference(
+    "Shared channels are more like FedAvg's than personal ones are: the "
+    'difference of correlations',
+    _FIGURE_10,
+    table.lead('likeness', _SHARED, _PERSONAL, by='channels'),
+  )
+  yield claims.difference(
+    'Personal channels tell classes apart better than shared ones: the '
+    'difference of the shares of variance that classes explain',
+    _FIGURE_10,
+    table.lead('specificity', _PERSONAL, _SHARED, by='channels'),
+  )
+  personal = table.where(channels=_PERSONAL)
+  yield claims.difference(
+    "They do so better than FedAvg's corresponding ones: the difference",
+    _FIGURE_10,
+    personal.values('specificity') - personal.values('fed_avg_specificity'),
+  )
+
+
+def draw_features(
+  table: tables.Table, sizes: FeaturesSizes, figure: Figure
+) -> None:
+  """Bars for both kinds of channels."""
+  panels.prepare(figure, 8, 4, sizes.num_seeds)
+  titles = {
+    'likeness': "Correlation with FedAvg's",
+    'specificity': 'Variance by classes',
+    'fed_avg_specificity': 'the same of FedAvg',
+  }
+  panels.draw_groups(
+    figure.subplots(),
+    tables.Table.from_rows(
+      {**row, 'score': title, 'value': row[column]}
+      for row in table.rows()
+      for column, title in titles.items()
+    ),
+    'value',
+    group='score',
+    by='channels',
+    y_label='Mean over channels and clients',
+  )
+
+
+EXPERIMENTS = (
+  paper.Experiment(
+    name='fedsplit_neurons',
+    summary='Neurons of clients that trained alone: some are alike, others '
+    'differ where the data do',
+    paper=_FIGURE_2,
+    measure=measure_neurons,
+    claims=neurons_claims,
+    draw=draw_neurons,
+    full={'mnist': NeuronsSizes()},
+    fast=NEURONS_FAST,
+  ),
+  paper.Experiment(
+    name='fedfac_features',
+    summary="What FedFac's shared and personal channels show, and FedAvg's",
+    paper=_FIGURE_10,
+    measure=measure_features,
+    claims=features_claims,
+    draw=draw_features,
+    full={'cifar10': FeaturesSizes()},
+    fast=FEATURES_FAST,
+  ),
+)

@@ -1,0 +1,81 @@
+import numpy as np
+from matplotlib.figure import Figure
+
+from binaries.papers import fed_fac_units
+from tests.papers import untrained
+from tff_pfl.experiments import claims, tables
+
+_NEURONS, _FEATURES = fed_fac_units.EXPERIMENTS
+
+
+def test_the_entropy_of_uniform_values_is_the_logarithm_of_their_range():
+  values = np.random.default_rng(0).uniform(size=[400, 1]) * [1, np.e, 0]
+  found = fed_fac_units.entropy(values, num_neighbors=3)
+  np.testing.assert_allclose(found[:2], [0, 1], atol=0.1)
+  # What does not differ at all is far below, and finite.
+  assert -8 < found[2] < 0
+
+
+def test_specificity_is_the_share_between_classes():
+  labels = np.array([0, 0, 1, 1])
+  outputs = np.array([[1, 1, 5], [1, 2, 5], [3, 1, 5], [3, 2, 5]])
+  found = fed_fac_units.specificity(outputs, labels)
+  np.testing.assert_allclose(found, [1, 0, np.nan])
+
+
+def test_likeness_does_not_depend_on_scale_and_offset():
+  maps = np.random.default_rng(0).normal(size=[3, 4, 2])
+  others = maps * [2, -1] + 3
+  np.testing.assert_allclose(fed_fac_units.likeness(maps, others), [1, -1])
+
+
+def test_neurons_of_two_kinds_are_told_by_their_entropy():
+  entropies = {
+    ('IID', 'trained'): (-1, 0),
+    ('IID', 'initial'): (0, 0),
+    ('one digit each', 'trained'): (0, 2),
+    ('one digit each', 'initial'): (0, 1),
+  }
+  table = untrained.table(
+    ('partition', 'network', 'neuron'),
+    {
+      (*key, neuron): value
+      for key, values in entropies.items()
+      for neuron, value in enumerate(values)
+    },
+    'entropy',
+  )
+  sizes = fed_fac_units.NeuronsSizes()
+  found = list(_NEURONS.claims(table, sizes))
+  assert [claim.measured for claim in found] == [0, 0.5, 0.5, 1.5, 1]
+  assert {claim.verdict for claim in found} == {claims.HOLDS}
+  _NEURONS.draw(table, sizes, Figure())
+
+
+def test_clients_train_alone_in_one_round_of_all():
+  lab = untrained.Laboratory(_NEURONS.fast)
+  assert not list(_NEURONS.measure(lab))
+  configs = [wanted.config for wanted in lab.trials]
+  assert [c.partition for c in configs] == ['iid', 'shards:1']
+  assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
+  assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
+
+
+def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
+  table = tables.Table.from_rows(
+    {
+      'channels': channels,
+      'seed': seed,
+      'likeness': likeness,
+      'specificity': specificity,
+      'fed_avg_specificity': 0.25,
+    }
+    for channels, likeness, specificity in (
+      ('shared', 0.75, 0.25),
+      ('personal', 0.5, 0.125),
+    )
+    for seed in range(5)
+  )
+  found = list(_FEATURES.claims(table, _FEATURES.fast))
+  assert [claim.measured for claim in found] == [0.25, -0.125, -0.125]
+  _FEATURES.draw(table, _FEATURES.fast, Figure())
