@@ -6,10 +6,11 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
 
 The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
 and, for more than one client, `client` `[n]` (whose example it is), for data
-with domains `domain` `[n]` (in the order of the run's domains), or from a data
-set by name (`--dataset` and its flags, `--partition`, `--num_clients`,
-`--seed`; with those of the run, its own clients as if they were new). Each is
-divided into training and test examples. Methods with local weights fit those
+with domains `domain` `[n]` (in the order of the run's domains); of a run on a
+table from a CSV file with its columns (`--clients_csv`); or from a data set by
+name (`--dataset` and its flags, `--partition`, `--num_clients`, `--seed`; with
+those of the run, its own clients as if they were new). Each is divided into
+training and test examples. Methods with local weights fit those
 with the global ones frozen; others fine-tune: as the method does by itself
 (Per-FedAvg: full-batch steps of its inner learning rate) or, by default, all
 weights, with the `--fine_tune` flags in both cases.
@@ -32,6 +33,7 @@ from binaries import program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import tabular
 from tff_pfl.simulation import client_population, finished_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -68,10 +70,17 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _CLIENTS_NPZ = flags.DEFINE_string(
   'clients_npz', None, "An .npz file with the new clients' x, y and client."
 )
+_CLIENTS_CSV = flags.DEFINE_string(
+  'clients_csv',
+  None,
+  "A .csv or .csv.gz file with new clients' rows of the run's table; without "
+  'its client column they are those of one client.',
+)
 _TEST_FRACTION = flags.DEFINE_float(
   'test_fraction',
-  0.2,
-  'Part of each client in --clients_npz that is tested on.',
+  None,
+  'Part of each client in --clients_npz or --clients_csv that is tested on '
+  '(default: 0.2, or what a split column of the table says).',
 )
 _NUM_SAMPLES = flags.DEFINE_list(
   'num_samples', ['all'], 'Training examples of each client; "all" for all.'
@@ -95,18 +104,35 @@ def _positive_int(text, name):
 
 
 def _load_clients(run):
-  by_name = [name for name in _DATA_FLAGS if FLAGS[name].present]
-  if _CLIENTS_NPZ.value is None:
-    if not FLAGS['dataset'].present:
-      raise ValueError(
-        'Expected one of --clients_npz and --dataset, which say who the new '
-        'clients are, found neither.'
-      )
-    return run_flags.config_from_flags(run.config.algorithm).load_data()
-  if by_name:
+  given = [
+    name
+    for name in ('clients_npz', 'clients_csv', *_DATA_FLAGS)
+    if FLAGS[name].present
+  ]
+  if given[:1] not in (['clients_npz'], ['clients_csv'], ['dataset']):
     raise ValueError(
-      f'Expected one of --clients_npz and --dataset, found --clients_npz and '
-      f'--{by_name[0]}.'
+      'Expected one of --clients_npz, --clients_csv and --dataset, which say '
+      'who the new clients are, found none.'
+    )
+  if given[0] == 'dataset':
+    data = run_flags.config_from_flags(run.config.algorithm).load_data()
+    if data.encoding is not None and data.encoding.text != run.encoding.text:
+      raise ValueError(
+        'Expected rows of a table that are encoded as those of the run, found '
+        'other means or words; give new rows as --clients_csv.'
+      )
+    return data
+  if given[1:]:
+    raise ValueError(
+      'Expected one of --clients_npz, --clients_csv and --dataset, found '
+      f'--{given[0]} and --{given[1]}.'
+    )
+  if given[0] == 'clients_csv':
+    return tabular.load_new_clients(
+      run.encoding,
+      _CLIENTS_CSV.value,
+      seed=run.config.seed,
+      test_fraction=_TEST_FRACTION.value,
     )
   arrays = files.read_npz(_CLIENTS_NPZ.value)
   errors.expect(
@@ -123,7 +149,7 @@ def _load_clients(run):
     keys=keys,
     domain=arrays.get('domain'),
     domain_names=run.data.domain_names if 'domain' in arrays else None,
-    test_fraction=_TEST_FRACTION.value,
+    test_fraction=0.2 if _TEST_FRACTION.value is None else _TEST_FRACTION.value,
     num_classes=run.data.num_classes,
     name=os.path.basename(_CLIENTS_NPZ.value),
     seed=run.config.seed,

@@ -1,15 +1,21 @@
-r"""Applies a client's personal model to examples.
+r"""Applies clients' personal models to examples.
 
-    python -m binaries.predict --run_dir=runs/digits --client=client_03 \
-      --input=examples.npz --output=predictions.csv
+    python -m binaries.predict --run_dir=runs/patients --client=va \
+      --input=new_patients.csv --output=predictions.csv
 
 The client is one of the run's own, or a new one that `personalize` fitted
-(then give its --output_dir as --personal_models). The input is an .npz file
-with an array `x` `[n, ...]`, scaled as the run's data, and, where these have
-domains, `domain` `[n]`, integers in the order of its domains. The output, by
-its ending, is a .csv with a row an example (prediction and, for classifiers,
-probabilities) or an .npz with arrays `prediction` and `probabilities` (or
-`outputs` for regression).
+(then give its --output_dir as --personal_models).
+
+The input of a run on a table is a .csv or .csv.gz file with the columns of its
+inputs, in any order; the label need not be there. Without --client, every row
+is for the model of the client that the client column names. For other runs it
+is an .npz file with an array `x` `[n, ...]`, scaled as the run's data, and,
+where these have domains, `domain` `[n]`, integers in the order of its domains.
+
+The output, by its ending, is a .csv with a row an example (prediction and, for
+classifiers, probabilities) or an .npz with arrays `prediction` and
+`probabilities` (or `outputs` for regression). Classes are called what the table
+calls them, numbers are in its unit.
 """
 
 import math
@@ -28,9 +34,18 @@ from tff_pfl.simulation import summary as summary_lib
 _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of binaries.train.', required=True
 )
-_CLIENT = flags.DEFINE_string('client', None, "The client's id.", required=True)
+_CLIENT = flags.DEFINE_string(
+  'client',
+  None,
+  "The client's id; of a table's rows, the default is what their client column "
+  'says.',
+)
 _INPUT = flags.DEFINE_string(
-  'input', None, 'An .npz file with an array x.', required=True
+  'input',
+  None,
+  'A .csv or .csv.gz file for a run on a table; for others an .npz file with '
+  'an array x.',
+  required=True,
 )
 _OUTPUT = flags.DEFINE_string(
   'output', None, 'The .csv or .npz file to write.', required=True
@@ -57,29 +72,63 @@ def _read_examples(path):
   return array_checks.check_inputs(arrays['x'], 'x'), arrays.get('domain')
 
 
-def _weights(run):
+def _weights(run, client, runtime):
   if _PERSONAL_MODELS.value is not None:
-    path = finished_run.personal_model_path(
-      _PERSONAL_MODELS.value, _CLIENT.value
-    )
+    path = finished_run.personal_model_path(_PERSONAL_MODELS.value, client)
     errors.expect(
-      os.path.isfile(path),
-      '--client',
-      f'a client with a model {path}',
-      _CLIENT.value,
+      os.path.isfile(path), '--client', f'a client with a model {path}', client
     )
     return finished_run.load_personal_model(path, run.model)
   errors.expect(
-    _CLIENT.value in run.data.client_ids,
+    client in run.data.client_ids,
     '--client',
     f"one of the run's clients ({run.data.client_ids[0]} to "
     f'{run.data.client_ids[-1]}); for a new one give --personal_models',
+    client,
+  )
+  return run.personal_weights(client, runtime)
+
+
+def _predict_table(run, runtime):
+  """`(outputs, rows)`: the rows of the table to write, without outputs."""
+  columns = run.encoding.columns
+  errors.expect(
+    columns.client or _CLIENT.value,
+    '--client',
+    'given, as the table of the run has no client column',
     _CLIENT.value,
   )
-  with runtime_lib.create_runtime(
-    runtime_flags.selected_runtime(), **runtime_flags.options()
-  ) as runtime:
-    return run.personal_weights(_CLIENT.value, runtime)
+  table = run.encoding.read(_INPUT.value, with_clients=_CLIENT.value is None)
+  rows = run.encoding.encode(table)
+  if rows.domain is not None and (rows.domain < 0).any():
+    table.complete(columns.domain)
+  clients = [_CLIENT.value] * table.num_rows
+  if _CLIENT.value is None:
+    clients = table.complete(columns.client)
+  outputs = {}
+  for client in dict.fromkeys(clients):
+    chosen = np.flatnonzero(np.array(clients) == client)
+    weights = _weights(run, client, runtime)
+    for row, output in zip(
+      chosen, run.predict_rows(rows.select(chosen), weights)
+    ):
+      outputs[row] = output
+  described = [
+    {'example': number, 'client': client}
+    for number, client in enumerate(clients)
+  ]
+  for row, label in zip(described, table.cells.get(columns.label, ())):
+    row['label'] = label
+  return np.array([outputs[row] for row in range(table.num_rows)]), described
+
+
+def _predict_arrays(run, runtime):
+  """As `_predict_table`."""
+  x, domain = _read_examples(_INPUT.value)
+  errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
+  weights = _weights(run, _CLIENT.value, runtime)
+  outputs = finished_run.predict(run.model, weights, x, domain)
+  return outputs, [{'example': number} for number in range(len(x))]
 
 
 def main() -> None:
@@ -88,37 +137,41 @@ def main() -> None:
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
-  runtime_flags.options()  # Flags that contradict one another.
-  x, domain = _read_examples(_INPUT.value)
+  options = runtime_flags.options()  # Fails on flags that contradict.
+  is_table = _INPUT.value.endswith(('.csv', '.csv.gz'))
   with finished_run.FinishedRun(
     _RUN_DIR.value, data_dir=_DATA_DIR.value
   ) as run:
-    outputs = finished_run.predict(run.model, _weights(run), x, domain)
+    with runtime_lib.create_runtime(
+      runtime_flags.selected_runtime(), **options
+    ) as runtime:
+      predict = _predict_table if is_table else _predict_arrays
+      outputs, rows = predict(run, runtime)
     classifies = run.model.classifier is not None
+    classes = list(run.encoding.classes) if is_table else []
+  # Not -1, which has no meaning without examples.
+  flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
+  names = np.array(classes or range(flat.shape[1]))
   arrays = {'outputs': outputs}
   if classifies:
-    arrays = {
-      'prediction': np.argmax(outputs, axis=-1),
-      'probabilities': outputs,
-    }
+    arrays = {'probabilities': outputs}
+    arrays['prediction'] = np.argmax(outputs, axis=-1)
+    if is_table:
+      arrays.update(prediction=names[arrays['prediction']], classes=names)
   if ending == '.npz':
     with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    # Not -1, which has no meaning without examples.
-    flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
     column = 'probability' if classifies else 'output'
-    rows = []
-    for index in range(len(outputs)):
-      row = {'example': index}
+    columns = [f'{column}_{name}' for name in names]
+    if is_table and not classifies:
+      columns = ['prediction']
+    for index, row in enumerate(rows):
       if classifies and outputs.ndim == 2:
-        row['prediction'] = int(arrays['prediction'][index])
-      row.update(
-        (f'{column}_{i}', float(value)) for i, value in enumerate(flat[index])
-      )
-      rows.append(row)
+        row['prediction'] = arrays['prediction'][index].item()
+      row.update(zip(columns, flat[index].tolist()))
     summary_lib.write_csv(_OUTPUT.value, rows)
-  print(f'{len(x)} predictions: {_OUTPUT.value}')
+  print(f'{len(outputs)} predictions: {_OUTPUT.value}')
 
 
 if __name__ == '__main__':

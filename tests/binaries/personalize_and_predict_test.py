@@ -365,9 +365,9 @@ def test_unreadable_files_are_one_line(runs, programs):
 @pytest.mark.parametrize(
   'flags, words',
   [
-    ([], 'one of --clients_npz and --dataset'),
+    ([], 'one of --clients_npz, --clients_csv and --dataset'),
     (['--clients_npz=x.npz', '--dataset=digits'], 'and --dataset'),
-    (['--dataset=digits', '--num_samples=0'], '`--num_samples` to be positive'),
+    (['--dataset=digits', '--num_samples=0'], '--num_samples to be positive'),
     (['--dataset=digits', '--num_samples='], 'at least one number'),
     (['--dataset=digits', '--num_epochs=1,x'], "positive integers, found 'x'"),
     (['--dataset=digits', '--num_epochs='], 'at least one number'),
@@ -383,7 +383,7 @@ def test_unreadable_files_are_one_line(runs, programs):
       'Expected no --fed_rep_num_head_epochs',
     ),
     (['--dataset=synthetic'], 'float32(28, 28, 1)'),
-    (['--clients_npz=x.npz', '--test_fraction=1'], '`test_fraction`'),
+    (['--clients_npz=x.npz', '--test_fraction=1'], '--test_fraction to be'),
     (
       ['--clients_npz=x.npz', '--test_fraction=0'],
       "has test examples, found 'none among 1 clients of x.npz",
@@ -454,7 +454,7 @@ def test_new_clients_of_a_global_model_must_be_fine_tuned(
     '--output_dir=out',
     f'--fine_tune={fine_tune}',
   )
-  assert message.startswith('Expected `--fine_tune` to be head or all')
+  assert message.startswith('Expected --fine_tune to be head or all')
   assert repr(fine_tune) in message
 
 

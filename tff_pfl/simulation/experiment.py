@@ -14,7 +14,9 @@ cohorts and seeds, so it ends exactly as one that was never interrupted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -36,11 +38,14 @@ from tff_pfl.simulation import (
   run_store,
   stored_rounds,
 )
+from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import memory
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.
 RECORDED = ('process', client_population.FINGERPRINT)
+# Of runs on tables: what makes examples of rows.
+ENCODING_NAME = 'encoding.json'
 
 
 def expect_all_clients(known: Optional[int], num_clients: int) -> None:
@@ -130,6 +135,11 @@ def run(
       runtime_lib.create_runtime(runtime, **(runtime_options or {}))
     )
     store = stack.enter_context(open_store(output_dir, config))
+    if data.encoding is not None:
+      summary_lib.write_json(
+        os.path.join(store.directory, ENCODING_NAME),
+        dataclasses.asdict(data.encoding),
+      )
     if store.last_round == num_rounds:
       print(
         f'The run in {output_dir} has its {num_rounds} rounds: nothing is '
@@ -264,7 +274,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
 
 
 def _shown(evaluation):
-  name = 'accuracy' if 'accuracy' in evaluation['personal'] else 'loss'
+  name = report.primary_metric([evaluation]).name
   shown = {f'personal_{name}': f'{evaluation["personal"][name]:.3f}'}
   if evaluation['global'] is not None:
     shown[f'global_{name}'] = f'{evaluation["global"][name]:.3f}'

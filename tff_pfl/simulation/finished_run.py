@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import json
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -18,11 +20,13 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import array_checks, files
+from tff_pfl.datasets.sources import table_encoding
 from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
   client_population,
+  experiment,
   run_config,
   run_store,
   value_codec,
@@ -34,6 +38,8 @@ from tff_pfl.templates import personalized_process
 
 PERSONAL_MODELS_DIR = 'personal_models'
 _PREDICTION_CHUNK = 1024
+# How many numbers the inputs of a table's rows may be at a time.
+_MAX_INPUTS = 2**26
 # File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
 _LONGEST_NAME = 246
 
@@ -68,6 +74,32 @@ class FinishedRun:
       on_error.pop_all()
     # Building one takes a second or two.
     self._processes = {}
+
+  @functools.cached_property
+  def encoding(self) -> table_encoding.TableEncoding:
+    """What makes examples of a table's rows, as the training had them.
+
+    Raises:
+      RunError: If the run's data are no table, or it has no encoding.
+      ValueError: If the encoding's file is damaged.
+    """
+    if self.data.encoding is None:
+      raise errors.RunError(
+        f'Expected a run on a table for rows of a table, found one on'
+        f' {self.data.name} in {self.directory}; give examples as arrays.'
+      )
+    path = os.path.join(self.directory, experiment.ENCODING_NAME)
+    if not os.path.exists(path):
+      raise errors.RunError(
+        f'The run in {self.directory} has no {experiment.ENCODING_NAME}, which'
+        ' earlier versions did not write. Resume the run: that writes it, and'
+        ' trains nothing where all rounds are done.'
+      )
+    content = files.read_bytes(path)
+    try:
+      return table_encoding.TableEncoding.from_json(json.loads(content))
+    except (ValueError, TypeError, KeyError) as error:
+      raise files.file_error(path, 'the encoding of a table', error) from None
 
   @property
   def model(self) -> split_model.SplitModel:
@@ -109,6 +141,34 @@ class FinishedRun:
     return _personal_weights(
       self._store, process, self.data, client_id, runtime
     )
+
+  @functools.cached_property
+  def _forward(self):
+    return _compiled(self.model)
+
+  def predict_rows(
+    self, rows: table_encoding.Rows, weights: Mapping[str, Any]
+  ) -> np.ndarray:
+    """Outputs of a model for rows of a table.
+
+    Args:
+      rows: What `encoding` made of them.
+      weights: All weights of the model.
+
+    Returns:
+      See `predict`; for regression, in the label's own unit.
+    """
+    encoding = self.encoding
+    step = max(1, _MAX_INPUTS // len(encoding.input_names))
+    outputs = []
+    for start in range(0, max(1, len(rows.numbers)), step):
+      part = rows.select(slice(start, start + step))
+      x = encoding.inputs(part.numbers, part.codes)
+      outputs.append(
+        _predict(self._forward, self.model, weights, x, part.domain)
+      )
+    outputs = np.concatenate(outputs)
+    return outputs if encoding.classes else encoding.label(outputs)
 
   def score_new_clients(
     self,
@@ -336,6 +396,20 @@ def predict(
     For classifiers, the classes' probabilities `[n, ..., num_classes]`;
     otherwise the raw outputs.
   """
+  return _predict(_compiled(model), model, weights, x, domain)
+
+
+def _compiled(model):
+  """A model's outputs of its weights and inputs."""
+  return tf.function(
+    lambda weights, inputs: model.forward(weights, inputs)[0],
+    autograph=False,
+    reduce_retracing=True,
+  )
+
+
+def _predict(forward, model, weights, x, domain):
+  """See `predict`; `forward` is what `_compiled` returns of the model."""
   spec = model.element_spec['x']
   errors.expect(
     spec.shape.is_compatible_with(x.shape[1:]),
@@ -355,17 +429,13 @@ def predict(
   inputs, _ = domains.join(element)
   weights = {name: tf.constant(value) for name, value in weights.items()}
 
-  @tf.function(autograph=False, reduce_retracing=True)
-  def outputs_of(chunk):
-    return model.forward(weights, chunk)[0]
-
   def chunk_from(start):
     return tf.nest.map_structure(
       lambda values: values[start : start + _PREDICTION_CHUNK], inputs
     )
 
   chunks = [
-    outputs_of(chunk_from(start))
+    forward(weights, chunk_from(start))
     # Also without examples: the outputs then have their other dimensions.
     for start in range(0, max(1, len(x)), _PREDICTION_CHUNK)
   ]

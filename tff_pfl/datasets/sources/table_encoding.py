@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from absl import logging
@@ -152,6 +152,10 @@ class Rows(NamedTuple):
   codes: np.ndarray
   domain: Optional[np.ndarray]
 
+  def select(self, chosen: Union[slice, np.ndarray]) -> 'Rows':
+    """Returns some of the rows."""
+    return Rows(*(f if f is None else f[chosen] for f in self))
+
 
 @dataclasses.dataclass(frozen=True)
 class TableEncoding:
@@ -199,7 +203,7 @@ class TableEncoding:
     return names + [f'{column} is missing' for column in self.indicators]
 
   def read(
-    self, path: str, with_labels: bool, with_clients: bool = False
+    self, path: str, with_labels: bool = False, with_clients: bool = False
   ) -> csv_files.Table:
     """Reads new rows, of the columns that the encoding was fitted to.
 

@@ -44,9 +44,8 @@ class _Inputs:
   rows: table_encoding.Rows
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
-    return self.encoding.inputs(
-      self.rows.numbers[positions], self.rows.codes[positions]
-    )
+    rows = self.rows.select(positions)
+    return self.encoding.inputs(rows.numbers, rows.codes)
 
 
 class _ManyInputs(_Inputs):
@@ -54,8 +53,9 @@ class _ManyInputs(_Inputs):
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
     yield hashlib.sha256(self.encoding.text.encode()).digest()
-    yield self.rows.numbers[positions].tobytes()
-    yield self.rows.codes[positions].tobytes()
+    rows = self.rows.select(positions)
+    yield rows.numbers.tobytes()
+    yield rows.codes.tobytes()
 
 
 def _used(
