@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Optional
@@ -21,9 +22,23 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 
 
+def _as_flag(match: re.Match) -> str:
+  """The flag of an argument that the library names: `x` is --x, or --its_x."""
+  name = match[1]
+  if name in flags.FLAGS:
+    return f'--{name}'
+  given = [
+    flag
+    for flag in flags.FLAGS
+    if flag.endswith(f'_{name}') and flags.FLAGS[flag].present
+  ]
+  return f'--{given[0]}' if len(given) == 1 else match[0]
+
+
 def _fail(error: object) -> None:
   """Ends the program with one line and status 1."""
-  print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+  line = re.sub(r'`(?:--)?(\w+)`', _as_flag, ' '.join(str(error).split()))
+  print(f'error: {line}', file=sys.stderr)
   sys.exit(1)
 
 

@@ -18,7 +18,7 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
   arguments = ('--algorithms=fed_avg,fed_per', *_SMALL, '--output_dir=out')
   result = programs.run('compare', *arguments)
   assert result.error.startswith(
-    'Failed trials: 1; the first is fed_per-seed0: Expected `model` to be'
+    'Failed trials: 1; the first is fed_per-seed0: Expected --model to be'
   )
   assert 'fed_per-seed0 failed: Expected `model`' in result.err
   assert '2/2' in result.err

@@ -137,5 +137,5 @@ def test_preset_is_understood_and_complete(path, programs):
     '--data_dir=empty',
     '--output_dir=run',
   )
-  assert message.startswith('Expected `data_dir` to')
+  assert message.startswith('Expected --data_dir to')
   assert not (programs.directory / 'run').exists()

@@ -168,13 +168,13 @@ _USAGE = {
   'negative_seed': (['--seed=-1'], 'non-negative integer'),
   'wrong_rate': (
     ['--fed_rep_head_learning_rate=-1'],
-    '`head_learning_rate` to be',
+    '--fed_rep_head_learning_rate to be',
   ),
   'wrong_optimizer': (['--fed_rep_optimizer=lion'], "found 'lion'"),
   'wrong_partition': (['--partition=shard:2'], "found 'shard:2'"),
   'impossible_partition': (['--partition=shards:11'], 'shards'),
   'wrong_width': (['--model_widths=16,x'], 'integers separated by commas'),
-  'zero_width': (['--model_widths=0'], '`widths` to be positive integers'),
+  'zero_width': (['--model_widths=0'], '--model_widths to be positive integers'),
   'wrong_activation': (['--model_activation=relo'], "found 'relo'"),
   'argument_of_another_model': (
     ['--model_filters=8'],
@@ -184,7 +184,7 @@ _USAGE = {
   'wrong_fine_tuning': (['--fine_tune=tail'], 'one of method, none, head, all'),
   'negative_inner_rate': (
     ['--baselines=per_fed_avg', '--per_fed_avg_inner_learning_rate=-1'],
-    '`inner_learning_rate` to be a non-negative number',
+    '--per_fed_avg_inner_learning_rate to be a non-negative number',
   ),
   'epochs_beside_steps': (
     ['--baselines=per_fed_avg', '--per_fed_avg_num_epochs=2'],
@@ -198,14 +198,14 @@ _USAGE = {
     ['--baselines=per_fed_avg', '--per_fed_avg_variant=second'],
     'one of first_order, hessian_free, exact',
   ),
-  'wrong_server_rate': (['--server_learning_rate=0'], '`server_learning_rate`'),
+  'wrong_server_rate': (['--server_learning_rate=0'], '--server_learning_rate to be'),
   'flag_of_another_method': (
     ['--fed_avg_num_epochs=1'],
     'selected method (fed_rep) only, found --fed_avg_num_epochs',
   ),
   'large_cohort': (
     ['--cohort_size=7'],
-    '`cohort_size` to be 1 to num_clients=6, found 7',
+    '--cohort_size to be 1 to num_clients=6, found 7',
   ),
   'cohort_and_participation': (
     ['--participation=0.5'],
@@ -258,7 +258,7 @@ def test_participation_out_of_range_is_one_line(programs):
   message = programs.fail(
     'train', *flags, '--participation=1.5', '--output_dir=run'
   )
-  assert message == 'Expected `participation` to be in (0, 1], found 1.5.'
+  assert message == 'Expected --participation to be in (0, 1], found 1.5.'
 
 
 def test_missing_output_dir_is_one_line(programs):
@@ -311,7 +311,7 @@ def test_data_folder_is_read_and_may_move_between_runs(programs, idx_folder):
   moved = idx_folder.with_name('moved')
   idx_folder.rename(moved)
   message = programs.fail('train', *_of_mnist(idx_folder, '--resume'))
-  assert '`data_dir` to be an existing folder' in message
+  assert '--data_dir to be an existing folder' in message
   programs.succeed('train', *_of_mnist(moved, '--resume', '--num_rounds=2'))
   assert _last_round(programs.directory / 'run') == 2
 

@@ -452,7 +452,7 @@ def test_own_model_and_arrays_resume_with_the_same_settings_only(
       **{'num_rounds': 5, 'resume': True, **options, **changed},
     )
 
-  assert 'pass --resume' in refused(_make_process(), resume=False)
+  assert 'pass `resume`' in refused(_make_process(), resume=False)
   assert 'hparams.rate was 0.1, now 0.2' in refused(
     _make_process(), settings={'hparams': {'rate': 0.2}}
   )

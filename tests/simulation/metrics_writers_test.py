@@ -169,7 +169,7 @@ def test_full_disk_is_one_line(tmp_path, name):
     with MetricsWriters(tmp_path) as writers:
       writers.write({'round': 1})
   assert '\n' not in str(error.value)
-  assert '--resume' in str(error.value)
+  assert '`resume`' in str(error.value)
 
 
 def test_tensorboard_folder_that_is_a_file_is_one_line(tmp_path):

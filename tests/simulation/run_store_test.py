@@ -189,8 +189,8 @@ def test_create_refuses_a_directory_with_a_run(tmp_path):
   start_run(tmp_path)
   text = run_error(RunStore.create, tmp_path, _CONFIG)
   assert str(tmp_path) in text
-  assert '--resume' in text
-  assert '--output_dir' in text
+  assert '`resume`' in text
+  assert '`output_dir`' in text
   with RunStore.open_or_create(tmp_path, _CONFIG) as store:
     assert store.last_round == 0
 
@@ -413,7 +413,7 @@ def test_disk_full_while_committing_loses_only_that_round(tmp_path):
 
     assert 'disk full' in text
     assert 'everything up to round 1 is safe' in text
-    assert '--resume' in text
+    assert '`resume`' in text
     assert store.last_round == 1
     assert store.server_state() == state_of(10**6, 1)
     assert store.client_states(range(50)) == {1: state_of(1, 1)}

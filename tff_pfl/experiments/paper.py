@@ -271,7 +271,7 @@ def _conclude(experiment, settings):
     raise errors.RunError(
       f'{settings.directory} has numbers of another version of '
       f'{experiment.name}, of other sizes: have it deleted and run anew '
-      '(--rerun), or choose another output folder.'
+      '(`rerun`), or choose another output folder.'
     )
   table = tables.Table(numbers.pop('columns'))
   figure = Figure(layout='constrained')
@@ -321,7 +321,7 @@ def _expect_folder_for(experiment, settings, *, rerun):
     )
     raise errors.RunError(
       f'{directory} holds {experiment.name} with {there}, not {here}: choose '
-      'another output folder, or have it deleted and run anew (--rerun).'
+      'another output folder, or have it deleted and run anew (`rerun`).'
     )
 
 

@@ -35,7 +35,7 @@ class DirectoryLock:
         holder = file.read().strip() or 'unknown'
       raise errors.RunError(
         f'The output directory {self._directory} is in use by a running process'
-        f' (pid {holder}): wait for it to end, or pass another --output_dir.'
+        f' (pid {holder}): wait for it to end, or pass another `output_dir`.'
       ) from error
     except OSError as error:
       self.release()

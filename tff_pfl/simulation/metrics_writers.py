@@ -111,7 +111,7 @@ class MetricsWriters:
         reason = error.message.strip().partition('\n')[0]
       raise errors.RunError(
         f'Cannot write the metrics to {self._directory}: {reason}; the'
-        ' committed rounds are safe; mend it and pass --resume.'
+        ' committed rounds are safe; mend it and pass `resume`.'
       ) from error
 
 

@@ -208,7 +208,7 @@ def translated_errors(
       else:
         mend = (
           f'everything up to round {safe_round} is safe; free space and pass'
-          ' --resume'
+          ' `resume`'
         )
       raise errors.RunError(f'{start}: {reason}; {mend}.') from error
     if any(sign in text for sign in _SIGNS_OF_DAMAGE):
@@ -265,7 +265,7 @@ def check_schema(connection: sqlite3.Connection, directory: str) -> None:
   if application_id != _APPLICATION_ID:
     raise errors.RunError(
       f'Cannot open the run in {directory}: {FILE_NAME} was not made by'
-      ' tff_pfl; pass another --output_dir.'
+      ' tff_pfl; pass another `output_dir`.'
     )
   if version != _SCHEMA_VERSION:
     raise errors.RunError(

@@ -74,8 +74,8 @@ class RunStore:
       lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
       if run_file.has_run(directory):
         raise errors.RunError(
-          f'There is a run in {directory} already: pass --resume to continue'
-          ' it, or another --output_dir.'
+          f'There is a run in {directory} already: pass `resume` to continue'
+          ' it, or another `output_dir`.'
         )
       with run_file.translated_errors(directory, 'create the run'):
         connection = run_file.create(directory, config_json)
@@ -359,7 +359,7 @@ class RunStore:
       raise errors.RunError(
         f'Cannot resume the run in {self._directory} with other settings:'
         f' {"; ".join(differences)}. Give those of the run, or another'
-        ' --output_dir.'
+        ' `output_dir`.'
       )
     last_round = self.last_round
     if given.get('num_rounds', last_round) < last_round:

@@ -65,7 +65,7 @@ def test_without_network_one_line_says_what_to_do_at_once(
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with shared.one_line_error(
-    f'{name} .*Name or service.*--data_dir .*{files}', errors.RunError
+    f'{name} .*Name or service.*`data_dir` .*{files}', errors.RunError
   ):
     _load(name)
   assert len(asked) == 1 and asked[0].startswith(url)

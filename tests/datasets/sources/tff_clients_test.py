@@ -10,8 +10,8 @@ from tff_pfl import datasets, errors
 @pytest.mark.parametrize(
   'name, source, load, remedy',
   [
-    ('femnist', 'emnist', 'load_data', '--data_dir with a file .femnist'),
-    ('shakespeare', 'shakespeare', 'load_data', '--data_dir with a file'),
+    ('femnist', 'emnist', 'load_data', '`data_dir` with a file .femnist'),
+    ('shakespeare', 'shakespeare', 'load_data', '`data_dir` with a file'),
     ('stackoverflow', 'stackoverflow', 'load_word_counts', 'copy ~/.tff'),
   ],
 )

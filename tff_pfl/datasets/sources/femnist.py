@@ -89,7 +89,7 @@ def _from_tff(
   splits = tff_clients.download(
     'femnist',
     lambda: tff.simulation.datasets.emnist.load_data(only_digits=False),
-    f'pass --data_dir with a file {_PATTERN} or its folder',
+    f'pass `data_dir` with a file {_PATTERN} or its folder',
   )
   chosen = natural.choose_clients(
     tff_clients.in_both(*splits), num_clients, _KIND, seed

@@ -34,7 +34,7 @@ def from_tensorflow_datasets(
 
   Args:
     name: What TensorFlow Datasets calls the data set.
-    files: What the folder for `--data_dir` has to hold, for the message.
+    files: What the folder for `data_dir` has to hold, for the message.
     url: Where it is downloaded from; None where its builder says so.
 
   Raises:
@@ -56,7 +56,7 @@ def from_tensorflow_datasets(
   except Exception as error:
     raise errors.RunError(
       f'{name} could not be obtained through TensorFlow Datasets'
-      f' ({first_line(error)}); pass --data_dir with the folder of {files}.'
+      f' ({first_line(error)}); pass `data_dir` with the folder of {files}.'
     ) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)
 

@@ -86,7 +86,7 @@ def _tff_splits() -> list[dict[str, str]]:
   splits = tff_clients.download(
     'shakespeare',
     tff.simulation.datasets.shakespeare.load_data,
-    f'pass --data_dir with a file {_PATTERN} of speeches or its folder',
+    f'pass `data_dir` with a file {_PATTERN} of speeches or its folder',
   )
   roles = tff_clients.in_both(*splits)
   reads = [tff_clients.texts_of(split, 'snippets') for split in splits]
