@@ -174,7 +174,10 @@ _USAGE = {
   'wrong_partition': (['--partition=shard:2'], "found 'shard:2'"),
   'impossible_partition': (['--partition=shards:11'], 'shards'),
   'wrong_width': (['--model_widths=16,x'], 'integers separated by commas'),
-  'zero_width': (['--model_widths=0'], '--model_widths to be positive integers'),
+  'zero_width': (
+    ['--model_widths=0'],
+    '--model_widths to be positive integers',
+  ),
   'wrong_activation': (['--model_activation=relo'], "found 'relo'"),
   'argument_of_another_model': (
     ['--model_filters=8'],
@@ -198,7 +201,10 @@ _USAGE = {
     ['--baselines=per_fed_avg', '--per_fed_avg_variant=second'],
     'one of first_order, hessian_free, exact',
   ),
-  'wrong_server_rate': (['--server_learning_rate=0'], '--server_learning_rate to be'),
+  'wrong_server_rate': (
+    ['--server_learning_rate=0'],
+    '--server_learning_rate to be',
+  ),
   'flag_of_another_method': (
     ['--fed_avg_num_epochs=1'],
     'selected method (fed_rep) only, found --fed_avg_num_epochs',
