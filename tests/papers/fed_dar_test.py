@@ -9,7 +9,7 @@ from binaries.papers import fed_dar
 from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, tables, trial
 
-_DOMAINS, _K, _ABLATION = fed_dar.EXPERIMENTS
+_DOMAINS, _DIGITS, _K, _ABLATION, _SMALL_ALPHA = fed_dar.EXPERIMENTS
 
 
 def _finished(wanted):
@@ -33,8 +33,10 @@ def _lab(entry, **settings):
   return untrained.Laboratory(sizes, _finished, **settings)
 
 
-@pytest.mark.parametrize('entry', fed_dar.EXPERIMENTS, ids=lambda e: e.name)
-@pytest.mark.parametrize('dataset', fed_dar.FULL)
+@pytest.mark.parametrize(
+  'entry, dataset',
+  [(entry, dataset) for entry in fed_dar.EXPERIMENTS for dataset in entry.full],
+)
 @pytest.mark.parametrize('fast', [False, True])
 def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
   lab = _lab(entry, dataset=dataset, fast=fast)
@@ -112,6 +114,30 @@ def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
   (ranges,) = [c for name, c in found.items() if name.startswith('How hetero')]
   assert ranges.measured == pytest.approx(0.05 - 0.3)
   assert ranges.verdict == claims.HOLDS
+
+
+def test_claims_about_digits_turn_round_where_clients_have_one_domain():
+  values = {
+    'alpha=0.1': {
+      'FedAvg': 0.75,
+      'FedAvg + multi-head': 0.25,
+      'FedDAR-WA': 0.5,
+    },
+    'alpha=1': {'FedAvg': 0.75, 'FedAvg + multi-head': 0.5, 'FedDAR-WA': 0.25},
+  }
+  rows = [
+    row
+    for name, of_partition in values.items()
+    for row in _table(of_partition, partition=name)
+  ]
+  sizes = fed_dar.Sizes(partitions=dict.fromkeys(values, 'unused'))
+  found = _verdicts(_DIGITS, rows, sizes).values()
+  assert [round(claim.measured, 6) for claim in found] == [
+    0.25, -0.25, -0.25, -0.5, 0.25, 0.25
+  ]  # fmt: skip
+  assert [claim.verdict for claim in found] == (
+    [claims.HOLDS] * 3 + [claims.FAILS] * 3
+  )
 
 
 def test_each_aggregation_has_its_own_best_dimension():
