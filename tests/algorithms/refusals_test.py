@@ -47,7 +47,7 @@ from tff_pfl.algorithms import registry
     ('fed_rep', 'body_learning_rate', -1.0),
     ('fed_rep', 'momentum', 1.0),
     ('fed_rep', 'optimizer', 'adamw'),
-    ('fed_rep', 'batch_size', 0),
+    ('fed_rep', 'batch_size', -1),
     ('ifca', 'num_clusters', 0),
     ('ifca', 'cluster_seed', -1),
     ('l2gd', 'aggregation_probability', 1.0),
@@ -68,7 +68,7 @@ from tff_pfl.algorithms import registry
     ('per_fed_avg', 'num_adaptation_steps', -1),
     ('per_fed_avg', 'hessian_free_step', 0.0),
     ('per_fed_avg', 'num_steps', 0),
-    ('per_fed_avg', 'batch_size', 0),
+    ('per_fed_avg', 'batch_size', -1),
     # Control variates are those of plain SGD.
     ('scaffold', 'momentum', 0.5),
     ('scaffold', 'optimizer', 'adam'),

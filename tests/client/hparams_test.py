@@ -1,9 +1,11 @@
 import dataclasses
 
 import pytest
+import tensorflow_federated as tff
 
-from tff_pfl.algorithms import registry
+from tff_pfl.algorithms import ditto, registry
 from tff_pfl.client import hparams
+from tff_pfl.templates import personalization
 
 
 def test_the_phase_has_the_hyperparameters():
@@ -22,6 +24,24 @@ def test_epochs_asked_for_take_the_place_of_steps():
   assert (phase.num_epochs, phase.num_steps) == (2, None)
 
 
+def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
+  adagrad = tff.learning.optimizers.build_adagrad(0.5)
+  for owner, phase in (
+    (hparams.LocalTrainingHParams, 'phase'),
+    (hparams.HeadAndBodyHParams, 'head_phase'),
+    (hparams.HeadAndBodyHParams, 'body_phase'),
+    (personalization.Personalization, 'phase'),
+  ):
+    assert getattr(owner(optimizer=adagrad), phase)().optimizer is adagrad
+  with pytest.raises(ValueError, match='`learning_rate`.*left out.*found 0.1'):
+    hparams.LocalTrainingHParams(optimizer=adagrad, learning_rate=0.1)
+  with pytest.raises(ValueError, match='`head_learning_rate`.*left out'):
+    hparams.HeadAndBodyHParams(optimizer=adagrad, head_learning_rate=0.1)
+  # What a method sets itself, it sets for an optimizer by name.
+  with pytest.raises(ValueError, match='`optimizer`.*sgd, adam where.*Adagrad'):
+    ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)
+
+
 def test_every_field_has_a_help_text():
   for field in dataclasses.fields(hparams.LocalTrainingHParams):
     assert hparams.help_text(hparams.LocalTrainingHParams, field.name)
@@ -33,13 +53,13 @@ def test_every_field_has_a_help_text():
     ({'num_epochs': -1}, '`num_epochs`.*found -1'),
     ({'num_epochs': 1.5}, '`num_epochs`.*found 1.5'),
     ({'num_steps': 0}, '`num_steps`.*found 0'),
-    ({'batch_size': 0}, '`batch_size`.*found 0'),
+    ({'batch_size': -1}, '`batch_size`.*found -1'),
     ({'batch_size': 2.5}, '`batch_size`.*found 2.5'),
     ({'learning_rate': 0.0}, '`learning_rate`.*found 0.0'),
     ({'learning_rate': float('nan')}, '`learning_rate`.*found nan'),
     ({'momentum': 1.0}, '`momentum`.*found 1.0'),
     ({'momentum': -0.1}, '`momentum`.*found -0.1'),
-    ({'optimizer': 'lion'}, "one of sgd, adam, found 'lion'"),
+    ({'optimizer': 'lion'}, "one of sgd, adam, or of tff.*found 'lion'"),
   ],
 )
 def test_values_out_of_range_are_refused(arguments, reason):

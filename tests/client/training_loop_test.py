@@ -202,7 +202,7 @@ def _batches(plan, place=0):
 
 
 @pytest.mark.parametrize('num_examples', [1, 4, 5, 15, 16])
-@pytest.mark.parametrize('batch_size', [1, 4, 5, 16, 100, None])
+@pytest.mark.parametrize('batch_size', [1, 4, 5, 16, 100, 0, None])
 def test_an_epoch_has_every_example_once(num_examples, batch_size):
   batches = _batches(
     _plan(num_examples, _phase(batch_size=batch_size, num_epochs=3))
@@ -775,7 +775,7 @@ def test_xla_is_used_unless_there_are_convolutions(layer, expected):
 @pytest.mark.parametrize(
   'arguments, reason',
   [
-    (('sgdm', 0.1), "one of sgd, adam, found 'sgdm'"),
+    (('sgdm', 0.1), "one of sgd, adam, or of tff.*found 'sgdm'"),
     (('sgd', 0), '`learning_rate` to be positive and finite, found 0'),
     (('sgd', -1.0), 'found -1.0'),
     (('sgd', 0.1, 1), r'`momentum` to be in \[0, 1\), found 1'),
@@ -790,7 +790,7 @@ def test_optimizers_out_of_range_are_refused(arguments, reason):
 @pytest.mark.parametrize(
   'arguments, reason',
   [
-    ({'batch_size': 0}, '`batch_size`.*found 0'),
+    ({'batch_size': -1}, '`batch_size`.*found -1'),
     ({'batch_size': 0.5}, '`batch_size`.*found 0.5'),
     ({'batch_size': 2**31}, '`batch_size`.*32-bit.*found 2147483648'),
     ({'num_epochs': 2**64}, '`num_epochs`.*32-bit.*found 18446744073709551616'),

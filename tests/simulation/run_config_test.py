@@ -3,9 +3,11 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, registry, scaffold
+from tff_pfl.client import phases
 from tff_pfl.simulation import run_config, summary
 from tff_pfl.templates import personalization
 
@@ -31,6 +33,19 @@ def test_settings_survive_json():
     _CONFIG, model_arguments={'widths': [16, 8], 'activation': 'elu'}
   )
   assert restored.settings() == _CONFIG.settings()
+
+
+def test_an_optimizer_that_is_no_name_is_not_for_stored_settings():
+  adagrad = tff.learning.optimizers.build_adagrad(0.5)
+  hparams = fed_rep.FedRepHParams(optimizer=adagrad)
+  with pytest.raises(ValueError, match='`hparams.optimizer`.*`registry.build`'):
+    run_config.RunConfig(hparams=hparams)
+  described = phases.described(hparams)
+  assert json.loads(json.dumps(described))['optimizer'] == {
+    **described['optimizer'],
+    'name': '_Adagrad',
+    'learning_rate': 0.5,
+  }
 
 
 _LATER = {

@@ -116,7 +116,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       errors.expect_one_of(name, value, known)
     for name in ('inner_batch_size', 'curvature_batch_size'):
       if getattr(self, name) is not None:
-        errors.expect_int(name, getattr(self, name), 1, self.batch_size)
+        errors.expect_int(name, getattr(self, name), 1, self.batch_size or None)
     errors.expect_non_negative('inner_learning_rate', self.inner_learning_rate)
     errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
     errors.expect_positive('hessian_free_step', self.hessian_free_step)

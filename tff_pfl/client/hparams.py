@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, Optional
 
+from tff_pfl import errors
 from tff_pfl.client import phases
 
 
@@ -44,19 +45,21 @@ class LocalTrainingHParams:
     num_steps: Gradient steps in a round, instead of epochs.
     learning_rate: The clients' learning rate, positive.
     momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
-    optimizer: The clients' optimizer: sgd or adam.
-    batch_size: Examples per batch; None is the full batch (with `num_steps=1`
-      and all weights global, this is FedSGD).
+    optimizer: The clients' optimizer: sgd or adam, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch; None, or 0, is the full batch (with
+      `num_steps=1` and all weights global, this is FedSGD).
   """
 
   num_epochs: int = 5
   num_steps: Optional[int] = None
   learning_rate: float = 0.01
   momentum: float = 0.5
-  optimizer: str = 'sgd'
+  optimizer: phases.Optimizer = 'sgd'
   batch_size: Optional[int] = 10
 
   def __post_init__(self):
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
   def phase(
@@ -69,7 +72,17 @@ class LocalTrainingHParams:
     Args:
       num_epochs: If given, this number of epochs (and never `num_steps`).
       learning_rate: If given, instead of the attribute.
+
+    Raises:
+      ValueError: If it is, and the optimizer is no name.
     """
+    errors.expect(
+      learning_rate is None or not phases.is_object(self.optimizer),
+      'optimizer',
+      f'one of {", ".join(phases.OPTIMIZERS)} where training has a learning '
+      'rate that the method sets',
+      self.optimizer,
+    )
     if learning_rate is None:
       learning_rate = self.learning_rate
     return phases.Phase(
@@ -94,8 +107,9 @@ class HeadAndBodyHParams:
     head_learning_rate: The head's learning rate, positive.
     body_learning_rate: The body's learning rate, positive.
     momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
-    optimizer: sgd or adam, for both.
-    batch_size: Examples per batch; None is the full batch.
+    optimizer: sgd or adam, for both, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch; None, or 0, is the full batch.
   """
 
   num_head_epochs: int = 10
@@ -105,10 +119,13 @@ class HeadAndBodyHParams:
   head_learning_rate: float = 0.01
   body_learning_rate: float = 0.01
   momentum: float = 0.5
-  optimizer: str = 'sgd'
+  optimizer: phases.Optimizer = 'sgd'
   batch_size: Optional[int] = 10
 
   def __post_init__(self):
+    phases.expect_own_rates(
+      self, 'head_learning_rate', 'body_learning_rate', 'momentum'
+    )
     self.head_phase()
     self.body_phase()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -27,13 +27,22 @@ _INT32_END = 2**31
 OPTIMIZERS = ('sgd', 'adam')
 
 
+# Names are for flags and for what a run stores.
+Optimizer = Union[str, tff.learning.optimizers.Optimizer]
+
+
 def build_optimizer(
-  name: str, learning_rate: float, momentum: float = 0.0, *, role: str = ''
+  optimizer: Optimizer,
+  learning_rate: float,
+  momentum: float = 0.0,
+  *,
+  role: str = '',
 ) -> tff.learning.optimizers.Optimizer:
   """A TFF optimizer by name.
 
   Args:
-    name: 'sgd' or 'adam'.
+    optimizer: 'sgd' or 'adam'; or the optimizer itself, which is returned as it
+      is and has a learning rate of its own.
     learning_rate: Positive and finite.
     momentum: SGD momentum, in [0, 1); ignored by Adam.
     role: What the arguments' names start with in an error, such as 'server_'.
@@ -41,7 +50,14 @@ def build_optimizer(
   Raises:
     ValueError: If an argument is out of its range.
   """
-  errors.expect_one_of(f'{role}optimizer', name, OPTIMIZERS)
+  if is_object(optimizer):
+    return optimizer
+  errors.expect(
+    optimizer in OPTIMIZERS,
+    f'{role}optimizer',
+    f'one of {", ".join(OPTIMIZERS)}, or of tff.learning.optimizers',
+    optimizer,
+  )
   errors.expect(
     0 < learning_rate < float('inf'),
     f'{role}learning_rate',
@@ -49,9 +65,57 @@ def build_optimizer(
     learning_rate,
   )
   errors.expect(0 <= momentum < 1, f'{role}momentum', 'in [0, 1)', momentum)
-  if name == 'adam':
+  if optimizer == 'adam':
     return tff.learning.optimizers.build_adam(learning_rate)
   return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
+
+
+def is_object(optimizer: Optimizer) -> bool:
+  """Whether it is no name but the optimizer itself."""
+  return isinstance(optimizer, tff.learning.optimizers.Optimizer)
+
+
+def expect_own_rates(options: Any, *names: str) -> None:
+  """Raises `ValueError` for a rate beside an optimizer that has its own.
+
+  Args:
+    options: A dataclass with a field `optimizer`.
+    names: Its fields that only an optimizer by name takes.
+  """
+  if is_object(options.optimizer):
+    for field in dataclasses.fields(options):
+      value = getattr(options, field.name)
+      errors.expect(
+        field.name not in names or value == field.default,
+        field.name,
+        'left out beside an optimizer that is no name, for that has its own',
+        value,
+      )
+
+
+def described(options: Any) -> dict[str, Any]:
+  """A dataclass of options as JSON types, its optimizer by what it is made of.
+
+  Args:
+    options: May have a field `optimizer`.
+  """
+  fields = {
+    f.name: getattr(options, f.name) for f in dataclasses.fields(options)
+  }
+  if is_object(fields.get('optimizer')):
+    fields['optimizer'] = describe_optimizer(fields['optimizer'])
+  return fields
+
+
+def describe_optimizer(
+  optimizer: tff.learning.optimizers.Optimizer,
+) -> dict[str, Any]:
+  """An optimizer's name and its hyperparameters, as JSON types."""
+  hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([])))
+  return {
+    'name': type(optimizer).__name__,
+    **{name: float(value) for name, value in hparams.items()},
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +124,8 @@ class Phase:
 
   Attributes:
     optimizer: The client's optimizer; its state starts anew with the phase.
-    batch_size: Examples per batch; None takes all of a client's examples in one
-      batch.
+    batch_size: Examples per batch; None, as 0, takes all of a client's examples
+      in one batch.
     num_epochs: Passes over the client's examples. Ignored with `num_steps`.
     num_steps: If given, the number of gradient steps, through as many epochs as
       that takes.
@@ -84,6 +148,7 @@ class Phase:
       may_be_none = name != 'batches_per_step'
       errors.expect(
         (value is None and may_be_none)
+        or (name == 'batch_size' and value == 0)
         or (isinstance(value, numbers.Integral) and 0 < value < _INT32_END),
         name,
         'a positive 32-bit integer' + ' or None' * may_be_none,

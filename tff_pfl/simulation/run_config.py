@@ -127,6 +127,14 @@ class RunConfig:
     algorithm = registry.get_algorithm(self.algorithm)
     if self.hparams is None:
       object.__setattr__(self, 'hparams', algorithm.hparams())
+    for name in ('hparams', 'personalization'):
+      errors.expect(
+        isinstance(getattr(getattr(self, name), 'optimizer', ''), str),
+        f'{name}.optimizer',
+        'a name, for settings are stored as JSON; give the object to '
+        '`registry.build`, and its process to `experiment.run`',
+        getattr(self, name).optimizer,
+      )
     errors.expect_one_of('model', self.model, zoo.MODELS)
     errors.expect_own_arguments(
       zoo.MODELS[self.model],

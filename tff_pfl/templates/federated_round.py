@@ -19,14 +19,13 @@ exchanges before it has been counted.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import example_tensors
+from tff_pfl.client import example_tensors, phases
 from tff_pfl.templates import (
   aggregators,
   client_work,
@@ -262,21 +261,14 @@ def _num_bytes(value_type) -> int:
 
 def _description(work, options, hparams):
   """All that the process was built with, as JSON types."""
-  optimizer = options.server_optimizer
-  optimizer_hparams = optimizer.get_hparams(
-    optimizer.initialize(_specs(work.initial_global, work.trained_names))
-  )
   return {
-    'hparams': dataclasses.asdict(hparams) if hparams is not None else {},
+    'hparams': phases.described(hparams) if hparams is not None else {},
     'client_weighting': options.client_weighting or work.default_weighting,
     **({'stateless': True} if options.stateless else {}),
     **options.more_description(),
-    'personalization': dataclasses.asdict(
+    'personalization': phases.described(
       options.personalization.resolved(work.adaptation)
     ),
     'aggregator': type(options.aggregator).__name__,
-    'server_optimizer': {
-      'name': type(optimizer).__name__,
-      **{name: float(value) for name, value in optimizer_hparams.items()},
-    },
+    'server_optimizer': phases.describe_optimizer(options.server_optimizer),
   }

@@ -32,8 +32,10 @@ class Personalization:
     num_steps: Gradient steps of fine-tuning, instead of epochs.
     learning_rate: Learning rate of fine-tuning, positive.
     momentum: SGD momentum of fine-tuning, in [0, 1); ignored by Adam.
-    optimizer: Optimizer of fine-tuning: sgd or adam.
-    batch_size: Examples per batch of fine-tuning; None is the full batch.
+    optimizer: Optimizer of fine-tuning: sgd or adam, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch of fine-tuning; None, or 0, is the full
+      batch.
     new_client_epochs: Epochs in which a client that never took part fits its
       local weights, the global ones frozen, before it is scored; None for the
       method's, as in a round.
@@ -46,7 +48,7 @@ class Personalization:
   num_steps: Optional[int] = None
   learning_rate: float = 0.01
   momentum: float = 0.5
-  optimizer: str = 'sgd'
+  optimizer: phases.Optimizer = 'sgd'
   batch_size: Optional[int] = 10
   new_client_epochs: Optional[int] = None
   proximal_strength: float = 0.0
@@ -60,6 +62,7 @@ class Personalization:
       self.new_client_epochs,
     )
     errors.expect_non_negative('proximal_strength', self.proximal_strength)
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:
