@@ -54,9 +54,9 @@ def _over_rounds(value):
   return {'last': value, 'last_10_mean': None if value is None else value / 10}
 
 
-def _evaluation(domains):
+def _evaluation(domains, personal):
   return {
-    'personal': {'loss': 1.0, 'accuracy': 0.5},
+    'personal': personal,
     'global': None,
     'fairness': None,
     'non_finite_clients': 0,
@@ -64,7 +64,7 @@ def _evaluation(domains):
   }
 
 
-def _finish(directory, seed, domains):
+def _finish(directory, seed, domains, personal):
   """Leaves a finished trial of two variants, and returns it."""
   finished = trial.Trial(
     plan.trial_name('fed_avg', seed),
@@ -73,7 +73,7 @@ def _finish(directory, seed, domains):
   )
   folder = execution.trial_folder(directory, finished.name)
   os.makedirs(folder)
-  evaluation = _evaluation(domains)
+  evaluation = _evaluation(domains, personal)
   made_up_trials.store_evaluations(folder, [evaluation])
   found = {
     'accuracy': None,
@@ -97,7 +97,7 @@ def _finish(directory, seed, domains):
   return finished
 
 
-def _collect(directory, domains_by_seed):
+def _collect(directory, domains_by_seed, personal=None):
   comparison = plan.Comparison(
     base=_CONFIG,
     algorithms=('fed_avg',),
@@ -105,10 +105,13 @@ def _collect(directory, domains_by_seed):
     fine_tune_variants=('all',),
   )
   trials = [
-    _finish(directory, seed, domains)
+    _finish(
+      directory, seed, domains, personal or {'loss': 1.0, 'accuracy': 0.5}
+    )
     for seed, domains in enumerate(domains_by_seed)
   ]
-  return collection.collect(comparison, directory, trials)
+  methods, _ = collection.collect(comparison, directory, trials)
+  return methods
 
 
 def test_figures_over_domains_are_means_over_seeds(tmp_path):
@@ -149,11 +152,12 @@ def test_domains_are_listed_for_each_seed(tmp_path):
     )
 
 
-def test_domains_of_a_regression_have_losses_alone(tmp_path):
+def test_without_an_accuracy_the_loss_is_compared(tmp_path):
   domains = _domains(0.5, 0.5)
   del domains['personal']['accuracy'], domains['personal']['auc']
-  method, _ = _collect(str(tmp_path), [domains])
-  assert method.domains[1] == results.DomainScore(
-    0, 'hills', 2, 2.0, None, None
-  )
-  assert method.metrics['domain_accuracy_min'] is None
+  method, _ = _collect(str(tmp_path), [domains], {'loss': 0.25})
+  assert method.domains[1] == results.DomainScore(0, 'hills', 2, 2.0, 2.0, None)
+  assert method.metrics['domain_loss_max'].mean == 2.0
+  assert method.metrics['personal_loss'].mean == 0.25
+  assert method.curves[0].personal == (0.25,)
+  assert method.clients[0].after == 1.0

@@ -69,7 +69,7 @@ def _method(rng, name, variant, num_clients, rounds):
     has_global_model=has_global,
     hparams={'learning_rate': 0.1, 'momentum': 0.5, 'batch_size': 10},
     metrics={
-      **dict.fromkeys(metric.name for metric in metrics_lib.METRICS),
+      **dict.fromkeys(metrics_lib.by_name()),
       **{key: results.spread(values) for key, values in figures.items()},
     },
     curves=tuple(
@@ -88,7 +88,7 @@ def _curve(rng, seed, rounds, level, has_global):
     noise = rng.normal(0, 0.02, len(rounds))
     return tuple(np.clip(values + noise, 0, 1).tolist())
 
-  return results.AccuracyCurve(
+  return results.Curve(
     seed=seed,
     rounds=tuple(rounds),
     personal=rising(level),
@@ -108,8 +108,8 @@ def _clients(rng, num_clients, level, prefix):
       num_train_examples=100,
       num_test_examples=50,
       num_rounds=10,
-      accuracy_before=accuracy(0.4),
-      accuracy_after=accuracy(level),
+      before=accuracy(0.4),
+      after=accuracy(level),
       loss_before=1.5,
       loss_after=0.5,
     )

@@ -8,8 +8,8 @@ from tests.experiments import example_comparison
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, results
-from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import page as page_lib
+from tff_pfl.models import split_model
 
 _EVIL = '<script>alert("1 & 2")</script>'
 
@@ -75,8 +75,7 @@ def _example():
   )
   fed_avg, fed_avg_head, ditto, _, fed_rep, _ = found.methods
   unchanged = tuple(
-    dataclasses.replace(client, accuracy_after=client.accuracy_before)
-    for client in ditto.clients
+    dataclasses.replace(client, after=client.before) for client in ditto.clients
   )
   loss = {'personal_loss': _spread(1.0, 2.0, None)}
   return dataclasses.replace(
@@ -164,7 +163,8 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
     '<sea> (%)',
     'moon (%)',
     'min accuracy over domains, last round (%)',
-    'personal accuracy, last 10 rounds (%)',
+    # Of the last ten rounds one was evaluated.
+    'personal accuracy, last 1 evaluation (%)',
     'personal accuracy, last round (%)',
   ]
   rows = page.rows('domains')
@@ -251,32 +251,33 @@ def test_settings_and_hyperparameters_are_listed(page):
   ]
 
 
-def test_a_regression_has_neither_curves_nor_distributions(tmp_path):
-  comparison = example_comparison.make_results(('fed_avg',), num_clients=4)
-  method = comparison.methods[0]
-  sizes = (3, 1000, 4)
-  clients = tuple(
-    dataclasses.replace(
-      client,
-      num_test_examples=size,
-      accuracy_before=None,
-      accuracy_after=None,
+def test_a_regression_is_compared_by_its_error(tmp_path):
+  mae = split_model.PrimaryMetric('mae', False)
+  comparison = example_comparison.make_results(variants=('method',))
+
+  def method(one, error):
+    """With as many clients as there are seeds, all of which are hurt."""
+    return dataclasses.replace(
+      one,
+      metrics={
+        'personal_mae': results.spread([error] * 3),
+        'personal_loss': one.metrics['personal_loss'],
+      },
+      curves=tuple(
+        results.Curve(seed, (1, 2), (2 * error, error), None)
+        for seed in range(3)
+      ),
+      clients=tuple(
+        dataclasses.replace(
+          client, num_test_examples=size, before=error - 1.0, after=error
+        )
+        for client, size in zip(one.clients, (3, 1000, 4))
+      ),
+      new_clients=(),
     )
-    for client, size in zip(method.clients, sizes)
-  )
-  of_loss = {
-    metric.name: method.metrics[metric.name]
-    for metric in metrics_lib.METRICS
-    if metric.unit not in ('accuracy', 'fraction')
-  }
-  method = dataclasses.replace(
-    method,
-    metrics=of_loss,
-    curves=(),
-    clients=clients,
-    new_clients=(),
-    domains=(results.DomainScore(0, 'sea', 4, 1.0, None, None),),
-  )
+
+  first, second = comparison.methods
+  domains = (results.DomainScore(0, 'sea', 4, 1.0, 1234.5, None),)
   # Of the points of the grid the method allows one only.
   refused = results.TuningPoint(
     {'momentum': 2.0}, None, None, False, 'Refused.'
@@ -286,15 +287,28 @@ def test_a_regression_has_neither_curves_nor_distributions(tmp_path):
     tmp_path,
     dataclasses.replace(
       comparison,
-      methods=(method,),
+      methods=(
+        method(first, 1234.5),
+        dataclasses.replace(method(second, 12.25), domains=domains),
+      ),
       partition=dataclasses.replace(comparison.partition, class_counts=None),
       tunings=(results.Tuning('fed_avg', 0, 0, (only, refused)),),
+      primary_metric=mae,
     ),
   )
-  assert list(page.tables) == ['results', 'partition', 'tuning', 'settings']
-  assert 'personal loss' in page.tables['results'][0]
+  assert (
+    'Lowest personal mae after the last round: fed_rep, 12.25' in page.prose
+  )
+  head, *rows = page.tables['results']
+  assert head == ['method', 'personal mae, last round', 'personal loss']
+  assert [row[:2] for row in rows] == [
+    ['fed_rep', '12.25'],
+    ['fed_avg', '1234'],
+  ]
+  assert page.tables['domains'][1][1] == '1234 (1 of 3 seeds)'
+  assert {'curves', 'clients', 'changes'} <= set(page.tables)
+  assert '3 of 3 hurt' in page.prose
   assert '3 at least, 4 in the median, 1,000 at most' in page.prose
-  assert 'Not scored, for want of any: 5 clients.' in page.prose
   assert [row[2] for row in page.tables['tuning'][1:]] == ['not tried'] * 2
 
 

@@ -3,8 +3,11 @@ import dataclasses
 import json
 import math
 
+import pytest
+
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import results
+from tff_pfl.models import split_model
 
 
 def _score(client, after=0.5):
@@ -14,8 +17,8 @@ def _score(client, after=0.5):
     num_train_examples=4,
     num_test_examples=2,
     num_rounds=1,
-    accuracy_before=None,
-    accuracy_after=after,
+    before=None,
+    after=after,
     loss_before=None,
     loss_after=1.5,
   )
@@ -30,12 +33,12 @@ def _method(label='fed_avg', **metrics):
     has_global_model=True,
     hparams={'learning_rate': 0.1, 'num_steps': None},
     metrics={
-      **{metric.name: None for metric in metrics_lib.METRICS},
+      **dict.fromkeys(metrics_lib.by_name()),
       **metrics,
     },
     curves=(
-      results.AccuracyCurve(0, (1, 2), (0.25, None), None),
-      results.AccuracyCurve(1, (1, 2), (0.25, 0.5), (0.5, 0.5)),
+      results.Curve(0, (1, 2), (0.25, None), None),
+      results.Curve(1, (1, 2), (0.25, 0.5), (0.5, 0.5)),
     ),
     clients=(_score('a'), _score('b', 1.0)),
     new_clients=(_score('c'),),
@@ -71,10 +74,30 @@ def test_json_has_everything(tmp_path):
   found = _results(_method(personal_accuracy=results.Spread(0.5, None, 1)))
   found.write(tmp_path)
   written = json.loads((tmp_path / 'comparison.json').read_text())
-  assert written == json.loads(json.dumps(dataclasses.asdict(found)))
   assert written['methods'][0]['clients'][1]['accuracy_after'] == 1.0
+  assert written['tunings'][0]['points'][0]['accuracy'] == 0.5
+  everything = json.loads(json.dumps(dataclasses.asdict(found)))
+  for name in ('title', 'settings', 'partition', 'failures'):
+    assert written[name] == everything[name]
+  assert set(everything) - set(written) == {'primary_metric'}
   assert found.setting('seeds') == [0, 1]
   assert found.setting('nothing', 3) == 3
+
+
+@pytest.mark.parametrize('name', ['mae', 'loss'])
+def test_files_and_table_name_the_primary_metric(tmp_path, name):
+  found = dataclasses.replace(
+    _results(_method(**{f'personal_{name}': results.Spread(1234.5, None, 1)})),
+    primary_metric=split_model.PrimaryMetric(name, False),
+  )
+  found.write(tmp_path)
+  written = json.loads((tmp_path / 'comparison.json').read_text())
+  assert written['primary_metric'] == {'name': name, 'higher_is_better': False}
+  assert written['methods'][0]['clients'][1][f'{name}_before'] is None
+  assert written['tunings'][0]['points'][0]['loss'] == 1.0
+  *_, row = found.table().splitlines()
+  assert '1234' in row
+  assert name in found.table()
 
 
 def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
@@ -193,12 +216,3 @@ def test_the_table_tells_of_figures_that_not_all_seeds_have():
     *('fed_avg', '0.500', '(1', 'of', '2)'),
     *('0.250', '±0.125'),
   ]
-
-
-def test_metrics_are_named_once():
-  names = [
-    metric.name for metric in metrics_lib.METRICS + metrics_lib.DOMAIN_METRICS
-  ]
-  assert len(set(names)) == len(names)
-  assert set(results._TABLE_TITLES) <= set(names)
-  assert set(results._DOMAIN_TABLE_TITLES) <= set(names)

@@ -17,38 +17,48 @@ from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
 
+# The names of metrics that only data with domains have.
+_OF_DOMAINS = ('domain_', 'client_auc')
 # Settings of a run that differ between the runs of a comparison, or tell of
 # this machine alone.
 _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
-# Of a domain.
-_DOMAIN_SCORES = ('accuracy', two_class_scores.AUC)
 
 
 def collect(
   comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
-) -> tuple[results.MethodResult, ...]:
-  """Sums up what trials found: a row for each method and variant.
+) -> tuple[tuple[results.MethodResult, ...], split_model.PrimaryMetric]:
+  """Sums up what trials found.
 
   Args:
     trials: The comparison's; those that are not finished are left out.
 
+  Returns:
+    A row for each method and variant, and the metric to compare them by: the
+    loss, where the trials differ in theirs (some being of an old version).
+
   Raises:
     RunError: If a trial's files cannot be read.
   """
+  finished = [
+    _Trial(directory, t)
+    for t in trials
+    if execution.is_finished(directory, t.name)
+  ]
+  primaries = {
+    report.primary_metric([one.variant()['evaluation']]) for one in finished
+  }
+  primary = split_model.LOSS
+  if len(primaries) < 2:
+    primary = next(iter(primaries), split_model.ACCURACY)
   methods = []
   for algorithm in comparison.algorithms:
-    read = [
-      _Trial(directory, t)
-      for t in trials
-      if t.config.algorithm == algorithm
-      and execution.is_finished(directory, t.name)
-    ]
+    read = [one for one in finished if one.config.algorithm == algorithm]
     if read:
       methods += [
-        _method(comparison, read, variant)
+        _method(comparison, read, variant, primary)
         for variant in read[0].scores['variants']
       ]
-  return tuple(methods)
+  return tuple(methods), primary
 
 
 class _Trial(trial.FinishedTrial):
@@ -58,60 +68,66 @@ class _Trial(trial.FinishedTrial):
     super().__init__(execution.trial_folder(directory, finished.name))
     self.config = finished.config
 
-  def metrics(self, variant):
-    """The figures of one row, by the names of `metrics.METRICS`."""
+  def metrics(self, variant, primary):
+    """The figures of one row, by the names of `metrics.by_name`."""
     scores = self.variant(variant)
     evaluation = scores['evaluation']
     fairness = evaluation['fairness'] or {}
-    of_last_10 = self.summary['accuracy'] or {}
-    global_of_last_10 = self.summary['global_accuracy'] or {}
+    over_rounds = report.primary_figures(self.summary)
+    of_last_10 = over_rounds['personal'] or {}
+    global_of_last_10 = over_rounds['global'] or {}
     shared = evaluation['global'] or {}
     sizes = self.scores['bytes_per_round']
     cohort_size = self.config.cohort_size
+    name = primary.name
     return {
-      'personal_accuracy_last_10': of_last_10.get('last_10_mean')
+      'personal_loss': evaluation['personal']['loss'],
+      f'personal_{name}_last_10': of_last_10.get('last_10_mean')
       if variant == trial.OWN_VARIANT
       else None,
-      'personal_accuracy': evaluation['personal'].get('accuracy'),
-      'global_accuracy_last_10': global_of_last_10.get('last_10_mean'),
-      'global_accuracy': shared.get('accuracy'),
+      f'personal_{name}': evaluation['personal'].get(name),
+      f'global_{name}_last_10': global_of_last_10.get('last_10_mean'),
+      f'global_{name}': shared.get(name),
       'worst_10_percent': fairness.get('worst_10_percent'),
       'fraction_hurt': fairness.get('fraction_hurt'),
       'fraction_diverged': evaluation['non_finite_clients']
       / len(scores['clients']),
-      'new_client_accuracy': _mean_accuracy(scores['new_clients']),
-      'new_client_ensemble_accuracy': _mean_accuracy(
-        scores.get('new_clients_by_ensemble', [])
+      f'new_client_{name}': _mean(scores['new_clients'], name),
+      f'new_client_ensemble_{name}': _mean(
+        scores.get('new_clients_by_ensemble', []), name
       ),
-      'personal_loss': evaluation['personal']['loss'],
+      'majority_accuracy': self.summary.get('majority_accuracy'),
+      **self._of_two_classes(evaluation),
       'bytes_down_per_client': sizes['down'],
       'bytes_up_per_client': sizes['up'],
       'bytes_down_per_round': sizes['down'] * cohort_size,
       'bytes_up_per_round': sizes['up'] * cohort_size,
       'seconds_per_round': self.summary['seconds_per_round'],
-      **self._domain_metrics(variant),
+      **self._domain_metrics(variant, name),
     }
 
-  def _domain_metrics(self, variant):
-    """Those of `metrics.DOMAIN_METRICS`; none for data without domains."""
+  def _of_two_classes(self, evaluation):
+    """The scores over all clients' examples; none unless of two classes."""
+    scores = evaluation.get('two_classes', {}).get('personal', {})
+    return {name: v for name, v in scores.items() if name != 'client_auc'}
+
+  def _domain_metrics(self, variant, name):
+    """Those of domains; none for data without domains."""
     domains = self._domains(variant)
     if domains is None:
       return {}
-    metrics = dict.fromkeys(
-      metric.name for metric in metrics_lib.DOMAIN_METRICS
-    )
-    metrics.update(_over_domains(domains['personal']))
+    metrics = _over_domains(domains['personal'], name)
     if variant == trial.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
       mean = operator.itemgetter('last_10_mean')
-      metrics.update(_over_domains(of_rounds, mean, '_last_10'))
+      metrics.update(_over_domains(of_rounds, name, mean, '_last_10'))
     return metrics
 
   def _domains(self, variant):
     """The last round's summary by domain; None for data without domains."""
     return self.variant(variant)['evaluation'].get('domains')
 
-  def domains(self, variant):
+  def domains(self, variant, primary):
     """Scores by domain; none for data without domains."""
     domains = self._domains(variant)
     if domains is None:
@@ -123,29 +139,31 @@ class _Trial(trial.FinishedTrial):
         domain=name,
         num_test_examples=count,
         **{
-          score: personal[score]['by_domain'][name]
-          if score in personal
-          else None
-          for score in ('loss', *_DOMAIN_SCORES)
+          key: personal[score]['by_domain'][name] if score in personal else None
+          for key, score in (
+            ('loss', 'loss'),
+            ('score', primary.name),
+            ('auc', two_class_scores.AUC),
+          )
         },
       )
       for name, count in domains['num_test_examples'].items()
     ]
 
-  def curve(self):
-    """The accuracies by round; None for regression."""
-    series = report.series(self.evaluations, split_model.ACCURACY)
+  def curve(self, primary):
+    """The primary metric by round; None where the run did not tell it."""
+    series = report.series(self.evaluations, primary)
     if 'personal' not in series:
       return None
     rounds, personal = series['personal']
-    return results.AccuracyCurve(
+    return results.Curve(
       seed=self.config.seed,
       rounds=tuple(rounds),
       personal=tuple(personal),
       global_model=tuple(series['global'][1]) if 'global' in series else None,
     )
 
-  def clients(self, variant, which):
+  def clients(self, variant, which, primary):
     """Scores of `which`: 'clients' or 'new_clients'."""
     return [
       results.ClientScore(
@@ -154,8 +172,8 @@ class _Trial(trial.FinishedTrial):
         num_train_examples=row['num_train_examples'],
         num_test_examples=row['num_test_examples'],
         num_rounds=row['num_rounds'],
-        accuracy_before=row['before'].get('accuracy'),
-        accuracy_after=row['after'].get('accuracy'),
+        before=row['before'].get(primary.name),
+        after=row['after'].get(primary.name),
         loss_before=row['before']['loss'],
         loss_after=row['after']['loss'],
       )
@@ -163,21 +181,31 @@ class _Trial(trial.FinishedTrial):
     ]
 
 
-def _method(comparison, read, variant):
+def _method(comparison, read, variant, primary):
   """The row of a method and variant, over the seeds."""
   algorithm, first = read[0].config.algorithm, read[0]
-  rows = [one.metrics(variant) for one in read]
-  curves = [one.curve() for one in read] if variant == trial.OWN_VARIANT else []
+  rows = [one.metrics(variant, primary) for one in read]
+  curves = []
+  if variant == trial.OWN_VARIANT:
+    curves = [one.curve(primary) for one in read]
 
   def clients(which):
-    return tuple(row for one in read for row in one.clients(variant, which))
+    return tuple(
+      row for one in read for row in one.clients(variant, which, primary)
+    )
 
+  domains = tuple(
+    score for one in read for score in one.domains(variant, primary)
+  )
   label = _label(algorithm, variant, comparison.base, first.scores)
   if len(read) < len(comparison.seeds):
     label += f' ({len(read)} of {len(comparison.seeds)} seeds)'
   if not any(row['fraction_diverged'] for row in rows):
     # Without a divergence to tell of, the column would say nothing.
     rows = [{**row, 'fraction_diverged': None} for row in rows]
+  if not any(_is_no_better_than_majority(row) for row in rows):
+    for row in rows:
+      del row['majority_accuracy']
   return results.MethodResult(
     algorithm=algorithm,
     variant=variant,
@@ -186,14 +214,14 @@ def _method(comparison, read, variant):
     has_global_model=first.scores['has_global_model'],
     hparams=first.config.settings()['hparams'],
     metrics={
-      metric.name: results.spread([row[metric.name] for row in rows])
-      for metric in metrics_lib.METRICS_BY_NAME.values()
-      if metric.name in rows[0]
+      name: results.spread([row.get(name) for row in rows])
+      for name in metrics_lib.by_name(primary)
+      if name in rows[0] or (domains and name.startswith(_OF_DOMAINS))
     },
     curves=tuple(curve for curve in curves if curve is not None),
     clients=clients('clients'),
     new_clients=clients('new_clients'),
-    domains=tuple(score for one in read for score in one.domains(variant)),
+    domains=domains,
   )
 
 
@@ -232,31 +260,36 @@ def settings(comparison: plan.Comparison) -> list[results.Setting]:
   return [results.Setting(name, value) for name, value in shared.items()]
 
 
-def _over_domains(scores, value=lambda figure: figure, suffix=''):
+def _is_no_better_than_majority(row):
+  """Whether a method is no better than the most frequent class."""
+  majority, accuracy = row['majority_accuracy'], row.get('personal_accuracy')
+  return None not in (majority, accuracy) and accuracy <= majority
+
+
+def _over_domains(scores, primary_name, value=lambda figure: figure, suffix=''):
   """What scores come to over domains and clients, by names of metrics.
 
   Args:
     scores: From metric to its figures.
+    primary_name: That of the primary metric.
     value: From a figure to its value.
     suffix: What the names end with.
   """
   found = {
     f'domain_{score}_{name}{suffix}': value(scores[score][name])
-    for score in _DOMAIN_SCORES
+    for score in (primary_name, two_class_scores.AUC)
     if score in scores
     for name in ('min', 'mean', 'max')
   }
-  # That of the accuracy is `personal_accuracy`.
+  # That of the primary metric is that of any data.
   if two_class_scores.AUC in scores:
     figure = scores[two_class_scores.AUC]['client_mean']
     found[f'client_auc{suffix}'] = value(figure)
   return found
 
 
-def _mean_accuracy(rows):
+def _mean(rows, name):
   known = [
-    row['after']['accuracy']
-    for row in rows
-    if row['after'].get('accuracy') is not None
+    row['after'][name] for row in rows if row['after'].get(name) is not None
   ]
   return sum(known) / len(known) if known else None

@@ -4,8 +4,8 @@ The folder of a comparison holds `trials/` (see `execution`) and, once the
 trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
 each method), `per_client.csv`, for data with domains `per_domain.csv`,
 `comparison.html`, a page that shows all, and `accuracy.png`, the best methods'
-accuracy by round. One process at a time runs the comparison of a folder, which
-it locks.
+accuracy (or other primary metric) by round. One process at a time runs the
+comparison of a folder, which it locks.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def run(
     os.path.join(directory, execution.TRIALS_DIR)
   ):
     raise errors.RunError(
-      f'There is a comparison in {directory} already: pass --resume to go on '
-      'with it, or another --output_dir.'
+      f'There is a comparison in {directory} already: pass `resume` to go on '
+      'with it, or another `output_dir`.'
     )
   # Before any process is started: what is wrong with the data is wrong for all.
   partition = _partition(comparison)
@@ -96,20 +96,24 @@ def _run(comparison, directory, partition, options):
     shares = execution.divide_cores(len(trials), options['num_processes'])
     place = results.Setting('num_processes', shares.num_processes)
   base = comparison.base
+  methods, primary_metric = collection.collect(comparison, directory, trials)
   found = results.ComparisonResults(
     title=(
       f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
       f'{base.num_rounds} rounds'
     ),
     settings=(*collection.settings(comparison), place),
-    methods=collection.collect(comparison, directory, trials),
+    methods=methods,
     partition=partition,
     tunings=tuple(tunings),
     failures=tuple(failures),
+    primary_metric=primary_metric,
   )
   found.write(directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME))
-  overview = pictures.curves_overview(pictures.ranked(found.methods))
+  overview = pictures.curves_overview(
+    pictures.ranked(found.methods, primary_metric), primary_metric
+  )
   if overview is not None:
     picture_style.save(overview.figure, os.path.join(directory, PICTURE_NAME))
   return found

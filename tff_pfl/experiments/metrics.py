@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+from tff_pfl.models import split_model
+
+# What the mean over the last evaluations is called where there were ten.
+LAST_10_ROUNDS = 'last 10 rounds'
+
 
 class Metric(NamedTuple):
   """A column of the table.
@@ -11,8 +16,8 @@ class Metric(NamedTuple):
   Attributes:
     name: Key in `MethodResult.metrics`.
     title: The column's title; lines are to be broken at spaces.
-    unit: 'accuracy' (in [0, 1]), 'fraction' (in [0, 1]), 'bytes', 'seconds' or
-      'loss'.
+    unit: 'accuracy' (in [0, 1]), 'fraction' (in [0, 1]), 'bytes', 'seconds',
+      'loss' or, of any other metric, 'score'.
     higher_is_better: None where neither is.
   """
 
@@ -23,75 +28,141 @@ class Metric(NamedTuple):
   higher_is_better: Optional[bool] = True
 
 
-METRICS = (
-  Metric(
-    'personal_accuracy_last_10',
-    'personal accuracy, last 10 rounds',
+def by_name(
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+  recent: str = LAST_10_ROUNDS,
+) -> dict[str, Metric]:
+  """All metrics, by name, in the order of the table's columns.
+
+  Args:
+    primary: What methods are compared by.
+    recent: What the mean over the evaluations of the last 10 rounds is called.
+  """
+  metrics = (
+    *_of_models(primary, recent),
+    *_COSTS,
+    *_of_domains(primary.name, primary, recent),
+    *_of_domains('auc', split_model.PrimaryMetric('AUC', True), recent),
+    # The mean over clients of the primary metric is that of any data.
+    *(
+      Metric(
+        f'client_auc{suffix}',
+        f'AUC, mean over clients, {rounds}',
+        f"Mean over clients of their personal models' AUC, {when}; of clients "
+        'whose test examples are of both classes.',
+      )
+      for suffix, rounds, when in _rounds(recent)
+    ),
+  )
+  return {metric.name: metric for metric in metrics}
+
+
+def unit_of(primary: split_model.PrimaryMetric) -> str:
+  """The unit of a metric of models."""
+  return 'accuracy' if primary.is_fraction else 'score'
+
+
+def _of_models(primary, recent):
+  """The metrics of personal and global models."""
+  name, title = primary.name, primary.title
+
+  def metric(key, heading, description):
+    return Metric(
+      key, heading, description, unit_of(primary), primary.higher_is_better
+    )
+
+  yield metric(
+    f'personal_{name}_last_10',
+    f'personal {title}, {recent}',
     'Mean over clients and over the evaluations of the last 10 rounds; of '
     'personal models that were made of the last round only, none.',
-  ),
-  Metric(
-    'personal_accuracy',
-    'personal accuracy, last round',
-    "Mean over clients of their personal models' accuracy after the last "
+  )
+  yield metric(
+    f'personal_{name}',
+    f'personal {title}, last round',
+    f"Mean over clients of their personal models' {title} after the last "
     'round.',
-  ),
-  Metric(
-    'global_accuracy_last_10',
-    'global accuracy, last 10 rounds',
+  )
+  yield metric(
+    f'global_{name}_last_10',
+    f'global {title}, {recent}',
     'Mean over clients and over the evaluations of the last 10 rounds of the '
-    'accuracy of the global model; none without one.',
-  ),
-  Metric(
-    'global_accuracy',
-    'global accuracy, last round',
-    'Mean over clients of the accuracy of the global model after the last '
+    f'{title} of the global model; none without one.',
+  )
+  yield metric(
+    f'global_{name}',
+    f'global {title}, last round',
+    f'Mean over clients of the {title} of the global model after the last '
     'round; none without one.',
-  ),
-  Metric(
+  )
+  yield metric(
     'worst_10_percent',
     'worst 10% of clients',
-    'Mean personal accuracy over the worst tenth of the clients, after the '
+    f'Mean personal {title} over the worst tenth of the clients, after the '
     'last round.',
-  ),
-  Metric(
+  )
+  yield Metric(
     'fraction_hurt',
     'fraction hurt',
-    'Clients whose personal model is below the global one, after the last '
+    'Clients whose personal model is worse than the global one, after the last '
     'round; none without a global model.',
     'fraction',
     False,
-  ),
-  Metric(
+  )
+  yield Metric(
     'fraction_diverged',
     'fraction diverged',
     'Clients whose personal model has a loss that is not finite, after the '
-    'last round: its accuracy means nothing; none where there are no such '
+    f'last round: its {title} means nothing; none where there are no such '
     'clients.',
     'fraction',
     False,
-  ),
-  Metric(
-    'new_client_accuracy',
+  )
+  yield metric(
+    f'new_client_{name}',
     'new clients',
-    'Mean personal accuracy over clients that took no part in training; none '
+    f'Mean personal {title} over clients that took no part in training; none '
     'where there are no such clients.',
-  ),
-  Metric(
-    'new_client_ensemble_accuracy',
+  )
+  yield metric(
+    f'new_client_ensemble_{name}',
     'new clients, by ensemble',
-    'Mean accuracy over new clients of the mean prediction of all trained '
+    f'Mean {title} over new clients of the mean prediction of all trained '
     "clients' models, with nothing trained on the new clients; none for "
     'methods whose clients have no weights of their own.',
-  ),
-  Metric(
-    'personal_loss',
-    'personal loss',
-    "Mean over clients of their personal models' loss after the last round; "
-    'seeds at which it is not finite are left out.',
-    'loss',
-    False,
-  ),
+  )
+  yield Metric(
+    'majority_accuracy',
+    'most frequent class',
+    'Accuracy of always naming the class that a client has most often in '
+    'training, mean over clients; only where a method is no better.',
+    higher_is_better=None,
+  )
+  for key, heading in _TWO_CLASSES.items():
+    yield Metric(
+      key,
+      f'{heading}, all test examples',
+      f"{heading} of the personal models over all clients' test examples, "
+      'after the last round; of two classes.',
+    )
+  if primary != split_model.LOSS:
+    yield Metric(
+      'personal_loss',
+      'personal loss',
+      "Mean over clients of their personal models' loss after the last round; "
+      'seeds at which it is not finite are left out.',
+      'loss',
+      False,
+    )
+
+
+# By the names of `two_class_scores.summarize`.
+_TWO_CLASSES = {
+  'auc': 'AUC',
+  'balanced_accuracy': 'balanced accuracy',
+  'f1': 'F1',
+}
+_COSTS = (
   Metric(
     'bytes_down_per_client',
     'bytes down, a client',
@@ -130,44 +201,24 @@ METRICS = (
   ),
 )
 
-# Suffix of a metric's name, title and description of what it is a figure of.
-_ROUNDS = (
-  (
-    '_last_10',
-    'last 10 rounds',
-    'mean over the evaluations of the last 10 rounds',
-  ),
-  ('', 'last round', 'after the last round'),
-)
+
+def _rounds(recent):
+  """Suffix of a name, title and description of what it is a figure of."""
+  return (
+    ('_last_10', recent, 'mean over the evaluations of the last 10 rounds'),
+    ('', 'last round', 'after the last round'),
+  )
 
 
-def _domain_metrics(score, title):
+def _of_domains(name, score, recent):
   """The metrics of a score over domains."""
-  return [
-    Metric(
-      f'domain_{score}_{name}{suffix}',
-      f'{name} {title} over domains, {rounds}',
-      f"{which} of the domains' {title}, {when}; a domain's is that of the "
-      "personal models on all clients' test examples of the domain.",
-    )
-    for suffix, rounds, when in _ROUNDS
-    for name, which in (('min', 'Lowest'), ('mean', 'Mean'), ('max', 'Highest'))
-  ]
-
-
-# Those of methods that were run on data with domains.
-DOMAIN_METRICS = (
-  *_domain_metrics('accuracy', 'accuracy'),
-  *_domain_metrics('auc', 'AUC'),
-  # The mean over clients of the accuracy is that of any data.
-  *(
-    Metric(
-      f'client_auc{suffix}',
-      f'AUC, mean over clients, {rounds}',
-      f"Mean over clients of their personal models' AUC, {when}; of clients "
-      'whose test examples are of both classes.',
-    )
-    for suffix, rounds, when in _ROUNDS
-  ),
-)
-METRICS_BY_NAME = {metric.name: metric for metric in METRICS + DOMAIN_METRICS}
+  for suffix, rounds, when in _rounds(recent):
+    for key, which in (('min', 'Lowest'), ('mean', 'Mean'), ('max', 'Highest')):
+      yield Metric(
+        f'domain_{name}_{key}{suffix}',
+        f'{key} {score.title} over domains, {rounds}',
+        f"{which} of the domains' {score.title}, {when}; a domain's is that of "
+        "the personal models on all clients' test examples of the domain.",
+        'accuracy' if name == 'auc' else unit_of(score),
+        score.higher_is_better,
+      )

@@ -19,6 +19,7 @@ from tff_pfl.experiments import claims as claims_lib
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.experiments import pictures, published
 from tff_pfl.experiments import results as results_lib
+from tff_pfl.models import split_model
 from tff_pfl.simulation import summary as summary_lib
 
 REPORT_NAME = 'comparison.html'
@@ -29,12 +30,7 @@ _UNITS = {
   'bytes': (' (kB)', 1e-3, 1),
   'seconds': (' (s)', 1.0, 3),
   'loss': ('', 1.0, 3),
-}
-# By score of a domain: the title of its table, and how the names of the metrics
-# begin that are means over clients.
-_DOMAIN_SCORES = {
-  'accuracy': ('Accuracy', 'personal_accuracy'),
-  'auc': ('AUC', 'client_auc'),
+  'score': ('', 1.0, None),
 }
 
 _Methods = Sequence[results_lib.MethodResult]
@@ -66,16 +62,27 @@ def write(
   Raises:
     RunError: If the file cannot be written.
   """
-  methods = pictures.ranked(results.methods)
+  primary = results.primary_metric
+  methods = pictures.ranked(results.methods, primary)
+  of_domains = ('domain_', 'client_auc')
   _render(
     path,
     title=results.title,
     results=results,
     methods=methods,
+    primary=primary,
     figures=_figures_table(
-      methods, _metric_columns(methods, metrics_lib.METRICS)
+      methods,
+      _metric_columns(
+        methods,
+        [
+          metric
+          for name, metric in results.metrics.items()
+          if not name.startswith(of_domains)
+        ],
+      ),
     ),
-    domain_tables=_domain_tables(methods),
+    domain_tables=_domain_tables(results, methods),
     published=_published(results),
     partition=results.partition,
     tuning=_tuning_rows(results),
@@ -137,12 +144,15 @@ def _render(path, **content):
   environment.filters.update(
     counted=_counted,
     median=statistics.median,
-    percent=pictures.percent,
+    text=_spread_text,
     value=_value_text,
   )
   template = environment.get_template('page.html.j2')
   html = template.render(
-    methods=content.pop('methods', ()), pictures=pictures, **content
+    methods=content.pop('methods', ()),
+    primary=content.pop('primary', split_model.ACCURACY),
+    pictures=pictures,
+    **content,
   )
   with summary_lib.atomic_file(path) as file:
     file.write(html)
@@ -165,6 +175,20 @@ def _value_text(value: Any) -> str:
   if isinstance(value, float):
     return f'{value:.6g}'
   return value if isinstance(value, str) else str(value)
+
+
+def _spread_text(
+  spread: results_lib.Spread, metric: split_model.PrimaryMetric, unit: str = '%'
+) -> str:
+  """A metric over seeds, with its spread if there is one."""
+
+  def shown(value):
+    return f'{100 * value:.1f}' if metric.is_fraction else metric.text(value)
+
+  text = shown(spread.mean) + (unit if metric.is_fraction else '')
+  if spread.std is not None:
+    text += f' ± {shown(spread.std)}'
+  return text
 
 
 def _counted(number: int, noun: str) -> str:
@@ -204,6 +228,8 @@ def _figure_cells(
   unit, factor, decimals = _UNITS[metric.unit]
 
   def shown(value):
+    if decimals is None:
+      return summary_lib.format_cell(value)
     return f'{factor * value:.{decimals}f}'
 
   means = {shown(spread.mean) for spread in spreads if spread}
@@ -226,18 +252,29 @@ def _figure_cells(
   return cells
 
 
-def _domain_tables(methods: _Methods) -> dict[str, FiguresTable]:
+def _domain_tables(
+  results: results_lib.ComparisonResults, methods: _Methods
+) -> dict[str, FiguresTable]:
   """By title the scores of the domains, then those over domains and clients."""
   scores = [score for method in methods for score in method.domains]
-  tables = {}
-  for key, (title, over_clients) in _DOMAIN_SCORES.items():
+  primary, tables = results.primary_metric, {}
+  for key, title, name, over_clients in (
+    ('score', primary.heading, primary.name, f'personal_{primary.name}'),
+    ('auc', 'AUC', 'auc', 'client_auc'),
+  ):
     if all(getattr(score, key) is None for score in scores):
       continue
+    over_all = [
+      metric
+      for start in (f'domain_{name}_', over_clients)
+      for metric in results.metrics.values()
+      if metric.name.startswith(start)
+    ]
     columns = []
-    for name in dict.fromkeys(score.domain for score in scores):
+    for domain in dict.fromkeys(score.domain for score in scores):
       spreads = [
         results_lib.spread(
-          [getattr(s, key) for s in method.domains if s.domain == name]
+          [getattr(s, key) for s in method.domains if s.domain == domain]
         )
         for method in methods
       ]
@@ -245,12 +282,10 @@ def _domain_tables(methods: _Methods) -> dict[str, FiguresTable]:
         f"{title} of the personal models on all clients' test examples of the "
         'domain, after the last round.'
       )
-      columns.append((metrics_lib.Metric(name, name, description), spreads))
-    over_all = [
-      metric
-      for metric in metrics_lib.DOMAIN_METRICS + metrics_lib.METRICS
-      if metric.name.startswith((f'domain_{key}_', over_clients))
-    ]
+      metric = over_all[0]._replace(
+        name=domain, title=domain, description=description
+      )
+      columns.append((metric, spreads))
     columns += _metric_columns(methods, over_all)
     tables[title] = _figures_table(methods, columns)
   return tables
@@ -282,10 +317,10 @@ def _published(results):
     return [
       figure.method,
       method.label if method else '',
-      pictures.percent(spread, '') if spread else '',
+      _spread_text(spread, split_model.ACCURACY, '') if spread else '',
       theirs,
       difference,
-      metrics_lib.METRICS_BY_NAME[figure.metric].title,
+      metrics_lib.by_name()[figure.metric].title,
     ]
 
   return {
@@ -296,9 +331,12 @@ def _published(results):
 
 def _tuning_rows(results):
   """For each point of each sweep the cells of a table."""
+  primary = results.primary_metric
 
-  def percent(accuracy):
-    return None if accuracy is None else f'{100 * accuracy:.1f}'
+  def shown(score):
+    if score is None:
+      return None
+    return f'{100 * score:.1f}' if primary.is_fraction else primary.text(score)
 
   return [
     [
@@ -306,7 +344,7 @@ def _tuning_rows(results):
       assignments(point.hparams),
       tuning.num_rounds or 'not tried',
       tuning.seed,
-      percent(point.accuracy),
+      shown(point.score),
       point.loss,
       Markup('<mark>chosen</mark>') if point.chosen else point.failure or '',
     ]

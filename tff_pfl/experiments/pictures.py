@@ -19,11 +19,13 @@ import matplotlib
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from tff_pfl.datasets import partition_plot
 from tff_pfl.evaluation import fairness
 from tff_pfl.experiments import results as results_lib
+from tff_pfl.models import split_model
 from tff_pfl.simulation import picture_style
 
 VARIANT_TITLES = {
@@ -32,8 +34,6 @@ VARIANT_TITLES = {
   'head': 'With the head fine-tuned',
   'all': 'With all weights fine-tuned',
 }
-# The metric that methods are ordered by; every way to personalize has it.
-RANKING = 'personal_accuracy'
 PERSONAL_COLOR = picture_style.COLORS[0]
 HURT_COLOR = picture_style.COLORS[1]
 GLOBAL_COLOR = picture_style.COLORS[4]
@@ -111,12 +111,13 @@ class Picture(NamedTuple):
 
 
 class Curve(NamedTuple):
-  """An accuracy over rounds, over seeds.
+  """The primary metric over rounds, over seeds.
 
   Attributes:
     rounds: Rounds with an evaluation in every run, `[n]`.
     mean: Mean over seeds `[n]`; NaN where a seed has no finite value.
-    band: One standard deviation below and above, within [0, 1], `[2, n]`.
+    band: One standard deviation below and above, `[2, n]`; of fractions within
+      [0, 1].
   """
 
   rounds: np.ndarray
@@ -124,20 +125,26 @@ class Curve(NamedTuple):
   band: np.ndarray
 
 
-def ranked(methods: _Methods) -> list[results_lib.MethodResult]:
-  """Methods by falling accuracy, those without one last, else as given."""
+def ranked(
+  methods: _Methods,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> list[results_lib.MethodResult]:
+  """Methods from best to worst, those without a figure last, else as given."""
 
   def key(method):
-    spread = method.metrics.get(RANKING)
-    return math.inf if spread is None else -spread.mean
+    # Every way to personalize has this figure.
+    spread = method.metrics.get(f'personal_{primary.name}')
+    return math.inf if spread is None else -primary.merit(spread.mean)
 
   return sorted(methods, key=key)
 
 
 def mean_curve(
-  curves: Sequence[results_lib.AccuracyCurve], which: str
+  curves: Sequence[results_lib.Curve],
+  which: str,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
 ) -> Optional[Curve]:
-  """Mean and spread of the runs of a method; None where there is no accuracy.
+  """Mean and spread of the runs of a method; None where there are no figures.
 
   Args:
     which: 'personal' or 'global_model'.
@@ -159,33 +166,42 @@ def mean_curve(
     return None
   mean = values.mean(axis=0)
   std = values.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros_like(mean)
-  return Curve(rounds, mean, np.clip([mean - std, mean + std], 0, 1))
+  band = np.array([mean - std, mean + std])
+  return Curve(rounds, mean, band.clip(0, 1) if primary.is_fraction else band)
 
 
 @_styled
-def curves_overview(methods: _Methods) -> Optional[Picture]:
+def curves_overview(
+  methods: _Methods,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> Optional[Picture]:
   """The curves of the first methods, a few; None where no method has any."""
-  curves = _curves(methods, 'personal')
+  curves = _curves(methods, 'personal', primary)
   shown = list(curves)[:_MAX_OVERVIEW_METHODS]
   if not shown:
     return None
   figure, axes = _figure(4.2, 3.4)
   for index, label in enumerate(shown):
     _draw_curve(axes, curves[label], picture_style.color(index), label=label)
-  _finish_curves(axes, [curves[label] for label in shown])
+  _finish_curves(axes, [curves[label] for label in shown], primary)
   figure.legend(loc='outside lower center', ncols=2, frameon=False)
-  return Picture(figure, f'Personal accuracy by round of {", ".join(shown)}.')
+  return Picture(
+    figure, f'Personal {primary.title} by round of {", ".join(shown)}.'
+  )
 
 
-def curve_panels(methods: _Methods) -> list[Picture]:
+def curve_panels(
+  methods: _Methods,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> list[Picture]:
   """For each method its curves before those of the others, on the same axes."""
-  personal = _curves(methods, 'personal')
-  shared = _curves(methods, 'global_model')
-  return [_curve_panel(label, personal, shared) for label in personal]
+  personal = _curves(methods, 'personal', primary)
+  shared = _curves(methods, 'global_model', primary)
+  return [_curve_panel(label, personal, shared, primary) for label in personal]
 
 
 @_styled
-def _curve_panel(label, personal, shared):
+def _curve_panel(label, personal, shared, primary):
   figure, axes = _figure(3.0, 2.1, _PANEL)
   for other, curve in personal.items():
     if other != label:
@@ -194,28 +210,36 @@ def _curve_panel(label, personal, shared):
   if label in shared:
     # Dashed and on top, so that both show where they are the same.
     _draw_curve(axes, shared[label], GLOBAL_COLOR, linestyle='--')
-  _finish_curves(axes, [*personal.values(), *shared.values()])
-  return Picture(figure, f'Accuracy of {label} by round.', label)
+  _finish_curves(axes, [*personal.values(), *shared.values()], primary)
+  title = primary.heading
+  return Picture(figure, f'{title} of {label} by round.', label)
 
 
-def client_boxes(methods: _Methods) -> list[Picture]:
-  """How accuracy is distributed over clients, a picture for each variant."""
+def client_boxes(
+  methods: _Methods,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> list[Picture]:
+  """How clients differ, a picture for each variant."""
   groups = {}
   for prefix, which in (('', 'clients'), ('New clients. ', 'new_clients')):
     for title, of_variant in _by_variant(methods).items():
       rows = {
         method.label: values
         for method in of_variant
-        if (values := _accuracies(getattr(method, which)))
+        if (values := _scores(getattr(method, which)))
       }
       if rows:
         groups[prefix + title] = rows
-  limits = _limits(v for rows in groups.values() for v in rows.values())
-  return [_boxes(title, rows, limits) for title, rows in groups.items()]
+  limits = _limits(
+    (v for rows in groups.values() for v in rows.values()), primary
+  )
+  return [
+    _boxes(title, rows, limits, primary) for title, rows in groups.items()
+  ]
 
 
 @_styled
-def _boxes(title, rows, limits):
+def _boxes(title, rows, limits, primary):
   """Draws a box for each row, the first on top."""
   figure, axes = _figure(4.2, 0.6 + 0.2 * len(rows))
   places, values = np.arange(len(rows)), list(rows.values())
@@ -223,7 +247,7 @@ def _boxes(title, rows, limits):
     [np.percentile(row, (5, 25, 50, 75, 95)) for row in values]
   )
   means = [np.mean(row) for row in values]
-  worst = [fairness.worst_10_percent(row) for row in values]
+  worst = [fairness.worst_10_percent(row, primary) for row in values]
   color = {'color': PERSONAL_COLOR}
   axes.hlines(places, low, high, linewidth=0.8, **color)
   axes.barh(places, third - first, 0.6, left=first, alpha=0.3, **color)
@@ -233,26 +257,30 @@ def _boxes(title, rows, limits):
   axes.set_yticks(places, rows)
   axes.invert_yaxis()
   axes.grid(visible=False, axis='y')
-  picture_style.use_percent(axes.xaxis)
-  axes.set(xlim=limits, xlabel='Test accuracy of the client (%)')
-  label = f'Distribution of accuracy over clients. {title}.'
+  axes.set(
+    xlim=limits, xlabel=_axis_label(primary, axes.xaxis, ' of the client')
+  )
+  label = f'Distribution of {primary.title} over clients. {title}.'
   return Picture(figure, label, title)
 
 
-def change_panels(methods: _Methods) -> dict[str, list[Picture]]:
+def change_panels(
+  methods: _Methods,
+  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+) -> dict[str, list[Picture]]:
   """By variant, each method's clients before and after personalization."""
-  accuracies = {}
+  scores = {}
   for method in methods:
-    pairs = [(c.accuracy_before, c.accuracy_after) for c in method.clients]
+    pairs = [(c.before, c.after) for c in method.clients]
     pairs = [pair for pair in pairs if None not in pair]
     if pairs:
-      accuracies[method.label] = np.array(pairs)
-  limits = _limits(accuracies.values())
+      scores[method.label] = np.array(pairs)
+  limits = _limits(scores.values(), primary)
   panels = {
     title: [
-      _change_panel(method, accuracies[method.label], limits)
+      _change_panel(method, scores[method.label], limits, primary)
       for method in of_variant
-      if method.label in accuracies
+      if method.label in scores
     ]
     for title, of_variant in _by_variant(methods).items()
   }
@@ -260,18 +288,22 @@ def change_panels(methods: _Methods) -> dict[str, list[Picture]]:
 
 
 @_styled
-def _change_panel(method, accuracies, limits):
+def _change_panel(method, scores, limits, primary):
   """Draws a point for each client.
 
-  Accuracies on few examples coincide: the area of a point is the number of
-  clients it stands for. Below the diagonal are those that lost accuracy.
+  Scores on few examples coincide: the area of a point is the number of clients
+  it stands for.
   """
   figure, axes = _figure(2.6, 2.5, _PANEL)
   diagonal = {'color': picture_style.TEXT_COLOR, 'linewidth': 0.6}
-  axes.axline((0, 0), slope=1, linestyle='--', **diagonal)
-  points, counts = picture_style.coinciding(*accuracies.T, _MAX_SCATTER_POINTS)
-  hurt = points[:, 1] < points[:, 0]
-  size = min(4.0, 40.0 / math.sqrt(len(accuracies)))
+  axes.axline((limits[0],) * 2, slope=1, linestyle='--', **diagonal)
+  points, counts = picture_style.coinciding(
+    *scores.T,
+    _MAX_SCATTER_POINTS,
+    0.01 if primary.is_fraction else 0.01 * (limits[1] - limits[0]),
+  )
+  hurt = np.less(*primary.merit(points).T[::-1])
+  size = min(4.0, 40.0 / math.sqrt(len(scores)))
   for chosen, color in ((~hurt, PERSONAL_COLOR), (hurt, HURT_COLOR)):
     for count in np.unique(counts[chosen]):
       # Markers, as `scatter` would write the outline of each point.
@@ -283,18 +315,22 @@ def _change_panel(method, accuracies, limits):
         color=color,
         alpha=0.5,
       )
-  for axis in (axes.xaxis, axes.yaxis):
-    picture_style.use_percent(axis)
-  axes.set(xlim=limits, ylim=limits, xlabel='Before (%)', ylabel='After (%)')
+  unit = ' (%)' if primary.is_fraction else ''
+  if primary.is_fraction:
+    for axis in (axes.xaxis, axes.yaxis):
+      picture_style.use_percent(axis)
+  axes.set(xlim=limits, ylim=limits)
+  axes.set(xlabel=f'Before{unit}', ylabel=f'After{unit}')
   axes.set_aspect('equal')
-  note = f'{counts[hurt].sum():,} of {len(accuracies):,} hurt'
-  if not np.diff(accuracies).any():
+  note = f'{counts[hurt].sum():,} of {len(scores):,} hurt'
+  if not np.diff(scores).any():
     note = 'nothing changed'
   if not method.has_global_model:
     note += '; no global model'
   return Picture(
     figure,
-    f'Accuracy of clients before and after personalization, {method.label}.',
+    f'{primary.heading} of clients before and after '
+    f'personalization, {method.label}.',
     method.label,
     note,
   )
@@ -332,14 +368,6 @@ def partition_picture(partition: results_lib.Partition) -> Picture:
   return Picture(figure, 'Training examples by client and class.')
 
 
-def percent(spread: results_lib.Spread, unit: str = '%') -> str:
-  """A fraction over seeds in percent, with its spread if there is one."""
-  text = f'{100 * spread.mean:.1f}{unit}'
-  if spread.std is not None:
-    text += f' ± {100 * spread.std:.1f}'
-  return text
-
-
 def _figure(
   width: float, height: float, place: Optional[tuple[float, ...]] = None
 ) -> tuple[Figure, Axes]:
@@ -355,10 +383,15 @@ def _figure(
   return figure, axes
 
 
-def _limits(values: Iterable[Any]) -> tuple[float, float]:
-  """Limits of an axis of accuracies on which all `values` are to be seen."""
+def _limits(
+  values: Iterable[Any], primary: split_model.PrimaryMetric
+) -> tuple[float, float]:
+  """Limits of an axis of the metric on which all `values` are to be seen."""
   finite = [v for some in values for v in np.ravel(some) if math.isfinite(v)]
   low, high = min(finite, default=0.0), max(finite, default=1.0)
+  if not primary.is_fraction:
+    margin = 0.04 * (high - low) or 0.04 * abs(high) or 1.0
+    return low - margin, high + margin
   margin = max(0.04 * (high - low), 0.02)
   return max(low - margin, -0.03), min(high + margin, 1.03)
 
@@ -371,13 +404,13 @@ def _by_variant(methods: _Methods) -> dict[str, _Methods]:
   }
 
 
-def _accuracies(clients: Iterable[results_lib.ClientScore]) -> list[float]:
-  return [c.accuracy_after for c in clients if c.accuracy_after is not None]
+def _scores(clients: Iterable[results_lib.ClientScore]) -> list[float]:
+  return [c.after for c in clients if c.after is not None]
 
 
-def _curves(methods, which):
+def _curves(methods, which, primary):
   """By label the curves of the methods that have any."""
-  curves = {m.label: mean_curve(m.curves, which) for m in methods}
+  curves = {m.label: mean_curve(m.curves, which, primary) for m in methods}
   return {label: curve for label, curve in curves.items() if curve is not None}
 
 
@@ -397,13 +430,24 @@ def _draw_curve(
     axes.fill_between(curve.rounds, *curve.band, color=color, alpha=0.15, lw=0)
 
 
-def _finish_curves(axes: Axes, curves: Iterable[Curve]) -> None:
-  axes.set_ylim(_limits(curve.band for curve in curves))
-  axes.set(xlabel='Round', ylabel='Test accuracy (%)')
+def _finish_curves(
+  axes: Axes, curves: Iterable[Curve], primary: split_model.PrimaryMetric
+) -> None:
+  axes.set_ylim(_limits((curve.band for curve in curves), primary))
+  axes.set_xlim(left=0)
+  axes.set(xlabel='Round', ylabel=_axis_label(primary, axes.yaxis))
   axes.xaxis.set_major_locator(
     ticker.MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
   )
-  picture_style.use_percent(axes.yaxis)
+
+
+def _axis_label(
+  primary: split_model.PrimaryMetric, axis: Axis, of_what: str = ''
+) -> str:
+  """The label of an axis of the metric, which is in percent where that is."""
+  if primary.is_fraction:
+    picture_style.use_percent(axis)
+  return primary.label(of_what)
 
 
 def _draw_classes(axes: Axes, counts: np.ndarray) -> None:

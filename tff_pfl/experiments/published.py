@@ -81,7 +81,7 @@ class PublishedFigure:
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results.MethodResult.variant`.
-    metric: A key of `metrics.METRICS_BY_NAME`.
+    metric: A name of `metrics.by_name`.
     value: In [0, 1]; None where the paper, or our copy of it, has no figure.
   """
 
@@ -272,3 +272,28 @@ def matching_figures(
     source: tuple(figures)
     for source, figures in itertools.groupby(found, lambda f: f.source)
   }
+
+
+def value(
+  paper: str, method: str, dataset: Any, num_clients: Any, partition: Any
+) -> Optional[float]:
+  """What a paper has for a method in a setting; None where it has no figure.
+
+  Args:
+    paper: The start of its name in `Source`.
+    method: In the paper's words or ours: only letters and digits count.
+  """
+  found = [
+    figure.value
+    for source, figures in matching_figures(
+      dataset, num_clients, partition
+    ).items()
+    for figure in figures
+    if source.paper.startswith(paper)
+    and _plain(figure.method) == _plain(method)
+  ]
+  return found[0] if found else None
+
+
+def _plain(name):
+  return ''.join(c for c in name.lower() if c.isalnum())

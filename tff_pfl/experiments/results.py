@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl.experiments import metrics as metrics_lib
+from tff_pfl.models import split_model
+from tff_pfl.simulation import report
 from tff_pfl.simulation import summary as summary_lib
 
 JSON_NAME = 'comparison.json'
@@ -22,33 +24,6 @@ CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
 _Path = Union[str, 'os.PathLike[str]']
-
-
-# Columns of the table for the screen, narrower than those of the page.
-_TABLE_TITLES = {
-  'personal_accuracy_last_10': 'personal\naccuracy,\nlast 10',
-  'personal_accuracy': 'personal\naccuracy,\nlast',
-  'global_accuracy': 'global\naccuracy,\nlast',
-  'worst_10_percent': 'worst\n10%',
-  'fraction_hurt': 'fraction\nhurt',
-  'fraction_diverged': 'fraction\ndiverged',
-  'new_client_accuracy': 'new\nclients',
-  'new_client_ensemble_accuracy': 'new,\nensemble',
-  'bytes_down_per_client': 'kB down\na client',
-  'bytes_up_per_client': 'kB up\na client',
-  'seconds_per_round': 'seconds\na round',
-}
-# The same for the table by domain.
-_DOMAIN_TABLE_TITLES = {
-  'domain_accuracy_min': 'accuracy\nmin',
-  'domain_accuracy_mean': 'accuracy\nmean',
-  'domain_accuracy_max': 'accuracy\nmax',
-  'personal_accuracy': 'accuracy,\nclient mean',
-  'domain_auc_min': 'AUC\nmin',
-  'domain_auc_mean': 'AUC\nmean',
-  'domain_auc_max': 'AUC\nmax',
-  'client_auc': 'AUC,\nclient mean',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +58,13 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True)
-class AccuracyCurve:
-  """Accuracies over the rounds of one run.
+class Curve:
+  """The primary metric over the rounds of one run.
 
   Attributes:
     rounds: The rounds after which there was an evaluation, ascending.
-    personal: Mean over clients of the personal models' accuracy, in [0, 1], at
-      each of them; None where it is not finite.
+    personal: Mean over clients of the personal models' metric at each of them;
+      None where it is not finite.
     global_model: The same of the global model; None without one.
   """
 
@@ -106,10 +81,11 @@ class ClientScore:
   Attributes:
     num_test_examples: Test examples, which it is scored on; at least 1.
     num_rounds: Rounds it took part in; 0 for new clients.
-    accuracy_before: Before personalization, in [0, 1]: that of the global model
-      or, without one, of the global weights with untrained local ones. None for
-      regression.
-    accuracy_after: The personal model's accuracy.
+    before: The primary metric before personalization: that of the global model
+      or, without one, of the global weights with untrained local ones. None
+      where it is not finite. In files its name begins with the metric's
+      ("accuracy_before").
+    after: The personal model's.
     loss_before: The loss before personalization; None where it is not finite.
     loss_after: The personal model's loss.
   """
@@ -119,8 +95,8 @@ class ClientScore:
   num_train_examples: int
   num_test_examples: int
   num_rounds: int
-  accuracy_before: Optional[float]
-  accuracy_after: Optional[float]
+  before: Optional[float]
+  after: Optional[float]
   loss_before: Optional[float]
   loss_after: Optional[float]
 
@@ -133,7 +109,8 @@ class DomainScore:
     num_test_examples: Test examples of all clients; may be 0.
     loss: The personal models' loss on these; None without any, and where it is
       not finite.
-    accuracy: Their accuracy, in [0, 1]; None without any, and for regression.
+    score: Their primary metric, in files under its name ("accuracy"); None
+      without any, and where it is not finite.
     auc: The area under their ROC curve; None also where the examples are all of
       one class, and unless there are two classes.
   """
@@ -142,7 +119,7 @@ class DomainScore:
   domain: str
   num_test_examples: int
   loss: Optional[float]
-  accuracy: Optional[float]
+  score: Optional[float]
   auc: Optional[float]
 
 
@@ -160,8 +137,8 @@ class MethodResult:
       in a comparison.
     summary: What the method is, in one line.
     hparams: The hyperparameters of the runs, as chosen by the sweep if any.
-    metrics: Each of `metrics.METRICS` by name, for data with domains also of
-      `metrics.DOMAIN_METRICS`; None where the method has no such thing.
+    metrics: By the names of `metrics.by_name`, those of domains for data with
+      domains only; None where the method has no such thing.
     curves: One for each seed; none where the last round alone was scored.
     clients: All clients' scores, of all seeds.
     new_clients: Scores of clients that took no part in training.
@@ -175,7 +152,7 @@ class MethodResult:
   has_global_model: bool
   hparams: Mapping[str, Any]
   metrics: Mapping[str, Optional[Spread]]
-  curves: tuple[AccuracyCurve, ...]
+  curves: tuple[Curve, ...]
   clients: tuple[ClientScore, ...]
   new_clients: tuple[ClientScore, ...]
   domains: tuple[DomainScore, ...] = ()
@@ -192,9 +169,10 @@ class TuningPoint:
 
   Attributes:
     hparams: The hyperparameters that the grid varies, by name.
-    accuracy: Mean personal accuracy on the validation examples over clients and
-      the last rounds, what the choice was made by; None if no run of it ended,
-      and for regression, where the loss decides.
+    score: The primary metric of personal models on the validation examples,
+      mean over clients and the last rounds, what the choice was made by; None
+      if no run of it ended or it is not finite. In files under the metric's
+      name ("accuracy").
     loss: The loss on them after the last round; None if no run of it ended or
       it is not finite.
     chosen: Whether it is the one the comparison was made with.
@@ -203,7 +181,7 @@ class TuningPoint:
   """
 
   hparams: Mapping[str, Any]
-  accuracy: Optional[float]
+  score: Optional[float]
   loss: Optional[float]
   chosen: bool
   failure: Optional[str]
@@ -274,6 +252,7 @@ class ComparisonResults:
       ended.
     tunings: The sweeps; none where nothing was swept.
     failures: Trials without a result, those of the sweep included.
+    primary_metric: What methods are compared by.
   """
 
   title: str
@@ -282,6 +261,7 @@ class ComparisonResults:
   partition: Optional[Partition]
   tunings: tuple[Tuning, ...]
   failures: tuple[Failure, ...]
+  primary_metric: split_model.PrimaryMetric = split_model.ACCURACY
 
   def setting(self, name: str, default: Any = None) -> Any:
     """The value of a setting, or `default` without one of that name."""
@@ -289,6 +269,22 @@ class ComparisonResults:
       if setting.name == name:
         return setting.value
     return default
+
+  @property
+  def recent(self) -> str:
+    """What the mean over the last evaluations is called, in two lines."""
+    return report.recent_title(
+      sum(r > curve.rounds[-1] - 10 for r in curve.rounds)
+      for method in self.methods
+      for curve in method.curves
+    )
+
+  @property
+  def metrics(self) -> dict[str, metrics_lib.Metric]:
+    """The metrics of methods, by name."""
+    return metrics_lib.by_name(
+      self.primary_metric, self.recent.replace('\n', ' ')
+    )
 
   def write(self, directory: _Path) -> None:
     """Writes a JSON file of everything, and CSV files.
@@ -300,7 +296,16 @@ class ComparisonResults:
     def path(name):
       return os.path.join(directory, name)
 
-    summary_lib.write_json(path(JSON_NAME), dataclasses.asdict(self))
+    everything = dataclasses.asdict(self)
+    primary = everything.pop('primary_metric')
+    for method in everything['methods']:
+      for name in ('clients', 'new_clients', 'domains'):
+        method[name] = [_named(primary, row) for row in method[name]]
+    for tuning in everything['tunings']:
+      tuning['points'] = [_named(primary, row) for row in tuning['points']]
+    if primary != split_model.ACCURACY:
+      everything['primary_metric'] = primary._asdict()
+    summary_lib.write_json(path(JSON_NAME), everything)
     summary_lib.write_csv(
       path(CSV_NAME),
       [
@@ -320,7 +325,11 @@ class ComparisonResults:
     summary_lib.write_csv(
       path(CLIENTS_CSV_NAME),
       [
-        {'label': method.label, 'is_new': is_new, **dataclasses.asdict(score)}
+        {
+          'label': method.label,
+          'is_new': is_new,
+          **_named(primary, dataclasses.asdict(score)),
+        }
         for method in self.methods
         for is_new, scores in (
           (False, method.clients),
@@ -333,7 +342,7 @@ class ComparisonResults:
       {
         'label': method.label,
         'variant': method.variant,
-        **dataclasses.asdict(score),
+        **_named(primary, dataclasses.asdict(score)),
       }
       for method in self.methods
       for score in method.domains
@@ -347,21 +356,48 @@ class ComparisonResults:
     Columns that no method has are left out. A figure that not all seeds of its
     row have says so.
     """
-    return self._table(_TABLE_TITLES)
+    name, title = self.primary_metric.name, self.primary_metric.title
+    return self._table(
+      {
+        f'personal_{name}_last_10': f'personal\n{title},\n{self.recent}',
+        f'personal_{name}': f'personal\n{title},\nlast',
+        f'global_{name}': f'global\n{title},\nlast',
+        'worst_10_percent': 'worst\n10%',
+        'fraction_hurt': 'fraction\nhurt',
+        'fraction_diverged': 'fraction\ndiverged',
+        f'new_client_{name}': 'new\nclients',
+        f'new_client_ensemble_{name}': 'new,\nensemble',
+        'majority_accuracy': 'most\nfrequent\nclass',
+        'auc': 'AUC,\npooled',
+        'balanced_accuracy': 'balanced\naccuracy,\npooled',
+        'f1': 'F1,\npooled',
+        'bytes_down_per_client': 'kB down\na client',
+        'bytes_up_per_client': 'kB up\na client',
+        'seconds_per_round': 'seconds\na round',
+      }
+    )
 
   def domain_table(self) -> str:
     """A table like `table` of minimum, mean and maximum over domains.
 
-    They are those of the last round. Empty for data without domains, and for
-    regression.
+    They are those of the last round. Empty for data without domains.
     """
-    names = [metric.name for metric in metrics_lib.DOMAIN_METRICS]
-    has_any = any(m.metrics.get(name) for m in self.methods for name in names)
-    return self._table(_DOMAIN_TABLE_TITLES) if has_any else ''
+    if not any(method.domains for method in self.methods):
+      return ''
+    name, title = self.primary_metric.name, self.primary_metric.title
+    overall = ('min', 'mean', 'max')
+    return self._table(
+      {
+        **{f'domain_{name}_{key}': f'{title}\n{key}' for key in overall},
+        f'personal_{name}': f'{title},\nclient mean',
+        **{f'domain_auc_{key}': f'AUC\n{key}' for key in overall},
+        'client_auc': 'AUC,\nclient mean',
+      }
+    )
 
   def _table(self, titles):
     columns = [
-      metrics_lib.METRICS_BY_NAME[name]
+      self.metrics[name]
       for name in titles
       if any(method.metrics.get(name) for method in self.methods)
     ]
@@ -372,6 +408,20 @@ class ComparisonResults:
       ],
       ['method', *(titles[metric.name] for metric in columns)],
     )
+
+
+def _named(primary: split_model.PrimaryMetric, row: dict) -> dict:
+  """A row whose primary metric stands under its name."""
+  names = {
+    'score': primary.name,
+    'before': f'{primary.name}_before',
+    'after': f'{primary.name}_after',
+  }
+  # The loss stands there already.
+  return {
+    name if (name := names.get(key, key)) not in row else key: value
+    for key, value in row.items()
+  }
 
 
 def spread(values: Sequence[Optional[float]]) -> Optional[Spread]:
@@ -401,10 +451,15 @@ def _cell(method: MethodResult, column: metrics_lib.Metric) -> Optional[str]:
     return None
   if column.unit == 'bytes':
     return f'{figure.mean / 1000:.1f}'
-  digits = 3 if column.unit in ('accuracy', 'fraction') else 2
-  text = f'{figure.mean:.{digits}f}'
+
+  def shown(value):
+    if column.unit == 'score':
+      return summary_lib.format_cell(value)
+    return f'{value:.{3 if column.unit in ("accuracy", "fraction") else 2}f}'
+
+  text = shown(figure.mean)
   if figure.std is not None:
-    text += f' ±{figure.std:.{digits}f}'
+    text += f' ±{shown(figure.std)}'
   if figure.num_seeds < method.num_seeds:
     text += f' ({figure.num_seeds} of {method.num_seeds})'
   return text

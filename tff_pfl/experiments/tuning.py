@@ -1,9 +1,10 @@
 """Sweeps: a method's hyperparameters, chosen by scores on validation examples.
 
-A point of a method's grid is chosen by the highest personal accuracy, as a mean
-over clients and the last 10 rounds, or without accuracies by the lowest loss;
-of equal ones the first. A point at which a client's model diverged is a failed
-one: with the next seed it may be any client's.
+A point of a method's grid is chosen by the best primary metric of the personal
+models, as a mean over clients and the last 10 rounds (of runs that an old
+version made without an accuracy: by the lowest loss); of equal ones the first.
+A point at which a client's model diverged is a failed one: with the next seed
+it may be any client's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Optional
 from absl import logging
 
 from tff_pfl.experiments import execution, page, plan, results, trial
+from tff_pfl.simulation import report
 
 
 def tune(
@@ -44,15 +46,15 @@ def tune(
   for algorithm in comparison.algorithms:
     refused = comparison.refused(algorithm)
     if algorithm in sweeps:
-      points = [
-        _tried(point, one, directory, failed.get(one.name))
+      tried = [
+        (point, _summary(one, directory), failed.get(one.name))
         for point, one in zip(comparison.points(algorithm), sweeps[algorithm])
       ]
-      tunings.append(table(algorithm, sweeps[algorithm], points, refused))
+      tunings.append(table(algorithm, sweeps[algorithm], tried, refused))
       if chosen_point(tunings[-1]) is None:
         # Its runs may all have ended, and yet the method is not compared.
         first = sweeps[algorithm][0]
-        failed.setdefault(first.name, points[0].failure)
+        failed.setdefault(first.name, tunings[-1].points[0].failure)
     elif refused:
       # The only point that the method allows is taken untried.
       (point,) = comparison.points(algorithm)
@@ -71,21 +73,29 @@ def tune(
 def table(
   algorithm: str,
   trials: Sequence[trial.Trial],
-  points: Sequence[results.TuningPoint],
+  tried: Sequence[
+    tuple[Mapping[str, Any], Optional[Mapping[str, Any]], Optional[str]]
+  ],
   refused: Sequence[tuple[Mapping[str, Any], str]] = (),
 ) -> results.Tuning:
   """The table of a method's sweep, with the best point chosen.
 
   Args:
     trials: The trials of the points, at least one.
-    points: The points as they were tried, of which none is chosen.
+    tried: For each point its hyperparameters, the summary of its run (see
+      `report.write_report`; None if there is none), and why the run failed, if
+      it did.
     refused: Points that were not tried, and why (see `Comparison.refused`).
   """
-  best = max(
-    (point for point in points if point.failure is None),
-    key=lambda p: -p.loss if p.accuracy is None else p.accuracy,
-    default=None,
-  )
+  points = [_point(*one) for one in tried]
+  usable = [point for point in points if point.failure is None]
+  if any(point.score is None for point in usable):
+    merits = [-point.loss for point in usable]
+  else:
+    figures = [report.primary_figures(s) for _, s, _ in tried if s is not None]
+    sign = 1 if all(f['higher_is_better'] for f in figures) else -1
+    merits = [sign * point.score for point in usable]
+  best = usable[merits.index(max(merits))] if usable else None
   return results.Tuning(
     algorithm=algorithm,
     seed=trials[0].config.seed,
@@ -113,23 +123,14 @@ def failures_of(
   ]
 
 
-def tried_point(
-  hparams: Mapping[str, Any],
-  summary: Optional[Mapping[str, Any]],
-  failure: Optional[str],
-) -> results.TuningPoint:
-  """A point of a grid as it was tried.
-
-  Args:
-    summary: The summary of its run (see `report.write_report`); None if there
-      is none.
-    failure: Why the run failed, if it did.
-  """
-  accuracy = loss = None
+def _point(hparams, summary, failure):
+  """A point of a grid as it was tried; see `table`."""
+  score = loss = None
   if summary is None:
     failure = failure or 'it did not end'
   else:
-    accuracy = summary['accuracy'] and summary['accuracy']['last_10_mean']
+    personal = report.primary_figures(summary)['personal']
+    score = personal and personal['last_10_mean']
     loss = summary['loss']
     diverged = summary['non_finite_clients']
     if diverged or loss is None or not math.isfinite(loss):
@@ -137,15 +138,16 @@ def tried_point(
         failure
         or f'diverged: the loss of {diverged} of its clients is not finite'
       )
-  return results.TuningPoint(dict(hparams), accuracy, loss, False, failure)
+  return results.TuningPoint(dict(hparams), score, loss, False, failure)
 
 
-def _tried(hparams, tried, directory, failure):
-  summary = None
-  if execution.is_finished(directory, tried.name):
-    folder = execution.trial_folder(directory, tried.name)
-    summary = trial.FinishedTrial(folder).summary
-  return tried_point(hparams, summary, failure)
+def _summary(tried, directory):
+  """The summary of a trial; None if it has not ended."""
+  if not execution.is_finished(directory, tried.name):
+    return None
+  return trial.FinishedTrial(
+    execution.trial_folder(directory, tried.name)
+  ).summary
 
 
 def _refused_points(refused):

@@ -76,9 +76,18 @@ class PrimaryMetric(NamedTuple):
     return self.name.replace('_', ' ')
 
   @property
+  def heading(self) -> str:
+    """The title at the beginning of a line."""
+    return self.title[0].upper() + self.title[1:]
+
+  @property
   def is_fraction(self) -> bool:
     """Whether it is shown in percent, as accuracies are."""
     return 'accuracy' in self.name
+
+  def label(self, of_what: str = '') -> str:
+    """The label of an axis of test scores, such as those " of the client"."""
+    return f'Test {self.title}{of_what}{" (%)" if self.is_fraction else ""}'
 
   def text(self, value: float) -> str:
     """A value, with its unit."""
@@ -133,6 +142,8 @@ class SplitModel:
       `OrderedDict(inputs=..., domain=int32 [batch])`.
     elements: Layer name to its hidden elements, in the order of `layers`, for
       layers whose weights can be divided among them.
+    regularizers: Weight name to what training adds to the loss,
+      `(weight) -> scalar`, where the weight is trained.
   """
 
   name: str
@@ -153,6 +164,9 @@ class SplitModel:
   domains: Optional[domains_lib.Domains] = None
   elements: Mapping[str, hidden_elements.HiddenElements] = dataclasses.field(
     default_factory=dict
+  )
+  regularizers: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = (
+    dataclasses.field(default_factory=dict)
   )
 
   def __post_init__(self):

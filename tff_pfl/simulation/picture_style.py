@@ -1,5 +1,6 @@
 """The style of all pictures: colors, a quiet frame, how they are written."""
 
+import math
 import os
 from typing import Any, Optional, Union
 
@@ -90,16 +91,20 @@ def use_percent(axis: Axis, num_ticks: int = 5) -> None:
 
 
 def coinciding(
-  before: np.ndarray, after: np.ndarray, max_points: Optional[int] = None
+  before: np.ndarray,
+  after: np.ndarray,
+  max_points: Optional[int] = None,
+  step: float = 0.01,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Groups clients whose accuracies are the same, as those on few examples are.
+  """Groups clients whose scores are the same, as those on few examples are.
 
   Args:
-    before: An accuracy of each client, `[n]`.
+    before: A score of each client, such as the accuracy, `[n]`.
     after: Another, `[n]`.
     max_points: How many points there may be; if there are more, those close
       together become one, on the same side of the diagonal. None for any
       number.
+    step: How close, to begin with.
 
   Returns:
     The distinct points (before, after), `[points, 2]`, and the number of
@@ -108,14 +113,14 @@ def coinciding(
   distinct, counts = np.unique(
     np.stack([before, after], axis=1), axis=0, return_counts=True
   )
-  step = 0.01
+  digits = 4 - math.floor(math.log10(step))
   while max_points is not None and len(distinct) > max_points:
     place = np.round(np.asarray(before) / step) * step
     change = np.subtract(after, before)
     # Away from the diagonal, so that no loss is hidden.
     change = np.sign(change) * np.ceil(np.abs(change) / step) * step
-    merged = np.stack([place, place + change], axis=1)
-    distinct, counts = np.unique(merged.round(6), axis=0, return_counts=True)
+    merged = np.stack([place, place + change], axis=1).round(digits)
+    distinct, counts = np.unique(merged, axis=0, return_counts=True)
     step *= 2
   return distinct, counts
 

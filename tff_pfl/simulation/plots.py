@@ -59,7 +59,7 @@ def plot_by_round(
     )
   axes.set_title(title, loc='left')
   axes.set_xlabel('Round')
-  axes.set_ylabel(_axis_label(metric, ', mean over clients'))
+  axes.set_ylabel(metric.label(', mean over clients'))
   axes.xaxis.set_major_locator(
     ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10])
   )
@@ -220,7 +220,7 @@ def _draw_sorted(
     )
   noun = 'client' if num_clients == 1 else 'clients'
   axes.set_xlabel(f'{num_clients:,} {noun}, from worst to best (%)')
-  axes.set_ylabel(_axis_label(metric, ' of the client'))
+  axes.set_ylabel(metric.label(' of the client'))
   _use_percent(axes, 'x', 0, 1, margin=0.0)
   _use_unit(axes, 'y', metric, *axes.get_ylim())
   picture_style.tidy(axes)
@@ -262,8 +262,8 @@ def _draw_scatter(
       linewidths=0.4,
       label=f'{name}: {counts[chosen].sum():,} ({share:.0%})',
     )
-  axes.set_xlabel(_axis_label(metric, f' {labels[0]}'))
-  axes.set_ylabel(_axis_label(metric, f' {labels[1]}'))
+  axes.set_xlabel(metric.label(f' {labels[0]}'))
+  axes.set_ylabel(metric.label(f' {labels[1]}'))
   axes.set_aspect('equal')
   if counts.max() > 1:
     axes.text(
@@ -279,10 +279,6 @@ def _draw_scatter(
   legend = picture_style.legend_above(axes, 2, handletextpad=0.2)
   for handle in legend.legend_handles:
     handle.set_sizes([40])
-
-
-def _axis_label(metric: split_model.PrimaryMetric, of_what: str) -> str:
-  return f'Test {metric.title}{of_what}{" (%)" if metric.is_fraction else ""}'
 
 
 def _use_unit(

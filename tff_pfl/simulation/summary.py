@@ -188,7 +188,7 @@ def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
     'right' if _is_numeric([row[i] for row in rows]) else 'left'
     for i in range(len(headers))
   ]
-  cells = [[_format_cell(cell) for cell in row] for row in rows]
+  cells = [[format_cell(cell) for cell in row] for row in rows]
   return tabulate.tabulate(
     cells,
     headers=list(headers),
@@ -208,8 +208,8 @@ def _is_numeric(cells: Sequence[Any]) -> bool:
   )
 
 
-def _format_cell(cell: Any) -> str:
-  """Returns the text of a cell."""
+def format_cell(cell: Any) -> str:
+  """Returns the text of a cell of `format_table`."""
   if cell is None:
     return _NONE_CELL
   if isinstance(cell, numbers.Real) and not isinstance(cell, numbers.Integral):
