@@ -54,7 +54,7 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
 
 
 def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
-  text = programs.succeed('compare', '--help').out
+  text = programs.succeed('compare', '--algorithms=fed_avg,ditto', '--help').out
   for flag in (
     '--algorithms',
     '--seeds',
