@@ -183,10 +183,11 @@ def training(seed=(1, 2), example_weights=None):
 
 def state_of(model):
   return [
-    (id(module), key, id(value))
-    for module in model.submodules
-    for key, value in vars(module).items()
-    if key == 'call' or isinstance(value, (tf.Tensor, tf.Variable))
+    (id(owner), key, id(value))
+    for owner in (*model._flatten_layers(), *model.weights)
+    for key, value in vars(owner).items()
+    if key in ('call', 'value', '_random_generator')
+    or isinstance(value, (tf.Tensor, tf.Variable))
   ]
 
 

@@ -130,6 +130,8 @@ def prediction_loss(
 ) -> Objective:
   """The batch's mean loss, as a function of the weights given.
 
+  The regularizers of these weights add to it, but not to the metrics.
+
   Args:
     model: For the loss, the metrics and the names of moving statistics.
     forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
@@ -155,6 +157,9 @@ def prediction_loss(
       mean_loss = tf.reduce_sum(losses * example_weights) / tf.maximum(
         tf.reduce_sum(example_weights), 1
       )
+      for name, regularizer in model.regularizers.items():
+        if name in trained:
+          mean_loss += tf.cast(regularizer(trained[name]), mean_loss.dtype)
     gradient = tape.gradient(
       mean_loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )

@@ -76,9 +76,16 @@ class Copies:
     )
 
   @property
+  def regularizers(self) -> collections.OrderedDict:
+    """The regularizers of all copies' weights, by name."""
+    return self.join({name: self.model.regularizers for name in self.names})
+
+  @property
   def trained(self) -> split_model.SplitModel:
     """The model of all copies together, as the training loop takes it."""
-    return dataclasses.replace(self.model, statistics=self.statistics)
+    return dataclasses.replace(
+      self.model, statistics=self.statistics, regularizers=self.regularizers
+    )
 
 
 def components(model: split_model.SplitModel, number: int) -> Copies:
@@ -193,6 +200,7 @@ def mixture(
     layers={**copies.layers(model.layers), 'mixture': (log_weights,)},
     head_layers=(*copies.layers(model.head_layers), 'mixture'),
     statistics=copies.statistics,
+    regularizers=copies.regularizers,
     body=body,
     head=head,
     layer_outputs=None,

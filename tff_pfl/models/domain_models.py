@@ -135,6 +135,7 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     },
     head_layers=tuple(of_domains.layers(model.head_layers)),
     statistics=(model.statistics | of_domains.statistics).intersection(weights),
+    regularizers={**model.regularizers, **of_domains.regularizers},
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,

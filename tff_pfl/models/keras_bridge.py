@@ -1,26 +1,34 @@
-"""Makes a `SplitModel` from any functional or sequential Keras model.
+"""Makes a `SplitModel` from a Keras model, and takes its weights back.
 
 A call of the result is a pure function of the weights: it can be
 differentiated, compiled and run inside a TFF computation (see `keras_purity`).
-Layers that assign or draw random numbers in training do otherwise here:
+What Keras does otherwise in training is done so here:
 
 * `BatchNormalization`: normalizes with the statistics of the batch's real
   examples (padding does not count) and hands the new moving statistics out
   as values. They are weights of the model, listed in `statistics`.
-* `Dropout`, `SpatialDropout*`: draw from the seed that the caller gives.
+* Dropout, also inside recurrent layers, noise and random changes of images draw
+  from the seed that the caller gives.
+* Regularizers of weights are in `regularizers`, for the loss of training.
+* In mixed precision the weights and the outputs are float32. Losses are not
+  scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
+* Integers that a layer keeps (`Normalization.count`) are constants.
 
-Unsupported layers raise an error that names them: layers used more than once,
-stateful recurrent layers, dropout inside recurrent layers, other random layers,
-regularizers, and layers that read variables of their own.
+Unsupported layers raise an error that names them: stateful recurrent layers,
+activity regularizers and other losses of layers, batch normalization of masked
+sequences, and layers that assign, read variables which are not their weights or
+draw without Keras's random generator.
 Layers with `trainable=False` keep their weights, as in Keras.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
@@ -43,6 +51,9 @@ _CONVOLUTIONS = (
   keras.layers.SeparableConv1D,
   keras.layers.SeparableConv2D,
 )
+# Rotations and shifts of images, which XLA does not know, and draws that are
+# other numbers with XLA, of flips and contrasts.
+_NOT_FOR_XLA = ('ImageProjectiveTransformV3', 'StatelessRandomUniformV2')
 
 
 def from_keras(
@@ -55,6 +66,7 @@ def from_keras(
   higher_is_better: Optional[bool] = None,
   class_weight: Optional[Mapping[int, float]] = None,
   jit_compile: Union[bool, str] = 'auto',
+  output: Optional[str] = None,
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
 
@@ -62,8 +74,11 @@ def from_keras(
   weights.
 
   Args:
-    model: A built functional or sequential Keras model with one input and one
-      output.
+    model: A sequential, functional or subclassed Keras model that knows its
+      inputs. Of several inputs, an example's `x` is a dict, by the keys or else
+      the names of the inputs. A subclassed model is divided as its `call` uses
+      its layers, and `call` must do the same in training, where its layers do
+      not do otherwise.
     head_layers: Names of the layers that make the head. Layers without weights
       that follow them (activations, dropout) belong to the head too.
     loss: A loss by Keras name, a Keras loss object, or a function
@@ -83,20 +98,23 @@ def from_keras(
     class_weight: Class to the factor of the loss of its examples, in training
       as in scores, of all methods; 1 for classes that are not named.
     jit_compile: See `SplitModel.jit_compile`.
+    output: Of a model with several outputs, the name of the one to train, as in
+      `model.output_names`; layers that only others need are left out. To train
+      several, concatenate them and give a loss that takes them apart.
 
   Raises:
-    TypeError: If `model` is not a functional or sequential Keras model, or
-      another argument is of the wrong type.
+    TypeError: If `model` is no Keras model that knows its inputs, or another
+      argument is of the wrong type.
     ValueError: If a layer does not exist or is not supported; the message names
       it.
   """
   for name, value in (('head_layers', head_layers), ('metrics', metrics)):
     if isinstance(value, str):
       raise TypeError(errors.message(name, 'a list', value))
-  keras_graph.check_graph_network(model)
+  model = keras_graph.with_output(keras_graph.graph_of(model), output)
   nodes = keras_graph.graph_nodes(model)
   keras_purity.check_layers(model, nodes)
-  weight_slots, layers, statistics = keras_graph.name_weights(model)
+  variables, layers, statistics = keras_graph.name_weights(model)
   head_nodes = keras_graph.head_nodes(model, nodes, tuple(head_layers))
   body_model, head_model = keras_graph.cut_at_head(model, head_nodes)
   head_names = {node.layer.name for node in head_nodes}
@@ -107,7 +125,7 @@ def from_keras(
   metrics, primary_metric = keras_losses.resolve_metrics(
     metrics, kind, gives_logits, higher_is_better
   )
-  pure = keras_purity.PureCalls(model, weight_slots)
+  pure = keras_purity.PureCalls(model, variables)
   output_shape = model.output_shape[1:]
   if label_spec is None:
     label_spec = keras_losses.default_label_spec(kind, output_shape)
@@ -117,28 +135,72 @@ def from_keras(
   result = split_model.SplitModel(
     name=model.name,
     initial_weights=collections.OrderedDict(
-      (name, variable.numpy())
-      for name, (_, _, variable) in weight_slots.items()
+      (name, variable.numpy()) for name, variable in variables.items()
     ),
     layers=layers,
     head_layers=tuple(name for name in layers if name in head_names),
     statistics=statistics,
     element_spec=collections.OrderedDict(
-      x=tf.TensorSpec(model.input_shape[1:], model.inputs[0].dtype),
+      x=keras_graph.input_spec(model),
       y=label_spec,
     ),
     body=pure.bind(body_model),
-    head=pure.bind(head_model),
+    head=_in_float32(pure.bind(head_model)),
     loss=keras_losses.per_example(loss_fn, kind),
     metrics=metrics,
     primary_metric=primary_metric,
     classifier=classifier,
     has_convolutions=any(
-      isinstance(module, _CONVOLUTIONS) for module in model.submodules
+      isinstance(layer, _CONVOLUTIONS)
+      for layer in keras_graph.layers_within(model)
     ),
     jit_compile=jit_compile,
     layer_outputs=keras_purity.layer_outputs(model, nodes, layers, pure),
-    elements=keras_elements.find_elements(nodes, layers, weight_slots),
+    elements=keras_elements.find_elements(nodes, layers, variables),
+    regularizers=keras_purity.regularizers(model, variables),
   )
-  keras_purity.check_pure(result, weight_slots)
+  operations = keras_purity.check_pure(result, variables)
+  if jit_compile == 'auto' and not operations.isdisjoint(_NOT_FOR_XLA):
+    result = dataclasses.replace(result, jit_compile=False)
   return result
+
+
+def _in_float32(head):
+  """The head whose outputs, of mixed precision, are float32 for the loss."""
+
+  def call(weights, features, mode=split_model.INFERENCE):
+    outputs, statistics = head(weights, features, mode)
+    if outputs.dtype.size < 4:
+      outputs = tf.cast(outputs, tf.float32)
+    return outputs, statistics
+
+  return call
+
+
+def to_keras(model: keras.Model, weights: split_model.Weights) -> None:
+  """Gives a Keras model weights of the `SplitModel` made of it.
+
+  Args:
+    model: The model that `from_keras` was given, or one built in the same way.
+    weights: Name to value, by the names of `SplitModel.initial_weights`, such
+      as a client's personal weights. Weights that are not named stay.
+
+  Raises:
+    ValueError: If the Keras model has no such weight, or one of another shape.
+  """
+  variables, _, _ = keras_graph.name_weights(keras_graph.graph_of(model))
+  for name, value in weights.items():
+    errors.expect(
+      name in variables,
+      'weights',
+      f'those of {model.name!r} ({", ".join(variables)})',
+      name,
+    )
+    errors.expect(
+      variables[name].shape == np.shape(value),
+      'weights',
+      f'of shape {tuple(variables[name].shape)} for {name!r}',
+      np.shape(value),
+    )
+  for name, value in weights.items():
+    variables[name].assign(value)

@@ -35,7 +35,7 @@ _IN_PLACE = (
 )
 
 
-def find_elements(nodes, layers, weight_slots):
+def find_elements(nodes, layers, variables):
   """The hidden elements of the layers that have any, by name."""
   consumers = collections.defaultdict(list)
   for node in nodes:
@@ -49,13 +49,13 @@ def find_elements(nodes, layers, weight_slots):
     ):
       continue
     names = layers[node.layer.name]
-    number = weight_slots[names[0]][2].shape[-1]
+    number = variables[names[0]].shape[-1]
     if isinstance(node.layer, keras.layers.RNN):
       number = node.layer.units
     owned = [*names, *_normalization_weights(node, number, consumers, layers)]
     elements[node.layer.name] = hidden_elements.HiddenElements(
       number,
-      {name: weight_slots[name][2].shape[-1] // number for name in owned},
+      {name: variables[name].shape[-1] // number for name in owned},
       tuple(name for name in names if name.endswith('kernel')),
     )
   return {name: elements[name] for name in layers if name in elements}

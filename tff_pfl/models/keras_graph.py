@@ -12,31 +12,124 @@ from tff_pfl import errors
 keras = tf.keras
 
 
-def check_graph_network(model):
-  """Raises unless `model` is a graph of layers, of one input and output."""
+def graph_of(model):
+  """A functional, sequential or subclassed Keras model as a graph of layers."""
   errors.expect_type(model, keras.Model, 'model', 'a tf.keras.Model')
-  if not getattr(model, '_is_graph_network', False):
+  if getattr(model, '_is_graph_network', False):
+    return model
+  return _traced(model)
+
+
+def with_output(model, output):
+  """The part of a graph of layers that makes one output, by its name.
+
+  Args:
+    model: The graph.
+    output: One of `model.output_names`; None for the only one.
+  """
+  names = model.output_names
+  if output is None:
+    errors.expect(
+      len(names) == 1,
+      'output',
+      f'one of the outputs of {model.name!r} ({", ".join(names)})',
+      output,
+    )
+  else:
+    errors.expect_one_of('output', output, names)
+    if len(names) > 1:
+      chosen = model.outputs[names.index(output)]
+      model = keras.Model(model.input, chosen, name=model.name)
+  for tensor in model.inputs:
+    errors.expect(
+      all(size is not None for size in tensor.shape[1:]),
+      'model',
+      'a Keras model whose inputs have a fixed shape (pad sequences to one '
+      'length)',
+      f'{tuple(tensor.shape[1:])} in {model.name!r}',
+    )
+  return model
+
+
+def _traced(model):
+  """The graph of a subclassed model, of its `call` on symbolic inputs."""
+  spec = None if isinstance(model, keras.Sequential) else model.save_spec()
+  if spec is None:
     raise TypeError(
       errors.message(
         'model',
-        'a built functional or sequential Keras model (give a Sequential an '
-        'Input; a subclassed model has no graph of layers to divide)',
+        'a Keras model that knows its inputs (give a Sequential an Input; call '
+        'a subclassed model on examples once)',
         f'{type(model).__name__} {model.name!r}',
       )
     )
-  for what, tensors in (('input', model.inputs), ('output', model.outputs)):
-    errors.expect(
-      len(tensors) == 1,
-      'model',
-      f'a Keras model with one {what}',
-      f'{len(tensors)} {what}s in {model.name!r}',
+
+  def trace(**arguments):
+    inputs = tf.nest.map_structure(
+      lambda of: keras.Input(of.shape[1:], dtype=of.dtype, name=of.name),
+      spec[0][0],
     )
+    return keras.Model(inputs, model.call(inputs, **arguments), name=model.name)
+
+  try:
+    if not model._expects_training_arg:  # pylint: disable=protected-access
+      return trace()
+    # Layers then follow the mode of a call, as in functional models.
+    graph, in_training = trace(training=None), trace(training=True)
+  except Exception as e:  # Whatever the user's code raises.
+    raise ValueError(
+      errors.message(
+        'model',
+        'a Keras model whose `call` takes symbolic inputs (layers and '
+        'TensorFlow operations, nothing that depends on values)',
+        f'{type(model).__name__} {model.name!r}: {e}',
+      )
+    ) from e
+  kinds = [
+    collections.Counter(
+      (type(node.layer), getattr(node.layer, 'function', None))
+      for node in graph_nodes(each)
+    )
+    for each in (graph, in_training)
+  ]
   errors.expect(
-    all(size is not None for size in model.input_shape[1:]),
+    kinds[0] == kinds[1],
     'model',
-    'a Keras model whose input has a fixed shape (pad sequences to one length)',
-    f'{model.input_shape[1:]} in {model.name!r}',
+    'a Keras model whose `call` does the same in training, where its layers '
+    'do not do otherwise (hand `training` on to them)',
+    f'{type(model).__name__} {model.name!r}',
   )
+  return graph
+
+
+def input_spec(model):
+  """What one example's `x` is; of several inputs by name, in their order."""
+  specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in model.inputs]
+  if not tf.nest.is_nested(model.input):
+    return specs[0]
+  names = model.input_names
+  if isinstance(model.input, dict):
+    names = sorted(model.input)
+  return collections.OrderedDict(sorted(zip(names, specs)))
+
+
+def layers_within(layer):
+  """A layer, or a model, and all layers in it."""
+  # Masks of dropout that are kept would be looked through, too.
+  forget_masks(layer._flatten_layers())  # pylint: disable=protected-access
+  return [
+    module
+    for module in (layer, *layer.submodules)
+    if isinstance(module, keras.layers.Layer)
+  ]
+
+
+def forget_masks(layers):
+  """Recurrent layers keep dropout's masks, of the graph of the last call."""
+  for layer in layers:
+    if hasattr(layer, 'reset_dropout_mask'):
+      layer.reset_dropout_mask()
+      layer.reset_recurrent_dropout_mask()
 
 
 def graph_nodes(model):
@@ -77,62 +170,41 @@ def _reads_mask(layer):
 
 
 def name_weights(model):
-  """Returns name -> (module, attribute, variable), layers, statistics."""
-  slots = collections.OrderedDict()
+  """Returns name -> variable, layers, statistics."""
+  variables = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
-  owners = {}
+  known = set()
   for layer in model.layers:
-    places = {}
-    for module in (layer, *layer.submodules):
-      for attribute, value in vars(module).items():
-        if isinstance(value, tf.Variable):
-          places.setdefault(value.ref(), (module, attribute))
     names = []
     frozen = {variable.ref() for variable in layer.non_trainable_weights}
     for variable in layer.weights:
-      if owners.setdefault(variable.ref(), layer) is not layer:
-        refuse(
-          layer,
-          f'shares the variable {variable.name!r} with layer '
-          f'{owners[variable.ref()].name!r}',
-        )
-      if not variable.dtype.is_floating:
-        refuse(
-          layer,
-          f'has the weight {variable.name!r} of type {variable.dtype.name}, '
-          'which cannot be averaged',
-        )
-      if variable.ref() not in places:
-        refuse(
-          layer,
-          f'keeps the variable {variable.name!r} in a list or dict, not in an '
-          'attribute',
-        )
-      module, attribute = places[variable.ref()]
-      suffix = variable.name.split(':')[0]
-      if suffix.startswith(layer.name + '/'):
-        suffix = suffix[len(layer.name) + 1 :]
+      # A weight that layers share is the first one's. Integers are constants.
+      if variable.ref() in known or not variable.dtype.is_floating:
+        continue
+      known.add(variable.ref())
+      path = variable.name.split(':')[0]
+      suffix = f'/{path}'.partition(f'/{layer.name}/')[2] or path
       if not isinstance(layer, keras.Model):
         # Keras numbers inner layers ("lstm_cell_3") by what the Python process
         # has built before; a weight's name must not depend on that.
         suffix = re.sub(r'_\d+/', '/', suffix)
       name = f'{layer.name}/{suffix}'
-      while name in slots:
+      while name in variables:
         name += '_'
-      slots[name] = (module, attribute, variable)
+      variables[name] = variable
       names.append(name)
       if variable.ref() in frozen:
         statistics.add(name)
     if names:
       layers[layer.name] = tuple(names)
-  if not slots:
+  if not variables:
     raise ValueError(
       errors.message(
         'model', 'a model with weights', f'{model.name!r} with none'
       )
     )
-  return slots, layers, frozenset(statistics)
+  return variables, layers, frozenset(statistics)
 
 
 def head_nodes(model, nodes, head_layers):
@@ -179,7 +251,7 @@ def cut_at_head(model, head_nodes):
         crossing[id(tensor)] = tensor
   if not crossing:
     # The input layer itself was named as part of the head.
-    return keras.Model(model.inputs, model.inputs[0]), model
+    return keras.Model(model.input, model.input), model
   if masked_tensors(crossing.values()):
     # Features are cached without their mask.
     for node in head_nodes:
@@ -192,6 +264,6 @@ def cut_at_head(model, head_nodes):
   features = list(crossing.values())
   if len(features) == 1:
     features = features[0]
-  return keras.Model(model.inputs, features), keras.Model(
+  return keras.Model(model.input, features), keras.Model(
     features, model.outputs[0]
   )

@@ -1,15 +1,17 @@
 """Calls of Keras layers as pure functions of their weights.
 
-A layer holds `tf.Variable`s in its attributes. For the duration of a call the
-given tensors take their place. Dropout and batch normalization, which draw
-random numbers or assign, get a `call` of their own; other layers that do such
-things are refused by name.
+A layer reads `tf.Variable`s, wherever it holds them. For the duration of a call
+they give the tensors that the caller gives. Two more things of Keras are
+replaced for so long: a layer's random generator by one that draws from a seed,
+and what batch normalization does, which assigns. A layer that still assigns or
+draws by itself is found in the traced graph and refused by name.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 
 import tensorflow as tf
@@ -26,6 +28,15 @@ _DROPOUT = (
   keras.layers.SpatialDropout2D,
   keras.layers.SpatialDropout3D,
 )
+# How the names of operations begin that give something else each time.
+_IMPURE = (
+  'Random',
+  'Truncated',
+  'Parameterized',
+  'Multinomial',
+  'PyFunc',
+  'Eager',
+)
 # Layers are shared between the pure calls of one Keras model, and tracing may
 # happen on several threads.
 _SWAP_LOCK = threading.RLock()
@@ -33,20 +44,12 @@ _SWAP_LOCK = threading.RLock()
 
 def check_layers(model, nodes):
   """Raises `ValueError` if a layer cannot be made pure."""
-  uses = collections.Counter(id(node.layer) for node in nodes)
   for layer in model.layers:
-    if layer.losses:
+    if len(layer.losses) > len(_penalties(layer)):
       keras_graph.refuse(
-        layer,
-        "adds a loss (a regularizer, say); use the optimizer's weight decay or "
-        'a proximal term',
+        layer, 'adds a loss that is no regularizer of a weight'
       )
-    if layer.weights and uses[id(layer)] > 1:
-      keras_graph.refuse(
-        layer, f'is shared: it is used {uses[id(layer)]} times'
-      )
-    # Not `submodules`, which fails for some layers with recurrent dropout.
-    for module in layer._flatten_layers():  # pylint: disable=protected-access
+    for module in keras_graph.layers_within(layer):
       reason = _reason_against(module, layer)
       if reason is not None:
         keras_graph.refuse(layer, reason)
@@ -61,30 +64,12 @@ def check_layers(model, nodes):
 
 def _reason_against(module, layer):
   """Why a layer, or one within a layer, cannot be made pure; None if it can."""
-  if module.compute_dtype != module.dtype:
-    return f'computes in mixed precision ({module.compute_dtype})'
   if getattr(module, 'stateful', False) and isinstance(
     module, keras.layers.RNN
   ):
     return 'keeps its state between batches (stateful=True)'
-  if getattr(module, 'recurrent_dropout', 0) or (
-    hasattr(module, 'recurrent_dropout') and module.dropout
-  ):
-    return (
-      'has unseeded dropout inside a recurrent cell; put a Dropout layer '
-      'before it'
-    )
-  if (
-    isinstance(module, keras.__internal__.layers.BaseRandomLayer)
-    and not isinstance(module, _DROPOUT)
-    and not hasattr(module, 'recurrent_dropout')
-    and getattr(module, 'dropout', None) != 0
-  ):
-    return 'draws unseeded random numbers'
   if getattr(module, 'activity_regularizer', None) is not None:
     return 'has an activity regularizer'
-  if isinstance(module, _DROPOUT) and module.rate >= 1:
-    return 'drops everything (rate=1)'
   if isinstance(module, _BATCH_NORMALIZATION):
     if module.virtual_batch_size is not None:
       return 'uses virtual batches'
@@ -96,61 +81,165 @@ def _reason_against(module, layer):
   return None
 
 
+def _penalties(layer):
+  """The regularizers of a layer's weights: functions with a variable bound."""
+  losses = [
+    loss.args[0]
+    for module in keras_graph.layers_within(layer)
+    for loss in module._callable_losses  # pylint: disable=protected-access
+  ]
+  return [
+    loss
+    for loss in losses
+    if isinstance(loss, functools.partial)
+    and [isinstance(value, tf.Variable) for value in loss.args] == [True]
+  ]
+
+
+def regularizers(model, variables):
+  """Name of a weight to its regularizer, `(weight) -> scalar`."""
+  names = {variable.ref(): name for name, variable in variables.items()}
+  return {
+    names[loss.args[0].ref()]: loss.func
+    for layer in model.layers
+    for loss in _penalties(layer)
+  }
+
+
+class _Generator:
+  """A layer's random generator for one call, with a seed for each draw."""
+
+  def __init__(self, mode, position):
+    self._mode = mode
+    self._path = [position]
+
+  def make_seed_for_stateless_op(self):
+    if not self._mode.training:
+      # Of a branch of the graph that is not taken.
+      return tf.zeros([2], tf.int32)
+    errors.expect(
+      self._mode.seed is not None,
+      'mode.seed',
+      'given when a model has dropout or other random layers',
+      None,
+    )
+    seed = randomness.fold_in(self._mode.seed, *self._path)
+    # The next draw, of a layer that is used twice, say.
+    self._path = [self._path[0], sum(self._path[1:]) + 1]
+    return seed
+
+  def dropout(self, inputs, rate, noise_shape=None):
+    errors.expect(rate < 1, 'rate', 'less than 1, or all is dropped', rate)
+    keep = randomness.keep_mask(
+      self.make_seed_for_stateless_op(),
+      tf.shape(inputs) if noise_shape is None else noise_shape,
+      rate,
+    )
+    return tf.where(keep, inputs / (1 - rate), tf.zeros_like(inputs))
+
+  def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None):
+    dtype = tf.as_dtype(dtype or tf.float32)
+    seed = self.make_seed_for_stateless_op()
+    if dtype.is_integer:
+      drawn = randomness.uniform_integers(seed, shape, maxval - minval)
+      return tf.cast(drawn, dtype) + minval
+    maxval = 1.0 if maxval is None else maxval
+    drawn = minval + (maxval - minval) * randomness.uniform(seed, shape)
+    return tf.cast(drawn, dtype)
+
+  def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None):
+    drawn = randomness.uniform(self.make_seed_for_stateless_op(), shape)
+    return tf.cast(mean + stddev * tf.math.ndtri(drawn), dtype or tf.float32)
+
+
+def _read_as(tensor):
+  """The attributes with which a variable has the value of a tensor."""
+  return {
+    '_handle': tensor,
+    'value': lambda: tensor,
+    'read_value': lambda: tensor,
+    'sparse_read': lambda indices, name=None: tf.gather(tensor, indices),
+    'gather_nd': lambda indices, name=None: tf.gather_nd(tensor, indices),
+    '_dense_var_to_tensor': (
+      lambda dtype=None, name=None, as_ref=False: tf.convert_to_tensor(
+        tensor, dtype
+      )
+    ),
+    **dict.fromkeys(('assign', 'assign_add', 'assign_sub'), _assign),
+  }
+
+
+def _assign(*unused_args, **unused_kwargs):
+  raise ValueError('It assigns to a weight, which no pure function does.')
+
+
 class PureCalls:
   """Calls Keras models with tensors in the place of their variables."""
 
-  def __init__(self, model, weight_slots):
-    self._slots = weight_slots
-    self._random = []
-    self._normalizing = []
-    names = {
-      (id(module), attribute): name
-      for name, (module, attribute, _) in weight_slots.items()
+  def __init__(self, model, variables):
+    # Those of mixed precision read another one.
+    self._variables = {
+      name: getattr(variable, '_variable', variable)
+      for name, variable in variables.items()
     }
-    for module in model.submodules:
-      if isinstance(module, _DROPOUT):
-        self._random.append(module)
-      elif isinstance(module, _BATCH_NORMALIZATION):
-        self._normalizing.append(
-          (
-            module,
-            names[id(module), 'moving_mean'],
-            names[id(module), 'moving_variance'],
-          )
-        )
+    # Integers, which nobody trains or averages.
+    self._constants = [
+      (variable, variable.numpy())
+      for variable in model.weights
+      if not variable.dtype.is_floating
+    ]
+    within = keras_graph.layers_within(model)
+    random = [m for m in within if hasattr(m, '_random_generator')]
+    # Seeds go by the number; dropout layers have always had the first ones.
+    self._random = sorted(random, key=lambda m: not isinstance(m, _DROPOUT))
+    names = {variable.ref(): name for name, variable in variables.items()}
+    self._normalizing = [
+      (m, names[m.moving_mean.ref()], names[m.moving_variance.ref()])
+      for m in within
+      if isinstance(m, _BATCH_NORMALIZATION)
+    ]
 
   def bind(self, model):
     """Returns `(weights, inputs, mode) -> (outputs, new_statistics)`."""
 
-    def call(weights, inputs, mode=split_model.INFERENCE):
+    def call(weights, inputs, mode):
       with self._swapped(weights, mode) as new_statistics:
         outputs = model(inputs, training=mode.training)
       return outputs, new_statistics
 
-    return call
+    # Operations that run at once read variables past Python.
+    traced = tf.function(call, autograph=False)
+
+    def pure(weights, inputs, mode=split_model.INFERENCE):
+      function = traced if tf.executing_eagerly() else call
+      return function(weights, inputs, mode)
+
+    return pure
 
   @contextlib.contextmanager
   def _swapped(self, weights, mode):
     new_statistics = {}
     saved = []
 
-    def put(module, attribute, value):
-      attributes = vars(module)
-      saved.append((attributes, attribute, attributes.get(attribute, self)))
-      attributes[attribute] = value
+    def put(owner, **values):
+      attributes = vars(owner)
+      for attribute, value in values.items():
+        saved.append((attributes, attribute, attributes.get(attribute, self)))
+        attributes[attribute] = value
 
     with _SWAP_LOCK:
       try:
-        for name, (module, attribute, _) in self._slots.items():
+        for name, variable in self._variables.items():
           if name in weights:
-            put(module, attribute, tf.convert_to_tensor(weights[name]))
+            put(variable, **_read_as(tf.convert_to_tensor(weights[name])))
+        for variable, value in self._constants:
+          put(variable, **_read_as(tf.constant(value)))
         for position, layer in enumerate(self._random):
-          put(layer, 'call', _pure_dropout(layer, position, mode))
+          put(layer, _random_generator=_Generator(mode, position))
         for layer, mean_name, variance_name in self._normalizing:
           put(
             layer,
-            'call',
-            _pure_batch_normalization(
+            call=_pure_batch_normalization(
               layer, mean_name, variance_name, mode, new_statistics
             ),
           )
@@ -161,25 +250,7 @@ class PureCalls:
             del attributes[attribute]
           else:
             attributes[attribute] = value
-
-
-def _pure_dropout(layer, position, mode):
-  @tf.autograph.experimental.do_not_convert
-  def call(inputs, training=None):
-    if not training or not layer.rate:
-      return tf.identity(inputs)
-    errors.expect(
-      mode.seed is not None, 'mode.seed', 'given when a model has dropout', None
-    )
-    shape = layer._get_noise_shape(inputs)  # pylint: disable=protected-access
-    keep = randomness.keep_mask(
-      randomness.fold_in(mode.seed, position),
-      tf.shape(inputs) if shape is None else shape,
-      layer.rate,
-    )
-    return tf.where(keep, inputs / (1 - layer.rate), tf.zeros_like(inputs))
-
-  return call
+        keras_graph.forget_masks(self._random)
 
 
 def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
@@ -187,6 +258,9 @@ def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
   def call(inputs, training=None, mask=None):
     del mask
     training = training and layer.trainable
+    dtype = inputs.dtype
+    if dtype.size < 4:
+      inputs = tf.cast(inputs, tf.float32)
     rank = inputs.shape.rank
     axes = [axis % rank for axis in layer.axis]
     reduced = [axis for axis in range(rank) if axis not in axes]
@@ -220,11 +294,11 @@ def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
         (mean_name, layer.moving_mean, mean),
         (variance_name, layer.moving_variance, variance * correction),
       ):
-        old = tf.convert_to_tensor(old)
+        old = new.get(name, tf.convert_to_tensor(old))
         new[name] = old + rate * (tf.reshape(value, old.shape) - old)
     else:
       mean, variance = layer.moving_mean, layer.moving_variance
-    return tf.nn.batch_normalization(
+    outputs = tf.nn.batch_normalization(
       inputs,
       broadcast(mean),
       broadcast(variance),
@@ -232,17 +306,22 @@ def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
       broadcast(layer.gamma),
       layer.epsilon,
     )
+    return tf.cast(outputs, dtype)
 
   return call
 
 
 def layer_outputs(model, nodes, layers, pure):
   """`(weights, x) -> OrderedDict` of the outputs of `layers`."""
-  # A layer with weights has one node: shared ones were refused.
-  outputs = {node.layer.name: node.outputs for node in nodes}
-  call = pure.bind(
-    keras.Model(model.inputs, {name: outputs[name] for name in layers})
-  )
+  outputs = collections.defaultdict(list)
+  for node in nodes:
+    if node.layer.name in layers:
+      outputs[node.layer.name].append(node.outputs)
+  # Of a layer that is used once, not a list of one.
+  outputs = {
+    name: uses[0] if len(uses) == 1 else uses for name, uses in outputs.items()
+  }
+  call = pure.bind(keras.Model(model.input, outputs))
 
   def layer_outputs(weights, x):
     by_name, _ = call(weights, x)
@@ -251,30 +330,46 @@ def layer_outputs(model, nodes, layers, pure):
   return layer_outputs
 
 
-def check_pure(model, weight_slots):
-  """Traces the model once; refuses it if it still reads a variable."""
-  specs = {
-    name: tf.TensorSpec(value.shape, value.dtype)
-    for name, value in model.initial_weights.items()
-  }
-  x_spec = model.element_spec['x']
+def check_pure(model, variables):
+  """Traces the model once; refuses it if it still has a state of its own.
+
+  Returns:
+    The types of its operations.
+  """
+  x_spec = tf.nest.map_structure(
+    lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
+    model.element_spec['x'],
+  )
   y_spec = model.element_spec['y']
+  body, head = (
+    {
+      name: tf.TensorSpec(value.shape, value.dtype)
+      for name, value in model.initial_weights.items()
+      if name in model.weight_names(layers)
+    }
+    for layers in (model.body_layers, model.head_layers)
+  )
 
   doing = 'run'
 
   @tf.function(autograph=False)
-  def trace(weights, x, y, seed):
+  def trace(body, head, x, y, seed):
     nonlocal doing
-    mode = split_model.Mode(True, seed, tf.ones(tf.shape(x)[:1]))
-    outputs, statistics = model.forward(weights, x, mode)
+    mode = split_model.Mode(
+      True, seed, tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
+    )
+    # Each reads its own weights only.
+    features, statistics = model.body(body, x, mode)
+    outputs, new = model.head(head, features, mode)
     doing = 'score'
     metrics = {name: fn(y, outputs) for name, fn in model.metrics.items()}
-    return model.loss(y, outputs), metrics, statistics
+    return model.loss(y, outputs), metrics, statistics, new
 
   try:
     concrete = trace.get_concrete_function(
-      specs,
-      tf.TensorSpec([None, *x_spec.shape], x_spec.dtype),
+      body,
+      head,
+      x_spec,
       tf.TensorSpec([None, *y_spec.shape], y_spec.dtype),
       tf.TensorSpec([2], tf.int32),
     )
@@ -289,17 +384,33 @@ def check_pure(model, weight_slots):
       f'{y_spec.shape} and dtype {y_spec.dtype.name} (`label_spec` says what '
       f'they are), found: {_reason(e)}'
     ) from e
-  handles = {id(v.handle): name for name, (_, _, v) in weight_slots.items()}
-  others = {id(v.handle): v.name for v in concrete.graph.variables}
+  names = {
+    **{id(v.handle): v.name for v in concrete.graph.variables},
+    **{id(v.handle): name for name, v in variables.items()},
+  }
   for tensor, placeholder in concrete.graph.captures:
-    name = handles.get(id(tensor)) or others.get(id(tensor))
-    if name is not None:
+    if tensor.dtype == tf.resource and placeholder.consumers():
       # The operation's name has the layer's in it.
-      operation = placeholder.consumers()[0].name
       raise ValueError(
-        'Expected `model` to read its state only through the attributes of '
-        f'layers that hold weights, found {name!r} read in {operation!r}.'
+        'Expected `model` to be made of layers that read no state but the '
+        'weights of their own side, body or head, found '
+        f'{names.get(id(tensor), "a resource")!r} read in '
+        f'{placeholder.consumers()[0].name!r}.'
       )
+  graph = concrete.graph.as_graph_def()
+  operations = [
+    *graph.node,
+    *(
+      node for function in graph.library.function for node in function.node_def
+    ),
+  ]
+  for operation in operations:
+    if operation.op.startswith(_IMPURE):
+      raise ValueError(
+        'Expected `model` to be made of layers that draw random numbers by '
+        f'their random generator, found {operation.op} in {operation.name!r}.'
+      )
+  return {operation.op for operation in operations}
 
 
 def _reason(error):

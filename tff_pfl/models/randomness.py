@@ -108,6 +108,16 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
   return _bits(seed, shape) >= threshold
 
 
+def uniform(seed: tf.Tensor, shape) -> tf.Tensor:
+  """Independent float32 numbers in (0, 1), uniform over odd multiples of 2^-24.
+
+  Args:
+    shape: The shape of the result.
+  """
+  integers = tf.bitwise.bitwise_and(_bits(seed, shape), 2**23 - 1)
+  return (2 * tf.cast(integers, tf.float32) + 1) * 2.0**-24
+
+
 def uniform_integers(seed: tf.Tensor, shape, number: int) -> tf.Tensor:
   """Independent int32 numbers from 0 to `number - 1`, uniform to 2^-31.
 

@@ -1,0 +1,288 @@
+"""Keras models of all kinds beyond plain layers, each against Keras itself."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models import keras_models
+from tff_pfl.client import objectives
+from tff_pfl.models import copies, keras_bridge
+
+keras = tf.keras
+layers = tf.keras.layers
+sequential = keras_models.sequential
+
+
+class _InList(layers.Layer):
+  """Keeps a weight in a list, and reads it through a function."""
+
+  def build(self, input_shape):
+    self.scales = [self.add_weight('scale', shape=())]
+    scale = self.scales[0]
+    self.function = lambda x: x * scale
+
+  def call(self, inputs):
+    return self.function(inputs) + self.scales[0]
+
+
+class _Tied(layers.Layer):
+  def __init__(self, dense):
+    super().__init__(name='tied')
+    self.dense = dense
+
+  def call(self, inputs):
+    return tf.matmul(inputs, self.dense.kernel, transpose_b=True)
+
+
+class _Subclassed(keras.Model):
+  def __init__(self):
+    super().__init__(name='subclassed')
+    self.blocks = [layers.Dense(5, name='first'), layers.Dropout(0.5)]
+    self.end = layers.Dense(keras_models.NUM_CLASSES, name='head')
+
+  def call(self, inputs, training=None):
+    hidden = self.blocks[0](inputs)
+    return self.end(self.blocks[1](tf.nn.relu(hidden), training=training))
+
+
+class _OtherInTraining(_Subclassed):
+  def call(self, inputs, training=None):
+    hidden = self.blocks[0](inputs)
+    return self.end(tf.nn.relu(hidden) if training else hidden)
+
+
+def _called(model):
+  model(tf.ones([1, 4]))
+  return model
+
+
+def _tied():
+  dense = layers.Dense(5, use_bias=False, name='dense')
+  return sequential(dense, _Tied(dense))
+
+
+def _shared():
+  inputs = keras.Input((4,))
+  dense, norm = layers.Dense(4, 'tanh'), layers.BatchNormalization()
+  hidden = norm(dense(norm(dense(inputs))))
+  return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+
+
+def _normalized():
+  layer = layers.Normalization(name='normalization')
+  layer.adapt(np.random.default_rng(0).normal(2, 3, [20, 4]))
+  return sequential(layer, layers.Dense(5))
+
+
+def _two_inputs(form):
+  left = keras.Input((4,), name='left')
+  right = keras.Input((3,), name='right')
+  hidden = layers.Concatenate()([layers.Dense(5, 'relu')(left), right])
+  inputs = {'right': right, 'left': left} if form is dict else [right, left]
+  return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+
+
+def _two_outputs():
+  inputs = keras.Input((4,))
+  hidden = layers.Dense(5, 'relu')(inputs)
+  outputs = [
+    layers.Dense(n, name=k)(hidden) for k, n in [('b', 2), ('head', 3)]
+  ]
+  return keras.Model(inputs, outputs, name='two')
+
+
+def _mixed(policy):
+  return sequential(
+    layers.Conv1D(4, 2, dtype=policy),
+    layers.BatchNormalization(dtype=policy),
+    layers.LSTM(3, dtype=policy),
+    layers.Dropout(0.5, dtype=policy),
+    shape=(5, 3),
+  )
+
+
+# Name -> (model, whether it draws random numbers in training).
+KINDS = {
+  'shared': (_shared, False),
+  'tied': (_tied, False),
+  'in_a_list': (lambda: sequential(_InList()), False),
+  'subclassed': (lambda: _called(_Subclassed()), True),
+  'inputs_list': (lambda: _two_inputs(list), False),
+  'inputs_dict': (lambda: _two_inputs(dict), False),
+  'normalization': (_normalized, False),
+  'mixed_bfloat16': (lambda: _mixed('mixed_bfloat16'), True),
+  'mixed_float16': (lambda: _mixed('mixed_float16'), True),
+  'noise': (
+    lambda: sequential(
+      layers.GaussianNoise(0.1),
+      layers.GaussianDropout(0.1),
+      layers.AlphaDropout(0.1),
+    ),
+    True,
+  ),
+  'images': (
+    lambda: sequential(
+      layers.RandomFlip(),
+      layers.RandomRotation(0.2),
+      layers.RandomCrop(3, 3),
+      layers.RandomContrast(0.1),
+      layers.Flatten(),
+      shape=(4, 4, 3),
+    ),
+    True,
+  ),
+  'recurrent_dropout': (
+    lambda: sequential(
+      layers.LSTM(4, dropout=0.5, return_sequences=True),
+      layers.Bidirectional(layers.GRU(2, dropout=0.2, recurrent_dropout=0.2)),
+      shape=(3, 4),
+    ),
+    True,
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_models_of_all_kinds_equal_keras_and_train_by_seed(kind):
+  make, is_random = KINDS[kind]
+  keras.utils.set_random_seed(5)
+  model = make()
+  state = keras_models.state_of(model)
+  bridged = keras_models.bridge(model)
+  rng = np.random.default_rng(0)
+  x = tf.nest.map_structure(
+    lambda spec: tf.constant(rng.normal(size=[6, *spec.shape]), spec.dtype),
+    bridged.element_spec['x'],
+  )
+  y = tf.constant([0, 1, 2, 0, 1, 2])
+  weights = keras_models.tensors(bridged)
+
+  @tf.function(jit_compile=bridged.uses_xla)
+  def step(seed):
+    batch = objectives.Batch(x, y, tf.ones([6]))
+    return objectives.joint_loss(bridged)(weights, batch, seed=seed)
+
+  outputs, _ = bridged.forward(weights, x)
+  assert outputs.dtype == tf.float32
+  # Traced, because Keras at once rounds 16 bits more often.
+  expected = tf.function(model)(x, training=False)
+  np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-6)
+  first, again, other = (
+    step(tf.constant(seed)) for seed in ((1, 2), (1, 2), (3, 4))
+  )
+  tf.nest.map_structure(np.testing.assert_array_equal, first, again)
+  assert np.allclose(first.metrics['loss'], other.metrics['loss']) != is_random
+  assert set(first.gradient) == set(weights) - bridged.statistics
+  for name, value in first.gradient.items():
+    assert np.all(np.isfinite(value)), name
+    assert name == 'head/bias' or np.any(value), name
+  assert keras_models.state_of(model) == state
+
+
+def test_two_inputs_are_divided_at_a_cut_and_named_as_in_keras():
+  bridged = keras_models.bridge(_two_inputs(list))
+  spec = bridged.element_spec['x']
+  assert {k: v.shape for k, v in spec.items()} == {'left': [4], 'right': [3]}
+  x = {k: tf.ones([2, *v.shape]) for k, v in spec.items()}
+  features, _ = bridged.body(bridged.initial_weights, x)
+  assert features.shape == [2, 8]
+
+
+def test_one_of_several_outputs_is_chosen():
+  model = _two_outputs()
+  with pytest.raises(
+    ValueError, match=r"one of .* 'two' \(b, head\), found None"
+  ):
+    keras_models.bridge(model)
+  bridged = keras_models.bridge(model, output='head')
+  assert list(bridged.layers) == [model.layers[1].name, 'head']
+  x = tf.ones([2, 4])
+  np.testing.assert_allclose(
+    bridged.forward(bridged.initial_weights, x)[0], model(x)[1], rtol=1e-6
+  )
+
+
+def test_layer_outputs_of_a_shared_layer_are_those_of_each_use():
+  model = _shared()
+  bridged = keras_models.bridge(model)
+  x = tf.ones([2, 4])
+  outputs = bridged.layer_outputs(bridged.initial_weights, x)
+  dense, norm = model.layers[1:3]
+  first = dense(x)
+  np.testing.assert_allclose(outputs[dense.name][0], first, rtol=1e-6)
+  np.testing.assert_allclose(
+    outputs[dense.name][1], dense(norm(first)), rtol=1e-5
+  )
+
+
+def test_weights_may_not_be_shared_across_the_cut():
+  with pytest.raises(ValueError, match="'dense/kernel' read in '.*tied"):
+    keras_models.bridge(_tied(), ['tied', 'head'])
+
+
+@pytest.mark.parametrize(
+  'model, error, reason',
+  [
+    (_Subclassed(), TypeError, 'call a subclassed model on examples once'),
+    (_called(_OtherInTraining()), ValueError, 'does the same in training'),
+  ],
+  ids=['not_called', 'other_in_training'],
+)
+def test_subclassed_models_that_are_no_graph_are_refused(model, error, reason):
+  with pytest.raises(error, match=f"{reason}.*'subclassed'"):
+    keras_models.bridge(model)
+
+
+def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
+  plain, regularized = (
+    keras_models.bridge(
+      sequential(layers.Dense(2, name='dense', kernel_regularizer=regularizer))
+    )
+    for regularizer in (None, keras.regularizers.L1L2(0.25, 0.5))
+  )
+  kernel = np.array([[1, -2], [3, 4], [-5, 6], [7, 8]], np.float32)
+  weights = {**keras_models.tensors(plain), 'dense/kernel': tf.constant(kernel)}
+  batch = objectives.Batch(tf.ones([2, 4]), tf.constant([0, 1]), tf.ones([2]))
+  without, output = (
+    objectives.joint_loss(model)(weights, batch, seed=None)
+    for model in (plain, regularized)
+  )
+  np.testing.assert_array_equal(output.metrics['loss'], without.metrics['loss'])
+  for name, value in without.gradient.items():
+    # L1L2: 0.25 |w| + 0.5 w^2.
+    more = 0.25 * np.sign(kernel) + kernel if name == 'dense/kernel' else 0
+    np.testing.assert_allclose(
+      output.gradient[name] - value, np.zeros(value.shape) + more, atol=1e-5
+    )
+  # A frozen part is not pulled; copies are, each for itself.
+  head = objectives.head_loss(regularized)
+  features = batch._replace(x=tf.ones([2, 2]))
+  assert set(
+    head(
+      {k: weights[k] for k in ('head/kernel', 'head/bias')}, features, seed=None
+    ).gradient
+  ) == {'head/kernel', 'head/bias'}
+  both = copies.Copies(regularized, ('a', 'b'))
+  assert set(both.trained.regularizers) == {'a/dense/kernel', 'b/dense/kernel'}
+
+
+def test_weights_go_back_to_keras_by_their_names():
+  def make():
+    backbone = sequential(layers.Dense(4, name='inner'), shape=(4,))
+    backbone._name = 'backbone'
+    return sequential(backbone, layers.BatchNormalization(name='norm'))
+
+  model = make()
+  bridged = keras_models.bridge(model)
+  assert list(bridged.initial_weights)[0] == 'backbone/inner/kernel'
+  weights = {k: v + 1 for k, v in bridged.initial_weights.items()}
+  x = tf.ones([2, 4])
+  other = make()
+  keras_bridge.to_keras(other, weights)
+  np.testing.assert_allclose(
+    other(x), bridged.forward(weights, x)[0], rtol=1e-5
+  )
+  with pytest.raises(ValueError, match=r"backbone/inner/kernel.*found 'inner/"):
+    keras_bridge.to_keras(model, {'inner/kernel': 0})
+  with pytest.raises(ValueError, match=r"shape \(4, 4\) for 'backbone/inner"):
+    keras_bridge.to_keras(model, {'backbone/inner/kernel': 0})
