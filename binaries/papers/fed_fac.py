@@ -72,43 +72,27 @@ _SHARED_MASKED, _PERSONAL_MASKED = 'shared masked', 'personal masked'
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes and hyperparameters.
+class TrainingSizes:
+  """Sizes and hyperparameters that FedFac's experiments on images share.
 
   Attributes:
     num_clients: Clients, new ones included.
-    num_new_clients: Clients that are not trained, in `fedfac_new_clients`.
-    thresholds: By partition, from the most heterogeneous on, tau.
+    num_new_clients: Clients that are not trained.
     explained_variance: kappa.
     model: A key of `zoo.MODELS`.
-    layers: Lambda, from the first on; FedFac divides the last one.
-    swept_thresholds: Values of tau that `fedfac_tuning` tries.
-    swept_variances: Values of kappa that it tries.
     num_epochs: Local epochs of a round and of fine-tuning.
     num_head_epochs: Epochs on the head where it is trained in turn.
-    num_seeds: Seeds, from that of the settings on; tuning has as many, which
-      come after them.
   """
 
   dataset: str = 'cifar10'
   num_clients: int = 100
-  num_new_clients: int = 30
+  num_new_clients: int = 0
   cohort_size: int = 10
-  thresholds: Mapping[str, float] = dataclasses.field(
-    default_factory=lambda: {
-      'dirichlet:0.1': 0.95,
-      'dirichlet:0.5': 0.75,
-      'dirichlet:1': 0.75,
-    }
-  )
   explained_variance: float = 0.85
   model: str = 'cnn'
   model_arguments: Mapping[str, Any] = dataclasses.field(
     default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
   )
-  layers: Sequence[str] = ('conv_1', 'conv_2', 'dense_1')
-  swept_thresholds: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95)
-  swept_variances: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95)
   num_rounds: int = 40
   num_epochs: int = 1
   num_head_epochs: int = 5
@@ -116,6 +100,33 @@ class Sizes:
   optimizer: str = 'adam'
   batch_size: int = 50
   num_seeds: int = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes(TrainingSizes):
+  """Sizes and hyperparameters.
+
+  Attributes:
+    num_new_clients: As above, in `fedfac_new_clients`.
+    thresholds: By partition, from the most heterogeneous on, tau.
+    layers: Lambda, from the first on; FedFac divides the last one.
+    swept_thresholds: Values of tau that `fedfac_tuning` tries.
+    swept_variances: Values of kappa that it tries.
+    num_seeds: Seeds, from that of the settings on; tuning has as many, which
+      come after them.
+  """
+
+  num_new_clients: int = 30
+  thresholds: Mapping[str, float] = dataclasses.field(
+    default_factory=lambda: {
+      'dirichlet:0.1': 0.95,
+      'dirichlet:0.5': 0.75,
+      'dirichlet:1': 0.75,
+    }
+  )
+  layers: Sequence[str] = ('conv_1', 'conv_2', 'dense_1')
+  swept_thresholds: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95)
+  swept_variances: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95)
 
   @property
   def partitions(self) -> Sequence[str]:
@@ -219,22 +230,9 @@ def more_accurate(
   )
 
 
-def published_accuracies(sizes: Sizes) -> Mapping[tuple[str, str], float]:
-  """By partition and method the paper's accuracies in the same setting."""
-  return {
-    (partition, figure.method.replace(' (', ', ').rstrip(')')): figure.value
-    for partition in sizes.partitions
-    for source, figures in published.matching_figures(
-      sizes.dataset, sizes.num_clients, partition
-    ).items()
-    for figure in figures
-    if source.paper.startswith('FedFac')
-  }
-
-
 def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy and costs of all methods."""
-  known = published_accuracies(lab.sizes)
+  sizes = lab.sizes
   fed_fac = (
     laboratory.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
     laboratory.Method(_DYNAMIC, 'fed_fac'),
@@ -245,7 +243,13 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
     yield {
       **result.columns(),
       'accuracy': result.accuracy(),
-      'published': known.get((result.partition, result.method)),
+      'published': published.value(
+        'FedFac',
+        result.method,
+        sizes.dataset,
+        sizes.num_clients,
+        result.partition,
+      ),
       'seconds_per_round': result.run.summary['seconds_per_round'],
       'peak_rss_mb': result.run.summary['peak_rss_mb'],
       'upload_bytes': result.run.scores['bytes_per_round']['up'],

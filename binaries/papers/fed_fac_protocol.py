@@ -44,6 +44,7 @@ from typing import Any
 
 import numpy as np
 
+from binaries.papers import fed_fac
 from tff_pfl.experiments import (
   claims,
   laboratory,
@@ -75,50 +76,28 @@ _AT_RANDOM, _PRETRAINED = 'random start', 'pre-trained start'
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class Sizes(fed_fac.TrainingSizes):
   """Sizes and hyperparameters.
 
   Attributes:
-    num_clients: Clients, new ones included.
-    num_new_clients: Clients that are not trained.
     partitions: By pi the division of the data, most heterogeneous first.
-    model: A key of `zoo.MODELS`.
     layers: The layers that FedFac divides, from the first on; one by factor
       analysis, the last, and all where all units are personal.
     threshold: tau.
-    explained_variance: kappa.
-    num_epochs: Local epochs of a round.
-    num_head_epochs: FedRep's epochs on the head.
     methods: Names of those that are compared, but for `fedfac_statistics`.
   """
 
-  dataset: str = 'cifar10'
   dataset_arguments: Mapping[str, Any] = dataclasses.field(
     default_factory=lambda: {'test_fraction': 0.17}
   )
-  num_clients: int = 100
-  num_new_clients: int = 0
-  cohort_size: int = 10
   partitions: Mapping[str, str] = dataclasses.field(
     default_factory=lambda: {
       'pi = 0.1': 'client_dirichlet:1',
       'pi = 1': 'client_dirichlet:10',
     }
   )
-  model: str = 'cnn'
-  model_arguments: Mapping[str, Any] = dataclasses.field(
-    default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
-  )
   layers: Sequence[str] = ('conv_2', 'dense_1')
   threshold: float = 0.75
-  explained_variance: float = 0.85
-  num_rounds: int = 40
-  num_epochs: int = 1
-  num_head_epochs: int = 5
-  learning_rate: float = 0.001
-  optimizer: str = 'adam'
-  batch_size: int = 50
-  num_seeds: int = 5
   methods: Sequence[str] = _EVERY_METHOD
 
 

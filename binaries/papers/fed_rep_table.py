@@ -132,27 +132,9 @@ def _make_trial(
   )
 
 
-def _published(sizes: Sizes, partition: str) -> Mapping[str, float]:
-  """The table's accuracies by method, names without signs."""
-  found = published.matching_figures(
-    sizes.dataset, sizes.num_clients, sizes.partitions[partition]
-  )
-  return {
-    _plain(figure.method): figure.value
-    for source, figures in found.items()
-    for figure in figures
-    if source.paper.startswith('FedRep')
-  }
-
-
-def _plain(name):
-  return ''.join(c for c in name.lower() if c.isalnum())
-
-
 def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The accuracies of all methods, beside the published ones."""
   sizes = lab.sizes
-  known = {name: _published(sizes, name) for name in sizes.partitions}
   for result in methods.run(
     lab,
     dict.fromkeys(sizes.partitions, COMPARED),
@@ -161,7 +143,13 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     yield {
       **result.columns(),
       'accuracy': result.accuracy(),
-      'published': known[result.partition].get(_plain(result.method)),
+      'published': published.value(
+        'FedRep',
+        result.method,
+        sizes.dataset,
+        sizes.num_clients,
+        sizes.partitions[result.partition],
+      ),
     }
 
 

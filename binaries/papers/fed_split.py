@@ -93,7 +93,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     for num_clients, seed in lab.progress(
       itertools.product(lab.sizes.nums_clients, lab.seeds)
     ):
-      losses, eigenvalue_ratio = _train(lab.sizes, num_clients, seed, runtime)
+      losses = _train(lab.sizes, num_clients, seed, runtime)
       for name, values in losses.items():
         for index, value in enumerate(values):
           yield {
@@ -102,18 +102,17 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
             'seed': seed,
             'round': index,
             'loss_share': value / values[0],
-            'eigenvalue_ratio': eigenvalue_ratio,
           }
 
 
 def _train(
   sizes: Sizes, num_clients: int, seed: int, runtime: runtime_base.Runtime
-) -> tuple[Mapping[str, np.ndarray], float]:
+) -> Mapping[str, np.ndarray]:
   """What is found with a number of clients and a seed.
 
   Returns:
     By method the sum of squared errors before each round and after the last,
-    `[num_rounds + 1]`, of the bound as a share; and lambda_p / lambda_s.
+    `[num_rounds + 1]`, of the bound as a share.
   """
   rng = np.random.default_rng(seed)
   shape = [num_clients, sizes.num_examples]
@@ -151,7 +150,7 @@ def _train(
   of_round = sizes.step_size * sizes.num_local_steps
   rate = of_round * (of_shared / num_clients + of_personal)
   losses[_BOUND] = (1 - rate / 2) ** np.arange(sizes.num_rounds + 1)
-  return losses, of_personal / of_shared
+  return losses
 
 
 def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:

@@ -213,10 +213,3 @@ def test_every_method_can_be_configured_for_every_dataset(sizes):
       assert made.config.num_clients + 2 == sizes.num_clients
       assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
     assert (hparams.layers, hparams.threshold) == ('dense_1', threshold)
-
-
-def test_published_accuracies_are_those_of_the_setting():
-  figures = fed_fac.published_accuracies(fed_fac.Sizes())
-  assert figures['dirichlet:0.1', 'FedFac, dynamic'] == 0.8307
-  assert figures['dirichlet:1', 'FedFac, static'] == 0.7047
-  assert figures['dirichlet:0.5', 'FedAvg'] == 0.7039

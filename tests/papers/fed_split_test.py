@@ -36,7 +36,6 @@ def test_the_lead_is_in_powers_of_ten_after_the_last_round():
       'seed': seed,
       'round': index,
       'loss_share': (rate * (1 + 0.1 * seed)) ** index,
-      'eigenvalue_ratio': 1.5 - 0.2 * seed,
     }
     for num_clients in (2, 5)
     for method, rate in rates.items()
