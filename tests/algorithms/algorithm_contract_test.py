@@ -69,12 +69,26 @@ def _parametrized(names, fast=tuple(registry.ALGORITHMS)):
   )
 
 
-_every_method = _parametrized(registry.ALGORITHMS)
-
-
 def _fast_for(*fast):
   """Every method, those but `fast` in the slow suite: all take minutes."""
   return _parametrized(registry.ALGORITHMS, fast)
+
+
+_every_method = _parametrized(registry.ALGORITHMS)
+# Templates make personalization and evaluation: a method of each kind.
+_every_kind = _fast_for(
+  'ditto',
+  'fed_avg',
+  'fed_babu',
+  'fed_bn',
+  'fed_dar',
+  'fed_em',
+  'fed_fac',
+  'fed_rep',
+  'ifca',
+  'local_only',
+  'per_fed_avg',
+)
 
 
 # What a round's metrics tell besides those of every method.
@@ -180,65 +194,72 @@ def _keeps_state(process):
 # Types.
 
 
+def _types(process):
+  """The types of the server's state, of a client's, and of its data."""
+  x = tff.TensorType(np.float32, [None, 5])
+  if process.model.domains is not None:
+    domain = tff.TensorType(np.int32, [None])
+    x = collections.OrderedDict(inputs=x, domain=domain)
+  labels = tff.TensorType(np.int32, [None])
+  return (
+    process.initialize.type_signature.result.member,
+    process.initialize_client_state.type_signature.result,
+    tff.to_type(example_tensors.ExampleTensors(x, labels, np.int32)),
+  )
+
+
+def _result_type(computation, *parameters):
+  signature = computation.type_signature
+  assert signature.parameter.is_assignable_from(tff.to_type(parameters))
+  return signature.result
+
+
+def _placed(server, *clients):
+  return tff.FederatedType(server, tff.SERVER), *(
+    tff.FederatedType(member, tff.CLIENTS) for member in clients
+  )
+
+
 @_every_method
 def test_signatures_are_those_that_the_process_documents(name):
   process = _process(name)
-  state = process.initialize.type_signature.result
-  assert state.placement is tff.SERVER
+  state, client_state, data = _types(process)
+  assert process.initialize.type_signature.result.placement is tff.SERVER
   fields = personalized_process.ServerState._fields
-  assert tuple(tff.structure.name_list(state.member)) == fields
-  client_state = process.initialize_client_state.type_signature.result
+  assert tuple(tff.structure.name_list(state)) == fields
   fields = personalized_process.ClientState._fields
   assert tuple(tff.structure.name_list(client_state)) == fields
-  x = tff.TensorType(np.float32, [None, 5])
-  has_domains = registry.ALGORITHMS[name].needs_domains
-  if has_domains:
-    domain = tff.TensorType(np.int32, [None])
-    x = collections.OrderedDict(inputs=x, domain=domain)
-  data = tff.to_type(
-    example_tensors.ExampleTensors(
-      x, tff.TensorType(np.int32, [None]), np.int32
-    )
-  )
-
-  def at_clients(member):
-    return tff.FederatedType(member, tff.CLIENTS)
-
-  def result_from(computation, *parameters):
-    signature = computation.type_signature
-    assert signature.parameter.is_assignable_from(tff.to_type(parameters))
-    return signature.result
-
-  result = result_from(
-    process.next, state, at_clients(client_state), at_clients(data)
-  )
+  parameters = _placed(state, client_state, data)
+  result = _result_type(process.next, *parameters)
   assert tff.structure.name_list(result) == [
     'state',
     'client_states',
     'metrics',
   ]
-  assert result.state.is_equivalent_to(state)
-  assert result.client_states.is_equivalent_to(at_clients(client_state))
+  assert result.state.is_equivalent_to(parameters[0])
+  assert result.client_states.is_equivalent_to(parameters[1])
   assert result.metrics.placement is tff.SERVER
-  personal = result_from(process.personalize, state.member, client_state, data)
+
+
+@_every_kind
+def test_signatures_of_evaluation_are_those_that_the_process_documents(name):
+  process = _process(name)
+  state, client_state, data = _types(process)
+  personal = _result_type(process.personalize, state, client_state, data)
   assert personal.client_state.is_equivalent_to(client_state)
   weights = process.model.initial_weights
   assert tff.structure.name_list(personal.weights) == list(weights)
-  scores = result_from(process.evaluate, state.member, client_state, data, data)
+  scores = _result_type(process.evaluate, state, client_state, data, data)
   assert tff.structure.name_list(scores) == [
     'before',
     'after',
     'examples',
-    *['domains'] * has_domains,
+    *['domains'] * (process.model.domains is not None),
   ]
-  of_clients = result_from(
-    process.evaluate_clients,
-    state,
-    at_clients(client_state),
-    at_clients(data),
-    at_clients(data),
+  of_clients = _result_type(
+    process.evaluate_clients, *_placed(state, client_state, data, data)
   )
-  assert of_clients.is_equivalent_to(at_clients(scores))
+  assert of_clients.is_equivalent_to(tff.FederatedType(scores, tff.CLIENTS))
 
 
 @_every_method
@@ -437,7 +458,7 @@ def test_full_batches_are_trained_on_whatever_the_seed(name):
 # Personalization and evaluation.
 
 
-@_every_method
+@_every_kind
 def test_evaluation_scores_what_personalize_makes(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
@@ -477,7 +498,7 @@ def test_scores_of_domains_are_those_of_their_examples_alone(name):
     _assert_scores(means, alone)
 
 
-@_every_method
+@_every_kind
 def test_only_a_new_client_fits_its_local_state(name):
   process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
@@ -509,7 +530,7 @@ def test_only_a_new_client_fits_its_local_state(name):
     assert scores['after']['loss'] < scores['before']['loss']
 
 
-@_every_method
+@_every_kind
 def test_client_that_needs_no_training_data_is_scored_without_it(name):
   process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
@@ -525,7 +546,7 @@ def test_client_that_needs_no_training_data_is_scored_without_it(name):
       )
 
 
-@_every_method
+@_every_kind
 def test_new_client_without_any_data_gets_what_there_is_without_it(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
@@ -533,7 +554,7 @@ def test_new_client_without_any_data_gets_what_there_is_without_it(name):
   toy_problems.assert_close(scores['after'], scores['before'])
 
 
-@_every_method
+@_every_kind
 def test_client_without_test_examples_scores_zero(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
