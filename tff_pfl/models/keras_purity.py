@@ -45,14 +45,14 @@ _SWAP_LOCK = threading.RLock()
 def check_layers(model, nodes):
   """Raises `ValueError` if a layer cannot be made pure."""
   for layer in model.layers:
-    if len(layer.losses) > len(_penalties(layer)):
-      keras_graph.refuse(
-        layer, 'adds a loss that is no regularizer of a weight'
-      )
     for module in keras_graph.layers_within(layer):
       reason = _reason_against(module, layer)
       if reason is not None:
         keras_graph.refuse(layer, reason)
+    if len(layer.losses) > len(_penalties(layer)):
+      keras_graph.refuse(
+        layer, 'adds a loss that is no regularizer of a weight'
+      )
   for node in nodes:
     if isinstance(
       node.layer, _BATCH_NORMALIZATION
