@@ -1,5 +1,6 @@
 """Tests of the flags that say which data a run has."""
 
+import csv
 import json
 
 import pytest
@@ -28,13 +29,42 @@ _FLAGS = (
 )
 
 
-def test_a_table_is_named_by_csv_and_its_columns(programs, table):
-  programs.succeed('train', *_FLAGS, '--dataset_label_column=ill')
+def _predictions(programs, *flags):
+  programs.succeed('predict', '--run_dir=run', '--output=out.csv', *flags)
+  with open(programs.directory / 'out.csv', newline='') as file:
+    return list(csv.DictReader(file))
+
+
+def test_a_model_of_a_table_is_for_new_rows(programs, table):
+  programs.succeed('train', *_FLAGS, '--dataset_label_column=kind')
   summary = json.loads(
     (programs.directory / 'run' / 'summary.json').read_text()
   )
   assert summary['dataset'] == 'tabular'
   assert summary['num_clients'] == 2
+  # Each row by its client's model; the label is there or not.
+  rows = _predictions(programs, '--input=table.csv')
+  assert [row['client'] for row in rows[:3]] == ['a', 'b', 'a']
+  assert [row['label'] for row in rows[:3]] == ['x', 'y', 'z']
+  for row in rows:
+    scores = {word: float(row[f'probability_{word}']) for word in 'xyz'}
+    assert max(scores, key=scores.get) == row['prediction']
+  new = [f'{i // 2 % 2},{i},{"xyz"[i % 3]}\n' for i in range(0, 20, 2)]
+  (programs.directory / 'new.csv').write_text(f'ill,age,kind\n{"".join(new)}')
+  programs.succeed(
+    'personalize',
+    '--run_dir=run',
+    '--clients_csv=new.csv',
+    '--num_epochs=1',
+    '--output_dir=new',
+  )
+  fitted = _predictions(
+    programs, '--input=new.csv', '--client=client', '--personal_models=new'
+  )
+  # They are rows of client a, from which they got a model of their own.
+  known = [row['label'] for row in rows[:20:2]]
+  assert [row['label'] for row in fitted] == known
+  assert fitted[0]['probability_x'] != rows[0]['probability_x']
 
 
 def test_a_column_that_is_not_there_is_one_line(programs, table):

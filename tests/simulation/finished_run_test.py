@@ -12,6 +12,7 @@ from tests.algorithms import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
+from tff_pfl.datasets.sources import csv_files, table_encoding
 from tff_pfl.models import domain_models, keras_bridge, zoo
 from tff_pfl.simulation import finished_run, run_config
 from tff_pfl.templates import personalization
@@ -141,6 +142,47 @@ def test_folder_without_a_run_and_run_of_the_library_are_refused(tmp_path, run):
     with pytest.raises(errors.RunError, match='a program of its own'):
       finished_run.FinishedRun(str(tmp_path / 'run'))
     gc.collect()
+
+
+def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
+  with finished_run.FinishedRun(directory) as run:
+    with pytest.raises(errors.RunError, match='run on a table .* on digits'):
+      run.encoding  # noqa: B018
+    run.data.encoding = 'of a table'
+    with pytest.raises(errors.RunError, match='no encoding.json.* Resume the'):
+      run.encoding  # noqa: B018
+
+
+def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
+  run, monkeypatch
+):
+  encoding = table_encoding.TableEncoding(
+    table_encoding.Columns('y', task='regression'),
+    numbers=['a', 'b'],
+    categories={},
+    grouped=[],
+    indicators=[],
+    classes=[],
+    domains=[],
+    means=[1, 0, 100],
+    deviations=[2, 1, 10],
+  )
+  model = zoo.linear(
+    collections.OrderedDict(
+      x=tf.TensorSpec([2], tf.float32), y=tf.TensorSpec([], tf.float32)
+    ),
+    None,
+  )
+  monkeypatch.setattr(finished_run.FinishedRun, 'model', model)
+  monkeypatch.setattr(finished_run, '_MAX_INPUTS', 4)
+  run.encoding = encoding
+  weights = {
+    'head/kernel': np.float32([[1], [2]]),
+    'head/bias': np.float32([0.5]),
+  }
+  table = csv_files.Table('', {'b': ['1', '0', ''], 'a': ['1', '3', '5']})
+  outputs = run.predict_rows(encoding.encode(table), weights)
+  np.testing.assert_allclose(outputs, [[125], [115], [125]])
 
 
 def test_run_that_has_committed_nothing_is_refused(tmp_path, runtime):
