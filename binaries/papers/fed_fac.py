@@ -144,18 +144,22 @@ FULL = (
   Sizes(dataset='mnist'),
   Sizes(dataset='digits', num_clients=20, num_new_clients=5, cohort_size=5),
 )
+# What sizes of minutes have in common.
+SMALL = {
+  'dataset': 'digits',
+  'num_clients': 10,
+  'cohort_size': 4,
+  'model_arguments': {'filters': (2, 4), 'widths': (8,)},
+  'num_rounds': 2,
+  'num_head_epochs': 1,
+  'num_seeds': 1,
+}
 FAST = Sizes(
-  dataset='digits',
-  num_clients=10,
+  **SMALL,
   num_new_clients=2,
-  cohort_size=4,
   thresholds={'dirichlet:0.5': 0.75},
-  model_arguments={'filters': (2, 4), 'widths': (8,)},
   swept_thresholds=(0.5, 0.9),
   swept_variances=(0.75, 0.85),
-  num_rounds=2,
-  num_head_epochs=1,
-  num_seeds=1,
 )
 
 BASELINES = (

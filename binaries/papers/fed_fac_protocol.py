@@ -143,30 +143,22 @@ LARGE_BUDGET_FULL = Sizes(
   num_rounds=80, num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
 )
 PRETRAINED_FULL = PretrainedSizes()
-# The sizes of minutes have in common:
-_FAST = {
-  'dataset': 'digits',
-  'num_clients': 10,
-  'cohort_size': 4,
-  'model_arguments': {'filters': (2, 4), 'widths': (8,)},
-  'num_rounds': 2,
-  'num_head_epochs': 1,
-  'num_seeds': 1,
-}
 STATISTICS_FAST = dataclasses.replace(
   STATISTICS_FULL,
   **{
-    **_FAST,
-    'model_arguments': {**_FAST['model_arguments'], 'normalization': 'batch'},
+    **fed_fac.SMALL,
+    'model_arguments': {
+      **fed_fac.SMALL['model_arguments'],
+      'normalization': 'batch',
+    },
   },
   num_new_clients=3,
 )
-EQUAL_CLIENTS_FAST = dataclasses.replace(
-  EQUAL_CLIENTS_FULL, **_FAST, partitions={'pi = 0.1': 'client_dirichlet:1'}
+EQUAL_CLIENTS_FAST = Sizes(
+  **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
 )
-PRETRAINED_FAST = dataclasses.replace(
-  PRETRAINED_FULL,
-  **_FAST,
+PRETRAINED_FAST = PretrainedSizes(
+  **fed_fac.SMALL,
   partitions={'pi = 0.1': 'client_dirichlet:0.5'},
   num_rounds_before=1,
   num_epochs_before=1,

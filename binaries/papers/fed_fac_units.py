@@ -49,6 +49,11 @@ _PEAK = 0.1
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
 _FED_FAC, _FED_AVG = 'FedFac', 'FedAvg'
+_LIKENESS, _SPECIFICITY, _OF_FED_AVG = (
+  'likeness to FedAvg',
+  'specificity',
+  "FedAvg's specificity",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,15 +101,7 @@ class FeaturesSizes(fed_fac.Sizes):
   num_shown_clients: int = 20
 
 
-FEATURES_FAST = FeaturesSizes(
-  dataset='digits',
-  num_clients=10,
-  cohort_size=4,
-  model_arguments={'filters': (2, 4), 'widths': (8,)},
-  num_rounds=2,
-  num_shown_clients=2,
-  num_seeds=1,
-)
+FEATURES_FAST = FeaturesSizes(**fed_fac.SMALL, num_shown_clients=2)
 
 
 def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
@@ -302,71 +299,50 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
           for client_id in run.data.client_ids[: sizes.num_shown_clients]
         ]
     scores = {
-      'likeness': [likeness(own, of_fed_avg) for own in of_clients],
-      'specificity': [
-        specificity(own.mean(axis=1), arrays.y_test) for own in of_clients
-      ],
-      'fed_avg_specificity': [
-        specificity(of_fed_avg.mean(axis=1), arrays.y_test)
-      ],
+      _LIKENESS: [likeness(own, of_fed_avg) for own in of_clients],
+      **{
+        score: [specificity(m.mean(axis=1), arrays.y_test) for m in several]
+        for score, several in (
+          (_SPECIFICITY, of_clients),
+          (_OF_FED_AVG, [of_fed_avg]),
+        )
+      },
     }
-    for name, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
-      yield {
-        'channels': name,
-        'seed': seed,
-        # Channels that are the same for all images show nothing.
-        **{
-          score: np.nanmean(np.array(values)[:, chosen])
-          for score, values in scores.items()
-        },
-      }
+    for channels, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
+      for score, values in scores.items():
+        yield {
+          'channels': channels,
+          'score': score,
+          'seed': seed,
+          # Channels that are the same for all images show nothing.
+          'value': np.nanmean(np.array(values)[:, chosen]),
+        }
 
 
 def features_claims(table: tables.Table, sizes: FeaturesSizes) -> paper.Claims:
   """What section 5.6 says of the two kinds of filters."""
   del sizes
-  yield claims.difference(
-    "Shared channels are more like FedAvg's than personal ones are: the "
-    'difference of correlations',
-    _FIGURE_10,
-    table.lead('likeness', _SHARED, _PERSONAL, by='channels'),
-  )
-  yield claims.difference(
-    'Personal channels tell classes apart better than shared ones: the '
-    'difference of the shares of variance that classes explain',
-    _FIGURE_10,
-    table.lead('specificity', _PERSONAL, _SHARED, by='channels'),
-  )
-  personal = table.where(channels=_PERSONAL)
-  yield claims.difference(
-    "They do so better than FedAvg's corresponding ones: the difference",
-    _FIGURE_10,
-    personal.values('specificity') - personal.values('fed_avg_specificity'),
-  )
-
-
-def draw_features(
-  table: tables.Table, sizes: FeaturesSizes, figure: Figure
-) -> None:
-  """Bars for both kinds of channels."""
-  panels.prepare(figure, 8, 4, sizes.num_seeds)
-  titles = {
-    'likeness': "Correlation with FedAvg's",
-    'specificity': 'Variance by classes',
-    'fed_avg_specificity': 'the same of FedAvg',
-  }
-  panels.draw_groups(
-    figure.subplots(),
-    tables.Table.from_rows(
-      {**row, 'score': title, 'value': row[column]}
-      for row in table.rows()
-      for column, title in titles.items()
+  for statement, lead in (
+    (
+      "Shared channels are more like FedAvg's than personal ones are: the "
+      'difference of correlations',
+      table.lead('value', _SHARED, _PERSONAL, by='channels', score=_LIKENESS),
     ),
-    'value',
-    group='score',
-    by='channels',
-    y_label='Mean over channels and clients',
-  )
+    (
+      'Personal channels tell classes apart better than shared ones: the '
+      'difference of the shares of variance that classes explain',
+      table.lead(
+        'value', _PERSONAL, _SHARED, by='channels', score=_SPECIFICITY
+      ),
+    ),
+    (
+      "They do so better than FedAvg's corresponding ones: the difference",
+      table.lead(
+        'value', _SPECIFICITY, _OF_FED_AVG, by='score', channels=_PERSONAL
+      ),
+    ),
+  ):
+    yield claims.difference(statement, _FIGURE_10, lead)
 
 
 EXPERIMENTS = (
@@ -387,7 +363,12 @@ EXPERIMENTS = (
     paper=_FIGURE_10,
     measure=measure_features,
     claims=features_claims,
-    draw=draw_features,
+    draw=panels.bars(
+      'value',
+      group='score',
+      by='channels',
+      y_label='Mean over channels and clients',
+    ),
     full={'cifar10': FeaturesSizes()},
     fast=FEATURES_FAST,
   ),

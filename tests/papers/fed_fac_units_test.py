@@ -3,7 +3,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac_units
 from tests.papers import untrained
-from tff_pfl.experiments import claims, tables
+from tff_pfl.experiments import claims
 
 _NEURONS, _FEATURES = fed_fac_units.EXPERIMENTS
 
@@ -62,20 +62,21 @@ def test_clients_train_alone_in_one_round_of_all():
 
 
 def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
-  table = tables.Table.from_rows(
+  likeness, specificity, of_fed_avg = (
+    'likeness to FedAvg',
+    'specificity',
+    "FedAvg's specificity",
+  )
+  table = untrained.table(
+    ('channels', 'score'),
     {
-      'channels': channels,
-      'seed': seed,
-      'likeness': likeness,
-      'specificity': specificity,
-      'fed_avg_specificity': 0.25,
-    }
-    for channels, likeness, specificity in (
-      ('shared', 0.75, 0.25),
-      ('personal', 0.5, 0.125),
-    )
-    for seed in range(5)
+      ('shared', likeness): 0.75,
+      ('personal', likeness): 0.5,
+      ('shared', specificity): 0.25,
+      ('personal', specificity): 0.125,
+      ('personal', of_fed_avg): 0.5,
+    },
+    'value',
   )
   found = list(_FEATURES.claims(table, _FEATURES.fast))
-  assert [claim.measured for claim in found] == [0.25, -0.125, -0.125]
-  _FEATURES.draw(table, _FEATURES.fast, Figure())
+  assert [claim.measured for claim in found] == [0.25, -0.125, -0.375]
