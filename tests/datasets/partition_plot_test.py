@@ -32,7 +32,32 @@ def test_many_clients_are_sampled_and_the_title_says_so():
   labels = [
     text.get_text() for text in figure.subfigs[0].axes[0].get_yticklabels()
   ]
-  assert labels[:3] == ['0', '50', '100']
+  assert labels[:3] == [dataset.client_ids[i] for i in (0, 50, 100)]
+
+
+def test_domains_are_shown_and_a_huge_client_leaves_the_others_visible():
+  sizes = [4] * 9 + [4000]
+  ids = np.repeat(np.arange(10), sizes)
+  dataset = federated_dataset.FederatedDataset.from_arrays(
+    np.zeros([len(ids), 2], np.float32),
+    np.arange(len(ids)) % 2,
+    keys=ids,
+    test_fraction=0.5,
+    domain=(np.arange(len(ids)) // 2) % 2,
+    domain_names=['the sea', 'a name that is far too long for a picture'],
+  )
+  figure = partition_plot.partition_figure(dataset)
+  by_class, by_domain, bars = figure.subfigs[0].axes[:3]
+  np.testing.assert_array_equal(
+    np.ma.filled(by_domain.images[0].get_array(), 0), dataset.domain_counts()
+  )
+  words = [text.get_text() for text in by_domain.get_xticklabels()]
+  assert words == ['the sea', 'a name that is …']
+  # On the scale of colors one example is not next to none.
+  image_of_classes = by_class.images[0]
+  assert image_of_classes.norm(1) == 0
+  assert image_of_classes.norm(2) > 0.05
+  assert bars.get_xscale() == 'log'
 
 
 def test_regression_dataset_is_drawn_as_bars(tmp_path):

@@ -107,7 +107,7 @@ def partition_figure(
           range(len(words)), map(_shortened, words), rotation=90
         )
     if image is not None:
-      _draw_scale(panel, image, axes)
+      _draw_scale(panel, image, axes, ' or '.join(maps[split]))
     _draw_bars(axes[-1], totals[split], split)
     axes[0].set_ylabel('client', fontsize=9, color=_TEXT)
     _label_clients(axes[0], subset.client_ids)
@@ -205,13 +205,15 @@ def _draw_map(
   return image
 
 
-def _draw_scale(panel: Any, image: Any, axes: Any) -> None:
+def _draw_scale(panel: Any, image: Any, axes: Any, kinds: str) -> None:
   """Draws which color stands for how many examples."""
   bar = panel.colorbar(
     image, ax=list(axes), location='bottom', shrink=0.6, aspect=30, pad=0.02
   )
-  bar.set_label('examples of a kind', fontsize=8, color=_TEXT)
-  if not isinstance(image.norm, colors.LogNorm):
+  bar.set_label(f'examples of a {kinds}', fontsize=8, color=_TEXT)
+  if isinstance(image.norm, colors.LogNorm):
+    _use_plain_powers(bar.ax.xaxis)
+  else:
     bar.locator = ticker.MaxNLocator(4, integer=True)
     bar.update_ticks()
   bar.ax.tick_params(labelsize=7, colors=_TEXT, length=2)
@@ -228,6 +230,7 @@ def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:
   axes.set_ylim(len(totals) - 0.5, -0.5)
   if is_skewed(totals):
     axes.set(xscale='log', xlim=(0.5, totals.max() * 1.5))
+    _use_plain_powers(axes.xaxis)
   else:
     axes.set_xlim(0, max(totals.max() * 1.05, 1))
     axes.xaxis.set_major_locator(ticker.MaxNLocator(2, integer=True))
@@ -237,6 +240,13 @@ def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:
   axes.set_xlabel('total', fontsize=9, color=_TEXT)
   axes.spines[['top', 'right', 'left']].set_visible(False)
   axes.spines['bottom'].set_color('#bbbbbb')
+
+
+def _use_plain_powers(axis: Any) -> None:
+  """Labels a logarithmic axis of counts without formulas."""
+  axis.set_major_locator(ticker.LogLocator(numticks=4))
+  axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:,g}'))
+  axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _label_clients(axes: Any, client_ids: Sequence[str]) -> None:
