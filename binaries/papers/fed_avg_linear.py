@@ -274,20 +274,6 @@ def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw_new_client(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """The error by number of samples."""
-  panels.prepare(figure, 6.4, 4.4, sizes.num_seeds)
-  panels.draw_curves(
-    figure.subplots(),
-    table,
-    'error',
-    over='num_samples',
-    x_label='Samples of the new client',
-    y_label=f'Error after {sizes.num_fine_tuning_steps} steps of fine-tuning',
-    log_y=True,
-  )
-
-
 EXPERIMENTS = (
   paper.Experiment(
     name='fedavg_linear_representation',
@@ -306,7 +292,13 @@ EXPERIMENTS = (
     paper=_FIGURE_3_RIGHT,
     measure=measure_new_client,
     claims=new_client_claims,
-    draw=draw_new_client,
+    draw=panels.curves(
+      'error',
+      over='num_samples',
+      x_label='Samples of the new client',
+      y_label='Error after fine-tuning',
+      log_y=True,
+    ),
     full={None: NEW_CLIENT_FULL},
     fast=NEW_CLIENT_FAST,
   ),

@@ -480,32 +480,13 @@ def ablation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw_ablation(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
-  """Bars of the mean over domains and the worst one."""
-  panels.prepare(figure, 9, 4.6, sizes.num_seeds)
-  titles = {'mean': 'Mean', 'min': 'Worst domain'}
-  scores = tables.Table.from_rows(
-    {**row, 'over': title, 'score': row[column]}
-    for row in table.rows()
-    for column, title in titles.items()
-  )
-  panels.draw_groups(
-    figure.subplots(),
-    scores,
-    'score',
-    group='method',
-    by='over',
-    y_label='Test accuracy or AUC',
-  )
-
-
 _experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
 _ablation = functools.partial(
   _experiment,
   paper='FedDAR, table 2',
   measure=measure_ablation,
   claims=ablation_claims,
-  draw=draw_ablation,
+  draw=draw_domains,
 )
 EXPERIMENTS = (
   _experiment(
