@@ -175,6 +175,29 @@ def test_partition_shows_which_classes_a_client_has(num_clients):
   assert totals.get_title('right') == 'new clients'
 
 
+def test_a_partition_shows_domains_and_a_huge_client_hides_no_other():
+  partition = results.Partition(
+    0,
+    ('a', 'b', 'c'),
+    0,
+    None,
+    (3, 5, 4000),
+    {'sea': (1, 2, 4000), 'hills': (2, 3, 0)},
+  )
+  totals, domains = pictures.partition_picture(partition).figure.axes
+  assert totals.get_yscale() == 'log'
+  (image,) = domains.images
+  np.testing.assert_array_equal(
+    image.get_array().filled(0), [[1, 2, 4000], [2, 3, 0]]
+  )
+  assert image.norm(3) > 0.1
+  labels = domains.get_yticklabels(), domains.get_xticklabels()
+  assert [[text.get_text() for text in some] for some in labels] == [
+    ['sea', 'hills'],
+    ['a', 'b', 'c'],
+  ]
+
+
 def test_partition_of_a_regression_has_the_totals_only():
   partition = results.Partition(0, ('a', 'b'), 0, None, (3, 5))
   (axes,) = pictures.partition_picture(partition).figure.axes

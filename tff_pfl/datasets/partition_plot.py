@@ -212,7 +212,7 @@ def _draw_scale(panel: Any, image: Any, axes: Any, kinds: str) -> None:
   )
   bar.set_label(f'examples of a {kinds}', fontsize=8, color=_TEXT)
   if isinstance(image.norm, colors.LogNorm):
-    _use_plain_powers(bar.ax.xaxis)
+    use_plain_powers(bar.ax.xaxis)
   else:
     bar.locator = ticker.MaxNLocator(4, integer=True)
     bar.update_ticks()
@@ -230,7 +230,7 @@ def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:
   axes.set_ylim(len(totals) - 0.5, -0.5)
   if is_skewed(totals):
     axes.set(xscale='log', xlim=(0.5, totals.max() * 1.5))
-    _use_plain_powers(axes.xaxis)
+    use_plain_powers(axes.xaxis)
   else:
     axes.set_xlim(0, max(totals.max() * 1.05, 1))
     axes.xaxis.set_major_locator(ticker.MaxNLocator(2, integer=True))
@@ -242,7 +242,7 @@ def _draw_bars(axes: Any, totals: np.ndarray, split: str) -> None:
   axes.spines['bottom'].set_color('#bbbbbb')
 
 
-def _use_plain_powers(axis: Any) -> None:
+def use_plain_powers(axis: Any) -> None:
   """Labels a logarithmic axis of counts without formulas."""
   axis.set_major_locator(ticker.LogLocator(numticks=4))
   axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:,g}'))

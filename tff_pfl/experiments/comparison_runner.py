@@ -14,6 +14,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
+
 from tff_pfl import errors
 from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import (
@@ -127,11 +129,17 @@ def _partition(comparison):
   )[0]
   data = trial.load_data(some)
   parts = [data.trained] if data.new is None else [data.trained, data.new]
-  counts = None
+  counts = domain_counts = None
   if data.trained.num_classes is not None:
     counts = tuple(
       tuple(row) for part in parts for row in part.class_counts().tolist()
     )
+  if data.trained.domain_names is not None:
+    of_domains = np.concatenate([part.domain_counts() for part in parts])
+    domain_counts = {
+      name: tuple(of_domains[:, m].tolist())
+      for m, name in enumerate(data.trained.domain_names)
+    }
   return results.Partition(
     seed=comparison.seeds[0],
     client_ids=tuple(i for part in parts for i in part.client_ids),
@@ -140,4 +148,5 @@ def _partition(comparison):
     num_train_examples=tuple(
       part.num_train_examples(i) for part in parts for i in part.client_ids
     ),
+    domain_counts=domain_counts,
   )

@@ -40,12 +40,15 @@ GLOBAL_COLOR = picture_style.COLORS[4]
 CONTEXT_COLOR = '#c4c4c4'
 # As many as there are colors to tell apart.
 _MAX_OVERVIEW_METHODS = len(picture_style.COLORS)
+# Of a picture that stands alone, in inches.
+_WIDE = 6.0
 # Where the axes of a panel are in it.
 _PANEL = (0.17, 0.2, 0.8, 0.76)
 # Beyond these a picture grows larger, not clearer.
 _MAX_CURVE_POINTS = 50
 _MAX_SCATTER_POINTS = 150
 _MAX_PARTITION_CLIENTS = 200
+_LONGEST_NAME = 12
 _COLORED = ('axes.label', 'axes.edge', 'text.', 'xtick.', 'ytick.')
 _STYLE = {
   **picture_style.PLAIN_TEXT,
@@ -180,7 +183,7 @@ def curves_overview(
   shown = list(curves)[:_MAX_OVERVIEW_METHODS]
   if not shown:
     return None
-  figure, axes = _figure(4.2, 3.4)
+  figure, axes = _figure(_WIDE, 3.4)
   for index, label in enumerate(shown):
     _draw_curve(axes, curves[label], picture_style.color(index), label=label)
   _finish_curves(axes, [curves[label] for label in shown], primary)
@@ -338,34 +341,47 @@ def _change_panel(method, scores, limits, primary):
 
 @_styled
 def partition_picture(partition: results_lib.Partition) -> Picture:
-  """How many training examples, and of which classes, clients hold.
+  """How many training examples, of which classes and domains, clients hold.
 
   Args:
     partition: The partition; beyond 200 clients, evenly spaced ones are shown.
   """
   totals = np.asarray(partition.num_train_examples)
   shown = partition_plot.equidistant(len(totals), _MAX_PARTITION_CLIENTS)
-  has_classes = partition.class_counts is not None
-  figure = Figure((4.2, 2.9 if has_classes else 1.5), layout='constrained')
-  heights = [1, 2] if has_classes else [1]
+  maps = {}
+  if partition.class_counts is not None:
+    maps['Class'] = np.asarray(partition.class_counts)[shown]
+  if partition.domain_counts is not None:
+    by_domain = list(partition.domain_counts.values())
+    maps['Domain'] = np.transpose(by_domain)[shown]
+  heights = [1, *(2 if kind == 'Class' else 1 for kind in maps)]
+  figure = Figure((_WIDE, 0.7 + 0.8 * sum(heights)), layout='constrained')
   rows = figure.subplots(
     len(heights), sharex=True, squeeze=False, height_ratios=heights
   )[:, 0]
   rows[0].bar(np.arange(len(shown)), totals[shown], color=PERSONAL_COLOR)
   rows[0].set_ylabel('Examples')
-  rows[0].yaxis.set_major_locator(ticker.MaxNLocator(3, integer=True))
+  if partition_plot.is_skewed(totals):
+    rows[0].set(yscale='log', ylim=(0.5, None))
+    partition_plot.use_plain_powers(rows[0].yaxis)
+  else:
+    rows[0].yaxis.set_major_locator(ticker.MaxNLocator(3, integer=True))
   picture_style.tidy(rows[0])
-  if has_classes:
-    _draw_classes(rows[1], np.asarray(partition.class_counts)[shown])
+  for axes, (kind, counts) in zip(rows[1:], maps.items()):
+    _draw_counts(axes, kind, counts)
+  if 'Domain' in maps:
+    names = [name[:_LONGEST_NAME] for name in partition.domain_counts]
+    rows[-1].set_yticks(range(len(names)), names)
   first_new = np.searchsorted(shown, len(totals) - partition.num_new_clients)
   if first_new < len(shown):
     for axes in rows:
       axes.axvline(first_new - 0.5, color=HURT_COLOR, linewidth=1)
     rows[0].set_title('new clients', loc='right', color=HURT_COLOR)
-  places = np.arange(0, len(shown), math.ceil(len(shown) / 8))
-  rows[-1].set_xticks(places, [f'{place:,}' for place in shown[places]])
+  places = np.arange(0, len(shown), math.ceil(len(shown) / 6))
+  names = [partition.client_ids[place] for place in shown[places]]
+  rows[-1].set_xticks(places, [name[:_LONGEST_NAME] for name in names])
   rows[-1].set(xlabel='Client', xlim=(-0.5, len(shown) - 0.5))
-  return Picture(figure, 'Training examples by client and class.')
+  return Picture(figure, 'Training examples by client, class and domain.')
 
 
 def _figure(
@@ -450,20 +466,24 @@ def _axis_label(
   return primary.label(of_what)
 
 
-def _draw_classes(axes: Axes, counts: np.ndarray) -> None:
-  """Draws the number of examples by class and client, darker for more."""
-  most = max(counts.max(), 1)
+def _draw_counts(axes: Axes, kind: str, counts: np.ndarray) -> None:
+  """Draws the number of examples by kind and client, darker for more."""
+  scale = partition_plot.norm(counts)
+  if not partition_plot.is_skewed(counts):
+    # A single example is to be seen, too.
+    scale.vmin = -scale.vmax / 4
   # Not resampled: the browser scales the few pixels that there are.
   axes.imshow(
     np.ma.masked_equal(counts.T, 0),
     cmap='Blues',
-    # A single example is to be seen, too.
-    vmin=-most / 4,
-    vmax=most,
+    norm=scale,
     aspect='auto',
     interpolation='none',
   )
-  axes.set_ylabel('Class')
+  axes.set_ylabel(kind)
   axes.yaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
   axes.spines[:].set_visible(False)
-  axes.set_title(f'Training examples of a class: none to {most:,}', loc='left')
+  axes.set_title(
+    f'Training examples of a {kind.lower()}: none to {counts.max():,}',
+    loc='left',
+  )

@@ -215,6 +215,8 @@ class Partition:
       training.
     class_counts: Training examples `[clients][classes]`; None for regression.
     num_train_examples: Training examples `[clients]`.
+    domain_counts: Name of each domain to its training examples `[clients]`;
+      None for data without domains.
   """
 
   seed: int
@@ -222,6 +224,7 @@ class Partition:
   num_new_clients: int
   class_counts: Optional[tuple[tuple[int, ...], ...]]
   num_train_examples: tuple[int, ...]
+  domain_counts: Optional[Mapping[str, tuple[int, ...]]] = None
 
 
 @dataclasses.dataclass(frozen=True)
