@@ -186,26 +186,26 @@ def _variants(run):
   return variants
 
 
-def _table(rows):
+def _table(rows, metric):
+  """The means of a metric over clients, for each setting."""
   settings = {}
   for row in rows:
     settings.setdefault((row['samples'], row['epochs']), []).append(row)
   lines = []
   for (samples, epochs), members in settings.items():
     scored = [row for row in members if row['num_test_examples']]
-    after = [row.get('after/accuracy') for row in scored]
-    known = bool(after) and after[0] is not None
+    after = [row[f'after/{metric}'] for row in scored]
     # An ensemble has no score before it.
-    before = [row.get('before/accuracy') for row in scored]
+    before = [row.get(f'before/{metric}') for row in scored]
     lines.append(
       {
         'samples': samples,
         'epochs': epochs,
         'clients': len(scored),
-        'accuracy': float(np.mean(after)) if known else None,
-        'std': float(np.std(after)) if known else None,
-        'accuracy_before': float(np.mean(before))
-        if known and None not in before
+        metric: float(np.mean(after)) if scored else None,
+        'std': float(np.std(after)) if scored else None,
+        f'{metric}_before': float(np.mean(before))
+        if scored and None not in before
         else None,
         'loss': float(np.mean([row['after/loss'] for row in scored]))
         if scored
@@ -234,6 +234,7 @@ def main() -> None:
     clients = _load_clients(run)
     client_population.check_test_examples(clients)
     variants = _variants(run)
+    metric = run.model.primary_metric.name
     runtime_options = runtime_flags.options()
     # Before the work, so that a folder that cannot be written to costs nothing.
     os.makedirs(
@@ -251,7 +252,7 @@ def main() -> None:
     finished_run.save_personal_model(
       finished_run.personal_model_path(output_dir, client_id), weights
     )
-  table = _table(rows)
+  table = _table(rows, metric)
   summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
   summary_lib.write_json(
     os.path.join(output_dir, 'new_clients.json'),

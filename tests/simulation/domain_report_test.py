@@ -1,5 +1,4 @@
-import pytest
-
+from tff_pfl.models import split_model
 from tff_pfl.simulation import domain_report
 
 
@@ -128,20 +127,30 @@ def test_the_table_of_a_regression_has_its_metrics():
   domains = domain_report.over_rounds([evaluation], 1)
   rows = _cells(domain_report.table(domains, 'last 10\nrounds'))
   assert rows['sea'] == ['40', '1.000', '1.000', '0.5000', '0.5000']
-  assert domain_report.bars(domains) == {}
+  (metric, models), *others = domain_report.bars(
+    domains, split_model.LOSS
+  ).items()
+  assert (metric, list(models), others) == (
+    split_model.LOSS,
+    ['personal model'],
+    [],
+  )
+  assert models['personal model']['sea'] == 1.0
 
 
 def test_bars_are_of_domains_with_test_examples():
-  assert domain_report.bars(_domains()) == {
-    'accuracy': {
+  assert domain_report.bars(_domains(), split_model.ACCURACY) == {
+    split_model.ACCURACY: {
       'global model': {'sea': 0.25, 'hills': 0.125},
       'personal model': {'sea': 0.75, 'hills': 0.25},
     },
     # Where both are the same there is one.
-    'AUC': {'global model': {'sea': 0.75, 'hills': None}},
+    split_model.PrimaryMetric('AUC', True): {
+      'global model': {'sea': 0.75, 'hills': None}
+    },
   }
 
 
-@pytest.mark.parametrize('metric', ['accuracy', 'AUC'])
-def test_bars_without_a_global_model_are_of_the_personal_one(metric):
-  assert list(domain_report.bars(_domains(False))[metric]) == ['personal model']
+def test_bars_without_a_global_model_are_of_the_personal_one():
+  bars = domain_report.bars(_domains(False), split_model.ACCURACY)
+  assert [list(models) for models in bars.values()] == [['personal model']] * 2

@@ -69,7 +69,9 @@ def test_names_are_not_taken_for_formulas(tmp_path):
       tmp_path / 'b.png', [0.5], [0.5], (name, name), title=name
     )
     plots.plot_domains(
-      tmp_path / 'c.png', {name: {name: {name: 0.5, 'b': 1.0}}}, title=name
+      tmp_path / 'c.png',
+      {split_model.LOSS: {name: {name: 0.5, 'b': 1.0}}},
+      title=name,
     )
     for picture in 'abc':
       read(tmp_path / f'{picture}.png')
@@ -121,11 +123,11 @@ def test_domains_have_a_bar_for_each_model(tmp_path):
   plots.plot_domains(
     path,
     {
-      'accuracy': {
+      split_model.ACCURACY: {
         'global model': {'sea': 0.5, 'hills': 0.25},
         'personal model': {'sea': 0.75, 'hills': 1.0},
       },
-      'AUC': {
+      split_model.PrimaryMetric('AUC', True): {
         'global model': {'sea': 0.5, 'hills': None},
         'personal model': {'sea': 0.75, 'hills': None},
       },
@@ -145,5 +147,7 @@ def test_domains_have_a_bar_for_each_model(tmp_path):
 @pytest.mark.parametrize('num_domains', [1, 60])
 def test_any_number_of_domains_is_drawn(tmp_path, num_domains):
   values = {f'domain {i}': 0.5 for i in range(num_domains)}
-  plots.plot_domains(tmp_path / 'd.png', {'accuracy': {'one': values}})
+  plots.plot_domains(
+    tmp_path / 'd.png', {split_model.ACCURACY: {'one': values}}
+  )
   assert num_pixels(read(tmp_path / 'd.png'), plots._AFTER_COLOR) > 1000

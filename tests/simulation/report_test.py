@@ -285,7 +285,7 @@ def test_data_with_domains_have_them_in_the_summary_and_files(
   assert rows[0]['personal/accuracy/last_10_mean'] == '0.375'
   assert rows[2]['personal/accuracy/last'] == ''
   assert drawn == {
-    'accuracy': {'personal model': {'sea': 0.25, 'hills': 0.125}}
+    split_model.ACCURACY: {'personal model': {'sea': 0.25, 'hills': 0.125}}
   }
   assert report.domain_tables([summary, summary]).count('by domain') == 2
 

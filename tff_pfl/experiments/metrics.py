@@ -219,6 +219,6 @@ def _of_domains(name, score, recent):
         f'{key} {score.title} over domains, {rounds}',
         f"{which} of the domains' {score.title}, {when}; a domain's is that of "
         "the personal models on all clients' test examples of the domain.",
-        'accuracy' if name == 'auc' else unit_of(score),
+        unit_of(score),
         score.higher_is_better,
       )

@@ -83,7 +83,7 @@ class PrimaryMetric(NamedTuple):
   @property
   def is_fraction(self) -> bool:
     """Whether it is shown in percent, as accuracies are."""
-    return 'accuracy' in self.name
+    return 'accuracy' in self.name or self.name == 'AUC'
 
   def label(self, of_what: str = '') -> str:
     """The label of an axis of test scores, such as those " of the client"."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pfl.evaluation import two_class_scores
+from tff_pfl.models import split_model
 from tff_pfl.simulation import summary as summary_lib
 
 # Of each metric, what there is besides the domains' values: name and title.
@@ -16,7 +17,10 @@ _OVERALL = {
   'client_mean': 'mean over clients',
 }
 # What tables and pictures show where there is any, best known first.
-_TITLES = {'accuracy': 'accuracy', two_class_scores.AUC: 'AUC'}
+_SHOWN = {
+  'accuracy': split_model.ACCURACY,
+  two_class_scores.AUC: split_model.PrimaryMetric('AUC', True),
+}
 _LAST, _LAST_10 = 'last', 'last_10_mean'
 
 
@@ -93,7 +97,8 @@ def table(domains: Mapping[str, Any], recent: str) -> str:
     recent: What the columns of `last_10_mean` are called.
   """
   headers, columns = [], []
-  for metric, title in _shown(domains).items():
+  for metric in _known(domains) or domains['personal']:
+    title = _SHOWN[metric].title if metric in _SHOWN else metric
     for model, which, header in (
       ('personal', _LAST, f'personal\n{title}'),
       ('personal', _LAST_10, recent),
@@ -115,34 +120,38 @@ def table(domains: Mapping[str, Any], recent: str) -> str:
   )
 
 
-def bars(domains: Mapping[str, Any]) -> dict[str, dict]:
+def bars(
+  domains: Mapping[str, Any], primary: split_model.PrimaryMetric
+) -> dict[split_model.PrimaryMetric, dict]:
   """The panels for `plots.plot_domains`, from what `over_rounds` returns.
 
+  Args:
+    primary: What is shown where there is neither accuracy nor AUC.
+
   Returns:
-    From title of accuracy and AUC, those that there are, to a dict from name of
-    a model to its newest value of each domain. Domains without test examples
-    are left out, and so is the personal model where it is the global one.
+    From accuracy and AUC, those that there are, to a dict from name of a model
+    to its newest value of each domain. Domains without test examples are left
+    out, and so is the personal model where it is the global one.
   """
   panels = {}
-  for metric, title in _shown(domains).items():
-    if metric in _TITLES:
-      models = {
-        model: {
-          name: domains[model][metric]['by_domain'][name][_LAST]
-          for name, count in domains['num_test_examples'].items()
-          if count
-        }
-        for model in ('global', 'personal')
-        if domains[model] is not None
+  for key in _known(domains) or [primary.name]:
+    models = {
+      model: {
+        name: domains[model][key]['by_domain'][name][_LAST]
+        for name, count in domains['num_test_examples'].items()
+        if count
       }
-      if models['personal'] == models.get('global'):
-        del models['personal']
-      panels[title] = {f'{model} model': v for model, v in models.items()}
+      for model in ('global', 'personal')
+      if domains[model] is not None
+    }
+    if models['personal'] == models.get('global'):
+      del models['personal']
+    panels[_SHOWN.get(key, primary)] = {
+      f'{model} model': v for model, v in models.items()
+    }
   return panels
 
 
-def _shown(domains):
-  """Metric to title of the metrics that are shown."""
-  metrics = domains['personal']
-  scores = {name: _TITLES[name] for name in _TITLES if name in metrics}
-  return scores or {name: name for name in metrics}
+def _known(domains):
+  """The metrics that are shown, of those of any data."""
+  return [name for name in _SHOWN if name in domains['personal']]

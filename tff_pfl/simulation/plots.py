@@ -124,17 +124,18 @@ def plot_client_distribution(
 @matplotlib.rc_context(picture_style.PLAIN_TEXT)
 def plot_domains(
   path: _Path,
-  panels: Mapping[str, Mapping[str, Mapping[str, Optional[float]]]],
+  panels: Mapping[
+    split_model.PrimaryMetric, Mapping[str, Mapping[str, Optional[float]]]
+  ],
   *,
   title: str = '',
 ) -> None:
   """Draws scores by domain as a PNG file, a bar for each model and domain.
 
   Args:
-    panels: From name of a score, such as "accuracy", to a dict from name of a
-      model to its score in each domain, in [0, 1]; None leaves a gap. There is
-      at least one panel, all have the same domains, and of models there are at
-      most two.
+    panels: From a metric to a dict from name of a model to its value in each
+      domain; None leaves a gap. There is at least one panel, all have the same
+      domains, and of models there are at most two.
   """
   num_models = max(map(len, panels.values()))
   first_panel = next(iter(panels.values()))
@@ -147,9 +148,9 @@ def plot_domains(
     layout='constrained',
   )
   columns = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-  for axes, (score, models) in zip(columns, panels.items()):
-    _draw_bars(axes, models)
-    axes.set_xlabel(f'Test {score} of the domain (%)')
+  for axes, (metric, models) in zip(columns, panels.items()):
+    _draw_bars(axes, models, metric)
+    axes.set_xlabel(metric.label(' of the domain'))
   columns[0].set_yticks(range(len(names)), names)
   columns[0].invert_yaxis()
   figure.suptitle(title)
@@ -157,7 +158,9 @@ def plot_domains(
 
 
 def _draw_bars(
-  axes: Axes, models: Mapping[str, Mapping[str, Optional[float]]]
+  axes: Axes,
+  models: Mapping[str, Mapping[str, Optional[float]]],
+  metric: split_model.PrimaryMetric,
 ) -> None:
   """Draws a group of bars for each domain, a bar of it for each model."""
   height = 0.8 / len(models)
@@ -172,14 +175,17 @@ def _draw_bars(
     )
     axes.bar_label(
       bars,
-      ['' if math.isnan(v) else f'{v:.1%}' for v in known],
+      ['' if math.isnan(v) else metric.text(v) for v in known],
       padding=3,
       fontsize='small',
       color=picture_style.TEXT_COLOR,
     )
-  # Room for the labels, and for all of [0, 1], as bars begin at 0.
-  axes.set_xlim(0, 1.12)
-  picture_style.use_percent(axes.xaxis)
+  # Room for the labels and, as bars begin at 0, for all of [0, 1].
+  if metric.is_fraction:
+    axes.set_xlim(0, 1.12)
+    picture_style.use_percent(axes.xaxis)
+  else:
+    axes.margins(x=0.15)
   picture_style.tidy(axes)
   axes.grid(visible=False, axis='y')
   axes.tick_params(axis='y', length=0)

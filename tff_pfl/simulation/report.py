@@ -73,10 +73,11 @@ def write_report(
     summary_lib.write_csv(
       path(PER_DOMAIN_NAME), domain_report.rows(summary['domains'])
     )
-    panels = domain_report.bars(summary['domains'])
-    # None for regression.
-    if panels:
-      plots.plot_domains(path(DOMAINS_PLOT_NAME), panels, title=title)
+    plots.plot_domains(
+      path(DOMAINS_PLOT_NAME),
+      domain_report.bars(summary['domains'], metric),
+      title=title,
+    )
   summary_lib.write_csv(
     path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
   )
