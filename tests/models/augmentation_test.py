@@ -1,4 +1,4 @@
-"""Random changes of images, in training only."""
+"""Random changes of examples, in training only."""
 
 import collections
 
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl.client import vectorization  # noqa: F401 (adds rules)
-from tff_pfl.models import augmentation, split_model, zoo
+from tff_pfl.models import augmentation, randomness, split_model, zoo
 
 _SEED = tf.constant([3, 4])
 
@@ -104,3 +104,22 @@ def test_other_forms_are_refused(spec):
 def test_only_images_are_changed(shape, dtype):
   with pytest.raises(ValueError, match='that are no images'):
     augmentation.augmented(_model(shape, dtype), 'flip')
+
+
+def test_a_function_changes_examples_in_training_only_by_the_seed():
+  def shift(x, seed):
+    return x + randomness.uniform(seed, tf.shape(x))
+
+  model = augmentation.augmented(_model((7,)), shift)
+  x = tf.zeros([3, 7])
+  weights = model.initial_weights
+  plain, first, again, other = (
+    model.forward(weights, x, mode)[0]
+    for mode in (
+      split_model.INFERENCE,
+      *(split_model.Mode(True, tf.constant([1, k])) for k in (2, 2, 3)),
+    )
+  )
+  np.testing.assert_array_equal(plain, _model((7,)).forward(weights, x)[0])
+  np.testing.assert_array_equal(first, again)
+  assert not np.allclose(first, plain) and not np.allclose(first, other)

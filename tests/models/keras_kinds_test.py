@@ -5,8 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
+from tff_pfl import datasets
+from tff_pfl.algorithms import registry
 from tff_pfl.client import objectives
 from tff_pfl.models import copies, keras_bridge
+from tff_pfl.simulation import experiment, finished_run
 
 keras = tf.keras
 layers = tf.keras.layers
@@ -186,6 +189,41 @@ def test_two_inputs_are_divided_at_a_cut_and_named_as_in_keras():
   x = {k: tf.ones([2, *v.shape]) for k, v in spec.items()}
   features, _ = bridged.body(bridged.initial_weights, x)
   assert features.shape == [2, 8]
+
+
+def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
+  rng = np.random.default_rng(0)
+  x = {'right': rng.normal(size=[40, 3]), 'left': rng.normal(size=[40, 4])}
+  y = np.arange(40) % 3
+  data = datasets.FederatedDataset.from_arrays(
+    x, y, num_clients=2, transform=lambda x: {k: v / 2 for k, v in x.items()}
+  )
+  assert repr(data).endswith("x={'left': [4], 'right': [3]})")
+  examples = data.train('client_0')
+  assert [list(v.shape) for v in examples.x.values()] == [[16, 4], [16, 3]]
+  model = _two_inputs(list)
+  bridged = keras_models.bridge(model)
+  process = registry.build('fed_rep', bridged)
+  arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
+  experiment.run(process, data, output_dir=str(tmp_path / 'run'), **arguments)
+  weights = finished_run.personal_weights(
+    str(tmp_path / 'run'), process, data, 'client_0'
+  )
+  keras_bridge.to_keras(model, weights)
+  np.testing.assert_allclose(
+    finished_run.predict(bridged, weights, examples.x),
+    tf.nn.softmax(model(examples.x)),
+    rtol=1e-5,
+  )
+  with pytest.raises(ValueError, match='dict of the inputs left, right, found'):
+    finished_run.predict(bridged, weights, examples.x['left'])
+  other = datasets.FederatedDataset.from_arrays(x['left'], y, num_clients=2)
+  with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
+    experiment.run(process, other, output_dir=str(tmp_path / 'o'), **arguments)
+  with pytest.raises(ValueError, match=r'as long as `x` \(5 examples\)'):
+    datasets.FederatedDataset.from_arrays(
+      {**x, 'left': x['left'][:5]}, y, num_clients=2
+    )
 
 
 def test_one_of_several_outputs_is_chosen():

@@ -39,6 +39,7 @@ def test_numbers_are_the_same_with_xla():
       randomness.fold_in(seed, 3, 4),
       randomness.keep_mask(seed, [33, 7], 0.3),
       randomness.permutations(seed, 3, 64, 40),
+      randomness.uniform(seed, [50]),
     )
 
   plain = tf.function(draw)(SEED)
@@ -141,3 +142,11 @@ def test_every_position_is_equally_likely():
   # 4000 / 4 = 1000 for each pair; a standard deviation is 27.
   counts = np.stack([np.bincount(rows[:, i], minlength=4) for i in range(4)])
   assert np.all(abs(counts - 1000) < 140), counts
+
+
+def test_uniform_numbers_are_between_0_and_1_and_of_the_same_density():
+  values = randomness.uniform(SEED, [4000]).numpy()
+  assert 0 < values.min() and values.max() < 1
+  counts, _ = np.histogram(values, 8, (0, 1))
+  # 500 each, with a standard deviation of 21.
+  assert np.all(abs(counts - 500) < 84)

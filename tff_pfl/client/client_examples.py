@@ -26,9 +26,9 @@ def no_examples(
 ) -> example_tensors.ExampleTensors:
   """The examples of a client that has none, with one example's spec."""
   return example_tensors.from_arrays(
-    collections.OrderedDict(
-      (name, np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype))
-      for name, spec in element_spec.items()
+    tf.nest.map_structure(
+      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
+      element_spec,
     )
   )
 

@@ -64,8 +64,12 @@ def fewest_examples(capacity: tf.Tensor) -> tf.Tensor:
 
 def batched_spec(element_spec) -> collections.OrderedDict:
   """The spec of batches `[None, ...]` of elements with `element_spec`."""
+
+  def batched(spec):
+    return tf.TensorSpec([None, *spec.shape], spec.dtype)
+
   return collections.OrderedDict(
-    (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
+    (name, tf.nest.map_structure(batched, spec))
     for name, spec in element_spec.items()
   )
 
@@ -82,8 +86,9 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
   """Pads a client's examples, in the host's memory.
 
   Args:
-    arrays: `x` `[n, ...]`, `y` `[n, ...]` and, where examples have a domain,
-      `domain`, int32 `[n]`; there may be no example.
+    arrays: `x` `[n, ...]` or a structure of such arrays, `y` `[n, ...]` and,
+      where examples have a domain, `domain`, int32 `[n]`; there may be no
+      example.
 
   Returns:
     The examples in their order, padded with zeros; with domains, `x` is what
@@ -99,7 +104,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
     return tf.constant(padded)
 
   with tf.device('CPU'):
-    x, y = domains.join({name: pad(arrays[name]) for name in arrays})
+    x, y = domains.join(tf.nest.map_structure(pad, dict(arrays)))
     return ExampleTensors(x, y, tf.constant(number, tf.int32))
 
 
@@ -119,14 +124,16 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
   # Reading one element is many times faster than a loop over them, but there
   # must be one: a row after the last makes sure of it.
   sentinel = tf.data.Dataset.from_tensors(
-    collections.OrderedDict(
-      (name, tf.zeros([1, *spec.shape], spec.dtype))
-      for name, spec in element_spec.items()
+    tf.nest.map_structure(
+      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), element_spec
     )
   )
   whole = dataset.concatenate(sentinel).rebatch(tf.int32.max)
   rows = whole.get_single_element()
-  rows = {name: rows[name][:-1] for name in element_spec}
+  rows = {
+    name: tf.nest.map_structure(lambda value: value[:-1], rows[name])
+    for name in element_spec
+  }
   num_examples = tf.shape(rows['y'])[0]
   padding = bucket_size(num_examples) - num_examples
 
@@ -135,7 +142,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
     # A loaded graph would know less of the shape than tracing does.
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
-  x, y = domains.join({name: pad(value) for name, value in rows.items()})
+  x, y = domains.join(tf.nest.map_structure(pad, rows))
   return ExampleTensors(x, y, num_examples)
 
 

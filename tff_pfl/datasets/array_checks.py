@@ -1,8 +1,11 @@
 """Checks of what users hand over as examples; nothing is silently mended."""
 
+import collections
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
+import tree
 
 from tff_pfl import errors
 from tff_pfl.datasets import partitioning
@@ -43,11 +46,17 @@ def check_arrays(
   if has_test:
     x_test, y_test = _check_split(x_test, y_test, '_test', num_classes)
     for part, name, like in ((x_test, 'x', x), (y_test, 'y', y)):
+      found, wanted = (
+        tree.map_structure(
+          lambda array: f'{(None, *array.shape[1:])} and {array.dtype}', arrays
+        )
+        for arrays in (part, like)
+      )
       errors.expect(
-        (part.shape[1:], part.dtype) == (like.shape[1:], like.dtype),
+        found == wanted,
         f'{name}_test',
-        f'of shape {(None, *like.shape[1:])} and {like.dtype} like `{name}`',
-        (part.shape, str(part.dtype)),
+        f'of shape {wanted} like `{name}`',
+        found,
       )
   if num_classes is None:
     num_classes = _infer_num_classes(y, y_test if has_test else y)
@@ -60,15 +69,16 @@ def check_arrays(
 
 def _check_split(
   x: Any, y: Any, suffix: str, num_classes: Optional[int]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Any, np.ndarray]:
   x = check_inputs(x, f'x{suffix}')
   y = check_targets(y, f'y{suffix}', num_classes)
-  errors.expect(
-    len(x) == len(y),
-    f'y{suffix}',
-    f'as long as `x{suffix}` ({len(x)} examples)',
-    len(y),
-  )
+  for array in tree.flatten(x):
+    errors.expect(
+      len(array) == len(y),
+      f'y{suffix}',
+      f'as long as `x{suffix}` ({len(array)} examples)',
+      len(y),
+    )
   return x, y
 
 
@@ -110,15 +120,22 @@ def _check_finite(array: np.ndarray, name: str) -> None:
   )
 
 
-def check_inputs(value: Any, name: str) -> np.ndarray:
+def check_inputs(value: Any, name: str) -> Any:
   """Returns inputs `[examples, ...]`, floats as float32, others as they are.
 
   Args:
-    value: Numbers; copied only where the dtype changes.
+    value: Numbers, or several kinds of inputs by name, a dict; copied only
+      where the dtype changes.
 
   Raises:
     ValueError: It is not a rectangular array of finite numbers.
   """
+  if isinstance(value, Mapping):
+    errors.expect(value, name, 'at least one kind of inputs', value)
+    return collections.OrderedDict(
+      (key, check_inputs(value[key], f'{name}[{key!r}]'))
+      for key in sorted(value)
+    )
   array = _as_array(value, name)
   _check_finite(array, name)
   if array.dtype.kind == 'f' and array.dtype != np.float32:

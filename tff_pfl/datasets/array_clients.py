@@ -5,6 +5,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
+import tree
 from absl import logging
 
 from tff_pfl import errors
@@ -26,7 +27,7 @@ def divide(
     The partition, and what its clients are called.
   """
   errors.expect_int('seed', seed, 0)
-  errors.expect(len(pool.x), 'x', 'at least one example', 'none')
+  errors.expect(len(pool.y), 'x', 'at least one example', 'none')
   if keys is None:
     errors.expect(
       keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
@@ -153,9 +154,9 @@ def clients_of(
     f'{len(parts.train_indices)} ids, one per client',
     len(client_ids),
   )
-  sample = pool.x[:1]
+  sample = tree.map_structure(lambda array: array[:1], pool.x)
   if transform is not None:
-    sample = np.asarray(transform(sample))
+    sample = tree.map_structure(np.asarray, transform(sample))
   train, test = (
     examples_lib.ArraySource(*fields, transform, num_overlapping)
     for fields in (
@@ -166,7 +167,9 @@ def clients_of(
   return dict(
     client_ids=client_ids,
     element_spec=examples_lib.element_spec(
-      tf.TensorSpec(sample.shape[1:], sample.dtype),
+      tree.map_structure(
+        lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
+      ),
       tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
       has_domain=pool.domain is not None,
     ),

@@ -174,15 +174,16 @@ def to_client_data(
   """
 
   def fields_of(client_id: tf.Tensor) -> list[np.ndarray]:
-    return list(examples_of(client_id.numpy().decode()).as_dict().values())
+    return tf.nest.flatten(examples_of(client_id.numpy().decode()).as_dict())
 
   def dataset_of(client_id: Any) -> tf.data.Dataset:
-    dtypes = [spec.dtype for spec in element_spec.values()]
+    specs = tf.nest.flatten(element_spec)
+    dtypes = [spec.dtype for spec in specs]
     fields = tf.py_function(fields_of, [client_id], dtypes)
-    for field, spec in zip(fields, element_spec.values()):
+    for field, spec in zip(fields, specs):
       field.set_shape([None, *spec.shape])
     return tf.data.Dataset.from_tensor_slices(
-      collections.OrderedDict(zip(element_spec, fields))
+      tf.nest.pack_sequence_as(element_spec, fields)
     )
 
   return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(

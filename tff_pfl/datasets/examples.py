@@ -4,14 +4,15 @@ import abc
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
+import tree
 
 from tff_pfl import errors
 
-Transform = Callable[[np.ndarray], np.ndarray]
+Transform = Callable[[Any], Any]
 _INT32_SCALAR = tf.TensorSpec((), tf.int32)
 
 
@@ -22,16 +23,16 @@ class Examples(NamedTuple):
   examples.
 
   Attributes:
-    x: Inputs, `[n, ...]`.
+    x: Inputs, `[n, ...]`, or several kinds of them by name.
     y: Labels (int32) or targets (float32), `[n, ...]`.
     domain: Domain ids, int32 `[n]`; None in a dataset without domains.
   """
 
-  x: np.ndarray
+  x: Any
   y: np.ndarray
   domain: Optional[np.ndarray] = None
 
-  def as_dict(self) -> 'collections.OrderedDict[str, np.ndarray]':
+  def as_dict(self) -> 'collections.OrderedDict[str, Any]':
     """Returns the fields that there are by name, `domain` only if it is."""
     return collections.OrderedDict(
       (name, array)
@@ -46,7 +47,7 @@ class Examples(NamedTuple):
       indices: Their positions, int `[k]`, or a mask, bool `[n]`.
     """
     return Examples(
-      **{name: array[indices] for name, array in self.as_dict().items()}
+      **tree.map_structure(lambda array: array[indices], self.as_dict())
     )
 
 
@@ -56,12 +57,12 @@ def num_examples(examples: Examples) -> int:
 
 
 def element_spec(
-  x: tf.TensorSpec, y: tf.TensorSpec = _INT32_SCALAR, has_domain: bool = False
-) -> 'collections.OrderedDict[str, tf.TensorSpec]':
+  x: Any, y: tf.TensorSpec = _INT32_SCALAR, has_domain: bool = False
+) -> 'collections.OrderedDict[str, Any]':
   """Returns the spec of one example, without a batch dimension.
 
   Args:
-    x: What the input is.
+    x: What the input is, or each of several by name.
     y: What the label or target is; by default a class label.
     has_domain: Whether there is a domain id, int32.
   """
@@ -105,9 +106,10 @@ class ExampleSource(abc.ABC):
 
   def content(self, position: int) -> Iterator[bytes]:
     """Yields the content of a client's examples, for a checksum."""
-    for name, array in self.examples(position).as_dict().items():
-      yield f'{name} {array.dtype} {array.shape}'.encode()
-      yield array.tobytes()
+    for name, arrays in self.examples(position).as_dict().items():
+      for path, array in tree.flatten_with_path(arrays):
+        yield f'{"/".join((name, *path))} {array.dtype} {array.shape}'.encode()
+        yield array.tobytes()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,17 +117,19 @@ class ArraySource(ExampleSource):
   """Clients as index arrays into central arrays, of which nothing is copied.
 
   Attributes:
-    x: Inputs of all clients, `[n, ...]`.
+    x: Inputs of all clients, `[n, ...]`, or several kinds of them by name.
     y: Labels of all clients, `[n, ...]`.
     indices: Per client an integer array of positions in `x` and `y`.
     domain: Domain ids of all clients' examples, int32 `[n]`; None without.
     transform: Applied to a client's `[k, ...]` inputs when they are asked for,
-      so that `x` can stay in its compact form. It must work example by example.
-      None for the inputs as they are. One that reads files has a method
+      so that `x` can stay in its compact form; to those for training and for
+      tests alike, once for all rounds. So it is no place for random changes,
+      see `models.augmentation`. It must work example by example. None for the
+      inputs as they are. One that reads files has a method
       `content` that yields the bytes of those of inputs `[k, ...]`.
   """
 
-  x: np.ndarray
+  x: Any
   y: np.ndarray
   indices: Sequence[np.ndarray]
   domain: Optional[np.ndarray] = None
@@ -136,15 +140,16 @@ class ArraySource(ExampleSource):
   def examples(self, position: int) -> Examples:
     """Slices and transforms the client's examples."""
     indices = self.indices[position]
-    x = self.x[indices]
+    x = tree.map_structure(lambda array: array[indices], self.x)
     if self.transform is not None:
-      x = np.asarray(self.transform(x))
-      errors.expect(
-        x.ndim >= 1 and len(x) == len(indices),
-        'transform(x)',
-        f'{len(indices)} examples, as many as it was given',
-        x.shape,
-      )
+      x = tree.map_structure(np.asarray, self.transform(x))
+      for array in tree.flatten(x):
+        errors.expect(
+          array.shape[:1] == (len(indices),),
+          'transform(x)',
+          f'{len(indices)} examples, as many as it was given',
+          array.shape,
+        )
     return Examples(x, self.y[indices], self.domains(position))
 
   def content(self, position: int) -> Iterator[bytes]:

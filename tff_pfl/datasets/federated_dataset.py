@@ -124,10 +124,14 @@ class FederatedDataset:
     domains = ''
     if self.domain_names is not None:
       domains = f', domain_names={self.domain_names}'
+    x = self.element_spec['x']
+    shapes = tf.nest.map_structure(
+      lambda spec: spec.shape.as_list(), dict(x) if isinstance(x, dict) else x
+    )
     return (
       f'FederatedDataset(name={self.name!r}, num_clients={self.num_clients},'
       f' num_classes={self.num_classes},'
-      f' x={self.element_spec["x"].shape.as_list()}{domains})'
+      f' x={shapes}{domains})'
     )
 
   @property
@@ -325,7 +329,8 @@ class FederatedDataset:
     each example has a key, and every distinct key is a client (`keys`).
 
     Args:
-      x: Inputs, `[n, ...]`. Floats become float32; integers stay as they are.
+      x: Inputs, `[n, ...]`, or for models of several inputs a dict of such
+        arrays. Floats become float32; integers stay as they are.
       y: Labels, `[n, ...]`, integers or whole floats, become int32; or
         regression targets, floats with `num_classes=None`, become float32.
       x_test: Test inputs, `[m, ...]`. None to divide each client's examples

@@ -65,7 +65,13 @@ def evaluate_clients(
     return []
   fields = [test.as_dict() for test in tests]
   together = collections.OrderedDict(
-    (name, np.concatenate([of_client[name] for of_client in fields]))
+    (
+      name,
+      tf.nest.map_structure(
+        lambda *arrays: np.concatenate(arrays),
+        *(of_client[name] for of_client in fields),
+      ),
+    )
     for name in process.model.element_spec
     if name != 'y'
   )
@@ -112,7 +118,12 @@ def _computations(process: personalized_process.PersonalizedProcess) -> tuple:
     collections.OrderedDict(
       (
         name,
-        tf.TensorSpec([example_tensors.CHUNK_SIZE, *spec.shape], spec.dtype),
+        tf.nest.map_structure(
+          lambda spec: tf.TensorSpec(
+            [example_tensors.CHUNK_SIZE, *spec.shape], spec.dtype
+          ),
+          spec,
+        ),
       )
       for name, spec in model.element_spec.items()
       if name != 'y'
@@ -162,7 +173,7 @@ def _sum_of_predictions(
 ):
   """The sum of all known clients' predictions, and the number of them."""
   personal_models, sum_of_predictions = _computations(process)
-  num_inputs = len(inputs['x'])
+  num_inputs = len(tf.nest.flatten(inputs)[0])
   (train,) = runtime.share(client_examples.ClientExamples(known.train))
   total, num_models = 0.0, 0
   indices = range(known.num_clients)
@@ -201,13 +212,14 @@ def _sum_of_predictions(
 def _padded(inputs):
   """The inputs, so many at a time; the last ones are padded with zeros."""
   rows = example_tensors.CHUNK_SIZE
-  for start in range(0, len(inputs['x']), rows):
-    part = {name: value[start : start + rows] for name, value in inputs.items()}
-    missing = rows - len(part['x'])
-    yield collections.OrderedDict(
-      (name, np.pad(value, [(0, missing)] + [(0, 0)] * (value.ndim - 1)))
-      for name, value in part.items()
-    )
+  for start in range(0, len(tf.nest.flatten(inputs)[0]), rows):
+
+    def part(value, start=start):
+      value = value[start : start + rows]
+      missing = rows - len(value)
+      return np.pad(value, [(0, missing)] + [(0, 0)] * (value.ndim - 1))
+
+    yield tf.nest.map_structure(part, inputs)
 
 
 def _metrics(model, prediction, y) -> dict[str, Any]:

@@ -262,6 +262,7 @@ def _features(model, outputs_of, weights_sets, x) -> list:
     For each set of weights a list with an array `[n, p]` for each output.
   """
   spec = model.element_spec['x']
+  errors.expect_type(spec, tf.TensorSpec, 'model', 'one with a single input')
   x = np.asarray(x)
   errors.expect(
     spec.shape.is_compatible_with(x.shape[1:]) and x.size,

@@ -1,4 +1,4 @@
-"""Random changes of images, in training only.
+"""Random changes of examples, in training only.
 
 They are drawn anew for each image of each step, from the step's seed, and so
 are the same on every runtime. Scoring sees the images as they are, and so does
@@ -8,6 +8,8 @@ a head that is trained on a frozen body, whose features are computed once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, Union
 
 import tensorflow as tf
 
@@ -20,17 +22,22 @@ _STREAM = 2**30
 
 
 def augmented(
-  model: split_model.SplitModel, spec: str
+  model: split_model.SplitModel,
+  spec: Union[str, Callable[[Any, tf.Tensor], Any]],
 ) -> split_model.SplitModel:
-  """The model that sees changed images when it is trained.
+  """The model that sees changed examples when it is trained.
 
   `crop:<pixels>` adds so many rows and columns of zeros on all sides and cuts
   an image of the old size out at random; `flip` exchanges left and right with
   probability 1/2. These are the usual ones of CIFAR (`crop:4+flip`).
 
   Args:
-    model: Of images `[height, width, channels]` or `[height, width]`.
-    spec: As above, joined by `+`; 'none' for the model itself.
+    model: Of images `[height, width, channels]` or `[height, width]`, unless
+      the change is a function. Domains are added later, by `with_domains`.
+    spec: As above, joined by `+`; 'none' for the model itself. Or a function
+      from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same
+      shape, that draws its numbers from the seed (`randomness`,
+      `tf.random.stateless_*`).
 
   Raises:
     ValueError: If the specification has another form, or examples are no
@@ -38,14 +45,19 @@ def augmented(
   """
   if spec == 'none':
     return model
-  changes = [_change(part, spec) for part in spec.split('+')]
-  shape = model.element_spec['x'].shape
-  errors.expect(
-    shape.rank in (2, 3) and model.element_spec['x'].dtype.is_floating,
-    'augmentation',
-    f'none for examples that are no images (shape {tuple(shape)})',
-    spec,
-  )
+  if callable(spec):
+    changes = [spec]
+  else:
+    changes = [_change(part, spec) for part in spec.split('+')]
+    x = model.element_spec['x']
+    errors.expect(
+      isinstance(x, tf.TensorSpec)
+      and x.shape.rank in (2, 3)
+      and x.dtype.is_floating,
+      'augmentation',
+      f'none for examples that are no images ({x})',
+      spec,
+    )
 
   def body(weights, x, mode=split_model.INFERENCE):
     if mode.training:

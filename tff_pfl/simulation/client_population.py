@@ -27,16 +27,22 @@ def check_data_fit(
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
   _check_domains_fit(model, data)
-  for name, expected in model.element_spec.items():
-    found = data.element_spec[name]
+  for name, spec in model.element_spec.items():
+    expected, found = (
+      dict(tree.flatten_with_path({name: specs}))
+      for specs in (spec, data.element_spec[name])
+    )
     errors.expect(
-      expected.dtype == found.dtype
-      and expected.shape.is_compatible_with(found.shape),
+      expected.keys() == found.keys()
+      and all(
+        wanted.dtype == found[path].dtype
+        and wanted.shape.is_compatible_with(found[path].shape)
+        for path, wanted in expected.items()
+      ),
       'data',
-      f'examples whose {name} is {expected.dtype.name}{expected.shape}, as '
-      f'model {model.name!r} takes them'
-      f'{" (see `label_spec`)" if name == "y" else ""}',
-      f'{found.dtype.name}{found.shape} in dataset {data.name!r}',
+      f'examples whose {_described(expected)}, as model {model.name!r} takes '
+      f'them{" (see `label_spec`)" if name == "y" else ""}',
+      f'{_described(found)} in dataset {data.name!r}',
     )
   if model.classifier is not None and data.num_classes is not None:
     known = model.classifier.num_classes
@@ -46,6 +52,13 @@ def check_data_fit(
       f'a dataset of at most the {known} classes of model {model.name!r}',
       f'{data.num_classes} classes in dataset {data.name!r}',
     )
+
+
+def _described(specs):
+  return ' and '.join(
+    f'{".".join(path)} is {spec.dtype.name}{spec.shape}'
+    for path, spec in specs.items()
+  )
 
 
 def check_test_examples(data: datasets.FederatedDataset) -> None:

@@ -9,7 +9,6 @@ them every round, and its datasets cannot be copied with TensorFlow 2.14).
 
 from __future__ import annotations
 
-import collections
 import json
 import weakref
 from typing import Optional
@@ -18,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
+from tff_pfl.client import example_tensors
 from tff_pfl.simulation import client_sampling
 
 # The sources of this process, one of which a stored iterator is of.
@@ -42,10 +42,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self.seed = seed
     self.train = data.train
     self.key = f'{data.fingerprint}, seed {seed}'
-    element = collections.OrderedDict(
-      (name, tf.TensorSpec([None, *spec.shape], spec.dtype))
-      for name, spec in data.element_spec.items()
-    )
+    element = example_tensors.batched_spec(data.element_spec)
     self._federated_type = tff.FederatedType(
       tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
     )

@@ -389,7 +389,7 @@ def predict(
 
   Args:
     weights: All its weights.
-    x: `[n, ...]`, as the model takes it.
+    x: `[n, ...]`, as the model takes it; of several inputs a dict.
     domain: Integers `[n]` from 0 on, of examples of models with domains.
 
   Returns:
@@ -410,22 +410,11 @@ def _compiled(model):
 
 def _predict(forward, model, weights, x, domain):
   """See `predict`; `forward` is what `_compiled` returns of the model."""
-  spec = model.element_spec['x']
-  errors.expect(
-    spec.shape.is_compatible_with(x.shape[1:]),
-    'x',
-    f'examples of shape {tuple(spec.shape)}',
-    f'shape {x.shape[1:]}',
-  )
-  errors.expect(
-    spec.dtype.is_floating or x.dtype.kind in 'biu',
-    'x',
-    f'integers, as the model takes {spec.dtype.name}',
-    x.dtype,
-  )
-  element = {'x': tf.cast(x, spec.dtype), 'y': ()}
+  x = _as_inputs('x', model.element_spec['x'], x)
+  num_examples = len(tf.nest.flatten(x)[0])
+  element = {'x': x, 'y': ()}
   if model.domains is not None:
-    element['domain'] = _check_domain(model, domain, len(x))
+    element['domain'] = _check_domain(model, domain, num_examples)
   inputs, _ = domains.join(element)
   weights = {name: tf.constant(value) for name, value in weights.items()}
 
@@ -437,12 +426,39 @@ def _predict(forward, model, weights, x, domain):
   chunks = [
     forward(weights, chunk_from(start))
     # Also without examples: the outputs then have their other dimensions.
-    for start in range(0, max(1, len(x)), _PREDICTION_CHUNK)
+    for start in range(0, max(1, num_examples), _PREDICTION_CHUNK)
   ]
   outputs = np.concatenate(chunks)
   if model.classifier is None:
     return outputs
   return np.asarray(model.classifier.probabilities(outputs))
+
+
+def _as_inputs(name, spec, x):
+  """Inputs as the model takes them, of the given spec."""
+  if isinstance(spec, Mapping):
+    errors.expect(
+      isinstance(x, Mapping) and set(x) == set(spec),
+      name,
+      f'a dict of the inputs {", ".join(spec)}',
+      list(x) if isinstance(x, Mapping) else type(x).__name__,
+    )
+    return collections.OrderedDict(
+      (key, _as_inputs(f'{name}[{key!r}]', spec[key], x[key])) for key in spec
+    )
+  errors.expect(
+    spec.shape.is_compatible_with(x.shape[1:]),
+    name,
+    f'examples of shape {tuple(spec.shape)}',
+    f'shape {x.shape[1:]}',
+  )
+  errors.expect(
+    spec.dtype.is_floating or x.dtype.kind in 'biu',
+    name,
+    f'integers, as the model takes {spec.dtype.name}',
+    x.dtype,
+  )
+  return tf.cast(x, spec.dtype)
 
 
 def _check_domain(model, domain, num_examples):
