@@ -4,9 +4,10 @@ The theorem bounds the mean over K rounds of tau local iterations of
 E |grad F|^2, where F(w) is the mean over the clients of
 f_i(w - alpha grad f_i(w)). Its formula is lost in the copy that we have. By the
 text the mean falls as 1 / K to a floor that depends on beta and tau, on
-sigma_F, which large batches make small, and on gamma_F, which is small where
-clients are alike; and Lemma 4.4 is of sigma_F = 0 with exact gradients. The
-published formula, from memory, is
+sigma_F, which large batches make small (Lemma 4.3: 0 with exact gradients), and
+on gamma_F, which is small where clients are alike (Lemma 4.4). What is checked
+is the bound as it was published elsewhere, which our copy can neither confirm
+nor contradict:
 
     4 (F(w_0) - F*) / (beta tau K) + O(1) (
         beta L_F (1 + beta L_F tau (tau - 1)) sigma_F^2
