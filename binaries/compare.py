@@ -13,7 +13,9 @@ with the first seed on a part of the clients' training examples, and the best
 one on the rest of these is taken; test examples are not read for that. A value
 in a grid goes before that of a flag, and a number of epochs in a grid before a
 number of steps that is not: with --grid=num_epochs=1 every method that has
-epochs trains for one, per_fed_avg instead of its ten steps.
+epochs trains for one, per_fed_avg instead of its ten steps. With --search
+instead of --grid Optuna proposes the points, one after the other:
+--search=learning_rate=0.001:1:log.
 
 Each run is a trial with a folder of its own in `trials/` of the output folder,
 with the files of a run of binaries.train and its log. The output folder gets
@@ -51,6 +53,19 @@ _GRID = flags.DEFINE_multi_string(
   'have it. A number of epochs takes the place of a number of steps. May be '
   'given several times.',
 )
+_SEARCH = flags.DEFINE_multi_string(
+  'search',
+  [],
+  'Instead of --grid, what Optuna is to search among: '
+  "'[method.]hyperparameter=low:high', '…=low:high:log' or "
+  "'…=value,value,...'. May be given several times.",
+)
+_NUM_SEARCH_TRIALS = flags.DEFINE_integer(
+  'num_search_trials',
+  20,
+  'Points that --search tries for each method.',
+  lower_bound=1,
+)
 _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
@@ -66,12 +81,14 @@ _NUM_NEW_CLIENTS = flags.DEFINE_integer(
 _VALIDATION_FRACTION = flags.DEFINE_float(
   'validation_fraction',
   0.2,
-  "Part of each client's training examples that --grid is decided by.",
+  "Part of each client's training examples that --grid or --search is decided "
+  'by.',
 )
 _TUNING_ROUNDS = flags.DEFINE_integer(
   'tuning_rounds',
   None,
-  'Rounds of the runs that --grid is decided by (default: --num_rounds).',
+  'Rounds of the runs that --grid or --search is decided by (default: '
+  '--num_rounds).',
   lower_bound=1,
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
@@ -119,11 +136,13 @@ def _seeds():
 
 def _comparison():
   """What the flags ask for."""
-  if not _GRID.value:
+  if not (_GRID.value or _SEARCH.value):
     run_flags.refuse(
       ['tuning_rounds', 'validation_fraction'],
-      'without --grid there is nothing to choose',
+      'without --grid or --search there is nothing to choose',
     )
+  if not _SEARCH.value:
+    run_flags.refuse(['num_search_trials'], 'it is for --search')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
   algorithms = _algorithms()
@@ -140,6 +159,8 @@ def _comparison():
     hparams={name: config.hparams for name, config in configs.items()},
     seeds=_seeds(),
     grid=plan.parse_grid(_GRID.value, algorithms),
+    search=plan.parse_grid(_SEARCH.value, algorithms, 'search'),
+    num_search_trials=_NUM_SEARCH_TRIALS.value,
     fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
     num_new_clients=_NUM_NEW_CLIENTS.value,
     validation_fraction=_VALIDATION_FRACTION.value,

@@ -82,6 +82,8 @@ def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
     (['--algorithm=fed_avg'], ['no --algorithm:', '--algorithms']),
     (['--seed=1'], ['no --seed:', '--seeds']),
     (['--seeds=1,x'], ['--seeds', "'x'"]),
+    (['--num_search_trials=3'], ['no --num_search_trials:', '--search']),
+    (['--search=momentum=0.9:0.1'], ['--search', 'momentum=0.9:0.1']),
     (['--seeds=1,1'], ['seeds', 'none twice']),
     (['--grid=speed=1'], ['grid', 'speed=1']),
     (['--algorithms=fed_avg', '--grid=ditto.momentum=0'], ['ditto.momentum']),

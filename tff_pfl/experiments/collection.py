@@ -252,7 +252,9 @@ def settings(comparison: plan.Comparison) -> list[results.Setting]:
     shared['personalization'] = {
       'fine_tune': base['personalization']['fine_tune']
     }
-  if comparison.tuning_trials():
+  if comparison.search:
+    shared['num_search_trials'] = comparison.num_search_trials
+  if comparison.search or comparison.tuning_trials():
     shared['validation_fraction'] = comparison.validation_fraction
     shared['tuning_rounds'] = (
       comparison.tuning_rounds or comparison.base.num_rounds

@@ -7,7 +7,7 @@ import itertools
 import typing
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
@@ -19,6 +19,18 @@ from tff_pfl.simulation import run_config
 ANY_METHOD = '*'
 # What the sweep decides by is a mean over so many last rounds.
 _TUNING_EVALUATIONS = 10
+
+
+class Range(NamedTuple):
+  """Numbers from `low` to `high` for a search; both integers or neither.
+
+  Attributes:
+    log: Whether their logarithms are searched, for which they are positive.
+  """
+
+  low: Union[int, float]
+  high: Union[int, float]
+  log: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +56,17 @@ class Comparison:
       method goes before what is said of any. A number of epochs sets a number
       of steps that would take its place (see `hparams.steps_instead_of`) to
       None, unless the grid has that, too.
+    search: As `grid`, with a `Range` or values for each hyperparameter; instead
+      of a grid. The points are proposed one after the other by Optuna (see
+      `search`).
+    num_search_trials: Points that are proposed for each method.
     fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
       models of every run are personalized, besides as `base` says; with the
       other options of `base.personalization`.
     num_new_clients: Clients besides those of `base` that take no part in
       training and are scored after it.
     validation_fraction: Part of each client's training examples, in (0, 1),
-      that the sweep scores on.
+      that the sweep or search scores on.
     tuning_rounds: Rounds of the sweep's runs; None for those of `base`.
   """
 
@@ -61,6 +77,10 @@ class Comparison:
   grid: Mapping[str, Mapping[str, Sequence[Any]]] = dataclasses.field(
     default_factory=dict
   )
+  search: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+    default_factory=dict
+  )
+  num_search_trials: int = 20
   fine_tune_variants: Sequence[str] = ()
   num_new_clients: int = 0
   validation_fraction: float = 0.2
@@ -86,9 +106,22 @@ class Comparison:
       'between 0 and 1',
       self.validation_fraction,
     )
-    for axes in self.grid.values():
+    for axes in (*self.grid.values(), *self.search.values()):
       for name, values in axes.items():
-        _expect_distinct(f'grid of {name}', values)
+        if isinstance(values, Range):
+          errors.expect(
+            values.low < values.high and (values.low > 0 or not values.log),
+            'search',
+            'from a lower to a higher number, of logarithms from a positive '
+            'one',
+            f'{name}={values.low}:{values.high}',
+          )
+        else:
+          _expect_distinct(f'grid of {name}', values)
+    errors.expect(
+      not (self.grid and self.search), 'search', 'without a grid', 'both'
+    )
+    errors.expect_int('num_search_trials', self.num_search_trials, 1)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
@@ -123,10 +156,14 @@ class Comparison:
         judged.append((point, str(error)))
     return judged
 
-  def _all_points(self, algorithm):
+  def search_space(self, algorithm: str) -> dict:
+    """What a method's search is among: by the hyperparameters that share it."""
+    return self._axes(algorithm, self.search)
+
+  def _axes(self, algorithm, given):
     axes = {}
     for owner in (ANY_METHOD, algorithm):
-      for name, values in self.grid.get(owner, {}).items():
+      for name, values in given.get(owner, {}).items():
         targets = grid_targets(algorithm, name)
         # What is said of the method itself replaces what is said of any.
         axes = {
@@ -136,6 +173,10 @@ class Comparison:
         }
         if targets:
           axes[targets] = values
+    return axes
+
+  def _all_points(self, algorithm):
+    axes = self._axes(algorithm, self.grid)
     points = [
       {
         target: value
@@ -144,9 +185,11 @@ class Comparison:
       }
       for combination in itertools.product(*axes.values())
     ]
-    return [self._with_epochs_counting(algorithm, point) for point in points]
+    return [self.with_epochs_counting(algorithm, point) for point in points]
 
-  def _with_epochs_counting(self, algorithm, point):
+  def with_epochs_counting(
+    self, algorithm: str, point: Mapping[str, Any]
+  ) -> dict:
     """The point, without the steps that would make its epochs mean nothing."""
     hparams = self._own_hparams(algorithm)
     steps = [
@@ -168,29 +211,36 @@ class Comparison:
 
     Methods with a single point are left out: there is nothing to choose.
     """
+    points = {a: self.points(a) for a in self.algorithms}
+    return {
+      algorithm: [self.tuning_trial(algorithm, point) for point in its_points]
+      for algorithm, its_points in points.items()
+      if len(its_points) > 1
+    }
+
+  def tuning_trial(
+    self, algorithm: str, point: Mapping[str, Any]
+  ) -> trial.Trial:
+    """The run that a point of a grid or a search is judged by.
+
+    Raises:
+      ValueError: If the method does not allow the point.
+    """
     num_rounds = self.tuning_rounds or self.base.num_rounds
-    sweeps = {}
-    for algorithm in self.algorithms:
-      points = self.points(algorithm)
-      if len(points) > 1:
-        sweeps[algorithm] = [
-          trial.Trial(
-            name=f'tune-{algorithm}-{_point_name(point)}',
-            config=self._config(
-              algorithm,
-              point,
-              self.seeds[0],
-              num_rounds=num_rounds,
-              rounds_per_evaluation=num_rounds,
-              num_final_evaluations=_TUNING_EVALUATIONS,
-            ),
-            # The same clients as in the comparison.
-            num_new_clients=self.num_new_clients,
-            validation_fraction=self.validation_fraction,
-          )
-          for point in points
-        ]
-    return sweeps
+    return trial.Trial(
+      name=f'tune-{algorithm}-{_point_name(point)}',
+      config=self._config(
+        algorithm,
+        point,
+        self.seeds[0],
+        num_rounds=num_rounds,
+        rounds_per_evaluation=num_rounds,
+        num_final_evaluations=_TUNING_EVALUATIONS,
+      ),
+      # The same clients as in the comparison.
+      num_new_clients=self.num_new_clients,
+      validation_fraction=self.validation_fraction,
+    )
 
   def trials(
     self, chosen: Optional[Mapping[str, Mapping[str, Any]]] = None
@@ -268,17 +318,21 @@ def grid_targets(algorithm: str, name: str) -> tuple:
   return tuple(other for other in names if other.endswith(f'_{name}'))
 
 
-def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
-  """Reads grids such as 'learning_rate=0.01,0.1'.
+def parse_grid(
+  texts: Sequence[str], algorithms: Sequence[str], what: str = 'grid'
+) -> dict:
+  """Reads grids such as 'learning_rate=0.01,0.1', and what to search among.
 
   Args:
     texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
       words as the hyperparameter takes them, 'none' for None. So is 0 where
-      None is a value but not the default (see `hparams.none_for_zero`).
+      None is a value but not the default (see `hparams.none_for_zero`). Of a
+      search also '[method.]hyperparameter=low:high', or 'low:high:log'.
+    what: 'grid' or 'search'.
 
   Returns:
-    As `Comparison.grid`, without what is said of any method and only others
-    have.
+    As `Comparison.grid` or `Comparison.search`, without what is said of any
+    method and only others have.
 
   Raises:
     ValueError: If one is of another form, or no method has such a
@@ -294,7 +348,7 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       and name
       and values
       and (owner == ANY_METHOD or owner in algorithms),
-      'grid',
+      what,
       '[method.]hyperparameter=value,value,… with one of the methods '
       + ', '.join(algorithms),
       text,
@@ -315,13 +369,16 @@ def parse_grid(texts: Sequence[str], algorithms: Sequence[str]) -> dict:
       # A preset for more methods than are compared.
       continue
     errors.expect(
-      targets, 'grid', f'of hyperparameters of {", ".join(owners)}', text
+      targets, what, f'of hyperparameters of {", ".join(owners)}', text
     )
     errors.expect(
-      name not in grid.get(owner, {}), 'grid', 'given once for each name', text
+      name not in grid.get(owner, {}), what, 'given once for each name', text
     )
     hparams, target = targets[0]
     annotation = typing.get_type_hints(hparams)[target]
+    if what == 'search' and ':' in values:
+      grid.setdefault(owner, {})[name] = _parse_range(values, annotation, text)
+      continue
     parsed = [
       _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
@@ -346,6 +403,20 @@ def _parse_value(value, annotation, text):
     raise ValueError(
       errors.message('grid', f'of values that are {kind.__name__}s', text)
     ) from None
+
+
+def _parse_range(values, annotation, text):
+  low, high, *log = values.split(':')
+  low, high = (
+    _parse_value(end.strip(), annotation, text) for end in (low, high)
+  )
+  errors.expect(
+    log in ([], ['log']) and isinstance(low, (int, float)),
+    'search',
+    '[method.]hyperparameter=low:high or low:high:log',
+    text,
+  )
+  return Range(low, high, bool(log))
 
 
 def _restricted(point, names):

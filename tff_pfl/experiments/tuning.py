@@ -1,8 +1,9 @@
 """Sweeps: a method's hyperparameters, chosen by scores on validation examples.
 
-A point of a method's grid is chosen by the best primary metric of the personal
-models, as a mean over clients and the last 10 rounds (of runs that an old
-version made without an accuracy: by the lowest loss); of equal ones the first.
+A point of a method's grid, or of a search, is chosen by the best primary metric
+of the personal models, as a mean over clients and the last 10 rounds (of runs
+that an old version made without an accuracy: by the lowest loss); of equal ones
+the first.
 A point at which a client's model diverged is a failed one: with the next seed
 it may be any client's.
 """
@@ -34,21 +35,21 @@ def tune(
     chosen where all of a method's failed or diverged.
   """
   _warn_of_refused(comparison)
-  sweeps = comparison.tuning_trials()
+  if comparison.search:
+    points, sweeps, failed = _search(comparison, directory, options)
+  else:
+    points = {a: comparison.points(a) for a in comparison.algorithms}
+    sweeps = comparison.tuning_trials()
+    failed = _settled_failures(comparison, directory, sweeps)
+    _run(sweeps, failed, directory, options)
   trials = [t for of_method in sweeps.values() for t in of_method]
-  failed = _settled_failures(comparison, directory, sweeps)
-  to_run = [t for t in trials if t.name not in failed]
-  if to_run:
-    failed.update(
-      execution.run_trials(to_run, directory, description='tuning', **options)
-    )
   tunings = []
   for algorithm in comparison.algorithms:
     refused = comparison.refused(algorithm)
     if algorithm in sweeps:
       tried = [
         (point, _summary(one, directory), failed.get(one.name))
-        for point, one in zip(comparison.points(algorithm), sweeps[algorithm])
+        for point, one in zip(points[algorithm], sweeps[algorithm])
       ]
       tunings.append(table(algorithm, sweeps[algorithm], tried, refused))
       if chosen_point(tunings[-1]) is None:
@@ -88,14 +89,14 @@ def table(
     refused: Points that were not tried, and why (see `Comparison.refused`).
   """
   points = [_point(*one) for one in tried]
-  usable = [point for point in points if point.failure is None]
-  if any(point.score is None for point in usable):
-    merits = [-point.loss for point in usable]
-  else:
-    figures = [report.primary_figures(s) for _, s, _ in tried if s is not None]
-    sign = 1 if all(f['higher_is_better'] for f in figures) else -1
-    merits = [sign * point.score for point in usable]
-  best = usable[merits.index(max(merits))] if usable else None
+  usable = [
+    (point, summary)
+    for point, (_, summary, _) in zip(points, tried)
+    if point.failure is None
+  ]
+  by_loss = any(point.score is None for point, _ in usable)
+  merits = [_merit(*one, by_loss) for one in usable]
+  best = usable[merits.index(max(merits))][0] if usable else None
   return results.Tuning(
     algorithm=algorithm,
     seed=trials[0].config.seed,
@@ -139,6 +140,86 @@ def _point(hparams, summary, failure):
         or f'diverged: the loss of {diverged} of its clients is not finite'
       )
   return results.TuningPoint(dict(hparams), score, loss, False, failure)
+
+
+def _merit(point, summary, by_loss):
+  """How good a point is that did not fail; more is better."""
+  if by_loss:
+    return -point.loss
+  higher_is_better = report.primary_figures(summary)['higher_is_better']
+  return point.score if higher_is_better else -point.score
+
+
+def _search(comparison, directory, options):
+  """The searches of a comparison, or what is left of them.
+
+  Returns:
+    By method the points that were tried, in the order they were proposed, and
+    their trials; by name of a trial why it failed.
+  """
+  # Imported where it is needed, for it takes a while.
+  from tff_pfl.experiments import search
+
+  studies = {}
+  for algorithm in comparison.algorithms:
+    space = comparison.search_space(algorithm)
+    if space:
+      studies[algorithm] = search.Study(
+        directory, algorithm, space, comparison.seeds[0]
+      )
+  found = {algorithm: {} for algorithm in studies}  # By name of the trial.
+  failed = {}
+
+  def add(algorithm, point):
+    point = comparison.with_epochs_counting(algorithm, point)
+    try:
+      one = comparison.tuning_trial(algorithm, point)
+    except ValueError as error:
+      logging.warning(
+        '%s is not tried with %s: %s', algorithm, page.assignments(point), error
+      )
+      return None
+    found[algorithm].setdefault(one.name, (point, one))
+    return one
+
+  for algorithm, study in studies.items():
+    for _, point in study.points():
+      one = add(algorithm, point)
+      reason = one and execution.logged_error(directory, one.name)
+      if reason and not execution.is_finished(directory, one.name):
+        failed[one.name] = reason
+  while True:
+    proposed = [
+      (study, number, add(algorithm, point))
+      for algorithm, study in studies.items()
+      for number, point in study.propose(comparison.num_search_trials)
+    ]
+    if not proposed:
+      break
+    _run(_trials_of(found), failed, directory, options)
+    for study, number, one in proposed:
+      merit = None
+      if one is not None:
+        summary = _summary(one, directory)
+        point = _point({}, summary, failed.get(one.name))
+        if point.failure is None:
+          merit = _merit(point, summary, point.score is None)
+      study.score(number, merit)
+  points = {a: [point for point, _ in n.values()] for a, n in found.items()}
+  return points, _trials_of(found), failed
+
+
+def _trials_of(found):
+  return {a: [one for _, one in n.values()] for a, n in found.items() if n}
+
+
+def _run(sweeps, failed, directory, options):
+  """Runs what is left of the trials that did not fail; adds those that do."""
+  to_run = [t for its in sweeps.values() for t in its if t.name not in failed]
+  if to_run:
+    failed.update(
+      execution.run_trials(to_run, directory, description='tuning', **options)
+    )
 
 
 def _summary(tried, directory):
