@@ -373,6 +373,10 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
   x = dataset.train('client_0').x
   assert x.shape == (2400, 5001)
   np.testing.assert_array_equal(x[:, 1:].sum(axis=1), 1)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tabular, '_MAX_CLIENT_BYTES', 4 * 2400 * 5001 - 1)
+    with shared.one_line_error('2,400 rows .* found .1, which makes 5,001 inp'):
+      _load_pooled(tmp_path, ('word', 'n', 'y'), rows, min_category_count=1)
   # The checksum reads rows before they are so wide.
   train = dataset._train
   assert sum(map(len, train.content(0))) < 50_000

@@ -34,6 +34,8 @@ from tff_pfl.datasets.sources import (
 
 _PATTERNS = ('*.csv', '*.csv.gz')
 _TEST_FRACTION = 0.2
+# What the inputs of a client's rows may take, of tables of many inputs.
+_MAX_CLIENT_BYTES = 2**31
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -193,7 +195,7 @@ def to_clients(
     means=moments.means.tolist(),
     deviations=moments.deviations.tolist(),
   )
-  return _deal(
+  data = _deal(
     table,
     encoding,
     rows,
@@ -201,6 +203,25 @@ def to_clients(
     is_used,
     transform=_inputs(encoding, rows),
     **options,
+  )
+  if columns.min_category_count is not None:
+    _check_size(data)
+  return data
+
+
+def _check_size(data: federated_dataset.FederatedDataset) -> None:
+  """Raises `ValueError` if a client's inputs would fill the memory."""
+  num_inputs = len(data.encoding.input_names)
+  most = max(
+    max(data.num_train_examples(c), data.num_test_examples(c))
+    for c in data.client_ids
+  )
+  errors.expect(
+    4 * num_inputs * most <= _MAX_CLIENT_BYTES,
+    'min_category_count',
+    f'so large that the {most:,} rows of the largest client take at most 2 GiB',
+    f'{data.encoding.columns.min_category_count}, which makes {num_inputs:,}'
+    ' inputs',
   )
 
 
