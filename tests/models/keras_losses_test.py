@@ -263,6 +263,18 @@ def test_a_quantile_loss():
   np.testing.assert_allclose(values, [1.8, 0.2], rtol=1e-6)
 
 
+def test_a_label_may_have_the_weight_of_its_example():
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=1),
+    loss=lambda y, p: y[:, 1:] * pinball(y[:, :1], p),
+    metrics=[],
+    label_spec=tf.TensorSpec([2], tf.float32),
+  )
+  y = tf.constant([[3.0, 2.0], [1.0, 0.0]])
+  values = bridged.loss(y, tf.constant([[1.0], [3.0]]))
+  np.testing.assert_allclose(values, [3.6, 0.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
   'loss, metrics, higher_is_better, primary',
   [
