@@ -44,8 +44,10 @@ def find_elements(nodes, layers, variables):
   elements = {}
   for node in nodes:
     # Not subclasses: a transposed convolution is one of a convolution.
-    if type(node.layer) not in _DIVISIBLE or (
-      getattr(node.layer, 'data_format', None) == 'channels_first'
+    if (
+      type(node.layer) not in _DIVISIBLE
+      or node.layer.name not in layers
+      or getattr(node.layer, 'data_format', None) == 'channels_first'
     ):
       continue
     names = layers[node.layer.name]
