@@ -3,9 +3,9 @@
 The folder of a comparison holds `trials/` (see `execution`) and, once the
 trials have ended, `comparison.json` (everything), `comparison.csv` (a line for
 each method), `per_client.csv`, for data with domains `per_domain.csv`,
-`comparison.html`, a page that shows all, and `accuracy.png`, the best methods'
-accuracy (or other primary metric) by round. One process at a time runs the
-comparison of a folder, which it locks.
+`comparison.html`, a page that shows all, and `accuracy.png` (or of another
+primary metric), the best methods' accuracy by round. One process at a time runs
+the comparison of a folder, which it locks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from tff_pfl.experiments import (
   tuning,
 )
 from tff_pfl.simulation import directory_lock, picture_style
-
-PICTURE_NAME = 'accuracy.png'
 
 
 def run(
@@ -117,7 +115,9 @@ def _run(comparison, directory, partition, options):
     pictures.ranked(found.methods, primary_metric), primary_metric
   )
   if overview is not None:
-    picture_style.save(overview.figure, os.path.join(directory, PICTURE_NAME))
+    picture_style.save(
+      overview.figure, os.path.join(directory, f'{primary_metric.name}.png')
+    )
   return found
 
 
