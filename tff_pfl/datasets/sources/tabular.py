@@ -15,6 +15,7 @@ client's rows get their many inputs when they are asked for.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -53,8 +54,12 @@ class _Inputs:
 class _ManyInputs(_Inputs):
   """The same of rows that are too wide to be read for a checksum."""
 
+  @functools.cached_property
+  def _digest(self) -> bytes:
+    return hashlib.sha256(self.encoding.text.encode()).digest()
+
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
-    yield hashlib.sha256(self.encoding.text.encode()).digest()
+    yield self._digest
     rows = self.rows.select(positions)
     yield rows.numbers.tobytes()
     yield rows.codes.tobytes()
