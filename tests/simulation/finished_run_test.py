@@ -12,7 +12,7 @@ from tests.algorithms import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.datasets.sources import csv_files, table_encoding
+from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
 from tff_pfl.models import domain_models, keras_bridge, zoo
 from tff_pfl.simulation import finished_run, run_config
 from tff_pfl.templates import personalization
@@ -157,7 +157,7 @@ def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
   run, monkeypatch
 ):
   encoding = table_encoding.TableEncoding(
-    table_encoding.Columns('y', task='regression'),
+    table_columns.Columns('y', task='regression'),
     numbers=['a', 'b'],
     categories={},
     grouped=[],

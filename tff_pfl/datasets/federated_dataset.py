@@ -14,7 +14,6 @@ from tff_pfl import errors
 from tff_pfl.datasets import array_checks, array_clients, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.datasets.sources import table_encoding
 
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
 _NUM_FINGERPRINTED = 20
@@ -112,7 +111,7 @@ class FederatedDataset:
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
     self._counts: dict[tuple[str, str], np.ndarray] = {}
-    self.encoding: Optional[table_encoding.TableEncoding] = None
+    self.encoding: Any = None
     self.load_again: Optional[Callable[[], FederatedDataset]] = None
 
   def __reduce__(self) -> Any:

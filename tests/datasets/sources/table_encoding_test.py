@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl.datasets.sources import csv_files, table_encoding
+from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
 
 
 def _table(heading, *rows):
@@ -19,7 +19,7 @@ def _table(heading, *rows):
 
 def _fitted(table, label='y', moments=(0, 1), **columns):
   """The encoding of a table, with the same mean and deviation throughout."""
-  encoding = table_encoding.fit(table, table_encoding.Columns(label, **columns))
+  encoding = table_encoding.fit(table, table_columns.Columns(label, **columns))
   size = len(encoding.numbers) + (not encoding.classes)
   means, deviations = ([moment] * size for moment in moments)
   return dataclasses.replace(encoding, means=means, deviations=deviations)
@@ -215,7 +215,7 @@ def test_labels_of_another_kind_are_errors(labels, columns, match):
 )
 def test_options_that_contradict_are_one_line_errors(columns, match):
   with shared.one_line_error(match):
-    table_encoding.Columns('y', **columns)
+    table_columns.Columns('y', **columns)
 
 
 def test_many_numbers_as_classes_are_warned_of(caplog):
@@ -271,8 +271,8 @@ def test_new_files_need_the_columns_of_the_training(tmp_path, caplog):
 
 def test_a_split_column_says_train_or_test():
   table = _table(('s',), ('train',), ('TEST',), ('val',))
-  columns = table_encoding.Columns('y', split='s')
+  columns = table_columns.Columns('y', split='s')
   with shared.one_line_error("train or test in column s, found 'val' in row 3"):
-    table_encoding.is_test(table, columns)
+    table_columns.is_test(table, columns)
   table.cells['s'].pop()
-  assert table_encoding.is_test(table, columns).tolist() == [False, True]
+  assert table_columns.is_test(table, columns).tolist() == [False, True]

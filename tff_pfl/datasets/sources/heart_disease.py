@@ -24,7 +24,7 @@ from typing import Optional
 
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
-from tff_pfl.datasets.sources import csv_files, table_encoding, tabular
+from tff_pfl.datasets.sources import csv_files, table_columns, tabular
 
 SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
 COLUMNS = (
@@ -143,7 +143,7 @@ def load_heart_disease(
   errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
   return tabular.to_clients(
     read_table(data_dir),
-    table_encoding.Columns(
+    table_columns.Columns(
       label='num',
       domain=domain_column,
       client='site',

@@ -30,6 +30,7 @@ from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import (
   csv_files,
   standardization,
+  table_columns,
   table_encoding,
 )
 
@@ -118,7 +119,7 @@ def _deal(
       'unset with a split column, which says what rows are tested on',
       test_fraction,
     )
-    is_test = table_encoding.is_test(table, encoding.columns)
+    is_test = table_columns.is_test(table, encoding.columns)
     parts = {'': is_used & ~is_test, '_test': is_used & is_test}
   elif test_fraction is None:
     test_fraction = _TEST_FRACTION
@@ -152,7 +153,7 @@ def _inputs(
 
 def to_clients(
   table: csv_files.Table,
-  columns: table_encoding.Columns,
+  columns: table_columns.Columns,
   num_clients: int,
   partition: partitioning.Partitioner,
   seed: int,
@@ -177,7 +178,7 @@ def to_clients(
       None,
     )
     owners = {}
-    keys = table_encoding.clients_of(table, columns)
+    keys = table_columns.clients_of(table, columns)
     _log_left_out(keys != '', 'client', table.path)
     is_used &= keys != ''
     chosen = natural.choose_clients(
@@ -257,7 +258,7 @@ def load_new_clients(
   is_used = _used(encoding, rows, labels, path)
   keys = np.full(table.num_rows, 'client')
   if encoding.columns.client in table.cells:
-    keys = table_encoding.clients_of(table, encoding.columns)
+    keys = table_columns.clients_of(table, encoding.columns)
     is_used &= keys != ''
   return _deal(
     table,
@@ -353,7 +354,7 @@ def load_tabular(
   """
   files.expect_given(data_dir, 'a CSV file, or a folder that holds one')
   path = files.find_file('tabular', data_dir, _PATTERNS)
-  columns = table_encoding.Columns(
+  columns = table_columns.Columns(
     label=label_column,
     domain=domain_column,
     client=client_column,
