@@ -86,7 +86,8 @@ def test_rounds_leave_nothing_in_memory(tmp_path):
 
   with MetricsWriters(tmp_path) as writers:
     before = blocks_after(writers, range(1, 50))
-    assert blocks_after(writers, range(50, 250)) < before + 200
+    # Other threads of the process come and go: less than one block a round.
+    assert blocks_after(writers, range(50, 1050)) < before + 800
 
 
 def test_resumed_files_equal_uninterrupted_ones(tmp_path):

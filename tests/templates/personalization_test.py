@@ -110,7 +110,7 @@ def test_adam_is_an_option():
     ('momentum', 1.0),
     ('momentum', -0.1),
     ('optimizer', 'rmsprop'),
-    ('batch_size', 0),
+    ('batch_size', -1),
     ('new_client_epochs', -1),
   ],
 )

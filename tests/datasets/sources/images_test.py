@@ -77,6 +77,6 @@ def test_a_failing_download_is_one_line_too(monkeypatch):
 
   monkeypatch.setattr(tfds, 'builder', fail)
   with pytest.raises(
-    errors.RunError, match=r'\(ConnectionError\); pass --data'
+    errors.RunError, match=r'\(ConnectionError\); pass `data_dir`'
   ):
     _load('mnist')
