@@ -12,7 +12,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases, schedules, training_options
 from tff_pfl.models import augmentation, domain_models, zoo
-from tff_pfl.simulation import client_sampling, run_config
+from tff_pfl.simulation import client_sampling, run_config, warm_up
 from tff_pfl.templates import aggregators, options, personalization
 
 _ALGORITHM = flags.DEFINE_enum(
@@ -83,6 +83,13 @@ _INITIAL_RUN = flags.DEFINE_string(
   None,
   'Folder of a finished run of the same network, whose global model this one '
   '(or its warm-up) starts from.',
+)
+_INITIAL_RUN_PART = flags.DEFINE_enum(
+  'initial_run_part',
+  'all',
+  list(warm_up.INITIAL_RUN_PARTS),
+  'What of the model of --initial_run is taken: all, or the body alone, with a '
+  'random head, as where the other run had other classes.',
 )
 _NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
   'num_warmup_rounds',
@@ -398,6 +405,7 @@ def config_from_flags(
     },
     personalization=personalization_from_flags(has_variants=has_variants),
     initial_run=_INITIAL_RUN.value,
+    initial_run_part=_INITIAL_RUN_PART.value,
     num_warmup_rounds=_NUM_WARMUP_ROUNDS.value,
     num_rounds=_NUM_ROUNDS.value,
     cohort_size=cohort_size,

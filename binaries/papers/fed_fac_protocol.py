@@ -20,7 +20,7 @@ are personal; factors are those of weights.
 
 Its networks start from ImageNet weights. In `fedfac_pretrained` a network is
 trained centrally on the first half of the classes and clients have the others;
-all of its weights are taken, those of the head included.
+its body is taken, and the head starts at random.
 
 Deviations from that: networks are a CNN of two convolutions, with batch
 normalization in `fedfac_statistics`, and start at random but for the above;
@@ -191,6 +191,7 @@ def _make_trial(
     num_clients=sizes.num_clients - sizes.num_new_clients,
     rounds_per_evaluation=sizes.num_rounds,
     initial_run=initial_runs.get(seed),
+    initial_run_part='body' if seed in initial_runs else 'all',
   )
 
 

@@ -138,8 +138,11 @@ def test_pretrained_networks_are_trained_first_on_the_other_classes():
     config = trial.config
     assert config.dataset_arguments['classes'] == (5, 6, 7, 8, 9)
     assert config.initial_run == f'/runs/{before[config.seed].name}'
+    assert config.initial_run_part == 'body'
     # Nothing else differs.
-    assert plain.config == dataclasses.replace(config, initial_run=None)
+    assert plain.config == dataclasses.replace(
+      config, initial_run=None, initial_run_part='all'
+    )
 
 
 def test_what_is_gained_by_a_pretrained_start_is_told_by_method():

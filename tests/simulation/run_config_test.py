@@ -57,6 +57,7 @@ _LATER = {
   'learning_rate_schedule': 'warmup:5+cosine:20',
   'server_learning_rate_schedule': 'step:10',
   'initial_run': '/runs/before',
+  'initial_run_part': 'body',
 }
 
 

@@ -197,6 +197,17 @@ def test_the_first_round_starts_at_the_weights_of_the_initial_run(
   toy_problems.assert_same(weights, dict(_global_weights(before)))
 
 
+def test_the_head_is_random_where_the_body_alone_is_taken(before, tmp_path):
+  config = _after(before, initial_run_part='body')
+  model = _started(config, tmp_path)
+  own = config.build_model(config.load_data()).initial_weights
+  for name, value in _global_weights(before).items():
+    assert not np.array_equal(value, own[name])
+    is_head = name in model.weight_names(model.head_layers)
+    expected = own[name] if is_head else value
+    np.testing.assert_array_equal(model.initial_weights[name], expected)
+
+
 @pytest.mark.slow
 def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
   moved = str(tmp_path / 'before')

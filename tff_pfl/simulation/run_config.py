@@ -35,6 +35,7 @@ _LATER = frozenset(
     'learning_rate_schedule',
     'server_learning_rate_schedule',
     'initial_run',
+    'initial_run_part',
   }
 )
 
@@ -77,6 +78,8 @@ class RunConfig:
     personalization: How clients' models are made before they are scored.
     initial_run: Folder of a finished run of the same network, from whose global
       model this one starts, or its warm-up; None for random weights.
+    initial_run_part: What of that model is taken: 'all', or the 'body' alone,
+      with a random head, as where the other run had other classes.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`, also for `initial_run`).
     cohort_size: Clients in a round.
@@ -115,6 +118,7 @@ class RunConfig:
     personalization_lib.Personalization()
   )
   initial_run: Optional[str] = None
+  initial_run_part: str = 'all'
   num_warmup_rounds: int = 0
   num_rounds: int = 100
   cohort_size: int = 10
@@ -155,6 +159,15 @@ class RunConfig:
           f'{field.default} for {self.algorithm}, which has no use for it'
         )
         errors.expect(value == field.default, field.name, wanted, value)
+    errors.expect_one_of(
+      'initial_run_part', self.initial_run_part, warm_up.INITIAL_RUN_PARTS
+    )
+    errors.expect(
+      self.initial_run is not None or self.initial_run_part == 'all',
+      'initial_run_part',
+      "'all' without `initial_run`",
+      self.initial_run_part,
+    )
     if self.initial_run is not None:
       initial_run = os.path.abspath(self.initial_run)
       object.__setattr__(self, 'initial_run', initial_run)

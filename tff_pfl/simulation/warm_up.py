@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER = 'warmup'
 INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
+INITIAL_RUN_PARTS = ('all', 'body')
 
 
 def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
@@ -161,7 +162,7 @@ def started(
 
 
 def _model_of_run(config, model):
-  """The weights that the global model of `initial_run` ended with, by name."""
+  """The model's weights, of what the run takes those of `initial_run`'s end."""
   directory = config.initial_run
   with run_store.RunStore.open_for_reading(directory) as store:
     other = type(config).from_settings(store.config)
@@ -183,6 +184,13 @@ def _model_of_run(config, model):
       state = client_population.server_state(process, runtime, store)
   # What is not global is as it is for a client without data: as at the start.
   found = {**process.model.initial_weights, **state.global_weights}
+  if config.initial_run_part == 'body':
+    body = process.model.weight_names(process.model.body_layers)
+    own_head = model.weight_names(model.head_layers)
+    found = {
+      **split_model.select(found, body),
+      **split_model.select(model.initial_weights, own_head),
+    }
   for name in dict.fromkeys([*model.initial_weights, *found]):
     wanted, of_other = (
       f'{name} of shape {np.shape(weights[name])}'

@@ -39,8 +39,8 @@ def functional_model(
   """The model for TFF's own algorithms and evaluations.
 
   A forward pass in training mode does not update moving statistics, which
-  TFF's functional models cannot, and draws no numbers (dropout is off). The loss
-  is without regularizers.
+  TFF's functional models cannot, and draws no numbers (dropout is off). The
+  loss is without regularizers.
 
   Args:
     model: The model. Its metrics are evaluated, and the mean loss. Of a model
