@@ -105,21 +105,25 @@ def _predict_table(run, runtime):
   clients = [_CLIENT.value] * table.num_rows
   if _CLIENT.value is None:
     clients = table.complete(columns.client)
-  outputs = {}
-  for client in dict.fromkeys(clients):
-    chosen = np.flatnonzero(np.array(clients) == client)
-    weights = _weights(run, client, runtime)
-    for row, output in zip(
-      chosen, run.predict_rows(rows.select(chosen), weights)
-    ):
-      outputs[row] = output
+  rows_of = {client: [] for client in clients}
+  for number, client in enumerate(clients):
+    rows_of[client].append(number)
+  outputs = np.concatenate(
+    [
+      run.predict_rows(
+        rows.select(np.array(chosen)), _weights(run, client, runtime)
+      )
+      for client, chosen in rows_of.items()
+    ]
+  )
   described = [
     {'example': number, 'client': client}
     for number, client in enumerate(clients)
   ]
   for row, label in zip(described, table.cells.get(columns.label, ())):
     row['label'] = label
-  return np.array([outputs[row] for row in range(table.num_rows)]), described
+  order = np.argsort(np.concatenate(list(rows_of.values())))
+  return outputs[order], described
 
 
 def _predict_arrays(run, runtime):

@@ -17,8 +17,6 @@ from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
 
-# The names of metrics that only data with domains have.
-_OF_DOMAINS = ('domain_', 'client_auc')
 # Settings of a run that differ between the runs of a comparison, or tell of
 # this machine alone.
 _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
@@ -216,7 +214,8 @@ def _method(comparison, read, variant, primary):
     metrics={
       name: results.spread([row.get(name) for row in rows])
       for name in metrics_lib.by_name(primary)
-      if name in rows[0] or (domains and name.startswith(_OF_DOMAINS))
+      if name in rows[0]
+      or (domains and name.startswith(metrics_lib.OF_DOMAINS))
     },
     curves=tuple(curve for curve in curves if curve is not None),
     clients=clients('clients'),

@@ -6,6 +6,8 @@ from typing import NamedTuple, Optional
 
 from tff_pfl.models import split_model
 
+# How the names of metrics begin that only data with domains have.
+OF_DOMAINS = ('domain_', 'client_auc')
 # What the mean over the last evaluations is called where there were ten.
 LAST_10_ROUNDS = 'last 10 rounds'
 

@@ -64,7 +64,6 @@ def write(
   """
   primary = results.primary_metric
   methods = pictures.ranked(results.methods, primary)
-  of_domains = ('domain_', 'client_auc')
   _render(
     path,
     title=results.title,
@@ -78,7 +77,7 @@ def write(
         [
           metric
           for name, metric in results.metrics.items()
-          if not name.startswith(of_domains)
+          if not name.startswith(metrics_lib.OF_DOMAINS)
         ],
       ),
     ),
@@ -181,14 +180,15 @@ def _spread_text(
   spread: results_lib.Spread, metric: split_model.PrimaryMetric, unit: str = '%'
 ) -> str:
   """A metric over seeds, with its spread if there is one."""
-
-  def shown(value):
-    return f'{100 * value:.1f}' if metric.is_fraction else metric.text(value)
-
-  text = shown(spread.mean) + (unit if metric.is_fraction else '')
+  text = _score_text(spread.mean, metric) + (unit if metric.is_fraction else '')
   if spread.std is not None:
-    text += f' ± {shown(spread.std)}'
+    text += f' ± {_score_text(spread.std, metric)}'
   return text
+
+
+def _score_text(value: float, metric: split_model.PrimaryMetric) -> str:
+  """A value of a metric, of a fraction in percent without the sign."""
+  return f'{100 * value:.1f}' if metric.is_fraction else metric.text(value)
 
 
 def _counted(number: int, noun: str) -> str:
@@ -332,19 +332,13 @@ def _published(results):
 def _tuning_rows(results):
   """For each point of each sweep the cells of a table."""
   primary = results.primary_metric
-
-  def shown(score):
-    if score is None:
-      return None
-    return f'{100 * score:.1f}' if primary.is_fraction else primary.text(score)
-
   return [
     [
       tuning.algorithm,
       assignments(point.hparams),
       tuning.num_rounds or 'not tried',
       tuning.seed,
-      shown(point.score),
+      None if point.score is None else _score_text(point.score, primary),
       point.loss,
       Markup('<mark>chosen</mark>') if point.chosen else point.failure or '',
     ]

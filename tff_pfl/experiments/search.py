@@ -56,14 +56,15 @@ class Study:
       direction='maximize',
       load_if_exists=True,
     )
-    stored = self._study.user_attrs.setdefault('space', str(self._space))
-    if stored != str(self._space):
+    stored = self._study.user_attrs.get('space')
+    if stored is None:
+      self._study.set_user_attr('space', str(self._space))
+    elif stored != str(self._space):
       raise errors.RunError(
         f'{directory} holds a search of {algorithm} among {stored}, not '
         f'{self._space}: give the values of that search, or choose another '
         'output folder.'
       )
-    self._study.set_user_attr('space', stored)
 
   def points(self) -> list[tuple[int, dict[str, Any]]]:
     """Numbers and hyperparameters of all points that were proposed."""
