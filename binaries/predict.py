@@ -15,7 +15,7 @@ where these have domains, `domain` `[n]`, integers in the order of its domains.
 The output, by its ending, is a .csv with a row an example (prediction and, for
 classifiers, probabilities) or an .npz with arrays `prediction` and
 `probabilities` (or `outputs` for regression). Classes are called what the table
-calls them, numbers are in its unit.
+calls them, numbers are in its unit, and several labels have columns each.
 """
 
 import math
@@ -120,8 +120,10 @@ def _predict_table(run, runtime):
     {'example': number, 'client': client}
     for number, client in enumerate(clients)
   ]
-  for row, label in zip(described, table.cells.get(columns.label, ())):
-    row['label'] = label
+  for column in columns.labels:
+    heading = 'label' if column == columns.label else f'label_{column}'
+    for row, label in zip(described, table.cells.get(column, ())):
+      row[heading] = label
   order = np.argsort(np.concatenate(list(rows_of.values())))
   return outputs[order], described
 
@@ -133,6 +135,40 @@ def _predict_arrays(run, runtime):
   weights = _weights(run, _CLIENT.value, runtime)
   outputs = finished_run.predict(run.model, weights, x, domain)
   return outputs, [{'example': number} for number in range(len(x))]
+
+
+def _results(run, outputs, is_table):
+  """What to write: arrays, and for a .csv columns of as many rows."""
+  classifier = run.model.classifier
+  # Not -1, which has no meaning without examples.
+  flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
+  names = range(flat.shape[1])
+  if classifier is None:
+    headings = ['prediction'] if is_table else [f'output_{n}' for n in names]
+    return {'outputs': outputs}, dict(zip(headings, flat.T))
+  prediction = np.argmax(outputs, axis=-1)
+  arrays = {'probabilities': outputs, 'prediction': prediction}
+  if is_table:
+    names = np.array(run.encoding.classes)
+    arrays.update(prediction=names[prediction], classes=names)
+  if classifier.is_multilabel:
+    labels = range(outputs.shape[1])
+    if is_table:
+      labels = run.encoding.columns.labels
+    return arrays, {
+      heading: column
+      for label, predicted, positive in zip(
+        labels, arrays['prediction'].T, outputs[..., 1].T
+      )
+      for heading, column in (
+        (f'prediction_{label}', predicted),
+        (f'probability_{label}', positive),
+      )
+    }
+  columns = {f'probability_{n}': column for n, column in zip(names, flat.T)}
+  if outputs.ndim == 2:
+    columns = {'prediction': arrays['prediction'], **columns}
+  return arrays, columns
 
 
 def main() -> None:
@@ -151,29 +187,14 @@ def main() -> None:
     ) as runtime:
       predict = _predict_table if is_table else _predict_arrays
       outputs, rows = predict(run, runtime)
-    classifies = run.model.classifier is not None
-    classes = list(run.encoding.classes) if is_table else []
-  # Not -1, which has no meaning without examples.
-  flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
-  names = np.array(classes or range(flat.shape[1]))
-  arrays = {'outputs': outputs}
-  if classifies:
-    arrays = {'probabilities': outputs}
-    arrays['prediction'] = np.argmax(outputs, axis=-1)
-    if is_table:
-      arrays.update(prediction=names[arrays['prediction']], classes=names)
+    arrays, columns = _results(run, outputs, is_table)
   if ending == '.npz':
     with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    column = 'probability' if classifies else 'output'
-    columns = [f'{column}_{name}' for name in names]
-    if is_table and not classifies:
-      columns = ['prediction']
-    for index, row in enumerate(rows):
-      if classifies and outputs.ndim == 2:
-        row['prediction'] = arrays['prediction'][index].item()
-      row.update(zip(columns, flat[index].tolist()))
+    for heading, column in columns.items():
+      for row, value in zip(rows, column.tolist()):
+        row[heading] = value
     summary_lib.write_csv(_OUTPUT.value, rows)
   print(f'{len(outputs)} predictions: {_OUTPUT.value}')
 

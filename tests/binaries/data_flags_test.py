@@ -67,6 +67,23 @@ def test_a_model_of_a_table_is_for_new_rows(programs, table):
   assert fitted[0]['probability_x'] != rows[0]['probability_x']
 
 
+def test_several_labels_are_predicted_each(programs):
+  rows = [f'{"ab"[i % 2]},{i},{i // 2 % 2},{int(i > 9)}' for i in range(40)]
+  path = programs.directory / 'table.csv'
+  path.write_text('\n'.join(['hospital,age,flu,cold', *rows]) + '\n')
+  programs.succeed(
+    'train',
+    *_FLAGS,
+    '--dataset_task=multilabel',
+    '--dataset_label_column=flu,cold',
+  )
+  row = _predictions(programs, '--input=table.csv')[-1]
+  assert (row['label_flu'], row['label_cold']) == ('1', '1')
+  for label in ('flu', 'cold'):
+    is_likely = float(row[f'probability_{label}']) > 0.5
+    assert row[f'prediction_{label}'] == str(int(is_likely))
+
+
 def test_a_column_that_is_not_there_is_one_line(programs, table):
   error = programs.fail('train', *_FLAGS, '--dataset_label_column=dead')
   assert '--dataset_label_column' in error

@@ -38,6 +38,22 @@ def test_scores_are_those_computed_by_hand():
   }
 
 
+def test_scores_of_several_labels_are_means_over_those_with_both_classes():
+  scores = np.array([[1.0, -1.0, 5.0], [-2.0, 2.0, 5.0], [-1.0, 1.0, 5.0]])
+  predictions = two_class_scores.Predictions(
+    before=scores, after=scores, y=np.array([[0, 0, 1], [1, 1, 1], [0, 1, 1]])
+  )
+  found = two_class_scores.summarize([predictions], has_global_model=False)
+  # Of the first label all is wrong but one of two negatives; the second is
+  # right, the third has one class only.
+  assert found['personal'] == {
+    'auc': (0 + 1) / 2,
+    'balanced_accuracy': (1 / 4 + 1) / 2,
+    'f1': (0 + 1) / 2,
+    'client_auc': 1 / 2,
+  }
+
+
 @pytest.mark.parametrize(
   'y, scores, area',
   [

@@ -113,11 +113,26 @@ def test_binary_cross_entropy_takes_integer_labels(activation):
   )
 
 
-def test_several_binary_outputs_are_no_classes():
+@pytest.mark.parametrize('activation', [None, 'sigmoid'])
+def test_several_binary_outputs_are_labels_of_two_classes(activation):
+  bridged = keras_models.bridge(
+    keras_models.sequential(activation=activation), loss='binary_crossentropy'
+  )
+  assert bridged.element_spec['y'] == tf.TensorSpec([3], tf.int32)
+  odds = np.array([[1, 3, 1 / 3]], np.float32)
+  outputs = np.log(odds) if activation is None else odds / (1 + odds)
+  classifier = bridged.classifier
+  assert (classifier.num_classes, classifier.is_multilabel) == (2, True)
+  found = classifier.probabilities(outputs)
+  wanted = [[[0.5, 0.5], [0.25, 0.75], [0.75, 0.25]]]
+  np.testing.assert_allclose(found, wanted, rtol=1e-6)
+  np.testing.assert_allclose(classifier.outputs_of(found), outputs, atol=1e-6)
+
+
+def test_accuracy_of_several_labels_is_their_mean():
   bridged = keras_models.bridge(
     keras_models.sequential(), loss='binary_crossentropy'
   )
-  assert bridged.classifier is None
   y = tf.constant([[1, 0, 1]])
   outputs = tf.constant([[2.0, 2.0, -2.0]])
   np.testing.assert_allclose(

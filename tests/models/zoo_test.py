@@ -424,6 +424,21 @@ def test_without_classes_it_is_regression(name, y_shape, units):
   )
 
 
+def test_of_several_labels_each_has_an_output():
+  spec = _spec((4,))
+  spec['y'] = tf.TensorSpec([3], tf.int32)
+  model = zoo.make_model('mlp', spec, 2, widths=(4,))
+  assert model.classifier.is_multilabel
+  assert model.element_spec['y'] == spec['y']
+  y, outputs = tf.constant([[0, 1, 1]]), tf.constant([[-2.0, 2.0, -2.0]])
+  np.testing.assert_allclose(
+    model.loss(y, outputs), [np.log1p(np.exp(-2)) + 2 / 3], rtol=1e-6
+  )
+  np.testing.assert_allclose(model.metrics['accuracy'](y, outputs), [2 / 3])
+  with pytest.raises(ValueError, match='`num_classes` to be 2 for several l'):
+    zoo.make_model('mlp', spec, 3, widths=(4,))
+
+
 def test_activation_and_widths_are_used():
   model = zoo.make_model('mlp', _spec((2,)), 2, widths=[3], activation='tanh')
   x = np.array([[0.5, -1.0]], np.float32)

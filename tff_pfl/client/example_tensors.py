@@ -134,6 +134,11 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
     name: tf.nest.map_structure(lambda value: value[:-1], rows[name])
     for name in element_spec
   }
+  return from_rows(rows)
+
+
+def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
+  """`from_arrays` in a graph, of tensors."""
   num_examples = tf.shape(rows['y'])[0]
   padding = bucket_size(num_examples) - num_examples
 

@@ -18,7 +18,8 @@ class Scores(NamedTuple):
     sums: Metric sums, as `objectives.zero_metrics`.
     by_domain: For models with domains, the same for each domain: `[domains]`.
     class_1: For models of two classes whose labels are scalars, float32
-      `[capacity]`: the logarithm of the odds of class 1.
+      `[capacity]`, or of several labels, `[capacity, labels]`: the logarithm of
+      the odds of class 1.
   """
 
   sums: Any
@@ -49,7 +50,7 @@ def score(
   if (
     classifier is None
     or classifier.num_classes != 2
-    or model.element_spec['y'].shape.rank
+    or model.element_spec['y'].shape.rank != int(classifier.is_multilabel)
   ):
     return scores
   # Probabilities near 1 would round to ties.

@@ -8,6 +8,8 @@ a client has examples of one class only, of which there are no such scores.
   different clients can be compared, too.
 * The balanced accuracy is the mean of the two classes' accuracies, and F1 the
   harmonic mean of precision and recall of class 1.
+
+Of several labels they are means over those that have examples of both classes.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ class Predictions(NamedTuple):
   """Predictions of a client's models for its test examples, of two classes.
 
   Attributes:
-    before: float32 `[n]`, the score of class 1 before personalization; higher
-      is more likely.
-    after: float32 `[n]`, that of the personal model.
-    y: int32 `[n]`, the labels, 0 or 1.
+    before: float32 `[n]`, of several labels `[n, labels]`: the score of class 1
+      before personalization; higher is more likely.
+    after: Of the same shape, that of the personal model.
+    y: int32, of the same shape, the labels, 0 or 1.
     domain: int32 `[n]`, the domains, in [0, M); None without domains.
   """
 
@@ -57,23 +59,42 @@ def area_under_curve(y: Any, scores: Any) -> Optional[float]:
   """The area under the ROC curve.
 
   Args:
-    y: Labels `[n]`, 0 or 1.
-    scores: Scores of class 1, `[n]`. One that is not finite, of a model that
-      diverged, counts as wrong: below all others for an example of class 1,
-      above them for one of class 0.
+    y: Labels `[n]` or `[n, labels]`, 0 or 1.
+    scores: Scores of class 1, of the same shape. One that is not finite, of a
+      model that diverged, counts as wrong: below all others for an example of
+      class 1, above them for one of class 0.
 
   Returns:
     The area, in [0, 1]; None unless there are examples of both classes.
   """
-  is_positive = np.asarray(y) == 1
-  if is_positive.all() or not is_positive.any():
-    return None
-  scores = np.asarray(scores)
+  return _over_labels(_area, y, scores)
+
+
+def _over_labels(function, y, scores):
+  """The mean of a score over the labels that have examples of both classes."""
+  y, scores = (np.atleast_2d(np.transpose(values)) for values in (y, scores))
+  known = [
+    function(is_positive, of_label)
+    for is_positive, of_label in zip(y == 1, scores)
+    if is_positive.any() and not is_positive.all()
+  ]
+  return float(np.mean(known)) if known else None
+
+
+def _area(is_positive, scores):
   wrong = np.where(is_positive, -np.inf, np.inf)
   scores = np.where(np.isfinite(scores), scores, wrong)
   # The area depends on the order alone, and infinities would be refused.
   _, ranks = np.unique(scores, return_inverse=True)
-  return float(sklearn_metrics.roc_auc_score(is_positive, ranks))
+  return sklearn_metrics.roc_auc_score(is_positive, ranks)
+
+
+def _balanced_accuracy(is_positive, scores):
+  return sklearn_metrics.balanced_accuracy_score(is_positive, scores > 0)
+
+
+def _f1(is_positive, scores):
+  return sklearn_metrics.f1_score(is_positive, scores > 0, zero_division=0)
 
 
 def summarize(
@@ -104,17 +125,9 @@ def _figures(predictions, which):
   )
   areas = [area_under_curve(one.y, getattr(one, which)) for one in predictions]
   known = [area for area in areas if area is not None]
-  area = area_under_curve(y, scores)
-  found = area is not None
   return {
-    AUC: area,
-    'balanced_accuracy': float(
-      sklearn_metrics.balanced_accuracy_score(y, scores > 0)
-    )
-    if found
-    else None,
-    'f1': float(sklearn_metrics.f1_score(y, scores > 0, zero_division=0))
-    if found
-    else None,
+    AUC: area_under_curve(y, scores),
+    'balanced_accuracy': _over_labels(_balanced_accuracy, y, scores),
+    'f1': _over_labels(_f1, y, scores),
     'client_auc': float(np.mean(known)) if known else None,
   }

@@ -158,6 +158,7 @@ def from_keras(
     layer_outputs=keras_purity.layer_outputs(model, nodes, layers, pure),
     elements=keras_elements.find_elements(nodes, layers, variables),
     regularizers=keras_purity.regularizers(model, variables),
+    keras_model=model,
   )
   operations = keras_purity.check_pure(result, variables)
   if jit_compile == 'auto' and not operations.isdisjoint(_NOT_FOR_XLA):

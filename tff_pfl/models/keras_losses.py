@@ -170,15 +170,15 @@ def classifier_of(
   kind: str, gives_logits: bool, output_shape: tuple
 ) -> Optional[split_model.Classifier]:
   """What the outputs mean; None if they are not scores of classes."""
-  if kind in ('sparse', 'categorical'):
-    num_classes = output_shape[-1]
-  elif kind == 'binary' and output_shape[-1:] == (1,):
-    num_classes = 2
-  else:
+  if kind == 'regression':
     return None
+  num_classes = 2 if kind == 'binary' else output_shape[-1]
+  is_multilabel = kind == 'binary' and output_shape[-1:] != (1,)
 
   def probabilities(outputs):
     outputs = tf.convert_to_tensor(outputs)
+    if is_multilabel:
+      outputs = outputs[..., tf.newaxis]
     if kind == 'binary':
       if gives_logits:
         # Not 1 - p, which would be 0 for large logits.
@@ -189,12 +189,15 @@ def classifier_of(
   def outputs_of(probabilities):
     if kind == 'binary':
       negative, positive = tf.split(probabilities, 2, axis=-1)
+      outputs = positive
       if gives_logits:
-        return _log(positive) - _log(negative)
-      return positive
+        outputs = _log(positive) - _log(negative)
+      return outputs[..., 0] if is_multilabel else outputs
     return _log(probabilities) if gives_logits else probabilities
 
-  return split_model.Classifier(num_classes, probabilities, outputs_of)
+  return split_model.Classifier(
+    num_classes, probabilities, outputs_of, is_multilabel
+  )
 
 
 def _log(probabilities):
@@ -357,6 +360,8 @@ def per_example(function, kind):
       'functions that return a value per example',
       'a scalar',
     )
-    return tf.reduce_mean(values, axis=list(range(1, rank)))
+    # TensorFlow Lite has no gradient of a mean over nothing.
+    axes = list(range(1, rank))
+    return tf.reduce_mean(values, axes) if axes else values
 
   return call

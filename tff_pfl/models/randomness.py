@@ -17,6 +17,8 @@ PERSONALIZATION = 1
 FIRST_EXCHANGE = 3
 # And what a round's seed is for that all parties know.
 _SERVER = 2
+# Of the noise that an aggregation adds.
+AGGREGATION = 4
 
 _PERMUTATIONS_PER_BLOCK = 16
 

@@ -53,11 +53,14 @@ class Classifier(NamedTuple):
     probabilities: From outputs to class probabilities
       `[batch, ..., num_classes]`.
     outputs_of: From class probabilities to outputs that have them.
+    is_multilabel: Whether the outputs are scores `[batch, ..., labels]` of
+      several labels, each of two classes; probabilities have the classes last.
   """
 
   num_classes: int
   probabilities: Callable[[Any], tf.Tensor]
   outputs_of: Callable[[tf.Tensor], tf.Tensor]
+  is_multilabel: bool = False
 
 
 class PrimaryMetric(NamedTuple):
@@ -144,6 +147,9 @@ class SplitModel:
       layers whose weights can be divided among them.
     regularizers: Weight name to what training adds to the loss,
       `(weight) -> scalar`, where the weight is trained.
+    keras_model: The graph of Keras layers that `keras_bridge` made it of, whose
+      own weights nothing reads; None where there is none. A model that was made
+      of this one keeps it, and may have other weights.
   """
 
   name: str
@@ -168,6 +174,7 @@ class SplitModel:
   regularizers: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = (
     dataclasses.field(default_factory=dict)
   )
+  keras_model: Optional[tf.keras.Model] = None
 
   def __post_init__(self):
     """Raises `ValueError` if `jit_compile` is none of its values."""

@@ -88,6 +88,7 @@ class Convolutions:
     return keras.layers.Activation(activation)(x) if activation else x
 
 
+@keras.utils.register_keras_serializable('tff_pfl')
 class MeanOfWords(keras.layers.Layer):
   """Mean over the words that are not masked; zeros where there are none.
 
@@ -203,17 +204,22 @@ def functional(name, network, element_spec, num_classes, seeds):
     'at least 2, or None for regression',
     num_classes,
   )
-  outputs = num_classes
-  if num_classes is None:
-    outputs = y.shape[-1] if y.shape.rank else 1
   inputs = keras.layers.Input(x.shape, dtype=x.dtype)
+  features = network(inputs)
+  outputs, loss = num_classes, 'sparse_categorical_crossentropy'
+  if num_classes is None:
+    outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
+  elif y.shape.rank == features.shape.rank - 1:
+    errors.expect(
+      num_classes == 2, 'num_classes', '2 for several labels', num_classes
+    )
+    outputs, loss = y.shape[-1], 'binary_crossentropy'
   head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
-  model = keras.Model(inputs, head(network(inputs)), name=name)
-  classifies = num_classes is not None
+  model = keras.Model(inputs, head(features), name=name)
   return keras_bridge.from_keras(
     model,
     head_layers=['head'],
-    loss='sparse_categorical_crossentropy' if classifies else 'mse',
-    metrics=['accuracy'] if classifies else ['mae'],
+    loss=loss,
+    metrics=['mae'] if num_classes is None else ['accuracy'],
     label_spec=y,
   )

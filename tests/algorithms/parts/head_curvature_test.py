@@ -19,6 +19,7 @@ _LOSSES = {
     1,
     np.int32(2),
   ),
+  'labels': ('binary_crossentropy', 3, np.int32(2)),
   'squared_error': ('mse', 1, None),
   'squared_errors': ('mse', 3, None),
 }
@@ -48,7 +49,8 @@ def _model(
 
 def _labels(model, num_outputs, num_labels, rng):
   if num_labels is not None:
-    return rng.integers(0, num_labels, _NUM_EXAMPLES).astype(np.int32)
+    shape = [_NUM_EXAMPLES, *model.element_spec['y'].shape]
+    return rng.integers(0, num_labels, shape).astype(np.int32)
   if model.classifier is not None:
     classes = rng.integers(0, num_outputs, _NUM_EXAMPLES)
     return np.eye(num_outputs, dtype=np.float32)[classes]
@@ -194,7 +196,7 @@ def _half_squared_error(y_true, y_pred):
     ('huber', 3),
     ('log_cosh', 1),
     ('hinge', 1),
-    ('binary_crossentropy', 3),
+    ('hinge', 3),
     (_half_squared_error, 1),
   ],
 )

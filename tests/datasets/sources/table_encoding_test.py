@@ -147,6 +147,21 @@ def test_labels_are_classes_in_sorted_order_unless_told(
   assert encoding.target(y) is y
 
 
+def test_several_labels_are_of_the_same_two_classes():
+  table = _table(
+    ('a', 'x', 'b'), ('no', '1', 'yes'), ('yes', '2', 'yes'), ('', '3', 'no')
+  )
+  columns = dict(label='a,b', task='multilabel', label_values=['no', 'yes'])
+  encoding = _fitted(table, **columns)
+  assert (encoding.input_names, encoding.classes) == (['x'], ['no', 'yes'])
+  assert encoding.labels(table).tolist() == [[0, 1], [1, 1], [-1, 0]]
+  with pytest.raises(ValueError, match="`label_column`.*, found 'c'"):
+    _fitted(table, **{**columns, 'label': 'a,c'})
+  table = _table(('a', 'b', 'x'), ('0', '1', '1'), ('1', '2', '2'))
+  with pytest.raises(ValueError, match='same two words.*0, 1 in a; 1, 2 in b'):
+    _fitted(table, label='a,b', task='multilabel')
+
+
 def test_regression_learns_standardized_labels_and_predicts_their_unit():
   table = _table(('x', 'y'), ('1', '10'), ('2', '20.5'))
   encoding = _fitted(table, moments=(10, 2), task='regression')

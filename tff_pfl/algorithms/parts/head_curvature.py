@@ -5,6 +5,7 @@ probabilities, the Hessian of an example's loss in the outputs is
 
     squared error (mean over N outputs)   C = 2 / N I
     two classes, one output               C = mu (1 - mu)
+    N labels of two classes each          C = diag(mu (1 - mu)) / N
     N classes                             C = diag(p) - p p^T
 
 and in the head, C (x) z z^T: of size N times the features', with the features
@@ -97,9 +98,9 @@ def _curvature(model, outputs):
   probabilities = tf.cast(
     model.classifier.probabilities(outputs), outputs.dtype
   )
-  if num_outputs == 1:
-    probability = probabilities[..., 1:]
-    return probability * (1 - probability), None
+  if probabilities.shape.rank > outputs.shape.rank or num_outputs == 1:
+    probability = tf.reshape(probabilities[..., 1], tf.shape(outputs))
+    return probability * (1 - probability) / num_outputs, None
   return probabilities, probabilities
 
 

@@ -1,6 +1,6 @@
 """What the columns of a table are, and which words and numbers they hold.
 
-One column is the label; one may say which domain a row is of, one whose row it
+One column is the label, or several are (multilabel); one may say which domain a row is of, one whose row it
 is (the client: a hospital, a bank), and one whether it is for training or test;
 all others are inputs, of numbers or of words. Columns whose numbers only stand
 for categories have to be named. A column with some cells that are numbers and
@@ -18,7 +18,8 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets.sources import csv_files
 
-TASKS = ('classification', 'regression')
+MULTILABEL = 'multilabel'
+TASKS = ('classification', 'regression', MULTILABEL)
 MISSING_DOMAIN = ('error', 'drop', 'value')
 # What rows without a domain or client have, where that is a value of its own.
 MISSING = '(missing)'
@@ -67,7 +68,7 @@ class Columns:
     if self.min_category_count is not None:
       errors.expect_int('min_category_count', self.min_category_count, 1)
     for name, value, other, is_unset in (
-      ('label_above', self.label_above, 'task', self.task != 'regression'),
+      ('label_above', self.label_above, 'task', self.task == 'classification'),
       ('label_values', self.label_values, 'task', self.task != 'regression'),
       (
         'label_values',
@@ -93,6 +94,18 @@ class Columns:
       bounds == sorted(set(bounds)), 'domain_bounds', 'ascending', bounds
     )
 
+  @property
+  def labels(self) -> list[str]:
+    """The columns of labels."""
+    return self.label.split(',') if self.task == MULTILABEL else [self.label]
+
+  def by_label(self) -> list['Columns']:
+    """The same with each of the labels alone, as classes."""
+    return [
+      dataclasses.replace(self, label=label, task='classification')
+      for label in self.labels
+    ]
+
   def check(self, table: csv_files.Table) -> None:
     """Raises `ValueError` unless all columns that are named are there."""
     single = {
@@ -101,7 +114,7 @@ class Columns:
       'split_column': self.split,
     }
     named = {
-      'label_column': [self.label],
+      'label_column': self.labels,
       **{name: [c] for name, c in single.items() if c is not None},
       'drop_columns': self.drop,
       'categorical_columns': self.categorical,
@@ -117,10 +130,10 @@ class Columns:
         )
     for argument, column in single.items():
       errors.expect(
-        column != self.label,
+        column not in self.labels,
         argument,
         'another column than the label',
-        self.label,
+        column,
       )
 
 
@@ -248,6 +261,8 @@ def label_values(columns: Columns) -> tuple[list[str], list[str]]:
 
 def classes_of(table: csv_files.Table, columns: Columns) -> list[str]:
   """Returns what the classes are called, in their order."""
+  if columns.task == MULTILABEL:
+    return _common_classes(table, columns)
   label, above = columns.label, columns.label_above
   if above is not None:
     numbers = table.numbers(label, '`label_above` needs numbers')
@@ -302,6 +317,20 @@ def classes_of(table: csv_files.Table, columns: Columns) -> list[str]:
   if len(classes) < 2:
     raise _one_class_error(table, label)
   return classes
+
+
+def _common_classes(table: csv_files.Table, columns: Columns) -> list[str]:
+  """Returns the two classes that several columns of labels have alike."""
+  found = {c.label: classes_of(table, c) for c in columns.by_label()}
+  first, *others = found.values()
+  errors.expect(
+    len(first) == 2 and all(classes == first for classes in others),
+    'label_column',
+    'columns of the same two words or numbers, such as 0 and 1'
+    ' (`label_values` renames them)',
+    '; '.join(f'{", ".join(c[:3])} in {label}' for label, c in found.items()),
+  )
+  return first
 
 
 def _one_class_error(table: csv_files.Table, label: str) -> ValueError:

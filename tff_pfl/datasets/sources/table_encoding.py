@@ -61,7 +61,8 @@ class TableEncoding:
     categories: By column of categories the words that have an input.
     grouped: The columns whose other words share one more input.
     indicators: The columns that have an input which marks missing values.
-    classes: What the classes are called; empty for regression.
+    classes: What the classes are called, of several labels the two of each;
+      empty for regression.
     domains: What the domains are called; empty without.
     means: Of the columns of numbers, and then of the label for regression.
     deviations: By which the same are divided after their mean is subtracted.
@@ -117,14 +118,14 @@ class TableEncoding:
     table = csv_files.read_table(path, columns.missing_markers)
     needed = [*self.numbers, *self.categories]
     needed += [columns.domain] * bool(self.domains)
-    needed += [columns.label] * with_labels
+    needed += columns.labels * with_labels
     needed += [columns.client] * with_clients
     missing = [c for c in dict.fromkeys(needed) if c not in table.cells]
     if missing:
       raise table.error(
         f'the columns of the training data, found no {", ".join(missing)}'
       )
-    known = {*needed, columns.label, columns.client, columns.split}
+    known = {*needed, *columns.labels, columns.client, columns.split}
     more = [c for c in table.cells if c not in known.union(columns.drop)]
     if more:
       logging.warning(
@@ -192,14 +193,21 @@ class TableEncoding:
     """Returns the rows' labels.
 
     Returns:
-      Classes, int32 `[rows]`, -1 for rows that are to be left out; for
-      regression the numbers, float64.
+      Classes, int32 `[rows]`, of several labels `[rows, labels]`; -1 in rows
+      that are to be left out; for regression the numbers, float64.
 
     Raises:
       ValueError: A label is missing or of another kind.
     """
-    columns = self.columns
-    table = table_columns.with_names(table, columns)
+    table = table_columns.with_names(table, self.columns)
+    if self.columns.task == table_columns.MULTILABEL:
+      return np.stack(
+        [self._labels(table, c) for c in self.columns.by_label()], axis=1
+      )
+    return self._labels(table, self.columns)
+
+  def _labels(self, table, columns):
+    """Returns the labels of one column."""
     if columns.label_values:
       words, classes = table_columns.label_values(columns)
       position = np.array([self.classes.index(c) for c in classes] + [-1, -1])
@@ -279,7 +287,7 @@ def fit(
     [] if columns.domain is None else table_columns.domain_names(table, columns)
   )
   # A domain that is cut into groups stays an input: a value says more.
-  excluded = {columns.label, columns.client, columns.split, *columns.drop}
+  excluded = {*columns.labels, columns.client, columns.split, *columns.drop}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
   numbers: list[str] = []

@@ -75,7 +75,7 @@ def _used(
   """Returns which rows are not left out for their label or domain."""
   is_used = np.ones(len(labels), bool)
   if encoding.classes:
-    is_used &= labels >= 0
+    is_used &= (labels.reshape(len(labels), -1) >= 0).all(axis=1)
   if rows.domain is not None:
     is_used &= rows.domain >= 0
   _log_left_out(is_used, 'label or domain', path)
@@ -309,7 +309,8 @@ def load_tabular(
     seed: Decides the choice of clients or the partition, and the test rows.
     label_column: The column of labels: words or whole numbers, which are
       classes in their sorted order, unless `task`, `label_above` or
-      `label_values` says otherwise.
+      `label_values` says otherwise. For multilabel several, separated by
+      commas.
     domain_column: The column that says which domain a row is of; None for data
       without domains.
     client_column: The column that says whose row it is; it is no input.
@@ -320,9 +321,11 @@ def load_tabular(
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
       value.
     missing_markers: What stands for a missing value, besides an empty cell.
-    task: 'classification', or 'regression' for labels that are numbers to be
-      predicted; these are standardized for training, and so are the reported
-      errors, in standard deviations.
+    task: 'classification'; 'multilabel' for several labels, each of the same
+      two classes, the second of which says that the label applies; or
+      'regression' for labels that are numbers to be predicted: these are
+      standardized for training, and so are the reported errors, in standard
+      deviations.
     label_above: Class 1 is a label above this number, class 0 any other; None
       where labels are classes already.
     label_values: The words of the label column that are classes, in their
@@ -344,8 +347,8 @@ def load_tabular(
       stratified by domain and class; None for 0.2, or for a split column.
 
   Returns:
-    Dataset with `x` float32 `[inputs]` and `y` int32, for regression float32,
-    and with its `encoding`.
+    Dataset with `x` float32 `[inputs]` and `y` int32, for multilabel
+    `[labels]`, for regression float32, and with its `encoding`.
 
   Raises:
     ValueError: The file is missing or damaged, a column is not there, a cell is
