@@ -41,7 +41,7 @@ CONTEXT_COLOR = '#c4c4c4'
 # As many as there are colors to tell apart.
 _MAX_OVERVIEW_METHODS = len(picture_style.COLORS)
 # Of a picture that stands alone, in inches.
-_WIDE = 6.0
+_WIDE = 9.0
 # Where the axes of a panel are in it.
 _PANEL = (0.17, 0.2, 0.8, 0.76)
 # Beyond these a picture grows larger, not clearer.
@@ -236,15 +236,17 @@ def client_boxes(
   limits = _limits(
     (v for rows in groups.values() for v in rows.values()), primary
   )
+  width = _WIDE if len(groups) == 1 else _WIDE / 2
   return [
-    _boxes(title, rows, limits, primary) for title, rows in groups.items()
+    _boxes(title, rows, limits, primary, width)
+    for title, rows in groups.items()
   ]
 
 
 @_styled
-def _boxes(title, rows, limits, primary):
+def _boxes(title, rows, limits, primary, width):
   """Draws a box for each row, the first on top."""
-  figure, axes = _figure(4.2, 0.6 + 0.2 * len(rows))
+  figure, axes = _figure(width, 0.6 + 0.2 * len(rows))
   places, values = np.arange(len(rows)), list(rows.values())
   low, first, median, third, high = np.transpose(
     [np.percentile(row, (5, 25, 50, 75, 95)) for row in values]
