@@ -110,7 +110,8 @@ class Partitioner(abc.ABC):
       errors.expect(
         not self.needs_classes,
         'partition',
-        'iid, lognormal or by key for examples without one class label each',
+        'iid, lognormal, natural or by key for examples without one class label'
+        ' each',
         self.spec,
       )
       y, y_test = np.zeros(len(y), np.int64), np.zeros(len(y_test), np.int64)
