@@ -234,10 +234,14 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
   function_names = graph_defs.make_names_unique(graph_def)
   token = proto.session_token_tensor_name
   feeds = tensor_names(proto.parameter)
-  concrete = _import(graph_def, feeds, tensor_names(proto.result), token=token)
+  concrete = import_graph(
+    graph_def, feeds, tensor_names(proto.result), token=token
+  )
   initialize = destroy = None
   if proto.initialize_op:
-    initialize = _import(graph_def, feeds, [], proto.initialize_op, token=token)
+    initialize = import_graph(
+      graph_def, feeds, [], proto.initialize_op, token=token
+    )
   # A returned data set may read a table after the call. It takes along a copy
   # (see `_detach`), which TensorFlow never frees; so tables that are the same
   # in each call stay where they are instead.
@@ -252,7 +256,7 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
   )
   destruction = graph_defs.add_destruction(graph_def)
   if destruction and not stays:
-    destroy = _import(graph_def, feeds, [], destruction, token=token)
+    destroy = import_graph(graph_def, feeds, [], destruction, token=token)
   # TensorFlow would keep a graph's library for ever.
   weakref.finalize(concrete, _unload, function_names).atexit = False
   return _Copy(concrete, initialize, destroy)
@@ -266,7 +270,7 @@ def _unload(function_names: ListOrTuple[str]) -> None:
       eager_context.context().remove_function(name)
 
 
-def _import(
+def import_graph(
   graph_def: tf.compat.v1.GraphDef,
   feeds: ListOrTuple[str],
   fetches: ListOrTuple[str],

@@ -20,6 +20,7 @@ from tensorflow.python.ops.parallel_for.pfor import (
 )
 from tensorflow_federated.proto.v0 import (
   computation_pb2,
+  executor_pb2,
   executor_pb2_grpc,
 )
 from tensorflow_federated.python.core.backends.mapreduce import (
@@ -53,6 +54,7 @@ __all__ = [
   'pfor_converters',
   'wrap',
   # TFF: what it and its workers say to each other.
+  'executor_pb2',
   'executor_pb2_grpc',
   # TFF: computations as they are sent.
   'computation_pb2',

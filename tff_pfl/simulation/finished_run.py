@@ -133,6 +133,15 @@ class FinishedRun:
     """The weights that the server has."""
     return self.server_state(self.build_process(), runtime).global_weights
 
+  def new_client_weights(
+    self, runtime: runtime_base.Runtime
+  ) -> split_model.Weights:
+    """The model given to a client that contributes no data."""
+    process = self.build_process()
+    return runtime.run(
+      process.model_without_data, self.server_state(process, runtime)
+    )
+
   def personal_weights(
     self, client_id: str, runtime: runtime_base.Runtime
   ) -> split_model.Weights:

@@ -21,6 +21,7 @@ class PersonalModels(NamedTuple):
   """Computations of `PersonalizedProcess` about personal models."""
 
   personalize: tff.Computation
+  model_without_data: tff.Computation
   evaluate: tff.Computation
   evaluate_clients: tff.Computation
 
@@ -50,6 +51,10 @@ def build_personal_models(
   )
   def personalize(state, client_state, train):
     return personalize_broadcast(broadcast_of(state), client_state, train)
+
+  @tff.tensorflow.computation(server_state_type)
+  def model_without_data(state):
+    return work.model_without_data(client_work.Broadcast.of(state))
 
   def score(weights, test):
     return scoring.score(model, weights, test)
@@ -98,7 +103,9 @@ def build_personal_models(
       evaluate_broadcast, (broadcast, client_states, train, test)
     )
 
-  return PersonalModels(personalize, evaluate, evaluate_clients)
+  return PersonalModels(
+    personalize, model_without_data, evaluate, evaluate_clients
+  )
 
 
 def _build_personalize(work, options, training, types):

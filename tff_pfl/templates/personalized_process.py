@@ -210,6 +210,15 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     return self._personal_models.personalize
 
   @property
+  def model_without_data(self) -> tff.Computation:
+    """The model given to a client that contributes no data: `(S -> weights)`.
+
+    The global weights or, where these alone make no model, with initial local
+    ones.
+    """
+    return self._personal_models.model_without_data
+
+  @property
   def evaluate(self) -> tff.Computation:
     """Scores one client: `(<S, C, E_train, E_test> -> metrics)`.
 

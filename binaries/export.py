@@ -1,0 +1,265 @@
+r"""Writes a finished run's model, or its method, as production takes it.
+
+    python -m binaries.export --run_dir=runs/digits --format=tflite \
+      --client=client_3 --output=client_3.tflite
+
+--format=keras: the Keras model, whose outputs are those of the run's model
+(scores, of which `predict` shows the probabilities). --output ends in .keras.
+
+--format=tflite: one file for phones, with the signatures `predict`, `evaluate`,
+`personalize` (fits a new client's model to its examples), `save` and `restore`.
+With --quantize it only predicts, and what that costs on the clients' test
+examples is printed. --output ends in .tflite.
+
+--format=saved_model: a folder for TensorFlow Serving, with the signatures
+`predict`, `evaluate`, `personalize` and `predict_with_weights`; its version is
+the run's number of rounds.
+
+--format=tff: a folder with the method's serialized TFF computations, the
+server's state and a manifest, for methods whose clients keep no state.
+
+The model is the personal one of --client, by default that of a new client that
+has no data. `personalize` does what `binaries.personalize` does: methods with
+local weights fit those, others fine-tune as the run did or, by default, all
+weights, with the `--fine_tune` flags in both cases.
+
+Of a run on a table its encoding.json, and of classes classes.txt (a name a
+line, in the order of the outputs), are written beside the model.
+"""
+
+import dataclasses
+import os
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from binaries import program, run_flags, runtime_flags
+from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.export import (
+  client_module,
+  keras_file,
+  saved_model,
+  tff_files,
+  tflite,
+)
+from tff_pfl.models import split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.simulation import experiment, finished_run
+from tff_pfl.simulation import summary as summary_lib
+
+_FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
+_FITTING_FLAGS = tuple(
+  name for name in flags.FLAGS if name.startswith(('fine_tune', 'new_client'))
+)
+
+_RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'Folder of a run of binaries.train.', required=True
+)
+_FORMAT = flags.DEFINE_enum(
+  'format', None, _FORMATS, 'What to write.', required=True
+)
+_OUTPUT = flags.DEFINE_string(
+  'output',
+  None,
+  'The .keras or .tflite file, or the folder, to write.',
+  required=True,
+)
+_CLIENT = flags.DEFINE_string(
+  'client',
+  None,
+  "The id of one of the run's clients, whose personal model it is.",
+)
+_QUANTIZE = flags.DEFINE_enum(
+  'quantize',
+  'none',
+  tflite.QUANTIZATIONS,
+  'What the weights of --format=tflite become.',
+)
+for _name in ('data_dir', *_FITTING_FLAGS, *runtime_flags.names()):
+  flags.declare_key_flag(_name)
+flags.adopt_module_key_flags(program)
+
+
+class _Source(NamedTuple):
+  """A run, opened, with what executes its computations."""
+
+  run: finished_run.FinishedRun
+  runtime: runtime_base.Runtime
+
+  def weights(self) -> split_model.Weights:
+    """Those of the model to export."""
+    if _CLIENT.value is None:
+      return self.run.new_client_weights(self.runtime)
+    return self.run.personal_weights(_CLIENT.value, self.runtime)
+
+  def client(self) -> client_module.ClientModule:
+    """The functions of a client."""
+    process = self.run.build_process(_personalization(self.run))
+    # The number that the first of new clients has in `binaries.personalize`.
+    (client_state,) = self.runtime.run(
+      process.initialize_client_states, [self.run.data.num_clients]
+    )
+    state = self.run.server_state(process, self.runtime)
+    return client_module.ClientModule(
+      process, state, client_state, self.weights()
+    )
+
+
+def _personalization(run):
+  """How new clients are fitted: as the run did, or all weights."""
+  options = run.config.personalization
+  adapts = options.fine_tune != 'none' or run.build_process().has_local_weights
+  return run_flags.personalization_from_flags(
+    **(dataclasses.asdict(options) if adapts else {'fine_tune': 'all'})
+  )
+
+
+def _export_keras(source):
+  keras_file.check(source.run.model)
+  keras_file.save(_OUTPUT.value, source.run.model, source.weights())
+  return 'Keras model'
+
+
+def _export_saved_model(source):
+  client = source.client()
+  process = source.run.build_process()
+  num_rounds = source.run.server_state(process, source.runtime).round_number
+  saved_model.save(_OUTPUT.value, client, int(num_rounds))
+  return f'SavedModel, version {num_rounds}'
+
+
+def _export_tff(source):
+  process = source.run.build_process()
+  try:
+    learning_process = process.to_learning_process()
+  except ValueError as e:
+    raise ValueError(
+      f'{e} The formats saved_model and tflite have all methods.'
+    ) from e
+  manifest = tff_files.save(
+    _OUTPUT.value,
+    learning_process,
+    source.run.server_state(process, source.runtime),
+    {'settings': source.run.config.settings(), **process.description},
+  )
+  forms = ', '.join(['learning_process', *manifest['forms']])
+  return f'TFF computations ({forms})'
+
+
+def _export_tflite(source):
+  client = source.client()
+  content = tflite.convert(client, _QUANTIZE.value)
+  with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
+    file.write(content)
+  if _QUANTIZE.value != 'none':
+    _print_cost(source.run, client, tflite.predictor(content))
+  return f'TFLite file, {len(content):,} bytes'
+
+
+def _print_cost(run, client, quantized):
+  """Prints the test scores of a model with and without quantization."""
+  metric = run.model.primary_metric
+  score = run.model.metrics.get(metric.name, run.model.loss)
+  clients = [_CLIENT.value] if _CLIENT.value else run.data.client_ids
+  scores = []
+  for client_id in filter(run.data.num_test_examples, clients):
+    rows = client_module.rows_of(run.data.test(client_id))
+    y = rows.pop('y')
+    scores.append(
+      [
+        np.mean(score(tf.constant(y), tf.constant(predict(**rows)['outputs'])))
+        for predict in (client.predict, quantized)
+      ]
+    )
+  before, after = np.mean(scores, axis=0) if scores else (np.nan, np.nan)
+  print(
+    f'Test {metric.title}, mean over {len(scores)} clients: {before:.4f}, '
+    f'{_QUANTIZE.value} {after:.4f}'
+  )
+
+
+# By format: what writes it, and the ending of the output.
+_EXPORTS = {
+  'keras': (_export_keras, '.keras'),
+  'saved_model': (_export_saved_model, ''),
+  'tff': (_export_tff, ''),
+  'tflite': (_export_tflite, '.tflite'),
+}
+
+
+def _write_encoding(run):
+  """What makes inputs of a table's rows, and the names of its classes."""
+  encoding = run.encoding
+  folder = _OUTPUT.value
+  if _EXPORTS[_FORMAT.value][1]:
+    folder = os.path.dirname(folder)
+  name = experiment.ENCODING_NAME
+  with summary_lib.atomic_file(os.path.join(folder, name)) as file:
+    file.write(encoding.text)
+  if encoding.classes:
+    with summary_lib.atomic_file(os.path.join(folder, 'classes.txt')) as file:
+      file.write(''.join(f'{word}\n' for word in encoding.classes))
+
+
+def _check_flags():
+  run_flags.refuse_all_but(
+    ['data_dir', *_FITTING_FLAGS, *runtime_flags.names()],
+    'the run has its method, model and rounds',
+  )
+  ending = _EXPORTS[_FORMAT.value][1]
+  errors.expect(
+    os.path.splitext(_OUTPUT.value)[1] == ending,
+    '--output',
+    f'a {ending} file' if ending else 'a folder, with no ending',
+    _OUTPUT.value,
+  )
+  if _FORMAT.value in ('keras', 'tff'):
+    run_flags.refuse(
+      _FITTING_FLAGS,
+      'it is for `personalize`, which the '
+      f'format {_FORMAT.value} does not have',
+    )
+  if _FORMAT.value == 'tff':
+    errors.expect(
+      _CLIENT.value is None,
+      '--client',
+      'left out with --format=tff, which has no model of a client',
+      _CLIENT.value,
+    )
+  errors.expect(
+    _FORMAT.value == 'tflite' or _QUANTIZE.value == 'none',
+    '--quantize',
+    'left out but with --format=tflite',
+    _QUANTIZE.value,
+  )
+
+
+def main() -> None:
+  """Writes the model, or the method."""
+  _check_flags()
+  options = runtime_flags.options()
+  with finished_run.FinishedRun(
+    _RUN_DIR.value, data_dir=flags.FLAGS.data_dir
+  ) as run:
+    clients = run.data.client_ids
+    errors.expect(
+      _CLIENT.value is None or _CLIENT.value in clients,
+      '--client',
+      f"one of the run's clients ({clients[0]} to {clients[-1]})",
+      _CLIENT.value,
+    )
+    with runtime_lib.create_runtime(
+      runtime_flags.selected_runtime(), **options
+    ) as runtime:
+      os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
+      described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
+    if run.data.encoding is not None:
+      _write_encoding(run)
+  print(f'{described}: {_OUTPUT.value}')
+
+
+if __name__ == '__main__':
+  program.run(main)

@@ -1,0 +1,143 @@
+"""The functions of a client, of a SavedModel and of a TFLite file."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples, objectives, scoring
+from tff_pfl.export import client_module, saved_model, tflite
+from tff_pfl.models import domains
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_NEW_CLIENT = 99
+# One of each kind: one model, heads of domains, personal units, several models,
+# a personal copy, a mixture, inner steps; the first has a local head.
+_SLOW = ('fed_avg', 'fed_dar', 'fed_split', 'ifca', 'ditto', 'fed_em')
+_kinds = pytest.mark.parametrize(
+  'name',
+  [
+    'fed_rep',
+    *(pytest.param(n, marks=pytest.mark.slow) for n in (*_SLOW, 'per_fed_avg')),
+  ],
+)
+
+
+@functools.cache
+def _exported(name):
+  """A method after a round, with the model that it gives the new client.
+
+  Returns:
+    `(client module, model, its examples, its weights, predicted examples)`.
+  """
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  process = registry.build(name, model, seed=3)
+  clients = [toy_problems.labeled_examples(n, n) for n in (7, 23, 12)]
+  *clients, new = toy_problems.examples_for(name, clients)
+  state, _, _ = toy_problems.train(process, clients)
+  client_state = process.initialize_client_state(_NEW_CLIENT)
+  client = client_module.ClientModule(
+    process, state, client_state, process.model_without_data(state)
+  )
+  personal = process.personalize(
+    state, client_state, client_examples.padded(new)
+  )
+  return client, process.model, new, personal.weights
+
+
+def _rows(examples):
+  rows = client_module.rows_of(examples)
+  return rows, {name: rows[name] for name in rows if name != 'y'}
+
+
+def _expected(model, weights, examples):
+  """What `predict` and `evaluate` say with some weights."""
+  weights = {name: tf.constant(value) for name, value in weights.items()}
+  x, _ = domains.join(
+    tf.nest.map_structure(tf.constant, dict(examples.as_dict()))
+  )
+  outputs = model.forward(weights, x)[0]
+  padded = client_examples.padded(examples)
+  means = objectives.means(scoring.evaluate(model, weights, padded))
+  return (
+    {
+      'outputs': outputs,
+      'probabilities': model.classifier.probabilities(outputs),
+    },
+    {**means, 'examples': len(examples.y)},
+  )
+
+
+def _assert_close(actual, expected):
+  assert set(actual) == set(expected)
+  for name in expected:
+    np.testing.assert_allclose(
+      actual[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name
+    )
+
+
+@_kinds
+def test_a_saved_model_does_what_the_process_does(name, tmp_path):
+  client, model, examples, weights = _exported(name)
+  path = saved_model.save(tmp_path, client, version=3)
+  assert path == str(tmp_path / '3')
+  signatures = tf.saved_model.load(path).signatures
+  rows, inputs = _rows(examples)
+  rows, inputs = (
+    {k: tf.constant(v) for k, v in each.items()} for each in (rows, inputs)
+  )
+  before = {k: v.numpy() for k, v in client.weights.items()}
+  predicted, evaluated = _expected(model, before, examples)
+  _assert_close(signatures['serving_default'](**inputs), predicted)
+  _assert_close(signatures['evaluate'](**rows), evaluated)
+  personal = signatures['personalize'](**rows)
+  _assert_close(
+    personal, {client_module.plain_name(n): v for n, v in weights.items()}
+  )
+  _assert_close(
+    signatures['predict_with_weights'](**personal, **inputs),
+    _expected(model, weights, examples)[0],
+  )
+  # It has changed nothing.
+  _assert_close(signatures['predict'](**inputs), predicted)
+
+
+@_kinds
+def test_a_tflite_file_is_personalized_saved_and_restored(name, tmp_path):
+  client, model, examples, weights = _exported(name)
+  content = tflite.convert(client)
+  rows, inputs = _rows(examples)
+  interpreter = tf.lite.Interpreter(model_content=content)
+  run = interpreter.get_signature_runner
+  before = {k: v.numpy() for k, v in client.weights.items()}
+  predicted, evaluated = _expected(model, before, examples)
+  _assert_close(run('predict')(**inputs), predicted)
+  _assert_close(run('evaluate')(**rows), evaluated)
+  personal, scores = _expected(model, weights, examples)
+  _assert_close(run('personalize')(**rows), scores)
+  _assert_close(run('predict')(**inputs), personal)
+
+  checkpoint = np.array(str(tmp_path / 'weights'), np.bytes_)
+  run('save')(checkpoint_path=checkpoint)
+  again = tf.lite.Interpreter(model_content=content)
+  again.get_signature_runner('restore')(checkpoint_path=checkpoint)
+  # The same file, started anew.
+  _assert_close(again.get_signature_runner('predict')(**inputs), personal)
+
+
+@pytest.mark.parametrize('quantization', ['int8', 'float16'])
+def test_a_quantized_file_predicts_nearly_the_same(quantization):
+  client, model, examples, _ = _exported('fed_rep')
+  content = tflite.convert(client, quantization)
+  interpreter = tf.lite.Interpreter(model_content=content)
+  assert list(interpreter.get_signature_list()) == ['predict']
+  before = {k: v.numpy() for k, v in client.weights.items()}
+  np.testing.assert_allclose(
+    tflite.predictor(content)(**_rows(examples)[1])['probabilities'],
+    _expected(model, before, examples)[0]['probabilities'],
+    atol=0.02,
+  )

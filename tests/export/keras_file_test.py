@@ -1,0 +1,73 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms import toy_problems
+from tff_pfl.algorithms import registry
+from tff_pfl.export import keras_file
+from tff_pfl.models import zoo
+from tff_pfl.simulation import finished_run
+
+
+def _images(number):
+  x = np.random.default_rng(0).normal(size=[number, 8, 8, 1])
+  return x.astype(np.float32)
+
+
+def _words(number):
+  return np.random.default_rng(0).integers(0, 20, [number, 6], np.int32)
+
+
+_NETWORKS = {
+  'cnn': (_images(50), {'filters': 2, 'widths': (5,)}),
+  'text_mlp': (_words(50), {'vocabulary_size': 20, 'embedding_size': 3}),
+}
+
+
+def _model(name, x, arguments):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec(x.shape[1:], x.dtype), y=tf.TensorSpec([], tf.int32)
+  )
+  return zoo.make_model(name, spec, 4, **arguments)
+
+
+@pytest.mark.parametrize('name', _NETWORKS)
+def test_the_file_predicts_bit_for_bit_with_the_weights_given(name, tmp_path):
+  x, arguments = _NETWORKS[name]
+  model = _model(name, x, arguments)
+  weights = toy_problems.jittered(model.initial_weights)
+  before = model.keras_model.get_weights()
+  keras_file.save(tmp_path / 'model.keras', model, weights)
+  toy_problems.assert_same(model.keras_model.get_weights(), before)
+  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  outputs = loaded.predict(x, batch_size=len(x), verbose=0)
+  np.testing.assert_array_equal(
+    model.classifier.probabilities(outputs),
+    finished_run.predict(model, weights, x),
+  )
+
+
+def test_batch_normalization_is_the_same_up_to_rounding(tmp_path):
+  x = _images(50)
+  model = _model(
+    'cnn', x, {'filters': 2, 'widths': (5,), 'normalization': 'batch'}
+  )
+  weights = toy_problems.jittered(model.initial_weights)
+  keras_file.save(tmp_path / 'model.keras', model, weights)
+  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  np.testing.assert_allclose(
+    tf.nn.softmax(loaded.predict(x, verbose=0)),
+    finished_run.predict(model, weights, x),
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('name', ['fed_em', 'separate_fed_avg'])
+def test_a_model_made_of_several_has_no_file(name, tmp_path):
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  made = registry.build(name, model).model
+  with pytest.raises(ValueError, match='SavedModel or a TFLite file can'):
+    keras_file.save(tmp_path / 'model.keras', made, made.initial_weights)
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,116 @@
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.algorithms import toy_problems
+from tff_pfl import errors
+from tff_pfl.algorithms import registry
+from tff_pfl.export import tff_files
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_CLIENTS = [toy_problems.labeled_examples(n, n) for n in (7, 23)]
+
+
+def _leaves(value):
+  return tff.structure.flatten(
+    tff.structure.from_container(value, recursive=True)
+  )
+
+
+@pytest.fixture(scope='module', name='saved')
+def _saved_fed_rep(runtime, tmp_path_factory):
+  """A folder, the clients' data and the next round's result."""
+  directory = tmp_path_factory.mktemp('saved')
+  return directory, *_saved(directory, 'fed_rep', stateless=True)
+
+
+def _saved(directory, name, **options):
+  """Saves a method after a round; returns the next round's result."""
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  process = registry.build(name, model, seed=3, **options)
+  learning_process = process.to_learning_process()
+  clients = toy_problems.examples_for(name, _CLIENTS)
+  data = toy_problems.as_datasets(clients)
+  state, _ = learning_process.next(learning_process.initialize(), data)
+  manifest = tff_files.save(
+    str(directory), learning_process, state, process.description
+  )
+  return data, learning_process.next(state, data), manifest
+
+
+def _assert_same(actual, expected):
+  for a, b in zip(_leaves(actual), _leaves(expected), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_loaded_process_goes_on_as_the_saved_one(saved):
+  directory, data, expected, manifest = saved
+  loaded = tff_files.load(str(directory))
+  _assert_same(loaded.next(loaded.state, data), expected)
+  assert loaded.manifest == manifest
+  assert manifest['forms'] == ['map_reduce', 'distribute_aggregate']
+  assert manifest['description']['aggregator'] == 'MeanFactory'
+  assert 'x=float32[?,5]' in manifest['types']['client_data']
+  for name, form in (
+    ('map_reduce', 'work'),
+    ('distribute_aggregate', 'client_work'),
+  ):
+    assert f'{name}/{form}.pb' in manifest['files']
+    assert (directory / name / f'{form}.pb').is_file()
+
+
+@pytest.mark.slow
+def test_a_round_of_two_exchanges_has_no_forms(tmp_path):
+  data, expected, manifest = _saved(tmp_path, 'fed_dar')
+  assert manifest['forms'] == []
+  loaded = tff_files.load(str(tmp_path))
+  _assert_same(loaded.next(loaded.state, data), expected)
+
+
+def test_a_damaged_file_is_named(saved, tmp_path):
+  directory = shutil.copytree(saved[0], tmp_path / 'copy')
+  path = directory / 'state.pb'
+  content = path.read_bytes()
+  path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+  with pytest.raises(errors.RunError, match='state.pb is not the file'):
+    tff_files.load(str(directory))
+  path.unlink()
+  with pytest.raises(errors.RunError, match='state.pb'):
+    tff_files.load(str(directory))
+
+
+_ROUND = """
+import pickle, sys
+import tensorflow as tf, tensorflow_federated as tff
+from tff_pfl import runtime
+from tff_pfl.export import tff_files
+loaded = tff_files.load(sys.argv[1])
+with open(sys.argv[1] + '/data', 'rb') as file:
+  data = [tf.data.Dataset.from_tensors(rows) for rows in pickle.load(file)]
+with runtime.create_runtime('in_process') as created:
+  result = created.run(loaded.next, loaded.state, data)
+imported = [n for n in sys.modules if n.startswith('tff_pfl.')]
+assert not [n for n in imported if '.algorithms' in n or '.templates' in n]
+leaves = tff.structure.flatten(
+  tff.structure.from_container(result, recursive=True)
+)
+with open(sys.argv[1] + '/result', 'wb') as file:
+  pickle.dump([tf.constant(leaf).numpy() for leaf in leaves], file)
+"""
+
+
+@pytest.mark.slow
+def test_another_process_without_the_methods_runs_the_round(saved, tmp_path):
+  directory = shutil.copytree(saved[0], tmp_path / 'copy')
+  rows = [client.as_dict() for client in _CLIENTS]
+  (directory / 'data').write_bytes(pickle.dumps(rows))
+  subprocess.run([sys.executable, '-c', _ROUND, str(directory)], check=True)
+  result = pickle.loads((directory / 'result').read_bytes())
+  for actual, wanted in zip(result, _leaves(saved[2]), strict=True):
+    np.testing.assert_array_equal(actual, wanted)

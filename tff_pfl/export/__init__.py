@@ -1,0 +1,1 @@
+"""Models and methods in the forms that production systems take."""

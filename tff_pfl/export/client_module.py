@@ -1,0 +1,188 @@
+"""What a client does with its model, in TensorFlow alone.
+
+    predict      rows of inputs -> outputs and, of classifiers, probabilities
+    evaluate     examples -> the loss, the metrics, the number of examples
+    personalize  examples -> a new client's weights, as the method makes them
+
+The functions need neither TFF nor this library nor XLA to run.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tree
+
+from tff_pfl.client import example_tensors, objectives, scoring
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.models import domains, split_model
+from tff_pfl.runtime import graph_defs, graph_programs
+from tff_pfl.templates import personalized_process
+
+
+class ClientModule(tf.Module):
+  """A client's model and functions.
+
+  Rows are keyword arguments `[n, ...]`: `x` (of several inputs `x_NAME` for
+  each), `domain` (int32 `[n]`) where examples have one, and `y`.
+
+  Attributes:
+    weights: The weights that `predict` and `evaluate` take, as variables by
+      name.
+  """
+
+  def __init__(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    state: personalized_process.ServerState,
+    client_state: personalized_process.ClientState,
+    weights: split_model.Weights,
+  ):
+    """Takes the functions out of a method's process.
+
+    Args:
+      process: The method.
+      state: The server's, which `personalize` starts from each time.
+      client_state: The initial one of a new client. Its number, which seeds the
+        client's work, should be none that a client of the run has.
+      weights: All weights of `process.model`.
+    """
+    super().__init__()
+    self._model = process.model
+    self.weights = {
+      name: tf.Variable(weights[name], trainable=False, name=plain_name(name))
+      for name in process.model.initial_weights
+    }
+    self._weights_of = _weights_of(process.personalize)
+    self._start = [tf.constant(leaf) for leaf in _leaves((state, client_state))]
+
+  def row_specs(self, with_labels: bool) -> dict[str, tf.TensorSpec]:
+    """The arguments of a function that takes rows, with labels or without."""
+    element = dict(self._model.element_spec)
+    if not with_labels:
+      del element['y']
+    return {
+      plain_name('_'.join(path)): spec
+      for path, spec in tree.flatten_with_path(
+        example_tensors.batched_spec(element)
+      )
+    }
+
+  def weight_specs(self) -> dict[str, tf.TensorSpec]:
+    """The arguments of a function that takes weights."""
+    return {
+      plain_name(name): tf.TensorSpec(variable.shape, variable.dtype)
+      for name, variable in self.weights.items()
+    }
+
+  def predict(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The model's `outputs` and, of a classifier, `probabilities`."""
+    return self._predict(self._values(), rows)
+
+  def predict_with_weights(self, **arguments: tf.Tensor) -> dict[str, Any]:
+    """`predict` with weights that are arguments, by their `plain_name`."""
+    weights = {name: arguments.pop(plain_name(name)) for name in self.weights}
+    return self._predict(weights, arguments)
+
+  def evaluate(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Means of the loss and the metrics, and the number of `examples`."""
+    examples = example_tensors.from_rows(self._element(rows))
+    sums = scoring.evaluate(self._model, self._values(), examples)
+    return {**objectives.means(sums), 'examples': examples.num_examples}
+
+  def personalize(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The weights of a new client with these training examples, by name."""
+    examples = example_tensors.from_rows(self._element(rows))
+    return self._weights_of([*self._start, *_leaves(examples)])
+
+  def _values(self):
+    return {name: value.read_value() for name, value in self.weights.items()}
+
+  def _predict(self, weights, rows):
+    x, _ = domains.join({'y': (), **self._element(rows)})
+    outputs = self._model.forward(weights, x)[0]
+    results = {'outputs': outputs}
+    if self._model.classifier is not None:
+      results['probabilities'] = self._model.classifier.probabilities(outputs)
+    return results
+
+  def _element(self, rows):
+    """Rows as a data set has them."""
+    element = collections.OrderedDict(
+      (key, spec)
+      for key, spec in self._model.element_spec.items()
+      if key != 'y' or 'y' in rows
+    )
+    return tree.map_structure_with_path(
+      lambda path, _: rows[plain_name('_'.join(path))], element
+    )
+
+
+def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
+  """A client's examples as arguments of functions that take labels."""
+  return {
+    plain_name('_'.join(path)): value
+    for path, value in tree.flatten_with_path(examples.as_dict())
+  }
+
+
+def plain_name(name: str) -> str:
+  """A name as arguments of a function may have it."""
+  return re.sub(r'\W', '_', name)
+
+
+def traced(
+  function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]
+) -> Any:
+  """The concrete function of keyword arguments, to be a signature."""
+  specs = {
+    name: tf.TensorSpec(spec.shape, spec.dtype, name)
+    for name, spec in specs.items()
+  }
+  return tf.function(function, autograph=False).get_concrete_function(**specs)
+
+
+def _leaves(value):
+  """Tensors in the order in which TFF has them."""
+  return tff.structure.flatten(
+    tff.structure.from_container(value, recursive=True)
+  )
+
+
+def _weights_of(personalize):
+  """`personalize` as a function of common operations.
+
+  Returns:
+    From TFF's leaves of its argument to the weights by name.
+  """
+  proto = tff.framework.serialize_computation(personalize).tensorflow
+  graph_def = tf.compat.v1.GraphDef()
+  proto.graph_def.Unpack(graph_def)
+  graph_defs.choose_forms(graph_def, graph_defs.TOGETHER)
+  graph_defs.without_xla(graph_def)
+  for node in graph_defs.all_nodes(graph_def):
+    # An identity, which TensorFlow Lite does not know by this name.
+    if node.op == 'Snapshot':
+      node.op = 'Identity'
+  graph_defs.make_names_unique(graph_def)
+  tensors = graph_programs.tensor_names(proto.result.struct.element[0])
+  function = graph_programs.import_graph(
+    graph_def,
+    graph_programs.tensor_names(proto.parameter),
+    tensors,
+    token=proto.session_token_tensor_name,
+  )
+  names = tff.structure.name_list(personalize.type_signature.result.weights)
+
+  def weights_of(leaves):
+    # Equal tensors are one.
+    values = dict(zip(dict.fromkeys(tensors), function(*leaves)))
+    return {name: values[tensor] for name, tensor in zip(names, tensors)}
+
+  return weights_of

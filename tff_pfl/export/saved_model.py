@@ -1,0 +1,56 @@
+"""A client's functions as a SavedModel, as TensorFlow Serving takes it."""
+
+from __future__ import annotations
+
+import os
+from typing import Union
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.export import client_module
+
+
+def save(
+  directory: Union[str, os.PathLike],
+  client: client_module.ClientModule,
+  version: int,
+) -> str:
+  """Writes a SavedModel with the signatures of a client's functions.
+
+    predict (also serving_default), evaluate   with the client's weights
+    personalize                                examples -> weights
+    predict_with_weights                       weights and rows -> as predict
+
+  None of them changes anything, so one server may serve many clients:
+  `predict_with_weights` takes what `personalize` has returned.
+
+  Args:
+    directory: TensorFlow Serving's base path of the model.
+    client: The functions and the weights.
+    version: Non-negative; Serving takes the largest that it finds.
+
+  Returns:
+    The folder written, `directory/version`.
+  """
+  errors.expect_int('version', version, 0)
+  rows = client.row_specs(with_labels=False)
+  examples = client.row_specs(with_labels=True)
+
+  def personalize(**rows):
+    weights = client.personalize(**rows)
+    return {client_module.plain_name(n): v for n, v in weights.items()}
+
+  predict = client_module.traced(client.predict, rows)
+  signatures = {
+    tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: predict,
+    'predict': predict,
+    'predict_with_weights': client_module.traced(
+      client.predict_with_weights, {**client.weight_specs(), **rows}
+    ),
+    'evaluate': client_module.traced(client.evaluate, examples),
+    'personalize': client_module.traced(personalize, examples),
+  }
+  path = os.path.join(directory, str(version))
+  tf.saved_model.save(client, path, signatures=signatures)
+  return path

@@ -1,0 +1,154 @@
+"""A method without client state as files of serialized TFF computations.
+
+    manifest.json          versions, types, the method's options, checksums
+    initialize.pb, next.pb a `LearningProcess`: computation.proto
+    state.pb               the server's state: executor.proto's Value
+    map_reduce/*.pb        a `MapReduceForm`, part by part
+    distribute_aggregate/*.pb  a `DistributeAggregateForm`, likewise
+
+`load` reads them, and needs nothing of the method's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_pfl
+from tff_pfl import errors
+from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
+
+_MANIFEST = 'manifest.json'
+_FORMS = {
+  'map_reduce': (tff.backends.mapreduce.get_map_reduce_form_for_computation),
+  'distribute_aggregate': (
+    tff.backends.mapreduce.get_distribute_aggregate_form_for_computation
+  ),
+}
+
+
+class SerializedProcess(NamedTuple):
+  """What `load` returns.
+
+  Attributes:
+    initialize: `( -> S@SERVER)`.
+    next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, of any number of
+      clients' batches of examples.
+    state: The server's state that was saved, for `next`.
+    manifest: See `save`.
+  """
+
+  initialize: tff.Computation
+  next: tff.Computation
+  state: Any
+  manifest: Mapping[str, Any]
+
+
+def save(
+  directory: str,
+  process: tff.learning.templates.LearningProcess,
+  state: Any,
+  description: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Writes a process and its state.
+
+  Args:
+    directory: A folder, made if it is not there.
+    process: Such as `PersonalizedProcess.to_learning_process()`.
+    state: The server's, from which training goes on.
+    description: What the process was built with (its aggregator, say), as JSON
+      types, for the manifest.
+
+  Returns:
+    The manifest: `versions` of the packages, the `description`, the `types` of
+    the server's state and of a client's data in TFF's notation, the `forms`
+    that there are (a round of several aggregations has no `map_reduce`), and
+    `files` with their SHA-256.
+  """
+  state_type = process.initialize.type_signature.result.member
+  value, _ = tff.framework.serialize_value(state, state_type)
+  messages = {
+    'initialize.pb': tff.framework.serialize_computation(process.initialize),
+    'next.pb': tff.framework.serialize_computation(process.next),
+    'state.pb': value,
+  }
+  forms = []
+  for form, of in _FORMS.items():
+    parts = _parts(of, process.next)
+    messages.update({f'{form}/{name}.pb': part for name, part in parts.items()})
+    forms += [form] if parts else []
+  checksums = {}
+  for name, message in messages.items():
+    content = message.SerializeToString(deterministic=True)
+    path = os.path.join(directory, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'wb') as file:
+      file.write(content)
+    checksums[name] = hashlib.sha256(content).hexdigest()
+  manifest = {
+    'versions': {
+      module.__name__: module.__version__ for module in (tff_pfl, tff, tf)
+    },
+    'description': description,
+    'types': {
+      'state': str(state_type),
+      'client_data': str(process.next.type_signature.parameter[1].member),
+    },
+    'forms': forms,
+    'files': checksums,
+  }
+  with open(os.path.join(directory, _MANIFEST), 'w') as file:
+    json.dump(manifest, file, indent=2)
+  return manifest
+
+
+def _parts(form_of, computation):
+  """The serialized parts of a form; none if the computation has no such."""
+  try:
+    form = form_of(computation)
+  except ValueError:  # A broadcast depends on an aggregate.
+    return {}
+  return {
+    name: tff.framework.serialize_computation(getattr(form, name))
+    for name in inspect.signature(type(form)).parameters
+    if name != 'type_signature'
+  }
+
+
+def load(directory: str) -> SerializedProcess:
+  """Reads what `save` wrote.
+
+  Raises:
+    RunError: If a file is missing or is not the one that was saved.
+  """
+  try:
+    with open(os.path.join(directory, _MANIFEST), encoding='utf-8') as file:
+      manifest = json.load(file)
+    contents = {}
+    for name, checksum in manifest['files'].items():
+      with open(os.path.join(directory, name), 'rb') as file:
+        contents[name] = file.read()
+      if hashlib.sha256(contents[name]).hexdigest() != checksum:
+        raise ValueError(f'{name} is not the file of the manifest')
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise errors.RunError(
+      f'Cannot read an exported process in {directory}: {e}'
+    ) from e
+  initialize, next_fn = (
+    tff.framework.deserialize_computation(
+      computation_pb2.Computation.FromString(contents[name])
+    )
+    for name in ('initialize.pb', 'next.pb')
+  )
+  state, _ = tff.framework.deserialize_value(
+    executor_pb2.Value.FromString(contents['state.pb']),
+    initialize.type_signature.result.member,
+  )
+  return SerializedProcess(initialize, next_fn, state, manifest)
