@@ -12,8 +12,19 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases, schedules, training_options
 from tff_pfl.models import augmentation, domain_models, zoo
-from tff_pfl.simulation import client_sampling, run_config, warm_up
-from tff_pfl.templates import aggregators, options, personalization
+from tff_pfl.simulation import (
+  client_sampling,
+  privacy,
+  run_config,
+  warm_up,
+)
+from tff_pfl.templates import (
+  aggregators,
+  attacks,
+  options,
+  personalization,
+  private_mean,
+)
 
 _ALGORITHM = flags.DEFINE_enum(
   'algorithm',
@@ -137,12 +148,49 @@ _SEED = flags.DEFINE_integer(
   'work.',
   lower_bound=0,
 )
-_AGGREGATOR = flags.DEFINE_enum(
+_AGGREGATOR = flags.DEFINE_string(
   'aggregator',
   'mean',
-  list(aggregators.AGGREGATORS),
-  "How clients' updates are aggregated (TFF's aggregators; secure: simulated, "
-  'the worker sums in the clear).',
+  "How clients' updates are aggregated: "
+  f'{", ".join(aggregators.AGGREGATORS)} or {privacy.PRIVATE} (secure: '
+  'simulated, the worker sums in the clear; trimmed_mean:<share of clients at '
+  'either end>; dp: clipped, with noise, see --dp_epsilon).',
+)
+_DP_EPSILON = flags.DEFINE_float(
+  'dp_epsilon',
+  None,
+  'With --aggregator=dp: what the run may tell of a client; the noise for it '
+  'is found.',
+)
+_DP_NOISE_MULTIPLIER = flags.DEFINE_float(
+  'dp_noise_multiplier',
+  None,
+  'With --aggregator=dp, in place of --dp_epsilon: the noise of a round, in '
+  'clipping norms.',
+)
+_DP_DELTA = flags.DEFINE_float(
+  'dp_delta', None, 'The δ of ε (default: number of clients ** -1.1).'
+)
+_DP_CLIP = flags.DEFINE_string(
+  'dp_clip',
+  'adaptive:0.5',
+  'With --aggregator=dp, the norm to which what a client sends is clipped: '
+  f'{private_mean.CLIP_FORMS} of the norms.',
+)
+_DP_METRICS = flags.DEFINE_enum(
+  'dp_metrics',
+  'plain',
+  list(options.TRAINING_METRICS),
+  'With --aggregator=dp, whether losses, metrics and counts of training leave '
+  'clients, which are not private.',
+)
+_ATTACK = flags.DEFINE_string(
+  'attack',
+  'none',
+  f'What attacked clients do: {attacks.FORMS}. The others are scored.',
+)
+_ATTACKED_FRACTION = flags.DEFINE_float(
+  'attacked_fraction', 0.0, 'Share of the clients that are attacked.'
 )
 _CLIENT_WEIGHTING = flags.DEFINE_enum(
   'client_weighting',
@@ -389,6 +437,13 @@ def config_from_flags(
     domain_model=_DOMAIN_MODEL.value,
     reweight_domains=_REWEIGHT_DOMAINS.value,
     aggregator=_AGGREGATOR.value,
+    dp_epsilon=_DP_EPSILON.value,
+    dp_noise_multiplier=_DP_NOISE_MULTIPLIER.value,
+    dp_delta=_DP_DELTA.value,
+    dp_clip=_DP_CLIP.value,
+    dp_metrics=_DP_METRICS.value,
+    attack=_ATTACK.value,
+    attacked_fraction=_ATTACKED_FRACTION.value,
     client_weighting=_CLIENT_WEIGHTING.value,
     stateless=_STATELESS.value,
     server_optimizer=_SERVER_OPTIMIZER.value,

@@ -17,7 +17,7 @@ import tensorflow_privacy as tfp
 from tests.algorithms import toy_problems
 from tests.runtime import parity
 from tff_pfl.algorithms import fed_avg
-from tff_pfl.templates import aggregators
+from tff_pfl.templates import aggregators, private_mean, robust
 
 _aggregators = tff.aggregators
 
@@ -104,6 +104,9 @@ _FACTORIES = {
     record_specs=_specs(_values()[0]),
     noise_seed=7,
   ),
+  'private_mean': lambda: private_mean.PrivateMeanFactory(1.0, 3, seed=7),
+  'trimmed_mean': lambda: robust.TrimmedMeanFactory(0.3),
+  'geometric_median': robust.GeometricMedianFactory,
   'secure_sum': lambda: _aggregators.SecureSumFactory(4.0, -4.0),
   'adaptive_secure_sum': lambda: _aggregators.SecureSumFactory(_quantile()),
   'concatenated': lambda: _aggregators.concat_factory(
@@ -134,7 +137,7 @@ def _specs(value):
   'name',
   [
     name
-    if name in ('mean', 'secure')
+    if name in ('mean', 'secure', 'private_mean', 'geometric_median')
     else pytest.param(name, marks=pytest.mark.slow)
     for name in _FACTORIES
   ],

@@ -58,12 +58,22 @@ _LATER = {
   'server_learning_rate_schedule': 'step:10',
   'initial_run': '/runs/before',
   'initial_run_part': 'body',
+  'attack': 'scale:2',
+  'attacked_fraction': 0.2,
+}
+_PRIVATE = {
+  'aggregator': 'dp',
+  'dp_epsilon': 3.0,
+  'dp_delta': 0.01,
+  'dp_clip': 'fixed:0.5',
+  'dp_metrics': 'none',
 }
 
 
 def test_later_settings_are_stored_where_they_are_given():
-  config = dataclasses.replace(_CONFIG, model_arguments={}, **_LATER)
-  assert not set(_LATER) & set(_CONFIG.settings())
+  later = {**_LATER, **_PRIVATE}
+  config = dataclasses.replace(_CONFIG, model_arguments={}, **later)
+  assert set(later) & set(_CONFIG.settings()) == {'aggregator'}
   text = json.dumps(config.settings())
   assert run_config.RunConfig.from_settings(json.loads(text)) == config
 
@@ -189,7 +199,6 @@ def test_wrong_settings_are_refused_when_they_are_made(changes, words):
 @pytest.mark.parametrize(
   'changes, words',
   [
-    ({'aggregator': 'median'}, '`aggregator`'),
     ({'server_optimizer': 'lion'}, "found 'lion'"),
     ({'server_learning_rate': 0.0}, '`server_learning_rate`'),
     ({'server_momentum': 1.0}, '`server_momentum`'),
@@ -222,3 +231,24 @@ def test_hyperparameters_of_another_method_are_refused():
 def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
   with pytest.raises(errors.RunError, match='a program of its own'):
     run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_only_honest_clients_are_scored(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=5,
+    cohort_size=5,
+    num_rounds=1,
+    attack='sign_flip',
+    attacked_fraction=0.4,
+  )
+  config.run(str(tmp_path), show_progress=False)
+  attacked = config.build_process(
+    config.build_model(config.load_data())
+  ).attacked_clients
+  rows = (tmp_path / 'per_client.csv').read_text().splitlines()[1:]
+  ids = config.load_data().client_ids
+  honest = [name for n, name in enumerate(ids) if n not in attacked]
+  assert [row.split(',')[0] for row in rows] == honest and len(rows) == 3

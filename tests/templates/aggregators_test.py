@@ -36,4 +36,4 @@ def test_least_share_is_half_a_client_where_there_may_be_noise(
 
 def test_unknown_aggregator_is_refused_with_those_there_are():
   with pytest.raises(ValueError, match='mean, robust, secure, compressed'):
-    aggregators.make_aggregator('median')
+    aggregators.make_aggregator('krum')

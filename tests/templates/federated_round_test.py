@@ -38,10 +38,10 @@ def _with_mean(name):
 @pytest.mark.parametrize(
   'name', ['fed_avg', pytest.param('fed_rep', marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
-def test_every_named_aggregator_gives_the_mean_of_harmless_updates(
-  aggregator, name
-):
+@pytest.mark.parametrize(
+  'aggregator', ['mean', 'robust', 'secure', 'compressed']
+)
+def test_every_named_mean_is_that_of_harmless_updates(aggregator, name):
   process = registry.build(
     name,
     toy_problems.classifier(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -56,6 +56,7 @@ def evaluate(
   data: datasets.FederatedDataset,
   train: Optional[ClientMapping] = None,
   test: Optional[ClientMapping] = None,
+  excluded: Collection[int] = (),
 ) -> Evaluation:
   """Scores all clients that have test examples, and sums up.
 
@@ -69,6 +70,7 @@ def evaluate(
     train: Their training data, if kept from one evaluation to the next, as
       `Runtime.share` returns them.
     test: Their test data, if kept so; both or none.
+    excluded: Indices of clients that are not scored.
 
   Raises:
     ValueError: If no client has test examples.
@@ -81,7 +83,7 @@ def evaluate(
   indices = [
     index
     for index, client_id in enumerate(data.client_ids)
-    if data.num_test_examples(client_id)
+    if data.num_test_examples(client_id) and index not in excluded
   ]
   rows, predictions = [], []
   for start in range(0, len(indices), runtime.clients_per_call):

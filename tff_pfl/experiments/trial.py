@@ -224,6 +224,7 @@ def _score_variant(process, runtime, store, data):
     client_population.server_state(process, runtime, store),
     client_population.ClientPopulation(process, runtime, store).states,
     data.trained,
+    excluded=process.attacked_clients,
   )
   return {
     'evaluation': evaluation.summary,

@@ -34,6 +34,7 @@ from tff_pfl.simulation import (
   client_population,
   client_sampling,
   metrics_writers,
+  privacy,
   report,
   run_store,
   stored_rounds,
@@ -43,7 +44,7 @@ from tff_pfl.system import memory
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.
-RECORDED = ('process', client_population.FINGERPRINT)
+RECORDED = ('process', client_population.FINGERPRINT, 'privacy')
 # Of runs on tables: what makes examples of rows.
 ENCODING_NAME = 'encoding.json'
 
@@ -76,6 +77,7 @@ def run(
   runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
   settings: Optional[Mapping[str, Any]] = None,
+  accounting: Optional[privacy.Accounting] = None,
   show_progress: bool = True,
 ) -> dict:
   """Trains and evaluates a method on a dataset.
@@ -98,6 +100,9 @@ def run(
       by a process with the same description, on the same data. Without
       `'model'` among them, the shapes and a checksum of the model's initial
       weights are stored under that name, so seed these to resume the run.
+    accounting: The privacy of a process whose aggregator adds this noise, with
+      the cohorts of this run: epsilon is printed, stored with each round's
+      metrics, and in the summary.
 
   Returns:
     The summary, as written to `summary.json`; see `report.write_report`.
@@ -125,6 +130,17 @@ def run(
   # Traced now, so that what cannot be scored fails before the first round.
   process.evaluate_clients  # noqa: B018
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
+  epsilons = None
+  if accounting is not None:
+    errors.expect(
+      accounting.sampler == sampler,
+      'accounting.sampler',
+      f'that of the run, {sampler}',
+      accounting.sampler,
+    )
+    config['privacy'] = accounting.description()
+    epsilons = accounting.epsilons(num_rounds)
+    print(privacy.announcement(accounting, epsilons), file=sys.stderr)
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -147,7 +163,7 @@ def run(
         file=sys.stderr,
       )
     else:
-      _train(runtime, process, data, store, sampler, show_progress)
+      _train(runtime, process, data, store, sampler, epsilons, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
 
@@ -206,7 +222,7 @@ def _expect_evaluated(store: run_store.RunStore) -> None:
     )
 
 
-def _train(runtime, process, data, store, sampler, show_progress):
+def _train(runtime, process, data, store, sampler, epsilons, show_progress):
   """Runs the rounds that are left."""
   config = store.config
   num_rounds = config['num_rounds']
@@ -234,6 +250,8 @@ def _train(runtime, process, data, store, sampler, show_progress):
       start = time.perf_counter()
       metrics = rounds.run_round(cohort)
       metrics['seconds'] = time.perf_counter() - start
+      if epsilons is not None:
+        metrics['epsilon'] = epsilons[round_number - 1]
       scores = {}
       if (
         round_number % config['rounds_per_evaluation'] == 0
@@ -247,6 +265,7 @@ def _train(runtime, process, data, store, sampler, show_progress):
           data,
           rounds.train,
           rounds.test,
+          process.attacked_clients,
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

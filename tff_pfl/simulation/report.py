@@ -58,7 +58,9 @@ def write_report(
     * `majority_accuracy`, for classes: what is right where each client is
       always given its most frequent class in training, mean over clients;
     * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
-    * `domains`, see `domain_report.over_rounds`.
+    * `domains`, see `domain_report.over_rounds`;
+    * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
+      `noise_multiplier` and the `unit` that is protected, see `privacy`.
   """
   evaluations = store.evaluations()
   per_client = store.per_client()
@@ -138,6 +140,11 @@ def _summarize(store, evaluations, data):
       **metric._asdict(),
       'personal': over_rounds('personal', metric),
       'global': over_rounds('global', metric),
+    }
+  if 'privacy' in summary:
+    summary['privacy'] = {
+      'epsilon': rounds[-1]['epsilon'],
+      **summary['privacy'],
     }
   if data.num_classes is not None:
     summary['majority_accuracy'] = _majority_accuracy(data)

@@ -15,9 +15,9 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import phases, schedules, training_options
 from tff_pfl.models import augmentation, domain_models, split_model, zoo
-from tff_pfl.simulation import client_sampling, experiment, warm_up
+from tff_pfl.simulation import client_sampling, experiment, privacy, warm_up
 from tff_pfl.templates import (
-  aggregators,
+  attacks,
   domain_histogram,
   personalized_process,
 )
@@ -36,6 +36,13 @@ _LATER = frozenset(
     'server_learning_rate_schedule',
     'initial_run',
     'initial_run_part',
+    'dp_epsilon',
+    'dp_noise_multiplier',
+    'dp_delta',
+    'dp_clip',
+    'dp_metrics',
+    'attack',
+    'attacked_fraction',
   }
 )
 
@@ -61,7 +68,18 @@ class RunConfig:
       `domain_models.KINDS`.
     reweight_domains: Whether all domains count the same where all of the
       model's weights are trained together.
-    aggregator: A key of `aggregators.AGGREGATORS`.
+    aggregator: What `aggregators.make_aggregator` takes, or 'dp' for a mean
+      with noise, see `privacy`, as for the next ones.
+    dp_epsilon: What the run tells of a client at most: the noise for it is
+      found.
+    dp_noise_multiplier: In its place, the noise of a round in clipping norms.
+    dp_delta: The delta that belongs to epsilon; None for
+      `privacy.default_delta`.
+    dp_clip: The `clip` of `private_mean.PrivateMeanFactory`.
+    dp_metrics: The `training_metrics` of `ProcessOptions`.
+    attack: What some clients do, see `attacks.make_attack`.
+    attacked_fraction: Share of the clients that do it, drawn by the seed; they
+      are not scored.
     client_weighting: 'num_examples', 'uniform', or None for the method's own.
     stateless: Whether clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
@@ -102,6 +120,13 @@ class RunConfig:
   domain_model: str = 'shared'
   reweight_domains: bool = False
   aggregator: str = 'mean'
+  dp_epsilon: Optional[float] = None
+  dp_noise_multiplier: Optional[float] = None
+  dp_delta: Optional[float] = None
+  dp_clip: str = 'adaptive:0.5'
+  dp_metrics: str = 'plain'
+  attack: str = 'none'
+  attacked_fraction: float = 0.0
   client_weighting: Optional[str] = None
   stateless: bool = False
   server_optimizer: str = 'sgd'
@@ -176,6 +201,8 @@ class RunConfig:
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
+    self._make_attack()
+    privacy.expect_settings(self)
     experiment.expect_all_clients(
       getattr(self.hparams, 'num_clients', None), self.num_clients
     )
@@ -184,6 +211,11 @@ class RunConfig:
       'server_momentum',
       '0 with server_optimizer adam, which has its own',
       self.server_momentum,
+    )
+
+  def _make_attack(self):
+    return attacks.make_attack(
+      self.attack, self.attacked_fraction, self.num_clients, self.seed
     )
 
   def settings(self) -> dict[str, Any]:
@@ -279,7 +311,9 @@ class RunConfig:
       self.algorithm,
       model,
       self.hparams,
-      aggregator=aggregators.make_aggregator(self.aggregator),
+      aggregator=privacy.aggregator_of(self),
+      training_metrics=self.dp_metrics,
+      attack=self._make_attack(),
       client_weighting=self.client_weighting,
       stateless=self.stateless,
       server_optimizer=phases.build_optimizer(
@@ -355,6 +389,7 @@ class RunConfig:
       rounds_per_evaluation=self.rounds_per_evaluation,
       num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,
+      accounting=privacy.accounting_of(self),
       settings={
         **self.settings(),
         # With what the method does by itself spelt out.

@@ -30,8 +30,9 @@ from tff_pfl import errors
 _LEAVES = 'leaves.json'
 _NUMBERS = 'numbers'
 # The kinds of NumPy types whose memory is the value: booleans, integers,
-# unsigned integers, floating-point and complex numbers.
-_NUMBER_KINDS = 'biufc'
+# unsigned integers, floating-point and complex numbers, and bytes (names of
+# events, in the states of private aggregators).
+_NUMBER_KINDS = 'biufcS'
 # What reading damaged bytes raises.
 _SIGNS_OF_DAMAGE = (
   zipfile.BadZipFile,
@@ -53,8 +54,8 @@ def encode(value: Any) -> bytes:
 
   Args:
     value: Nested mappings (with string or integer keys), named tuples, attrs
-      objects, lists and tuples of NumPy arrays, TensorFlow eager tensors and
-      Python or NumPy numbers.
+      objects, lists and tuples of NumPy arrays, TensorFlow eager tensors,
+      Python or NumPy numbers, and `bytes` (without zeros at their end).
 
   Returns:
     The encoded leaves, to be given to `decode`. Equal values have equal bytes.

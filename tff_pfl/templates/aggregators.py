@@ -6,6 +6,9 @@ builder.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -13,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.templates import private_mean, robust
 
 AggregationFactory = Union[
   tff.aggregators.WeightedAggregationFactory,
@@ -25,6 +29,9 @@ AGGREGATORS = {
   'robust': tff.learning.robust_aggregator,
   'secure': tff.learning.secure_aggregator,
   'compressed': tff.learning.compression_aggregator,
+  'median': robust.TrimmedMeanFactory,
+  'trimmed_mean': lambda fraction=0.1: robust.TrimmedMeanFactory(fraction),
+  'geometric_median': robust.GeometricMedianFactory,
 }
 
 
@@ -36,13 +43,29 @@ def make_aggregator(name: str) -> Any:
       adaptive norms), 'secure' (the same, summed as integers by secure
       aggregation where the runtime has a protocol for it; the round's metrics
       and counts are always summed in the clear), 'compressed' (the same as
-      'robust', with large tensors quantized).
+      'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1'
+      (without the tenth of the clients at either end, number by number) or
+      'geometric_median', for which see `robust`. Private means have arguments
+      and are made by `private_mean`.
 
   Raises:
-    ValueError: If there is none.
+    ValueError: If there is none, or the share that is trimmed is no number in
+      [0, 0.5].
   """
-  errors.expect_one_of('aggregator', name, AGGREGATORS)
-  return AGGREGATORS[name]()
+  kind, *arguments = name.split(':')
+  errors.expect_one_of('aggregator', kind, AGGREGATORS)
+  try:
+    is_right = len(arguments) <= (kind == 'trimmed_mean')
+    factory = AGGREGATORS[kind](*map(float, arguments)) if is_right else None
+  except ValueError:
+    factory = None
+  errors.expect(
+    factory is not None,
+    'aggregator',
+    f'one of {", ".join(AGGREGATORS)}, or trimmed_mean:<share in [0, 0.5]>',
+    name,
+  )
+  return factory
 
 
 def least_share(
@@ -87,12 +110,44 @@ def _is_exact(factory):
 
 
 def create(
-  factory: AggregationFactory, value_type: tff.Type
-) -> tff.templates.AggregationProcess:
-  """Creates an aggregation of what clients send, and their weights."""
+  factory: AggregationFactory, value_types: Sequence[tff.Type]
+) -> list[tff.templates.AggregationProcess]:
+  """Creates aggregations of what clients send, and their weights.
+
+  Args:
+    factory: The noise multiplier of a private mean is that of a round: with
+      several exchanges each has more noise, so that together they tell as much
+      of a client as one would.
+    value_types: Of the exchanges of a round.
+
+  Raises:
+    ValueError: If a mean by coordinates is asked for of shares or sums.
+  """
+  num_uploads = sum(bool(len(value_type)) for value_type in value_types)
+  return [
+    _create(factory, value_type, number, num_uploads)
+    for number, value_type in enumerate(value_types)
+  ]
+
+
+def _create(factory, value_type, number, num_uploads):
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()
+  if isinstance(factory, private_mean.PrivateMeanFactory):
+    factory = dataclasses.replace(
+      factory,
+      noise_multiplier=factory.noise_multiplier * math.sqrt(num_uploads),
+      number=number,
+    )
+  if isinstance(factory, robust.TrimmedMeanFactory):
+    errors.expect(
+      'report' not in tff.structure.name_list(value_type),
+      'aggregator',
+      'no median or trimmed mean of each number (geometric_median serves) for '
+      'a method whose server takes sums over its clients',
+      type(factory).__name__,
+    )
   if not is_weighted(factory):
     factory = tff.aggregators.as_weighted_aggregator(factory)
   return factory.create(value_type, tff.TensorType(np.float32))

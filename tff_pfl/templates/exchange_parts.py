@@ -113,6 +113,9 @@ def _client_function(work, exchange, options, is_last):
         ),
         algorithm=news.algorithm,
       )
+    examples = options.attack.on_examples(
+      examples, client_state.client_index, model
+    )
     with training_options.in_force(options.training, broadcast.round_number):
       result = exchange.client(
         broadcast,
@@ -132,6 +135,18 @@ def _client_function(work, exchange, options, is_last):
     sent, metrics = _where(
       accepted, (_sent(exchange, result.update, report), metrics)
     )
+    sent = options.attack.on_sent(sent, client_state.client_index)
+    sums = _Sums(
+      metrics=metrics,
+      weight=weight,
+      num_examples=tf.where(accepted, examples.num_examples, 0),
+      num_clients=tf.cast(accepted, tf.int32),
+      num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
+    )
+    if options.training_metrics == 'none':
+      sums = tf.nest.map_structure(tf.zeros_like, sums)._replace(
+        weight=tf.constant(1.0), num_clients=tf.constant(1)
+      )
     if is_last:
       client_state = client_state._replace(
         num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32)
@@ -142,13 +157,7 @@ def _client_function(work, exchange, options, is_last):
         )
     return _ClientOutput(
       sent=sent,
-      sums=_Sums(
-        metrics=metrics,
-        weight=weight,
-        num_examples=tf.where(accepted, examples.num_examples, 0),
-        num_clients=tf.cast(accepted, tf.int32),
-        num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
-      ),
+      sums=sums,
       kept=() if is_last else _Kept(is_finite, result.carried),
       client_state=client_state if is_last else (),
     )

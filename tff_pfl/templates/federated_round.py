@@ -71,14 +71,15 @@ def build_personalized_process(
   """
   if options.stateless:
     work = work.without_state(name)
+  options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
   initial_parts = _initial_server_parts(work, options)
   types = _client_types(work, initial_parts)
   clients = exchange_parts.build_clients(work, options, types)
-  aggregations = [
-    aggregators.create(options.aggregator, client.type_signature.result.sent)
-    for client in clients
-  ]
+  aggregations = aggregators.create(
+    options.aggregator,
+    [client.type_signature.result.sent for client in clients],
+  )
   initialize = _build_initialize(initial_parts, aggregations)
   state_type = initialize.type_signature.result.member
   exchanges = [
@@ -130,6 +131,7 @@ def build_personalized_process(
       and not work.keeps_local
     ),
     adaptation=work.adaptation,
+    attacked_clients=options.attack.clients,
     seed=options.seed,
     description=_description(work, options, hparams),
   )

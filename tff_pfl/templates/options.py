@@ -9,12 +9,13 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.client import schedules, training_options
-from tff_pfl.templates import aggregators, personalization
+from tff_pfl.templates import aggregators, attacks, personalization
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 # A schedule is told from others by its factors in these rounds.
 _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
 STATISTICS = ('global', 'local', 'local_all')
+TRAINING_METRICS = ('plain', 'none')
 
 
 def expect_weighting(name: str, weighting: str) -> None:
@@ -49,6 +50,12 @@ class ProcessOptions:
       scales and offsets), see `local_statistics`.
     server_schedule: From the number of rounds done to the factor of the server
       optimizer's learning rate; None for 1.
+    training_metrics: 'plain' sums of the clients' losses, metrics, numbers of
+      examples and of clients that were left out; or 'none' of them, so that
+      nothing leaves a client but what the aggregator gets: then losses are NaN,
+      and every client counts as one that has trained. For private aggregators,
+      which take no weights.
+    attack: What some clients do to a simulation; None for nothing.
     seed: The experiment's seed, any int64.
 
   Raises:
@@ -67,6 +74,8 @@ class ProcessOptions:
   training: Optional[training_options.TrainingOptions] = None
   server_schedule: Optional[schedules.Schedule] = None
   statistics: str = 'global'
+  training_metrics: str = 'plain'
+  attack: Optional[attacks.Attack] = None
   seed: int = 0
 
   def __post_init__(self):
@@ -74,6 +83,7 @@ class ProcessOptions:
     self._default('server_optimizer', tff.learning.optimizers.build_sgdm(1.0))
     self._default('personalization', personalization.Personalization())
     self._default('training', training_options.TrainingOptions())
+    self._default('attack', attacks.Attack())
     errors.expect_type(
       self.aggregator,
       aggregators.AggregationFactory,
@@ -98,7 +108,16 @@ class ProcessOptions:
       'training',
       'TrainingOptions',
     )
+    errors.expect_type(self.attack, attacks.Attack, 'attack', 'an Attack')
     errors.expect_one_of('statistics', self.statistics, STATISTICS)
+    metrics = self.training_metrics
+    errors.expect_one_of('training_metrics', metrics, TRAINING_METRICS)
+    errors.expect(
+      metrics == 'plain' or not aggregators.is_weighted(self.aggregator),
+      'training_metrics',
+      "'plain' where the aggregator weights clients",
+      metrics,
+    )
     if self.client_weighting is not None:
       expect_weighting('client_weighting', self.client_weighting)
     errors.expect(
@@ -106,7 +125,7 @@ class ProcessOptions:
     )
 
   def more_description(self) -> dict[str, Any]:
-    """What differs from the defaults of training and statistics, as JSON."""
+    """What differs from the defaults, as far as it is told here, as JSON."""
     described = {}
     for name, schedule in (
       ('learning_rates', self.training.learning_rate_schedule),
@@ -118,8 +137,13 @@ class ProcessOptions:
       value = getattr(self.training, field.name)
       if value != field.default and not callable(value):
         described[field.name] = value
-    if self.statistics != 'global':
-      described['statistics'] = self.statistics
+    for name in ('statistics', 'training_metrics'):
+      if getattr(self, name) != getattr(ProcessOptions, name):
+        described[name] = getattr(self, name)
+    if self.attack.clients:
+      described['attack'] = dataclasses.asdict(self.attack)
+    if dataclasses.is_dataclass(self.aggregator):
+      described['aggregator_arguments'] = dataclasses.asdict(self.aggregator)
     return described
 
   def _default(self, name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ needed for rounds is traced when it is first used.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +122,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       Runs store it and are resumed only by a process with the same.
     adaptation: How the method itself fine-tunes a model before it is scored,
       whatever was asked of this process.
+    attacked_clients: Indices of clients that work for a simulated attack; their
+      scores tell nothing.
   """
 
   def __init__(
@@ -141,6 +143,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     seed: int,
     description: Mapping[str, Any],
     adaptation: personalization_lib.Personalization,
+    attacked_clients: Collection[int] = (),
   ):
     """Bundles the computations; for other arguments see the attributes.
 
@@ -161,6 +164,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     self.seed = seed
     self.description = description
     self.adaptation = adaptation
+    self.attacked_clients = attacked_clients
     self._build_personal_models = personal_models
     self._build_learning_process = learning_process
     self._adapts_known_clients = adapts_known_clients

@@ -1,0 +1,273 @@
+"""What a private run tells of a client: epsilon, round by round.
+
+The guarantee is for clients (user level): with probability 1 - delta all models
+of the run together are at most exp(epsilon) times as likely with a client's
+data as they are if that client sends zeros in their place. The noise multiplier
+is that of a round, in units of the clipping norm.
+
+Cohorts have a fixed size and are drawn without replacement, which is not the
+Poisson sampling of most published numbers, and of which less is known. Two
+bounds hold, by Renyi differential privacy (`dp_accounting`), and the smaller
+epsilon is taken:
+
+* Who took part is secret: amplification by sampling without replacement (Wang,
+  Balle, Kasiviswanathan: Subsampled Renyi Differential Privacy and Analytical
+  Moments Accountant, AISTATS 2019, Theorem 27). In its proof a client takes
+  another one's place, which changes the sum by twice the clipping norm.
+* Who took part is known: the Gaussian mechanism, once for each round of the
+  client that takes part most often. The cohorts are drawn from the run's seed,
+  so this is counted, not bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import dp_accounting
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.simulation import client_sampling
+from tff_pfl.templates import aggregators, private_mean
+
+if TYPE_CHECKING:
+  from tff_pfl.simulation import run_config
+
+# The aggregator with noise, of which the settings `dp_*` of a run are.
+PRIVATE = 'dp'
+
+# A few: any order gives a bound, and large ones take long.
+_ORDERS = (
+  *(1 + x / 10 for x in range(1, 20)),
+  *(x / 2 for x in range(6, 20)),
+  *range(10, 33),
+  *(40, 48, 64, 96, 128),
+)
+# Above, the guarantee hardly means anything.
+LARGEST_USEFUL_EPSILON = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting:
+  """The privacy of a run.
+
+  Attributes:
+    noise_multiplier: Standard deviation of the noise of a round's sums in units
+      of the clipping norm, positive.
+    sampler: Draws the cohorts.
+    delta: In (0, 1).
+  """
+
+  noise_multiplier: float
+  sampler: client_sampling.CohortSampler
+  delta: float
+
+  def __post_init__(self):
+    errors.expect_positive('noise_multiplier', self.noise_multiplier)
+    expect_delta(self.delta)
+
+  def epsilons(self, num_rounds: int) -> list[float]:
+    """Epsilon after each of the rounds 1 to `num_rounds`."""
+    known = _renyi(self.noise_multiplier)
+    secret = _renyi(self.noise_multiplier, self.sampler)
+    most = most_participations(self.sampler, num_rounds)
+    return [
+      _epsilon(self.delta, number * known, round_number * secret)
+      for round_number, number in enumerate(most, 1)
+    ]
+
+  def description(self) -> dict[str, Any]:
+    """What holds for the whole run, as JSON types."""
+    return {
+      'unit': 'client',
+      'noise_multiplier': self.noise_multiplier,
+      'delta': self.delta,
+    }
+
+
+def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
+  """What is to be known before a run; a warning where it is hardly private.
+
+  Args:
+    epsilons: After each round.
+  """
+  sampler, last = accounting.sampler, epsilons[-1]
+  text = (
+    f'{len(epsilons)} rounds, {sampler.cohort_size} of {sampler.num_clients} '
+    f'clients, noise multiplier {accounting.noise_multiplier:.4g}: '
+    f'ε = {last:.4g} at δ = {accounting.delta:.2g}.'
+  )
+  if last > LARGEST_USEFUL_EPSILON:
+    text += (
+      f' Warning: above {LARGEST_USEFUL_EPSILON:.0f} hardly anybody is '
+      'protected. It takes more noise, which larger cohorts of more clients '
+      'bear, or fewer rounds.'
+    )
+  return text
+
+
+def expect_delta(delta: float) -> None:
+  """Raises `ValueError` unless it is in (0, 1)."""
+  errors.expect(0 < delta < 1, 'delta', 'in (0, 1)', delta)
+
+
+def default_delta(num_clients: int) -> float:
+  """A delta somewhat below one in all clients."""
+  return min(0.1, num_clients**-1.1)
+
+
+def most_participations(
+  sampler: client_sampling.CohortSampler, num_rounds: int
+) -> list[int]:
+  """In how many rounds the busiest client was, after each round."""
+  counts = np.zeros(sampler.num_clients, np.int64)
+  most = []
+  for round_number in range(1, num_rounds + 1):
+    counts[sampler.sample(round_number)] += 1
+    most.append(int(counts.max()))
+  return most
+
+
+@functools.lru_cache
+def find_noise_multiplier(
+  epsilon: float,
+  delta: float,
+  sampler: client_sampling.CohortSampler,
+  num_rounds: int,
+) -> float:
+  """The noise multiplier with which a run has this epsilon at its end.
+
+  It is at most a thousandth larger than it must be.
+
+  Args:
+    epsilon: Positive.
+    delta: In (0, 1).
+    sampler: Draws the cohorts.
+    num_rounds: At least 1.
+
+  Raises:
+    ValueError: If a number is out of its range.
+  """
+  errors.expect_positive('epsilon', epsilon)
+  expect_delta(delta)
+
+  most = most_participations(sampler, num_rounds)[-1]
+
+  def epsilon_of(noise_multiplier):
+    return _epsilon(
+      delta,
+      most * _renyi(noise_multiplier),
+      num_rounds * _renyi(noise_multiplier, sampler),
+    )
+
+  high = 1.0
+  while epsilon_of(high) > epsilon:
+    high *= 2
+  low = high / 2
+  while epsilon_of(low) <= epsilon:
+    low, high = low / 2, low
+  while high > 1.001 * low:
+    middle = (low * high) ** 0.5
+    low, high = (
+      (low, middle) if epsilon_of(middle) <= epsilon else (middle, high)
+    )
+  return high
+
+
+def expect_settings(config: run_config.RunConfig) -> None:
+  """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
+  given = [config.dp_epsilon, config.dp_noise_multiplier]
+  if config.aggregator != PRIVATE:
+    aggregators.make_aggregator(config.aggregator)
+    for field in dataclasses.fields(config):
+      value = getattr(config, field.name)
+      errors.expect(
+        not field.name.startswith('dp_') or value == field.default,
+        field.name,
+        f'{field.default} without aggregator {PRIVATE}',
+        value,
+      )
+    return
+  errors.expect(
+    given.count(None) == 1,
+    'dp_epsilon',
+    'given, or else `dp_noise_multiplier`, and not both',
+    config.dp_epsilon,
+  )
+  if config.dp_epsilon is not None:
+    errors.expect_positive('dp_epsilon', config.dp_epsilon)
+  if config.dp_delta is not None:
+    expect_delta(config.dp_delta)
+  errors.expect(
+    config.client_weighting != 'num_examples',
+    'client_weighting',
+    f'uniform or none with aggregator {PRIVATE}, to which all clients are one',
+    config.client_weighting,
+  )
+  errors.expect(
+    config.num_warmup_rounds == 0,
+    'num_warmup_rounds',
+    f'0 with aggregator {PRIVATE}, whose epsilon is that of one run',
+    config.num_warmup_rounds,
+  )
+  if config.dp_noise_multiplier is not None:
+    aggregator_of(config)
+
+
+def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
+  """The privacy of a run; None where there is no noise."""
+  if config.aggregator != PRIVATE or config.dp_noise_multiplier == 0:
+    return None
+  sampler = client_sampling.CohortSampler(
+    config.num_clients, config.cohort_size, config.seed
+  )
+  delta = config.dp_delta
+  if delta is None:
+    delta = default_delta(config.num_clients)
+  noise_multiplier = config.dp_noise_multiplier
+  if noise_multiplier is None:
+    noise_multiplier = find_noise_multiplier(
+      config.dp_epsilon, delta, sampler, config.num_rounds
+    )
+  return Accounting(noise_multiplier, sampler, delta)
+
+
+def aggregator_of(
+  config: run_config.RunConfig,
+) -> aggregators.AggregationFactory:
+  """The aggregation of a run, with its noise."""
+  if config.aggregator != PRIVATE:
+    return aggregators.make_aggregator(config.aggregator)
+  accounting = accounting_of(config)
+  return private_mean.PrivateMeanFactory(
+    accounting.noise_multiplier if accounting else 0.0,
+    config.cohort_size,
+    config.dp_clip,
+    config.seed,
+  )
+
+
+def _epsilon(delta, *divergences):
+  """The smaller epsilon of several Renyi divergences by order."""
+  return min(
+    float(dp_accounting.rdp.compute_epsilon(_ORDERS, each, delta)[0])
+    for each in divergences
+  )
+
+
+def _renyi(noise_multiplier, sampler=None):
+  """A round's Renyi divergences, of a known cohort or one that is drawn."""
+  accountant = dp_accounting.rdp.RdpAccountant(
+    _ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
+  )
+  event = dp_accounting.GaussianDpEvent(noise_multiplier)
+  if sampler is not None:
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+      sampler.num_clients,
+      sampler.cohort_size,
+      dp_accounting.GaussianDpEvent(noise_multiplier / 2),
+    )
+  return accountant.compose(event).rdp
