@@ -40,7 +40,7 @@ class SerializedProcess(NamedTuple):
   Attributes:
     initialize: `( -> S@SERVER)`.
     next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, of any number of
-      clients' batches of examples.
+      clients' batches of examples. Its results are dicts by name.
     state: The server's state that was saved, for `next`.
     manifest: See `save`.
   """

@@ -34,7 +34,7 @@ def convert(
       integer kernel) or 'float16' (weights).
 
   Raises:
-    ValueError: If TensorFlow's converter cannot convert one of them.
+    ValueError: If TensorFlow Lite cannot have one of them.
   """
   errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
   rows = client.row_specs(with_labels=False)
@@ -69,25 +69,43 @@ def convert(
     if quantization == 'float16':
       converter.target_spec.supported_types = [tf.float16]
     try:
-      return converter.convert()
-    except Exception as e:  # ConverterError has no public name.
+      content = converter.convert()
+      _try_out(content, {**rows, **examples})
+      return content
+    except Exception as e:  # The converter's error has no public name.
       reason = next(filter(None, map(str.strip, str(e).splitlines())), '')
       raise ValueError(
         errors.message(
           'model',
-          "one that TensorFlow Lite's converter takes (a SavedModel can have "
-          'any)',
+          'one that TensorFlow Lite has (GroupNormalization it has not; a '
+          'SavedModel can have any)',
           reason,
         )
       ) from e
 
 
+def _try_out(content, specs):
+  """Runs a file's functions of rows once: some fail that were converted."""
+  for name, arguments in _interpreter(content).get_signature_list().items():
+    if name not in ('save', 'restore'):
+      runner = _interpreter(content).get_signature_runner(name)
+      runner(
+        **{
+          key: np.zeros(
+            [2, *specs[key].shape[1:]], specs[key].dtype.as_numpy_dtype
+          )
+          for key in arguments['inputs']
+        }
+      )
+
+
+def _interpreter(content):
+  return tf.lite.Interpreter(model_content=content)
+
+
 def predictor(content: bytes) -> Callable[..., Mapping[str, np.ndarray]]:
   """`predict` of a file's content, by TensorFlow's own interpreter."""
-  interpreter = tf.lite.Interpreter(model_content=content)
-  # It must live as long as what it gives.
-  runner = interpreter.get_signature_runner('predict')
-  return lambda interpreter=interpreter, **rows: runner(**rows)
+  return _interpreter(content).get_signature_runner('predict')
 
 
 def _personalize(client):

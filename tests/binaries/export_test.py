@@ -1,0 +1,188 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pfl import datasets, runtime
+from tff_pfl.export import client_module, tff_files
+from tff_pfl.simulation import finished_run
+
+_SETTINGS = (
+  '--dataset=digits',
+  '--partition=shards:2',
+  '--num_clients=6',
+  '--cohort_size=2',
+  '--num_rounds=2',
+  '--rounds_per_evaluation=2',
+  '--num_final_evaluations=1',
+  '--model=mlp',
+  '--model_widths=16',
+)
+
+
+@pytest.fixture(scope='module', name='run')
+def _run(module_programs):
+  """A run of FedRep, opened."""
+  directory = module_programs.directory / 'run'
+  module_programs.succeed(
+    'train', *_SETTINGS, '--algorithm=fed_rep', f'--output_dir={directory}'
+  )
+  with finished_run.FinishedRun(str(directory)) as run:
+    yield run
+
+
+def _export(programs, run, file_format, output, *more):
+  return programs.succeed(
+    'export',
+    f'--run_dir={run.directory}',
+    f'--format={file_format}',
+    f'--output={output}',
+    *more,
+  )
+
+
+def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
+  client = run.data.client_ids[1]
+  _export(programs, run, 'keras', 'out/m.keras', f'--client={client}')
+  loaded = tf.keras.models.load_model(programs.directory / 'out' / 'm.keras')
+  x = run.data.test(client).x
+  with runtime.create_runtime('in_process') as rt:
+    weights = run.personal_weights(client, rt)
+  np.testing.assert_array_equal(
+    tf.nn.softmax(loaded.predict(x, batch_size=len(x), verbose=0)),
+    finished_run.predict(run.model, weights, x),
+  )
+
+
+@pytest.mark.slow
+def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
+  rng = np.random.default_rng(0)
+  x = rng.uniform(size=[30, 8, 8, 1]).astype(np.float32)
+  y = (np.arange(30) % 2).astype(np.int32)
+  np.savez(programs.directory / 'new.npz', x=x, y=y)
+  programs.succeed(
+    'personalize',
+    f'--run_dir={run.directory}',
+    '--clients_npz=new.npz',
+    '--num_epochs=3',
+    '--output_dir=fitted',
+  )
+  path = finished_run.personal_model_path(
+    str(programs.directory / 'fitted'), 'client'
+  )
+  expected = finished_run.predict(
+    run.model, finished_run.load_personal_model(path, run.model), x
+  )
+  # The part of its examples that it trains on.
+  rows = client_module.rows_of(
+    datasets.FederatedDataset.from_arrays(
+      x, y, keys=['client'] * 30, num_classes=10, seed=run.config.seed
+    ).train('client')
+  )
+
+  _export(programs, run, 'tflite', 'm.tflite', '--new_client_epochs=3')
+  interpreter = tf.lite.Interpreter(str(programs.directory / 'm.tflite'))
+  interpreter.get_signature_runner('personalize')(**rows)
+  predicted = interpreter.get_signature_runner('predict')(x=x)
+  np.testing.assert_allclose(predicted['probabilities'], expected, atol=1e-5)
+
+  _export(programs, run, 'saved_model', 'served', '--new_client_epochs=3')
+  # The version is the number of rounds.
+  served = tf.saved_model.load(str(programs.directory / 'served' / '2'))
+  weights = served.signatures['personalize'](
+    **{name: tf.constant(value) for name, value in rows.items()}
+  )
+  predicted = served.signatures['predict_with_weights'](
+    x=tf.constant(x), **weights
+  )
+  np.testing.assert_allclose(predicted['probabilities'], expected, atol=1e-5)
+
+
+def test_a_quantized_file_comes_with_what_it_costs(run, programs):
+  result = _export(programs, run, 'tflite', 'q.tflite', '--quantize=int8')
+  assert 'Test accuracy, mean over 6 clients: 0.' in result.out
+  interpreter = tf.lite.Interpreter(str(programs.directory / 'q.tflite'))
+  assert list(interpreter.get_signature_list()) == ['predict']
+
+
+@pytest.mark.slow
+def test_a_method_without_client_state_is_exported_as_computations(programs):
+  programs.succeed(
+    'train',
+    *_SETTINGS,
+    '--algorithm=fed_rep',
+    '--stateless',
+    '--output_dir=run',
+  )
+  with finished_run.FinishedRun(str(programs.directory / 'run')) as run:
+    _export(programs, run, 'tff', 'out')
+    directory = str(programs.directory / 'out')
+    data = [
+      tf.data.Dataset.from_tensors(run.data.train(client).as_dict())
+      for client in run.data.client_ids[:2]
+    ]
+    process = run.build_process().to_learning_process()
+    with runtime.create_runtime('in_process') as rt:
+      state = run.server_state(run.build_process(), rt)
+      expected = rt.run(process.next, state, data).state
+      loaded = tff_files.load(directory)
+      found = rt.run(loaded.next, loaded.state, data)['state']
+  assert found['round_number'] == expected.round_number == 3
+  for name, value in expected.global_weights.items():
+    np.testing.assert_array_equal(found['global_weights'][name], value)
+  assert loaded.manifest['description']['settings']['aggregator'] == 'mean'
+
+
+def test_of_a_table_the_encoding_is_exported_too(programs):
+  rows = [
+    f'{"ab"[i % 2]},{i},{"no yes".split()[i // 2 % 2]}' for i in range(40)
+  ]
+  table = '\n'.join(['hospital,age,ill', *rows])
+  path = programs.directory / 'table.csv'
+  path.write_text(table)
+  programs.succeed(
+    'train',
+    *('--dataset=tabular', f'--csv={path}', '--partition=natural'),
+    *('--dataset_label_column=ill', '--dataset_client_column=hospital'),
+    *('--num_clients=2', '--cohort_size=2', '--num_rounds=1'),
+    *('--num_final_evaluations=1', '--model=linear', '--algorithm=fed_avg'),
+    '--output_dir=run',
+  )
+  with finished_run.FinishedRun(str(programs.directory / 'run')) as run:
+    _export(programs, run, 'keras', 'out/m.keras')
+    encoding = json.loads(run.encoding.text)
+  out = programs.directory / 'out'
+  assert json.loads((out / 'encoding.json').read_text()) == encoding
+  assert (out / 'classes.txt').read_text() == 'no\nyes\n'
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (['--format=keras', '--output=m'], '--output to be a .keras file'),
+    (['--format=tff', '--output=m.pb'], '--output to be a folder'),
+    (['--format=tff', '--output=m'], '--stateless to be given'),
+    (['--format=tff', '--output=m', '--client=x'], '--client to be left out'),
+    (
+      ['--format=keras', '--output=m.keras', '--client=x'],
+      "one of the run's clients (client_0 to client_5)",
+    ),
+    (
+      ['--format=keras', '--output=m.keras', '--quantize=int8'],
+      '--quantize to be left out',
+    ),
+    (
+      ['--format=keras', '--output=m.keras', '--fine_tune=all'],
+      'Expected no --fine_tune',
+    ),
+    (
+      ['--format=tflite', '--output=m.tflite', '--num_rounds=3'],
+      'Expected no --num_rounds',
+    ),
+  ],
+)
+def test_wrong_flags_are_one_line(flags, words, run, programs):
+  message = programs.fail('export', f'--run_dir={run.directory}', *flags)
+  assert words in message
+  assert not list(programs.directory.glob('m*'))
