@@ -101,7 +101,11 @@ def test_python_of_all_other_pages_runs(tmp_path, monkeypatch):
     and page.name not in tested
     and _code_blocks(page, 'python')
   ]
-  assert {page.name for page in with_code} == {'data.md', 'runtimes.md'}
+  assert {page.name for page in with_code} == {
+    'data.md',
+    'privacy.md',
+    'runtimes.md',
+  }
   for page in with_code:
     _run_blocks(page)
 
