@@ -23,8 +23,8 @@ has no data. `personalize` does what `binaries.personalize` does: methods with
 local weights fit those, others fine-tune as the run did or, by default, all
 weights, with the `--fine_tune` flags in both cases.
 
-Of a run on a table its encoding.json, and of classes classes.txt (a name a
-line, in the order of the outputs), are written beside the model.
+Of a run on a table its encoding.json, and the names of classes in the order of
+the outputs, classes.json, are written beside the model.
 """
 
 import dataclasses
@@ -98,13 +98,13 @@ class _Source(NamedTuple):
   def client(self) -> client_module.ClientModule:
     """The functions of a client."""
     process = self.run.build_process(_personalization(self.run))
-    # The number that the first of new clients has in `binaries.personalize`.
-    (client_state,) = self.runtime.run(
-      process.initialize_client_states, [self.run.data.num_clients]
-    )
-    state = self.run.server_state(process, self.runtime)
-    return client_module.ClientModule(
-      process, state, client_state, self.weights()
+    return client_module.of_new_client(
+      process,
+      self.run.server_state(process, self.runtime),
+      # As the first of the new clients of `binaries.personalize`.
+      self.run.data.num_clients,
+      weights=self.weights(),
+      runtime=self.runtime,
     )
 
 
@@ -200,8 +200,9 @@ def _write_encoding(run):
   with summary_lib.atomic_file(os.path.join(folder, name)) as file:
     file.write(encoding.text)
   if encoding.classes:
-    with summary_lib.atomic_file(os.path.join(folder, 'classes.txt')) as file:
-      file.write(''.join(f'{word}\n' for word in encoding.classes))
+    summary_lib.write_json(
+      os.path.join(folder, 'classes.json'), list(encoding.classes)
+    )
 
 
 def _check_flags():

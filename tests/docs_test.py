@@ -91,9 +91,22 @@ def test_python_of_production_page_trains_with_tff(tmp_path, monkeypatch):
   assert trained.round_number == 4
 
 
+def test_python_of_exporting_page_personalizes_a_tflite_file(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  names = _run_blocks(_DOCS / 'exporting.md')
+  # The run's model knows nothing of the eleventh client's two classes.
+  assert names['after']['accuracy'] > names['before']['accuracy'] + 0.5
+  predicted = names['probabilities'].argmax(axis=1)
+  assert names['after']['accuracy'] == pytest.approx(
+    (predicted == names['new'].y).mean()
+  )
+
+
 def test_python_of_all_other_pages_runs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  tested = {'programs.md', 'domains.md', 'production.md'}
+  tested = {'programs.md', 'domains.md', 'exporting.md', 'production.md'}
   with_code = [
     page
     for page in _PAGES

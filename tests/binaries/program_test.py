@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PROGRAMS = ('train', 'compare', 'personalize', 'predict')
+_PROGRAMS = ('train', 'compare', 'export', 'personalize', 'predict')
 _FLAGFILES = sorted((_ROOT / 'binaries' / 'flagfiles').glob('*.txt'))
 
 

@@ -27,7 +27,14 @@ _kinds = pytest.mark.parametrize(
 )
 
 
-@functools.cache
+@pytest.fixture(scope='module', name='exported')
+def _exported_once():
+  made = functools.cache(_exported)
+  yield made
+  # TensorFlow complains of functions that are left at the end.
+  made.cache_clear()
+
+
 def _exported(name):
   """A method after a round, with the model that it gives the new client.
 
@@ -81,8 +88,8 @@ def _assert_close(actual, expected):
 
 
 @_kinds
-def test_a_saved_model_does_what_the_process_does(name, tmp_path):
-  client, model, examples, weights = _exported(name)
+def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
+  client, model, examples, weights = exported(name)
   path = saved_model.save(tmp_path, client, version=3)
   assert path == str(tmp_path / '3')
   signatures = tf.saved_model.load(path).signatures
@@ -107,8 +114,10 @@ def test_a_saved_model_does_what_the_process_does(name, tmp_path):
 
 
 @_kinds
-def test_a_tflite_file_is_personalized_saved_and_restored(name, tmp_path):
-  client, model, examples, weights = _exported(name)
+def test_a_tflite_file_is_personalized_saved_and_restored(
+  name, exported, tmp_path
+):
+  client, model, examples, weights = exported(name)
   content = tflite.convert(client)
   rows, inputs = _rows(examples)
   interpreter = tf.lite.Interpreter(model_content=content)
@@ -130,8 +139,8 @@ def test_a_tflite_file_is_personalized_saved_and_restored(name, tmp_path):
 
 
 @pytest.mark.parametrize('quantization', ['int8', 'float16'])
-def test_a_quantized_file_predicts_nearly_the_same(quantization):
-  client, model, examples, _ = _exported('fed_rep')
+def test_a_quantized_file_predicts_nearly_the_same(quantization, exported):
+  client, model, examples, _ = exported('fed_rep')
   content = tflite.convert(client, quantization)
   interpreter = tf.lite.Interpreter(model_content=content)
   assert list(interpreter.get_signature_list()) == ['predict']

@@ -12,16 +12,18 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.client import example_tensors, objectives, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import domains, split_model
+from tff_pfl.runtime import base as runtime_base
 from tff_pfl.runtime import graph_defs, graph_programs
 from tff_pfl.templates import personalized_process
 
@@ -122,6 +124,32 @@ class ClientModule(tf.Module):
     return tree.map_structure_with_path(
       lambda path, _: rows[plain_name('_'.join(path))], element
     )
+
+
+def of_new_client(
+  process: personalized_process.PersonalizedProcess,
+  state: personalized_process.ServerState,
+  client_index: int,
+  *,
+  weights: Optional[split_model.Weights] = None,
+  runtime: Optional[runtime_base.Runtime] = None,
+) -> ClientModule:
+  """The functions for clients that have not taken part.
+
+  Args:
+    process: The method.
+    state: The server's.
+    client_index: A number that no client of the run has, such as how many there
+      are; it seeds the client's work.
+    weights: What it predicts with before `personalize`; None for the model of a
+      client without data.
+    runtime: What executes the process; None for one on this process's CPU.
+  """
+  with runtime_lib.given_or_on_cpu(runtime) as created:
+    client_state = created.run(process.initialize_client_state, client_index)
+    if weights is None:
+      weights = created.run(process.model_without_data, state)
+  return ClientModule(process, state, client_state, weights)
 
 
 def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:

@@ -314,6 +314,18 @@ def personal_weights(
       return _personal_weights(store, process, data, client_id, created)
 
 
+def server_state(
+  directory: str,
+  process: personalized_process.PersonalizedProcess,
+  *,
+  runtime: str = runtime_lib.DEFAULT,
+) -> personalized_process.ServerState:
+  """The newest committed server state of a run; see `personal_weights`."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    with runtime_lib.create_runtime(runtime) as created:
+      return client_population.server_state(process, created, store)
+
+
 def _personal_weights(store, process, data, client_id, runtime):
   population = client_population.ClientPopulation(process, runtime, store)
   (state,) = population.states([data.client_ids.index(client_id)])
