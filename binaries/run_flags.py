@@ -152,9 +152,10 @@ _AGGREGATOR = flags.DEFINE_string(
   'aggregator',
   'mean',
   "How clients' updates are aggregated: "
-  f'{", ".join(aggregators.AGGREGATORS)} or {privacy.PRIVATE} (secure: '
-  'simulated, the worker sums in the clear; trimmed_mean:<share of clients at '
-  'either end>; dp: clipped, with noise, see --dp_epsilon).',
+  f'{", ".join(aggregators.AGGREGATORS)}, {privacy.PRIVATE} or '
+  f'{privacy.DISTRIBUTED} (secure: simulated, the worker sums in the clear; '
+  'trimmed_mean:<share of clients at either end>; dp: clipped, with noise, see '
+  '--dp_epsilon; ddp: the noise is added by the clients, and sums are secure).',
 )
 _DP_EPSILON = flags.DEFINE_float(
   'dp_epsilon',
@@ -165,8 +166,8 @@ _DP_EPSILON = flags.DEFINE_float(
 _DP_NOISE_MULTIPLIER = flags.DEFINE_float(
   'dp_noise_multiplier',
   None,
-  'With --aggregator=dp, in place of --dp_epsilon: the noise of a round, in '
-  'clipping norms.',
+  'With --aggregator=dp, in place of --dp_epsilon, or ddp: the noise of a '
+  'round, in clipping norms.',
 )
 _DP_DELTA = flags.DEFINE_float(
   'dp_delta', None, 'The δ of ε (default: number of clients ** -1.1).'
@@ -174,15 +175,18 @@ _DP_DELTA = flags.DEFINE_float(
 _DP_CLIP = flags.DEFINE_string(
   'dp_clip',
   'adaptive:0.5',
-  'With --aggregator=dp, the norm to which what a client sends is clipped: '
-  f'{private_mean.CLIP_FORMS} of the norms.',
+  'With --aggregator=dp or ddp, the norm to which what a client sends is '
+  f'clipped: {private_mean.CLIP_FORMS} of the norms (not with ddp).',
+)
+_DP_BITS = flags.DEFINE_integer(
+  'dp_bits', 20, 'With --aggregator=ddp: bits of a number of the sum.'
 )
 _DP_METRICS = flags.DEFINE_enum(
   'dp_metrics',
   'plain',
   list(options.TRAINING_METRICS),
-  'With --aggregator=dp, whether losses, metrics and counts of training leave '
-  'clients, which are not private.',
+  'With --aggregator=dp or ddp, whether losses, metrics and counts of training '
+  'leave clients, which are not private.',
 )
 _ATTACK = flags.DEFINE_string(
   'attack',
@@ -441,6 +445,7 @@ def config_from_flags(
     dp_noise_multiplier=_DP_NOISE_MULTIPLIER.value,
     dp_delta=_DP_DELTA.value,
     dp_clip=_DP_CLIP.value,
+    dp_bits=_DP_BITS.value,
     dp_metrics=_DP_METRICS.value,
     attack=_ATTACK.value,
     attacked_fraction=_ATTACKED_FRACTION.value,

@@ -10,6 +10,7 @@ from tff_pfl.simulation import (
   run_config,
   run_store,
 )
+from tff_pfl.templates import personalized_process
 
 _DELTA = 1e-5
 
@@ -101,6 +102,7 @@ _CONFIG = run_config.RunConfig(
 )
 
 _WITHOUT_NOISE = {'aggregator': 'mean', 'dp_noise_multiplier': None}
+_DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,10 @@ _WITHOUT_NOISE = {'aggregator': 'mean', 'dp_noise_multiplier': None}
     ('dp_noise_multiplier', {'aggregator': 'mean'}),
     ('dp_metrics', {**_WITHOUT_NOISE, 'dp_metrics': 'none'}),
     ('clip', {'dp_clip': 'median'}),
+    ('clip', {'aggregator': 'ddp'}),
+    ('dp_epsilon', {**_DISTRIBUTED, 'dp_epsilon': 1.0}),
+    ('bits', {**_DISTRIBUTED, 'dp_bits': 23}),
+    ('dp_bits', {'dp_bits': 16}),
     ('delta', {'dp_delta': 1.0}),
     ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
@@ -147,6 +153,12 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
     'noise_multiplier': 1.0,
     'delta': delta,
   }
+
+
+def test_where_nothing_is_sent_nothing_is_told():
+  state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
+  accounting = privacy.Accounting(1.0, _everybody(), _DELTA).of_state(state)
+  assert accounting.epsilons(3) == [0.0] * 3
 
 
 def test_epsilon_of_settings_is_that_of_their_noise():

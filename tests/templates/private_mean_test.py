@@ -175,3 +175,52 @@ def test_two_exchanges_share_the_noise_of_a_round():
   # And each has its own.
   seeds = [state.query_state.numerator_state.seed for state in states]
   assert tuple(seeds[0]) != tuple(seeds[1])
+
+
+def _distributed(num_clients, size, noise_multiplier, **options):
+  factory = private_mean.DistributedPrivateMeanFactory(
+    noise_multiplier, num_clients, **options
+  )
+  return factory.create(tff.TensorType(np.float32, [size]))
+
+
+def test_clients_noise_adds_up_to_that_of_the_mean():
+  process = _distributed(4, 1000, 2.0, clip='fixed:0.5')
+  values = [np.full([1000], n, np.float32) for n in range(4)]
+  state = process.initialize()
+  draws = [process.next(state, values).result for _ in range(2)]
+  for draw in draws:
+    # Three clients are clipped to 0.5, one has sent nothing.
+    mean = 3 * 0.5 / 1000**0.5 / 4
+    assert np.mean(draw) == pytest.approx(mean, abs=0.03)
+    assert np.std(draw) == pytest.approx(2.0 * 0.5 / 4, rel=0.1)
+  # Rounding is in it: nearly 2, but less.
+  assert 1.9 < private_mean.noise_multiplier_of((state,), 4) < 2.0
+  # Two exchanges tell more than one.
+  both = private_mean.noise_multiplier_of([state, state], 4)
+  assert both == pytest.approx(
+    private_mean.noise_multiplier_of([state], 4) / 2**0.5
+  )
+
+
+def test_noise_multiplier_of_coarse_integers_by_hand():
+  query = collections.namedtuple('Query', 'l2_norm_bound local_stddev')
+  # Without rounding it would be 5 * sqrt(3) / 10; for small noise the sum of
+  # discrete Gaussians is not one.
+  found = private_mean.noise_multiplier_of(({'a': query(10.0, 5.0)},), 3)
+  assert found == pytest.approx(0.866025, rel=1e-5)
+  gap = 10 * np.exp(-(np.pi**2) * 0.25) * 2**31
+  found = private_mean.noise_multiplier_of(query(10.0, 0.5), 2)
+  assert found == pytest.approx((200 + gap) ** -0.5, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['fed_fac', 'scaffold'])
+def test_methods_train_with_the_noise_of_clients(name):
+  state, _, metrics = _trained(
+    name,
+    num_rounds=1,
+    aggregator=private_mean.DistributedPrivateMeanFactory(1e-3, 2),
+    training_metrics='none',
+  )
+  assert state.round_number == 1 and np.isfinite(metrics['update_norm'])

@@ -138,9 +138,6 @@ def run(
       f'that of the run, {sampler}',
       accounting.sampler,
     )
-    config['privacy'] = accounting.description()
-    epsilons = accounting.epsilons(num_rounds)
-    print(privacy.announcement(accounting, epsilons), file=sys.stderr)
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -150,6 +147,11 @@ def run(
     runtime = stack.enter_context(
       runtime_lib.create_runtime(runtime, **(runtime_options or {}))
     )
+    if accounting is not None:
+      accounting = accounting.of_state(runtime.run(process.initialize))
+      config['privacy'] = accounting.description()
+      epsilons = accounting.epsilons(num_rounds)
+      print(privacy.announcement(accounting, epsilons), file=sys.stderr)
     store = stack.enter_context(open_store(output_dir, config))
     if data.encoding is not None:
       summary_lib.write_json(

@@ -23,21 +23,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import dp_accounting
 import numpy as np
+import tree
 
 from tff_pfl import errors
 from tff_pfl.simulation import client_sampling
-from tff_pfl.templates import aggregators, private_mean
+from tff_pfl.templates import (
+  aggregators,
+  personalized_process,
+  private_mean,
+)
 
 if TYPE_CHECKING:
   from tff_pfl.simulation import run_config
 
-# The aggregator with noise, of which the settings `dp_*` of a run are.
-PRIVATE = 'dp'
+# The aggregators with noise, of which the settings `dp_*` of a run are: the
+# server adds it, or the clients do.
+PRIVATE, DISTRIBUTED = 'dp', 'ddp'
 
 # A few: any order gives a bound, and large ones take long.
 _ORDERS = (
@@ -56,28 +63,51 @@ class Accounting:
 
   Attributes:
     noise_multiplier: Standard deviation of the noise of a round's sums in units
-      of the clipping norm, positive.
+      of the clipping norm, positive; infinite where nothing is sent.
     sampler: Draws the cohorts.
     delta: In (0, 1).
+    is_distributed: Whether clients add discrete noise. Then cohorts count as
+      known, for the bound of secret ones is that of Gaussian noise.
   """
 
   noise_multiplier: float
   sampler: client_sampling.CohortSampler
   delta: float
+  is_distributed: bool = False
 
   def __post_init__(self):
-    errors.expect_positive('noise_multiplier', self.noise_multiplier)
+    errors.expect(
+      self.noise_multiplier > 0,
+      'noise_multiplier',
+      'positive',
+      self.noise_multiplier,
+    )
     expect_delta(self.delta)
 
   def epsilons(self, num_rounds: int) -> list[float]:
     """Epsilon after each of the rounds 1 to `num_rounds`."""
-    known = _renyi(self.noise_multiplier)
-    secret = _renyi(self.noise_multiplier, self.sampler)
+    if math.isinf(self.noise_multiplier):
+      return [0.0] * num_rounds
     most = most_participations(self.sampler, num_rounds)
+    by_bound = [(most, _renyi(self.noise_multiplier))]
+    if not self.is_distributed:
+      secret = _renyi(self.noise_multiplier, self.sampler)
+      by_bound.append((range(1, num_rounds + 1), secret))
     return [
-      _epsilon(self.delta, number * known, round_number * secret)
-      for round_number, number in enumerate(most, 1)
+      _epsilon(self.delta, *(times[r] * each for times, each in by_bound))
+      for r in range(num_rounds)
     ]
+
+  def of_state(self, state: personalized_process.ServerState) -> Accounting:
+    """This with the noise that the process with a server's state adds."""
+    noise_multiplier = self.noise_multiplier
+    if not tree.flatten(state.aggregator):
+      noise_multiplier = math.inf
+    elif self.is_distributed:
+      noise_multiplier = private_mean.noise_multiplier_of(
+        state.aggregator, self.sampler.cohort_size
+      )
+    return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
   def description(self) -> dict[str, Any]:
     """What holds for the whole run, as JSON types."""
@@ -180,17 +210,30 @@ def find_noise_multiplier(
 def expect_settings(config: run_config.RunConfig) -> None:
   """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
   given = [config.dp_epsilon, config.dp_noise_multiplier]
-  if config.aggregator != PRIVATE:
+  if config.aggregator not in (PRIVATE, DISTRIBUTED):
     aggregators.make_aggregator(config.aggregator)
     for field in dataclasses.fields(config):
       value = getattr(config, field.name)
       errors.expect(
         not field.name.startswith('dp_') or value == field.default,
         field.name,
-        f'{field.default} without aggregator {PRIVATE}',
+        f'{field.default} without aggregator {PRIVATE} or {DISTRIBUTED}',
         value,
       )
     return
+  is_distributed = config.aggregator == DISTRIBUTED
+  errors.expect(
+    not is_distributed or config.dp_epsilon is None,
+    'dp_epsilon',
+    f'None with aggregator {DISTRIBUTED}, which takes a noise multiplier',
+    config.dp_epsilon,
+  )
+  errors.expect(
+    is_distributed or config.dp_bits == type(config).dp_bits,
+    'dp_bits',
+    f'{type(config).dp_bits} without aggregator {DISTRIBUTED}',
+    config.dp_bits,
+  )
   errors.expect(
     given.count(None) == 1,
     'dp_epsilon',
@@ -204,13 +247,14 @@ def expect_settings(config: run_config.RunConfig) -> None:
   errors.expect(
     config.client_weighting != 'num_examples',
     'client_weighting',
-    f'uniform or none with aggregator {PRIVATE}, to which all clients are one',
+    f'uniform or none with aggregator {config.aggregator}, to which all '
+    'clients are alike',
     config.client_weighting,
   )
   errors.expect(
     config.num_warmup_rounds == 0,
     'num_warmup_rounds',
-    f'0 with aggregator {PRIVATE}, whose epsilon is that of one run',
+    f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
     config.num_warmup_rounds,
   )
   if config.dp_noise_multiplier is not None:
@@ -219,7 +263,10 @@ def expect_settings(config: run_config.RunConfig) -> None:
 
 def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
   """The privacy of a run; None where there is no noise."""
-  if config.aggregator != PRIVATE or config.dp_noise_multiplier == 0:
+  if (
+    config.aggregator not in (PRIVATE, DISTRIBUTED)
+    or config.dp_noise_multiplier == 0
+  ):
     return None
   sampler = client_sampling.CohortSampler(
     config.num_clients, config.cohort_size, config.seed
@@ -232,13 +279,22 @@ def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
     noise_multiplier = find_noise_multiplier(
       config.dp_epsilon, delta, sampler, config.num_rounds
     )
-  return Accounting(noise_multiplier, sampler, delta)
+  return Accounting(
+    noise_multiplier, sampler, delta, config.aggregator == DISTRIBUTED
+  )
 
 
 def aggregator_of(
   config: run_config.RunConfig,
 ) -> aggregators.AggregationFactory:
   """The aggregation of a run, with its noise."""
+  if config.aggregator == DISTRIBUTED:
+    return private_mean.DistributedPrivateMeanFactory(
+      config.dp_noise_multiplier,
+      config.cohort_size,
+      config.dp_clip,
+      config.dp_bits,
+    )
   if config.aggregator != PRIVATE:
     return aggregators.make_aggregator(config.aggregator)
   accounting = accounting_of(config)

@@ -40,6 +40,7 @@ _LATER = frozenset(
     'dp_noise_multiplier',
     'dp_delta',
     'dp_clip',
+    'dp_bits',
     'dp_metrics',
     'attack',
     'attacked_fraction',
@@ -68,18 +69,16 @@ class RunConfig:
       `domain_models.KINDS`.
     reweight_domains: Whether all domains count the same where all of the
       model's weights are trained together.
-    aggregator: What `aggregators.make_aggregator` takes, or 'dp' for a mean
-      with noise, see `privacy`, as for the next ones.
-    dp_epsilon: What the run tells of a client at most: the noise for it is
-      found.
+    aggregator: What `aggregators.make_aggregator` takes, or for means with
+      noise 'dp' and 'ddp', see `privacy`, as for the next ones.
+    dp_epsilon: What the run tells of a client: the noise for it is found.
     dp_noise_multiplier: In its place, the noise of a round in clipping norms.
-    dp_delta: The delta that belongs to epsilon; None for
-      `privacy.default_delta`.
+    dp_delta: That of epsilon; None for `privacy.default_delta`.
     dp_clip: The `clip` of `private_mean.PrivateMeanFactory`.
+    dp_bits: Those of `private_mean.DistributedPrivateMeanFactory`.
     dp_metrics: The `training_metrics` of `ProcessOptions`.
     attack: What some clients do, see `attacks.make_attack`.
-    attacked_fraction: Share of the clients that do it, drawn by the seed; they
-      are not scored.
+    attacked_fraction: Share of the clients that do; they are not scored.
     client_weighting: 'num_examples', 'uniform', or None for the method's own.
     stateless: Whether clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
@@ -124,6 +123,7 @@ class RunConfig:
   dp_noise_multiplier: Optional[float] = None
   dp_delta: Optional[float] = None
   dp_clip: str = 'adaptive:0.5'
+  dp_bits: int = 20
   dp_metrics: str = 'plain'
   attack: str = 'none'
   attacked_fraction: float = 0.0

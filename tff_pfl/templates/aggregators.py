@@ -134,12 +134,11 @@ def _create(factory, value_type, number, num_uploads):
   if not len(value_type):
     # Nothing is global. Not every factory takes an empty structure.
     factory = tff.aggregators.SumFactory()
+  if isinstance(factory, private_mean.PRIVATE_MEANS):
+    noise_multiplier = factory.noise_multiplier * math.sqrt(num_uploads)
+    factory = dataclasses.replace(factory, noise_multiplier=noise_multiplier)
   if isinstance(factory, private_mean.PrivateMeanFactory):
-    factory = dataclasses.replace(
-      factory,
-      noise_multiplier=factory.noise_multiplier * math.sqrt(num_uploads),
-      number=number,
-    )
+    factory = dataclasses.replace(factory, number=number)
   if isinstance(factory, robust.TrimmedMeanFactory):
     errors.expect(
       'report' not in tff.structure.name_list(value_type),

@@ -86,6 +86,106 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class DistributedPrivateMeanFactory(
+  tff.aggregators.UnweightedAggregationFactory
+):
+  """The same with discrete noise that clients add, under secure sums.
+
+  Each client clips, rotates and rounds what it sends to integers, adds its part
+  of the noise (the distributed discrete Gaussian mechanism), and the sums are
+  secure, modulo 2^bits: the server sees no update without noise, as long as all
+  of a cohort add theirs. TFF does all of it; its noise has no seed.
+
+  Attributes:
+    noise_multiplier: As that of `PrivateMeanFactory`, but positive. Rounding
+      makes the sensitivity a little larger: see `noise_multiplier_of`.
+    clients_per_round: The size of every cohort, at least 1.
+    clip: 'fixed:<norm>', with a finite norm.
+    bits: Of a number of the sum, 1 to 22.
+
+  Raises:
+    ValueError: If a number is out of its range or `clip` has another form.
+
+  References:
+    Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for
+    Federated Learning with Secure Aggregation, ICML 2021.
+  """
+
+  noise_multiplier: float
+  clients_per_round: int
+  clip: str = 'fixed:1.0'
+  bits: int = 20
+
+  def __post_init__(self):
+    errors.expect_positive('noise_multiplier', self.noise_multiplier)
+    errors.expect_int('clients_per_round', self.clients_per_round, 1)
+    errors.expect_int('bits', self.bits, 1, 22)
+    kind, value = parse_clip(self.clip)
+    errors.expect(
+      kind == 'fixed' and math.isfinite(value),
+      'clip',
+      'fixed:<norm> where clients add the noise',
+      self.clip,
+    )
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """See the base class; `value_type` is of floats."""
+    noisy_sum = tff.aggregators.distributed_dp.DistributedDpSumFactory(
+      noise_multiplier=self.noise_multiplier,
+      expected_clients_per_round=self.clients_per_round,
+      bits=self.bits,
+      l2_clip=parse_clip(self.clip)[1],
+      mechanism='distributed_dgauss',
+    )
+    process = tff.aggregators.UnweightedMeanFactory(
+      noisy_sum, tff.aggregators.SecureSumFactory(1, 0)
+    ).create(value_type)
+    # Its factories are so many in each other that protocol buffers, which nest
+    # to 100 levels, could not hold a round around them.
+    flat = tff.backends.native.transform_to_native_form(process.next)
+    return tff.templates.AggregationProcess(
+      process.initialize,
+      tff.framework.ConcreteComputation.with_type(
+        flat, process.next.type_signature
+      ),
+    )
+
+
+def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
+  """The noise multiplier of a round whose clients add discrete noise.
+
+  It is that of Gaussian noise with the same bound on Renyi divergences (theorem
+  1 of the paper, for up to 2^32 numbers), and of all exchanges together.
+
+  Args:
+    states: Of the aggregations of a round, by `DistributedPrivateMeanFactory`.
+    clients_per_round: As the factory's.
+  """
+  total = 0.0
+  for query in _states_with(states, 'local_stddev'):
+    variance, n = float(query.local_stddev) ** 2, clients_per_round
+    # The sum of discrete Gaussians is nearly one: by how much not.
+    gap = 10 * sum(
+      math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n)
+    )
+    total += float(query.l2_norm_bound) ** 2 / (n * variance) + gap * 2.0**31
+  return total**-0.5
+
+
+def _states_with(state, field):
+  """The named tuples with a field, anywhere in a structure."""
+  if field in getattr(state, '_fields', ()):
+    return [state]
+  parts = state.values() if isinstance(state, dict) else state
+  if not isinstance(parts, (tuple, list, type({}.values()))):
+    return []
+  return [found for part in parts for found in _states_with(part, field)]
+
+
+PRIVATE_MEANS = (PrivateMeanFactory, DistributedPrivateMeanFactory)
+
+
 def parse_clip(clip: str) -> tuple[str, float]:
   """The kind and the number of a `PrivateMeanFactory.clip`.
 
