@@ -295,18 +295,6 @@ def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():
 # As a process of TFF's own.
 
 
-def test_learning_process_makes_the_same_round():
-  process = _build()
-  learning_process = process.to_learning_process()
-  data = toy_problems.as_datasets(_CLIENTS)
-  found = learning_process.next(learning_process.initialize(), data)
-  state, _, _ = toy_problems.train(process, _CLIENTS)
-  for name, value in state.global_weights.items():
-    np.testing.assert_allclose(
-      found.state.global_weights[name], value, rtol=1e-5, atol=1e-6
-    )
-
-
 def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
   learning_process = _build().to_learning_process()
   with pytest.raises(ValueError, match='broadcast dependent on aggregate'):

@@ -340,7 +340,9 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
 # Random splits.
 
 
-@pytest.mark.parametrize('mode', fed_fac.MODES)
+@pytest.mark.parametrize(
+  'mode', ['dynamic', pytest.param('static', marks=pytest.mark.slow)]
+)
 def test_a_random_split_has_as_many_personal_elements(mode):
   process = _fed_fac(
     _model(), mode=mode, split='random', threshold=0.4, **_TRAINING

@@ -123,8 +123,7 @@ def _assert_close(found, expected):
   [
     {'momentum': 0.0},
     {'momentum': 0.5},
-    {'optimizer': 'adam'},
-    {'num_steps': 7},
+    {'optimizer': 'adam', 'num_steps': 7},
   ],
 )
 def test_numbers_are_those_of_training_with_values(options, rt, monkeypatch):

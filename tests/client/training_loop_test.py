@@ -165,9 +165,16 @@ def test_epochs_and_steps(slope, phase, num_steps, num_examples):
   assert metrics['examples'] == num_examples
 
 
-@pytest.mark.parametrize('jit_compile', [False, True])
-@pytest.mark.parametrize('batch_size', [None, 1, 10])
-@pytest.mark.parametrize('limit', [{'num_epochs': 2}, {'num_steps': 2}])
+@pytest.mark.parametrize(
+  ('jit_compile', 'batch_size', 'limit'),
+  [
+    (False, None, {'num_epochs': 2}),
+    (False, 1, {'num_steps': 2}),
+    (False, 10, {'num_epochs': 2}),
+    (True, None, {'num_steps': 2}),
+    (True, 10, {'num_epochs': 2}),
+  ],
+)
 def test_clients_without_examples_and_with_one(
   slope, jit_compile, batch_size, limit
 ):
@@ -360,7 +367,12 @@ def _split(model):
   )
 
 
-@pytest.mark.parametrize('batch_size', [4, None])
+_batches_or_all = pytest.mark.parametrize(
+  'batch_size', [4, pytest.param(None, marks=pytest.mark.slow)]
+)
+
+
+@_batches_or_all
 def test_the_result_does_not_depend_on_the_padding(network, batch_size):
   phase = _phase(momentum=0.5, batch_size=batch_size, num_epochs=3)
   small, large = (
@@ -390,7 +402,7 @@ def test_the_result_does_not_depend_on_the_padding(network, batch_size):
   )
 
 
-@pytest.mark.parametrize('batch_size', [4, None])
+@_batches_or_all
 def test_nan_in_the_padding_does_not_leak(network, batch_size):
   phase = _phase(batch_size=batch_size, num_epochs=2)
   examples = _client(13, padding=np.nan)

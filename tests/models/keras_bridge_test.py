@@ -192,9 +192,7 @@ def test_a_model_may_be_bridged_twice():
 @pytest.mark.parametrize(
   'family',
   [
-    pytest.param(
-      family, marks=() if family == 'masked_lstm' else pytest.mark.slow
-    )
+    pytest.param(family, marks=() if family == 'gru' else pytest.mark.slow)
     for family in keras_models.FAMILIES
   ],
 )

@@ -109,21 +109,21 @@ def test_a_mask_that_the_head_reads_must_not_cross_the_cut():
       ]
     )
 
-  lstm = make([layers.LSTM(2, name='odd'), layers.Dense(3, name='head')])
+  rnn = make([layers.SimpleRNN(2, name='odd'), layers.Dense(3, name='head')])
   with pytest.raises(ValueError, match="'odd' .*reads a mask"):
-    keras_models.bridge(lstm, ['odd', 'head'])
+    keras_models.bridge(rnn, ['odd', 'head'])
   # All in the head, or all in the body, or not read: as Keras.
   unread = make(
     [
-      layers.LSTM(2, return_sequences=True),
+      layers.SimpleRNN(2, return_sequences=True),
       layers.TimeDistributed(layers.Dense(2), name='steps'),
       layers.Dense(3, name='head'),
     ]
   )
   x = tf.constant([[1, 2, 0, 0], [3, 0, 0, 0]])
   for model, head in (
-    (lstm, ['head']),
-    (lstm, ['embedding', 'odd', 'head']),
+    (rnn, ['head']),
+    (rnn, ['embedding', 'odd', 'head']),
     (unread, ['steps', 'head']),
   ):
     bridged = keras_models.bridge(model, head)

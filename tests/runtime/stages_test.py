@@ -64,7 +64,9 @@ def test_clients_have_no_part_in_what_the_server_computes():
 
 
 # Two exchanges, and domains; state of client and server. `ray_test` has more.
-@pytest.mark.parametrize('name', ['fed_dar', 'scaffold'])
+@pytest.mark.parametrize(
+  'name', ['fed_dar', pytest.param('scaffold', marks=pytest.mark.slow)]
+)
 def test_rounds_in_chunks_are_those_of_one_process(name):
   with runtime.create_runtime('in_process') as rt:
     expected = _train(rt, name)

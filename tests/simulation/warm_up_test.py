@@ -18,7 +18,7 @@ _CONFIG = run_config.RunConfig(
     num_head_epochs=1,
     num_body_epochs=2,
     body_learning_rate=0.1,
-    projection_dim=4,
+    aggregation='weighted_average',
   ),
   dataset='relabelled_digits',
   partition='domain_mixture:1:40',

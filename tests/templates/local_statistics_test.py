@@ -93,7 +93,9 @@ def test_clients_share_the_weights_but_not_the_statistics():
   )
 
 
-@pytest.mark.parametrize('name', ['fed_rep', 'fed_dar'])
+@pytest.mark.parametrize(
+  'name', [pytest.param('fed_rep', marks=pytest.mark.slow), 'fed_dar']
+)
 def test_rounds_of_several_parts_keep_them(name):
   """With a head of one's own; with two exchanges."""
   _, state, states, (a, b) = _train(name, statistics='local')
