@@ -223,7 +223,14 @@ def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
 
 
 @pytest.mark.parametrize(
-  'name', [name for name in registry.ALGORITHMS if name not in _DEPLOYABLE]
+  'name',
+  [
+    name
+    if name in ('ditto', 'scaffold')
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.ALGORITHMS
+    if name not in _DEPLOYABLE
+  ],
 )
 def test_method_that_needs_its_clients_state_says_so(name):
   process = registry.build(name, toy_problems.classifier())

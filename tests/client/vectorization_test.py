@@ -53,8 +53,8 @@ def _clients():
 @pytest.mark.parametrize(
   ('length', 'jit_compile'),
   [
-    pytest.param({'num_epochs': 3}, True, id='xla'),
-    pytest.param({'num_epochs': 3}, False, id='plain', marks=pytest.mark.slow),
+    pytest.param({'num_epochs': 3}, False, id='plain'),
+    pytest.param({'num_epochs': 3}, True, id='xla', marks=pytest.mark.slow),
     pytest.param({'num_steps': 7}, True, id='steps', marks=pytest.mark.slow),
   ],
 )

@@ -181,7 +181,7 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   assert report.primary_metric([evaluations[1]]) == split_model.LOSS
 
 
-def test_lines_below_the_table_tell_of_two_classes_and_of_the_most_frequent(
+def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   tmp_path, data
 ):
   two_classes = {'auc': 0.5, 'balanced_accuracy': 0.25, 'f1': 0.125}
@@ -189,7 +189,9 @@ def test_lines_below_the_table_tell_of_two_classes_and_of_the_most_frequent(
   evaluation['two_classes'] = {'personal': two_classes, 'global': None}
   with _store(tmp_path, data, {1: evaluation}) as store:
     summary = report.write_report(store, _process(False), data)
-  *_, scores, majority = report.summary_table([summary]).splitlines()
+  summary['privacy'] = {'epsilon': 2.5, 'delta': 0.01}
+  *_, told, scores, majority = report.summary_table([summary]).splitlines()
+  assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
   assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
   assert 'accuracy of 0.000 is no more than' in majority
 

@@ -83,8 +83,10 @@ def _by_differentiation(model, head, weights, features, y):
   return outer.jacobian(slope, vector)
 
 
-@pytest.mark.parametrize('use_bias', [True, False])
-@pytest.mark.parametrize('name', _LOSSES)
+@pytest.mark.parametrize(
+  ('name', 'use_bias'),
+  [('one_hot', False), *((name, True) for name in _LOSSES)],
+)
 def test_closed_form_is_what_differentiation_gives(name, use_bias):
   loss, num_outputs, num_labels = _LOSSES[name]
   rng = np.random.default_rng(1)
@@ -130,7 +132,7 @@ def test_formulas_by_hand():
   )
 
 
-@pytest.mark.parametrize('name', _LOSSES)
+@pytest.mark.parametrize('name', ['one_hot', 'squared_error'])
 def test_rows_that_are_not_counted_may_be_anything(name):
   loss, num_outputs, _ = _LOSSES[name]
   rng = np.random.default_rng(2)
