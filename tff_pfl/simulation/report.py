@@ -252,8 +252,8 @@ def recent_title(numbers: Iterable[Optional[int]]) -> str:
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
   """A table for the screen, a row for each summary of `write_report`.
 
-  Lines below it tell the scores of two classes, and methods that are no better
-  than the most frequent class.
+  Lines below it tell ε, the scores of two classes, and methods that are no
+  better than the most frequent class.
   """
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
@@ -296,6 +296,10 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
 def _notes(summary):
   """Lines about a summary."""
   name = summary['algorithm']
+  told = summary.get('privacy')
+  if told:
+    epsilon, delta = told['epsilon'], told['delta']
+    yield f'{name}: ε = {epsilon:.4g} at δ = {delta:.2g} for each client.'
   two_classes = summary.get('two_classes')
   if two_classes and two_classes['personal'][two_class_scores.AUC] is not None:
     figures = two_classes['personal']
