@@ -16,6 +16,7 @@ from binaries.papers import (
   fed_fac_tuning,
   fed_fac_units,
   fed_rep,
+  fed_rep_convergence,
   fed_rep_linear,
   fed_rep_table,
   fed_split,
@@ -28,6 +29,7 @@ from tff_pfl.experiments import paper
 # In the order in which `all` runs them: those on generated data are fastest.
 _MODULES = (
   fed_rep_linear,
+  fed_rep_convergence,
   fed_avg_linear,
   fed_dar_linear,
   fed_split,
