@@ -32,9 +32,11 @@ import math
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
+import tree
 
 from tff_pfl import errors
 from tff_pfl.models import randomness
@@ -155,32 +157,27 @@ class DistributedPrivateMeanFactory(
 def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
   """The noise multiplier of a round whose clients add discrete noise.
 
-  It is that of Gaussian noise with the same bound on Renyi divergences (theorem
-  1 of the paper, for up to 2^32 numbers), and of all exchanges together.
+  It is that of Gaussian noise with the same bound on Renyi divergences (the
+  paper's for sums of discrete Gaussians, of up to 2^32 numbers), and that of
+  all exchanges together.
 
   Args:
     states: Of the aggregations of a round, by `DistributedPrivateMeanFactory`.
     clients_per_round: As the factory's.
   """
-  total = 0.0
-  for query in _states_with(states, 'local_stddev'):
-    variance, n = float(query.local_stddev) ** 2, clients_per_round
+  n, total = clients_per_round, 0.0
+  leaves = tree.flatten_with_path(states)
+  bounds, deviations = (
+    [float(leaf) for path, leaf in leaves if path[-1] == name]
+    for name in ('l2_norm_bound', 'local_stddev')
+  )
+  for bound, variance in zip(bounds, np.square(deviations)):
     # The sum of discrete Gaussians is nearly one: by how much not.
     gap = 10 * sum(
       math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n)
     )
-    total += float(query.l2_norm_bound) ** 2 / (n * variance) + gap * 2.0**31
-  return total**-0.5
-
-
-def _states_with(state, field):
-  """The named tuples with a field, anywhere in a structure."""
-  if field in getattr(state, '_fields', ()):
-    return [state]
-  parts = state.values() if isinstance(state, dict) else state
-  if not isinstance(parts, (tuple, list, type({}.values()))):
-    return []
-  return [found for part in parts for found in _states_with(part, field)]
+    total += bound**2 / (n * variance) + gap * 2.0**31
+  return float(total**-0.5)
 
 
 PRIVATE_MEANS = (PrivateMeanFactory, DistributedPrivateMeanFactory)
