@@ -126,3 +126,28 @@ def test_methods_with_sums_take_the_geometric_median_only():
   toy_problems.assert_close(
     states[0].global_weights, states[1].global_weights, atol=1e-3
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'aggregator'),
+  [
+    ('fed_rep', 'median'),
+    ('fed_em', 'trimmed_mean:0.3'),
+    *((n, 'geometric_median') for n in ('scaffold', 'fed_fac', 'fed_dar')),
+  ],
+)
+def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  clients = toy_problems.examples_for(name, _CLIENTS[:1])
+  states = [
+    toy_problems.train(
+      registry.build(name, model, aggregator=aggregators.make_aggregator(each)),
+      clients,
+      num_rounds=2,
+    )[0]
+    for each in (aggregator, 'mean')
+  ]
+  toy_problems.assert_close(
+    states[0].global_weights, states[1].global_weights, rtol=1e-4, atol=1e-5
+  )
