@@ -67,6 +67,7 @@ def test_a_model_of_a_table_is_for_new_rows(programs, table):
   assert fitted[0]['probability_x'] != rows[0]['probability_x']
 
 
+@pytest.mark.slow
 def test_several_labels_are_predicted_each(programs):
   rows = [f'{"ab"[i % 2]},{i},{i // 2 % 2},{int(i > 9)}' for i in range(40)]
   path = programs.directory / 'table.csv'
