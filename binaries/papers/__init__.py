@@ -22,6 +22,7 @@ from binaries.papers import (
   fed_split,
   per_fed_avg,
   per_fed_avg_theorem,
+  privacy,
 )
 from tff_pfl import errors
 from tff_pfl.experiments import paper
@@ -45,6 +46,7 @@ _MODULES = (
   fed_fac,
   fed_fac_protocol,
   fed_fac_units,
+  privacy,
 )
 
 EXPERIMENTS: Mapping[str, paper.Experiment] = {

@@ -1,0 +1,302 @@
+"""What privacy and attacked clients cost methods that share all weights or few.
+
+* `private_accuracy`: the accuracy against epsilon, of methods whose clients
+  send a whole model, a body (FedRep with a private mean is CENTAUR), or the
+  shared units of one, and of local training, which sends nothing.
+* `attacked_clients`: the accuracy of honest clients, where some of the others
+  send five times their updates with the opposite sign, with the mean and with
+  robust means.
+
+Deviations from CENTAUR: its networks, data and budgets are larger, and its
+clients draw their own noise. Epsilon is for cohorts of fixed size (see
+`simulation.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the
+same for all methods and all epsilons.
+
+References:
+  Shen, Ye, Kang, Hassani, Shokri: Share Your Representation Only: Guaranteed
+  Improvement of the Privacy-Utility Tradeoff in Federated Learning, ICLR 2023.
+  Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
+  Personalization, ICML 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pfl.experiments import (
+  claims,
+  laboratory,
+  methods,
+  panels,
+  paper,
+  tables,
+)
+
+_FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
+_FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'
+_DITTO = 'Ditto'
+_NO_NOISE, _NOTHING_SENT = 'no noise', 'nothing sent'
+_PRIVACY = 'CENTAUR'
+_ATTACKS = 'Ditto'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Sizes and hyperparameters that both experiments have.
+
+  Attributes:
+    num_epochs: Local epochs of a round and of fine-tuning.
+    num_head_epochs: Epochs on the head where it is trained in turn.
+  """
+
+  dataset: str = 'mnist'
+  partition: str = 'shards:2'
+  num_clients: int = 1000
+  cohort_size: int = 200
+  model: str = 'cnn'
+  model_arguments: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: {'filters': (4, 8), 'widths': (32,)}
+  )
+  num_rounds: int = 30
+  num_epochs: int = 1
+  num_head_epochs: int = 3
+  learning_rate: float = 0.05
+  momentum: float = 0.5
+  batch_size: int = 10
+  num_seeds: int = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySizes(Sizes):
+  """Sizes and hyperparameters of `private_accuracy`.
+
+  Attributes:
+    epsilons: What the whole run may tell of a client, smallest first.
+  """
+
+  epsilons: Sequence[float] = (1, 2, 4, 8)
+
+  @property
+  def settings(self) -> Mapping[str, Mapping[str, Any]]:
+    """Fields of `RunConfig` by the name of how private a run is."""
+    private = {
+      f'ε = {epsilon:g}': {'aggregator': 'dp', 'dp_epsilon': epsilon}
+      for epsilon in self.epsilons
+    }
+    return {**private, _NO_NOISE: {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackSizes(Sizes):
+  """Sizes and hyperparameters of `attacked_clients`.
+
+  Attributes:
+    attack: What attacked clients do.
+    attacked_fractions: Their shares of the clients, smallest first.
+    aggregators: The server's means, by name.
+  """
+
+  num_clients: int = 100
+  cohort_size: int = 20
+  attack: str = 'scale:-5'
+  attacked_fractions: Sequence[float] = (0.0, 0.1, 0.2)
+  aggregators: Mapping[str, str] = dataclasses.field(
+    default_factory=lambda: {
+      'mean': 'mean',
+      'geometric median': 'geometric_median',
+    }
+  )
+
+  @property
+  def settings(self) -> Mapping[str, Mapping[str, Any]]:
+    """Fields of `RunConfig` by a setting's name."""
+    return {
+      self.setting(fraction, name): {
+        'aggregator': aggregator,
+        'attack': self.attack if fraction else 'none',
+        'attacked_fraction': fraction,
+      }
+      for fraction in self.attacked_fractions
+      for name, aggregator in self.aggregators.items()
+    }
+
+  @staticmethod
+  def setting(fraction: float, aggregator: str) -> str:
+    """The name of a setting."""
+    return f'{fraction:.0%} attacked, {aggregator}'
+
+
+_SMALL = {
+  'dataset': 'digits',
+  'num_clients': 20,
+  'cohort_size': 10,
+  'model_arguments': {'filters': (2, 4), 'widths': (8,)},
+  'num_rounds': 2,
+  'num_seeds': 1,
+}
+_FED_AVG_METHOD = laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT)
+_FED_REP_METHOD = laboratory.Method(_FED_REP, 'fed_rep')
+
+
+def _measure(lab, compared, column):
+  """Accuracies of methods by setting.
+
+  Args:
+    compared: By setting the methods.
+    column: What it is called in the table.
+  """
+  sizes = lab.sizes
+
+  def make_trial(method, setting, seed):
+    return lab.trial(
+      method,
+      methods.training(sizes),
+      seed=seed,
+      label=setting,
+      client_weighting='uniform',
+      rounds_per_evaluation=sizes.num_rounds,
+      num_final_evaluations=1,
+      **sizes.settings.get(setting, {}),
+    )
+
+  for result in methods.run(lab, compared, make_trial):
+    columns = result.columns()
+    yield {
+      column: columns.pop('partition'),
+      **columns,
+      'accuracy': result.accuracy(),
+    }
+
+
+def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
+  """Accuracies by epsilon."""
+  compared = [
+    _FED_AVG_METHOD,
+    _FED_REP_METHOD,
+    laboratory.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
+  ]
+  alone = [laboratory.Method(_LOCAL, 'local_only')]
+  yield from _measure(
+    lab,
+    {**dict.fromkeys(lab.sizes.settings, compared), _NOTHING_SENT: alone},
+    'privacy',
+  )
+
+
+def privacy_claims(table: tables.Table, sizes: PrivacySizes) -> paper.Claims:
+  """Who shares less pays less; whether it pays to take part at all."""
+  alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
+  for privacy in sizes.settings:
+    at = {
+      method: table.values('accuracy', method=method, privacy=privacy)
+      for method in (_FED_AVG, _FED_AVG_FT, _FED_REP, _FED_FAC)
+    }
+    for better, worse in (
+      (_FED_REP, _FED_AVG_FT),
+      (_FED_FAC, _FED_AVG_FT),
+    ):
+      yield claims.difference(
+        f'{privacy}: {better} is more accurate than {worse}',
+        _PRIVACY,
+        at[better] - at[worse],
+      )
+    yield claims.difference(
+      f'{privacy}: FedRep is more accurate than local training',
+      _PRIVACY,
+      at[_FED_REP] - alone,
+    )
+    if privacy != _NO_NOISE:
+      lost = {
+        method: table.lead(
+          'accuracy', _NO_NOISE, privacy, by='privacy', method=method
+        )
+        for method in (_FED_AVG, _FED_REP, _FED_FAC)
+      }
+      for less in (_FED_REP, _FED_FAC):
+        yield claims.difference(
+          f'{privacy}: the noise costs FedAvg more than {less}',
+          _PRIVACY,
+          lost[_FED_AVG] - lost[less],
+        )
+
+
+def measure_attacks(lab: laboratory.Laboratory) -> paper.Rows:
+  """Accuracies of honest clients by share of attacked ones and aggregator."""
+  compared = [
+    _FED_AVG_METHOD,
+    _FED_REP_METHOD,
+    laboratory.Method(_DITTO, 'ditto'),
+  ]
+  yield from _measure(
+    lab, dict.fromkeys(lab.sizes.settings, compared), 'setting'
+  )
+
+
+def attack_claims(table: tables.Table, sizes: AttackSizes) -> paper.Claims:
+  """Personal models suffer less; robust means help all."""
+  mean, *robust = sizes.aggregators
+  none, *fractions = sizes.attacked_fractions
+
+  def lost(method, fraction, aggregator):
+    settings = (sizes.setting(f, aggregator) for f in (none, fraction))
+    return table.lead('accuracy', *settings, by='setting', method=method)
+
+  for fraction in fractions:
+    for personal in (_FED_AVG_FT, _FED_REP, _DITTO):
+      yield claims.difference(
+        f'{fraction:.0%} attacked, {mean}: {personal} loses less than FedAvg',
+        _ATTACKS,
+        lost(_FED_AVG, fraction, mean) - lost(personal, fraction, mean),
+      )
+    for aggregator in robust:
+      for method in (_FED_AVG, _FED_REP, _DITTO):
+        yield claims.difference(
+          f'{fraction:.0%} attacked: {method} is more accurate with the '
+          f'{aggregator} than with the {mean}',
+          _ATTACKS,
+          table.lead(
+            'accuracy',
+            sizes.setting(fraction, aggregator),
+            sizes.setting(fraction, mean),
+            by='setting',
+            method=method,
+          ),
+        )
+
+
+EXPERIMENTS = (
+  paper.Experiment(
+    name='private_accuracy',
+    summary='What epsilon costs those who share all weights, a body, or units',
+    paper='Privacy (CENTAUR)',
+    measure=measure_privacy,
+    claims=privacy_claims,
+    draw=panels.bars(
+      'accuracy',
+      group='method',
+      by='privacy',
+      y_label='Test accuracy',
+      width=10,
+    ),
+    full={'mnist': PrivacySizes()},
+    fast=PrivacySizes(**_SMALL, epsilons=(4,)),
+  ),
+  paper.Experiment(
+    name='attacked_clients',
+    summary='What attacked clients cost the others, by method and mean',
+    paper='Robustness (Ditto)',
+    measure=measure_attacks,
+    claims=attack_claims,
+    draw=panels.bars(
+      'accuracy',
+      group='method',
+      by='setting',
+      y_label='Test accuracy of honest clients',
+      width=12,
+    ),
+    full={'mnist': AttackSizes()},
+    fast=AttackSizes(**_SMALL, attacked_fractions=(0.0, 0.2)),
+  ),
+)
