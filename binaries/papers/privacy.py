@@ -55,9 +55,9 @@ class Sizes:
   partition: str = 'shards:2'
   num_clients: int = 1000
   cohort_size: int = 200
-  model: str = 'cnn'
+  model: str = 'mlp'
   model_arguments: Mapping[str, Any] = dataclasses.field(
-    default_factory=lambda: {'filters': (4, 8), 'widths': (32,)}
+    default_factory=lambda: {'widths': (16,)}
   )
   num_rounds: int = 30
   num_epochs: int = 1
@@ -132,7 +132,7 @@ _SMALL = {
   'dataset': 'digits',
   'num_clients': 20,
   'cohort_size': 10,
-  'model_arguments': {'filters': (2, 4), 'widths': (8,)},
+  'model_arguments': {'widths': (8,)},
   'num_rounds': 2,
   'num_seeds': 1,
 }
