@@ -28,6 +28,7 @@ from binaries import program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks, files
+from tff_pfl.models import prediction
 from tff_pfl.simulation import finished_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -133,7 +134,7 @@ def _predict_arrays(run, runtime):
   x, domain = _read_examples(_INPUT.value)
   errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
   weights = _weights(run, _CLIENT.value, runtime)
-  outputs = finished_run.predict(run.model, weights, x, domain)
+  outputs = prediction.predict(run.model, weights, x, domain)
   return outputs, [{'example': number} for number in range(len(x))]
 
 
@@ -146,22 +147,22 @@ def _results(run, outputs, is_table):
   if classifier is None:
     headings = ['prediction'] if is_table else [f'output_{n}' for n in names]
     return {'outputs': outputs}, dict(zip(headings, flat.T))
-  prediction = np.argmax(outputs, axis=-1)
-  arrays = {'probabilities': outputs, 'prediction': prediction}
+  predicted = np.argmax(outputs, axis=-1)
+  arrays = {'probabilities': outputs, 'prediction': predicted}
   if is_table:
     names = np.array(run.encoding.classes)
-    arrays.update(prediction=names[prediction], classes=names)
+    arrays.update(prediction=names[predicted], classes=names)
   if classifier.is_multilabel:
     labels = range(outputs.shape[1])
     if is_table:
       labels = run.encoding.columns.labels
     return arrays, {
       heading: column
-      for label, predicted, positive in zip(
+      for label, choice, positive in zip(
         labels, arrays['prediction'].T, outputs[..., 1].T
       )
       for heading, column in (
-        (f'prediction_{label}', predicted),
+        (f'prediction_{label}', choice),
         (f'probability_{label}', positive),
       )
     }

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
+from tff_pfl.models import prediction
 from tff_pfl.simulation import finished_run
 
 _SETTINGS = (
@@ -51,7 +52,7 @@ def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
     weights = run.personal_weights(client, rt)
   np.testing.assert_array_equal(
     tf.nn.softmax(loaded.predict(x, batch_size=len(x), verbose=0)),
-    finished_run.predict(run.model, weights, x),
+    prediction.predict(run.model, weights, x),
   )
 
 
@@ -71,7 +72,7 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   path = finished_run.personal_model_path(
     str(programs.directory / 'fitted'), 'client'
   )
-  expected = finished_run.predict(
+  expected = prediction.predict(
     run.model, finished_run.load_personal_model(path, run.model), x
   )
   # The part of its examples that it trains on.

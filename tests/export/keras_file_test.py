@@ -7,8 +7,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.export import keras_file
-from tff_pfl.models import zoo
-from tff_pfl.simulation import finished_run
+from tff_pfl.models import prediction, zoo
 
 
 def _images(number):
@@ -45,7 +44,7 @@ def test_the_file_predicts_bit_for_bit_with_the_weights_given(name, tmp_path):
   outputs = loaded.predict(x, batch_size=len(x), verbose=0)
   np.testing.assert_array_equal(
     model.classifier.probabilities(outputs),
-    finished_run.predict(model, weights, x),
+    prediction.predict(model, weights, x),
   )
 
 
@@ -59,7 +58,7 @@ def test_batch_normalization_is_the_same_up_to_rounding(tmp_path):
   loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
   np.testing.assert_allclose(
     tf.nn.softmax(loaded.predict(x, verbose=0)),
-    finished_run.predict(model, weights, x),
+    prediction.predict(model, weights, x),
     atol=1e-6,
   )
 

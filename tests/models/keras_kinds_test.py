@@ -8,7 +8,7 @@ from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import objectives
-from tff_pfl.models import copies, keras_bridge
+from tff_pfl.models import copies, keras_bridge, prediction
 from tff_pfl.simulation import experiment, finished_run
 
 keras = tf.keras
@@ -207,12 +207,12 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   )
   keras_bridge.to_keras(model, weights)
   np.testing.assert_allclose(
-    finished_run.predict(bridged, weights, examples.x),
+    prediction.predict(bridged, weights, examples.x),
     tf.nn.softmax(model(examples.x)),
     rtol=1e-5,
   )
   with pytest.raises(ValueError, match='dict of the inputs left, right, found'):
-    finished_run.predict(bridged, weights, examples.x['left'])
+    prediction.predict(bridged, weights, examples.x['left'])
   other = datasets.FederatedDataset.from_arrays(x['left'], y, num_clients=2)
   with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
     experiment.run(process, other, output_dir=str(tmp_path / 'o'), **arguments)

@@ -13,7 +13,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
-from tff_pfl.models import domain_models, keras_bridge, zoo
+from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
 from tff_pfl.simulation import finished_run, run_config
 from tff_pfl.templates import personalization
 
@@ -266,15 +266,15 @@ def test_ids_that_look_alike_escaped_do_not_collide(tmp_path):
 def test_predictions_of_many_examples_are_those_of_each(run):
   weights = run.model.initial_weights
   x = np.random.default_rng(0).uniform(size=[2050, 8, 8, 1])
-  outputs = finished_run.predict(run.model, weights, x.astype(np.float32))
+  outputs = prediction.predict(run.model, weights, x.astype(np.float32))
   assert outputs.shape == (2050, 10)
   for index in (0, 1023, 1024, 2049):
     np.testing.assert_allclose(
-      finished_run.predict(run.model, weights, x[index : index + 1])[0],
+      prediction.predict(run.model, weights, x[index : index + 1])[0],
       outputs[index],
       atol=1e-6,
     )
-  assert finished_run.predict(run.model, weights, x[:0]).shape == (0, 10)
+  assert prediction.predict(run.model, weights, x[:0]).shape == (0, 10)
 
 
 def test_regression_predicts_raw_outputs():
@@ -289,7 +289,7 @@ def test_regression_predicts_raw_outputs():
     'head/kernel': np.float32([[1], [2], [3]]),
     'head/bias': np.float32([0.5]),
   }
-  outputs = finished_run.predict(
+  outputs = prediction.predict(
     model, weights, np.float32([[1, 0, 1], [0, 2, 0]])
   )
   np.testing.assert_allclose(outputs, [[4.5], [4.5]])
@@ -309,8 +309,8 @@ def test_fractions_are_no_indices():
   )
   weights = model.initial_weights
   with pytest.raises(ValueError, match='`x` to be integers'):
-    finished_run.predict(model, weights, np.float32([[0.5, 1]]))
-  assert finished_run.predict(model, weights, np.array([[0, 1]])).shape == (
+    prediction.predict(model, weights, np.float32([[0.5, 1]]))
+  assert prediction.predict(model, weights, np.array([[0, 1]])).shape == (
     1,
     2,
   )
@@ -332,7 +332,7 @@ def test_model_is_the_one_that_the_method_makes(tmp_path):
     with runtime_lib.create_runtime('in_process') as runtime:
       weights = run.personal_weights('client_0', runtime)
     assert list(weights) == list(run.model.initial_weights)
-    probabilities = finished_run.predict(
+    probabilities = prediction.predict(
       run.model, weights, run.data.test('client_0').x
     )
   np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
@@ -346,14 +346,14 @@ def test_domain_decides_which_head_predicts():
   examples = toy_problems.in_turn(toy_problems.labeled_examples(20, 0))
   x, domain = examples.x, examples.domain
   outputs = [
-    finished_run.predict(model, weights, x, np.full_like(domain, m))
+    prediction.predict(model, weights, x, np.full_like(domain, m))
     for m in range(3)
   ]
   assert not any(
     np.allclose(outputs[m], outputs[n]) for m in range(3) for n in range(m)
   )
   np.testing.assert_allclose(
-    finished_run.predict(model, weights, x, domain),
+    prediction.predict(model, weights, x, domain),
     [outputs[m][i] for i, m in enumerate(domain)],
     rtol=1e-5,
   )
@@ -363,4 +363,4 @@ def test_domain_decides_which_head_predicts():
     (np.full_like(domain, 5), 'domain.*5'),
   ):
     with pytest.raises(ValueError, match=words):
-      finished_run.predict(model, weights, x, wrong)
+      prediction.predict(model, weights, x, wrong)

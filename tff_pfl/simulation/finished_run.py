@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.client import client_examples
-from tff_pfl.datasets import array_checks, files
+from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import table_encoding
 from tff_pfl.evaluation import ensemble, personalized_evaluation
-from tff_pfl.models import domains, split_model
+from tff_pfl.models import prediction, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import (
   client_population,
@@ -37,7 +36,6 @@ from tff_pfl.templates import personalization as personalization_lib
 from tff_pfl.templates import personalized_process
 
 PERSONAL_MODELS_DIR = 'personal_models'
-_PREDICTION_CHUNK = 1024
 # How many numbers the inputs of a table's rows may be at a time.
 _MAX_INPUTS = 2**26
 # File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
@@ -153,7 +151,7 @@ class FinishedRun:
 
   @functools.cached_property
   def _forward(self):
-    return _compiled(self.model)
+    return prediction.compiled(self.model)
 
   def predict_rows(
     self, rows: table_encoding.Rows, weights: Mapping[str, Any]
@@ -165,7 +163,7 @@ class FinishedRun:
       weights: All weights of the model.
 
     Returns:
-      See `predict`; for regression, in the label's own unit.
+      See `prediction.predict`; for regression, in the label's own unit.
     """
     encoding = self.encoding
     step = max(1, _MAX_INPUTS // len(encoding.input_names))
@@ -174,7 +172,7 @@ class FinishedRun:
       part = rows.select(slice(start, start + step))
       x = encoding.inputs(part.numbers, part.codes)
       outputs.append(
-        _predict(self._forward, self.model, weights, x, part.domain)
+        prediction.predict(self.model, weights, x, part.domain, self._forward)
       )
     outputs = np.concatenate(outputs)
     return outputs if encoding.classes else encoding.label(outputs)
@@ -296,7 +294,7 @@ def personal_weights(
     runtime: A key of `runtime.RUNTIMES`.
 
   Returns:
-    All weights; see `predict` for their use.
+    All weights; see `prediction.predict` for their use.
 
   Raises:
     RunError: If there is no run, or one of another process or other data.
@@ -398,105 +396,6 @@ def load_personal_model(
   return collections.OrderedDict(
     (name, weights[name]) for name in model.initial_weights
   )
-
-
-def predict(
-  model: split_model.SplitModel,
-  weights: Mapping[str, Any],
-  x: np.ndarray,
-  domain: Optional[np.ndarray] = None,
-) -> np.ndarray:
-  """Outputs of a model.
-
-  Args:
-    weights: All its weights.
-    x: `[n, ...]`, as the model takes it; of several inputs a dict.
-    domain: Integers `[n]` from 0 on, of examples of models with domains.
-
-  Returns:
-    For classifiers, the classes' probabilities `[n, ..., num_classes]`;
-    otherwise the raw outputs.
-  """
-  return _predict(_compiled(model), model, weights, x, domain)
-
-
-def _compiled(model):
-  """A model's outputs of its weights and inputs."""
-  return tf.function(
-    lambda weights, inputs: model.forward(weights, inputs)[0],
-    autograph=False,
-    reduce_retracing=True,
-  )
-
-
-def _predict(forward, model, weights, x, domain):
-  """See `predict`; `forward` is what `_compiled` returns of the model."""
-  x = _as_inputs('x', model.element_spec['x'], x)
-  num_examples = len(tf.nest.flatten(x)[0])
-  element = {'x': x, 'y': ()}
-  if model.domains is not None:
-    element['domain'] = _check_domain(model, domain, num_examples)
-  inputs, _ = domains.join(element)
-  weights = {name: tf.constant(value) for name, value in weights.items()}
-
-  def chunk_from(start):
-    return tf.nest.map_structure(
-      lambda values: values[start : start + _PREDICTION_CHUNK], inputs
-    )
-
-  chunks = [
-    forward(weights, chunk_from(start))
-    # Also without examples: the outputs then have their other dimensions.
-    for start in range(0, max(1, num_examples), _PREDICTION_CHUNK)
-  ]
-  outputs = np.concatenate(chunks)
-  if model.classifier is None:
-    return outputs
-  return np.asarray(model.classifier.probabilities(outputs))
-
-
-def _as_inputs(name, spec, x):
-  """Inputs as the model takes them, of the given spec."""
-  if isinstance(spec, Mapping):
-    errors.expect(
-      isinstance(x, Mapping) and set(x) == set(spec),
-      name,
-      f'a dict of the inputs {", ".join(spec)}',
-      list(x) if isinstance(x, Mapping) else type(x).__name__,
-    )
-    return collections.OrderedDict(
-      (key, _as_inputs(f'{name}[{key!r}]', spec[key], x[key])) for key in spec
-    )
-  errors.expect(
-    spec.shape.is_compatible_with(x.shape[1:]),
-    name,
-    f'examples of shape {tuple(spec.shape)}',
-    f'shape {x.shape[1:]}',
-  )
-  errors.expect(
-    spec.dtype.is_floating or x.dtype.kind in 'biu',
-    name,
-    f'integers, as the model takes {spec.dtype.name}',
-    x.dtype,
-  )
-  return tf.cast(x, spec.dtype)
-
-
-def _check_domain(model, domain, num_examples):
-  errors.expect(
-    domain is not None,
-    'domain',
-    f'given for model {model.name!r}, whose examples have one',
-    domain,
-  )
-  domain = array_checks.check_domain_ids(domain, 'domain', model.domains.number)
-  errors.expect(
-    len(domain) == num_examples,
-    'domain',
-    f'of {num_examples} examples, like x',
-    len(domain),
-  )
-  return tf.constant(domain)
 
 
 def personal_model_path(directory: str, client_id: str) -> str:

@@ -1,10 +1,11 @@
 """What the columns of a table are, and which words and numbers they hold.
 
-One column is the label, or several are (multilabel); one may say which domain a row is of, one whose row it
-is (the client: a hospital, a bank), and one whether it is for training or test;
-all others are inputs, of numbers or of words. Columns whose numbers only stand
-for categories have to be named. A column with some cells that are numbers and
-some that are not is an error rather than a guess.
+One column is the label, or several are (multilabel); one may say which domain a
+row is of, one whose row it is (the client: a hospital, a bank), and one whether
+it is for training or test; all others are inputs, of numbers or of words.
+Columns whose numbers only stand for categories have to be named. A column with
+some cells that are numbers and some that are not is an error rather than a
+guess.
 """
 
 import collections

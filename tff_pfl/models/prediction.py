@@ -1,0 +1,113 @@
+"""Outputs of models for examples that are given as arrays."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.datasets import array_checks
+from tff_pfl.models import domains, split_model
+
+_CHUNK = 1024
+
+
+def predict(
+  model: split_model.SplitModel,
+  weights: Mapping[str, Any],
+  x: np.ndarray,
+  domain: Optional[np.ndarray] = None,
+  forward: Optional[Callable[..., tf.Tensor]] = None,
+) -> np.ndarray:
+  """Outputs of a model.
+
+  Args:
+    weights: All its weights.
+    x: `[n, ...]`, as the model takes it; of several inputs a dict.
+    domain: Integers `[n]` from 0 on, of examples of models with domains.
+    forward: What `compiled` returns of the model, where there are many calls.
+
+  Returns:
+    For classifiers, the classes' probabilities `[n, ..., num_classes]`;
+    otherwise the raw outputs.
+  """
+  forward = forward or compiled(model)
+  x = _as_inputs('x', model.element_spec['x'], x)
+  num_examples = len(tf.nest.flatten(x)[0])
+  element = {'x': x, 'y': ()}
+  if model.domains is not None:
+    element['domain'] = _check_domain(model, domain, num_examples)
+  inputs, _ = domains.join(element)
+  weights = {name: tf.constant(value) for name, value in weights.items()}
+
+  def chunk_from(start):
+    return tf.nest.map_structure(
+      lambda values: values[start : start + _CHUNK], inputs
+    )
+
+  chunks = [
+    forward(weights, chunk_from(start))
+    # Also without examples: the outputs then have their other dimensions.
+    for start in range(0, max(1, num_examples), _CHUNK)
+  ]
+  outputs = np.concatenate(chunks)
+  if model.classifier is None:
+    return outputs
+  return np.asarray(model.classifier.probabilities(outputs))
+
+
+def compiled(model: split_model.SplitModel) -> Callable[..., tf.Tensor]:
+  """A model's outputs of its weights and inputs, for `predict`."""
+  return tf.function(
+    lambda weights, inputs: model.forward(weights, inputs)[0],
+    autograph=False,
+    reduce_retracing=True,
+  )
+
+
+def _as_inputs(name, spec, x):
+  """Inputs as the model takes them, of the given spec."""
+  if isinstance(spec, Mapping):
+    errors.expect(
+      isinstance(x, Mapping) and set(x) == set(spec),
+      name,
+      f'a dict of the inputs {", ".join(spec)}',
+      list(x) if isinstance(x, Mapping) else type(x).__name__,
+    )
+    return collections.OrderedDict(
+      (key, _as_inputs(f'{name}[{key!r}]', spec[key], x[key])) for key in spec
+    )
+  errors.expect(
+    spec.shape.is_compatible_with(x.shape[1:]),
+    name,
+    f'examples of shape {tuple(spec.shape)}',
+    f'shape {x.shape[1:]}',
+  )
+  errors.expect(
+    spec.dtype.is_floating or x.dtype.kind in 'biu',
+    name,
+    f'integers, as the model takes {spec.dtype.name}',
+    x.dtype,
+  )
+  return tf.cast(x, spec.dtype)
+
+
+def _check_domain(model, domain, num_examples):
+  errors.expect(
+    domain is not None,
+    'domain',
+    f'given for model {model.name!r}, whose examples have one',
+    domain,
+  )
+  domain = array_checks.check_domain_ids(domain, 'domain', model.domains.number)
+  errors.expect(
+    len(domain) == num_examples,
+    'domain',
+    f'of {num_examples} examples, like x',
+    len(domain),
+  )
+  return tf.constant(domain)
