@@ -165,6 +165,7 @@ def test_tffs_own_runtime_gives_the_same_numbers(rt):
   _assert_close(found, rt.run(trainer, *_arguments(model)))
 
 
+@pytest.mark.slow
 def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   warnings = []
   monkeypatch.setattr(batched_clients, '_warn', warnings.append)

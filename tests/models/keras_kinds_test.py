@@ -141,7 +141,15 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(
+      kind, marks=pytest.mark.slow if kind == 'recurrent_dropout' else ()
+    )
+    for kind in KINDS
+  ],
+)
 def test_models_of_all_kinds_equal_keras_and_train_by_seed(kind):
   make, is_random = KINDS[kind]
   keras.utils.set_random_seed(5)

@@ -285,7 +285,9 @@ def _loss_and_gradient(model, x, y):
   return loss, {k: tf.convert_to_tensor(v) for k, v in gradient.items()}
 
 
-@pytest.mark.parametrize('name', ['text_mlp', 'text_lstm'])
+@pytest.mark.parametrize(
+  'name', ['text_mlp', pytest.param('text_lstm', marks=pytest.mark.slow)]
+)
 def test_a_text_without_words_is_no_reason_for_nan(name):
   model = zoo.make_model(name, _text_spec(4), 3, vocabulary_size=6)
   loss, gradient = _loss_and_gradient(model, [[0, 0, 0, 0]], [1])

@@ -76,6 +76,7 @@ def test_fed_avg_that_keeps_all_of_it_is_fed_bn():
     _assert_equal(found[client], expected[client])
 
 
+@pytest.mark.slow
 def test_one_client_has_the_same_statistics_either_way():
   *_, found = _train('fed_avg', num_clients=1, statistics='local')
   *_, expected = _train('fed_avg', num_clients=1)
