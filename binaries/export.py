@@ -32,7 +32,6 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 from binaries import program, run_flags, runtime_flags
@@ -161,23 +160,24 @@ def _export_tflite(source):
 
 def _print_cost(run, client, quantized):
   """Prints the test scores of a model with and without quantization."""
-  metric = run.model.primary_metric
-  score = run.model.metrics.get(metric.name, run.model.loss)
   clients = [_CLIENT.value] if _CLIENT.value else run.data.client_ids
+  plain = client_module.traced(
+    client.predict, client.row_specs(with_labels=False)
+  )
   scores = []
   for client_id in filter(run.data.num_test_examples, clients):
     rows = client_module.rows_of(run.data.test(client_id))
     y = rows.pop('y')
     scores.append(
       [
-        np.mean(score(tf.constant(y), tf.constant(predict(**rows)['outputs'])))
-        for predict in (client.predict, quantized)
+        tflite.mean_score(run.model, y, predict(**rows)['outputs'])
+        for predict in (plain, quantized)
       ]
     )
   before, after = np.mean(scores, axis=0) if scores else (np.nan, np.nan)
   print(
-    f'Test {metric.title}, mean over {len(scores)} clients: {before:.4f}, '
-    f'{_QUANTIZE.value} {after:.4f}'
+    f'Test {run.model.primary_metric.title}, mean over {len(scores)} clients: '
+    f'{before:.4f}, {_QUANTIZE.value} {after:.4f}'
   )
 
 

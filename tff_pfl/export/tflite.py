@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.export import client_module
+from tff_pfl.models import split_model
 
 QUANTIZATIONS = ('none', 'int8', 'float16')
 
@@ -106,6 +108,12 @@ def _interpreter(content):
 def predictor(content: bytes) -> Callable[..., Mapping[str, np.ndarray]]:
   """`predict` of a file's content, by TensorFlow's own interpreter."""
   return _interpreter(content).get_signature_runner('predict')
+
+
+def mean_score(model: split_model.SplitModel, y: Any, outputs: Any) -> float:
+  """The mean of a model's primary metric over examples."""
+  score = model.metrics.get(model.primary_metric.name, model.loss)
+  return float(tf.reduce_mean(score(tf.constant(y), tf.constant(outputs))))
 
 
 def _personalize(client):
