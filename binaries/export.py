@@ -46,7 +46,7 @@ from tff_pfl.export import (
 )
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import experiment, finished_run
+from tff_pfl.simulation import experiment, finished_run, privacy
 from tff_pfl.simulation import summary as summary_lib
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
@@ -131,6 +131,12 @@ def _export_saved_model(source):
 
 
 def _export_tff(source):
+  if source.run.config.aggregator == privacy.PRIVATE:
+    raise errors.RunError(
+      'The noise of --aggregator=dp comes from the seed of the run, which the '
+      "files would hold. For production, build the method with TFF's own "
+      'private aggregator and save it by tff_pfl.export.tff_files.'
+    )
   process = source.run.build_process()
   try:
     learning_process = process.to_learning_process()

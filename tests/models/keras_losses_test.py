@@ -129,6 +129,15 @@ def test_several_binary_outputs_are_labels_of_two_classes(activation):
   np.testing.assert_allclose(classifier.outputs_of(found), outputs, atol=1e-6)
 
 
+def test_several_numbers_as_labels_are_no_classes():
+  bridged = keras_models.bridge(
+    keras_models.sequential(activation='sigmoid'),
+    loss='binary_crossentropy',
+    label_spec=tf.TensorSpec([3], tf.float32),
+  )
+  assert bridged.classifier is None
+
+
 def test_accuracy_of_several_labels_is_their_mean():
   bridged = keras_models.bridge(
     keras_models.sequential(), loss='binary_crossentropy'

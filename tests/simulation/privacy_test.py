@@ -6,6 +6,7 @@ from scipy import optimize, stats
 
 from tff_pfl.simulation import (
   client_sampling,
+  experiment,
   privacy,
   run_config,
   run_store,
@@ -113,9 +114,18 @@ _DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
     ('dp_noise_multiplier', {'aggregator': 'mean'}),
     ('dp_metrics', {**_WITHOUT_NOISE, 'dp_metrics': 'none'}),
     ('clip', {'dp_clip': 'median'}),
+    (
+      'clip',
+      {
+        'dp_noise_multiplier': None,
+        'dp_epsilon': 1.0,
+        'dp_clip': 'fixed:inf',
+      },
+    ),
     ('clip', {'aggregator': 'ddp'}),
     ('dp_epsilon', {**_DISTRIBUTED, 'dp_epsilon': 1.0}),
     ('bits', {**_DISTRIBUTED, 'dp_bits': 23}),
+    ('bits', {**_DISTRIBUTED, 'dp_bits': 1}),
     ('dp_bits', {'dp_bits': 16}),
     ('delta', {'dp_delta': 1.0}),
     ('client_weighting', {'client_weighting': 'num_examples'}),
@@ -153,6 +163,21 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
     'noise_multiplier': 1.0,
     'delta': delta,
   }
+
+
+def test_noise_that_no_aggregator_adds_is_not_accounted_for(tmp_path):
+  config = dataclasses.replace(_CONFIG, **_WITHOUT_NOISE)
+  data = config.load_data()
+  sampler = client_sampling.CohortSampler(6, 3, config.seed)
+  with pytest.raises(ValueError, match='`accounting` to be of the noise'):
+    experiment.run(
+      config.build_process(config.build_model(data)),
+      data,
+      output_dir=str(tmp_path / 'run'),
+      num_rounds=1,
+      cohort_size=3,
+      accounting=privacy.Accounting(1.0, sampler, _DELTA),
+    )
 
 
 def test_where_nothing_is_sent_nothing_is_told():

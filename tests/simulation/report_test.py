@@ -13,7 +13,9 @@ from tff_pfl.simulation import report, run_store
 def _process(has_global_model=True):
   """What a report needs of a process."""
   return types.SimpleNamespace(
-    name='fed_toy', has_global_model=has_global_model
+    model=types.SimpleNamespace(classifier=None),
+    name='fed_toy',
+    has_global_model=has_global_model,
   )
 
 

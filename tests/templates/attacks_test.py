@@ -42,6 +42,7 @@ def test_attacks_by_name(spec, factor, flips_labels):
     ('sign_flip:2', 0.1, 'attack'),
     ('none', 0.1, 'attacked_fraction'),
     ('sign_flip', 1.0, 'attacked_fraction'),
+    ('sign_flip', 0.97, 'attacked_fraction'),
   ],
 )
 def test_wrong_attack_is_refused(spec, fraction, name):

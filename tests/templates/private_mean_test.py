@@ -53,6 +53,16 @@ def test_adaptive_norm_moves_towards_its_quantile():
   assert clips[1] == pytest.approx(clips[0] * np.exp(-0.04), rel=1e-6)
 
 
+def test_a_client_that_sends_zeros_is_as_one_that_is_not_there():
+  process = _aggregation(noise_multiplier=0.0, clip='adaptive:0.5')
+  zeros = collections.OrderedDict(a=np.float32([0, 0]), b=np.float32(0))
+  clips = [
+    _next(process, values=values).measurements['dp_query_metrics']['clip']
+    for values in ([_VALUES[0], zeros], _VALUES[:1])
+  ]
+  assert clips[0] == clips[1] == pytest.approx(0.1 * np.exp(0.05), rel=1e-6)
+
+
 def test_noise_has_its_size_and_comes_from_seed_round_and_exchange():
   size = 20000
   nothing = [np.zeros([size], np.float32)] * 2

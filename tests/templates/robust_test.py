@@ -51,6 +51,12 @@ def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
   assert _aggregate('median', _NUMBERS, [0.0] * 5) == 0.0
 
 
+@pytest.mark.parametrize('far', [1e17, 1e22, 3e38])
+def test_no_finite_number_moves_the_geometric_median_far(far):
+  found = _aggregate('geometric_median', [[1, 0], [0, 1], [0, 0], [far, far]])
+  assert np.linalg.norm(found) < 1.5
+
+
 def test_geometric_median_of_points():
   # Where angles of 120 degrees meet (Fermat), though the mean is elsewhere.
   fermat = np.float32([1.0, 2.0, -1.0])

@@ -129,7 +129,9 @@ def from_keras(
   output_shape = model.output_shape[1:]
   if label_spec is None:
     label_spec = keras_losses.default_label_spec(kind, output_shape)
-  classifier = keras_losses.classifier_of(kind, gives_logits, output_shape)
+  classifier = keras_losses.classifier_of(
+    kind, gives_logits, output_shape, label_spec.dtype
+  )
   if class_weight is not None:
     loss_fn = keras_losses.class_weighted(loss_fn, class_weight, classifier)
   result = split_model.SplitModel(

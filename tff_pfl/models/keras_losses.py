@@ -167,13 +167,19 @@ def _of_outputs(function, gives_logits):
 
 
 def classifier_of(
-  kind: str, gives_logits: bool, output_shape: tuple
+  kind: str, gives_logits: bool, output_shape: tuple, label_dtype: tf.DType
 ) -> Optional[split_model.Classifier]:
-  """What the outputs mean; None if they are not scores of classes."""
+  """What the outputs mean; None if they are not scores of classes.
+
+  Of several outputs for two classes, those for numbers as labels (such as an
+  autoencoder's) are none.
+  """
   if kind == 'regression':
     return None
   num_classes = 2 if kind == 'binary' else output_shape[-1]
   is_multilabel = kind == 'binary' and output_shape[-1:] != (1,)
+  if is_multilabel and label_dtype.is_floating:
+    return None
 
   def probabilities(outputs):
     outputs = tf.convert_to_tensor(outputs)

@@ -138,6 +138,16 @@ def run(
       f'that of the run, {sampler}',
       accounting.sampler,
     )
+    noise = process.description.get('aggregator_arguments', {})
+    errors.expect(
+      noise.get('noise_multiplier') == accounting.noise_multiplier
+      and noise.get('clients_per_round') == sampler.cohort_size,
+      'accounting',
+      "of the noise that the process's aggregator adds, a private mean for"
+      f' {sampler.cohort_size} clients',
+      f'noise multiplier {accounting.noise_multiplier} for an aggregator with'
+      f' {noise or "no noise"}',
+    )
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )

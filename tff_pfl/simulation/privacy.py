@@ -259,6 +259,9 @@ def expect_settings(config: run_config.RunConfig) -> None:
   )
   if config.dp_noise_multiplier is not None:
     aggregator_of(config)
+  else:
+    # Any noise: how much it takes for this epsilon is found later.
+    private_mean.PrivateMeanFactory(1.0, config.cohort_size, config.dp_clip)
 
 
 def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:

@@ -55,8 +55,9 @@ def write_report(
 
     * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
       and `personal` and `global` as `accuracy` and `global_accuracy` are;
-    * `majority_accuracy`, for classes: what is right where each client is
-      always given its most frequent class in training, mean over clients;
+    * `majority_accuracy`, for classes of one label: what is right where each
+      client is always given its most frequent class in training, mean over
+      clients;
     * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
     * `domains`, see `domain_report.over_rounds`;
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
@@ -65,7 +66,9 @@ def write_report(
   evaluations = store.evaluations()
   per_client = store.per_client()
   metric = primary_metric(evaluations)
-  summary = _summarize(store, evaluations, data)
+  classifier = process.model.classifier
+  is_multilabel = classifier is not None and classifier.is_multilabel
+  summary = _summarize(store, evaluations, data, is_multilabel)
   title = f'{process.name} on {data.name}, {summary["num_clients"]} clients'
 
   def path(name):
@@ -108,7 +111,7 @@ def write_report(
   return summary
 
 
-def _summarize(store, evaluations, data):
+def _summarize(store, evaluations, data, is_multilabel):
   """The summary that `write_report` returns."""
   rounds = store.history()
   newest = evaluations[-1]
@@ -146,7 +149,8 @@ def _summarize(store, evaluations, data):
       'epsilon': rounds[-1]['epsilon'],
       **summary['privacy'],
     }
-  if data.num_classes is not None:
+  # Classes of several labels are counted together.
+  if data.num_classes is not None and not is_multilabel:
     summary['majority_accuracy'] = _majority_accuracy(data)
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']

@@ -35,6 +35,14 @@ AGGREGATORS = {
 }
 
 
+# Those whose arguments are stored with a run.
+DESCRIBED = (
+  *private_mean.PRIVATE_MEANS,
+  robust.TrimmedMeanFactory,
+  robust.GeometricMedianFactory,
+)
+
+
 def make_aggregator(name: str) -> Any:
   """Returns the aggregation factory called `name`.
 

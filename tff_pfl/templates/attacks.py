@@ -112,6 +112,12 @@ def make_attack(
   sequence = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
   order = np.random.default_rng(sequence).permutation(num_clients)
   number = int(np.floor(fraction * num_clients + 0.5))
+  errors.expect(
+    number < num_clients,
+    'attacked_fraction',
+    f'such that one of the {num_clients} clients is honest',
+    fraction,
+  )
   return Attack(
     tuple(sorted(order[:number].tolist())), factor, kind == 'label_flip'
   )

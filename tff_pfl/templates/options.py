@@ -142,7 +142,7 @@ class ProcessOptions:
         described[name] = getattr(self, name)
     if self.attack.clients:
       described['attack'] = dataclasses.asdict(self.attack)
-    if dataclasses.is_dataclass(self.aggregator):
+    if isinstance(self.aggregator, aggregators.DESCRIBED):
       described['aggregator_arguments'] = dataclasses.asdict(self.aggregator)
     return described
 

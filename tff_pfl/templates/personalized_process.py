@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.templates import personalization as personalization_lib
 
@@ -201,7 +202,14 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     Raises:
       ValueError: If clients keep local state; building the process with
         `stateless=True` makes them forget it, where the method allows that.
+        If some clients attack: they are known by their numbers.
     """
+    errors.expect(
+      not self.attacked_clients,
+      'attack',
+      "None for a LearningProcess of TFF's",
+      'one',
+    )
     return self._build_learning_process()
 
   @property

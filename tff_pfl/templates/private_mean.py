@@ -123,6 +123,12 @@ class DistributedPrivateMeanFactory(
     errors.expect_positive('noise_multiplier', self.noise_multiplier)
     errors.expect_int('clients_per_round', self.clients_per_round, 1)
     errors.expect_int('bits', self.bits, 1, 22)
+    errors.expect(
+      2**self.bits >= self.clients_per_round,
+      'bits',
+      f'enough for sums over {self.clients_per_round} clients',
+      self.bits,
+    )
     kind, value = parse_clip(self.clip)
     errors.expect(
       kind == 'fixed' and math.isfinite(value),
@@ -265,6 +271,8 @@ class _Query(tfp.SumAggregationDPQuery):
     below = ()
     if self._quantile is not None:
       below = tf.cast(norm <= params, tf.float32) - 0.5
+      # A client that sends zeros is as one that is not there.
+      below = tf.where(norm > 0, below, 0.0)
     return _Sums(clipped, below)
 
   def get_noised_result(self, sample_state, global_state):

@@ -26,6 +26,8 @@ from tff_pfl import errors
 _SMALLEST_DISTANCE = 1e-6
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 100
+# Squares of larger norms are not finite.
+_LARGEST_NORM = 1e18
 
 
 class _CollectingFactory(tff.aggregators.WeightedAggregationFactory):
@@ -144,7 +146,7 @@ class GeometricMedianFactory(_CollectingFactory):
 
   from the mean on, until it moves by less than a millionth of itself, or 100
   times. A value is all that a client sends, as one vector; the result is a mean
-  of them with other weights.
+  of them with other weights. Values of norms above 1e18 are left out.
   """
 
   def statistic(self, values, weights):  # noqa: D102
@@ -155,9 +157,11 @@ class GeometricMedianFactory(_CollectingFactory):
     ]
     sizes = [tf.shape(row)[1] for row in rows]
     points = tf.concat(rows, axis=1)
+    norms = tf.norm(points, axis=1)
+    weights = tf.where(norms < _LARGEST_NORM, weights, 0.0)
 
     def mean(weights):
-      shares = weights / tf.reduce_sum(weights)
+      shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
       return tf.linalg.matvec(points, shares, transpose_a=True)
 
     def step(center, unused_moved):

@@ -157,6 +157,9 @@ def test_several_labels_are_of_the_same_two_classes():
   assert encoding.labels(table).tolist() == [[0, 1], [1, 1], [-1, 0]]
   with pytest.raises(ValueError, match="`label_column`.*, found 'c'"):
     _fitted(table, **{**columns, 'label': 'a,c'})
+  for label in ('a', 'a,a'):
+    with pytest.raises(ValueError, match='two or more different columns'):
+      _fitted(table, **{**columns, 'label': label})
   table = _table(('a', 'b', 'x'), ('0', '1', '1'), ('1', '2', '2'))
   with pytest.raises(ValueError, match='same two words.*0, 1 in a; 1, 2 in b'):
     _fitted(table, label='a,b', task='multilabel')

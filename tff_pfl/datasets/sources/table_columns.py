@@ -322,6 +322,12 @@ def classes_of(table: csv_files.Table, columns: Columns) -> list[str]:
 
 def _common_classes(table: csv_files.Table, columns: Columns) -> list[str]:
   """Returns the two classes that several columns of labels have alike."""
+  errors.expect(
+    len(set(columns.labels)) == len(columns.labels) > 1,
+    'label_column',
+    f'two or more different columns for the task {MULTILABEL}',
+    columns.label,
+  )
   found = {c.label: classes_of(table, c) for c in columns.by_label()}
   first, *others = found.values()
   errors.expect(
