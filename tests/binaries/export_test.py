@@ -4,22 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
 from tff_pfl.simulation import finished_run
-
-_SETTINGS = (
-  '--dataset=digits',
-  '--partition=shards:2',
-  '--num_clients=6',
-  '--cohort_size=2',
-  '--num_rounds=2',
-  '--rounds_per_evaluation=2',
-  '--num_final_evaluations=1',
-  '--model=mlp',
-  '--model_widths=16',
-)
 
 
 @pytest.fixture(scope='module', name='run')
@@ -27,7 +16,7 @@ def _run(module_programs):
   """A run of FedRep, opened."""
   directory = module_programs.directory / 'run'
   module_programs.succeed(
-    'train', *_SETTINGS, '--algorithm=fed_rep', f'--output_dir={directory}'
+    'train', *tiny.FLAGS, '--algorithm=fed_rep', f'--output_dir={directory}'
   )
   with finished_run.FinishedRun(str(directory)) as run:
     yield run
@@ -111,7 +100,7 @@ def test_a_quantized_file_comes_with_what_it_costs(run, programs):
 def test_a_method_without_client_state_is_exported_as_computations(programs):
   programs.succeed(
     'train',
-    *_SETTINGS,
+    *tiny.FLAGS,
     '--algorithm=fed_rep',
     '--stateless',
     '--output_dir=run',

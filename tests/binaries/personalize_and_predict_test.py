@@ -5,21 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.client import client_examples
 from tff_pfl.simulation import finished_run, run_config, run_store
 
-_SETTINGS = (
-  '--dataset=digits',
-  '--partition=shards:2',
-  '--num_clients=6',
-  '--cohort_size=2',
-  '--num_rounds=2',
-  '--rounds_per_evaluation=2',
-  '--num_final_evaluations=1',
-  '--model=mlp',
-  '--model_widths=16',
-)
 _IDS = ('../../evil/client', 'plain')
 
 
@@ -33,7 +23,7 @@ def _runs(module_programs):
 
 def _train(programs, name, *flags):
   programs.succeed(
-    'train', *_SETTINGS, f'--algorithm={name}', *flags, f'--output_dir={name}'
+    'train', *tiny.FLAGS, f'--algorithm={name}', *flags, f'--output_dir={name}'
   )
 
 

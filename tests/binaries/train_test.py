@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.binaries import tiny
 from tff_pfl import errors
 from tff_pfl.simulation import (
   directory_lock,
@@ -20,18 +21,7 @@ from tff_pfl.simulation import (
 )
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_TINY = (
-  '--dataset=digits',
-  '--partition=shards:2',
-  '--num_clients=6',
-  '--cohort_size=2',
-  '--num_rounds=2',
-  '--rounds_per_evaluation=2',
-  '--num_final_evaluations=1',
-  '--model=mlp',
-  '--model_widths=16',
-  '--fed_rep_num_head_epochs=1',
-)
+_TINY = (*tiny.FLAGS, '--fed_rep_num_head_epochs=1')
 _TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
 
 

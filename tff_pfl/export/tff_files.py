@@ -24,6 +24,7 @@ import tensorflow_federated as tff
 import tff_pfl
 from tff_pfl import errors
 from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
+from tff_pfl.simulation import summary as summary_lib
 
 _MANIFEST = 'manifest.json'
 _FORMS = {
@@ -89,7 +90,7 @@ def save(
     content = message.SerializeToString(deterministic=True)
     path = os.path.join(directory, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'wb') as file:
+    with summary_lib.atomic_file(path, 'wb') as file:
       file.write(content)
     checksums[name] = hashlib.sha256(content).hexdigest()
   manifest = {
@@ -104,8 +105,8 @@ def save(
     'forms': forms,
     'files': checksums,
   }
-  with open(os.path.join(directory, _MANIFEST), 'w') as file:
-    json.dump(manifest, file, indent=2)
+  # Last: without it there is nothing to load.
+  summary_lib.write_json(os.path.join(directory, _MANIFEST), manifest)
   return manifest
 
 
