@@ -33,3 +33,18 @@ def test_a_read_only_disk_is_named_with_what_to_do():
 
 def test_an_error_without_a_path_says_what_it_said():
   assert errors.reason(FileNotFoundError('no digits')) == 'no digits'
+
+
+@pytest.mark.parametrize(
+  'interval, ends',
+  [('[0, 1]', (0, 1)), ('(0, 1]', (1,)), ('[0, 1)', (0,)), ('(0, 1)', ())],
+)
+def test_a_share_is_a_number_in_its_interval(interval, ends):
+  for value in (*ends, 0.5):
+    errors.expect_share('rate', value, interval)
+  others = {0, 1, -0.1, 1.1, float('nan'), '0.5', None} - set(ends)
+  for value in others:
+    with pytest.raises(ValueError) as error:
+      errors.expect_share('rate', value, interval)
+    expected = f'Expected `rate` to be a number in {interval}, found {value!r}.'
+    assert str(error.value) == expected

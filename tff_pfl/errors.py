@@ -124,6 +124,17 @@ def expect_non_negative(name: str, value: Any) -> None:
   expect(_is_number(value) and value >= 0, name, 'a non-negative number', value)
 
 
+def expect_share(name: str, value: Any, interval: str = '[0, 1]') -> None:
+  """Raises `ValueError` unless a number is in `interval`, as '(0, 1]'."""
+  is_above = _is_number(value) and (value > 0 or value == 0 and '[' in interval)
+  expect(
+    is_above and (value < 1 or value == 1 and ']' in interval),
+    name,
+    f'a number in {interval}',
+    value,
+  )
+
+
 def _is_number(value: Any) -> bool:
   return (
     isinstance(value, numbers.Real)

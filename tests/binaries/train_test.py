@@ -257,7 +257,9 @@ def test_participation_out_of_range_is_one_line(programs):
   message = programs.fail(
     'train', *flags, '--participation=1.5', '--output_dir=run'
   )
-  assert message == 'Expected --participation to be in (0, 1], found 1.5.'
+  assert (
+    message == 'Expected --participation to be a number in (0, 1], found 1.5.'
+  )
 
 
 def test_missing_output_dir_is_one_line(programs):

@@ -127,7 +127,7 @@ _DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
     ('bits', {**_DISTRIBUTED, 'dp_bits': 23}),
     ('bits', {**_DISTRIBUTED, 'dp_bits': 1}),
     ('dp_bits', {'dp_bits': 16}),
-    ('delta', {'dp_delta': 1.0}),
+    ('dp_delta', {'dp_delta': 1.0}),
     ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
     ('aggregator', {**_WITHOUT_NOISE, 'aggregator': 'krum'}),

@@ -59,12 +59,7 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
   mixing_learning_rate: float = 0.0
 
   def __post_init__(self):
-    errors.expect(
-      0 <= self.mixing_weight <= 1,
-      'mixing_weight',
-      'in [0, 1]',
-      self.mixing_weight,
-    )
+    errors.expect_share('mixing_weight', self.mixing_weight)
     errors.expect_non_negative(
       'mixing_learning_rate', self.mixing_learning_rate
     )

@@ -22,8 +22,7 @@ the paper's for one, but the first time until the losses stand (in the authors'
 code for more than 10; there once more before a client is scored). The share of
 the examples is drawn (there: consecutive ones). Moving statistics are the
 server's; where the upper layers are the head, the lower ones run in inference
-mode while W_i is learned. As everywhere in this library, momentum is 0.5 by
-default (that of W_i is 0).
+mode while W_i is learned. Momentum is 0.5 by default; that of W_i is 0.
 
 References:
   Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
@@ -77,8 +76,7 @@ class FedAlaHParams(hparams_lib.LocalTrainingHParams):
     errors.expect_non_negative(
       'mixing_learning_rate', self.mixing_learning_rate
     )
-    share = self.mixing_data_share
-    errors.expect(0 < share <= 1, 'mixing_data_share', 'in (0, 1]', share)
+    errors.expect_share('mixing_data_share', self.mixing_data_share, '(0, 1]')
     errors.expect_int('num_mixing_epochs', self.num_mixing_epochs, 0)
     super().__post_init__()
 

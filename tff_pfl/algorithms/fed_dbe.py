@@ -71,9 +71,7 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
 
   def __post_init__(self):
     errors.expect_non_negative('pull_strength', self.pull_strength)
-    errors.expect(
-      0 < self.mean_rate <= 1, 'mean_rate', 'in (0, 1]', self.mean_rate
-    )
+    errors.expect_share('mean_rate', self.mean_rate, '(0, 1]')
     super().__post_init__()
 
 

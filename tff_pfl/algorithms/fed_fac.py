@@ -117,12 +117,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       'a quantile in [0, 1], inf or -inf',
       self.threshold,
     )
-    errors.expect(
-      0 < self.explained_variance <= 1,
-      'explained_variance',
-      'in (0, 1]',
-      self.explained_variance,
-    )
+    errors.expect_share('explained_variance', self.explained_variance, '(0, 1]')
     super().__post_init__()
 
   @property

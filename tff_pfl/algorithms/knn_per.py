@@ -67,12 +67,7 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
 
   def __post_init__(self):
     errors.expect_int('num_neighbors', self.num_neighbors, 0)
-    errors.expect(
-      0 <= self.neighbor_weight <= 1,
-      'neighbor_weight',
-      'in [0, 1]',
-      self.neighbor_weight,
-    )
+    errors.expect_share('neighbor_weight', self.neighbor_weight)
     errors.expect_positive('length_scale', self.length_scale)
     errors.expect_int('num_stored_examples', self.num_stored_examples, 1)
     super().__post_init__()

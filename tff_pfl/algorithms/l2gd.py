@@ -62,11 +62,8 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
   coupling_strength: float = 10.0
 
   def __post_init__(self):
-    errors.expect(
-      0 <= self.aggregation_probability < 1,
-      'aggregation_probability',
-      'in [0, 1)',
-      self.aggregation_probability,
+    errors.expect_share(
+      'aggregation_probability', self.aggregation_probability, '[0, 1)'
     )
     errors.expect_non_negative('coupling_strength', self.coupling_strength)
     errors.expect(

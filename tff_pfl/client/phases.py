@@ -64,7 +64,7 @@ def build_optimizer(
     'positive and finite',
     learning_rate,
   )
-  errors.expect(0 <= momentum < 1, f'{role}momentum', 'in [0, 1)', momentum)
+  errors.expect_share(f'{role}momentum', momentum, '[0, 1)')
   if optimizer == 'adam':
     return tff.learning.optimizers.build_adam(learning_rate)
   return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)

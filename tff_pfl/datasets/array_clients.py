@@ -84,12 +84,7 @@ def hold_out(
     '0 where there is no `x_test`, as the test set then is drawn at random',
     num_overlapping,
   )
-  errors.expect(
-    isinstance(test_fraction, (int, float)) and 0 <= test_fraction < 1,
-    'test_fraction',
-    'a number in [0, 1)',
-    test_fraction,
-  )
+  errors.expect_share('test_fraction', test_fraction, '[0, 1)')
   parts = partitioning.hold_out(
     parts.train_indices, pool.y, test_fraction, seed, pool.domain
   )

@@ -100,11 +100,8 @@ class Comparison:
         f'among {", ".join(trial.VARIANTS)}',
         variant,
       )
-    errors.expect(
-      0 < self.validation_fraction < 1,
-      'validation_fraction',
-      'between 0 and 1',
-      self.validation_fraction,
+    errors.expect_share(
+      'validation_fraction', self.validation_fraction, '(0, 1)'
     )
     for axes in (*self.grid.values(), *self.search.values()):
       for name, values in axes.items():

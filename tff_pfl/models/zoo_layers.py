@@ -142,12 +142,7 @@ def embedding(vocabulary_size, embedding_size, seeds):
 
 def hidden_layers(widths, activation, seeds, dropout=0.0):
   """Dense layers `dense_1` and so on; after them dropout, if any."""
-  errors.expect(
-    isinstance(dropout, (int, float)) and 0 <= dropout < 1,
-    'dropout',
-    'a number in [0, 1)',
-    dropout,
-  )
+  errors.expect_share('dropout', dropout, '[0, 1)')
   dense = [
     keras.layers.Dense(
       width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'

@@ -70,7 +70,5 @@ def cohort_size_from_participation(
   Raises:
     ValueError: If `participation` is not in (0, 1].
   """
-  errors.expect(
-    0 < participation <= 1, 'participation', 'in (0, 1]', participation
-  )
+  errors.expect_share('participation', participation, '(0, 1]')
   return max(1, math.floor(num_clients * participation + 0.5))

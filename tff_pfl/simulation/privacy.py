@@ -82,7 +82,7 @@ class Accounting:
       'positive',
       self.noise_multiplier,
     )
-    expect_delta(self.delta)
+    errors.expect_share('delta', self.delta, '(0, 1)')
 
   def epsilons(self, num_rounds: int) -> list[float]:
     """Epsilon after each of the rounds 1 to `num_rounds`."""
@@ -139,11 +139,6 @@ def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
   return text
 
 
-def expect_delta(delta: float) -> None:
-  """Raises `ValueError` unless it is in (0, 1)."""
-  errors.expect(0 < delta < 1, 'delta', 'in (0, 1)', delta)
-
-
 def default_delta(num_clients: int) -> float:
   """A delta somewhat below one in all clients."""
   return min(0.1, num_clients**-1.1)
@@ -182,7 +177,7 @@ def find_noise_multiplier(
     ValueError: If a number is out of its range.
   """
   errors.expect_positive('epsilon', epsilon)
-  expect_delta(delta)
+  errors.expect_share('delta', delta, '(0, 1)')
 
   most = most_participations(sampler, num_rounds)[-1]
 
@@ -243,7 +238,7 @@ def expect_settings(config: run_config.RunConfig) -> None:
   if config.dp_epsilon is not None:
     errors.expect_positive('dp_epsilon', config.dp_epsilon)
   if config.dp_delta is not None:
-    expect_delta(config.dp_delta)
+    errors.expect_share('dp_delta', config.dp_delta, '(0, 1)')
   errors.expect(
     config.client_weighting != 'num_examples',
     'client_weighting',

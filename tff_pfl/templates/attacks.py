@@ -102,7 +102,7 @@ def make_attack(
   except (ValueError, TypeError):
     is_right = False
   errors.expect(is_right, 'attack', FORMS, spec)
-  errors.expect(0 <= fraction < 1, 'attacked_fraction', 'in [0, 1)', fraction)
+  errors.expect_share('attacked_fraction', fraction, '[0, 1)')
   errors.expect(
     fraction == 0 or kind != 'none',
     'attacked_fraction',

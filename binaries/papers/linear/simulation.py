@@ -84,9 +84,7 @@ def run(
     f'a divisor of `num_rounds` = {num_rounds}',
     rounds_per_record,
   )
-  errors.expect(
-    0 < participation <= 1, 'participation', 'in (0, 1]', participation
-  )
+  errors.expect_share('participation', participation, '(0, 1]')
   cohort_size = max(1, round(participation * problem.num_clients))
   samples = problem.samples()
   model = _initial_model(method, problem, initial)
