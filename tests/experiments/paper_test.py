@@ -114,8 +114,17 @@ def test_an_interrupted_experiment_continues(workshop):
   with pytest.raises(KeyboardInterrupt):
     paper.run(interrupted, workshop.settings)
   assert not (workshop.directory / 'one' / 'summary.json').exists()
-  paper.run(workshop.experiment('one', 1.0), workshop.settings)
+  # As if it had worked for an hour.
+  settings = workshop.read('one', 'settings.json')
+  assert settings['seconds'] < 3600
+  settings['seconds'] = 3600
+  (workshop.directory / 'one' / 'settings.json').write_text(
+    json.dumps(settings)
+  )
+  one = workshop.experiment('one', 1.0)
+  assert paper.run(one, workshop.settings)['seconds'] >= 3600
   assert (workshop.directory / 'one' / 'trials' / 'one').is_dir()
+  assert paper.run(one, workshop.settings, rerun=True)['seconds'] < 3600
 
 
 def test_seeds_are_as_many_as_asked_for(workshop):

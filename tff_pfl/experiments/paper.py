@@ -2,7 +2,8 @@
 
 The folder of an experiment holds
 
-* `settings.json`, written first: what the folder is for;
+* `settings.json`, written first: what the folder is for, and the seconds spent
+  on it before an interruption;
 * `trials/`, its training runs (see `execution`);
 * `numbers.json`, what was measured, with the setup, and `numbers.csv`;
 * `figure.png` and `summary.json`, which are made of the numbers: the claims and
@@ -115,7 +116,7 @@ def run(
     What is in `summary.json`: `experiment`, `summary`, `paper`, `claims` (the
     fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
     `fast`, `dataset`, `seed`, `num_seeds`, `runtime`, `seconds` (that the
-    measurement took; of an interrupted one, since it was taken up again) and
+    measurement took, also before an interruption, but not before a SIGKILL) and
     `versions`.
 
   Raises:
@@ -138,7 +139,6 @@ def run(
     if rerun:
       _clear(directory)
     if not os.path.exists(os.path.join(directory, NUMBERS_NAME)):
-      _write(directory, SETTINGS_NAME, _identity(experiment, settings))
       _measure(experiment, settings)
     return _conclude(experiment, settings)
 
@@ -238,12 +238,22 @@ def all_claims(
 
 def _measure(experiment, settings):
   sizes = experiment.sizes(settings)
+  before = (_read(settings.directory, SETTINGS_NAME) or {}).get('seconds', 0)
   start = time.perf_counter()
+
+  def keep_seconds():
+    seconds = round(before + time.perf_counter() - start, 1)
+    identity = _identity(experiment, settings)
+    _write(settings.directory, SETTINGS_NAME, {**identity, 'seconds': seconds})
+    return seconds
+
+  keep_seconds()
   try:
     rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
-  except errors.EXPECTED:
+  except BaseException as error:
+    keep_seconds()
     trials = os.path.join(settings.directory, execution.TRIALS_DIR)
-    if not os.path.exists(trials):
+    if isinstance(error, errors.EXPECTED) and not os.path.exists(trials):
       # Nothing was done for these settings: they may have been the mistake.
       os.remove(os.path.join(settings.directory, SETTINGS_NAME))
     raise
@@ -253,7 +263,7 @@ def _measure(experiment, settings):
     NUMBERS_NAME,
     {
       'setup': dataclasses.asdict(sizes),
-      'seconds': round(time.perf_counter() - start, 1),
+      'seconds': keep_seconds(),
       'runtime': settings.runtime,
       'versions': machine.versions(),
       'columns': tables.Table.from_rows(rows).columns(),
@@ -332,6 +342,8 @@ def _clear(directory):
       os.remove(os.path.join(directory, name))
   with contextlib.suppress(FileNotFoundError):
     shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(os.path.join(directory, SETTINGS_NAME))
 
 
 def _write(directory, name, value):
