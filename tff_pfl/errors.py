@@ -54,7 +54,7 @@ def reason(error: Exception) -> str:
   """What is wrong, in one line.
 
   Args:
-    error: Of one of the types `EXPECTED`.
+    error: An instance of a type in `EXPECTED`.
   """
   text = str(error)
   if isinstance(error, grpc.RpcError):

@@ -85,7 +85,7 @@ class NewClientsSizes(LocalEpochsSizes):
   """Sizes and hyperparameters of `fedrep_new_clients`.
 
   Attributes:
-    learning_rate: Of training and of a new client's head, as are the momentum
+    learning_rate: For training and for a new client's head, as are the momentum
       and the batch size.
     nums_epochs: Epochs of a new client on its head, smallest first.
     num_head_epochs: FedRep's epochs on the head in a round.
@@ -93,7 +93,7 @@ class NewClientsSizes(LocalEpochsSizes):
       methods' on the model.
     classes: Those of training.
     new_dataset: The new clients' data set.
-    new_classes: Of `new_dataset`.
+    new_classes: The classes of `new_dataset` that new clients have.
     new_client_partition: How the new clients' data are divided.
     num_new_client_examples: Training examples of each, at least.
   """

@@ -63,7 +63,7 @@ class Setting(NamedTuple):
   Attributes:
     learning_rate: beta, in units of `Sizes.learning_rate`.
     num_steps: tau.
-    batch_size: Of D, D' and D'' each; None for all of a client's examples,
+    batch_size: Size of D, D' and D'' each; None for all of a client's examples,
       which makes gradients exact.
     cohort_size: r n; None for all clients.
     spread: How different clients are, in units of `Sizes.spread`.
@@ -105,7 +105,7 @@ class Sizes:
 
   Attributes:
     num_clients: n.
-    num_examples: Of each client.
+    num_examples: Examples of each client.
     spread: Standard deviation of the scores by what is the client's own in its
       logistic model; what all have in common gives 1.
     inner_learning_rate: alpha.

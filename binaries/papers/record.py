@@ -50,7 +50,7 @@ def update(
 
   Args:
     docs_dir: Folder of the pages.
-    summaries: Of experiments that ran, see `paper.run`.
+    summaries: What `paper.run` returned for each experiment that ran.
     results_dir: Folder of their folders.
     experiments: All there are, by name.
 

@@ -78,7 +78,7 @@ def build_fed_split(
   """FedSplit with given neurons, all clients counting alike.
 
   Args:
-    network: Of `make_network`.
+    network: The model, as from `make_network`.
     is_personal: bool `[neurons]`.
   """
   chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))

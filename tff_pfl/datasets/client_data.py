@@ -168,7 +168,7 @@ def to_client_data(
   instead.
 
   Args:
-    element_spec: Of one example.
+    element_spec: The spec of one example.
     examples_of: From a client id to its examples; asked for those of the first
       client at once.
   """

@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
   Attributes:
     before: float32 `[n]`, of several labels `[n, labels]`: the score of class 1
       before personalization; higher is more likely.
-    after: Of the same shape, that of the personal model.
+    after: The same of the personal model.
     y: int32, of the same shape, the labels, 0 or 1.
     domain: int32 `[n]`, the domains, in [0, M); None without domains.
   """

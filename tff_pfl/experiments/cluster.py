@@ -48,7 +48,7 @@ class Task:
   """A task, as `subprocess.Popen` is a process.
 
   Attributes:
-    returncode: Of the program that it runs; None while it runs.
+    returncode: The program's exit status; None while it runs.
   """
 
   def __init__(self, ray: Any, future: Any):

@@ -74,7 +74,7 @@ def _draw_panels(
 
   Args:
     sizes: With `num_seeds`.
-    width: Of a panel, in inches.
+    width: A panel's width, in inches.
     height: In inches.
     panel: The column with a panel for each of its values.
     title: From such a value to the panel's title.

@@ -32,7 +32,7 @@ def augmented(
   probability 1/2. These are the usual ones of CIFAR (`crop:4+flip`).
 
   Args:
-    model: Of images `[height, width, channels]` or `[height, width]`, unless
+    model: Takes images `[height, width, channels]` or `[height, width]`, unless
       the change is a function. Domains are added later, by `with_domains`.
     spec: As above, joined by `+`; 'none' for the model itself. Or a function
       from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same

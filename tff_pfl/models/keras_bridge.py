@@ -98,7 +98,7 @@ def from_keras(
     class_weight: Class to the factor of the loss of its examples, in training
       as in scores, of all methods; 1 for classes that are not named.
     jit_compile: See `SplitModel.jit_compile`.
-    output: Of a model with several outputs, the name of the one to train, as in
+    output: Which of several outputs to train, by its name in
       `model.output_names`; layers that only others need are left out. To train
       several, concatenate them and give a loss that takes them apart.
 

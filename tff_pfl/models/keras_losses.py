@@ -258,7 +258,8 @@ def resolve_metrics(
   """Metric name to `(y, outputs) -> [batch]`, and the primary metric.
 
   Args:
-    higher_is_better: Of the first metric; None for what Keras's own is.
+    higher_is_better: Whether this holds for the first metric; None if Keras
+      knows, as it does of its own.
   """
   resolved = collections.OrderedDict()
   primary = split_model.LOSS

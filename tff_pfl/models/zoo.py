@@ -95,7 +95,7 @@ def cnn(
   Args:
     filters: Channels of both convolutions, or of each.
     widths: Units of the hidden dense layers.
-    normalization: Of the convolutions, before their activation: 'none', 'batch'
+    normalization: After a convolution, before its activation: 'none', 'batch'
       or 'group'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.

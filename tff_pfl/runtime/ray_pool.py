@@ -379,7 +379,7 @@ class Work:
     """Cuts a cohort.
 
     Args:
-      argument: Of the computation, for the whole cohort.
+      argument: The computation's argument, for the whole cohort.
       size: The number of clients of each chunk but the last.
     """
     self.program = program

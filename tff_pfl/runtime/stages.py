@@ -228,7 +228,7 @@ def compute_chunk(
   """Computes the clients' part of a stage for a chunk.
 
   Args:
-    program: Of all parts of a plan.
+    program: The program of the whole plan.
     part: That of the stage.
     bindings: The chunk's argument, what it kept of earlier stages, and what the
       stage receives, by name.

@@ -36,7 +36,7 @@ class ForkServer:
   what `subprocess.Popen` is, for the run that was started last.
 
   Attributes:
-    returncode: Of that run; None while it runs, 0 before the first.
+    returncode: That run's exit status; None while it runs, 0 before the first.
   """
 
   def __init__(self, module: str, environment: Mapping[str, str]):

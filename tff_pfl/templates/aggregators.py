@@ -138,7 +138,7 @@ def create(
     factory: The noise multiplier of a private mean is that of a round: with
       several exchanges each has more noise, so that together they tell as much
       of a client as one would.
-    value_types: Of the exchanges of a round.
+    value_types: What is aggregated in each exchange of a round.
     own: The factories of exchanges that have their own, None for others; empty
       if none has.
 

@@ -87,7 +87,7 @@ def make_attack(
       whole clients. They are drawn at random; those of a smaller share are
       among those of a larger one.
     num_clients: How many clients there are.
-    seed: Of the draw, nonnegative.
+    seed: The draw's seed, nonnegative.
 
   Raises:
     ValueError: If the specification has another form, or the share is out of

@@ -69,8 +69,8 @@ def build_clients(work, options, types, algorithm_type):
   """Each exchange's `(<broadcast, C, E, ...> -> _ClientOutput)`.
 
   Args:
-    types: Of the first three arguments.
-    algorithm_type: Of the method's server state, for the news.
+    types: The types of the first three arguments.
+    algorithm_type: The type of the method's server state, for the news.
   """
   clients = []
   for number, exchange in enumerate(work.exchanges):

@@ -57,8 +57,8 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     clip: The clipping norm S: 'fixed:1.0', say ('fixed:inf' for none, without
       noise), or 'adaptive:0.5' for one that follows the median of the norms,
       from 0.1 in the first round.
-    seed: Of the noise, any int64.
-    number: Of the exchange in a round, so that each has noise of its own.
+    seed: The noise's seed, any int64.
+    number: Which exchange of a round it is, so that each has its own noise.
 
   Raises:
     ValueError: If a number is out of its range or `clip` has another form.
@@ -104,7 +104,7 @@ class DistributedPrivateMeanFactory(
       makes the sensitivity a little larger: see `noise_multiplier_of`.
     clients_per_round: The size of every cohort, at least 1.
     clip: 'fixed:<norm>', with a finite norm.
-    bits: Of a number of the sum, 1 to 22.
+    bits: Bits that a number of the sum takes, 1 to 22.
 
   Raises:
     ValueError: If a number is out of its range or `clip` has another form.
@@ -168,7 +168,7 @@ def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
   all exchanges together.
 
   Args:
-    states: Of the aggregations of a round, by `DistributedPrivateMeanFactory`.
+    states: Those of a round's aggregations by `DistributedPrivateMeanFactory`.
     clients_per_round: As the factory's.
   """
   n, total = clients_per_round, 0.0

@@ -67,7 +67,7 @@ class LinearProblem:
 
   Attributes:
     num_clients: Clients that train, n.
-    dimension: Of the inputs, d.
+    dimension: Numbers in an input, d.
     rank: Columns of the representation, k, at most d.
     samples_per_client: m; None for gradients of the population loss, which
       clients with domains do not have.

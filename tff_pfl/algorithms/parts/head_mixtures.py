@@ -37,8 +37,8 @@ def empty(
 
   Args:
     slots: The most clients of a cohort.
-    means: Of the shape and dtype of h.
-    head: Of those of a head.
+    means: An array of the shape and dtype of h.
+    head: Weights of the shapes and dtypes of a head's.
   """
   told = collections.OrderedDict(
     is_present=np.float32(0),

@@ -64,7 +64,7 @@ class TableEncoding:
     classes: What the classes are called, of several labels the two of each;
       empty for regression.
     domains: What the domains are called; empty without.
-    means: Of the columns of numbers, and then of the label for regression.
+    means: Those of the columns of numbers, then the label's for regression.
     deviations: By which the same are divided after their mean is subtracted.
   """
 
