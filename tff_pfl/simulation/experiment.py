@@ -132,22 +132,7 @@ def run(
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   epsilons = None
   if accounting is not None:
-    errors.expect(
-      accounting.sampler == sampler,
-      'accounting.sampler',
-      f'that of the run, {sampler}',
-      accounting.sampler,
-    )
-    noise = process.description.get('aggregator_arguments', {})
-    errors.expect(
-      noise.get('noise_multiplier') == accounting.noise_multiplier
-      and noise.get('clients_per_round') == sampler.cohort_size,
-      'accounting',
-      "of the noise that the process's aggregator adds, a private mean for"
-      f' {sampler.cohort_size} clients',
-      f'noise multiplier {accounting.noise_multiplier} for an aggregator with'
-      f' {noise or "no noise"}',
-    )
+    _expect_accounting_of(process, sampler, accounting)
   open_store = (
     run_store.RunStore.open_or_create if resume else run_store.RunStore.create
   )
@@ -178,6 +163,26 @@ def run(
       _train(runtime, process, data, store, sampler, epsilons, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _expect_accounting_of(process, sampler, accounting):
+  """Raises `ValueError` if it is of other cohorts or of other noise."""
+  errors.expect(
+    accounting.sampler == sampler,
+    'accounting.sampler',
+    f'that of the run, {sampler}',
+    accounting.sampler,
+  )
+  noise = process.description.get('aggregator_arguments', {})
+  errors.expect(
+    noise.get('noise_multiplier') == accounting.noise_multiplier
+    and noise.get('clients_per_round') == sampler.cohort_size,
+    'accounting',
+    "of the noise that the process's aggregator adds, a private mean for"
+    f' {sampler.cohort_size} clients',
+    f'noise multiplier {accounting.noise_multiplier} for an aggregator with'
+    f' {noise or "no noise"}',
+  )
 
 
 def _settings_of_run(process, data, sizes, runtime, settings):
