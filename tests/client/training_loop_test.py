@@ -793,7 +793,7 @@ def test_xla_is_used_unless_there_are_convolutions(layer, expected):
     (('sgdm', 0.1), "one of sgd, adam, or of tff.*found 'sgdm'"),
     (('sgd', 0), '`learning_rate` to be positive and finite, found 0'),
     (('sgd', -1.0), 'found -1.0'),
-    (('sgd', 0.1, 1), r'`momentum` to be in \[0, 1\), found 1'),
+    (('sgd', 0.1, 1), r'`momentum` to be a number in \[0, 1\), found 1'),
     (('sgd', float('inf')), 'finite, found inf'),
   ],
 )

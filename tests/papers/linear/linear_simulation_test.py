@@ -344,8 +344,8 @@ def test_divergence_names_the_round_and_the_remedy(rounds_per_record):
   'options, message',
   [
     ({'rounds_per_record': 4}, '`rounds_per_record`.*a divisor of'),
-    ({'participation': 0.0}, '`participation` to be in'),
-    ({'participation': 1.5}, '`participation` to be in'),
+    ({'participation': 0.0}, '`participation` to be a number in'),
+    ({'participation': 1.5}, '`participation` to be a number in'),
   ],
 )
 def test_arguments_that_do_not_fit_are_refused(options, message):
