@@ -195,7 +195,7 @@ def test_a_trial_survives_json():
     ({'seeds': (1, 1)}, '`seeds`.*none twice'),
     ({'seeds': (-1,)}, '`seeds`.*at least 0'),
     ({'fine_tune_variants': ('method',)}, 'none, head, all'),
-    ({'validation_fraction': 1.0}, '`validation_fraction`.*in .0, 1'),
+    ({'validation_fraction': 1.0}, r'`validation_fraction`.*in \(0, 1\)'),
     ({'grid': {'*': {'momentum': ()}}}, 'grid of momentum.*at least one'),
     ({'grid': {'*': {'momentum': (0.1, 0.1)}}}, 'none twice'),
     # The hyperparameters' own checks, before anything runs.

@@ -236,24 +236,28 @@ def all_claims(
   ]
 
 
+@contextlib.contextmanager
+def _settings_kept(experiment, settings):
+  """Writes `settings.json`, and at the end again, with the seconds spent."""
+  stored = _read(settings.directory, SETTINGS_NAME) or {}
+  kept = {'seconds': 0, **stored, **_identity(experiment, settings)}
+  _write(settings.directory, SETTINGS_NAME, kept)
+  start = time.perf_counter()
+  try:
+    yield
+  finally:
+    kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+    _write(settings.directory, SETTINGS_NAME, kept)
+
+
 def _measure(experiment, settings):
   sizes = experiment.sizes(settings)
-  before = (_read(settings.directory, SETTINGS_NAME) or {}).get('seconds', 0)
-  start = time.perf_counter()
-
-  def keep_seconds():
-    seconds = round(before + time.perf_counter() - start, 1)
-    identity = _identity(experiment, settings)
-    _write(settings.directory, SETTINGS_NAME, {**identity, 'seconds': seconds})
-    return seconds
-
-  keep_seconds()
   try:
-    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
-  except BaseException as error:
-    keep_seconds()
+    with _settings_kept(experiment, settings):
+      rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
+  except errors.EXPECTED:
     trials = os.path.join(settings.directory, execution.TRIALS_DIR)
-    if isinstance(error, errors.EXPECTED) and not os.path.exists(trials):
+    if not os.path.exists(trials):
       # Nothing was done for these settings: they may have been the mistake.
       os.remove(os.path.join(settings.directory, SETTINGS_NAME))
     raise
@@ -263,7 +267,7 @@ def _measure(experiment, settings):
     NUMBERS_NAME,
     {
       'setup': dataclasses.asdict(sizes),
-      'seconds': keep_seconds(),
+      'seconds': _read(settings.directory, SETTINGS_NAME)['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
       'columns': tables.Table.from_rows(rows).columns(),
@@ -336,7 +340,7 @@ def _expect_folder_for(experiment, settings, *, rerun):
 
 
 def _clear(directory):
-  """Deletes an experiment's results, the numbers first."""
+  """Deletes an experiment's results: the numbers first, the settings last."""
   for name in (NUMBERS_NAME, SUMMARY_NAME, FIGURE_NAME, CSV_NAME):
     with contextlib.suppress(FileNotFoundError):
       os.remove(os.path.join(directory, name))
