@@ -30,8 +30,7 @@ What the paper does not say, or cannot mean:
 * SGD, one epoch a round, 100 examples of each client, all of which take part.
 
 'static' is the partition of dynamic FedFac's first round, kept: that of the
-weights after all clients' first local training. (Clients' own starts have no
-place in what a client of the static mode keeps.)
+weights after all clients' first local training.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized

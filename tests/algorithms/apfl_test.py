@@ -14,16 +14,13 @@ _REGRESSION = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
 
 def test_rounds_by_hand():
   rate, mixing_learning_rate = 0.1, 0.02
-  process = apfl.build_apfl(
+  process = toy_problems.full_batches(
+    'apfl',
     toy_problems.linear_network(None, _INITIAL),
-    apfl.ApflHParams(
-      num_steps=2,
-      batch_size=None,
-      learning_rate=rate,
-      momentum=0.0,
-      mixing_weight=0.25,
-      mixing_learning_rate=mixing_learning_rate,
-    ),
+    num_steps=2,
+    learning_rate=rate,
+    mixing_weight=0.25,
+    mixing_learning_rate=mixing_learning_rate,
   )
   state, states, _ = toy_problems.train(process, _REGRESSION, num_rounds=3)
   slope = toy_problems.squared_error_gradient
@@ -52,15 +49,11 @@ def test_rounds_by_hand():
 
 
 def test_adaptive_mixing_weight_stays_in_its_range():
-  process = apfl.build_apfl(
+  process = toy_problems.full_batches(
+    'apfl',
     toy_problems.linear_network(None, _INITIAL),
-    apfl.ApflHParams(
-      num_steps=5,
-      batch_size=None,
-      learning_rate=0.1,
-      momentum=0.0,
-      mixing_learning_rate=1e4,
-    ),
+    learning_rate=0.1,
+    mixing_learning_rate=1e4,
   )
   _, states, _ = toy_problems.train(process, _REGRESSION, num_rounds=3)
   assert {float(s.local['mixing_weight']) for s in states} <= {0.0, 1.0}

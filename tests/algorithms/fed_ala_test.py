@@ -16,17 +16,14 @@ _CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
 
 @functools.cache
 def _process():
-  return fed_ala.build_fed_ala(
+  return toy_problems.full_batches(
+    'fed_ala',
     toy_problems.linear_network(_BODY, _HEAD),
-    fed_ala.FedAlaHParams(
-      mixing_learning_rate=20.0,
-      mixing_data_share=1.0,
-      num_mixing_epochs=2,
-      num_epochs=2,
-      learning_rate=0.1,
-      momentum=0.0,
-      batch_size=None,
-    ),
+    mixing_learning_rate=20.0,
+    mixing_data_share=1.0,
+    num_mixing_epochs=2,
+    num_epochs=2,
+    learning_rate=0.1,
   )
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_alt, registry
+from tff_pfl.algorithms import fed_alt
 from tff_pfl.models import zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -14,29 +14,26 @@ _CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
 
 
 def _train_body(body, head, client):
-  return toy_problems.descended(
-    lambda body: toy_problems.gradients(body, head, client)[0], body, 3, 0.05
-  )
+  return toy_problems.descended_together(
+    body, head, client, 3, 0.05, trained=(True, False)
+  )[0]
 
 
 def _train_head(body, head, client):
-  return toy_problems.descended(
-    lambda head: toy_problems.gradients(body, head, client)[1], head, 2, 0.1
-  )
+  return toy_problems.descended_together(
+    body, head, client, 2, 0.1, trained=(False, True)
+  )[1]
 
 
 def test_with_a_personal_input_layer_its_steps_come_first():
-  process = fed_alt.build_fed_alt(
+  process = toy_problems.full_batches(
+    'fed_alt',
     toy_problems.linear_network(_BODY, _HEAD),
-    fed_alt.FedAltHParams(
-      personal='input',
-      personal_num_epochs=3,
-      personal_learning_rate=0.05,
-      num_epochs=2,
-      learning_rate=0.1,
-      momentum=0.0,
-      batch_size=None,
-    ),
+    personal='input',
+    personal_num_epochs=3,
+    personal_learning_rate=0.05,
+    num_epochs=2,
+    learning_rate=0.1,
   )
   bodies, head = [_BODY, _BODY], _HEAD
   for state, states, _ in toy_problems.rounds(
@@ -56,35 +53,6 @@ def test_with_a_personal_input_layer_its_steps_come_first():
     toy_problems.assert_kernels(state.global_weights, head=head)
     for client_state, body in zip(states, bodies):
       toy_problems.assert_kernels(client_state.local, body=body)
-
-
-def test_with_a_personal_head_it_is_fed_rep_bit_for_bit():
-  model = toy_problems.classifier()
-  clients = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
-
-  def trained(name, **hparams):
-    process = registry.build(
-      name, model, toy_problems.hparams_for(name, batch_size=5, **hparams)
-    )
-    state, *others = toy_problems.train(process, clients, 2)
-    return state.global_weights, *others
-
-  toy_problems.assert_same(
-    trained(
-      'fed_alt',
-      personal_num_epochs=4,
-      personal_learning_rate=0.2,
-      num_epochs=2,
-      learning_rate=0.1,
-    ),
-    trained(
-      'fed_rep',
-      num_head_epochs=4,
-      head_learning_rate=0.2,
-      num_body_epochs=2,
-      body_learning_rate=0.1,
-    ),
-  )
 
 
 @pytest.mark.parametrize(

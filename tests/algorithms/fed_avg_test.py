@@ -96,19 +96,6 @@ def test_uniform_weighting_takes_the_plain_mean():
   assert not np.allclose(weight, _mean_local_weight(_INITIAL), rtol=1e-3)
 
 
-def test_server_learning_rate_scales_the_mean_update():
-  process = _build(server_optimizer=phases.build_optimizer('sgd', 0.5))
-  weight, metrics = _train(process)
-  mean = _mean_local_weight(_INITIAL)
-  np.testing.assert_allclose(
-    weight, _INITIAL - 0.5 * (_INITIAL - mean), rtol=1e-5
-  )
-  # The norm is that of the update, before the server's step.
-  assert metrics['update_norm'] == pytest.approx(
-    np.linalg.norm(_INITIAL - mean), rel=1e-5
-  )
-
-
 def test_server_momentum_accumulates_over_rounds():
   process = _build(
     server_optimizer=phases.build_optimizer('sgd', 0.5, momentum=0.9)
@@ -236,39 +223,6 @@ def test_reweighted_domains_count_the_same():
   toy_problems.assert_kernels(weights, rtol=1e-5, head=expected)
   plain = _train_for_domains(_build_for_domains())
   toy_problems.assert_kernels(plain, rtol=1e-5, head=_weighted_rounds([1, 1]))
-
-
-def _local_models(heads, body, client):
-  """Two joint steps of full-batch descent on body and heads of domains."""
-  heads, body = [h.astype(np.float64) for h in heads], body.astype(np.float64)
-  for _ in range(2):
-    of_body, of_heads = np.zeros_like(body), []
-    for m, head in enumerate(heads):
-      rows = client.domain == m
-      x, y = client.x[rows], client.y[rows, np.newaxis]
-      errors = 2 * (x @ body @ head - y) / len(client.y)
-      of_body += x.T @ errors @ head.T
-      of_heads.append((x @ body).T @ errors)
-    body = body - _DOMAIN_RATE * of_body
-    heads = [h - _DOMAIN_RATE * s for h, s in zip(heads, of_heads)]
-  return body, np.stack(heads)
-
-
-def test_heads_of_domains_are_trained_with_the_body():
-  body = np.random.default_rng(5).normal(size=[2, 2]).astype(np.float32)
-  weights = _train_for_domains(_build_for_domains(body, 'multi_head'))
-  expected_body, heads = body, np.stack([_INITIAL, _INITIAL])
-  for _ in range(2):
-    bodies, of_clients = zip(
-      *[_local_models(heads, expected_body, client) for client in _IN_DOMAINS]
-    )
-    # A mean over all clients, whether they have the domain or not.
-    expected_body = toy_problems.weighted_mean(bodies, _CLIENTS)
-    heads = toy_problems.weighted_mean(of_clients, _CLIENTS)
-  of_domains = {f'domain_{m}/head': heads[m] for m in range(2)}
-  toy_problems.assert_kernels(
-    weights, atol=1e-6, body=expected_body, **of_domains
-  )
 
 
 def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():

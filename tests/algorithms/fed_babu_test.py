@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_babu, fed_rep
+from tff_pfl.algorithms import fed_babu
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -14,44 +14,22 @@ def test_body_is_trained_under_the_initial_head():
   body = np.array([[0.3, -0.2], [0.1, 0.5]], np.float32)
   head = np.array([[1.0], [-2.0]], np.float32)
   clients = [toy_problems.regression_examples(n, 2, 1, n) for n in (4, 12)]
-  process = fed_babu.build_fed_babu(
+  process = toy_problems.full_batches(
+    'fed_babu',
     toy_problems.linear_network(body, head),
-    fed_babu.FedBabuHParams(
-      num_steps=2, batch_size=None, learning_rate=0.05, momentum=0.0
-    ),
+    num_steps=2,
+    learning_rate=0.05,
   )
   state, _, _ = toy_problems.train(process, clients)
   models = [
-    toy_problems.descended(
-      lambda body, client=client: toy_problems.gradients(body, head, client)[0],
-      body,
-      num_steps=2,
-      learning_rate=0.05,
-    )
+    toy_problems.descended_together(
+      body, head, client, 2, 0.05, trained=(True, False)
+    )[0]
     for client in clients
   ]
   assert list(state.global_weights) == ['body/kernel']
   mean = toy_problems.weighted_mean(models, clients)
   toy_problems.assert_kernels(state.global_weights, rtol=1e-5, body=mean)
-
-
-def test_is_fed_rep_without_head_epochs():
-  model = toy_problems.classifier()
-  training = dict(batch_size=None, momentum=0.9)
-  babu = fed_babu.build_fed_babu(
-    model,
-    fed_babu.FedBabuHParams(num_epochs=3, learning_rate=0.1, **training),
-  )
-  rep = fed_rep.build_fed_rep(
-    model,
-    fed_rep.FedRepHParams(
-      num_head_epochs=0, num_body_epochs=3, body_learning_rate=0.1, **training
-    ),
-  )
-  toy_problems.assert_close(
-    toy_problems.train(babu, _CLIENTS, 2)[0].global_weights,
-    toy_problems.train(rep, _CLIENTS, 2)[0].global_weights,
-  )
 
 
 @pytest.mark.parametrize(

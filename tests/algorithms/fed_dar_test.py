@@ -309,23 +309,6 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
 # Arguments.
 
 
-@pytest.mark.slow
-def test_projection_brings_the_features_down():
-  process = fed_dar.build_fed_dar(
-    toy_problems.model_for('fed_dar', toy_problems.classifier()),
-    fed_dar.FedDarHParams(projection_dim=2),
-  )
-  weights = process.initialize().global_weights
-  assert weights['projection/kernel'].shape == (4, 2)
-  assert weights['domain_2/head/kernel'].shape == (2, 3)
-  clients = [
-    toy_problems.in_turn(toy_problems.labeled_examples(n, n)) for n in (13, 24)
-  ]
-  state, _, _ = toy_problems.train(process, clients)
-  for name, value in state.global_weights.items():
-    assert toy_problems.differ(value, weights[name]), name
-
-
 def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():
   network = tf.keras.Sequential(
     [

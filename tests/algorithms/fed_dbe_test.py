@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_dbe
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -17,16 +16,13 @@ _RATE, _STRENGTH, _MEAN_RATE = 0.1, 0.8, 0.6
 
 @functools.cache
 def _process():
-  return fed_dbe.build_fed_dbe(
+  return toy_problems.full_batches(
+    'fed_dbe',
     toy_problems.linear_network(_BODY, _HEAD),
-    fed_dbe.FedDbeHParams(
-      num_steps=2,
-      learning_rate=_RATE,
-      momentum=0.0,
-      batch_size=None,
-      pull_strength=_STRENGTH,
-      mean_rate=_MEAN_RATE,
-    ),
+    num_steps=2,
+    learning_rate=_RATE,
+    pull_strength=_STRENGTH,
+    mean_rate=_MEAN_RATE,
   )
 
 

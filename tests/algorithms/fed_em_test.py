@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_em
+from tff_pfl.algorithms import fed_em
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -23,34 +23,6 @@ def test_responsibilities_by_hand():
   np.testing.assert_allclose(
     np.exp(log_shares), expected.mean(axis=0), rtol=1e-5
   )
-
-
-def test_without_examples_shares_stay():
-  before = np.log(np.float32([0.2, 0.8]))
-  _, after = fed_em.responsibilities(
-    np.full([4, 2], np.nan, np.float32), before, np.int32(0)
-  )
-  np.testing.assert_array_equal(after, before)
-
-
-def test_one_component_is_fed_avg():
-  model = toy_problems.classifier()
-  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
-  training = dict(num_epochs=3, learning_rate=0.1, batch_size=5)
-  em = fed_em.build_fed_em(
-    model, fed_em.FedEmHParams(num_components=1, **training), seed=4
-  )
-  avg = fed_avg.build_fed_avg(model, fed_avg.FedAvgHParams(**training), seed=4)
-  of_em, states, em_metrics = toy_problems.train(em, clients, 2)
-  of_avg, _, metrics = toy_problems.train(avg, clients, 2)
-  for name, value in of_avg.global_weights.items():
-    # Not bit for bit on every CPU: a softmax over one number may be 1 - 6e-8.
-    np.testing.assert_allclose(
-      of_em.global_weights[f'component_0/{name}'], value, rtol=1e-5, atol=1e-6
-    )
-  shares = [float(s.local[_SHARES][0]) for s in states]
-  assert shares == pytest.approx([0, 0], abs=1e-6)
-  toy_problems.assert_close(dict(em_metrics), dict(metrics))
 
 
 _PLANTED_SHARES = [(1.0, 0.0), (0.8, 0.2), (0.2, 0.8), (0.0, 1.0)]

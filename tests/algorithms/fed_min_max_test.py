@@ -2,12 +2,10 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_min_max
-from tff_pfl.algorithms.parts import simplex
 from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -165,52 +163,3 @@ def test_noise_is_not_taken_for_the_risk_of_an_absent_domain():
   state, _, _ = toy_problems.train(process, only_b, 2)
   risks = state.algorithm['domain_risk']
   assert risks[0] == risks[2] == 0 and risks[1] > 0
-
-
-@pytest.mark.slow
-def test_secure_aggregation_serves():
-  process = _build(0.1, tff.learning.secure_aggregator)
-  found, _, _ = toy_problems.train(process, _CLIENTS, 2)
-  _, lambdas, risks = _reference(_CLIENTS, 2, 0.1)
-  # It clips, so that a client with large losses counts less.
-  np.testing.assert_allclose(
-    found.algorithm['domain_risk'], risks, rtol=0.2, atol=1e-6
-  )
-  np.testing.assert_allclose(
-    found.algorithm['domain_weight'], lambdas, atol=0.05
-  )
-
-
-# The projection.
-
-
-@pytest.mark.parametrize(
-  ('values', 'expected'),
-  [
-    ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
-    ([1.0, 1.0], [0.5, 0.5]),
-    ([3.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
-    ([0.9, 0.5, -7.0], [0.7, 0.3, 0.0]),
-    ([0.0, 0.0, 0.0, 0.0], [0.25] * 4),
-    ([-5.0], [1.0]),
-    # Far from it, where 1 is less than float32 can tell apart.
-    ([1e8, 1e8, 0.0], [0.5, 0.5, 0.0]),
-    ([1e9, 0.0], [1.0, 0.0]),
-  ],
-)
-def test_projection_by_hand(values, expected):
-  found = simplex.project(tf.constant(values))
-  np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_projection_is_the_nearest_point_of_the_simplex():
-  rng = np.random.default_rng(0)
-  for size in (2, 5, 40):
-    for scale in (0.1, 1, 10):
-      values = scale * rng.normal(size=size)
-      found = simplex.project(tf.constant(values)).numpy()
-      np.testing.assert_allclose(found, _projected(values), atol=1e-9)
-      assert np.sum(found) == pytest.approx(1) and np.all(found >= 0)
-      points = rng.dirichlet(np.ones(size), size=200)
-      distances = np.linalg.norm(points - values, axis=1)
-      assert np.linalg.norm(found - values) <= np.min(distances)

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_mtl
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -10,17 +9,13 @@ _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 _CLIENTS = [toy_problems.regression_examples(n, 2, 1, n) for n in (6, 6)]
 
 
-def _process(num_steps, strength, **options):
-  return fed_mtl.build_fed_mtl(
+def _process(num_steps, strength):
+  return toy_problems.full_batches(
+    'fed_mtl',
     toy_problems.linear_network(None, _INITIAL),
-    fed_mtl.FedMtlHParams(
-      num_steps=num_steps,
-      batch_size=None,
-      learning_rate=0.05,
-      momentum=0.0,
-      coupling_strength=strength,
-    ),
-    **options,
+    num_steps=num_steps,
+    learning_rate=0.05,
+    coupling_strength=strength,
   )
 
 

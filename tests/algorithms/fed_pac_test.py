@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_pac, fed_rep
+from tff_pfl.algorithms import fed_pac
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
-_RATES = dict(head_learning_rate=0.3, body_learning_rate=0.1, momentum=0.0)
 _STRENGTH = 0.6
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (9, 14)]
 _RNG = np.random.default_rng(4)
@@ -31,16 +30,15 @@ def _model():
 
 @functools.cache
 def _process():
-  return fed_pac.build_fed_pac(
+  return toy_problems.full_batches(
+    'fed_pac',
     _model(),
-    fed_pac.FedPacHParams(
-      num_head_steps=2,
-      num_body_steps=2,
-      batch_size=None,
-      pull_strength=_STRENGTH,
-      max_cohort_size=3,
-      **_RATES,
-    ),
+    num_head_steps=2,
+    num_body_steps=2,
+    head_learning_rate=0.3,
+    body_learning_rate=0.1,
+    pull_strength=_STRENGTH,
+    max_cohort_size=3,
   )
 
 
@@ -121,20 +119,6 @@ def test_rounds_by_hand():
     for client_state, head in zip(states, heads):
       toy_problems.assert_kernels(client_state.local, 1e-3, head=head)
     _expect_nothing_collected(state)
-
-
-def test_without_pull_and_mixing_it_is_fed_rep():
-  training = dict(num_head_epochs=2, num_body_epochs=2, batch_size=4, **_RATES)
-  plain = fed_rep.build_fed_rep(_model(), fed_rep.FedRepHParams(**training))
-  process = fed_pac.build_fed_pac(
-    _model(),
-    fed_pac.FedPacHParams(pull_strength=0.0, combines_heads=False, **training),
-  )
-  (state, *found), (expected_state, *expected) = (
-    toy_problems.train(built, _CLIENTS, 2) for built in (process, plain)
-  )
-  toy_problems.assert_same(state.global_weights, expected_state.global_weights)
-  toy_problems.assert_same(found, expected)
 
 
 def test_cohort_that_is_too_large_is_refused():

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_proto
 from tff_pfl.datasets import examples
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -35,15 +34,12 @@ def _process():
     ]
   )
   network.set_weights([_BODY, _HEAD])
-  return fed_proto.build_fed_proto(
+  return toy_problems.full_batches(
+    'fed_proto',
     toy_problems.classifier_from(network),
-    fed_proto.FedProtoHParams(
-      num_steps=2,
-      learning_rate=_RATE,
-      momentum=0.0,
-      batch_size=None,
-      pull_strength=_STRENGTH,
-    ),
+    num_steps=2,
+    learning_rate=_RATE,
+    pull_strength=_STRENGTH,
   )
 
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_prox
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -12,15 +11,12 @@ _CLIENTS = [toy_problems.regression_examples(n, 2, 1, seed=n) for n in (4, 12)]
 
 @pytest.mark.parametrize('strength', [0.7, 3.0])
 def test_steps_by_hand(strength):
-  process = fed_prox.build_fed_prox(
+  process = toy_problems.full_batches(
+    'fed_prox',
     toy_problems.linear_network(None, _INITIAL),
-    fed_prox.FedProxHParams(
-      num_steps=3,
-      batch_size=None,
-      learning_rate=0.1,
-      momentum=0.0,
-      proximal_strength=strength,
-    ),
+    num_steps=3,
+    learning_rate=0.1,
+    proximal_strength=strength,
   )
   models = [
     toy_problems.descended(

@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import numpy as np
@@ -33,23 +32,15 @@ def _build(hparams=_HPARAMS, **options):
 
 
 def _train_head(client, body, head, num_steps=4):
-  return toy_problems.descended(
-    lambda head: toy_problems.gradients(body, head, client)[1],
-    head,
-    num_steps,
-    learning_rate=0.1,
-    momentum=0.5,
-  )
+  return toy_problems.descended_together(
+    body, head, client, num_steps, 0.1, 0.5, trained=(False, True)
+  )[1]
 
 
 def _train_body(client, body, head, num_steps=3):
-  return toy_problems.descended(
-    lambda body: toy_problems.gradients(body, head, client)[0],
-    body,
-    num_steps,
-    learning_rate=0.05,
-    momentum=0.5,
-  )
+  return toy_problems.descended_together(
+    body, head, client, num_steps, 0.05, 0.5, trained=(True, False)
+  )[0]
 
 
 def _assert_state(state, states, body, heads):
@@ -70,25 +61,6 @@ def test_rounds_are_those_of_algorithm_1_and_go_on_from_the_heads():
       bodies.append(_train_body(client, body, heads[i]))
     body = toy_problems.weighted_mean(bodies, clients)
     _assert_state(state, states, body, heads)
-
-
-def test_without_head_epochs_the_body_is_averaged_under_the_fixed_head():
-  hparams = dataclasses.replace(
-    _HPARAMS, num_head_steps=None, num_head_epochs=0
-  )
-  state, states, _ = toy_problems.train(_build(hparams), _CLIENTS)
-  bodies = [_train_body(client, _BODY, _HEAD) for client in _CLIENTS]
-  mean = toy_problems.weighted_mean(bodies, _CLIENTS)
-  _assert_state(state, states, mean, [_HEAD] * 3)
-
-
-def test_without_body_epochs_the_body_stays():
-  hparams = dataclasses.replace(
-    _HPARAMS, num_body_steps=None, num_body_epochs=0
-  )
-  state, states, _ = toy_problems.train(_build(hparams), _CLIENTS)
-  heads = [_train_head(client, _BODY, _HEAD) for client in _CLIENTS]
-  _assert_state(state, states, _BODY, heads)
 
 
 def test_metrics_are_those_of_the_body_steps():

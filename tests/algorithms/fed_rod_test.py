@@ -42,10 +42,9 @@ _CLIENTS = [_client([0, 0, 0, 1, 2], 1), _client([1, 2, 2, 1], 2)]
 @functools.cache
 def _trained():
   """The process, and the states after two rounds of two full-batch steps."""
-  hparams = fed_rod.FedRodHParams(
-    num_steps=2, batch_size=None, learning_rate=_RATE, momentum=0.0
+  process = toy_problems.full_batches(
+    'fed_rod', _model(), num_steps=2, learning_rate=_RATE
   )
-  process = fed_rod.build_fed_rod(_model(), hparams)
   return process, *toy_problems.train(process, _CLIENTS, 2)[:2]
 
 

@@ -83,17 +83,6 @@ def test_aggregation_round_has_no_training_loss():
   assert metrics['clients'] == 2
 
 
-def test_without_coupling_aggregation_rounds_change_nothing():
-  hparams = _hparams(coupling_strength=0.0)
-  coins = _coins(hparams, 3, 8)
-  _, actual, _ = _linear(hparams, 3, 8)
-  models = [
-    toy_problems.descended_alone(_INITIAL, c, coins.count(False), 0.05 / 0.6)
-    for c in _CLIENTS
-  ]
-  np.testing.assert_allclose(actual, models, rtol=1e-5)
-
-
 def test_strongest_coupling_replaces_models_by_their_mean():
   # eta lambda / p = 1.
   hparams = _hparams(coupling_strength=8.0)

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import p_fed_me
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -11,19 +10,13 @@ _CLIENTS = [toy_problems.regression_examples(n, 2, 1, n) for n in (6, 9)]
 
 
 def _process(**changes):
-  return p_fed_me.build_p_fed_me(
+  return toy_problems.full_batches(
+    'p_fed_me',
     toy_problems.linear_network(None, _INITIAL),
-    p_fed_me.PFedMeHParams(
-      **{
-        'num_steps': 2,
-        'batch_size': None,
-        'learning_rate': 0.02,
-        'proximal_strength': 3.0,
-        'num_inner_steps': 4,
-        'inner_learning_rate': 0.1,
-        **changes,
-      }
-    ),
+    learning_rate=0.02,
+    proximal_strength=3.0,
+    inner_learning_rate=0.1,
+    **{'num_steps': 2, 'num_inner_steps': 4, **changes},
   )
 
 

@@ -6,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, per_fed_avg
+from tff_pfl.algorithms import per_fed_avg
 from tff_pfl.client import objectives
 from tff_pfl.models import keras_bridge
-from tff_pfl.templates import personalization
 
 keras = tf.keras
 
@@ -30,7 +29,6 @@ _HPARAMS = per_fed_avg.PerFedAvgHParams(
   # In float32 a small difference would drown.
   hessian_free_step=0.5,
 )
-_every_variant = pytest.mark.parametrize('variant', per_fed_avg.VARIANTS)
 
 
 def _build(model, hparams, **options):
@@ -65,16 +63,9 @@ def _local_iterations(client, w, hparams):
   return w
 
 
-@_every_variant
-@pytest.mark.parametrize(
-  'num_inner_steps', [pytest.param(1, marks=pytest.mark.slow), 2]
-)
-def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(
-  variant, num_inner_steps
-):
-  hparams = dataclasses.replace(
-    _HPARAMS, variant=variant, num_inner_steps=num_inner_steps
-  )
+@pytest.mark.parametrize('variant', per_fed_avg.VARIANTS)
+def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(variant):
+  hparams = dataclasses.replace(_HPARAMS, variant=variant, num_inner_steps=2)
   model = toy_problems.linear_network(None, _KERNEL)
   state, _ = _round(_build(model, hparams), _CLIENTS)
   expected = toy_problems.weighted_mean(
@@ -261,104 +252,26 @@ def test_an_inner_batch_is_at_most_a_batch():
     per_fed_avg.PerFedAvgHParams(inner_batch_size=41)
 
 
-# Reduction to FedAvg.
-
-
-@functools.cache
-def _network(make):
-  keras.utils.set_random_seed(5)
-  return toy_problems.classifier_from(make())
-
-
-_LOCAL = dict(num_steps=5, learning_rate=0.1, momentum=0.5, batch_size=4)
-_LABELED = [toy_problems.labeled_examples(n, n) for n in (5, 23, 40)]
-
-
-def _assert_is_fed_avg(model, variant, expected):
-  hparams = per_fed_avg.PerFedAvgHParams(
-    inner_learning_rate=0.0, num_inner_steps=2, variant=variant, **_LOCAL
-  )
-  toy_problems.assert_same(
-    _round(_build(model, hparams), _LABELED, 2), expected
-  )
-
-
-def _of_fed_avg(model):
-  process = fed_avg.build_fed_avg(model, fed_avg.FedAvgHParams(**_LOCAL))
-  return _round(process, _LABELED, 2)
-
-
-@pytest.fixture(name='of_fed_avg', scope='module')
-def _of_fed_avg_fixture(runtime):
-  return _of_fed_avg(toy_problems.classifier())
-
-
-@pytest.mark.parametrize('variant', ['first_order', 'exact'])
-def test_without_inner_learning_rate_it_is_fed_avg_bit_for_bit(
-  variant, of_fed_avg
-):
-  _assert_is_fed_avg(toy_problems.classifier(), variant, of_fed_avg)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('variant', ['first_order', 'exact'])
-def test_it_is_fed_avg_with_random_layers_and_statistics_too(variant):
-  model = _network(toy_problems.dropout_and_normalization)
-  _assert_is_fed_avg(model, variant, _of_fed_avg(model))
-
-
 # Clients with few batches.
 
 
-@_every_variant
-def test_a_client_with_a_single_batch_descends_its_full_batch_objective(
-  variant,
-):
+def test_a_client_with_a_single_batch_descends_its_full_batch_objective():
   model = toy_problems.linear_network(None, _KERNEL)
-  hparams = dataclasses.replace(_HPARAMS, variant=variant, batch_size=6)
+  hparams = dataclasses.replace(_HPARAMS, variant='exact', batch_size=6)
   state, _ = _round(_build(model, hparams), _CLIENTS[:1])
   expected = _local_iterations(_CLIENTS[0], _KERNEL, hparams)
   toy_problems.assert_kernels(state.global_weights, head=expected)
-
-
-@pytest.mark.parametrize('variant', ['first_order', 'exact'])
-def test_clients_with_few_or_no_examples_take_part_without_harm(variant):
-  clients = [toy_problems.labeled_examples(n, n) for n in (0, 1, 2, 3)]
-  hparams = per_fed_avg.PerFedAvgHParams(
-    variant=variant, batch_size=2, num_steps=4
-  )
-  state, metrics = _round(_build(toy_problems.classifier(), hparams), clients)
-  assert metrics['clients'] == 3
-  assert metrics['non_finite_clients'] == 0
-  assert all(np.all(np.isfinite(v)) for v in state.global_weights.values())
 
 
 # Networks of all kinds.
 
 
 @pytest.mark.slow
-@_every_variant
-@pytest.mark.parametrize('scope', per_fed_avg.INNER_SCOPES)
-def test_convolutions_and_recurrence_train_in_every_variant(variant, scope):
-  model = _network(toy_problems.convolutional_and_recurrent)
-  hparams = per_fed_avg.PerFedAvgHParams(
-    variant=variant,
-    inner_scope=scope,
-    num_steps=2,
-    learning_rate=0.1,
-    inner_learning_rate=0.5,
-    batch_size=5,
-  )
-  client = toy_problems.labeled_examples(17, 0)
-  state, metrics = _round(_build(model, hparams), [client])
-  assert metrics['clients'] == 1
-  for name, value in state.global_weights.items():
-    assert np.any(value != model.initial_weights[name]), name
-
-
-@pytest.mark.slow
 def test_exact_and_hessian_free_agree_on_a_recurrent_network():
-  model = _network(toy_problems.convolutional_and_recurrent)
+  keras.utils.set_random_seed(5)
+  model = toy_problems.classifier_from(
+    toy_problems.convolutional_and_recurrent()
+  )
   weights = {k: tf.constant(v) for k, v in model.initial_weights.items()}
   batches = [
     batch._replace(x=tf.cast(batch.x, tf.float32))
@@ -419,28 +332,6 @@ def test_a_model_is_scored_after_gradient_steps_of_size_alpha(
   assert process.needs_training_data(known) == (num_steps > 0)
 
 
-@pytest.mark.slow
-def test_fed_avg_and_one_step_have_the_same_evaluation():
-  """Under the option that says what Per-FedAvg does by itself."""
-  model = toy_problems.linear_network(None, _KERNEL)
-  update = personalization.Personalization(
-    fine_tune='all',
-    num_steps=1,
-    learning_rate=_HPARAMS.inner_learning_rate,
-    momentum=0.0,
-    batch_size=None,
-  )
-  own = _evaluate(_build(model, _HPARAMS), _CLIENTS[1])
-  asked = _evaluate(
-    _build(model, _HPARAMS, personalization=update), _CLIENTS[1]
-  )
-  of_fed_avg = _evaluate(
-    fed_avg.build_fed_avg(model, personalization=update), _CLIENTS[1]
-  )
-  toy_problems.assert_same(asked, own)
-  toy_problems.assert_same(of_fed_avg, own)
-
-
 def test_adaptation_with_the_head_leaves_the_body():
   hparams = per_fed_avg.PerFedAvgHParams(
     inner_scope='head', inner_learning_rate=0.5
@@ -453,10 +344,3 @@ def test_adaptation_with_the_head_leaves_the_body():
   for name, value in weights.items():
     moved = np.any(value != model.initial_weights[name])
     assert moved == name.startswith('head/'), name
-
-
-def test_defaults_are_those_of_the_paper():
-  hparams = per_fed_avg.PerFedAvgHParams()
-  assert (hparams.inner_learning_rate, hparams.learning_rate) == (0.01, 0.001)
-  assert (hparams.num_steps, hparams.batch_size) == (10, 40)
-  assert (hparams.variant, hparams.momentum) == ('first_order', 0.0)

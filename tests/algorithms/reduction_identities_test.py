@@ -77,6 +77,22 @@ def _models(name, **changes):
     ('fed_split', {'personal_elements': ''}, 'fed_avg', _everything),
     ('fed_bn', {}, 'fed_avg', _everything),
     ('ifca', {'num_clusters': 1}, 'fed_avg', _of_the_component),
+    *(
+      (
+        'per_fed_avg',
+        {
+          'inner_learning_rate': 0.0,
+          'num_inner_steps': 2,
+          'variant': variant,
+          'num_steps': None,
+          'momentum': 0.5,
+        },
+        'fed_avg',
+        _everything,
+      )
+      for variant in ('first_order', 'exact')
+    ),
+    ('fed_fac', {'threshold': -np.inf}, 'fed_avg', _global_weights),
     ('ditto', {}, 'fed_avg', _global_weights),
     ('knn_per', {}, 'fed_avg', _everything),
     ('knn_per', {'num_neighbors': 0}, 'fed_avg', _models),
@@ -104,6 +120,69 @@ def test_method_becomes_a_simpler_one_bit_for_bit(
   name, changes, simpler, compared
 ):
   toy_problems.assert_same(compared(name, **changes), compared(simpler))
+
+
+def test_fed_em_with_one_component_is_fed_avg():
+  # Not bit for bit on every CPU: a softmax over one number may be 1 - 6e-8.
+  toy_problems.assert_close(
+    _of_the_component('fed_em', num_components=1), _global_weights('fed_avg')
+  )
+  _, states, metrics = _trained('fed_em', num_components=1)
+  for client_state in states:
+    assert client_state.local['mixture/log_weights'] == pytest.approx([0])
+  toy_problems.assert_close(dict(metrics), dict(_trained('fed_avg')[2]))
+
+
+_ALTERNATING = dict(
+  num_head_epochs=4,
+  head_learning_rate=0.2,
+  num_body_epochs=2,
+  body_learning_rate=0.1,
+  batch_size=5,
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'hparams', 'of_fed_rep'),
+  [
+    (
+      'fed_alt',
+      dict(
+        personal_num_epochs=4,
+        personal_learning_rate=0.2,
+        num_epochs=2,
+        learning_rate=0.1,
+        batch_size=5,
+      ),
+      _ALTERNATING,
+    ),
+    (
+      'fed_pac',
+      dict(pull_strength=0.0, combines_heads=False, **_ALTERNATING),
+      _ALTERNATING,
+    ),
+    # Which shuffles with another seed.
+    (
+      'fed_babu',
+      dict(num_epochs=2, learning_rate=0.1, batch_size=None),
+      {**_ALTERNATING, 'num_head_epochs': 0, 'batch_size': None},
+    ),
+  ],
+)
+def test_method_becomes_fed_rep(name, hparams, of_fed_rep):
+  trained = {}
+  for each, chosen in ((name, hparams), ('fed_rep', of_fed_rep)):
+    process = registry.build(
+      each,
+      toy_problems.classifier(),
+      toy_problems.hparams_for(each, **chosen),
+      seed=_SEED,
+    )
+    trained[each] = toy_problems.train(process, _CLIENTS, 2)
+  (state, *found), (expected_state, *expected) = trained.values()
+  toy_problems.assert_close(state.global_weights, expected_state.global_weights)
+  if name != 'fed_babu':  # Whose clients keep no head.
+    toy_problems.assert_same(found, expected)
 
 
 def _personal_models(name, clients, indices):

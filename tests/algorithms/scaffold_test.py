@@ -94,29 +94,6 @@ def test_reaches_the_optimum_where_fed_avg_is_biased():
   assert distance(fed) > 0.01
 
 
-@pytest.mark.slow
-def test_first_round_is_that_of_fed_avg_bit_for_bit():
-  model = toy_problems.classifier()
-  clients = [toy_problems.labeled_examples(n, n) for n in (13, 24)]
-  training = dict(
-    num_epochs=3, learning_rate=0.1, batch_size=5, momentum=0.0, num_steps=None
-  )
-  options = {'seed': 4, 'client_weighting': 'uniform'}
-  of_scaffold, _, _ = toy_problems.train(
-    scaffold.build_scaffold(
-      model, _hparams(scaffold.ScaffoldHParams, **training), **options
-    ),
-    clients,
-  )
-  of_avg, _, _ = toy_problems.train(
-    fed_avg.build_fed_avg(
-      model, _hparams(fed_avg.FedAvgHParams, **training), **options
-    ),
-    clients,
-  )
-  toy_problems.assert_same(of_scaffold.global_weights, of_avg.global_weights)
-
-
 def test_servers_control_is_the_mean_of_the_clients_that_took_part():
   cohorts = [(0,), (1,), (0, 1), (1,)]
   for state, states, _ in toy_problems.rounds(_scaffold(), _CLIENTS, cohorts):

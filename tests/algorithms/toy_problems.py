@@ -109,6 +109,14 @@ def hparams_for(name, **changes):
   return registry.ALGORITHMS[name].hparams(**changes)
 
 
+def full_batches(name, model, options=None, **changes):
+  """The method by plain gradient descent on all of a client's examples."""
+  hparams = hparams_for(
+    name, **{'momentum': 0.0, 'batch_size': None, **changes}
+  )
+  return registry.build(name, model, hparams, **(options or {}))
+
+
 # How clients may weigh, as options of `build`.
 WEIGHTINGS = {
   'num_examples': {'client_weighting': 'num_examples'},
@@ -320,13 +328,15 @@ def descended_alone(weight, client, num_steps, rate, momentum=0.0):
   )
 
 
-def descended_together(body, head, client, num_steps, rate, momentum=0.0):
-  """`descended` for body and head at once."""
+def descended_together(
+  body, head, client, num_steps, rate, momentum=0.0, trained=(True, True)
+):
+  """`descended` for body and head at once, or what is `trained` of them."""
   of_body = of_head = 0
   for _ in range(num_steps):
     slopes = gradients(body, head, client)
-    of_body = momentum * of_body + slopes[0]
-    of_head = momentum * of_head + slopes[1]
+    of_body = momentum * of_body + slopes[0] * trained[0]
+    of_head = momentum * of_head + slopes[1] * trained[1]
     body, head = body - rate * of_body, head - rate * of_head
   return body, head
 

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import datasets
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.models import domains, zoo
 from tff_pfl.templates import domain_histogram
 
@@ -73,31 +71,6 @@ def test_counts_are_those_of_the_dataset_on_a_runtime_of_its_own():
   counts = domain_histogram.count_domains(data)
   assert counts == tuple(data.domain_counts().sum(axis=0))
   assert all(type(count) is int for count in counts)
-
-
-def test_runtime_of_its_own_is_closed(monkeypatch):
-  created = []
-
-  def create(*args, **kwargs):
-    created.append(original(*args, **kwargs))
-    return created[-1]
-
-  original = runtime_lib.create_runtime
-  monkeypatch.setattr(runtime_lib, 'create_runtime', create)
-  domain_histogram.count_domains(_dataset([1]))
-  computation = domain_histogram.build_domain_histogram(3)
-  with pytest.raises(Exception, match='closed'):
-    created[0].run(computation, [np.int32([1])])
-
-
-def test_computation_takes_any_number_of_ids(runtime):
-  computation = domain_histogram.build_domain_histogram(3)
-  assert str(computation.type_signature) == (
-    '({int32[?]}@CLIENTS -> int64[3]@SERVER)'
-  )
-  assert isinstance(computation, tff.Computation)
-  ids = np.int32([0, 1, 1, 2, 1])
-  assert runtime.run(computation, [ids, ids[:0], ids]).tolist() == [2, 6, 2]
 
 
 @pytest.mark.parametrize('bad', [3, -1])

@@ -104,19 +104,6 @@ def test_robust_aggregator_zeroes_an_outlying_update():
   assert output.metrics['clients'] == 3
 
 
-def test_unweighted_private_aggregator_runs():
-  factory = tff.learning.dp_aggregator(
-    noise_multiplier=0.01, clients_per_round=2
-  )
-  process = registry.build(
-    'fed_rep', toy_problems.classifier(), aggregator=factory
-  )
-  output = _first_round(process)
-  output = process.next(output.state, output.client_states, _DATA)
-  assert _all_finite(output.state.global_weights)
-  assert output.metrics['update_norm'] > 0
-
-
 def test_unweighted_aggregator_ignores_numbers_of_examples():
   unweighted = registry.build(
     'fed_avg',

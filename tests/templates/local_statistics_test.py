@@ -76,13 +76,6 @@ def test_fed_avg_that_keeps_all_of_it_is_fed_bn():
     _assert_equal(found[client], expected[client])
 
 
-@pytest.mark.slow
-def test_one_client_has_the_same_statistics_either_way():
-  *_, found = _train('fed_avg', num_clients=1, statistics='local')
-  *_, expected = _train('fed_avg', num_clients=1)
-  _assert_equal(found[0], expected[0])
-
-
 def test_clients_share_the_weights_but_not_the_statistics():
   process, state, _, (a, b) = _train('fed_avg', statistics='local')
   assert not set(_MOVING) & set(state.global_weights)

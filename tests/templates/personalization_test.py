@@ -78,27 +78,6 @@ def test_zero_epochs_and_no_examples_change_nothing(fine_tune):
     np.testing.assert_array_equal(kernels['head'], _HEAD)
 
 
-def test_mini_batches_are_shuffled_by_the_seed():
-  first = _fine_tune(fine_tune='all', batch_size=3)
-  toy_problems.assert_same(first, _fine_tune(fine_tune='all', batch_size=3))
-  other = _fine_tune(fine_tune='all', batch_size=3, seed=(0, 1))
-  assert toy_problems.differ(first, other)
-
-
-def test_adam_is_an_option():
-  kernels = _fine_tune(
-    fine_tune='all',
-    optimizer='adam',
-    momentum=0.0,
-    learning_rate=0.25,
-    num_steps=1,
-    batch_size=None,
-  )
-  # The first step of Adam moves every weight by the learning rate.
-  np.testing.assert_allclose(np.abs(kernels['body'] - _BODY), 0.25, rtol=1e-3)
-  np.testing.assert_allclose(np.abs(kernels['head'] - _HEAD), 0.25, rtol=1e-3)
-
-
 @pytest.mark.parametrize(
   ('option', 'value'),
   [

@@ -18,9 +18,10 @@ Local training runs in rounds with a cohort's aggregation in between, which is
 the paper's algorithm with its gap tau; the server weights clients by their
 numbers of examples (the paper: alike, `client_weighting='uniform'`). Moving
 statistics of batch normalization are not mixed: the personal ones are those of
-the mixed network. A client that takes part for the first time starts from the
-initial weights; one that is scored and never took part starts from the global
-model. As everywhere in this library, momentum is 0.5 by default.
+the mixed network (with a = 0, the global ones). A client that takes part for
+the first time starts from the initial weights; one that is scored and never
+took part starts from the global model. As everywhere in this library, momentum
+is 0.5 by default.
 
 References:
   Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
@@ -31,13 +32,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, scoring, training_loop
@@ -55,76 +53,8 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
       keeps it fixed.
   """
 
-  mixing_weight: float = 0.5
-  mixing_learning_rate: float = 0.0
-
-  def __post_init__(self):
-    errors.expect_share('mixing_weight', self.mixing_weight)
-    errors.expect_non_negative(
-      'mixing_learning_rate', self.mixing_learning_rate
-    )
-    super().__post_init__()
-
-
-def mix(
-  share: Any,
-  personal: split_model.Weights,
-  shared: split_model.Weights,
-  statistics: Collection[str],
-) -> collections.OrderedDict:
-  """`share * personal + (1 - share) * shared`, weight by weight.
-
-  Moving statistics are the personal ones, unless nothing else is.
-  """
-
-  def mixed(name, value):
-    a = tf.cast(share, value.dtype)
-    if name in statistics:
-      return tf.where(a > 0, value, shared[name])
-    return a * value + (1 - a) * shared[name]
-
-  return collections.OrderedDict(
-    (name, mixed(name, tf.convert_to_tensor(value)))
-    for name, value in personal.items()
-  )
-
-
-def _adapted_share(model, hparams, shared, local, examples):
-  """The mixing weight after the client's step on it."""
-  share, personal = local['mixing_weight'], local['weights']
-  if not hparams.mixing_learning_rate:
-    return share
-  gradient = scoring.mean_gradient(
-    model, mix(share, personal, shared, model.statistics), examples
-  )
-  slope = tf.add_n(
-    [
-      tf.reduce_sum((personal[name] - shared[name]) * value)
-      for name, value in gradient.items()
-    ]
-  )
-  moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
-  # Without examples the gradient is that of padding, which may be NaN.
-  return tf.where(
-    examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
-  )
-
-
-def _personal_loss(model, share, shared):
-  """The loss of the mixed model as a function of the personal one."""
-  loss = objectives.joint_loss(model)
-
-  def objective(personal, batch, *, seed):
-    weights = mix(share, personal, shared, model.statistics)
-    output = loss(weights, batch, seed=seed)
-    return output._replace(
-      gradient={
-        name: tf.cast(share, slope.dtype) * slope
-        for name, slope in output.gradient.items()
-      }
-    )
-
-  return objective
+  mixing_weight: float = hparams_lib.share(0.5)
+  mixing_learning_rate: float = hparams_lib.non_negative(0.0)
 
 
 @registry.method(ApflHParams, 'a personal model mixed with the global one')
@@ -135,17 +65,63 @@ def build_apfl(
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
+  def mix(share, personal, shared):
+    """`share * personal + (1 - share) * shared`, weight by weight."""
+
+    def mixed(name, value):
+      a = tf.cast(share, value.dtype)
+      if name in model.statistics:
+        return tf.where(a > 0, value, shared[name])
+      return a * value + (1 - a) * shared[name]
+
+    return collections.OrderedDict(
+      (name, mixed(name, tf.convert_to_tensor(value)))
+      for name, value in personal.items()
+    )
+
+  def adapted_share(shared, local, examples):
+    """The mixing weight after the client's step on it."""
+    share, personal = local['mixing_weight'], local['weights']
+    if not hparams.mixing_learning_rate:
+      return share
+    gradient = scoring.mean_gradient(
+      model, mix(share, personal, shared), examples
+    )
+    slope = tf.add_n(
+      [
+        tf.reduce_sum((personal[name] - shared[name]) * value)
+        for name, value in gradient.items()
+      ]
+    )
+    moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
+    # Without examples the gradient is that of padding, which may be NaN.
+    return tf.where(
+      examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
+    )
+
+  def personal_loss(share, shared):
+    """The loss of the mixed model as a function of the personal one."""
+
+    def objective(personal, batch, *, seed):
+      output = loss(mix(share, personal, shared), batch, seed=seed)
+      gradient = {
+        name: tf.cast(share, slope.dtype) * slope
+        for name, slope in output.gradient.items()
+      }
+      return output._replace(gradient=gradient)
+
+    return objective
+
   def train(broadcast, local, examples, seed):
     initial = broadcast.global_weights
-    share = _adapted_share(model, hparams, initial, local, examples)
+    share = adapted_share(initial, local, examples)
 
     def objective(weights, batch, *, seed):
       shared, personal = both.parts(weights).values()
+      of_personal = personal_loss(share, shared)
       outputs = {
         'global': loss(shared, batch, seed=seed),
-        'personal': _personal_loss(model, share, shared)(
-          personal, batch, seed=seed
-        ),
+        'personal': of_personal(personal, batch, seed=seed),
       }
       return objectives.StepOutput(
         both.join({name: out.gradient for name, out in outputs.items()}),
@@ -153,34 +129,22 @@ def build_apfl(
         outputs['personal'].metrics,
       )
 
+    start = both.join({'global': initial, 'personal': local['weights']})
     trained, metrics = training_loop.train(
-      objective,
-      both.join({'global': initial, 'personal': local['weights']}),
-      examples,
-      hparams.phase(),
-      seed,
-      model=both.trained,
+      objective, start, examples, hparams.phase(), seed, model=both.trained
     )
     shared, personal = both.parts(trained).values()
-    return client_work.ClientResult(
-      update=split_model.difference(initial, shared),
-      local=collections.OrderedDict(weights=personal, mixing_weight=share),
-      metrics=metrics,
-    )
+    local = collections.OrderedDict(weights=personal, mixing_weight=share)
+    update = split_model.difference(initial, shared)
+    return client_work.ClientResult(update, local, metrics)
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    shared = broadcast.global_weights
+    shared, share = broadcast.global_weights, local['mixing_weight']
+    objective, phase = personal_loss(share, shared), hparams.phase(num_epochs)
     personal, _ = training_loop.train(
-      _personal_loss(model, local['mixing_weight'], shared),
-      shared,
-      examples,
-      hparams.phase(num_epochs),
-      seed,
-      model=model,
+      objective, shared, examples, phase, seed, model=model
     )
-    return collections.OrderedDict(
-      weights=personal, mixing_weight=local['mixing_weight']
-    )
+    return collections.OrderedDict(weights=personal, mixing_weight=share)
 
   return client_work.ClientWork(
     model,
@@ -191,10 +155,7 @@ def build_apfl(
       mixing_weight=np.float32(hparams.mixing_weight),
     ),
     personal_weights=lambda broadcast, local: mix(
-      local['mixing_weight'],
-      local['weights'],
-      broadcast.global_weights,
-      model.statistics,
+      local['mixing_weight'], local['weights'], broadcast.global_weights
     ),
     global_model=lambda shared: shared,
     fit_new_client=fit_new_client,

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
@@ -45,11 +44,7 @@ class DittoHParams(hparams_lib.PersonalTrainingHParams):
       one (lambda), at least 0.
   """
 
-  proximal_strength: float = 0.75
-
-  def __post_init__(self):
-    errors.expect_non_negative('proximal_strength', self.proximal_strength)
-    super().__post_init__()
+  proximal_strength: float = hparams_lib.non_negative(0.75)
 
 
 @registry.method(DittoHParams, 'a personal model held near the global one')

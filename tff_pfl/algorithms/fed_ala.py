@@ -38,7 +38,6 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import (
@@ -68,17 +67,9 @@ class FedAlaHParams(hparams_lib.LocalTrainingHParams):
   """
 
   mixing_depth: Optional[int] = None
-  mixing_learning_rate: float = 1.0
-  mixing_data_share: float = 0.8
-  num_mixing_epochs: int = 1
-
-  def __post_init__(self):
-    errors.expect_non_negative(
-      'mixing_learning_rate', self.mixing_learning_rate
-    )
-    errors.expect_share('mixing_data_share', self.mixing_data_share, '(0, 1]')
-    errors.expect_int('num_mixing_epochs', self.num_mixing_epochs, 0)
-    super().__post_init__()
+  mixing_learning_rate: float = hparams_lib.non_negative(1.0)
+  mixing_data_share: float = hparams_lib.share(0.8, '(0, 1]')
+  num_mixing_epochs: int = hparams_lib.integer(1, 0)
 
 
 def _mixed(shared, own, mixing):
@@ -159,20 +150,13 @@ def build_fed_ala(
   def train(broadcast, local, examples, seed):
     shared, own = broadcast.global_weights, local['own']
     mixing = learn_mixing(shared, own, local['mixing'], examples, seed)
-    trained, metrics = training_loop.train(
-      objectives.joint_loss(model),
-      _mixed(shared, own, mixing),
-      examples,
-      hparams.phase(),
-      seed,
-      model=model,
+    loss, start = objectives.joint_loss(model), _mixed(shared, own, mixing)
+    trained = training_loop.train(
+      loss, start, examples, hparams.phase(), seed, model=model
     )
-    own = split_model.select(trained, names)
-    return client_work.ClientResult(
-      update=split_model.difference(shared, trained),
-      local=collections.OrderedDict(own=own, mixing=mixing),
-      metrics=metrics,
-    )
+    own = split_model.select(trained.weights, names)
+    local = collections.OrderedDict(own=own, mixing=mixing)
+    return client_work.ClientResult.of(shared, trained, local)
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     shared = broadcast.global_weights

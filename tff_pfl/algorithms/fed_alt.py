@@ -67,11 +67,10 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
       `hidden_elements.parse`).
   """
 
-  updates: str = 'alternating'
+  updates: str = hparams_lib.one_of('alternating', UPDATES)
   personal: str = 'output'
 
   def __post_init__(self):
-    errors.expect_one_of('updates', self.updates, UPDATES)
     if self.updates == 'simultaneous':
       for name in ('personal_num_epochs', 'personal_learning_rate'):
         value = getattr(self, name)
@@ -149,7 +148,7 @@ def build_fed_alt(
   def train(broadcast, local, examples, seed):
     start = broadcast.global_weights
     local = train_local(broadcast, local, examples, randomness.fold_in(seed, 0))
-    trained, metrics = training_loop.train_part(
+    trained = training_loop.train_part(
       model,
       start,
       lambda part: partition.merge(part, local),
@@ -158,11 +157,7 @@ def build_fed_alt(
       hparams.phase(),
       randomness.fold_in(seed, 1),
     )
-    return client_work.ClientResult(
-      update=split_model.difference(start, trained),
-      local=local,
-      metrics=metrics,
-    )
+    return client_work.ClientResult.of(start, trained, local)
 
   exchange = client_work.Exchange(train)
   return client_work.partitioned_weights_work(

@@ -22,7 +22,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
@@ -42,15 +41,8 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
       least 1; with the learning rate, optimizer and batch size of training.
   """
 
-  fine_tune_scope: str = 'head'
-  num_fine_tune_epochs: int = 5
-
-  def __post_init__(self):
-    errors.expect_one_of(
-      'fine_tune_scope', self.fine_tune_scope, FINE_TUNE_SCOPES
-    )
-    errors.expect_int('num_fine_tune_epochs', self.num_fine_tune_epochs, 1)
-    super().__post_init__()
+  fine_tune_scope: str = hparams_lib.one_of('head', FINE_TUNE_SCOPES)
+  num_fine_tune_epochs: int = hparams_lib.integer(5, 1)
 
   def adaptation(self) -> personalization.Personalization:
     """What a client does before its model is scored."""
@@ -86,19 +78,11 @@ def build_fed_babu(
 
   def train(broadcast, local, examples, seed):
     body = broadcast.global_weights
-    trained, metrics = training_loop.train(
-      objectives.body_loss(model, initial_head),
-      body,
-      examples,
-      hparams.phase(),
-      seed,
-      model=model,
+    loss = objectives.body_loss(model, initial_head)
+    trained = training_loop.train(
+      loss, body, examples, hparams.phase(), seed, model=model
     )
-    return client_work.ClientResult(
-      update=split_model.difference(body, trained),
-      local=local,
-      metrics=metrics,
-    )
+    return client_work.ClientResult.of(body, trained, local)
 
   return client_work.ClientWork(
     model,

@@ -48,7 +48,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import domain_heads
 from tff_pfl.client import hparams as hparams_lib
@@ -83,99 +82,11 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   num_head_epochs: int = 5
   num_body_epochs: int = 5
   batch_size: Optional[int] = 32
-  aggregation: str = 'second_order'
-  ridge: float = 1e-3
+  aggregation: str = hparams_lib.one_of('second_order', AGGREGATIONS)
+  ridge: float = hparams_lib.non_negative(1e-3)
   reweight_domains: bool = True
   alternating: bool = True
-  projection_dim: Optional[int] = None
-
-  def __post_init__(self):
-    errors.expect_one_of('aggregation', self.aggregation, AGGREGATIONS)
-    errors.expect_non_negative('ridge', self.ridge)
-    if self.projection_dim is not None:
-      errors.expect_int('projection_dim', self.projection_dim, 1)
-    super().__post_init__()
-
-
-class _Steps:
-  """The steps (a) to (d) of a round.
-
-  Attributes:
-    model: With one head.
-    multi_head: The process' model, with a head for each domain.
-    combination: How heads are combined.
-  """
-
-  def __init__(self, model: split_model.SplitModel, hparams: FedDarHParams):
-    self.model = model
-    self.multi_head = domain_models.multi_head(model)
-    self.combination = domain_heads.WeightedAverage(model)
-    if hparams.aggregation == 'second_order':
-      self.combination = domain_heads.SecondOrder(model, hparams.ridge)
-    self.head_names = self.multi_head.weight_names(self.multi_head.head_layers)
-    self._body_names = self.multi_head.weight_names(self.multi_head.body_layers)
-    self._hparams = hparams
-    self._domain_weights = (
-      model.domains.loss_weights if hparams.reweight_domains else None
-    )
-
-  def train_heads(self, broadcast, unused_local, examples, seed):
-    """Step (a)."""
-    weights = broadcast.global_weights
-    _, heads = self._divided(weights)
-    features = training_loop.frozen_features(self.multi_head, weights, examples)
-    trained, _ = domain_heads.train(
-      self.model, heads, features, self._hparams.head_phase(), seed
-    )
-    return client_work.ClientResult(
-      report=self.combination.report(heads, trained, features)
-    )
-
-  def combine_heads(self, unused_state, unused_update, report, cohort):
-    """Step (b)."""
-    return self.combination.update(report, cohort)
-
-  def train_body(self, broadcast, local, examples, seed, unused_carried):
-    """Step (c)."""
-    body, heads = self._divided(broadcast.global_weights)
-    loss = objectives.body_loss(self.multi_head, heads, self._domain_weights)
-    trained, metrics = self._descend(loss, body, examples, seed)
-    return client_work.ClientResult(
-      split_model.difference(body, trained), local, metrics
-    )
-
-  def train_jointly(self, broadcast, local, examples, seed):
-    """Steps (a) and (c) at once."""
-    weights = broadcast.global_weights
-    loss = objectives.joint_loss(self.multi_head, self._domain_weights)
-    trained, metrics = self._descend(loss, weights, examples, seed)
-    body, heads = self._divided(weights)
-    new_body, new_heads = self._divided(trained)
-    features = training_loop.frozen_features(self.multi_head, trained, examples)
-    return client_work.ClientResult(
-      split_model.difference(body, new_body),
-      local,
-      metrics,
-      report=self.combination.report(heads, new_heads, features),
-    )
-
-  def combine_all(self, unused_state, update, report, cohort):
-    """Steps (b) and (d)."""
-    of_heads, algorithm = self.combination.update(report, cohort)
-    return {**update, **of_heads}, algorithm
-
-  def _divided(self, weights):
-    """The weights of the body and those of the heads."""
-    return (
-      split_model.select(weights, self._body_names),
-      split_model.select(weights, self.head_names),
-    )
-
-  def _descend(self, objective, weights, examples, seed):
-    phase = self._hparams.body_phase()
-    return training_loop.train(
-      objective, weights, examples, phase, seed, model=self.multi_head
-    )
+  projection_dim: Optional[int] = hparams_lib.integer(None, 1)
 
 
 @registry.method(
@@ -196,25 +107,83 @@ def build_fed_dar(
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
-  steps = _Steps(model, hparams)
+  multi_head = domain_models.multi_head(model)
+  combination = domain_heads.WeightedAverage(model)
+  if hparams.aggregation == 'second_order':
+    combination = domain_heads.SecondOrder(model, hparams.ridge)
+  domain_weights = model.domains.loss_weights
+  if not hparams.reweight_domains:
+    domain_weights = None
+  heads_of_domains = multi_head.weight_names(multi_head.head_layers)
+  of_body = multi_head.weight_names(multi_head.body_layers)
+
+  def divided(weights):
+    """The weights of the body and those of the heads."""
+    return (
+      split_model.select(weights, of_body),
+      split_model.select(weights, heads_of_domains),
+    )
+
+  def train_heads(broadcast, unused_local, examples, seed):
+    """Step (a)."""
+    weights = broadcast.global_weights
+    _, heads = divided(weights)
+    features = training_loop.frozen_features(multi_head, weights, examples)
+    trained, _ = domain_heads.train(
+      model, heads, features, hparams.head_phase(), seed
+    )
+    return client_work.ClientResult(
+      report=combination.report(heads, trained, features)
+    )
+
+  def combine_heads(unused_state, update, report, cohort):
+    """Step (b); also (d) where body and heads were trained together."""
+    of_heads, algorithm = combination.update(report, cohort)
+    return {**update, **of_heads}, algorithm
+
+  def descend(loss, weights, examples, seed):
+    phase = hparams.body_phase()
+    return training_loop.train(
+      loss, weights, examples, phase, seed, model=multi_head
+    )
+
+  def train_body(broadcast, local, examples, seed, unused_carried):
+    """Step (c)."""
+    body, heads = divided(broadcast.global_weights)
+    loss = objectives.body_loss(multi_head, heads, domain_weights)
+    trained = descend(loss, body, examples, seed)
+    return client_work.ClientResult.of(body, trained, local)
+
+  def train_jointly(broadcast, local, examples, seed):
+    """Steps (a) and (c) at once."""
+    weights = broadcast.global_weights
+    loss = objectives.joint_loss(multi_head, domain_weights)
+    trained = descend(loss, weights, examples, seed)
+    body, heads = divided(weights)
+    _, new_heads = divided(trained.weights)
+    features = training_loop.frozen_features(
+      multi_head, trained.weights, examples
+    )
+    report = combination.report(heads, new_heads, features)
+    return client_work.ClientResult.of(body, trained, local, report)
+
+  exchanges = [client_work.Exchange(train_jointly, combine_heads)]
   if hparams.alternating:
-    exchanges = (
+    exchanges = [
       client_work.Exchange(
-        steps.train_heads,
-        steps.combine_heads,
+        train_heads,
+        combine_heads,
         weighting='num_examples',
         seed_purpose=randomness.FIRST_EXCHANGE,
       ),
-      client_work.Exchange(steps.train_body, receives=steps.head_names),
-    )
-  else:
-    exchanges = (client_work.Exchange(steps.train_jointly, steps.combine_all),)
+      client_work.Exchange(train_body, receives=heads_of_domains),
+    ]
   return client_work.global_weights_work(
-    steps.multi_head,
+    multi_head,
     *exchanges,
     # The server's optimizer is the body's: heads are solved for, or averaged.
-    statistics=steps.multi_head.statistics | set(steps.head_names),
-    initial_algorithm=steps.combination.initial_algorithm,
-    server_metrics=steps.combination.metrics,
+    statistics=multi_head.statistics | set(heads_of_domains),
+    initial_algorithm=combination.initial_algorithm,
+    server_metrics=combination.metrics,
     report_scale=model.domains.examples_per_client,
   )

@@ -41,7 +41,6 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
@@ -65,14 +64,9 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
     personal_bias: Whether clients have a bias of their own.
   """
 
-  pull_strength: float = 1.0
-  mean_rate: float = 1.0
+  pull_strength: float = hparams_lib.non_negative(1.0)
+  mean_rate: float = hparams_lib.share(1.0, '(0, 1]')
   personal_bias: bool = True
-
-  def __post_init__(self):
-    errors.expect_non_negative('pull_strength', self.pull_strength)
-    errors.expect_share('mean_rate', self.mean_rate, '(0, 1]')
-    super().__post_init__()
 
 
 @registry.method(
@@ -104,7 +98,7 @@ def build_fed_dbe(
       return hparams.pull_strength / 2 * is_known * distance
 
     weights = partition.merge(broadcast.global_weights, local)
-    trained, metrics = training_loop.train(
+    trained = training_loop.train(
       objectives.joint_loss(averaging, penalty=penalty),
       {**weights, _MEAN: zeros},
       examples,
@@ -112,12 +106,11 @@ def build_fed_dbe(
       seed,
       model=averaging,
     )
-    new_global, new_local = partition.split(trained)
-    return client_work.ClientResult(
-      update=split_model.difference(broadcast.global_weights, new_global),
-      local=new_local,
-      metrics=metrics,
-      report=(1 - is_known) * trained[_MEAN],
+    return client_work.ClientResult.of(
+      broadcast.global_weights,
+      trained,
+      partition.local_part(trained.weights),
+      report=(1 - is_known) * trained.weights[_MEAN],
     )
 
   def agree(state, update, report, unused_cohort):
@@ -131,13 +124,15 @@ def build_fed_dbe(
     def forward(bias, features, unused_mode):
       return model.head({**broadcast.global_weights, **bias}, features)
 
-    return training_loop.train(
+    loss, phase = (
       objectives.prediction_loss(model, forward),
-      bias,
-      training_loop.frozen_features(model, broadcast.global_weights, examples),
       hparams.phase(num_epochs),
-      seed,
-      model=model,
+    )
+    features = training_loop.frozen_features(
+      model, broadcast.global_weights, examples
+    )
+    return training_loop.train(
+      loss, bias, features, phase, seed, model=model
     ).weights
 
   work = client_work.partitioned_weights_work(

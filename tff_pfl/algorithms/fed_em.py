@@ -37,7 +37,6 @@ import functools
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.client import hparams as hparams_lib
@@ -58,15 +57,9 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
     component_seed: Seed of the components' initial weights.
   """
 
-  num_components: int = 3
-  num_mixture_steps: int = 10
-  component_seed: int = 0
-
-  def __post_init__(self):
-    errors.expect_int('num_components', self.num_components, 1)
-    errors.expect_int('num_mixture_steps', self.num_mixture_steps, 1)
-    errors.expect_int('component_seed', self.component_seed, 0)
-    super().__post_init__()
+  num_components: int = hparams_lib.integer(3, 1)
+  num_mixture_steps: int = hparams_lib.integer(10, 1)
+  component_seed: int = hparams_lib.integer(0, 0)
 
 
 def responsibilities(
@@ -163,10 +156,9 @@ def build_fed_em(
     @tf.function(jit_compile=model.uses_xla, autograph=False)
     def steps(components, log_shares, examples):
       losses = _example_losses(model, parts, components, examples)
+      number = examples.num_examples
       for _ in range(num_steps):
-        q, log_shares = responsibilities(
-          losses, log_shares, examples.num_examples
-        )
+        q, log_shares = responsibilities(losses, log_shares, number)
       return q, log_shares
 
     return steps(components, log_shares, examples)
@@ -176,33 +168,25 @@ def build_fed_em(
     q, log_shares = expectation_steps(
       components, local[_SHARES], examples, num_steps
     )
-    trained_model, objective = _weighted_model(model, parts, log_shares)
-    trained, metrics = training_loop.train(
-      objective,
-      components,
-      examples._replace(x=(examples.x, q)),
-      hparams.phase(),
-      seed,
-      model=trained_model,
+    weighted, loss = _weighted_model(model, parts, log_shares)
+    examples = examples._replace(x=(examples.x, q))
+    trained = training_loop.train(
+      loss, components, examples, hparams.phase(), seed, model=weighted
     )
-    return client_work.ClientResult(
-      update=split_model.difference(components, trained),
-      local=collections.OrderedDict([(_SHARES, log_shares)]),
-      metrics=metrics,
-    )
+    local = collections.OrderedDict([(_SHARES, log_shares)])
+    return client_work.ClientResult.of(components, trained, local)
 
   def fit_new_client(broadcast, local, examples, unused_seed, num_epochs):
-    if num_epochs is None:
-      num_epochs = hparams.num_mixture_steps
-    log_shares = local[_SHARES]
-    if num_epochs:
-      _, log_shares = expectation_steps(
-        broadcast.global_weights, log_shares, examples, num_epochs
-      )
+    steps = hparams.num_mixture_steps if num_epochs is None else num_epochs
+    if not steps:
+      return local
+    _, log_shares = expectation_steps(
+      broadcast.global_weights, local[_SHARES], examples, steps
+    )
     return collections.OrderedDict([(_SHARES, log_shares)])
 
   def with_shares(components, local):
-    return collections.OrderedDict([*components.items(), *local.items()])
+    return collections.OrderedDict({**components, **local})
 
   no_preference = collections.OrderedDict(
     [(_SHARES, mixture.initial_weights[_SHARES])]

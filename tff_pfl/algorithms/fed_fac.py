@@ -94,30 +94,20 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       random.
   """
 
-  mode: str = 'dynamic'
-  analysed: Optional[str] = None
+  mode: str = hparams_lib.one_of('dynamic', MODES)
+  analysed: Optional[str] = hparams_lib.one_of(None, ANALYSED)
   layers: Optional[str] = None
   threshold: float = 0.5
-  explained_variance: float = 0.85
-  split: str = 'factor_analysis'
+  explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
+  split: str = hparams_lib.one_of('factor_analysis', found_partition.SPLITS)
 
   def __post_init__(self):
-    for name, known in (('mode', MODES), ('split', found_partition.SPLITS)):
-      value = getattr(self, name)
-      errors.expect_one_of(name, value, known)
-    errors.expect(
-      self.analysed in (None, *ANALYSED),
-      'analysed',
-      f'one of {", ".join(ANALYSED)}, or none',
-      self.analysed,
-    )
     errors.expect(
       0 <= self.threshold <= 1 or math.isinf(self.threshold),
       'threshold',
       'a quantile in [0, 1], inf or -inf',
       self.threshold,
     )
-    errors.expect_share('explained_variance', self.explained_variance, '(0, 1]')
     super().__post_init__()
 
   @property
@@ -135,103 +125,6 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
-class _Steps:
-  """The steps of a round, and what a newcomer does.
-
-  Attributes:
-    partition: How the partition is found.
-    personal: What clients keep under it.
-  """
-
-  def __init__(self, model: split_model.SplitModel, hparams: FedFacHParams):
-    self._model = model
-    self._hparams = hparams
-    numbers = {
-      layer: model.elements[layer].number
-      for layer in model.layers_to_divide(hparams.layers)
-    }
-    num_personal = {
-      layer: hparams.num_personal(number) for layer, number in numbers.items()
-    }
-    is_static = hparams.mode == 'static'
-    self.partition = found_partition.FoundPartition(
-      model, num_personal, hparams.explained_variance, hparams.split, is_static
-    )
-    self.personal = personal_elements.PersonalElements(
-      model,
-      {
-        # Any may become personal, unless the partition stays or none may.
-        layer: count if is_static or not count else numbers[layer]
-        for layer, count in num_personal.items()
-      },
-    )
-
-  def model_of(self, broadcast, local):
-    """All weights of a client's model."""
-    return self.personal.merge(
-      broadcast.global_weights, local, broadcast.algorithm['is_shared']
-    )
-
-  def train_and_report(self, broadcast, local, examples, seed):
-    """ClientUpdate: the client carries the trained weights over."""
-    start = self.model_of(broadcast, local)
-    trained = training_loop.train(
-      objectives.joint_loss(self._model),
-      start,
-      examples,
-      self._hparams.phase(),
-      seed,
-      model=self._model,
-    )
-    columns = trained.weights
-    if not self._hparams.analyses_weights:
-      columns = split_model.difference(start, trained.weights)
-    report = self.partition.report(broadcast.algorithm, columns)
-    return client_work.ClientResult(report=report, carried=trained)
-
-  def find_partition(self, state, unused_update, sums, unused_cohort):
-    """The server's part of the first exchange."""
-    return {}, self.partition.next(state, sums)
-
-  def divide(self, broadcast, local, unused_examples, unused_seed, carried):
-    """Sends what is shared now, keeps what is personal."""
-    trained = training_loop.TrainResult(*carried)
-    update, new_local = self.personal.trained(
-      broadcast.global_weights,
-      local,
-      trained.weights,
-      broadcast.algorithm['was_shared'],
-      broadcast.algorithm['is_shared'],
-    )
-    return client_work.ClientResult(update, new_local, trained.metrics)
-
-  def fit_new_client(self, broadcast, local, examples, seed, num_epochs):
-    """LocalTrain; nothing as long as a static partition is to be found."""
-
-    def fit():
-      is_shared = broadcast.algorithm['is_shared']
-      values = training_loop.train_part(
-        self._model,
-        self.personal.kept_slices(self.model_of(broadcast, local), is_shared),
-        lambda part: self.model_of(
-          broadcast, self.personal.all_own(part, is_shared)
-        ),
-        lambda weights: self.personal.kept_slices(weights, is_shared),
-        examples,
-        self._hparams.phase(num_epochs),
-        seed,
-      ).weights
-      return self.personal.all_own(values, is_shared)
-
-    if not self.partition.is_static:
-      return fit()
-    return tf.cond(
-      broadcast.algorithm['is_found'],
-      fit,
-      lambda: tf.nest.map_structure(tf.identity, local),
-    )
-
-
 @registry.method(
   FedFacHParams,
   'hidden elements global or local, told apart by factor analysis',
@@ -244,21 +137,86 @@ def build_fed_fac(
   Raises:
     ValueError: If a layer does not exist or cannot be divided.
   """
-  steps = _Steps(model, hparams)
-  has_personal = any(steps.partition.num_personal.values())
+  num_personal = {
+    layer: hparams.num_personal(model.elements[layer].number)
+    for layer in model.layers_to_divide(hparams.layers)
+  }
+  is_static = hparams.mode == 'static'
+  partition = found_partition.FoundPartition(
+    model, num_personal, hparams.explained_variance, hparams.split, is_static
+  )
+  divided = [layer for layer, count in num_personal.items() if count]
+  personal = personal_elements.PersonalElements(model, divided)
+
+  def model_of(broadcast, local):
+    return personal.merge(
+      broadcast.global_weights, local, broadcast.algorithm['is_shared']
+    )
+
+  def train_and_report(broadcast, local, examples, seed):
+    """ClientUpdate: the client carries the trained weights over."""
+    start = model_of(broadcast, local)
+    loss, phase = objectives.joint_loss(model), hparams.phase()
+    trained = training_loop.train(
+      loss, start, examples, phase, seed, model=model
+    )
+    columns = trained.weights
+    if not hparams.analyses_weights:
+      columns = split_model.difference(start, trained.weights)
+    report = partition.report(broadcast.algorithm, columns)
+    return client_work.ClientResult(report=report, carried=trained)
+
+  def find_partition(state, unused_update, sums, unused_cohort):
+    return {}, partition.next(state, sums)
+
+  def divide(broadcast, local, unused_examples, unused_seed, carried):
+    """Sends what is shared now, keeps what is personal."""
+    weights, metrics = carried
+    update, new_local = personal.trained(
+      broadcast.global_weights,
+      local,
+      weights,
+      broadcast.algorithm['was_shared'],
+      broadcast.algorithm['is_shared'],
+    )
+    return client_work.ClientResult(update, new_local, metrics)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    """LocalTrain; nothing as long as a static partition is to be found."""
+    is_shared = broadcast.algorithm['is_shared']
+
+    def fit():
+      values = training_loop.train_part(
+        model,
+        personal.values_of(model_of(broadcast, local)),
+        lambda own: model_of(broadcast, personal.all_own(own, is_shared)),
+        personal.values_of,
+        examples,
+        hparams.phase(num_epochs),
+        seed,
+      ).weights
+      return personal.all_own(values, is_shared)
+
+    if not is_static:
+      return fit()
+    is_found = broadcast.algorithm['is_found']
+    return tf.cond(
+      is_found, fit, lambda: tf.nest.map_structure(tf.identity, local)
+    )
+
   return client_work.ClientWork(
     model,
     [
       client_work.Exchange(
-        steps.train_and_report, steps.find_partition, weighting='uniform'
+        train_and_report, find_partition, weighting='uniform'
       ),
-      client_work.Exchange(steps.divide),
+      client_work.Exchange(divide),
     ],
     initial_global=model.initial_weights,
-    initial_local=steps.personal.initial_local,
-    personal_weights=steps.model_of,
-    global_model=None if has_personal else lambda weights: weights,
-    fit_new_client=steps.fit_new_client if has_personal else None,
-    initial_algorithm=steps.partition.initial_algorithm,
-    server_metrics=steps.partition.metrics,
+    initial_local=personal.initial_local,
+    personal_weights=model_of,
+    global_model=None if divided else lambda weights: weights,
+    fit_new_client=fit_new_client if divided else None,
+    initial_algorithm=partition.initial_algorithm,
+    server_metrics=partition.metrics,
   )

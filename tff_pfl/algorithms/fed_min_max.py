@@ -36,7 +36,6 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import simplex
 from tff_pfl.client import hparams as hparams_lib
@@ -54,13 +53,7 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
       weights, at least 0; 0 is FedAvg.
   """
 
-  weight_learning_rate: float = 0.1
-
-  def __post_init__(self):
-    errors.expect_non_negative(
-      'weight_learning_rate', self.weight_learning_rate
-    )
-    super().__post_init__()
+  weight_learning_rate: float = hparams_lib.non_negative(0.1)
 
 
 @registry.method(
@@ -81,25 +74,15 @@ def build_fed_min_max(
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights
     risks = scoring.score(model, weights, examples).by_domain
-    trained, metrics = training_loop.train(
-      objectives.joint_loss(
-        model,
-        tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho),
-      ),
-      weights,
-      examples,
-      hparams.phase(),
-      seed,
-      model=model,
+    factors = tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho)
+    loss = objectives.joint_loss(model, factors)
+    trained = training_loop.train(
+      loss, weights, examples, hparams.phase(), seed, model=model
     )
-    return client_work.ClientResult(
-      update=split_model.difference(weights, trained),
-      local=local,
-      metrics=metrics,
-      report=collections.OrderedDict(
-        losses=risks['loss'], shares=risks['examples']
-      ),
+    report = collections.OrderedDict(
+      losses=risks['loss'], shares=risks['examples']
     )
+    return client_work.ClientResult.of(weights, trained, local, report)
 
   def weigh_domains(state, update, report, cohort):
     has_examples = report['shares'] > cohort.least_share

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import personal_copies
 from tff_pfl.client import hparams as hparams_lib
@@ -45,11 +44,7 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
       (lambda), at least 0.
   """
 
-  coupling_strength: float = 0.1
-
-  def __post_init__(self):
-    errors.expect_non_negative('coupling_strength', self.coupling_strength)
-    super().__post_init__()
+  coupling_strength: float = hparams_lib.non_negative(0.1)
 
 
 @registry.method(FedMtlHParams, 'personal models, held near their mean')
@@ -71,11 +66,8 @@ def build_fed_mtl(
     )
 
   def train(broadcast, personal, examples, seed):
-    personal, metrics = train_personal(broadcast, personal, examples, seed)
-    return client_work.ClientResult(
-      update=split_model.difference(broadcast.global_weights, personal),
-      local=personal,
-      metrics=metrics,
-    )
+    mean = broadcast.global_weights
+    trained = train_personal(broadcast, personal, examples, seed)
+    return client_work.ClientResult.of(mean, trained, trained.weights)
 
   return personal_copies.personal_copies_work(model, train, train_personal)

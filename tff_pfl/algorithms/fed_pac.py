@@ -46,13 +46,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from tff_pfl import errors
+import numpy as np
+import tensorflow as tf
+
 from tff_pfl.algorithms import registry
-from tff_pfl.algorithms.parts import class_means, head_mixtures
+from tff_pfl.algorithms.parts import class_means, simplex
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
 from tff_pfl.models import randomness, split_model, weight_partition
 from tff_pfl.templates import client_work, collecting
+
+# Up to about 30 clients the mixture is then exact to some digits; of 100 the
+# least value is missed by less than 1%.
+_NUM_MIXTURE_STEPS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +76,40 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
   num_head_epochs: int = 1
   num_body_epochs: int = 5
   head_learning_rate: float = 0.1
-  pull_strength: float = 1.0
+  pull_strength: float = hparams_lib.non_negative(1.0)
   combines_heads: bool = True
-  max_cohort_size: int = 32
+  max_cohort_size: int = hparams_lib.integer(32, 1)
 
-  def __post_init__(self):
-    errors.expect_non_negative('pull_strength', self.pull_strength)
-    errors.expect_int('max_cohort_size', self.max_cohort_size, 1)
-    super().__post_init__()
+
+def _told(features, means, head):
+  """What a client tells: that it is there, its h, V and head."""
+  rows = class_means.flat(features.x)
+  squares = tf.where(features.is_example, tf.reduce_sum(rows**2, axis=1), 0)
+  number = tf.cast(tf.maximum(features.num_examples, 1), rows.dtype)
+  spread = tf.reduce_sum(squares) / number - tf.reduce_sum(means**2)
+  return collections.OrderedDict(
+    is_present=tf.ones([]), means=means, variance=spread / number, head=head
+  )
+
+
+def _mixed(own, cohort):
+  """A client's new head, of what all told, `[max_cohort_size, ...]` each.
+
+  The mixture minimizes the bias that others' heads have for the client, and
+  the variance of all.
+  """
+  distances = class_means.flat(cohort['means'] - own['means'])
+  bias = tf.matmul(distances, distances, transpose_b=True)
+  mixture = simplex.minimize_quadratic(
+    bias + tf.linalg.diag(tf.maximum(cohort['variance'], 0)),
+    # Whoever attacks with the opposite sign is present, too.
+    tf.not_equal(cohort['is_present'], 0),
+    _NUM_MIXTURE_STEPS,
+  )
+  return collections.OrderedDict(
+    (name, tf.tensordot(tf.cast(mixture, heads.dtype), heads, 1))
+    for name, heads in cohort['head'].items()
+  )
 
 
 @registry.method(
@@ -107,7 +139,7 @@ def build_fed_pac(
   def train_head(broadcast, head, examples, seed):
     """Step 1, with what the client tells of its features."""
     features = features_of(broadcast.global_weights, examples)
-    told = head_mixtures.told(
+    told = _told(
       features,
       classes.report(features)['sums'],
       fit_head(features, head, randomness.fold_in(seed, 0)),
@@ -121,22 +153,18 @@ def build_fed_pac(
     """Step 2."""
     body, head = broadcast.global_weights, own['head']
     penalty = classes.pull(broadcast.algorithm, hparams.pull_strength)
-    new_body, metrics = training_loop.train(
+    loss, phase = (
       objectives.body_loss(model, head, penalty=penalty),
-      body,
-      examples,
       hparams.body_phase(),
-      randomness.fold_in(seed, 1),
-      model=model,
+    )
+    seed = randomness.fold_in(seed, 1)
+    trained = training_loop.train(
+      loss, body, examples, phase, seed, model=model
     )
     if hparams.combines_heads:
-      head = head_mixtures.mixed(own, broadcast.algorithm['cohort'])
-    return client_work.ClientResult(
-      update=split_model.difference(body, new_body),
-      local=head,
-      metrics=metrics,
-      report=classes.report(features_of(new_body, examples)),
-    )
+      head = _mixed(own, broadcast.algorithm['cohort'])
+    report = classes.report(features_of(trained.weights, examples))
+    return client_work.ClientResult.of(body, trained, head, report)
 
   def align(state, update, report, cohort):
     new = classes.update(state.algorithm, report, cohort)
@@ -155,8 +183,15 @@ def build_fed_pac(
       ),
       client_work.Exchange(train_body, align),
     ]
-    initial['cohort'] = head_mixtures.empty(
-      slots, initial['means'], partition.local_part(model.initial_weights)
+    means = initial['means']
+    told = collections.OrderedDict(
+      is_present=np.float32(0),
+      means=means,
+      variance=means.dtype.type(0),
+      head=partition.local_part(model.initial_weights),
+    )
+    initial['cohort'] = tf.nest.map_structure(
+      lambda value: np.zeros([slots, *value.shape], value.dtype), told
     )
   return client_work.partitioned_weights_work(
     model,

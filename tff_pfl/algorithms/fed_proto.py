@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import class_means
 from tff_pfl.client import hparams as hparams_lib
@@ -54,11 +53,7 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
       CIFAR-10.
   """
 
-  pull_strength: float = 1.0
-
-  def __post_init__(self):
-    errors.expect_non_negative('pull_strength', self.pull_strength)
-    super().__post_init__()
+  pull_strength: float = hparams_lib.non_negative(1.0)
 
 
 @registry.method(
@@ -87,11 +82,8 @@ def build_fed_proto(
   def train(broadcast, weights, examples, seed):
     trained, metrics = fit(broadcast, weights, examples, seed)
     features = training_loop.frozen_features(model, trained, examples)
-    return client_work.ClientResult(
-      local=trained,
-      metrics=metrics,
-      report=prototypes.report(features),
-    )
+    report = prototypes.report(features)
+    return client_work.ClientResult((), trained, metrics, report)
 
   def average_prototypes(state, update, report, cohort):
     return update, prototypes.update(state.algorithm, report, cohort)

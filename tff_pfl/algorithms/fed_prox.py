@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
@@ -40,11 +39,7 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
       0.
   """
 
-  proximal_strength: float = 0.1
-
-  def __post_init__(self):
-    errors.expect_non_negative('proximal_strength', self.proximal_strength)
-    super().__post_init__()
+  proximal_strength: float = hparams_lib.non_negative(0.1)
 
 
 @registry.method(

@@ -73,17 +73,12 @@ def build_fed_rep(
   def train(broadcast, head, examples, seed):
     body = broadcast.global_weights
     head = fit_head(broadcast, head, examples, randomness.fold_in(seed, 0))
-    new_body, metrics = training_loop.train(
-      objectives.body_loss(model, head),
-      body,
-      examples,
-      hparams.body_phase(),
-      randomness.fold_in(seed, 1),
-      model=model,
+    loss, phase = objectives.body_loss(model, head), hparams.body_phase()
+    seed = randomness.fold_in(seed, 1)
+    trained = training_loop.train(
+      loss, body, examples, phase, seed, model=model
     )
-    return client_work.ClientResult(
-      update=split_model.difference(body, new_body), local=head, metrics=metrics
-    )
+    return client_work.ClientResult.of(body, trained, head)
 
   exchange = client_work.Exchange(train)
   return client_work.partitioned_weights_work(

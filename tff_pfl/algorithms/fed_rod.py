@@ -40,7 +40,6 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.client import hparams as hparams_lib
@@ -57,11 +56,7 @@ class FedRodHParams(hparams_lib.LocalTrainingHParams):
       of body and generic head (gamma), at least 0; 0 for the plain loss.
   """
 
-  balance_exponent: float = 1.0
-
-  def __post_init__(self):
-    errors.expect_non_negative('balance_exponent', self.balance_exponent)
-    super().__post_init__()
+  balance_exponent: float = hparams_lib.non_negative(1.0)
 
 
 def class_shift(
@@ -80,62 +75,6 @@ def class_shift(
   )
 
 
-class _TwoHeads:
-  """The body, the generic head and a personal one, trained together.
-
-  The personal head's weights have `personal/` before their names.
-  """
-
-  def __init__(self, model):
-    self._model = model
-    self.head = model.weight_names(model.head_layers)
-
-  def join(self, shared, personal):
-    """All weights, of both parts under the model's own names."""
-    return collections.OrderedDict(
-      [*shared.items(), *((f'personal/{n}', personal[n]) for n in self.head)]
-    )
-
-  def personal(self, weights):
-    """The personal head, of all weights."""
-    return collections.OrderedDict(
-      (name, weights[f'personal/{name}']) for name in self.head
-    )
-
-  def summed(self, shared, personal):
-    """The model's weights with the sum of both heads as its head."""
-    sums = {name: shared[name] + personal[name] for name in self.head}
-    return split_model.select({**shared, **sums}, shared)
-
-  def outputs(self, weights, x, mode):
-    """What the generic head gives, what both give, and new statistics."""
-    features, statistics = self._model.body(weights, x, mode)
-    generic, _ = self._model.head(weights, features, mode)
-    frozen = {name: tf.stop_gradient(weights[name]) for name in self.head}
-    both, _ = self._model.head(
-      self.summed(frozen, self.personal(weights)),
-      tf.stop_gradient(features),
-      mode,
-    )
-    return (generic, both), statistics
-
-  def objective(self, shift):
-    """The sum of both risks; its value is that of what is predicted."""
-    model = self._model
-
-    def loss(y, outputs):
-      balanced = model.loss(y, outputs[0] + shift)
-      return model.loss(y, outputs[1]) + balanced - tf.stop_gradient(balanced)
-
-    def of_both(metric):
-      return lambda y, outputs: metric(y, outputs[1])
-
-    metrics = {name: of_both(m) for name, m in model.metrics.items()}
-    return objectives.prediction_loss(
-      dataclasses.replace(model, loss=loss, metrics=metrics), self.outputs
-    )
-
-
 @registry.method(
   FedRodHParams,
   'generic head on the balanced risk, personal head on top',
@@ -147,39 +86,66 @@ def build_fed_rod(
 ) -> client_work.ClientWork:
   """FedRoD; the model's head must be one linear layer."""
   domain_models.linear_head(model)
-  heads = _TwoHeads(model)
+  head = model.weight_names(model.head_layers)
+
+  def summed(shared, personal):
+    """The model's weights with the sum of both heads as its head."""
+    sums = {name: shared[name] + personal[name] for name in head}
+    return split_model.select({**shared, **sums}, shared)
+
+  def own(weights):
+    """The personal head, which trains as weights called `personal/...`."""
+    return collections.OrderedDict((n, weights[f'personal/{n}']) for n in head)
+
+  def outputs(weights, x, mode):
+    """What the generic head gives, what both give, and new statistics."""
+    features, statistics = model.body(weights, x, mode)
+    generic, _ = model.head(weights, features, mode)
+    frozen = {name: tf.stop_gradient(weights[name]) for name in head}
+    both, _ = model.head(
+      summed(frozen, own(weights)), tf.stop_gradient(features), mode
+    )
+    return (generic, both), statistics
+
+  def of_both(metric):
+    return lambda y, outputs: metric(y, outputs[1])
 
   def train(broadcast, personal, examples, seed):
     shared = broadcast.global_weights
     shift = hparams.balance_exponent * class_shift(model, examples)
-    trained, metrics = training_loop.train(
-      heads.objective(shift),
-      heads.join(shared, personal),
+
+    def both_risks(y, outputs):
+      """Their sum; its value is that of what is predicted."""
+      balanced = model.loss(y, outputs[0] + shift)
+      return model.loss(y, outputs[1]) + balanced - tf.stop_gradient(balanced)
+
+    two_headed = dataclasses.replace(
+      model,
+      loss=both_risks,
+      metrics={name: of_both(m) for name, m in model.metrics.items()},
+    )
+    trained = training_loop.train(
+      objectives.prediction_loss(two_headed, outputs),
+      {**shared, **{f'personal/{n}': personal[n] for n in head}},
       examples,
       hparams.phase(),
       seed,
       model=model,
     )
-    return client_work.ClientResult(
-      update=split_model.difference(shared, trained),
-      local=heads.personal(trained),
-      metrics=metrics,
-    )
+    return client_work.ClientResult.of(shared, trained, own(trained.weights))
 
   def fit_new_client(broadcast, personal, examples, seed, num_epochs):
     shared = broadcast.global_weights
-    return training_loop.train(
-      objectives.prediction_loss(
-        model,
-        lambda personal, features, mode: model.head(
-          heads.summed(shared, personal), features, mode
-        ),
+    objective = objectives.prediction_loss(
+      model,
+      lambda personal, features, mode: model.head(
+        summed(shared, personal), features, mode
       ),
-      personal,
-      training_loop.frozen_features(model, shared, examples),
-      hparams.phase(num_epochs),
-      seed,
-      model=model,
+    )
+    features = training_loop.frozen_features(model, shared, examples)
+    phase = hparams.phase(num_epochs)
+    return training_loop.train(
+      objective, personal, features, phase, seed, model=model
     ).weights
 
   exchange = client_work.Exchange(train)
@@ -188,9 +154,9 @@ def build_fed_rod(
     [exchange],
     initial_global=model.initial_weights,
     initial_local=collections.OrderedDict(
-      (name, np.zeros_like(model.initial_weights[name])) for name in heads.head
+      (name, np.zeros_like(model.initial_weights[name])) for name in head
     ),
-    personal_weights=lambda broadcast, personal: heads.summed(
+    personal_weights=lambda broadcast, personal: summed(
       broadcast.global_weights, personal
     ),
     global_model=lambda shared: shared,

@@ -64,17 +64,11 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
     adapter_seed: Seed of A's initial values.
   """
 
-  rank: int = 8
-  scaling: float = 16.0
+  rank: int = hparams_lib.integer(8, 1)
+  scaling: float = hparams_lib.positive(16.0)
   adapted_layers: Optional[str] = None
   train_head: bool = True
-  adapter_seed: int = 0
-
-  def __post_init__(self):
-    errors.expect_int('rank', self.rank, 1)
-    errors.expect_positive('scaling', self.scaling)
-    errors.expect_int('adapter_seed', self.adapter_seed, 0)
-    super().__post_init__()
+  adapter_seed: int = hparams_lib.integer(0, 0)
 
 
 def adapted_kernels(
@@ -108,23 +102,6 @@ def adapted_kernels(
   return [kernels[layer] for layer in kernels if layer in layers]
 
 
-def initial_factors(
-  model: split_model.SplitModel, kernels: list[str], hparams: FedSaLoraHParams
-) -> tuple:
-  """`(A, B)` of all kernels by name, as arrays."""
-  rng = np.random.default_rng([hparams.adapter_seed, *b'adapters'])
-  shared, personal = collections.OrderedDict(), collections.OrderedDict()
-  for name in kernels:
-    kernel = model.initial_weights[name]
-    inputs, outputs = kernel.shape
-    a = rng.normal(0, inputs**-0.5, [inputs, hparams.rank])
-    shared[f'{name}/shared'] = a.astype(kernel.dtype)
-    personal[f'{name}/personal'] = np.zeros(
-      [hparams.rank, outputs], kernel.dtype
-    )
-  return shared, personal
-
-
 @registry.method(
   FedSaLoraHParams,
   'low-rank adapters of dense layers: one factor global, one local',
@@ -135,7 +112,15 @@ def build_fed_sa_lora(
 ) -> client_work.ClientWork:
   """FedSA-LoRA; the model must have dense layers that can be adapted."""
   kernels = adapted_kernels(model, hparams)
-  initial_shared, initial_local = initial_factors(model, kernels, hparams)
+  rng = np.random.default_rng([hparams.adapter_seed, *b'adapters'])
+  initial_shared, initial_local = (collections.OrderedDict() for _ in range(2))
+  for name in kernels:
+    kernel = model.initial_weights[name]
+    inputs, outputs = kernel.shape
+    a = rng.normal(0, inputs**-0.5, [inputs, hparams.rank]).astype(kernel.dtype)
+    b = np.zeros([hparams.rank, outputs], kernel.dtype)
+    initial_shared[f'{name}/shared'] = a
+    initial_local[f'{name}/personal'] = b
   if hparams.train_head:
     for name in model.weight_names(model.head_layers):
       if name not in model.statistics:
@@ -165,14 +150,9 @@ def build_fed_sa_lora(
 
   def train(broadcast, local, examples, seed):
     shared = broadcast.global_weights
-    trained, metrics = fit(
-      {**shared, **local}, {}, examples, hparams.phase(), seed
-    )
-    return client_work.ClientResult(
-      update=split_model.difference(shared, trained),
-      local=split_model.select(trained, local),
-      metrics=metrics,
-    )
+    trained = fit({**shared, **local}, {}, examples, hparams.phase(), seed)
+    local = split_model.select(trained.weights, local)
+    return client_work.ClientResult.of(shared, trained, local)
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     phase = hparams.phase(num_epochs)

@@ -35,7 +35,6 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, scoring, training_loop
@@ -52,13 +51,8 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
     cluster_seed: Seed of the models' initial weights.
   """
 
-  num_clusters: int = 3
-  cluster_seed: int = 0
-
-  def __post_init__(self):
-    errors.expect_int('num_clusters', self.num_clusters, 1)
-    errors.expect_int('cluster_seed', self.cluster_seed, 0)
-    super().__post_init__()
+  num_clusters: int = hparams_lib.integer(3, 1)
+  cluster_seed: int = hparams_lib.integer(0, 0)
 
 
 @registry.method(

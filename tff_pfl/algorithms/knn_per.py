@@ -36,7 +36,6 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import example_tensors, training_loop
@@ -60,17 +59,10 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
       1; of more, so many are drawn.
   """
 
-  num_neighbors: int = 10
-  neighbor_weight: float = 0.5
-  length_scale: float = 1.0
-  num_stored_examples: int = 1000
-
-  def __post_init__(self):
-    errors.expect_int('num_neighbors', self.num_neighbors, 0)
-    errors.expect_share('neighbor_weight', self.neighbor_weight)
-    errors.expect_positive('length_scale', self.length_scale)
-    errors.expect_int('num_stored_examples', self.num_stored_examples, 1)
-    super().__post_init__()
+  num_neighbors: int = hparams_lib.integer(10, 0)
+  neighbor_weight: float = hparams_lib.share(0.5)
+  length_scale: float = hparams_lib.positive(1.0)
+  num_stored_examples: int = hparams_lib.integer(1000, 1)
 
 
 def neighbor_votes(

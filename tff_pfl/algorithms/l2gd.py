@@ -58,14 +58,11 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
       0.
   """
 
-  aggregation_probability: float = 0.2
-  coupling_strength: float = 10.0
+  aggregation_probability: float = hparams_lib.share(0.2, '[0, 1)')
+  coupling_strength: float = hparams_lib.non_negative(10.0)
 
   def __post_init__(self):
-    errors.expect_share(
-      'aggregation_probability', self.aggregation_probability, '[0, 1)'
-    )
-    errors.expect_non_negative('coupling_strength', self.coupling_strength)
+    super().__post_init__()
     errors.expect(
       # With room for rounding.
       self.pull < 1 + 1e-9,
@@ -73,7 +70,6 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
       'at most 1, or an aggregation round would go beyond the mean',
       self.pull,
     )
-    super().__post_init__()
 
   @property
   def pull(self) -> float:
@@ -128,13 +124,13 @@ def build_l2gd(
 
   def train(broadcast, personal, examples, seed):
     mean = broadcast.global_weights
-    personal, metrics = tf.cond(
+    weights, metrics = tf.cond(
       is_aggregation_round(broadcast, hparams),
       lambda: pull_to_mean(mean, personal),
       lambda: train_personal(broadcast, personal, examples, seed),
     )
-    update = split_model.difference(mean, personal)
-    return client_work.ClientResult(update, personal, metrics)
+    update = split_model.difference(mean, weights)
+    return client_work.ClientResult(update, weights, metrics)
 
   return personal_copies.personal_copies_work(
     model, train, train_personal, 'uniform'

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
@@ -53,17 +52,10 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
 
   learning_rate: float = 0.01
   momentum: float = 0.0
-  proximal_strength: float = 15.0
-  num_inner_steps: int = 5
-  inner_learning_rate: float = 0.02
-  num_adaptation_epochs: int = 5
-
-  def __post_init__(self):
-    errors.expect_positive('proximal_strength', self.proximal_strength)
-    errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
-    errors.expect_positive('inner_learning_rate', self.inner_learning_rate)
-    errors.expect_int('num_adaptation_epochs', self.num_adaptation_epochs, 1)
-    super().__post_init__()
+  proximal_strength: float = hparams_lib.positive(15.0)
+  num_inner_steps: int = hparams_lib.integer(5, 1)
+  inner_learning_rate: float = hparams_lib.positive(0.02)
+  num_adaptation_epochs: int = hparams_lib.integer(5, 1)
 
   def adaptation(self) -> personalization.Personalization:
     """The solve before a client's model is scored."""

@@ -103,25 +103,17 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   batch_size: Optional[int] = 40
   inner_batch_size: Optional[int] = None
   curvature_batch_size: Optional[int] = None
-  variant: str = 'first_order'
-  inner_learning_rate: float = 0.01
-  num_inner_steps: int = 1
-  inner_scope: str = 'all'
-  hessian_free_step: float = 1e-3
-  num_adaptation_steps: Optional[int] = None
+  variant: str = hparams_lib.one_of('first_order', VARIANTS)
+  inner_learning_rate: float = hparams_lib.non_negative(0.01)
+  num_inner_steps: int = hparams_lib.integer(1, 1)
+  inner_scope: str = hparams_lib.one_of('all', INNER_SCOPES)
+  hessian_free_step: float = hparams_lib.positive(1e-3)
+  num_adaptation_steps: Optional[int] = hparams_lib.integer(None, 0)
 
   def __post_init__(self):
-    for name, known in (('variant', VARIANTS), ('inner_scope', INNER_SCOPES)):
-      value = getattr(self, name)
-      errors.expect_one_of(name, value, known)
     for name in ('inner_batch_size', 'curvature_batch_size'):
       if getattr(self, name) is not None:
         errors.expect_int(name, getattr(self, name), 1, self.batch_size or None)
-    errors.expect_non_negative('inner_learning_rate', self.inner_learning_rate)
-    errors.expect_int('num_inner_steps', self.num_inner_steps, 1)
-    errors.expect_positive('hessian_free_step', self.hessian_free_step)
-    if self.num_adaptation_steps is not None:
-      errors.expect_int('num_adaptation_steps', self.num_adaptation_steps, 0)
     super().__post_init__()
 
   def phase(self, num_epochs: Optional[int] = None) -> phases.Phase:

@@ -42,12 +42,7 @@ ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def method(
-  hparams_class: type,
-  summary: str,
-  *,
-  needs_domains: bool = False,
-  needs_classes: bool = False,
-  refuses: Sequence[str] = (),
+  hparams_class: type, summary: str, **traits: Any
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
   """Registers a method under its function's name without `build_`.
 
@@ -59,7 +54,8 @@ def method(
 
   Args:
     hparams_class: Its hyperparameters' frozen dataclass.
-    summary: See `Algorithm`, as for the others.
+    summary: See `Algorithm`.
+    **traits: The other fields of `Algorithm`.
   """
 
   def register(work_of):
@@ -78,9 +74,9 @@ def method(
       errors.expect_type(
         hparams, hparams_class, 'hparams', f'a {hparams_class.__name__}'
       )
-      if needs_domains:
+      if algorithm.needs_domains:
         domain_models.expect_domains(model, name)
-      if needs_classes:
+      if algorithm.needs_classes:
         split_model.check_has_classes(model, name)
       options = options_lib.ProcessOptions(**options)
       return federated_round.build_personalized_process(
@@ -89,14 +85,8 @@ def method(
 
     for attribute in ('__module__', '__name__', '__qualname__', '__doc__'):
       setattr(build, attribute, getattr(work_of, attribute))
-    ALGORITHMS[name] = Algorithm(
-      hparams_class,
-      build,
-      summary,
-      needs_domains,
-      needs_classes,
-      tuple(refuses),
-    )
+    algorithm = Algorithm(hparams_class, build, summary, **traits)
+    ALGORITHMS[name] = algorithm
     return build
 
   return register

@@ -62,23 +62,16 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
 
   momentum: float = 0.0
   optimizer: str = 'sgd'
-  num_clients: Optional[int] = None
+  num_clients: Optional[int] = hparams_lib.integer(None, 1)
 
   def __post_init__(self):
-    errors.expect(
-      self.optimizer == 'sgd',
-      'optimizer',
-      'sgd (the control variates are those of plain SGD)',
-      self.optimizer,
-    )
-    errors.expect(
-      self.momentum == 0,
-      'momentum',
-      '0 (the control variates are those of plain SGD)',
-      self.momentum,
-    )
-    if self.num_clients is not None:
-      errors.expect_int('num_clients', self.num_clients, 1)
+    for name, only in (('optimizer', 'sgd'), ('momentum', 0)):
+      errors.expect(
+        getattr(self, name) == only,
+        name,
+        f'{only} (the control variates are those of plain SGD)',
+        getattr(self, name),
+      )
     super().__post_init__()
 
 

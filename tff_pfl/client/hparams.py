@@ -5,6 +5,7 @@ says (`help_text`).
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -36,6 +37,34 @@ def help_text(owner: Callable[..., Any], name: str) -> str:
   raise ValueError(f'{owner.__name__} has no documentation of {name}.')
 
 
+def checked(check: Callable[..., None], default: Any, *limits: Any) -> Any:
+  """A field of a dataclass whose values a function of `errors` lets pass.
+
+  Args:
+    check: `(name, value, *limits)`, which raises the error.
+    default: The default; where it is None, that passes.
+    *limits: What the check takes.
+  """
+  return dataclasses.field(default=default, metadata={'check': (check, limits)})
+
+
+integer = functools.partial(checked, errors.expect_int)
+non_negative = functools.partial(checked, errors.expect_non_negative)
+one_of = functools.partial(checked, errors.expect_one_of)
+positive = functools.partial(checked, errors.expect_positive)
+share = functools.partial(checked, errors.expect_share)
+
+
+def check_fields(options: Any) -> None:
+  """Raises `ValueError` for a value that its field, if `checked`, refuses."""
+  for field in dataclasses.fields(options):
+    value = getattr(options, field.name)
+    is_left_out = value is None and field.default is None
+    if 'check' in field.metadata and not is_left_out:
+      check, limits = field.metadata['check']
+      check(field.name, value, *limits)
+
+
 @dataclasses.dataclass(frozen=True)
 class LocalTrainingHParams:
   """Local training of all weights together.
@@ -59,6 +88,7 @@ class LocalTrainingHParams:
   batch_size: Optional[int] = 10
 
   def __post_init__(self):
+    check_fields(self)
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
@@ -107,13 +137,9 @@ class PersonalTrainingHParams(LocalTrainingHParams):
   """
 
   personal_num_epochs: Optional[int] = None
-  personal_learning_rate: Optional[float] = None
+  personal_learning_rate: Optional[float] = positive(None)
 
   def __post_init__(self):
-    if self.personal_learning_rate is not None:
-      errors.expect_positive(
-        'personal_learning_rate', self.personal_learning_rate
-      )
     super().__post_init__()
     self.personal_phase()
 
@@ -152,6 +178,7 @@ class HeadAndBodyHParams:
   batch_size: Optional[int] = 10
 
   def __post_init__(self):
+    check_fields(self)
     phases.expect_own_rates(
       self, 'head_learning_rate', 'body_learning_rate', 'momentum'
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,23 +36,6 @@ class HiddenElements(NamedTuple):
   number: int
   gates: Mapping[str, int]
   kernels: tuple
-
-
-def take(value: tf.Tensor, elements: Any, number: int, gates: int) -> tf.Tensor:
-  """The slices of a weight that belong to some elements, by gate.
-
-  Args:
-    value: `[..., gates * number]`.
-    elements: int32 `[n]`, which elements.
-    number: How many elements the layer has.
-    gates: How often each occurs in the weight.
-
-  Returns:
-    `[..., gates * n]`.
-  """
-  starts = number * tf.range(gates)[:, tf.newaxis]
-  positions = tf.reshape(starts + tf.cast(elements, tf.int32), [-1])
-  return tf.gather(value, positions, axis=-1)
 
 
 def as_vectors(

@@ -146,7 +146,6 @@ def create(
     ValueError: If a mean by coordinates is asked for of shares or sums; or
       another aggregation than a plain mean where an exchange has its own.
   """
-  own = own or [None] * len(value_types)
   errors.expect(
     not any(own) or _is_plain(factory),
     'aggregator',
@@ -154,29 +153,27 @@ def create(
     type(factory).__name__,
   )
   num_uploads = sum(bool(len(value_type)) for value_type in value_types)
-  return [
-    _create(own[number] or factory, value_type, number, num_uploads)
-    for number, value_type in enumerate(value_types)
-  ]
 
-
-def _create(factory, value_type, number, num_uploads):
-  if not len(value_type):
-    # Nothing is global. Not every factory takes an empty structure.
-    factory = tff.aggregators.SumFactory()
-  if isinstance(factory, private_mean.PRIVATE_MEANS):
-    noise_multiplier = factory.noise_multiplier * math.sqrt(num_uploads)
-    factory = dataclasses.replace(factory, noise_multiplier=noise_multiplier)
-  if isinstance(factory, private_mean.PrivateMeanFactory):
-    factory = dataclasses.replace(factory, number=number)
-  if isinstance(factory, robust.TrimmedMeanFactory):
+  def create_one(number, value_type):
+    chosen = (own[number] if own else None) or factory
+    if not len(value_type):
+      # Nothing is global. Not every factory takes an empty structure.
+      chosen = tff.aggregators.SumFactory()
+    if isinstance(chosen, private_mean.PRIVATE_MEANS):
+      noise_multiplier = chosen.noise_multiplier * math.sqrt(num_uploads)
+      chosen = dataclasses.replace(chosen, noise_multiplier=noise_multiplier)
+    if isinstance(chosen, private_mean.PrivateMeanFactory):
+      chosen = dataclasses.replace(chosen, number=number)
     errors.expect(
-      'report' not in tff.structure.name_list(value_type),
+      not isinstance(chosen, robust.TrimmedMeanFactory)
+      or 'report' not in tff.structure.name_list(value_type),
       'aggregator',
       'no median or trimmed mean of each number (geometric_median serves) for '
       'a method whose server takes sums over its clients',
-      type(factory).__name__,
+      type(chosen).__name__,
     )
-  if not is_weighted(factory):
-    factory = tff.aggregators.as_weighted_aggregator(factory)
-  return factory.create(value_type, tff.TensorType(np.float32))
+    if not is_weighted(chosen):
+      chosen = tff.aggregators.as_weighted_aggregator(chosen)
+    return chosen.create(value_type, tff.TensorType(np.float32))
+
+  return [create_one(*numbered) for numbered in enumerate(value_types)]

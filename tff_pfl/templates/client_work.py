@@ -16,8 +16,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.client import training_loop
 from tff_pfl.models import randomness, split_model, weight_partition
-from tff_pfl.templates import options, personalization, personalized_process
+from tff_pfl.templates import personalization, personalized_process
 
 
 class Broadcast(NamedTuple):
@@ -70,6 +71,18 @@ class ClientResult(NamedTuple):
   report: Any = ()
   carried: Any = ()
 
+  @classmethod
+  def of(
+    cls,
+    initial: split_model.Weights,
+    trained: training_loop.TrainResult,
+    local: Any = (),
+    report: Any = (),
+  ) -> ClientResult:
+    """Of a training whose `initial` weights, or some of them, are global."""
+    update = split_model.difference(initial, trained.weights)
+    return cls(update, local, trained.metrics, report)
+
 
 class Cohort(NamedTuple):
   """The cohort of an exchange, as its server function sees it.
@@ -112,10 +125,6 @@ class Exchange:
   seed_purpose: int = randomness.TRAINING
   receives: Sequence[str] = ()
   aggregator: Optional[tff.aggregators.WeightedAggregationFactory] = None
-
-  def __post_init__(self):
-    if self.weighting is not None:
-      options.expect_weighting('weighting', self.weighting)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +190,6 @@ class ClientWork:
   transient: Sequence[str] = ()
   server_metrics: Optional[Callable[..., Any]] = None
   report_scale: Optional[float] = None
-
-  def __post_init__(self):
-    options.expect_weighting('default_weighting', self.default_weighting)
 
   @property
   def initial_kept(self) -> Any:

@@ -20,27 +20,6 @@ from tff_pfl.models import domain_models, domains, split_model
 from tff_pfl.runtime import base as runtime_base
 
 
-def build_domain_histogram(num_domains: int) -> tff.Computation:
-  """Builds the federated sum.
-
-  Returns:
-    A computation `({int32[?]}@CLIENTS -> int64[num_domains]@SERVER)` of the
-    clients' domain ids, all of which are in range.
-  """
-  ids_type = tff.TensorType(np.int32, [None])
-
-  @tff.tensorflow.computation(ids_type)
-  def client_counts(ids):
-    counts = tf.math.bincount(ids, minlength=num_domains, dtype=tf.int64)
-    return tf.ensure_shape(counts, [num_domains])
-
-  @tff.federated_computation(tff.FederatedType(ids_type, tff.CLIENTS))
-  def histogram(ids):
-    return tff.federated_sum(tff.federated_map(client_counts, ids))
-
-  return histogram
-
-
 def count_domains(
   data: datasets.FederatedDataset,
   runtime: Optional[runtime_base.Runtime] = None,
@@ -69,8 +48,19 @@ def count_domains(
     )
     for client_id in data.client_ids
   ]
+  ids_type = tff.TensorType(np.int32, [None])
+
+  @tff.tensorflow.computation(ids_type)
+  def counts_of(ids):
+    counts = tf.math.bincount(ids, minlength=data.num_domains, dtype=tf.int64)
+    return tf.ensure_shape(counts, [data.num_domains])
+
+  @tff.federated_computation(tff.FederatedType(ids_type, tff.CLIENTS))
+  def histogram(ids):
+    return tff.federated_sum(tff.federated_map(counts_of, ids))
+
   with runtime_lib.given_or_on_cpu(runtime) as runtime:
-    counts = runtime.run(build_domain_histogram(data.num_domains), clients)
+    counts = runtime.run(histogram, clients)
   return tuple(int(count) for count in counts)
 
 

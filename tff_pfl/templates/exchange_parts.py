@@ -8,102 +8,51 @@ metrics.
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.client import in_place, objectives, training_options
 from tff_pfl.models import split_model
-from tff_pfl.templates import aggregators, client_work, personalized_process
-
-
-class _Sums(NamedTuple):
-  """What is summed over the cohort.
-
-  Attributes:
-    metrics: Metric sums of training over the accepted clients.
-    weight: The accepted clients' weights in the aggregation.
-    num_examples: int32, training examples of the accepted clients.
-    num_clients: int32, the accepted clients.
-    num_non_finite: int32, clients left out as their result is not finite.
-  """
-
-  metrics: Any
-  weight: Any
-  num_examples: Any
-  num_clients: Any
-  num_non_finite: Any
-
-
-class _Kept(NamedTuple):
-  """What stays with a client from one exchange to the next.
-
-  Attributes:
-    is_finite: bool, whether its results were finite so far.
-    carried: `ClientResult.carried`.
-  """
-
-  is_finite: Any
-  carried: Any
-
-
-class _ClientOutput(NamedTuple):
-  """What a client's computation returns; `sent` and `sums` leave the client."""
-
-  sent: Any
-  sums: _Sums
-  kept: _Kept
-  client_state: personalized_process.ClientState
-
-
-class _News(NamedTuple):
-  """What the server sends in exchanges after the first."""
-
-  global_weights: Any
-  algorithm: Any
+from tff_pfl.templates import aggregators, client_work
+from tff_pfl.templates import options as options_lib
 
 
 def build_clients(work, options, types, algorithm_type):
-  """Each exchange's `(<broadcast, C, E, ...> -> _ClientOutput)`.
+  """Each exchange's `(<broadcast, C, E, ...> -> output)`.
+
+  After the first exchange a client also takes the news, which is what the
+  server sends of its state, and what it `kept` itself. Of the output, `sent`
+  and `sums` leave the client.
 
   Args:
     types: The types of the first three arguments.
     algorithm_type: The type of the method's server state, for the news.
   """
   clients = []
-  for number, exchange in enumerate(work.exchanges):
-    is_last = number == len(work.exchanges) - 1
-    work_at_client = _client_function(work, exchange, options, is_last)
+  for exchange in work.exchanges:
     parameters = list(types)
     if clients:
-      news = _News(
-        collections.OrderedDict(
-          (name, types.broadcast.global_weights[name])
-          for name in exchange.receives
+      weights = types.broadcast.global_weights
+      news = collections.OrderedDict(
+        global_weights=collections.OrderedDict(
+          (name, weights[name]) for name in exchange.receives
         ),
-        algorithm_type,
+        algorithm=algorithm_type,
       )
       parameters += [tff.to_type(news), clients[-1].type_signature.result.kept]
-    clients.append(_computation(work_at_client, parameters))
+    function = _client_function(work, exchange, options)
+    clients.append(tff.tensorflow.computation(function, tuple(parameters)))
   return clients
 
 
-def _computation(function, parameters):
-  # TFF takes no variable number of parameters, but one structure.
-  @tff.tensorflow.computation(tuple(parameters))
-  def computation(arguments):
-    return function(*arguments)
-
-  return computation
-
-
-def _client_function(work, exchange, options, is_last):
+def _client_function(work, exchange, options):
   """What a client does in an exchange, as a function of tensors."""
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too; large ones are trained by TensorFlow's own kernels.
-  model = work.model
+  model, is_last = work.model, exchange is work.exchanges[-1]
   is_compiled = model.uses_xla and not in_place.suits(
     model, model.initial_weights
   )
@@ -113,10 +62,10 @@ def _client_function(work, exchange, options, is_last):
     if news is not None:
       broadcast = broadcast._replace(
         global_weights=split_model.select(
-          {**broadcast.global_weights, **news.global_weights},
+          {**broadcast.global_weights, **news['global_weights']},
           broadcast.global_weights,
         ),
-        algorithm=news.algorithm,
+        algorithm=news['algorithm'],
       )
     examples = options.attack.on_examples(
       examples, client_state.client_index, model
@@ -127,21 +76,27 @@ def _client_function(work, exchange, options, is_last):
         work.local_of(client_state),
         examples,
         broadcast.seed_of(client_state, exchange.seed_purpose),
-        *([] if kept is None else [kept.carried]),
+        *([] if kept is None else [kept['carried']]),
       )
     is_finite = client_work.all_finite(
       (result.update, result.report, result.local, result.carried)
     )
     if kept is not None:
-      is_finite = tf.logical_and(is_finite, kept.is_finite)
+      is_finite = tf.logical_and(is_finite, kept['is_finite'])
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
     report, weight = _weigh(work, exchange, options, result, examples, accepted)
-    metrics = result.metrics or objectives.zero_metrics(work.model)
-    sent, metrics = _where(
-      accepted, (_sent(exchange, result.update, report), metrics)
-    )
+    sent = result.update
+    if exchange.server is not None:
+      sent = collections.OrderedDict(
+        (name, value)
+        for name, value in (('update', sent), ('report', report))
+        if tf.nest.flatten(value)
+      )
+    metrics = result.metrics or objectives.zero_metrics(model)
+    sent, metrics = _where(accepted, (sent, metrics))
     sent = options.attack.on_sent(sent, client_state.client_index)
-    sums = _Sums(
+    # Over the accepted clients; summed over the cohort.
+    sums = collections.OrderedDict(
       metrics=metrics,
       weight=weight,
       num_examples=tf.where(accepted, examples.num_examples, 0),
@@ -149,9 +104,8 @@ def _client_function(work, exchange, options, is_last):
       num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
     )
     if options.training_metrics == 'none':
-      sums = tf.nest.map_structure(tf.zeros_like, sums)._replace(
-        weight=tf.constant(1.0), num_clients=tf.constant(1)
-      )
+      sums = tf.nest.map_structure(tf.zeros_like, sums)
+      sums.update(weight=tf.constant(1.0), num_clients=tf.constant(1))
     if is_last:
       client_state = client_state._replace(
         num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32)
@@ -160,14 +114,16 @@ def _client_function(work, exchange, options, is_last):
         client_state = client_state._replace(
           local=_where(accepted, result.local, client_state.local)
         )
-    return _ClientOutput(
+    kept = collections.OrderedDict(is_finite=is_finite, carried=result.carried)
+    return collections.OrderedDict(
       sent=sent,
       sums=sums,
-      kept=() if is_last else _Kept(is_finite, result.carried),
+      kept=() if is_last else kept,
       client_state=client_state if is_last else (),
     )
 
-  return work_at_client
+  # TFF takes no variable number of parameters, but one structure.
+  return lambda arguments: work_at_client(*arguments)
 
 
 def _where(condition, values, others=None):
@@ -179,21 +135,13 @@ def _where(condition, values, others=None):
   )
 
 
-def _sent(exchange, update, report):
-  """A client's update and report, as they are aggregated."""
-  if exchange.server is None:
-    return update
-  both = collections.OrderedDict(update=update, report=report)
-  return collections.OrderedDict(
-    (name, value) for name, value in both.items() if tf.nest.flatten(value)
-  )
-
-
 def _weigh(work, exchange, options, result, examples, accepted):
   """A client's report, as it is averaged, and its weight in the mean."""
   weighting = (
     exchange.weighting or options.client_weighting or work.default_weighting
   )
+  known = options_lib.CLIENT_WEIGHTINGS
+  errors.expect_one_of('weighting', weighting, known)
   is_uniform = weighting == 'uniform'
   num_examples = tf.cast(examples.num_examples, tf.float32)
   report = result.report
@@ -208,13 +156,15 @@ def _weigh(work, exchange, options, result, examples, accepted):
 
 
 def build_news(exchange, state_type):
-  """`(S -> _News)`: what the server sends in an exchange after the first."""
+  """`(S -> news)`: what the server sends in an exchange after the first."""
 
   @tff.tensorflow.computation(state_type)
   def news_of(state):
-    return _News(
-      split_model.select(state.global_weights, exchange.receives),
-      state.algorithm,
+    return collections.OrderedDict(
+      global_weights=split_model.select(
+        state.global_weights, exchange.receives
+      ),
+      algorithm=state.algorithm,
     )
 
   return news_of
@@ -236,13 +186,13 @@ def build_server(work, number, options, state_type, client, aggregation):
     weights, update, algorithm = state.global_weights, mean, state.algorithm
     if exchange.server is not None:
       least_share = aggregators.least_share(
-        options.aggregator, sums.num_clients
+        options.aggregator, sums['num_clients']
       )
       update, algorithm = exchange.server(
         state,
         mean.get('update', {}),
         mean.get('report', ()),
-        client_work.Cohort(sums.num_clients, least_share),
+        client_work.Cohort(sums['num_clients'], least_share),
       )
     optimizer_state, trained, gradient = state.server_optimizer, {}, {}
     if any(name in update for name in work.trained_names):
@@ -258,7 +208,7 @@ def build_server(work, number, options, state_type, client, aggregation):
       for n, old in weights.items()
     )
     # A cohort without a single accepted client leaves the model as it is.
-    has_update = sums.weight > 0
+    has_update = sums['weight'] > 0
 
     def keep(new, old):
       return tf.where(has_update, tf.cast(new, old.dtype), old)
@@ -301,28 +251,28 @@ def _server_step(options, state, weights, gradient):
   return new_state, weights
 
 
-def build_metrics(work, state_type, exchanges):
+def build_metrics(work, state_type, sums_type, aggregations):
   """`(<S, sums, norm of the update, measurements...> -> metrics)`."""
 
   @tff.tensorflow.computation(
     state_type,
-    exchanges[-1].client.type_signature.result.sums,
+    sums_type,
     np.float32,
     tuple(
-      exchange.aggregation.next.type_signature.result.measurements.member
-      for exchange in exchanges
+      aggregation.next.type_signature.result.measurements.member
+      for aggregation in aggregations
     ),
   )
   def metrics_of(state, sums, update_norm, measurements):
     metrics = tf.nest.map_structure(
       # Nothing trained on, no loss: a zero would look like success.
-      lambda mean: tf.where(sums.metrics['examples'] > 0, mean, float('nan')),
-      objectives.means(sums.metrics),
+      lambda mean: tf.where(sums['metrics']['examples'] > 0, mean, np.nan),
+      objectives.means(sums['metrics']),
     )
     metrics['update_norm'] = update_norm
-    metrics['examples'] = sums.num_examples
-    metrics['clients'] = sums.num_clients
-    metrics['non_finite_clients'] = sums.num_non_finite
+    metrics['examples'] = sums['num_examples']
+    metrics['clients'] = sums['num_clients']
+    metrics['non_finite_clients'] = sums['num_non_finite']
     if work.server_metrics is not None:
       metrics.update(work.server_metrics(state.algorithm))
     if tf.nest.flatten(measurements):

@@ -19,13 +19,14 @@ exchanges before it has been counted.
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.client import example_tensors, phases
+from tff_pfl.client import example_tensors, phases, training_options
+from tff_pfl.models import split_model
 from tff_pfl.templates import (
   aggregators,
   client_work,
@@ -36,23 +37,6 @@ from tff_pfl.templates import (
   personalized_process,
 )
 from tff_pfl.templates import options as options_lib
-
-
-class _Computations(NamedTuple):
-  """An exchange, built.
-
-  Attributes:
-    news_of: `(S -> news)`; None for the first exchange.
-    client: `(<broadcast, C, E> -> output)`; after the first exchange it
-      also takes the news and what the client kept.
-    aggregation: What is made of what clients send.
-    server: `(<S, mean, aggregator state, sums> -> <S, norm of the update>)`.
-  """
-
-  news_of: Optional[tff.Computation]
-  client: tff.Computation
-  aggregation: tff.templates.AggregationProcess
-  server: tff.Computation
 
 
 def build_personalized_process(
@@ -74,32 +58,40 @@ def build_personalized_process(
   options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
   initial_parts = _initial_server_parts(work, options)
-  types = _client_types(work, initial_parts)
+  types = _client_types(work, initial_parts.type_signature.result)
   clients = exchange_parts.build_clients(
-    work, options, types, initial_parts.type_signature.result[4]
+    work, options, types, initial_parts.type_signature.result.algorithm
   )
   aggregations = aggregators.create(
     options.aggregator,
     [client.type_signature.result.sent for client in clients],
     [exchange.aggregator for exchange in work.exchanges],
   )
-  initialize = _build_initialize(initial_parts, aggregations)
+
+  @tff.federated_computation
+  def initialize():
+    parts = tff.federated_eval(initial_parts, tff.SERVER)
+    states = tuple(a.initialize() for a in aggregations)
+    return tff.federated_zip(
+      personalized_process.ServerState(
+        parts.round_number,
+        parts.seed,
+        parts.global_weights,
+        states,
+        parts.server_optimizer,
+        parts.algorithm,
+      )
+    )
+
   state_type = initialize.type_signature.result.member
-  exchanges = [
-    _Computations(
-      exchange_parts.build_news(exchange, state_type) if number else None,
-      client,
-      aggregation,
-      exchange_parts.build_server(
-        work, number, options, state_type, client, aggregation
-      ),
-    )
-    for number, (exchange, client, aggregation) in enumerate(
-      zip(work.exchanges, clients, aggregations)
-    )
+  news = [
+    exchange_parts.build_news(exchange, state_type)
+    for exchange in work.exchanges[1:]
   ]
   broadcast_of = tff.tensorflow.computation(work.broadcast_of, state_type)
-  run_round = _build_round(work, state_type, broadcast_of, exchanges)
+  run_round = _build_round(
+    work, options, state_type, broadcast_of, news, clients, aggregations
+  )
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
@@ -111,19 +103,27 @@ def build_personalized_process(
       *run_round(state, client_states, examples)
     )
 
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_kept),
+    )
+
   return personalized_process.PersonalizedProcess(
+    initialize,
+    next_fn,
+    initialize_client_state,
     name=name,
     model=work.model,
-    initialize=initialize,
-    initialize_client_state=_build_client_state(work),
-    next_fn=next_fn,
-    personal_models=lambda: personal_models.build_personal_models(
+    build_personal_models=lambda: personal_models.build_personal_models(
       work, options, broadcast_of, types
     ),
-    learning_process=lambda: learning_process.build_learning_process(
+    build_learning_process=lambda: learning_process.build_learning_process(
       name, work, initialize, run_round
     ),
-    bytes_per_round=_bytes_per_round(types, exchanges),
+    bytes_per_round=_bytes_per_round(types, news, clients),
     has_global_model=work.global_model is not None,
     has_local_weights=work.fit_new_client is not None,
     adapts_known_clients=(
@@ -138,28 +138,40 @@ def build_personalized_process(
   )
 
 
-def _build_round(work, state_type, broadcast_of, exchanges):
+def _build_round(
+  work, options, state_type, broadcast_of, news, clients, aggregations
+):
   """The round, as a function in a federated computation."""
-  metrics_of = exchange_parts.build_metrics(work, state_type, exchanges)
+  servers = [
+    exchange_parts.build_server(
+      work, number, options, state_type, client, aggregation
+    )
+    for number, (client, aggregation) in enumerate(zip(clients, aggregations))
+  ]
+  metrics_of = exchange_parts.build_metrics(
+    work, state_type, clients[-1].type_signature.result.sums, aggregations
+  )
 
   def run_round(state, client_states, examples):
     """A round's new server state, the clients' new states, and metrics."""
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
     at_clients = (broadcast, client_states, examples)
     kept, measurements = None, []
-    for number, exchange in enumerate(exchanges):
+    for number, (client, aggregation, server) in enumerate(
+      zip(clients, aggregations, servers)
+    ):
       received = at_clients
       if number:
-        news = tff.federated_map(exchange.news_of, state)
-        received = (*at_clients, tff.federated_broadcast(news), kept)
-      output = tff.federated_map(exchange.client, received)
+        changed = tff.federated_map(news[number - 1], state)
+        received = (*at_clients, tff.federated_broadcast(changed), kept)
+      output = tff.federated_map(client, received)
       kept = output.kept
-      aggregated = exchange.aggregation.next(
+      aggregated = aggregation.next(
         state.aggregator[number], output.sent, output.sums.weight
       )
       sums = tff.federated_sum(output.sums)
       state, update_norm = tff.federated_map(
-        exchange.server, (state, aggregated.result, aggregated.state, sums)
+        server, (state, aggregated.result, aggregated.state, sums)
       )
       measurements.append(aggregated.measurements)
     metrics = tff.federated_map(
@@ -170,67 +182,31 @@ def _build_round(work, state_type, broadcast_of, exchanges):
   return run_round
 
 
-def _build_initialize(initial_parts, aggregations):
-  """`( -> S@SERVER)`."""
-
-  @tff.federated_computation
-  def initialize():
-    parts = tff.federated_eval(initial_parts, tff.SERVER)
-    return tff.federated_zip(
-      personalized_process.ServerState(
-        round_number=parts[0],
-        seed=parts[1],
-        global_weights=parts[2],
-        aggregator=tuple(a.initialize() for a in aggregations),
-        server_optimizer=parts[3],
-        algorithm=parts[4],
-      )
-    )
-
-  return initialize
-
-
 def _initial_server_parts(work, options):
-  """`( -> <round number, seed, weights, optimizer state, algorithm>)`."""
+  """`( -> S)`, without the aggregators' states."""
 
   @tff.tensorflow.computation
   def initial_parts():
-    optimizer_state = options.server_optimizer.initialize(
-      _specs(work.initial_global, work.trained_names)
+    optimizer_state = training_options.initial_state(
+      options.server_optimizer,
+      split_model.select(work.initial_global, work.trained_names),
     )
-    return (
-      tf.constant(0, tf.int32),
-      tf.constant(options.seed, tf.int64),
-      tf.nest.map_structure(tf.constant, work.initial_global),
-      tf.nest.map_structure(tf.convert_to_tensor, optimizer_state),
-      tf.nest.map_structure(tf.constant, work.initial_algorithm),
+    return personalized_process.ServerState(
+      round_number=tf.constant(0, tf.int32),
+      seed=tf.constant(options.seed, tf.int64),
+      global_weights=tf.nest.map_structure(tf.constant, work.initial_global),
+      aggregator=(),
+      server_optimizer=tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer_state
+      ),
+      algorithm=tf.nest.map_structure(tf.constant, work.initial_algorithm),
     )
 
   return initial_parts
 
 
-def _specs(arrays, names):
-  return collections.OrderedDict(
-    (name, tf.TensorSpec(arrays[name].shape, arrays[name].dtype))
-    for name in names
-  )
-
-
-def _build_client_state(work):
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_kept),
-    )
-
-  return initialize_client_state
-
-
-def _client_types(work, initial_parts):
-  parts = initial_parts.type_signature.result
-  algorithm = parts[4]
+def _client_types(work, state):
+  algorithm = state.algorithm
   if work.transient:
     algorithm = collections.OrderedDict(
       (name, algorithm[name]) for name in work.lasting(work.initial_algorithm)
@@ -240,7 +216,7 @@ def _client_types(work, initial_parts):
   )
   return client_work.ClientTypes(
     broadcast=tff.to_type(
-      client_work.Broadcast(parts[0], parts[1], parts[2], algorithm)
+      client_work.Broadcast.of(state)._replace(algorithm=algorithm)
     ),
     client_state=tff.to_type(
       personalized_process.ClientState(
@@ -251,13 +227,13 @@ def _client_types(work, initial_parts):
   )
 
 
-def _bytes_per_round(types, exchanges):
-  down, up = _num_bytes(types.broadcast), 0
-  for exchange in exchanges:
-    up += _num_bytes(exchange.client.type_signature.result.sent)
-    if exchange.news_of is not None:
-      down += _num_bytes(exchange.news_of.type_signature.result)
-  return personalized_process.BytesPerRound(down, up)
+def _bytes_per_round(types, news, clients):
+  later = [news_of.type_signature.result for news_of in news]
+  sent = [client.type_signature.result.sent for client in clients]
+  return personalized_process.BytesPerRound(
+    down=sum(map(_num_bytes, [types.broadcast, *later])),
+    up=sum(map(_num_bytes, sent)),
+  )
 
 
 def _num_bytes(value_type) -> int:

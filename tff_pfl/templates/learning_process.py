@@ -86,11 +86,24 @@ def build_learning_process(
       model, work.model_without_data(client_work.Broadcast.of(state))
     )
 
+  @tff.tensorflow.computation(
+    state_type, get_model_weights.type_signature.result
+  )
+  def set_model_weights(state, weights):
+    given = tff_model.named_weights(model, weights)
+    if set(work.initial_global) <= set(given):
+      new = split_model.select(given, state.global_weights)
+    else:
+      refusal = tf.debugging.Assert(
+        False,
+        ['The weights of one model are not the global weights of this method.'],
+      )
+      with tf.control_dependencies([refusal]):
+        new = tf.nest.map_structure(tf.identity, state.global_weights)
+    return state._replace(global_weights=new)
+
   return tff.learning.templates.LearningProcess(
-    initialize,
-    next_fn,
-    get_model_weights,
-    _build_set_model_weights(work, state_type, get_model_weights),
+    initialize, next_fn, get_model_weights, set_model_weights
   )
 
 
@@ -105,26 +118,3 @@ def _grouped(metrics):
     aggregator=aggregator,
     finalizer=collections.OrderedDict(update_norm=update_norm),
   )
-
-
-def _build_set_model_weights(work, state_type, get_model_weights):
-  """`(<S, weights of the model> -> S)`."""
-  model = work.model
-  weights_type = get_model_weights.type_signature.result
-  sets_global_weights = set(work.initial_global) <= set(model.initial_weights)
-
-  @tff.tensorflow.computation(state_type, weights_type)
-  def set_model_weights(state, weights):
-    given = tff_model.named_weights(model, weights)
-    if sets_global_weights:
-      new = split_model.select(given, state.global_weights)
-    else:
-      refusal = tf.debugging.Assert(
-        False,
-        ['The weights of one model are not the global weights of this method.'],
-      )
-      with tf.control_dependencies([refusal]):
-        new = tf.nest.map_structure(tf.identity, state.global_weights)
-    return state._replace(global_weights=new)
-
-  return set_model_weights

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -72,84 +71,44 @@ def kept_by_clients(
     names = [
       name for name in work.initial_global if name.rpartition('/')[0] in layers
     ]
-  return _Keeping(work, names, method).work()
+  return _keeping(work, names, method)
 
 
-class _Keeping:
-  """The parts of a method, as those of one that keeps some global weights."""
+def _keeping(inner, names, method):
+  """A method, as one whose clients keep some of its global weights."""
+  initial = split_model.select(inner.initial_global, names)
 
-  def __init__(
-    self, work: client_work.ClientWork, names: Sequence[str], method: str
-  ):
-    self._inner = work
-    self._names = names
-    self._method = method
-    self._initial = split_model.select(work.initial_global, names)
+  def complete(weights, statistics):
+    return split_model.select({**weights, **statistics}, inner.initial_global)
 
-  def work(self) -> client_work.ClientWork:
-    """The method."""
-    inner = self._inner
-    others = [n for n in inner.initial_global if n not in self._names]
-    return dataclasses.replace(
-      inner,
-      exchanges=self._exchanges(inner.exchanges),
-      exchanges_when_forgetting=None,
-      initial_global=split_model.select(inner.initial_global, others),
-      initial_local=collections.OrderedDict(
-        [(_WEIGHTS, inner.initial_local), (_STATISTICS, self._initial)]
-      ),
-      personal_weights=lambda broadcast, local: inner.personal_weights(
-        self._with(broadcast, local[_STATISTICS]), local[_WEIGHTS]
-      ),
-      global_model=inner.global_model
-      and (
-        lambda weights: inner.global_model(
-          self._complete(weights, self._initial)
-        )
-      ),
-      fit_new_client=self._fit_new_client,
-    )
-
-  def _complete(self, weights, statistics):
-    return split_model.select(
-      {**weights, **statistics}, self._inner.initial_global
-    )
-
-  def _with(self, broadcast, statistics):
+  def with_statistics(broadcast, statistics):
     return broadcast._replace(
-      global_weights=self._complete(broadcast.global_weights, statistics)
+      global_weights=complete(broadcast.global_weights, statistics)
     )
 
-  def _exchanges(self, exchanges):
-    return [
-      dataclasses.replace(
-        exchange,
-        client=self._client(exchange, is_last=exchange is exchanges[-1]),
-        receives=[n for n in exchange.receives if n not in self._names],
-      )
-      for exchange in exchanges
-    ]
+  def both(weights, statistics):
+    return collections.OrderedDict(
+      [(_WEIGHTS, weights), (_STATISTICS, statistics)]
+    )
 
-  def _client(self, exchange, is_last):
-    """The exchange's client; between exchanges it carries the statistics."""
+  def keeping(exchange):
+    """The exchange; from it to the next a client carries the statistics."""
+    is_last = exchange is inner.exchanges[-1]
 
-    def client(broadcast, local, examples, seed, carried=None):
-      statistics, inner_carried = local[_STATISTICS], []
-      if carried is not None:
-        statistics = carried[_STATISTICS]
-        inner_carried = [carried[_WEIGHTS]]
+    def client(broadcast, local, examples, seed, *carried):
+      statistics = (*carried, local)[0][_STATISTICS]
       result = exchange.client(
-        self._with(broadcast, statistics),
+        with_statistics(broadcast, statistics),
         local[_WEIGHTS],
         examples,
         seed,
-        *inner_carried,
+        *[each[_WEIGHTS] for each in carried],
       )
       update = collections.OrderedDict(result.update)
       errors.expect(
-        not is_last or set(self._names) <= set(update),
+        not is_last or set(names) <= set(update),
         'statistics',
-        f'global for {self._method}, which does not average them as such',
+        f'global for {method}, which does not average them as such',
         'local',
       )
       statistics = collections.OrderedDict(
@@ -158,37 +117,51 @@ class _Keeping:
       )
       return result._replace(
         update=update,
-        local=collections.OrderedDict(
-          [(_WEIGHTS, result.local), (_STATISTICS, statistics)]
-        ),
-        carried=collections.OrderedDict(
-          [(_WEIGHTS, result.carried), (_STATISTICS, statistics)]
-        ),
+        local=both(result.local, statistics),
+        carried=both(result.carried, statistics),
       )
 
-    return client
+    receives = [name for name in exchange.receives if name not in names]
+    return dataclasses.replace(exchange, client=client, receives=receives)
 
-  def _fit_new_client(self, broadcast, local, examples, seed, num_epochs):
-    inner = self._inner
-    complete = self._with(broadcast, local[_STATISTICS])
-    statistics = statistics_of(
-      inner.model,
-      inner.personal_weights(complete, local[_WEIGHTS]),
-      examples,
-      seed,
+  def personal_weights(broadcast, local):
+    return inner.personal_weights(
+      with_statistics(broadcast, local[_STATISTICS]), local[_WEIGHTS]
     )
-    statistics = {**local[_STATISTICS], **statistics}
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    statistics = {
+      **local[_STATISTICS],
+      **statistics_of(
+        inner.model, personal_weights(broadcast, local), examples, seed
+      ),
+    }
     fitted = local[_WEIGHTS]
     if inner.fit_new_client is not None:
       fitted = inner.fit_new_client(
-        self._with(broadcast, statistics), fitted, examples, seed, num_epochs
+        with_statistics(broadcast, statistics),
+        fitted,
+        examples,
+        seed,
+        num_epochs,
       )
-    return collections.OrderedDict(
-      [
-        (_WEIGHTS, fitted),
-        (_STATISTICS, split_model.select(statistics, self._names)),
-      ]
-    )
+    return both(fitted, split_model.select(statistics, names))
+
+  global_model = inner.global_model and (
+    lambda weights: inner.global_model(complete(weights, initial))
+  )
+  return dataclasses.replace(
+    inner,
+    exchanges=[keeping(exchange) for exchange in inner.exchanges],
+    exchanges_when_forgetting=None,
+    initial_global=split_model.select(
+      inner.initial_global, [n for n in inner.initial_global if n not in names]
+    ),
+    initial_local=both(inner.initial_local, initial),
+    personal_weights=personal_weights,
+    global_model=global_model,
+    fit_new_client=fit_new_client,
+  )
 
 
 def statistics_of(

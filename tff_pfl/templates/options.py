@@ -8,6 +8,7 @@ from typing import Any, Optional
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import schedules, training_options
 from tff_pfl.templates import aggregators, attacks, personalization
 
@@ -17,10 +18,27 @@ _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
 STATISTICS = ('global', 'local', 'local_all')
 TRAINING_METRICS = ('plain', 'none')
 
-
-def expect_weighting(name: str, weighting: str) -> None:
-  """Raises `ValueError` unless it is one of `CLIENT_WEIGHTINGS`."""
-  errors.expect_one_of(name, weighting, CLIENT_WEIGHTINGS)
+# What None stands for, the types that are taken, and these in words.
+_OBJECTS = {
+  'aggregator': (
+    lambda: aggregators.make_aggregator('mean'),
+    aggregators.AggregationFactory,
+    'a TFF aggregation factory',
+  ),
+  'server_optimizer': (
+    lambda: tff.learning.optimizers.build_sgdm(1.0),
+    tff.learning.optimizers.Optimizer,
+    'one of tff.learning.optimizers',
+  ),
+  **{
+    name: (of_its, of_its, f'of the type {of_its.__name__}')
+    for name, of_its in (
+      ('personalization', personalization.Personalization),
+      ('training', training_options.TrainingOptions),
+      ('attack', attacks.Attack),
+    )
+  },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,58 +86,29 @@ class ProcessOptions:
 
   aggregator: Optional[aggregators.AggregationFactory] = None
   server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
-  client_weighting: Optional[str] = None
+  client_weighting: Optional[str] = hparams_lib.one_of(None, CLIENT_WEIGHTINGS)
   stateless: bool = False
   personalization: Optional[personalization.Personalization] = None
   training: Optional[training_options.TrainingOptions] = None
   server_schedule: Optional[schedules.Schedule] = None
-  statistics: str = 'global'
-  training_metrics: str = 'plain'
+  statistics: str = hparams_lib.one_of('global', STATISTICS)
+  training_metrics: str = hparams_lib.one_of('plain', TRAINING_METRICS)
   attack: Optional[attacks.Attack] = None
   seed: int = 0
 
   def __post_init__(self):
-    self._default('aggregator', aggregators.make_aggregator('mean'))
-    self._default('server_optimizer', tff.learning.optimizers.build_sgdm(1.0))
-    self._default('personalization', personalization.Personalization())
-    self._default('training', training_options.TrainingOptions())
-    self._default('attack', attacks.Attack())
-    errors.expect_type(
-      self.aggregator,
-      aggregators.AggregationFactory,
-      'aggregator',
-      'a TFF aggregation factory',
-    )
-    errors.expect_type(
-      self.server_optimizer,
-      tff.learning.optimizers.Optimizer,
-      'server_optimizer',
-      'one of tff.learning.optimizers',
-    )
-    errors.expect_type(
-      self.personalization,
-      personalization.Personalization,
-      'personalization',
-      'a Personalization',
-    )
-    errors.expect_type(
-      self.training,
-      training_options.TrainingOptions,
-      'training',
-      'TrainingOptions',
-    )
-    errors.expect_type(self.attack, attacks.Attack, 'attack', 'an Attack')
-    errors.expect_one_of('statistics', self.statistics, STATISTICS)
-    metrics = self.training_metrics
-    errors.expect_one_of('training_metrics', metrics, TRAINING_METRICS)
+    for name, (default, types, constraint) in _OBJECTS.items():
+      if getattr(self, name) is None:
+        object.__setattr__(self, name, default())
+      errors.expect_type(getattr(self, name), types, name, constraint)
+    hparams_lib.check_fields(self)
     errors.expect(
-      metrics == 'plain' or not aggregators.is_weighted(self.aggregator),
+      self.training_metrics == 'plain'
+      or not aggregators.is_weighted(self.aggregator),
       'training_metrics',
       "'plain' where the aggregator weights clients",
-      metrics,
+      self.training_metrics,
     )
-    if self.client_weighting is not None:
-      expect_weighting('client_weighting', self.client_weighting)
     errors.expect(
       -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
     )
@@ -145,7 +134,3 @@ class ProcessOptions:
     if isinstance(self.aggregator, aggregators.DESCRIBED):
       described['aggregator_arguments'] = dataclasses.asdict(self.aggregator)
     return described
-
-  def _default(self, name: str, value: Any) -> None:
-    if getattr(self, name) is None:
-      object.__setattr__(self, name, value)

@@ -61,27 +61,28 @@ def build_personal_models(
   def model_without_data(state):
     return work.model_without_data(client_work.Broadcast.of(state))
 
-  def score(weights, test):
-    return scoring.score(model, weights, test)
-
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type
   )
   def evaluate_broadcast(broadcast, client_state, train, test):
-    before = score(work.model_without_data(broadcast), test)
+    before = scoring.score(model, work.model_without_data(broadcast), test)
     after = before
     if work.fit_new_client is not None or (
       personalization_options.fine_tune != 'none'
     ):
       personal = personalize_broadcast(broadcast, client_state, train)
-      after = score(personal.weights, test)
+      after = scoring.score(model, personal.weights, test)
     scores = collections.OrderedDict(
       before=objectives.means(before.sums),
       after=objectives.means(after.sums),
       examples=test.num_examples,
     )
     if model.domains is not None:
-      scores['domains'] = _sums_by_domain(before, after)
+      sums = collections.OrderedDict(
+        before=before.by_domain.copy(), after=after.by_domain.copy()
+      )
+      counts = [of_domains.pop('examples') for of_domains in sums.values()]
+      scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)
     if not isinstance(before.class_1, tuple):
       scores['scores'] = collections.OrderedDict(
         before=before.class_1, after=after.class_1, y=test.y
@@ -158,18 +159,3 @@ def _build_personalize(work, options, training, types):
     return personalized_process.PersonalModel(weights, client_state)
 
   return personalize_broadcast
-
-
-def _sums_by_domain(before, after):
-  """What `evaluate` adds where examples have a domain."""
-
-  def sums(score):
-    by_domain = score.by_domain.copy()
-    del by_domain['examples']
-    return by_domain
-
-  return collections.OrderedDict(
-    examples=before.by_domain['examples'],
-    before=sums(before),
-    after=sums(after),
-  )

@@ -7,8 +7,8 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.client import example_tensors, objectives, phases, training_loop
+from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.models import split_model
 
 SCOPES = ('method', 'none', 'head', 'all')
@@ -43,25 +43,18 @@ class Personalization:
       as in FedProx, at least 0.
   """
 
-  fine_tune: str = 'method'
+  fine_tune: str = hparams_lib.one_of('method', SCOPES)
   num_epochs: int = 10
   num_steps: Optional[int] = None
   learning_rate: float = 0.01
   momentum: float = 0.5
   optimizer: phases.Optimizer = 'sgd'
   batch_size: Optional[int] = 10
-  new_client_epochs: Optional[int] = None
-  proximal_strength: float = 0.0
+  new_client_epochs: Optional[int] = hparams_lib.integer(None, 0)
+  proximal_strength: float = hparams_lib.non_negative(0.0)
 
   def __post_init__(self):
-    errors.expect_one_of('fine_tune', self.fine_tune, SCOPES)
-    errors.expect(
-      self.new_client_epochs is None or self.new_client_epochs >= 0,
-      'new_client_epochs',
-      'at least 0 or None',
-      self.new_client_epochs,
-    )
-    errors.expect_non_negative('proximal_strength', self.proximal_strength)
+    hparams_lib.check_fields(self)
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 

@@ -18,6 +18,7 @@ needed for rounds is traced when it is first used.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -107,6 +108,7 @@ class BytesPerRound(NamedTuple):
   up: int
 
 
+@dataclasses.dataclass(eq=False)
 class PersonalizedProcess(tff.templates.IterativeProcess):
   """A personalized federated learning method; see the module's docstring.
 
@@ -117,6 +119,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       the model given to a client that contributes no data.
     has_local_weights: Whether clients have something of their own in the models
       that they are scored with.
+    adapts_known_clients: Whether also clients that took part need their
+      training data to be personalized (fine-tuning).
     bytes_per_round: What one client of a cohort receives and sends.
     seed: The experiment's seed.
     description: All other options the process was built with, as JSON types.
@@ -125,50 +129,28 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       whatever was asked of this process.
     attacked_clients: Indices of clients that work for a simulated attack; their
       scores tell nothing.
+    build_personal_models: Builds `personal_models.PersonalModels`.
+    build_learning_process: Builds the process without client state.
   """
 
-  def __init__(
-    self,
-    *,
-    name: str,
-    model: split_model.SplitModel,
-    initialize: tff.Computation,
-    initialize_client_state: tff.Computation,
-    next_fn: tff.Computation,
-    personal_models: Callable[[], Any],
-    learning_process: Callable[[], tff.learning.templates.LearningProcess],
-    has_global_model: bool,
-    has_local_weights: bool,
-    adapts_known_clients: bool,
-    bytes_per_round: BytesPerRound,
-    seed: int,
-    description: Mapping[str, Any],
-    adaptation: personalization_lib.Personalization,
-    attacked_clients: Collection[int] = (),
-  ):
-    """Bundles the computations; for other arguments see the attributes.
+  initialize_fn: dataclasses.InitVar[tff.Computation]
+  next_fn: dataclasses.InitVar[tff.Computation]
+  initialize_client_state: tff.Computation
+  name: str
+  model: split_model.SplitModel
+  has_global_model: bool
+  has_local_weights: bool
+  adapts_known_clients: bool
+  bytes_per_round: BytesPerRound
+  seed: int
+  description: Mapping[str, Any]
+  adaptation: personalization_lib.Personalization
+  attacked_clients: Collection[int]
+  build_personal_models: Callable[[], Any]
+  build_learning_process: Callable[[], tff.learning.templates.LearningProcess]
 
-    Args:
-      personal_models: Builds `personal_models.PersonalModels`; called once, if
-        ever.
-      learning_process: Builds the process without client state.
-      adapts_known_clients: Whether also clients that took part need their
-        training data to be personalized (fine-tuning).
-    """
-    super().__init__(initialize, next_fn)
-    self.name = name
-    self.model = model
-    self.initialize_client_state = initialize_client_state
-    self.has_global_model = has_global_model
-    self.has_local_weights = has_local_weights
-    self.bytes_per_round = bytes_per_round
-    self.seed = seed
-    self.description = description
-    self.adaptation = adaptation
-    self.attacked_clients = attacked_clients
-    self._build_personal_models = personal_models
-    self._build_learning_process = learning_process
-    self._adapts_known_clients = adapts_known_clients
+  def __post_init__(self, initialize_fn, next_fn):
+    super().__init__(initialize_fn, next_fn)
 
   @functools.cached_property
   def initialize_client_states(self) -> tff.Computation:
@@ -182,7 +164,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
 
   @functools.cached_property
   def _personal_models(self):
-    return self._build_personal_models()
+    return self.build_personal_models()
 
   def needs_training_data(self, client_state: ClientState) -> bool:
     """Whether personalizing this client reads its training data.
@@ -191,7 +173,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     data, which saves bringing them to the client.
     """
     is_new = self.has_local_weights and not client_state.num_rounds
-    return self._adapts_known_clients or is_new
+    return self.adapts_known_clients or is_new
 
   def to_learning_process(self) -> tff.learning.templates.LearningProcess:
     """This method for clients that cannot be told apart and keep no state.
@@ -210,7 +192,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       "None for a LearningProcess of TFF's",
       'one',
     )
-    return self._build_learning_process()
+    return self.build_learning_process()
 
   @property
   def personalize(self) -> tff.Computation:

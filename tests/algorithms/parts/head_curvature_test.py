@@ -25,20 +25,13 @@ _LOSSES = {
 }
 
 
-def _model(
-  loss,
-  num_outputs,
-  use_bias=True,
-  activation=None,
-  num_features=_NUM_FEATURES,
-  dtype='float64',
-):
+def _model(loss, num_outputs, use_bias=True, dtype='float64'):
   # In float64, so that nothing but the formulas is compared.
   network = keras.Sequential(
     [
-      keras.layers.Input([num_features], dtype=dtype),
+      keras.layers.Input([_NUM_FEATURES], dtype=dtype),
       keras.layers.Dense(
-        num_outputs, activation, use_bias, name='head', dtype=dtype
+        num_outputs, use_bias=use_bias, name='head', dtype=dtype
       ),
     ]
   )
@@ -97,9 +90,9 @@ def test_closed_form_is_what_differentiation_gives(name, use_bias):
   features = tf.constant(rng.normal(size=[_NUM_EXAMPLES, _NUM_FEATURES]))
   y = _labels(model, num_outputs, num_labels, rng)
   is_counted = tf.range(_NUM_EXAMPLES) % 3 > 0
-  found = head_curvature.head_hessian(
-    model, head, weights, features, is_counted
-  )
+  # What others are does not matter.
+  padded = tf.where(is_counted[:, tf.newaxis], features, np.nan)
+  found = head_curvature.head_hessian(model, head, weights, padded, is_counted)
   expected = _by_differentiation(
     model, head, weights, features[is_counted], y[is_counted]
   )
@@ -108,59 +101,7 @@ def test_closed_form_is_what_differentiation_gives(name, use_bias):
   np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
   np.testing.assert_allclose(found, np.transpose(found), rtol=0, atol=1e-13)
   assert np.max(np.abs(found)) > 0.1
-
-
-def test_formulas_by_hand():
-  # One feature of value 2 and a bias: z z^T = [[4, 2], [2, 1]].
-  outer = np.array([[4.0, 2.0], [2.0, 1.0]])
-  features, counted = tf.constant([[2.0]], tf.float64), tf.constant([True])
-
-  def hessian(loss, num_outputs):
-    model = _model(loss, num_outputs, num_features=1)
-    zeros = tf.nest.map_structure(tf.zeros_like, dict(model.initial_weights))
-    return head_curvature.head_hessian(
-      model, domain_models.linear_head(model), zeros, features, counted
-    )
-
-  np.testing.assert_allclose(hessian('mse', 1), 2 * outer)
-  # The mean over two outputs.
-  np.testing.assert_allclose(hessian('mse', 2), np.kron(np.eye(2), outer))
-  np.testing.assert_allclose(hessian('binary_crossentropy', 1), outer / 4)
-  np.testing.assert_allclose(
-    hessian('sparse_categorical_crossentropy', 2),
-    np.kron([[0.25, -0.25], [-0.25, 0.25]], outer),
-  )
-
-
-@pytest.mark.parametrize('name', ['one_hot', 'squared_error'])
-def test_rows_that_are_not_counted_may_be_anything(name):
-  loss, num_outputs, _ = _LOSSES[name]
-  rng = np.random.default_rng(2)
-  model = _model(loss, num_outputs)
-  head = domain_models.linear_head(model)
-  weights = _weights(model, rng)
-  features = rng.normal(size=[4, _NUM_FEATURES])
-  padded = np.concatenate([features, np.full([4, _NUM_FEATURES], np.nan)])
-  padded[-1] = np.inf
-  is_counted = np.arange(8) < 4
-  np.testing.assert_allclose(
-    head_curvature.head_hessian(model, head, weights, padded, is_counted),
-    head_curvature.head_hessian(
-      model, head, weights, tf.constant(features), tf.fill([4], True)
-    ),
-    rtol=1e-12,
-  )
-
-
-def test_no_examples_have_no_curvature():
-  model = _model('sparse_categorical_crossentropy', 3)
-  head = domain_models.linear_head(model)
-  weights = _weights(model, np.random.default_rng(0))
-  features = tf.ones([4, _NUM_FEATURES], tf.float64)
-  hessian = head_curvature.head_hessian(
-    model, head, weights, features, tf.fill([4], False)
-  )
-  assert not np.any(hessian)
+  head_curvature.expect_known_loss(model)
 
 
 @pytest.mark.parametrize('use_bias', [True, False])
@@ -179,13 +120,6 @@ def test_vector_holds_the_first_outputs_weights_first_and_back(use_bias):
     np.testing.assert_array_equal(back[name], value)
 
 
-@pytest.mark.parametrize('name', _LOSSES)
-def test_losses_whose_hessians_are_known_pass(name):
-  loss, num_outputs, _ = _LOSSES[name]
-  model = _model(loss, num_outputs, dtype='float32')
-  head_curvature.expect_known_loss(model)
-
-
 def _half_squared_error(y_true, y_pred):
   return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1) / 2
 
@@ -194,11 +128,8 @@ def _half_squared_error(y_true, y_pred):
   ('loss', 'num_outputs'),
   [
     ('mae', 1),
-    ('huber', 1),
     ('huber', 3),
-    ('log_cosh', 1),
     ('hinge', 1),
-    ('hinge', 3),
     (_half_squared_error, 1),
   ],
 )
@@ -207,10 +138,4 @@ def test_other_losses_are_refused(loss, num_outputs):
   with pytest.raises(
     ValueError, match='`model`.*loss.*second_order.*weighted_average'
   ):
-    head_curvature.expect_known_loss(model)
-
-
-def test_probabilities_as_outputs_are_refused():
-  model = _model('sparse_categorical_crossentropy', 3, activation='softmax')
-  with pytest.raises(ValueError, match='without an activation'):
     head_curvature.expect_known_loss(model)

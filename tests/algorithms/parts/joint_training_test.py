@@ -1,70 +1,64 @@
-import functools
+"""Rounds and newcomers where all weights train together, by hand."""
 
 import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms.parts import joint_training
-from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.models import weight_partition
-from tff_pfl.templates import federated_round, options
+from tff_pfl.algorithms import registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _RNG = np.random.default_rng(5)
-_BODY = _RNG.normal(size=[4, 2]).astype(np.float32)
-_HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
-_CLIENT = toy_problems.regression_examples(8, 4, 3, seed=0)
-_HPARAMS = hparams_lib.LocalTrainingHParams(
-  num_steps=1, learning_rate=0.1, momentum=0.0, batch_size=None
+_BODY = _RNG.normal(size=[4, 5]).astype(np.float32)
+_HEAD = _RNG.normal(size=[5, 3]).astype(np.float32)
+_CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
+_SOME = np.array([False, True, True, False, True])
+
+
+@pytest.mark.parametrize(
+  ('name', 'options', 'local_body', 'local_head'),
+  [
+    ('fed_avg', {}, False, False),
+    ('fed_per', {}, False, True),
+    ('lg_fed_avg', {}, True, False),
+    ('local_only', {}, True, True),
+    ('fed_split', {'personal_elements': 'body:1-2,body:4'}, _SOME, False),
+    ('fed_alt', {'updates': 'simultaneous', 'personal': 'input'}, True, False),
+  ],
 )
-
-
-@functools.cache
-def _process(local_layers):
+def test_all_weights_train_and_the_local_ones_stay(
+  name, options, local_body, local_head
+):
+  hparams = toy_problems.hparams_for(
+    name, num_steps=3, learning_rate=0.1, batch_size=None, **options
+  )
   model = toy_problems.linear_network(_BODY, _HEAD)
-  partition = weight_partition.WeightPartition.by_layer(model, local_layers)
-  return federated_round.build_personalized_process(
-    'joint',
-    joint_training.joint_training_work(model, _HPARAMS, partition),
-    options.ProcessOptions(),
+  process = registry.build(name, model, hparams)
+  bodies, heads = [_BODY] * 2, [_HEAD] * 2
+  for state, states, _ in toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2):
+    ends = [
+      toy_problems.descended_together(*start, client, 3, 0.1, 0.5)
+      for *start, client in zip(bodies, heads, _CLIENTS)
+    ]
+    body, head = (
+      toy_problems.weighted_mean(part, _CLIENTS) for part in zip(*ends)
+    )
+    bodies = [np.where(local_body, own, body) for own, _ in ends]
+    heads = [np.where(local_head, own, head) for _, own in ends]
+    models = toy_problems.personal_models(process, state, states)
+    for weights, *expected in zip(models, bodies, heads):
+      toy_problems.assert_kernels(weights, body=expected[0], head=expected[1])
+  # Nothing is at both places, or at the wrong one.
+  for values, is_local in ((state.global_weights, 0), (states[0].local, 1)):
+    sizes = {layer: v.size for layer, v in toy_problems.kernels(values).items()}
+    expected = {
+      'body': 4 * np.sum(np.broadcast_to(local_body, 5) == is_local),
+      'head': 15 * (local_head == is_local),
+    }
+    assert sizes == {layer: size for layer, size in expected.items() if size}
+  # A newcomer trains what is local, with the rest frozen.
+  new = toy_problems.new_client(process, process.initialize(), _CLIENTS[0])
+  body, head = toy_problems.descended_together(
+    _BODY, _HEAD, _CLIENTS[0], 3, 0.1, 0.5, trained=(local_body, local_head)
   )
-
-
-def _after_one_step():
-  """Body and head after a step of gradient descent on both together."""
-  trained = toy_problems.descended_together(_BODY, _HEAD, _CLIENT, 1, 0.1)
-  return dict(zip(('body', 'head'), trained))
-
-
-_any_layers = pytest.mark.parametrize(
-  'local_layers', [(), ('head',), ('body',), ('body', 'head')]
-)
-
-
-@_any_layers
-def test_all_weights_train_and_the_local_ones_stay(local_layers):
-  state, (client_state,), _ = toy_problems.train(
-    _process(local_layers), [_CLIENT]
-  )
-  at_server = toy_problems.kernels(state.global_weights)
-  at_client = toy_problems.kernels(client_state.local)
-  assert set(at_client) == set(local_layers)
-  assert set(at_server) == {'body', 'head'} - set(local_layers)
-  toy_problems.assert_kernels(
-    {**state.global_weights, **client_state.local}, **_after_one_step()
-  )
-
-
-@_any_layers
-def test_new_client_trains_exactly_its_local_weights(local_layers):
-  process = _process(local_layers)
-  personal = toy_problems.new_client(process, process.initialize(), _CLIENT)
-  initial = {'body': _BODY, 'head': _HEAD}
-  # In one step the gradients of the two do not interact.
-  trained = _after_one_step()
-  for name, value in toy_problems.kernels(personal.weights).items():
-    if name in local_layers:
-      np.testing.assert_allclose(value, trained[name], rtol=1e-4)
-    else:
-      np.testing.assert_array_equal(value, initial[name])
+  toy_problems.assert_kernels(new.weights, body=body, head=head)

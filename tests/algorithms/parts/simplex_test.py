@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import scipy.optimize
 import tensorflow as tf
 
@@ -25,3 +26,22 @@ def test_the_least_value_is_that_of_non_negative_least_squares():
     np.append(np.zeros(33), weight),
   )
   np.testing.assert_allclose(found, expected / expected.sum(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('values', 'expected'),
+  [
+    ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
+    ([1.0, 1.0], [0.5, 0.5]),
+    ([3.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
+    ([0.9, 0.5, -7.0], [0.7, 0.3, 0.0]),
+    ([0.0, 0.0, 0.0, 0.0], [0.25] * 4),
+    ([-5.0], [1.0]),
+    # Far from it, where 1 is less than float32 can tell apart.
+    ([1e8, 1e8, 0.0], [0.5, 0.5, 0.0]),
+    ([1e9, 0.0], [1.0, 0.0]),
+  ],
+)
+def test_projection_by_hand(values, expected):
+  found = simplex.project(tf.constant(values))
+  np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -28,7 +28,8 @@ large ones. Noise is amplified by up to 1 / `ridge`.
 from __future__ import annotations
 
 import collections
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -100,14 +101,6 @@ def train(
   return training_loop.TrainResult(parts.join(trained), metrics)
 
 
-def counts(
-  model: split_model.SplitModel,
-  features: example_tensors.ExampleTensors,
-) -> tf.Tensor:
-  """How many of a client's examples are of each domain: float32 `[domains]`."""
-  return tf.reduce_sum(tf.cast(_members(model, features), tf.float32), axis=1)
-
-
 def _members(model, features):
   """Bool `[domains, capacity]`: which examples are of which domain."""
   domain = features.x['domain']
@@ -124,11 +117,9 @@ class WeightedAverage:
     """Takes the model of one domain."""
     self._model = model
     self._parts = domain_models.domain_copies(model)
-
-  @property
-  def initial_algorithm(self) -> collections.OrderedDict:
-    """What the server keeps of the last aggregation."""
-    return collections.OrderedDict()
+    # What the server keeps of the last aggregation, and tells of it.
+    self.initial_algorithm: Any = collections.OrderedDict()
+    self.metrics: Optional[Callable[..., Any]] = None
 
   def report(
     self,
@@ -145,7 +136,8 @@ class WeightedAverage:
       new: Those that it made of them.
       features: Its features, with their domain.
     """
-    examples_of = counts(self._model, features)
+    members = _members(self._model, features)
+    examples_of = tf.reduce_sum(tf.cast(members, tf.float32), axis=1)
     moved = {}
     for m, name in enumerate(self._parts.names):
       update = split_model.difference(
@@ -166,11 +158,6 @@ class WeightedAverage:
     )
     return update, self.initial_algorithm
 
-  def metrics(self, algorithm: Any) -> collections.OrderedDict:
-    """A round's metrics of the last aggregation."""
-    del algorithm
-    return collections.OrderedDict()
-
 
 class SecondOrder(WeightedAverage):
   """The minimum of the sum of the clients' second-order expansions (eq. 8)."""
@@ -188,6 +175,14 @@ class SecondOrder(WeightedAverage):
     self._ridge = ridge
     kernel = model.initial_weights[self._head.kernel]
     self._num_outputs = kernel.shape[1]
+    self.initial_algorithm = collections.OrderedDict(
+      effective_rank=np.zeros([model.domains.number], np.float32)
+    )
+    # In how many directions of each domain's head second order decides; in the
+    # others the head is the average.
+    self.metrics = lambda algorithm: collections.OrderedDict(
+      effective_rank=model.domains.by_name(algorithm['effective_rank'])
+    )
 
   def report(self, old, new, features):
     """The average's report, each domain's Hessian, and that times the move."""
@@ -239,24 +234,6 @@ class SecondOrder(WeightedAverage):
     }
     return self._parts.join(update), collections.OrderedDict(
       effective_rank=ranks
-    )
-
-  @property
-  def initial_algorithm(self):
-    """The effective ranks, before there are any: 0."""
-    number = self._model.domains.number
-    return collections.OrderedDict(
-      effective_rank=np.zeros([number], np.float32)
-    )
-
-  def metrics(self, algorithm):
-    """The effective rank of each domain's Hessian, by the domain's name.
-
-    It is in how many directions of the head second order decides; in the others
-    the head is the average. With the ridge's 0 it is the rank.
-    """
-    return collections.OrderedDict(
-      effective_rank=self._model.domains.by_name(algorithm['effective_rank'])
     )
 
 

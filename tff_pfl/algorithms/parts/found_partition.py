@@ -49,12 +49,10 @@ class FoundPartition:
     clients may have been given something of their own to start from.)
     """
     is_shared = collections.OrderedDict(
-      (layer, np.full(self._elements(layer).number, count == 0))
+      (layer, np.full(self.model.elements[layer].number, count == 0))
       for layer, count in self.num_personal.items()
     )
-    zeros = collections.OrderedDict(
-      (layer, np.int32(0)) for layer in self.num_personal
-    )
+    zeros = collections.OrderedDict.fromkeys(self.num_personal, np.int32(0))
     return collections.OrderedDict(
       is_shared=is_shared,
       was_shared=is_shared,
@@ -78,13 +76,14 @@ class FoundPartition:
         (
           layer,
           factor_analysis.client_sums(
-            hidden_elements.as_vectors(self._elements(layer), columns)
+            hidden_elements.as_vectors(self.model.elements[layer], columns)
           ),
         )
-        for layer in self._analysed
+        for layer in self.num_personal
+        if self._is_analysed(layer)
       )
 
-    if not (self.is_static and self._analysed):
+    if not self.is_static:
       return sums()
     return tf.cond(
       algorithm['is_found'],
@@ -95,64 +94,55 @@ class FoundPartition:
   def next(
     self, state: personalized_process.ServerState, sums: Any
   ) -> collections.OrderedDict:
-    """The server's new state, with the partition that follows from the sums.
-
-    Args:
-      state: The server's.
-      sums: The mean of the clients' reports.
-    """
-    algorithm = state.algorithm
+    """What the server keeps next, from the mean of the clients' reports."""
+    before = state.algorithm
 
     def found():
       seed = randomness.server_seed(state.seed, state.round_number)
-      is_shared, num_factors, num_iterations = (
-        collections.OrderedDict() for _ in range(3)
-      )
+      new = {
+        name: collections.OrderedDict()
+        for name in ('is_shared', 'num_factors', 'num_iterations')
+      }
       for index, (layer, count) in enumerate(self.num_personal.items()):
-        if layer in self._analysed:
-          factors = factor_analysis.principal_factors(
+        number = self.model.elements[layer].number
+        if self._is_analysed(layer):
+          ranked, *numbers = factor_analysis.principal_factors(
             factor_analysis.correlations(sums[layer]), self.explained_variance
           )
-          ranked, num_factors[layer], num_iterations[layer] = factors
         else:
-          number = self._elements(layer).number
           ranked = randomness.permutations(
             randomness.fold_in(seed, index), 1, number, number
           )[0]
-          num_factors[layer] = num_iterations[layer] = tf.constant(0)
-        is_shared[layer] = ~factor_analysis.least(ranked, count)
-      return is_shared, num_factors, num_iterations
+          numbers = [tf.constant(0)] * 2
+        is_shared = ~factor_analysis.least(ranked, count)
+        for name, value in zip(new, (is_shared, *numbers)):
+          new[name][layer] = value
+      return new
 
     def kept():
-      return tuple(
-        tf.nest.map_structure(tf.identity, algorithm[name])
+      return {
+        name: tf.nest.map_structure(tf.identity, before[name])
         for name in ('is_shared', 'num_factors', 'num_iterations')
-      )
+      }
 
-    if self.is_static:
-      new = tf.cond(algorithm['is_found'], kept, found)
-    else:
-      new = found()
-    is_shared, num_factors, num_iterations = new
+    new = (
+      tf.cond(before['is_found'], kept, found) if self.is_static else found()
+    )
     return collections.OrderedDict(
-      is_shared=is_shared,
-      was_shared=algorithm['is_shared'],
-      num_factors=num_factors,
-      num_iterations=num_iterations,
+      is_shared=new['is_shared'],
+      was_shared=before['is_shared'],
+      num_factors=new['num_factors'],
+      num_iterations=new['num_iterations'],
       is_found=tf.constant(True),
     )
 
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
     """A round's metrics of each layer.
 
-    Args:
-      algorithm: What the server keeps.
-
-    Returns:
-      `unchanged_elements`, the share of elements on the same side as in the
-      last partition (for the first one, the share of personal ones); the number
-      of common factors; and after how many iterations these were found, see
-      `factor_analysis.max_iterations`.
+    `unchanged_elements`, the share of elements on the same side as in the last
+    partition (for the first one, the share of personal ones); the number of
+    common factors; and after how many iterations these were found, see
+    `factor_analysis.max_iterations`.
     """
     unchanged = tf.nest.map_structure(
       lambda now, before: tf.reduce_mean(
@@ -167,15 +157,9 @@ class FoundPartition:
       num_iterations=algorithm['num_iterations'],
     )
 
-  @property
-  def _analysed(self):
-    """The layers of which a part is personal, by factor analysis."""
-    return [
-      layer
-      for layer, count in self.num_personal.items()
-      if self.split == 'factor_analysis'
-      and 0 < count < self._elements(layer).number
-    ]
-
-  def _elements(self, layer):
-    return self.model.elements[layer]
+  def _is_analysed(self, layer):
+    """Whether a part of the layer is personal, by factor analysis."""
+    number = self.model.elements[layer].number
+    return (
+      self.split == 'factor_analysis' and 0 < self.num_personal[layer] < number
+    )

@@ -43,26 +43,16 @@ def joint_training_work(
   objective = objective or objectives.joint_loss(model)
 
   def train(broadcast, local, examples, seed):
-    weights = partition.merge(broadcast.global_weights, local)
-    pulled = objective
+    start, pulled = broadcast.global_weights, objective
     if proximal_strength:
-      pulled = objectives.proximal(
-        objective, broadcast.global_weights, proximal_strength
-      )
+      pulled = objectives.proximal(objective, start, proximal_strength)
+    weights, phase = partition.merge(start, local), hparams.phase()
     trained, metrics = training_loop.train(
-      pulled,
-      weights,
-      examples,
-      hparams.phase(),
-      seed,
-      model=model,
+      pulled, weights, examples, phase, seed, model=model
     )
-    new_global, new_local = partition.split(trained)
-    return client_work.ClientResult(
-      update=split_model.difference(broadcast.global_weights, new_global),
-      local=new_local,
-      metrics=metrics,
-    )
+    new, new_local = partition.split(trained)
+    update = split_model.difference(start, new)
+    return client_work.ClientResult(update, new_local, metrics)
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     return train_local(
