@@ -8,11 +8,11 @@ from tff_pfl.experiments import (
   collection,
   execution,
   plan,
-  results,
   trial,
 )
 from tff_pfl.simulation import report, run_config, summary
 
+_MAE = {'name': 'mae', 'higher_is_better': False}
 _NAMES = ('sea', 'hills', 'moon')
 _CONFIG = run_config.RunConfig(
   algorithm='fed_avg',
@@ -61,6 +61,7 @@ def _evaluation(domains, personal):
     'fairness': None,
     'non_finite_clients': 0,
     'domains': domains,
+    **({} if 'accuracy' in personal else {'primary_metric': _MAE}),
   }
 
 
@@ -78,6 +79,7 @@ def _finish(directory, seed, domains, personal):
   found = {
     'accuracy': None,
     'global_accuracy': None,
+    'primary_metric': {**_MAE, 'personal': None, 'global': None},
     'seconds_per_round': 1.0,
     'domains': {**domains, 'personal': _over_rounds(domains['personal'])},
   }
@@ -118,11 +120,13 @@ def test_figures_over_domains_are_means_over_seeds(tmp_path):
   own, fine_tuned = _collect(
     str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)]
   )
-  metrics = own.metrics
+  metrics = own['metrics']
   # Minima of 0.25 and 0.5, of which the sample's deviation is 0.25 / √2.
-  assert metrics['domain_accuracy_min'] == results.Spread(
-    0.375, pytest.approx(0.25 / 2**0.5), 2
-  )
+  assert metrics['domain_accuracy_min'] == {
+    'mean': 0.375,
+    'std': pytest.approx(0.25 / 2**0.5),
+    'num_seeds': 2,
+  }
   for name, mean in {
     'domain_accuracy_mean': 0.5625,
     'domain_accuracy_max': 0.75,
@@ -132,32 +136,42 @@ def test_figures_over_domains_are_means_over_seeds(tmp_path):
     'client_auc': 0.3125,
     'client_auc_last_10': 0.03125,
   }.items():
-    assert metrics[name].mean == pytest.approx(mean), name
+    assert metrics[name]['mean'] == pytest.approx(mean), name
   # It is made of the last round's models alone.
-  assert fine_tuned.metrics['domain_accuracy_min'].mean == 0.375
-  assert fine_tuned.metrics['domain_accuracy_min_last_10'] is None
+  metrics = fine_tuned['metrics']
+  assert metrics['domain_accuracy_min']['mean'] == 0.375
+  assert metrics['domain_accuracy_min_last_10'] is None
+
+
+def _domain(name, num_test_examples, loss, accuracy, auc):
+  return {
+    'seed': 0,
+    'domain': name,
+    'num_test_examples': num_test_examples,
+    'loss': loss,
+    'accuracy': accuracy,
+    'auc': auc,
+  }
 
 
 def test_domains_are_listed_for_each_seed(tmp_path):
   found = _collect(str(tmp_path), [_domains(0.75, 0.25), _domains(0.5, 0.75)])
   for method in found:
-    assert [(s.seed, s.domain) for s in method.domains] == [
+    domains = method['domains']
+    assert [(s['seed'], s['domain']) for s in domains] == [
       (seed, name) for seed in (0, 1) for name in _NAMES
     ]
-    assert method.domains[0] == results.DomainScore(
-      0, 'sea', 4, 1.0, 0.75, 0.375
-    )
-    assert method.domains[2] == results.DomainScore(
-      0, 'moon', 0, None, None, None
-    )
+    assert domains[0] == _domain('sea', 4, 1.0, 0.75, 0.375)
+    assert domains[2] == _domain('moon', 0, None, None, None)
 
 
-def test_without_an_accuracy_the_loss_is_compared(tmp_path):
-  domains = _domains(0.5, 0.5)
-  del domains['personal']['accuracy'], domains['personal']['auc']
-  method, _ = _collect(str(tmp_path), [domains], {'loss': 0.25})
-  assert method.domains[1] == results.DomainScore(0, 'hills', 2, 2.0, 2.0, None)
-  assert method.metrics['domain_loss_max'].mean == 2.0
-  assert method.metrics['personal_loss'].mean == 0.25
-  assert method.curves[0].personal == (0.25,)
-  assert method.clients[0].after == 1.0
+def test_another_metric_than_the_accuracy_is_compared(tmp_path):
+  domains = _domains(0.5, 0.75)
+  domains['personal']['mae'] = domains['personal'].pop('accuracy')
+  personal = {'loss': 0.25, 'mae': 2.0}
+  method, _ = _collect(str(tmp_path), [domains], personal)
+  assert method['domains'][1]['mae'] == 0.75
+  assert method['metrics']['domain_mae_max']['mean'] == 0.75
+  assert method['metrics']['personal_mae']['mean'] == 2.0
+  assert method['curves'][0]['personal'] == [2.0]
+  assert method['clients'][0]['mae_after'] is None

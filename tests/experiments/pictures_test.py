@@ -1,4 +1,3 @@
-import dataclasses
 import math
 from xml.etree import ElementTree
 
@@ -6,21 +5,37 @@ import numpy as np
 import pytest
 
 from tests.experiments import example_comparison
-from tff_pfl.experiments import pictures, results
+from tff_pfl.experiments import pictures
 
 
 def _curve(rounds, personal, global_model=None, seed=0):
-  return results.Curve(seed, tuple(rounds), tuple(personal), global_model)
+  return {
+    'seed': seed,
+    'rounds': list(rounds),
+    'personal': list(personal),
+    'global_model': global_model,
+  }
 
 
 def _with_accuracies(before, after):
   """A method of clients with these accuracies."""
-  method = example_comparison.make_results(('fed_avg',)).methods[0]
-  clients = tuple(
-    dataclasses.replace(method.clients[0], before=b, after=a)
+  method = example_comparison.make_results(('fed_avg',))['methods'][0]
+  clients = [
+    {**method['clients'][0], 'accuracy_before': b, 'accuracy_after': a}
     for b, a in zip(before, after)
-  )
-  return dataclasses.replace(method, clients=clients, new_clients=())
+  ]
+  return {**method, 'clients': clients, 'new_clients': []}
+
+
+def _partition(sizes, domain_counts=None):
+  """That of a regression."""
+  return {
+    'client_ids': list('abc')[: len(sizes)],
+    'num_new_clients': 0,
+    'class_counts': None,
+    'num_train_examples': sizes,
+    'domain_counts': domain_counts,
+  }
 
 
 def _lines(axes, color):
@@ -31,7 +46,7 @@ def _lines(axes, color):
 def _methods():
   return example_comparison.make_results(
     ('fed_avg', 'fed_rep', 'ditto'), variants=('method',)
-  ).methods
+  )['methods']
 
 
 def test_mean_curve_is_over_the_seeds_on_the_rounds_that_all_have():
@@ -75,10 +90,10 @@ def test_a_method_stands_before_the_others_on_the_same_axes(methods):
   assert [panel.title for panel in panels] == ['fed_avg', 'fed_rep', 'ditto']
   (axes,) = panels[0].figure.axes
   (own,) = _lines(axes, pictures.PERSONAL_COLOR)
-  expected = pictures.mean_curve(methods[0].curves, 'personal')
+  expected = pictures.mean_curve(methods[0]['curves'], 'personal')
   np.testing.assert_allclose(own.get_ydata(), expected.mean)
   (shared,) = _lines(axes, pictures.GLOBAL_COLOR)
-  expected = pictures.mean_curve(methods[0].curves, 'global_model')
+  expected = pictures.mean_curve(methods[0]['curves'], 'global_model')
   np.testing.assert_allclose(shared.get_ydata(), expected.mean)
   assert len(_lines(axes, pictures.CONTEXT_COLOR)) == 2
   # The band is within the axes.
@@ -93,7 +108,7 @@ def test_a_method_stands_before_the_others_on_the_same_axes(methods):
 def test_a_single_evaluation_is_a_point_at_its_round():
   methods = example_comparison.make_results(
     variants=('method',), rounds=range(3, 4)
-  ).methods
+  )['methods']
   (axes,) = pictures.curve_panels(methods)[0].figure.axes
   for color in (pictures.PERSONAL_COLOR, pictures.CONTEXT_COLOR):
     (line,) = _lines(axes, color)
@@ -106,7 +121,7 @@ def test_a_single_evaluation_is_a_point_at_its_round():
 def test_the_overview_has_the_first_methods_as_many_as_there_are_colors(
   methods,
 ):
-  many = [dataclasses.replace(methods[0], label=f'm{i}') for i in range(9)]
+  many = [{**methods[0], 'label': f'm{i}'} for i in range(9)]
   (legend,) = pictures.curves_overview(many).figure.legends
   names = [text.get_text() for text in legend.get_texts()]
   assert names == ['m0', 'm1', 'm2', 'm3', 'm4', 'm5', 'm6']
@@ -115,8 +130,8 @@ def test_the_overview_has_the_first_methods_as_many_as_there_are_colors(
 
 def test_boxes_show_quartiles_mean_and_worst_tenth_from_the_top():
   values = [i / 20 for i in range(21)]
-  first = dataclasses.replace(_with_accuracies(values, values), label='a')
-  second = dataclasses.replace(_with_accuracies([1, 1], [0.5, 0.7]), label='b')
+  first = {**_with_accuracies(values, values), 'label': 'a'}
+  second = {**_with_accuracies([1, 1], [0.5, 0.7]), 'label': 'b'}
   (picture,) = pictures.client_boxes([first, second])
   (axes,) = picture.figure.axes
   assert [t.get_text() for t in axes.get_yticklabels()] == ['a', 'b']
@@ -163,10 +178,10 @@ def test_many_clients_share_points_without_hiding_who_is_hurt():
 def test_partition_shows_which_classes_a_client_has(num_clients):
   partition = example_comparison.make_results(
     variants=(), num_clients=num_clients
-  ).partition
+  )['partition']
   totals, classes = pictures.partition_picture(partition).figure.axes
   (image,) = classes.images
-  counts = np.asarray(partition.class_counts)
+  counts = np.asarray(partition['class_counts'])
   num_shown = min(200, num_clients + 4)
   shown = counts[np.arange(num_shown) * (num_clients + 4) // num_shown]
   np.testing.assert_array_equal(image.get_array().filled(0), shown.T)
@@ -176,13 +191,8 @@ def test_partition_shows_which_classes_a_client_has(num_clients):
 
 
 def test_a_partition_shows_domains_and_a_huge_client_hides_no_other():
-  partition = results.Partition(
-    0,
-    ('a', 'b', 'c'),
-    0,
-    None,
-    (3, 5, 4000),
-    {'sea': (1, 2, 4000), 'hills': (2, 3, 0)},
+  partition = _partition(
+    [3, 5, 4000], {'sea': [1, 2, 4000], 'hills': [2, 3, 0]}
   )
   totals, domains = pictures.partition_picture(partition).figure.axes
   assert totals.get_yscale() == 'log'
@@ -199,7 +209,7 @@ def test_a_partition_shows_domains_and_a_huge_client_hides_no_other():
 
 
 def test_partition_of_a_regression_has_the_totals_only():
-  partition = results.Partition(0, ('a', 'b'), 0, None, (3, 5))
+  partition = _partition([3, 5])
   (axes,) = pictures.partition_picture(partition).figure.axes
   assert [bar.get_height() for bar in axes.patches] == [3, 5]
   assert not axes.get_title('right')
@@ -207,7 +217,7 @@ def test_partition_of_a_regression_has_the_totals_only():
 
 def test_a_picture_is_an_element_that_says_what_it_shows(methods):
   label = 'a "$\\frac$" & <b>'
-  methods = [dataclasses.replace(methods[0], label=label), *methods[1:]]
+  methods = [{**methods[0], 'label': label}, *methods[1:]]
   overview = pictures.curves_overview(methods)
   svg = overview.svg
   root = ElementTree.fromstring(svg)
