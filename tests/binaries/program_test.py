@@ -47,8 +47,8 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
 
   text = shown()
   for words in (
-    "(default: 'fed_rep')",
-    "--num_rounds: Rounds of training. (default: '100')",
+    '(default: fed_rep)',
+    '--num_rounds: Rounds of training. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
     '--help with --algorithm, --dataset, --model, --baselines has the flags of',
   ):

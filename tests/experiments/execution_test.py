@@ -8,7 +8,7 @@ import pytest
 from tff_pfl import errors
 from tff_pfl.experiments import execution, plan
 from tff_pfl.simulation import run_config
-from tff_pfl.system import child_processes, cores
+from tff_pfl.system import child_processes, cores, shutdown
 
 # Stand-ins for `trial.main`, with the folder as their argument; the module of
 # the real one imports TensorFlow first.
@@ -180,15 +180,12 @@ def _interrupt(run, tmp_path, monkeypatch):
       for t in trials
     ]
 
-    def interrupt_when_started(running):
+    def interrupt_when_started():
       if all(map(os.path.exists, paths)):
         raise KeyboardInterrupt
-      return ()
 
     with monkeypatch.context() as patches:
-      patches.setattr(
-        execution._Processes, 'take_ended', interrupt_when_started
-      )
+      patches.setattr(shutdown, 'raise_if_stopped', interrupt_when_started)
       with pytest.raises(KeyboardInterrupt):
         run(trials, script, **options)
     pids = []

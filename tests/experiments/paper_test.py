@@ -181,7 +181,7 @@ def test_damaged_numbers_are_one_line(workshop):
   one = workshop.experiment('one', 1.0)
   paper.run(one, workshop.settings)
   (workshop.directory / 'one' / 'numbers.json').write_text('{')
-  with pytest.raises(errors.RunError, match='one/numbers.json cannot be read'):
+  with pytest.raises(errors.RunError, match='Cannot read .*one/numbers.json'):
     paper.run(one, workshop.settings)
 
 
@@ -191,11 +191,6 @@ def test_numbers_of_other_sizes_are_not_taken(workshop):
   other = dataclasses.replace(one, fast=_Sizes(num_rounds=9, num_seeds=2))
   with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
     paper.run(other, workshop.settings)
-  # As they were written before there were claims by interval.
-  path = workshop.directory / 'one' / 'numbers.json'
-  path.write_text('{"setup": {}, "rows": []}')
-  with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
-    paper.run(one, workshop.settings)
 
 
 @pytest.mark.parametrize('name', ['dataset', 'data_dir'])

@@ -200,8 +200,7 @@ def test_what_goes_over_the_network_is_the_processs(plain):
   'text,words',
   [
     (None, 'No such file'),
-    ('{', 'not what a comparison writes'),
-    ('[]', 'not what'),
+    ('{', 'Cannot read'),
   ],
 )
 def test_a_folder_without_a_trial_is_one_line(tmp_path, text, words, capsys):

@@ -64,7 +64,6 @@ def by_name(
 def _of_models(primary, recent):
   """The metrics of personal and global models."""
   name, title = primary.name, primary.title
-  of_last_10 = recent.replace('\n', ' ')
 
   def metric(key, heading, screen, description):
     unit = 'fraction' if primary.is_fraction else 'score'
@@ -72,34 +71,19 @@ def _of_models(primary, recent):
       key, heading, screen, description, unit, primary.higher_is_better
     )
 
-  yield metric(
-    f'personal_{name}_last_10',
-    f'personal {title}, {of_last_10}',
-    f'personal\n{title},\n{recent}',
-    'Mean over clients and over the evaluations of the last 10 rounds; of '
-    'personal models that were made of the last round only, none.',
-  )
-  yield metric(
-    f'personal_{name}',
-    f'personal {title}, last round',
-    f'personal\n{title},\nlast',
-    f"Mean over clients of their personal models' {title} after the last "
-    'round.',
-  )
-  yield metric(
-    f'global_{name}_last_10',
-    f'global {title}, {of_last_10}',
-    '',
-    'Mean over clients and over the evaluations of the last 10 rounds of the '
-    f'{title} of the global model; none without one.',
-  )
-  yield metric(
-    f'global_{name}',
-    f'global {title}, last round',
-    f'global\n{title},\nlast',
-    f'Mean over clients of the {title} of the global model after the last '
-    'round; none without one.',
-  )
+  for which, missing in (
+    ('personal', 'none of models that were made of the last round only'),
+    ('global', 'none without one'),
+  ):
+    for suffix, rounds, when in _rounds(recent):
+      screen = f'{which}\n{title},\n{recent if suffix else "last"}'
+      yield metric(
+        f'{which}_{name}{suffix}',
+        f'{which} {title}, {rounds}',
+        '' if suffix and which == 'global' else screen,
+        f"Mean over clients of their {which} models' {title}, {when}"
+        + (f'; {missing}.' if suffix or which == 'global' else '.'),
+      )
   yield metric(
     'worst_10_percent',
     'worst 10% of clients',
@@ -172,37 +156,20 @@ def _of_models(primary, recent):
 
 
 _COSTS = (
-  Metric(
-    'bytes_down_per_client',
-    'bytes down, a client',
-    'kB down\na client',
-    'What the server sends to one client in a round, uncompressed.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_up_per_client',
-    'bytes up, a client',
-    'kB up\na client',
-    'What one client sends to the server in a round, uncompressed.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_down_per_round',
-    'bytes down, a round',
-    '',
-    'What the server sends to the whole cohort in a round.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_up_per_round',
-    'bytes up, a round',
-    '',
-    'What the whole cohort sends to the server in a round.',
-    'bytes',
-    False,
+  *(
+    Metric(
+      f'bytes_{way}_per_{share}',
+      f'bytes {way}, a {share}',
+      f'kB {way}\na client' if share == 'client' else '',
+      f'What {what} in a round, uncompressed.',
+      'bytes',
+      False,
+    )
+    for share, whom in (('client', 'one client'), ('round', 'the whole cohort'))
+    for way, what in (
+      ('down', f'the server sends to {whom}'),
+      ('up', f'{whom} sends to the server'),
+    )
   ),
   Metric(
     'seconds_per_round',

@@ -79,6 +79,7 @@ _DRAWN_ATTRIBUTE = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 _NEEDLESS_DIGITS = re.compile(r'(?<=\.\d)\d+')
 
 _Methods = Sequence[results_lib.Method]
+_Primary = split_model.PrimaryMetric
 
 
 class Picture(NamedTuple):
@@ -128,10 +129,7 @@ class Curve(NamedTuple):
   band: np.ndarray
 
 
-def ranked(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[results_lib.Method]:
+def ranked(methods: _Methods, primary: _Primary) -> list[results_lib.Method]:
   """Methods from best to worst, those without a figure last, else as given."""
 
   def key(method):
@@ -145,7 +143,7 @@ def ranked(
 def mean_curve(
   curves: Sequence[Mapping[str, Any]],
   which: str,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+  primary: _Primary,
 ) -> Optional[Curve]:
   """Mean and spread of the runs of a method; None where there are no figures.
 
@@ -174,10 +172,7 @@ def mean_curve(
 
 
 @_styled
-def curves_overview(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> Optional[Picture]:
+def curves_overview(methods: _Methods, primary: _Primary) -> Optional[Picture]:
   """The curves of the first methods, a few; None where no method has any."""
   curves = _curves(methods, 'personal', primary)
   shown = list(curves)[:_MAX_OVERVIEW_METHODS]
@@ -193,10 +188,7 @@ def curves_overview(
   )
 
 
-def curve_panels(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[Picture]:
+def curve_panels(methods: _Methods, primary: _Primary) -> list[Picture]:
   """For each method its curves before those of the others, on the same axes."""
   personal = _curves(methods, 'personal', primary)
   shared = _curves(methods, 'global_model', primary)
@@ -218,10 +210,7 @@ def _curve_panel(label, personal, shared, primary):
   return Picture(figure, f'{title} of {label} by round.', label)
 
 
-def client_boxes(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[Picture]:
+def client_boxes(methods: _Methods, primary: _Primary) -> list[Picture]:
   """How clients differ, a picture for each variant."""
   groups = {}
   for prefix, which in (('', 'clients'), ('New clients. ', 'new_clients')):
@@ -270,8 +259,7 @@ def _boxes(title, rows, limits, primary, width):
 
 
 def change_panels(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+  methods: _Methods, primary: _Primary
 ) -> dict[str, list[Picture]]:
   """By variant, each method's clients before and after personalization."""
   scores = {}
@@ -404,9 +392,7 @@ def _figure(
   return figure, axes
 
 
-def _limits(
-  values: Iterable[Any], primary: split_model.PrimaryMetric
-) -> tuple[float, float]:
+def _limits(values: Iterable[Any], primary: _Primary) -> tuple[float, float]:
   """Limits of an axis of the metric on which all `values` are to be seen."""
   finite = [v for some in values for v in np.ravel(some) if math.isfinite(v)]
   low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -455,7 +441,7 @@ def _draw_curve(
 
 
 def _finish_curves(
-  axes: Axes, curves: Iterable[Curve], primary: split_model.PrimaryMetric
+  axes: Axes, curves: Iterable[Curve], primary: _Primary
 ) -> None:
   axes.set_ylim(_limits((curve.band for curve in curves), primary))
   axes.set_xlim(left=0)
@@ -465,9 +451,7 @@ def _finish_curves(
   )
 
 
-def _axis_label(
-  primary: split_model.PrimaryMetric, axis: Axis, of_what: str = ''
-) -> str:
+def _axis_label(primary: _Primary, axis: Axis, of_what: str = '') -> str:
   """The label of an axis of the metric, which is in percent where that is."""
   if primary.is_fraction:
     picture_style.use_percent(axis)

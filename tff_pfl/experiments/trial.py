@@ -184,20 +184,63 @@ def run(
 def _scores(trial, model, process, data, runtime, directory):
   """What `scores.json` holds."""
   with run_store.RunStore.open_for_reading(directory) as store:
+
+    def server_state(of):
+      return client_population.server_state(of, runtime, store)
+
+    def client_states(of):
+      return client_population.ClientPopulation(of, runtime, store).states
+
+    def new_clients(of):
+      """Scores of clients that took no part, fitted to their training data."""
+      if data.new is None:
+        return []
+      return personalized_evaluation.evaluate_new_clients(
+        of, runtime, server_state(of), data.trained.num_clients, data.new
+      ).rows
+
+    def new_clients_by_ensemble():
+      """Their scores by the mean prediction of the trained clients' models."""
+      if data.new is None or not process.has_local_weights:
+        return []
+      try:
+        return ensemble.evaluate_clients(
+          process,
+          runtime,
+          server_state(process),
+          client_states(process),
+          data.trained,
+          data.new,
+        )
+      except ensemble.NoModelsError as error:
+        # All clients diverged, which the other scores tell.
+        logging.warning('%s', error)
+        return []
+
     variants = {
       OWN_VARIANT: {
         'evaluation': store.evaluations()[-1],
         'clients': store.per_client(),
-        'new_clients': _score_new(process, runtime, store, data),
-        'new_clients_by_ensemble': _score_by_ensemble(
-          process, runtime, store, data
-        ),
+        'new_clients': new_clients(process),
+        'new_clients_by_ensemble': new_clients_by_ensemble(),
       }
     }
     for name in trial.fine_tune_variants:
       variant = _variant(trial.config, model, process, name)
       if variant is not None:
-        variants[name] = _score_variant(variant, runtime, store, data)
+        evaluation = personalized_evaluation.evaluate(
+          variant,
+          runtime,
+          server_state(variant),
+          client_states(variant),
+          data.trained,
+          excluded=variant.attacked_clients,
+        )
+        variants[name] = {
+          'evaluation': evaluation.summary,
+          'clients': evaluation.rows,
+          'new_clients': new_clients(variant),
+        }
   return {
     'has_global_model': process.has_global_model,
     'adaptation': process.adaptation.fine_tune,
@@ -217,54 +260,6 @@ def _variant(config, model, process, name):
   return None if both_none or own == other else variant
 
 
-def _score_variant(process, runtime, store, data):
-  evaluation = personalized_evaluation.evaluate(
-    process,
-    runtime,
-    client_population.server_state(process, runtime, store),
-    client_population.ClientPopulation(process, runtime, store).states,
-    data.trained,
-    excluded=process.attacked_clients,
-  )
-  return {
-    'evaluation': evaluation.summary,
-    'clients': evaluation.rows,
-    'new_clients': _score_new(process, runtime, store, data),
-  }
-
-
-def _score_new(process, runtime, store, data):
-  """Scores clients that took no part, each fitted to its own training data."""
-  if data.new is None:
-    return []
-  return personalized_evaluation.evaluate_new_clients(
-    process,
-    runtime,
-    client_population.server_state(process, runtime, store),
-    data.trained.num_clients,
-    data.new,
-  ).rows
-
-
-def _score_by_ensemble(process, runtime, store, data):
-  """Scores them by the mean prediction of the trained clients' models."""
-  if data.new is None or not process.has_local_weights:
-    return []
-  try:
-    return ensemble.evaluate_clients(
-      process,
-      runtime,
-      client_population.server_state(process, runtime, store),
-      client_population.ClientPopulation(process, runtime, store).states,
-      data.trained,
-      data.new,
-    )
-  except ensemble.NoModelsError as error:
-    # All clients diverged, which the other scores tell.
-    logging.warning('%s', error)
-    return []
-
-
 class FinishedTrial:
   """What a finished trial left in its folder."""
 
@@ -279,8 +274,8 @@ class FinishedTrial:
     """
     self.directory = directory
     self._data_dir = data_dir
-    self.scores = self._read(SCORES_NAME)
-    self.summary = self._read(report.SUMMARY_NAME)
+    self.scores = read_json(os.path.join(directory, SCORES_NAME))
+    self.summary = read_json(os.path.join(directory, report.SUMMARY_NAME))
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:
@@ -302,35 +297,23 @@ class FinishedTrial:
     """The run, for a use of its models; of a trial without new clients."""
     return finished_run.FinishedRun(self.directory, data_dir=self._data_dir)
 
-  def _read(self, name):
-    path = os.path.join(self.directory, name)
-    try:
-      with open(path, encoding='utf-8') as file:
-        return json.load(file)
-    except (OSError, ValueError) as error:
-      raise errors.RunError(f'Cannot read {path}: {error}.') from error
 
-
-def read_spec(directory: str) -> dict:
-  """What `trial.json` in a trial's folder holds.
-
-  Returns:
-    `trial`, the settings of a `Trial`, and `runtime_options`.
+def read_json(path: str) -> Any:
+  """The value in a JSON file.
 
   Raises:
-    RunError: If there is no such file, or another.
+    RunError: If it cannot be read.
   """
-  path = os.path.join(directory, SPEC_NAME)
   try:
     with open(path, encoding='utf-8') as file:
-      spec = json.load(file)
-    return {name: spec[name] for name in ('trial', 'runtime_options')}
-  except OSError as error:
-    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
-  except (ValueError, TypeError, KeyError) as error:
-    raise errors.RunError(
-      f'{path} is not what a comparison writes: {error!r}.'
-    ) from error
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    raise errors.RunError(f'Cannot read {path}: {error}.') from error
+
+
+def read_spec(directory: str) -> dict[str, Any]:
+  """What is in `trial.json`: `trial`, its settings, and `runtime_options`."""
+  return read_json(os.path.join(directory, SPEC_NAME))
 
 
 def main(argv: Sequence[str]) -> None:
