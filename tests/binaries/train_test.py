@@ -289,6 +289,10 @@ def test_damaged_data_are_one_line_and_leave_nothing_behind(
   programs, idx_folder
 ):
   path = idx_folder / 'train-images-idx3-ubyte.gz'
+  labels = (idx_folder / 't10k-labels-idx1-ubyte.gz').read_bytes()
+  (idx_folder / 'train-labels-idx1-ubyte.gz').write_bytes(labels)
+  message = programs.fail('train', *_of_mnist(idx_folder))
+  assert '200 labels, one per image' in message
   path.write_bytes(path.read_bytes()[:1000])
   message = programs.fail('train', *_of_mnist(idx_folder))
   assert 'a complete gzip file' in message

@@ -1,7 +1,9 @@
 """The whole of a comparison, its trials made up."""
 
 import csv
+import functools
 import json
+import operator
 import os
 import shutil
 import statistics
@@ -78,28 +80,28 @@ def _method(found, label):
   return method
 
 
-def _summary(directory, name):
-  path = os.path.join(execution.trial_folder(directory, name), 'summary.json')
-  with open(path, encoding='utf-8') as file:
-    return json.load(file)
+def _read(directory, trial_name, file_name):
+  folder = execution.trial_folder(directory, trial_name)
+  return trial.read_json(os.path.join(folder, file_name))
 
 
 def test_there_is_a_row_for_each_method_and_variant(found):
-  assert [(m['label'], m['variant']) for m in found['methods']] == [
-    ('fed_avg', 'method'),
-    ('fed_avg + FT (all)', 'all'),
-    (_INCOMPLETE, 'method'),
-    ('local_only + FT (all) (1 of 2 seeds)', 'all'),
+  assert [
+    (m['label'], m['variant'], m['has_global_model']) for m in found['methods']
+  ] == [
+    ('fed_avg', 'method', True),
+    ('fed_avg + FT (all)', 'all', True),
+    (_INCOMPLETE, 'method', False),
+    ('local_only + FT (all) (1 of 2 seeds)', 'all', False),
   ]
-  assert [m['has_global_model'] for m in found['methods']] == [True] * 2 + [
-    False
-  ] * 2
 
 
 def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
   found, directory
 ):
-  summaries = [_summary(directory, f'fed_avg-seed{seed}') for seed in (0, 1)]
+  summaries = [
+    _read(directory, f'fed_avg-seed{seed}', 'summary.json') for seed in (0, 1)
+  ]
   metrics = _method(found, 'fed_avg')['metrics']
   # It has neither domains nor two classes, and learns something.
   absent = {'majority_accuracy', 'auc', 'balanced_accuracy', 'f1'}
@@ -108,22 +110,25 @@ def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
     for name in metrics_lib.by_name()
     if name not in absent and not name.startswith(('domain_', 'client_auc'))
   ]
-  for name, values in {
-    'personal_accuracy_last_10': [
-      s['accuracy']['last_10_mean'] for s in summaries
-    ],
-    'personal_accuracy': [s['accuracy']['last'] for s in summaries],
-    'global_accuracy': [s['global_accuracy']['last'] for s in summaries],
-    'worst_10_percent': [s['fairness']['worst_10_percent'] for s in summaries],
-    'fraction_hurt': [s['fairness']['fraction_hurt'] for s in summaries],
-    'personal_loss': [s['loss'] for s in summaries],
-    'seconds_per_round': [s['seconds_per_round'] for s in summaries],
+  for name, keys in {
+    'personal_accuracy_last_10': ('accuracy', 'last_10_mean'),
+    'personal_accuracy': ('accuracy', 'last'),
+    'global_accuracy': ('global_accuracy', 'last'),
+    'worst_10_percent': ('fairness', 'worst_10_percent'),
+    'fraction_hurt': ('fairness', 'fraction_hurt'),
+    'personal_loss': ('loss',),
+    'seconds_per_round': ('seconds_per_round',),
   }.items():
-    assert metrics[name]['mean'] == pytest.approx(statistics.fmean(values)), (
-      name
-    )
-    assert metrics[name]['std'] == pytest.approx(statistics.stdev(values)), name
-    assert metrics[name]['num_seeds'] == 2
+    values = [functools.reduce(operator.getitem, keys, s) for s in summaries]
+    assert metrics[name] == {
+      'mean': pytest.approx(statistics.fmean(values)),
+      'std': pytest.approx(statistics.stdev(values)),
+      'num_seeds': 2,
+    }, name
+  for way, size in (('down', 3), ('up', 2)):
+    assert metrics[f'bytes_{way}_per_client']['mean'] == size
+    # Of a cohort of two.
+    assert metrics[f'bytes_{way}_per_round']['mean'] == 2 * size
 
 
 def test_what_a_method_lacks_is_none(found):
@@ -131,58 +136,39 @@ def test_what_a_method_lacks_is_none(found):
   assert metrics['global_accuracy'] is None
   assert metrics['fraction_hurt'] is None
   # The last round's models alone are fine-tuned.
-  metrics = _method(found, 'fed_avg + FT (all)')['metrics']
-  assert metrics['personal_accuracy_last_10'] is None
-  assert metrics['personal_accuracy']['num_seeds'] == 2
-  assert not _method(found, 'fed_avg + FT (all)')['curves']
+  fine_tuned = _method(found, 'fed_avg + FT (all)')
+  assert fine_tuned['metrics']['personal_accuracy_last_10'] is None
+  assert fine_tuned['metrics']['personal_accuracy']['num_seeds'] == 2
+  assert not fine_tuned['curves']
 
 
-def test_a_cohort_has_the_traffic_of_its_clients(found):
-  metrics = _method(found, 'fed_avg')['metrics']
-  for way in ('down', 'up'):
-    one = metrics[f'bytes_{way}_per_client']['mean']
-    assert one > 0
-    assert metrics[f'bytes_{way}_per_round']['mean'] == 2 * one
-
-
-def test_new_clients_are_apart(found):
+def test_new_clients_are_apart(found, directory):
   method = _method(found, 'fed_avg + FT (all)')
-  assert len(method['clients']) == 2 * 4
-  assert len(method['new_clients']) == 2
-  assert [score['seed'] for score in method['new_clients']] == [0, 1]
+  accuracies = [score['accuracy_after'] for score in method['new_clients']]
   assert method['metrics']['new_client_accuracy']['mean'] == pytest.approx(
-    statistics.fmean(score['accuracy_after'] for score in method['new_clients'])
+    statistics.fmean(accuracies)
   )
   for seed in (0, 1):
     trained, new = (
-      {score['client'] for score in scores if score['seed'] == seed}
-      for scores in (method['clients'], method['new_clients'])
+      {score['client'] for score in method[which] if score['seed'] == seed}
+      for which in ('clients', 'new_clients')
     )
-    assert len(trained) == 4
-    assert len(new) == 1
+    assert (len(trained), len(new)) == (4, 1)
     assert not trained & new
-
-
-def test_methods_with_weights_of_clients_also_serve_new_ones_by_ensemble(
-  found, directory
-):
-  assert _method(found, 'fed_avg')['metrics'][
-    'new_client_ensemble_accuracy'
-  ] is (None)
-  # local_only, of one seed.
-  found_by_ensemble = _method(found, _INCOMPLETE)['metrics'][
-    'new_client_ensemble_accuracy'
-  ]
-  folder = execution.trial_folder(directory, 'local_only-seed0')
-  with open(os.path.join(folder, trial.SCORES_NAME), encoding='utf-8') as file:
-    own = json.load(file)['variants']['method']
-  (row,) = own['new_clients_by_ensemble']
-  assert found_by_ensemble['mean'] == pytest.approx(row['after']['accuracy'])
+  # Methods whose clients have weights also serve them by ensemble.
+  by_ensemble, none = (
+    _method(found, label)['metrics']['new_client_ensemble_accuracy']
+    for label in (_INCOMPLETE, 'fed_avg')
+  )
+  scores = _read(directory, 'local_only-seed0', trial.SCORES_NAME)
+  (row,) = scores['variants']['method']['new_clients_by_ensemble']
+  assert by_ensemble['mean'] == pytest.approx(row['after']['accuracy'])
+  assert none is None
 
 
 def test_curves_have_every_evaluation_of_every_seed(found):
   curves = _method(found, 'fed_avg')['curves']
-  assert [(curve['seed'], curve['rounds']) for curve in curves] == [
+  assert [(c['seed'], c['rounds']) for c in curves] == [
     (0, [1, 2]),
     (1, [1, 2]),
   ]
@@ -192,33 +178,28 @@ def test_curves_have_every_evaluation_of_every_seed(found):
   assert _method(found, _INCOMPLETE)['curves'][0]['global_model'] is None
 
 
-def test_the_sweep_is_told_and_taken(found):
-  sweep, _ = found['tunings']
-  assert sweep['algorithm'] == 'fed_avg'
-  assert [tuple(point['hparams'].values()) for point in sweep['points']] == [
+def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
+  swept, untried = found['tunings']
+  assert swept['algorithm'] == 'fed_avg'
+  points = swept['points']
+  assert [tuple(point['hparams'].values()) for point in points] == [
     (0.5, 0.05),
     (0.5, 1e-9),
     (2.0, 0.05),
     (2.0, 1e-9),
   ]
-  assert [point['chosen'] for point in sweep['points']] == [True] + [False] * 3
-  assert sweep['points'][0]['accuracy'] > sweep['points'][1]['accuracy']
+  assert [point['chosen'] for point in points] == [True] + [False] * 3
+  assert points[0]['accuracy'] > points[1]['accuracy']
+  assert all('momentum' in point['failure'] for point in points[2:])
   assert _method(found, 'fed_avg')['hparams']['learning_rate'] == 0.05
-
-
-def test_what_a_method_refuses_of_a_grid_is_told(found):
-  swept, untried = found['tunings']
-  for point in swept['points'][2:]:
-    assert 'momentum' in point['failure']
   # The only point that is allowed is taken untried.
-  assert untried['algorithm'] == 'local_only'
-  assert (untried['seed'], untried['num_rounds']) == (0, 0)
-  assert untried['points'][0]['failure'] is None
-  assert [(p['hparams'], p['chosen']) for p in untried['points']] == [
-    ({'momentum': 0.5}, True),
-    ({'momentum': 2.0}, False),
-  ]
-  assert 'momentum' in untried['points'][1]['failure']
+  allowed, refused = untried.pop('points')
+  assert untried == {'algorithm': 'local_only', 'seed': 0, 'num_rounds': 0}
+  untried['points'] = [allowed, refused]
+  assert (allowed['hparams'], allowed['chosen']) == ({'momentum': 0.5}, True)
+  assert allowed['failure'] is None
+  assert (refused['hparams'], refused['chosen']) == ({'momentum': 2.0}, False)
+  assert 'momentum' in refused['failure']
 
 
 def _leave(directory, name, file_name, text='{}'):
