@@ -53,26 +53,6 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
     assert file.read() == before
 
 
-def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
-  text = programs.succeed('compare', '--algorithms=fed_avg,ditto', '--help').out
-  for flag in (
-    '--algorithms',
-    '--seeds',
-    '--grid',
-    '--fine_tune_variants',
-    '--num_new_clients',
-    '--validation_fraction',
-    '--tuning_rounds',
-    '--num_processes',
-    '--output_dir',
-    '--[no]resume',
-    '--dataset',
-    '--ditto_proximal_strength',
-    '--runtime',
-  ):
-    assert f' {flag}: ' in text
-
-
 @pytest.mark.parametrize(
   'arguments,words',
   [

@@ -6,36 +6,12 @@ import pytest
 from binaries import papers
 from tff_pfl.experiments import claims
 
-_ROOT = pathlib.Path(__file__).parents[2]
 # The fastest.
 _RUN = 'fedrep_linear_new_client'
 
 
 def _summary(*path):
   return json.loads(pathlib.Path(*path, 'summary.json').read_text())
-
-
-def test_help_shows_the_docstring_and_the_flags(programs):
-  source = (_ROOT / 'binaries' / 'reproduce.py').read_text()
-  result = programs.succeed('reproduce', '--help')
-  assert not result.err
-  for line in source.split('"""')[1].splitlines():
-    assert line in result.out
-  for flag in (
-    '--data_dir',
-    '--dataset',
-    '--devices',
-    '--experiment',
-    '--[no]fast',
-    '--[no]list',
-    '--num_processes',
-    '--num_seeds',
-    '--output_dir',
-    '--[no]rerun',
-    '--runtime',
-    '--seed',
-  ):
-    assert f' {flag}: ' in result.out
 
 
 def test_list_describes_every_experiment(programs):

@@ -2,7 +2,6 @@ import gzip
 import json
 import pathlib
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -362,42 +361,6 @@ def _wait_for_round(program, directory, round_number):
 def _assert_ends(processes):
   _, alive = psutil.wait_procs(processes, timeout=10)
   assert not alive
-
-
-def _kill_at_random_moments(programs, num_kills, num_rounds):
-  """Kills and resumes a run so often, and then lets it end."""
-  directory = programs.directory / 'run'
-  flags = (*_LONG, f'--num_rounds={num_rounds}')
-  rng = np.random.default_rng(0)
-  for kill in range(num_kills):
-    begin = _last_round(directory)
-    program = programs.start('train', *flags)
-    # Always some progress, and never the end.
-    stop_after = max(begin + 1, num_rounds * kill // (num_kills + 1))
-    _wait_for_round(program, directory, stop_after)
-    # A round takes some 50 ms, one with an evaluation more.
-    time.sleep(rng.uniform(0, 0.1))
-    workers = program.workers()
-    program.kill(signal.SIGKILL)
-    result = program.wait()
-    assert result.status == -signal.SIGKILL
-    _assert_ends(workers)
-    assert stop_after <= _last_round(directory) < num_rounds
-    connection = sqlite3.connect(directory / run_store.FILE_NAME)
-    assert connection.execute('PRAGMA integrity_check').fetchone() == ('ok',)
-    connection.close()
-  programs.succeed('train', *flags)
-  return _everything(directory)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_run_killed_very_often_ends_as_one_that_was_not(programs):
-  flags = (*_LONG, '--num_rounds=120', '--output_dir=undisturbed')
-  programs.succeed('train', *flags)
-  assert _kill_at_random_moments(programs, 15, 120) == _everything(
-    programs.directory / 'undisturbed'
-  )
 
 
 def test_a_signal_ends_the_program_and_loses_nothing(undisturbed, programs):

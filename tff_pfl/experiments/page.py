@@ -312,8 +312,8 @@ def _published(methods, settings):
     ]
 
   return {
-    source: (of_source[0].setting.note, list(map(row, of_source)))
-    for source, of_source in figures.items()
+    source: (note, list(map(row, of_source)))
+    for source, (note, of_source) in figures.items()
   }
 
 

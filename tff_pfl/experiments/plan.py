@@ -306,8 +306,8 @@ def parse_grid(
     what: 'grid' or 'search'.
 
   Returns:
-    As `Comparison.grid` or `Comparison.search`, without what is said of any
-    method and only others have.
+    As `Comparison.grid`, without what is said of any method and only others
+    have.
 
   Raises:
     ValueError: If one is of another form, or no method has such a
@@ -315,32 +315,24 @@ def parse_grid(
   """
   grid = {}
   for text in texts:
-    start, equals, values = text.partition('=')
+    start, _, values = text.partition('=')
     owner, dot, name = start.strip().rpartition('.')
     owner = owner if dot else ANY_METHOD
+    owners = algorithms if owner == ANY_METHOD else [owner]
     errors.expect(
-      equals
-      and name
-      and values
-      and (owner == ANY_METHOD or owner in algorithms),
+      name and values and set(owners) <= set(algorithms),
       what,
       '[method.]hyperparameter=value,value,… with one of the methods '
       + ', '.join(algorithms),
       text,
     )
-    owners = algorithms if owner == ANY_METHOD else [owner]
     targets = [
       (registry.get_algorithm(algorithm).hparams, target)
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
-    if (
-      not targets
-      and owner == ANY_METHOD
-      and any(
-        grid_targets(algorithm, name) for algorithm in registry.ALGORITHMS
-      )
-    ):
+    of_others = owner == ANY_METHOD and not targets
+    if of_others and any(grid_targets(a, name) for a in registry.ALGORITHMS):
       # A preset for more methods than are compared.
       continue
     errors.expect(
@@ -358,10 +350,7 @@ def parse_grid(
       _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
     ]
-    if all(
-      target in hparams_lib.none_for_zero(hparams)
-      for hparams, target in targets
-    ):
+    if all(one in hparams_lib.none_for_zero(of_one) for of_one, one in targets):
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid

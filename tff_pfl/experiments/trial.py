@@ -322,7 +322,6 @@ def main(argv: Sequence[str]) -> None:
   Expected errors end the process with one line on stderr and status 1.
   """
   try:
-    errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])
     spec = read_spec(argv[1])
     with shutdown.stopping_on_signals():
       run(

@@ -39,9 +39,11 @@ def tune(
     tried, failed = _search(comparison, directory, options)
   else:
     tried = {
-      algorithm: dict(zip((t.name for t in trials), zip(points, trials)))
+      algorithm: {
+        one.name: (point, one)
+        for point, one in zip(comparison.points(algorithm), trials)
+      }
       for algorithm, trials in comparison.tuning_trials().items()
-      for points in [comparison.points(algorithm)]
     }
     failed = _settled_failures(comparison, directory, tried)
     _run(tried, failed, directory, options)
