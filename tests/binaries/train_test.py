@@ -295,7 +295,8 @@ def test_damaged_data_are_one_line_and_leave_nothing_behind(
   path.write_bytes(path.read_bytes()[:1000])
   message = programs.fail('train', *_of_mnist(idx_folder))
   assert 'a complete gzip file' in message
-  path.unlink()
+  for path in idx_folder.iterdir():
+    path.unlink()
   message = programs.fail('train', *_of_mnist(idx_folder))
   assert 'to hold train-images-idx3-ubyte.gz' in message
   assert not (programs.directory / 'run').exists()
