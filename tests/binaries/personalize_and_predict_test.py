@@ -57,85 +57,47 @@ def _personalized(module_programs, runs, new_clients):
     f'--clients_npz={new_clients}',
     '--num_samples=4,all',
     '--num_epochs=1,30',
+    '--ensemble',
     '--output_dir=personalized',
   )
   return module_programs.directory / 'personalized', result
 
 
-@pytest.mark.slow
-def test_new_clients_are_scored_for_every_number_of_samples_and_epochs(
+def test_new_clients_are_scored_by_samples_and_epochs_and_by_ensemble(
   personalized,
 ):
   directory, result = personalized
   rows = _read_csv(directory / 'new_clients.csv')
-  assert [
-    (row['samples'], row['epochs'], row['client']) for row in rows
-  ] == list(itertools.product(['4', 'all'], ['1', '30'], _IDS))
+  settings = [*itertools.product(['4', 'all'], ['1', '30']), ('ensemble', '0')]
+  assert [(row['samples'], row['epochs'], row['client']) for row in rows] == [
+    (*setting, client) for setting in settings for client in _IDS
+  ]
+  sizes = {'4': '4', 'all': '16', 'ensemble': '0'}
   for row in rows:
     # A fifth of 20 examples is for the test.
-    expected = 4 if row['samples'] == '4' else 16
-    assert int(row['num_train_examples']) == expected
-    assert int(row['num_test_examples']) == 4
-
+    assert row['num_test_examples'] == '4'
+    assert row['num_train_examples'] == sizes[row['samples']]
+    if row['samples'] == 'ensemble':
+      # Of two rounds of two of the six clients each.
+      assert 2 <= int(row['num_models']) <= 4
+      assert row['before/accuracy'] == ''
   stored = json.loads((directory / 'new_clients.json').read_text())
-  assert stored['algorithm'] == 'fed_rep'
-  assert stored['dataset'] == 'new_clients.npz'
-  assert len(stored['settings']) == 4
+  assert (stored['algorithm'], stored['dataset']) == (
+    'fed_rep',
+    'new_clients.npz',
+  )
   table = [line.split() for line in result.out.splitlines()]
   assert table[0][:4] == ['samples', 'epochs', 'clients', 'accuracy']
-  for setting, cells in zip(stored['settings'], table[2:6]):
-    members = [
-      row
-      for row in rows
-      if (row['samples'], row['epochs'])
-      == (str(setting['samples']), str(setting['epochs']))
-    ]
-    accuracies = [float(row['after/accuracy']) for row in members]
-    assert setting['clients'] == 2
-    assert setting['accuracy'] == pytest.approx(np.mean(accuracies))
-    assert setting['std'] == pytest.approx(np.std(accuracies))
-    assert cells[:3] == [str(setting['samples']), str(setting['epochs']), '2']
-    assert float(cells[3]) == pytest.approx(setting['accuracy'], abs=1e-3)
-  most, least = stored['settings'][3], stored['settings'][0]
+  for i, (found, cells) in enumerate(zip(stored['settings'], table[2:])):
+    accuracies = [float(r['after/accuracy']) for r in rows[2 * i : 2 * i + 2]]
+    assert found['accuracy'] == pytest.approx(np.mean(accuracies))
+    assert found['std'] == pytest.approx(np.std(accuracies))
+    assert cells[:3] == [*settings[i], '2']
+    assert float(cells[3]) == pytest.approx(found['accuracy'], abs=1e-3)
+  least, _, _, most, by_ensemble = stored['settings']
   assert most['loss'] < least['loss']
   assert most['accuracy'] > most['accuracy_before']
-
-
-@pytest.mark.slow
-def test_new_clients_that_cannot_train_get_the_ensemble(
-  module_programs, runs, new_clients
-):
-  result = module_programs.succeed(
-    'personalize',
-    f'--run_dir={runs / "fed_rep"}',
-    f'--clients_npz={new_clients}',
-    '--num_epochs=1',
-    '--ensemble',
-    '--output_dir=ensemble',
-  )
-  directory = module_programs.directory / 'ensemble'
-  fitted, by_ensemble = (
-    [
-      row
-      for row in _read_csv(directory / 'new_clients.csv')
-      if row['samples'] == samples
-    ]
-    for samples in ('all', 'ensemble')
-  )
-  assert [row['client'] for row in by_ensemble] == list(_IDS)
-  for row, other in zip(by_ensemble, fitted):
-    # Two rounds of two of the six clients each.
-    assert 2 <= int(row['num_models']) <= 4
-    assert (row['epochs'], row['num_train_examples']) == ('0', '0')
-    assert row['num_test_examples'] == other['num_test_examples']
-    assert row['before/accuracy'] == ''
-  stored = json.loads((directory / 'new_clients.json').read_text())
-  setting = stored['settings'][1]
-  assert setting['samples'] == 'ensemble'
-  assert setting['accuracy_before'] is None
-  accuracies = [float(row['after/accuracy']) for row in by_ensemble]
-  assert setting['accuracy'] == pytest.approx(np.mean(accuracies))
-  assert 'ensemble' in result.out
+  assert by_ensemble['accuracy_before'] is None
 
 
 def _softmax_outputs(weights, x):

@@ -229,10 +229,6 @@ def test_participation_out_of_range_is_one_line(programs):
   )
 
 
-def test_missing_output_dir_is_one_line(programs):
-  assert 'output_dir' in programs.fail('train', *_TINY)
-
-
 def test_traceback_shows_where_an_error_was_raised(programs):
   result = programs.run(
     'train', *_TINY, '--cohort_size=9', '--output_dir=run', '--traceback'

@@ -71,9 +71,13 @@ def _of_models(primary, recent):
       key, heading, screen, description, unit, primary.higher_is_better
     )
 
-  for which, missing in (
-    ('personal', 'none of models that were made of the last round only'),
-    ('global', 'none without one'),
+  for which, whose, missing in (
+    (
+      'personal',
+      "their personal models'",
+      'none of models that were made of the last round only',
+    ),
+    ('global', "the global model's", 'none without one'),
   ):
     for suffix, rounds, when in _rounds(recent):
       screen = f'{which}\n{title},\n{recent if suffix else "last"}'
@@ -81,7 +85,7 @@ def _of_models(primary, recent):
         f'{which}_{name}{suffix}',
         f'{which} {title}, {rounds}',
         '' if suffix and which == 'global' else screen,
-        f"Mean over clients of their {which} models' {title}, {when}"
+        f'Mean over clients of {whose} {title}, {when}'
         + (f'; {missing}.' if suffix or which == 'global' else '.'),
       )
   yield metric(

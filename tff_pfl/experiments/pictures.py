@@ -18,7 +18,6 @@ import markupsafe
 import matplotlib
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
@@ -377,9 +376,7 @@ def partition_picture(partition: Mapping[str, Any]) -> Picture:
   return Picture(figure, 'Training examples by client, class and domain.')
 
 
-def _figure(
-  width: float, height: float, place: Optional[tuple[float, ...]] = None
-) -> tuple[Figure, Axes]:
+def _figure(width, height, place=None):
   """A figure of a size in inches, and its only axes.
 
   Args:
@@ -403,7 +400,7 @@ def _limits(values: Iterable[Any], primary: _Primary) -> tuple[float, float]:
   return max(low - margin, -0.03), min(high + margin, 1.03)
 
 
-def _by_variant(methods: _Methods) -> dict[str, _Methods]:
+def _by_variant(methods):
   """By its title, the methods of each way to personalize."""
   return {
     title: [method for method in methods if method['variant'] == variant]
@@ -424,14 +421,7 @@ def _curves(methods, which, primary):
   return {label: curve for label, curve in curves.items() if curve is not None}
 
 
-def _draw_curve(
-  axes: Axes,
-  curve: Curve,
-  color: str,
-  linewidth: float = 1.4,
-  has_band: bool = True,
-  **options: Any,
-) -> None:
+def _draw_curve(axes, curve, color, linewidth=1.4, has_band=True, **options):
   # A single evaluation is a point, which a line would not show.
   marker = 'o' if len(curve.rounds) == 1 else ''
   options.update(color=color, linewidth=linewidth, marker=marker, markersize=3)
@@ -440,9 +430,7 @@ def _draw_curve(
     axes.fill_between(curve.rounds, *curve.band, color=color, alpha=0.15, lw=0)
 
 
-def _finish_curves(
-  axes: Axes, curves: Iterable[Curve], primary: _Primary
-) -> None:
+def _finish_curves(axes, curves, primary):
   axes.set_ylim(_limits((curve.band for curve in curves), primary))
   axes.set_xlim(left=0)
   axes.set(xlabel='Round', ylabel=_axis_label(primary, axes.yaxis))
@@ -458,7 +446,7 @@ def _axis_label(primary: _Primary, axis: Axis, of_what: str = '') -> str:
   return primary.label(of_what)
 
 
-def _draw_counts(axes: Axes, kind: str, counts: np.ndarray) -> None:
+def _draw_counts(axes, kind, counts):
   """Draws the number of examples by kind and client, darker for more."""
   scale = partition_plot.norm(counts)
   if not partition_plot.is_skewed(counts):
