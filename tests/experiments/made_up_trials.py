@@ -24,7 +24,7 @@ def run(
       rounds they are a tenth.
   """
   del runtime_options
-  config, data = wanted.config, trial.load_data(wanted)
+  config, (trained, new) = wanted.config, trial.load_data(wanted)
   rng = np.random.default_rng(zlib.crc32(wanted.name.encode()))
   has_global = config.algorithm != 'local_only'
   primary = {'name': metric, 'higher_is_better': False}
@@ -93,13 +93,13 @@ def run(
   variants = {
     name: {
       'evaluation': last if name == trial.OWN_VARIANT else evaluation(),
-      'clients': clients(data.trained),
-      'new_clients': clients(data.new),
+      'clients': clients(trained),
+      'new_clients': clients(new),
     }
     for name in (trial.OWN_VARIANT, *wanted.fine_tune_variants)
   }
   own = variants[trial.OWN_VARIANT]
-  own['new_clients_by_ensemble'] = [] if has_global else clients(data.new)
+  own['new_clients_by_ensemble'] = [] if has_global else clients(new)
   summary.write_json(
     os.path.join(directory, trial.SCORES_NAME),
     {

@@ -136,18 +136,18 @@ def _partition(comparison):
   some = comparison.trials(
     {a: comparison.points(a)[0] for a in comparison.algorithms}
   )[0]
-  data = trial.load_data(some)
-  parts = [data.trained] if data.new is None else [data.trained, data.new]
+  trained, new = trial.load_data(some)
+  parts = [trained] if new is None else [trained, new]
   counts = domain_counts = None
-  if data.trained.num_classes is not None:
+  if trained.num_classes is not None:
     counts = np.concatenate([part.class_counts() for part in parts]).tolist()
-  if data.trained.domain_names is not None:
+  if trained.domain_names is not None:
     of_domains = np.concatenate([part.domain_counts() for part in parts])
-    domain_counts = dict(zip(data.trained.domain_names, of_domains.T.tolist()))
+    domain_counts = dict(zip(trained.domain_names, of_domains.T.tolist()))
   return {
     'seed': comparison.seeds[0],
     'client_ids': [i for part in parts for i in part.client_ids],
-    'num_new_clients': 0 if data.new is None else data.new.num_clients,
+    'num_new_clients': 0 if new is None else new.num_clients,
     'class_counts': counts,
     'num_train_examples': [
       part.num_train_examples(i) for part in parts for i in part.client_ids

@@ -236,38 +236,32 @@ def all_claims(
   ]
 
 
-@contextlib.contextmanager
-def _settings_kept(experiment, settings):
-  """Writes `settings.json`, and at the end again, with the seconds spent."""
-  stored = _read(settings.directory, SETTINGS_NAME) or {}
-  kept = {'seconds': 0, **stored, **_identity(experiment, settings)}
-  _write(settings.directory, SETTINGS_NAME, kept)
-  start = time.perf_counter()
-  try:
-    yield
-  finally:
-    kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
-    _write(settings.directory, SETTINGS_NAME, kept)
-
-
 def _measure(experiment, settings):
-  sizes = experiment.sizes(settings)
+  sizes, directory = experiment.sizes(settings), settings.directory
+  kept = {
+    'seconds': 0,
+    **(_read(directory, SETTINGS_NAME) or {}),
+    **_identity(experiment, settings),
+  }
+  _write(directory, SETTINGS_NAME, kept)
+  start, rows = time.perf_counter(), None
   try:
-    with _settings_kept(experiment, settings):
-      rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
-  except errors.EXPECTED:
-    trials = os.path.join(settings.directory, execution.TRIALS_DIR)
-    if not os.path.exists(trials):
+    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
+  finally:
+    trials = os.path.join(directory, execution.TRIALS_DIR)
+    if rows is None and not os.path.exists(trials):
       # Nothing was done for these settings: they may have been the mistake.
-      os.remove(os.path.join(settings.directory, SETTINGS_NAME))
-    raise
-  summary_lib.write_csv(os.path.join(settings.directory, CSV_NAME), rows)
+      os.remove(os.path.join(directory, SETTINGS_NAME))
+    else:
+      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+      _write(directory, SETTINGS_NAME, kept)
+  summary_lib.write_csv(os.path.join(directory, CSV_NAME), rows)
   _write(
-    settings.directory,
+    directory,
     NUMBERS_NAME,
     {
       'setup': dataclasses.asdict(sizes),
-      'seconds': _read(settings.directory, SETTINGS_NAME)['seconds'],
+      'seconds': kept['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
       'columns': tables.Table.from_rows(rows).columns(),

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from absl import logging
@@ -90,26 +90,19 @@ class Trial:
     )
 
 
-class TrialData(NamedTuple):
-  """The clients of a trial.
-
-  Attributes:
-    trained: The clients of the run.
-    new: The clients that are scored after it; None without any, and in a sweep,
-      which scores nobody on test examples.
-  """
-
-  trained: datasets.FederatedDataset
-  new: Optional[datasets.FederatedDataset]
-
-
-def load_data(trial: Trial) -> TrialData:
+def load_data(
+  trial: Trial,
+) -> tuple[datasets.FederatedDataset, Optional[datasets.FederatedDataset]]:
   """Divides the data among the clients of a trial, trained and new.
 
   Which clients are new is drawn at random: the order of a dataset's own clients
   may mean something, such as the domain of their texts. It depends on the seed,
   the number of clients and that of new ones alone, so that all methods, and the
   sweep before them, train the same clients.
+
+  Returns:
+    The clients of the run, and those that are scored after it: None without
+    any, and in a sweep, which scores nobody on test examples.
 
   Raises:
     ValueError: If the data cannot be divided so.
@@ -124,7 +117,7 @@ def load_data(trial: Trial) -> TrialData:
     new = None
   for part in filter(None, (trained, new)):
     client_population.check_test_examples(part)
-  return TrialData(trained, new)
+  return trained, new
 
 
 def _set_apart(data, num_new_clients, seed):
@@ -154,9 +147,9 @@ def run(
     RunError: If the run cannot start or go on.
   """
   config = trial.config
-  data = load_data(trial)
+  trained, new = load_data(trial)
   more_settings = None
-  if data.new is not None or trial.validation_fraction is not None:
+  if new is not None or trial.validation_fraction is not None:
     # Without these it would pass for a run on all clients' data.
     more_settings = {
       'trial': {
@@ -170,18 +163,18 @@ def run(
     'resume': True,
     'show_progress': False,
   }
-  model = config.build_model(data.trained)
-  model = warm_up.run(config, model, data.trained, directory, **options)
+  model = config.build_model(trained)
+  model = warm_up.run(config, model, trained, directory, **options)
   process = config.build_process(model)
-  config.run_process(process, data.trained, directory, **options)
+  config.run_process(process, trained, directory, **options)
   with runtime_lib.create_runtime(
     config.runtime, **(runtime_options or {})
   ) as runtime:
-    scores = _scores(trial, model, process, data, runtime, directory)
+    scores = _scores(trial, model, process, trained, new, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
 
 
-def _scores(trial, model, process, data, runtime, directory):
+def _scores(trial, model, process, trained, new, runtime, directory):
   """What `scores.json` holds."""
   with run_store.RunStore.open_for_reading(directory) as store:
 
@@ -193,15 +186,15 @@ def _scores(trial, model, process, data, runtime, directory):
 
     def new_clients(of):
       """Scores of clients that took no part, fitted to their training data."""
-      if data.new is None:
+      if new is None:
         return []
       return personalized_evaluation.evaluate_new_clients(
-        of, runtime, server_state(of), data.trained.num_clients, data.new
+        of, runtime, server_state(of), trained.num_clients, new
       ).rows
 
     def new_clients_by_ensemble():
       """Their scores by the mean prediction of the trained clients' models."""
-      if data.new is None or not process.has_local_weights:
+      if new is None or not process.has_local_weights:
         return []
       try:
         return ensemble.evaluate_clients(
@@ -209,8 +202,8 @@ def _scores(trial, model, process, data, runtime, directory):
           runtime,
           server_state(process),
           client_states(process),
-          data.trained,
-          data.new,
+          trained,
+          new,
         )
       except ensemble.NoModelsError as error:
         # All clients diverged, which the other scores tell.
@@ -233,7 +226,7 @@ def _scores(trial, model, process, data, runtime, directory):
           runtime,
           server_state(variant),
           client_states(variant),
-          data.trained,
+          trained,
           excluded=variant.attacked_clients,
         )
         variants[name] = {
