@@ -35,26 +35,6 @@ def test_table_is_shown_without_json(programs):
   assert 'speedup over the reference' in result.out
 
 
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    (
-      ['--workload=w1,w9'],
-      ['w1, w2, w2f, w3, w4, w4h, w4e, scale', "found 'w9'"],
-    ),
-    (['--workload='], ['workload', 'at least one']),
-    (['--rounds=0'], ['--rounds']),
-    (['--runtime=none'], ['--runtime', 'native']),
-    (['--small', '--output=missing/out.jsonl'], ['missing/out.jsonl']),
-    (['w1'], ["flags only (--name=value), found 'w1'"]),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('benchmark', *arguments)
-  for word in words:
-    assert word in message
-
-
 @pytest.mark.slow
 def test_nothing_is_left_running(programs):
   program = programs.start(

@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import execution
 
@@ -51,41 +49,6 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
   assert row in result.out
   with open(f'{folder}/run.sqlite', 'rb') as file:
     assert file.read() == before
-
-
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    (['--algorithms=fed_foo'], ['--algorithms', "'fed_foo'", 'ditto']),
-    (['--algorithms='], ['--algorithms', 'at least one']),
-    (['--algorithm=fed_avg'], ['no --algorithm:', '--algorithms']),
-    (['--seed=1'], ['no --seed:', '--seeds']),
-    (['--seeds=1,x'], ['--seeds', "'x'"]),
-    (['--num_search_trials=3'], ['no --num_search_trials:', '--search']),
-    (['--search=momentum=0.9:0.1'], ['--search', 'momentum=0.9:0.1']),
-    (['--seeds=1,1'], ['seeds', 'none twice']),
-    (['--grid=momentum=0', '--search=momentum=0:1'], ['found both']),
-    (['--algorithms=fed_avg', '--grid=ditto.momentum=0'], ['ditto.momentum']),
-    (['--fine_tune_variants=body'], ['fine_tune_variants', "'body'"]),
-    (
-      ['--validation_fraction=1', '--grid=momentum=0,0.5'],
-      ['validation_fraction', '1.0'],
-    ),
-    (['--validation_fraction=0.5'], ['no --validation_fraction', '--grid']),
-    (['--grid=ditto.momentum=0,2'], ['momentum', '2.0']),
-    (
-      ['--algorithms=fed_avg', '--ditto_num_epochs=1'],
-      ['--ditto_num_epochs', 'fed_avg'],
-    ),
-    (['--dataset=synthetic', '--partition=dirichlet:0.1'], ['partition']),
-    (['fed_avg'], ["flags only (--name=value), found 'fed_avg'"]),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('compare', *arguments, '--output_dir=out')
-  for word in words:
-    assert word in message
-  assert not (programs.directory / 'out').exists()
 
 
 def test_all_methods_are_the_default(programs):

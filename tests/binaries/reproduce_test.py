@@ -57,24 +57,3 @@ def test_all_experiments_run_and_are_summed_up(programs):
   assert found == set(papers.EXPERIMENTS)
   assert total['result'] == claims.count(c['verdict'] for c in total['claims'])
   assert f'\n{total["result"]}.\n' in result.out
-
-
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    ([], ['--experiment=NAME', '--list']),
-    (['--experiment=figure_3'], ['fedrep_linear_convergence', "'figure_3'"]),
-    (
-      [f'--experiment={_RUN}', '--dataset=mnist'],
-      ['--dataset with an experiment on data sets only', _RUN],
-    ),
-    ([f'--experiment={_RUN}', '--devices=cpu'], ['--devices', _RUN]),
-    (['--experiment=all', '--dataset=synthetic'], ['--dataset', 'digits']),
-    (['--experiment=all', '--num_seeds=0'], ['--num_seeds']),
-    ([f'--experiment={_RUN}', '--output_dir=/dev/null'], ['/dev/null']),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('reproduce', *arguments)
-  for word in words:
-    assert word in message
