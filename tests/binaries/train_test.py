@@ -200,15 +200,14 @@ def test_wrong_flags_are_one_line_and_leave_nothing_behind(
   assert not (programs.directory / 'run').exists()
 
 
-def _of_per_fed_avg(*flags):
-  kept = [f for f in _TINY if not f.startswith('--fed_rep')]
-  return (*kept, '--algorithm=per_fed_avg', '--output_dir=run', *flags)
-
-
 @pytest.mark.slow
 def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
   programs.succeed(
-    'train', *_of_per_fed_avg('--per_fed_avg_inner_learning_rate=1')
+    'train',
+    *tiny.FLAGS,
+    '--algorithm=per_fed_avg',
+    '--per_fed_avg_inner_learning_rate=1',
+    '--output_dir=run',
   )
   summary = _summary(programs.directory / 'run')
   assert summary['hparams']['batch_size'] == 40
