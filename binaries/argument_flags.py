@@ -1,6 +1,5 @@
 """Flags made of functions' keyword arguments and of dataclasses' fields."""
 
-import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -13,28 +12,49 @@ from tff_pfl.client import hparams
 
 
 def define_field(
-  name: str, owner: type, field: dataclasses.Field, of: str = ''
-) -> str:
-  """Defines a flag of a field's type; unset means the field's default.
+  name: str,
+  owner: type,
+  field: str,
+  text: Optional[str] = None,
+  choices: Collection[str] = (),
+  lower_bound: Optional[int] = None,
+) -> None:
+  """Defines a flag of a dataclass's field; unset means the field's default.
 
   Args:
-    name: The flag's name, which is returned.
-    owner: The dataclass.
-    of: Begins the help text, which is the dataclass's documentation.
+    name: The flag's name.
+    text: The help text; None for what the dataclass's docstring says.
+    choices: The values that a string may have; none for any.
+    lower_bound: The least value of an integer.
   """
-  annotation = typing.get_type_hints(owner)[field.name]
-  kind = (typing.get_args(annotation) or (annotation,))[0]
-  define = {
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    str: flags.DEFINE_string,
-    bool: flags.DEFINE_boolean,
-  }[kind]
-  text = hparams.help_text(owner, field.name)
-  if field.name in hparams.none_for_zero(owner):
+  text = text or hparams.help_text(owner, field)
+  default = getattr(owner, field)
+  if field in hparams.none_for_zero(owner):
     text += ' 0 stands for None.'
-  define(name, None, f'{of}{text} (default: {field.default})')
-  return name
+  if '(default: ' not in text:
+    text += f' (default: {default})'
+  hint = typing.get_type_hints(owner)[field]
+  if choices:
+    flags.DEFINE_enum(name, None, list(choices), text)
+  elif lower_bound is not None:
+    flags.DEFINE_integer(name, None, text, lower_bound)
+  else:
+    _define(hint)(name, None, text)
+
+
+def _define(hint):
+  """What defines a flag of a type."""
+  if _is_list(hint):
+    return flags.DEFINE_list
+  kinds = [hint, *typing.get_args(hint)]
+  for kind, define in (
+    (float, flags.DEFINE_float),
+    (str, flags.DEFINE_string),
+    (bool, flags.DEFINE_boolean),
+  ):
+    if kind in kinds:
+      return define
+  return flags.DEFINE_integer
 
 
 class ArgumentFlags:
@@ -72,21 +92,8 @@ class ArgumentFlags:
       text = hparams.help_text(functions[next(iter(by_owner))], name)
       text += f' (default: {_each(by_owner)})'
       of = f'--{kind}={" or ".join(by_owner)}'
-      self._define(name)(f'{kind}_{name}', None, f'With {of}: {text}')
-
-  def _define(self, name):
-    hint = self._hints[name]
-    if _is_list(hint):
-      return flags.DEFINE_list
-    kinds = [hint, *typing.get_args(hint)]
-    for kind, define in (
-      (float, flags.DEFINE_float),
-      (str, flags.DEFINE_string),
-      (bool, flags.DEFINE_boolean),
-    ):
-      if kind in kinds:
-        return define
-    return flags.DEFINE_integer
+      define = _define(self._hints[name])
+      define(f'{kind}_{name}', None, f'With {of}: {text}')
 
   def names(self, of: Optional[str] = None) -> list[str]:
     """The names of all flags, or of those that one function has."""

@@ -34,7 +34,7 @@ from binaries import cluster_flags, program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import comparison_runner as runner
-from tff_pfl.experiments import page, plan, trial
+from tff_pfl.experiments import page, plan, results, trial
 
 _ALL = 'all'
 
@@ -145,6 +145,8 @@ def _comparison():
     )
   if not _SEARCH.value:
     run_flags.refuse(['num_search_trials'], 'it is for --search')
+  elif _GRID.value:
+    raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
   algorithms = _algorithms()
@@ -160,9 +162,12 @@ def _comparison():
     algorithms=algorithms,
     hparams={name: config.hparams for name, config in configs.items()},
     seeds=_seeds(),
-    grid=plan.parse_grid(_GRID.value, algorithms),
-    search=plan.parse_grid(_SEARCH.value, algorithms, 'search'),
-    num_search_trials=_NUM_SEARCH_TRIALS.value,
+    grid=plan.parse_grid(
+      _SEARCH.value or _GRID.value,
+      algorithms,
+      'search' if _SEARCH.value else 'grid',
+    ),
+    num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
     fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
     num_new_clients=_NUM_NEW_CLIENTS.value,
     validation_fraction=_VALIDATION_FRACTION.value,
@@ -180,16 +185,16 @@ def main() -> None:
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
   )
-  print(found.table())
-  domain_table = found.domain_table()
+  print(results.table(found))
+  domain_table = results.domain_table(found)
   if domain_table:
     print(f'\nOver domains, after the last round\n{domain_table}\n')
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, page.REPORT_NAME)}')
-  if found.failures:
-    first = found.failures[0]
+  failures = found['failures']
+  if failures:
     raise errors.RunError(
-      f'Failed trials: {len(found.failures)}; the first is {first.trial}: '
-      f'{first.reason}'
+      f'Failed trials: {len(failures)}; the first is {failures[0]["trial"]}: '
+      f'{failures[0]["reason"]}'
     )
 
 

@@ -191,28 +191,25 @@ def _table(rows, metric):
   settings = {}
   for row in rows:
     settings.setdefault((row['samples'], row['epochs']), []).append(row)
-  lines = []
-  for (samples, epochs), members in settings.items():
-    scored = [row for row in members if row['num_test_examples']]
-    after = [row[f'after/{metric}'] for row in scored]
+
+  def over_clients(function, members, name):
     # An ensemble has no score before it.
-    before = [row.get(f'before/{metric}') for row in scored]
-    lines.append(
-      {
-        'samples': samples,
-        'epochs': epochs,
-        'clients': len(scored),
-        metric: float(np.mean(after)) if scored else None,
-        'std': float(np.std(after)) if scored else None,
-        f'{metric}_before': float(np.mean(before))
-        if scored and None not in before
-        else None,
-        'loss': float(np.mean([row['after/loss'] for row in scored]))
-        if scored
-        else None,
-      }
-    )
-  return lines
+    values = [row.get(name) for row in members if row['num_test_examples']]
+    known = values and None not in values
+    return float(function(values)) if known else None
+
+  return [
+    {
+      'samples': samples,
+      'epochs': epochs,
+      'clients': sum(row['num_test_examples'] > 0 for row in members),
+      metric: over_clients(np.mean, members, f'after/{metric}'),
+      'std': over_clients(np.std, members, f'after/{metric}'),
+      f'{metric}_before': over_clients(np.mean, members, f'before/{metric}'),
+      'loss': over_clients(np.mean, members, 'after/loss'),
+    }
+    for (samples, epochs), members in settings.items()
+  ]
 
 
 def main() -> None:

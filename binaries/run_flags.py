@@ -1,7 +1,7 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from absl import flags
@@ -26,95 +26,102 @@ from tff_pfl.templates import (
   private_mean,
 )
 
-_ALGORITHM = flags.DEFINE_enum(
-  'algorithm',
-  'fed_rep',
-  list(registry.ALGORITHMS),
-  'The method: '
+# By field of `RunConfig` its flag's help text; unset means the field's default.
+_TEXTS = {
+  'algorithm': 'The method: '
   + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
   + '.',
-)
-_DATASET = flags.DEFINE_enum(
-  'dataset',
-  'digits',
-  list(datasets.DATASETS),
-  f'The data. {datasets.describe_datasets()}.',
-)
-_DATA_DIR = flags.DEFINE_string(
-  'data_dir',
-  None,
-  "Folder with the data set's files, if it reads any, or the file itself "
-  '(--csv is the same).',
-)
-flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
-_PARTITION = flags.DEFINE_string(
-  'partition',
-  'shards:2',
-  f'How the data are divided among clients. {datasets.describe_partitioners()}',
-)
-_NUM_CLIENTS = flags.DEFINE_integer(
-  'num_clients', 30, 'Number of clients.', lower_bound=1
-)
-_MODEL = flags.DEFINE_enum(
-  'model',
-  'mlp',
-  list(zoo.MODELS),
-  'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; resnet_18 and '
-  'vgg_16: with group normalization; text_mlp: of the mean of the '
-  "words' embeddings; text_lstm: of characters or words.",
-)
-_MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
-_POOLED = [
-  name for name, its in datasets.DATASETS.items() if not its.comes_by_client
-]
-DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
-  'dataset',
-  {
-    # What these take besides their loaders' own arguments.
-    ' or '.join(_POOLED): datasets.load_dataset,
-    **{name: entry.loader for name, entry in datasets.DATASETS.items()},
+  'dataset': f'The data. {datasets.describe_datasets()}.',
+  'data_dir': "Folder with the data set's files, if it reads any, or the file "
+  'itself (--csv is the same).',
+  'partition': 'How the data are divided among clients. '
+  + datasets.describe_partitioners(),
+  'num_clients': 'Number of clients.',
+  'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; '
+  'resnet_18 and vgg_16: with group normalization; text_mlp: of the mean of '
+  "the words' embeddings; text_lstm: of characters or words.",
+  'domain_model': 'What the model does with domains: shared ignores them, '
+  'multi_head has a head for each, input gives the head the domain beside the '
+  'features.',
+  'reweight_domains': 'Whether all domains count the same in the loss, where '
+  'all weights are trained together.',
+  'initial_run': 'Folder of a finished run of the same network, whose global '
+  'model this one (or its warm-up) starts from.',
+  'initial_run_part': 'What of the model of --initial_run is taken: all, or '
+  'the body alone, with a random head, as where the other run had other '
+  'classes.',
+  'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
+  'local training of the method (or of each baseline), which starts from their '
+  'model.',
+  'num_rounds': 'Rounds of training.',
+  'cohort_size': 'Clients in a round (default: by --participation).',
+  'rounds_per_evaluation': 'Rounds between evaluations of all clients.',
+  'num_final_evaluations': 'How many of the last rounds are all evaluated.',
+  'seed': 'Seed of the partition, the initial weights, the sampling and all '
+  'client work.',
+  'aggregator': "How clients' updates are aggregated: "
+  f'{", ".join(aggregators.AGGREGATORS)}, {privacy.PRIVATE} or '
+  f'{privacy.DISTRIBUTED} (secure: simulated, the worker sums in the clear; '
+  'trimmed_mean:<share of clients at either end>; dp: clipped, with noise, see '
+  '--dp_epsilon; ddp: the noise is added by the clients, and sums are secure).',
+  'dp_epsilon': 'With --aggregator=dp: what the run may tell of a client; the '
+  'noise for it is found.',
+  'dp_noise_multiplier': 'With --aggregator=dp, in place of --dp_epsilon, or '
+  'ddp: the noise of a round, in clipping norms.',
+  'dp_delta': 'The δ of ε (default: number of clients ** -1.1).',
+  'dp_clip': 'With --aggregator=dp or ddp, the norm to which what a client '
+  f'sends is clipped: {private_mean.CLIP_FORMS} of the norms (not with ddp).',
+  'dp_bits': 'With --aggregator=ddp: bits of a number of the sum.',
+  'dp_metrics': 'With --aggregator=dp or ddp, whether losses, metrics and '
+  'counts of training leave clients, which are not private.',
+  'attack': f'What attacked clients do: {attacks.FORMS}. The others are '
+  'scored.',
+  'attacked_fraction': 'Share of the clients that are attacked.',
+  'client_weighting': "Clients' weights in the aggregation (default: the "
+  "method's own, num_examples of most; uniform of l2gd, p_fed_me, scaffold).",
+  'statistics': 'Where batch normalization has its moving statistics: averaged '
+  'with the global weights, kept by the client (local), or kept with its '
+  'scales and offsets (local_all).',
+  'augmentation': 'Random changes of images in training, drawn anew in each '
+  f'step: {augmentation.FORMS}.',
+  **{
+    name: hparams_lib.help_text(training_options.TrainingOptions, name)
+    for name in ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')
   },
-  common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition', 'classes'),
-)
-_DOMAIN_MODEL = flags.DEFINE_enum(
-  'domain_model',
-  'shared',
-  list(domain_models.KINDS),
-  'What the model does with domains: shared ignores them, multi_head has a '
-  'head for each, input gives the head the domain beside the features.',
-)
-_REWEIGHT_DOMAINS = flags.DEFINE_boolean(
-  'reweight_domains',
-  False,
-  'Whether all domains count the same in the loss, where all weights are '
-  'trained together.',
-)
-_INITIAL_RUN = flags.DEFINE_string(
-  'initial_run',
-  None,
-  'Folder of a finished run of the same network, whose global model this one '
-  '(or its warm-up) starts from.',
-)
-_INITIAL_RUN_PART = flags.DEFINE_enum(
-  'initial_run_part',
-  'all',
-  list(warm_up.INITIAL_RUN_PARTS),
-  'What of the model of --initial_run is taken: all, or the body alone, with a '
-  'random head, as where the other run had other classes.',
-)
-_NUM_WARMUP_ROUNDS = flags.DEFINE_integer(
-  'num_warmup_rounds',
-  0,
-  'Rounds of FedAvg before those of the run, with the local training of the '
-  'method (or of each baseline), which starts from their model.',
-  lower_bound=0,
-)
-_NUM_ROUNDS = flags.DEFINE_integer(
-  'num_rounds', 100, 'Rounds of training.', lower_bound=1
-)
-_COHORT_SIZE = flags.DEFINE_integer(
-  'cohort_size', None, 'Clients in a round.', lower_bound=1
-)
+  'learning_rate_schedule': "Factor of the clients' learning rates by round: "
+  f'{schedules.FORMS}, or several joined by +.',
+  'server_learning_rate_schedule': "The same for the server optimizer's "
+  'learning rate.',
+  'stateless': 'Whether clients forget their local state after each round, as '
+  'in deployments that cannot tell clients apart; it is fitted anew for '
+  'scoring.',
+  'server_optimizer': 'Applied to the aggregated update; sgd with learning '
+  "rate 1 takes the mean of the clients' weights.",
+  'server_learning_rate': "The server optimizer's learning rate.",
+  'server_momentum': 'Momentum of --server_optimizer=sgd.',
+}
+_CHOICES = {
+  'algorithm': registry.ALGORITHMS,
+  'dataset': datasets.DATASETS,
+  'model': zoo.MODELS,
+  'domain_model': domain_models.KINDS,
+  'initial_run_part': warm_up.INITIAL_RUN_PARTS,
+  'dp_metrics': options.TRAINING_METRICS,
+  'client_weighting': options.CLIENT_WEIGHTINGS,
+  'statistics': options.STATISTICS,
+  'server_optimizer': phases.OPTIMIZERS,
+}
+for _name, _text in _TEXTS.items():
+  _default = getattr(run_config.RunConfig, _name)
+  argument_flags.define_field(
+    _name,
+    run_config.RunConfig,
+    _name,
+    _text,
+    _CHOICES.get(_name, ()),
+    lower_bound=min(_default, 1) if type(_default) is int else None,
+  )
+flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTICIPATION = flags.DEFINE_float(
   'participation',
   None,
@@ -129,169 +136,53 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'are compared).',
   lower_bound=0,
 )
-_ROUNDS_PER_EVALUATION = flags.DEFINE_integer(
-  'rounds_per_evaluation',
-  10,
-  'Rounds between evaluations of all clients.',
-  lower_bound=1,
-)
-_NUM_FINAL_EVALUATIONS = flags.DEFINE_integer(
-  'num_final_evaluations',
-  10,
-  'How many of the last rounds are all evaluated.',
-  lower_bound=1,
-)
-_SEED = flags.DEFINE_integer(
-  'seed',
-  0,
-  'Seed of the partition, the initial weights, the sampling and all client '
-  'work.',
-  lower_bound=0,
-)
-_AGGREGATOR = flags.DEFINE_string(
-  'aggregator',
-  'mean',
-  "How clients' updates are aggregated: "
-  f'{", ".join(aggregators.AGGREGATORS)}, {privacy.PRIVATE} or '
-  f'{privacy.DISTRIBUTED} (secure: simulated, the worker sums in the clear; '
-  'trimmed_mean:<share of clients at either end>; dp: clipped, with noise, see '
-  '--dp_epsilon; ddp: the noise is added by the clients, and sums are secure).',
-)
-_DP_EPSILON = flags.DEFINE_float(
-  'dp_epsilon',
-  None,
-  'With --aggregator=dp: what the run may tell of a client; the noise for it '
-  'is found.',
-)
-_DP_NOISE_MULTIPLIER = flags.DEFINE_float(
-  'dp_noise_multiplier',
-  None,
-  'With --aggregator=dp, in place of --dp_epsilon, or ddp: the noise of a '
-  'round, in clipping norms.',
-)
-_DP_DELTA = flags.DEFINE_float(
-  'dp_delta', None, 'The δ of ε (default: number of clients ** -1.1).'
-)
-_DP_CLIP = flags.DEFINE_string(
-  'dp_clip',
-  'adaptive:0.5',
-  'With --aggregator=dp or ddp, the norm to which what a client sends is '
-  f'clipped: {private_mean.CLIP_FORMS} of the norms (not with ddp).',
-)
-_DP_BITS = flags.DEFINE_integer(
-  'dp_bits', 20, 'With --aggregator=ddp: bits of a number of the sum.'
-)
-_DP_METRICS = flags.DEFINE_enum(
-  'dp_metrics',
-  'plain',
-  list(options.TRAINING_METRICS),
-  'With --aggregator=dp or ddp, whether losses, metrics and counts of training '
-  'leave clients, which are not private.',
-)
-_ATTACK = flags.DEFINE_string(
-  'attack',
-  'none',
-  f'What attacked clients do: {attacks.FORMS}. The others are scored.',
-)
-_ATTACKED_FRACTION = flags.DEFINE_float(
-  'attacked_fraction', 0.0, 'Share of the clients that are attacked.'
-)
-_CLIENT_WEIGHTING = flags.DEFINE_enum(
-  'client_weighting',
-  None,
-  list(options.CLIENT_WEIGHTINGS),
-  "Clients' weights in the aggregation (default: the method's own, "
-  'num_examples of most; uniform of l2gd, p_fed_me, scaffold).',
-)
-_STATISTICS = flags.DEFINE_enum(
-  'statistics',
-  'global',
-  list(options.STATISTICS),
-  'Where batch normalization has its moving statistics: averaged with the '
-  'global weights, kept by the client (local), or kept with its scales and '
-  'offsets (local_all).',
-)
-_AUGMENTATION = flags.DEFINE_string(
-  'augmentation',
-  'none',
-  'Random changes of images in training, drawn anew in each step: '
-  f'{augmentation.FORMS}.',
-)
-_LEARNING_RATE_SCHEDULE = flags.DEFINE_string(
-  'learning_rate_schedule',
-  'constant',
-  "Factor of the clients' learning rates by round: "
-  f'{schedules.FORMS}, or several joined by +.',
-)
-_SERVER_LEARNING_RATE_SCHEDULE = flags.DEFINE_string(
-  'server_learning_rate_schedule',
-  'constant',
-  "The same for the server optimizer's learning rate.",
-)
-_STATELESS = flags.DEFINE_boolean(
-  'stateless',
-  False,
-  'Whether clients forget their local state after each round, as in '
-  'deployments that cannot tell clients apart; it is fitted anew for scoring.',
-)
-_SERVER_OPTIMIZER = flags.DEFINE_enum(
-  'server_optimizer',
-  'sgd',
-  list(phases.OPTIMIZERS),
-  'Applied to the aggregated update; sgd with learning rate 1 takes the mean '
-  "of the clients' weights.",
-)
-_SERVER_LEARNING_RATE = flags.DEFINE_float(
-  'server_learning_rate', 1.0, "The server optimizer's learning rate."
-)
-_SERVER_MOMENTUM = flags.DEFINE_float(
-  'server_momentum', 0.0, 'Momentum of --server_optimizer=sgd.'
-)
-
-
-def _none_for_zero(owner: type, given: dict[str, Any]) -> dict[str, Any]:
-  """Turns 0 into None where None is a value and not the default."""
-  resettable = hparams_lib.none_for_zero(owner)
-  return {
-    name: None if value == 0 and name in resettable else value
-    for name, value in given.items()
-  }
-
-
-def _personalization_flag(field_name: str) -> str:
-  if field_name.startswith(('fine_tune', 'new_client')):
-    return field_name
-  return f'fine_tune_{field_name}'
-
-
-# Of training, whatever the method; the schedule is given by name.
-_TRAINING = ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')
-_FIELD_FLAGS = [
-  argument_flags.define_field(
-    _personalization_flag(_field.name), personalization.Personalization, _field
-  )
-  for _field in dataclasses.fields(personalization.Personalization)
-] + [
-  argument_flags.define_field(
-    _field.name, training_options.TrainingOptions, _field
-  )
-  for _field in dataclasses.fields(training_options.TrainingOptions)
-  if _field.name in _TRAINING
+_MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
+_POOLED = [
+  name for name, its in datasets.DATASETS.items() if not its.comes_by_client
 ]
-for _name in (*_FIELD_FLAGS, *runtime_flags.names()):
-  flags.declare_key_flag(_name)
+DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
+  'dataset',
+  {
+    # What these take besides their loaders' own arguments.
+    ' or '.join(_POOLED): datasets.load_dataset,
+    **{name: entry.loader for name, entry in datasets.DATASETS.items()},
+  },
+  common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition', 'classes'),
+)
 
+
+# By field of `Personalization` its flag.
+_PERSONALIZATION = {
+  field.name: field.name
+  if field.name.startswith(('fine_tune', 'new_client'))
+  else f'fine_tune_{field.name}'
+  for field in dataclasses.fields(personalization.Personalization)
+}
+for _field, _name in _PERSONALIZATION.items():
+  argument_flags.define_field(_name, personalization.Personalization, _field)
 # `batch_size` is one flag for all methods.
 _HPARAM_FLAGS: dict[str, dict[str, str]] = {
   name: {
-    field.name: argument_flags.define_field(
-      f'{name}_{field.name}', algorithm.hparams, field, f'{name}: '
-    )
+    field.name: f'{name}_{field.name}'
     for field in dataclasses.fields(algorithm.hparams)
     if field.name != 'batch_size'
   }
   for name, algorithm in registry.ALGORITHMS.items()
 }
+for _algorithm, _of_one in _HPARAM_FLAGS.items():
+  _owner = registry.ALGORITHMS[_algorithm].hparams
+  for _field, _name in _of_one.items():
+    _text = f'{_algorithm}: {hparams_lib.help_text(_owner, _field)}'
+    argument_flags.define_field(_name, _owner, _field, _text)
+# All but the methods', models' and data sets', which --help has where selected.
+_KEY_FLAGS = (
+  *_TEXTS,
+  *('csv', 'participation', 'batch_size'),
+  *_PERSONALIZATION.values(),
+  *runtime_flags.names(),
+)
+for _name in _KEY_FLAGS:
+  flags.declare_key_flag(_name)
 
 
 def flags_of_algorithm(name: str) -> Collection[str]:
@@ -323,15 +214,23 @@ def check_selected(*selected: str) -> None:
 
 
 def _names() -> list[str]:
-  own = flags.FLAGS.get_flags_for_module(__name__)
   return [
-    *(flag.name for flag in own),
-    *_FIELD_FLAGS,
-    *runtime_flags.names(),
+    *_KEY_FLAGS,
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),
     *(flag for of_one in _HPARAM_FLAGS.values() for flag in of_one.values()),
   ]
+
+
+def _given(owner: type, flag_of: Mapping[str, str]) -> dict[str, Any]:
+  """The fields of a dataclass whose flags are given, 0 as None where it is."""
+  resettable = hparams_lib.none_for_zero(owner)
+  values = {field: flags.FLAGS[flag].value for field, flag in flag_of.items()}
+  return {
+    field: None if value == 0 and field in resettable else value
+    for field, value in values.items()
+    if value is not None
+  }
 
 
 def refuse(names: Iterable[str], reason: str) -> None:
@@ -348,20 +247,14 @@ def refuse_all_but(names: Collection[str], reason: str) -> None:
 
 def selected_algorithm() -> str:
   """The method that --algorithm names."""
-  return _ALGORITHM.value
+  return flags.FLAGS.algorithm or run_config.RunConfig.algorithm
 
 
 def hparams_from_flags(algorithm: str) -> Any:
   """The method's hyperparameters, defaults where flags are not given."""
-  given = {
-    field_name: flags.FLAGS[flag].value
-    for field_name, flag in _HPARAM_FLAGS[algorithm].items()
-    if flags.FLAGS[flag].value is not None
-  }
-  if _BATCH_SIZE.value is not None:
-    given['batch_size'] = _BATCH_SIZE.value
   owner = registry.get_algorithm(algorithm).hparams
-  hparams = owner(**_none_for_zero(owner, given))
+  flag_of = {**_HPARAM_FLAGS[algorithm], 'batch_size': 'batch_size'}
+  hparams = owner(**_given(owner, flag_of))
   _expect_steps_or_epochs(algorithm, hparams)
   return hparams
 
@@ -391,11 +284,8 @@ def personalization_from_flags(
       says, with the same options.
     **defaults: Values where flags are not given.
   """
-  given = dict(defaults)
-  for field in dataclasses.fields(personalization.Personalization):
-    value = flags.FLAGS[_personalization_flag(field.name)].value
-    if value is not None:
-      given[field.name] = value
+  owner = personalization.Personalization
+  given = {**defaults, **_given(owner, _PERSONALIZATION)}
   if not has_variants and given.get('fine_tune', 'method') not in (
     'head',
     'all',
@@ -405,9 +295,7 @@ def personalization_from_flags(
       'it is for --fine_tune=head or all (what a method does by itself has '
       "flags with the method's name)",
     )
-  return personalization.Personalization(
-    **_none_for_zero(personalization.Personalization, given)
-  )
+  return owner(**given)
 
 
 def config_from_flags(
@@ -418,59 +306,25 @@ def config_from_flags(
   Args:
     has_variants: As for `personalization_from_flags`.
   """
-  if _COHORT_SIZE.value is not None and _PARTICIPATION.value is not None:
+  given = _given(run_config.RunConfig, {name: name for name in _TEXTS})
+  if 'cohort_size' not in given:
+    participation = _PARTICIPATION.value
+    given['cohort_size'] = client_sampling.cohort_size_from_participation(
+      given.get('num_clients', run_config.RunConfig.num_clients),
+      0.1 if participation is None else participation,
+    )
+  elif _PARTICIPATION.value is not None:
     raise ValueError(
       'Expected one of --cohort_size and --participation, found both.'
     )
-  cohort_size = _COHORT_SIZE.value
-  if cohort_size is None:
-    participation = _PARTICIPATION.value
-    cohort_size = client_sampling.cohort_size_from_participation(
-      _NUM_CLIENTS.value, 0.1 if participation is None else participation
-    )
   return run_config.RunConfig(
-    algorithm=algorithm,
-    hparams=hparams_from_flags(algorithm),
-    dataset=_DATASET.value,
-    data_dir=_DATA_DIR.value,
-    dataset_arguments=DATASET_ARGUMENTS.given(),
-    partition=_PARTITION.value,
-    num_clients=_NUM_CLIENTS.value,
-    model=_MODEL.value,
-    model_arguments=_MODEL_ARGUMENTS.given(),
-    domain_model=_DOMAIN_MODEL.value,
-    reweight_domains=_REWEIGHT_DOMAINS.value,
-    aggregator=_AGGREGATOR.value,
-    dp_epsilon=_DP_EPSILON.value,
-    dp_noise_multiplier=_DP_NOISE_MULTIPLIER.value,
-    dp_delta=_DP_DELTA.value,
-    dp_clip=_DP_CLIP.value,
-    dp_bits=_DP_BITS.value,
-    dp_metrics=_DP_METRICS.value,
-    attack=_ATTACK.value,
-    attacked_fraction=_ATTACKED_FRACTION.value,
-    client_weighting=_CLIENT_WEIGHTING.value,
-    stateless=_STATELESS.value,
-    server_optimizer=_SERVER_OPTIMIZER.value,
-    server_learning_rate=_SERVER_LEARNING_RATE.value,
-    server_momentum=_SERVER_MOMENTUM.value,
-    statistics=_STATISTICS.value,
-    augmentation=_AUGMENTATION.value,
-    learning_rate_schedule=_LEARNING_RATE_SCHEDULE.value,
-    server_learning_rate_schedule=_SERVER_LEARNING_RATE_SCHEDULE.value,
     **{
-      name: flags.FLAGS[name].value
-      for name in _TRAINING
-      if flags.FLAGS[name].value is not None
-    },
-    personalization=personalization_from_flags(has_variants=has_variants),
-    initial_run=_INITIAL_RUN.value,
-    initial_run_part=_INITIAL_RUN_PART.value,
-    num_warmup_rounds=_NUM_WARMUP_ROUNDS.value,
-    num_rounds=_NUM_ROUNDS.value,
-    cohort_size=cohort_size,
-    rounds_per_evaluation=_ROUNDS_PER_EVALUATION.value,
-    num_final_evaluations=_NUM_FINAL_EVALUATIONS.value,
-    seed=_SEED.value,
-    runtime=runtime_flags.selected_runtime(),
+      **given,
+      'algorithm': algorithm,
+      'hparams': hparams_from_flags(algorithm),
+      'dataset_arguments': DATASET_ARGUMENTS.given(),
+      'model_arguments': _MODEL_ARGUMENTS.given(),
+      'personalization': personalization_from_flags(has_variants=has_variants),
+      'runtime': runtime_flags.selected_runtime(),
+    }
   )

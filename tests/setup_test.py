@@ -5,7 +5,6 @@ checkout, in a folder with spaces, with a stand-in for Python or uv that records
 what it is asked to do instead of installing anything.
 """
 
-import concurrent.futures
 import importlib.metadata
 import os
 import pathlib
@@ -46,7 +45,6 @@ echo "$*" >>"$FAKE_LOG"
 case "$*" in
   '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   *'--no-build-isolation'*) {during_install} ;;
-  *requirements-gpu.txt) {during_gpu_install} ;;
 esac
 """
 
@@ -130,13 +128,8 @@ class Checkout:
     name: str = 'python3.11',
     *,
     install: str = ':',
-    gpu_install: str = ':',
   ) -> None:
-    text = FAKE_PYTHON.format(
-      python=sys.executable,
-      during_install=install,
-      during_gpu_install=gpu_install,
-    )
+    text = FAKE_PYTHON.format(python=sys.executable, during_install=install)
     self.add_program(name, text)
 
   def run(self, *command: str) -> subprocess.CompletedProcess:
@@ -230,15 +223,11 @@ def test_gpu_lock_is_what_the_locked_tensorflow_asks_for_but_tensorrt():
 
 
 @pytest.mark.parametrize('name', LOCKS)
-def test_every_locked_package_has_hashes(name):
-  assert len(read_lock(name)) >= 10
-
-
-@pytest.mark.parametrize('name', LOCKS)
 def test_locks_name_no_path_and_no_index_of_one_machine(name):
   foreign = re.compile(r'(^|[\s=\'"@])([/~]|file:|--.*index|--find-links)')
   lines = (ROOT / name).read_text().splitlines()
   assert [line for line in lines if foreign.search(line)] == []
+  assert len(read_lock(name)) >= 10
 
 
 def test_help_is_the_default_and_lists_every_target(checkout):
@@ -372,14 +361,6 @@ def test_parallel_targets_build_once(checkout):
   assert {FAST_TESTS, '-m pytest -m slow and not gpu'} <= set(calls)
 
 
-def test_concurrent_makes_build_once(checkout):
-  checkout.add_python(install='sleep 0.3')
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    results = list(pool.map(lambda _: checkout.make('venv'), range(3)))
-  assert [result.returncode for result in results] == [0, 0, 0]
-  assert num_builds(checkout.calls()) == 1
-
-
 @pytest.mark.parametrize('extra', ['gpu', 'ray'])
 def test_extra_is_added_on_top_and_kept_until_refused(built, extra):
   lock = f'requirements-{extra}.txt'
@@ -410,16 +391,6 @@ def test_extras_are_added_to_one_another(built):
   assert built.calls() == []
 
 
-def test_gpu_libraries_added_in_part_are_not_taken_for_ready(checkout):
-  checkout.add_python(gpu_install='kill -KILL $PPID')
-  checkout.make('venv')
-  assert checkout.make('venv', 'GPU=1').returncode != 0
-  checkout.calls()
-  checkout.add_python()
-  assert checkout.make('venv').returncode == 0
-  assert num_builds(checkout.calls()) == 1
-
-
 def test_gpu_of_another_value_is_refused(checkout):
   checkout.add_python()
   result = checkout.make('venv', 'GPU=yes')
@@ -438,12 +409,9 @@ def test_without_python_one_message_says_what_to_install(checkout):
   assert len(result.stderr.splitlines()) <= 9
 
 
-@pytest.mark.parametrize(
-  'arguments', [('train',), ('test',), ('-j4', 'train', 'test')]
-)
-def test_without_python_make_stops_with_that_message_once(checkout, arguments):
+def test_without_python_make_stops_with_that_message_once(checkout):
   message = checkout.run('sh', '.ci/build_venv').stderr
-  result = checkout.make(*arguments)
+  result = checkout.make('-j4', 'train', 'test')
   assert result.returncode != 0
   assert result.stdout == ''
   # make adds the line in which it names the failed target and its status 1.
@@ -465,9 +433,7 @@ def test_python_that_does_not_run_is_passed_over(checkout):
   'change, reason',
   [
     ('sys.version_info = (3, 12, 1)', 'is Python 3.12'),
-    ('sys.version_info = (3, 8, 1)', 'is Python 3.8'),
     ('sys.maxsize = 2**31 - 1', 'is a 32-bit build'),
-    ('sys.platform = "darwin"', 'is for darwin x86_64'),
     (
       'import platform; platform.machine = lambda: "aarch64"',
       'is for linux aarch64',
@@ -475,10 +441,6 @@ def test_python_that_does_not_run_is_passed_over(checkout):
     (
       'import platform; platform.libc_ver = lambda: ("glibc", "2.27")',
       'runs on glibc 2.27; glibc 2.31 or newer is needed',
-    ),
-    (
-      'import platform; platform.libc_ver = lambda: ("", "")',
-      'needs glibc 2.31 or newer',
     ),
     (
       'sys.version_info = (3, 11, 2); sys.modules["ensurepip"] = None',

@@ -3,6 +3,7 @@ from typing import Optional, Union
 
 import pytest
 from absl import flags
+from absl.testing import flagsaver
 
 from binaries import argument_flags
 
@@ -55,16 +56,11 @@ def _given():
   )
 
   def given(*arguments):
-    names = [name for name in flags.FLAGS if name.startswith('water_')]
-    saved = {name: flags.FLAGS[name].value for name in names}
-    try:
+    with flagsaver.flagsaver():
       for argument in arguments:
         name, value = argument.split('=')
         flags.FLAGS[f'water_{name}'].parse(value)
       return water.given()
-    finally:
-      for name, value in saved.items():
-        flags.FLAGS[name].value = value
 
   return given
 

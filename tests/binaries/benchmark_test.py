@@ -1,33 +1,7 @@
 import json
-import pathlib
 import time
 
 import pytest
-
-from tff_pfl.benchmark import workloads
-
-_ROOT = pathlib.Path(__file__).parents[2]
-
-
-def test_help_shows_the_docstring_the_flags_and_the_workloads(programs):
-  source = (_ROOT / 'binaries' / 'benchmark.py').read_text()
-  result = programs.succeed('benchmark', '--help')
-  assert not result.err
-  for line in source.split('"""')[1].splitlines():
-    assert line in result.out
-  text = ' '.join(result.out.split())
-  for workload in workloads.WORKLOADS.values():
-    assert f'{workload.name}: {workload.description}' in text
-  for flag in (
-    '--[no]json',
-    '--output',
-    '--[no]reference',
-    '--rounds',
-    '--runtime',
-    '--[no]small',
-    '--workload',
-  ):
-    assert f' {flag}: ' in text
 
 
 def test_json_is_a_line_for_each_workload_and_output_appends_it(programs):
@@ -59,26 +33,6 @@ def test_table_is_shown_without_json(programs):
   )
   assert result.out.splitlines()[0].strip() == 'w4'
   assert 'speedup over the reference' in result.out
-
-
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    (
-      ['--workload=w1,w9'],
-      ['w1, w2, w2f, w3, w4, w4h, w4e, scale', "found 'w9'"],
-    ),
-    (['--workload='], ['workload', 'at least one']),
-    (['--rounds=0'], ['--rounds']),
-    (['--runtime=none'], ['--runtime', 'native']),
-    (['--small', '--output=missing/out.jsonl'], ['missing/out.jsonl']),
-    (['w1'], ["flags only (--name=value), found 'w1'"]),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('benchmark', *arguments)
-  for word in words:
-    assert word in message
 
 
 @pytest.mark.slow

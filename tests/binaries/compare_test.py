@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import execution
 
@@ -51,70 +49,6 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
   assert row in result.out
   with open(f'{folder}/run.sqlite', 'rb') as file:
     assert file.read() == before
-
-
-def test_help_shows_the_flags_of_a_comparison_and_of_a_run(programs):
-  text = programs.succeed('compare', '--algorithms=fed_avg,ditto', '--help').out
-  for flag in (
-    '--algorithms',
-    '--seeds',
-    '--grid',
-    '--fine_tune_variants',
-    '--num_new_clients',
-    '--validation_fraction',
-    '--tuning_rounds',
-    '--num_processes',
-    '--output_dir',
-    '--[no]resume',
-    '--dataset',
-    '--ditto_proximal_strength',
-    '--runtime',
-  ):
-    assert f' {flag}: ' in text
-
-
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    (['--algorithms=fed_foo'], ['--algorithms', "'fed_foo'", 'ditto']),
-    (['--algorithms='], ['--algorithms', 'at least one']),
-    (['--algorithms=fed_avg,fed_avg'], ['algorithms', 'none twice']),
-    (['--algorithm=fed_avg'], ['no --algorithm:', '--algorithms']),
-    (['--seed=1'], ['no --seed:', '--seeds']),
-    (['--seeds=1,x'], ['--seeds', "'x'"]),
-    (['--num_search_trials=3'], ['no --num_search_trials:', '--search']),
-    (['--search=momentum=0.9:0.1'], ['--search', 'momentum=0.9:0.1']),
-    (['--seeds=1,1'], ['seeds', 'none twice']),
-    (['--grid=speed=1'], ['grid', 'speed=1']),
-    (['--algorithms=fed_avg', '--grid=ditto.momentum=0'], ['ditto.momentum']),
-    (['--fine_tune_variants=body'], ['fine_tune_variants', "'body'"]),
-    (
-      ['--validation_fraction=1', '--grid=momentum=0,0.5'],
-      ['validation_fraction', '1.0'],
-    ),
-    (['--validation_fraction=0.5'], ['no --validation_fraction', '--grid']),
-    (['--tuning_rounds=5'], ['no --tuning_rounds', '--grid']),
-    (['--grid=ditto.momentum=0,2'], ['momentum', '2.0']),
-    (['--num_processes=-1'], ['--num_processes']),
-    (
-      ['--algorithms=fed_avg', '--ditto_num_epochs=1'],
-      ['--ditto_num_epochs', 'fed_avg'],
-    ),
-    (['--ray_gpus_per_actor=1'], ['--ray_gpus_per_actor']),
-    (['--cohort_size=40'], ['cohort_size']),
-    (['--dataset=synthetic', '--partition=dirichlet:0.1'], ['partition']),
-    (['fed_avg'], ["flags only (--name=value), found 'fed_avg'"]),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('compare', *arguments, '--output_dir=out')
-  for word in words:
-    assert word in message
-  assert not (programs.directory / 'out').exists()
-
-
-def test_the_output_folder_is_needed(programs):
-  assert '--output_dir' in programs.fail('compare')
 
 
 def test_all_methods_are_the_default(programs):

@@ -142,10 +142,6 @@ class Program:
       return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
     return False
 
-  def stdout(self) -> str:
-    """What it has written to stdout so far."""
-    return self._paths[0].read_text()
-
   def workers(self) -> list[psutil.Process]:
     """Its child processes."""
     with contextlib.suppress(psutil.NoSuchProcess):

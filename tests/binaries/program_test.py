@@ -5,7 +5,10 @@ import shlex
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PROGRAMS = ('train', 'compare', 'export', 'personalize', 'predict')
+_PROGRAMS = (
+  *('train', 'compare', 'export', 'personalize', 'predict'),
+  *('benchmark', 'reproduce'),
+)
 _FLAGFILES = sorted((_ROOT / 'binaries' / 'flagfiles').glob('*.txt'))
 
 
@@ -47,8 +50,8 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
 
   text = shown()
   for words in (
-    "(default: 'fed_rep')",
-    "--num_rounds: Rounds of training. (default: '100')",
+    '(default: fed_rep)',
+    '--num_rounds: Rounds of training. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
     '--help with --algorithm, --dataset, --model, --baselines has the flags of',
   ):
@@ -75,11 +78,65 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     assert words not in text
 
 
-@pytest.mark.parametrize('name', _PROGRAMS)
+@pytest.mark.parametrize('name', _PROGRAMS[:5])
 def test_missing_flags_are_one_line(name, programs):
   message = programs.fail(name)
   assert 'must have a value' in message
   assert message.endswith('(--help lists the flags)')
+
+
+_EXPERIMENT = 'reproduce --experiment=fedrep_linear_new_client'
+_ALL = 'reproduce --experiment=all'
+
+
+@pytest.mark.parametrize(
+  'command, words',
+  [
+    ('benchmark --workload=w1,w9', "w4h, w4e, scale|found 'w9'"),
+    ('benchmark --workload=', 'workload|at least one'),
+    ('benchmark --rounds=0', '--rounds'),
+    ('benchmark --runtime=none', '--runtime|native'),
+    ('benchmark --small --output=no/out.jsonl', 'no/out.jsonl'),
+    ('benchmark w1', "flags only (--name=value), found 'w1'"),
+    ('reproduce', '--experiment=NAME|--list'),
+    ('reproduce --experiment=3', "fedrep_linear_convergence|'3'"),
+    (f'{_EXPERIMENT} --dataset=mnist', 'with an experiment on data sets only'),
+    (f'{_EXPERIMENT} --devices=cpu', '--devices|fedrep_linear_new_client'),
+    (f'{_EXPERIMENT} --output_dir=/dev/null', '/dev/null'),
+    (f'{_ALL} --dataset=synthetic', '--dataset|digits'),
+    (f'{_ALL} --num_seeds=0', '--num_seeds'),
+    ('compare --algorithms=fed_foo', "--algorithms|'fed_foo'|ditto"),
+    ('compare --algorithms=', '--algorithms|at least one'),
+    ('compare --algorithm=fed_avg', 'no --algorithm:|--algorithms'),
+    ('compare --seed=1', 'no --seed:|--seeds'),
+    ('compare --seeds=1,x', "--seeds|'x'"),
+    ('compare --seeds=1,1', 'seeds|none twice'),
+    ('compare --num_search_trials=3', 'no --num_search_trials:|--search'),
+    ('compare --search=momentum=0.9:0.1', '--search|momentum=0.9:0.1'),
+    ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
+    ('compare --algorithms=fed_avg --grid=ditto.momentum=0', 'ditto.momentum'),
+    ('compare --grid=ditto.momentum=0,2', 'momentum|2.0'),
+    ('compare --fine_tune_variants=body', "fine_tune_variants|'body'"),
+    (
+      'compare --validation_fraction=1 --grid=momentum=0,0.5',
+      'validation_fraction|1.0',
+    ),
+    ('compare --validation_fraction=0.5', 'no --validation_fraction|--grid'),
+    (
+      'compare --algorithms=fed_avg --ditto_num_epochs=1',
+      '--ditto_num_epochs|fed_avg',
+    ),
+    ('compare --dataset=synthetic --partition=dirichlet:0.1', 'partition'),
+  ],
+)
+def test_wrong_use_is_one_line(command, words, programs):
+  program, *arguments = command.split()
+  if program == 'compare':
+    arguments.append('--output_dir=out')
+  message = programs.fail(program, *arguments)
+  for part in words.split('|'):
+    assert part in message
+  assert not (programs.directory / 'out').exists()
 
 
 def test_there_is_a_preset_for_every_method():

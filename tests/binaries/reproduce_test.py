@@ -6,36 +6,12 @@ import pytest
 from binaries import papers
 from tff_pfl.experiments import claims
 
-_ROOT = pathlib.Path(__file__).parents[2]
 # The fastest.
 _RUN = 'fedrep_linear_new_client'
 
 
 def _summary(*path):
   return json.loads(pathlib.Path(*path, 'summary.json').read_text())
-
-
-def test_help_shows_the_docstring_and_the_flags(programs):
-  source = (_ROOT / 'binaries' / 'reproduce.py').read_text()
-  result = programs.succeed('reproduce', '--help')
-  assert not result.err
-  for line in source.split('"""')[1].splitlines():
-    assert line in result.out
-  for flag in (
-    '--data_dir',
-    '--dataset',
-    '--devices',
-    '--experiment',
-    '--[no]fast',
-    '--[no]list',
-    '--num_processes',
-    '--num_seeds',
-    '--output_dir',
-    '--[no]rerun',
-    '--runtime',
-    '--seed',
-  ):
-    assert f' {flag}: ' in result.out
 
 
 def test_list_describes_every_experiment(programs):
@@ -81,24 +57,3 @@ def test_all_experiments_run_and_are_summed_up(programs):
   assert found == set(papers.EXPERIMENTS)
   assert total['result'] == claims.count(c['verdict'] for c in total['claims'])
   assert f'\n{total["result"]}.\n' in result.out
-
-
-@pytest.mark.parametrize(
-  'arguments,words',
-  [
-    ([], ['--experiment=NAME', '--list']),
-    (['--experiment=figure_3'], ['fedrep_linear_convergence', "'figure_3'"]),
-    (
-      [f'--experiment={_RUN}', '--dataset=mnist'],
-      ['--dataset with an experiment on data sets only', _RUN],
-    ),
-    ([f'--experiment={_RUN}', '--devices=cpu'], ['--devices', _RUN]),
-    (['--experiment=all', '--dataset=synthetic'], ['--dataset', 'digits']),
-    (['--experiment=all', '--num_seeds=0'], ['--num_seeds']),
-    ([f'--experiment={_RUN}', '--output_dir=/dev/null'], ['/dev/null']),
-  ],
-)
-def test_wrong_use_is_one_line(arguments, words, programs):
-  message = programs.fail('reproduce', *arguments)
-  for word in words:
-    assert word in message

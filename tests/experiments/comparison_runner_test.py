@@ -1,8 +1,9 @@
 """The whole of a comparison, its trials made up."""
 
 import csv
-import dataclasses
+import functools
 import json
+import operator
 import os
 import shutil
 import statistics
@@ -75,31 +76,33 @@ def _found(directory):
 
 
 def _method(found, label):
-  (method,) = [m for m in found.methods if m.label == label]
+  (method,) = [m for m in found['methods'] if m['label'] == label]
   return method
 
 
-def _summary(directory, name):
-  path = os.path.join(execution.trial_folder(directory, name), 'summary.json')
-  with open(path, encoding='utf-8') as file:
-    return json.load(file)
+def _read(directory, trial_name, file_name):
+  folder = execution.trial_folder(directory, trial_name)
+  return trial.read_json(os.path.join(folder, file_name))
 
 
 def test_there_is_a_row_for_each_method_and_variant(found):
-  assert [(m.label, m.variant) for m in found.methods] == [
-    ('fed_avg', 'method'),
-    ('fed_avg + FT (all)', 'all'),
-    (_INCOMPLETE, 'method'),
-    ('local_only + FT (all) (1 of 2 seeds)', 'all'),
+  assert [
+    (m['label'], m['variant'], m['has_global_model']) for m in found['methods']
+  ] == [
+    ('fed_avg', 'method', True),
+    ('fed_avg + FT (all)', 'all', True),
+    (_INCOMPLETE, 'method', False),
+    ('local_only + FT (all) (1 of 2 seeds)', 'all', False),
   ]
-  assert [m.has_global_model for m in found.methods] == [True] * 2 + [False] * 2
 
 
 def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
   found, directory
 ):
-  summaries = [_summary(directory, f'fed_avg-seed{seed}') for seed in (0, 1)]
-  metrics = _method(found, 'fed_avg').metrics
+  summaries = [
+    _read(directory, f'fed_avg-seed{seed}', 'summary.json') for seed in (0, 1)
+  ]
+  metrics = _method(found, 'fed_avg')['metrics']
   # It has neither domains nor two classes, and learns something.
   absent = {'majority_accuracy', 'auc', 'balanced_accuracy', 'f1'}
   assert list(metrics) == [
@@ -107,115 +110,96 @@ def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
     for name in metrics_lib.by_name()
     if name not in absent and not name.startswith(('domain_', 'client_auc'))
   ]
-  for name, values in {
-    'personal_accuracy_last_10': [
-      s['accuracy']['last_10_mean'] for s in summaries
-    ],
-    'personal_accuracy': [s['accuracy']['last'] for s in summaries],
-    'global_accuracy': [s['global_accuracy']['last'] for s in summaries],
-    'worst_10_percent': [s['fairness']['worst_10_percent'] for s in summaries],
-    'fraction_hurt': [s['fairness']['fraction_hurt'] for s in summaries],
-    'personal_loss': [s['loss'] for s in summaries],
-    'seconds_per_round': [s['seconds_per_round'] for s in summaries],
+  for name, keys in {
+    'personal_accuracy_last_10': ('accuracy', 'last_10_mean'),
+    'personal_accuracy': ('accuracy', 'last'),
+    'global_accuracy': ('global_accuracy', 'last'),
+    'worst_10_percent': ('fairness', 'worst_10_percent'),
+    'fraction_hurt': ('fairness', 'fraction_hurt'),
+    'personal_loss': ('loss',),
+    'seconds_per_round': ('seconds_per_round',),
   }.items():
-    assert metrics[name].mean == pytest.approx(statistics.fmean(values)), name
-    assert metrics[name].std == pytest.approx(statistics.stdev(values)), name
-    assert metrics[name].num_seeds == 2
+    values = [functools.reduce(operator.getitem, keys, s) for s in summaries]
+    assert metrics[name] == {
+      'mean': pytest.approx(statistics.fmean(values)),
+      'std': pytest.approx(statistics.stdev(values)),
+      'num_seeds': 2,
+    }, name
+  for way, size in (('down', 3), ('up', 2)):
+    assert metrics[f'bytes_{way}_per_client']['mean'] == size
+    # Of a cohort of two.
+    assert metrics[f'bytes_{way}_per_round']['mean'] == 2 * size
 
 
 def test_what_a_method_lacks_is_none(found):
-  metrics = _method(found, _INCOMPLETE).metrics
+  metrics = _method(found, _INCOMPLETE)['metrics']
   assert metrics['global_accuracy'] is None
   assert metrics['fraction_hurt'] is None
   # The last round's models alone are fine-tuned.
-  metrics = _method(found, 'fed_avg + FT (all)').metrics
-  assert metrics['personal_accuracy_last_10'] is None
-  assert metrics['personal_accuracy'].num_seeds == 2
-  assert not _method(found, 'fed_avg + FT (all)').curves
+  fine_tuned = _method(found, 'fed_avg + FT (all)')
+  assert fine_tuned['metrics']['personal_accuracy_last_10'] is None
+  assert fine_tuned['metrics']['personal_accuracy']['num_seeds'] == 2
+  assert not fine_tuned['curves']
 
 
-def test_a_cohort_has_the_traffic_of_its_clients(found):
-  metrics = _method(found, 'fed_avg').metrics
-  for way in ('down', 'up'):
-    one = metrics[f'bytes_{way}_per_client'].mean
-    assert one > 0
-    assert metrics[f'bytes_{way}_per_round'].mean == 2 * one
-
-
-def test_new_clients_are_apart(found):
+def test_new_clients_are_apart(found, directory):
   method = _method(found, 'fed_avg + FT (all)')
-  assert len(method.clients) == 2 * 4
-  assert len(method.new_clients) == 2
-  assert [score.seed for score in method.new_clients] == [0, 1]
-  assert method.metrics['new_client_accuracy'].mean == pytest.approx(
-    statistics.fmean(score.after for score in method.new_clients)
+  accuracies = [score['accuracy_after'] for score in method['new_clients']]
+  assert method['metrics']['new_client_accuracy']['mean'] == pytest.approx(
+    statistics.fmean(accuracies)
   )
   for seed in (0, 1):
     trained, new = (
-      {score.client for score in scores if score.seed == seed}
-      for scores in (method.clients, method.new_clients)
+      {score['client'] for score in method[which] if score['seed'] == seed}
+      for which in ('clients', 'new_clients')
     )
-    assert len(trained) == 4
-    assert len(new) == 1
+    assert (len(trained), len(new)) == (4, 1)
     assert not trained & new
-
-
-def test_methods_with_weights_of_clients_also_serve_new_ones_by_ensemble(
-  found, directory
-):
-  assert _method(found, 'fed_avg').metrics['new_client_ensemble_accuracy'] is (
-    None
+  # Methods whose clients have weights also serve them by ensemble.
+  by_ensemble, none = (
+    _method(found, label)['metrics']['new_client_ensemble_accuracy']
+    for label in (_INCOMPLETE, 'fed_avg')
   )
-  # local_only, of one seed.
-  found_by_ensemble = _method(found, _INCOMPLETE).metrics[
-    'new_client_ensemble_accuracy'
-  ]
-  folder = execution.trial_folder(directory, 'local_only-seed0')
-  with open(os.path.join(folder, trial.SCORES_NAME), encoding='utf-8') as file:
-    own = json.load(file)['variants']['method']
-  (row,) = own['new_clients_by_ensemble']
-  assert found_by_ensemble.mean == pytest.approx(row['after']['accuracy'])
+  scores = _read(directory, 'local_only-seed0', trial.SCORES_NAME)
+  (row,) = scores['variants']['method']['new_clients_by_ensemble']
+  assert by_ensemble['mean'] == pytest.approx(row['after']['accuracy'])
+  assert none is None
 
 
 def test_curves_have_every_evaluation_of_every_seed(found):
-  curves = _method(found, 'fed_avg').curves
-  assert [(curve.seed, curve.rounds) for curve in curves] == [
-    (0, (1, 2)),
-    (1, (1, 2)),
+  curves = _method(found, 'fed_avg')['curves']
+  assert [(c['seed'], c['rounds']) for c in curves] == [
+    (0, [1, 2]),
+    (1, [1, 2]),
   ]
   for curve in curves:
-    assert all(0 <= value <= 1 for value in curve.personal)
-    assert curve.global_model == curve.personal
-  assert _method(found, _INCOMPLETE).curves[0].global_model is None
+    assert all(0 <= value <= 1 for value in curve['personal'])
+    assert curve['global_model'] == curve['personal']
+  assert _method(found, _INCOMPLETE)['curves'][0]['global_model'] is None
 
 
-def test_the_sweep_is_told_and_taken(found):
-  sweep, _ = found.tunings
-  assert sweep.algorithm == 'fed_avg'
-  assert [tuple(point.hparams.values()) for point in sweep.points] == [
+def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
+  swept, untried = found['tunings']
+  assert swept['algorithm'] == 'fed_avg'
+  points = swept['points']
+  assert [tuple(point['hparams'].values()) for point in points] == [
     (0.5, 0.05),
     (0.5, 1e-9),
     (2.0, 0.05),
     (2.0, 1e-9),
   ]
-  assert [point.chosen for point in sweep.points] == [True] + [False] * 3
-  assert sweep.points[0].score > sweep.points[1].score
-  assert _method(found, 'fed_avg').hparams['learning_rate'] == 0.05
-
-
-def test_what_a_method_refuses_of_a_grid_is_told(found):
-  swept, untried = found.tunings
-  for point in swept.points[2:]:
-    assert 'momentum' in point.failure
+  assert [point['chosen'] for point in points] == [True] + [False] * 3
+  assert points[0]['accuracy'] > points[1]['accuracy']
+  assert all('momentum' in point['failure'] for point in points[2:])
+  assert _method(found, 'fed_avg')['hparams']['learning_rate'] == 0.05
   # The only point that is allowed is taken untried.
-  assert untried.algorithm == 'local_only'
-  assert (untried.seed, untried.num_rounds) == (0, 0)
-  assert untried.points[0].failure is None
-  assert [(p.hparams, p.chosen) for p in untried.points] == [
-    ({'momentum': 0.5}, True),
-    ({'momentum': 2.0}, False),
-  ]
-  assert 'momentum' in untried.points[1].failure
+  allowed, refused = untried.pop('points')
+  assert untried == {'algorithm': 'local_only', 'seed': 0, 'num_rounds': 0}
+  untried['points'] = [allowed, refused]
+  assert (allowed['hparams'], allowed['chosen']) == ({'momentum': 0.5}, True)
+  assert allowed['failure'] is None
+  assert (refused['hparams'], refused['chosen']) == ({'momentum': 2.0}, False)
+  assert 'momentum' in refused['failure']
 
 
 def _leave(directory, name, file_name, text='{}'):
@@ -228,7 +212,7 @@ def _leave(directory, name, file_name, text='{}'):
 
 def _finish(directory, name, loss, non_finite_clients):
   found = {
-    'accuracy': None,
+    'accuracy': {'last_10_mean': 0.5},
     'global_accuracy': None,
     'loss': loss,
     'non_finite_clients': non_finite_clients,
@@ -244,10 +228,10 @@ def test_a_method_of_which_no_point_can_be_chosen_is_among_the_failures(
   for swept in comparison.tuning_trials()['fed_avg']:
     _finish(tmp_path, swept.name, None, 3)
   (sweep, _), failures = tuning.tune(comparison, str(tmp_path))
-  assert not any(point.chosen for point in sweep.points)
+  assert not any(point['chosen'] for point in sweep['points'])
   (failure,) = failures
-  assert failure.algorithm == 'fed_avg'
-  assert '3 of its clients' in failure.reason
+  assert failure['algorithm'] == 'fed_avg'
+  assert '3 of its clients' in failure['reason']
 
 
 def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
@@ -270,10 +254,10 @@ def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
   _leave(tmp_path, plan.trial_name('fed_avg', 1), trial.SPEC_NAME)
   (sweep, _), (failure,) = tuning.tune(comparison, str(tmp_path))
   assert asked == [good.name]
-  assert sweep.points[0].chosen
-  assert failure.trial == bad.name
-  assert failure.reason == sweep.points[1].failure
-  assert failure.reason.startswith('no memory (not tried again')
+  assert sweep['points'][0]['chosen']
+  assert failure['trial'] == bad.name
+  assert failure['reason'] == sweep['points'][1]['failure']
+  assert failure['reason'].startswith('no memory (not tried again')
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
@@ -284,8 +268,8 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path):
 
 
 def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
-  for method in found.methods:
-    assert method.metrics['fraction_diverged'] is None
+  for method in found['methods']:
+    assert method['metrics']['fraction_diverged'] is None
   shutil.copytree(directory, tmp_path / 'copy')
   path = tmp_path / 'copy' / 'trials' / 'fed_avg-seed1' / 'scores.json'
   scores = json.loads(path.read_text())
@@ -298,49 +282,55 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   methods, _ = collection.collect(
     comparison, str(tmp_path / 'copy'), comparison.trials(points)
   )
-  again = dataclasses.replace(found, methods=methods)
-  metrics = _method(again, 'fed_avg').metrics
-  assert metrics['fraction_diverged'].mean == statistics.fmean([0, 2 / 4])
-  assert metrics['personal_loss'].num_seeds == 1
-  assert metrics['personal_accuracy'].num_seeds == 2
-  (row,) = [r for r in again.table().splitlines() if r.startswith('fed_avg  ')]
+  again = {**found, 'methods': methods}
+  metrics = _method(again, 'fed_avg')['metrics']
+  assert metrics['fraction_diverged']['mean'] == statistics.fmean([0, 2 / 4])
+  assert metrics['personal_loss']['num_seeds'] == 1
+  assert metrics['personal_accuracy']['num_seeds'] == 2
+  (row,) = [
+    r for r in results.table(again).splitlines() if r.startswith('fed_avg  ')
+  ]
   assert '0.250' in row
-  other = _method(again, 'fed_avg + FT (all)').metrics
+  other = _method(again, 'fed_avg + FT (all)')['metrics']
   assert other['fraction_diverged'] is None
 
 
 def test_a_failed_trial_is_told_and_the_other_seed_counts(found):
-  assert found.failures == (
-    results.Failure(_FAILING, 'local_only', 1, 'no memory'),
-  )
-  accuracy = _method(found, _INCOMPLETE).metrics['personal_accuracy']
-  assert (accuracy.num_seeds, accuracy.std) == (1, None)
+  assert found['failures'] == [
+    {
+      'trial': _FAILING,
+      'algorithm': 'local_only',
+      'seed': 1,
+      'reason': 'no memory',
+    }
+  ]
+  accuracy = _method(found, _INCOMPLETE)['metrics']['personal_accuracy']
+  assert (accuracy['num_seeds'], accuracy['std']) == (1, None)
 
 
 def test_the_partition_is_that_of_the_first_seed_with_new_clients(found):
-  partition = found.partition
-  assert (partition.seed, partition.num_new_clients) == (0, 1)
-  assert len(partition.client_ids) == len(partition.class_counts) == 5
-  assert [sum(row) for row in partition.class_counts] == list(
-    partition.num_train_examples
-  )
+  partition = found['partition']
+  assert (partition['seed'], partition['num_new_clients']) == (0, 1)
+  assert len(partition['client_ids']) == len(partition['class_counts']) == 5
+  sizes = [sum(row) for row in partition['class_counts']]
+  assert sizes == partition['num_train_examples']
   # The synthetic clients have the two classes that were asked for.
-  assert {sum(n > 0 for n in row) for row in partition.class_counts} == {2}
+  assert {sum(n > 0 for n in row) for row in partition['class_counts']} == {2}
 
 
 def test_settings_are_those_that_all_runs_share(found):
-  assert found.setting('dataset') == 'synthetic'
-  assert found.setting('seeds') == [0, 1]
-  assert found.setting('num_new_clients') == 1
-  assert found.setting('tuning_rounds') == 2
-  for name in ('algorithm', 'hparams', 'seed', 'data_dir'):
-    assert found.setting(name) is None
-  assert found.title == 'synthetic, 4 clients, shards:2, 2 rounds'
+  settings = {one['name']: one['value'] for one in found['settings']}
+  assert settings['dataset'] == 'synthetic'
+  assert settings['seeds'] == [0, 1]
+  assert settings['num_new_clients'] == 1
+  assert settings['tuning_rounds'] == 2
+  assert not {'algorithm', 'hparams', 'seed', 'data_dir'} & set(settings)
+  assert found['title'] == 'synthetic, 4 clients, shards:2, 2 rounds'
 
 
 def test_everything_is_on_file(found, directory):
   with open(os.path.join(directory, results.JSON_NAME)) as file:
-    assert json.load(file)['title'] == found.title
+    assert json.load(file) == found
   for name, num_rows in (
     (results.CSV_NAME, 4),
     # Of fed_avg two seeds, of local_only one, each in two variants.

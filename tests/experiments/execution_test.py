@@ -8,7 +8,7 @@ import pytest
 from tff_pfl import errors
 from tff_pfl.experiments import execution, plan
 from tff_pfl.simulation import run_config
-from tff_pfl.system import child_processes, cores
+from tff_pfl.system import child_processes, cores, shutdown
 
 # Stand-ins for `trial.main`, with the folder as their argument; the module of
 # the real one imports TensorFlow first.
@@ -36,7 +36,6 @@ if sys.argv[1].endswith('fed_avg-seed1'):
   print('about to grow', flush=True)
   os.kill(os.getpid(), signal.SIGKILL)
 """
-_DOES_NOTHING = 'pass'
 _SLEEPS = """
 import os, sys, time
 with open(os.path.join(sys.argv[1], 'tmp'), 'w') as file:
@@ -90,26 +89,19 @@ def _scores(directory, name):
     return json.load(file)
 
 
-def test_all_trials_run(run, tmp_path):
-  trials = _trials()
-  assert run(trials, _FINISHES, num_processes=2) == {}
-  for trial in trials:
-    assert execution.is_finished(tmp_path, trial.name)
-    assert _scores(tmp_path, trial.name)['name'] == trial.name
-
-
-def test_the_cores_are_divided(run, tmp_path, monkeypatch):
+def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
   monkeypatch.setattr(cores, 'num_usable_cores', lambda: 8)
   monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
-  trials = _trials(2)
-  run(trials, _FINISHES, num_processes=2, runtime_options={'devices': 'cpu'})
+  trials, options = _trials(2), {'devices': 'cpu'}
+  found = run(trials, _FINISHES, num_processes=2, runtime_options=options)
+  assert found == {}
   for trial in trials:
-    scores = _scores(tmp_path, trial.name)
-    assert scores['runtime_options'] == {
-      'devices': 'cpu',
-      'max_concurrent_clients': 4,
+    assert execution.is_finished(tmp_path, trial.name)
+    assert _scores(tmp_path, trial.name) == {
+      'name': trial.name,
+      'runtime_options': {'devices': 'cpu', 'max_concurrent_clients': 4},
+      'threads': '1',
     }
-    assert scores['threads'] == '1'
 
 
 @pytest.mark.parametrize(
@@ -167,7 +159,7 @@ def test_a_failed_trial_is_reported_and_the_others_run(
 
 
 def test_a_trial_that_leaves_no_scores_has_failed(run):
-  assert list(run(_trials(1), _DOES_NOTHING)) == ['fed_avg-seed0']
+  assert list(run(_trials(1), 'pass')) == ['fed_avg-seed0']
 
 
 @pytest.fixture(name='interrupt')
@@ -180,15 +172,12 @@ def _interrupt(run, tmp_path, monkeypatch):
       for t in trials
     ]
 
-    def interrupt_when_started(running):
+    def interrupt_when_started():
       if all(map(os.path.exists, paths)):
         raise KeyboardInterrupt
-      return ()
 
     with monkeypatch.context() as patches:
-      patches.setattr(
-        execution._Processes, 'take_ended', interrupt_when_started
-      )
+      patches.setattr(shutdown, 'raise_if_stopped', interrupt_when_started)
       with pytest.raises(KeyboardInterrupt):
         run(trials, script, **options)
     pids = []

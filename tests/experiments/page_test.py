@@ -1,4 +1,3 @@
-import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -9,7 +8,6 @@ from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, results
 from tff_pfl.experiments import page as page_lib
-from tff_pfl.models import split_model
 
 _EVIL = '<script>alert("1 & 2")</script>'
 
@@ -40,54 +38,51 @@ def _write(tmp_path, comparison):
   return _Page(path.read_text(encoding='utf-8'))
 
 
-def _spread(*values):
-  return results.spread(values)
-
-
-def _change(method, **changes):
+def _change(method, level, **changes):
   """A method with a domain, and with other figures and fields."""
-  level = changes.pop('level')
-  scores = [
-    results.DomainScore(seed, name, num_examples, 1.0, accuracy, auc=None)
+  metrics = {
+    'personal_accuracy': results.spread([level] * 3),
+    'domain_accuracy_min': results.spread([level / 2, level / 2 + 0.25]),
+    **changes.pop('metrics', {}),
+  }
+  domains = [
+    example_comparison.domain(seed, name, num_examples, accuracy)
     for seed, sea in ((0, level), (1, level - 0.25))
     for name, num_examples, accuracy in (('<sea>', 4, sea), ('moon', 0, None))
   ]
-  metrics = {
-    'personal_accuracy': _spread(level, level, level),
-    'domain_accuracy_min': results.Spread(level / 2, 0.125, 2),
-    **changes.pop('metrics', {}),
-  }
-  return dataclasses.replace(
-    method,
-    domains=tuple(scores),
-    metrics={**method.metrics, **metrics},
+  return {
+    **method,
+    'domains': domains,
+    'metrics': {**method['metrics'], **metrics},
     **changes,
-  )
+  }
 
 
 def _example():
   """A comparison that has something for each section."""
+  failure = {'trial': 'ditto-seed2', 'algorithm': 'ditto', 'seed': 2}
   found = example_comparison.make_results(
     ('fed_avg', 'ditto', 'fed_rep'),
     dataset='cifar10',
     num_clients=100,
-    failures=[results.Failure('ditto-seed2', 'ditto', 2, 'No <memory>.')],
+    failures=[{**failure, 'reason': 'No <memory>.'}],
   )
-  fed_avg, fed_avg_head, ditto, _, fed_rep, _ = found.methods
-  unchanged = tuple(
-    dataclasses.replace(client, after=client.before) for client in ditto.clients
-  )
-  loss = {'personal_loss': _spread(1.0, 2.0, None)}
-  return dataclasses.replace(
-    found,
-    title=_EVIL,
-    methods=(
-      _change(fed_avg, level=0.5, metrics=loss),
+  fed_avg, fed_avg_head, ditto, _, fed_rep, _ = found['methods']
+  unchanged = [
+    {**client, 'accuracy_after': client['accuracy_before']}
+    for client in ditto['clients']
+  ]
+  loss = {'personal_loss': results.spread([1.0, 2.0, None])}
+  return {
+    **found,
+    'title': _EVIL,
+    'methods': [
+      _change(fed_avg, 0.5, metrics=loss),
       fed_avg_head,
-      _change(ditto, level=0.25, label=_EVIL, clients=unchanged),
-      _change(fed_rep, level=1.0),
-    ),
-  )
+      _change(ditto, 0.25, label=_EVIL, clients=unchanged),
+      _change(fed_rep, 1.0),
+    ],
+  }
 
 
 @pytest.fixture(name='page', scope='module')
@@ -172,7 +167,7 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
   assert rows['fed_rep'][1:4] == [
     f'87.5 ± 17.7 {seeds}',
     '–',
-    f'50.0 ± 12.5 {seeds}',
+    f'62.5 ± 17.7 {seeds}',
   ]
   assert rows['fed_avg'][1] == f'37.5 ± 17.7 {seeds}'
   assert 'AUC' not in page.prose
@@ -252,49 +247,59 @@ def test_settings_and_hyperparameters_are_listed(page):
 
 
 def test_a_regression_is_compared_by_its_error(tmp_path):
-  mae = split_model.PrimaryMetric('mae', False)
   comparison = example_comparison.make_results(variants=('method',))
 
-  def method(one, error):
+  def method(one, error, **changes):
     """With as many clients as there are seeds, all of which are hurt."""
-    return dataclasses.replace(
-      one,
-      metrics={
+    return {
+      **one,
+      'metrics': {
         'personal_mae': results.spread([error] * 3),
-        'personal_loss': one.metrics['personal_loss'],
+        'personal_loss': one['metrics']['personal_loss'],
       },
-      curves=tuple(
-        results.Curve(seed, (1, 2), (2 * error, error), None)
-        for seed in range(3)
-      ),
-      clients=tuple(
-        dataclasses.replace(
-          client, num_test_examples=size, before=error - 1.0, after=error
-        )
-        for client, size in zip(one.clients, (3, 1000, 4))
-      ),
-      new_clients=(),
-    )
+      'curves': [
+        {'rounds': [1, 2], 'personal': [2 * error, error], 'global_model': None}
+        for _ in range(3)
+      ],
+      'clients': [
+        {
+          **client,
+          'num_test_examples': size,
+          'mae_before': error - 1.0,
+          'mae_after': error,
+        }
+        for client, size in zip(one['clients'], (3, 1000, 4))
+      ],
+      'new_clients': [],
+      **changes,
+    }
 
-  first, second = comparison.methods
-  domains = (results.DomainScore(0, 'sea', 4, 1.0, 1234.5, None),)
-  # Of the points of the grid the method allows one only.
-  refused = results.TuningPoint(
-    {'momentum': 2.0}, None, None, False, 'Refused.'
-  )
-  only = results.TuningPoint({'momentum': 0.5}, None, None, True, None)
+  first, second = comparison['methods']
+  domains = [example_comparison.domain(0, 'sea', 4, 1234.5, 'mae')]
+  point = example_comparison.point
   page = _write(
     tmp_path,
-    dataclasses.replace(
-      comparison,
-      methods=(
+    {
+      **comparison,
+      'methods': [
         method(first, 1234.5),
-        dataclasses.replace(method(second, 12.25), domains=domains),
-      ),
-      partition=dataclasses.replace(comparison.partition, class_counts=None),
-      tunings=(results.Tuning('fed_avg', 0, 0, (only, refused)),),
-      primary_metric=mae,
-    ),
+        method(second, 12.25, domains=domains),
+      ],
+      'partition': {**comparison['partition'], 'class_counts': None},
+      # Of the points of the grid the method allows one only.
+      'tunings': [
+        {
+          'algorithm': 'fed_avg',
+          'seed': 0,
+          'num_rounds': 0,
+          'points': [
+            point({'momentum': 0.5}, chosen=True, name='mae'),
+            point({'momentum': 2.0}, failure='Refused.', name='mae'),
+          ],
+        }
+      ],
+      'primary_metric': {'name': 'mae', 'higher_is_better': False},
+    },
   )
   assert (
     'Lowest personal mae after the last round: fed_rep, 12.25' in page.prose
@@ -314,38 +319,28 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
 
 def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(tmp_path):
   comparison = example_comparison.make_results(
-    ('fed_avg',), variants=('method',), dataset='femnist', num_clients=150
+    ('fed_avg',), variants=('method',)
   )
-  fine_tuned = results.Setting('personalization', {'fine_tune': 'head'})
-  partition = results.Setting('partition', 'classes_per_client:3')
-  comparison = dataclasses.replace(
-    comparison,
-    settings=(partition, fine_tuned, *comparison.settings),
-    methods=tuple(
-      dataclasses.replace(m, curves=(), clients=()) for m in comparison.methods
-    ),
+  settings = example_comparison.settings_of(
+    dataset='femnist',
+    num_clients=150,
+    partition='classes_per_client:3',
+    personalization={'fine_tune': 'head'},
   )
-  page = _write(tmp_path, comparison)
+  page = _write(tmp_path, {**comparison, 'settings': settings})
   assert page.rows('published')['FedAvg+FT'][0] == 'fed_avg'
   assert page.rows('published')['FedAvg'][0] == ''
   assert 'only if the images here are of letters' in page.prose
 
 
 def test_what_failed_altogether_has_a_page_that_is_always_the_same(tmp_path):
-  comparison = results.ComparisonResults(
-    title='digits',
-    settings=(results.Setting('dataset', 'digits'),),
-    methods=(),
-    partition=example_comparison.make_results(variants=()).partition,
-    tunings=(),
-    failures=(results.Failure('fed_avg-seed0', 'fed_avg', 0, 'Killed.'),),
-  )
+  failure = dict(_example()['failures'][0])
+  comparison = {
+    **example_comparison.make_results((), failures=[failure]),
+    'settings': example_comparison.settings_of(dataset='digits'),
+  }
   page = _write(tmp_path, comparison)
   assert list(page.tables) == ['partition', 'failures', 'settings']
   assert _write(tmp_path, comparison).text == page.text
-
-
-def test_page_that_cannot_be_written_is_a_run_error(tmp_path):
-  comparison = example_comparison.make_results(('fed_avg',), variants=())
   with pytest.raises(errors.RunError, match='Cannot write'):
     page_lib.write(comparison, tmp_path / 'none' / 'page.html')

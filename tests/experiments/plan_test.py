@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import pytest
@@ -18,8 +17,12 @@ def _comparison(algorithms=('fed_avg', 'fed_rep'), **changes):
 
 
 def test_every_method_runs_with_every_seed():
+  hparams = registry.get_algorithm('fed_avg').hparams(num_epochs=2)
   comparison = _comparison(
-    seeds=(3, 5), num_new_clients=2, fine_tune_variants=('all',)
+    hparams={'fed_avg': hparams},
+    seeds=(3, 5),
+    num_new_clients=2,
+    fine_tune_variants=('all',),
   )
   trials = comparison.trials()
   assert [(t.name, t.config.algorithm, t.config.seed) for t in trials] == [
@@ -29,8 +32,10 @@ def test_every_method_runs_with_every_seed():
     ('fed_rep-seed5', 'fed_rep', 5),
   ]
   for one in trials:
-    algorithm = registry.get_algorithm(one.config.algorithm)
-    assert one.config.hparams == algorithm.hparams()
+    default = registry.get_algorithm(one.config.algorithm).hparams()
+    assert one.config.hparams == comparison.hparams.get(
+      one.config.algorithm, default
+    )
     assert one.config.num_rounds == 7
     assert one.num_new_clients == 2
     assert one.fine_tune_variants == ('all',)
@@ -38,45 +43,54 @@ def test_every_method_runs_with_every_seed():
   assert not comparison.tuning_trials()
 
 
-def test_hyperparameters_given_are_those_of_the_runs():
-  hparams = registry.get_algorithm('fed_avg').hparams(num_epochs=2)
-  comparison = _comparison(hparams={'fed_avg': hparams})
-  assert comparison.trials()[0].config.hparams == hparams
-
-
-def test_a_grid_is_the_product_of_its_values():
-  comparison = _comparison(
-    grid={'fed_avg': {'learning_rate': (0.1, 0.2), 'momentum': (0.0, 0.9)}}
-  )
-  assert comparison.points('fed_avg') == [
-    {'learning_rate': 0.1, 'momentum': 0.0},
-    {'learning_rate': 0.1, 'momentum': 0.9},
-    {'learning_rate': 0.2, 'momentum': 0.0},
-    {'learning_rate': 0.2, 'momentum': 0.9},
-  ]
-  assert comparison.points('fed_rep') == [{}]
-
-
-def test_a_name_stands_for_all_hyperparameters_that_end_in_it():
-  comparison = _comparison(grid={'*': {'learning_rate': (0.1, 0.2)}})
-  assert comparison.points('fed_avg')[1] == {'learning_rate': 0.2}
-  assert comparison.points('fed_rep') == [
-    {'head_learning_rate': value, 'body_learning_rate': value}
-    for value in (0.1, 0.2)
-  ]
-
-
-def test_what_is_said_of_a_method_goes_before_what_is_said_of_any():
-  comparison = _comparison(
-    grid={
-      'fed_avg': {'learning_rate': (0.5,)},
-      '*': {'learning_rate': (0.1, 0.2), 'momentum': (0.0, 0.9)},
-    }
-  )
-  assert comparison.points('fed_avg') == [
-    {'momentum': 0.0, 'learning_rate': 0.5},
-    {'momentum': 0.9, 'learning_rate': 0.5},
-  ]
+@pytest.mark.parametrize(
+  'grid, fed_avg, fed_rep',
+  [
+    (
+      {'fed_avg': {'learning_rate': (0.1, 0.2), 'momentum': (0.0, 0.9)}},
+      [
+        {'learning_rate': 0.1, 'momentum': 0.0},
+        {'learning_rate': 0.1, 'momentum': 0.9},
+        {'learning_rate': 0.2, 'momentum': 0.0},
+        {'learning_rate': 0.2, 'momentum': 0.9},
+      ],
+      [{}],
+    ),
+    (
+      {'*': {'learning_rate': (0.1, 0.2)}},
+      [{'learning_rate': 0.1}, {'learning_rate': 0.2}],
+      # A name stands for all hyperparameters that end in it.
+      [
+        {'head_learning_rate': value, 'body_learning_rate': value}
+        for value in (0.1, 0.2)
+      ],
+    ),
+    (
+      # What is said of a method goes before what is said of any.
+      {
+        'fed_avg': {'learning_rate': (0.5,)},
+        '*': {'learning_rate': (0.1,), 'momentum': (0.0, 0.9)},
+      },
+      [
+        {'momentum': 0.0, 'learning_rate': 0.5},
+        {'momentum': 0.9, 'learning_rate': 0.5},
+      ],
+      [
+        {
+          'head_learning_rate': 0.1,
+          'body_learning_rate': 0.1,
+          'momentum': momentum,
+        }
+        for momentum in (0.0, 0.9)
+      ],
+    ),
+  ],
+  ids=['product', 'name_of_several', 'own_before_any'],
+)
+def test_points_of_a_grid(grid, fed_avg, fed_rep):
+  comparison = _comparison(grid=grid)
+  assert comparison.points('fed_avg') == fed_avg
+  assert comparison.points('fed_rep') == fed_rep
 
 
 def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
@@ -111,12 +125,13 @@ def test_the_runs_take_what_the_sweep_chose():
   assert fed_avg.config.hparams.learning_rate == 0.2
   assert fed_rep.config.hparams.head_learning_rate == 0.2
   assert fed_rep.config.hparams.body_learning_rate == 0.2
-
-
-def test_a_method_whose_sweep_found_nothing_is_left_out():
-  comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.1, 0.2)}})
-  (trial,) = comparison.trials({'fed_avg': None})
-  assert trial.config.algorithm == 'fed_rep'
+  # A method whose sweep found nothing is left out.
+  (one,) = comparison.trials({**points, 'fed_avg': None})
+  assert one.config.algorithm == 'fed_rep'
+  # A grid of one value is taken without a sweep.
+  comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
+  assert not comparison.tuning_trials()
+  assert comparison.trials()[0].config.hparams.learning_rate == 0.3
 
 
 def test_epochs_of_a_grid_take_the_place_of_steps():
@@ -137,22 +152,6 @@ def test_epochs_of_a_grid_take_the_place_of_steps():
   assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
 
 
-def test_a_sweep_over_epochs_has_runs_that_differ():
-  comparison = _comparison(
-    ('per_fed_avg',), grid={'per_fed_avg': {'num_epochs': (1, 2)}}
-  )
-  points = comparison.points('per_fed_avg')
-  assert points == [
-    {'num_epochs': 1, 'num_steps': None},
-    {'num_epochs': 2, 'num_steps': None},
-  ]
-  epochs = [
-    t.config.hparams.phase().num_epochs
-    for t in comparison.tuning_trials()['per_fed_avg']
-  ]
-  assert epochs == [1, 2]
-
-
 def test_steps_in_a_grid_stay_beside_epochs():
   comparison = _comparison(
     ('fed_avg', 'per_fed_avg'),
@@ -161,12 +160,6 @@ def test_steps_in_a_grid_stay_beside_epochs():
   fed_avg, per_fed_avg = (t.config.hparams for t in comparison.trials())
   assert fed_avg.num_epochs == 1
   assert per_fed_avg.num_steps == 7
-
-
-def test_a_grid_of_one_value_is_taken_without_a_sweep():
-  comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
-  assert not comparison.tuning_trials()
-  assert comparison.trials()[0].config.hparams.learning_rate == 0.3
 
 
 def test_a_trial_survives_json():
@@ -268,6 +261,7 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters():
 @pytest.mark.parametrize(
   'text,message',
   [
+    ('momentum=0 momentum=0.9', 'once for each name'),
     ('learning_rate', r'\[method.\]hyperparameter=value'),
     ('learning_rate=', r'\[method.\]hyperparameter=value'),
     ('=0.1', r'\[method.\]hyperparameter=value'),
@@ -280,29 +274,12 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters():
 )
 def test_grids_of_another_form_are_refused(text, message):
   with pytest.raises(ValueError, match=message):
-    plan.parse_grid([text], ('fed_avg',))
-
-
-def test_a_grid_given_twice_is_refused():
-  with pytest.raises(ValueError, match='once for each name'):
-    plan.parse_grid(['momentum=0', 'momentum=0.9'], ('fed_avg',))
+    plan.parse_grid(text.split(), ('fed_avg',))
 
 
 def test_points_that_differ_have_names_that_differ():
-  hparams = [
-    field.name
-    for field in dataclasses.fields(registry.get_algorithm('ditto').hparams)
-  ]
-  assert 'personal_learning_rate' in hparams
-  comparison = _comparison(
-    ('ditto',),
-    grid={
-      'ditto': {
-        'personal_learning_rate': (None, 0.1),
-        'optimizer': ('sgd', 'adam'),
-      }
-    },
-  )
+  grid = {'personal_learning_rate': (None, 0.1), 'optimizer': ('sgd', 'adam')}
+  comparison = _comparison(('ditto',), grid={'ditto': grid})
   names = [t.name for t in comparison.tuning_trials()['ditto']]
   assert len(set(names)) == 4
   assert all('/' not in name for name in names)

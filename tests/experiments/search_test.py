@@ -20,7 +20,7 @@ def _tune(directory, **search):
       cohort_size=2,
     ),
     algorithms=('fed_avg',),
-    search={'*': {'learning_rate': _RATES, **search}},
+    grid={'*': {'learning_rate': _RATES, **search}},
     num_search_trials=6,
   )
   (found,), failures = tuning.tune(
@@ -40,14 +40,14 @@ def test_the_best_point_is_chosen_and_an_interrupted_search_goes_on(
   search = {'num_epochs': plan.Range(1, 3), 'optimizer': ('sgd', 'adam')}
   whole, failures = _tune(tmp_path / 'whole', **search)
   assert not failures
-  assert len(whole.points) == 6
-  rates = [point.hparams['learning_rate'] for point in whole.points]
-  assert [point.score for point in whole.points] == rates
+  assert len(whole['points']) == 6
+  rates = [point['hparams']['learning_rate'] for point in whole['points']]
+  assert [point['score'] for point in whole['points']] == rates
   assert tuning.chosen_point(whole)['learning_rate'] == max(rates)
-  for point in whole.points:
-    assert 1e-3 <= point.hparams['learning_rate'] <= 1
-    assert point.hparams['num_epochs'] in (1, 2, 3)
-    assert point.hparams['optimizer'] in ('sgd', 'adam')
+  for point in whole['points']:
+    assert 1e-3 <= point['hparams']['learning_rate'] <= 1
+    assert point['hparams']['num_epochs'] in (1, 2, 3)
+    assert point['hparams']['optimizer'] in ('sgd', 'adam')
 
   num_runs = 0
 
@@ -79,11 +79,11 @@ def test_points_that_fail_or_are_refused_are_not_chosen(tmp_path, monkeypatch):
   monkeypatch.setattr(trial, 'run', fail_the_first)
   # Momentum is below 1.
   found, (failure,) = _tune(tmp_path, momentum=(0.5, 2.0))
-  assert failure.trial == failed[0]
-  assert [point.failure for point in found.points].count('no memory') == 1
-  assert 1 < len(found.points) < 6
-  assert {point.hparams['momentum'] for point in found.points} == {0.5}
-  assert tuning.chosen_point(found) != found.points[0].hparams
+  assert failure['trial'] == failed[0]
+  assert [point['failure'] for point in found['points']].count('no memory') == 1
+  assert 1 < len(found['points']) < 6
+  assert {point['hparams']['momentum'] for point in found['points']} == {0.5}
+  assert tuning.chosen_point(found) != found['points'][0]['hparams']
 
 
 def test_what_is_searched_is_read():

@@ -68,19 +68,6 @@ def test_the_seed_decides(data):
   assert first != other
 
 
-def test_the_partitions_random_numbers_are_not_used_again(data):
-  # A client's position is no stream of the partition's.
-  for position, client_id in enumerate(data.client_ids):
-    view = _views(data, seed=3)
-    available = data.num_train_examples(client_id)
-    rng = np.random.default_rng([3, position])
-    order = rng.permutation(available)[: view.num_test_examples(client_id)]
-    if available > 2:
-      assert view.test(client_id).x.tolist() != (
-        data.train(client_id).x[np.sort(order)].tolist()
-      )
-
-
 def test_of_examples_that_overlap_the_last_are_held_out_after_a_gap():
   data = datasets.FederatedDataset.from_arrays(
     np.arange(26.0)[:, np.newaxis],

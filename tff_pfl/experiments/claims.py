@@ -110,19 +110,12 @@ def difference(
       values
     )
     low, high = mean - half, mean + half
-    if below is None:
-      verdict = HOLDS if low > above else FAILS if high < above else UNDECIDED
-    else:
-      verdict = HOLDS if high < below else FAILS if low > below else UNDECIDED
+    bound = above if below is None else below
+    if not low <= bound <= high:
+      verdict = HOLDS if (low > bound) == (below is None) else FAILS
+  threshold = _threshold(above, below)
   return Claim(
-    statement,
-    source,
-    mean,
-    low,
-    high,
-    _threshold(above, below),
-    len(values),
-    verdict,
+    statement, source, mean, low, high, threshold, len(values), verdict
   )
 
 

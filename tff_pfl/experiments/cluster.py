@@ -57,15 +57,15 @@ class Task:
     self.returncode: Optional[int] = None
 
   def poll(self) -> Optional[int]:
-    """Returns the status if the program has ended.
+    """Returns the status if the program has ended."""
+    return self.wait(0)
+
+  def wait(self, timeout: Optional[float] = None) -> Optional[int]:
+    """Waits so many seconds for the end; None for as long as it takes.
 
     Raises:
       RunError: If the node cannot see the trial's folder.
     """
-    return self.wait(0)
-
-  def wait(self, timeout: Optional[float] = None) -> Optional[int]:
-    """Waits so many seconds for the end; None for as long as it takes."""
     if self.returncode is None:
       ready, _ = self._ray.wait([self._future], timeout=timeout)
       if ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import two_class_scores
@@ -24,15 +25,14 @@ _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
 
 def collect(
   comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
-) -> tuple[tuple[results.MethodResult, ...], split_model.PrimaryMetric]:
+) -> tuple[list[results.Method], split_model.PrimaryMetric]:
   """Sums up what trials found.
 
   Args:
     trials: The comparison's; those that are not finished are left out.
 
   Returns:
-    A row for each method and variant, and the metric to compare them by: the
-    loss, where the trials differ in theirs (some being of an old version).
+    The `methods` of the results, and the metric to compare them by.
 
   Raises:
     RunError: If a trial's files cannot be read.
@@ -42,12 +42,9 @@ def collect(
     for t in trials
     if execution.is_finished(directory, t.name)
   ]
-  primaries = {
-    report.primary_metric([one.variant()['evaluation']]) for one in finished
-  }
-  primary = split_model.LOSS
-  if len(primaries) < 2:
-    primary = next(iter(primaries), split_model.ACCURACY)
+  primary = split_model.ACCURACY
+  if finished:
+    primary = report.primary_metric([finished[0].variant()['evaluation']])
   methods = []
   for algorithm in comparison.algorithms:
     read = [one for one in finished if one.config.algorithm == algorithm]
@@ -56,7 +53,7 @@ def collect(
         _method(comparison, read, variant, primary)
         for variant in read[0].scores['variants']
       ]
-  return tuple(methods), primary
+  return methods, primary
 
 
 class _Trial(trial.FinishedTrial):
@@ -66,7 +63,7 @@ class _Trial(trial.FinishedTrial):
     super().__init__(execution.trial_folder(directory, finished.name))
     self.config = finished.config
 
-  def metrics(self, variant, primary):
+  def metrics(self, variant, name):
     """The figures of one row, by the names of `metrics.by_name`."""
     scores = self.variant(variant)
     evaluation = scores['evaluation']
@@ -77,7 +74,7 @@ class _Trial(trial.FinishedTrial):
     shared = evaluation['global'] or {}
     sizes = self.scores['bytes_per_round']
     cohort_size = self.config.cohort_size
-    name = primary.name
+    two_classes = evaluation.get('two_classes', {}).get('personal', {})
     return {
       'personal_loss': evaluation['personal']['loss'],
       f'personal_{name}_last_10': of_last_10.get('last_10_mean')
@@ -95,7 +92,8 @@ class _Trial(trial.FinishedTrial):
         scores.get('new_clients_by_ensemble', []), name
       ),
       'majority_accuracy': self.summary.get('majority_accuracy'),
-      **self._of_two_classes(evaluation),
+      # Over all clients' examples.
+      **{n: v for n, v in two_classes.items() if n != 'client_auc'},
       'bytes_down_per_client': sizes['down'],
       'bytes_up_per_client': sizes['up'],
       'bytes_down_per_round': sizes['down'] * cohort_size,
@@ -104,97 +102,81 @@ class _Trial(trial.FinishedTrial):
       **self._domain_metrics(variant, name),
     }
 
-  def _of_two_classes(self, evaluation):
-    """The scores over all clients' examples; none unless of two classes."""
-    scores = evaluation.get('two_classes', {}).get('personal', {})
-    return {name: v for name, v in scores.items() if name != 'client_auc'}
-
   def _domain_metrics(self, variant, name):
     """Those of domains; none for data without domains."""
-    domains = self._domains(variant)
+    domains = self.variant(variant)['evaluation'].get('domains')
     if domains is None:
       return {}
-    metrics = _over_domains(domains['personal'], name)
+    found = _over_domains(domains['personal'], name)
     if variant == trial.OWN_VARIANT:
       of_rounds = self.summary['domains']['personal']
       mean = operator.itemgetter('last_10_mean')
-      metrics.update(_over_domains(of_rounds, name, mean, '_last_10'))
-    return metrics
+      found.update(_over_domains(of_rounds, name, mean, '_last_10'))
+    return found
 
-  def _domains(self, variant):
-    """The last round's summary by domain; None for data without domains."""
-    return self.variant(variant)['evaluation'].get('domains')
-
-  def domains(self, variant, primary):
+  def domains(self, variant, name):
     """Scores by domain; none for data without domains."""
-    domains = self._domains(variant)
+    domains = self.variant(variant)['evaluation'].get('domains')
     if domains is None:
       return []
     personal = domains['personal']
     return [
-      results.DomainScore(
-        seed=self.config.seed,
-        domain=name,
-        num_test_examples=count,
+      {
+        'seed': self.config.seed,
+        'domain': domain,
+        'num_test_examples': count,
         **{
-          key: personal[score]['by_domain'][name] if score in personal else None
-          for key, score in (
-            ('loss', 'loss'),
-            ('score', primary.name),
-            ('auc', two_class_scores.AUC),
-          )
+          score: personal[score]['by_domain'][domain]
+          if score in personal
+          else None
+          for score in ('loss', name, two_class_scores.AUC)
         },
-      )
-      for name, count in domains['num_test_examples'].items()
+      }
+      for domain, count in domains['num_test_examples'].items()
     ]
 
-  def curve(self, primary):
-    """The primary metric by round; None where the run did not tell it."""
+  def curves(self, variant, primary):
+    """The primary metric by round; none where the last alone was scored."""
     series = report.series(self.evaluations, primary)
-    if 'personal' not in series:
-      return None
+    if variant != trial.OWN_VARIANT or 'personal' not in series:
+      return []
     rounds, personal = series['personal']
-    return results.Curve(
-      seed=self.config.seed,
-      rounds=tuple(rounds),
-      personal=tuple(personal),
-      global_model=tuple(series['global'][1]) if 'global' in series else None,
-    )
-
-  def clients(self, variant, which, primary):
-    """Scores of `which`: 'clients' or 'new_clients'."""
+    _, shared = series.get('global', (rounds, None))
     return [
-      results.ClientScore(
-        seed=self.config.seed,
-        client=row['client'],
-        num_train_examples=row['num_train_examples'],
-        num_test_examples=row['num_test_examples'],
-        num_rounds=row['num_rounds'],
-        before=row['before'].get(primary.name),
-        after=row['after'].get(primary.name),
-        loss_before=row['before']['loss'],
-        loss_after=row['after']['loss'],
-      )
+      {
+        'seed': self.config.seed,
+        'rounds': rounds,
+        'personal': personal,
+        'global_model': shared,
+      }
+    ]
+
+  def clients(self, variant, which, name):
+    """Scores of `which`: 'clients' or 'new_clients'."""
+    counts = ('client', 'num_train_examples', 'num_test_examples', 'num_rounds')
+    return [
+      {
+        'seed': self.config.seed,
+        **{count: row[count] for count in counts},
+        **{
+          f'{score}_{when}': row[when].get(score)
+          for score in (name, 'loss')
+          for when in ('before', 'after')
+        },
+      }
       for row in self.variant(variant)[which]
     ]
 
 
 def _method(comparison, read, variant, primary):
   """The row of a method and variant, over the seeds."""
-  algorithm, first = read[0].config.algorithm, read[0]
-  rows = [one.metrics(variant, primary) for one in read]
-  curves = []
-  if variant == trial.OWN_VARIANT:
-    curves = [one.curve(primary) for one in read]
+  algorithm, first, name = read[0].config.algorithm, read[0], primary.name
+  rows = [one.metrics(variant, name) for one in read]
 
-  def clients(which):
-    return tuple(
-      row for one in read for row in one.clients(variant, which, primary)
-    )
+  def of_all(rows_of, *arguments):
+    return [row for one in read for row in rows_of(one, *arguments)]
 
-  domains = tuple(
-    score for one in read for score in one.domains(variant, primary)
-  )
+  domains = of_all(_Trial.domains, variant, name)
   label = _label(algorithm, variant, comparison.base, first.scores)
   if len(read) < len(comparison.seeds):
     label += f' ({len(read)} of {len(comparison.seeds)} seeds)'
@@ -204,24 +186,24 @@ def _method(comparison, read, variant, primary):
   if not any(_is_no_better_than_majority(row) for row in rows):
     for row in rows:
       del row['majority_accuracy']
-  return results.MethodResult(
-    algorithm=algorithm,
-    variant=variant,
-    label=label,
-    summary=registry.get_algorithm(algorithm).summary,
-    has_global_model=first.scores['has_global_model'],
-    hparams=first.config.settings()['hparams'],
-    metrics={
+  return {
+    'algorithm': algorithm,
+    'variant': variant,
+    'label': label,
+    'summary': registry.get_algorithm(algorithm).summary,
+    'has_global_model': first.scores['has_global_model'],
+    'hparams': first.config.settings()['hparams'],
+    'metrics': {
       name: results.spread([row.get(name) for row in rows])
       for name in metrics_lib.by_name(primary)
       if name in rows[0]
       or (domains and name.startswith(metrics_lib.OF_DOMAINS))
     },
-    curves=tuple(curve for curve in curves if curve is not None),
-    clients=clients('clients'),
-    new_clients=clients('new_clients'),
-    domains=domains,
-  )
+    'curves': of_all(_Trial.curves, variant, primary),
+    'clients': of_all(_Trial.clients, variant, 'clients', name),
+    'new_clients': of_all(_Trial.clients, variant, 'new_clients', name),
+    'domains': domains,
+  }
 
 
 def _label(algorithm, variant, base, scores):
@@ -236,7 +218,7 @@ def _label(algorithm, variant, base, scores):
   return f'{algorithm} + FT ({asked})'
 
 
-def settings(comparison: plan.Comparison) -> list[results.Setting]:
+def settings(comparison: plan.Comparison) -> dict[str, Any]:
   """The settings that all runs share, then those of the comparison."""
   base = comparison.base.settings()
   shared = {
@@ -251,14 +233,14 @@ def settings(comparison: plan.Comparison) -> list[results.Setting]:
     shared['personalization'] = {
       'fine_tune': base['personalization']['fine_tune']
     }
-  if comparison.search:
+  if comparison.num_search_trials is not None:
     shared['num_search_trials'] = comparison.num_search_trials
-  if comparison.search or comparison.tuning_trials():
+  if comparison.num_search_trials or comparison.tuning_trials():
     shared['validation_fraction'] = comparison.validation_fraction
     shared['tuning_rounds'] = (
       comparison.tuning_rounds or comparison.base.num_rounds
     )
-  return [results.Setting(name, value) for name, value in shared.items()]
+  return shared
 
 
 def _is_no_better_than_majority(row):

@@ -28,6 +28,7 @@ from tff_pfl.experiments import (
   trial,
   tuning,
 )
+from tff_pfl.models import split_model
 from tff_pfl.simulation import directory_lock, picture_style
 
 
@@ -40,7 +41,7 @@ def run(
   runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
   show_progress: bool = True,
-) -> results.ComparisonResults:
+) -> results.Results:
   """Runs a comparison, or what is left of it, and writes its results.
 
   A trial that fails is reported among the results; the others run.
@@ -56,7 +57,7 @@ def run(
       is an error.
 
   Returns:
-    The results.
+    What was found, see `results`.
 
   Raises:
     ValueError: If the data cannot be divided as asked.
@@ -79,45 +80,53 @@ def run(
     'show_progress': show_progress,
   }
   with directory_lock.DirectoryLock(directory):
-    return _run(comparison, directory, partition, options)
-
-
-def _run(comparison, directory, partition, options):
-  """Runs a comparison in a folder that is this process's alone."""
-  tunings, failures = tuning.tune(comparison, directory, **options)
-  trials = comparison.trials(
-    {sweep.algorithm: tuning.chosen_point(sweep) for sweep in tunings}
-  )
-  failed = execution.run_trials(trials, directory, **options)
-  failures += tuning.failures_of(trials, failed)
-  if options['cluster'] is not None:
-    place = results.Setting('cluster', options['cluster'].address)
-  else:
-    shares = execution.divide_cores(len(trials), options['num_processes'])
-    place = results.Setting('num_processes', shares.num_processes)
-  base = comparison.base
-  methods, primary_metric = collection.collect(comparison, directory, trials)
-  found = results.ComparisonResults(
-    title=(
-      f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
-      f'{base.num_rounds} rounds'
-    ),
-    settings=(*collection.settings(comparison), place),
-    methods=methods,
-    partition=partition,
-    tunings=tuple(tunings),
-    failures=tuple(failures),
-    primary_metric=primary_metric,
-  )
-  found.write(directory)
-  page.write(found, os.path.join(directory, page.REPORT_NAME))
-  overview = pictures.curves_overview(
-    pictures.ranked(found.methods, primary_metric), primary_metric
-  )
-  if overview is not None:
-    picture_style.save(
-      overview.figure, os.path.join(directory, f'{primary_metric.name}.png')
+    tunings, failures = tuning.tune(comparison, directory, **options)
+    trials = comparison.trials(
+      {sweep['algorithm']: tuning.chosen_point(sweep) for sweep in tunings}
     )
+    failed = execution.run_trials(trials, directory, **options)
+    failures += tuning.failures_of(trials, failed)
+    methods, primary = collection.collect(comparison, directory, trials)
+    settings = collection.settings(comparison)
+    if cluster is not None:
+      settings['cluster'] = cluster.address
+    else:
+      shares = execution.divide_cores(len(trials), num_processes)
+      settings['num_processes'] = shares.num_processes
+    base = comparison.base
+    found = {
+      'title': (
+        f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
+        f'{base.num_rounds} rounds'
+      ),
+      'settings': [
+        {'name': name, 'value': value} for name, value in settings.items()
+      ],
+      'methods': methods,
+      'partition': partition,
+      'tunings': [
+        {
+          **sweep,
+          'points': [
+            {primary.name if n == 'score' else n: v for n, v in point.items()}
+            for point in sweep['points']
+          ],
+        }
+        for sweep in tunings
+      ],
+      'failures': failures,
+    }
+    if primary != split_model.ACCURACY:
+      found['primary_metric'] = primary._asdict()
+    results.write(found, directory)
+    page.write(found, os.path.join(directory, page.REPORT_NAME))
+    overview = pictures.curves_overview(
+      pictures.ranked(methods, primary), primary
+    )
+    if overview is not None:
+      picture_style.save(
+        overview.figure, os.path.join(directory, f'{primary.name}.png')
+      )
   return found
 
 
@@ -127,26 +136,21 @@ def _partition(comparison):
   some = comparison.trials(
     {a: comparison.points(a)[0] for a in comparison.algorithms}
   )[0]
-  data = trial.load_data(some)
-  parts = [data.trained] if data.new is None else [data.trained, data.new]
+  trained, new = trial.load_data(some)
+  parts = [trained] if new is None else [trained, new]
   counts = domain_counts = None
-  if data.trained.num_classes is not None:
-    counts = tuple(
-      tuple(row) for part in parts for row in part.class_counts().tolist()
-    )
-  if data.trained.domain_names is not None:
+  if trained.num_classes is not None:
+    counts = np.concatenate([part.class_counts() for part in parts]).tolist()
+  if trained.domain_names is not None:
     of_domains = np.concatenate([part.domain_counts() for part in parts])
-    domain_counts = {
-      name: tuple(of_domains[:, m].tolist())
-      for m, name in enumerate(data.trained.domain_names)
-    }
-  return results.Partition(
-    seed=comparison.seeds[0],
-    client_ids=tuple(i for part in parts for i in part.client_ids),
-    num_new_clients=0 if data.new is None else data.new.num_clients,
-    class_counts=counts,
-    num_train_examples=tuple(
+    domain_counts = dict(zip(trained.domain_names, of_domains.T.tolist()))
+  return {
+    'seed': comparison.seeds[0],
+    'client_ids': [i for part in parts for i in part.client_ids],
+    'num_new_clients': 0 if new is None else new.num_clients,
+    'class_counts': counts,
+    'num_train_examples': [
       part.num_train_examples(i) for part in parts for i in part.client_ids
-    ),
-    domain_counts=domain_counts,
-  )
+    ],
+    'domain_counts': domain_counts,
+  }

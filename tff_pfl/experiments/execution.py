@@ -178,18 +178,22 @@ def run_trials(
   _expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
   options = dict(runtime_options or {})
+  most_clients = options.get('max_concurrent_clients')
   if cluster is not None:
-    most_clients = options.get('max_concurrent_clients')
+    directory = os.path.abspath(directory)
     shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
-    kind = functools.partial(_Tasks, cluster)
   else:
-    shares = divide_cores(
-      len(waiting), num_processes, options.get('max_concurrent_clients')
-    )
-    kind = _Here if num_processes == 0 else _Processes
+    shares = divide_cores(len(waiting), num_processes, most_clients)
   options['max_concurrent_clients'] = shares.num_clients
-  running = kind(directory, options, shares)
-  failures = {}
+  servers: list[child_processes.ForkServer] = []
+  if cluster is None and num_processes == 0:
+    start = _run_here
+  elif cluster is not None:
+    start_task = cluster_lib.connect(cluster)
+    start = functools.partial(_start_task, start_task, _environment(shares))
+  else:
+    start = functools.partial(_start_process, servers, _environment(shares))
+  running, failures = {}, {}
   bar = tqdm.tqdm(
     total=len(trials),
     initial=len(trials) - len(waiting),
@@ -203,12 +207,18 @@ def run_trials(
     smoothing=0,
     dynamic_ncols=True,
   )
-  with bar, running:
-    while waiting or len(running):
+  with bar, _ending(running, servers):
+    while waiting or running:
       shutdown.raise_if_stopped()
-      while waiting and len(running) < running.most:
-        running.start(waiting.pop(0))
-      for name, failure in running.take_ended():
+      while waiting and len(running) < shares.num_processes:
+        one = waiting.pop(0)
+        folder = _make_folder(directory, one, options)
+        running[one.name] = start(folder, os.path.join(folder, LOG_NAME))
+      for name, process in list(running.items()):
+        if process and process.poll() is None:
+          continue
+        del running[name]
+        failure = _failure(directory, name, process)
         if failure is not None:
           failures[name] = failure
           if show_progress:
@@ -216,119 +226,94 @@ def run_trials(
           bar.set_postfix(failed=len(failures), refresh=False)
         bar.update()
       bar.update(0)
-      if len(running):
+      if running:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
   return failures
 
 
-def _write_spec(directory, wanted, runtime_options):
-  """Makes a trial's folder; returns it."""
+def _make_folder(directory, wanted, runtime_options):
+  """Makes a trial's folder with what it is and an empty log; returns it."""
   folder = trial_folder(directory, wanted.name)
-  os.makedirs(folder, exist_ok=True)
-  summary_lib.write_json(
-    os.path.join(folder, trial.SPEC_NAME),
-    {'trial': wanted.settings(), 'runtime_options': runtime_options},
-  )
+  try:
+    os.makedirs(folder, exist_ok=True)
+    summary_lib.write_json(
+      os.path.join(folder, trial.SPEC_NAME),
+      {'trial': wanted.settings(), 'runtime_options': runtime_options},
+    )
+    with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8'):
+      pass
+  except OSError as error:
+    raise errors.RunError(
+      f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
+    ) from error
   return folder
 
 
-class _Here(contextlib.nullcontext):
-  """Runs a trial in this process as soon as it is started."""
-
-  most = 1
-
-  def __init__(self, directory, runtime_options, unused_shares):
-    super().__init__()
-    self._directory = directory
-    self._runtime_options = runtime_options
-    self._ended = {}
-
-  def __len__(self):
-    return len(self._ended)
-
-  def start(self, wanted):
-    folder = _write_spec(self._directory, wanted, self._runtime_options)
-    self._ended[wanted.name] = None
-    with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8') as log:
-      try:
-        trial.run(wanted, folder, runtime_options=self._runtime_options)
-      except errors.EXPECTED as error:
-        self._ended[wanted.name] = errors.reason(error)
-        log.write(f'{trial.ERROR_START}{errors.reason(error)}\n')
-
-  def take_ended(self):
-    ended, self._ended = self._ended, {}
-    return ended.items()
+def _run_here(folder, log_path):
+  """Runs a trial in this process; there is none to wait for then."""
+  spec = trial.read_spec(folder)
+  try:
+    trial.run(
+      trial.Trial.from_settings(spec['trial']),
+      folder,
+      runtime_options=spec['runtime_options'],
+    )
+  except errors.EXPECTED as error:
+    with open(log_path, 'w', encoding='utf-8') as log:
+      log.write(f'{trial.ERROR_START}{errors.reason(error)}\n')
 
 
-class _Processes:
-  """Trials in processes of their own; left, as a context, it ends them."""
+def _environment(shares):
+  """Variables of a trial's process besides those of this one."""
+  # The package is found whatever the working directory is.
+  root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
+  paths = [root, os.environ.get('PYTHONPATH', '')]
+  return {
+    'TF_NUM_INTRAOP_THREADS': os.environ.get(
+      'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
+    ),
+    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+  }
 
-  def __init__(self, directory, runtime_options, shares):
-    self.most = shares.num_processes
-    self._directory = directory
-    self._runtime_options = runtime_options
-    self._processes = {}
-    self._servers = []
-    # The package is found whatever the working directory is.
-    root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
-    paths = [root, os.environ.get('PYTHONPATH', '')]
-    self._environment = {
-      'TF_NUM_INTRAOP_THREADS': os.environ.get(
-        'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
-      ),
-      'PYTHONPATH': os.pathsep.join(filter(None, paths)),
-    }
 
-  def __len__(self):
-    return len(self._processes)
+def _start_process(servers, environment, folder, log_path):
+  """Starts a trial in a process on this machine."""
+  server = next((s for s in servers if s.is_free()), None)
+  if server is None:
+    variables = {**os.environ, **environment}
+    server = child_processes.ForkServer(_TRIAL_MODULE, variables)
+    servers.append(server)
+  server.start(log_path, folder)
+  return server
 
-  def start(self, wanted):
-    folder = trial_folder(self._directory, wanted.name)
-    log_path = os.path.join(folder, LOG_NAME)
-    try:
-      _write_spec(self._directory, wanted, self._runtime_options)
-      with open(log_path, 'w', encoding='utf-8'):
-        pass
-      self._processes[wanted.name] = self._start(folder, log_path)
-    except OSError as error:
-      raise errors.RunError(
-        f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
-      ) from error
 
-  def _start(self, folder, log_path):
-    server = next((s for s in self._servers if s.is_free()), None)
-    if server is None:
-      environment = {**os.environ, **self._environment}
-      server = child_processes.ForkServer(_TRIAL_MODULE, environment)
-      self._servers.append(server)
-    server.start(log_path, folder)
-    return server
+def _start_task(start, environment, folder, log_path):
+  """Starts a trial on a cluster."""
+  command = [sys.executable, '-m', _TRIAL_MODULE, folder]
+  return start(command, log_path, environment)
 
-  def take_ended(self):
-    """Yields the name of each trial that has ended, and why it failed."""
-    for name, process in list(self._processes.items()):
-      if process.poll() is not None:
-        del self._processes[name]
-        yield name, self._failure(name, process.returncode)
 
-  def _failure(self, name, status):
-    if status == 0 and is_finished(self._directory, name):
-      return None
-    reported = logged_error(self._directory, name)
-    if reported is not None:
-      return reported
-    ended = child_processes.describe_return_code(status)
-    path = os.path.join(trial_folder(self._directory, name), LOG_NAME)
-    lines = _log_lines(self._directory, name)
-    last = lines[-1] if lines else ''
-    return f'The process {ended}; {path} ends: {last[:_MAX_REASON]}'
+def _failure(directory, name, process):
+  """Why a trial that has ended failed; None if it did not."""
+  status = process.returncode if process else 0
+  if status == 0 and is_finished(directory, name):
+    return None
+  reported = logged_error(directory, name)
+  if reported is not None:
+    return reported
+  ended = child_processes.describe_return_code(status)
+  path = os.path.join(trial_folder(directory, name), LOG_NAME)
+  last = (_log_lines(directory, name) or [''])[-1]
+  return f'The process {ended}; {path} ends: {last[:_MAX_REASON]}'
 
-  def __enter__(self):
-    return self
 
-  def __exit__(self, *_):
-    processes = list(self._processes.values())
+@contextlib.contextmanager
+def _ending(running, servers):
+  """Ends the trials that are running when the block is left."""
+  try:
+    yield
+  finally:
+    processes = list(filter(None, running.values()))
     try:
       for process in processes:
         process.terminate()
@@ -337,19 +322,7 @@ class _Processes:
         process.wait(max(0.0, deadline - time.monotonic()))
     finally:
       # A second Ctrl-C, too, leaves none behind.
-      for process in {*processes, *self._servers}:
+      for process in {*processes, *servers}:
         process.kill()
       for process in processes:
         process.wait()
-
-
-class _Tasks(_Processes):
-  """Trials on a Ray cluster; left, as a context, it ends them."""
-
-  def __init__(self, cluster, directory, runtime_options, shares):
-    super().__init__(os.path.abspath(directory), runtime_options, shares)
-    self._start_task = cluster_lib.connect(cluster)
-
-  def _start(self, folder, log_path):
-    command = [sys.executable, '-m', _TRIAL_MODULE, folder]
-    return self._start_task(command, log_path, self._environment)

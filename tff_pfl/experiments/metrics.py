@@ -8,31 +8,32 @@ from tff_pfl.models import split_model
 
 # How the names of metrics begin that only data with domains have.
 OF_DOMAINS = ('domain_', 'client_auc')
-# What the mean over the last evaluations is called where there were ten.
-LAST_10_ROUNDS = 'last 10 rounds'
+_AUC = split_model.PrimaryMetric('AUC', True)
 
 
 class Metric(NamedTuple):
   """A column of the table.
 
   Attributes:
-    name: Key in `MethodResult.metrics`.
+    name: Key of a method's `metrics`.
     title: The column's title; lines are to be broken at spaces.
-    unit: 'accuracy' (in [0, 1]), 'fraction' (in [0, 1]), 'bytes', 'seconds',
-      'loss' or, of any other metric, 'score'.
+    heading: That of the table for the screen; empty where it is not in that.
+    unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'loss' or, of any other
+      metric, 'score'.
     higher_is_better: None where neither is.
   """
 
   name: str
   title: str
+  heading: str
   description: str
-  unit: str = 'accuracy'
+  unit: str = 'fraction'
   higher_is_better: Optional[bool] = True
 
 
 def by_name(
   primary: split_model.PrimaryMetric = split_model.ACCURACY,
-  recent: str = LAST_10_ROUNDS,
+  recent: str = 'last 10\nrounds',
 ) -> dict[str, Metric]:
   """All metrics, by name, in the order of the table's columns.
 
@@ -44,12 +45,13 @@ def by_name(
     *_of_models(primary, recent),
     *_COSTS,
     *_of_domains(primary.name, primary, recent),
-    *_of_domains('auc', split_model.PrimaryMetric('AUC', True), recent),
+    *_of_domains('auc', _AUC, recent),
     # The mean over clients of the primary metric is that of any data.
     *(
       Metric(
         f'client_auc{suffix}',
         f'AUC, mean over clients, {rounds}',
+        '' if suffix else 'AUC,\nclient mean',
         f"Mean over clients of their personal models' AUC, {when}; of clients "
         'whose test examples are of both classes.',
       )
@@ -59,76 +61,68 @@ def by_name(
   return {metric.name: metric for metric in metrics}
 
 
-def unit_of(primary: split_model.PrimaryMetric) -> str:
-  """The unit of a metric of models."""
-  return 'accuracy' if primary.is_fraction else 'score'
-
-
 def _of_models(primary, recent):
   """The metrics of personal and global models."""
   name, title = primary.name, primary.title
 
-  def metric(key, heading, description):
+  def metric(key, heading, screen, description):
+    unit = 'fraction' if primary.is_fraction else 'score'
     return Metric(
-      key, heading, description, unit_of(primary), primary.higher_is_better
+      key, heading, screen, description, unit, primary.higher_is_better
     )
 
-  yield metric(
-    f'personal_{name}_last_10',
-    f'personal {title}, {recent}',
-    'Mean over clients and over the evaluations of the last 10 rounds; of '
-    'personal models that were made of the last round only, none.',
-  )
-  yield metric(
-    f'personal_{name}',
-    f'personal {title}, last round',
-    f"Mean over clients of their personal models' {title} after the last "
-    'round.',
-  )
-  yield metric(
-    f'global_{name}_last_10',
-    f'global {title}, {recent}',
-    'Mean over clients and over the evaluations of the last 10 rounds of the '
-    f'{title} of the global model; none without one.',
-  )
-  yield metric(
-    f'global_{name}',
-    f'global {title}, last round',
-    f'Mean over clients of the {title} of the global model after the last '
-    'round; none without one.',
-  )
+  for which, whose, missing in (
+    (
+      'personal',
+      "their personal models'",
+      'none of models that were made of the last round only',
+    ),
+    ('global', "the global model's", 'none without one'),
+  ):
+    for suffix, rounds, when in _rounds(recent):
+      screen = f'{which}\n{title},\n{recent if suffix else "last"}'
+      yield metric(
+        f'{which}_{name}{suffix}',
+        f'{which} {title}, {rounds}',
+        '' if suffix and which == 'global' else screen,
+        f'Mean over clients of {whose} {title}, {when}'
+        + (f'; {missing}.' if suffix or which == 'global' else '.'),
+      )
   yield metric(
     'worst_10_percent',
     'worst 10% of clients',
+    'worst\n10%',
     f'Mean personal {title} over the worst tenth of the clients, after the '
     'last round.',
   )
   yield Metric(
     'fraction_hurt',
     'fraction hurt',
+    'fraction\nhurt',
     'Clients whose personal model is worse than the global one, after the last '
     'round; none without a global model.',
-    'fraction',
-    False,
+    higher_is_better=False,
   )
   yield Metric(
     'fraction_diverged',
     'fraction diverged',
+    'fraction\ndiverged',
     'Clients whose personal model has a loss that is not finite, after the '
     f'last round: its {title} means nothing; none where there are no such '
     'clients.',
-    'fraction',
-    False,
+    higher_is_better=False,
   )
   yield metric(
     f'new_client_{name}',
     'new clients',
+    'new\nclients',
     f'Mean personal {title} over clients that took no part in training; none '
     'where there are no such clients.',
   )
   yield metric(
     f'new_client_ensemble_{name}',
     'new clients, by ensemble',
+    'new,\nensemble',
     f'Mean {title} over new clients of the mean prediction of all trained '
     "clients' models, with nothing trained on the new clients; none for "
     'methods whose clients have no weights of their own.',
@@ -136,80 +130,61 @@ def _of_models(primary, recent):
   yield Metric(
     'majority_accuracy',
     'most frequent class',
+    'most\nfrequent\nclass',
     'Accuracy of always naming the class that a client has most often in '
     'training, mean over clients; only where a method is no better.',
     higher_is_better=None,
   )
-  for key, heading in _TWO_CLASSES.items():
+  # By the names of `two_class_scores.summarize`.
+  for key, score, screen in (
+    ('auc', 'AUC', 'AUC,\npooled'),
+    ('balanced_accuracy', 'balanced accuracy', 'balanced\naccuracy,\npooled'),
+    ('f1', 'F1', 'F1,\npooled'),
+  ):
     yield Metric(
       key,
-      f'{heading}, all test examples',
-      f"{heading} of the personal models over all clients' test examples, "
+      f'{score}, all test examples',
+      screen,
+      f"{score} of the personal models over all clients' test examples, "
       'after the last round; of two classes.',
     )
-  if primary != split_model.LOSS:
-    yield Metric(
-      'personal_loss',
-      'personal loss',
-      "Mean over clients of their personal models' loss after the last round; "
-      'seeds at which it is not finite are left out.',
-      'loss',
+  yield Metric(
+    'personal_loss',
+    'personal loss',
+    '',
+    "Mean over clients of their personal models' loss after the last round; "
+    'seeds at which it is not finite are left out.',
+    'loss',
+    False,
+  )
+
+
+_COSTS = (
+  *(
+    Metric(
+      f'bytes_{way}_per_{share}',
+      f'bytes {way}, a {share}',
+      f'kB {way}\na client' if share == 'client' else '',
+      f'What {what} in a round, uncompressed.',
+      'bytes',
       False,
     )
-
-
-# By the names of `two_class_scores.summarize`.
-_TWO_CLASSES = {
-  'auc': 'AUC',
-  'balanced_accuracy': 'balanced accuracy',
-  'f1': 'F1',
-}
-_COSTS = (
-  Metric(
-    'bytes_down_per_client',
-    'bytes down, a client',
-    'What the server sends to one client in a round, uncompressed.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_up_per_client',
-    'bytes up, a client',
-    'What one client sends to the server in a round, uncompressed.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_down_per_round',
-    'bytes down, a round',
-    'What the server sends to the whole cohort in a round.',
-    'bytes',
-    False,
-  ),
-  Metric(
-    'bytes_up_per_round',
-    'bytes up, a round',
-    'What the whole cohort sends to the server in a round.',
-    'bytes',
-    False,
+    for share, whom in (('client', 'one client'), ('round', 'the whole cohort'))
+    for way, what in (
+      ('down', f'the server sends to {whom}'),
+      ('up', f'{whom} sends to the server'),
+    )
   ),
   Metric(
     'seconds_per_round',
     'seconds a round',
+    'seconds\na round',
     'Median over the rounds, without evaluation, on the machine of the '
     'comparison, with num_processes runs at the same time.',
     'seconds',
     False,
   ),
 )
-
-
-def _rounds(recent):
-  """Suffix of a name, title and description of what it is a figure of."""
-  return (
-    ('_last_10', recent, 'mean over the evaluations of the last 10 rounds'),
-    ('', 'last round', 'after the last round'),
-  )
 
 
 def _of_domains(name, score, recent):
@@ -219,8 +194,21 @@ def _of_domains(name, score, recent):
       yield Metric(
         f'domain_{name}_{key}{suffix}',
         f'{key} {score.title} over domains, {rounds}',
+        '' if suffix else f'{score.title}\n{key}',
         f"{which} of the domains' {score.title}, {when}; a domain's is that of "
         "the personal models on all clients' test examples of the domain.",
-        unit_of(score),
+        'fraction' if score.is_fraction else 'score',
         score.higher_is_better,
       )
+
+
+def _rounds(recent):
+  """Suffix of a name, title and description of what it is a figure of."""
+  return (
+    (
+      '_last_10',
+      recent.replace('\n', ' '),
+      'mean over the evaluations of the last 10 rounds',
+    ),
+    ('', 'last round', 'after the last round'),
+  )

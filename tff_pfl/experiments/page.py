@@ -6,11 +6,10 @@ it. What pages say is in `page.html.j2`; here figures become rows of tables.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 import jinja2
 from markupsafe import Markup
@@ -25,7 +24,6 @@ from tff_pfl.simulation import summary as summary_lib
 REPORT_NAME = 'comparison.html'
 # By the unit of a metric: what its column is in, the factor and the decimals.
 _UNITS = {
-  'accuracy': (' (%)', 100.0, 1),
   'fraction': (' (%)', 100.0, 1),
   'bytes': (' (kB)', 1e-3, 1),
   'seconds': (' (s)', 1.0, 3),
@@ -33,61 +31,56 @@ _UNITS = {
   'score': ('', 1.0, None),
 }
 
-_Methods = Sequence[results_lib.MethodResult]
-_Spreads = Sequence[Optional[results_lib.Spread]]
-
-
-class FiguresTable(NamedTuple):
-  """Figures of methods, with a row for each of them.
-
-  Attributes:
-    columns: By the title of each column what it holds; first the methods.
-    rows: For each method a text for each column.
-  """
-
-  columns: Mapping[str, str]
-  rows: Sequence[Sequence[str]]
-
 
 def write(
-  results: results_lib.ComparisonResults, path: Union[str, os.PathLike[str]]
+  found: results_lib.Results, path: Union[str, os.PathLike[str]]
 ) -> None:
   """Writes the page of a comparison, the same for the same results.
 
   Args:
-    results: What the comparison found; sections for which there is nothing to
+    found: What the comparison found; sections for which there is nothing to
       show are left out.
     path: The .html file; after a crash it is the old one or the new one.
 
   Raises:
     RunError: If the file cannot be written.
   """
-  primary = results.primary_metric
-  methods = pictures.ranked(results.methods, primary)
+  primary, metrics = (
+    results_lib.primary_metric(found),
+    results_lib.metrics(found),
+  )
+  settings = {one['name']: one['value'] for one in found['settings']}
+  methods = pictures.ranked(found['methods'], primary)
   _render(
     path,
-    title=results.title,
-    results=results,
+    title=found['title'],
     methods=methods,
     primary=primary,
     figures=_figures_table(
       methods,
-      _metric_columns(
-        methods,
-        [
-          metric
-          for name, metric in results.metrics.items()
-          if not name.startswith(metrics_lib.OF_DOMAINS)
-        ],
-      ),
+      [
+        metric
+        for name, metric in metrics.items()
+        if not name.startswith(metrics_lib.OF_DOMAINS)
+      ],
     ),
-    domain_tables=_domain_tables(results, methods),
-    published=_published(results),
-    partition=results.partition,
-    tuning=_tuning_rows(results),
-    failures=list(map(dataclasses.astuple, results.failures)),
-    settings={setting.name: setting.value for setting in results.settings},
-    hparams=_hparam_rows(results),
+    domain_tables=_domain_tables(methods, primary, metrics),
+    published=_published(found['methods'], settings),
+    partition=found['partition'],
+    tuning=_tuning_rows(found['tunings'], primary),
+    failures=[list(failure.values()) for failure in found['failures']],
+    settings=settings,
+    # Variants have the hyperparameters of their method.
+    hparams=list(
+      {
+        m['algorithm']: [
+          m['algorithm'],
+          m['summary'],
+          assignments(m['hparams']),
+        ]
+        for m in found['methods']
+      }.values()
+    ),
   )
 
 
@@ -177,12 +170,14 @@ def _value_text(value: Any) -> str:
 
 
 def _spread_text(
-  spread: results_lib.Spread, metric: split_model.PrimaryMetric, unit: str = '%'
+  spread: Mapping[str, Any], metric: split_model.PrimaryMetric, unit: str = '%'
 ) -> str:
   """A metric over seeds, with its spread if there is one."""
-  text = _score_text(spread.mean, metric) + (unit if metric.is_fraction else '')
-  if spread.std is not None:
-    text += f' ± {_score_text(spread.std, metric)}'
+  text = _score_text(spread['mean'], metric)
+  if metric.is_fraction:
+    text += unit
+  if spread['std'] is not None:
+    text += f' ± {_score_text(spread["std"], metric)}'
   return text
 
 
@@ -196,34 +191,33 @@ def _counted(number: int, noun: str) -> str:
   return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
-def _metric_columns(
-  methods: _Methods, metrics: Iterable[metrics_lib.Metric]
-) -> list[tuple[metrics_lib.Metric, _Spreads]]:
-  """The figures of all methods, of each metric that any of them has."""
-  columns = [(m, [one.metrics.get(m.name) for one in methods]) for m in metrics]
-  return [(metric, spreads) for metric, spreads in columns if any(spreads)]
+def _figures_table(methods, metrics, of_domains=()):
+  """A table of the figures of methods.
 
+  Args:
+    metrics: Those of the columns; one that no method has is left out.
+    of_domains: Further metrics, each with the figures of the methods.
 
-def _figures_table(
-  methods: _Methods, columns: Sequence[tuple[metrics_lib.Metric, _Spreads]]
-) -> Optional[FiguresTable]:
-  """A table of the figures of methods; None without any."""
-  if not columns:
-    return None
+  Returns:
+    By the title of each column what it holds, first the methods; and for each
+    method the cells of a row. None without any figure.
+  """
   titles = {'method': 'What was run.'}
-  cells = [[method.label for method in methods]]
-  if len({method.variant for method in methods}) > 1:
+  cells = [[method['label'] for method in methods]]
+  if len({method['variant'] for method in methods}) > 1:
     titles['personalized'] = 'How the models of the last round were fine-tuned.'
-    cells.append([pictures.VARIANT_TITLES[m.variant] for m in methods])
+    cells.append([pictures.VARIANT_TITLES[m['variant']] for m in methods])
+  columns = [
+    (m, [one['metrics'].get(m.name) for one in methods]) for m in metrics
+  ]
+  columns = [*of_domains, *(column for column in columns if any(column[1]))]
   for metric, spreads in columns:
     titles[metric.title + _UNITS[metric.unit][0]] = metric.description
     cells.append(_figure_cells(methods, metric, spreads))
-  return FiguresTable(titles, list(zip(*cells)))
+  return (titles, list(zip(*cells))) if columns else None
 
 
-def _figure_cells(
-  methods: _Methods, metric: metrics_lib.Metric, spreads: _Spreads
-) -> list[str]:
+def _figure_cells(methods, metric, spreads):
   """The cells of a column of figures, the best one marked."""
   unit, factor, decimals = _UNITS[metric.unit]
 
@@ -232,7 +226,7 @@ def _figure_cells(
       return summary_lib.format_cell(value)
     return f'{factor * value:.{decimals}f}'
 
-  means = {shown(spread.mean) for spread in spreads if spread}
+  means = {shown(spread['mean']) for spread in spreads if spread}
   best = None
   if len(means) > 1 and metric.higher_is_better is not None:
     best = (max if metric.higher_is_better else min)(means, key=float)
@@ -241,82 +235,76 @@ def _figure_cells(
     if spread is None:
       cells.append(None)
       continue
-    mean, note = shown(spread.mean), ''
+    mean, note = shown(spread['mean']), ''
     # What is counted, as bytes are, is the same for all seeds.
-    if spread.std is not None and (spread.std > 0 or '%' in unit):
-      note += f' ± {shown(spread.std)}'
-    if spread.num_seeds < method.num_seeds:
-      note += f' ({spread.num_seeds} of {_counted(method.num_seeds, "seed")})'
+    if spread['std'] is not None and (spread['std'] > 0 or '%' in unit):
+      note += f' ± {shown(spread["std"])}'
+    num_seeds = results_lib.num_seeds(method)
+    if spread['num_seeds'] < num_seeds:
+      note += f' ({spread["num_seeds"]} of {_counted(num_seeds, "seed")})'
     cell = Markup('<mark>{}</mark>' if mean == best else '{}').format(mean)
     cells.append(cell + Markup('<small>{}</small>').format(note))
   return cells
 
 
-def _domain_tables(
-  results: results_lib.ComparisonResults, methods: _Methods
-) -> dict[str, FiguresTable]:
+def _domain_tables(methods, primary, metrics):
   """By title the scores of the domains, then those over domains and clients."""
-  scores = [score for method in methods for score in method.domains]
-  primary, tables = results.primary_metric, {}
-  for key, title, name, over_clients in (
-    ('score', primary.heading, primary.name, f'personal_{primary.name}'),
-    ('auc', 'AUC', 'auc', 'client_auc'),
+  scores = [score for method in methods for score in method['domains']]
+  tables = {}
+  for key, title, over_clients in (
+    (primary.name, primary.heading, f'personal_{primary.name}'),
+    ('auc', 'AUC', 'client_auc'),
   ):
-    if all(getattr(score, key) is None for score in scores):
+    if all(score[key] is None for score in scores):
       continue
     over_all = [
       metric
-      for start in (f'domain_{name}_', over_clients)
-      for metric in results.metrics.values()
-      if metric.name.startswith(start)
+      for start in (f'domain_{key}_', over_clients)
+      for name, metric in metrics.items()
+      if name.startswith(start)
     ]
-    columns = []
-    for domain in dict.fromkeys(score.domain for score in scores):
-      spreads = [
-        results_lib.spread(
-          [getattr(s, key) for s in method.domains if s.domain == domain]
-        )
-        for method in methods
-      ]
+    of_domains = []
+    for domain in dict.fromkeys(score['domain'] for score in scores):
       description = (
         f"{title} of the personal models on all clients' test examples of the "
         'domain, after the last round.'
       )
-      metric = over_all[0]._replace(
-        name=domain, title=domain, description=description
-      )
-      columns.append((metric, spreads))
-    columns += _metric_columns(methods, over_all)
-    tables[title] = _figures_table(methods, columns)
+      metric = over_all[0]._replace(title=domain, description=description)
+      spreads = [
+        results_lib.spread(
+          [s[key] for s in method['domains'] if s['domain'] == domain]
+        )
+        for method in methods
+      ]
+      of_domains.append((metric, spreads))
+    tables[title] = _figures_table(methods, over_all, of_domains)
   return tables
 
 
-def _published(results):
+def _published(methods, settings):
   """By source, published figures of this very setting beside ours."""
   figures = published.matching_figures(
-    results.setting('dataset'),
-    results.setting('num_clients'),
-    results.setting('partition'),
+    *(settings.get(name) for name in ('dataset', 'num_clients', 'partition'))
   )
-  asked = (results.setting('personalization') or {}).get('fine_tune', 'method')
+  asked = settings.get('personalization', {}).get('fine_tune', 'method')
   # The rows that the runs were asked for come first, and count.
   by_variant = {
-    (m.algorithm, asked if m.variant == 'method' else m.variant): m
-    for m in reversed(results.methods)
+    (m['algorithm'], asked if m['variant'] == 'method' else m['variant']): m
+    for m in reversed(methods)
   }
 
   def row(figure):
     ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
     method = next(filter(None, ours), None)
-    spread = method and method.metrics.get(figure.metric)
+    spread = method and method['metrics'].get(figure.metric)
     difference = theirs = ''
     if figure.value is not None:
       theirs = f'{100 * figure.value:.2f}'
       if spread:
-        difference = f'{100 * (spread.mean - figure.value):+.1f}'
+        difference = f'{100 * (spread["mean"] - figure.value):+.1f}'
     return [
       figure.method,
-      method.label if method else '',
+      method['label'] if method else '',
       _spread_text(spread, split_model.ACCURACY, '') if spread else '',
       theirs,
       difference,
@@ -324,33 +312,27 @@ def _published(results):
     ]
 
   return {
-    source: (of_source[0].setting.note, list(map(row, of_source)))
-    for source, of_source in figures.items()
+    source: (note, list(map(row, of_source)))
+    for source, (note, of_source) in figures.items()
   }
 
 
-def _tuning_rows(results):
+def _tuning_rows(tunings, primary):
   """For each point of each sweep the cells of a table."""
-  primary = results.primary_metric
   return [
     [
-      tuning.algorithm,
-      assignments(point.hparams),
-      tuning.num_rounds or 'not tried',
-      tuning.seed,
-      None if point.score is None else _score_text(point.score, primary),
-      point.loss,
-      Markup('<mark>chosen</mark>') if point.chosen else point.failure or '',
+      tuning['algorithm'],
+      assignments(point['hparams']),
+      tuning['num_rounds'] or 'not tried',
+      tuning['seed'],
+      None
+      if point[primary.name] is None
+      else _score_text(point[primary.name], primary),
+      point['loss'],
+      Markup('<mark>chosen</mark>')
+      if point['chosen']
+      else point['failure'] or '',
     ]
-    for tuning in results.tunings
-    for point in tuning.points
+    for tuning in tunings
+    for point in tuning['points']
   ]
-
-
-def _hparam_rows(results):
-  """For each method the cells of a table."""
-  rows = {
-    m.algorithm: [m.algorithm, m.summary, assignments(m.hparams)]
-    for m in results.methods
-  }
-  return list(rows.values())

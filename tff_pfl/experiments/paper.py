@@ -31,7 +31,14 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors
 from tff_pfl.experiments import claims as claims_lib
-from tff_pfl.experiments import execution, laboratory, page, panels, tables
+from tff_pfl.experiments import (
+  execution,
+  laboratory,
+  page,
+  panels,
+  tables,
+  trial,
+)
 from tff_pfl.simulation import directory_lock, picture_style
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import machine
@@ -179,13 +186,6 @@ def run_all(
   for experiment, own in plans:
     folder = os.path.join(settings.directory, experiment.name)
     _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
-  with directory_lock.DirectoryLock(settings.directory):
-    return _run_plans(plans, settings, rerun)
-
-
-def _run_plans(plans, settings, rerun):
-  """Runs all, writes what they come to; returns their summaries."""
-  summaries = []
   bar = tqdm.tqdm(
     plans,
     desc='experiments',
@@ -193,35 +193,35 @@ def _run_plans(plans, settings, rerun):
     disable=not settings.show_progress,
     dynamic_ncols=True,
   )
-  for experiment, own in bar:
-    bar.set_postfix_str(experiment.name)
-    try:
-      summary = run(experiment, own, rerun=rerun)
-      outcome = f'{summary["result"]}, {summary["seconds"]:.0f} s'
-    except errors.EXPECTED as error:
-      reason = errors.reason(error)
-      summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
-      outcome = f'did not run: {reason}'
-    summaries.append(summary)
-    tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
-  claims = all_claims(summaries)
-  _write(
-    settings.directory,
-    SUMMARY_NAME,
-    {
-      'result': claims_lib.count(claim['verdict'] for claim in claims),
-      'claims': claims,
-      'errors': {
-        summary['experiment']: summary['error']
-        for summary in summaries
-        if 'error' in summary
+  summaries = []
+  with directory_lock.DirectoryLock(settings.directory):
+    for experiment, own in bar:
+      bar.set_postfix_str(experiment.name)
+      try:
+        summary = run(experiment, own, rerun=rerun)
+        outcome = f'{summary["result"]}, {summary["seconds"]:.0f} s'
+      except errors.EXPECTED as error:
+        reason = errors.reason(error)
+        summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
+        outcome = f'did not run: {reason}'
+      summaries.append(summary)
+      tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
+    claims = all_claims(summaries)
+    _write(
+      settings.directory,
+      SUMMARY_NAME,
+      {
+        'result': claims_lib.count(claim['verdict'] for claim in claims),
+        'claims': claims,
+        'errors': {
+          s['experiment']: s['error'] for s in summaries if 'error' in s
+        },
+        'seconds': {s['experiment']: s.get('seconds') for s in summaries},
+        'fast': settings.fast,
+        'seed': settings.seed,
       },
-      'seconds': {s['experiment']: s.get('seconds') for s in summaries},
-      'fast': settings.fast,
-      'seed': settings.seed,
-    },
-  )
-  page.write_claims(summaries, os.path.join(settings.directory, PAGE_NAME))
+    )
+    page.write_claims(summaries, os.path.join(settings.directory, PAGE_NAME))
   return summaries
 
 
@@ -236,38 +236,32 @@ def all_claims(
   ]
 
 
-@contextlib.contextmanager
-def _settings_kept(experiment, settings):
-  """Writes `settings.json`, and at the end again, with the seconds spent."""
-  stored = _read(settings.directory, SETTINGS_NAME) or {}
-  kept = {'seconds': 0, **stored, **_identity(experiment, settings)}
-  _write(settings.directory, SETTINGS_NAME, kept)
-  start = time.perf_counter()
-  try:
-    yield
-  finally:
-    kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
-    _write(settings.directory, SETTINGS_NAME, kept)
-
-
 def _measure(experiment, settings):
-  sizes = experiment.sizes(settings)
+  sizes, directory = experiment.sizes(settings), settings.directory
+  kept = {
+    'seconds': 0,
+    **(_read(directory, SETTINGS_NAME) or {}),
+    **_identity(experiment, settings),
+  }
+  _write(directory, SETTINGS_NAME, kept)
+  start, rows = time.perf_counter(), None
   try:
-    with _settings_kept(experiment, settings):
-      rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
-  except errors.EXPECTED:
-    trials = os.path.join(settings.directory, execution.TRIALS_DIR)
-    if not os.path.exists(trials):
+    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
+  finally:
+    trials = os.path.join(directory, execution.TRIALS_DIR)
+    if rows is None and not os.path.exists(trials):
       # Nothing was done for these settings: they may have been the mistake.
-      os.remove(os.path.join(settings.directory, SETTINGS_NAME))
-    raise
-  summary_lib.write_csv(os.path.join(settings.directory, CSV_NAME), rows)
+      os.remove(os.path.join(directory, SETTINGS_NAME))
+    else:
+      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+      _write(directory, SETTINGS_NAME, kept)
+  summary_lib.write_csv(os.path.join(directory, CSV_NAME), rows)
   _write(
-    settings.directory,
+    directory,
     NUMBERS_NAME,
     {
       'setup': dataclasses.asdict(sizes),
-      'seconds': _read(settings.directory, SETTINGS_NAME)['seconds'],
+      'seconds': kept['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
       'columns': tables.Table.from_rows(rows).columns(),
@@ -281,7 +275,7 @@ def _conclude(experiment, settings):
   sizes = experiment.sizes(settings)
   # As the setup was written.
   setup = json.loads(summary_lib.json_text(dataclasses.asdict(sizes)))
-  if 'columns' not in numbers or numbers['setup'] != setup:
+  if numbers['setup'] != setup:
     raise errors.RunError(
       f'{settings.directory} has numbers of another version of '
       f'{experiment.name}, of other sizes: have it deleted and run anew '
@@ -340,14 +334,19 @@ def _expect_folder_for(experiment, settings, *, rerun):
 
 
 def _clear(directory):
-  """Deletes an experiment's results: the numbers first, the settings last."""
-  for name in (NUMBERS_NAME, SUMMARY_NAME, FIGURE_NAME, CSV_NAME):
+  """Deletes an experiment's results, the settings last."""
+  shutil.rmtree(
+    os.path.join(directory, execution.TRIALS_DIR), ignore_errors=True
+  )
+  for name in (
+    NUMBERS_NAME,
+    SUMMARY_NAME,
+    FIGURE_NAME,
+    CSV_NAME,
+    SETTINGS_NAME,
+  ):
     with contextlib.suppress(FileNotFoundError):
       os.remove(os.path.join(directory, name))
-  with contextlib.suppress(FileNotFoundError):
-    shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(os.path.join(directory, SETTINGS_NAME))
 
 
 def _write(directory, name, value):
@@ -358,10 +357,4 @@ def _write(directory, name, value):
 def _read(directory, name):
   """The value in a file, or None if there is no such file."""
   path = os.path.join(directory, name)
-  try:
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
-  except (FileNotFoundError, NotADirectoryError):
-    return None
-  except ValueError as error:
-    raise errors.RunError(f'{path} cannot be read: {error}.') from error
+  return trial.read_json(path) if os.path.exists(path) else None

@@ -11,14 +11,13 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import markupsafe
 import matplotlib
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
@@ -78,7 +77,8 @@ _DRAWN_ATTRIBUTE = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 # A tenth of a point is less than a pixel.
 _NEEDLESS_DIGITS = re.compile(r'(?<=\.\d)\d+')
 
-_Methods = Sequence[results_lib.MethodResult]
+_Methods = Sequence[results_lib.Method]
+_Primary = split_model.PrimaryMetric
 
 
 class Picture(NamedTuple):
@@ -128,24 +128,21 @@ class Curve(NamedTuple):
   band: np.ndarray
 
 
-def ranked(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[results_lib.MethodResult]:
+def ranked(methods: _Methods, primary: _Primary) -> list[results_lib.Method]:
   """Methods from best to worst, those without a figure last, else as given."""
 
   def key(method):
     # Every way to personalize has this figure.
-    spread = method.metrics.get(f'personal_{primary.name}')
-    return math.inf if spread is None else -primary.merit(spread.mean)
+    spread = method['metrics'].get(f'personal_{primary.name}')
+    return math.inf if spread is None else -primary.merit(spread['mean'])
 
   return sorted(methods, key=key)
 
 
 def mean_curve(
-  curves: Sequence[results_lib.Curve],
+  curves: Sequence[Mapping[str, Any]],
   which: str,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+  primary: _Primary,
 ) -> Optional[Curve]:
   """Mean and spread of the runs of a method; None where there are no figures.
 
@@ -153,9 +150,9 @@ def mean_curve(
     which: 'personal' or 'global_model'.
   """
   runs = [
-    dict(zip(curve.rounds, getattr(curve, which)))
+    dict(zip(curve['rounds'], curve[which]))
     for curve in curves
-    if getattr(curve, which) is not None
+    if curve[which] is not None
   ]
   if not runs:
     return None
@@ -174,10 +171,7 @@ def mean_curve(
 
 
 @_styled
-def curves_overview(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> Optional[Picture]:
+def curves_overview(methods: _Methods, primary: _Primary) -> Optional[Picture]:
   """The curves of the first methods, a few; None where no method has any."""
   curves = _curves(methods, 'personal', primary)
   shown = list(curves)[:_MAX_OVERVIEW_METHODS]
@@ -193,10 +187,7 @@ def curves_overview(
   )
 
 
-def curve_panels(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[Picture]:
+def curve_panels(methods: _Methods, primary: _Primary) -> list[Picture]:
   """For each method its curves before those of the others, on the same axes."""
   personal = _curves(methods, 'personal', primary)
   shared = _curves(methods, 'global_model', primary)
@@ -218,18 +209,15 @@ def _curve_panel(label, personal, shared, primary):
   return Picture(figure, f'{title} of {label} by round.', label)
 
 
-def client_boxes(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
-) -> list[Picture]:
+def client_boxes(methods: _Methods, primary: _Primary) -> list[Picture]:
   """How clients differ, a picture for each variant."""
   groups = {}
   for prefix, which in (('', 'clients'), ('New clients. ', 'new_clients')):
     for title, of_variant in _by_variant(methods).items():
       rows = {
-        method.label: values
+        method['label']: values
         for method in of_variant
-        if (values := _scores(getattr(method, which)))
+        if (values := _scores(method[which], primary))
       }
       if rows:
         groups[prefix + title] = rows
@@ -270,22 +258,24 @@ def _boxes(title, rows, limits, primary, width):
 
 
 def change_panels(
-  methods: _Methods,
-  primary: split_model.PrimaryMetric = split_model.ACCURACY,
+  methods: _Methods, primary: _Primary
 ) -> dict[str, list[Picture]]:
   """By variant, each method's clients before and after personalization."""
   scores = {}
   for method in methods:
-    pairs = [(c.before, c.after) for c in method.clients]
+    pairs = [
+      [c[f'{primary.name}_{when}'] for when in ('before', 'after')]
+      for c in method['clients']
+    ]
     pairs = [pair for pair in pairs if None not in pair]
     if pairs:
-      scores[method.label] = np.array(pairs)
+      scores[method['label']] = np.array(pairs)
   limits = _limits(scores.values(), primary)
   panels = {
     title: [
-      _change_panel(method, scores[method.label], limits, primary)
+      _change_panel(method, scores[method['label']], limits, primary)
       for method in of_variant
-      if method.label in scores
+      if method['label'] in scores
     ]
     for title, of_variant in _by_variant(methods).items()
   }
@@ -330,31 +320,31 @@ def _change_panel(method, scores, limits, primary):
   note = f'{counts[hurt].sum():,} of {len(scores):,} hurt'
   if not np.diff(scores).any():
     note = 'nothing changed'
-  if not method.has_global_model:
+  if not method['has_global_model']:
     note += '; no global model'
   return Picture(
     figure,
     f'{primary.heading} of clients before and after '
-    f'personalization, {method.label}.',
-    method.label,
+    f'personalization, {method["label"]}.',
+    method['label'],
     note,
   )
 
 
 @_styled
-def partition_picture(partition: results_lib.Partition) -> Picture:
+def partition_picture(partition: Mapping[str, Any]) -> Picture:
   """How many training examples, of which classes and domains, clients hold.
 
   Args:
     partition: The partition; beyond 200 clients, evenly spaced ones are shown.
   """
-  totals = np.asarray(partition.num_train_examples)
+  totals = np.asarray(partition['num_train_examples'])
   shown = partition_plot.equidistant(len(totals), _MAX_PARTITION_CLIENTS)
   maps = {}
-  if partition.class_counts is not None:
-    maps['Class'] = np.asarray(partition.class_counts)[shown]
-  if partition.domain_counts is not None:
-    by_domain = list(partition.domain_counts.values())
+  if partition['class_counts'] is not None:
+    maps['Class'] = np.asarray(partition['class_counts'])[shown]
+  if partition['domain_counts'] is not None:
+    by_domain = list(partition['domain_counts'].values())
     maps['Domain'] = np.transpose(by_domain)[shown]
   heights = [1, *(2 if kind == 'Class' else 1 for kind in maps)]
   figure = Figure((_WIDE, 0.7 + 0.8 * sum(heights)), layout='constrained')
@@ -372,23 +362,21 @@ def partition_picture(partition: results_lib.Partition) -> Picture:
   for axes, (kind, counts) in zip(rows[1:], maps.items()):
     _draw_counts(axes, kind, counts)
   if 'Domain' in maps:
-    names = [name[:_LONGEST_NAME] for name in partition.domain_counts]
+    names = [name[:_LONGEST_NAME] for name in partition['domain_counts']]
     rows[-1].set_yticks(range(len(names)), names)
-  first_new = np.searchsorted(shown, len(totals) - partition.num_new_clients)
+  first_new = np.searchsorted(shown, len(totals) - partition['num_new_clients'])
   if first_new < len(shown):
     for axes in rows:
       axes.axvline(first_new - 0.5, color=HURT_COLOR, linewidth=1)
     rows[0].set_title('new clients', loc='right', color=HURT_COLOR)
   places = np.arange(0, len(shown), math.ceil(len(shown) / 6))
-  names = [partition.client_ids[place] for place in shown[places]]
+  names = [partition['client_ids'][place] for place in shown[places]]
   rows[-1].set_xticks(places, [name[:_LONGEST_NAME] for name in names])
   rows[-1].set(xlabel='Client', xlim=(-0.5, len(shown) - 0.5))
   return Picture(figure, 'Training examples by client, class and domain.')
 
 
-def _figure(
-  width: float, height: float, place: Optional[tuple[float, ...]] = None
-) -> tuple[Figure, Axes]:
+def _figure(width, height, place=None):
   """A figure of a size in inches, and its only axes.
 
   Args:
@@ -401,9 +389,7 @@ def _figure(
   return figure, axes
 
 
-def _limits(
-  values: Iterable[Any], primary: split_model.PrimaryMetric
-) -> tuple[float, float]:
+def _limits(values: Iterable[Any], primary: _Primary) -> tuple[float, float]:
   """Limits of an axis of the metric on which all `values` are to be seen."""
   finite = [v for some in values for v in np.ravel(some) if math.isfinite(v)]
   low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -414,32 +400,28 @@ def _limits(
   return max(low - margin, -0.03), min(high + margin, 1.03)
 
 
-def _by_variant(methods: _Methods) -> dict[str, _Methods]:
+def _by_variant(methods):
   """By its title, the methods of each way to personalize."""
   return {
-    title: [method for method in methods if method.variant == variant]
+    title: [method for method in methods if method['variant'] == variant]
     for variant, title in VARIANT_TITLES.items()
   }
 
 
-def _scores(clients: Iterable[results_lib.ClientScore]) -> list[float]:
-  return [c.after for c in clients if c.after is not None]
+def _scores(clients, primary):
+  scores = [client[f'{primary.name}_after'] for client in clients]
+  return [score for score in scores if score is not None]
 
 
 def _curves(methods, which, primary):
   """By label the curves of the methods that have any."""
-  curves = {m.label: mean_curve(m.curves, which, primary) for m in methods}
+  curves = {
+    m['label']: mean_curve(m['curves'], which, primary) for m in methods
+  }
   return {label: curve for label, curve in curves.items() if curve is not None}
 
 
-def _draw_curve(
-  axes: Axes,
-  curve: Curve,
-  color: str,
-  linewidth: float = 1.4,
-  has_band: bool = True,
-  **options: Any,
-) -> None:
+def _draw_curve(axes, curve, color, linewidth=1.4, has_band=True, **options):
   # A single evaluation is a point, which a line would not show.
   marker = 'o' if len(curve.rounds) == 1 else ''
   options.update(color=color, linewidth=linewidth, marker=marker, markersize=3)
@@ -448,9 +430,7 @@ def _draw_curve(
     axes.fill_between(curve.rounds, *curve.band, color=color, alpha=0.15, lw=0)
 
 
-def _finish_curves(
-  axes: Axes, curves: Iterable[Curve], primary: split_model.PrimaryMetric
-) -> None:
+def _finish_curves(axes, curves, primary):
   axes.set_ylim(_limits((curve.band for curve in curves), primary))
   axes.set_xlim(left=0)
   axes.set(xlabel='Round', ylabel=_axis_label(primary, axes.yaxis))
@@ -459,16 +439,14 @@ def _finish_curves(
   )
 
 
-def _axis_label(
-  primary: split_model.PrimaryMetric, axis: Axis, of_what: str = ''
-) -> str:
+def _axis_label(primary: _Primary, axis: Axis, of_what: str = '') -> str:
   """The label of an axis of the metric, which is in percent where that is."""
   if primary.is_fraction:
     picture_style.use_percent(axis)
   return primary.label(of_what)
 
 
-def _draw_counts(axes: Axes, kind: str, counts: np.ndarray) -> None:
+def _draw_counts(axes, kind, counts):
   """Draws the number of examples by kind and client, darker for more."""
   scale = partition_plot.norm(counts)
   if not partition_plot.is_skewed(counts):

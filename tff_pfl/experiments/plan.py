@@ -56,10 +56,9 @@ class Comparison:
       method goes before what is said of any. A number of epochs sets a number
       of steps that would take its place (see `hparams.steps_instead_of`) to
       None, unless the grid has that, too.
-    search: As `grid`, with a `Range` or values for each hyperparameter; instead
-      of a grid. The points are proposed one after the other by Optuna (see
-      `search`).
-    num_search_trials: Points that are proposed for each method.
+    num_search_trials: Points that Optuna proposes for each method, one after
+      the other (see `search`), from a grid that may have a `Range` instead of
+      values; None for all points of the grid.
     fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
       models of every run are personalized, besides as `base` says; with the
       other options of `base.personalization`.
@@ -74,13 +73,10 @@ class Comparison:
   algorithms: Sequence[str]
   hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seeds: Sequence[int] = (0,)
-  grid: Mapping[str, Mapping[str, Sequence[Any]]] = dataclasses.field(
+  grid: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
   )
-  search: Mapping[str, Mapping[str, Any]] = dataclasses.field(
-    default_factory=dict
-  )
-  num_search_trials: int = 20
+  num_search_trials: Optional[int] = None
   fine_tune_variants: Sequence[str] = ()
   num_new_clients: int = 0
   validation_fraction: float = 0.2
@@ -103,7 +99,7 @@ class Comparison:
     errors.expect_share(
       'validation_fraction', self.validation_fraction, '(0, 1)'
     )
-    for axes in (*self.grid.values(), *self.search.values()):
+    for axes in self.grid.values():
       for name, values in axes.items():
         if isinstance(values, Range):
           errors.expect(
@@ -115,24 +111,22 @@ class Comparison:
           )
         else:
           _expect_distinct(f'grid of {name}', values)
-    errors.expect(
-      not (self.grid and self.search), 'search', 'without a grid', 'both'
-    )
-    errors.expect_int('num_search_trials', self.num_search_trials, 1)
+    if self.num_search_trials is not None:
+      errors.expect_int('num_search_trials', self.num_search_trials, 1)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
-  def points(self, algorithm: str) -> list:
+  def points(self, algorithm: str) -> list[dict[str, Any]]:
     """The points of a method's grid.
 
     Returns:
       A dict for each: the hyperparameters that differ from the method's
-      `hparams`. Without a grid it is one point, at which none do. Points that
-      the method refuses are left out, see `refused`.
+      `hparams`. Without a grid, and of a search, it is one point, at which none
+      do. Points that the method refuses are left out, see `refused`.
     """
     return [p for p, reason in self._judged(algorithm) if reason is None]
 
-  def refused(self, algorithm: str) -> list:
+  def refused(self, algorithm: str) -> list[tuple[dict[str, Any], str]]:
     """The points of a method's grid that it does not allow.
 
     A grid for all methods may have values that are out of one method's range.
@@ -144,8 +138,15 @@ class Comparison:
 
   def _judged(self, algorithm):
     """All points, each with why the method does not allow it or None."""
+    axes = self.axes(algorithm) if self.num_search_trials is None else {}
     judged = []
-    for point in self._all_points(algorithm):
+    for combination in itertools.product(*axes.values()):
+      point = {
+        target: value
+        for targets, value in zip(axes, combination)
+        for target in targets
+      }
+      point = self.with_epochs_counting(algorithm, point)
       try:
         self._hparams(algorithm, point)
         judged.append((point, None))
@@ -153,14 +154,11 @@ class Comparison:
         judged.append((point, str(error)))
     return judged
 
-  def search_space(self, algorithm: str) -> dict:
-    """What a method's search is among: by the hyperparameters that share it."""
-    return self._axes(algorithm, self.search)
-
-  def _axes(self, algorithm, given):
+  def axes(self, algorithm: str) -> dict[tuple[str, ...], Any]:
+    """A method's grid: by the hyperparameters that share a value the values."""
     axes = {}
     for owner in (ANY_METHOD, algorithm):
-      for name, values in given.get(owner, {}).items():
+      for name, values in self.grid.get(owner, {}).items():
         targets = grid_targets(algorithm, name)
         # What is said of the method itself replaces what is said of any.
         axes = {
@@ -172,18 +170,6 @@ class Comparison:
           axes[targets] = values
     return axes
 
-  def _all_points(self, algorithm):
-    axes = self._axes(algorithm, self.grid)
-    points = [
-      {
-        target: value
-        for targets, value in zip(axes, combination)
-        for target in targets
-      }
-      for combination in itertools.product(*axes.values())
-    ]
-    return [self.with_epochs_counting(algorithm, point) for point in points]
-
   def with_epochs_counting(
     self, algorithm: str, point: Mapping[str, Any]
   ) -> dict:
@@ -192,16 +178,8 @@ class Comparison:
     steps = [
       hparams_lib.steps_instead_of(type(hparams), name) for name in point
     ]
-    return {
-      **point,
-      **{
-        name: None
-        for name in steps
-        if name is not None
-        and name not in point
-        and getattr(hparams, name) is not None
-      },
-    }
+    given = [name for name in steps if name and getattr(hparams, name)]
+    return {**point, **{name: None for name in given if name not in point}}
 
   def tuning_trials(self) -> dict:
     """The runs of the sweep: by method its points' trials, in their order.
@@ -328,8 +306,8 @@ def parse_grid(
     what: 'grid' or 'search'.
 
   Returns:
-    As `Comparison.grid` or `Comparison.search`, without what is said of any
-    method and only others have.
+    As `Comparison.grid`, without what is said of any method and only others
+    have.
 
   Raises:
     ValueError: If one is of another form, or no method has such a
@@ -337,32 +315,24 @@ def parse_grid(
   """
   grid = {}
   for text in texts:
-    start, equals, values = text.partition('=')
+    start, _, values = text.partition('=')
     owner, dot, name = start.strip().rpartition('.')
     owner = owner if dot else ANY_METHOD
+    owners = algorithms if owner == ANY_METHOD else [owner]
     errors.expect(
-      equals
-      and name
-      and values
-      and (owner == ANY_METHOD or owner in algorithms),
+      name and values and set(owners) <= set(algorithms),
       what,
       '[method.]hyperparameter=value,value,… with one of the methods '
       + ', '.join(algorithms),
       text,
     )
-    owners = algorithms if owner == ANY_METHOD else [owner]
     targets = [
       (registry.get_algorithm(algorithm).hparams, target)
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
-    if (
-      not targets
-      and owner == ANY_METHOD
-      and any(
-        grid_targets(algorithm, name) for algorithm in registry.ALGORITHMS
-      )
-    ):
+    of_others = owner == ANY_METHOD and not targets
+    if of_others and any(grid_targets(a, name) for a in registry.ALGORITHMS):
       # A preset for more methods than are compared.
       continue
     errors.expect(
@@ -380,10 +350,7 @@ def parse_grid(
       _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
     ]
-    if all(
-      target in hparams_lib.none_for_zero(hparams)
-      for hparams, target in targets
-    ):
+    if all(one in hparams_lib.none_for_zero(of_one) for of_one, one in targets):
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid

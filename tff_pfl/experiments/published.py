@@ -16,37 +16,15 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
 
-_AS_PRESCRIBED = ('method',)
-# Where the method itself does not fine-tune, leaving it out is the same.
-_NOT_FINE_TUNED = ('method', 'none')
-_HEAD_FINE_TUNED = ('head',)
 _LAST_10 = 'personal_accuracy_last_10'
 _LAST = 'personal_accuracy'
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """Where figures were published.
-
-  Attributes:
-    paper: Short name and venue.
-    table: Its number, such as 'table 1'.
-    protocol: How the paper obtained its figures, in one or two sentences.
-  """
-
-  paper: str
-  table: str
-  protocol: str
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedSetting:
-  """What a figure was measured on.
+class Column(NamedTuple):
+  """What the figures of a column were measured on.
 
   Attributes:
     dataset: A key of `datasets.DATASETS`, or what that would be called.
@@ -55,12 +33,16 @@ class PublishedSetting:
       clients come with the data.
     note: In what the paper's data differ from those that a comparison of this
       setting may have; empty where they are the same.
+    metric: A name of `metrics.by_name`; None for the mean over the last ten
+      rounds, or after the last one where models are fine-tuned then, which have
+      no earlier rounds.
   """
 
   dataset: str
   num_clients: int
   partition: str
   note: str = ''
+  metric: Optional[str] = None
 
   def matches(self, dataset: Any, num_clients: Any, partition: Any) -> bool:
     """Whether a comparison of these settings has this very setting."""
@@ -72,21 +54,59 @@ class PublishedSetting:
     return len(given) == len(wanted) and all(map(_equal, wanted, given))
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedFigure:
+class Source(NamedTuple):
+  """Where figures were published.
+
+  Attributes:
+    paper: Short name and venue.
+    table: Its number, such as 'table 1'.
+    protocol: How the paper obtained its figures, in one or two sentences.
+    columns: Those of the table.
+    rows: Its rows: method|key of the algorithm|figures in percent, '-' for
+      those that the paper, or our copy of it, does not have. Where the head is
+      fine-tuned, the method's name ends in '+FT'.
+  """
+
+  paper: str
+  table: str
+  protocol: str
+  columns: Sequence[Column]
+  rows: str
+
+  def figures(self, places: Sequence[int]) -> Iterator[PublishedFigure]:
+    """Those of the columns at some places, row by row."""
+    for line in self.rows.strip().splitlines():
+      method, algorithm, values = map(str.strip, line.split('|'))
+      # Where the method itself does not fine-tune, leaving it out is the same.
+      variants, metric = ('method', 'none'), _LAST_10
+      if algorithm == 'per_fed_avg':
+        variants = ('method',)
+      elif method.endswith('+FT'):
+        variants, metric = ('head',), _LAST
+      for place in places:
+        percent = values.split()[place]
+        yield PublishedFigure(
+          method,
+          algorithm,
+          variants,
+          self.columns[place].metric or metric,
+          # Four decimals are all that the papers give.
+          None if percent == '-' else round(float(percent) / 100, 4),
+        )
+
+
+class PublishedFigure(NamedTuple):
   """One cell of a published table.
 
   Attributes:
     method: What the paper calls the method.
     algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
     variants: The ways to personalize that are the paper's, of which the first
-      that a comparison has counts; see `results.MethodResult.variant`.
+      that a comparison has counts; see `results`.
     metric: A name of `metrics.by_name`.
-    value: In [0, 1]; None where the paper, or our copy of it, has no figure.
+    value: In [0, 1]; None where there is no figure.
   """
 
-  source: Source
-  setting: PublishedSetting
   method: str
   algorithm: str
   variants: tuple[str, ...]
@@ -95,7 +115,9 @@ class PublishedFigure:
 
 
 # The rows of SCAFFOLD are left out: our copy of the paper has three and four
-# figures of the seven, and does not say of which columns.
+# figures of the seven, and does not say of which columns. Of the six figures of
+# Local Only in our copy the first is lost: with two classes a client they
+# cannot be below those with five.
 _FED_REP = Source(
   'FedRep (Collins et al., ICML 2021)',
   'table 1',
@@ -103,34 +125,30 @@ _FED_REP = Source(
   'tenth of the clients in each round; a 5-layer CNN on CIFAR. Mean over '
   'clients and the last 10 rounds, five repetitions; +FT: the head fine-tuned '
   'for 10 epochs after training. How long Local Only trains it does not say.',
-)
-_FED_REP_SETTINGS = (
-  PublishedSetting('cifar10', 100, 'shards:2'),
-  PublishedSetting('cifar10', 100, 'shards:5'),
-  PublishedSetting('cifar10', 1000, 'shards:2'),
-  PublishedSetting('cifar100', 100, 'shards:5'),
-  PublishedSetting('cifar100', 100, 'shards:20'),
-  PublishedSetting(
-    'sentiment',
-    183,
-    'natural',
-    'The paper has 183 users of Sent140 with 50 tweets or more each, and a '
-    'pre-trained embedding. Figures can be compared only if the texts here are '
-    'those of Sent140.',
+  columns=(
+    Column('cifar10', 100, 'shards:2'),
+    Column('cifar10', 100, 'shards:5'),
+    Column('cifar10', 1000, 'shards:2'),
+    Column('cifar100', 100, 'shards:5'),
+    Column('cifar100', 100, 'shards:20'),
+    Column(
+      'sentiment',
+      183,
+      'natural',
+      'The paper has 183 users of Sent140 with 50 tweets or more each, and a '
+      'pre-trained embedding. Figures can be compared only if the texts here '
+      'are those of Sent140.',
+    ),
+    Column(
+      'femnist',
+      150,
+      'classes_per_client:3',
+      'The paper has images of 10 handwritten letters, 148 a client on '
+      'average, in log-normal sizes. Figures can be compared only if the '
+      'images here are of letters, too.',
+    ),
   ),
-  PublishedSetting(
-    'femnist',
-    150,
-    'classes_per_client:3',
-    'The paper has images of 10 handwritten letters, 148 a client on average, '
-    'in log-normal sizes. Figures can be compared only if the images here are '
-    'of letters, too.',
-  ),
-)
-# In percent, by the columns above; where the head is fine-tuned, the method's
-# name says so. Of the six figures of Local Only in our copy the first is lost:
-# with two classes a client they cannot be below those with five.
-_FED_REP_TABLE = """
+  rows="""
 Local Only|local_only |    - 70.68 78.30 75.29 41.29 69.88 60.86
 FedAvg    |fed_avg    |42.65 51.78 44.31 23.94 31.97 52.75 51.64
 FedAvg+FT |fed_avg    |87.65 73.68 82.04     - 55.44 71.92 72.41
@@ -144,26 +162,25 @@ APFL      |apfl       |83.77 72.29 82.39 78.20 55.44 69.87 70.74
 Ditto     |ditto      |85.39 70.34 80.36 78.91     - 71.04 68.28
 FedPer    |fed_per    |87.13 73.84 81.73 76.00 55.68 72.12 76.91
 FedRep    |fed_rep    |    -     -     - 79.15 56.10     -     -
-"""
-
+""",
+)
 _FED_FAC = Source(
   'FedFac (Wang et al., 2023)',
   'table 2',
   'Adam with learning rate 0.001; ResNet-18 on CIFAR-10, VGG-16 on CIFAR-100. '
   'A fifth of each client is its test set; accuracies are weighted by the '
   'sizes of the clients, the best mean over 10 consecutive rounds.',
-)
-_FED_FAC_SETTINGS = (
-  PublishedSetting('cifar10', 100, 'dirichlet:0.1'),
-  PublishedSetting('cifar10', 100, 'dirichlet:0.5'),
-  PublishedSetting('cifar10', 100, 'dirichlet:1'),
-  PublishedSetting('cifar100', 100, 'shards:5'),
-  PublishedSetting('cifar100', 100, 'shards:10'),
-  PublishedSetting('cifar100', 100, 'shards:30'),
-  PublishedSetting('femnist', 1079, 'natural'),
-  PublishedSetting('shakespeare', 778, 'natural'),
-)
-_FED_FAC_TABLE = """
+  columns=(
+    Column('cifar10', 100, 'dirichlet:0.1'),
+    Column('cifar10', 100, 'dirichlet:0.5'),
+    Column('cifar10', 100, 'dirichlet:1'),
+    Column('cifar100', 100, 'shards:5'),
+    Column('cifar100', 100, 'shards:10'),
+    Column('cifar100', 100, 'shards:30'),
+    Column('femnist', 1079, 'natural'),
+    Column('shakespeare', 778, 'natural'),
+  ),
+  rows="""
 FedAvg          |fed_avg       |80.33 70.39 68.49  7.10 30.11 45.13 76.80 49.96
 FedProx         |fed_prox      |80.58 71.96 70.07 20.93 33.13 46.58 81.07 49.92
 FedPer          |fed_per       |76.24 71.30 68.70 67.73 66.43 59.94 71.23 50.14
@@ -172,8 +189,8 @@ FedEM           |fed_em        |57.22 57.08 53.31 52.24 51.89 61.83 79.49 35.33
 FedRep          |fed_rep       |66.94 39.32 30.72 21.53 17.25 11.07 69.65 40.95
 FedFac (static) |fed_fac_static|83.07 74.83 70.47 71.38 68.97 61.07 81.39 49.83
 FedFac (dynamic)|fed_fac       |83.07 74.87 71.53 71.36 69.32 62.75 83.01 50.29
-"""
-
+""",
+)
 _FED_DAR = Source(
   'FedDAR (Zhong et al., ICLR 2023)',
   'table 1',
@@ -181,56 +198,22 @@ _FED_DAR = Source(
   'distribution of concentration 0.5; ResNet-34 pre-trained on ImageNet, 100 '
   'rounds of Adam with 20 of FedAvg as a warm-up; FedDAR-SA with k = 8. Mean '
   'over the last 10 rounds.',
-)
-_FED_DAR_SETTING = PublishedSetting('fairface', 5, 'domain_mixture:0.5')
-_DOMAIN_METRICS = tuple(
-  f'domain_accuracy_{name}_last_10' for name in ('max', 'min', 'mean')
-)
-# In percent, by the metrics above.
-_FED_DAR_TABLE = """
+  columns=tuple(
+    Column(
+      'fairface',
+      5,
+      'domain_mixture:0.5',
+      metric=f'domain_accuracy_{name}_last_10',
+    )
+    for name in ('max', 'min', 'mean')
+  ),
+  rows="""
 FedDAR-SA|fed_dar   | 50.0  40.6  43.4
 FedDAR-WA|fed_dar_wa| 49.9  40.0  42.9
 FedAvg   |fed_avg   | 45.7  38.8  41.6
-"""
-
-
-def _read(
-  source: Source,
-  table: str,
-  columns: Sequence[tuple[PublishedSetting, Optional[str]]],
-) -> Iterator[PublishedFigure]:
-  """The cells of a table, row by row.
-
-  Args:
-    source: The table.
-    table: Its rows: method|key of the algorithm|figures in percent, '-' for
-      those that are not known.
-    columns: The setting and the metric of each figure; None for the mean over
-      the last ten rounds, or after the last one where models are fine-tuned
-      then, which have no earlier rounds.
-  """
-  for line in table.strip().splitlines():
-    method, algorithm, values = map(str.strip, line.split('|'))
-    variants, metric = _NOT_FINE_TUNED, _LAST_10
-    if algorithm == 'per_fed_avg':
-      variants = _AS_PRESCRIBED
-    elif method.endswith('+FT'):
-      variants, metric = _HEAD_FINE_TUNED, _LAST
-    for (setting, column_metric), value in zip(columns, values.split()):
-      yield PublishedFigure(
-        source,
-        setting,
-        method,
-        algorithm,
-        variants,
-        column_metric or metric,
-        _fraction(value),
-      )
-
-
-def _fraction(percent: str) -> Optional[float]:
-  # Four decimals are all that the papers give.
-  return None if percent == '-' else round(float(percent) / 100, 4)
+""",
+)
+SOURCES = (_FED_REP, _FED_FAC, _FED_DAR)
 
 
 def _equal(a: str, b: str) -> bool:
@@ -241,18 +224,9 @@ def _equal(a: str, b: str) -> bool:
     return a == b
 
 
-FIGURES: tuple[PublishedFigure, ...] = (
-  *_read(_FED_REP, _FED_REP_TABLE, [(s, None) for s in _FED_REP_SETTINGS]),
-  *_read(_FED_FAC, _FED_FAC_TABLE, [(s, None) for s in _FED_FAC_SETTINGS]),
-  *_read(
-    _FED_DAR, _FED_DAR_TABLE, [(_FED_DAR_SETTING, m) for m in _DOMAIN_METRICS]
-  ),
-)
-
-
 def matching_figures(
   dataset: Any, num_clients: Any, partition: Any
-) -> Mapping[Source, tuple[PublishedFigure, ...]]:
+) -> dict[Source, tuple[str, list[PublishedFigure]]]:
   """Returns what was published for a setting.
 
   Args:
@@ -260,18 +234,20 @@ def matching_figures(
     partition: The specification of the partition, such as 'shards:2'.
 
   Returns:
-    By table, its figures for the setting in the order of the table; empty where
-    nothing was published.
+    By table, the note of the column and its figures for the setting; empty
+    where nothing was published.
   """
-  found = [
-    figure
-    for figure in FIGURES
-    if figure.setting.matches(dataset, num_clients, partition)
-  ]
-  return {
-    source: tuple(figures)
-    for source, figures in itertools.groupby(found, lambda f: f.source)
-  }
+  found = {}
+  for source in SOURCES:
+    places = [
+      place
+      for place, column in enumerate(source.columns)
+      if column.matches(dataset, num_clients, partition)
+    ]
+    if places:
+      note = source.columns[places[0]].note
+      found[source] = note, list(source.figures(places))
+  return found
 
 
 def value(
@@ -283,11 +259,10 @@ def value(
     paper: The start of its name in `Source`.
     method: In the paper's words or ours: only letters and digits count.
   """
+  matching = matching_figures(dataset, num_clients, partition)
   found = [
     figure.value
-    for source, figures in matching_figures(
-      dataset, num_clients, partition
-    ).items()
+    for source, (_, figures) in matching.items()
     for figure in figures
     if source.paper.startswith(paper)
     and _plain(figure.method) == _plain(method)

@@ -37,7 +37,7 @@ class Study:
 
     Args:
       directory: The comparison's folder.
-      space: As `plan.Comparison.search_space`.
+      space: As `plan.Comparison.axes`.
 
     Raises:
       RunError: If the folder has a search of other values.

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from absl import logging
@@ -90,26 +90,19 @@ class Trial:
     )
 
 
-class TrialData(NamedTuple):
-  """The clients of a trial.
-
-  Attributes:
-    trained: The clients of the run.
-    new: The clients that are scored after it; None without any, and in a sweep,
-      which scores nobody on test examples.
-  """
-
-  trained: datasets.FederatedDataset
-  new: Optional[datasets.FederatedDataset]
-
-
-def load_data(trial: Trial) -> TrialData:
+def load_data(
+  trial: Trial,
+) -> tuple[datasets.FederatedDataset, Optional[datasets.FederatedDataset]]:
   """Divides the data among the clients of a trial, trained and new.
 
   Which clients are new is drawn at random: the order of a dataset's own clients
   may mean something, such as the domain of their texts. It depends on the seed,
   the number of clients and that of new ones alone, so that all methods, and the
   sweep before them, train the same clients.
+
+  Returns:
+    The clients of the run, and those that are scored after it: None without
+    any, and in a sweep, which scores nobody on test examples.
 
   Raises:
     ValueError: If the data cannot be divided so.
@@ -124,7 +117,7 @@ def load_data(trial: Trial) -> TrialData:
     new = None
   for part in filter(None, (trained, new)):
     client_population.check_test_examples(part)
-  return TrialData(trained, new)
+  return trained, new
 
 
 def _set_apart(data, num_new_clients, seed):
@@ -154,9 +147,9 @@ def run(
     RunError: If the run cannot start or go on.
   """
   config = trial.config
-  data = load_data(trial)
+  trained, new = load_data(trial)
   more_settings = None
-  if data.new is not None or trial.validation_fraction is not None:
+  if new is not None or trial.validation_fraction is not None:
     # Without these it would pass for a run on all clients' data.
     more_settings = {
       'trial': {
@@ -170,34 +163,77 @@ def run(
     'resume': True,
     'show_progress': False,
   }
-  model = config.build_model(data.trained)
-  model = warm_up.run(config, model, data.trained, directory, **options)
+  model = config.build_model(trained)
+  model = warm_up.run(config, model, trained, directory, **options)
   process = config.build_process(model)
-  config.run_process(process, data.trained, directory, **options)
+  config.run_process(process, trained, directory, **options)
   with runtime_lib.create_runtime(
     config.runtime, **(runtime_options or {})
   ) as runtime:
-    scores = _scores(trial, model, process, data, runtime, directory)
+    scores = _scores(trial, model, process, trained, new, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
 
 
-def _scores(trial, model, process, data, runtime, directory):
+def _scores(trial, model, process, trained, new, runtime, directory):
   """What `scores.json` holds."""
   with run_store.RunStore.open_for_reading(directory) as store:
+
+    def server_state(of):
+      return client_population.server_state(of, runtime, store)
+
+    def client_states(of):
+      return client_population.ClientPopulation(of, runtime, store).states
+
+    def new_clients(of):
+      """Scores of clients that took no part, fitted to their training data."""
+      if new is None:
+        return []
+      return personalized_evaluation.evaluate_new_clients(
+        of, runtime, server_state(of), trained.num_clients, new
+      ).rows
+
+    def new_clients_by_ensemble():
+      """Their scores by the mean prediction of the trained clients' models."""
+      if new is None or not process.has_local_weights:
+        return []
+      try:
+        return ensemble.evaluate_clients(
+          process,
+          runtime,
+          server_state(process),
+          client_states(process),
+          trained,
+          new,
+        )
+      except ensemble.NoModelsError as error:
+        # All clients diverged, which the other scores tell.
+        logging.warning('%s', error)
+        return []
+
     variants = {
       OWN_VARIANT: {
         'evaluation': store.evaluations()[-1],
         'clients': store.per_client(),
-        'new_clients': _score_new(process, runtime, store, data),
-        'new_clients_by_ensemble': _score_by_ensemble(
-          process, runtime, store, data
-        ),
+        'new_clients': new_clients(process),
+        'new_clients_by_ensemble': new_clients_by_ensemble(),
       }
     }
     for name in trial.fine_tune_variants:
       variant = _variant(trial.config, model, process, name)
       if variant is not None:
-        variants[name] = _score_variant(variant, runtime, store, data)
+        evaluation = personalized_evaluation.evaluate(
+          variant,
+          runtime,
+          server_state(variant),
+          client_states(variant),
+          trained,
+          excluded=variant.attacked_clients,
+        )
+        variants[name] = {
+          'evaluation': evaluation.summary,
+          'clients': evaluation.rows,
+          'new_clients': new_clients(variant),
+        }
   return {
     'has_global_model': process.has_global_model,
     'adaptation': process.adaptation.fine_tune,
@@ -217,54 +253,6 @@ def _variant(config, model, process, name):
   return None if both_none or own == other else variant
 
 
-def _score_variant(process, runtime, store, data):
-  evaluation = personalized_evaluation.evaluate(
-    process,
-    runtime,
-    client_population.server_state(process, runtime, store),
-    client_population.ClientPopulation(process, runtime, store).states,
-    data.trained,
-    excluded=process.attacked_clients,
-  )
-  return {
-    'evaluation': evaluation.summary,
-    'clients': evaluation.rows,
-    'new_clients': _score_new(process, runtime, store, data),
-  }
-
-
-def _score_new(process, runtime, store, data):
-  """Scores clients that took no part, each fitted to its own training data."""
-  if data.new is None:
-    return []
-  return personalized_evaluation.evaluate_new_clients(
-    process,
-    runtime,
-    client_population.server_state(process, runtime, store),
-    data.trained.num_clients,
-    data.new,
-  ).rows
-
-
-def _score_by_ensemble(process, runtime, store, data):
-  """Scores them by the mean prediction of the trained clients' models."""
-  if data.new is None or not process.has_local_weights:
-    return []
-  try:
-    return ensemble.evaluate_clients(
-      process,
-      runtime,
-      client_population.server_state(process, runtime, store),
-      client_population.ClientPopulation(process, runtime, store).states,
-      data.trained,
-      data.new,
-    )
-  except ensemble.NoModelsError as error:
-    # All clients diverged, which the other scores tell.
-    logging.warning('%s', error)
-    return []
-
-
 class FinishedTrial:
   """What a finished trial left in its folder."""
 
@@ -279,8 +267,8 @@ class FinishedTrial:
     """
     self.directory = directory
     self._data_dir = data_dir
-    self.scores = self._read(SCORES_NAME)
-    self.summary = self._read(report.SUMMARY_NAME)
+    self.scores = read_json(os.path.join(directory, SCORES_NAME))
+    self.summary = read_json(os.path.join(directory, report.SUMMARY_NAME))
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:
@@ -302,35 +290,23 @@ class FinishedTrial:
     """The run, for a use of its models; of a trial without new clients."""
     return finished_run.FinishedRun(self.directory, data_dir=self._data_dir)
 
-  def _read(self, name):
-    path = os.path.join(self.directory, name)
-    try:
-      with open(path, encoding='utf-8') as file:
-        return json.load(file)
-    except (OSError, ValueError) as error:
-      raise errors.RunError(f'Cannot read {path}: {error}.') from error
 
-
-def read_spec(directory: str) -> dict:
-  """What `trial.json` in a trial's folder holds.
-
-  Returns:
-    `trial`, the settings of a `Trial`, and `runtime_options`.
+def read_json(path: str) -> Any:
+  """The value in a JSON file.
 
   Raises:
-    RunError: If there is no such file, or another.
+    RunError: If it cannot be read.
   """
-  path = os.path.join(directory, SPEC_NAME)
   try:
     with open(path, encoding='utf-8') as file:
-      spec = json.load(file)
-    return {name: spec[name] for name in ('trial', 'runtime_options')}
-  except OSError as error:
-    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
-  except (ValueError, TypeError, KeyError) as error:
-    raise errors.RunError(
-      f'{path} is not what a comparison writes: {error!r}.'
-    ) from error
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    raise errors.RunError(f'Cannot read {path}: {error}.') from error
+
+
+def read_spec(directory: str) -> dict[str, Any]:
+  """What is in `trial.json`: `trial`, its settings, and `runtime_options`."""
+  return read_json(os.path.join(directory, SPEC_NAME))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -339,7 +315,6 @@ def main(argv: Sequence[str]) -> None:
   Expected errors end the process with one line on stderr and status 1.
   """
   try:
-    errors.expect(len(argv) == 2, 'arguments', 'one folder', argv[1:])
     spec = read_spec(argv[1])
     with shutdown.stopping_on_signals():
       run(

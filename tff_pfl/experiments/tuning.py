@@ -1,29 +1,27 @@
 """Sweeps: a method's hyperparameters, chosen by scores on validation examples.
 
 A point of a method's grid, or of a search, is chosen by the best primary metric
-of the personal models, as a mean over clients and the last 10 rounds (of runs
-that an old version made without an accuracy: by the lowest loss); of equal ones
-the first.
-A point at which a client's model diverged is a failed one: with the next seed
-it may be any client's.
+of the personal models, as a mean over clients and the last 10 rounds; of equal
+ones the first. A point at which a client's model diverged is a failed one: with
+the next seed it may be any client's.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from absl import logging
 
-from tff_pfl.experiments import execution, page, plan, results, trial
+from tff_pfl.experiments import execution, page, plan, trial
+from tff_pfl.models import split_model
 from tff_pfl.simulation import report
 
 
 def tune(
   comparison: plan.Comparison, directory: str, **options: Any
-) -> tuple[list[results.Tuning], list[results.Failure]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
   """Runs the sweeps of a comparison, or what is left of them.
 
   Args:
@@ -31,155 +29,175 @@ def tune(
     **options: Further arguments of `execution.run_trials`.
 
   Returns:
-    The tables of the sweeps, and the failures of their trials. No point is
-    chosen where all of a method's failed or diverged.
+    The `tunings` of the results (see `table`), and the failures of their
+    trials. No point is chosen where all of a method's failed or diverged.
   """
-  _warn_of_refused(comparison)
-  if comparison.search:
-    points, sweeps, failed = _search(comparison, directory, options)
+  for algorithm in comparison.algorithms:
+    for point, reason in comparison.refused(algorithm):
+      _warn_of_refused(algorithm, point, reason)
+  if comparison.num_search_trials is not None:
+    tried, failed = _search(comparison, directory, options)
   else:
-    points = {a: comparison.points(a) for a in comparison.algorithms}
-    sweeps = comparison.tuning_trials()
-    failed = _settled_failures(comparison, directory, sweeps)
-    _run(sweeps, failed, directory, options)
-  trials = [t for of_method in sweeps.values() for t in of_method]
+    tried = {
+      algorithm: {
+        one.name: (point, one)
+        for point, one in zip(comparison.points(algorithm), trials)
+      }
+      for algorithm, trials in comparison.tuning_trials().items()
+    }
+    failed = _settled_failures(comparison, directory, tried)
+    _run(tried, failed, directory, options)
   tunings = []
   for algorithm in comparison.algorithms:
     refused = comparison.refused(algorithm)
-    if algorithm in sweeps:
-      tried = [
-        (point, _summary(one, directory), failed.get(one.name))
-        for point, one in zip(points[algorithm], sweeps[algorithm])
-      ]
-      tunings.append(table(algorithm, sweeps[algorithm], tried, refused))
-      if chosen_point(tunings[-1]) is None:
-        # Its runs may all have ended, and yet the method is not compared.
-        first = sweeps[algorithm][0]
-        failed.setdefault(first.name, tunings[-1].points[0].failure)
-    elif refused:
-      # The only point that the method allows is taken untried.
-      (point,) = comparison.points(algorithm)
-      untried = results.TuningPoint(dict(point), None, None, True, None)
+    if algorithm in tried:
+      trials = [one for _, one in tried[algorithm].values()]
       tunings.append(
-        results.Tuning(
-          algorithm,
-          comparison.seeds[0],
-          num_rounds=0,
-          points=(untried, *_refused_points(refused)),
+        table(
+          trials[0].config,
+          [
+            (point, _summary(one, directory), failed.get(one.name))
+            for point, one in tried[algorithm].values()
+          ],
+          refused,
         )
       )
-  return tunings, failures_of(trials, failed)
+      if chosen_point(tunings[-1]) is None:
+        # Its runs may all have ended, and yet the method is not compared.
+        reason = tunings[-1]['points'][0]['failure']
+        failed.setdefault(trials[0].name, reason)
+    elif refused:
+      # The only point that the method allows is taken untried.
+      (only,) = comparison.points(algorithm)
+      tunings.append(
+        {
+          'algorithm': algorithm,
+          'seed': comparison.seeds[0],
+          'num_rounds': 0,
+          'points': [
+            _untried(only, None, chosen=True),
+            *(_untried(*one) for one in refused),
+          ],
+        }
+      )
+  return tunings, failures_of(_trials_of(tried), failed)
 
 
 def table(
-  algorithm: str,
-  trials: Sequence[trial.Trial],
+  config: Any,
   tried: Sequence[
     tuple[Mapping[str, Any], Optional[Mapping[str, Any]], Optional[str]]
   ],
   refused: Sequence[tuple[Mapping[str, Any], str]] = (),
-) -> results.Tuning:
+) -> dict[str, Any]:
   """The table of a method's sweep, with the best point chosen.
 
   Args:
-    trials: The trials of the points, at least one.
+    config: The settings of one of the runs, whose method, seed and number of
+      rounds are those of all.
     tried: For each point its hyperparameters, the summary of its run (see
       `report.write_report`; None if there is none), and why the run failed, if
       it did.
     refused: Points that were not tried, and why (see `Comparison.refused`).
+
+  Returns:
+    As in the `tunings` of `results`, the primary metric called `score`.
   """
-  points = [_point(*one) for one in tried]
-  usable = [
-    (point, summary)
-    for point, (_, summary, _) in zip(points, tried)
-    if point.failure is None
-  ]
-  by_loss = any(point.score is None for point, _ in usable)
-  merits = [_merit(*one, by_loss) for one in usable]
-  best = usable[merits.index(max(merits))][0] if usable else None
-  return results.Tuning(
-    algorithm=algorithm,
-    seed=trials[0].config.seed,
-    num_rounds=trials[0].config.num_rounds,
-    points=(
-      *(dataclasses.replace(point, chosen=point is best) for point in points),
-      *_refused_points(refused),
-    ),
-  )
+  judged = [_judged(*one) for one in tried]
+  merits = [merit for _, merit in judged if merit is not None]
+  for point, merit in judged:
+    if merit is not None and merit == max(merits):
+      point['chosen'] = True
+      break
+  return {
+    'algorithm': config.algorithm,
+    'seed': config.seed,
+    'num_rounds': config.num_rounds,
+    'points': [
+      *(point for point, _ in judged),
+      *(_untried(*one) for one in refused),
+    ],
+  }
 
 
-def chosen_point(tuning: results.Tuning) -> Optional[Mapping[str, Any]]:
+def chosen_point(tuning: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
   """The hyperparameters that a sweep chose, or None if all points failed."""
-  return next((p.hparams for p in tuning.points if p.chosen), None)
+  return next((p['hparams'] for p in tuning['points'] if p['chosen']), None)
 
 
 def failures_of(
-  trials: Sequence[trial.Trial], reasons: Mapping[str, str]
-) -> list[results.Failure]:
+  trials: Iterable[trial.Trial], reasons: Mapping[str, str]
+) -> list[dict[str, Any]]:
   """The failures among trials, of which there are reasons by name."""
   return [
-    results.Failure(t.name, t.config.algorithm, t.config.seed, reasons[t.name])
+    {
+      'trial': t.name,
+      'algorithm': t.config.algorithm,
+      'seed': t.config.seed,
+      'reason': reasons[t.name],
+    }
     for t in trials
     if t.name in reasons
   ]
 
 
-def _point(hparams, summary, failure):
-  """A point of a grid as it was tried; see `table`."""
-  score = loss = None
+def _untried(hparams, failure, chosen=False):
+  """A point of which there is no run."""
+  return {
+    'hparams': dict(hparams),
+    'score': None,
+    'loss': None,
+    'chosen': chosen,
+    'failure': failure,
+  }
+
+
+def _judged(hparams, summary, failure):
+  """A point as it was tried, and how good it is: None if it failed."""
   if summary is None:
-    failure = failure or 'it did not end'
-  else:
-    personal = report.primary_figures(summary)['personal']
-    score = personal and personal['last_10_mean']
-    loss = summary['loss']
-    diverged = summary['non_finite_clients']
-    if diverged or loss is None or not math.isfinite(loss):
-      failure = (
-        failure
-        or f'diverged: the loss of {diverged} of its clients is not finite'
-      )
-  return results.TuningPoint(dict(hparams), score, loss, False, failure)
-
-
-def _merit(point, summary, by_loss):
-  """How good a point is that did not fail; more is better."""
-  if by_loss:
-    return -point.loss
-  higher_is_better = report.primary_figures(summary)['higher_is_better']
-  return point.score if higher_is_better else -point.score
+    return _untried(hparams, failure or 'it did not end'), None
+  figures = report.primary_figures(summary)
+  score, loss = figures['personal']['last_10_mean'], summary['loss']
+  diverged = summary['non_finite_clients']
+  if diverged or loss is None or not math.isfinite(loss):
+    failure = (
+      failure
+      or f'diverged: the loss of {diverged} of its clients is not finite'
+    )
+  point = {**_untried(hparams, failure), 'score': score, 'loss': loss}
+  if failure is not None:
+    return point, None
+  metric = split_model.PrimaryMetric(
+    figures['name'], figures['higher_is_better']
+  )
+  return point, float(metric.merit(score))
 
 
 def _search(comparison, directory, options):
   """The searches of a comparison, or what is left of them.
 
   Returns:
-    By method the points that were tried, in the order they were proposed, and
-    their trials; by name of a trial why it failed.
+    By method and name of the trial the points that were tried, in the order
+    they were proposed, and their trials; by name of a trial why it failed.
   """
   # Imported where it is needed, for it takes a while.
   from tff_pfl.experiments import search
 
-  studies = {}
-  for algorithm in comparison.algorithms:
-    space = comparison.search_space(algorithm)
-    if space:
-      studies[algorithm] = search.Study(
-        directory, algorithm, space, comparison.seeds[0]
-      )
-  found = {algorithm: {} for algorithm in studies}  # By name of the trial.
-  failed = {}
+  studies = {
+    algorithm: search.Study(directory, algorithm, space, comparison.seeds[0])
+    for algorithm in comparison.algorithms
+    if (space := comparison.axes(algorithm))
+  }
+  tried, failed = {algorithm: {} for algorithm in studies}, {}
 
   def add(algorithm, point):
     point = comparison.with_epochs_counting(algorithm, point)
     try:
       one = comparison.tuning_trial(algorithm, point)
     except ValueError as error:
-      logging.warning(
-        '%s is not tried with %s: %s', algorithm, page.assignments(point), error
-      )
+      _warn_of_refused(algorithm, point, error)
       return None
-    found[algorithm].setdefault(one.name, (point, one))
+    tried[algorithm].setdefault(one.name, (point, one))
     return one
 
   for algorithm, study in studies.items():
@@ -196,26 +214,23 @@ def _search(comparison, directory, options):
     ]
     if not proposed:
       break
-    _run(_trials_of(found), failed, directory, options)
+    _run(tried, failed, directory, options)
     for study, number, one in proposed:
       merit = None
       if one is not None:
         summary = _summary(one, directory)
-        point = _point({}, summary, failed.get(one.name))
-        if point.failure is None:
-          merit = _merit(point, summary, point.score is None)
+        _, merit = _judged({}, summary, failed.get(one.name))
       study.score(number, merit)
-  points = {a: [point for point, _ in n.values()] for a, n in found.items()}
-  return points, _trials_of(found), failed
+  return {a: of_method for a, of_method in tried.items() if of_method}, failed
 
 
-def _trials_of(found):
-  return {a: [one for _, one in n.values()] for a, n in found.items() if n}
+def _trials_of(tried):
+  return [t for of_method in tried.values() for _, t in of_method.values()]
 
 
-def _run(sweeps, failed, directory, options):
+def _run(tried, failed, directory, options):
   """Runs what is left of the trials that did not fail; adds those that do."""
-  to_run = [t for its in sweeps.values() for t in its if t.name not in failed]
+  to_run = [t for t in _trials_of(tried) if t.name not in failed]
   if to_run:
     failed.update(
       execution.run_trials(to_run, directory, description='tuning', **options)
@@ -231,25 +246,13 @@ def _summary(tried, directory):
   ).summary
 
 
-def _refused_points(refused):
-  return [
-    results.TuningPoint(dict(point), None, None, False, reason)
-    for point, reason in refused
-  ]
+def _warn_of_refused(algorithm, point, reason):
+  logging.warning(
+    '%s is not tried with %s: %s', algorithm, page.assignments(point), reason
+  )
 
 
-def _warn_of_refused(comparison):
-  for algorithm in comparison.algorithms:
-    for point, reason in comparison.refused(algorithm):
-      logging.warning(
-        '%s is not tried with %s: %s',
-        algorithm,
-        page.assignments(point),
-        reason,
-      )
-
-
-def _settled_failures(comparison, directory, sweeps):
+def _settled_failures(comparison, directory, tried):
   """By name the sweep's trials that are not to be tried again, and why.
 
   Once a method's runs have begun with what its sweep chose, a point that failed
@@ -257,10 +260,10 @@ def _settled_failures(comparison, directory, sweeps):
   another comparison's.
   """
   failures = {}
-  for algorithm, trials in sweeps.items():
+  for algorithm, trials in tried.items():
     names = [plan.trial_name(algorithm, seed) for seed in comparison.seeds]
     unfinished = [
-      t.name for t in trials if not execution.is_finished(directory, t.name)
+      name for name in trials if not execution.is_finished(directory, name)
     ]
     if len(unfinished) < len(trials) and any(
       execution.is_started(directory, name) for name in names
