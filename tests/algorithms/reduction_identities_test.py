@@ -133,6 +133,20 @@ def test_fed_em_with_one_component_is_fed_avg():
   toy_problems.assert_close(dict(metrics), dict(_trained('fed_avg')[2]))
 
 
+def test_the_first_round_of_scaffold_is_that_of_fed_avg():
+  weights = []
+  for name in ('scaffold', 'fed_avg'):
+    process = registry.build(
+      name,
+      toy_problems.classifier(),
+      toy_problems.hparams_for(name, **_TRAINING, num_steps=None, momentum=0.0),
+      seed=_SEED,
+      client_weighting='uniform',
+    )
+    weights.append(toy_problems.train(process, _CLIENTS)[0].global_weights)
+  toy_problems.assert_same(*weights)
+
+
 _ALTERNATING = dict(
   num_head_epochs=4,
   head_learning_rate=0.2,
