@@ -5,14 +5,14 @@ import itertools
 
 from tff_pfl.runtime import (
   client_mapper,
-  interpreting,
+  in_process,
   ray_actor,
   stages,
   transport,
 )
 
 
-class ChunksRuntime(interpreting.InterpretingRuntime):
+class ChunksRuntime(in_process.InterpretingRuntime):
   """Has several actors, of which each forgets chunks now and then.
 
   Args:

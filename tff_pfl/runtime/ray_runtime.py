@@ -21,7 +21,6 @@ from tff_pfl.runtime import (
   client_mapper,
   graph_functions,
   in_process,
-  interpreting,
   ray_pool,
   stages,
   values,
@@ -31,7 +30,7 @@ from tff_pfl.system import ray_cluster
 _CHUNKS_PER_COHORT = 64
 
 
-class RayRuntime(interpreting.InterpretingRuntime):
+class RayRuntime(in_process.InterpretingRuntime):
   """Runs the clients' computations on a Ray cluster."""
 
   def __init__(
