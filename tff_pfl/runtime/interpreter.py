@@ -1,5 +1,6 @@
 """Interprets lowered computations on the values of `values`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -42,7 +43,7 @@ class Interpreter:
         there is no parameter.
     """
     run, scope = self.begin({}, num_clients)
-    return run.apply(run.evaluate(self._block, scope), argument)
+    return run.evaluate(self._block, scope)(argument)
 
   def begin(
     self, bindings: dict[str, Any], num_clients: int
@@ -99,22 +100,6 @@ class _Scope:
     return value
 
 
-class _Closure:
-  """A lambda and the names it can refer to."""
-
-  def __init__(self, block: tff.framework.Lambda, scope: _Scope):
-    self.result = block.result
-    self._parameter_name = block.parameter_name
-    self._scope = scope
-
-  def call_scope(self, argument: Any, at_clients: bool) -> _Scope:
-    """Returns the scope of a call."""
-    bindings = {}
-    if self._parameter_name is not None:
-      bindings[self._parameter_name] = argument
-    return _Scope(bindings, self._scope, at_clients)
-
-
 class _Run:
   """One run of a computation."""
 
@@ -122,16 +107,21 @@ class _Run:
     self._interpreter = interpreter
     self._num_clients = num_clients
 
-  # From here on: one method for each kind of building block.
-
   def evaluate(
     self, block: tff.framework.ComputationBuildingBlock, scope: _Scope
   ) -> Any:
-    """Returns the value of a building block."""
-    return _EVALUATE[type(block)](self, block, scope)
+    """Returns the value of a building block; that of functions can be called.
 
-  def _reference(self, block: tff.framework.Reference, scope: _Scope) -> Any:
-    return scope.lookup(block.name)
+    A function is of one party, or of all. That of a lambda takes also whether
+    it is called with the values of clients.
+    """
+    evaluate = _EVALUATE.get(type(block))
+    if evaluate is None:
+      raise errors.RunError(
+        f'A computation with {type(block).__name__} ({block}) cannot run in '
+        'process; choose the native runtime.'
+      )
+    return evaluate(self, block, scope)
 
   def _selection(self, block: tff.framework.Selection, scope: _Scope) -> Any:
     source = self.evaluate(block.source, scope)
@@ -152,10 +142,16 @@ class _Run:
       return self.map(function, argument)
     if argument is None and isinstance(function, graph_functions.LocalFunction):
       return self._interpreter.constant(block, function)
-    return self.apply(function, argument)
+    return function(argument)
 
   def _lambda(self, block: tff.framework.Lambda, scope: _Scope) -> Any:
-    return _Closure(block, scope)
+    def call(argument, at_clients=False):
+      bindings = {}
+      if block.parameter_name is not None:
+        bindings[block.parameter_name] = argument
+      return self.evaluate(block.result, _Scope(bindings, scope, at_clients))
+
+    return call
 
   def _block(self, block: tff.framework.Block, scope: _Scope) -> Any:
     scope = _Scope({}, scope, scope.at_clients)
@@ -177,52 +173,33 @@ class _Run:
         f'The intrinsic {block.uri} cannot run in process; choose the native '
         'runtime.'
       )
-    return lambda argument: intrinsic(self, argument)
+    return functools.partial(intrinsic, self)
 
   def _literal(self, block: tff.framework.Literal, scope: _Scope) -> Any:
     value = tf.constant(block.value, block.type_signature.dtype)
     return values.AllEqual(value) if scope.at_clients else value
 
-  def _unsupported(
-    self, block: tff.framework.ComputationBuildingBlock, unused_scope: _Scope
-  ) -> Any:
-    raise errors.RunError(
-      f'A computation with {type(block).__name__} ({block}) cannot run in '
-      'process; choose the native runtime.'
-    )
-
-  # From here on: calls.
-
-  def apply(self, function: Any, argument: Any) -> Any:
-    """Returns the result of a function of one party, or of all."""
-    if isinstance(function, _Closure):
-      return self.evaluate(
-        function.result, function.call_scope(argument, at_clients=False)
-      )
-    return function(argument)
-
   def map(
     self, function: Any, argument: Optional[values.ClientsValue]
   ) -> values.ClientsValue:
     """Returns the clients' results of a function of one party."""
-    if isinstance(function, _Closure):
-      # Only the functions it calls run client by client.
-      return self.evaluate(
-        function.result, function.call_scope(argument, at_clients=True)
-      )
+    if not isinstance(function, graph_functions.LocalFunction):
+      # Only the functions that it calls run client by client.
+      return function(argument, at_clients=True)
     if not self._num_clients:
       return values.PerClient([])
-    if _is_same_for_all(function, argument):
+    if (
+      argument is None or values.is_all_equal(argument)
+    ) and function.is_deterministic:
       shared = None if argument is None else values.shared_value(argument)
       return values.AllEqual(function(shared))
     return values.PerClient(
       self._interpreter.mapper.map(function, argument, self._num_clients)
     )
 
-  # From here on: intrinsics, each with its argument.
-
-  def federated_aggregate(self, argument: Any) -> Any:
-    return self.apply(argument[4], self.accumulate(argument))
+  def aggregate(self, argument: Any) -> Any:
+    """Returns what an aggregation's argument comes to."""
+    return argument[4](self.accumulate(argument))
 
   def accumulate(self, argument: Any) -> Any:
     """Returns the total of an aggregation's argument, without its report."""
@@ -231,47 +208,12 @@ class _Run:
     if isinstance(accumulate, graph_functions.LocalFunction):
       return accumulate.fold(total, rows)
     for row in rows:
-      total = self.apply(accumulate, (total, row))
+      total = accumulate((total, row))
     return total
-
-  def federated_apply(self, argument: Any) -> Any:
-    return self.apply(*argument)
-
-  def federated_map(self, argument: Any) -> values.ClientsValue:
-    return self.map(*argument)
-
-  def federated_map_all_equal(self, argument: Any) -> values.ClientsValue:
-    function, value = argument
-    return values.AllEqual(self.apply(function, values.shared_value(value)))
-
-  def federated_eval_at_clients(self, argument: Any) -> values.ClientsValue:
-    return self.map(argument, None)
-
-  def federated_eval_at_server(self, argument: Any) -> Any:
-    return self.apply(argument, None)
-
-  def place_at_clients(self, argument: Any) -> values.ClientsValue:
-    return values.AllEqual(argument)
-
-  def place_at_server(self, argument: Any) -> Any:
-    return argument
-
-  def federated_zip_at_clients(self, argument: Any) -> values.ClientsValue:
-    return values.zip_columns(argument)
-
-
-def _is_same_for_all(
-  function: graph_functions.LocalFunction,
-  argument: Optional[values.ClientsValue],
-) -> bool:
-  """Whether one call gives every client's result."""
-  if argument is not None and not values.is_all_equal(argument):
-    return False
-  return function.is_deterministic
 
 
 _EVALUATE: dict[type, Callable[..., Any]] = {
-  tff.framework.Reference: _Run._reference,
+  tff.framework.Reference: lambda _, block, scope: scope.lookup(block.name),
   tff.framework.Selection: _Run._selection,
   tff.framework.Struct: _Run._struct,
   tff.framework.Call: _Run._call,
@@ -280,20 +222,28 @@ _EVALUATE: dict[type, Callable[..., Any]] = {
   tff.framework.CompiledComputation: _Run._compiled,
   tff.framework.Intrinsic: _Run._intrinsic,
   tff.framework.Literal: _Run._literal,
-  tff.framework.Placement: _Run._unsupported,
-  tff.framework.Data: _Run._unsupported,
 }
 
-_INTRINSICS: dict[str, Callable[..., Any]] = {
-  tff.framework.FEDERATED_AGGREGATE.uri: _Run.federated_aggregate,
-  tff.framework.FEDERATED_APPLY.uri: _Run.federated_apply,
-  tff.framework.FEDERATED_BROADCAST.uri: _Run.place_at_clients,
-  tff.framework.FEDERATED_EVAL_AT_CLIENTS.uri: _Run.federated_eval_at_clients,
-  tff.framework.FEDERATED_EVAL_AT_SERVER.uri: _Run.federated_eval_at_server,
-  tff.framework.FEDERATED_MAP.uri: _Run.federated_map,
-  tff.framework.FEDERATED_MAP_ALL_EQUAL.uri: _Run.federated_map_all_equal,
-  tff.framework.FEDERATED_VALUE_AT_CLIENTS.uri: _Run.place_at_clients,
-  tff.framework.FEDERATED_VALUE_AT_SERVER.uri: _Run.place_at_server,
-  tff.framework.FEDERATED_ZIP_AT_CLIENTS.uri: _Run.federated_zip_at_clients,
-  tff.framework.FEDERATED_ZIP_AT_SERVER.uri: _Run.place_at_server,
+
+def _zip(unused_run: _Run, argument: Any) -> values.ClientsValue:
+  return values.zip_columns(argument)
+
+
+# From a run and an intrinsic's argument to its result.
+_INTRINSICS: dict[str, Callable[[_Run, Any], Any]] = {
+  tff.framework.FEDERATED_AGGREGATE.uri: _Run.aggregate,
+  tff.framework.FEDERATED_APPLY.uri: lambda _, a: a[0](a[1]),
+  tff.framework.FEDERATED_BROADCAST.uri: lambda _, a: values.AllEqual(a),
+  tff.framework.FEDERATED_EVAL_AT_CLIENTS.uri: lambda run, a: run.map(a, None),
+  tff.framework.FEDERATED_EVAL_AT_SERVER.uri: lambda _, a: a(None),
+  tff.framework.FEDERATED_MAP.uri: lambda run, a: run.map(*a),
+  tff.framework.FEDERATED_MAP_ALL_EQUAL.uri: lambda _, a: values.AllEqual(
+    a[0](values.shared_value(a[1]))
+  ),
+  tff.framework.FEDERATED_VALUE_AT_CLIENTS.uri: lambda _, a: values.AllEqual(a),
+  tff.framework.FEDERATED_VALUE_AT_SERVER.uri: lambda _, a: a,
+  tff.framework.FEDERATED_ZIP_AT_CLIENTS.uri: lambda _, a: values.zip_columns(
+    a
+  ),
+  tff.framework.FEDERATED_ZIP_AT_SERVER.uri: lambda _, a: a,
 }

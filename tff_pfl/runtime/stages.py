@@ -196,8 +196,8 @@ def _merge(run, scope, call, totals):
   merge = run.evaluate(merge, scope)
   total = totals[0]
   for other in totals[1:]:
-    total = run.apply(merge, (total, other))
-  return run.apply(run.evaluate(report, scope), total)
+    total = merge((total, other))
+  return run.evaluate(report, scope)(total)
 
 
 def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
