@@ -72,5 +72,5 @@ class _Mapper(client_mapper.ClientMapper):
       )
       if isinstance(output, Exception):
         raise output
-      outputs.append(stages.ChunkOutput(*transport.decode(output)))
+      outputs.append(transport.decode(output))
     return outputs

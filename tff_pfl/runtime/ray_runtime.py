@@ -328,10 +328,7 @@ class _Cluster(client_mapper.ClientMapper):
           self._ray.cancel(future)
         actor.orders.clear()
       raise
-    return [
-      stages.ChunkOutput(*transport.decode(outputs[chunk.number]))
-      for chunk in chunks
-    ]
+    return [transport.decode(outputs[chunk.number]) for chunk in chunks]
 
   def _check_open(self) -> None:
     current = cancellation.Cancellation.current()
