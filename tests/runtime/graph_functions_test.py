@@ -84,9 +84,9 @@ def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
   def load_and_call():
     function = _function(library, variables.counter())
     assert int(function(tf.constant(3))) == 3
-    return function.concrete.name, [
+    return function.program().concrete.name, [
       f.signature.name
-      for f in function.concrete.graph.as_graph_def().library.function
+      for f in function.program().concrete.graph.as_graph_def().library.function
     ]
 
   name, inner = load_and_call()
@@ -202,9 +202,9 @@ def test_what_is_known_about_a_function(library):
   plain = _function(library, _decay)
   assert plain.is_deterministic
   assert plain.is_tensor_function
-  assert not plain.asks_for_xla
+  assert not plain.program().asks_for_xla
   arguments = values.flatten((tf.constant(1.0), tf.constant(2.0)))
-  assert float(plain.pack(plain.concrete(*arguments))) == 2.5
+  assert float(plain.pack(plain.program().concrete(*arguments))) == 2.5
   random = tff.tensorflow.computation(lambda: tf.random.uniform([]))
   assert not _function(library, random).is_deterministic
   with_variable = _function(library, variables.counter())
@@ -217,7 +217,7 @@ def test_what_is_known_about_a_function(library):
   compiled = tff.tensorflow.computation(
     tf.function(lambda x: x + 1, jit_compile=True), np.int32
   )
-  assert _function(library, compiled).asks_for_xla
+  assert _function(library, compiled).program().asks_for_xla
 
 
 def test_what_xla_cannot_compile_runs_without_it(library, caplog):

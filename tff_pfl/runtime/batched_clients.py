@@ -67,7 +67,7 @@ class BatchedMapper(client_mapper.ClientMapper):
   ) -> list[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
     if argument is None or num_clients < 2 or not function.is_tensor_function:
-      if function.has_variables:
+      if function.program().has_resources:
         logging.log_first_n(
           logging.WARNING,
           'Clients whose function has variables, as those of Keras models in '
@@ -158,7 +158,7 @@ def _build(
     clients: The clients to try it with.
   """
   function = function.together
-  concrete = _with_graphs(function.concrete)
+  concrete = _with_graphs(function.program().concrete)
 
   def batched(*flat):
     def client(own):
@@ -176,7 +176,7 @@ def _build(
   program = tf.function(
     batched,
     autograph=False,
-    jit_compile=True if function.asks_for_xla else None,
+    jit_compile=True if function.program().asks_for_xla else None,
   )
   try:
     # An error cancels all that its scope's calls could go on with.
