@@ -37,9 +37,10 @@ def _batch_sizes(monkeypatch):
   sizes = []
   stack = batched_clients._stack
 
-  def record(columns, clients, size):
-    sizes.append((len(clients), size))
-    return stack(columns, clients, size)
+  def record(tensors, is_shared):
+    stacked, size = stack(tensors, is_shared)
+    sizes.append((len(tensors), size))
+    return stacked, size
 
   monkeypatch.setattr(batched_clients, '_stack', record)
   return sizes

@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -75,21 +75,25 @@ class BatchedMapper(client_mapper.ClientMapper):
           1,
         )
       return self._one_by_one.map(function, argument, num_clients)
-    columns = _flat_columns(argument, num_clients)
-    if all(column.is_shared for column in columns):
+    is_shared = _is_shared(argument)
+    if all(is_shared):
       # Nothing to stack; such clients draw random numbers, for example.
       return self._one_by_one.map(function, argument, num_clients)
-    chunks = self._chunks(columns, num_clients)
-    program = self._program(function, columns, max(chunks, key=len))
+    rows = values.rows(argument, num_clients)
+    tensors = list(map(values.flatten, rows))
+    chunks = self._chunks(tensors)
+    program = self._program(
+      function, is_shared, [tensors[i] for i in max(chunks, key=len)]
+    )
     if program is None:
       return self._one_by_one.map(function, argument, num_clients)
 
     def compute(clients):
       if len(clients) == 1:
-        return [function(argument.row(clients[0]))]
-      size = _padded_size(len(clients))
+        return [function(rows[clients[0]])]
+      stacked, size = _stack([tensors[i] for i in clients], is_shared)
       try:
-        outputs = program(*_stack(columns, clients, size))
+        outputs = program(*stacked)
       except tf.errors.OpError as e:
         if not (
           graph_programs.xla_refuses(e)
@@ -97,9 +101,9 @@ class BatchedMapper(client_mapper.ClientMapper):
         ):
           raise
         _warn(e)
-        return [function(argument.row(client)) for client in clients]
-      rows = zip(*(tf.unstack(output, size) for output in outputs))
-      return [function.pack(row) for _, row in zip(clients, rows)]
+        return [function(rows[client]) for client in clients]
+      results = zip(*(tf.unstack(output, size) for output in outputs))
+      return [function.pack(row) for _, row in zip(clients, results)]
 
     results = [None] * num_clients
     tasks = [functools.partial(compute, clients) for clients in chunks]
@@ -113,10 +117,14 @@ class BatchedMapper(client_mapper.ClientMapper):
     self._programs.clear()
     self._one_by_one.close()
 
-  def _chunks(self, columns, num_clients):
+  def _chunks(self, tensors):
     """Returns lists of clients of equal shapes, one or more for each device."""
+    groups = {}
+    for client, row in enumerate(tensors):
+      shapes = tuple(tuple(tensor.shape) for tensor in row)
+      groups.setdefault(shapes, []).append(client)
     chunks = []
-    for clients in _clients_of_equal_shapes(columns, num_clients):
+    for clients in groups.values():
       share = -(-len(clients) // self._one_by_one.num_threads)
       size = min(self._max_clients, share)
       chunks.extend(
@@ -124,15 +132,14 @@ class BatchedMapper(client_mapper.ClientMapper):
       )
     return chunks
 
-  def _program(self, function, columns, clients):
+  def _program(self, function, is_shared, tensors):
     """Returns the batched function; None if there cannot be one."""
-    is_shared = tuple(column.is_shared for column in columns)
     key = (function.content_hash, is_shared)
     with self._lock:
       if key not in self._programs:
-        if len(clients) < 2:
+        if len(tensors) < 2:
           return None  # Nothing to try it with.
-        self._programs[key] = _build(function, is_shared, columns, clients)
+        self._programs[key] = _build(function, is_shared, tensors)
         while len(self._programs) > _MAX_PROGRAMS:
           self._programs.popitem(last=False)
       self._programs.move_to_end(key)
@@ -142,8 +149,7 @@ class BatchedMapper(client_mapper.ClientMapper):
 def _build(
   function: graph_functions.LocalFunction,
   is_shared: ListOrTuple[bool],
-  columns: ListOrTuple[Any],
-  clients: ListOrTuple[int],
+  tensors: ListOrTuple[ListOrTuple[tf.Tensor]],
 ) -> Optional[Any]:
   """Returns the batched function; None if it does not work.
 
@@ -154,8 +160,7 @@ def _build(
     function: What one client computes.
     is_shared: For each of the function's flat arguments, whether all clients
       have the same.
-    columns: Arguments of all clients.
-    clients: The clients to try it with.
+    tensors: The flat arguments of clients to try it with.
   """
   function = function.together
   concrete = _with_graphs(function.program().concrete)
@@ -182,7 +187,7 @@ def _build(
     # An error cancels all that its scope's calls could go on with.
     with _no_conversion_log(), cancellation.Cancellation().scope():
       # Tracing tells whether it vectorizes, the call whether XLA takes it.
-      program(*_stack(columns, clients, _padded_size(len(clients))))
+      program(*_stack(tensors, is_shared)[0])
   except (ValueError, TypeError, NotImplementedError) as e:
     _warn(e)
     return None
@@ -202,72 +207,29 @@ def _warn(error: BaseException) -> None:
   )
 
 
-class _Column(NamedTuple):
-  """One tensor of the argument at all clients.
-
-  Attributes:
-    tensors: For each client; only one for all if it is shared.
-    is_shared: Whether it is the same at all clients.
-  """
-
-  tensors: ListOrTuple[tf.Tensor]
-  is_shared: bool
-
-
-def _flat_columns(
-  argument: values.ClientsValue, num_clients: int
-) -> list[_Column]:
-  """Returns the columns of the tensors, in the order of a function's inputs."""
+def _is_shared(argument: values.ClientsValue) -> tuple[bool, ...]:
+  """Returns for each of the tensors whether it is the same at all clients."""
   if isinstance(argument, values.Columns):
-    return [
-      flat
-      for column in argument.columns
-      for flat in _flat_columns(column, num_clients)
-    ]
-  if isinstance(argument, values.AllEqual):
-    return [
-      _Column([tensor], True) for tensor in values.flatten(argument.value)
-    ]
-  rows = map(values.flatten, values.rows(argument, num_clients))
-  return [_Column(tensors, False) for tensors in zip(*rows)]
-
-
-def _shapes(columns: ListOrTuple[_Column], client: int) -> Any:
-  """Returns a hashable description of a client's tensors."""
-  return tuple(
-    (
-      column.is_shared,
-      tuple(column.tensors[0 if column.is_shared else client].shape),
-    )
-    for column in columns
-  )
-
-
-def _clients_of_equal_shapes(
-  columns: ListOrTuple[_Column], num_clients: int
-) -> list[list[int]]:
-  groups = collections.OrderedDict()
-  for client in range(num_clients):
-    groups.setdefault(_shapes(columns, client), []).append(client)
-  return list(groups.values())
-
-
-def _padded_size(num_clients: int) -> int:
-  """The next power of two, so that few programs serve groups of any size."""
-  return 1 << (num_clients - 1).bit_length()
+    return sum(map(_is_shared, argument.columns), ())
+  is_shared = isinstance(argument, values.AllEqual)
+  return (is_shared,) * len(values.flatten(argument.row(0)))
 
 
 def _stack(
-  columns: ListOrTuple[_Column], clients: ListOrTuple[int], size: int
-) -> list[tf.Tensor]:
-  """Returns a program's arguments; a missing client is the last one again."""
-  clients = [*clients, *[clients[-1]] * (size - len(clients))]
-  return [
-    column.tensors[0]
-    if column.is_shared
-    else tf.stack([column.tensors[client] for client in clients])
-    for column in columns
+  tensors: ListOrTuple[ListOrTuple[tf.Tensor]], is_shared: ListOrTuple[bool]
+) -> tuple[list[tf.Tensor], int]:
+  """Returns a program's arguments and how many clients they have.
+
+  That is the next power of two, so that few programs serve groups of any size;
+  a missing client is the last one again.
+  """
+  size = 1 << (len(tensors) - 1).bit_length()
+  rows = [*tensors, *[tensors[-1]] * (size - len(tensors))]
+  stacked = [
+    column[0] if shared else tf.stack(column)
+    for column, shared in zip(zip(*rows), is_shared)
   ]
+  return stacked, size
 
 
 def _with_graphs(concrete: Any) -> Any:
