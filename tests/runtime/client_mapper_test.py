@@ -23,15 +23,6 @@ def test_results_come_in_the_clients_order(mapper):
   assert mapper.map(work, argument, 40) == [i * i for i in range(40)]
 
 
-def test_function_without_parameter_is_called_for_each_client(mapper):
-  assert mapper.map(lambda: 7, None, 3) == [7, 7, 7]
-
-
-def test_columns_are_passed_as_rows(mapper):
-  argument = values.Columns((values.AllEqual(1), values.PerClient([2, 3])))
-  assert mapper.map(lambda row: row, argument, 2) == [(1, 2), (1, 3)]
-
-
 def test_clients_run_on_all_threads_at_once():
   mapper = client_mapper.ThreadMapper([None] * 4)
   barrier = threading.Barrier(4, timeout=5)

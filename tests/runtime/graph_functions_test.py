@@ -30,34 +30,6 @@ def _decay(total, x):
   return 0.5 * total + x
 
 
-def test_call_takes_and_gives_local_values(library):
-  @tff.tensorflow.computation(
-    collections.OrderedDict(b=np.int32, a=[np.int32, ()])
-  )
-  def swap(value):
-    return value['a'][0], collections.OrderedDict(z=value['b'], none=())
-
-  result = _function(library, swap)((tf.constant(1), (tf.constant(2), ())))
-  assert result[1][1] == ()
-  assert [int(t) for t in values.flatten(result)] == [2, 1]
-
-
-def test_function_of_a_sequence_returns_a_sequence(library):
-  @tff.tensorflow.computation(tff.SequenceType(np.int64))
-  def double(dataset):
-    return dataset.map(lambda x: 2 * x)
-
-  variant = tf.data.experimental.to_variant(tf.data.Dataset.range(3))
-  function = _function(library, double)
-  result = function(values.Sequence(variant))
-  assert isinstance(result, values.Sequence)
-  dataset = tf.data.experimental.from_variant(
-    result.variant, tf.TensorSpec([], tf.int64)
-  )
-  assert list(dataset.as_numpy_iterator()) == [0, 2, 4]
-  assert not function.is_tensor_function
-
-
 def test_equal_graphs_are_loaded_once(library):
   def build(number):
     return tff.tensorflow.computation(lambda x: x + number, np.int32)
@@ -241,10 +213,3 @@ def test_concurrent_calls_do_not_share_variables(library):
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     results = pool.map(lambda limit: int(function(tf.constant(limit))), limits)
     assert list(results) == limits
-
-
-def test_call_runs_on_the_callers_device(library):
-  function = _function(library, _decay)
-  with tf.device('CPU:0'):
-    result = function((tf.constant(1.0), tf.constant(2.0)))
-  assert result.device.endswith('CPU:0')

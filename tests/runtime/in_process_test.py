@@ -121,33 +121,14 @@ def _draw():
   return tf.random.uniform([])
 
 
-def _draw_in_a_function():
-  return tf.function(_draw)()
-
-
-def _draw_in_a_loop():
-  return tf.while_loop(
-    lambda i, _: i < 3, lambda i, x: (i + 1, x + _draw()), (0, 0.0)
-  )[1]
-
-
-def _draw_an_order():
-  dataset = tf.data.Dataset.range(100000)
-  shuffled = dataset.shuffle(100000, reshuffle_each_iteration=False)
-  return tf.cast(shuffled.take(1).get_single_element(), tf.float32)
-
-
-@pytest.mark.parametrize(
-  'draw', [_draw, _draw_in_a_function, _draw_in_a_loop, _draw_an_order]
-)
 @pytest.mark.parametrize('options', [{}, {'batched_clients': True}])
-def test_each_client_draws_where_all_have_equal_arguments(draw, options):
-  add_draw = tff.tensorflow.computation(lambda x: x + draw(), np.float32)
+def test_each_client_draws_where_all_have_equal_arguments(options):
+  add_draw = tff.tensorflow.computation(lambda x: x + _draw(), np.float32)
 
   @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
   def comp(server, clients):
     at_clients = tff.federated_map(add_draw, tff.federated_broadcast(server))
-    alone = tff.federated_eval(tff.tensorflow.computation(draw), tff.CLIENTS)
+    alone = tff.federated_eval(tff.tensorflow.computation(_draw), tff.CLIENTS)
     return tff.federated_zip((at_clients, clients)), alone
 
   with runtime.create_runtime('in_process', **options) as rt:
