@@ -106,7 +106,6 @@ def test_reference_pipelines_have_the_batches_of_the_workload(runtime):
 
   # 20 examples a client.
   assert batch_sizes('w2', batch_size=8) == [8, 8, 4] * 5
-  assert batch_sizes('w2', batch_size=8, num_steps=4) == [8, 8, 4, 8]
   assert batch_sizes('w4', batch_size=8, num_steps=4) == [
     (8, 8),
     (8, 8),

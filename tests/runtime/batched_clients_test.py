@@ -205,7 +205,7 @@ def test_an_error_of_a_client_is_raised(batched):
 
 def test_batches_are_the_default_on_gpus_only(monkeypatch):
   mapper, _ = in_process.create_mapper('cpu')
-  assert isinstance(mapper, client_mapper.ThreadMapper)
+  assert type(mapper) is client_mapper.ClientMapper
   mapper.close()
   monkeypatch.setattr(
     in_process.devices_lib, 'resolve', lambda _: ['/device:GPU:0']
@@ -214,5 +214,5 @@ def test_batches_are_the_default_on_gpus_only(monkeypatch):
   assert isinstance(mapper, batched_clients.BatchedMapper)
   mapper.close()
   mapper, _ = in_process.create_mapper('gpu', batched_clients=False)
-  assert isinstance(mapper, client_mapper.ThreadMapper)
+  assert type(mapper) is client_mapper.ClientMapper
   mapper.close()

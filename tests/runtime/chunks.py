@@ -31,6 +31,7 @@ class ChunksRuntime(in_process.InterpretingRuntime):
 
 class _Mapper(client_mapper.ClientMapper):
   def __init__(self, size, num_actors, homeless):
+    super().__init__([None])
     self._size = size
     self._homeless = homeless
     self._actors = [

@@ -107,13 +107,13 @@ def test_first_error_of_a_client_ends_the_others(rt):
 def _computed(monkeypatch):
   """The functions that clients computed, one entry for each client."""
   calls = []
-  original = client_mapper.ThreadMapper.map
+  original = client_mapper.ClientMapper.map
 
   def count(self, function, argument, num_clients):
     calls.extend([function] * num_clients)
     return original(self, function, argument, num_clients)
 
-  monkeypatch.setattr(client_mapper.ThreadMapper, 'map', count)
+  monkeypatch.setattr(client_mapper.ClientMapper, 'map', count)
   return calls
 
 

@@ -5,7 +5,6 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
-  client_mapper,
   graph_functions,
   interpreter,
   lowering,
@@ -17,7 +16,7 @@ _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 _PAIRS = tff.FederatedType((np.float32, np.float32), tff.CLIENTS)
 
 
-class _RecordingMapper(client_mapper.ClientMapper):
+class _RecordingMapper:
   """Runs clients one by one and keeps what it was asked for."""
 
   def __init__(self):

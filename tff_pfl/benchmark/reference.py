@@ -80,18 +80,14 @@ class Reference(abc.ABC):
 
 
 class _FedAvg(Reference):
-  """FedAvg of `tff.learning`."""
+  """FedAvg of `tff.learning`; the workload must have numbers of epochs."""
 
   def __init__(self, workload, runtime, tensors, initial_weights):
     hparams = workload.hparams
 
     def pipeline(examples):
       dataset = _batches(examples, hparams.batch_size)
-      if hparams.num_steps is not None:
-        dataset = dataset.repeat().take(hparams.num_steps)
-      else:
-        dataset = dataset.repeat(hparams.num_epochs)
-      return dataset.prefetch(tf.data.AUTOTUNE)
+      return dataset.repeat(hparams.num_epochs).prefetch(tf.data.AUTOTUNE)
 
     super().__init__(
       runtime, {index: pipeline(value) for index, value in tensors.items()}

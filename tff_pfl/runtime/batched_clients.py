@@ -32,6 +32,7 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime.private_api import function_def_to_graph
 
+_MAX_CLIENTS = 64  # In one program.
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
 _MAX_REASON_CHARACTERS = 300
@@ -41,19 +42,17 @@ _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 class BatchedMapper(client_mapper.ClientMapper):
   """Runs clients of equal shapes as one program, the others one by one."""
 
-  def __init__(
-    self, one_by_one: client_mapper.ThreadMapper, max_clients: int = 64
-  ):
+  def __init__(self, devices: ListOrTuple[Optional[str]]):
     """Prepares the mapper.
 
+    What cannot be batched runs as in `ClientMapper`: functions of data sets,
+    single clients, and models that do not vectorize, about which a warning is
+    logged.
+
     Args:
-      one_by_one: Has the devices, and runs what cannot be batched: functions of
-        data sets, single clients, and models that do not vectorize, about which
-        a warning is logged. It is closed with this mapper.
-      max_clients: The most clients in one program, at least 2.
+      devices: As for `ClientMapper`.
     """
-    self._one_by_one = one_by_one
-    self._max_clients = max_clients
+    super().__init__(devices)
     self._lock = threading.Lock()
     # From a function's hash and which of its arguments are shared to its
     # program, or to None if there cannot be one.
@@ -74,11 +73,11 @@ class BatchedMapper(client_mapper.ClientMapper):
           'tff.learning, run one by one on each device.',
           1,
         )
-      return self._one_by_one.map(function, argument, num_clients)
+      return super().map(function, argument, num_clients)
     is_shared = _is_shared(argument)
     if all(is_shared):
       # Nothing to stack; such clients draw random numbers, for example.
-      return self._one_by_one.map(function, argument, num_clients)
+      return super().map(function, argument, num_clients)
     rows = values.rows(argument, num_clients)
     tensors = list(map(values.flatten, rows))
     chunks = self._chunks(tensors)
@@ -86,7 +85,7 @@ class BatchedMapper(client_mapper.ClientMapper):
       function, is_shared, [tensors[i] for i in max(chunks, key=len)]
     )
     if program is None:
-      return self._one_by_one.map(function, argument, num_clients)
+      return super().map(function, argument, num_clients)
 
     def compute(clients):
       if len(clients) == 1:
@@ -107,15 +106,15 @@ class BatchedMapper(client_mapper.ClientMapper):
 
     results = [None] * num_clients
     tasks = [functools.partial(compute, clients) for clients in chunks]
-    for clients, computed in zip(chunks, self._one_by_one.run_all(tasks)):
+    for clients, computed in zip(chunks, self.run_all(tasks)):
       for client, result in zip(clients, computed):
         results[client] = result
     return results
 
   def close(self) -> None:
-    """Drops the programs and closes the other mapper."""
+    """Drops the programs and ends the threads."""
     self._programs.clear()
-    self._one_by_one.close()
+    super().close()
 
   def _chunks(self, tensors):
     """Returns lists of clients of equal shapes, one or more for each device."""
@@ -125,8 +124,8 @@ class BatchedMapper(client_mapper.ClientMapper):
       groups.setdefault(shapes, []).append(client)
     chunks = []
     for clients in groups.values():
-      share = -(-len(clients) // self._one_by_one.num_threads)
-      size = min(self._max_clients, share)
+      share = -(-len(clients) // self.num_threads)
+      size = min(_MAX_CLIENTS, share)
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )

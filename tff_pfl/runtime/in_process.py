@@ -96,14 +96,12 @@ def create_mapper(
   The arguments are those of `InProcessRuntime`.
   """
   names = devices_lib.resolve(devices)
-  mapper = client_mapper.ThreadMapper(
-    devices_lib.of_threads(names, max_concurrent_clients)
-  )
   if batched_clients is None:
     batched_clients = any(map(devices_lib.is_gpu, names))
+  make = client_mapper.ClientMapper
   if batched_clients:
-    return batched_clients_lib.BatchedMapper(mapper), names[0]
-  return mapper, names[0]
+    make = batched_clients_lib.BatchedMapper
+  return make(devices_lib.of_threads(names, max_concurrent_clients)), names[0]
 
 
 class _Lowered(NamedTuple):

@@ -31,7 +31,7 @@ from tff_pfl import errors
 from tff_pfl.runtime import (
   cancellation,
   client_mapper,
-  graph_functions,
+  devices,
   in_process,
   ray_actor,
   stages,
@@ -200,6 +200,9 @@ class _Cluster(client_mapper.ClientMapper):
     clients_per_chunk: Optional[int],
     batched_clients: Optional[bool],
   ):
+    names = devices.resolve('cpu')
+    super().__init__(devices.of_threads(names))
+    self.server_device = names[0]
     self._ray = ray
     self._resources = {name: n for name, n in resources.items() if n}
     self._clients_per_chunk = clients_per_chunk
@@ -215,7 +218,6 @@ class _Cluster(client_mapper.ClientMapper):
       resources['GPU'] > 0,
       batched_clients,
     )
-    self._local, self.server_device = in_process.create_mapper('cpu')
     self._checksum = ray_cluster.code_checksum()
     self._lock = threading.Lock()
     self._is_closed = False
@@ -239,14 +241,6 @@ class _Cluster(client_mapper.ClientMapper):
     owner = _Stored(self._ray.put(ray_actor.pack(mappings)))
     self._shared[owner.number] = owner
     return tuple(_References(owner, i) for i in range(len(mappings)))
-
-  def map(
-    self,
-    function: graph_functions.LocalFunction,
-    argument: Optional[values.ClientsValue],
-    num_clients: int,
-  ) -> list[values.LocalValue]:
-    return self._local.map(function, argument, num_clients)
 
   def prepare(self, plan: stages.Plan) -> _Stored:
     """Puts a plan's program where actors find it."""
@@ -465,7 +459,7 @@ class _Cluster(client_mapper.ClientMapper):
     self._is_closed = True
     for actor in list(self.actors):
       self._end(actor)
-    self._local.close()
+    super().close()
 
 
 def _choose(
