@@ -3,7 +3,10 @@
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -15,7 +18,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import growth, interruption
 from tff_pfl import errors, runtime
 
 pytestmark = [
@@ -60,6 +62,35 @@ def _count_at_clients(limits):
 @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
 def _mean(values):
   return tff.federated_mean(values)
+
+
+@contextlib.contextmanager
+def _ctrl_c(after_seconds, ends_within_seconds, receiver='process'):
+  """Presses Ctrl-C in a block, which must end by that.
+
+  Args:
+    after_seconds: How long the block runs undisturbed.
+    ends_within_seconds: How long it may take from its beginning.
+    receiver: Of the signal: the 'process', of which the system chooses any
+      thread, mostly the main one, or a 'thread' that is not the main one.
+  """
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+  def interrupt():
+    if receiver == 'process':
+      os.kill(os.getpid(), signal.SIGINT)
+    else:
+      signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+  press = threading.Timer(after_seconds, interrupt)
+  begin = time.monotonic()
+  try:
+    press.start()
+    with pytest.raises(KeyboardInterrupt):
+      yield
+  finally:
+    signal.signal(signal.SIGINT, previous)
+  assert time.monotonic() - begin < ends_within_seconds
 
 
 def test_weighted_round_with_client_states_and_data_by_hand(rt):
@@ -159,7 +190,7 @@ def test_ctrl_c_ends_a_computation_and_the_next_one_works(
   computation, argument, receiver, rt, caplog
 ):
   rt.run(_count_at_clients, [1, 2])
-  with interruption.ctrl_c(0.3, ends_within_seconds=10, receiver=receiver):
+  with _ctrl_c(0.3, ends_within_seconds=10, receiver=receiver):
     rt.run(computation, argument)
   assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
   assert not caplog.messages
@@ -210,6 +241,37 @@ def test_dropped_runtime_works_as_long_as_it_is_installed(name, left_over):
   assert not left_over()
 
 
+def _steady_growth(work, *process_ids, num_windows=4):
+  """Returns what processes grow by whenever some work is repeated.
+
+  A leak grows in every window of work; the least growth of all windows leaves
+  out what comes once and late: pages that the allocator had given back, a
+  thread that a pool had not needed before.
+
+  Returns:
+    For each of the given processes, then for this one: MiB of memory, threads,
+    open files. At the end: objects of this process' garbage collector.
+  """
+  processes = [*map(psutil.Process, process_ids), psutil.Process()]
+
+  def measure():
+    gc.collect()
+    figures = []
+    for process in processes:
+      figures += [
+        process.memory_info().rss / 2**20,
+        process.num_threads(),
+        process.num_fds(),
+      ]
+    return np.array([*figures, len(gc.get_objects())])
+
+  figures = [measure()]
+  for _ in range(num_windows):
+    work()
+    figures.append(measure())
+  return np.min(np.diff(figures, axis=0), axis=0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nothing_grows_with_calls(rt):
@@ -220,5 +282,5 @@ def test_nothing_grows_with_calls(rt):
 
   work()
   worker = [rt.worker_pid] if hasattr(rt, 'worker_pid') else []
-  grown = growth.steady_growth(work, *worker)
+  grown = _steady_growth(work, *worker)
   assert np.all(grown < [6, 1, 1] * len(worker) + [4, 1, 1, 200]), grown

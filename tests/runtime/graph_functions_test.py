@@ -9,7 +9,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from google.protobuf import text_format
 
-from tests.runtime import variables
 from tff_pfl.runtime import cancellation, graph_functions, values
 from tff_pfl.runtime.private_api import eager_context
 
@@ -23,6 +22,24 @@ def _library():
 
 def _function(library, computation):
   return library.function(computation.to_compiled_building_block())
+
+
+def _counter():
+  """A computation that counts up a variable, slowly, and returns it."""
+
+  @tff.tensorflow.computation(np.int32)
+  def count(limit):
+    variable = tf.Variable(0)
+
+    @tf.function
+    def loop():
+      while variable < limit:
+        variable.assign_add(1)
+      return variable.read_value()
+
+    return loop()
+
+  return count
 
 
 @tff.tensorflow.computation(np.float32, np.float32)
@@ -54,7 +71,7 @@ def test_number_of_loaded_graphs_is_bounded():
 
 def test_unloaded_graph_leaves_no_functions_and_no_variables(library):
   def load_and_call():
-    function = _function(library, variables.counter())
+    function = _function(library, _counter())
     assert int(function(tf.constant(3))) == 3
     return function.program().concrete.name, [
       f.signature.name
@@ -179,7 +196,7 @@ def test_what_is_known_about_a_function(library):
   assert float(plain.pack(plain.program().concrete(*arguments))) == 2.5
   random = tff.tensorflow.computation(lambda: tf.random.uniform([]))
   assert not _function(library, random).is_deterministic
-  with_variable = _function(library, variables.counter())
+  with_variable = _function(library, _counter())
   assert not with_variable.is_deterministic
   assert not with_variable.is_tensor_function
   of_sequence = tff.tensorflow.computation(
@@ -208,7 +225,7 @@ def test_what_xla_cannot_compile_runs_without_it(library, caplog):
 
 
 def test_concurrent_calls_do_not_share_variables(library):
-  function = _function(library, variables.counter())
+  function = _function(library, _counter())
   limits = [100 + 3 * i for i in range(40)]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     results = pool.map(lambda limit: int(function(tf.constant(limit))), limits)
