@@ -5,6 +5,7 @@ import pytest
 
 from tff_pfl import errors
 from tff_pfl.benchmark import measurement, workloads
+from tff_pfl.runtime import native
 
 _KEYS = {
   'workload',
@@ -109,11 +110,10 @@ def test_numbers_of_rounds_below_one_are_refused():
     _measure('w1', num_rounds=0)
 
 
-def test_failure_of_the_runtime_is_the_callers():
+def test_failure_of_the_runtime_is_the_callers(monkeypatch):
+  monkeypatch.setattr(native, '_BINARY', '/missing/worker')
   with pytest.raises(errors.RunError, match='worker'):
-    _measure(
-      'w1', runtime='native', runtime_options={'binary': '/missing/worker'}
-    )
+    _measure('w1', runtime='native')
 
 
 def test_table_has_a_column_for_each_record(with_reference, scale):

@@ -30,28 +30,6 @@ def test_models_have_the_published_sizes():
   assert _sizes('w4') == [(784, 80), (80, 60), (60, 10)]
 
 
-@pytest.mark.parametrize('name', ['w1', 'w2', 'w2f', 'w3'])
-def test_clients_and_batches_of_the_larger_workloads(name):
-  workload = workloads.get_workload(name)
-  assert (workload.num_clients, workload.cohort_size) == (100, 10)
-  assert workload.examples_per_client == 500
-  assert workload.hparams.batch_size == 10
-  assert workload.hparams.momentum == 0.5
-
-
-@pytest.mark.parametrize(
-  ('name', 'variant'),
-  [('w4', 'first_order'), ('w4h', 'hessian_free'), ('w4e', 'exact')],
-)
-def test_fourth_workload_is_per_fed_avg_with_ten_steps_of_forty(name, variant):
-  workload = workloads.get_workload(name)
-  assert (workload.num_clients, workload.cohort_size) == (50, 10)
-  assert workload.examples_per_client == 400
-  hparams = workload.hparams
-  assert (hparams.num_steps, hparams.batch_size) == (10, 40)
-  assert (hparams.variant, hparams.momentum) == (variant, 0)
-
-
 @pytest.mark.parametrize('name', _ALL)
 def test_clients_have_two_classes_and_all_their_examples(name):
   workload = workloads.get_workload(name)

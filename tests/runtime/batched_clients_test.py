@@ -37,9 +37,10 @@ def _batch_sizes(monkeypatch):
   sizes = []
   stack = batched_clients._stack
 
-  def record(columns, clients, size):
-    sizes.append((len(clients), size))
-    return stack(columns, clients, size)
+  def record(tensors, is_shared):
+    stacked, size = stack(tensors, is_shared)
+    sizes.append((len(tensors), size))
+    return stacked, size
 
   monkeypatch.setattr(batched_clients, '_stack', record)
   return sizes
@@ -204,7 +205,7 @@ def test_an_error_of_a_client_is_raised(batched):
 
 def test_batches_are_the_default_on_gpus_only(monkeypatch):
   mapper, _ = in_process.create_mapper('cpu')
-  assert isinstance(mapper, client_mapper.ThreadMapper)
+  assert type(mapper) is client_mapper.ClientMapper
   mapper.close()
   monkeypatch.setattr(
     in_process.devices_lib, 'resolve', lambda _: ['/device:GPU:0']
@@ -213,5 +214,5 @@ def test_batches_are_the_default_on_gpus_only(monkeypatch):
   assert isinstance(mapper, batched_clients.BatchedMapper)
   mapper.close()
   mapper, _ = in_process.create_mapper('gpu', batched_clients=False)
-  assert isinstance(mapper, client_mapper.ThreadMapper)
+  assert type(mapper) is client_mapper.ClientMapper
   mapper.close()

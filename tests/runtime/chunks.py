@@ -5,14 +5,14 @@ import itertools
 
 from tff_pfl.runtime import (
   client_mapper,
-  interpreting,
+  in_process,
   ray_actor,
   stages,
   transport,
 )
 
 
-class ChunksRuntime(interpreting.InterpretingRuntime):
+class ChunksRuntime(in_process.InterpretingRuntime):
   """Has several actors, of which each forgets chunks now and then.
 
   Args:
@@ -31,6 +31,7 @@ class ChunksRuntime(interpreting.InterpretingRuntime):
 
 class _Mapper(client_mapper.ClientMapper):
   def __init__(self, size, num_actors, homeless):
+    super().__init__([None])
     self._size = size
     self._homeless = homeless
     self._actors = [
@@ -72,5 +73,5 @@ class _Mapper(client_mapper.ClientMapper):
       )
       if isinstance(output, Exception):
         raise output
-      outputs.append(stages.ChunkOutput(*transport.decode(output)))
+      outputs.append(transport.decode(output))
     return outputs

@@ -9,7 +9,7 @@ from tff_pfl.runtime import cancellation, client_mapper, values
 
 @pytest.fixture(name='mapper', params=[1, 2, 5])
 def _mapper(request):
-  mapper = client_mapper.ThreadMapper([None] * request.param)
+  mapper = client_mapper.ClientMapper([None] * request.param)
   yield mapper
   mapper.close()
 
@@ -23,17 +23,8 @@ def test_results_come_in_the_clients_order(mapper):
   assert mapper.map(work, argument, 40) == [i * i for i in range(40)]
 
 
-def test_function_without_parameter_is_called_for_each_client(mapper):
-  assert mapper.map(lambda: 7, None, 3) == [7, 7, 7]
-
-
-def test_columns_are_passed_as_rows(mapper):
-  argument = values.Columns((values.AllEqual(1), values.PerClient([2, 3])))
-  assert mapper.map(lambda row: row, argument, 2) == [(1, 2), (1, 3)]
-
-
 def test_clients_run_on_all_threads_at_once():
-  mapper = client_mapper.ThreadMapper([None] * 4)
+  mapper = client_mapper.ClientMapper([None] * 4)
   barrier = threading.Barrier(4, timeout=5)
 
   def work():
@@ -62,7 +53,7 @@ def test_first_error_is_raised_and_later_clients_are_not_computed(mapper):
 
 
 def test_error_cancels_what_other_clients_compute():
-  mapper = client_mapper.ThreadMapper([None] * 2)
+  mapper = client_mapper.ClientMapper([None] * 2)
   is_running = threading.Event()
 
   def work(value):
@@ -81,7 +72,7 @@ def test_error_cancels_what_other_clients_compute():
 
 
 def test_error_is_raised_rather_than_the_cancellation_that_it_caused():
-  mapper = client_mapper.ThreadMapper([None] * 2)
+  mapper = client_mapper.ClientMapper([None] * 2)
   other_has_ended = threading.Event()
 
   def work(value):
@@ -107,7 +98,7 @@ def test_map_inside_map_does_not_deadlock(mapper):
 
 def test_threads_end_at_close():
   before = set(threading.enumerate())
-  mapper = client_mapper.ThreadMapper([None] * 4)
+  mapper = client_mapper.ClientMapper([None] * 4)
   mapper.map(lambda: time.sleep(0.01), None, 8)
   assert len(threading.enumerate()) > len(before)
   mapper.close()

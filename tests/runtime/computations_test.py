@@ -35,24 +35,6 @@ def _sum():
   return comp
 
 
-@_CASES.add(([1.0, 2.0, 4.0],))
-def _mean():
-  @tff.federated_computation(_CLIENT_FLOATS)
-  def comp(values):
-    return tff.federated_mean(values)
-
-  return comp
-
-
-@_CASES.add(([1.0, 2.0, 4.0], [1.0, 1.0, 2.0]))
-def _weighted_mean():
-  @tff.federated_computation(_CLIENT_FLOATS, _CLIENT_FLOATS)
-  def comp(values, weights):
-    return tff.federated_mean(values, weights)
-
-  return comp
-
-
 @_CASES.add(
   (
     [
@@ -153,15 +135,6 @@ def _broadcast_and_map():
   return comp
 
 
-@_CASES.add((3.0,))
-def _apply_at_server():
-  @tff.federated_computation(_SERVER_FLOAT)
-  def comp(server):
-    return tff.federated_map(cases.double, server)
-
-  return comp
-
-
 @_CASES.add(
   (
     [
@@ -237,17 +210,6 @@ def _secure_sums():
   return comp
 
 
-@_CASES.add(([(1, 2), (3, 4)],))
-def _secure_sum_of_structures():
-  @tff.federated_computation(
-    tff.FederatedType((np.int32, np.int64), tff.CLIENTS)
-  )
-  def comp(values):
-    return tff.federated_secure_sum_bitwidth(values, (4, 5))
-
-  return comp
-
-
 @_CASES.add(
   (
     cases.Point(1.0, [2, 3]),
@@ -308,15 +270,6 @@ def _zips():
         a=clients, b=(clients, tff.federated_broadcast(server))
       )
     ), tff.federated_zip([server, server])
-
-  return comp
-
-
-@_CASES.add((1.0, 2.0))
-def _local_lambda():
-  @tff.federated_computation(np.float32, np.float32)
-  def comp(x, y):
-    return cases.add(cases.double(x), y), x
 
   return comp
 

@@ -1,8 +1,4 @@
-import asyncio
-import collections
-import concurrent.futures
 import gc
-import threading
 import time
 import weakref
 
@@ -11,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import cases, growth, interruption, variables
+from tests.runtime import cases
 from tff_pfl import errors, runtime
 from tff_pfl.runtime import client_mapper, lowering
 
@@ -23,48 +19,6 @@ _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
 
 
 # Errors.
-
-
-@tff.tensorflow.computation(np.int32)
-def _check(x):
-  with tf.control_dependencies(
-    [tf.debugging.assert_positive(x, message='my own message')]
-  ):
-    return tf.identity(x)
-
-
-@tff.federated_computation(_CLIENT_INTS)
-def _check_at_clients(values):
-  return tff.federated_map(_check, values)
-
-
-def test_error_of_a_computation_is_tensorflows(rt):
-  for computation, argument in ((_check, -1), (_check_at_clients, [1, -1, 2])):
-    with pytest.raises(tf.errors.InvalidArgumentError, match='my own message'):
-      rt.run(computation, argument)
-    assert rt.run(_check, 1) == 1
-
-
-@pytest.mark.parametrize(
-  'argument', ['text', 1.5, [1, 2], np.zeros([2], np.int32), 2**40]
-)
-def test_argument_of_another_type_is_refused(argument, rt):
-  with pytest.raises(TypeError, match='Expected a value of type int32, found'):
-    rt.run(_check, argument)
-
-
-def test_structure_with_other_names_is_refused(rt):
-  @tff.tensorflow.computation(collections.OrderedDict(a=np.int32, b=np.int32))
-  def comp(value):
-    return value['a']
-
-  with pytest.raises(TypeError, match="names \\['b', 'a'\\]"):
-    rt.run(comp, collections.OrderedDict(b=1, a=2))
-
-
-def test_client_values_that_are_not_a_list_are_refused(rt):
-  with pytest.raises(TypeError, match='to be a `list` or `tuple`'):
-    rt.run(_check_at_clients, 1)
 
 
 def test_different_numbers_of_clients_are_refused(rt):
@@ -93,21 +47,7 @@ def test_computation_that_is_not_tensorflow_is_refused_in_one_line(rt):
   assert '\n' not in str(e.value)
 
 
-def test_numbers_out_of_range_are_refused():
-  with pytest.raises(ValueError, match='Expected `max_concurrent_clients`'):
-    runtime.create_runtime('in_process', max_concurrent_clients=0)
-
-
-def test_closed_runtime_says_so():
-  rt = runtime.create_runtime('in_process')
-  rt.run(_check, 1)
-  rt.close()
-  rt.close()
-  with pytest.raises(errors.RunError, match='is closed; create another'):
-    rt.run(_check, 1)
-
-
-# Threads, event loops, interrupts.
+# Threads.
 
 
 @tff.federated_computation(_CLIENT_FLOATS)
@@ -115,63 +55,7 @@ def _sum_of_doubles(values):
   return tff.federated_sum(tff.federated_map(cases.double, values))
 
 
-@tff.tensorflow.computation(np.int64)
-def _count(limit):
-  return tf.data.Dataset.range(limit).reduce(
-    np.int64(0), lambda total, x: total + x
-  )
-
-
-@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
-def _count_at_clients(limits):
-  return tff.federated_map(_count, limits)
-
-
 _FOREVER = 10**12
-
-
-def test_threads_end_with_the_runtime():
-  before = set(threading.enumerate())
-  with runtime.create_runtime('in_process', max_concurrent_clients=4) as rt:
-    assert _sum_of_doubles([1.0] * 20) == 40.0
-    assert rt.context is not None
-  assert set(threading.enumerate()) <= before
-
-
-def test_dropped_runtime_ends_its_threads():
-  before = set(threading.enumerate())
-  rt = runtime.create_runtime('in_process', max_concurrent_clients=4)
-  rt.run(_sum_of_doubles, [1.0] * 20)
-  context = weakref.ref(rt.context)
-  del rt
-  gc.collect()
-  assert context() is None
-  assert set(threading.enumerate()) <= before
-
-
-def test_number_of_threads_does_not_change_results():
-  values = np.random.default_rng(0).normal(size=13).astype(np.float32)
-  results = set()
-  for num in (1, 2, 5):
-    with runtime.create_runtime('in_process', max_concurrent_clients=num) as rt:
-      results.add(rt.run(_sum_of_doubles, list(values)).tobytes())
-  assert len(results) == 1
-
-
-def test_several_threads_run_computations_at_once(rt):
-  def compute(i):
-    return [rt.run(_sum_of_doubles, [float(i)] * n) for n in range(1, 20)]
-
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    results = list(pool.map(compute, range(16)))
-  assert results == [[2.0 * i * n for n in range(1, 20)] for i in range(16)]
-
-
-def test_run_works_inside_an_event_loop_as_in_a_notebook(rt):
-  async def cell():
-    return rt.run(_sum_of_doubles, [1.0, 3.0])
-
-  assert asyncio.run(cell()) == 8.0
 
 
 def test_run_works_while_a_graph_is_traced(rt):
@@ -199,30 +83,6 @@ def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
     assert rt.run(comp, [1.0, 2.0, 3.0]) == [10.0, 20.0, 30.0]
 
 
-@pytest.mark.parametrize('receiver', ['process', 'thread'])
-@pytest.mark.parametrize(
-  'computation, argument',
-  [(_count, _FOREVER), (_count_at_clients, [_FOREVER] * 5)],
-)
-def test_ctrl_c_ends_a_computation_and_the_next_one_works(
-  computation, argument, receiver, rt
-):
-  rt.run(_count_at_clients, [1, 2])
-  with interruption.ctrl_c(0.3, ends_within_seconds=10, receiver=receiver):
-    rt.run(computation, argument)
-  assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
-
-
-def test_closing_ends_a_computation_of_another_thread_with_an_error():
-  rt = runtime.create_runtime('in_process')
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    outcome = pool.submit(rt.run, _count_at_clients, [_FOREVER] * 3)
-    time.sleep(0.5)
-    rt.close()
-    with pytest.raises(errors.RunError, match='is closed'):
-      outcome.result(timeout=5)
-
-
 def test_first_error_of_a_client_ends_the_others(rt):
   @tff.tensorflow.computation(np.int64)
   def work(limit):
@@ -247,13 +107,13 @@ def test_first_error_of_a_client_ends_the_others(rt):
 def _computed(monkeypatch):
   """The functions that clients computed, one entry for each client."""
   calls = []
-  original = client_mapper.ThreadMapper.map
+  original = client_mapper.ClientMapper.map
 
   def count(self, function, argument, num_clients):
     calls.extend([function] * num_clients)
     return original(self, function, argument, num_clients)
 
-  monkeypatch.setattr(client_mapper.ThreadMapper, 'map', count)
+  monkeypatch.setattr(client_mapper.ClientMapper, 'map', count)
   return calls
 
 
@@ -261,33 +121,14 @@ def _draw():
   return tf.random.uniform([])
 
 
-def _draw_in_a_function():
-  return tf.function(_draw)()
-
-
-def _draw_in_a_loop():
-  return tf.while_loop(
-    lambda i, _: i < 3, lambda i, x: (i + 1, x + _draw()), (0, 0.0)
-  )[1]
-
-
-def _draw_an_order():
-  dataset = tf.data.Dataset.range(100000)
-  shuffled = dataset.shuffle(100000, reshuffle_each_iteration=False)
-  return tf.cast(shuffled.take(1).get_single_element(), tf.float32)
-
-
-@pytest.mark.parametrize(
-  'draw', [_draw, _draw_in_a_function, _draw_in_a_loop, _draw_an_order]
-)
 @pytest.mark.parametrize('options', [{}, {'batched_clients': True}])
-def test_each_client_draws_where_all_have_equal_arguments(draw, options):
-  add_draw = tff.tensorflow.computation(lambda x: x + draw(), np.float32)
+def test_each_client_draws_where_all_have_equal_arguments(options):
+  add_draw = tff.tensorflow.computation(lambda x: x + _draw(), np.float32)
 
   @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
   def comp(server, clients):
     at_clients = tff.federated_map(add_draw, tff.federated_broadcast(server))
-    alone = tff.federated_eval(tff.tensorflow.computation(draw), tff.CLIENTS)
+    alone = tff.federated_eval(tff.tensorflow.computation(_draw), tff.CLIENTS)
     return tff.federated_zip((at_clients, clients)), alone
 
   with runtime.create_runtime('in_process', **options) as rt:
@@ -326,30 +167,6 @@ def test_computation_is_lowered_once(rt, monkeypatch):
   for n in range(1, 4):
     assert rt.run(comp, [1.0] * n) == n
   assert len(lowered) == 1
-
-
-def test_concurrent_clients_do_not_share_variables():
-  count = variables.counter()
-
-  @tff.federated_computation(_CLIENT_INTS)
-  def comp(limits):
-    return tff.federated_map(count, limits)
-
-  limits = [200 + 7 * i for i in range(24)]
-  with runtime.create_runtime('in_process', max_concurrent_clients=6) as rt:
-    for _ in range(3):
-      assert rt.run(comp, limits) == limits
-
-
-@pytest.mark.slow
-def test_nothing_grows_over_a_thousand_calls(rt):
-  def work():
-    for n in range(340):
-      rt.run(_sum_of_doubles, [1.0] * (n % 17))
-
-  work()
-  grown = growth.steady_growth(work)
-  assert np.all(grown < [4, 1, 1, 30]), grown
 
 
 def test_computations_that_are_gone_are_forgotten(rt):

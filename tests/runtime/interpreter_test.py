@@ -5,7 +5,6 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
-  client_mapper,
   graph_functions,
   interpreter,
   lowering,
@@ -17,7 +16,7 @@ _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 _PAIRS = tff.FederatedType((np.float32, np.float32), tff.CLIENTS)
 
 
-class _RecordingMapper(client_mapper.ClientMapper):
+class _RecordingMapper:
   """Runs clients one by one and keeps what it was asked for."""
 
   def __init__(self):
@@ -52,20 +51,6 @@ def _tensors(*numbers):
 
 def _numbers(clients_value, num_clients):
   return [float(t) for t in values.rows(clients_value, num_clients)]
-
-
-def test_lambda_that_only_arranges_runs_nothing_at_clients(make, mapper):
-  @tff.federated_computation(_PAIRS)
-  def comp(pairs):
-    return tff.federated_map(
-      tff.federated_computation(lambda pair: (pair[1], pair[0], pair[1])), pairs
-    )
-
-  pairs = values.Columns((_tensors(1.0, 2.0), _tensors(3.0, 4.0)))
-  result = make(lowering.lower(comp)).run(pairs, 2)
-  assert result.select(0) is pairs.columns[1]
-  assert result.select(1) is pairs.columns[0]
-  assert not mapper.arguments
 
 
 def test_lambda_arranges_columns_around_the_function_it_calls(make, mapper):
@@ -179,15 +164,6 @@ def test_accumulation_that_cannot_be_a_graph_runs_client_by_client(make):
     ),
   )
   assert float(make(block).run(_tensors(1.0, 2.0), 2)) == 6.0
-
-
-def test_clients_without_any_client_compute_nothing(make, mapper):
-  @tff.federated_computation(_PAIRS)
-  def comp(pairs):
-    return tff.federated_sum(tff.federated_map(_subtract, pairs))
-
-  assert float(make(lowering.lower(comp)).run(values.PerClient([]), 0)) == 0
-  assert not mapper.arguments
 
 
 def test_unsupported_blocks_are_named_in_one_line(make):

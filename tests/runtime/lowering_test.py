@@ -1,7 +1,6 @@
 import collections
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.runtime import lowering
@@ -29,18 +28,6 @@ def _intrinsics(block):
 
 def _lower(comp):
   return lowering.lower(comp)
-
-
-def test_sums_and_secure_sums_become_aggregations():
-  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-  def comp(values):
-    return (
-      tff.federated_sum(values),
-      tff.federated_secure_sum_bitwidth(values, 5),
-    )
-
-  uris = _intrinsics(_lower(comp))
-  assert uris == [tff.framework.FEDERATED_AGGREGATE.uri] * 2
 
 
 def test_function_that_calls_several_becomes_one_graph():
@@ -88,57 +75,3 @@ def test_maps_are_not_merged():
 
   block = _lower(comp)
   assert _intrinsics(block) == [tff.framework.FEDERATED_MAP.uri] * 2
-
-
-def test_accumulation_that_is_a_lambda_becomes_a_graph():
-  @tff.federated_computation(np.float32, np.float32)
-  def accumulate(total, unused_x):
-    return _double(total)
-
-  @tff.tensorflow.computation(np.float32, np.float32)
-  def merge(a, b):
-    return a + b
-
-  @tff.federated_computation(_CLIENT_FLOATS)
-  def comp(values):
-    return tff.federated_aggregate(
-      values, np.float32(1), accumulate, merge, _double
-    )
-
-  block = _lower(comp)
-  (call,) = (
-    call
-    for call in _blocks(block, tff.framework.Call)
-    if isinstance(call.function, tff.framework.Intrinsic)
-  )
-  assert isinstance(call.argument[2], tff.framework.CompiledComputation)
-
-
-def test_sequence_operations_and_selections_become_graphs():
-  @tff.tensorflow.computation(np.float32, np.int32)
-  def select(value, key):
-    return value + tf.cast(key, tf.float32)
-
-  @tff.tensorflow.computation(np.float32, np.float32)
-  def add(a, b):
-    return a + b
-
-  @tff.federated_computation(
-    tff.SequenceType(np.float32),
-    tff.FederatedType(tff.TensorType(np.int32, [2]), tff.CLIENTS),
-    tff.FederatedType(np.float32, tff.SERVER),
-  )
-  def comp(sequence, keys, value):
-    max_key = tff.federated_value(np.int32(3), tff.SERVER)
-    return (
-      tff.sequence_sum(tff.sequence_map(_double, sequence)),
-      tff.sequence_reduce(sequence, np.float32(0), add),
-      tff.federated_secure_select(keys, max_key, value, select),
-    )
-
-  assert set(_intrinsics(_lower(comp))) <= {
-    tff.framework.FEDERATED_BROADCAST.uri,
-    tff.framework.FEDERATED_MAP.uri,
-    tff.framework.FEDERATED_ZIP_AT_CLIENTS.uri,
-    tff.framework.FEDERATED_VALUE_AT_SERVER.uri,
-  }

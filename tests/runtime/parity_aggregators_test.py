@@ -176,30 +176,6 @@ def _deviations(rt, process, values, exact):
   return outputs[0].state, [output.result - exact for output in outputs]
 
 
-def test_values_are_rounded_at_random_by_less_than_a_step(runtimes):
-  num_bits = 4
-  values = list(
-    np.random.default_rng(1).uniform(size=[3, 3000]).astype(np.float32)
-  )
-  process = _create(
-    _aggregators.EncodedSumFactory.quantize_above_threshold(
-      num_bits, threshold=9
-    ),
-    values[0],
-  )
-  step = 1 / (2**num_bits - 1)
-  for rt in runtimes:
-    _, deviations = _deviations(rt, process, values, np.sum(values, axis=0))
-    assert np.max(np.abs(deviations)) < len(values) * step
-    # Up as often as down, anew each time, and by each client on its own, so
-    # that their variances add up.
-    assert np.max(np.abs(np.mean(deviations, axis=1))) < 0.1 * step
-    assert abs(np.corrcoef(deviations)[0, 1]) < 0.2
-    np.testing.assert_allclose(
-      np.var(deviations), len(values) * step**2 / 6, rtol=0.2
-    )
-
-
 def test_noise_of_the_server_has_its_size_and_is_drawn_anew(runtimes):
   num_clients, noise_multiplier = 4, 2.0
   values = [np.zeros([5000], np.float32)] * num_clients
@@ -216,25 +192,6 @@ def test_noise_of_the_server_has_its_size_and_is_drawn_anew(runtimes):
     assert np.max(np.abs(np.mean(noises, axis=1))) < 0.05
     assert abs(np.corrcoef(noises)[0, 1]) < 0.1
   parity.assert_close(*states)
-
-
-@pytest.mark.slow
-def test_noise_of_the_clients_has_one_size_and_is_drawn_anew(runtimes):
-  num_clients = 10
-  values = [np.zeros([500], np.float32)] * num_clients
-  process = _create(
-    tff.learning.ddp_secure_aggregator(0.5, num_clients), values[0]
-  )
-  deviations, states = [], []
-  for rt in runtimes:
-    state, noises = _deviations(rt, process, values, 0.0)
-    states.append(state)
-    deviations.append(np.std(noises))
-    assert abs(np.corrcoef(noises)[0, 1]) < 0.3
-  # If clients drew the same noise, it would be three times as large.
-  np.testing.assert_allclose(*deviations, rtol=0.25)
-  # The clipping norm is learned from a noisy count.
-  parity.assert_same_type(*states)
 
 
 @functools.cache

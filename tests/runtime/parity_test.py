@@ -89,7 +89,6 @@ def _on():
   options = {
     'native': ('native', {}),
     'in_process': ('in_process', {'max_concurrent_clients': 2}),
-    'in_process_1': ('in_process', {'max_concurrent_clients': 1}),
     'batched': ('in_process', {'batched_clients': True}),
   }
   with contextlib.ExitStack() as stack:
@@ -187,14 +186,6 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   assert [o.metrics['non_finite_clients'] for o in outputs] == [0, 1, 0]
   assert toy_problems.differ(
     outputs[0].state.global_weights, outputs[2].state.global_weights
-  )
-
-
-@pytest.mark.slow
-def test_number_of_concurrent_clients_changes_no_bit(on):
-  parity.assert_same(
-    on('in_process_1', _train_and_score, 'fed_rep'),
-    on('in_process', _train_and_score, 'fed_rep'),
   )
 
 

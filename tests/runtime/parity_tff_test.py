@@ -117,12 +117,6 @@ _PROCESSES = {
     reconstruction_optimizer_fn=_sgd(0.1),
   ),
   'fed_eval': lambda: _learning.build_fed_eval(_keras_model),
-  'weighted_fed_avg_functional': lambda: _learning.build_weighted_fed_avg(
-    _functional_model(), _sgd(0.1), _sgd(1.0, 0.9)
-  ),
-  'unweighted_fed_avg_keras': lambda: _learning.build_unweighted_fed_avg(
-    _keras_model, _sgd(0.1, 0.5)
-  ),
   'fed_avg_with_statistics': lambda: _learning.build_weighted_fed_avg(
     functools.partial(_keras_model, _network_with_statistics), _sgd(0.1)
   ),
@@ -136,26 +130,10 @@ _PROCESSES = {
       _functional_model(), lambda r: 0.1 / tf.cast(r + 1, tf.float32), _sgd
     )
   ),
-  'weighted_fed_prox_keras': lambda: _learning.build_weighted_fed_prox(
-    _keras_model, 0.5, _sgd(0.1)
-  ),
-  'unweighted_fed_prox': lambda: _learning.build_unweighted_fed_prox(
-    _functional_model(), 0.5, _sgd(0.1)
-  ),
   'fed_sgd': lambda: _learning.build_fed_sgd(_keras_model, _sgd(0.1)),
-  'fed_sgd_functional': lambda: _learning.build_fed_sgd(
-    _functional_model(), _sgd(0.1)
-  ),
-  'weighted_mime_lite_functional': lambda: _learning.build_weighted_mime_lite(
-    _functional_model(), _sgd(0.1, 0.9)
-  ),
-  'unweighted_mime_lite': lambda: _learning.build_unweighted_mime_lite(
-    _functional_model(), _sgd(0.1, 0.9)
-  ),
   'fed_recon_eval': lambda: _learning.build_fed_recon_eval(
     _reconstruction_model, loss_fn=_loss, metrics_fn=_metrics
   ),
-  'fed_eval_functional': lambda: _learning.build_fed_eval(_functional_model()),
 }
 
 
@@ -284,16 +262,6 @@ def _initial_weights(rt):
 # Programs.
 
 
-class _AsyncContext(tff.framework.AsyncContext):
-  """A runtime as TFF's programs take it."""
-
-  def __init__(self, rt):
-    self._rt = rt
-
-  async def invoke(self, comp, arg):
-    return self._rt.context.invoke(comp, arg)
-
-
 def test_program_gives_the_same(runtimes):
   process = _PROCESSES['unweighted_fed_avg']()
 
@@ -308,7 +276,7 @@ def test_program_gives_the_same(runtimes):
     return await tff.program.materialize_value(outputs)
 
   def run(rt):
-    context = tff.program.NativeFederatedContext(_AsyncContext(rt))
+    context = rt.program_context()
     with tff.framework.get_context_stack().install(context):
       return asyncio.run(program())
 
@@ -361,31 +329,3 @@ def test_heavy_hitters_are_the_same(runtimes, bits):
   ]
   assert list(found.heavy_hitters_counts) == [1, 3, 2, 1]
   assert list(found.heavy_hitters_unique_counts) == [1, 2, 2, 1]
-
-
-def test_hierarchical_histogram_is_the_same(runtimes):
-  process = tff.analytics.build_hierarchical_histogram_process(
-    0.0, 8.0, 8, clip_mechanism='sub-sampling', max_records_per_user=10
-  )
-  data = [
-    tf.data.Dataset.from_tensor_slices(np.float32(values))
-    for values in ([0.5, 1.5, 1.6], [7.9], [3.0, 4.0, 7.5, 7.1])
-  ]
-
-  def run(rt):
-    state = rt.run(process.initialize)
-    results = []
-    for _ in range(_NUM_ROUNDS):
-      state, measurements = rt.run(process.next, state, data)
-      # When it ran is not the same.
-      state = attrs.evolve(state, round_timestamp=np.int64(0))
-      results.append((state, measurements))
-    return results
-
-  state, _ = _compare(runtimes, run)[-1]
-  histogram = state.aggregated_hierarchical_histogram
-  # Three rounds of one record in all, four in each half, and so on.
-  np.testing.assert_array_equal(
-    histogram['flat_values'],
-    np.array([8, 4, 4, 3, 1, 1, 3, 1, 2, 0, 1, 1, 0, 0, 3]),
-  )

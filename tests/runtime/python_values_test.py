@@ -162,13 +162,6 @@ def test_client_values_are_stored_for_each_client_or_once():
     _from_python(3, each)
 
 
-def test_server_value_is_a_local_value():
-  server = tff.FederatedType(np.int32, tff.SERVER)
-  local = _from_python(3, server)
-  assert isinstance(local, tf.Tensor)
-  assert _to_python(local, server, 0) == 3
-
-
 def test_functions_cannot_be_passed():
   with pytest.raises(TypeError, match='Expected an argument of type'):
     _from_python(len, tff.FunctionType(None, np.int32))

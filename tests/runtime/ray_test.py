@@ -15,7 +15,7 @@ from tff_pfl import datasets, errors, runtime
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
 from tff_pfl.models import zoo
-from tff_pfl.runtime import ray_pool
+from tff_pfl.runtime import ray_runtime
 from tff_pfl.system import ray_cluster
 
 ray = pytest.importorskip(
@@ -141,7 +141,7 @@ def test_killed_node_changes_no_bit(cluster, rt, undisturbed, processes, data):
   node = cluster.add_node(num_cpus=1)
   # Until a round has used its actor.
   while rt.num_actors < 4:
-    rt._pool._last_count = 0.0
+    rt._cluster._last_count = 0.0
     _train(rt, processes['fed_rep'], data)
   disturbed = _train(
     rt,
@@ -194,7 +194,7 @@ def test_no_actor_in_time_is_an_error(
   cluster, rt, processes, data, monkeypatch
 ):
   del rt  # Has all cores.
-  monkeypatch.setattr(ray_pool, '_SECONDS_TO_START', 0.0)
+  monkeypatch.setattr(ray_runtime, '_SECONDS_TO_START', 0.0)
   with _runtime(cluster) as late:
     with pytest.raises(errors.RunError, match='No Ray actor is left'):
       _train(late, processes['fed_rep'], data)
@@ -214,7 +214,7 @@ def test_closed_runtime_says_so(cluster, processes):
 
 def test_other_code_is_refused(cluster, rt, processes, data, monkeypatch):
   rt.close()
-  monkeypatch.setattr(ray_pool.ActorPool, '_num_fitting', lambda _: 1)
+  monkeypatch.setattr(ray_runtime._Cluster, '_num_fitting', lambda _: 1)
   monkeypatch.setattr(ray_cluster, 'code_checksum', lambda: 'of other code')
   with _runtime(cluster) as other:
     with pytest.raises(errors.RunError, match='install the same'):
@@ -227,7 +227,7 @@ def test_number_of_actors_changes_no_bit(
   cluster, rt, undisturbed, processes, data, monkeypatch, number
 ):
   rt.close()
-  monkeypatch.setattr(ray_pool.ActorPool, '_num_fitting', lambda _: number)
+  monkeypatch.setattr(ray_runtime._Cluster, '_num_fitting', lambda _: number)
   with _runtime(cluster, cpus_per_actor=0.5) as other:
     parity.assert_same(
       _train(other, processes['fed_fac'], data), undisturbed['fed_fac']

@@ -12,7 +12,7 @@ from tests.runtime import chunks, parity
 from tff_pfl import datasets, runtime
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
-from tff_pfl.runtime import lowering, ray_pool, stages, transport, values
+from tff_pfl.runtime import lowering, stages, transport, values
 
 _NUM_CLIENTS = 5
 
@@ -117,13 +117,6 @@ def test_chunk_has_its_clients_part_of_an_argument():
     values.PerClient([11, 12]),
     values.AllEqual(3),
   )
-
-
-def test_cohort_is_cut_in_its_order():
-  argument = (values.PerClient([1, 2, 3, 4, 5]),)
-  work = ray_pool.Work(None, argument, 5, 2)
-  assert [c.num_clients for c in work.chunks] == [2, 2, 1]
-  assert [c.argument[0].values for c in work.chunks] == [[1, 2], [3, 4], [5]]
 
 
 def test_dataset_travels_as_its_description():

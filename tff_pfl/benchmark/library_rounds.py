@@ -43,6 +43,10 @@ class LibraryRounds:
 
   A client passes the same dataset object in each of its rounds, as simulations
   do that hold their data in memory.
+
+  Attributes:
+    state: The server's state.
+    client_states: The clients' states, by their indices.
   """
 
   def __init__(
@@ -65,8 +69,8 @@ class LibraryRounds:
         for index, value in tensors.items()
       }
     )
-    self._state = runtime.run(process.initialize)
-    self._client_states = dict(
+    self.state = runtime.run(process.initialize)
+    self.client_states = dict(
       zip(tensors, runtime.run(process.initialize_client_states, [*tensors]))
     )
 
@@ -74,22 +78,10 @@ class LibraryRounds:
     """Runs a round with these clients, to its very end."""
     output = self._runtime.run(
       self._process.next,
-      self._state,
-      [self._client_states[index] for index in cohort],
+      self.state,
+      [self.client_states[index] for index in cohort],
       [self._datasets[index] for index in cohort],
     )
     timing.force(output)
-    self._state = output.state
-    self._client_states.update(zip(cohort, output.client_states))
-
-  @property
-  def state(self) -> personalized_process.ServerState:
-    """The server's state."""
-    return self._state
-
-  @property
-  def client_states(
-    self,
-  ) -> Mapping[int, personalized_process.ClientState]:
-    """The clients' states."""
-    return self._client_states
+    self.state = output.state
+    self.client_states.update(zip(cohort, output.client_states))

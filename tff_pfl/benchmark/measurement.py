@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import tqdm
 
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.benchmark import (
-  library_rounds,
-  reference,
-  scale,
-  timing,
-  workloads,
-)
+from tff_pfl.benchmark import library_rounds, reference, timing, workloads
 from tff_pfl.client import training_loop
 from tff_pfl.runtime import base
-from tff_pfl.simulation import summary
+from tff_pfl.simulation import run_store, stored_rounds, summary
 from tff_pfl.system import cores, machine
 
 
@@ -65,7 +62,10 @@ def measure(
       runs alone, by the number of weights that it trains;
     * `peak_rss_mb`: of this process and its children, so with a reference what
       both take;
-    * `population` and `smaller_population`: see `scale.measure`;
+    * `population` and `smaller_population`, of a workload about the size of the
+      population: `num_clients`, `set_up_seconds`, `set_up_mb` (growth of
+      resident memory in setting up), `round_seconds` (the first one included)
+      and `seconds_per_round` (of those after it);
     * `num_cores`, `versions`.
 
   Raises:
@@ -76,16 +76,36 @@ def measure(
     num_rounds = workload.num_rounds
   errors.expect(num_rounds >= 1, 'num_rounds', 'at least 1', num_rounds)
   runtime_options = dict(runtime_options or {})
-  with_reference = with_reference and workload.smaller_num_clients is None
-  with machine.PeakMemory() as memory:
-    measured = _measure_rounds(
-      workload,
-      runtime,
-      runtime_options,
-      num_rounds,
-      with_reference,
-      show_progress,
+  compares_populations = workload.smaller_num_clients is not None
+  with_reference = with_reference and not compares_populations
+  num_contestants = 1 + (with_reference or compares_populations)
+  with contextlib.ExitStack() as stack:
+    memory = stack.enter_context(machine.PeakMemory())
+    phases = stack.enter_context(training_loop.noting_forms())
+    created = stack.enter_context(
+      runtime_lib.create_runtime(runtime, **runtime_options)
     )
+    bar = stack.enter_context(
+      tqdm.tqdm(
+        total=num_contestants * (num_rounds + 1),
+        desc=workload.name,
+        unit='round',
+        disable=not show_progress,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+      )
+    )
+    if compares_populations:
+      measured = _measure_populations(workload, created, num_rounds, bar)
+    else:
+      measured = _measure_in_memory(
+        workload, created, with_reference, num_rounds, bar
+      )
+    moved = None
+    if created.bytes_moved is not None:
+      num_moves = (1 + compares_populations) * (num_rounds + 1)
+      sent, received = (n / num_moves / 1e6 for n in created.bytes_moved)
+      moved = {'sent': sent, 'received': received}
   return {
     'workload': workload.name,
     'description': workload.description,
@@ -95,102 +115,71 @@ def measure(
     'runtime': runtime,
     'runtime_options': runtime_options,
     'num_rounds': num_rounds,
-    'build_seconds': measured.build_seconds,
-    **_library_record(measured),
-    **_reference_record(measured),
-    'mb_moved_per_round': _mb_moved(measured),
-    'phases': measured.phases,
+    **_NOT_MEASURED,
+    **measured,
+    'mb_moved_per_round': moved,
+    'phases': dict(phases),
     'peak_rss_mb': memory.peak_mb,
-    'population': measured.populations.get('population'),
-    'smaller_population': measured.populations.get('smaller_population'),
     'num_cores': cores.num_usable_cores(),
     'versions': machine.versions(),
   }
 
 
-class _Measured(NamedTuple):
-  """What was measured; seconds of rounds start with the first round's."""
-
-  build_seconds: float
-  seconds: Sequence[float]
-  reference_seconds: Optional[Sequence[float]] = None
-  populations: Mapping[str, Any] = {}
-  bytes_moved: Optional[tuple[float, float]] = None
-  phases: Mapping[str, str] = {}
-
-
-def _measure_rounds(
-  workload: workloads.Workload,
-  runtime: str,
-  runtime_options: Mapping[str, Any],
-  num_rounds: int,
-  with_reference: bool,
-  show_progress: bool,
-) -> _Measured:
-  """Starts what runs the rounds, and a progress bar, and measures them."""
-  compares_populations = workload.smaller_num_clients is not None
-  with contextlib.ExitStack() as stack:
-    phases = stack.enter_context(training_loop.noting_forms())
-    library_runtime = stack.enter_context(
-      runtime_lib.create_runtime(runtime, **runtime_options)
-    )
-    reference_runtime = None
-    if with_reference:
-      reference_runtime = stack.enter_context(
-        runtime_lib.create_runtime('native')
-      )
-    bar = stack.enter_context(
-      tqdm.tqdm(
-        total=(1 + (with_reference or compares_populations)) * (num_rounds + 1),
-        desc=workload.name,
-        unit='round',
-        disable=not show_progress,
-        mininterval=0.1 if sys.stderr.isatty() else 10,
-        dynamic_ncols=True,
-      )
-    )
-    if compares_populations:
-      measured = _measure_populations(
-        workload, library_runtime, num_rounds, bar
-      )
-    else:
-      measured = _measure_in_memory(
-        workload, library_runtime, reference_runtime, num_rounds, bar
-      )
-    if library_runtime.bytes_moved is not None:
-      num_all = (1 + compares_populations) * (num_rounds + 1)
-      measured = measured._replace(
-        bytes_moved=tuple(n / num_all for n in library_runtime.bytes_moved)
-      )
-    return measured._replace(phases=dict(phases))
+# What only some workloads and options have measured.
+_NOT_MEASURED = dict.fromkeys(
+  (
+    'reference_first_round_seconds',
+    'reference_seconds_per_round',
+    'reference_round_seconds',
+    'speedup',
+    'population',
+    'smaller_population',
+  )
+)
 
 
 def _measure_in_memory(
   workload: workloads.Workload,
-  library_runtime: base.Runtime,
-  reference_runtime: Optional[base.Runtime],
+  runtime: base.Runtime,
+  with_reference: bool,
   num_rounds: int,
   bar: tqdm.tqdm,
-) -> _Measured:
+) -> dict:
   """Measures rounds whose data and client states are in memory."""
   cohorts = [workload.sample_cohort(r).tolist() for r in range(num_rounds + 1)]
   tensors = library_rounds.client_tensors(workload, cohorts)
   start = time.perf_counter()
   model = workload.build_model()
   process = workload.build_process(model)
-  ours = library_rounds.LibraryRounds(library_runtime, process, tensors)
+  ours = library_rounds.LibraryRounds(runtime, process, tensors)
   build_seconds = time.perf_counter() - start
   contestants = {'library': lambda round_number: ours(cohorts[round_number])}
-  if reference_runtime is not None:
-    plain = reference.build_reference(
-      workload,
-      reference_runtime,
-      tensors,
-      list(model.initial_weights.values()),
-    )
-    contestants['reference'] = lambda round_number: plain(cohorts[round_number])
-  seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
-  return _Measured(build_seconds, seconds['library'], seconds.get('reference'))
+  with contextlib.ExitStack() as stack:
+    if with_reference:
+      plain = reference.build_reference(
+        workload,
+        stack.enter_context(runtime_lib.create_runtime('native')),
+        tensors,
+        list(model.initial_weights.values()),
+      )
+      contestants['reference'] = lambda round_number: plain(
+        cohorts[round_number]
+      )
+    seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
+  measured = {
+    'build_seconds': build_seconds,
+    **_of_rounds(seconds['library']),
+  }
+  if with_reference:
+    first, *others = seconds['reference']
+    median = timing.summarize(others)['median']
+    measured |= {
+      'reference_first_round_seconds': first,
+      'reference_seconds_per_round': median,
+      'reference_round_seconds': others,
+      'speedup': median / measured['seconds_per_round']['median'],
+    }
+  return measured
 
 
 def _measure_populations(
@@ -198,49 +187,68 @@ def _measure_populations(
   runtime: base.Runtime,
   num_rounds: int,
   bar: tqdm.tqdm,
-) -> _Measured:
-  """Measures rounds with a durable store, on both populations."""
+) -> dict:
+  """Times a workload on its population and on the smaller one, in turns.
+
+  A round here samples its cohort, reads the clients' states from a run's
+  durable store, generates their data, computes, and commits everything that
+  changed. A population is set up by making its data set and its store.
+
+  Clients that take part for the first time are given an initial state, the
+  others one from the store; a larger population has more of the first kind in a
+  round.
+  """
   start = time.perf_counter()
-  model = workload.build_model()
-  process = workload.build_process(model)
+  process = workload.build_process(workload.build_model())
   # Starts the runtime, which is no cost of a population.
   runtime.run(process.initialize)
   build_seconds = time.perf_counter() - start
-  populations = scale.measure(workload, runtime, process, num_rounds, bar)
-  return _Measured(
-    build_seconds,
-    populations['population']['round_seconds'],
-    populations=populations,
-  )
+  # The larger one is first: what is done only once is in its figures.
+  sizes = {
+    'population': workload.num_clients,
+    'smaller_population': workload.smaller_num_clients,
+  }
+  contestants, populations = {}, {}
+  with contextlib.ExitStack() as stack:
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    for name, num_clients in sizes.items():
+      start, start_mb = time.perf_counter(), machine.resident_mb()
+      store = stack.enter_context(
+        run_store.RunStore.create(os.path.join(directory, name), {})
+      )
+      rounds = stored_rounds.StoredRounds(
+        process, runtime, workload.make_data(num_clients), store
+      )
+      contestants[name] = functools.partial(
+        _run_and_commit, workload, rounds, num_clients
+      )
+      populations[name] = {
+        'num_clients': num_clients,
+        'set_up_seconds': time.perf_counter() - start,
+        'set_up_mb': machine.resident_mb() - start_mb,
+      }
+    seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
+  for name, population in populations.items():
+    population['round_seconds'] = seconds[name]
+    population['seconds_per_round'] = timing.summarize(seconds[name][1:])
+  return {
+    'build_seconds': build_seconds,
+    **_of_rounds(seconds['population']),
+    **populations,
+  }
 
 
-def _mb_moved(measured: _Measured) -> Optional[dict]:
-  if measured.bytes_moved is None:
-    return None
-  sent, received = measured.bytes_moved
-  return {'sent': sent / 1e6, 'received': received / 1e6}
+def _run_and_commit(workload, rounds, num_clients, round_number):
+  cohort = workload.sample_cohort(round_number, num_clients)
+  rounds.commit(rounds.run_round(cohort))
 
 
-def _library_record(measured: _Measured) -> dict:
-  first, *others = measured.seconds
+def _of_rounds(seconds: Sequence[float]) -> dict:
+  first, *others = seconds
   return {
     'first_round_seconds': first,
     'seconds_per_round': timing.summarize(others),
     'round_seconds': others,
-  }
-
-
-def _reference_record(measured: _Measured) -> dict:
-  first = others = median = speedup = None
-  if measured.reference_seconds is not None:
-    first, *others = measured.reference_seconds
-    median = timing.summarize(others)['median']
-    speedup = median / timing.summarize(measured.seconds[1:])['median']
-  return {
-    'reference_first_round_seconds': first,
-    'reference_seconds_per_round': median,
-    'reference_round_seconds': others,
-    'speedup': speedup,
   }
 
 

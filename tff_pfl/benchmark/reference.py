@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -55,7 +55,11 @@ def _batch_spec(workload):
 
 
 class Reference(abc.ABC):
-  """Rounds of a plain loop; call it with a cohort."""
+  """Rounds of a plain loop; call it with a cohort.
+
+  Attributes:
+    datasets: The clients' pipelines.
+  """
 
   def __init__(
     self,
@@ -63,16 +67,11 @@ class Reference(abc.ABC):
     datasets: Mapping[int, tf.data.Dataset],
   ):
     self._runtime = runtime
-    self._datasets = datasets
+    self.datasets = datasets
 
   @abc.abstractmethod
   def __call__(self, cohort: Sequence[int]) -> None:
     """Runs a round with these clients, to its very end."""
-
-  @property
-  def datasets(self) -> Mapping[int, tf.data.Dataset]:
-    """The clients' pipelines."""
-    return self._datasets
 
   @property
   @abc.abstractmethod
@@ -80,26 +79,15 @@ class Reference(abc.ABC):
     """The global weights (of FedRep: of the body), as Keras orders them."""
 
 
-class FedAvgReference(Reference):
-  """FedAvg of `tff.learning`."""
+class _FedAvg(Reference):
+  """FedAvg of `tff.learning`; the workload must have numbers of epochs."""
 
-  def __init__(
-    self,
-    workload: workloads.Workload,
-    runtime: base.Runtime,
-    tensors: Mapping[int, Mapping[str, tf.Tensor]],
-    initial_weights: Sequence[np.ndarray],
-  ):
-    """Builds the process, see `build_reference`."""
+  def __init__(self, workload, runtime, tensors, initial_weights):
     hparams = workload.hparams
 
     def pipeline(examples):
       dataset = _batches(examples, hparams.batch_size)
-      if hparams.num_steps is not None:
-        dataset = dataset.repeat().take(hparams.num_steps)
-      else:
-        dataset = dataset.repeat(hparams.num_epochs)
-      return dataset.prefetch(tf.data.AUTOTUNE)
+      return dataset.repeat(hparams.num_epochs).prefetch(tf.data.AUTOTUNE)
 
     super().__init__(
       runtime, {index: pipeline(value) for index, value in tensors.items()}
@@ -125,127 +113,213 @@ class FedAvgReference(Reference):
     )
 
   def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round."""
     output = self._runtime.run(
       self._process.next,
       self._state,
-      [self._datasets[index] for index in cohort],
+      [self.datasets[index] for index in cohort],
     )
     timing.force(output)
     self._state = output.state
 
   @property
   def weights(self) -> list:
-    """The global weights."""
     return self._process.get_model_weights(self._state).trainable
 
 
-class _ClientOutput(NamedTuple):
-  body: Any
-  head: Any
-  num_examples: Any
-  loss: Any
+class _ByHand(Reference):
+  """A loop by hand; local weights are client-placed values.
 
+  Attributes:
+    local: The clients' local weights.
+  """
 
-class FedRepReference(Reference):
-  """FedRep by hand: local heads are client-placed values."""
+  num_local = 0  # Of the last weights.
 
-  def __init__(
-    self,
-    workload: workloads.Workload,
-    runtime: base.Runtime,
-    tensors: Mapping[int, Mapping[str, tf.Tensor]],
-    initial_weights: Sequence[np.ndarray],
-  ):
-    """Builds the computation of a round, see `build_reference`.
-
-    The workload must have numbers of epochs, not of steps.
-    """
-    batch_size = workload.hparams.batch_size
+  def __init__(self, workload, runtime, tensors, initial_weights):
     super().__init__(
       runtime,
       {
-        index: _batches(value, batch_size).prefetch(tf.data.AUTOTUNE)
+        index: self.pipeline(value, workload.hparams)
         for index, value in tensors.items()
       },
     )
-    # The head is a kernel and a bias.
-    self._body = list(initial_weights[:-2])
-    self._heads = dict.fromkeys(tensors, list(initial_weights[-2:]))
-    self._next = _build_fed_rep_round(
-      workload, self._body, initial_weights[-2:]
-    )
+    num_global = len(initial_weights) - self.num_local
+    self._weights = list(initial_weights[:num_global])
+    self.local = dict.fromkeys(tensors, list(initial_weights[num_global:]))
+    self._next = self._build_round(workload, initial_weights[num_global:])
 
-  def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round."""
-    output = self._runtime.run(
-      self._next,
-      self._body,
-      [self._heads[index] for index in cohort],
-      [self._datasets[index] for index in cohort],
-    )
-    timing.force(output)
-    self._body, heads, _ = output
-    self._heads.update(zip(cohort, heads))
+  @abc.abstractmethod
+  def pipeline(
+    self, examples: Mapping[str, tf.Tensor], hparams: Any
+  ) -> tf.data.Dataset:
+    """Returns a client's batches."""
 
-  @property
-  def weights(self) -> list:
-    """The global weights: those of the body."""
-    return self._body
+  @abc.abstractmethod
+  def trainer(self, model: keras.Model, hparams: Any) -> Callable[..., Any]:
+    """Returns the training of a model on a dataset.
 
-  @property
-  def heads(self) -> Mapping[int, list]:
-    """The clients' heads."""
-    return self._heads
-
-
-class PerFedAvgReference(Reference):
-  """Per-FedAvg by hand; a step's batches come from pipelines of their own."""
-
-  def __init__(
-    self,
-    workload: workloads.Workload,
-    runtime: base.Runtime,
-    tensors: Mapping[int, Mapping[str, tf.Tensor]],
-    initial_weights: Sequence[np.ndarray],
-  ):
-    """Builds the computation of a round, see `build_reference`.
-
-    The workload must have one inner step on all weights and a number of
-    steps.
+    Of one client, to the sum of its examples' losses and their number.
     """
-    hparams = workload.hparams
-    num_batches = hparams.phase().batches_per_step
 
-    def pipeline(examples):
-      batches = tuple(
-        _batches(examples, hparams.batch_size, seed).repeat()
-        for seed in range(num_batches)
+  def _build_round(self, workload, local):
+    """`next`: (weights@SERVER, {local, dataset}@CLIENTS) -> the same, loss."""
+    dataset_type = tff.SequenceType(
+      tff.types.tensorflow_to_type(
+        next(iter(self.datasets.values())).element_spec
+      )
+    )
+    weights_type, local_type = (
+      tff.to_type([(np.float32, value.shape) for value in weights])
+      for weights in (self._weights, local)
+    )
+
+    @tff.tensorflow.computation(weights_type, local_type, dataset_type)
+    def client_update(weights, local, dataset):
+      model = make_keras_model(workload)
+      train = self.trainer(model, workload.hparams)
+
+      @tf.function
+      def update(dataset, initial):
+        variables = model.trainable_variables
+        for variable, value in zip(variables, initial):
+          variable.assign(value)
+        total_loss, num_examples = train(dataset)
+        values = [variable.read_value() for variable in variables]
+        num_global = len(values) - self.num_local
+        return (
+          values[:num_global],
+          values[num_global:],
+          num_examples,
+          total_loss / num_examples,
+        )
+
+      return update(dataset, [*weights, *local])
+
+    @tff.federated_computation(
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(local_type, tff.CLIENTS),
+      tff.FederatedType(dataset_type, tff.CLIENTS),
+    )
+    def next_fn(weights, local, datasets):
+      outputs = tff.federated_map(
+        client_update, (tff.federated_broadcast(weights), local, datasets)
       )
       return (
-        tf.data.Dataset.zip(batches)
-        .take(hparams.num_steps)
-        .prefetch(tf.data.AUTOTUNE)
+        tff.federated_mean(outputs[0], weight=outputs[2]),
+        outputs[1],
+        tff.federated_mean(outputs[3], weight=outputs[2]),
       )
 
-    super().__init__(
-      runtime, {index: pipeline(value) for index, value in tensors.items()}
-    )
-    self._weights = list(initial_weights)
-    self._next = _build_per_fed_avg_round(workload, self._weights, num_batches)
+    return next_fn
 
   def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round."""
     output = self._runtime.run(
-      self._next, self._weights, [self._datasets[index] for index in cohort]
+      self._next,
+      self._weights,
+      [self.local[index] for index in cohort],
+      [self.datasets[index] for index in cohort],
     )
     timing.force(output)
-    self._weights, _ = output
+    self._weights, local, _ = output
+    self.local.update(zip(cohort, local))
 
   @property
   def weights(self) -> list:
-    """The global weights."""
     return self._weights
+
+
+class _FedRep(_ByHand):
+  """FedRep; the workload must have numbers of epochs, not of steps."""
+
+  num_local = 2  # A kernel and a bias.
+
+  def pipeline(self, examples, hparams):
+    return _batches(examples, hparams.batch_size).prefetch(tf.data.AUTOTUNE)
+
+  def trainer(self, model, hparams):
+    variables = model.trainable_variables
+    head, body = variables[-self.num_local :], variables[: -self.num_local]
+    head_optimizer, body_optimizer = (
+      # The newer Keras optimizers take several times as many operations.
+      keras.optimizers.legacy.SGD(rate, hparams.momentum)
+      for rate in (hparams.head_learning_rate, hparams.body_learning_rate)
+    )
+
+    def train(dataset):
+      for batch in dataset.repeat(hparams.num_head_epochs):
+        _, gradients = _gradients(model, batch, head)
+        head_optimizer.apply_gradients(zip(gradients, head))
+      total_loss, num_examples = 0.0, 0.0
+      for batch in dataset.repeat(hparams.num_body_epochs):
+        loss, gradients = _gradients(model, batch, body)
+        body_optimizer.apply_gradients(zip(gradients, body))
+        batch_size = tf.cast(tf.shape(batch['y'])[0], tf.float32)
+        total_loss += loss * batch_size
+        num_examples += batch_size
+      return total_loss, num_examples
+
+    return train
+
+
+class _PerFedAvg(_ByHand):
+  """Per-FedAvg; a step's batches come from pipelines of their own.
+
+  The workload must have one inner step on all weights and a number of steps.
+  """
+
+  def pipeline(self, examples, hparams):
+    batches = tuple(
+      _batches(examples, hparams.batch_size, seed).repeat()
+      for seed in range(hparams.phase().batches_per_step)
+    )
+    steps = tf.data.Dataset.zip(batches).take(hparams.num_steps)
+    return steps.prefetch(tf.data.AUTOTUNE)
+
+  def trainer(self, model, hparams):
+    variables = model.trainable_variables
+
+    def add(factor, values):
+      for variable, value in zip(variables, values):
+        variable.assign_add(factor * value)
+
+    def hessian_times(batch, vector):
+      if hparams.variant == 'exact':
+        with tf.GradientTape() as tape:
+          _, slopes = _gradients(model, batch, variables)
+        return tape.gradient(slopes, variables, output_gradients=vector)
+      delta = hparams.hessian_free_step
+      differences = []
+      for step in (delta, -2 * delta):
+        add(step, vector)
+        differences.append(_gradients(model, batch, variables)[1])
+      add(delta, vector)
+      return [(a - b) / (2 * delta) for a, b in zip(*differences)]
+
+    def train(dataset):
+      alpha = hparams.inner_learning_rate
+      total_loss, num_examples = 0.0, 0.0
+      for batches in dataset:
+        _, inner = _gradients(model, batches[1], variables)
+        add(-alpha, inner)
+        loss, vector = _gradients(model, batches[0], variables)
+        add(alpha, inner)
+        if hparams.variant != 'first_order':
+          products = hessian_times(batches[2], vector)
+          vector = [v - alpha * p for v, p in zip(vector, products)]
+        add(-hparams.learning_rate, vector)
+        batch_size = tf.cast(tf.shape(batches[0]['y'])[0], tf.float32)
+        total_loss += loss * batch_size
+        num_examples += batch_size
+      return total_loss, num_examples
+
+    return train
+
+
+def _gradients(model, batch, variables):
+  """Returns the loss and its gradients."""
+  with tf.GradientTape() as tape:
+    loss = _loss()(batch['y'], model(batch['x'], training=True))
+  return loss, tape.gradient(loss, variables)
 
 
 def _batches(examples, batch_size, seed=0):
@@ -258,161 +332,12 @@ def _batches(examples, batch_size, seed=0):
   )
 
 
-def _build_fed_rep_round(workload, body, head):
-  """`next`: (body@SERVER, {head}@CLIENTS, {dataset}@CLIENTS) -> the same."""
-  hparams = workload.hparams
-
-  @tf.function
-  def train(model, loss_fn, optimizers, dataset, body, head):
-    head_variables = model.layers[-1].trainable_variables
-    body_variables = model.trainable_variables[: -len(head_variables)]
-    tf.nest.map_structure(
-      lambda variable, value: variable.assign(value),
-      (body_variables, head_variables),
-      (list(body), list(head)),
-    )
-    head_optimizer, body_optimizer = optimizers
-    for batch in dataset.repeat(hparams.num_head_epochs):
-      with tf.GradientTape() as tape:
-        loss = loss_fn(batch['y'], model(batch['x'], training=True))
-      gradients = tape.gradient(loss, head_variables)
-      head_optimizer.apply_gradients(zip(gradients, head_variables))
-    total_loss, num_examples = 0.0, 0.0
-    for batch in dataset.repeat(hparams.num_body_epochs):
-      with tf.GradientTape() as tape:
-        loss = loss_fn(batch['y'], model(batch['x'], training=True))
-      gradients = tape.gradient(loss, body_variables)
-      body_optimizer.apply_gradients(zip(gradients, body_variables))
-      batch_size = tf.cast(tf.shape(batch['y'])[0], tf.float32)
-      total_loss += loss * batch_size
-      num_examples += batch_size
-    return _ClientOutput(
-      [variable.read_value() for variable in body_variables],
-      [variable.read_value() for variable in head_variables],
-      num_examples,
-      total_loss / num_examples,
-    )
-
-  body_type, head_type = (
-    tff.to_type([(np.float32, value.shape) for value in weights])
-    for weights in (body, head)
-  )
-  dataset_type = tff.SequenceType(
-    tff.types.tensorflow_to_type(_batch_spec(workload))
-  )
-
-  @tff.tensorflow.computation(body_type, head_type, dataset_type)
-  def client_update(body, head, dataset):
-    optimizers = [
-      # The newer Keras optimizers take several times as many operations.
-      keras.optimizers.legacy.SGD(rate, hparams.momentum)
-      for rate in (hparams.head_learning_rate, hparams.body_learning_rate)
-    ]
-    return train(
-      make_keras_model(workload), _loss(), optimizers, dataset, body, head
-    )
-
-  @tff.federated_computation(
-    tff.FederatedType(body_type, tff.SERVER),
-    tff.FederatedType(head_type, tff.CLIENTS),
-    tff.FederatedType(dataset_type, tff.CLIENTS),
-  )
-  def next_fn(body, heads, datasets):
-    outputs = tff.federated_map(
-      client_update, (tff.federated_broadcast(body), heads, datasets)
-    )
-    return (
-      tff.federated_mean(outputs.body, weight=outputs.num_examples),
-      outputs.head,
-      tff.federated_mean(outputs.loss, weight=outputs.num_examples),
-    )
-
-  return next_fn
-
-
-def _build_per_fed_avg_round(workload, weights, num_batches):
-  """`next`: (weights@SERVER, {dataset}@CLIENTS) -> weights and loss@SERVER."""
-  hparams = workload.hparams
-  alpha, delta = hparams.inner_learning_rate, hparams.hessian_free_step
-
-  def gradient(model, loss_fn, batch):
-    with tf.GradientTape() as tape:
-      loss = loss_fn(batch['y'], model(batch['x'], training=True))
-    return loss, tape.gradient(loss, model.trainable_variables)
-
-  def hessian_times(model, loss_fn, batch, vector):
-    variables = model.trainable_variables
-    if hparams.variant == 'exact':
-      with tf.GradientTape() as tape:
-        _, slopes = gradient(model, loss_fn, batch)
-      return tape.gradient(slopes, variables, output_gradients=vector)
-    differences = []
-    for step in (delta, -2 * delta):
-      for variable, value in zip(variables, vector):
-        variable.assign_add(step * value)
-      differences.append(gradient(model, loss_fn, batch)[1])
-    for variable, value in zip(variables, vector):
-      variable.assign_add(delta * value)
-    return [(a - b) / (2 * delta) for a, b in zip(*differences)]
-
-  @tf.function
-  def train(model, loss_fn, dataset, initial):
-    variables = model.trainable_variables
-    for variable, value in zip(variables, initial):
-      variable.assign(value)
-    total_loss, num_examples = 0.0, 0.0
-    for batches in dataset:
-      _, inner = gradient(model, loss_fn, batches[1])
-      for variable, value in zip(variables, inner):
-        variable.assign_sub(alpha * value)
-      loss, vector = gradient(model, loss_fn, batches[0])
-      for variable, value in zip(variables, inner):
-        variable.assign_add(alpha * value)
-      if hparams.variant != 'first_order':
-        products = hessian_times(model, loss_fn, batches[2], vector)
-        vector = [v - alpha * p for v, p in zip(vector, products)]
-      for variable, value in zip(variables, vector):
-        variable.assign_sub(hparams.learning_rate * value)
-      batch_size = tf.cast(tf.shape(batches[0]['y'])[0], tf.float32)
-      total_loss += loss * batch_size
-      num_examples += batch_size
-    return (
-      [variable.read_value() for variable in variables],
-      num_examples,
-      total_loss / num_examples,
-    )
-
-  weights_type = tff.to_type([(np.float32, value.shape) for value in weights])
-  dataset_type = tff.SequenceType(
-    tff.types.tensorflow_to_type((_batch_spec(workload),) * num_batches)
-  )
-
-  @tff.tensorflow.computation(weights_type, dataset_type)
-  def client_update(initial, dataset):
-    return train(make_keras_model(workload), _loss(), dataset, initial)
-
-  @tff.federated_computation(
-    tff.FederatedType(weights_type, tff.SERVER),
-    tff.FederatedType(dataset_type, tff.CLIENTS),
-  )
-  def next_fn(weights, datasets):
-    outputs = tff.federated_map(
-      client_update, (tff.federated_broadcast(weights), datasets)
-    )
-    return (
-      tff.federated_mean(outputs[0], weight=outputs[1]),
-      tff.federated_mean(outputs[2], weight=outputs[1]),
-    )
-
-  return next_fn
-
-
 _REFERENCES = {
-  'fed_avg': FedAvgReference,
+  'fed_avg': _FedAvg,
   # Nobody has a loop of FedFac; what it costs is seen beside FedAvg's.
-  'fed_fac': FedAvgReference,
-  'fed_rep': FedRepReference,
-  'per_fed_avg': PerFedAvgReference,
+  'fed_fac': _FedAvg,
+  'fed_rep': _FedRep,
+  'per_fed_avg': _PerFedAvg,
 }
 
 

@@ -1,11 +1,51 @@
-"""The interface of every runtime: install it, run computations, close it."""
+"""What all runtimes have: install it, run computations, close it."""
 
 import abc
 import contextlib
+import weakref
 from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow_federated as tff
+
+from tff_pfl import errors
+
+
+class Engine(abc.ABC):
+  """What executes a runtime's computations, in any thread."""
+
+  def __init__(self):
+    self.is_closed = False
+
+  @abc.abstractmethod
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Returns a computation's result, see `tff.framework.SyncContext`."""
+
+  def check_open(self) -> None:
+    """Raises if it is closed."""
+    if self.is_closed:
+      raise errors.RunError(
+        'The runtime is closed; create another one to go on.'
+      )
+
+  def close(self) -> None:
+    """Frees what it holds; to be extended. Closing again does nothing."""
+    self.is_closed = True
+
+
+class _Context(tff.framework.SyncContext):
+  """Has an engine, and closes it when nobody needs this any more.
+
+  The context, not the runtime, decides how long that is: a program may install
+  a runtime and drop it. At exit it is closed, too.
+  """
+
+  def __init__(self, engine: Engine):
+    self._engine = engine
+    weakref.finalize(self, engine.close)
+
+  def invoke(self, comp, arg):
+    return self._engine.invoke(comp, arg)
 
 
 class _AsyncContext(tff.framework.AsyncContext):
@@ -18,7 +58,7 @@ class _AsyncContext(tff.framework.AsyncContext):
     return self._context.invoke(comp, arg)
 
 
-class Runtime(abc.ABC):
+class Runtime:
   """Executes TFF computations.
 
   Either make it the default of the calling thread:
@@ -37,14 +77,10 @@ class Runtime(abc.ABC):
   called from any thread.
   """
 
-  def __init__(self, context: tff.framework.SyncContext):
-    """Takes the context that executes computations on this runtime.
-
-    Args:
-      context: It must not refer to the runtime, so that it can outlive it as
-        TFF's default.
-    """
-    self._context = context
+  def __init__(self, engine: Engine):
+    """Takes what executes; it must not refer to the runtime."""
+    self._close = engine.close
+    self._context = _Context(engine)
     self._blocks = contextlib.ExitStack()
 
   def __enter__(self) -> 'Runtime':
@@ -116,9 +152,9 @@ class Runtime(abc.ABC):
     """
     return None
 
-  @abc.abstractmethod
   def close(self) -> None:
     """Frees what the runtime holds; it cannot run anything afterwards.
 
     Closing again does nothing.
     """
+    self._close()

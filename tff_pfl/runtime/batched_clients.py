@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -32,6 +32,7 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime.private_api import function_def_to_graph
 
+_MAX_CLIENTS = 64  # In one program.
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
 _MAX_REASON_CHARACTERS = 300
@@ -41,19 +42,17 @@ _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 class BatchedMapper(client_mapper.ClientMapper):
   """Runs clients of equal shapes as one program, the others one by one."""
 
-  def __init__(
-    self, one_by_one: client_mapper.ThreadMapper, max_clients: int = 64
-  ):
+  def __init__(self, devices: ListOrTuple[Optional[str]]):
     """Prepares the mapper.
 
+    What cannot be batched runs as in `ClientMapper`: functions of data sets,
+    single clients, and models that do not vectorize, about which a warning is
+    logged.
+
     Args:
-      one_by_one: Has the devices, and runs what cannot be batched: functions of
-        data sets, single clients, and models that do not vectorize, about which
-        a warning is logged. It is closed with this mapper.
-      max_clients: The most clients in one program, at least 2.
+      devices: As for `ClientMapper`.
     """
-    self._one_by_one = one_by_one
-    self._max_clients = max_clients
+    super().__init__(devices)
     self._lock = threading.Lock()
     # From a function's hash and which of its arguments are shared to its
     # program, or to None if there cannot be one.
@@ -67,29 +66,33 @@ class BatchedMapper(client_mapper.ClientMapper):
   ) -> list[values.LocalValue]:
     """Returns the function's result for each client; see `ClientMapper`."""
     if argument is None or num_clients < 2 or not function.is_tensor_function:
-      if function.has_variables:
+      if function.program().has_resources:
         logging.log_first_n(
           logging.WARNING,
           'Clients whose function has variables, as those of Keras models in '
           'tff.learning, run one by one on each device.',
           1,
         )
-      return self._one_by_one.map(function, argument, num_clients)
-    columns = _flat_columns(argument, num_clients)
-    if all(column.is_shared for column in columns):
+      return super().map(function, argument, num_clients)
+    is_shared = _is_shared(argument)
+    if all(is_shared):
       # Nothing to stack; such clients draw random numbers, for example.
-      return self._one_by_one.map(function, argument, num_clients)
-    chunks = self._chunks(columns, num_clients)
-    program = self._program(function, columns, max(chunks, key=len))
+      return super().map(function, argument, num_clients)
+    rows = values.rows(argument, num_clients)
+    tensors = list(map(values.flatten, rows))
+    chunks = self._chunks(tensors)
+    program = self._program(
+      function, is_shared, [tensors[i] for i in max(chunks, key=len)]
+    )
     if program is None:
-      return self._one_by_one.map(function, argument, num_clients)
+      return super().map(function, argument, num_clients)
 
     def compute(clients):
       if len(clients) == 1:
-        return [function(argument.row(clients[0]))]
-      size = _padded_size(len(clients))
+        return [function(rows[clients[0]])]
+      stacked, size = _stack([tensors[i] for i in clients], is_shared)
       try:
-        outputs = program(*_stack(columns, clients, size))
+        outputs = program(*stacked)
       except tf.errors.OpError as e:
         if not (
           graph_programs.xla_refuses(e)
@@ -97,42 +100,45 @@ class BatchedMapper(client_mapper.ClientMapper):
         ):
           raise
         _warn(e)
-        return [function(argument.row(client)) for client in clients]
-      rows = zip(*(tf.unstack(output, size) for output in outputs))
-      return [function.pack(row) for _, row in zip(clients, rows)]
+        return [function(rows[client]) for client in clients]
+      results = zip(*(tf.unstack(output, size) for output in outputs))
+      return [function.pack(row) for _, row in zip(clients, results)]
 
     results = [None] * num_clients
     tasks = [functools.partial(compute, clients) for clients in chunks]
-    for clients, computed in zip(chunks, self._one_by_one.run_all(tasks)):
+    for clients, computed in zip(chunks, self.run_all(tasks)):
       for client, result in zip(clients, computed):
         results[client] = result
     return results
 
   def close(self) -> None:
-    """Drops the programs and closes the other mapper."""
+    """Drops the programs and ends the threads."""
     self._programs.clear()
-    self._one_by_one.close()
+    super().close()
 
-  def _chunks(self, columns, num_clients):
+  def _chunks(self, tensors):
     """Returns lists of clients of equal shapes, one or more for each device."""
+    groups = {}
+    for client, row in enumerate(tensors):
+      shapes = tuple(tuple(tensor.shape) for tensor in row)
+      groups.setdefault(shapes, []).append(client)
     chunks = []
-    for clients in _clients_of_equal_shapes(columns, num_clients):
-      share = -(-len(clients) // self._one_by_one.num_threads)
-      size = min(self._max_clients, share)
+    for clients in groups.values():
+      share = -(-len(clients) // self.num_threads)
+      size = min(_MAX_CLIENTS, share)
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
     return chunks
 
-  def _program(self, function, columns, clients):
+  def _program(self, function, is_shared, tensors):
     """Returns the batched function; None if there cannot be one."""
-    is_shared = tuple(column.is_shared for column in columns)
     key = (function.content_hash, is_shared)
     with self._lock:
       if key not in self._programs:
-        if len(clients) < 2:
+        if len(tensors) < 2:
           return None  # Nothing to try it with.
-        self._programs[key] = _build(function, is_shared, columns, clients)
+        self._programs[key] = _build(function, is_shared, tensors)
         while len(self._programs) > _MAX_PROGRAMS:
           self._programs.popitem(last=False)
       self._programs.move_to_end(key)
@@ -142,8 +148,7 @@ class BatchedMapper(client_mapper.ClientMapper):
 def _build(
   function: graph_functions.LocalFunction,
   is_shared: ListOrTuple[bool],
-  columns: ListOrTuple[Any],
-  clients: ListOrTuple[int],
+  tensors: ListOrTuple[ListOrTuple[tf.Tensor]],
 ) -> Optional[Any]:
   """Returns the batched function; None if it does not work.
 
@@ -154,11 +159,10 @@ def _build(
     function: What one client computes.
     is_shared: For each of the function's flat arguments, whether all clients
       have the same.
-    columns: Arguments of all clients.
-    clients: The clients to try it with.
+    tensors: The flat arguments of clients to try it with.
   """
   function = function.together
-  concrete = _with_graphs(function.concrete)
+  concrete = _with_graphs(function.program().concrete)
 
   def batched(*flat):
     def client(own):
@@ -176,13 +180,13 @@ def _build(
   program = tf.function(
     batched,
     autograph=False,
-    jit_compile=True if function.asks_for_xla else None,
+    jit_compile=True if function.program().asks_for_xla else None,
   )
   try:
     # An error cancels all that its scope's calls could go on with.
     with _no_conversion_log(), cancellation.Cancellation().scope():
       # Tracing tells whether it vectorizes, the call whether XLA takes it.
-      program(*_stack(columns, clients, _padded_size(len(clients))))
+      program(*_stack(tensors, is_shared)[0])
   except (ValueError, TypeError, NotImplementedError) as e:
     _warn(e)
     return None
@@ -202,72 +206,29 @@ def _warn(error: BaseException) -> None:
   )
 
 
-class _Column(NamedTuple):
-  """One tensor of the argument at all clients.
-
-  Attributes:
-    tensors: For each client; only one for all if it is shared.
-    is_shared: Whether it is the same at all clients.
-  """
-
-  tensors: ListOrTuple[tf.Tensor]
-  is_shared: bool
-
-
-def _flat_columns(
-  argument: values.ClientsValue, num_clients: int
-) -> list[_Column]:
-  """Returns the columns of the tensors, in the order of a function's inputs."""
+def _is_shared(argument: values.ClientsValue) -> tuple[bool, ...]:
+  """Returns for each of the tensors whether it is the same at all clients."""
   if isinstance(argument, values.Columns):
-    return [
-      flat
-      for column in argument.columns
-      for flat in _flat_columns(column, num_clients)
-    ]
-  if isinstance(argument, values.AllEqual):
-    return [
-      _Column([tensor], True) for tensor in values.flatten(argument.value)
-    ]
-  rows = map(values.flatten, values.rows(argument, num_clients))
-  return [_Column(tensors, False) for tensors in zip(*rows)]
-
-
-def _shapes(columns: ListOrTuple[_Column], client: int) -> Any:
-  """Returns a hashable description of a client's tensors."""
-  return tuple(
-    (
-      column.is_shared,
-      tuple(column.tensors[0 if column.is_shared else client].shape),
-    )
-    for column in columns
-  )
-
-
-def _clients_of_equal_shapes(
-  columns: ListOrTuple[_Column], num_clients: int
-) -> list[list[int]]:
-  groups = collections.OrderedDict()
-  for client in range(num_clients):
-    groups.setdefault(_shapes(columns, client), []).append(client)
-  return list(groups.values())
-
-
-def _padded_size(num_clients: int) -> int:
-  """The next power of two, so that few programs serve groups of any size."""
-  return 1 << (num_clients - 1).bit_length()
+    return sum(map(_is_shared, argument.columns), ())
+  is_shared = isinstance(argument, values.AllEqual)
+  return (is_shared,) * len(values.flatten(argument.row(0)))
 
 
 def _stack(
-  columns: ListOrTuple[_Column], clients: ListOrTuple[int], size: int
-) -> list[tf.Tensor]:
-  """Returns a program's arguments; a missing client is the last one again."""
-  clients = [*clients, *[clients[-1]] * (size - len(clients))]
-  return [
-    column.tensors[0]
-    if column.is_shared
-    else tf.stack([column.tensors[client] for client in clients])
-    for column in columns
+  tensors: ListOrTuple[ListOrTuple[tf.Tensor]], is_shared: ListOrTuple[bool]
+) -> tuple[list[tf.Tensor], int]:
+  """Returns a program's arguments and how many clients they have.
+
+  That is the next power of two, so that few programs serve groups of any size;
+  a missing client is the last one again.
+  """
+  size = 1 << (len(tensors) - 1).bit_length()
+  rows = [*tensors, *[tensors[-1]] * (size - len(tensors))]
+  stacked = [
+    column[0] if shared else tf.stack(column)
+    for column, shared in zip(zip(*rows), is_shared)
   ]
+  return stacked, size
 
 
 def _with_graphs(concrete: Any) -> Any:

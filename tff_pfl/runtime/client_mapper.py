@@ -1,6 +1,5 @@
 """Where, and how many at a time, the clients' computations run."""
 
-import abc
 import contextlib
 import functools
 import threading
@@ -12,49 +11,13 @@ import tensorflow as tf
 from tff_pfl.runtime import cancellation, graph_functions, threads, values
 
 
-class ClientMapper(abc.ABC):
-  """Runs one function for every client.
-
-  `map` may be called from several threads at once, and while a function that an
-  outer `map` runs is under way.
-  """
-
-  @abc.abstractmethod
-  def map(
-    self,
-    function: graph_functions.LocalFunction,
-    argument: Optional[values.ClientsValue],
-    num_clients: int,
-  ) -> list[values.LocalValue]:
-    """Returns the function's result for each client.
-
-    Args:
-      function: What each client computes.
-      argument: The clients' arguments, stored by columns;
-        `values.rows(argument, num_clients)` has one local value for each. None
-        if the function has no parameter.
-      num_clients: The number of clients, at least 1.
-
-    Returns:
-      The results in the clients' order.
-
-    Raises:
-      Exception: The first error of a client; the other clients are given up.
-    """
-
-  def close(self) -> None:  # noqa: B027
-    """Frees threads and what else is held; nothing can be mapped afterwards.
-
-    Closing again does nothing.
-    """
-
-
-class ThreadMapper(ClientMapper):
-  """Runs clients on a pool of threads of this process.
+class ClientMapper:
+  """Runs one function for every client, on a pool of threads of this process.
 
   TensorFlow lets other threads run while it computes, so as many clients
   compute as there are threads, each on its thread's device. The calling thread
   is one of them: a `map` inside another goes on even if all others are busy.
+  `map` may be called from several threads at once.
   """
 
   def __init__(self, devices: Sequence[Optional[str]]):
@@ -80,7 +43,21 @@ class ThreadMapper(ClientMapper):
     argument: Optional[values.ClientsValue],
     num_clients: int,
   ) -> list[values.LocalValue]:
-    """Returns the function's result for each client; see `ClientMapper`."""
+    """Returns the function's result for each client.
+
+    Args:
+      function: What each client computes.
+      argument: The clients' arguments, stored by columns;
+        `values.rows(argument, num_clients)` has one local value for each. None
+        if the function has no parameter.
+      num_clients: The number of clients, at least 1.
+
+    Returns:
+      The results in the clients' order.
+
+    Raises:
+      Exception: The first error of a client; the other clients are given up.
+    """
 
     def compute(client):
       if argument is None:
@@ -113,7 +90,7 @@ class ThreadMapper(ClientMapper):
     return queue.results()
 
   def close(self) -> None:
-    """Ends the threads."""
+    """Ends the threads; nothing can be mapped afterwards."""
     if self._pool is not None:
       self._pool.close()
 

@@ -34,6 +34,7 @@ class LocalFunction:
     type_signature: `tff.FunctionType`; its `parameter` may be None.
     content_hash: Hex digest of what it computes: the graph, the names of its
       inputs and outputs. Equal for equal computations.
+    pack: From the graph's results to the local value.
   """
 
   def __init__(
@@ -50,13 +51,13 @@ class LocalFunction:
     self._form = form
     self.content_hash = _content_hash(self._proto)
     names = graph_programs.tensor_names(self._proto.result)
-    self._pack = _packer(self._proto.result, list(dict.fromkeys(names)))
+    self.pack = _packer(self._proto.result, list(dict.fromkeys(names)))
     self._pack_fold = _packer(self._proto.result, names)
 
   def __call__(self, argument: values.LocalValue = None) -> values.LocalValue:
     """Returns the local value of the result, from that of the argument."""
     inputs = [] if argument is None else values.flatten(argument)
-    return self._pack(self._program().call(inputs))
+    return self.pack(self.program().call(inputs))
 
   def fold(
     self, initial: values.LocalValue, rows: ListOrTuple[values.LocalValue]
@@ -67,7 +68,7 @@ class LocalFunction:
       initial: The first element of the first argument.
       rows: The second elements, in their order; may be empty.
     """
-    if self._program().has_resources:
+    if self.program().has_resources:
       for row in rows:
         initial = self((initial, row))
       return initial
@@ -91,39 +92,21 @@ class LocalFunction:
   @property
   def is_deterministic(self) -> bool:
     """Whether equal arguments surely give equal results; False if in doubt."""
-    return self.is_tensor_function and self._program().is_deterministic
+    return self.is_tensor_function and self.program().is_deterministic
 
   @property
   def is_tensor_function(self) -> bool:
     """Whether it maps tensors to tensors, without sequences and variables."""
-    return not self.has_variables and not tff.types.contains(
+    return not self.program().has_resources and not tff.types.contains(
       self.type_signature, lambda part: isinstance(part, tff.SequenceType)
     )
 
-  @property
-  def has_variables(self) -> bool:
-    """Whether it holds variables or tables."""
-    return self._program().has_resources
+  def program(self) -> graph_programs.Program:
+    """Returns the loaded graph.
 
-  @property
-  def asks_for_xla(self) -> bool:
-    """Whether a part of it is to be compiled by XLA."""
-    return self._program().asks_for_xla
-
-  @property
-  def concrete(self) -> Any:
-    """The concrete function from `values.flatten(argument)` to flat results.
-
-    For a program that is made of several calls; only of an
-    `is_tensor_function`.
+    Of an `is_tensor_function` its `concrete` is from `values.flatten(argument)`
+    to flat results, of which `pack` makes the local value.
     """
-    return self._program().concrete
-
-  def pack(self, outputs: ListOrTuple[tf.Tensor]) -> values.LocalValue:
-    """Returns the local value for the flat results of `concrete`."""
-    return self._pack(outputs)
-
-  def _program(self) -> graph_programs.Program:
     return self._library.program(
       (self.content_hash, self._form),
       lambda: graph_programs.load_graph(self._proto, self._form),
@@ -132,7 +115,7 @@ class LocalFunction:
   def _fold_program(self, size: int) -> graph_programs.Program:
     return self._library.program(
       (self.content_hash, 'fold', size),
-      lambda: graph_programs.load_fold(self._program(), self._pack, size),
+      lambda: graph_programs.load_fold(self.program(), self.pack, size),
     )
 
 

@@ -6,15 +6,55 @@ step to the next. Clients run on a pool of threads. Errors of TensorFlow reach
 the caller as TensorFlow's own (`tf.errors`).
 """
 
-from typing import Optional
+import concurrent.futures
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
 
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.runtime import (
+  base,
+  client_mapper,
+  graph_functions,
+  interpreter,
+  lowering,
+  python_values,
+  threads,
+)
 from tff_pfl.runtime import batched_clients as batched_clients_lib
-from tff_pfl.runtime import client_mapper, interpreting
+from tff_pfl.runtime import cancellation as cancellation_lib
 from tff_pfl.runtime import devices as devices_lib
+from tff_pfl.runtime.private_api import cardinalities_utils
 from tff_pfl.system import cores
 
+_MAX_COMPUTATIONS_AT_A_TIME = 1000
+_SECONDS_FOR_ABANDONED_CALL = 1.0
 
-class InProcessRuntime(interpreting.InterpretingRuntime):
+
+class InterpretingRuntime(base.Runtime):
+  """Does the server's work in this process; a mapper runs the clients'."""
+
+  def __init__(
+    self,
+    mapper: client_mapper.ClientMapper,
+    server_device: str,
+    make_interpreter: Callable[..., Any] = interpreter.Interpreter,
+  ):
+    """Makes a runtime that closes the mapper with itself.
+
+    Args:
+      server_device: Where all but the clients' work is computed, a name that
+        `devices.resolve` gave.
+      make_interpreter: Has the arguments of `interpreter.Interpreter`, and
+        returns something with its method `run`.
+    """
+    super().__init__(_Engine(mapper, server_device, make_interpreter))
+
+
+class InProcessRuntime(InterpretingRuntime):
   """Runs computations in this process."""
 
   def __init__(
@@ -41,10 +81,9 @@ class InProcessRuntime(interpreting.InterpretingRuntime):
     """
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     cores.divide(max_concurrent_clients)
-    mapper, server_device = create_mapper(
-      devices, max_concurrent_clients, batched_clients
+    super().__init__(
+      *create_mapper(devices, max_concurrent_clients, batched_clients)
     )
-    super().__init__(mapper, server_device)
 
 
 def create_mapper(
@@ -57,11 +96,108 @@ def create_mapper(
   The arguments are those of `InProcessRuntime`.
   """
   names = devices_lib.resolve(devices)
-  mapper = client_mapper.ThreadMapper(
-    devices_lib.of_threads(names, max_concurrent_clients)
-  )
   if batched_clients is None:
     batched_clients = any(map(devices_lib.is_gpu, names))
+  make = client_mapper.ClientMapper
   if batched_clients:
-    return batched_clients_lib.BatchedMapper(mapper), names[0]
-  return mapper, names[0]
+    make = batched_clients_lib.BatchedMapper
+  return make(devices_lib.of_threads(names, max_concurrent_clients)), names[0]
+
+
+class _Lowered(NamedTuple):
+  """A computation that can be run, and its argument's and result's form."""
+
+  interpreter: Any
+  read: Optional[Callable[[Any], Any]]
+  write: Callable[[Any, int], Any]
+
+
+class _Engine(base.Engine):
+  """What the computations of one runtime share."""
+
+  def __init__(self, mapper, server_device, make_interpreter):
+    super().__init__()
+    self._mapper = mapper
+    self._make_interpreter = make_interpreter
+    self._server_device = server_device
+    self._library = graph_functions.FunctionLibrary()
+    self._lock = threading.Lock()
+    # From the id of a computation, as long as it is there.
+    self._lowered: dict[int, _Lowered] = {}
+    # As many as there are computations at a time. They are used again: what
+    # TensorFlow keeps of a thread, it keeps for ever.
+    self._threads = threads.Threads(
+      _MAX_COMPUTATIONS_AT_A_TIME, 'tff-pfl-computation'
+    )
+    self._cancellations = weakref.WeakSet()
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Returns the computation's result.
+
+    The work is done in another thread, so that the caller's reacts to Ctrl-C at
+    any time, whatever graph or device it has active.
+    """
+    self.check_open()
+    cancellation = cancellation_lib.Cancellation()
+    with self._lock:
+      self._cancellations.add(cancellation)
+    outcome = self._threads.submit(self._compute, comp, arg, cancellation)
+    try:
+      return threads.result_of(outcome)
+    except (tf.errors.CancelledError, threads.ClosedError):
+      self.check_open()
+      raise
+    except BaseException:
+      if not outcome.done():
+        # Ctrl-C or a request to exit.
+        cancellation.cancel()
+        concurrent.futures.wait([outcome], _SECONDS_FOR_ABANDONED_CALL)
+      raise
+
+  def _compute(
+    self, comp: Any, arg: Any, cancellation: cancellation_lib.Cancellation
+  ) -> Any:
+    parameter_type = comp.type_signature.parameter
+    num_clients = 0
+    with cancellation.scope(), tf.device(self._server_device):
+      lowered = self._lower(comp)
+      argument = None
+      if parameter_type is not None:
+        argument = lowered.read(arg)
+        cardinalities = cardinalities_utils.infer_cardinalities(
+          arg, parameter_type
+        )
+        num_clients = cardinalities.get(tff.CLIENTS, 0)
+      result = lowered.interpreter.run(argument, num_clients)
+      return lowered.write(result, num_clients)
+
+  def _lower(self, computation: tff.framework.ConcreteComputation) -> _Lowered:
+    """Returns the lowered computation."""
+    key = id(computation)
+    lowered = self._lowered.get(key)
+    if lowered is None:
+      signature = computation.type_signature
+      lowered = _Lowered(
+        self._make_interpreter(
+          lowering.lower(computation), self._library, self._mapper
+        ),
+        signature.parameter and python_values.reader(signature.parameter),
+        python_values.writer(signature.result),
+      )
+      forget = weakref.finalize(computation, self._lowered.pop, key, None)
+      forget.atexit = False
+      self._lowered[key] = lowered
+    return lowered
+
+  def close(self) -> None:
+    with self._lock:
+      if self.is_closed:
+        return
+      super().close()
+      under_way = list(self._cancellations)
+    for cancellation in under_way:
+      cancellation.cancel()
+    self._mapper.close()
+    self._threads.close()
+    self._library.clear()
+    self._lowered.clear()

@@ -10,6 +10,42 @@ from tff_pfl import errors
 from tff_pfl.runtime import client_mapper, graph_functions, values
 
 
+class Scope:
+  """The values of names, at one party or at all clients of one run.
+
+  Attributes:
+    bindings: Those of this scope, to which more may be added.
+    at_clients: Whether they are at all clients.
+  """
+
+  def __init__(
+    self,
+    bindings: dict[str, Any],
+    num_clients: int,
+    parent: Optional['Scope'] = None,
+    at_clients: bool = False,
+  ):
+    self.bindings = bindings
+    self.num_clients = num_clients
+    self.at_clients = at_clients
+    self._parent = parent
+
+  def inner(self, bindings: dict[str, Any], at_clients: bool) -> 'Scope':
+    """Returns a scope in this one."""
+    return Scope(bindings, self.num_clients, self, at_clients)
+
+  def lookup(self, name: str) -> Any:
+    """Returns the value of a name."""
+    if name in self.bindings:
+      return self.bindings[name]
+    if self._parent is None:
+      raise errors.RunError(f'The computation refers to {name}, not its own.')
+    value = self._parent.lookup(name)
+    if self.at_clients and not self._parent.at_clients:
+      return values.AllEqual(value)
+    return value
+
+
 class Interpreter:
   """A lowered computation, ready to be run any number of times.
 
@@ -41,259 +77,147 @@ class Interpreter:
       argument: The argument as a `python_values.reader` returns it; None if
         there is no parameter.
     """
-    run, scope = self.begin({}, num_clients)
-    return run.apply(run.evaluate(self._block, scope), argument)
-
-  def begin(
-    self, bindings: dict[str, Any], num_clients: int
-  ) -> tuple['_Run', '_Scope']:
-    """Returns what evaluates parts of the computation, and their scope.
-
-    Args:
-      bindings: The values of names, to which those of the parts may be added.
-    """
-    return _Run(self, num_clients), _Scope(bindings)
-
-  def constant(
-    self, block: tff.framework.Call, function: graph_functions.LocalFunction
-  ) -> Any:
-    """Returns the result of a call without argument, in most cases zeros."""
-    if not function.is_deterministic:
-      return function()
-    if id(block) not in self._constants:
-      self._constants[id(block)] = function()
-    return self._constants[id(block)]
-
-  def function(
-    self, block: tff.framework.CompiledComputation
-  ) -> graph_functions.LocalFunction:
-    """Returns the function of a block in the computation."""
-    function = self._functions.get(id(block))
-    if function is None:
-      function = self._functions[id(block)] = self._library.function(block)
-    return function
-
-
-class _Scope:
-  """The values of names, at one party or at all clients."""
-
-  def __init__(
-    self,
-    bindings: dict[str, Any],
-    parent: Optional['_Scope'] = None,
-    at_clients: bool = False,
-  ):
-    self.bindings = bindings
-    self.at_clients = at_clients
-    self._parent = parent
-
-  def lookup(self, name: str) -> Any:
-    """Returns the value of a name."""
-    if name in self.bindings:
-      return self.bindings[name]
-    if self._parent is None:
-      raise errors.RunError(f'The computation refers to {name}, not its own.')
-    value = self._parent.lookup(name)
-    if self.at_clients and not self._parent.at_clients:
-      return values.AllEqual(value)
-    return value
-
-
-class _Closure:
-  """A lambda and the names it can refer to."""
-
-  def __init__(self, block: tff.framework.Lambda, scope: _Scope):
-    self.result = block.result
-    self._parameter_name = block.parameter_name
-    self._scope = scope
-
-  def call_scope(self, argument: Any, at_clients: bool) -> _Scope:
-    """Returns the scope of a call."""
-    bindings = {}
-    if self._parameter_name is not None:
-      bindings[self._parameter_name] = argument
-    return _Scope(bindings, self._scope, at_clients)
-
-
-class _Run:
-  """One run of a computation."""
-
-  def __init__(self, interpreter: Interpreter, num_clients: int):
-    self._interpreter = interpreter
-    self._num_clients = num_clients
-
-  # From here on: one method for each kind of building block.
+    return self.evaluate(self._block, Scope({}, num_clients))(argument)
 
   def evaluate(
-    self, block: tff.framework.ComputationBuildingBlock, scope: _Scope
+    self, block: tff.framework.ComputationBuildingBlock, scope: Scope
   ) -> Any:
-    """Returns the value of a building block."""
-    return _EVALUATE[type(block)](self, block, scope)
+    """Returns the value of a building block; that of functions can be called.
 
-  def _reference(self, block: tff.framework.Reference, scope: _Scope) -> Any:
-    return scope.lookup(block.name)
+    A function is of one party, or of all. That of a lambda takes also whether
+    it is called with the values of clients.
+    """
+    evaluate = _EVALUATE.get(type(block))
+    if evaluate is None:
+      raise errors.RunError(
+        f'A computation with {type(block).__name__} ({block}) cannot run in '
+        'process; choose the native runtime.'
+      )
+    return evaluate(self, block, scope)
 
-  def _selection(self, block: tff.framework.Selection, scope: _Scope) -> Any:
+  def _selection(self, block: tff.framework.Selection, scope: Scope) -> Any:
     source = self.evaluate(block.source, scope)
     if scope.at_clients:
       return source.select(block.as_index())
     return source[block.as_index()]
 
-  def _struct(self, block: tff.framework.Struct, scope: _Scope) -> Any:
+  def _struct(self, block: tff.framework.Struct, scope: Scope) -> Any:
     elements = tuple([self.evaluate(part, scope) for part in block])
     return values.Columns(elements) if scope.at_clients else elements
 
-  def _call(self, block: tff.framework.Call, scope: _Scope) -> Any:
+  def _call(self, block: tff.framework.Call, scope: Scope) -> Any:
     function = self.evaluate(block.function, scope)
     argument = None
     if block.argument is not None:
       argument = self.evaluate(block.argument, scope)
     if scope.at_clients:
-      return self.map(function, argument)
-    if argument is None and isinstance(function, graph_functions.LocalFunction):
-      return self._interpreter.constant(block, function)
-    return self.apply(function, argument)
+      return self.map(function, argument, scope)
+    if (
+      argument is None
+      and isinstance(function, graph_functions.LocalFunction)
+      and function.is_deterministic
+    ):
+      # In most cases zeros.
+      if id(block) not in self._constants:
+        self._constants[id(block)] = function()
+      return self._constants[id(block)]
+    return function(argument)
 
-  def _lambda(self, block: tff.framework.Lambda, scope: _Scope) -> Any:
-    return _Closure(block, scope)
+  def _lambda(self, block: tff.framework.Lambda, scope: Scope) -> Any:
+    def call(argument, at_clients=False):
+      bindings = {}
+      if block.parameter_name is not None:
+        bindings[block.parameter_name] = argument
+      return self.evaluate(block.result, scope.inner(bindings, at_clients))
 
-  def _block(self, block: tff.framework.Block, scope: _Scope) -> Any:
-    scope = _Scope({}, scope, scope.at_clients)
+    return call
+
+  def _block(self, block: tff.framework.Block, scope: Scope) -> Any:
+    scope = scope.inner({}, scope.at_clients)
     for name, value in block.locals:
       scope.bindings[name] = self.evaluate(value, scope)
     return self.evaluate(block.result, scope)
 
   def _compiled(
-    self, block: tff.framework.CompiledComputation, unused_scope: _Scope
+    self, block: tff.framework.CompiledComputation, unused_scope: Scope
   ) -> Any:
-    return self._interpreter.function(block)
+    function = self._functions.get(id(block))
+    if function is None:
+      function = self._functions[id(block)] = self._library.function(block)
+    return function
 
-  def _intrinsic(
-    self, block: tff.framework.Intrinsic, unused_scope: _Scope
-  ) -> Any:
+  def _intrinsic(self, block: tff.framework.Intrinsic, scope: Scope) -> Any:
     intrinsic = _INTRINSICS.get(block.uri)
     if intrinsic is None:
       raise errors.RunError(
         f'The intrinsic {block.uri} cannot run in process; choose the native '
         'runtime.'
       )
-    return lambda argument: intrinsic(self, argument)
+    return lambda argument: intrinsic(self, argument, scope)
 
-  def _literal(self, block: tff.framework.Literal, scope: _Scope) -> Any:
+  def _literal(self, block: tff.framework.Literal, scope: Scope) -> Any:
     value = tf.constant(block.value, block.type_signature.dtype)
     return values.AllEqual(value) if scope.at_clients else value
 
-  def _unsupported(
-    self, block: tff.framework.ComputationBuildingBlock, unused_scope: _Scope
-  ) -> Any:
-    raise errors.RunError(
-      f'A computation with {type(block).__name__} ({block}) cannot run in '
-      'process; choose the native runtime.'
-    )
-
-  # From here on: calls.
-
-  def apply(self, function: Any, argument: Any) -> Any:
-    """Returns the result of a function of one party, or of all."""
-    if isinstance(function, _Closure):
-      return self.evaluate(
-        function.result, function.call_scope(argument, at_clients=False)
-      )
-    return function(argument)
-
   def map(
-    self, function: Any, argument: Optional[values.ClientsValue]
+    self, function: Any, argument: Optional[values.ClientsValue], scope: Scope
   ) -> values.ClientsValue:
     """Returns the clients' results of a function of one party."""
-    if isinstance(function, _Closure):
-      # Only the functions it calls run client by client.
-      return self.evaluate(
-        function.result, function.call_scope(argument, at_clients=True)
-      )
-    if not self._num_clients:
+    if not isinstance(function, graph_functions.LocalFunction):
+      # Only the functions that it calls run client by client.
+      return function(argument, at_clients=True)
+    if not scope.num_clients:
       return values.PerClient([])
-    if _is_same_for_all(function, argument):
+    if (
+      argument is None or values.is_all_equal(argument)
+    ) and function.is_deterministic:
       shared = None if argument is None else values.shared_value(argument)
       return values.AllEqual(function(shared))
     return values.PerClient(
-      self._interpreter.mapper.map(function, argument, self._num_clients)
+      self.mapper.map(function, argument, scope.num_clients)
     )
 
-  # From here on: intrinsics, each with its argument.
-
-  def federated_aggregate(self, argument: Any) -> Any:
-    return self.apply(argument[4], self.accumulate(argument))
-
-  def accumulate(self, argument: Any) -> Any:
+  def accumulate(self, argument: Any, scope: Scope) -> Any:
     """Returns the total of an aggregation's argument, without its report."""
     clients_value, total, accumulate, *_ = argument
-    rows = values.rows(clients_value, self._num_clients)
+    rows = values.rows(clients_value, scope.num_clients)
     if isinstance(accumulate, graph_functions.LocalFunction):
       return accumulate.fold(total, rows)
     for row in rows:
-      total = self.apply(accumulate, (total, row))
+      total = accumulate((total, row))
     return total
-
-  def federated_apply(self, argument: Any) -> Any:
-    return self.apply(*argument)
-
-  def federated_map(self, argument: Any) -> values.ClientsValue:
-    return self.map(*argument)
-
-  def federated_map_all_equal(self, argument: Any) -> values.ClientsValue:
-    function, value = argument
-    return values.AllEqual(self.apply(function, values.shared_value(value)))
-
-  def federated_eval_at_clients(self, argument: Any) -> values.ClientsValue:
-    return self.map(argument, None)
-
-  def federated_eval_at_server(self, argument: Any) -> Any:
-    return self.apply(argument, None)
-
-  def place_at_clients(self, argument: Any) -> values.ClientsValue:
-    return values.AllEqual(argument)
-
-  def place_at_server(self, argument: Any) -> Any:
-    return argument
-
-  def federated_zip_at_clients(self, argument: Any) -> values.ClientsValue:
-    return values.zip_columns(argument)
-
-
-def _is_same_for_all(
-  function: graph_functions.LocalFunction,
-  argument: Optional[values.ClientsValue],
-) -> bool:
-  """Whether one call gives every client's result."""
-  if argument is not None and not values.is_all_equal(argument):
-    return False
-  return function.is_deterministic
 
 
 _EVALUATE: dict[type, Callable[..., Any]] = {
-  tff.framework.Reference: _Run._reference,
-  tff.framework.Selection: _Run._selection,
-  tff.framework.Struct: _Run._struct,
-  tff.framework.Call: _Run._call,
-  tff.framework.Lambda: _Run._lambda,
-  tff.framework.Block: _Run._block,
-  tff.framework.CompiledComputation: _Run._compiled,
-  tff.framework.Intrinsic: _Run._intrinsic,
-  tff.framework.Literal: _Run._literal,
-  tff.framework.Placement: _Run._unsupported,
-  tff.framework.Data: _Run._unsupported,
+  tff.framework.Reference: lambda _, block, scope: scope.lookup(block.name),
+  tff.framework.Selection: Interpreter._selection,
+  tff.framework.Struct: Interpreter._struct,
+  tff.framework.Call: Interpreter._call,
+  tff.framework.Lambda: Interpreter._lambda,
+  tff.framework.Block: Interpreter._block,
+  tff.framework.CompiledComputation: Interpreter._compiled,
+  tff.framework.Intrinsic: Interpreter._intrinsic,
+  tff.framework.Literal: Interpreter._literal,
 }
 
-_INTRINSICS: dict[str, Callable[..., Any]] = {
-  tff.framework.FEDERATED_AGGREGATE.uri: _Run.federated_aggregate,
-  tff.framework.FEDERATED_APPLY.uri: _Run.federated_apply,
-  tff.framework.FEDERATED_BROADCAST.uri: _Run.place_at_clients,
-  tff.framework.FEDERATED_EVAL_AT_CLIENTS.uri: _Run.federated_eval_at_clients,
-  tff.framework.FEDERATED_EVAL_AT_SERVER.uri: _Run.federated_eval_at_server,
-  tff.framework.FEDERATED_MAP.uri: _Run.federated_map,
-  tff.framework.FEDERATED_MAP_ALL_EQUAL.uri: _Run.federated_map_all_equal,
-  tff.framework.FEDERATED_VALUE_AT_CLIENTS.uri: _Run.place_at_clients,
-  tff.framework.FEDERATED_VALUE_AT_SERVER.uri: _Run.place_at_server,
-  tff.framework.FEDERATED_ZIP_AT_CLIENTS.uri: _Run.federated_zip_at_clients,
-  tff.framework.FEDERATED_ZIP_AT_SERVER.uri: _Run.place_at_server,
+
+# From an interpreter, an intrinsic's argument and a scope to the result.
+_INTRINSICS: dict[str, Callable[[Interpreter, Any, Scope], Any]] = {
+  getattr(tff.framework, f'FEDERATED_{name}').uri: function
+  for name, function in (
+    ('AGGREGATE', lambda run, a, scope: a[4](run.accumulate(a, scope))),
+    ('APPLY', lambda run, a, scope: a[0](a[1])),
+    ('BROADCAST', lambda run, a, scope: values.AllEqual(a)),
+    ('EVAL_AT_CLIENTS', lambda run, a, scope: run.map(a, None, scope)),
+    ('EVAL_AT_SERVER', lambda run, a, scope: a(None)),
+    ('MAP', lambda run, a, scope: run.map(*a, scope)),
+    (
+      'MAP_ALL_EQUAL',
+      lambda run, a, scope: values.AllEqual(a[0](values.shared_value(a[1]))),
+    ),
+    ('VALUE_AT_CLIENTS', lambda run, a, scope: values.AllEqual(a)),
+    ('VALUE_AT_SERVER', lambda run, a, scope: a),
+    ('ZIP_AT_CLIENTS', lambda run, a, scope: values.zip_columns(a)),
+    ('ZIP_AT_SERVER', lambda run, a, scope: a),
+  )
 }

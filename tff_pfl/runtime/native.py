@@ -2,76 +2,228 @@
 
 TFF's local context starts the same worker but never stops it: at the
 interpreter's exit its clean-up fails, and the orphan keeps running and holds
-the program's stdout open. Here the worker
+the program's stdout open. Where a worker dies, TFF tries for ever to reach it.
 
-* is started by the first computation and ends with the program, however that
-  ends (see `worker_process`);
-* is replaced when it dies: the death is reported in one line and the
-  computation is repeated once, on a fresh worker. Client work in this library
-  is a pure function of its arguments and seed, so the repetition gives the same
-  result. A second death in the same computation raises `WorkerDiedError`.
+Here the first computation starts the worker, which ends with this process,
+however that ends (see `child_launcher`), and is reached from this machine only
+(see `worker_port`). If it dies, the computation under way raises `RunError`,
+and the next one starts another.
 
 The worker runs TensorFlow on CPU only.
 """
 
 import asyncio
+import contextlib
 import os
+import subprocess
 import threading
-import weakref
+import time
+from collections.abc import Callable
 from typing import Any, Optional
 
+import grpc
 import tensorflow_federated as tff
-from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.runtime import (
-  base,
-  lowering,
-  threads,
-  worker_connection,
-  worker_process,
+from tff_pfl.runtime import base, lowering, threads, worker_port
+from tff_pfl.runtime.private_api import executor_pb2_grpc
+from tff_pfl.system import child_processes, cores
+
+_BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
+# To load the binary (300 MB) from a slow disk takes time.
+_SECONDS_TO_START = 60.0
+# The kernel closes a dying process's sockets just before it is gone.
+_SECONDS_TO_END = 2.0
+# A worker does not answer a release while it computes with what is released;
+# it does what was asked in any case.
+_SECONDS_TO_RELEASE = 1.0
+# The worker frees values in batches of this many. TFF's default of 20 keeps the
+# arguments and results of several past rounds alive.
+_DISPOSE_BATCH_SIZE = 4
+# gRPC's limit is a signed 32-bit number of bytes.
+_MAX_MESSAGE_BYTES = 2**31 - 1
+_CHANNEL_OPTIONS = (
+  ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+  ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+  # A proxy set in the environment must not carry the traffic.
+  ('grpc.enable_http_proxy', 0),
 )
-from tff_pfl.system import cores
 
 
 class NativeRuntime(base.Runtime):
   """Runs computations in one C++ worker on this machine."""
 
-  def __init__(
-    self,
-    *,
-    max_concurrent_clients: Optional[int] = None,
-    binary: Optional[str] = None,
-  ):
+  def __init__(self, *, max_concurrent_clients: Optional[int] = None):
     """Prepares the runtime; the first computation starts the worker.
 
     Args:
       max_concurrent_clients: How many clients' computations run at the same
         time, at least 1; None for the number of usable CPU cores.
-      binary: The path of the worker; None for the one that comes with TFF.
 
     Raises:
       ValueError: If a number is out of range.
     """
-    cores.concurrent_clients(max_concurrent_clients)  # Checked early.
-    self._executor_factory = _NativeExecutorFactory(
-      max_concurrent_clients, binary
-    )
-    context = _NativeContext(self._executor_factory)
-    super().__init__(context)
-    # The context, not the runtime, decides how long the worker is needed: a
-    # program may install the runtime and drop it. At exit this also runs.
-    weakref.finalize(context, self._executor_factory.close)
+    self._engine = _Engine(cores.concurrent_clients(max_concurrent_clients))
+    super().__init__(self._engine)
 
   @property
   def worker_pid(self) -> Optional[int]:
-    """The process id of the running worker; None while there is none."""
-    worker = self._executor_factory.worker
-    return worker.pid if worker is not None and worker.is_running else None
+    """The process id of the worker; None while there is none."""
+    worker = self._engine.worker
+    return worker.process.pid if worker and worker.is_running else None
+
+
+class _Engine(base.Engine):
+  """Has one worker at a time, and one thread, which computes on it."""
+
+  def __init__(self, num_clients: int):
+    super().__init__()
+    self._num_clients = num_clients
+    # The kernel kills the worker when the *thread* that started it ends. This
+    # one lives until the end.
+    self._thread = threads.Threads(1, 'tff-worker')
+    self._lock = threading.Lock()
+    self.worker: Optional[_Worker] = None
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Returns the computation's result.
+
+    In another thread, so that the caller's reacts to Ctrl-C at any time, and
+    may have an event loop of its own (as notebooks do).
+    """
+    self.check_open()
+    outcome = self._thread.submit(self._compute, comp, arg)
+    try:
+      return threads.result_of(outcome)
+    except threads.ClosedError:
+      self.check_open()
+      raise
+    finally:
+      if not outcome.done():
+        # Ctrl-C or a request to exit. The call under way cannot be cancelled,
+        # so its worker is given up.
+        self._stop_worker()
+
+  def _compute(self, comp: Any, arg: Any) -> Any:
+    worker = self._running_worker()
+    try:
+      return asyncio.run(worker.context.invoke(comp, arg))
+    except (grpc.RpcError, ValueError) as error:
+      # Or it is the computation's own error, with TensorFlow's message.
+      self.check_open()
+      worker.check(error)
+      raise
+
+  def _running_worker(self) -> '_Worker':
+    with self._lock:
+      self.check_open()
+      if self.worker is not None and not self.worker.is_running:
+        self.worker.stop()
+        self.worker = None
+      if self.worker is None:
+        self.worker = _Worker(self._num_clients)
+      return self.worker
+
+  def _stop_worker(self) -> None:
+    with self._lock:
+      worker, self.worker = self.worker, None
+      if worker is not None:
+        worker.stop()
 
   def close(self) -> None:
-    """Stops the worker; the runtime cannot run anything afterwards."""
-    self._executor_factory.close()
+    super().close()
+    self._stop_worker()
+    self._thread.close()
+
+
+class _Worker:
+  """A running worker, and TFF's context that computes on it."""
+
+  def __init__(self, num_clients: int):
+    """Starts the process; returns when it answers.
+
+    Where the environment has no `TF_NUM_INTRAOP_THREADS`, the cores are divided
+    among the concurrent clients. Splitting each one's matrix products over all
+    cores makes rounds slower (by half for an MLP on two cores) and their
+    rounding dependent on the number of cores.
+    """
+    self._port = worker_port.WorkerPort()
+    self._owner_pid = os.getpid()
+    threads_per_client = str(cores.threads_per_client(num_clients))
+    self.process = subprocess.Popen(
+      child_processes.launch_command(
+        _BINARY,
+        f'--port={self._port.number}',
+        f'--max_concurrent_computation_calls={num_clients}',
+      ),
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      env={'TF_NUM_INTRAOP_THREADS': threads_per_client, **os.environ},
+      # Ctrl-C in a terminal reaches Python alone, which then decides.
+      start_new_session=True,
+    )
+    target = f'{worker_port.HOST}:{self._port.number}'
+    self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+    self._stub = _Stub(self._channel)
+    # The same parts as in `create_sync_local_cpp_execution_context`, without
+    # the `SyncExecutionContext` around them: its thread never ends.
+    self.context = tff.framework.AsyncExecutionContext(
+      executor_fn=tff.framework.ResourceManagingExecutorFactory(
+        self._make_executor
+      ),
+      compiler_fn=_compile,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
+    try:
+      self._wait_until_it_answers()
+    except BaseException:
+      self.stop()
+      raise
+
+  @property
+  def is_running(self) -> bool:
+    """Whether the process has not ended."""
+    return self.process.poll() is None
+
+  def _wait_until_it_answers(self) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not self._port.is_served():
+      if not self.is_running:
+        raise errors.RunError(self._describe_end())
+      if time.monotonic() > deadline:
+        raise errors.RunError(
+          f'The TFF worker (process {self.process.pid}) did not answer within '
+          f'{_SECONDS_TO_START:g} seconds.'
+        )
+      time.sleep(0.01)
+
+  def check(self, error: Exception) -> None:
+    """Raises `RunError` if an error came of the worker's end."""
+    code = error.code() if isinstance(error, grpc.RpcError) else None
+    if code == grpc.StatusCode.UNAVAILABLE:
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self.process.wait(_SECONDS_TO_END)
+    if not self.is_running:
+      raise errors.RunError(self._describe_end()) from error
+
+  def _describe_end(self) -> str:
+    ended = child_processes.describe_return_code(self.process.returncode)
+    return f'The TFF worker (process {self.process.pid}) {ended}.'
+
+  def _make_executor(self, cardinalities: Any) -> tff.framework.RemoteExecutor:
+    executor = _Executor(self._stub, _DISPOSE_BATCH_SIZE)
+    executor.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
+    return executor
+
+  def stop(self) -> None:
+    """Ends the process and what speaks to it."""
+    if os.getpid() != self._owner_pid:
+      return  # A forked copy of the owner that exits: not its worker.
+    self.process.kill()
+    self.process.wait()
+    self._channel.close()
+    self._port.close()
 
 
 def _compile(computation: Any) -> Any:
@@ -81,122 +233,33 @@ def _compile(computation: Any) -> Any:
   )
 
 
-class _NativeContext(tff.framework.SyncContext):
-  """Executes one computation at a time; repeats one whose worker died."""
+class _Executor(tff.framework.RemoteExecutor):
+  """Frees what the worker keeps of it, loaded graphs, with itself."""
 
-  def __init__(self, executor_factory: '_NativeExecutorFactory'):
-    self._executor_factory = executor_factory
-    self._lock = threading.Lock()
-    # The same parts as in `create_sync_local_cpp_execution_context`, without
-    # the `SyncExecutionContext` around them: its thread never ends.
-    self._context = tff.framework.AsyncExecutionContext(
-      executor_fn=executor_factory,
-      compiler_fn=_compile,
-      transform_args=tff.tensorflow.transform_args,
-      transform_result=tff.tensorflow.transform_result,
-    )
+  def __del__(self):
+    self.close()
 
-  def invoke(self, comp: Any, arg: Any) -> Any:
-    with self._lock:
-      try:
-        return self._invoke_in_thread(comp, arg)
-      except worker_process.WorkerDiedError as error:
-        self._executor_factory.stop_worker()  # Its death has been reported.
-        if self._executor_factory.is_closed:
-          raise
-        logging.warning(
-          '%s The computation is repeated on a fresh worker.', error
-        )
-      try:
-        return self._invoke_in_thread(comp, arg)
-      except worker_process.WorkerDiedError:
-        self._executor_factory.stop_worker()
-        raise
 
-  def _invoke_in_thread(self, comp: Any, arg: Any) -> Any:
-    """Returns the result of one try.
+class _Stub:
+  """TFF's worker protocol, of which TFF's own stub retries calls for ever."""
 
-    The thread lets the caller's react to Ctrl-C at any time, and have an event
-    loop of its own (as notebooks do).
+  def __init__(self, channel: grpc.Channel):
+    self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
+
+  def __getattr__(self, name: str) -> Callable[[Any], Any]:
+    return getattr(self._stub, name.title().replace('_', ''))
+
+  def dispose(self, request: Any) -> None:
+    self._release(self._stub.Dispose, request)
+
+  def dispose_executor(self, request: Any) -> None:
+    self._release(self._stub.DisposeExecutor, request)
+
+  def _release(self, method: Callable[..., Any], request: Any) -> None:
+    """Releases what the worker holds, where there still is a worker.
+
+    Finalizers of values call this at any moment, the interpreter's exit
+    included; what cannot be released is gone with its worker.
     """
-    thread = threads.Threads(1, 'tff-computation')
-    outcome = thread.submit(
-      lambda: asyncio.run(self._context.invoke(comp, arg))
-    )
-    try:
-      return threads.result_of(outcome)
-    finally:
-      if not outcome.done():
-        # Ctrl-C or a request to exit. The call under way cannot be cancelled,
-        # so its worker is given up.
-        self._executor_factory.stop_worker()
-      thread.close()
-
-
-class _NativeExecutorFactory(tff.framework.ExecutorFactory):
-  """Makes executors in the current worker; owns the worker."""
-
-  def __init__(
-    self, max_concurrent_clients: Optional[int], binary: Optional[str]
-  ):
-    super().__init__()
-    self._max_concurrent_clients = max_concurrent_clients
-    self._binary = binary
-    self._owner_pid = os.getpid()
-    self._lock = threading.RLock()
-    self._of_thread = threading.local()
-    self.worker: Optional[worker_process.WorkerProcess] = None
-    self._connection: Optional[worker_connection.WorkerConnection] = None
-    self.is_closed = False
-
-  def create_executor(self, cardinalities):
-    with self._lock:
-      self._ensure_worker()
-      connection = self._connection
-    # A thread makes one call, and must clean up where it worked even if the
-    # worker has been replaced meanwhile.
-    self._of_thread.connection = connection
-    return connection.executor(cardinalities)
-
-  def clean_up_executor(self, cardinalities):
-    connection = getattr(self._of_thread, 'connection', None)
-    if connection is not None:
-      connection.close_executor(cardinalities)
-
-  def stop_worker(self) -> None:
-    """Stops the worker; the next computation starts another."""
-    if os.getpid() != self._owner_pid:
-      return  # A forked copy of the owner that exits: not its worker.
-    with self._lock:
-      worker, self.worker = self.worker, None
-      connection, self._connection = self._connection, None
-      # First the process: what is under way then ends with its error.
-      if worker is not None:
-        worker.stop()
-      if connection is not None:
-        connection.close()
-
-  def close(self) -> None:
-    """Stops the worker for good."""
-    self.is_closed = True
-    self.stop_worker()
-
-  def _ensure_worker(self) -> None:
-    """Starts a worker unless one is running."""
-    if self.is_closed:
-      raise errors.RunError(
-        'The native runtime is closed; create another one to go on.'
-      )
-    if self.worker is not None:
-      if self.worker.is_running:
-        return
-      logging.warning(
-        '%s A fresh worker is started.', self.worker.describe_end()
-      )
-      self.stop_worker()
-    worker = worker_process.WorkerProcess(
-      max_concurrent_clients=self._max_concurrent_clients, binary=self._binary
-    )
-    worker.wait_until_ready()
-    self.worker = worker
-    self._connection = worker_connection.WorkerConnection(worker)
+    with contextlib.suppress(grpc.RpcError, ValueError):
+      method(request, timeout=_SECONDS_TO_RELEASE)

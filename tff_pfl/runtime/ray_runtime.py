@@ -8,30 +8,53 @@ each chunk, with the clients' new states. What clients hold between two
 exchanges stays in the actor. Examples do not travel where an actor can open the
 data set itself, see `Runtime.share`.
 
-The chunks depend on the cohort only, so the result is the same for any number
-of actors and whatever happens to them.
+An actor that is lost, with its process or its node, is replaced if there is
+room, and its chunks are computed by others. The chunks depend on the cohort
+only, so the result is the same for any number of actors and whatever happens to
+them.
 """
 
-import functools
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+import tensorflow as tf
+from absl import logging
+
 from tff_pfl import errors
 from tff_pfl.runtime import (
+  cancellation,
   client_mapper,
-  graph_functions,
+  devices,
   in_process,
-  interpreting,
-  ray_pool,
+  ray_actor,
   stages,
+  transport,
   values,
 )
 from tff_pfl.system import ray_cluster
 
 _CHUNKS_PER_COHORT = 64
+_SECONDS_BETWEEN_LOOKS = 0.1
+# New nodes are looked for this often.
+_SECONDS_BETWEEN_COUNTS = 30.0
+# How long to wait for the first actor, or for one when all were lost.
+_SECONDS_TO_START = 120.0
+# A chunk that has ended so many actors is not tried again.
+_MAX_LOSSES = 3
+# What an actor finds to do when it has finished a chunk.
+_MAX_ORDERS = 2
+
+_unique_number = itertools.count()
 
 
-class RayRuntime(interpreting.InterpretingRuntime):
+class RayRuntime(in_process.InterpretingRuntime):
   """Runs the clients' computations on a Ray cluster."""
 
   def __init__(
@@ -71,24 +94,24 @@ class RayRuntime(interpreting.InterpretingRuntime):
       'at least 1',
       clients_per_chunk,
     )
-    local, server_device = in_process.create_mapper('cpu')
-    self._pool = ray_pool.ActorPool(
-      address, cpus_per_actor, gpus_per_actor, batched_clients
+    self._cluster = _Cluster(
+      ray_cluster.connect(address),
+      {'CPU': cpus_per_actor, 'GPU': gpus_per_actor},
+      clients_per_chunk,
+      batched_clients,
     )
     super().__init__(
-      _ClusterMapper(local, self._pool, clients_per_chunk),
-      server_device,
-      stages.StagedInterpreter,
+      self._cluster, self._cluster.server_device, stages.StagedInterpreter
     )
 
   def share(self, *mappings: Mapping[Any, Any]) -> tuple[Mapping, ...]:
     """Returns mappings to references; see `base.Runtime.share`."""
-    return self._pool.share(mappings)
+    return self._cluster.share(mappings)
 
   @property
   def num_actors(self) -> int:
     """How many actors compute, those that are starting included."""
-    return self._pool.num_actors
+    return len(self._cluster.actors)
 
   @property
   def clients_per_call(self) -> int:
@@ -97,45 +120,359 @@ class RayRuntime(interpreting.InterpretingRuntime):
 
   @property
   def bytes_moved(self) -> tuple[int, int]:
-    """How many bytes actors have received and sent so far."""
-    return self._pool.bytes_sent, self._pool.bytes_received
+    """How many bytes actors have received and sent so far.
+
+    Broadcasts and programs count once for each actor that took them.
+    """
+    return self._cluster.bytes_sent, self._cluster.bytes_received
 
 
-class _ClusterMapper(client_mapper.ClientMapper):
-  """Runs stages on the cluster, and what has none in this process."""
+@dataclasses.dataclass(eq=False)
+class _Actor:
+  """A process of the cluster.
+
+  Attributes:
+    handle: Ray's.
+    started: The future of its checksum.
+    is_ready: Whether it has started.
+    orders: The chunks it computes, by their futures.
+  """
+
+  handle: Any
+  started: Any
+  is_ready: bool = False
+  orders: dict[Any, _Chunk] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False)
+class _Chunk:
+  """Some clients of a cohort.
+
+  Attributes:
+    argument: The computation's argument for them, encoded.
+    shared: The numbers of the shared mappings that it refers to.
+    home: Who computed its last stage.
+    num_losses: How many actors were lost with it.
+  """
+
+  number: int
+  num_clients: int
+  argument: Any
+  shared: set[int]
+  home: Optional[_Actor] = None
+  num_losses: int = 0
+
+
+class _Stored:
+  """Something in Ray's object store that several actors take."""
+
+  def __init__(self, reference: Any, num_bytes: int = 0):
+    self.number = next(_unique_number)
+    self.reference = reference
+    self.num_bytes = num_bytes
+    self.takers: weakref.WeakSet[_Actor] = weakref.WeakSet()
+
+
+class _References:
+  """From the keys of a shared mapping to references to its values."""
+
+  def __init__(self, owner: _Stored, position: int):
+    self._owner = owner  # Keeps it in Ray's store.
+    self._source = (owner.number, position)
+
+  def __getitem__(self, key: Any) -> values.Reference:
+    return values.Reference(self._source, key)
+
+
+class _Cluster(client_mapper.ClientMapper):
+  """As many actors as fit into a cluster; computes what has no stages here.
+
+  Attributes:
+    actors: Those that are starting included.
+    bytes_sent: To actors so far.
+    bytes_received: From actors so far.
+  """
 
   def __init__(
     self,
-    local: client_mapper.ClientMapper,
-    pool: ray_pool.ActorPool,
+    ray: Any,
+    resources: Mapping[str, float],
     clients_per_chunk: Optional[int],
+    batched_clients: Optional[bool],
   ):
-    self._local = local
-    self._pool = pool
+    names = devices.resolve('cpu')
+    super().__init__(devices.of_threads(names))
+    self.server_device = names[0]
+    self._ray = ray
+    self._resources = {name: n for name, n in resources.items() if n}
     self._clients_per_chunk = clients_per_chunk
+    self._actor_class = ray.remote(ray_actor.ChunkActor).options(
+      num_cpus=resources['CPU'],
+      num_gpus=resources['GPU'],
+      max_restarts=0,
+      max_task_retries=0,
+      scheduling_strategy='SPREAD',
+    )
+    self._arguments = (
+      max(1, int(resources['CPU'])),
+      resources['GPU'] > 0,
+      batched_clients,
+    )
+    self._checksum = ray_cluster.code_checksum()
+    self._lock = threading.Lock()
+    self._is_closed = False
+    self._refusals: list[str] = []
+    # Of shared mappings, by their numbers.
+    self._shared = weakref.WeakValueDictionary()
+    self.actors: list[_Actor] = []
+    self.bytes_sent = 0
+    self.bytes_received = 0
+    self._start_actors()
+    errors.expect(
+      self.actors,
+      'cpus_per_actor, gpus_per_actor',
+      "no more than one of the cluster's nodes has",
+      f'{resources["CPU"]:g} and {resources["GPU"]:g}, where Ray has '
+      f'{ray.cluster_resources()}',
+    )
 
-  def map(
-    self,
-    function: graph_functions.LocalFunction,
-    argument: Optional[values.ClientsValue],
-    num_clients: int,
-  ) -> list[values.LocalValue]:
-    return self._local.map(function, argument, num_clients)
+  def share(self, mappings: tuple[Mapping[Any, Any], ...]) -> tuple[Any, ...]:
+    """Returns mappings from keys to references that actors resolve."""
+    owner = _Stored(self._ray.put(ray_actor.pack(mappings)))
+    self._shared[owner.number] = owner
+    return tuple(_References(owner, i) for i in range(len(mappings)))
 
-  def prepare(self, plan: stages.Plan) -> ray_pool.Stored:
+  def prepare(self, plan: stages.Plan) -> _Stored:
     """Puts a plan's program where actors find it."""
     program = stages.pack(plan)
-    return self._pool.store(program, len(program))
+    return _Stored(self._ray.put(program), len(program))
 
   def cohort(
-    self, program: ray_pool.Stored, argument: Any, num_clients: int
+    self, program: _Stored, argument: Any, num_clients: int
   ) -> Callable[[Mapping[str, Any]], list[stages.ChunkOutput]]:
-    """Returns what computes a cohort's stages; see `ActorPool.compute`."""
+    """Returns what computes a cohort's stages, one after another.
+
+    It is from what all clients receive, by name, to the outputs of the chunks.
+    """
     size = self._clients_per_chunk or -(-num_clients // _CHUNKS_PER_COHORT)
-    work = ray_pool.Work(program, argument, num_clients, size)
-    return functools.partial(self._pool.compute, work)
+    chunks = []
+    for begin in range(0, num_clients, size):
+      end = min(begin + size, num_clients)
+      part = transport.encode(transport.of_clients(argument, begin, end))
+      shared = {r.source[0] for r in transport.references(part)}
+      chunks.append(_Chunk(len(chunks), end - begin, part, shared))
+    run = next(_unique_number)
+    stored = []
+
+    def compute(received):
+      encoded = transport.encode(dict(received))
+      stored.append(
+        _Stored(self._ray.put(encoded), transport.num_bytes(encoded))
+      )
+      with self._lock:
+        return self._compute(program, run, stored, chunks)
+
+    return compute
+
+  def _compute(
+    self,
+    program: _Stored,
+    run: int,
+    received: list[_Stored],
+    chunks: list[_Chunk],
+  ) -> list[stages.ChunkOutput]:
+    """Has the last of the stages computed that something is received for."""
+    waiting = list(chunks)
+    outputs = {}
+    last_seen = time.monotonic()
+    try:
+      while len(outputs) < len(chunks):
+        self._check_open()
+        ready = self._ready_actors()
+        if ready:
+          last_seen = time.monotonic()
+        elif (
+          not self.actors or time.monotonic() - last_seen > _SECONDS_TO_START
+        ):
+          raise errors.RunError(
+            ' '.join(['No Ray actor is left.', *self._refusals])
+          )
+        # Each gets one chunk before any gets a second.
+        for num_orders in range(_MAX_ORDERS):
+          for actor in ready:
+            if len(actor.orders) == num_orders:
+              chunk = _choose(waiting, actor, ready)
+              if chunk is not None:
+                waiting.remove(chunk)
+                self._order(actor, chunk, program, run, received)
+        for actor, chunk, future in self._finished_orders():
+          output = self._result(future)
+          if isinstance(output, Exception):
+            raise output
+          if output is None:
+            waiting += self._lose(actor, chunk)
+            waiting.sort(key=lambda chunk: chunk.number)
+          else:
+            chunk.home = actor
+            outputs[chunk.number] = output
+            self.bytes_received += transport.num_bytes(output)
+    except BaseException:
+      for actor in self.actors:
+        for future in actor.orders:
+          self._ray.cancel(future)
+        actor.orders.clear()
+      raise
+    return [transport.decode(outputs[chunk.number]) for chunk in chunks]
+
+  def _check_open(self) -> None:
+    current = cancellation.Cancellation.current()
+    if self._is_closed or (current is not None and current.is_cancelled):
+      raise tf.errors.CancelledError(None, None, 'The computation was ended.')
+
+  def _order(
+    self,
+    actor: _Actor,
+    chunk: _Chunk,
+    program: _Stored,
+    run: int,
+    received: list[_Stored],
+  ) -> None:
+    """Gives an actor a chunk to compute."""
+    argument = None if chunk.home is actor else chunk.argument
+    order = ray_actor.Order(
+      program=(program.number, [program.reference]),
+      run=run,
+      chunk=chunk.number,
+      num_clients=chunk.num_clients,
+      received=[[stored.reference] for stored in received],
+      argument=argument,
+      shared={n: [self._shared[n].reference] for n in chunk.shared},
+    )
+    actor.orders[actor.handle.compute.remote(order)] = chunk
+    self.bytes_sent += transport.num_bytes(argument)
+    for stored in (program, *received):
+      if actor not in stored.takers:
+        stored.takers.add(actor)
+        self.bytes_sent += stored.num_bytes
+
+  def _finished_orders(self) -> list[tuple[_Actor, _Chunk, Any]]:
+    """Waits for some chunks; returns who computed them, and Ray's futures."""
+    orders = {future: actor for actor in self.actors for future in actor.orders}
+    starting = [a.started for a in self.actors if not a.is_ready]
+    finished, _ = self._ray.wait(
+      [*orders, *starting], timeout=_SECONDS_BETWEEN_LOOKS
+    )
+    return [
+      (orders[future], orders[future].orders.pop(future), future)
+      for future in finished
+      if future in orders
+    ]
+
+  def _result(self, future: Any) -> Any:
+    """Returns what an actor returned; None if it was lost."""
+    try:
+      return self._ray.get(future)
+    except self._ray.exceptions.RayTaskError as error:
+      raise errors.RunError(
+        f'A Ray actor failed: {_one_line(error)}'
+      ) from error
+    except self._ray.exceptions.RayError as error:
+      logging.debug('A Ray actor was lost: %s', error)
+      return None
+
+  def _lose(self, actor: _Actor, chunk: _Chunk) -> list[_Chunk]:
+    """Takes a lost actor out, starts another; returns its chunks."""
+    lost = [chunk, *actor.orders.values()]
+    if actor in self.actors:
+      logging.warning(
+        'A Ray actor was lost. Its clients are computed by others.'
+      )
+      actor.orders.clear()
+      self._end(actor)
+      self._start_actors()
+    for each in lost:
+      each.home = None
+      each.num_losses += 1
+      if each.num_losses > _MAX_LOSSES:
+        raise errors.RunError(
+          f'{each.num_losses} Ray actors died as they computed the same '
+          f'{each.num_clients} clients; is there memory enough? See the logs '
+          'of Ray.'
+        )
+    return lost
+
+  def _ready_actors(self) -> list[_Actor]:
+    starting = [actor for actor in self.actors if not actor.is_ready]
+    if starting:
+      started, _ = self._ray.wait(
+        [a.started for a in starting], num_returns=len(starting), timeout=0
+      )
+      for actor in starting:
+        if actor.started in started:
+          self._admit(actor)
+    if time.monotonic() - self._last_count > _SECONDS_BETWEEN_COUNTS:
+      self._start_actors()
+    return [actor for actor in self.actors if actor.is_ready]
+
+  def _admit(self, actor: _Actor) -> None:
+    """Takes an actor that has started, if its code is this process's."""
+    try:
+      actor.is_ready = self._ray.get(actor.started) == self._checksum
+      reason = (
+        'An actor has other code of tff_pfl, or another version of Python, '
+        'TensorFlow or TFF, than this process; install the same on all nodes.'
+      )
+    except self._ray.exceptions.RayError as error:
+      reason = f'An actor cannot start: {_one_line(error)}'
+    if not actor.is_ready:
+      logging.warning('%s', reason)
+      self._refusals.append(reason)
+      self._end(actor)
+
+  def _start_actors(self) -> None:
+    """Starts as many as fit, besides those that there are."""
+    self._last_count = time.monotonic()
+    missing = self._num_fitting() - len(self.actors) - len(self._refusals)
+    for _ in range(missing):
+      handle = self._actor_class.remote(*self._arguments)
+      self.actors.append(_Actor(handle, handle.checksum.remote()))
+
+  def _num_fitting(self) -> int:
+    return sum(
+      min(
+        int(node['Resources'].get(name, 0) / number + 1e-9)
+        for name, number in self._resources.items()
+      )
+      for node in self._ray.nodes()
+      if node['Alive']
+    )
+
+  def _end(self, actor: _Actor) -> None:
+    self.actors.remove(actor)
+    try:
+      self._ray.kill(actor.handle)
+    except Exception as error:  # Ray is gone itself.
+      logging.debug('A Ray actor could not be ended: %s', error)
 
   def close(self) -> None:
     """Ends the actors and the local threads."""
-    self._pool.close()
-    self._local.close()
+    self._is_closed = True
+    for actor in list(self.actors):
+      self._end(actor)
+    super().close()
+
+
+def _choose(
+  waiting: list[_Chunk], actor: _Actor, ready: list[_Actor]
+) -> Optional[_Chunk]:
+  """Returns a chunk that an actor had before, or the first that nobody had."""
+  return max(
+    (c for c in waiting if c.home is actor or c.home not in ready),
+    key=lambda chunk: chunk.home is actor,
+    default=None,
+  )
+
+
+def _one_line(error: BaseException) -> str:
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return lines[-1].strip()

@@ -13,6 +13,7 @@ depends on how the cohort is cut, and not on where or when a chunk is computed.
 """
 
 import copyreg
+import functools
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -171,33 +172,30 @@ class StagedInterpreter(interpreter.Interpreter):
     bindings = {}
     if self._plan.parameter_name is not None:
       bindings[self._plan.parameter_name] = argument
-    run, scope = self.begin(bindings, num_clients)
+    scope = interpreter.Scope(bindings, num_clients)
     compute = self.mapper.cohort(self._program, argument, num_clients)
     for number, part in enumerate(self._plan.at_clients):
-      self._compute(run, scope, number)
+      self._compute(scope, number)
       outputs = compute({name: bindings[name] for name in part.received})
       for name, call in part.steps:
         if name in part.totals:
           totals = [output.totals[name] for output in outputs]
-          bindings[name] = _merge(run, scope, call, totals)
+          bindings[name] = self._merge(scope, call, totals)
         elif name in part.returned:
           bindings[name] = _join([output.returned[name] for output in outputs])
-    self._compute(run, scope, len(self._plan.at_clients))
-    return run.evaluate(self._plan.result, scope)
+    self._compute(scope, len(self._plan.at_clients))
+    return self.evaluate(self._plan.result, scope)
 
-  def _compute(self, run, scope, number):
+  def _compute(self, scope, number):
     for name, call in self._plan.at_server[number]:
-      scope.bindings[name] = run.evaluate(call, scope)
+      scope.bindings[name] = self.evaluate(call, scope)
 
-
-def _merge(run, scope, call, totals):
-  """Returns an aggregation's result, from the totals of the chunks."""
-  *_, merge, report = call.argument
-  merge = run.evaluate(merge, scope)
-  total = totals[0]
-  for other in totals[1:]:
-    total = run.apply(merge, (total, other))
-  return run.apply(run.evaluate(report, scope), total)
+  def _merge(self, scope, call, totals):
+    """Returns an aggregation's result, from the totals of the chunks."""
+    *_, merge, report = call.argument
+    merge = self.evaluate(merge, scope)
+    total = functools.reduce(lambda a, b: merge((a, b)), totals)
+    return self.evaluate(report, scope)(total)
 
 
 def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
@@ -237,12 +235,13 @@ def compute_chunk(
   Returns:
     The output, and what is to be kept for later stages.
   """
-  run, scope = program.begin(bindings, num_clients)
+  scope = interpreter.Scope(bindings, num_clients)
   for name, call in part.steps:
     if name in part.totals:
-      bindings[name] = run.accumulate(run.evaluate(call.argument, scope))
+      argument = program.evaluate(call.argument, scope)
+      bindings[name] = program.accumulate(argument, scope)
     else:
-      bindings[name] = run.evaluate(call, scope)
+      bindings[name] = program.evaluate(call, scope)
   output = ChunkOutput(
     {name: bindings[name] for name in part.totals},
     {name: bindings[name] for name in part.returned},

@@ -28,6 +28,8 @@ def result_of(future: concurrent.futures.Future) -> Any:
   while not future.done():
     concurrent.futures.wait([future], _SECONDS_BETWEEN_LOOKS)
     shutdown.raise_if_stopped()
+  if future.cancelled():
+    raise ClosedError('The threads have been ended.')
   return future.result()
 
 

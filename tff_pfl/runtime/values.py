@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence as ListOrTuple
 from typing import Any, Union
 
+import attrs
 import tensorflow as tf
 
 # A `tf.Tensor`, a `Sequence`, a `Reference` or a tuple of local values.
@@ -48,7 +49,8 @@ class Reference:
   key: Any
 
 
-@dataclasses.dataclass(frozen=True)
+# These three are structures for `tree`, unlike those above.
+@attrs.frozen
 class AllEqual:
   """The same local value at every client."""
 
@@ -63,7 +65,7 @@ class AllEqual:
     return AllEqual(self.value[index])
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class PerClient:
   """One local value for each client.
 
@@ -82,7 +84,7 @@ class PerClient:
     return PerClient([value[index] for value in self.values])
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class Columns:
   """A structure at each client, stored as a structure of values at clients."""
 

@@ -7,21 +7,19 @@ authentication, and whoever reaches it can run programs as its user.
 Before the worker starts, this process listens on the same port. gRPC servers
 share ports (SO_REUSEPORT), and a port's first listener may give the kernel a
 program that hands out its connections. Ours hands a connection to the worker if
-it was made to 127.0.0.1, and otherwise to our own socket, which closes it.
+it was made to 127.0.0.1, and otherwise to our own socket, where nobody takes
+it.
 
-So other machines cannot connect. Users of this machine can, and nothing that is
-sent is encrypted. Where a system cannot limit it, the worker serves all
-addresses.
+So other machines reach nobody. Users of this machine reach the worker, and
+nothing that is sent is encrypted. Where a system cannot limit it, the worker
+serves all addresses.
 """
 
-import contextlib
 import ctypes
 import functools
 import socket
 import struct
 import sys
-import threading
-from typing import Optional
 
 HOST = '127.0.0.1'
 _OTHER_HOST = '127.0.0.2'
@@ -30,8 +28,10 @@ _SO_ATTACH_REUSEPORT_CBPF = 51
 # What the program returns: the position of a listener on the port, in the order
 # in which they began to listen.
 _REFUSE, _ACCEPT = 0, 1
-_SECONDS_TO_ANSWER = 1.0
+_SECONDS_TO_CONNECT = 1.0
 _NUM_TRIES = 8
+# Before there is a worker, our own socket takes what is to be its connections.
+_SECONDS_TO_SPEAK = 0.1
 
 
 class WorkerPort:
@@ -47,8 +47,6 @@ class WorkerPort:
 
   def __init__(self):
     """Reserves a port."""
-    self._closing: Optional[threading.Thread] = None
-    self._is_closed = False
     self._socket = _bind(0)
     self.number = self._socket.getsockname()[1]
     try:
@@ -58,22 +56,21 @@ class WorkerPort:
       self._socket.close()
       self._socket = _bind(self.number)
 
-  @property
-  def target(self) -> str:
-    """The worker's gRPC address."""
-    return f'{HOST}:{self.number}'
-
   def is_served(self) -> bool:
-    """Returns whether a worker answers."""
-    return _answers(HOST, self.number)
+    """Returns whether a worker answers.
+
+    A gRPC server speaks first (HTTP/2's settings).
+    """
+    try:
+      with socket.create_connection(
+        (HOST, self.number), _SECONDS_TO_SPEAK
+      ) as probe:
+        return bool(probe.recv(1))
+    except OSError:
+      return False
 
   def close(self) -> None:
     """Gives up the port; its worker must have ended."""
-    self._is_closed = True
-    if self._closing is not None:
-      with contextlib.suppress(OSError):
-        self._socket.shutdown(socket.SHUT_RDWR)  # Ends `accept`.
-      self._closing.join()
     self._socket.close()
 
   def _limit(self) -> None:
@@ -83,29 +80,17 @@ class WorkerPort:
     self._socket.setsockopt(
       socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program
     )
-    self._try_out()
-    self._closing = threading.Thread(
-      target=self._close_connections,
-      name=f'tff-worker-port-{self.number}',
-      daemon=True,
-    )
-    self._closing.start()
-
-  def _try_out(self) -> None:
-    """Raises `OSError` unless the program is obeyed; some systems ignore it."""
+    # Some systems ignore the program. Several times, for otherwise it would be
+    # left to chance.
     with _bind(self.number) as worker:
       worker.listen()
-      # Several times, for otherwise it would be left to chance.
       for _ in range(_NUM_TRIES):
-        _expect_connection(worker, HOST, self.number)
-        _expect_connection(self._socket, _OTHER_HOST, self.number)
-    self._socket.settimeout(None)
-
-  def _close_connections(self) -> None:
-    """Closes what the kernel hands to us instead of the worker."""
-    while not self._is_closed:
-      with contextlib.suppress(OSError):
-        _reset(self._socket.accept()[0])
+        for listener, host in ((worker, HOST), (self._socket, _OTHER_HOST)):
+          listener.settimeout(_SECONDS_TO_CONNECT)
+          with socket.create_connection(
+            (host, self.number), _SECONDS_TO_CONNECT
+          ):
+            listener.accept()[0].close()
 
 
 def _bind(port: int) -> socket.socket:
@@ -126,39 +111,10 @@ def _bind(port: int) -> socket.socket:
 @functools.cache
 def _has_ipv6() -> bool:
   """Returns whether gRPC servers use IPv6 sockets here, by gRPC's own rule."""
-  if not socket.has_ipv6:
-    return False
   try:
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
       probe.bind(('::1', 0))
     return True
-  except OSError:
-    return False
-
-
-def _expect_connection(listener: socket.socket, host: str, port: int) -> None:
-  """Raises `OSError` unless `listener` gets a connection to this address."""
-  listener.settimeout(_SECONDS_TO_ANSWER)
-  with socket.create_connection((host, port), _SECONDS_TO_ANSWER):
-    _reset(listener.accept()[0])
-
-
-def _reset(connection: socket.socket) -> None:
-  """Closes a connection so that its port can be used again at once."""
-  connection.setsockopt(
-    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)
-  )
-  connection.close()
-
-
-def _answers(host: str, port: int) -> bool:
-  """Returns whether a gRPC server takes connections to this address.
-
-  Such a server speaks first (HTTP/2's settings).
-  """
-  try:
-    with socket.create_connection((host, port), _SECONDS_TO_ANSWER) as probe:
-      return bool(probe.recv(1))
   except OSError:
     return False
 

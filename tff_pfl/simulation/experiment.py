@@ -40,7 +40,7 @@ from tff_pfl.simulation import (
   stored_rounds,
 )
 from tff_pfl.simulation import summary as summary_lib
-from tff_pfl.system import memory
+from tff_pfl.system import machine
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.
@@ -287,7 +287,7 @@ def _train(runtime, process, data, store, sampler, epsilons, show_progress):
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary
       # After the evaluation, which holds the data of many clients.
-      metrics['rss_mb'] = round(memory.resident_mb(), 1)
+      metrics['rss_mb'] = round(machine.resident_mb(), 1)
       rounds.commit(metrics, **scores)
       row = {'round': round_number, **metrics}
       if scores:

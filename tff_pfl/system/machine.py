@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import resource
 import threading
+import time
 
 import numpy as np
+import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.system import memory
-
 _SECONDS_PER_SAMPLE = 0.2
+# A process that is being started shares its parent's memory for a moment, which
+# must not count twice.
+_SECONDS_UNTIL_STARTED = 0.5
+
+
+def resident_mb() -> float:
+  """Returns the resident memory of this process and its children, in MiB."""
+  process = psutil.Process()
+  total = process.memory_info().rss
+  for child in process.children(recursive=True):
+    # A child may end while it is looked at.
+    with contextlib.suppress(psutil.Error):
+      if time.time() - child.create_time() > _SECONDS_UNTIL_STARTED:
+        total += child.memory_info().rss
+  return total / 2**20
 
 
 class PeakMemory:
@@ -56,7 +72,7 @@ class PeakMemory:
       self._sample()
 
   def _sample(self):
-    self.peak_mb = max(self.peak_mb, memory.resident_mb())
+    self.peak_mb = max(self.peak_mb, resident_mb())
 
 
 def _highest_rss_mb() -> float:

@@ -1,0 +1,286 @@
+"""What a program may expect of every runtime on this machine."""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors, runtime
+
+pytestmark = [
+  pytest.mark.timeout(60),
+  pytest.mark.parametrize('name', ['in_process', 'native'], scope='module'),
+]
+
+_FOREVER = 10**12
+
+
+@pytest.fixture(name='rt', scope='module')
+def _rt(name):
+  with runtime.create_runtime(name) as rt:
+    yield rt
+
+
+@pytest.fixture(name='left_over')
+def _left_over():
+  """What threads and child processes there are more than before the test."""
+
+  def running():
+    return {*threading.enumerate(), *psutil.Process().children()}
+
+  before = running()
+  return lambda: running() - before
+
+
+@tff.tensorflow.computation(np.int64)
+def _count(limit):
+  with tf.control_dependencies(
+    [tf.debugging.assert_non_negative(limit, message='my own message')]
+  ):
+    limit = tf.identity(limit)
+  return tf.data.Dataset.range(limit).reduce(np.int64(0), lambda n, x: n + x)
+
+
+@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+def _count_at_clients(limits):
+  return tff.federated_map(_count, limits)
+
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def _mean(values):
+  return tff.federated_mean(values)
+
+
+@contextlib.contextmanager
+def _ctrl_c(after_seconds, ends_within_seconds, receiver='process'):
+  """Presses Ctrl-C in a block, which must end by that.
+
+  Args:
+    after_seconds: How long the block runs undisturbed.
+    ends_within_seconds: How long it may take from its beginning.
+    receiver: Of the signal: the 'process', of which the system chooses any
+      thread, mostly the main one, or a 'thread' that is not the main one.
+  """
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+  def interrupt():
+    if receiver == 'process':
+      os.kill(os.getpid(), signal.SIGINT)
+    else:
+      signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+  press = threading.Timer(after_seconds, interrupt)
+  begin = time.monotonic()
+  try:
+    press.start()
+    with pytest.raises(KeyboardInterrupt):
+      yield
+  finally:
+    signal.signal(signal.SIGINT, previous)
+  assert time.monotonic() - begin < ends_within_seconds
+
+
+def test_weighted_round_with_client_states_and_data_by_hand(rt):
+  dataset = tff.SequenceType(tff.TensorType(np.float32, [None, 3]))
+
+  @tff.tensorflow.computation(
+    tff.TensorType(np.float32, [3]), np.int64, dataset
+  )
+  def work(weights, num_seen, batches):
+    num, total = batches.reduce(
+      (np.int64(0), tf.zeros([3])),
+      lambda state, batch: (
+        state[0] + tf.shape(batch, tf.int64)[0],
+        state[1] + tf.reduce_sum(batch, axis=0),
+      ),
+    )
+    return collections.OrderedDict(
+      update=weights + total,
+      weight=tf.cast(num, tf.float32),
+      num_seen=num_seen + num,
+    )
+
+  @tff.federated_computation(
+    tff.FederatedType(work.type_signature.parameter[0], tff.SERVER),
+    tff.FederatedType(np.int64, tff.CLIENTS),
+    tff.FederatedType(dataset, tff.CLIENTS),
+  )
+  def next_fn(weights, num_seen, datasets):
+    outputs = tff.federated_map(
+      work, (tff.federated_broadcast(weights), num_seen, datasets)
+    )
+    return (
+      tff.federated_mean(outputs.update, outputs.weight),
+      outputs.num_seen,
+    )
+
+  examples = ([[1, 2, 3]], [[0, 1, 0]] * 3, np.zeros([0, 3]))
+  weights, num_seen = rt.run(
+    next_fn,
+    np.float32([1, 0, 0]),
+    [0, 5, 7],
+    [
+      tf.data.Dataset.from_tensor_slices(np.float32(x)).batch(2)
+      for x in examples
+    ],
+  )
+  # (1 * [2, 2, 3] + 3 * [1, 3, 0] + 0 * [1, 0, 0]) / 4
+  np.testing.assert_array_equal(weights, np.float32([1.25, 2.75, 0.75]))
+  assert num_seen == [1, 8, 7]
+
+
+def test_number_of_concurrent_clients_does_not_change_results(name, rt):
+  values = list(np.random.default_rng(0).normal(size=13).astype(np.float32))
+  results = {rt.run(_mean, values).tobytes()}
+  for num in (1, 5):
+    with runtime.create_runtime(name, max_concurrent_clients=num) as other:
+      results.add(other.run(_mean, values).tobytes())
+  assert len(results) == 1
+
+
+def test_numbers_out_of_range_are_refused(name):
+  with pytest.raises(ValueError, match='Expected `max_concurrent_clients`'):
+    runtime.create_runtime(name, max_concurrent_clients=0)
+
+
+def test_error_of_a_computation_is_the_callers(rt):
+  for computation, argument in ((_count, -1), (_count_at_clients, [1, -1, 2])):
+    with pytest.raises((tf.errors.InvalidArgumentError, grpc.RpcError)) as e:
+      rt.run(computation, argument)
+    details = getattr(e.value, 'details', None)
+    assert 'my own message' in (details() if details else str(e.value))
+    assert rt.run(_count, 3) == 3
+
+
+def test_several_threads_run_computations_at_once(rt):
+  def compute(i):
+    return [rt.run(_mean, [float(i)] * n) for n in range(1, 8)]
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    results = list(pool.map(compute, range(16)))
+  assert results == [[float(i)] * 7 for i in range(16)]
+
+
+def test_run_works_inside_an_event_loop_as_in_a_notebook(rt):
+  async def cell():
+    return rt.run(_mean, [1.0, 3.0])
+
+  assert asyncio.run(cell()) == 2.0
+
+
+@pytest.mark.parametrize('receiver', ['process', 'thread'])
+@pytest.mark.parametrize(
+  'computation, argument',
+  [(_count, _FOREVER), (_count_at_clients, [_FOREVER] * 5)],
+)
+def test_ctrl_c_ends_a_computation_and_the_next_one_works(
+  computation, argument, receiver, rt, caplog
+):
+  rt.run(_count_at_clients, [1, 2])
+  with _ctrl_c(0.3, ends_within_seconds=10, receiver=receiver):
+    rt.run(computation, argument)
+  assert rt.run(_count_at_clients, [4, 5]) == [6, 10]
+  assert not caplog.messages
+
+
+def test_closing_ends_a_computation_of_another_thread_with_an_error(name):
+  rt = runtime.create_runtime(name)
+  rt.run(_count, 1)
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    outcomes = [
+      pool.submit(rt.run, _count_at_clients, [_FOREVER] * 3) for _ in range(2)
+    ]
+    time.sleep(0.5)
+    rt.close()
+    for outcome in outcomes:
+      with pytest.raises(errors.RunError, match='is closed; create another'):
+        outcome.result(timeout=5)
+
+
+def test_block_executes_plain_calls_and_leaves_nothing_running(name, left_over):
+  with runtime.create_runtime(name, max_concurrent_clients=4) as rt:
+    assert _mean([1.0, 3.0] * 10) == 2.0
+    assert left_over()
+  assert not left_over()
+  rt.close()
+  with pytest.raises(errors.RunError, match='is closed; create another'):
+    rt.run(_mean, [1.0])
+
+
+def test_dropped_runtime_works_as_long_as_it_is_installed(name, left_over):
+  def install_and_drop():
+    rt = runtime.create_runtime(name)
+    rt.install()
+    context = weakref.ref(rt.context)
+    del rt
+    gc.collect()
+    try:
+      assert _mean([1.0, 3.0]) == 2.0
+      assert tff.framework.get_context_stack().current is context()
+    finally:
+      tff.test.set_no_default_context()
+    gc.collect()
+    assert context() is None
+
+  # TFF's default is that of a thread; this one's may have others in use.
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    thread.submit(install_and_drop).result()
+  assert not left_over()
+
+
+def _steady_growth(work, *process_ids, num_windows=4):
+  """Returns what processes grow by whenever some work is repeated.
+
+  A leak grows in every window of work; the least growth of all windows leaves
+  out what comes once and late: pages that the allocator had given back, a
+  thread that a pool had not needed before.
+
+  Returns:
+    For each of the given processes, then for this one: MiB of memory, threads,
+    open files. At the end: objects of this process' garbage collector.
+  """
+  processes = [*map(psutil.Process, process_ids), psutil.Process()]
+
+  def measure():
+    gc.collect()
+    figures = []
+    for process in processes:
+      figures += [
+        process.memory_info().rss / 2**20,
+        process.num_threads(),
+        process.num_fds(),
+      ]
+    return np.array([*figures, len(gc.get_objects())])
+
+  figures = [measure()]
+  for _ in range(num_windows):
+    work()
+    figures.append(measure())
+  return np.min(np.diff(figures, axis=0), axis=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_grows_with_calls(rt):
+  def work():
+    # More numbers of clients than the native runtime keeps executors for.
+    for n in range(340):
+      rt.run(_mean, [1.0] * (1 + n % 31))
+
+  work()
+  worker = [rt.worker_pid] if hasattr(rt, 'worker_pid') else []
+  grown = _steady_growth(work, *worker)
+  assert np.all(grown < [6, 1, 1] * len(worker) + [4, 1, 1, 200]), grown
