@@ -140,14 +140,14 @@ def test_domain_names_default_to_numbers():
 @pytest.mark.parametrize(
   'change, match',
   [
-    ({'domain': None}, '`domain_test` to be given together with `domain`'),
+    ({'domain': None}, '`domain_test` to be given if and only if'),
     (
       {'domain': None, 'domain_test': None},
-      '`domain_names` to be given together with `domain`',
+      '`domain_names` to be given with `domain` only',
     ),
     ({'domain_test': None}, '`domain_test` to be given if and only if'),
-    ({'domain': np.zeros(39, int)}, '`domain` to be 40 domain ids.*found 39'),
-    ({'domain_test': [0]}, '`domain_test` to be 12 domain ids.*found 1'),
+    ({'domain': np.zeros(39, int)}, '`domain` to be as long as `x` .*found 39'),
+    ({'domain_test': [0]}, '`domain_test` to be as long as `x_test` .*found 1'),
     ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),
     (
       {'domain_test': [0] * 11 + [-1]},
@@ -169,7 +169,7 @@ def test_domain_names_default_to_numbers():
     ({'domain_names': [1, 2, 3]}, '`domain_names` to be a list of names'),
     (
       {'domain': [10**6] * 40, 'domain_names': None},
-      '`domain_names` to be given where domain ids exceed .* 1000000',
+      '`domain_names` to be given where ids .* 1000000',
     ),
   ],
 )

@@ -13,27 +13,27 @@ from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import partitioning
 
 
-def divide(
+def clients_of(
   pool: partitioning.Pool,
+  *,
   partition: Union[str, partitioning.Partitioner, None],
   keys: Any,
   keys_test: Any,
   num_clients: Optional[int],
+  client_ids: Optional[Iterable[str]],
+  test_fraction: float,
+  transform: Optional[examples_lib.Transform],
+  num_overlapping: int,
+  name: str,
   seed: int,
-) -> tuple[partitioning.Partition, list[str]]:
-  """Divides the examples among clients, by a rule or by their keys.
-
-  Returns:
-    The partition, and what its clients are called.
-  """
+) -> dict[str, Any]:
+  """Returns what `FederatedDataset` takes, of checked examples."""
   errors.expect_int('seed', seed, 0)
+  errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
   if keys is None:
     errors.expect(
       keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-    )
-    errors.expect(
-      num_clients is not None, 'num_clients', 'given unless `keys` are', None
     )
     errors.expect_int('num_clients', num_clients, 1)
     rule = 'iid' if partition is None else partition
@@ -46,53 +46,66 @@ def divide(
       'a partitioner or its specification such as shards:2',
     )
     parts = rule.partition(pool, num_clients, seed)
-    return parts, partitioning.numbered_client_ids(num_clients)
+    ids = partitioning.numbered_client_ids(num_clients)
+  else:
+    errors.expect(
+      partition is None, 'partition', 'unset where `keys` are given', partition
+    )
+    parts, ids = partitioning.by_key(pool, keys, keys_test)
+    errors.expect(
+      num_clients in (None, len(ids)),
+      'num_clients',
+      f'unset or the number of distinct keys, {len(ids)}',
+      num_clients,
+    )
+  client_ids = ids if client_ids is None else list(client_ids)
   errors.expect(
-    partition is None, 'partition', 'unset where `keys` are given', partition
+    len(client_ids) == len(ids),
+    'client_ids',
+    f'{len(ids)} ids, one per client',
+    len(client_ids),
   )
-  errors.expect(
-    (pool.x_test is None) == (keys_test is None),
-    'keys_test',
-    'given if and only if `x_test` is',
-    type(keys_test).__name__,
+  if pool.x_test is None:
+    errors.expect(
+      num_overlapping == 0,
+      'num_overlapping',
+      '0 where there is no `x_test`, as the test set then is drawn at random',
+      num_overlapping,
+    )
+    errors.expect_share('test_fraction', test_fraction, '[0, 1)')
+    parts = partitioning.hold_out(
+      parts.train_indices, pool.y, test_fraction, seed, pool.domain
+    )
+    pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
+  _warn_of_gaps(pool, parts, name)
+  sample = tree.map_structure(lambda array: array[:1], pool.x)
+  if transform is not None:
+    sample = tree.map_structure(np.asarray, transform(sample))
+  train, test = (
+    examples_lib.ArraySource(*fields, transform, num_overlapping)
+    for fields in (
+      (pool.x, pool.y, parts.train_indices, pool.domain),
+      (pool.x_test, pool.y_test, parts.test_indices, pool.domain_test),
+    )
   )
-  parts, ids = partitioning.by_key(pool, keys, keys_test)
-  errors.expect(
-    num_clients in (None, len(ids)),
-    'num_clients',
-    f'unset or the number of distinct keys, {len(ids)}',
-    num_clients,
+  return dict(
+    name=name,
+    client_ids=client_ids,
+    element_spec=examples_lib.element_spec(
+      tree.map_structure(
+        lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
+      ),
+      tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
+      has_domain=pool.domain is not None,
+    ),
+    num_classes=pool.num_classes,
+    train=train,
+    test=test,
+    domain_names=pool.domain_names,
   )
-  return parts, ids
 
 
-def hold_out(
-  pool: partitioning.Pool,
-  parts: partitioning.Partition,
-  test_fraction: float,
-  num_overlapping: int,
-  seed: int,
-) -> tuple[partitioning.Pool, partitioning.Partition]:
-  """Divides each client's examples into train and test.
-
-  Returns:
-    The examples, of which both are now indices, and the partition.
-  """
-  errors.expect(
-    num_overlapping == 0,
-    'num_overlapping',
-    '0 where there is no `x_test`, as the test set then is drawn at random',
-    num_overlapping,
-  )
-  errors.expect_share('test_fraction', test_fraction, '[0, 1)')
-  parts = partitioning.hold_out(
-    parts.train_indices, pool.y, test_fraction, seed, pool.domain
-  )
-  pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
-  return pool, parts
-
-
-def warn_of_gaps(
+def _warn_of_gaps(
   pool: partitioning.Pool, parts: partitioning.Partition, name: str
 ) -> None:
   """Logs which clients, classes and domains have nothing to train on."""
@@ -131,45 +144,3 @@ def warn_of_gaps(
         name,
         [names[i] for i in np.flatnonzero(counts == 0)],
       )
-
-
-def clients_of(
-  pool: partitioning.Pool,
-  parts: partitioning.Partition,
-  client_ids: Iterable[str],
-  transform: Optional[examples_lib.Transform],
-  num_overlapping: int,
-) -> dict[str, Any]:
-  """Returns what `FederatedDataset` takes, but its name."""
-  errors.expect_int('num_overlapping', num_overlapping, 0)
-  client_ids = list(client_ids)
-  errors.expect(
-    len(client_ids) == len(parts.train_indices),
-    'client_ids',
-    f'{len(parts.train_indices)} ids, one per client',
-    len(client_ids),
-  )
-  sample = tree.map_structure(lambda array: array[:1], pool.x)
-  if transform is not None:
-    sample = tree.map_structure(np.asarray, transform(sample))
-  train, test = (
-    examples_lib.ArraySource(*fields, transform, num_overlapping)
-    for fields in (
-      (pool.x, pool.y, parts.train_indices, pool.domain),
-      (pool.x_test, pool.y_test, parts.test_indices, pool.domain_test),
-    )
-  )
-  return dict(
-    client_ids=client_ids,
-    element_spec=examples_lib.element_spec(
-      tree.map_structure(
-        lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
-      ),
-      tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
-      has_domain=pool.domain is not None,
-    ),
-    num_classes=pool.num_classes,
-    train=train,
-    test=test,
-    domain_names=pool.domain_names,
-  )

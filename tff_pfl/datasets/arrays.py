@@ -47,8 +47,8 @@ class Arrays:
   domain_names: Optional[tuple[str, ...]] = None
 
   def __post_init__(self):
-    checked = array_checks.check_arrays(**self._central())
-    for name, value in checked._asdict().items():
+    pool = array_checks.check_pool(partitioning.Pool(**self._central()))
+    for name, value in pool._asdict().items():
       object.__setattr__(self, name, value)
 
   def _central(self) -> dict[str, object]:

@@ -356,30 +356,24 @@ class FederatedDataset:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
         is out of range, or the partition is impossible; the message says which.
     """
-    pool = array_checks.check_arrays(
-      x,
-      y,
-      x_test,
-      y_test,
-      num_classes=num_classes,
-      domain=domain,
-      domain_test=domain_test,
-      domain_names=domain_names,
+    pool = partitioning.Pool(
+      y, y_test, num_classes, domain, domain_test, domain_names, x, x_test
     )
-    parts, ids = array_clients.divide(
-      pool, partition, keys, keys_test, num_clients, seed
-    )
-    if x_test is None:
-      pool, parts = array_clients.hold_out(
-        pool, parts, test_fraction, num_overlapping, seed
+    return cls(
+      **array_clients.clients_of(
+        array_checks.check_pool(pool),
+        partition=partition,
+        keys=keys,
+        keys_test=keys_test,
+        num_clients=num_clients,
+        client_ids=client_ids,
+        test_fraction=test_fraction,
+        transform=transform,
+        num_overlapping=num_overlapping,
+        name=name,
+        seed=seed,
       )
-    array_clients.warn_of_gaps(pool, parts, name)
-    if client_ids is None:
-      client_ids = ids
-    clients = array_clients.clients_of(
-      pool, parts, client_ids, transform, num_overlapping
     )
-    return cls(name=name, **clients)
 
   @classmethod
   def from_client_data(

@@ -16,10 +16,11 @@ def test_draws_have_the_prior_as_their_mean_and_nothing_of_an_empty_group():
 
 def test_dirichlet_draws_agree_with_those_of_numpy():
   concentrations = np.array([0.05, 0.6, 2.0])
+  rng = np.random.default_rng(0)
   draws, expected = (
     np.sort(values, axis=0)
     for values in (
-      mixtures._dirichlet(concentrations, 20_000, np.random.default_rng(0)),
+      mixtures.draw(concentrations.sum(), concentrations, 20_000, rng),
       np.random.default_rng(1).dirichlet(concentrations, 20_000),
     )
   )

@@ -39,9 +39,8 @@ from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
 from tff_pfl.datasets.partitioning.hold_out import hold_out
-from tff_pfl.datasets.partitioning.iid import Iid
-from tff_pfl.datasets.partitioning.lognormal_sizes import LognormalSizes
 from tff_pfl.datasets.partitioning.natural import Natural
+from tff_pfl.datasets.partitioning.same_classes import Iid, LognormalSizes
 from tff_pfl.datasets.partitioning.shards import Shards
 from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
 

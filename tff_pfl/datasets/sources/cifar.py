@@ -29,7 +29,7 @@ from absl import logging
 
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import images
+from tff_pfl.datasets.sources import downloads, images
 
 IMAGE_SHAPE = (32, 32, 3)
 _TEST_NPZ_PATTERN = 'test*.npz'
@@ -213,7 +213,7 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """
   its = FILES[name]
   if data_dir is None:
-    arrays = images.from_tensorflow_datasets(
+    arrays = downloads.from_tensorflow_datasets(
       name,
       f'its files {", ".join(its.binary_files)}',
       _URL.format(its.archive),

@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import images, tff_clients
+from tff_pfl.datasets.sources import downloads, images
 
 NUM_CLASSES = 62
 NUM_DIGITS = 10
@@ -86,13 +86,13 @@ def _as_mnist(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _from_tff(
   num_clients: int, seed: int
 ) -> federated_dataset.FederatedDataset:
-  splits = tff_clients.download(
+  splits = downloads.from_tff(
     'femnist',
     lambda: tff.simulation.datasets.emnist.load_data(only_digits=False),
     f'pass `data_dir` with a file {_PATTERN} or its folder',
   )
   chosen = natural.choose_clients(
-    tff_clients.in_both(*splits), num_clients, _KIND, seed
+    downloads.in_both(*splits), num_clients, _KIND, seed
   )
   train, test = (split.preprocess(_as_mnist) for split in splits)
   return federated_dataset.FederatedDataset.from_client_data(

@@ -49,53 +49,36 @@ def read_table(data_dir: str) -> csv_files.Table:
     ValueError: Files are missing, damaged or of other columns.
   """
   path = data_dir
-  for folder in (os.path.join(data_dir, 'heart_disease'), data_dir):
-    if os.path.exists(os.path.join(folder, _CSV)):
-      path = os.path.join(folder, _CSV)
-      break
-  if os.path.isfile(path):
-    table = csv_files.read_table(path)
-    errors.expect(
-      set(table.cells) == {'site', *COLUMNS},
-      path,
-      f'a CSV file with the columns site, {", ".join(COLUMNS)}',
-      list(table.cells),
+  if not os.path.isfile(path):
+    folder = files.find_folder(
+      'heart_disease',
+      data_dir,
+      ('heart_disease', 'heart_disease_uci'),
+      (_CSV, *_FILES),
+      f'{_CSV}, or {", ".join(_FILES)}',
     )
+    path = os.path.join(folder, _CSV)
+  columns = ('site', *COLUMNS)
+  if os.path.exists(path):
+    table = csv_files.read_table(path)
+    table.expect_columns(*columns)
+    cells = {column: table.cells[column] for column in columns}
   else:
-    table = _read_sites(data_dir)
-  cells = dict(table.cells)
+    path, cells = folder, {column: [] for column in columns}
+    for site, file in zip(SITES, _FILES):
+      table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
+      cells['site'] += [site] * table.num_rows
+      for column, values in table.cells.items():
+        cells[column] += values
   for column in ('sex', *_CATEGORICAL):
     cells[column] = [_plain(cell) for cell in cells[column]]
-  order = ('site', *COLUMNS)
-  return csv_files.Table(
-    table.path, {column: cells[column] for column in order}
-  )
-
-
-def _read_sites(data_dir: str) -> csv_files.Table:
-  """Reads the four files as published."""
-  folder = files.find_folder(
-    'heart_disease',
-    data_dir,
-    ('heart_disease', 'heart_disease_uci'),
-    _FILES,
-    f'{_CSV}, or {", ".join(_FILES)}',
-  )
-  cells: dict[str, list[str]] = {column: [] for column in ('site', *COLUMNS)}
-  for site, file in zip(SITES, _FILES):
-    table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
-    cells['site'] += [site] * table.num_rows
-    for column, values in table.cells.items():
-      cells[column] += values
-  return csv_files.Table(folder, cells)
+  return csv_files.Table(path, cells)
 
 
 def _plain(text: str) -> str:
   """Returns a category's number in one way of writing it: 3 for 3.0."""
-  try:
-    return f'{float(text):g}'
-  except ValueError:
-    return text
+  values, others = csv_files.numbers_of([text])
+  return f'{values[0]:g}' if text and not others else text
 
 
 def load_heart_disease(

@@ -22,7 +22,7 @@ import numpy as np
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import images
+from tff_pfl.datasets.sources import downloads, images
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
@@ -140,7 +140,7 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     RunError: TensorFlow Datasets cannot get the data.
   """
   if data_dir is None:
-    arrays = images.from_tensorflow_datasets(name, 'its four idx .gz files')
+    arrays = downloads.from_tensorflow_datasets(name, 'its four idx .gz files')
   else:
     arrays = read_arrays(name, data_dir)
   return arrays_lib.Arrays(

@@ -64,58 +64,39 @@ def read_csv(path: str) -> LabeledTexts:
     ValueError: The file is missing or damaged, or lacks a column or a value;
       the message names it.
   """
-  columns, rows = csv_files.read_rows(path)
-  client_column = next((c for c in CLIENT_COLUMNS if c in columns), None)
-  if client_column is None or not {'text', 'label'} <= set(columns):
-    raise ValueError(
-      f'Expected `{path}` to have the columns text, label and one of'
-      f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
-    )
-  if not rows:
-    raise files.file_error(path, 'a CSV file with rows', 'none')
+  table = csv_files.read_table(path, missing_markers=())
+  client_column = next(
+    (c for c in CLIENT_COLUMNS if c in table.cells),
+    'client, user or domain',
+  )
+  table.expect_columns('text', 'label', client_column)
   needed = ['text', 'label', client_column]
-  needed += [_DOMAIN] * (_DOMAIN in columns)
-  for number, row in enumerate(rows):
-    for column in needed:
-      if not row[column] or (
-        column == 'label' and row[column] in csv_files.MISSING_MARKERS
-      ):
-        raise ValueError(
-          f'Expected `{path}` to have a {column} in every row, found none in'
-          f' row {number + 1} after the heading.'
-        )
+  needed += [_DOMAIN] * (_DOMAIN in table.cells)
+  table.cells['label'] = [
+    '' if label in csv_files.MISSING_MARKERS else label
+    for label in table.cells['label']
+  ]
   first = {}
-  for row in rows:
-    first.setdefault((row[client_column], row['text']), row)
-  if len(first) < len(rows):
+  for row in zip(*map(table.complete, needed)):
+    first.setdefault((row[2], row[0]), row)
+  if len(first) < table.num_rows:
     logging.info(
       'Dropped %d texts of %s that their client has twice.',
-      len(rows) - len(first),
+      table.num_rows - len(first),
       path,
     )
-  texts, labels, keys, *domains = (
-    [row[column] for row in first.values()] for column in needed
-  )
-  y, num_classes = _numbered_labels(labels, path)
-  return LabeledTexts(texts, y, num_classes, keys, client_column, *domains)
-
-
-def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
-  """Returns the labels as classes, and the number of classes."""
+  texts, labels, keys, *domains = map(list, zip(*first.values()))
   numbers, others = csv_files.numbers_of(labels)
   if 0 < len(others) < len(labels):
-    raise ValueError(
-      f'Expected `{path}` to have labels that are all numbers or all words,'
-      f' found {labels[others[0]]!r} as well as numbers.'
+    raise table.error(
+      'labels that are all numbers or all words, found'
+      f' {labels[others[0]]!r} as well as numbers'
     )
-  values = np.array(labels) if others else numbers
-  classes, y = np.unique(values, return_inverse=True)
+  classes, y = np.unique(labels if others else numbers, return_inverse=True)
   if len(classes) < 2:
-    raise ValueError(
-      f'Expected `{path}` to have two or more different labels, found'
-      f' {classes.tolist()}.'
-    )
-  return y.astype(np.int32), len(classes)
+    raise table.error(f'two or more different labels, found {classes.tolist()}')
+  y = y.astype(np.int32)
+  return LabeledTexts(texts, y, len(classes), keys, client_column, *domains)
 
 
 def _natural_clients(

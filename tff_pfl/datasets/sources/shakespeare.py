@@ -29,7 +29,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import text_clients, tff_clients
+from tff_pfl.datasets.sources import downloads, text_clients
 
 # Padding, newline, 95 printable characters and one for all others.
 NUM_CHARACTERS = 98
@@ -83,13 +83,13 @@ def read_roles(path: str) -> dict[str, str]:
 
 def _tff_splits() -> list[dict[str, str]]:
   """Downloads the training and test text of the roles that have both."""
-  splits = tff_clients.download(
+  splits = downloads.from_tff(
     'shakespeare',
     tff.simulation.datasets.shakespeare.load_data,
     f'pass `data_dir` with a file {_PATTERN} of speeches or its folder',
   )
-  roles = tff_clients.in_both(*splits)
-  reads = [tff_clients.texts_of(split, 'snippets') for split in splits]
+  roles = downloads.in_both(*splits)
+  reads = [downloads.texts_of(split, 'snippets') for split in splits]
   return [{role: '\n'.join(read(role)) for role in roles} for read in reads]
 
 
@@ -170,8 +170,7 @@ def load_shakespeare(
   return text_clients.make_text_clients(
     'shakespeare',
     roles,
-    train.__getitem__,
-    test.__getitem__,
+    [train.__getitem__, test.__getitem__],
     examples,
     sequence_length=sequence_length,
     num_classes=NUM_CHARACTERS,

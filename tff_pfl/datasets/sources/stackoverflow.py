@@ -21,7 +21,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import text_clients, tff_clients
+from tff_pfl.datasets.sources import downloads, text_clients
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 _KIND = 'users with training and test sentences'
@@ -95,22 +95,21 @@ def load_stackoverflow(
   errors.expect_int('vocabulary_size', vocabulary_size, 3)
   errors.expect_int('max_sentences', max_sentences, 1)
   module = tff.simulation.datasets.stackoverflow
-  word_counts = tff_clients.download(
+  word_counts = downloads.from_tff(
     'stackoverflow',
     lambda: module.load_word_counts(vocab_size=vocabulary_size - 2),
     _REMEDY,
   )
-  train, _, test = tff_clients.download(
+  train, _, test = downloads.from_tff(
     'stackoverflow', module.load_data, _REMEDY
   )
   users = natural.choose_clients(
-    tff_clients.in_both(train, test), num_clients, _KIND, seed
+    downloads.in_both(train, test), num_clients, _KIND, seed
   )
   return text_clients.make_text_clients(
     'stackoverflow',
     users,
-    tff_clients.texts_of(train, 'tokens'),
-    tff_clients.texts_of(test, 'tokens'),
+    [downloads.texts_of(split, 'tokens') for split in (train, test)],
     functools.partial(
       next_words,
       vocabulary=vocabulary_lib.WordVocabulary(list(word_counts)),

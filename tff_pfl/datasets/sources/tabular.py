@@ -48,8 +48,7 @@ class _Inputs:
   rows: table_encoding.Rows
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
-    rows = self.rows.select(positions)
-    return self.encoding.inputs(rows.numbers, rows.codes)
+    return self.encoding.inputs(self.rows.select(positions))
 
 
 class _ManyInputs(_Inputs):
@@ -119,7 +118,7 @@ def _deal(
       'unset with a split column, which says what rows are tested on',
       test_fraction,
     )
-    is_test = table_columns.is_test(table, encoding.columns)
+    is_test = encoding.columns.is_test(table)
     parts = {'': is_used & ~is_test, '_test': is_used & is_test}
   elif test_fraction is None:
     test_fraction = _TEST_FRACTION
@@ -165,6 +164,7 @@ def to_clients(
 
   Arguments and errors are those of `load_tabular`.
   """
+  table = columns.with_names(table)
   encoding = table_encoding.fit(table, columns)
   rows, labels = encoding.encode(table), encoding.labels(table)
   is_used = _used(encoding, rows, labels, table.path)
@@ -178,7 +178,7 @@ def to_clients(
       None,
     )
     owners = {}
-    keys = table_columns.clients_of(table, columns)
+    keys = np.array(columns.owned(table, columns.client))
     _log_left_out(keys != '', 'client', table.path)
     is_used &= keys != ''
     chosen = natural.choose_clients(
@@ -193,13 +193,11 @@ def to_clients(
   values = rows.numbers
   if not encoding.classes:
     values = np.column_stack([values, labels])
-  moments = standardization.federated_moments(
+  means, deviations = standardization.federated_moments(
     [values[clients.train(c).x] for c in clients.client_ids]
   )
   encoding = dataclasses.replace(
-    encoding,
-    means=moments.means.tolist(),
-    deviations=moments.deviations.tolist(),
+    encoding, means=means.tolist(), deviations=deviations.tolist()
   )
   data = _deal(
     table,
@@ -258,7 +256,7 @@ def load_new_clients(
   is_used = _used(encoding, rows, labels, path)
   keys = np.full(table.num_rows, 'client')
   if encoding.columns.client in table.cells:
-    keys = table_columns.clients_of(table, encoding.columns)
+    keys = np.array(encoding.columns.owned(table, encoding.columns.client))
     is_used &= keys != ''
   return _deal(
     table,

@@ -1,4 +1,4 @@
-"""Clients of the same classes and of unequal sizes."""
+"""Clients of the same classes everywhere: of equal sizes, or of drawn ones."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,6 +7,21 @@ import numpy as np
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning import dealing, weighted
+
+
+@dataclasses.dataclass(frozen=True)
+class Iid(weighted.WeightedPartitioner):
+  """The same class distribution and size everywhere."""
+
+  name: ClassVar[str] = 'iid'
+  summary: ClassVar[str] = 'the same class distribution and size everywhere'
+  needs_classes: ClassVar[bool] = False
+
+  def class_weights(
+    self, num_clients: int, class_counts: np.ndarray, seed: int
+  ) -> np.ndarray:
+    """Gives all the same weight; only dealing the examples is random."""
+    return np.ones((num_clients, len(class_counts)))
 
 
 @dataclasses.dataclass(frozen=True)
