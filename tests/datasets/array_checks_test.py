@@ -104,10 +104,10 @@ def test_bad_test_labels_are_named():
     (dict(partition='nope'), '`partition` to be one of'),
     (dict(client_ids=['a']), '`client_ids` to be 2 ids'),
     (dict(client_ids=['a', 'a']), '`client_ids` to be unique'),
-    (dict(keys=[1] * 5, num_clients=None), '`keys` to be 6 keys.*found 5'),
+    (dict(keys=[1] * 5, num_clients=None), r'`keys` to be 6 .*shape \(5,\)'),
     (dict(keys=[1] * 6), '`num_clients` to be unset or the number of distinct'),
     (dict(keys=[1] * 6, partition='iid'), '`partition` to be unset'),
-    (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be 0 keys'),
+    (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be 0 integers'),
     (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
   ],
 )

@@ -138,8 +138,8 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
   'name, data_dir, match',
   [
     ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),
-    ('shakespeare', None, 'one of digits, .*whose examples do not'),
-    ('synthetic', None, 'one of digits, .*digits5, fairface, whose examples'),
+    ('shakespeare', None, 'one of digits, .*found .shakespeare.'),
+    ('synthetic', None, 'one of digits, .*digits5, fairface, found'),
     ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
     ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
   ],

@@ -53,8 +53,7 @@ class Arrays:
 
   def _central(self) -> dict[str, object]:
     """Returns the fields but name and transform."""
-    fields = partitioning.Pool._fields
-    return {name: getattr(self, name) for name in fields}
+    return {name: getattr(self, name) for name in partitioning.Pool._fields}
 
   def of_classes(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
@@ -64,9 +63,6 @@ class Arrays:
 
     Args:
       classes: At least one, distinct, each in `[0, num_classes)`.
-
-    Raises:
-      ValueError: There is no class, one occurs twice or is out of range.
     """
     classes = list(classes)
     errors.expect(

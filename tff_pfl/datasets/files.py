@@ -38,7 +38,7 @@ def find_folder(
   name: str,
   data_dir: str,
   folders: Sequence[str],
-  files: Sequence[str],
+  patterns: Sequence[str],
   contents: str,
 ) -> str:
   """Returns the folder that holds a data set's files.
@@ -47,7 +47,8 @@ def find_folder(
     data_dir: The files' folder or its parent.
     folders: What the files' folder may be called under `data_dir`; it goes
       before `data_dir` itself.
-    files: The data set's files, any of which marks its folder.
+    patterns: What the data set's files are called, any of which marks its
+      folder.
     contents: What the folder has to hold, in words.
 
   Raises:
@@ -56,29 +57,24 @@ def find_folder(
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )
-
-  def held(folder: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, file)) for file in files)
-
-  named = [
-    folder
-    for folder in (os.path.join(data_dir, sub) for sub in folders)
-    if held(folder)
-  ]
-  if len(named) > 1:
+  named = [os.path.join(data_dir, folder) for folder in folders]
+  in_named, in_itself = (
+    [folder for folder in some if any(matching(folder, p) for p in patterns)]
+    for some in (named, [data_dir])
+  )
+  found = in_named or in_itself
+  if len(found) > 1:
     raise ValueError(
-      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
-      f' {named[1]!r}; pass one of them as `data_dir`.'
+      f'Expected `data_dir` to hold {name} once, found it in {found[0]!r} and'
+      f' {found[1]!r}; pass one of them as `data_dir`.'
     )
-  if named:
-    return named[0]
-  if not held(data_dir):
+  if not found:
     raise ValueError(
       f'Expected `data_dir` to hold {contents}, itself or in'
       f' {" or ".join(sub + os.sep for sub in folders)}, found none of them in'
       f' {data_dir!r}.'
     )
-  return data_dir
+  return found[0]
 
 
 def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
@@ -97,20 +93,16 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
   )
-  for folder in (os.path.join(data_dir, name), data_dir):
-    found = sorted({path for p in patterns for path in matching(folder, p)})
-    if len(found) > 1:
-      raise ValueError(
-        f'Expected `data_dir` to hold {name} once, found'
-        f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
-      )
-    if found:
-      return found[0]
-  raise ValueError(
-    f'Expected `data_dir` to be the file of {name} or to hold'
-    f' {" or ".join(patterns)}, itself or in {name}{os.sep}, found none in'
-    f' {data_dir!r}.'
+  folder = find_folder(
+    name, data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )
+  found = sorted({path for p in patterns for path in matching(folder, p)})
+  if len(found) > 1:
+    raise ValueError(
+      f'Expected `data_dir` to hold {name} once, found'
+      f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
+    )
+  return found[0]
 
 
 def matching(folder: str, pattern: str) -> list[str]:
@@ -208,8 +200,7 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
   """Returns arrays of an .npz file by name.
 
-  Threads may do so side by side: decompressing, which takes seconds, releases
-  Python's lock.
+  Threads may do so side by side, as decompressing releases Python's lock.
 
   Args:
     keys: The arrays' names, in the order wanted; others in the file are not

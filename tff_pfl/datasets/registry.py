@@ -190,7 +190,8 @@ def load_dataset(
     test_fraction=test_fraction,
     **arguments,
   )
-  entry = _entry(name)
+  errors.expect_one_of('dataset', name, DATASETS)
+  entry = DATASETS[name]
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
   errors.expect_int('num_clients', num_clients, 1)
@@ -237,22 +238,11 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
       damaged.
     RunError: The data cannot be obtained.
   """
-  entry = _entry(name)
   with_arrays = [
     key for key, entry in DATASETS.items() if not entry.comes_by_client
   ]
-  errors.expect(
-    name in with_arrays,
-    'dataset',
-    f'one of {", ".join(with_arrays)}, whose examples do not come by client',
-    name,
-  )
-  return entry.loader(**_data_dir_argument(name, data_dir))
-
-
-def _entry(name: str) -> DatasetEntry:
-  errors.expect_one_of('dataset', name, DATASETS)
-  return DATASETS[name]
+  errors.expect_one_of('dataset', name, with_arrays)
+  return DATASETS[name].loader(**_data_dir_argument(name, data_dir))
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:

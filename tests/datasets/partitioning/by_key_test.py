@@ -29,11 +29,11 @@ def test_integers_are_sorted_as_numbers():
 @pytest.mark.parametrize(
   'arguments, match',
   [
-    (([0.5, 1.0],), '`keys` to be integers or strings'),
-    (([[1], [2]],), '`keys` to be integers or strings'),
+    (([0.5, 1.0],), '`keys` to be 2 integers or strings'),
+    (([[1], [2]],), '`keys` to be 2 integers or strings'),
     (([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
-    (([1, 2], None, 3), '`keys` to be 3 keys.*found 2'),
-    (([1, 2], None, 2, 1), '`keys_test` to be 1 keys.*found 0'),
+    (([1, 2], None, 3), r'`keys` to be 3 .*shape \(2,\)'),
+    (([1, 2], None, 2, 1), r'`keys_test` to be 1 .*shape \(0,\)'),
   ],
 )
 def test_wrong_keys_are_errors(arguments, match):

@@ -98,9 +98,3 @@ def test_small_concentration_gives_a_client_few_classes():
     for concentration in (0.1, 1, 100)
   }
   assert classes[0.1] < 3 < classes[1] < 8 < classes[100]
-
-
-def test_thousands_of_clients_take_no_time():
-  train, test = _counts(0.3, [6000] * 10, [1000] * 10, 2000)
-  assert (train.sum(axis=1) == 30).all()
-  assert (test.sum(axis=1) == 5).all()

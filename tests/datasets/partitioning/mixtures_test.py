@@ -5,15 +5,6 @@ import numpy as np
 from tff_pfl.datasets.partitioning import mixtures
 
 
-def test_draws_have_the_prior_as_their_mean_and_nothing_of_an_empty_group():
-  draws = mixtures.draw(
-    0.5, np.array([30, 10, 0, 60]), 5000, np.random.default_rng(0)
-  )
-  np.testing.assert_allclose(draws.sum(axis=1), 1)
-  np.testing.assert_allclose(draws.mean(axis=0), [0.3, 0.1, 0, 0.6], atol=0.02)
-  assert not draws[:, 2].any()
-
-
 def test_dirichlet_draws_agree_with_those_of_numpy():
   concentrations = np.array([0.05, 0.6, 2.0])
   rng = np.random.default_rng(0)

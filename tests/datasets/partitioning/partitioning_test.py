@@ -158,13 +158,6 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
     rules.partition('shards:2', targets, None, 3)
 
 
-def test_natural_deals_no_pooled_examples():
-  rule = partitioning.make_partitioner('natural')
-  assert rule == partitioning.Natural() and rule.spec == 'natural'
-  with shared.one_line_error('deals pooled .*`keys`'):
-    rule.partition(partitioning.Pool(rules.labels([5, 5])), 2)
-
-
 @pytest.mark.parametrize(
   'spec',
   [
@@ -179,6 +172,7 @@ def test_spec_round_trips(spec):
   partitioner = partitioning.make_partitioner(spec)
   assert partitioner.spec == spec
   assert partitioning.make_partitioner(partitioner.spec) == partitioner
+  assert partitioning.make_partitioner('shards').spec == 'shards:2'
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def _content(num_classes=10, **changes):
   return {**content, **changes}
 
 
-def _write(tmp_path, name='my_femnist.npz', **changes):
-  np.savez(tmp_path / name, **_content(**changes))
+def _write(tmp_path, num_classes=10, **changes):
+  np.savez(tmp_path / 'my_femnist.npz', **_content(num_classes, **changes))
   return str(tmp_path)
 
 
@@ -68,16 +68,11 @@ def test_fewer_writers_are_a_seeded_choice(tmp_path):
   assert chosen[0] == chosen[2] != chosen[1]
   with pytest.raises(ValueError, match='at most 15, the number of writers'):
     _load(16, data_dir=data_dir)
-
-
-def test_writers_may_have_names(tmp_path):
-  data_dir = _write(tmp_path, client_id=np.repeat(['f_b', 'f_a'], 30))
-  assert _load(2, data_dir=data_dir).client_ids == ('f_a', 'f_b')
-
-
-def test_a_file_with_letters_has_all_classes(tmp_path):
-  data_dir = _write(tmp_path, num_classes=62)
-  assert _load(3, data_dir=data_dir).num_classes == 62
+  # Writers may have names, and a file with letters has all classes.
+  names = np.repeat(['f_b', 'f_a'], 30)
+  dataset = _load(2, data_dir=_write(tmp_path, 62, client_id=names))
+  assert dataset.client_ids == ('f_a', 'f_b')
+  assert dataset.num_classes == 62
 
 
 def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):

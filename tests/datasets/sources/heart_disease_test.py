@@ -116,12 +116,6 @@ def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
   assert dataset.element_spec['x'].shape == [num_inputs]
 
 
-def test_columns_can_be_dropped(tmp_path):
-  dataset = _load(_write_csv(tmp_path), drop_columns=['thal', 'ca', 'slope'])
-  # Three words, one number and three words.
-  assert dataset.element_spec['x'].shape == [21 - 3 - 1 - 3]
-
-
 @pytest.mark.parametrize(
   'kwargs, match',
   [

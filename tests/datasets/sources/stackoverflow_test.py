@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tests.datasets import shared
 from tff_pfl import datasets
-from tff_pfl.datasets.sources import stackoverflow, vocabulary
+from tff_pfl.datasets.sources import stackoverflow
 
 _MODULE = tff.simulation.datasets.stackoverflow
 
@@ -16,7 +16,7 @@ def _next_words(sentences, sequence_length=3, max_sentences=10):
   # a: 1, b: 2, c: 3, all others 4.
   return stackoverflow.next_words(
     sentences,
-    vocabulary.WordVocabulary(['a', 'b', 'c']),
+    ['a', 'b', 'c'],
     sequence_length,
     max_sentences,
   )

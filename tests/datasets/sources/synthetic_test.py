@@ -62,11 +62,6 @@ def test_examples_depend_on_seed_client_and_split_only():
     assert not np.array_equal(small.train('client_3').x[:20], different)
 
 
-def test_a_hundred_thousand_clients_cost_nothing_until_asked_for():
-  dataset = synthetic.make_synthetic(100_000)
-  assert dataset.train('client_99999').x.shape == (100, 28, 28, 1)
-
-
 def test_clients_may_have_no_examples():
   dataset = synthetic.make_synthetic(
     2, examples_per_client=0, test_examples_per_client=1

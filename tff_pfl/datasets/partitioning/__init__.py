@@ -18,8 +18,6 @@ Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
 decides who gets the ceiling next, so that the clients' totals stay close to
 their exact shares as well.
-
-Everything is a pure function of its arguments and a seed.
 """
 
 import dataclasses
@@ -87,14 +85,8 @@ def make_partitioner(spec: str) -> Partitioner:
 
   Args:
     spec: `name` or `name:parameter[:parameter]`, where further parameters may
-      also follow a comma; see `describe_partitioners`.
-
-  Returns:
-    The partitioner; its own `spec` leads back to it.
-
-  Raises:
-    ValueError: Its name is unknown, or a parameter is missing, superfluous, of
-      the wrong type or out of range.
+      also follow a comma; see `describe_partitioners`. The partitioner's own
+      `spec` leads back to it.
   """
   name, *values = spec.replace(',', ':').split(':')
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())

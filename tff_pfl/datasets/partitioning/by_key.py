@@ -20,28 +20,19 @@ def by_key(
   Returns:
     The partition, where each client keeps the order of the data, and the
     clients' ids, the distinct keys in their order.
-
-  Raises:
-    ValueError: Keys are of another kind, or there is not one per example.
   """
-  given = []
-  for name, value, y in (
-    ('keys', keys, pool.y),
-    ('keys_test', keys_test, pool.y_test),
+  train, test = (np.asarray([] if k is None else k) for k in (keys, keys_test))
+  for name, part, y in (
+    ('keys', train, pool.y),
+    ('keys_test', test, pool.y_test),
   ):
-    part = np.asarray([] if value is None else value)
     count = 0 if y is None else len(y)
     errors.expect(
-      part.ndim == 1 and (part.dtype.kind in 'iuUS' or not len(part)),
+      part.shape == (count,) and (part.dtype.kind in 'iuUS' or not count),
       name,
-      'integers or strings, one per example',
+      f'{count} integers or strings, one per example',
       f'{part.dtype} of shape {part.shape}',
     )
-    errors.expect(
-      len(part) == count, name, f'{count} keys, one per example', len(part)
-    )
-    given.append(part)
-  train, test = given
   if len(test):
     errors.expect(
       (train.dtype.kind in 'iu') == (test.dtype.kind in 'iu'),

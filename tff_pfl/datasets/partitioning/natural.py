@@ -1,8 +1,7 @@
 """Clients that the data name themselves: writers, speaking roles, users.
 
-They are loaded with `partition='natural'`, and `num_clients` says how many of
-them take part: a random choice, drawn from the seed. The data sets that have
-such clients follow the rule themselves, with the functions here.
+The data sets that have such clients follow the rule themselves, with the
+functions here.
 """
 
 import dataclasses
@@ -38,11 +37,7 @@ class Natural(base.Partitioner):
 
 
 def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
-  """Raises `ValueError` unless the partition is the natural one.
-
-  Args:
-    kind: What its clients are, in the plural.
-  """
+  """Raises `ValueError` unless clients are those of the data, a `kind`."""
   errors.expect(
     isinstance(partition, Natural),
     'partition',
@@ -58,10 +53,6 @@ def choose_clients(
 
   Args:
     kind: What the clients are, in the plural, for the message.
-    seed: Decides the draw, non-negative.
-
-  Raises:
-    ValueError: An argument is out of range, or there are fewer clients.
   """
   errors.expect_int('num_clients', num_clients, 1)
   errors.expect_int('seed', seed, 0)

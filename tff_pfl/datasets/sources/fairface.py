@@ -128,10 +128,6 @@ def load_fairface(
     label: What is predicted, age (9 classes) or gender (2 classes).
     image_size: Height and width in pixels to which all images are resized, at
       least 8.
-
-  Raises:
-    ValueError: Files are missing or not of this form, or an argument is out of
-      range.
   """
   files.expect_given(
     data_dir,

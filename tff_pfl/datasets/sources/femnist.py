@@ -110,21 +110,13 @@ def load_femnist(
   """Returns handwritten characters by writer.
 
   Args:
-    num_clients: So many writers are drawn at random.
     partition: Natural; with `data_dir`, also any rule for pooled examples.
     data_dir: The .npz file, its folder, or the parent of its folder `femnist`;
       in a folder, its name is `*femnist*.npz`. None for TensorFlow Federated.
-    seed: Decides the choice of writers, the partition and which of a file's
-      images are test images.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`
     int32, 62 classes (10 of a file that has digits only).
-
-  Raises:
-    ValueError: The file is missing or damaged, the partition is impossible, or
-      there are not enough writers.
-    RunError: TensorFlow Federated cannot download the data.
   """
   if data_dir is not None:
     path = files.find_file('femnist', data_dir, (_PATTERN,))

@@ -101,7 +101,6 @@ def load_heart_disease(
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
-    seed: Decides the choice of clients or the partition, and the test patients.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.
@@ -114,10 +113,6 @@ def load_heart_disease(
     Dataset with `x` float32 `[inputs]`, 21, or with the sexes as inputs 23,
     unless columns are dropped or indicators added, and `y` int32, 1 for a
     diagnosis above 0.
-
-  Raises:
-    ValueError: Files are missing or damaged, the partition is impossible, or an
-      argument is out of range.
   """
   files.expect_given(
     data_dir,

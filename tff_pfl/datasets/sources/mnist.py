@@ -51,41 +51,35 @@ def read_idx(path: str, element_shape: tuple[int, ...]) -> np.ndarray:
     ValueError: The file is missing, truncated, longer than its header says, or
       not of the expected type and shape; the message names it.
   """
-
-  def fail(constraint: str, found: object):
-    raise files.file_error(path, constraint, found)
-
   content = files.read_bytes(path)
   num_dims = 1 + len(element_shape)
   header_size = 4 + 4 * num_dims
   magic = bytes([0, 0, _UINT8_CODE, num_dims])
-  if content[:4] != magic:
-    fail(
-      f'an idx file of {num_dims} dimensions of bytes (magic {magic.hex()})',
-      f'magic {content[:4].hex() or "of an empty file"}',
+  if content[:4] != magic or len(content) < header_size:
+    raise files.file_error(
+      path,
+      f'an idx file of {num_dims} dimensions of bytes (magic {magic.hex()}, and'
+      f' {header_size} bytes of header)',
+      f'{len(content)} bytes, magic {content[:4].hex()}',
     )
-  if len(content) < header_size:
-    fail(f'an idx file with {header_size} bytes of header', len(content))
   shape = tuple(
     int(size) for size in np.frombuffer(content, '>u4', num_dims, offset=4)
   )
-  if shape[1:] != element_shape or shape[0] < 1:
-    fail(f'an idx file of shape (n, *{element_shape}) with n >= 1', shape)
-  expected_size = header_size + math.prod(shape)
-  if len(content) != expected_size:
-    fail(
-      f'{expected_size} bytes uncompressed, as its header says',
-      f'{len(content)}',
+  size = header_size + math.prod(shape)
+  if shape[1:] != element_shape or shape[0] < 1 or len(content) != size:
+    raise files.file_error(
+      path,
+      f'an idx file of shape (n, *{element_shape}) with n >= 1, and as long as'
+      ' that says',
+      f'shape {shape} and {len(content)} bytes, not {size}',
     )
   return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
 
 
 def _find_folder(name: str, data_dir: str) -> str:
-  """Returns the folder under `data_dir` that holds a data set's four files.
+  """Returns the folder of a data set's files; the other's have the same names.
 
-  Both data sets use the same file names, so a folder named after the data set
-  goes before `data_dir` itself, and a folder named after the other one is
-  refused.
+  A folder named after the other one is refused.
   """
   folder = files.find_folder(
     name, data_dir, _FOLDERS[name], FILES, ', '.join(FILES)
@@ -134,10 +128,6 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     data_dir: Folder of the four idx .gz files, or its parent if it is called
       `mnist_idx` or `mnist` (`fashion_mnist_idx` or `fashion_mnist`); None for
       TensorFlow Datasets.
-
-  Raises:
-    ValueError: The files are missing or damaged.
-    RunError: TensorFlow Datasets cannot get the data.
   """
   if data_dir is None:
     arrays = downloads.from_tensorflow_datasets(name, 'its four idx .gz files')

@@ -117,26 +117,15 @@ def load_shakespeare(
   Args:
     num_clients: So many roles are drawn at random from those that have
       `min_characters` or more.
-    partition: Natural.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text then are for training. None for the roles
       and the division of `tff.simulation.datasets`.
-    seed: Decides the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
     min_characters: Roles with less text are left out. At least five times
       `sequence_length + 1`, for a fifth of a role's text is its test set.
     stride: Characters between the beginnings of two sequences, at least 1; a
       larger one gives fewer examples.
-
-  Returns:
-    Dataset with `x` int32 `[sequence_length]`, `y` int32, the next character,
-    and 98 classes.
-
-  Raises:
-    ValueError: The file is missing or not of this form, another partition is
-      asked for, there are not enough roles, or an argument is out of range.
-    RunError: TensorFlow Federated cannot download the data.
   """
   natural.expect_natural(partition, 'shakespeare', 'speaking roles')
   errors.expect_int('sequence_length', sequence_length, 1)
