@@ -15,10 +15,11 @@ from tff_pfl.datasets import partitioning
 _MAX_SINGLETON_CLASSES = 1000
 
 
-def check_pool(pool: partitioning.Pool) -> partitioning.Pool:
-  """Returns central examples, copied only where the dtype changes.
+def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
+  """Returns the fields of central examples as they are used from here on.
 
-  The fields are as in `FederatedDataset.from_arrays`, also in messages.
+  They are as in `FederatedDataset.from_arrays`, also in messages, and copied
+  only where the dtype changes.
 
   Raises:
     ValueError: Lengths or kinds differ, an input is not finite, or a label or a
@@ -80,7 +81,7 @@ def check_pool(pool: partitioning.Pool) -> partitioning.Pool:
   if has_domain and names is None:
     num_domains = _number_of_ids('domain_names', checked, 'domain')
     names = tuple(f'domain_{i}' for i in range(num_domains))
-  return pool._replace(**checked, num_classes=num_classes, domain_names=names)
+  return {**checked, 'num_classes': num_classes, 'domain_names': names}
 
 
 def _number_of_ids(
@@ -98,41 +99,32 @@ def _number_of_ids(
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
-  array = _rectangular(value)
+  """Returns a rectangular array of numbers."""
+  try:
+    array = np.asarray(value)
+  except ValueError:
+    array = np.empty(0, object)  # Rows of unequal length.
   errors.expect(
-    array.dtype.kind in 'biuf',
+    array.dtype.kind in 'biuf' and array.ndim,
     name,
     'a rectangular array of numbers, [examples, ...]',
     f'{type(value).__name__} of {array.dtype}',
   )
-  errors.expect(
-    array.ndim >= 1, name, 'an array of shape [examples, ...]', value
-  )
   return array
 
 
-def _rectangular(value: Any) -> np.ndarray:
-  """Returns an array, of no known type where rows are of unequal length."""
-  try:
-    return np.asarray(value)
-  except ValueError:
-    return np.empty(0, object)
-
-
-def _check_finite(array: np.ndarray, name: str) -> None:
-  """Raises `ValueError` if values are NaN or infinite, and names the first."""
-  if array.dtype.kind != 'f':
-    return
-  finite = np.isfinite(array)
-  if finite.all():
-    return
-  first = np.unravel_index(int(np.argmin(finite)), array.shape)
-  num_nan = int(np.isnan(array).sum())
-  num_infinite = int((~finite).sum()) - num_nan
-  raise ValueError(
-    f'Expected `{name}` to be finite, found {num_nan} NaN and {num_infinite}'
-    f' infinite values, the first at {name}{list(map(int, first))}.'
-  )
+def _finite(array: np.ndarray, name: str) -> np.ndarray:
+  """Returns an array; `ValueError` names the first value that is not finite."""
+  if array.dtype.kind == 'f' and not np.isfinite(array).all():
+    is_finite = np.isfinite(array)
+    first = np.unravel_index(int(np.argmin(is_finite)), array.shape)
+    num_nan = int(np.isnan(array).sum())
+    num_infinite = int((~is_finite).sum()) - num_nan
+    raise ValueError(
+      f'Expected `{name}` to be finite, found {num_nan} NaN and {num_infinite}'
+      f' infinite values, the first at {name}{list(map(int, first))}.'
+    )
+  return array
 
 
 def check_inputs(value: Any, name: str) -> Any:
@@ -151,12 +143,10 @@ def check_inputs(value: Any, name: str) -> Any:
       (key, check_inputs(value[key], f'{name}[{key!r}]'))
       for key in sorted(value)
     )
-  array = _as_array(value, name)
-  _check_finite(array, name)
+  array = _finite(_as_array(value, name), name)
   if array.dtype.kind == 'f' and array.dtype != np.float32:
     with np.errstate(over='ignore'):
-      array = array.astype(np.float32)
-    _check_finite(array, f'{name} as float32')
+      array = _finite(array.astype(np.float32), f'{name} as float32')
   return array
 
 
@@ -180,7 +170,7 @@ def check_targets(
     raise ValueError(
       f'{error} Number the classes from 0 first if they have names.'
     ) from None
-  _check_finite(array, name)
+  _finite(array, name)
   if array.dtype.kind == 'f' and num_classes is None:
     return array.astype(np.float32, copy=False)
   return _as_ids(array, name, 'a label', num_classes)
@@ -224,7 +214,7 @@ def check_domain_ids(
   Raises:
     ValueError: They are not; the message names the first.
   """
-  array = _rectangular(value)
+  array = np.asarray(value)
   if array.shape == (0,) and array.dtype.kind == 'f':
     array = array.astype(np.int32)  # Of an empty list.
   if array.dtype.kind not in 'iu' or array.ndim != 1:

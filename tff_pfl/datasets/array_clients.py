@@ -1,5 +1,6 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
@@ -16,16 +17,16 @@ from tff_pfl.datasets import partitioning
 def clients_of(
   pool: partitioning.Pool,
   *,
-  partition: Union[str, partitioning.Partitioner, None],
-  keys: Any,
-  keys_test: Any,
   num_clients: Optional[int],
-  client_ids: Optional[Iterable[str]],
-  test_fraction: float,
+  partition: Union[str, partitioning.Partitioner, None],
   transform: Optional[examples_lib.Transform],
-  num_overlapping: int,
   name: str,
   seed: int,
+  test_fraction: float = 0.2,
+  keys: Any = None,
+  keys_test: Any = None,
+  client_ids: Optional[Iterable[str]] = None,
+  num_overlapping: int = 0,
 ) -> dict[str, Any]:
   """Returns what `FederatedDataset` takes, of checked examples."""
   errors.expect_int('seed', seed, 0)
@@ -76,7 +77,9 @@ def clients_of(
     parts = partitioning.hold_out(
       parts.train_indices, pool.y, test_fraction, seed, pool.domain
     )
-    pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
+    pool = dataclasses.replace(
+      pool, x_test=pool.x, y_test=pool.y, domain_test=pool.domain
+    )
   _warn_of_gaps(pool, parts, name)
   sample = tree.map_structure(lambda array: array[:1], pool.x)
   if transform is not None:

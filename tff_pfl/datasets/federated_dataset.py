@@ -1,6 +1,7 @@
 """`FederatedDataset`: who the clients are, and what each of them holds."""
 
 import collections
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -338,7 +339,7 @@ class FederatedDataset:
     )
     return cls(
       **array_clients.clients_of(
-        array_checks.check_pool(pool),
+        dataclasses.replace(pool, **array_checks.checked_fields(pool)),
         partition=partition,
         keys=keys,
         keys_test=keys_test,

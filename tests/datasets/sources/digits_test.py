@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.datasets import shared
 from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits
 
@@ -18,10 +18,7 @@ def test_digits_have_documented_sizes_and_element_spec():
   dataset = _load(10, 'shards:2')
   assert dataset.name == 'digits'
   assert dataset.num_classes == 10
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([8, 8, 1], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(8, 8, 1)
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert (train.sum(), test.sum()) == (1437, 360)
   assert (train + test).sum(axis=0).tolist() == [

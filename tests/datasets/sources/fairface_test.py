@@ -57,11 +57,7 @@ def test_images_come_with_their_label_and_race(folder):
   assert dataset.name == 'fairface'
   assert dataset.num_classes == 9
   assert dataset.domain_names == fairface.RACES
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([16, 16, 3], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(16, 16, 3, domain=True)
   for split, part in (
     ('train', dataset.train('client_0')),
     ('val', dataset.test('client_0')),

@@ -4,7 +4,6 @@ import collections
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.datasets import shared
@@ -43,10 +42,7 @@ def test_writers_are_clients_and_images_are_inverted(tmp_path):
   dataset = _load(3, data_dir=_write(tmp_path))
   assert dataset.client_ids == ('1', '3', '20')
   assert dataset.num_classes == 10
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([28, 28, 1], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(28, 28, 1)
   for client_id, first in (('3', 0), ('1', 20), ('20', 40)):
     train, test = dataset.train(client_id), dataset.test(client_id)
     assert (len(train.y), len(test.y)) == (16, 4)
@@ -133,10 +129,7 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
   assert asked == [False]
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.num_classes == 62
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([28, 28, 1], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(28, 28, 1)
   (source,) = train.create_tf_dataset_for_client('b').batch(6)
   examples = dataset.train('b')
   np.testing.assert_array_equal(examples.y, source['label'])

@@ -4,7 +4,6 @@ import gzip
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.datasets import shared
 from tff_pfl import datasets
@@ -47,10 +46,7 @@ def test_all_images_arrive_scaled_with_their_labels(tmp_path):
   dataset = _load(tmp_path)
   assert dataset.name == 'mnist'
   assert dataset.num_classes == 10
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([28, 28, 1], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(28, 28, 1)
   for prefix, read in (('train', dataset.train), ('t10k', dataset.test)):
     images, labels = arrays[prefix]
     expected = {

@@ -49,11 +49,7 @@ def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
   dataset = _load(path, max_words=6)
   assert dataset.client_ids == ('books', 'music')
   assert dataset.num_classes == 2
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([6], tf.int32),
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(6, x=tf.int32, domain=True)
   assert dataset.class_counts('train').tolist() == [[8, 8], [8, 8]]
   assert dataset.class_counts('test').tolist() == [[2, 2], [2, 2]]
 

@@ -78,10 +78,7 @@ def test_every_place_of_a_role_is_an_example_and_splits_do_not_overlap(
   dataset = _load(tmp_path, 1)
   assert dataset.client_ids == ('A',)
   assert dataset.num_classes == 98
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([_LENGTH], tf.int32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(_LENGTH, x=tf.int32)
   # The letters' numbers count up: '!' is 3.
   train, test = dataset.train('A'), dataset.test('A')
   for part, first, count in ((train, 3, 40), (test, 43, 10)):

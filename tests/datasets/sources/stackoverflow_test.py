@@ -68,10 +68,7 @@ def test_users_come_through_tff(small_data):
   assert set(dataset.client_ids) < set(small_data.client_ids)
   assert dataset.num_classes == 50
   assert dataset.num_overlapping == 20
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([20], tf.int32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(20, x=tf.int32)
   for client_id in dataset.client_ids:
     train, test = dataset.train(client_id), dataset.test(client_id)
     assert len(train.y) == dataset.num_train_examples(client_id) > 0

@@ -70,11 +70,7 @@ def test_clients_and_domains_are_those_of_the_columns(path):
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.domain_names == ('f', 'm')
   # Age, weight, three blood groups, three codes.
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([8], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(8, domain=True)
   assert dataset.domain_counts('train').tolist() == [[8, 8]] * 3
   assert dataset.domain_counts('test').tolist() == [[2, 2]] * 3
 

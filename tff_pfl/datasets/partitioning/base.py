@@ -24,20 +24,21 @@ class Partition(NamedTuple):
   test_indices: list[np.ndarray]
 
 
-class Pool(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
   """Examples that have no client yet.
 
   Attributes:
     y: Labels of the training examples, int `[n]`; anything else counts as one
       class, which the rules that do not speak of classes accept.
-    y_test: Labels of the test examples; None without any.
+    y_test: Labels of the test examples, `[m]`; None without any.
     num_classes: None for the largest label plus 1.
     domain: Domain ids of the training examples, int `[n]`, for the rules that
       go by domains; None for examples without domains.
     domain_test: Domain ids of the test examples.
     domain_names: What the domains are called; given with `domain`.
-    x: Inputs of the training examples, which no rule looks at.
-    x_test: Inputs of the test examples.
+    x: Inputs of the training examples, `[n, ...]`, which no rule looks at.
+    x_test: Inputs of the test examples, `[m, ...]`.
   """
 
   y: np.ndarray

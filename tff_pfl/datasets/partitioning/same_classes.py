@@ -17,10 +17,7 @@ class Iid(weighted.WeightedPartitioner):
   summary: ClassVar[str] = 'the same class distribution and size everywhere'
   needs_classes: ClassVar[bool] = False
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Gives all the same weight; only dealing the examples is random."""
+  def _class_weights(self, num_clients, class_counts, seed):
     return np.ones((num_clients, len(class_counts)))
 
 
@@ -45,10 +42,7 @@ class LognormalSizes(weighted.WeightedPartitioner):
   def __post_init__(self):
     errors.expect_non_negative('sigma', self.sigma)
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Gives every class the same weights, the drawn sizes."""
+  def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     log_sizes = rng.normal(0, self.sigma, num_clients)
     # Relative to the largest, lest a large sigma overflow.

@@ -13,7 +13,7 @@ class WeightedPartitioner(base.CountingPartitioner):
   """A rule that divides every class in proportion to the clients' claims."""
 
   @abc.abstractmethod
-  def class_weights(
+  def _class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
     """Returns each client's claim on each class.
@@ -29,7 +29,7 @@ class WeightedPartitioner(base.CountingPartitioner):
     """
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
-    weights = self.class_weights(num_clients, pool, seed)
+    weights = self._class_weights(num_clients, pool, seed)
     all_counts = pool + test_pool
     left_out = (all_counts > 0) & (weights.sum(axis=0) <= 0)
     if left_out.any():

@@ -51,7 +51,14 @@ def load_digits() -> arrays_lib.Arrays:
     stratify=bunch.target,
     random_state=_SPLIT_SEED,
   )
-  return arrays_lib.Arrays('digits', x, y, x_test, y_test, NUM_CLASSES)
+  return arrays_lib.Arrays(
+    name='digits',
+    x=x,
+    y=y,
+    x_test=x_test,
+    y_test=y_test,
+    num_classes=NUM_CLASSES,
+  )
 
 
 def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:

@@ -112,9 +112,6 @@ class TableEncoding:
       path: A CSV file; compressed if its name ends in `.gz`.
       with_labels: Whether the label column has to be there.
       with_clients: Whether the client column has to be there.
-
-    Raises:
-      ValueError: The file is missing, damaged, or lacks a column.
     """
     columns = self.columns
     table = csv_files.read_table(path, columns.missing_markers)
@@ -134,11 +131,7 @@ class TableEncoding:
     return columns.with_names(table)
 
   def encode(self, table: csv_files.Table) -> Rows:
-    """Returns the rows' inputs and domains.
-
-    Raises:
-      ValueError: A cell is not what it should be; the message says where.
-    """
+    """Returns the rows' inputs and domains."""
     numbers = [self.columns.numbers(table, column) for column in self.numbers]
     codes = []
     for column, words in self.categories.items():
@@ -194,9 +187,6 @@ class TableEncoding:
     Returns:
       Classes, int32 `[rows]`, of several labels `[rows, labels]`; -1 in rows
       that are to be left out; for regression the numbers, float64.
-
-    Raises:
-      ValueError: A label is missing or of another kind.
     """
     columns = self.columns
     if columns.task == 'regression':
