@@ -20,10 +20,6 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
 
   They are as in `FederatedDataset.from_arrays`, also in messages, and copied
   only where the dtype changes.
-
-  Raises:
-    ValueError: Lengths or kinds differ, an input is not finite, or a label or a
-      domain id is out of range; the message says which.
   """
   num_classes = check_num_classes(pool.num_classes)
   has_test, has_domain = pool.x_test is not None, pool.domain is not None
@@ -133,9 +129,6 @@ def check_inputs(value: Any, name: str) -> Any:
   Args:
     value: Numbers, or several kinds of inputs by name, a dict; copied only
       where the dtype changes.
-
-  Raises:
-    ValueError: It is not a rectangular array of finite numbers.
   """
   if isinstance(value, Mapping):
     errors.expect(value, name, 'at least one kind of inputs', value)
@@ -159,10 +152,6 @@ def check_targets(
     value: Numbers, `[examples, ...]`.
     num_classes: The values must be whole and in `[0, num_classes)`. None for no
       upper bound on integers; floats then are regression targets.
-
-  Raises:
-    ValueError: A value is not a number, not whole or out of range; the message
-      names the first.
   """
   try:
     array = _as_array(value, name)
@@ -210,9 +199,6 @@ def check_domain_ids(
   Args:
     value: Integers, `[examples]`.
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
-
-  Raises:
-    ValueError: They are not; the message names the first.
   """
   array = np.asarray(value)
   if array.shape == (0,) and array.dtype.kind == 'f':

@@ -50,9 +50,6 @@ def find_folder(
     patterns: What the data set's files are called, any of which marks its
       folder.
     contents: What the folder has to hold, in words.
-
-  Raises:
-    ValueError: No folder has the files, or more than one of `folders`.
   """
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
@@ -84,9 +81,6 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
     data_dir: The file itself, its folder, or the parent of a folder called
       `name`, which goes before `data_dir` itself.
     patterns: What the file's name looks like, such as `*.csv`.
-
-  Raises:
-    ValueError: There is no such file, or more than one.
   """
   if os.path.isfile(data_dir):
     return data_dir
@@ -126,15 +120,32 @@ def unreadable_error(path: str, error: OSError) -> FileError:
 
 
 def check_images(
-  x: np.ndarray, path: str, key: str, shape: tuple[int, ...]
+  path: str,
+  x: np.ndarray,
+  y: np.ndarray,
+  names: tuple[str, str],
+  num_classes: int,
+  shape: Optional[tuple[int, ...]] = None,
 ) -> None:
-  """Raises `ValueError` unless an array is uint8 of shape `[n, *shape]`."""
-  if x.dtype != np.uint8 or x.shape[1:] != shape:
+  """Raises `ValueError` unless arrays are one or more images and their labels.
+
+  Args:
+    path: The file that they come from, for the message.
+    names: What they are called there.
+    shape: Of an image; None for any height and width, with or without three
+      channels.
+  """
+  is_of_shape = x.shape[1:] == shape
+  if shape is None:
+    is_of_shape = x.ndim == 3 or x.shape[3:] == (3,)
+  if x.dtype != np.uint8 or not is_of_shape or not len(x):
+    form = f'(n, *{shape})' if shape else '(n, height, width) or (…, 3)'
     raise file_error(
       path,
-      f'an .npz file with {key} uint8 of shape (n, *{shape})',
+      f'a file with images {names[0]}, uint8 of shape {form}',
       f'{x.dtype} of shape {x.shape}',
     )
+  check_labels(y, path, names[1], x.shape[:1], num_classes)
 
 
 def check_labels(
@@ -171,12 +182,7 @@ def _check_unpacked(path: str, num_bytes: int) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-  """Returns what a file holds, unpacked if its name ends in `.gz`.
-
-  Raises:
-    ValueError: The file is missing or damaged, or unpacks to more than 1 GiB
-      and 20 times its size; the message names it.
-  """
+  """Returns what a file holds, unpacked if its name ends in `.gz`."""
   try:
     if not path.endswith('.gz'):
       with open(path, 'rb') as file:
@@ -205,10 +211,6 @@ def read_npz(
   Args:
     keys: The arrays' names, in the order wanted; others in the file are not
       read. None for all.
-
-  Raises:
-    ValueError: The file is missing or damaged or lacks one, or unpacks to more
-      than 1 GiB and 20 times its size; the message names it.
   """
   try:
     with zipfile.ZipFile(path) as archive:

@@ -88,13 +88,3 @@ def test_large_concentration_gives_every_client_the_shares_of_the_classes():
   train, test = _counts(1e9, [600, 300, 100], [60, 30, 10], 10)
   assert np.abs(train - [60, 30, 10]).max() <= 1
   assert np.abs(test - [6, 3, 1]).max() <= 1
-
-
-def test_small_concentration_gives_a_client_few_classes():
-  classes = {
-    concentration: (_counts(concentration, [400] * 10, [], 40)[0] > 0)
-    .sum(axis=1)
-    .mean()
-    for concentration in (0.1, 1, 100)
-  }
-  assert classes[0.1] < 3 < classes[1] < 8 < classes[100]

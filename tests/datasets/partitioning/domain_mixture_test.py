@@ -72,19 +72,6 @@ def test_mixtures_have_the_mean_and_variance_of_the_dirichlet_distribution():
   np.testing.assert_allclose(shares.var(axis=0), variance, atol=0.01)
 
 
-def test_labels_within_a_domain_are_a_random_sample():
-  domain = np.repeat([0, 1], 2000).astype(np.int32)
-  # Sorted by label within a domain, as files often are.
-  y = np.tile(np.repeat(np.arange(4, dtype=np.int32), 500), 2)
-  pool = partitioning.Pool(y, domain=domain, domain_names='ab')
-  parts = DomainMixture(0.5, 200).partition(pool, 10)
-  for indices in parts.train_indices:
-    counts = np.bincount(y[indices], minlength=4)
-    assert np.abs(counts - 50).max() < 25
-    # Nor are the first ones of one domain or label.
-    assert len(set(y[indices][:20])) == 4
-
-
 def test_no_client_is_starved_where_all_want_one_scarce_domain():
   rule = DomainMixture(1e9, 40, (1, 0, 0, 0))
   _, counts, _ = _partition(rule, 20)

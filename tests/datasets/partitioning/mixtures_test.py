@@ -19,14 +19,6 @@ def test_dirichlet_draws_agree_with_those_of_numpy():
   assert np.abs(draws - expected).mean(axis=0).max() < 0.01
 
 
-def test_scarce_group_is_rationed_in_proportion_and_the_rest_made_up():
-  shares = np.array([[0.8, 0.2, 0.0], [0.4, 0.3, 0.3]])
-  served = mixtures.serve(shares, np.array([10, 10]), np.array([6, 10, 10]))
-  # Asked for 8 and 4 where 6 are; 4 and 2 are missing then, which the first
-  # client takes from group 1 and the second from 1 and 2.
-  np.testing.assert_allclose(served, [[4, 6, 0], [2, 4, 4]])
-
-
 def test_client_whose_groups_are_exhausted_gets_what_is_left():
   shares = np.array([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0]])
   served = mixtures.serve(shares, np.array([6, 6, 6]), np.array([6, 12, 6]))

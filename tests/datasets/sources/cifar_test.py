@@ -201,7 +201,8 @@ def test_no_or_too_many_test_images_are_an_error(tmp_path, num_test):
   _write_npz(tmp_path)
   x, y = (np.zeros((num_test, *shape), np.uint8) for shape in ((32, 32, 3), ()))
   np.savez(tmp_path / 'test_batch.npz', x_test=x, y_test=y)
-  with pytest.raises(ValueError, match=f'of 1 to 12 images, found {num_test}'):
+  match = f'test_batch.npz` .*found .*{num_test}'
+  with pytest.raises(ValueError, match=match):
     _load(tmp_path)
 
 

@@ -202,21 +202,10 @@ def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
 @pytest.mark.parametrize(
   'images, match',
   [
-    (
-      dict(x_train=np.zeros((40, 16, 16), np.float32)),
-      'x_train uint8 of shape',
-    ),
-    (dict(x_test=np.zeros((20, 16, 16, 4), np.uint8)), 'x_test uint8 of shape'),
-    (dict(x_test=np.zeros((20, 256), np.uint8)), 'x_test uint8 of shape'),
-    (
-      dict(y_train=np.zeros(39, np.uint8)),
-      r'y_train integers of shape \(40,\)',
-    ),
+    (dict(x_test=np.zeros((20, 16, 16, 4), np.uint8)), 'x_test, uint8 of'),
+    (dict(x_test=np.zeros((20, 256), np.uint8)), 'x_test, uint8 of shape'),
     (dict(y_test=np.full(20, 10, np.uint8)), r'labels in \[0, 10\), found 10'),
-    (
-      dict(x_test=np.zeros((0, 16, 16), np.uint8), y_test=np.zeros(0, int)),
-      'with images as x_test',
-    ),
+    (dict(x_test=np.zeros((0, 16, 16), np.uint8)), 'with images x_test'),
   ],
 )
 def test_npz_files_of_another_form_are_named(tmp_path, images, match):

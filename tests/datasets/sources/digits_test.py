@@ -35,16 +35,6 @@ def test_digits_are_scaled_to_the_unit_interval():
   np.testing.assert_array_equal(part.x * 16, np.round(part.x * 16))
 
 
-def test_seed_changes_the_partition_but_not_which_images_are_test_images():
-  first, other = (_load(2, 'iid', seed=seed) for seed in (0, 1))
-  pools = [
-    np.concatenate([d.test(c).x for c in d.client_ids]).reshape(360, -1)
-    for d in (first, other)
-  ]
-  assert not np.array_equal(*pools)
-  np.testing.assert_array_equal(*(np.sort(p.sum(axis=1)) for p in pools))
-
-
 def test_every_image_is_in_one_domain_turned_by_its_angle():
   arrays = digits.load_rotated_digits()
   upright = digits.load_digits()

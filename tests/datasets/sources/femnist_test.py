@@ -82,9 +82,7 @@ def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
 @pytest.mark.parametrize(
   'changes, match',
   [
-    (dict(x=np.zeros((60, 28, 28))), 'x uint8 .*found float64'),
-    (dict(x=np.zeros((60, 28), np.uint8)), r'x uint8 .*\(60, 28\)'),
-    (dict(y=np.zeros(59, int)), r'y integers of shape \(60,\)'),
+    (dict(x=np.zeros((60, 28), np.uint8)), r'x, uint8 .*\(60, 28\)'),
     (dict(y=np.full(60, 62)), r'in \[0, 62\), found 62 at index 0'),
     (dict(client_id=np.zeros(60)), 'client_id integers or strings .*float64'),
     (dict(client_id=np.zeros(7, int)), r'client_id .*found int64 .*\(7,\)'),

@@ -1,7 +1,5 @@
 """Tests of the four hospitals' patients."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -161,10 +159,3 @@ def test_real_patients_by_hospital(real_data):
   ages = np.concatenate([dataset.train(c).x[:, 0] for c in dataset.client_ids])
   np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-5)
   assert dataset.element_spec['x'].shape == [21]
-
-
-def test_real_files_of_both_forms_give_the_same(real_data):
-  folder = real_data
-  published = os.path.join(folder, 'heart_disease_uci')
-  for found, wanted in zip(_all(_load(published)), _all(_load(folder))):
-    np.testing.assert_array_equal(found, wanted)

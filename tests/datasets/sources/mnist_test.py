@@ -137,17 +137,3 @@ def test_real_mnist_has_the_published_class_counts(real_data):
   # The published mean of the training pixels.
   mean = np.mean([dataset.train(c).x.mean() for c in dataset.client_ids])
   assert abs(mean - 0.1307) < 0.002
-
-
-def test_the_full_set_of_per_fedavgs_experiment_can_be_dealt(real_data):
-  dataset = _load(real_data, 'mnist', 50, 'fallah_digits:196')
-  train, test = dataset.class_counts('train'), dataset.class_counts('test')
-  assert train[:25].tolist() == [[196] * 5 + [0] * 5] * 25
-  assert (np.sort(train[25:, :5]) == [0, 0, 0, 0, 98]).all()
-  assert (np.sort(train[25:, 5:]) == [0, 0, 0, 0, 392]).all()
-  assert train.sum(axis=0).tolist() == [5390] * 5 + [1960] * 5
-  # A sixth as many test images as training images, and floor or ceiling of it.
-  assert np.abs(test - train / 6).max() < 1
-  assert test.sum(axis=0).tolist() == [898] * 5 + [327] * 5
-  with pytest.raises(ValueError, match='`images_per_digit` to be at most 212'):
-    _load(real_data, 'mnist', 50, 'fallah_digits:214')

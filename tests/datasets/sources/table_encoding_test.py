@@ -148,6 +148,12 @@ def test_labels_are_classes_in_sorted_order_unless_told(
   assert encoding.target(y) is y
 
 
+def test_many_numbers_as_classes_are_warned_of(caplog):
+  with caplog.at_level(logging.WARNING):
+    _fitted(_table(('x', 'y'), *(('1', str(i)) for i in range(21))))
+  assert '21 different numbers of column y' in caplog.text
+
+
 def test_several_labels_are_of_the_same_two_classes():
   table = _table(
     ('a', 'x', 'b'), ('no', '1', 'yes'), ('yes', '2', 'yes'), ('', '3', 'no')
@@ -237,13 +243,6 @@ def test_options_that_contradict_are_one_line_errors(columns, match):
     table_columns.Columns('y', **columns)
 
 
-def test_many_numbers_as_classes_are_warned_of(caplog):
-  table = _table(('x', 'y'), *(('1', str(i)) for i in range(21)))
-  with caplog.at_level(logging.WARNING):
-    _fitted(table)
-  assert '21 different numbers of column y' in caplog.text
-
-
 @pytest.mark.parametrize(
   'bounds, how, names, expected',
   [
@@ -276,6 +275,15 @@ def test_new_rows_of_unknown_domain_or_class_are_errors():
       encoding.labels(new)
 
 
+def test_a_split_column_says_train_or_test():
+  table = _table(('s',), ('train',), ('TEST',), ('val',))
+  columns = table_columns.Columns('y', split='s')
+  with shared.one_line_error("one of train, test as s, found 'val' in row 3"):
+    columns.is_test(table)
+  table.cells['s'].pop()
+  assert columns.is_test(table).tolist() == [False, True]
+
+
 def test_new_files_need_the_columns_of_the_training(tmp_path, caplog):
   table = _table(('a', 'b', 'c', 'y', 'z'), *zip('12', 'st', 'uv', '01', '34'))
   encoding = _fitted(table, client='c', drop=['z'])
@@ -288,12 +296,3 @@ def test_new_files_need_the_columns_of_the_training(tmp_path, caplog):
     'new.csv` .*the columns y, c, found b, more, a, z'
   ):
     encoding.read(str(path), with_labels=True, with_clients=True)
-
-
-def test_a_split_column_says_train_or_test():
-  table = _table(('s',), ('train',), ('TEST',), ('val',))
-  columns = table_columns.Columns('y', split='s')
-  with shared.one_line_error("one of train, test as s, found 'val' in row 3"):
-    columns.is_test(table)
-  table.cells['s'].pop()
-  assert columns.is_test(table).tolist() == [False, True]

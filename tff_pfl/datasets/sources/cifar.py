@@ -58,10 +58,6 @@ class CifarFiles(NamedTuple):
 
     Returns:
       `x` and `x_test`, uint8 `[n, 32, 32, 3]`, `y` and `y_test`, integers.
-
-    Raises:
-      ValueError: A file is missing or damaged, or the folder has files of both
-        forms.
     """
     folder = files.find_folder(
       self.name,
@@ -143,8 +139,8 @@ class CifarFiles(NamedTuple):
     self, path: str, split: str, x: np.ndarray, y: np.ndarray
   ) -> Batch:
     """Returns images and labels of a complete or, for 'test', partial file."""
-    files.check_images(x, path, f'x_{split}', IMAGE_SHAPE)
-    files.check_labels(y, path, f'y_{split}', x.shape[:1], self.num_classes)
+    names = f'x_{split}', f'y_{split}'
+    files.check_images(path, x, y, names, self.num_classes, IMAGE_SHAPE)
     least, most, sizes = self.images_per_file, self.images_per_file, ''
     if split == 'test':
       least, most, sizes = 1, self.num_test_images, '1 to '

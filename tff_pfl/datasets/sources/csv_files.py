@@ -70,12 +70,7 @@ class Table(NamedTuple):
     return cells
 
   def numbers(self, column: str, why: str) -> np.ndarray:
-    """Returns a column's cells as numbers, NaN where missing.
-
-    Raises:
-      ValueError: One is something else; the message names its row, and says
-        `why` numbers are needed or what to do.
-    """
+    """Returns a column's cells as numbers, NaN where missing."""
     values, others = numbers_of(self.cells[column])
     if others:
       raise self.error(
@@ -86,11 +81,7 @@ class Table(NamedTuple):
   def positions(
     self, column: str, words: Sequence[str], where: str = ''
   ) -> np.ndarray:
-    """Returns which of the words a column's cells are, `NONE` where missing.
-
-    Raises:
-      ValueError: One is something else; the message names its row.
-    """
+    """Returns which of the words a column's cells are, `NONE` where missing."""
     found = positions_of(self.cells[column], words)
     unknown = np.flatnonzero(found == UNKNOWN)
     if len(unknown):

@@ -29,8 +29,7 @@ and SynthDigits the published .mat files (`train_32x32.mat`, `test_32x32.mat`;
 `synth_train_32x32.mat`, `synth_test_32x32.mat`), where 10 stands for the 0.
 
 All are brought to one size and to three channels. They stay uint8 in memory
-(28x28: 2.4 kB an image, 140 MB for MNIST alone, 1.7 GB for all of all five); a
-client's become float32 when they are asked for.
+(28x28: 140 MB for MNIST alone, 1.7 GB for all of all five).
 
 MNIST-M's image i is made of MNIST's image i of the same split. Every domain
 keeps its own division into training and test images, so that where both are
@@ -68,28 +67,14 @@ _IMAGES_AT_A_TIME = 4096
 _Split = tuple[np.ndarray, np.ndarray]
 
 
-def _checked(
-  x: np.ndarray, y: np.ndarray, path: str, x_name: str, y_name: str
-) -> _Split:
-  """Returns one split's arrays, or raises an error that names the file."""
-  if x.dtype != np.uint8 or x.shape[3:] not in ((), (3,)) or x.ndim < 3:
-    raise files.file_error(
-      path,
-      f'a file with {x_name} uint8 of shape (n, height, width) or (n, height,'
-      ' width, 3)',
-      f'{x.dtype} of shape {x.shape}',
-    )
-  if not len(x):
-    raise files.file_error(path, f'a file with images as {x_name}', 'none')
-  files.check_labels(y, path, y_name, x.shape[:1], NUM_CLASSES)
-  return x, y
-
-
 def _read_npz(path: str) -> list[_Split]:
   """Reads one .npz file with both splits."""
   keys = [(f'x_{split}', f'y_{split}') for split in _SPLITS]
   arrays = files.read_npz(path, sum(keys, ()))
-  return [_checked(arrays[x], arrays[y], path, x, y) for x, y in keys]
+  splits = [(arrays[x], arrays[y]) for x, y in keys]
+  for (x, y), names in zip(splits, keys):
+    files.check_images(path, x, y, names, NUM_CLASSES)
+  return splits
 
 
 def _read_mats(*paths: str) -> list[_Split]:
@@ -114,8 +99,9 @@ def _read_mats(*paths: str) -> list[_Split]:
         'others',
       )
     x = np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2))
-    y = content['y'].ravel()
-    splits.append(_checked(x, np.where(y == 10, 0, y), path, 'X', 'y'))
+    y = np.where(content['y'] == 10, 0, content['y']).ravel()
+    files.check_images(path, x, y, ('X', 'y'), NUM_CLASSES)
+    splits.append((x, y))
   return splits
 
 

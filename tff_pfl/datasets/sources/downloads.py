@@ -23,9 +23,6 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
 
   Args:
     remedy: What else the user can do, for the message.
-
-  Raises:
-    RunError: It cannot be had.
   """
   try:
     return load()
@@ -44,9 +41,6 @@ def from_tensorflow_datasets(
     name: What TensorFlow Datasets calls the data set.
     files: What the folder for `data_dir` has to hold, for the message.
     url: Where it is downloaded from; None where its builder says so.
-
-  Raises:
-    RunError: It cannot be had.
   """
   import tensorflow_datasets as tfds  # Slow to import; rarely needed.
 

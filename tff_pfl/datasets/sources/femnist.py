@@ -11,8 +11,6 @@ file has `x` uint8 `[n, 28, 28]`, black on white as LEAF has it, `y`, labels in
 [0, 62), and `client_id` `[n]`; each client's images are divided into training
 and test images. Either way the images are inverted, so that as in MNIST the
 background is 0. A file with the digits alone has 10 classes.
-
-A file's images can also be dealt to clients by any other rule.
 """
 
 from typing import Optional
@@ -36,10 +34,7 @@ _KIND = 'writers'
 def _read(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns images uint8 `[n, 28, 28, 1]`, their labels and their writers."""
   x, y, writers = files.read_npz(path, _KEYS).values()
-  files.check_images(x, path, 'x', IMAGE_SHAPE)
-  if not len(x):
-    raise files.file_error(path, 'an .npz file with images', 'none')
-  files.check_labels(y, path, 'y', x.shape[:1], NUM_CLASSES)
+  files.check_images(path, x, y, ('x', 'y'), NUM_CLASSES, IMAGE_SHAPE)
   if writers.dtype.kind not in 'iuU' or writers.shape != y.shape:
     raise files.file_error(
       path,

@@ -44,9 +44,6 @@ def read_table(data_dir: str) -> csv_files.Table:
 
   Returns:
     The cells by column: `site`, and the `COLUMNS`.
-
-  Raises:
-    ValueError: Files are missing, damaged or of other columns.
   """
   path = data_dir
   if not os.path.isfile(path):
@@ -95,8 +92,6 @@ def load_heart_disease(
   """Returns the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: With the partition natural at most 4: this many of the
-      hospitals are drawn at random.
     partition: Natural for the hospitals, or a rule that deals all patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or

@@ -7,10 +7,9 @@ R. Vollgraf, Zalando Research, 2017. License: MIT.
 Sizes of each: 60,000 training and 10,000 test images of 10 classes; MNIST has
 5,421 to 6,742 training images of a class, Fashion-MNIST 6,000.
 
-The images stay uint8 in memory (55 MB); a client's become float32 when they are
-asked for. Without a data folder they come through TensorFlow Datasets, which
-stores them in another order, so that the same seed deals other images to a
-client than from the idx files.
+Without a data folder they come through TensorFlow Datasets, which stores them
+in another order, so that the same seed deals other images to a client than from
+the idx files.
 """
 
 import math
@@ -46,10 +45,6 @@ def read_idx(path: str, element_shape: tuple[int, ...]) -> np.ndarray:
 
   Returns:
     uint8 array `[n, *element_shape]`, n at least 1.
-
-  Raises:
-    ValueError: The file is missing, truncated, longer than its header says, or
-      not of the expected type and shape; the message names it.
   """
   content = files.read_bytes(path)
   num_dims = 1 + len(element_shape)
@@ -99,9 +94,6 @@ def read_arrays(name: str, data_dir: str) -> dict[str, np.ndarray]:
 
   Returns:
     uint8 arrays `x`, `y`, `x_test`, `y_test`, the images `[n, 28, 28, 1]`.
-
-  Raises:
-    ValueError: A file is missing, damaged or does not fit to the others.
   """
   folder = _find_folder(name, data_dir)
   arrays: dict[str, np.ndarray] = {}

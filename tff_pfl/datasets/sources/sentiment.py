@@ -46,10 +46,6 @@ def read_csv(path: str) -> dict[str, Any]:
     By name `texts`, their labels `y`, int32 `[n]` in `[0, num_classes)`,
     `num_classes`, whose texts they are as `keys`, which of `CLIENT_COLUMNS`
     says so as `client_column`, and `domains`, None where the file has none.
-
-  Raises:
-    ValueError: The file is missing or damaged, or lacks a column or a value;
-      the message names it.
   """
   table = csv_files.read_table(path, missing_markers=())
   client_column = next(
@@ -151,9 +147,7 @@ def load_sentiment(
   """Returns labeled texts by client, the test texts stratified by label.
 
   Args:
-    num_clients: With the partition natural, this many users or domains are
-      drawn at random. More clients than domains share each domain's texts
-      evenly.
+    num_clients: More clients than domains share each domain's texts evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder

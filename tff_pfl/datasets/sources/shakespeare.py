@@ -54,10 +54,6 @@ def read_roles(path: str) -> dict[str, str]:
   Returns:
     From each role's name, in the order of appearance, to its speeches, one
     after the other, joined by newlines.
-
-  Raises:
-    ValueError: The file is missing, is no text, or a speech has no role; the
-      message names it.
   """
   try:
     # With or without the mark that some editors put before UTF-8.
@@ -115,8 +111,6 @@ def load_shakespeare(
   """Returns next characters by speaking role.
 
   Args:
-    num_clients: So many roles are drawn at random from those that have
-      `min_characters` or more.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text then are for training. None for the roles

@@ -30,6 +30,10 @@ _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
 # More numbers than these as classes may be meant as numbers.
 _MANY_CLASSES = 20
+_ADVICE = (
+  "`task='regression'` predicts numbers, `label_above` makes two classes of"
+  ' them, `label_values` selects words'
+)
 # Larger numbers' squares cannot be added up.
 _MAX_NUMBER = 1e150
 
@@ -334,24 +338,21 @@ class Columns:
         f'whole numbers, or words alone, as {self.label}',
         self.label,
         bad[0],
-        "; give `task='regression'` to predict numbers, `label_above` to make"
-        ' two classes of them, or `label_values`',
+        f'; {_ADVICE}',
       )
     errors.expect(
       len(classes) <= _MAX_CLASSES,
       'label_column',
-      f"a column of at most {_MAX_CLASSES} classes (`task='regression'`"
-      ' predicts numbers, `label_above` makes two classes of them,'
-      ' `label_values` selects words)',
+      f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
       f'{len(classes)} in {self.label}',
     )
     if len(classes) > _MANY_CLASSES and not others:
       logging.warning(
-        '%s: the %d different numbers of column %s are taken for classes; give'
-        " task='regression' if they are to be predicted as numbers.",
+        '%s: the %d different numbers of column %s are taken for classes; %s.',
         table.path,
         len(classes),
         self.label,
+        _ADVICE,
       )
     return classes
 

@@ -216,13 +216,7 @@ class TableEncoding:
 def fit(
   table: csv_files.Table, columns: table_columns.Columns
 ) -> TableEncoding:
-  """Returns the encoding of a table, without means and deviations.
-
-  Raises:
-    ValueError: A column is not there, misses all values or has too many
-      categories, a cell is no number where others of its column are, or there
-      is no input.
-  """
+  """Returns the encoding of a table, without means and deviations."""
   columns.check(table)
   encoding = TableEncoding(
     columns,

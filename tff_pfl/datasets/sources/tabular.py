@@ -9,9 +9,6 @@ these up (see `standardization`), and all subtract the resulting mean and divide
 by the deviation. So are the labels for regression; predictions are given in the
 labels' own unit. The test rows, and rows that come later, are transformed with
 the same numbers.
-
-Rows stay compact, a number or the position of a word for each column; a
-client's rows get their many inputs when they are asked for.
 """
 
 import dataclasses
@@ -295,8 +292,6 @@ def load_tabular(
   """Returns the rows of a table, by client or dealt to clients.
 
   Args:
-    num_clients: With the partition natural, this many of the client column's
-      values are drawn at random.
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
     data_dir: The CSV file, its folder if that holds no other, or the parent of
