@@ -132,12 +132,11 @@ def test_subset_is_a_view_in_the_order_given():
   subset = dataset.subset(['client_4', 'client_1'])
   nested = subset.subset(['client_1'])
   assert subset.client_ids == ('client_4', 'client_1')
-  np.testing.assert_array_equal(
-    subset.train('client_1').x, dataset.train('client_1').x
-  )
-  np.testing.assert_array_equal(
-    nested.test('client_1').x, dataset.test('client_1').x
-  )
+  for split in ('train', 'test'):
+    np.testing.assert_array_equal(
+      getattr(nested, split)('client_1').x,
+      getattr(dataset, split)('client_1').x,
+    )
   np.testing.assert_array_equal(
     subset.class_counts(), dataset.class_counts()[[4, 1]]
   )

@@ -140,13 +140,8 @@ def test_iid_gives_every_client_the_same():
   train = rules.labels([40, 80])
   parts = rules.partition('iid', train, None, 4)
   assert rules.counts(parts.train_indices, train, 2).tolist() == [[10, 20]] * 4
-
-
-def test_examples_of_a_client_are_not_sorted_by_class():
-  train = rules.labels([500, 500])
-  parts = rules.partition('iid', train, None, 2)
-  labels = train[parts.train_indices[0]]
-  assert (np.diff(labels) != 0).sum() > 100
+  # Not sorted by class.
+  assert (np.diff(train[parts.train_indices[0]]) != 0).sum() > 3
 
 
 def test_regression_targets_are_dealt_by_rules_without_classes_only():

@@ -142,8 +142,7 @@ def test_a_folder_with_one_file_will_do(path, tmp_path):
   folder.mkdir(parents=True)
   with open(path, 'rb') as file:
     (folder / 'x.csv.gz').write_bytes(gzip.compress(file.read()))
-  for found, wanted in zip(_all(_load(folder.parent)), _all(_load(path))):
-    np.testing.assert_array_equal(found, wanted)
+  assert _load(folder.parent).fingerprint == _load(path).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -305,10 +304,7 @@ def test_rows_without_client_can_be_left_out_or_be_one(tmp_path):
 def test_new_rows_are_encoded_as_those_of_the_training(path, tmp_path):
   dataset = _load(path, test_fraction=0)
   new = tabular.load_new_clients(dataset.encoding, path, test_fraction=0)
-  assert new.client_ids == dataset.client_ids
-  for client_id in new.client_ids:
-    for found, wanted in zip(new.train(client_id), dataset.train(client_id)):
-      np.testing.assert_array_equal(found, wanted)
+  assert new.fingerprint == dataset.fingerprint
   rows = [row[1:] for row in _rows(10)]
   alone = _write(tmp_path / 'one.csv', rows, _HEADING[1:])
   (client_id,) = tabular.load_new_clients(dataset.encoding, alone).client_ids
