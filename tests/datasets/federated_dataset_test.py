@@ -255,7 +255,7 @@ def test_domain_without_training_examples_is_named_in_a_warning(caplog):
     dataset = _with_domains(domain_names=list('abcdefg'), name='mine')
   assert dataset.num_domains == 7
   assert dataset.domain_counts()[:, 5:].tolist() == [[0, 0]] * 4
-  assert "'mine' has no training example of the domains ['f', 'g']" in (
+  assert "'mine': there is no training example of the domains ['f', 'g']" in (
     caplog.text
   )
   caplog.clear()
@@ -283,7 +283,7 @@ def test_classes_that_are_only_tested_on_are_named_in_a_warning(caplog):
   _dataset(y_test=y, **options)
   assert not caplog.text
   _dataset(y_test=y + 1, **options)
-  assert "'mine' has 20 test examples of the classes [3]" in caplog.text
+  assert "'mine': 20 test examples are of the classes [3]" in caplog.text
 
 
 def test_spec_and_names_of_domains_must_agree():

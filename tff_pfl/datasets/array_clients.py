@@ -112,14 +112,12 @@ def _warn_of_gaps(
   pool: partitioning.Pool, parts: partitioning.Partition, name: str
 ) -> None:
   """Logs which clients, classes and domains have nothing to train on."""
-  num_clients = len(parts.train_indices)
+  gaps = []
   num_without = sum(not len(indices) for indices in parts.train_indices)
   if num_without:
-    logging.warning(
-      'Dataset %r: %d of %d clients have no training examples.',
-      name,
-      num_without,
-      num_clients,
+    gaps.append(
+      f'{num_without} of {len(parts.train_indices)} clients have no training'
+      ' examples'
     )
   trained, tested = map(np.concatenate, parts)
   if pool.num_classes is not None:
@@ -129,21 +127,20 @@ def _warn_of_gaps(
     )
     untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
     if len(untrained):
-      logging.warning(
-        'Dataset %r has %d test examples of the classes %s, of which there is'
-        ' no training example: are the labels right?',
-        name,
-        test_counts[untrained].sum(),
-        untrained.tolist(),
+      gaps.append(
+        f'{test_counts[untrained].sum()} test examples are of the classes'
+        f' {untrained.tolist()}, of which there is no training example: are the'
+        ' labels right?'
       )
   if pool.domain is not None:
     names = pool.domain_names
     counts = np.bincount(pool.domain[trained], minlength=len(names))
     if not counts.all():
-      logging.warning(
-        'Dataset %r has no training example of the domains %s: nothing that'
+      missing = [names[i] for i in np.flatnonzero(counts == 0)]
+      gaps.append(
+        f'there is no training example of the domains {missing}: nothing that'
         ' belongs to one domain alone, such as its head, is ever trained for'
-        ' these.',
-        name,
-        [names[i] for i in np.flatnonzero(counts == 0)],
+        ' these'
       )
+  for gap in gaps:
+    logging.warning('Dataset %r: %s', name, gap)

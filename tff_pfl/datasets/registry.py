@@ -63,20 +63,20 @@ DATASETS: dict[str, DatasetEntry] = {
   'mnist': DatasetEntry(
     '70,000 handwritten digits of 28x28, from idx .gz files or TensorFlow'
     ' Datasets',
-    functools.partial(mnist.load, 'mnist'),
+    lambda data_dir=None: mnist.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
     '70,000 pictures of clothes of 28x28, obtained like mnist',
-    functools.partial(mnist.load, 'fashion_mnist'),
+    lambda data_dir=None: mnist.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
     '60,000 color pictures of animals and vehicles of 32x32, from .bin or .npz'
     ' batches or TensorFlow Datasets',
-    functools.partial(cifar.load, 'cifar10'),
+    lambda data_dir=None: cifar.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
     '60,000 color pictures of 100 kinds of things, obtained like cifar10',
-    functools.partial(cifar.load, 'cifar100'),
+    lambda data_dir=None: cifar.load('cifar100', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
