@@ -82,9 +82,3 @@ def test_test_examples_of_classes_nobody_has_room_for_are_left_out(
   assert train.tolist() == [[4, 0, 0], [0, 4, 0]]
   assert test.tolist() == [[1, 0, 0], [0, 3, 0]]
   assert 'leaves out 2 of 6 test examples' in caplog.text
-
-
-def test_large_concentration_gives_every_client_the_shares_of_the_classes():
-  train, test = _counts(1e9, [600, 300, 100], [60, 30, 10], 10)
-  assert np.abs(train - [60, 30, 10]).max() <= 1
-  assert np.abs(test - [6, 3, 1]).max() <= 1

@@ -30,14 +30,13 @@ from tff_pfl.datasets.partitioning.base import (
   Pool,
   numbered_client_ids,
 )
-from tff_pfl.datasets.partitioning.by_key import by_key
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
 from tff_pfl.datasets.partitioning.client_dirichlet import ClientDirichlet
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
 from tff_pfl.datasets.partitioning.hold_out import hold_out
-from tff_pfl.datasets.partitioning.natural import Natural
+from tff_pfl.datasets.partitioning.natural import Natural, by_key
 from tff_pfl.datasets.partitioning.same_classes import Iid, LognormalSizes
 from tff_pfl.datasets.partitioning.shards import Shards
 from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
