@@ -88,7 +88,7 @@ def test_bad_test_labels_are_named():
     (dict(x=np.zeros((0, 1)), y=np.zeros(0, int)), '`x` to be at least one'),
     (dict(x=[[1], [2, 3]], y=[0, 0]), '`x` to be a rectangular array'),
     (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
-    (dict(x=1.0, y=0), '`x` to be a rectangular array'),
+    (dict(x=1.0, y=0), r'`x` to be an array of shape \[examples'),
     *(
       (dict(num_clients=n), '`num_clients` to be an integer at least 1, found')
       for n in (0, -1, 2.5, True)

@@ -101,11 +101,12 @@ def _as_array(value: Any, name: str) -> np.ndarray:
   except ValueError:
     array = np.empty(0, object)  # Rows of unequal length.
   errors.expect(
-    array.dtype.kind in 'biuf' and array.ndim,
+    array.dtype.kind in 'biuf',
     name,
     'a rectangular array of numbers, [examples, ...]',
     f'{type(value).__name__} of {array.dtype}',
   )
+  errors.expect(array.ndim, name, 'an array of shape [examples, ...]', value)
   return array
 
 
