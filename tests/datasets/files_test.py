@@ -24,15 +24,11 @@ def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
     assert found == str(path)
 
 
-def test_find_file_takes_any_file_that_is_named_itself(tmp_path):
-  path = tmp_path / 'other.txt'
-  path.write_text('')
-  assert files.find_file('tweets', str(path), ('*.csv',)) == str(path)
-
-
 def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
   patterns = ('*tweets*.csv', '*.csv')
-  with pytest.raises(ValueError, match=r'hold \*tweets\*.csv or .*found none'):
+  with pytest.raises(
+    ValueError, match=r'a file \*tweets\*.csv or .*found none'
+  ):
     files.find_file('tweets', str(tmp_path), patterns)
   for name in ('a_tweets.csv', 'b_tweets.csv'):
     (tmp_path / name).write_text('')
@@ -120,17 +116,7 @@ _GOOD = _npz_of(_npy('(2,)') + bytes(16))
     (_with_zip_fields(flags=1, method=0), 'encrypted'),
     (_with_zip_fields(flags=0, method=99), 'compression method'),
   ],
-  ids=[
-    'empty',
-    'text',
-    'truncated',
-    'damaged',
-    'header',
-    'shape',
-    'too_large',
-    'encrypted',
-    'unknown_compression',
-  ],
+  ids=range(9),
 )
 def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
   path = tmp_path / 'a.npz'
@@ -165,7 +151,7 @@ _COMPRESSED = gzip.compress(bytes(range(256)) * 4, mtime=0)
     _COMPRESSED[:-1],
     _COMPRESSED[:-6] + b'\0' + _COMPRESSED[-5:],
   ],
-  ids=['text', 'header', 'truncated', 'one_less', 'damaged'],
+  ids=range(5),
 )
 def test_gzip_files_that_cannot_be_read_are_named(tmp_path, content):
   path = tmp_path / 'a.gz'

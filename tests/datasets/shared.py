@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 
 @contextlib.contextmanager
@@ -24,3 +25,13 @@ def idx(array):
   """The content of an idx file of bytes."""
   sizes = np.array(array.shape, '>u4').tobytes()
   return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def spec(*shape, x=tf.float32, domain=False):
+  """The spec of examples with class labels."""
+  ids = {
+    'y': tf.TensorSpec([], tf.int32),
+    'domain': tf.TensorSpec([], tf.int32),
+  }
+  names = ['y', 'domain'] if domain else ['y']
+  return {'x': tf.TensorSpec(shape, x), **{name: ids[name] for name in names}}

@@ -1,5 +1,6 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
@@ -13,27 +14,27 @@ from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import partitioning
 
 
-def divide(
+def clients_of(
   pool: partitioning.Pool,
-  partition: Union[str, partitioning.Partitioner, None],
-  keys: Any,
-  keys_test: Any,
+  *,
   num_clients: Optional[int],
+  partition: Union[str, partitioning.Partitioner, None],
+  transform: Optional[examples_lib.Transform],
+  name: str,
   seed: int,
-) -> tuple[partitioning.Partition, list[str]]:
-  """Divides the examples among clients, by a rule or by their keys.
-
-  Returns:
-    The partition, and what its clients are called.
-  """
+  test_fraction: float = 0.2,
+  keys: Any = None,
+  keys_test: Any = None,
+  client_ids: Optional[Iterable[str]] = None,
+  num_overlapping: int = 0,
+) -> dict[str, Any]:
+  """Returns what `FederatedDataset` takes, of checked examples."""
   errors.expect_int('seed', seed, 0)
+  errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
   if keys is None:
     errors.expect(
       keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-    )
-    errors.expect(
-      num_clients is not None, 'num_clients', 'given unless `keys` are', None
     )
     errors.expect_int('num_clients', num_clients, 1)
     rule = 'iid' if partition is None else partition
@@ -46,109 +47,40 @@ def divide(
       'a partitioner or its specification such as shards:2',
     )
     parts = rule.partition(pool, num_clients, seed)
-    return parts, partitioning.numbered_client_ids(num_clients)
-  errors.expect(
-    partition is None, 'partition', 'unset where `keys` are given', partition
-  )
-  errors.expect(
-    (pool.x_test is None) == (keys_test is None),
-    'keys_test',
-    'given if and only if `x_test` is',
-    type(keys_test).__name__,
-  )
-  parts, ids = partitioning.by_key(pool, keys, keys_test)
-  errors.expect(
-    num_clients in (None, len(ids)),
-    'num_clients',
-    f'unset or the number of distinct keys, {len(ids)}',
-    num_clients,
-  )
-  return parts, ids
-
-
-def hold_out(
-  pool: partitioning.Pool,
-  parts: partitioning.Partition,
-  test_fraction: float,
-  num_overlapping: int,
-  seed: int,
-) -> tuple[partitioning.Pool, partitioning.Partition]:
-  """Divides each client's examples into train and test.
-
-  Returns:
-    The examples, of which both are now indices, and the partition.
-  """
-  errors.expect(
-    num_overlapping == 0,
-    'num_overlapping',
-    '0 where there is no `x_test`, as the test set then is drawn at random',
-    num_overlapping,
-  )
-  errors.expect_share('test_fraction', test_fraction, '[0, 1)')
-  parts = partitioning.hold_out(
-    parts.train_indices, pool.y, test_fraction, seed, pool.domain
-  )
-  pool = pool._replace(x_test=pool.x, y_test=pool.y, domain_test=pool.domain)
-  return pool, parts
-
-
-def warn_of_gaps(
-  pool: partitioning.Pool, parts: partitioning.Partition, name: str
-) -> None:
-  """Logs which clients, classes and domains have nothing to train on."""
-  num_clients = len(parts.train_indices)
-  num_without = sum(not len(indices) for indices in parts.train_indices)
-  if num_without:
-    logging.warning(
-      'Dataset %r: %d of %d clients have no training examples.',
-      name,
-      num_without,
+    ids = partitioning.numbered_client_ids(num_clients)
+  else:
+    errors.expect(
+      partition is None, 'partition', 'unset where `keys` are given', partition
+    )
+    parts, ids = partitioning.by_key(pool, keys, keys_test)
+    errors.expect(
+      num_clients in (None, len(ids)),
+      'num_clients',
+      f'unset or the number of distinct keys, {len(ids)}',
       num_clients,
     )
-  trained, tested = map(np.concatenate, parts)
-  if pool.num_classes is not None:
-    counts, test_counts = (
-      np.bincount(labels.ravel(), minlength=pool.num_classes)
-      for labels in (pool.y[trained], pool.y_test[tested])
-    )
-    untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
-    if len(untrained):
-      logging.warning(
-        'Dataset %r has %d test examples of the classes %s, of which there is'
-        ' no training example: are the labels right?',
-        name,
-        test_counts[untrained].sum(),
-        untrained.tolist(),
-      )
-  if pool.domain is not None:
-    names = pool.domain_names
-    counts = np.bincount(pool.domain[trained], minlength=len(names))
-    if not counts.all():
-      logging.warning(
-        'Dataset %r has no training example of the domains %s: nothing that'
-        ' belongs to one domain alone, such as its head, is ever trained for'
-        ' these.',
-        name,
-        [names[i] for i in np.flatnonzero(counts == 0)],
-      )
-
-
-def clients_of(
-  pool: partitioning.Pool,
-  parts: partitioning.Partition,
-  client_ids: Iterable[str],
-  transform: Optional[examples_lib.Transform],
-  num_overlapping: int,
-) -> dict[str, Any]:
-  """Returns what `FederatedDataset` takes, but its name."""
-  errors.expect_int('num_overlapping', num_overlapping, 0)
-  client_ids = list(client_ids)
+  client_ids = ids if client_ids is None else list(client_ids)
   errors.expect(
-    len(client_ids) == len(parts.train_indices),
+    len(client_ids) == len(ids),
     'client_ids',
-    f'{len(parts.train_indices)} ids, one per client',
+    f'{len(ids)} ids, one per client',
     len(client_ids),
   )
+  if pool.x_test is None:
+    errors.expect(
+      num_overlapping == 0,
+      'num_overlapping',
+      '0 where there is no `x_test`, as the test set then is drawn at random',
+      num_overlapping,
+    )
+    errors.expect_share('test_fraction', test_fraction, '[0, 1)')
+    parts = partitioning.hold_out(
+      parts.train_indices, pool.y, test_fraction, seed, pool.domain
+    )
+    pool = dataclasses.replace(
+      pool, x_test=pool.x, y_test=pool.y, domain_test=pool.domain
+    )
+  _warn_of_gaps(pool, parts, name)
   sample = tree.map_structure(lambda array: array[:1], pool.x)
   if transform is not None:
     sample = tree.map_structure(np.asarray, transform(sample))
@@ -160,6 +92,7 @@ def clients_of(
     )
   )
   return dict(
+    name=name,
     client_ids=client_ids,
     element_spec=examples_lib.element_spec(
       tree.map_structure(
@@ -173,3 +106,41 @@ def clients_of(
     test=test,
     domain_names=pool.domain_names,
   )
+
+
+def _warn_of_gaps(
+  pool: partitioning.Pool, parts: partitioning.Partition, name: str
+) -> None:
+  """Logs which clients, classes and domains have nothing to train on."""
+  gaps = []
+  num_without = sum(not len(indices) for indices in parts.train_indices)
+  if num_without:
+    gaps.append(
+      f'{num_without} of {len(parts.train_indices)} clients have no training'
+      ' examples'
+    )
+  trained, tested = map(np.concatenate, parts)
+  if pool.num_classes is not None:
+    counts, test_counts = (
+      np.bincount(labels.ravel(), minlength=pool.num_classes)
+      for labels in (pool.y[trained], pool.y_test[tested])
+    )
+    untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
+    if len(untrained):
+      gaps.append(
+        f'{test_counts[untrained].sum()} test examples are of the classes'
+        f' {untrained.tolist()}, of which there is no training example: are the'
+        ' labels right?'
+      )
+  if pool.domain is not None:
+    names = pool.domain_names
+    counts = np.bincount(pool.domain[trained], minlength=len(names))
+    if not counts.all():
+      missing = [names[i] for i in np.flatnonzero(counts == 0)]
+      gaps.append(
+        f'there is no training example of the domains {missing}: nothing that'
+        ' belongs to one domain alone, such as its head, is ever trained for'
+        ' these'
+      )
+  for gap in gaps:
+    logging.warning('Dataset %r: %s', name, gap)

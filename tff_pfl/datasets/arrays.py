@@ -7,12 +7,17 @@ from typing import Optional, Union
 import numpy as np
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks, federated_dataset, partitioning
+from tff_pfl.datasets import (
+  array_checks,
+  array_clients,
+  federated_dataset,
+  partitioning,
+)
 from tff_pfl.datasets import examples as examples_lib
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Arrays:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Arrays(partitioning.Pool):
   """All training and test examples of a data set with classes.
 
   Making one checks them; the inputs are not copied, unless they are floats of
@@ -20,41 +25,16 @@ class Arrays:
 
   Attributes:
     name: What the data set is called.
-    x: Training inputs, `[n, ...]`, in their compact form: uint8 in [0, 255]
-      with a transform to [0, 1], or float32.
-    y: Training labels, int32 `[n]`, in `[0, num_classes)`.
-    x_test: Test inputs, `[m, ...]`, of the same kind.
-    y_test: Test labels, int32 `[m]`.
-    transform: What makes float32 inputs of `[k, ...]` compact ones; None where
-      they are what they should be.
-    domain: Domain ids of the training examples, int32 `[n]`, in
-      `[0, len(domain_names))`; None for a data set without domains.
-    domain_test: Domain ids of the test examples, int32 `[m]`.
-    domain_names: What the domains are called, distinct; None for `domain_0`, …
-      up to the largest id where there is `domain`. It may be a fixed vocabulary
-      with domains that have no examples.
+    transform: What makes float32 inputs of `[k, ...]` compact ones, which `x`
+      and `x_test` are, such as uint8; None where these are what they should be.
   """
 
   name: str
-  x: np.ndarray
-  y: np.ndarray
-  x_test: np.ndarray
-  y_test: np.ndarray
-  num_classes: int
   transform: Optional[examples_lib.Transform] = None
-  domain: Optional[np.ndarray] = None
-  domain_test: Optional[np.ndarray] = None
-  domain_names: Optional[tuple[str, ...]] = None
 
   def __post_init__(self):
-    checked = array_checks.check_arrays(**self._central())
-    for name, value in checked._asdict().items():
+    for name, value in array_checks.checked_fields(self).items():
       object.__setattr__(self, name, value)
-
-  def _central(self) -> dict[str, object]:
-    """Returns the fields but name and transform."""
-    fields = partitioning.Pool._fields
-    return {name: getattr(self, name) for name in fields}
 
   def of_classes(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
@@ -64,9 +44,6 @@ class Arrays:
 
     Args:
       classes: At least one, distinct, each in `[0, num_classes)`.
-
-    Raises:
-      ValueError: There is no class, one occurs twice or is out of range.
     """
     classes = list(classes)
     errors.expect(
@@ -101,18 +78,25 @@ class Arrays:
         its test set, stratified by domain and class. None to divide training
         and test examples each by themselves.
     """
-    central = self._central()
+    pool, options = self, {}
     if test_fraction is not None:
-      for name in ('x', 'y', 'domain'):
-        test_part = central.pop(f'{name}_test')
-        if test_part is not None:
-          central[name] = np.concatenate([central[name], test_part])
-      central['test_fraction'] = test_fraction
-    return federated_dataset.FederatedDataset.from_arrays(
-      **central,
-      num_clients=num_clients,
-      partition=partition,
-      transform=self.transform,
-      name=self.name,
-      seed=seed,
+      both = {
+        name: np.concatenate([part, getattr(self, f'{name}_test')])
+        for name in ('x', 'y', 'domain')
+        if (part := getattr(self, name)) is not None
+      }
+      pool = partitioning.Pool(
+        **both, num_classes=self.num_classes, domain_names=self.domain_names
+      )
+      options['test_fraction'] = test_fraction
+    return federated_dataset.FederatedDataset(
+      **array_clients.clients_of(
+        pool,
+        num_clients=num_clients,
+        partition=partition,
+        transform=self.transform,
+        name=self.name,
+        seed=seed,
+        **options,
+      )
     )

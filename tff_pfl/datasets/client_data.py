@@ -73,8 +73,8 @@ def _element_specs(
   )
 
 
-class ClientDataSource(examples_lib.ExampleSource):
-  """Reads a client's dataset each time it is asked; keeps only the counts.
+class ClientDataSource(examples_lib.ReadSource):
+  """Reads a client's dataset each time it is asked.
 
   Attributes:
     specs: Ordered `x`, `y` and, with domains, `domain` of one example; float
@@ -87,7 +87,7 @@ class ClientDataSource(examples_lib.ExampleSource):
     client_ids: Sequence[str],
     num_classes: Optional[int],
     name: str,
-    num_domains: int = 0,
+    num_domains: int,
   ):
     """Makes a source; no dataset is read yet.
 
@@ -102,33 +102,26 @@ class ClientDataSource(examples_lib.ExampleSource):
     Raises:
       ValueError: The elements are of another form.
     """
+    super().__init__(self._read_checked)
     self._client_data = client_data
     self._client_ids = client_ids
     self._known = frozenset(client_data.client_ids)
-    self._num_classes = num_classes
-    self._num_domains = num_domains
     self._name = name
     self.specs = _element_specs(client_data, num_classes, name, num_domains)
-    self._counts: dict[int, int] = {}
+    self._checks = {
+      'x': array_checks.check_inputs,
+      'y': lambda y, name: array_checks.check_targets(y, name, num_classes),
+      'domain': lambda ids, name: array_checks.check_domain_ids(
+        ids, name, num_domains
+      ),
+    }
 
-  def _checked(
-    self, client_id: str, name: str, batches: Sequence[np.ndarray]
-  ) -> np.ndarray:
-    spec = self.specs[name]
-    if not batches:
-      return np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
-    array = np.concatenate(batches)
-    full_name = f'{self._name}[{client_id!r}].{name}'
-    if name == 'x':
-      return array_checks.check_inputs(array, full_name)
-    if name == 'y':
-      return array_checks.check_targets(array, full_name, self._num_classes)
-    return array_checks.check_domain_ids(array, full_name, self._num_domains)
-
-  def examples(self, position: int) -> examples_lib.Examples:
-    """Reads, converts and checks the client's dataset."""
+  def _read_checked(self, position: int) -> examples_lib.Examples:
     client_id = self._client_ids[position]
-    columns = [() for _ in self.specs]
+    arrays = {
+      name: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
+      for name, spec in self.specs.items()
+    }
     if client_id in self._known:
 
       def in_order(*element):
@@ -137,22 +130,14 @@ class ClientDataSource(examples_lib.ExampleSource):
         return tuple(fields.values())
 
       dataset = self._client_data.create_tf_dataset_for_client(client_id)
-      batches = dataset.map(in_order).batch(_READ_BATCH)
-      columns = list(zip(*batches.as_numpy_iterator())) or columns
-    result = examples_lib.Examples(
-      *(
-        self._checked(client_id, name, batches)
-        for name, batches in zip(self.specs, columns)
-      )
+      batches = dataset.map(in_order).batch(_READ_BATCH).as_numpy_iterator()
+      arrays.update(zip(arrays, map(np.concatenate, zip(*batches))))
+    return examples_lib.Examples(
+      **{
+        name: self._checks[name](array, f'{self._name}[{client_id!r}].{name}')
+        for name, array in arrays.items()
+      }
     )
-    self._counts[position] = examples_lib.num_examples(result)
-    return result
-
-  def num_examples(self, position: int) -> int:
-    """Returns the number, reading the examples once to count them."""
-    if position not in self._counts:
-      self.examples(position)
-    return self._counts[position]
 
 
 def to_client_data(

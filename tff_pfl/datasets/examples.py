@@ -112,6 +112,33 @@ class ExampleSource(abc.ABC):
         yield array.tobytes()
 
 
+class ReadSource(ExampleSource):
+  """Reads a client's examples each time it is asked; keeps only the counts."""
+
+  def __init__(
+    self,
+    read: Callable[[int], Examples],
+    num_overlapping: int = 0,
+    in_memory: bool = False,
+  ):
+    self._read = read
+    self._counts: dict[int, int] = {}
+    self.num_overlapping = num_overlapping
+    self.in_memory = in_memory
+
+  def examples(self, position: int) -> Examples:
+    """Reads the client's examples."""
+    result = self._read(position)
+    self._counts[position] = num_examples(result)
+    return result
+
+  def num_examples(self, position: int) -> int:
+    """Returns the number, reading the examples once to count them."""
+    if position not in self._counts:
+      self.examples(position)
+    return self._counts[position]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource(ExampleSource):
   """Clients as index arrays into central arrays, of which nothing is copied.
@@ -164,15 +191,15 @@ class ArraySource(ExampleSource):
       yield self.domain[indices].tobytes()
 
   def labels(self, position: int) -> np.ndarray:
-    """Slices the client's labels."""
+    """Returns the client's labels."""
     return self.y[self.indices[position]]
 
   def num_examples(self, position: int) -> int:
-    """Returns the length of the client's index array."""
+    """Returns the number of the client's indices."""
     return len(self.indices[position])
 
   def domains(self, position: int) -> Optional[np.ndarray]:
-    """Slices the client's domain ids."""
+    """Returns the client's domain ids."""
     if self.domain is None:
       return None
     return self.domain[self.indices[position]]

@@ -1,6 +1,7 @@
 """`FederatedDataset`: who the clients are, and what each of them holds."""
 
 import collections
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,12 +36,9 @@ def _load_again(
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
-  A dataset holds client ids, how to get at a client's examples, and nothing per
-  client besides: slicing, conversion to float, reading or generating happens in
-  `train` and `test`, and their results are not kept.
-
-  Most users call `from_arrays` or `from_client_data`, or `load_dataset` for a
-  dataset by name.
+  Slicing, conversion to float, reading or generating happens in `train` and
+  `test`, and their results are not kept. Most users call `from_arrays` or
+  `from_client_data`, or `load_dataset` for a dataset by name.
 
   Attributes:
     name: What the dataset is called in tables and files.
@@ -77,9 +75,8 @@ class FederatedDataset:
       positions: Each client's position in the sources; None for 0, 1, ….
 
     Raises:
-      ValueError: There is no client, an id occurs twice, there are not as many
-        positions as clients, or `element_spec` has a domain and there are no
-        `domain_names`, or the reverse.
+      ValueError: There is no client, an id occurs twice, or `element_spec` has
+        a domain and there are no `domain_names`, or the reverse.
     """
     self.name = name
     self.num_classes = array_checks.check_num_classes(num_classes)
@@ -100,12 +97,6 @@ class FederatedDataset:
     errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
     if positions is None:
       positions = range(len(self.client_ids))
-    errors.expect(
-      len(positions) == len(self.client_ids),
-      'positions',
-      f'one for each of {len(self.client_ids)} clients',
-      len(positions),
-    )
     self._positions = dict(zip(self.client_ids, positions))
     if len(self._positions) < len(self.client_ids):
       counts = collections.Counter(self.client_ids)
@@ -182,11 +173,7 @@ class FederatedDataset:
     return self._train.content(self._position(client_id))
 
   def train(self, client_id: str) -> examples_lib.Examples:
-    """Returns a client's training examples, possibly none.
-
-    Raises:
-      ValueError: There is no such client.
-    """
+    """Returns a client's training examples, possibly none."""
     return self._train.examples(self._position(client_id))
 
   def test(self, client_id: str) -> examples_lib.Examples:
@@ -205,9 +192,6 @@ class FederatedDataset:
     """Returns the domain ids of a client's training examples, int32 `[n]`.
 
     Inputs are not read, unless the source cannot do without.
-
-    Raises:
-      ValueError: There is no such client, or the dataset has no domains.
     """
     self._expect_domains()
     return self._train.domains(self._position(client_id))
@@ -237,9 +221,6 @@ class FederatedDataset:
 
     Returns:
       int64 array `[num_clients, num_domains]`, read-only.
-
-    Raises:
-      ValueError: The split is unknown, or the dataset has no domains.
     """
     source = self._source(split)
     self._expect_domains()
@@ -288,9 +269,6 @@ class FederatedDataset:
     Returns:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
       there are domains; see `client_data.to_client_data`.
-
-    Raises:
-      ValueError: The split is unknown.
     """
     source = self._source(split)
     return client_data_lib.to_client_data(
@@ -356,30 +334,24 @@ class FederatedDataset:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
         is out of range, or the partition is impossible; the message says which.
     """
-    pool = array_checks.check_arrays(
-      x,
-      y,
-      x_test,
-      y_test,
-      num_classes=num_classes,
-      domain=domain,
-      domain_test=domain_test,
-      domain_names=domain_names,
+    pool = partitioning.Pool(
+      y, y_test, num_classes, domain, domain_test, domain_names, x, x_test
     )
-    parts, ids = array_clients.divide(
-      pool, partition, keys, keys_test, num_clients, seed
-    )
-    if x_test is None:
-      pool, parts = array_clients.hold_out(
-        pool, parts, test_fraction, num_overlapping, seed
+    return cls(
+      **array_clients.clients_of(
+        dataclasses.replace(pool, **array_checks.checked_fields(pool)),
+        partition=partition,
+        keys=keys,
+        keys_test=keys_test,
+        num_clients=num_clients,
+        client_ids=client_ids,
+        test_fraction=test_fraction,
+        transform=transform,
+        num_overlapping=num_overlapping,
+        name=name,
+        seed=seed,
       )
-    array_clients.warn_of_gaps(pool, parts, name)
-    if client_ids is None:
-      client_ids = ids
-    clients = array_clients.clients_of(
-      pool, parts, client_ids, transform, num_overlapping
     )
-    return cls(name=name, **clients)
 
   @classmethod
   def from_client_data(

@@ -38,7 +38,7 @@ def find_folder(
   name: str,
   data_dir: str,
   folders: Sequence[str],
-  files: Sequence[str],
+  patterns: Sequence[str],
   contents: str,
 ) -> str:
   """Returns the folder that holds a data set's files.
@@ -47,38 +47,31 @@ def find_folder(
     data_dir: The files' folder or its parent.
     folders: What the files' folder may be called under `data_dir`; it goes
       before `data_dir` itself.
-    files: The data set's files, any of which marks its folder.
+    patterns: What the data set's files are called, any of which marks its
+      folder.
     contents: What the folder has to hold, in words.
-
-  Raises:
-    ValueError: No folder has the files, or more than one of `folders`.
   """
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )
-
-  def held(folder: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, file)) for file in files)
-
-  named = [
-    folder
-    for folder in (os.path.join(data_dir, sub) for sub in folders)
-    if held(folder)
-  ]
-  if len(named) > 1:
+  named = [os.path.join(data_dir, folder) for folder in folders]
+  in_named, in_itself = (
+    [folder for folder in some if any(matching(folder, p) for p in patterns)]
+    for some in (named, [data_dir])
+  )
+  found = in_named or in_itself
+  if len(found) > 1:
     raise ValueError(
-      f'Expected `data_dir` to hold {name} once, found it in {named[0]!r} and'
-      f' {named[1]!r}; pass one of them as `data_dir`.'
+      f'Expected `data_dir` to hold {name} once, found it in {found[0]!r} and'
+      f' {found[1]!r}; pass one of them as `data_dir`.'
     )
-  if named:
-    return named[0]
-  if not held(data_dir):
+  if not found:
     raise ValueError(
       f'Expected `data_dir` to hold {contents}, itself or in'
       f' {" or ".join(sub + os.sep for sub in folders)}, found none of them in'
       f' {data_dir!r}.'
     )
-  return data_dir
+  return found[0]
 
 
 def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
@@ -88,29 +81,22 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
     data_dir: The file itself, its folder, or the parent of a folder called
       `name`, which goes before `data_dir` itself.
     patterns: What the file's name looks like, such as `*.csv`.
-
-  Raises:
-    ValueError: There is no such file, or more than one.
   """
   if os.path.isfile(data_dir):
     return data_dir
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
   )
-  for folder in (os.path.join(data_dir, name), data_dir):
-    found = sorted({path for p in patterns for path in matching(folder, p)})
-    if len(found) > 1:
-      raise ValueError(
-        f'Expected `data_dir` to hold {name} once, found'
-        f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
-      )
-    if found:
-      return found[0]
-  raise ValueError(
-    f'Expected `data_dir` to be the file of {name} or to hold'
-    f' {" or ".join(patterns)}, itself or in {name}{os.sep}, found none in'
-    f' {data_dir!r}.'
+  folder = find_folder(
+    name, data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )
+  found = sorted({path for p in patterns for path in matching(folder, p)})
+  if len(found) > 1:
+    raise ValueError(
+      f'Expected `data_dir` to hold {name} once, found'
+      f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
+    )
+  return found[0]
 
 
 def matching(folder: str, pattern: str) -> list[str]:
@@ -134,15 +120,32 @@ def unreadable_error(path: str, error: OSError) -> FileError:
 
 
 def check_images(
-  x: np.ndarray, path: str, key: str, shape: tuple[int, ...]
+  path: str,
+  x: np.ndarray,
+  y: np.ndarray,
+  names: tuple[str, str],
+  num_classes: int,
+  shape: Optional[tuple[int, ...]] = None,
 ) -> None:
-  """Raises `ValueError` unless an array is uint8 of shape `[n, *shape]`."""
-  if x.dtype != np.uint8 or x.shape[1:] != shape:
+  """Raises `ValueError` unless arrays are one or more images and their labels.
+
+  Args:
+    path: The file that they come from, for the message.
+    names: What they are called there.
+    shape: Of an image; None for any height and width, with or without three
+      channels.
+  """
+  is_of_shape = x.shape[1:] == shape
+  if shape is None:
+    is_of_shape = x.ndim == 3 or x.shape[3:] == (3,)
+  if x.dtype != np.uint8 or not is_of_shape or not len(x):
+    form = f'(n, *{shape})' if shape else '(n, height, width) or (…, 3)'
     raise file_error(
       path,
-      f'an .npz file with {key} uint8 of shape (n, *{shape})',
+      f'a file with images {names[0]}, uint8 of shape {form}',
       f'{x.dtype} of shape {x.shape}',
     )
+  check_labels(y, path, names[1], x.shape[:1], num_classes)
 
 
 def check_labels(
@@ -179,12 +182,7 @@ def _check_unpacked(path: str, num_bytes: int) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-  """Returns what a file holds, unpacked if its name ends in `.gz`.
-
-  Raises:
-    ValueError: The file is missing or damaged, or unpacks to more than 1 GiB
-      and 20 times its size; the message names it.
-  """
+  """Returns what a file holds, unpacked if its name ends in `.gz`."""
   try:
     if not path.endswith('.gz'):
       with open(path, 'rb') as file:
@@ -208,16 +206,11 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
   """Returns arrays of an .npz file by name.
 
-  Threads may do so side by side: decompressing, which takes seconds, releases
-  Python's lock.
+  Threads may do so side by side, as decompressing releases Python's lock.
 
   Args:
     keys: The arrays' names, in the order wanted; others in the file are not
       read. None for all.
-
-  Raises:
-    ValueError: The file is missing or damaged or lacks one, or unpacks to more
-      than 1 GiB and 20 times its size; the message names it.
   """
   try:
     with zipfile.ZipFile(path) as archive:

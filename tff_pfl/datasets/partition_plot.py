@@ -1,11 +1,8 @@
-"""A picture of a partition: how many examples of each class a client holds.
-
-And of each domain, where there are any.
-"""
+"""A picture of a partition: who holds how many examples of which class."""
 
 import os
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,10 +22,7 @@ _COLOR_MAPS = {
   for split, name in (('train', 'Blues'), ('test', 'Oranges'))
 }
 _EMPTY_CELL = '#f4f4f4'
-_GRID = '#ffffff'
 _TEXT = '#333333'
-# Cells that are narrower than this many points would drown in grid lines.
-_MIN_CELL_FOR_GRID = 5
 # Where the most is more than so many times the median, scales are logarithmic.
 _MOST_OF_MEDIAN = 20
 # Of more clients, evenly spaced ones stand for all.
@@ -69,51 +63,34 @@ def partition_figure(
   """
   shown = equidistant(dataset.num_clients, _MAX_CLIENTS)
   subset = dataset.subset([dataset.client_ids[i] for i in shown])
-  totals = {split: _totals(subset, split) for split in _SPLIT_TITLES}
+  is_sampled = len(shown) < dataset.num_clients
   maps = {split: _maps(subset, split) for split in _SPLIT_TITLES}
-  sampled = len(shown) < dataset.num_clients
-  height = float(np.clip(2.0 + 0.085 * len(shown), 3.6, 10.5))
   widths = [
     float(np.clip(0.36 * counts.shape[1], 1.6, 6.0))
     for counts in maps['train'].values()
   ]
   widths.append(1.1 if widths else 3.5)
-  size = 2.4 + 2 * sum(widths), height
-  fig = figure.Figure(figsize=size, layout='constrained')
+  height = float(np.clip(2.0 + 0.085 * len(shown), 3.6, 10.5))
+  fig = figure.Figure((2.4 + 2 * sum(widths), height), layout='constrained')
   backend_agg.FigureCanvasAgg(fig)
-  subfigures = fig.subfigures(1, 2, wspace=0.04)
-  for panel, (split, split_title) in zip(subfigures, _SPLIT_TITLES.items()):
-    of_shown = ' of the clients shown' if sampled else ''
+  panels = fig.subfigures(1, 2, wspace=0.04)
+  for panel, (split, title) in zip(panels, _SPLIT_TITLES.items()):
+    count = getattr(subset, f'num_{split}_examples')
+    totals = np.array([count(client_id) for client_id in subset.client_ids])
+    of_shown = ' of the clients shown' if is_sampled else ''
     panel.suptitle(
-      f'{split_title}{of_shown}: {totals[split].sum():,}',
-      fontsize=10,
-      color=_TEXT,
+      f'{title}{of_shown}: {totals.sum():,}', fontsize=10, color=_TEXT
     )
     axes = panel.subplots(
       1, len(widths), sharey=True, width_ratios=widths, squeeze=False
     )[0]
-    image = None
-    of_all = [counts.ravel() for counts in maps[split].values()]
-    scale = norm(np.concatenate(of_all)) if of_all else None
-    for column, (kind, counts) in enumerate(maps[split].items()):
-      cell = 72 * min(
-        (height - 1.5) / len(shown), widths[column] / counts.shape[1]
-      )
-      image = _draw_map(axes[column], counts, split, cell, scale)
-      axes[column].set_xlabel(kind, fontsize=9, color=_TEXT)
-      words = _column_words(dataset, kind)
-      if words is not None and len(words) <= _MAX_CLASS_WORDS:
-        axes[column].set_xticks(
-          range(len(words)), map(_shortened, words), rotation=90
-        )
-    if image is not None:
-      _draw_scale(panel, image, axes, ' or '.join(maps[split]))
-    _draw_bars(axes[-1], totals[split], split)
+    _draw_maps(panel, axes[:-1], maps[split], split, dataset)
+    _draw_bars(axes[-1], totals, split)
     axes[0].set_ylabel('client', fontsize=9, color=_TEXT)
-    _label_clients(axes[0], subset.client_ids)
-
+    rows = np.arange(0, len(shown), -(-len(shown) // 20))
+    axes[0].set_yticks(rows, [_shortened(subset.client_ids[i]) for i in rows])
   clients = f'{dataset.num_clients:,} clients'
-  if sampled:
+  if is_sampled:
     clients += f', of which {len(shown):,} evenly spaced ones are shown'
   fig.suptitle(f'{dataset.name} – {clients}', fontsize=11, color=_TEXT)
   return fig
@@ -129,16 +106,6 @@ def equidistant(num_clients: int, max_clients: int) -> np.ndarray:
   return np.arange(num_shown) * num_clients // num_shown
 
 
-def _totals(
-  dataset: federated_dataset.FederatedDataset, split: str
-) -> np.ndarray:
-  """Returns the number of examples of each client, `[clients]`."""
-  count = dataset.num_train_examples
-  if split == 'test':
-    count = dataset.num_test_examples
-  return np.array([count(client_id) for client_id in dataset.client_ids])
-
-
 def _maps(
   dataset: federated_dataset.FederatedDataset, split: str
 ) -> dict[str, np.ndarray]:
@@ -149,15 +116,6 @@ def _maps(
   if dataset.domain_names is not None:
     maps['domain'] = dataset.domain_counts(split)
   return maps
-
-
-def _column_words(
-  dataset: federated_dataset.FederatedDataset, kind: str
-) -> Optional[Sequence[str]]:
-  """Returns what classes or domains are called; None where it is not known."""
-  if kind == 'domain':
-    return dataset.domain_names
-  return dataset.encoding and dataset.encoding.classes
 
 
 def is_skewed(counts: Any) -> bool:
@@ -177,41 +135,44 @@ def norm(counts: Any) -> colors.Normalize:
   )
 
 
-def _draw_map(
-  axes: Any,
-  counts: np.ndarray,
+def _draw_maps(
+  panel: Any,
+  all_axes: Sequence[Any],
+  maps: dict[str, np.ndarray],
   split: str,
-  cell: float,
-  scale: colors.Normalize,
-) -> Any:
-  num_shown, num_columns = counts.shape
-  axes.set_facecolor(_EMPTY_CELL)
-  image = axes.imshow(
-    np.ma.masked_equal(counts, 0),
-    aspect='auto',
-    interpolation='nearest',
-    norm=scale,
-    cmap=_COLOR_MAPS[split],
-  )
-  if cell >= _MIN_CELL_FOR_GRID:
-    axes.set_xticks(np.arange(1, num_columns) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, num_shown) - 0.5, minor=True)
-    axes.grid(which='minor', color=_GRID, linewidth=0.8)
-  axes.tick_params(which='minor', length=0)
-  axes.tick_params(labelsize=7, colors=_TEXT, length=2)
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
-  axes.set_xlim(-0.5, num_columns - 0.5)
-  axes.spines[:].set_visible(False)
-  return image
-
-
-def _draw_scale(panel: Any, image: Any, axes: Any, kinds: str) -> None:
-  """Draws which color stands for how many examples."""
+  dataset: federated_dataset.FederatedDataset,
+) -> None:
+  """Draws counts by class and domain, and which color is how many examples."""
+  if not maps:
+    return
+  scale = norm(np.concatenate([counts.ravel() for counts in maps.values()]))
+  words = {
+    'class': dataset.encoding and dataset.encoding.classes,
+    'domain': dataset.domain_names,
+  }
+  for axes, (kind, counts) in zip(all_axes, maps.items()):
+    axes.set_facecolor(_EMPTY_CELL)
+    image = axes.imshow(
+      np.ma.masked_equal(counts, 0),
+      aspect='auto',
+      interpolation='nearest',
+      norm=scale,
+      cmap=_COLOR_MAPS[split],
+    )
+    axes.tick_params(labelsize=7, colors=_TEXT, length=2)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+    axes.set_xlim(-0.5, counts.shape[1] - 0.5)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(kind, fontsize=9, color=_TEXT)
+    if words[kind] and len(words[kind]) <= _MAX_CLASS_WORDS:
+      axes.set_xticks(
+        range(len(words[kind])), map(_shortened, words[kind]), rotation=90
+      )
   bar = panel.colorbar(
-    image, ax=list(axes), location='bottom', shrink=0.6, aspect=30, pad=0.02
+    image, ax=all_axes, location='bottom', shrink=0.6, aspect=30, pad=0.02
   )
-  bar.set_label(f'examples of a {kinds}', fontsize=8, color=_TEXT)
-  if isinstance(image.norm, colors.LogNorm):
+  bar.set_label(f'examples of a {" or ".join(maps)}', fontsize=8, color=_TEXT)
+  if isinstance(scale, colors.LogNorm):
     use_plain_powers(bar.ax.xaxis)
   else:
     bar.locator = ticker.MaxNLocator(4, integer=True)
@@ -247,13 +208,3 @@ def use_plain_powers(axis: Any) -> None:
   axis.set_major_locator(ticker.LogLocator(numticks=4))
   axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:,g}'))
   axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _label_clients(axes: Any, client_ids: Sequence[str]) -> None:
-  """Labels rows with the clients' names, as many as there is room for."""
-  step = max(1, -(-len(client_ids) // 20))
-  if step > 2:
-    # Steps that people count in.
-    step = next(s for s in (5, 10, 20, 50, 100, 10**9) if s >= step)
-  rows = np.arange(0, len(client_ids), step)
-  axes.set_yticks(rows, [_shortened(client_ids[row]) for row in rows])

@@ -61,8 +61,8 @@ DATASETS: dict[str, DatasetEntry] = {
     digits.load_digits,
   ),
   'mnist': DatasetEntry(
-    '70,000 handwritten digits of 28x28, from the idx .gz files in the data'
-    ' folder or else through TensorFlow Datasets',
+    '70,000 handwritten digits of 28x28, from idx .gz files or TensorFlow'
+    ' Datasets',
     lambda data_dir=None: mnist.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
@@ -70,70 +70,61 @@ DATASETS: dict[str, DatasetEntry] = {
     lambda data_dir=None: mnist.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
-    '60,000 color pictures of animals and vehicles of 32x32, from the .bin or'
-    ' .npz batches in the data folder or else through TensorFlow Datasets',
+    '60,000 color pictures of animals and vehicles of 32x32, from .bin or .npz'
+    ' batches or TensorFlow Datasets',
     lambda data_dir=None: cifar.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
-    '60,000 color pictures of 100 kinds of things of 32x32, from the .bin or'
-    ' .npz files in the data folder or else through TensorFlow Datasets',
+    '60,000 color pictures of 100 kinds of things, obtained like cifar10',
     lambda data_dir=None: cifar.load('cifar100', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
-    ' of a file), from *femnist*.npz in the data folder or else downloaded'
-    ' through TensorFlow Federated',
+    ' of a file), from *femnist*.npz or downloaded',
     femnist.load_femnist,
   ),
   'shakespeare': DatasetEntry(
     'next characters after 80 others by speaking role (partition natural), from'
-    ' *shakespeare*.txt in the data folder or else downloaded through'
-    ' TensorFlow Federated',
+    ' *shakespeare*.txt or downloaded',
     shakespeare.load_shakespeare,
   ),
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
-    ' any other), from the CSV file that is, or is in, the data folder, with'
-    ' the columns text, label and client, user or domain; a column domain says'
-    ' which domain each text has',
+    ' any other), from a CSV file with the columns text, label and client, user'
+    ' or domain',
     sentiment.load_sentiment,
   ),
   'stackoverflow': DatasetEntry(
-    'next words after up to 20 others by user (partition natural), downloaded'
-    ' through TensorFlow Federated',
+    'next words after up to 20 others by user (partition natural), downloaded',
     stackoverflow.load_stackoverflow,
   ),
   'relabelled_digits': DatasetEntry(
-    'the digits in 5 domains, each with another two labels swapped (partition'
-    ' domain_mixture)',
+    'the digits in 5 domains, each with another two labels swapped',
     digits.load_relabelled_digits,
   ),
   'rotated_digits': DatasetEntry(
-    'the digits of scikit-learn, each turned by 0, 90, 180 or 270 degrees,'
-    ' which is its domain',
+    'the digits, each turned by 0, 90, 180 or 270 degrees, which is its domain',
     digits.load_rotated_digits,
   ),
   'digits5': DatasetEntry(
-    'digits of 28x28 in color of up to five domains (MNIST, MNIST-M, SVHN,'
-    ' USPS, SynthDigits), from the files of two or more of them in the data'
-    ' folder',
+    'digits of 28x28 in color of two to five domains (MNIST, MNIST-M, SVHN,'
+    ' USPS, SynthDigits), from their files',
     digits5.load_digits5,
   ),
   'fairface': DatasetEntry(
     'faces of 64x64 with their age or gender, the domains being 7 groups of'
-    ' race, from the published CSV files and images in the data folder',
+    ' race, from the published CSV files and images',
     fairface.load_fairface,
   ),
   'tabular': DatasetEntry(
-    'any table, from the CSV file that is, or is in, the data folder, whose'
-    ' columns of labels, domains and clients are named (partition natural or'
-    ' any other); numbers are standardized federatedly',
+    'any table from a CSV file, whose columns of labels, domains and clients'
+    ' are named (partition natural or any other)',
     tabular.load_tabular,
   ),
   'heart_disease': DatasetEntry(
-    '920 patients of four hospitals (partition natural or any other), ill or'
-    ' not, the domains being sex or groups of age, from'
-    ' heart_disease_4sites.csv or the four processed.*.data in the data folder',
+    '920 patients of four hospitals (partition natural or any other), the'
+    ' domains being sex or groups of age, from heart_disease_4sites.csv or the'
+    ' four processed.*.data',
     heart_disease.load_heart_disease,
   ),
   'synthetic': DatasetEntry(
@@ -190,7 +181,8 @@ def load_dataset(
     test_fraction=test_fraction,
     **arguments,
   )
-  entry = _entry(name)
+  errors.expect_one_of('dataset', name, DATASETS)
+  entry = DATASETS[name]
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
   errors.expect_int('num_clients', num_clients, 1)
@@ -226,33 +218,18 @@ def load_dataset(
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """Loads all examples of a dataset by name, for clients of one's own making.
 
-  `load_dataset` deals these very examples to its clients. They are divided into
-  training and test examples as the data set is; for the digits, see `digits`.
-
   Args:
     name: A key of `DATASETS`, but not one whose examples come by client.
 
   Raises:
-    ValueError: The name is unknown or one of clients, or files are missing or
-      damaged.
+    ValueError: The name is unknown, or files are missing or damaged.
     RunError: The data cannot be obtained.
   """
-  entry = _entry(name)
   with_arrays = [
     key for key, entry in DATASETS.items() if not entry.comes_by_client
   ]
-  errors.expect(
-    name in with_arrays,
-    'dataset',
-    f'one of {", ".join(with_arrays)}, whose examples do not come by client',
-    name,
-  )
-  return entry.loader(**_data_dir_argument(name, data_dir))
-
-
-def _entry(name: str) -> DatasetEntry:
-  errors.expect_one_of('dataset', name, DATASETS)
-  return DATASETS[name]
+  errors.expect_one_of('dataset', name, with_arrays)
+  return DATASETS[name].loader(**_data_dir_argument(name, data_dir))
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:

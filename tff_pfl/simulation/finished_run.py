@@ -170,7 +170,7 @@ class FinishedRun:
     outputs = []
     for start in range(0, max(1, len(rows.numbers)), step):
       part = rows.select(slice(start, start + step))
-      x = encoding.inputs(part.numbers, part.codes)
+      x = encoding.inputs(part)
       outputs.append(
         prediction.predict(self.model, weights, x, part.domain, self._forward)
       )

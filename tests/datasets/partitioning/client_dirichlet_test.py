@@ -82,25 +82,3 @@ def test_test_examples_of_classes_nobody_has_room_for_are_left_out(
   assert train.tolist() == [[4, 0, 0], [0, 4, 0]]
   assert test.tolist() == [[1, 0, 0], [0, 3, 0]]
   assert 'leaves out 2 of 6 test examples' in caplog.text
-
-
-def test_large_concentration_gives_every_client_the_shares_of_the_classes():
-  train, test = _counts(1e9, [600, 300, 100], [60, 30, 10], 10)
-  assert np.abs(train - [60, 30, 10]).max() <= 1
-  assert np.abs(test - [6, 3, 1]).max() <= 1
-
-
-def test_small_concentration_gives_a_client_few_classes():
-  classes = {
-    concentration: (_counts(concentration, [400] * 10, [], 40)[0] > 0)
-    .sum(axis=1)
-    .mean()
-    for concentration in (0.1, 1, 100)
-  }
-  assert classes[0.1] < 3 < classes[1] < 8 < classes[100]
-
-
-def test_thousands_of_clients_take_no_time():
-  train, test = _counts(0.3, [6000] * 10, [1000] * 10, 2000)
-  assert (train.sum(axis=1) == 30).all()
-  assert (test.sum(axis=1) == 5).all()

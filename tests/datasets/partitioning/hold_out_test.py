@@ -33,16 +33,6 @@ def test_hold_out_of_tiny_clients(size, fraction, num_test):
   assert len(parts.train_indices[0]) == size - num_test
 
 
-def test_hold_out_depends_on_the_seed_only():
-  labels = rules.labels([50, 50])
-  indices = [np.arange(100)]
-  first = partitioning.hold_out(indices, labels, 0.2, seed=1)
-  again = partitioning.hold_out(indices, labels, 0.2, seed=1)
-  other = partitioning.hold_out(indices, labels, 0.2, seed=2)
-  np.testing.assert_array_equal(first.test_indices[0], again.test_indices[0])
-  assert not np.array_equal(first.test_indices[0], other.test_indices[0])
-
-
 def test_hold_out_is_stratified_by_domain():
   labels, domain = rules.labels([100, 50]), np.arange(150) % 7
   clients = rules.partition('iid', labels, None, 3).train_indices

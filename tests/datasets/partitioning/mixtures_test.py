@@ -5,34 +5,18 @@ import numpy as np
 from tff_pfl.datasets.partitioning import mixtures
 
 
-def test_draws_have_the_prior_as_their_mean_and_nothing_of_an_empty_group():
-  draws = mixtures.draw(
-    0.5, np.array([30, 10, 0, 60]), 5000, np.random.default_rng(0)
-  )
-  np.testing.assert_allclose(draws.sum(axis=1), 1)
-  np.testing.assert_allclose(draws.mean(axis=0), [0.3, 0.1, 0, 0.6], atol=0.02)
-  assert not draws[:, 2].any()
-
-
 def test_dirichlet_draws_agree_with_those_of_numpy():
   concentrations = np.array([0.05, 0.6, 2.0])
+  rng = np.random.default_rng(0)
   draws, expected = (
     np.sort(values, axis=0)
     for values in (
-      mixtures._dirichlet(concentrations, 20_000, np.random.default_rng(0)),
+      mixtures.draw(concentrations.sum(), concentrations, 20_000, rng),
       np.random.default_rng(1).dirichlet(concentrations, 20_000),
     )
   )
   # Quantiles of the one against those of the other.
   assert np.abs(draws - expected).mean(axis=0).max() < 0.01
-
-
-def test_scarce_group_is_rationed_in_proportion_and_the_rest_made_up():
-  shares = np.array([[0.8, 0.2, 0.0], [0.4, 0.3, 0.3]])
-  served = mixtures.serve(shares, np.array([10, 10]), np.array([6, 10, 10]))
-  # Asked for 8 and 4 where 6 are; 4 and 2 are missing then, which the first
-  # client takes from group 1 and the second from 1 and 2.
-  np.testing.assert_allclose(served, [[4, 6, 0], [2, 4, 4]])
 
 
 def test_client_whose_groups_are_exhausted_gets_what_is_left():

@@ -1,5 +1,6 @@
-"""Tests of data sets whose clients are given."""
+"""Tests of clients that the data name themselves."""
 
+import numpy as np
 import pytest
 
 from tff_pfl.datasets import partitioning
@@ -17,15 +18,9 @@ def test_so_many_clients_are_chosen_in_their_order():
   assert len(set(chosen)) == 7
   assert chosen == sorted(chosen, key=_IDS.index)
   assert _choose(20) == _IDS
-
-
-def test_the_seed_decides_the_choice():
-  assert _choose(7) == _choose(7)
   assert len({tuple(_choose(7, seed)) for seed in range(10)}) == 10
-
-
-def test_more_clients_may_be_chosen_with_the_same_seed():
-  assert set(_choose(7)) < set(_choose(12))
+  # More may be chosen with the same seed.
+  assert set(chosen) < set(_choose(12))
 
 
 @pytest.mark.parametrize(
@@ -41,10 +36,36 @@ def test_numbers_that_cannot_be_had_are_errors(num_clients, match):
     _choose(num_clients)
 
 
-def test_only_the_natural_partition_is_accepted():
-  natural.expect_natural(partitioning.Natural(), 'letters', 'writers')
-  with pytest.raises(
-    ValueError,
-    match="natural for the dataset 'letters', .*writers, found 'iid'",
-  ):
-    natural.expect_natural(partitioning.Iid(), 'letters', 'writers')
+def _by_key(keys, keys_test=None, num_train=None, num_test=None):
+  num_train = len(keys) if num_train is None else num_train
+  if keys_test is not None and num_test is None:
+    num_test = len(keys_test)
+  y_test = None if num_test is None else np.zeros(num_test)
+  pool = partitioning.Pool(np.zeros(num_train), y_test)
+  return partitioning.by_key(pool, keys, keys_test)
+
+
+def test_each_key_is_a_client_in_sorted_order():
+  parts, ids = _by_key(['b', 'a', 'b', 'c'], ['d', 'b'])
+  assert ids == ['a', 'b', 'c', 'd']
+  assert [i.tolist() for i in parts.train_indices] == [[1], [0, 2], [3], []]
+  assert [i.tolist() for i in parts.test_indices] == [[], [1], [], [0]]
+
+
+def test_integers_are_sorted_as_numbers():
+  assert _by_key(np.array([10, 9, 10]))[1] == ['9', '10']
+
+
+@pytest.mark.parametrize(
+  'arguments, match',
+  [
+    (([0.5, 1.0],), '`keys` to be 2 integers or strings'),
+    (([[1], [2]],), '`keys` to be 2 integers or strings'),
+    (([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
+    (([1, 2], None, 3), r'`keys` to be 3 .*shape \(2,\)'),
+    (([1, 2], None, 2, 1), r'`keys_test` to be 1 .*shape \(0,\)'),
+  ],
+)
+def test_wrong_keys_are_errors(arguments, match):
+  with pytest.raises(ValueError, match=match):
+    _by_key(*arguments)

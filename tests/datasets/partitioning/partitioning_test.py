@@ -140,13 +140,8 @@ def test_iid_gives_every_client_the_same():
   train = rules.labels([40, 80])
   parts = rules.partition('iid', train, None, 4)
   assert rules.counts(parts.train_indices, train, 2).tolist() == [[10, 20]] * 4
-
-
-def test_examples_of_a_client_are_not_sorted_by_class():
-  train = rules.labels([500, 500])
-  parts = rules.partition('iid', train, None, 2)
-  labels = train[parts.train_indices[0]]
-  assert (np.diff(labels) != 0).sum() > 100
+  # Not sorted by class.
+  assert (np.diff(train[parts.train_indices[0]]) != 0).sum() > 3
 
 
 def test_regression_targets_are_dealt_by_rules_without_classes_only():
@@ -156,13 +151,6 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
   assert sorted(len(i) for i in parts.test_indices) == [2, 2, 3]
   with pytest.raises(ValueError, match="found 'shards:2'"):
     rules.partition('shards:2', targets, None, 3)
-
-
-def test_natural_deals_no_pooled_examples():
-  rule = partitioning.make_partitioner('natural')
-  assert rule == partitioning.Natural() and rule.spec == 'natural'
-  with shared.one_line_error('deals pooled .*`keys`'):
-    rule.partition(partitioning.Pool(rules.labels([5, 5])), 2)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +167,7 @@ def test_spec_round_trips(spec):
   partitioner = partitioning.make_partitioner(spec)
   assert partitioner.spec == spec
   assert partitioning.make_partitioner(partitioner.spec) == partitioner
+  assert partitioning.make_partitioner('shards').spec == 'shards:2'
 
 
 @pytest.mark.parametrize(

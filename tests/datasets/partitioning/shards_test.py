@@ -1,10 +1,8 @@
 """Tests of shards of one class each."""
 
-import numpy as np
 import pytest
 
 from tests.datasets.partitioning import rules
-from tff_pfl.datasets import partitioning
 
 
 def test_shards_of_unequal_classes_are_cut_to_nearly_equal_sizes():
@@ -32,14 +30,6 @@ def test_as_many_shards_as_classes_gives_every_client_all_classes():
   assert counts.tolist() == [[3, 6, 9]] * 4
 
 
-def test_shards_pair_classes_at_random():
-  train = rules.labels([100] * 10)
-  parts = rules.partition('shards:2', train, None, 100)
-  counts = rules.counts(parts.train_indices, train, 10)
-  pairs = {tuple(np.flatnonzero(row)) for row in counts}
-  assert len(pairs) > 25  # Of 45 pairs.
-
-
 @pytest.mark.parametrize('per_client', [5, 20])
 def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
   train, test = rules.labels([500] * 100), rules.labels([100] * 100)
@@ -49,7 +39,3 @@ def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
     assert set(counts.ravel()) == {0, size // per_client}
     assert ((counts > 0).sum(axis=1) == per_client).all()
     assert ((counts > 0).sum(axis=0) == per_client).all()
-
-
-def test_shards_default_to_two():
-  assert partitioning.make_partitioner('shards') == partitioning.Shards(2)

@@ -5,7 +5,6 @@ import gzip
 import numpy as np
 import pytest
 import scipy.io
-import tensorflow as tf
 from absl import logging
 
 from tests.datasets import shared
@@ -118,23 +117,11 @@ def test_clients_have_floats_of_one_shape_and_both_labels(tmp_path):
   )
   assert dataset.name == 'digits5'
   assert dataset.num_classes == 10
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([28, 28, 3], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(28, 28, 3, domain=True)
   assert dataset.domain_counts().sum(axis=0).tolist() == [40, 40]
   assert dataset.domain_counts().sum(axis=1).tolist() == [20] * 4
   part = dataset.train('client_0')
   assert 0 <= part.x.min() < 0.1 and 0.9 < part.x.max() <= 1
-
-
-def test_gray_images_have_three_equal_channels():
-  gray = _images('usps')['x_train']
-  x = digits5.to_common_size(gray, 16)
-  assert x.shape == (40, 16, 16, 3) and x.dtype == np.uint8
-  for channel in range(3):
-    np.testing.assert_array_equal(x[..., channel], gray)
 
 
 def test_images_are_resampled_with_antialiasing():
@@ -143,8 +130,13 @@ def test_images_are_resampled_with_antialiasing():
   x = digits5.to_common_size(stripes, 8)
   assert x.shape == (1, 8, 8, 3)
   np.testing.assert_allclose(x[:, :, 1:-1].astype(float), 100, atol=10)
+  # Gray images have three equal channels.
   even = np.full((3, 16, 16), 77, np.uint8)
   assert (digits5.to_common_size(even, 28) == 77).all()
+  gray = _images('usps')['x_train']
+  np.testing.assert_array_equal(
+    digits5.to_common_size(gray, 16), np.stack([gray] * 3, axis=-1)
+  )
 
 
 def test_large_domains_can_be_cut_to_a_fixed_random_choice(tmp_path):
@@ -168,22 +160,6 @@ def test_large_domains_can_be_cut_to_a_fixed_random_choice(tmp_path):
   np.testing.assert_array_equal(arrays.y[arrays.domain == 1], where % 10)
   again = _load(tmp_path, max_train_per_domain=25, image_size=16)
   np.testing.assert_array_equal(again.x, arrays.x)
-
-
-def test_no_digit_is_trained_on_in_mnist_and_tested_on_in_mnist_m(tmp_path):
-  """Each domain's own division is kept, image by image."""
-  for name in ('mnist', 'mnist_m'):
-    images = _images(name)
-    for split, offset in (('train', 0), ('test', 100)):
-      # An image shows its number, which both domains share.
-      images[f'x_{split}'][:] = (
-        offset + np.arange(len(images[f'y_{split}']))
-      ).reshape(-1, *[1] * len(_SIZES[name]))
-    _write_npz(tmp_path, name, **images)
-  arrays = _load(tmp_path)
-  train, test = arrays.x[:, 0, 0, 0], arrays.x_test[:, 0, 0, 0]
-  assert sorted(set(train)) == list(range(40))
-  assert sorted(set(test)) == list(range(100, 120))
 
 
 def test_a_warning_tells_of_mnist_m_in_another_order(tmp_path, monkeypatch):
@@ -214,11 +190,6 @@ def test_fewer_than_two_domains_are_an_error_that_says_what_to_bring(
   assert '\n' not in str(error.value)
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-  with pytest.raises(ValueError, match='`data_dir` to be an existing folder'):
-    _load(tmp_path / 'nowhere')
-
-
 def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
   _write_npz(tmp_path, 'usps')
   _write_npz(tmp_path, 'mnist')
@@ -231,21 +202,10 @@ def test_a_domain_that_is_asked_for_and_absent_is_an_error(tmp_path):
 @pytest.mark.parametrize(
   'images, match',
   [
-    (
-      dict(x_train=np.zeros((40, 16, 16), np.float32)),
-      'x_train uint8 of shape',
-    ),
-    (dict(x_test=np.zeros((20, 16, 16, 4), np.uint8)), 'x_test uint8 of shape'),
-    (dict(x_test=np.zeros((20, 256), np.uint8)), 'x_test uint8 of shape'),
-    (
-      dict(y_train=np.zeros(39, np.uint8)),
-      r'y_train integers of shape \(40,\)',
-    ),
+    (dict(x_test=np.zeros((20, 16, 16, 4), np.uint8)), 'x_test, uint8 of'),
+    (dict(x_test=np.zeros((20, 256), np.uint8)), 'x_test, uint8 of shape'),
     (dict(y_test=np.full(20, 10, np.uint8)), r'labels in \[0, 10\), found 10'),
-    (
-      dict(x_test=np.zeros((0, 16, 16), np.uint8), y_test=np.zeros(0, int)),
-      'with images as x_test',
-    ),
+    (dict(x_test=np.zeros((0, 16, 16), np.uint8)), 'with images x_test'),
   ],
 )
 def test_npz_files_of_another_form_are_named(tmp_path, images, match):
@@ -257,23 +217,18 @@ def test_npz_files_of_another_form_are_named(tmp_path, images, match):
 
 def test_mat_files_of_another_form_are_named(tmp_path):
   path = tmp_path / 'train_32x32.mat'
-  for content, match in (
-    (b'', 'a complete .mat file'),
-    (b'no MATLAB file' * 100, 'a complete .mat file'),
-  ):
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f'train_32x32.mat` to be {match}'):
-      digits5.read_mat(str(path))
+  _write_npz(tmp_path, 'usps')
   _write_mats(tmp_path, 'svhn')
-  path.write_bytes(path.read_bytes()[:-1000])
-  with pytest.raises(ValueError, match='32x32.mat` to be a complete .mat'):
-    digits5.read_mat(str(path))
+  content = path.read_bytes()
+  for damaged in (b'', b'no MATLAB file' * 100, content[:-1000]):
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match='32x32.mat` to be a complete .mat'):
+      _load(tmp_path)
   scipy.io.savemat(path, {'X': np.zeros((2, 2))})
   with pytest.raises(ValueError, match='a .mat file with X of shape'):
-    digits5.read_mat(str(path))
-  (tmp_path / 'test_32x32.mat').unlink()
-  _write_npz(tmp_path, 'usps')
-  with pytest.raises(ValueError, match='32x32.mat'):
+    _load(tmp_path)
+  path.unlink()
+  with pytest.raises(ValueError, match='32x32.mat` to be a file, found none'):
     _load(tmp_path)
 
 

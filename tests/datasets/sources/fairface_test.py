@@ -57,27 +57,15 @@ def test_images_come_with_their_label_and_race(folder):
   assert dataset.name == 'fairface'
   assert dataset.num_classes == 9
   assert dataset.domain_names == fairface.RACES
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([16, 16, 3], tf.float32),
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(16, 16, 3, domain=True)
   for split, part in (
     ('train', dataset.train('client_0')),
     ('val', dataset.test('client_0')),
   ):
     # An image's color tells which it is.
-    numbers = np.array(
-      [
-        np.argmin(
-          [
-            np.abs(np.array(_color(split, i)) - image * 255).sum()
-            for i in range(_SIZES[split])
-          ]
-        )
-        for image in part.x[:, 8, 8]
-      ]
-    )
+    colors = np.array([_color(split, i) for i in range(_SIZES[split])])
+    differences = np.abs(part.x[:, 8, 8, np.newaxis] * 255 - colors)
+    numbers = np.argmin(differences.sum(axis=2), axis=1)
     assert sorted(numbers) == list(range(_SIZES[split]))
     np.testing.assert_array_equal(part.y, numbers % 9)
     np.testing.assert_array_equal(part.domain, numbers % 7)
@@ -117,13 +105,6 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   assert again.fingerprint != fingerprint
 
 
-def test_a_parent_folder_will_do(folder, tmp_path_factory):
-  parent = tmp_path_factory.mktemp('parent')
-  (parent / 'fairface').symlink_to(folder)
-  arrays = fairface.load_fairface(str(parent))
-  assert len(arrays.y) == 42 and len(arrays.y_test) == 14
-
-
 def test_a_damaged_image_is_named(folder):
   (folder / 'train' / '3.jpg').write_bytes(b'no image')
   arrays = fairface.load_fairface(str(folder))
@@ -135,17 +116,24 @@ def test_a_damaged_image_is_named(folder):
 @pytest.mark.parametrize(
   'rows, columns, match',
   [
-    ([], 'file,age,race', 'columns file, age, gender, race, found file, age'),
+    (
+      [('train/1.jpg', '3-9', 'White')],
+      'file,age,race',
+      'the columns gender, found file, age',
+    ),
     ([], 'file,age,gender,race', 'with rows, found none'),
     (
-      [('train/1.jpg', '3-9', 'Male', 'White'), ('train/2.jpg', '9-Mar')],
+      [
+        ('train/1.jpg', '3-9', 'Male', 'White'),
+        ('train/2.jpg', '9-Mar', 'Male', 'White'),
+      ],
       'file,age,gender,race',
-      "as age one of 0-2, .*found '9-Mar' in row 2",
+      "one of 0-2, .* as age, found '9-Mar' in row 2",
     ),
     (
       [('train/1.jpg', '3-9', 'Male', 'Martian')],
       'file,age,gender,race',
-      "as race one of White, .*found 'Martian' in row 1",
+      "one of White, .* as race, found 'Martian' in row 1",
     ),
     (
       [('train/99.jpg', '3-9', 'Male', 'White')],
@@ -175,8 +163,3 @@ def test_files_of_another_form_are_named(folder, rows, columns, match):
 def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
   with pytest.raises(ValueError, match=match):
     _load(2, data_dir=str(folder), **kwargs)
-
-
-def test_a_folder_without_the_files_is_an_error(tmp_path):
-  with pytest.raises(ValueError, match='fairface_label_train.csv and'):
-    _load(2, data_dir=str(tmp_path))

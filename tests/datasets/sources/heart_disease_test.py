@@ -1,7 +1,5 @@
 """Tests of the four hospitals' patients."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -58,15 +56,6 @@ def _load(data_dir, num_clients=4, partition='natural', **kwargs):
   )
 
 
-def _all(dataset):
-  return [
-    array
-    for client_id in dataset.client_ids
-    for part in (dataset.train(client_id), dataset.test(client_id))
-    for array in part
-  ]
-
-
 def test_hospitals_are_clients_and_sexes_domains(tmp_path):
   dataset = _load(_write_csv(tmp_path))
   assert dataset.name == 'heart_disease'
@@ -84,12 +73,11 @@ def test_hospitals_are_clients_and_sexes_domains(tmp_path):
 def test_both_forms_of_the_files_give_the_same(tmp_path):
   path = _write_csv(tmp_path)
   folder = _write_sites(tmp_path / 'heart_disease_uci')
-  expected = _all(_load(path))
+  expected = _load(path).fingerprint
   (tmp_path / 'other').mkdir()
   folder.rename(tmp_path / 'other' / 'heart_disease_uci')
   for data_dir in (tmp_path, tmp_path / 'other', tmp_path / 'other' / '.'):
-    for found, wanted in zip(_all(_load(data_dir)), expected):
-      np.testing.assert_array_equal(found, wanted)
+    assert _load(data_dir).fingerprint == expected
 
 
 def test_a_cholesterol_of_zero_is_missing(tmp_path):
@@ -116,12 +104,6 @@ def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
   assert dataset.element_spec['x'].shape == [num_inputs]
 
 
-def test_columns_can_be_dropped(tmp_path):
-  dataset = _load(_write_csv(tmp_path), drop_columns=['thal', 'ca', 'slope'])
-  # Three words, one number and three words.
-  assert dataset.element_spec['x'].shape == [21 - 3 - 1 - 3]
-
-
 @pytest.mark.parametrize(
   'kwargs, match',
   [
@@ -143,11 +125,15 @@ def test_missing_and_damaged_files_are_named(tmp_path):
   with pytest.raises(ValueError, match='va.data` to be a file, found none'):
     _load(tmp_path)
   (folder / 'processed.va.data').write_text('1,2,3\n')
-  with pytest.raises(ValueError, match='va.data` .*14 cells .*fewer in row 1'):
+  with pytest.raises(
+    ValueError, match='va.data` .*14 cells .*found 3 in row 1'
+  ):
     _load(tmp_path)
   path = tmp_path / 'heart_disease_4sites.csv'
   path.write_text('site,age\nva,3\n')
-  with pytest.raises(ValueError, match='4sites.csv` .*columns site, age, sex'):
+  with pytest.raises(
+    ValueError, match='4sites.csv` .*columns sex, cp, .*found site, age'
+  ):
     _load(path)
 
 
@@ -163,10 +149,3 @@ def test_real_patients_by_hospital(real_data):
   ages = np.concatenate([dataset.train(c).x[:, 0] for c in dataset.client_ids])
   np.testing.assert_allclose([ages.mean(), ages.std()], [0, 1], atol=1e-5)
   assert dataset.element_spec['x'].shape == [21]
-
-
-def test_real_files_of_both_forms_give_the_same(real_data):
-  folder = real_data
-  published = os.path.join(folder, 'heart_disease_uci')
-  for found, wanted in zip(_all(_load(published)), _all(_load(folder))):
-    np.testing.assert_array_equal(found, wanted)

@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tests.datasets import shared
 from tff_pfl import datasets
-from tff_pfl.datasets.sources import stackoverflow, vocabulary
+from tff_pfl.datasets.sources import stackoverflow
 
 _MODULE = tff.simulation.datasets.stackoverflow
 
@@ -16,7 +16,7 @@ def _next_words(sentences, sequence_length=3, max_sentences=10):
   # a: 1, b: 2, c: 3, all others 4.
   return stackoverflow.next_words(
     sentences,
-    vocabulary.WordVocabulary(['a', 'b', 'c']),
+    ['a', 'b', 'c'],
     sequence_length,
     max_sentences,
   )
@@ -68,10 +68,7 @@ def test_users_come_through_tff(small_data):
   assert set(dataset.client_ids) < set(small_data.client_ids)
   assert dataset.num_classes == 50
   assert dataset.num_overlapping == 20
-  assert dict(dataset.element_spec) == {
-    'x': tf.TensorSpec([20], tf.int32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  assert dataset.element_spec == shared.spec(20, x=tf.int32)
   for client_id in dataset.client_ids:
     train, test = dataset.train(client_id), dataset.test(client_id)
     assert len(train.y) == dataset.num_train_examples(client_id) > 0

@@ -18,8 +18,6 @@ Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class, and what rounding has cost a client so far
 decides who gets the ceiling next, so that the clients' totals stay close to
 their exact shares as well.
-
-Everything is a pure function of its arguments and a seed.
 """
 
 import dataclasses
@@ -32,16 +30,14 @@ from tff_pfl.datasets.partitioning.base import (
   Pool,
   numbered_client_ids,
 )
-from tff_pfl.datasets.partitioning.by_key import by_key
 from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
 from tff_pfl.datasets.partitioning.client_dirichlet import ClientDirichlet
 from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
 from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
 from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
 from tff_pfl.datasets.partitioning.hold_out import hold_out
-from tff_pfl.datasets.partitioning.iid import Iid
-from tff_pfl.datasets.partitioning.lognormal_sizes import LognormalSizes
-from tff_pfl.datasets.partitioning.natural import Natural
+from tff_pfl.datasets.partitioning.natural import Natural, by_key
+from tff_pfl.datasets.partitioning.same_classes import Iid, LognormalSizes
 from tff_pfl.datasets.partitioning.shards import Shards
 from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
 
@@ -88,14 +84,8 @@ def make_partitioner(spec: str) -> Partitioner:
 
   Args:
     spec: `name` or `name:parameter[:parameter]`, where further parameters may
-      also follow a comma; see `describe_partitioners`.
-
-  Returns:
-    The partitioner; its own `spec` leads back to it.
-
-  Raises:
-    ValueError: Its name is unknown, or a parameter is missing, superfluous, of
-      the wrong type or out of range.
+      also follow a comma; see `describe_partitioners`. The partitioner's own
+      `spec` leads back to it.
   """
   name, *values = spec.replace(',', ':').split(':')
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Optional
 import numpy as np
 
 from tff_pfl import errors
+from tff_pfl.datasets.partitioning import dealing
 
 
 class Partition(NamedTuple):
@@ -23,20 +24,21 @@ class Partition(NamedTuple):
   test_indices: list[np.ndarray]
 
 
-class Pool(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
   """Examples that have no client yet.
 
   Attributes:
     y: Labels of the training examples, int `[n]`; anything else counts as one
       class, which the rules that do not speak of classes accept.
-    y_test: Labels of the test examples; None without any.
+    y_test: Labels of the test examples, `[m]`; None without any.
     num_classes: None for the largest label plus 1.
     domain: Domain ids of the training examples, int `[n]`, for the rules that
       go by domains; None for examples without domains.
     domain_test: Domain ids of the test examples.
     domain_names: What the domains are called; given with `domain`.
-    x: Inputs of the training examples, which no rule looks at.
-    x_test: Inputs of the test examples.
+    x: Inputs of the training examples, `[n, ...]`, which no rule looks at.
+    x_test: Inputs of the test examples, `[m, ...]`.
   """
 
   y: np.ndarray
@@ -98,7 +100,48 @@ class Partitioner(abc.ABC):
       ValueError: The rule cannot be met.
     """
 
-  def _class_labels(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
+
+class CountingPartitioner(Partitioner):
+  """A rule that says how many examples of each group a client gets.
+
+  Groups are the classes, unless `_groups` says otherwise.
+  """
+
+  def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
+    """Counts and deals; see the base class."""
+    *ids, num_groups = self._groups(pool)
+    errors.expect(
+      num_clients <= len(ids[0]),
+      'num_clients',
+      f'at most {len(ids[0])}, the number of training examples',
+      num_clients,
+    )
+    pools = [np.bincount(part, minlength=num_groups) for part in ids]
+    rngs = [dealing.make_rng(seed, s) for s in (dealing.TRAIN, dealing.TEST)]
+    counts = self._counts(num_clients, *pools, seed, *rngs)
+    return Partition(*map(dealing.deal, ids, counts, rngs))
+
+  @abc.abstractmethod
+  def _counts(
+    self,
+    num_clients: int,
+    pool: np.ndarray,
+    test_pool: np.ndarray,
+    seed: int,
+    train_rng: np.random.Generator,
+    test_rng: np.random.Generator,
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns training and test examples, each int `[num_clients, num_groups]`.
+
+    Args:
+      pool: Training examples that there are of each group.
+      test_pool: Test examples of each.
+      seed: For draws of its own.
+      train_rng: Breaks ties of training examples, and then deals them.
+      test_rng: The same of test examples.
+    """
+
+  def _groups(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns labels and their number; all of one class without any."""
     y = np.asarray(pool.y)
     y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
@@ -119,16 +162,6 @@ class Partitioner(abc.ABC):
     if num_classes is None:
       num_classes = int(max(y.max(), y_test.max(initial=0))) + 1
     return y, y_test, num_classes
-
-
-def expect_enough(num_examples: int, num_clients: int) -> None:
-  """Raises `ValueError` on more clients than training examples."""
-  errors.expect(
-    num_clients <= num_examples,
-    'num_clients',
-    f'at most {num_examples}, the number of training examples',
-    num_clients,
-  )
 
 
 def numbered_client_ids(num_clients: int) -> list[str]:

@@ -31,10 +31,7 @@ class ClassesPerClient(weighted.WeightedPartitioner):
   def __post_init__(self):
     errors.expect_int('num_classes_per_client', self.num_classes_per_client, 1)
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Gives each client 1 for its classes, 0 for the others."""
+  def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     per_client = self.num_classes_per_client
     present = weighted.classes_present(

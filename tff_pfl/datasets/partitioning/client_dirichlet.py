@@ -11,7 +11,7 @@ from tff_pfl.datasets.partitioning import base, dealing, mixtures
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientDirichlet(base.Partitioner):
+class ClientDirichlet(base.CountingPartitioner):
   """Clients of equal size, whose class distributions are Dirichlet draws.
 
   The class distribution q_i of client i is a draw from Dirichlet(concentration
@@ -54,32 +54,22 @@ class ClientDirichlet(base.Partitioner):
   def __post_init__(self):
     errors.expect_positive('concentration', self.concentration)
 
-  def partition(
-    self, pool: base.Pool, num_clients: int, seed: int = 0
-  ) -> base.Partition:
-    """Deals the examples; see the class and the base class."""
-    y, y_test, num_classes = self._class_labels(pool)
-    base.expect_enough(len(y), num_clients)
-    pools, test_pools = (
-      np.bincount(part, minlength=num_classes) for part in (y, y_test)
-    )
-    mixture_rng, train_rng, test_rng = (
-      dealing.make_rng(seed, stream)
-      for stream in (dealing.WEIGHTS, dealing.TRAIN, dealing.TEST)
-    )
-    drawn = mixtures.draw(self.concentration, pools, num_clients, mixture_rng)
-    sizes = mixtures.equal_sizes(num_clients, len(y), train_rng)
-    exact = mixtures.serve(drawn, sizes, pools)
-    counts = mixtures.round_off(exact, sizes, pools, train_rng)
-    sizes = mixtures.equal_sizes(num_clients, len(y_test), test_rng)
-    exact = mixtures.serve(counts, sizes, test_pools, own_only=True)
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    drawn = mixtures.draw(self.concentration, pool, num_clients, rng)
+    sizes = mixtures.equal_sizes(num_clients, pool.sum(), train_rng)
+    exact = mixtures.serve(drawn, sizes, pool)
+    counts = mixtures.round_off(exact, sizes, pool, train_rng)
+    num_test = test_pool.sum()
+    sizes = mixtures.equal_sizes(num_clients, num_test, test_rng)
+    exact = mixtures.serve(counts, sizes, test_pool, own_only=True)
     served = exact.sum(axis=1, keepdims=True)
     total = np.array([int(served.sum() + 1e-6)])
     sizes = dealing.apportion(total, served, test_rng)[:, 0]
-    test_counts = mixtures.round_off(exact, sizes, test_pools, test_rng)
+    test_counts = mixtures.round_off(exact, sizes, test_pool, test_rng)
     # Rounding within the pools may have taken another class.
     test_counts[counts == 0] = 0
-    num_left_out = len(y_test) - test_counts.sum()
+    num_left_out = num_test - test_counts.sum()
     if num_left_out:
       logging.warning(
         'Partition %s of %d clients leaves out %d of %d test examples: the'
@@ -87,9 +77,6 @@ class ClientDirichlet(base.Partitioner):
         self.spec,
         num_clients,
         num_left_out,
-        len(y_test),
+        num_test,
       )
-    return base.Partition(
-      dealing.deal(y, counts, train_rng),
-      dealing.deal(y_test, test_counts, test_rng),
-    )
+    return counts, test_counts

@@ -53,10 +53,7 @@ class Dirichlet(weighted.WeightedPartitioner):
     )
     errors.expect_int('min_examples', self.min_examples, 0)
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Draws each column until every client has `min_examples`."""
+  def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     num_examples = int(class_counts.sum())
     errors.expect(

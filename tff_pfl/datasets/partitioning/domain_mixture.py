@@ -24,7 +24,7 @@ def _parse_prior(text: str) -> Union[str, tuple[float, ...]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainMixture(base.Partitioner):
+class DomainMixture(base.CountingPartitioner):
   """Clients of equal size, each with its own mixture of the domains.
 
   The mixture pi_i of client i is a draw from Dirichlet(concentration * prior).
@@ -109,10 +109,7 @@ class DomainMixture(base.Partitioner):
     )
     object.__setattr__(self, 'prior', tuple(map(float, shares)))
 
-  def partition(
-    self, pool: base.Pool, num_clients: int, seed: int = 0
-  ) -> base.Partition:
-    """Deals the domains' examples; see the class and the base class."""
+  def _groups(self, pool):
     if pool.domain is None:
       raise ValueError(
         'Expected `partition` to be a rule for examples without domains, such'
@@ -120,31 +117,20 @@ class DomainMixture(base.Partitioner):
         ' such as rotated_digits, or domain ids as `domain` in'
         ' `FederatedDataset.from_arrays`.'
       )
-    domain, domain_test = pool.domain, pool.domain_test
-    if domain_test is None:
-      domain_test = domain[:0]
-    pools, test_pools = (
-      np.bincount(ids, minlength=len(pool.domain_names))
-      for ids in (domain, domain_test)
-    )
-    mixture_rng, train_rng, test_rng = (
-      dealing.make_rng(seed, stream)
-      for stream in (dealing.WEIGHTS, dealing.TRAIN, dealing.TEST)
-    )
-    drawn = mixtures.draw(
-      self.concentration, self._prior(pools), num_clients, mixture_rng
-    )
-    sizes = self._sizes(num_clients, len(domain), train_rng)
-    exact = mixtures.serve(drawn, sizes, pools)
-    counts = mixtures.round_off(exact, sizes, pools, train_rng)
+    test = pool.domain[:0] if pool.domain_test is None else pool.domain_test
+    return pool.domain, test, len(pool.domain_names)
+
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    prior = self._prior(pool)
+    drawn = mixtures.draw(self.concentration, prior, num_clients, rng)
+    sizes = self._sizes(num_clients, pool.sum(), train_rng)
+    exact = mixtures.serve(drawn, sizes, pool)
+    counts = mixtures.round_off(exact, sizes, pool, train_rng)
     shares = np.where(counts.any(axis=0), counts, drawn)
     # Of a domain that neither the prior nor the training examples know.
     shares[:, ~shares.any(axis=0)] = 1
-    test_counts = dealing.apportion(test_pools, shares, test_rng)
-    return base.Partition(
-      dealing.deal(domain, counts, train_rng),
-      dealing.deal(domain_test, test_counts, test_rng),
-    )
+    return counts, dealing.apportion(test_pool, shares, test_rng)
 
   def _prior(self, pools: np.ndarray) -> np.ndarray:
     """Returns the mean of the mixtures, up to a factor, `[num_domains]`."""
@@ -165,7 +151,6 @@ class DomainMixture(base.Partitioner):
   ) -> np.ndarray:
     """Returns each client's number of training examples, `[num_clients]`."""
     if self.examples_per_client is None:
-      base.expect_enough(num_examples, num_clients)
       return mixtures.equal_sizes(num_clients, num_examples, rng)
     errors.expect(
       num_clients * self.examples_per_client <= num_examples,

@@ -12,7 +12,7 @@ _NUM_CLASSES = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class FallahDigits(base.Partitioner):
+class FallahDigits(base.CountingPartitioner):
   """The partition of Per-FedAvg's experiment: two kinds of clients, 10 classes.
 
   The first half of the clients hold a images of each of the classes 0 to 4.
@@ -64,48 +64,28 @@ class FallahDigits(base.Partitioner):
       self.images_per_digit,
     )
 
-  def partition(
-    self, pool: base.Pool, num_clients: int, seed: int = 0
-  ) -> base.Partition:
-    """Deals the counts of the class's docstring; see the base class."""
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     errors.expect(
       num_clients % 2 == 0 and num_clients >= _NUM_CLASSES,
       'num_clients',
       f'an even number, at least {_NUM_CLASSES}, for the partition {self.spec}',
       num_clients,
     )
-    y, y_test, num_classes = self._class_labels(pool)
-    class_counts, test_class_counts = (
-      np.bincount(part, minlength=num_classes) for part in (y, y_test)
-    )
-    for name, counts in (
-      ('y_train', class_counts),
-      ('y_test', test_class_counts),
-    ):
+    for name, counts in (('y_train', pool), ('y_test', test_pool)):
       errors.expect(
-        num_classes == _NUM_CLASSES
-        and (counts.all() or (name == 'y_test' and not len(y_test))),
+        len(counts) == _NUM_CLASSES
+        and (counts.all() or (name == 'y_test' and not counts.any())),
         name,
         f'of exactly {_NUM_CLASSES} classes, each with examples, for the'
         f' partition {self.spec}',
-        f'{np.count_nonzero(counts)} of {num_classes} classes with examples',
+        f'{np.count_nonzero(counts)} of {len(counts)} classes with examples',
       )
-    train_counts = self._train_counts(num_clients, class_counts, seed)
-    dealt = train_counts.sum(axis=0)
+    counts = self._train_counts(num_clients, pool, seed)
+    dealt = counts.sum(axis=0)
     # The test set's share, or the most that every class can supply.
-    factor = min(
-      test_class_counts.sum() / class_counts.sum(),
-      (test_class_counts / dealt).min(),
-    )
-    train_rng = dealing.make_rng(seed, dealing.TRAIN)
-    test_rng = dealing.make_rng(seed, dealing.TEST)
-    test_counts = dealing.apportion(
-      np.round(dealt * factor).astype(np.int64), train_counts, test_rng
-    )
-    return base.Partition(
-      dealing.deal(y, train_counts, train_rng),
-      dealing.deal(y_test, test_counts, test_rng),
-    )
+    factor = min(test_pool.sum() / pool.sum(), (test_pool / dealt).min())
+    dealt_for_tests = np.round(dealt * factor).astype(np.int64)
+    return counts, dealing.apportion(dealt_for_tests, counts, test_rng)
 
   def _train_counts(
     self, num_clients: int, class_counts: np.ndarray, seed: int

@@ -16,6 +16,10 @@ def draw(
 ) -> np.ndarray:
   """Draws clients' mixtures from Dirichlet(concentration * prior).
 
+  It is NumPy's distribution for concentrations that are near 0 as well, where
+  NumPy 1.25 needs minutes or never ends: a draw from Gamma(a), divided by
+  the sum, is one from Gamma(a + 1) times U^(1/a), here by its logarithm.
+
   Args:
     concentration: Positive.
     prior: Non-negative, `[num_groups]`; only the proportions count.
@@ -24,10 +28,15 @@ def draw(
     float64 `[num_clients, num_groups]`, rows sum to 1.
   """
   drawn = prior > 0
-  mixtures = np.zeros((num_clients, len(prior)))
-  mixtures[:, drawn] = _dirichlet(
-    concentration * (prior[drawn] / prior.sum()), num_clients, rng
+  concentrations = np.maximum(
+    concentration * (prior[drawn] / prior.sum()), _LEAST_CONCENTRATION
   )
+  shape = (num_clients, len(concentrations))
+  logs = np.log(rng.gamma(concentrations + 1, size=shape))
+  logs -= rng.standard_exponential(shape) / concentrations
+  draws = np.exp(logs - logs.max(axis=1, keepdims=True))
+  mixtures = np.zeros((num_clients, len(prior)))
+  mixtures[:, drawn] = draws / draws.sum(axis=1, keepdims=True)
   return mixtures
 
 
@@ -37,23 +46,6 @@ def equal_sizes(
   """Returns sizes `[num_clients]`, equal up to one, whose sum is given."""
   extra = rng.permutation(num_clients) < num_examples % num_clients
   return num_examples // num_clients + extra
-
-
-def _dirichlet(
-  concentrations: np.ndarray, num_draws: int, rng: np.random.Generator
-) -> np.ndarray:
-  """Draws from a Dirichlet distribution, `[num_draws, len(concentrations)]`.
-
-  It is NumPy's distribution for concentrations that are near 0 as well, where
-  NumPy 1.25 needs minutes or never ends: a draw from Gamma(a), divided by
-  the sum, is one from Gamma(a + 1) times U^(1/a), here by its logarithm.
-  """
-  concentrations = np.maximum(concentrations, _LEAST_CONCENTRATION)
-  shape = (num_draws, len(concentrations))
-  logs = np.log(rng.gamma(concentrations + 1, size=shape))
-  logs -= rng.standard_exponential(shape) / concentrations
-  draws = np.exp(logs - logs.max(axis=1, keepdims=True))
-  return draws / draws.sum(axis=1, keepdims=True)
 
 
 def serve(

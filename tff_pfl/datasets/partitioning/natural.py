@@ -1,8 +1,7 @@
 """Clients that the data name themselves: writers, speaking roles, users.
 
-They are loaded with `partition='natural'`, and `num_clients` says how many of
-them take part: a random choice, drawn from the seed. The data sets that have
-such clients follow the rule themselves, with the functions here.
+The data sets that have such clients follow the rule themselves, with the
+functions here.
 """
 
 import dataclasses
@@ -38,11 +37,7 @@ class Natural(base.Partitioner):
 
 
 def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
-  """Raises `ValueError` unless the partition is the natural one.
-
-  Args:
-    kind: What its clients are, in the plural.
-  """
+  """Raises `ValueError` unless clients are those of the data, a `kind`."""
   errors.expect(
     isinstance(partition, Natural),
     'partition',
@@ -58,10 +53,6 @@ def choose_clients(
 
   Args:
     kind: What the clients are, in the plural, for the message.
-    seed: Decides the draw, non-negative.
-
-  Raises:
-    ValueError: An argument is out of range, or there are fewer clients.
   """
   errors.expect_int('num_clients', num_clients, 1)
   errors.expect_int('seed', seed, 0)
@@ -74,3 +65,49 @@ def choose_clients(
   rng = dealing.make_rng(seed, dealing.CHOICE)
   chosen = rng.permutation(len(client_ids))[:num_clients]
   return [client_ids[position] for position in np.sort(chosen)]
+
+
+def by_key(
+  pool: base.Pool, keys: Any, keys_test: Any = None
+) -> tuple[base.Partition, list[str]]:
+  """Gives every example to the client of its key; nothing is random.
+
+  Args:
+    keys: Integers or strings, one per training example.
+    keys_test: Keys of the test examples, of the same kind; None without any.
+
+  Returns:
+    The partition, where each client keeps the order of the data, and the
+    clients' ids, the distinct keys in their order.
+  """
+  train, test = (np.asarray([] if k is None else k) for k in (keys, keys_test))
+  for name, part, y in (
+    ('keys', train, pool.y),
+    ('keys_test', test, pool.y_test),
+  ):
+    count = 0 if y is None else len(y)
+    errors.expect(
+      part.shape == (count,) and (part.dtype.kind in 'iuUS' or not count),
+      name,
+      f'{count} integers or strings, one per example',
+      f'{part.dtype} of shape {part.shape}',
+    )
+  if len(test):
+    errors.expect(
+      (train.dtype.kind in 'iu') == (test.dtype.kind in 'iu'),
+      'keys_test',
+      f'of the kind of `keys` ({train.dtype})',
+      test.dtype,
+    )
+    train = np.concatenate([train, test])
+  distinct, owners = np.unique(train, return_inverse=True)
+  num_train = len(pool.y)
+  parts = base.Partition(
+    dealing.group(np.arange(num_train), owners[:num_train], len(distinct)),
+    dealing.group(np.arange(len(test)), owners[num_train:], len(distinct)),
+  )
+  ids = [
+    key.decode() if isinstance(key, bytes) else str(key)
+    for key in distinct.tolist()
+  ]
+  return parts, ids

@@ -1,7 +1,6 @@
 """The pathological partition: a few shards of one class each per client."""
 
 import dataclasses
-import heapq
 from typing import ClassVar
 
 import numpy as np
@@ -45,10 +44,7 @@ class Shards(weighted.WeightedPartitioner):
   def __post_init__(self):
     errors.expect_int('shards_per_client', self.shards_per_client, 1)
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Gives each client 1 for its classes, 0 for the others."""
+  def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     per_client = self.shards_per_client
     present = weighted.classes_present(
@@ -89,21 +85,14 @@ def _shards_by_class(
     max_shards: Most shards of one class.
     rng: Decides between classes of equal size.
   """
-  shards = np.zeros(len(class_counts), np.int64)
-  rank = rng.permutation(len(class_counts))
-
-  def entry(label: int) -> tuple[bool, float, int, int]:
-    owned = int(shards[label])
-    size = class_counts[label] / max(owned * (owned + 1), 1) ** 0.5
-    return owned > 0, -size, int(rank[label]), label
-
-  queue = [entry(label) for label in range(len(class_counts))]
-  heapq.heapify(queue)
-  for _ in range(num_shards):
-    label = queue[0][-1]
-    shards[label] += 1
-    if shards[label] < max_shards:
-      heapq.heapreplace(queue, entry(label))
-    else:
-      heapq.heappop(queue)
-  return shards
+  order = np.argsort(rng.permutation(len(class_counts)))
+  counts = class_counts[order]
+  shards = np.zeros(len(counts), np.int64)
+  shards[np.argsort(-counts, kind='stable')[:num_shards]] = 1
+  for _ in range(num_shards - shards.sum()):
+    sizes = counts / np.maximum(shards * (shards + 1), 1) ** 0.5
+    sizes[shards == max_shards] = -1
+    shards[np.argmax(sizes)] += 1
+  by_class = np.zeros_like(shards)
+  by_class[order] = shards
+  return by_class

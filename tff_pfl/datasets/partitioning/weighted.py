@@ -9,11 +9,11 @@ from tff_pfl import errors
 from tff_pfl.datasets.partitioning import base, dealing
 
 
-class WeightedPartitioner(base.Partitioner):
+class WeightedPartitioner(base.CountingPartitioner):
   """A rule that divides every class in proportion to the clients' claims."""
 
   @abc.abstractmethod
-  def class_weights(
+  def _class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
     """Returns each client's claim on each class.
@@ -28,17 +28,9 @@ class WeightedPartitioner(base.Partitioner):
       ValueError: The rule cannot be met with these clients and classes.
     """
 
-  def partition(
-    self, pool: base.Pool, num_clients: int, seed: int = 0
-  ) -> base.Partition:
-    """Deals every class in proportion to the weights; see the base class."""
-    y, y_test, num_classes = self._class_labels(pool)
-    base.expect_enough(len(y), num_clients)
-    class_counts, test_class_counts = (
-      np.bincount(part, minlength=num_classes) for part in (y, y_test)
-    )
-    weights = self.class_weights(num_clients, class_counts, seed)
-    all_counts = class_counts + test_class_counts
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
+    weights = self._class_weights(num_clients, pool, seed)
+    all_counts = pool + test_pool
     left_out = (all_counts > 0) & (weights.sum(axis=0) <= 0)
     if left_out.any():
       logging.warning(
@@ -49,18 +41,9 @@ class WeightedPartitioner(base.Partitioner):
         np.flatnonzero(left_out).tolist(),
         all_counts[left_out].sum(),
       )
-    train_rng = dealing.make_rng(seed, dealing.TRAIN)
-    test_rng = dealing.make_rng(seed, dealing.TEST)
-    train_counts = dealing.apportion(class_counts, weights, train_rng)
-    test_counts = dealing.apportion(
-      test_class_counts,
-      np.where(class_counts > 0, train_counts, weights),
-      test_rng,
-    )
-    return base.Partition(
-      dealing.deal(y, train_counts, train_rng),
-      dealing.deal(y_test, test_counts, test_rng),
-    )
+    counts = dealing.apportion(pool, weights, train_rng)
+    shares = np.where(pool > 0, counts, weights)
+    return counts, dealing.apportion(test_pool, shares, test_rng)
 
 
 def classes_present(

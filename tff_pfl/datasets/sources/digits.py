@@ -20,6 +20,7 @@ drawn once and for all, stratified by class.
   shared, and what it means differs in two classes of ten.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -50,22 +51,22 @@ def load_digits() -> arrays_lib.Arrays:
     stratify=bunch.target,
     random_state=_SPLIT_SEED,
   )
-  return arrays_lib.Arrays('digits', x, y, x_test, y_test, NUM_CLASSES)
+  return arrays_lib.Arrays(
+    name='digits',
+    x=x,
+    y=y,
+    x_test=x_test,
+    y_test=y_test,
+    num_classes=NUM_CLASSES,
+  )
 
 
 def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:
   """Returns digits in domains of one rotation each.
 
   Args:
-    num_rotations: Number of domains, in [1, 12]; with 1 the digits stay as they
-      are.
-
-  Returns:
-    `x` float32 `[n, 8, 8, 1]` in [0, 1]; the angles are equally spaced on the
-    circle.
-
-  Raises:
-    ValueError: `num_rotations` is out of range.
+    num_rotations: Number of domains, in [1, 12], whose angles are equally
+      spaced on the circle; with 1 the digits stay as they are.
   """
   errors.expect_int('num_rotations', num_rotations, 1, _MAX_ROTATIONS)
   step = 360 / num_rotations
@@ -81,12 +82,6 @@ def load_relabelled_digits(*, num_domains: int = 5) -> arrays_lib.Arrays:
 
   Args:
     num_domains: Number of domains, in [1, 5].
-
-  Returns:
-    `x` float32 `[n, 8, 8, 1]` in [0, 1].
-
-  Raises:
-    ValueError: `num_domains` is out of range.
   """
   errors.expect_int('num_domains', num_domains, 1, NUM_CLASSES // 2)
   return _in_domains(
@@ -104,23 +99,18 @@ def _in_domains(
 ) -> arrays_lib.Arrays:
   """Returns the digits with `change(x, y, domain) -> (x, y)` of each split."""
   plain = load_digits()
-
-  def changed(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+  changed = {}
+  for suffix, x, y in (
+    ('', plain.x, plain.y),
+    ('_test', plain.x_test, plain.y_test),
+  ):
     domain = _draw_domains(y, len(domain_names))
-    return (*change(x, y, domain), domain)
-
-  x, y, domain = changed(plain.x, plain.y)
-  x_test, y_test, domain_test = changed(plain.x_test, plain.y_test)
-  return arrays_lib.Arrays(
-    name=name,
-    x=x,
-    y=y,
-    x_test=x_test,
-    y_test=y_test,
-    num_classes=NUM_CLASSES,
-    domain=domain,
-    domain_test=domain_test,
-    domain_names=tuple(domain_names),
+    x, y = change(x, y, domain)
+    changed.update(
+      {f'x{suffix}': x, f'y{suffix}': y, f'domain{suffix}': domain}
+    )
+  return dataclasses.replace(
+    plain, name=name, domain_names=tuple(domain_names), **changed
   )
 
 

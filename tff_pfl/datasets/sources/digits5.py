@@ -29,8 +29,7 @@ and SynthDigits the published .mat files (`train_32x32.mat`, `test_32x32.mat`;
 `synth_train_32x32.mat`, `synth_test_32x32.mat`), where 10 stands for the 0.
 
 All are brought to one size and to three channels. They stay uint8 in memory
-(28x28: 2.4 kB an image, 140 MB for MNIST alone, 1.7 GB for all of all five); a
-client's become float32 when they are asked for.
+(28x28: 140 MB for MNIST alone, 1.7 GB for all of all five).
 
 MNIST-M's image i is made of MNIST's image i of the same split. Every domain
 keeps its own division into training and test images, so that where both are
@@ -39,11 +38,13 @@ in one and tested on in the other. (A file whose labels are not in MNIST's order
 cannot be checked for this; a warning says so.)
 """
 
+import collections
 import functools
 import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 import scipy.io
@@ -62,86 +63,55 @@ _SUBSET_SEED = 0
 _IMAGES_AT_A_TIME = 4096
 
 
-class Images(NamedTuple):
-  """The images of one split of one domain.
-
-  Attributes:
-    x: uint8 `[n, height, width]` or `[n, height, width, 3]`, n at least 1.
-    y: Integers `[n]` in [0, 10).
-  """
-
-  x: np.ndarray
-  y: np.ndarray
+# Images, uint8 `[n, height, width]` or `[n, height, width, 3]`, and labels.
+_Split = tuple[np.ndarray, np.ndarray]
 
 
-def _checked(
-  x: np.ndarray, y: np.ndarray, path: str, y_name: str, x_name: str
-) -> Images:
-  """Returns one split's arrays, or raises an error that names the file."""
-  if x.dtype != np.uint8 or x.shape[3:] not in ((), (3,)) or x.ndim < 3:
-    raise files.file_error(
-      path,
-      f'a file with {x_name} uint8 of shape (n, height, width) or (n, height,'
-      ' width, 3)',
-      f'{x.dtype} of shape {x.shape}',
-    )
-  if not len(x):
-    raise files.file_error(path, f'a file with images as {x_name}', 'none')
-  files.check_labels(y, path, y_name, x.shape[:1], NUM_CLASSES)
-  return Images(x, y)
-
-
-def _read_npz(path: str) -> list[Images]:
+def _read_npz(path: str) -> list[_Split]:
   """Reads one .npz file with both splits."""
-  keys = [f'{kind}_{split}' for split in _SPLITS for kind in 'xy']
-  x, y, x_test, y_test = files.read_npz(path, keys).values()
-  return [
-    _checked(x, y, path, 'y_train', 'x_train'),
-    _checked(x_test, y_test, path, 'y_test', 'x_test'),
-  ]
+  keys = [(f'x_{split}', f'y_{split}') for split in _SPLITS]
+  arrays = files.read_npz(path, sum(keys, ()))
+  splits = [(arrays[x], arrays[y]) for x, y in keys]
+  for (x, y), names in zip(splits, keys):
+    files.check_images(path, x, y, names, NUM_CLASSES)
+  return splits
 
 
-def read_mat(path: str) -> Images:
-  """Reads a .mat file as SVHN is published.
+def _read_mats(*paths: str) -> list[_Split]:
+  """Reads one .mat file a split, as SVHN is published.
 
-  Args:
-    path: The file, with `X` uint8 `[32, 32, 3, n]` and `y` `[n, 1]`, where 10
-      stands for the digit 0.
-
-  Raises:
-    ValueError: The file is missing, damaged or not of this form.
+  They have `X` uint8 `[32, 32, 3, n]` and `y` `[n, 1]`, where 10 stands for 0.
   """
-  file = io.BytesIO(files.read_bytes(path))
-  try:
-    content = scipy.io.loadmat(file, variable_names=('X', 'y'))
-  # SciPy's reader lets through whatever a damaged file makes it do.
-  except Exception as error:
-    raise files.file_error(
-      path, "a complete .mat file of MATLAB's version 5", f'{error}'
-    ) from None
-  if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
-    raise files.file_error(
-      path, 'a .mat file with X of shape (height, width, 3, n) and y', 'others'
-    )
-  x = np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2))
-  y = content['y'].ravel()
-  return _checked(x, np.where(y == 10, 0, y), path, 'y', 'X')
+  splits = []
+  for path in paths:
+    file = io.BytesIO(files.read_bytes(path))
+    try:
+      content = scipy.io.loadmat(file, variable_names=('X', 'y'))
+    # SciPy's reader lets through whatever a damaged file makes it do.
+    except Exception as error:
+      raise files.file_error(
+        path, "a complete .mat file of MATLAB's version 5", f'{error}'
+      ) from None
+    if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
+      raise files.file_error(
+        path,
+        'a .mat file with X of shape (height, width, 3, n) and y',
+        'others',
+      )
+    x = np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2))
+    y = np.where(content['y'] == 10, 0, content['y']).ravel()
+    files.check_images(path, x, y, ('X', 'y'), NUM_CLASSES)
+    splits.append((x, y))
+  return splits
 
 
-def _read_mats(train_path: str, test_path: str) -> list[Images]:
-  return [read_mat(train_path), read_mat(test_path)]
-
-
-def _read_idx(path: str, *_: str) -> list[Images]:
+def _read_idx(path: str, *_: str) -> list[_Split]:
   """Reads MNIST's four idx files, of which one is named."""
   arrays = mnist.read_arrays('mnist', os.path.dirname(path))
-  return [
-    Images(arrays['x'][..., 0], arrays['y']),
-    Images(arrays['x_test'][..., 0], arrays['y_test']),
-  ]
+  return [(arrays[f'x{s}'][..., 0], arrays[f'y{s}']) for s in ('', '_test')]
 
 
-def _forms(domain: str) -> dict[tuple[str, ...], Callable[..., list[Images]]]:
+def _forms(domain: str) -> dict[tuple[str, ...], Callable[..., list[_Split]]]:
   """Returns the files in which a domain may come, and what reads them."""
   forms = {}
   if domain == 'mnist':
@@ -154,29 +124,25 @@ def _forms(domain: str) -> dict[tuple[str, ...], Callable[..., list[Images]]]:
   return forms
 
 
-def _find(domain: str, data_dir: str) -> Optional[Callable[[], list[Images]]]:
-  """Returns what reads a domain's files, None if there are none."""
-  folders = [os.path.join(data_dir, domain), data_dir]
-  if domain == 'mnist':
-    folders.insert(0, os.path.join(data_dir, 'mnist_idx'))
-  for folder in folders:
-    for names, read in _forms(domain).items():
-      paths = [os.path.join(folder, name) for name in names]
-      if any(map(os.path.exists, paths)):
-        return functools.partial(read, *paths)
-  return None
-
-
-def _find_all(
+def _find(
   domains: Optional[Sequence[str]], data_dir: str
-) -> dict[str, Callable[[], list[Images]]]:
+) -> dict[str, Callable[[], list[_Split]]]:
   """Returns what reads each of the domains, None for those that there are."""
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )
-  found = {domain: _find(domain, data_dir) for domain in domains or DOMAINS}
-  absent = [domain for domain, read in found.items() if read is None]
-  if (domains and absent) or len(found) - len(absent) < 2:
+  found = {}
+  for domain in domains or DOMAINS:
+    folders = ['mnist_idx'] * (domain == 'mnist') + [domain, '']
+    for folder, (names, read) in itertools.product(
+      folders, _forms(domain).items()
+    ):
+      paths = [os.path.join(data_dir, folder, name) for name in names]
+      if any(map(os.path.exists, paths)):
+        found[domain] = functools.partial(read, *paths)
+        break
+  absent = [domain for domain in domains or DOMAINS if domain not in found]
+  if (domains and absent) or len(found) < 2:
     wanted = ' and '.join(domains or ()) or 'two or more domains of digits5'
     looked_for = '; '.join(
       f'{domain}: {" or ".join(map(" and ".join, _forms(domain)))}'
@@ -187,16 +153,7 @@ def _find_all(
       f' the domains, found no {", no ".join(absent)} in {data_dir!r}; looked'
       f' for {looked_for}.'
     )
-  return {domain: read for domain, read in found.items() if read is not None}
-
-
-def _subset(images: Images, limit: Optional[int], position: int) -> Images:
-  """Returns at most `limit` of the images, a fixed random choice in order."""
-  if limit is None or len(images.y) <= limit:
-    return images
-  rng = np.random.default_rng([_SUBSET_SEED, position])
-  chosen = np.sort(rng.permutation(len(images.y))[:limit])
-  return Images(images.x[chosen], images.y[chosen])
+  return found
 
 
 def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
@@ -250,9 +207,6 @@ def load_digits5(
       least 8.
     max_train_per_domain: The most training images of a domain, at least 1; of
       more, a random choice that is always the same is used. None for all.
-
-  Raises:
-    ValueError: Files are missing or damaged, or an argument is out of range.
   """
   files.expect_given(
     data_dir, 'a folder with the files of two or more domains of digits5'
@@ -270,20 +224,22 @@ def load_digits5(
   errors.expect_int('image_size', image_size, 8)
   if max_train_per_domain is not None:
     errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
-  readers = _find_all(domains, data_dir)
+  readers = _find(domains, data_dir)
   labels: dict[str, list[np.ndarray]] = {}
-  parts: dict[str, list[np.ndarray]] = {}
+  parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
   for number, (domain, read) in enumerate(readers.items()):
     train, test = read()
-    labels[domain] = [train.y, test.y]
-    train = _subset(train, max_train_per_domain, DOMAINS.index(domain))
-    for suffix, images in (('', train), ('_test', test)):
-      for field, values in (
-        ('x', to_common_size(images.x, image_size)),
-        ('y', images.y),
-        ('domain', np.full(len(images.y), number, np.int32)),
-      ):
-        parts.setdefault(field + suffix, []).append(values)
+    labels[domain] = [train[1], test[1]]
+    y = train[1]
+    if max_train_per_domain is not None and len(y) > max_train_per_domain:
+      # A random choice that is always the same, in order.
+      rng = np.random.default_rng([_SUBSET_SEED, DOMAINS.index(domain)])
+      chosen = np.sort(rng.permutation(len(y))[:max_train_per_domain])
+      train = train[0][chosen], y[chosen]
+    for suffix, (x, y) in (('', train), ('_test', test)):
+      parts[f'x{suffix}'].append(to_common_size(x, image_size))
+      parts[f'y{suffix}'].append(y)
+      parts[f'domain{suffix}'].append(np.full(len(y), number, np.int32))
   _warn_unless_aligned(labels)
   return arrays_lib.Arrays(
     name='digits5',

@@ -60,45 +60,17 @@ def _read_labels(
   Returns:
     The images' files, and their labels and races, int32 `[n]`.
   """
-  columns, rows = csv_files.read_rows(path)
-  if not set(_COLUMNS) <= set(columns):
-    raise ValueError(
-      f'Expected `{path}` to have the columns {", ".join(_COLUMNS)}, found'
-      f' {", ".join(columns) or "none"}.'
-    )
-  if not rows:
-    raise files.file_error(path, 'a CSV file with rows', 'none')
+  table = csv_files.read_table(path, missing_markers=())
+  table.expect_columns(*_COLUMNS)
   folder = os.path.dirname(path)
-  paths = [os.path.join(folder, row['file'] or '') for row in rows]
-  _expect_files(paths)
-  y = _positions(rows, label, LABELS[label], path)
-  return paths, y, _positions(rows, 'race', RACES, path)
-
-
-def _positions(
-  rows: Sequence[dict], column: str, known: Sequence[str], path: str
-) -> np.ndarray:
-  """Returns the position of each row's value among those known, int32."""
-  position = {value: number for number, value in enumerate(known)}
-  for number, row in enumerate(rows):
-    if row[column] not in position:
-      raise ValueError(
-        f'Expected `{path}` to have as {column} one of {", ".join(known)},'
-        f' found {row[column]!r} in row {number + 1} after the heading.'
-      )
-  return np.array([position[row[column]] for row in rows], np.int32)
-
-
-def _expect_files(paths: Sequence[str]) -> None:
-  """Raises unless all files exist, with one look at each folder."""
-  present = {
-    folder: set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    for folder in {os.path.dirname(path) for path in paths}
-  }
-  for path in paths:
-    folder, name = os.path.split(path)
-    if name not in present[folder]:
-      raise files.file_error(path, 'an image file', 'none')
+  paths = [os.path.join(folder, file) for file in table.complete('file')]
+  for image in paths:
+    if not os.path.exists(image):
+      raise files.file_error(image, 'an image file', 'none')
+  for column in (label, 'race'):
+    table.complete(column)
+  y = table.positions(label, LABELS[label])
+  return paths, y, table.positions('race', RACES)
 
 
 class LazyImages:
@@ -156,10 +128,6 @@ def load_fairface(
     label: What is predicted, age (9 classes) or gender (2 classes).
     image_size: Height and width in pixels to which all images are resized, at
       least 8.
-
-  Raises:
-    ValueError: Files are missing or not of this form, or an argument is out of
-      range.
   """
   files.expect_given(
     data_dir,

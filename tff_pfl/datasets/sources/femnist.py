@@ -11,8 +11,6 @@ file has `x` uint8 `[n, 28, 28]`, black on white as LEAF has it, `y`, labels in
 [0, 62), and `client_id` `[n]`; each client's images are divided into training
 and test images. Either way the images are inverted, so that as in MNIST the
 background is 0. A file with the digits alone has 10 classes.
-
-A file's images can also be dealt to clients by any other rule.
 """
 
 from typing import Optional
@@ -23,7 +21,7 @@ import tensorflow_federated as tff
 
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import images, tff_clients
+from tff_pfl.datasets.sources import downloads, images
 
 NUM_CLASSES = 62
 NUM_DIGITS = 10
@@ -36,10 +34,7 @@ _KIND = 'writers'
 def _read(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns images uint8 `[n, 28, 28, 1]`, their labels and their writers."""
   x, y, writers = files.read_npz(path, _KEYS).values()
-  files.check_images(x, path, 'x', IMAGE_SHAPE)
-  if not len(x):
-    raise files.file_error(path, 'an .npz file with images', 'none')
-  files.check_labels(y, path, 'y', x.shape[:1], NUM_CLASSES)
+  files.check_images(path, x, y, ('x', 'y'), NUM_CLASSES, IMAGE_SHAPE)
   if writers.dtype.kind not in 'iuU' or writers.shape != y.shape:
     raise files.file_error(
       path,
@@ -86,13 +81,13 @@ def _as_mnist(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _from_tff(
   num_clients: int, seed: int
 ) -> federated_dataset.FederatedDataset:
-  splits = tff_clients.download(
+  splits = downloads.from_tff(
     'femnist',
     lambda: tff.simulation.datasets.emnist.load_data(only_digits=False),
     f'pass `data_dir` with a file {_PATTERN} or its folder',
   )
   chosen = natural.choose_clients(
-    tff_clients.in_both(*splits), num_clients, _KIND, seed
+    downloads.in_both(*splits), num_clients, _KIND, seed
   )
   train, test = (split.preprocess(_as_mnist) for split in splits)
   return federated_dataset.FederatedDataset.from_client_data(
@@ -110,21 +105,13 @@ def load_femnist(
   """Returns handwritten characters by writer.
 
   Args:
-    num_clients: So many writers are drawn at random.
     partition: Natural; with `data_dir`, also any rule for pooled examples.
     data_dir: The .npz file, its folder, or the parent of its folder `femnist`;
       in a folder, its name is `*femnist*.npz`. None for TensorFlow Federated.
-    seed: Decides the choice of writers, the partition and which of a file's
-      images are test images.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`
     int32, 62 classes (10 of a file that has digits only).
-
-  Raises:
-    ValueError: The file is missing or damaged, the partition is impossible, or
-      there are not enough writers.
-    RunError: TensorFlow Federated cannot download the data.
   """
   if data_dir is not None:
     path = files.find_file('femnist', data_dir, (_PATTERN,))

@@ -44,58 +44,38 @@ def read_table(data_dir: str) -> csv_files.Table:
 
   Returns:
     The cells by column: `site`, and the `COLUMNS`.
-
-  Raises:
-    ValueError: Files are missing, damaged or of other columns.
   """
   path = data_dir
-  for folder in (os.path.join(data_dir, 'heart_disease'), data_dir):
-    if os.path.exists(os.path.join(folder, _CSV)):
-      path = os.path.join(folder, _CSV)
-      break
-  if os.path.isfile(path):
-    table = csv_files.read_table(path)
-    errors.expect(
-      set(table.cells) == {'site', *COLUMNS},
-      path,
-      f'a CSV file with the columns site, {", ".join(COLUMNS)}',
-      list(table.cells),
+  if not os.path.isfile(path):
+    folder = files.find_folder(
+      'heart_disease',
+      data_dir,
+      ('heart_disease', 'heart_disease_uci'),
+      (_CSV, *_FILES),
+      f'{_CSV}, or {", ".join(_FILES)}',
     )
+    path = os.path.join(folder, _CSV)
+  columns = ('site', *COLUMNS)
+  if os.path.exists(path):
+    table = csv_files.read_table(path)
+    table.expect_columns(*columns)
+    cells = {column: table.cells[column] for column in columns}
   else:
-    table = _read_sites(data_dir)
-  cells = dict(table.cells)
+    path, cells = folder, {column: [] for column in columns}
+    for site, file in zip(SITES, _FILES):
+      table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
+      cells['site'] += [site] * table.num_rows
+      for column, values in table.cells.items():
+        cells[column] += values
   for column in ('sex', *_CATEGORICAL):
     cells[column] = [_plain(cell) for cell in cells[column]]
-  order = ('site', *COLUMNS)
-  return csv_files.Table(
-    table.path, {column: cells[column] for column in order}
-  )
-
-
-def _read_sites(data_dir: str) -> csv_files.Table:
-  """Reads the four files as published."""
-  folder = files.find_folder(
-    'heart_disease',
-    data_dir,
-    ('heart_disease', 'heart_disease_uci'),
-    _FILES,
-    f'{_CSV}, or {", ".join(_FILES)}',
-  )
-  cells: dict[str, list[str]] = {column: [] for column in ('site', *COLUMNS)}
-  for site, file in zip(SITES, _FILES):
-    table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
-    cells['site'] += [site] * table.num_rows
-    for column, values in table.cells.items():
-      cells[column] += values
-  return csv_files.Table(folder, cells)
+  return csv_files.Table(path, cells)
 
 
 def _plain(text: str) -> str:
   """Returns a category's number in one way of writing it: 3 for 3.0."""
-  try:
-    return f'{float(text):g}'
-  except ValueError:
-    return text
+  values, others = csv_files.numbers_of([text])
+  return f'{values[0]:g}' if text and not others else text
 
 
 def load_heart_disease(
@@ -112,13 +92,10 @@ def load_heart_disease(
   """Returns the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: With the partition natural at most 4: this many of the
-      hospitals are drawn at random.
     partition: Natural for the hospitals, or a rule that deals all patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
-    seed: Decides the choice of clients or the partition, and the test patients.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.
@@ -131,10 +108,6 @@ def load_heart_disease(
     Dataset with `x` float32 `[inputs]`, 21, or with the sexes as inputs 23,
     unless columns are dropped or indicators added, and `y` int32, 1 for a
     diagnosis above 0.
-
-  Raises:
-    ValueError: Files are missing or damaged, the partition is impossible, or an
-      argument is out of range.
   """
   files.expect_given(
     data_dir,

@@ -7,10 +7,9 @@ R. Vollgraf, Zalando Research, 2017. License: MIT.
 Sizes of each: 60,000 training and 10,000 test images of 10 classes; MNIST has
 5,421 to 6,742 training images of a class, Fashion-MNIST 6,000.
 
-The images stay uint8 in memory (55 MB); a client's become float32 when they are
-asked for. Without a data folder they come through TensorFlow Datasets, which
-stores them in another order, so that the same seed deals other images to a
-client than from the idx files.
+Without a data folder they come through TensorFlow Datasets, which stores them
+in another order, so that the same seed deals other images to a client than from
+the idx files.
 """
 
 import math
@@ -22,7 +21,7 @@ import numpy as np
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import images
+from tff_pfl.datasets.sources import downloads, images
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
@@ -46,46 +45,36 @@ def read_idx(path: str, element_shape: tuple[int, ...]) -> np.ndarray:
 
   Returns:
     uint8 array `[n, *element_shape]`, n at least 1.
-
-  Raises:
-    ValueError: The file is missing, truncated, longer than its header says, or
-      not of the expected type and shape; the message names it.
   """
-
-  def fail(constraint: str, found: object):
-    raise files.file_error(path, constraint, found)
-
   content = files.read_bytes(path)
   num_dims = 1 + len(element_shape)
   header_size = 4 + 4 * num_dims
   magic = bytes([0, 0, _UINT8_CODE, num_dims])
-  if content[:4] != magic:
-    fail(
-      f'an idx file of {num_dims} dimensions of bytes (magic {magic.hex()})',
-      f'magic {content[:4].hex() or "of an empty file"}',
+  if content[:4] != magic or len(content) < header_size:
+    raise files.file_error(
+      path,
+      f'an idx file of {num_dims} dimensions of bytes (magic {magic.hex()}, and'
+      f' {header_size} bytes of header)',
+      f'{len(content)} bytes, magic {content[:4].hex()}',
     )
-  if len(content) < header_size:
-    fail(f'an idx file with {header_size} bytes of header', len(content))
   shape = tuple(
     int(size) for size in np.frombuffer(content, '>u4', num_dims, offset=4)
   )
-  if shape[1:] != element_shape or shape[0] < 1:
-    fail(f'an idx file of shape (n, *{element_shape}) with n >= 1', shape)
-  expected_size = header_size + math.prod(shape)
-  if len(content) != expected_size:
-    fail(
-      f'{expected_size} bytes uncompressed, as its header says',
-      f'{len(content)}',
+  size = header_size + math.prod(shape)
+  if shape[1:] != element_shape or shape[0] < 1 or len(content) != size:
+    raise files.file_error(
+      path,
+      f'an idx file of shape (n, *{element_shape}) with n >= 1, and as long as'
+      ' that says',
+      f'shape {shape} and {len(content)} bytes, not {size}',
     )
   return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
 
 
 def _find_folder(name: str, data_dir: str) -> str:
-  """Returns the folder under `data_dir` that holds a data set's four files.
+  """Returns the folder of a data set's files; the other's have the same names.
 
-  Both data sets use the same file names, so a folder named after the data set
-  goes before `data_dir` itself, and a folder named after the other one is
-  refused.
+  A folder named after the other one is refused.
   """
   folder = files.find_folder(
     name, data_dir, _FOLDERS[name], FILES, ', '.join(FILES)
@@ -105,9 +94,6 @@ def read_arrays(name: str, data_dir: str) -> dict[str, np.ndarray]:
 
   Returns:
     uint8 arrays `x`, `y`, `x_test`, `y_test`, the images `[n, 28, 28, 1]`.
-
-  Raises:
-    ValueError: A file is missing, damaged or does not fit to the others.
   """
   folder = _find_folder(name, data_dir)
   arrays: dict[str, np.ndarray] = {}
@@ -134,13 +120,9 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     data_dir: Folder of the four idx .gz files, or its parent if it is called
       `mnist_idx` or `mnist` (`fashion_mnist_idx` or `fashion_mnist`); None for
       TensorFlow Datasets.
-
-  Raises:
-    ValueError: The files are missing or damaged.
-    RunError: TensorFlow Datasets cannot get the data.
   """
   if data_dir is None:
-    arrays = images.from_tensorflow_datasets(name, 'its four idx .gz files')
+    arrays = downloads.from_tensorflow_datasets(name, 'its four idx .gz files')
   else:
     arrays = read_arrays(name, data_dir)
   return arrays_lib.Arrays(

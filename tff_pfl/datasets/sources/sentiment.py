@@ -20,7 +20,7 @@ a text that the file has twice.
 """
 
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from absl import logging
@@ -39,104 +39,71 @@ _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 _DOMAIN = 'domain'
 
 
-class LabeledTexts(NamedTuple):
-  """The rows of a file.
-
-  Attributes:
-    y: The texts' labels, int32 `[n]` in `[0, num_classes)`.
-    keys: Whose texts they are, as it is written.
-    client_column: Where `keys` come from, one of `CLIENT_COLUMNS`.
-    domains: The texts' domains; None where the file has none.
-  """
-
-  texts: list[str]
-  y: np.ndarray
-  num_classes: int
-  keys: list[str]
-  client_column: str
-  domains: Optional[list[str]] = None
-
-
-def read_csv(path: str) -> LabeledTexts:
+def read_csv(path: str) -> dict[str, Any]:
   """Reads a file, without the texts that a client has twice.
 
-  Raises:
-    ValueError: The file is missing or damaged, or lacks a column or a value;
-      the message names it.
+  Returns:
+    By name `texts`, their labels `y`, int32 `[n]` in `[0, num_classes)`,
+    `num_classes`, whose texts they are as `keys`, which of `CLIENT_COLUMNS`
+    says so as `client_column`, and `domains`, None where the file has none.
   """
-  columns, rows = csv_files.read_rows(path)
-  client_column = next((c for c in CLIENT_COLUMNS if c in columns), None)
-  if client_column is None or not {'text', 'label'} <= set(columns):
-    raise ValueError(
-      f'Expected `{path}` to have the columns text, label and one of'
-      f' {", ".join(CLIENT_COLUMNS)}, found {", ".join(columns) or "none"}.'
-    )
-  if not rows:
-    raise files.file_error(path, 'a CSV file with rows', 'none')
+  table = csv_files.read_table(path, missing_markers=())
+  client_column = next(
+    (c for c in CLIENT_COLUMNS if c in table.cells),
+    'client, user or domain',
+  )
+  table.expect_columns('text', 'label', client_column)
+  table.cells['label'] = [
+    '' if label in csv_files.MISSING_MARKERS else label
+    for label in table.cells['label']
+  ]
   needed = ['text', 'label', client_column]
-  needed += [_DOMAIN] * (_DOMAIN in columns)
-  for number, row in enumerate(rows):
-    for column in needed:
-      if not row[column] or (
-        column == 'label' and row[column] in csv_files.MISSING_MARKERS
-      ):
-        raise ValueError(
-          f'Expected `{path}` to have a {column} in every row, found none in'
-          f' row {number + 1} after the heading.'
-        )
+  needed += [_DOMAIN] * (_DOMAIN in table.cells)
   first = {}
-  for row in rows:
-    first.setdefault((row[client_column], row['text']), row)
-  if len(first) < len(rows):
+  for row in zip(*map(table.complete, needed)):
+    first.setdefault((row[2], row[0]), row)
+  if len(first) < table.num_rows:
     logging.info(
       'Dropped %d texts of %s that their client has twice.',
-      len(rows) - len(first),
+      table.num_rows - len(first),
       path,
     )
-  texts, labels, keys, *domains = (
-    [row[column] for row in first.values()] for column in needed
-  )
-  y, num_classes = _numbered_labels(labels, path)
-  return LabeledTexts(texts, y, num_classes, keys, client_column, *domains)
-
-
-def _numbered_labels(labels: list[str], path: str) -> tuple[np.ndarray, int]:
-  """Returns the labels as classes, and the number of classes."""
+  texts, labels, keys, *domains = map(list, zip(*first.values()))
   numbers, others = csv_files.numbers_of(labels)
   if 0 < len(others) < len(labels):
-    raise ValueError(
-      f'Expected `{path}` to have labels that are all numbers or all words,'
-      f' found {labels[others[0]]!r} as well as numbers.'
+    raise table.error(
+      'labels that are all numbers or all words, found'
+      f' {labels[others[0]]!r} as well as numbers'
     )
-  values = np.array(labels) if others else numbers
-  classes, y = np.unique(values, return_inverse=True)
+  classes, y = np.unique(labels if others else numbers, return_inverse=True)
   if len(classes) < 2:
-    raise ValueError(
-      f'Expected `{path}` to have two or more different labels, found'
-      f' {classes.tolist()}.'
-    )
-  return y.astype(np.int32), len(classes)
+    raise table.error(f'two or more different labels, found {classes.tolist()}')
+  return dict(
+    texts=texts,
+    y=y.astype(np.int32),
+    num_classes=len(classes),
+    keys=keys,
+    client_column=client_column,
+    domains=domains[0] if domains else None,
+  )
 
 
 def _natural_clients(
-  data: LabeledTexts, num_clients: int, min_texts: int, seed: int
+  data: dict[str, Any], num_clients: int, min_texts: int, seed: int
 ) -> dict[str, np.ndarray]:
   """Returns the positions of the texts of each client, by its id."""
-  keys, owners, counts = np.unique(
-    np.array(data.keys), return_inverse=True, return_counts=True
-  )
-  # All texts of a key side by side, in the order of the file.
-  by_key = np.split(np.argsort(owners, kind='stable'), np.cumsum(counts)[:-1])
+  by_key, keys = partitioning.by_key(partitioning.Pool(data['y']), data['keys'])
   texts = {
     key: rows
-    for key, rows in zip(keys.tolist(), by_key)
+    for key, rows in zip(keys, by_key.train_indices)
     if len(rows) >= min_texts
   }
-  kind = f'{data.client_column}s'
+  client_column = data['client_column']
+  if client_column == _DOMAIN and num_clients > len(texts) > 0:
+    return _divided_domains(texts, data['y'], num_clients, seed)
+  kind = f'{client_column}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
-  if data.client_column == _DOMAIN and num_clients > len(texts) > 0:
-    return _divided_domains(texts, data.y, num_clients, seed)
   chosen = natural.choose_clients(list(texts), num_clients, kind, seed)
   return {key: texts[key] for key in chosen}
 
@@ -165,44 +132,6 @@ def _divided_domains(
   return clients
 
 
-def _owned_texts(
-  data: LabeledTexts,
-  num_clients: int,
-  partition: partitioning.Partitioner,
-  min_texts: int,
-  seed: int,
-) -> tuple[np.ndarray, dict[str, Any]]:
-  """Returns which texts to take, and whose and of which domain they are."""
-  if isinstance(partition, natural.Natural):
-    clients = _natural_clients(data, num_clients, min_texts, seed)
-    rows = np.concatenate(list(clients.values()))
-    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
-    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
-  else:
-    # Whoever may come to have it, a text counts once.
-    first = {text: row for row, text in reversed(list(enumerate(data.texts)))}
-    rows = np.sort(list(first.values()))
-    owners = dict(num_clients=num_clients, partition=partition)
-  if data.domains is not None:
-    names, owners['domain'] = np.unique(
-      np.array(data.domains)[rows], return_inverse=True
-    )
-    owners['domain_names'] = names.tolist()
-  return rows, owners
-
-
-def _learned(
-  clients: federated_dataset.FederatedDataset,
-  words: list[list[str]],
-  size: int,
-) -> vocabulary_lib.WordVocabulary:
-  """Returns the vocabulary of training texts, whose `x` are positions."""
-  training = [words[i] for c in clients.client_ids for i in clients.train(c).x]
-  # Two numbers are for padding and for all other words.
-  known = vocabulary_lib.most_frequent(training, size - 2)
-  return vocabulary_lib.WordVocabulary(known)
-
-
 def load_sentiment(
   num_clients: int,
   partition: partitioning.Partitioner,
@@ -218,15 +147,12 @@ def load_sentiment(
   """Returns labeled texts by client, the test texts stratified by label.
 
   Args:
-    num_clients: With the partition natural, this many users or domains are
-      drawn at random. More clients than domains share each domain's texts
-      evenly.
+    num_clients: More clients than domains share each domain's texts evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name has `sentiment`, `sent140` or
       `reviews` in it.
-    seed: Decides the choice of clients and the test texts.
     max_words: How many words of a text are kept, at least 1.
     vocabulary: 'hashed', or 'learned' from the clients' training texts: the
       most frequent words, and one number for all others.
@@ -238,10 +164,6 @@ def load_sentiment(
   Returns:
     Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then
     0, and `y` int32.
-
-  Raises:
-    ValueError: The file is missing or not of this form, the partition is
-      impossible, there are not enough clients, or an argument is out of range.
   """
   errors.expect_int('seed', seed, 0)
   files.expect_given(
@@ -255,22 +177,40 @@ def load_sentiment(
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
   data = read_csv(files.find_file('sentiment', data_dir, _PATTERNS))
-  rows, owners = _owned_texts(data, num_clients, partition, min_texts, seed)
+  if isinstance(partition, natural.Natural):
+    clients = _natural_clients(data, num_clients, min_texts, seed)
+    rows = np.concatenate(list(clients.values()))
+    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
+    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
+  else:
+    # Whoever may come to have it, a text counts once.
+    by_text = reversed(list(enumerate(data['texts'])))
+    rows = np.sort(list({text: row for row, text in by_text}.values()))
+    owners = dict(num_clients=num_clients, partition=partition)
+  if data['domains'] is not None:
+    names, owners['domain'] = np.unique(
+      np.array(data['domains'])[rows], return_inverse=True
+    )
+    owners['domain_names'] = names.tolist()
   deal = functools.partial(
     federated_dataset.FederatedDataset.from_arrays,
     np.arange(len(rows)),
-    data.y[rows],
+    data['y'][rows],
     **owners,
     test_fraction=test_fraction,
-    num_classes=data.num_classes,
+    num_classes=data['num_classes'],
     name='sentiment',
     seed=seed,
   )
-  words = [vocabulary_lib.words_of(data.texts[i]) for i in rows]
+  words = [vocabulary_lib.words_of(data['texts'][i]) for i in rows]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':
     # Dealt once to see which texts are for training.
-    number = _learned(deal(), words, vocabulary_size).number
+    dealt = deal()
+    training = [words[i] for c in dealt.client_ids for i in dealt.train(c).x]
+    # Two numbers are for padding and for all other words.
+    known = vocabulary_lib.most_frequent(training, vocabulary_size - 2)
+    number = vocabulary_lib.numbered(known)
   x = vocabulary_lib.padded(
     [[number(word) for word in text[:max_words]] for text in words], max_words
   )

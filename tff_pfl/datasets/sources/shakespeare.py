@@ -29,7 +29,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import text_clients, tff_clients
+from tff_pfl.datasets.sources import downloads, text_clients
 
 # Padding, newline, 95 printable characters and one for all others.
 NUM_CHARACTERS = 98
@@ -54,10 +54,6 @@ def read_roles(path: str) -> dict[str, str]:
   Returns:
     From each role's name, in the order of appearance, to its speeches, one
     after the other, joined by newlines.
-
-  Raises:
-    ValueError: The file is missing, is no text, or a speech has no role; the
-      message names it.
   """
   try:
     # With or without the mark that some editors put before UTF-8.
@@ -83,13 +79,13 @@ def read_roles(path: str) -> dict[str, str]:
 
 def _tff_splits() -> list[dict[str, str]]:
   """Downloads the training and test text of the roles that have both."""
-  splits = tff_clients.download(
+  splits = downloads.from_tff(
     'shakespeare',
     tff.simulation.datasets.shakespeare.load_data,
     f'pass `data_dir` with a file {_PATTERN} of speeches or its folder',
   )
-  roles = tff_clients.in_both(*splits)
-  reads = [tff_clients.texts_of(split, 'snippets') for split in splits]
+  roles = downloads.in_both(*splits)
+  reads = [downloads.texts_of(split, 'snippets') for split in splits]
   return [{role: '\n'.join(read(role)) for role in roles} for read in reads]
 
 
@@ -115,28 +111,15 @@ def load_shakespeare(
   """Returns next characters by speaking role.
 
   Args:
-    num_clients: So many roles are drawn at random from those that have
-      `min_characters` or more.
-    partition: Natural.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text then are for training. None for the roles
       and the division of `tff.simulation.datasets`.
-    seed: Decides the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
     min_characters: Roles with less text are left out. At least five times
       `sequence_length + 1`, for a fifth of a role's text is its test set.
     stride: Characters between the beginnings of two sequences, at least 1; a
       larger one gives fewer examples.
-
-  Returns:
-    Dataset with `x` int32 `[sequence_length]`, `y` int32, the next character,
-    and 98 classes.
-
-  Raises:
-    ValueError: The file is missing or not of this form, another partition is
-      asked for, there are not enough roles, or an argument is out of range.
-    RunError: TensorFlow Federated cannot download the data.
   """
   natural.expect_natural(partition, 'shakespeare', 'speaking roles')
   errors.expect_int('sequence_length', sequence_length, 1)
@@ -170,8 +153,7 @@ def load_shakespeare(
   return text_clients.make_text_clients(
     'shakespeare',
     roles,
-    train.__getitem__,
-    test.__getitem__,
+    [train.__getitem__, test.__getitem__],
     examples,
     sequence_length=sequence_length,
     num_classes=NUM_CHARACTERS,

@@ -13,6 +13,7 @@ does not count words that all have the same number.
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow_federated as tff
@@ -21,8 +22,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import text_clients, tff_clients
-from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
+from tff_pfl.datasets.sources import downloads, text_clients, vocabulary
 
 _KIND = 'users with training and test sentences'
 _REMEDY = (
@@ -33,7 +33,7 @@ _REMEDY = (
 
 def next_words(
   sentences: list[str],
-  vocabulary: vocabulary_lib.WordVocabulary,
+  words: Sequence[str],
   sequence_length: int,
   max_sentences: int,
 ) -> examples_lib.Examples:
@@ -41,6 +41,7 @@ def next_words(
 
   Args:
     sentences: Those beyond `max_sentences` are left out.
+    words: The vocabulary.
     sequence_length: Words to go by; fewer, at the beginning of a sentence, are
       followed by 0.
 
@@ -48,15 +49,17 @@ def next_words(
     `x` int32 `[n, sequence_length]`, `y` int32 `[n]`, from the second word of
     every sentence on, without the words that are not in the vocabulary.
   """
-  contexts, words = [], []
+  number_of = vocabulary.numbered(words)
+  other = len(words) + 1
+  contexts, found = [], []
   for sentence in sentences[:max_sentences]:
-    numbers = [vocabulary.number(word) for word in sentence.split()]
+    numbers = [number_of(word) for word in sentence.split()]
     for place, number in enumerate(numbers):
-      if place and number != vocabulary.other:
+      if place and number != other:
         contexts.append(numbers[max(place - sequence_length, 0) : place])
-        words.append(number)
+        found.append(number)
   return examples_lib.Examples(
-    vocabulary_lib.padded(contexts, sequence_length), np.array(words, np.int32)
+    vocabulary.padded(contexts, sequence_length), np.array(found, np.int32)
   )
 
 
@@ -72,9 +75,6 @@ def load_stackoverflow(
   """Returns next words by user.
 
   Args:
-    num_clients: So many users are drawn at random.
-    partition: Natural.
-    seed: Decides the choice of users.
     sequence_length: Words to go by, at least 1.
     vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
       the last for all words but the most frequent ones.
@@ -84,36 +84,30 @@ def load_stackoverflow(
   Returns:
     Dataset with `x` int32 `[sequence_length]`, `y` int32, the next word, and
     `vocabulary_size` classes.
-
-  Raises:
-    ValueError: Another partition is asked for, there are not enough users, or
-      an argument is out of range.
-    RunError: TensorFlow Federated cannot download the data.
   """
   natural.expect_natural(partition, 'stackoverflow', 'users')
   errors.expect_int('sequence_length', sequence_length, 1)
   errors.expect_int('vocabulary_size', vocabulary_size, 3)
   errors.expect_int('max_sentences', max_sentences, 1)
   module = tff.simulation.datasets.stackoverflow
-  word_counts = tff_clients.download(
+  word_counts = downloads.from_tff(
     'stackoverflow',
     lambda: module.load_word_counts(vocab_size=vocabulary_size - 2),
     _REMEDY,
   )
-  train, _, test = tff_clients.download(
+  train, _, test = downloads.from_tff(
     'stackoverflow', module.load_data, _REMEDY
   )
   users = natural.choose_clients(
-    tff_clients.in_both(train, test), num_clients, _KIND, seed
+    downloads.in_both(train, test), num_clients, _KIND, seed
   )
   return text_clients.make_text_clients(
     'stackoverflow',
     users,
-    tff_clients.texts_of(train, 'tokens'),
-    tff_clients.texts_of(test, 'tokens'),
+    [downloads.texts_of(split, 'tokens') for split in (train, test)],
     functools.partial(
       next_words,
-      vocabulary=vocabulary_lib.WordVocabulary(list(word_counts)),
+      words=list(word_counts),
       sequence_length=sequence_length,
       max_sentences=max_sentences,
     ),

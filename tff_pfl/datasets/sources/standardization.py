@@ -7,7 +7,6 @@ summation could take the place of the plain one.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,63 +19,31 @@ from tff_pfl import runtime as runtime_lib
 _RELATIVE_ZERO = 1e-13
 
 
-class Sums(NamedTuple):
-  """Sums over the clients, each float64 `[columns]`.
+def standardized(
+  values: np.ndarray, means: Sequence[float], deviations: Sequence[float]
+) -> np.ndarray:
+  """Returns values `[n, columns]` less the means, divided by the deviations.
 
-  Attributes:
-    counts: Number of values that are not missing.
-    sums: Sum of the values.
-    squares: Sum of their squares.
+  They are float32, and 0, the mean, where a value is missing (NaN).
   """
-
-  counts: np.ndarray
-  sums: np.ndarray
-  squares: np.ndarray
-
-
-class Moments(NamedTuple):
-  """How columns are standardized, each float64 `[columns]`.
-
-  Attributes:
-    means: 0 for a column without a value.
-    deviations: Standard deviations (of the population); 1 for a column whose
-      values are all equal, or without a value. Equal are values that deviate
-      from their mean by less than 3e-7 of it, which is what sums of squares can
-      tell.
-  """
-
-  means: np.ndarray
-  deviations: np.ndarray
-
-  def standardize(self, values: np.ndarray) -> np.ndarray:
-    """Returns values `[n, columns]` less the means, divided by the deviations.
-
-    They are float32, and 0, the mean, where a value is missing (NaN).
-    """
-    standard = (values - self.means) / self.deviations
-    return np.where(np.isnan(values), 0, standard).astype(np.float32)
+  standard = (values - np.array(means)) / np.array(deviations)
+  return np.where(np.isnan(values), 0, standard).astype(np.float32)
 
 
 def build_sums(num_columns: int) -> tff.Computation:
-  """Builds `({float64[?, num_columns]}@CLIENTS -> Sums@SERVER)`.
+  """Builds `({float64[?, num_columns]}@CLIENTS -> <sums of columns>@SERVER)`.
 
-  Values are NaN where missing.
-
-  Raises:
-    ValueError: `num_columns` is not positive.
+  Values are NaN where missing. The three sums are of the others: how many there
+  are, the values themselves, and their squares.
   """
-  errors.expect_int('num_columns', num_columns, 1)
   values_type = tff.TensorType(np.float64, [None, num_columns])
 
   @tff.tensorflow.computation(values_type)
   def client_sums(values):
     present = tf.logical_not(tf.math.is_nan(values))
     values = tf.where(present, values, tf.zeros_like(values))
-    return Sums(
-      tf.reduce_sum(tf.cast(present, tf.float64), axis=0),
-      tf.reduce_sum(values, axis=0),
-      tf.reduce_sum(tf.square(values), axis=0),
-    )
+    terms = tf.cast(present, tf.float64), values, tf.square(values)
+    return tuple(tf.reduce_sum(term, axis=0) for term in terms)
 
   @tff.federated_computation(tff.FederatedType(values_type, tff.CLIENTS))
   def sums(values):
@@ -85,11 +52,31 @@ def build_sums(num_columns: int) -> tff.Computation:
   return sums
 
 
-def moments_of(sums: Sums) -> Moments:
-  """Returns means and deviations of the values that were added up."""
-  counts = np.maximum(np.asarray(sums.counts, np.float64), 1)
-  means = np.asarray(sums.sums) / counts
-  mean_squares = np.asarray(sums.squares) / counts
+def federated_moments(
+  clients: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the means and deviations of columns over all clients' values.
+
+  Args:
+    clients: Each client's float64 `[n, columns]`, NaN where missing; at least
+      one client, of which some may have no rows.
+
+  Returns:
+    The means, float64 `[columns]`, 0 for a column without a value; and the
+    standard deviations (of the population), 1 for a column without a value or
+    whose values are all equal. Equal are values that deviate from their mean by
+    less than 3e-7 of it, which is what sums of squares can tell.
+
+  Raises:
+    ValueError: Numbers are too large for their squares to be added up.
+  """
+  num_columns = clients[0].shape[1]
+  if not num_columns:
+    return np.zeros(0), np.ones(0)
+  with runtime_lib.given_or_on_cpu(None) as runtime:
+    counts, sums, squares = runtime.run(build_sums(num_columns), list(clients))
+  counts = np.maximum(counts, 1)
+  means, mean_squares = sums / counts, squares / counts
   with np.errstate(over='ignore', invalid='ignore'):
     variances = mean_squares - means**2
   errors.expect(
@@ -99,23 +86,4 @@ def moments_of(sums: Sums) -> Moments:
     f'larger ones in column {np.argmin(np.isfinite(variances))}',
   )
   is_constant = variances <= _RELATIVE_ZERO * mean_squares
-  return Moments(means, np.sqrt(np.where(is_constant, 1, variances)))
-
-
-def federated_moments(clients: Sequence[np.ndarray]) -> Moments:
-  """Returns the means and deviations over all clients' values.
-
-  Args:
-    clients: Each client's floats `[n, columns]`, NaN where missing; at least
-      one client, of which some may have no rows.
-
-  Raises:
-    ValueError: There is no client.
-  """
-  errors.expect(len(clients), 'clients', 'at least one', 'none')
-  num_columns = clients[0].shape[1]
-  if not num_columns:
-    return Moments(np.zeros(0), np.ones(0))
-  values = [np.asarray(client, np.float64) for client in clients]
-  with runtime_lib.given_or_on_cpu(None) as runtime:
-    return moments_of(Sums(*runtime.run(build_sums(num_columns), values)))
+  return means, np.sqrt(np.where(is_constant, 1, variances))

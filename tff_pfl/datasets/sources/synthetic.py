@@ -70,8 +70,7 @@ def make_synthetic(
   A class has one prototype, a random direction of length 4. A client draws its
   classes at random, has an equal number of examples of each (up to one), and an
   example is its class's prototype plus Gaussian noise, independent in every
-  element. Test examples are drawn in the same way, from the client's own
-  classes.
+  element. Test examples are of the client's own classes, too.
 
   Args:
     examples_per_client: Training examples of each client, at least 0.
@@ -83,20 +82,18 @@ def make_synthetic(
 
   Returns:
     Dataset with `x` float32 of `shape` and `y` int32.
-
-  Raises:
-    ValueError: An argument is out of range.
   """
-  errors.expect_int('num_clients', num_clients, 1)
-  errors.expect_int('seed', seed, 0)
-  shape = tuple(shape)
-  errors.expect_int('examples_per_client', examples_per_client, 0)
-  errors.expect_int('test_examples_per_client', test_examples_per_client, 0)
-  errors.expect_int('num_classes', num_classes, 1)
-  errors.expect_int('classes_per_client', classes_per_client, 1, num_classes)
   errors.expect(shape, 'shape', 'of at least one dimension', shape)
-  for size in shape:
-    errors.expect_int('shape', size, 1, None)
+  for name, value, *limits in (
+    ('num_clients', num_clients, 1),
+    ('seed', seed, 0),
+    ('examples_per_client', examples_per_client, 0),
+    ('test_examples_per_client', test_examples_per_client, 0),
+    ('num_classes', num_classes, 1),
+    ('classes_per_client', classes_per_client, 1, num_classes),
+    *(('shape', size, 1) for size in shape),
+  ):
+    errors.expect_int(name, value, *limits)
   errors.expect_non_negative('noise', noise)
   prototypes = np.random.default_rng([seed, _PROTOTYPES, 0, 0]).standard_normal(
     (num_classes, *shape)

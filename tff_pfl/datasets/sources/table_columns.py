@@ -30,10 +30,12 @@ _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
 # More numbers than these as classes may be meant as numbers.
 _MANY_CLASSES = 20
+_ADVICE = (
+  "`task='regression'` predicts numbers, `label_above` makes two classes of"
+  ' them, `label_values` selects words'
+)
 # Larger numbers' squares cannot be added up.
 _MAX_NUMBER = 1e150
-# In place of a word's position.
-NONE, UNKNOWN = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,31 +70,25 @@ class Columns:
     errors.expect_one_of('missing_domain', self.missing_domain, MISSING_DOMAIN)
     if self.min_category_count is not None:
       errors.expect_int('min_category_count', self.min_category_count, 1)
-    for name, value, other, is_unset in (
-      ('label_above', self.label_above, 'task', self.task == 'classification'),
-      ('label_values', self.label_values, 'task', self.task != 'regression'),
-      (
-        'label_values',
-        self.label_values,
-        'label_above',
-        self.label_above is None,
-      ),
-    ):
-      errors.expect(
-        value in (None, (), []) or is_unset,
-        name,
-        f'unset with `{other}` {getattr(self, other)}',
-        value,
-      )
-    bounds = list(self.domain_bounds)
     errors.expect(
-      self.domain is not None or not bounds,
-      'domain_bounds',
-      'given with a domain column only',
-      bounds,
+      self.label_above is None or self.task == 'classification',
+      'label_above',
+      f'unset with `task` {self.task}',
+      self.label_above,
     )
     errors.expect(
-      bounds == sorted(set(bounds)), 'domain_bounds', 'ascending', bounds
+      not self.label_values
+      or (self.task != 'regression' and self.label_above is None),
+      'label_values',
+      'unset with `task` regression and with `label_above`',
+      self.label_values,
+    )
+    bounds = list(self.domain_bounds)
+    errors.expect(
+      bounds == sorted(set(bounds)) and (self.domain or not bounds),
+      'domain_bounds',
+      'ascending numbers, for a domain column',
+      bounds,
     )
 
   @property
@@ -129,258 +125,259 @@ class Columns:
           f'one of the columns of {table.path} ({", ".join(table.cells)})',
           column,
         )
-    for argument, column in single.items():
-      errors.expect(
-        column not in self.labels,
-        argument,
-        'another column than the label',
-        column,
-      )
+        errors.expect(
+          argument not in single or column not in self.labels,
+          argument,
+          'another column than the label',
+          column,
+        )
+    if '' in table.cells:
+      raise table.error('a name for every column, found one without')
 
-
-def clients_of(table: csv_files.Table, columns: Columns) -> np.ndarray:
-  """Returns whose each row is, empty for rows that are to be left out."""
-  return np.array(owned_cells(table, columns.client, columns))
-
-
-def is_test(table: csv_files.Table, columns: Columns) -> np.ndarray:
-  """Returns which rows the split column has for tests, bool `[rows]`."""
-  cells = [cell.lower() for cell in table.complete(columns.split)]
-  for number, cell in enumerate(cells):
-    if cell not in ('train', 'test'):
-      raise table.error(
-        f'train or test in column {columns.split}, found'
-        f' {table.cells[columns.split][number]!r} in'
-        f' {csv_files.row_name(number)}'
-      )
-  return np.array(cells) == 'test'
-
-
-def with_names(table: csv_files.Table, columns: Columns) -> csv_files.Table:
-  """Returns the table with other names of words, where it has the columns."""
-  cells = dict(table.cells)
-  for column, names in columns.renamed.items():
-    if column in cells:
-      known = list(names)
-      new = [*names.values(), None, None]
-      found = positions(cells[column], known)
+  def with_names(self, table: csv_files.Table) -> csv_files.Table:
+    """Returns a table of the columns with words that are `renamed`."""
+    cells = dict(table.cells)
+    for column in cells.keys() & self.renamed.keys():
+      words = list(self.renamed[column])
+      new = [*self.renamed[column].values(), None, None]
+      found = csv_files.positions_of(cells[column], words)
       cells[column] = [
         new[position] or cell for position, cell in zip(found, cells[column])
       ]
-  return table._replace(cells=cells)
+    return table._replace(cells=cells)
 
+  def owned(self, table: csv_files.Table, column: str) -> Sequence[str]:
+    """Returns the cells of a column of domains or clients, complete if asked.
 
-def positions(cells: Sequence[str], words: Sequence[str]) -> np.ndarray:
-  """Returns which of the words each cell is, numbers being equal by value."""
-  position = {'': NONE, **{word: i for i, word in enumerate(words)}}
-  found = np.array([position.get(cell, UNKNOWN) for cell in cells], np.int32)
-  unknown = np.flatnonzero(found == UNKNOWN)
-  if len(unknown):
-    # 3.0 is 3: whole numbers of a column with gaps are often written so.
-    values, _ = csv_files.numbers_of(words)
-    by_value = {v: i for i, v in enumerate(values) if not np.isnan(v)}
-    values, _ = csv_files.numbers_of([cells[i] for i in unknown])
-    found[unknown] = [by_value.get(value, UNKNOWN) for value in values]
-  return found
+    They are empty for rows that are to be left out.
+    """
+    if self.missing_domain == 'error':
+      return table.complete(column)
+    cells = table.cells[column]
+    if self.missing_domain == 'value':
+      return [cell or MISSING for cell in cells]
+    return cells
 
+  def domains(self, table: csv_files.Table) -> csv_files.Table:
+    """Returns the table with the rows' domains in the domain column."""
+    cells = self.owned(table, self.domain)
+    if self.domain_bounds:
+      numbers = table.numbers(self.domain, '`domain_bounds` needs numbers')
+      groups = np.searchsorted(self.domain_bounds, numbers, side='right')
+      cells = [
+        cell if np.isnan(number) else self._groups[group]
+        for cell, number, group in zip(cells, numbers, groups)
+      ]
+    return table._replace(cells={self.domain: cells})
 
-def is_categorical(
-  table: csv_files.Table, column: str, columns: Columns
-) -> bool:
-  """Returns whether a column is of words, or named as categorical."""
-  cells = table.cells[column]
-  zero_is_missing = column in columns.zero_is_missing
-  if column in columns.categorical:
+  @property
+  def _groups(self) -> list[str]:
+    """What the domains are called that bounds divide numbers into."""
+    column, bounds = self.domain, [f'{bound:g}' for bound in self.domain_bounds]
+    between = (
+      f'{low}<={column}<{high}' for low, high in zip(bounds, bounds[1:])
+    )
+    return [f'{column}<{bounds[0]}', *between, f'{column}>={bounds[-1]}']
+
+  def domain_names(self, table: csv_files.Table) -> list[str]:
+    """Returns what the domains are called, in their order."""
+    found = self.domains(table).cells[self.domain]
+    if self.domain_bounds:
+      return self._groups + [MISSING] * (MISSING in found)
+    names = sorted_words(found)
     errors.expect(
-      not zero_is_missing,
-      'zero_is_missing_columns',
-      'columns of numbers',
-      column,
+      len(names) <= _MAX_DOMAINS,
+      'domain_column',
+      f'a column of at most {_MAX_DOMAINS} different values, or one of numbers'
+      ' with `domain_bounds`',
+      f'{self.domain} with {len(names)}',
     )
-    return True
-  _, others = csv_files.numbers_of(cells)
-  all_words = bool(others) and len(others) == sum(map(bool, cells))
-  return all_words and not zero_is_missing
+    return names
 
+  def is_test(self, table: csv_files.Table) -> np.ndarray:
+    """Returns which rows the split column has for tests, bool `[rows]`."""
+    cells = [cell.lower() for cell in table.complete(self.split)]
+    lower = table._replace(cells={self.split: cells})
+    return lower.positions(self.split, ('train', 'test')) == 1
 
-def numbers_of(
-  table: csv_files.Table, column: str, columns: Columns
-) -> np.ndarray:
-  """Returns a column of numbers, NaN where missing."""
-  advice = (
-    'the task regression needs numbers'
-    if column == columns.label
-    else 'name the column in `categorical_columns`, or the word in'
-    ' `missing_markers`'
-  )
-  values = table.numbers(column, advice)
-  too_large = np.flatnonzero(np.abs(values) > _MAX_NUMBER)
-  if len(too_large):
-    raise table.error(
-      f'numbers of at most {_MAX_NUMBER:g} in column {column}, found'
-      f' {table.cells[column][too_large[0]]!r} in'
-      f' {csv_files.row_name(too_large[0])}'
+  def numbers(self, table: csv_files.Table, column: str) -> np.ndarray:
+    """Returns a column of numbers, NaN where missing."""
+    advice = (
+      'the task regression needs numbers'
+      if column == self.label
+      else 'name the column in `categorical_columns`, or the word in'
+      ' `missing_markers`'
     )
-  if column in columns.zero_is_missing:
-    return np.where(values == 0, np.nan, values)
-  return values
+    values = table.numbers(column, advice)
+    too_large = np.flatnonzero(np.abs(values) > _MAX_NUMBER)
+    if len(too_large):
+      raise table.error(
+        f'numbers of at most {_MAX_NUMBER:g} in column {column}',
+        column,
+        too_large[0],
+      )
+    if column in self.zero_is_missing:
+      return np.where(values == 0, np.nan, values)
+    return values
 
+  def is_categorical(self, table: csv_files.Table, column: str) -> bool:
+    """Returns whether a column is of words, or named as categorical."""
+    cells = table.cells[column]
+    zero_is_missing = column in self.zero_is_missing
+    if column in self.categorical:
+      errors.expect(
+        not zero_is_missing,
+        'zero_is_missing_columns',
+        'columns of numbers',
+        column,
+      )
+      return True
+    _, others = csv_files.numbers_of(cells)
+    all_words = bool(others) and len(others) == sum(map(bool, cells))
+    return all_words and not zero_is_missing
 
-def words_of(
-  column: str, cells: Sequence[str], columns: Columns
-) -> tuple[list[str], bool]:
-  """Returns the words that have an input, and whether others share one."""
-  words = _sorted_words(cells)
-  if columns.min_category_count is not None:
-    counts = collections.Counter(cells)
-    kept = [w for w in words if counts[w] >= columns.min_category_count]
-    return kept, len(kept) < len(words)
-  errors.expect(
-    len(words) <= _MAX_CATEGORIES,
-    'categorical_columns',
-    f'columns of at most {_MAX_CATEGORIES} different words (give'
-    ' `min_category_count` to group rare words, or name others in'
-    ' `drop_columns`)',
-    f'{column} with {len(words)}',
-  )
-  return words, False
+  def words(self, column: str, cells: Sequence[str]) -> tuple[list[str], bool]:
+    """Returns the words that have an input, and whether others share one."""
+    words = sorted_words(cells)
+    if self.min_category_count is not None:
+      counts = collections.Counter(cells)
+      kept = [w for w in words if counts[w] >= self.min_category_count]
+      return kept, len(kept) < len(words)
+    errors.expect(
+      len(words) <= _MAX_CATEGORIES,
+      'categorical_columns',
+      f'columns of at most {_MAX_CATEGORIES} different words (give'
+      ' `min_category_count` to group rare words, or name others in'
+      ' `drop_columns`)',
+      f'{column} with {len(words)}',
+    )
+    return words, False
 
+  def label_words(self, table: csv_files.Table) -> csv_files.Table:
+    """Returns the table with the words of classes in the label column.
 
-def _sorted_words(cells: Sequence[str]) -> list[str]:
-  """Returns the different cells that are not missing, numbers by value."""
-  words = sorted({cell for cell in cells if cell})
-  numbers, others = csv_files.numbers_of(words)
-  return words if others else [words[i] for i in np.argsort(numbers)]
+    They are empty for rows that are to be left out.
+    """
+    cells = table.cells[self.label]
+    if self.label_values:
+      words, classes = self._words_of_classes()
+      # Both missing and unknown are positions from the end.
+      classes += ['', '']
+      positions = csv_files.positions_of(cells, words)
+      cells = [classes[position] for position in positions]
+    else:
+      table.complete(self.label)
+    if self.label_above is not None:
+      numbers = table.numbers(self.label, '`label_above` needs numbers')
+      is_above = (numbers > self.label_above).astype(int)
+      cells = [self._above[number] for number in is_above]
+    return table._replace(cells={self.label: cells})
 
+  @property
+  def _above(self) -> list[str]:
+    """What the two classes of `label_above` are called."""
+    return [f'{self.label}{sign}{self.label_above:g}' for sign in ('<=', '>')]
 
-def label_values(columns: Columns) -> tuple[list[str], list[str]]:
-  """Returns the words of `label_values`, and each one's class."""
-  parts = [value.rpartition(':') for value in columns.label_values]
-  words = [word or value for word, _, value in parts]
-  return words, [value for _, _, value in parts]
+  def _words_of_classes(self) -> tuple[list[str], list[str]]:
+    """Returns the words of `label_values`, and each one's class."""
+    parts = [value.rpartition(':') for value in self.label_values]
+    words = [word or value for word, _, value in parts]
+    return words, [value for _, _, value in parts]
 
+  def classes(self, table: csv_files.Table) -> list[str]:
+    """Returns what the classes are called, in their order."""
+    if self.task == MULTILABEL:
+      return self._common_classes(table)
+    if self.label_values:
+      return self._given_classes(table)
+    cells = self.label_words(table).cells[self.label]
+    if self.label_above is not None:
+      classes = [name for name in self._above if name in cells]
+    else:
+      classes = self._found_classes(table, cells)
+    if len(classes) < 2:
+      raise table.error(
+        f'rows of two or more classes by {self.label}, found one alone'
+      )
+    return classes
 
-def classes_of(table: csv_files.Table, columns: Columns) -> list[str]:
-  """Returns what the classes are called, in their order."""
-  if columns.task == MULTILABEL:
-    return _common_classes(table, columns)
-  label, above = columns.label, columns.label_above
-  if above is not None:
-    numbers = table.numbers(label, '`label_above` needs numbers')
-    if len(np.unique(numbers > above)) < 2:
-      raise _one_class_error(table, label)
-    return [f'{label}<={above:g}', f'{label}>{above:g}']
-  cells = table.cells[label]
-  if columns.label_values:
-    words, classes = label_values(columns)
-    absent = set(range(len(words))).difference(positions(cells, words))
+  def _given_classes(self, table: csv_files.Table) -> list[str]:
+    """Returns the classes of `label_values`."""
+    words, classes = self._words_of_classes()
+    found = csv_files.positions_of(table.cells[self.label], words)
+    absent = sorted(set(range(len(words))).difference(found))
     errors.expect(
       not absent and len(set(words)) == len(words),
       'label_values',
-      f'different words of the column {label}, or WORD:CLASS',
-      words[min(absent)] if absent else words,
+      f'different words of the column {self.label}, or WORD:CLASS',
+      words[absent[0]] if absent else words,
     )
     classes = list(dict.fromkeys(classes))
     errors.expect(
       len(classes) >= 2, 'label_values', 'two or more classes', classes
     )
-    return _sorted_words(classes) if _are_numbers(classes) else classes
-  cells = table.complete(label)
-  numbers, others = csv_files.numbers_of(cells)
-  if others:
-    classes = _sorted_words(cells)
-    bad = others if 0 < len(others) < len(cells) else []
-  else:
-    classes = [repr(n).removesuffix('.0') for n in np.unique(numbers).tolist()]
-    bad = np.flatnonzero(numbers != np.round(numbers)).tolist()
-  if len(classes) > 2 and bad:
-    raise table.error(
-      f'whole numbers, or words alone, as {label}, found {cells[bad[0]]!r} in'
-      f" {csv_files.row_name(bad[0])}; give `task='regression'` to predict"
-      ' numbers, `label_above` to make two classes of them, or `label_values`'
+    return (
+      classes if csv_files.numbers_of(classes)[1] else sorted_words(classes)
     )
-  errors.expect(
-    len(classes) <= _MAX_CLASSES,
-    'label_column',
-    f"a column of at most {_MAX_CLASSES} classes (`task='regression'` predicts"
-    ' numbers, `label_above` makes two classes of them, `label_values` selects'
-    ' words)',
-    f'{len(classes)} in {label}',
-  )
-  if len(classes) > _MANY_CLASSES and not others:
-    logging.warning(
-      '%s: the %d different numbers of column %s are taken for classes; give'
-      " task='regression' if they are to be predicted as numbers.",
-      table.path,
-      len(classes),
-      label,
+
+  def _found_classes(
+    self, table: csv_files.Table, cells: Sequence[str]
+  ) -> list[str]:
+    """Returns the words or whole numbers that the labels are."""
+    numbers, others = csv_files.numbers_of(cells)
+    if others:
+      classes = sorted_words(cells)
+      bad = others if len(others) < len(cells) else []
+    else:
+      classes = [
+        repr(n).removesuffix('.0') for n in np.unique(numbers).tolist()
+      ]
+      bad = np.flatnonzero(numbers != np.round(numbers)).tolist()
+    if len(classes) > 2 and bad:
+      raise table.error(
+        f'whole numbers, or words alone, as {self.label}',
+        self.label,
+        bad[0],
+        f'; {_ADVICE}',
+      )
+    errors.expect(
+      len(classes) <= _MAX_CLASSES,
+      'label_column',
+      f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
+      f'{len(classes)} in {self.label}',
     )
-  if len(classes) < 2:
-    raise _one_class_error(table, label)
-  return classes
+    if len(classes) > _MANY_CLASSES and not others:
+      logging.warning(
+        '%s: the %d different numbers of column %s are taken for classes; %s.',
+        table.path,
+        len(classes),
+        self.label,
+        _ADVICE,
+      )
+    return classes
 
-
-def _common_classes(table: csv_files.Table, columns: Columns) -> list[str]:
-  """Returns the two classes that several columns of labels have alike."""
-  errors.expect(
-    len(set(columns.labels)) == len(columns.labels) > 1,
-    'label_column',
-    f'two or more different columns for the task {MULTILABEL}',
-    columns.label,
-  )
-  found = {c.label: classes_of(table, c) for c in columns.by_label()}
-  first, *others = found.values()
-  errors.expect(
-    len(first) == 2 and all(classes == first for classes in others),
-    'label_column',
-    'columns of the same two words or numbers, such as 0 and 1'
-    ' (`label_values` renames them)',
-    '; '.join(f'{", ".join(c[:3])} in {label}' for label, c in found.items()),
-  )
-  return first
-
-
-def _one_class_error(table: csv_files.Table, label: str) -> ValueError:
-  return table.error(f'rows of two or more classes by {label}, found one alone')
-
-
-def _are_numbers(words: Sequence[str]) -> bool:
-  return not csv_files.numbers_of(words)[1]
-
-
-def owned_cells(
-  table: csv_files.Table, column: str, columns: Columns
-) -> list[str]:
-  """Returns the cells of a column of domains or clients, complete if asked."""
-  if columns.missing_domain == 'error':
-    table.complete(column)
-  if columns.missing_domain == 'value' and not columns.domain_bounds:
-    return [cell or MISSING for cell in table.cells[column]]
-  return list(table.cells[column])
-
-
-def domain_names(table: csv_files.Table, columns: Columns) -> list[str]:
-  """Returns what the domains are called, in their order."""
-  column, bounds = columns.domain, columns.domain_bounds
-  cells = owned_cells(table, column, columns)
-  if bounds:
-    table.numbers(column, '`domain_bounds` needs numbers')
-    between = (
-      f'{low:g}<={column}<{high:g}' for low, high in zip(bounds, bounds[1:])
+  def _common_classes(self, table: csv_files.Table) -> list[str]:
+    """Returns the two classes that several columns of labels have alike."""
+    errors.expect(
+      len(set(self.labels)) == len(self.labels) > 1,
+      'label_column',
+      f'two or more different columns for the task {MULTILABEL}',
+      self.label,
     )
-    names = [
-      f'{column}<{bounds[0]:g}',
-      *between,
-      f'{column}>={bounds[-1]:g}',
-    ]
-    is_value = columns.missing_domain == 'value'
-    return names + [MISSING] * (is_value and '' in cells)
-  names = _sorted_words(cells)
-  errors.expect(
-    len(names) <= _MAX_DOMAINS,
-    'domain_column',
-    f'a column of at most {_MAX_DOMAINS} different values, or one of numbers'
-    ' with `domain_bounds`',
-    f'{column} with {len(names)}',
-  )
-  return names
+    found = {c.label: c.classes(table) for c in self.by_label()}
+    first, *others = found.values()
+    errors.expect(
+      len(first) == 2 and all(classes == first for classes in others),
+      'label_column',
+      'columns of the same two words or numbers, such as 0 and 1'
+      ' (`label_values` renames them)',
+      '; '.join(f'{", ".join(c[:3])} in {label}' for label, c in found.items()),
+    )
+    return first
+
+
+def sorted_words(cells: Sequence[str]) -> list[str]:
+  """Returns the different cells that are not missing, numbers by value."""
+  words = sorted({cell for cell in cells if cell})
+  numbers, others = csv_files.numbers_of(words)
+  return words if others else [words[i] for i in np.argsort(numbers)]

@@ -9,9 +9,6 @@ these up (see `standardization`), and all subtract the resulting mean and divide
 by the deviation. So are the labels for regression; predictions are given in the
 labels' own unit. The test rows, and rows that come later, are transformed with
 the same numbers.
-
-Rows stay compact, a number or the position of a word for each column; a
-client's rows get their many inputs when they are asked for.
 """
 
 import dataclasses
@@ -40,16 +37,17 @@ _TEST_FRACTION = 0.2
 _MAX_CLIENT_BYTES = 2**31
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Inputs:
   """Makes models' inputs of rows, which are given by their positions."""
 
-  encoding: table_encoding.TableEncoding
-  rows: table_encoding.Rows
+  def __init__(
+    self, encoding: table_encoding.TableEncoding, rows: table_encoding.Rows
+  ):
+    self._encoding = encoding
+    self._rows = rows
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
-    rows = self.rows.select(positions)
-    return self.encoding.inputs(rows.numbers, rows.codes)
+    return self._encoding.inputs(self._rows.select(positions))
 
 
 class _ManyInputs(_Inputs):
@@ -57,98 +55,109 @@ class _ManyInputs(_Inputs):
 
   @functools.cached_property
   def _digest(self) -> bytes:
-    return hashlib.sha256(self.encoding.text.encode()).digest()
+    return hashlib.sha256(self._encoding.text.encode()).digest()
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
     yield self._digest
-    rows = self.rows.select(positions)
+    rows = self._rows.select(positions)
     yield rows.numbers.tobytes()
     yield rows.codes.tobytes()
 
 
-def _used(
-  encoding: table_encoding.TableEncoding,
-  rows: table_encoding.Rows,
-  labels: np.ndarray,
-  path: str,
-) -> np.ndarray:
-  """Returns which rows are not left out for their label or domain."""
-  is_used = np.ones(len(labels), bool)
-  if encoding.classes:
-    is_used &= (labels.reshape(len(labels), -1) >= 0).all(axis=1)
-  if rows.domain is not None:
-    is_used &= rows.domain >= 0
-  _log_left_out(is_used, 'label or domain', path)
-  return is_used
+class _EncodedTable:
+  """A table's rows and labels as an encoding has them.
 
-
-def _log_left_out(is_used: np.ndarray, why: str, path: str) -> None:
-  if not is_used.all():
-    logging.warning(
-      '%s: %d of %d rows are left out for their %s.',
-      path,
-      np.sum(~is_used),
-      len(is_used),
-      why,
-    )
-
-
-def _deal(
-  table: csv_files.Table,
-  encoding: table_encoding.TableEncoding,
-  rows: table_encoding.Rows,
-  labels: np.ndarray,
-  is_used: np.ndarray,
-  *,
-  keys: Optional[np.ndarray],
-  test_fraction: Optional[float],
-  **options: Any,
-) -> federated_dataset.FederatedDataset:
-  """Returns the rows' positions and labels by client.
-
-  Args:
-    is_used: Which rows are not left out, bool `[rows]`.
+  Attributes:
     keys: Whose each row is, `[rows]`; None where a rule deals them.
-    **options: Further ones of `FederatedDataset.from_arrays`.
+    is_used: Which rows are not left out, bool `[rows]`.
   """
-  parts = {'': is_used}
-  if encoding.columns.split in table.cells:
-    errors.expect(
-      test_fraction is None,
-      'test_fraction',
-      'unset with a split column, which says what rows are tested on',
-      test_fraction,
+
+  def __init__(
+    self,
+    table: csv_files.Table,
+    encoding: table_encoding.TableEncoding,
+    keys: Optional[np.ndarray],
+  ):
+    self._table = table
+    self.keys = keys
+    self.rows, self.labels = encoding.encode(table), encoding.labels(table)
+    self.is_used = np.ones(table.num_rows, bool)
+    is_known = np.ones(table.num_rows, bool)
+    if encoding.classes:
+      is_known &= (self.labels.reshape(table.num_rows, -1) >= 0).all(axis=1)
+    if self.rows.domain is not None:
+      is_known &= self.rows.domain >= 0
+    self._leave_out(~is_known, 'label or domain')
+    if keys is not None:
+      self._leave_out(keys == '', 'client')
+
+  def _leave_out(self, chosen: np.ndarray, why: str) -> None:
+    self.is_used &= ~chosen
+    if chosen.any():
+      logging.warning(
+        '%s: %d of %d rows are left out for their %s.',
+        self._table.path,
+        chosen.sum(),
+        len(chosen),
+        why,
+      )
+
+  def deal(
+    self,
+    encoding: table_encoding.TableEncoding,
+    y: np.ndarray,
+    *,
+    test_fraction: Optional[float],
+    **options: Any,
+  ) -> federated_dataset.FederatedDataset:
+    """Returns the rows' positions, or what is made of them, by client.
+
+    Args:
+      y: What models learn, `[rows]`.
+      **options: Further ones of `FederatedDataset.from_arrays`.
+    """
+    parts = {'': self.is_used}
+    if encoding.columns.split in self._table.cells:
+      errors.expect(
+        test_fraction is None,
+        'test_fraction',
+        'unset with a split column, which says what rows are tested on',
+        test_fraction,
+      )
+      is_test = encoding.columns.is_test(self._table)
+      parts = {'': self.is_used & ~is_test, '_test': self.is_used & is_test}
+    elif test_fraction is None:
+      test_fraction = _TEST_FRACTION
+    fields = {
+      f'{name}{suffix}': values[is_chosen]
+      for name, values in (
+        ('x', np.arange(self._table.num_rows)),
+        ('y', y),
+        ('domain', self.rows.domain),
+        ('keys', self.keys),
+      )
+      for suffix, is_chosen in parts.items()
+      if values is not None
+    }
+    data = federated_dataset.FederatedDataset.from_arrays(
+      **fields,
+      **options,
+      test_fraction=test_fraction or 0,
+      num_classes=len(encoding.classes) or None,
+      domain_names=encoding.domains or None,
     )
-    is_test = table_columns.is_test(table, encoding.columns)
-    parts = {'': is_used & ~is_test, '_test': is_used & is_test}
-  elif test_fraction is None:
-    test_fraction = _TEST_FRACTION
-  fields = dict(
-    x=np.arange(table.num_rows), y=labels, domain=rows.domain, keys=keys
-  )
-  fields = {
-    f'{name}{suffix}': values[is_chosen]
-    for name, values in fields.items()
-    for suffix, is_chosen in parts.items()
-    if values is not None
-  }
-  data = federated_dataset.FederatedDataset.from_arrays(
-    **fields,
-    **options,
-    test_fraction=test_fraction or 0,
-    num_classes=len(encoding.classes) or None,
-    domain_names=encoding.domains or None,
-  )
-  data.encoding = encoding
-  return data
+    data.encoding = encoding
+    return data
 
-
-def _inputs(
-  encoding: table_encoding.TableEncoding, rows: table_encoding.Rows
-) -> _Inputs:
-  # With their option came tables so wide; others keep their runs' checksum.
-  is_wide = encoding.columns.min_category_count is not None
-  return (_ManyInputs if is_wide else _Inputs)(encoding, rows)
+  def deal_inputs(
+    self, encoding: table_encoding.TableEncoding, **options: Any
+  ) -> federated_dataset.FederatedDataset:
+    """Returns examples by client; see `deal`."""
+    # With their option came tables so wide; others keep their runs' checksum.
+    is_wide = encoding.columns.min_category_count is not None
+    inputs = (_ManyInputs if is_wide else _Inputs)(encoding, self.rows)
+    y = encoding.target(self.labels)
+    return self.deal(encoding, y, transform=inputs, **options)
 
 
 def to_clients(
@@ -165,11 +174,12 @@ def to_clients(
 
   Arguments and errors are those of `load_tabular`.
   """
+  table = columns.with_names(table)
   encoding = table_encoding.fit(table, columns)
-  rows, labels = encoding.encode(table), encoding.labels(table)
-  is_used = _used(encoding, rows, labels, table.path)
   keys = None
-  owners: dict[str, Any] = dict(num_clients=num_clients, partition=partition)
+  options: dict[str, Any] = dict(
+    test_fraction=test_fraction, name=name, seed=seed
+  )
   if isinstance(partition, natural.Natural):
     errors.expect(
       columns.client is not None,
@@ -177,39 +187,30 @@ def to_clients(
       f'given for the partition {partition.name}',
       None,
     )
-    owners = {}
-    keys = table_columns.clients_of(table, columns)
-    _log_left_out(keys != '', 'client', table.path)
-    is_used &= keys != ''
+    keys = np.array(columns.owned(table, columns.client))
+  else:
+    options.update(num_clients=num_clients, partition=partition)
+  rows = _EncodedTable(table, encoding, keys)
+  if keys is not None:
     chosen = natural.choose_clients(
-      np.unique(keys[is_used]), num_clients, f'different {columns.client}', seed
+      np.unique(keys[rows.is_used]),
+      num_clients,
+      f'different {columns.client}',
+      seed,
     )
-    is_used &= np.isin(keys, chosen)
-  options = dict(
-    keys=keys, test_fraction=test_fraction, name=name, seed=seed, **owners
-  )
+    rows.is_used &= np.isin(keys, chosen)
   # Once to see who has which rows, and once with the inputs that these give.
-  clients = _deal(table, encoding, rows, labels, is_used, **options)
-  values = rows.numbers
+  clients = rows.deal(encoding, rows.labels, **options)
+  values = rows.rows.numbers
   if not encoding.classes:
-    values = np.column_stack([values, labels])
-  moments = standardization.federated_moments(
+    values = np.column_stack([values, rows.labels])
+  means, deviations = standardization.federated_moments(
     [values[clients.train(c).x] for c in clients.client_ids]
   )
   encoding = dataclasses.replace(
-    encoding,
-    means=moments.means.tolist(),
-    deviations=moments.deviations.tolist(),
+    encoding, means=means.tolist(), deviations=deviations.tolist()
   )
-  data = _deal(
-    table,
-    encoding,
-    rows,
-    encoding.target(labels),
-    is_used,
-    transform=_inputs(encoding, rows),
-    **options,
-  )
+  data = rows.deal_inputs(encoding, **options)
   if columns.min_category_count is not None:
     _check_size(data)
   return data
@@ -254,21 +255,12 @@ def load_new_clients(
       a domain or a cell that the encoding cannot take.
   """
   table = encoding.read(path, with_labels=True)
-  rows, labels = encoding.encode(table), encoding.labels(table)
-  is_used = _used(encoding, rows, labels, path)
   keys = np.full(table.num_rows, 'client')
   if encoding.columns.client in table.cells:
-    keys = table_columns.clients_of(table, encoding.columns)
-    is_used &= keys != ''
-  return _deal(
-    table,
+    keys = np.array(encoding.columns.owned(table, encoding.columns.client))
+  return _EncodedTable(table, encoding, keys).deal_inputs(
     encoding,
-    rows,
-    encoding.target(labels),
-    is_used,
-    keys=keys,
     test_fraction=test_fraction,
-    transform=_inputs(encoding, rows),
     name=os.path.basename(path),
     seed=seed,
   )
@@ -300,13 +292,10 @@ def load_tabular(
   """Returns the rows of a table, by client or dealt to clients.
 
   Args:
-    num_clients: With the partition natural, this many of the client column's
-      values are drawn at random.
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
     data_dir: The CSV file, its folder if that holds no other, or the parent of
       its folder `tabular`.
-    seed: Decides the choice of clients or the partition, and the test rows.
     label_column: The column of labels: words or whole numbers, which are
       classes in their sorted order, unless `task`, `label_above` or
       `label_values` says otherwise. For multilabel several, separated by
@@ -349,11 +338,6 @@ def load_tabular(
   Returns:
     Dataset with `x` float32 `[inputs]` and `y` int32, for multilabel
     `[labels]`, for regression float32, and with its `encoding`.
-
-  Raises:
-    ValueError: The file is missing or damaged, a column is not there, a cell is
-      not what it should be, the partition is impossible, or an argument is out
-      of range.
   """
   files.expect_given(data_dir, 'a CSV file, or a folder that holds one')
   path = files.find_file('tabular', data_dir, _PATTERNS)

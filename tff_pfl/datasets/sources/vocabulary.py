@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,12 +17,7 @@ def words_of(text: str) -> list[str]:
 
 
 def padded(texts: Sequence[Sequence[int]], length: int) -> np.ndarray:
-  """Returns the first numbers of each text, followed by 0, int32 `[n, length]`.
-
-  Args:
-    texts: The words' numbers of each text.
-    length: How many to keep.
-  """
+  """Returns each text's first numbers, followed by 0, int32 `[n, length]`."""
   return tf.keras.utils.pad_sequences(
     texts, length, padding='post', truncating='post'
   )
@@ -33,33 +28,19 @@ def hashed(word: str, size: int) -> int:
 
   It is the same everywhere and always, so that nothing has to be agreed on.
   Different words may share a number.
-
-  Args:
-    size: At least 2.
   """
   digest = sklearn_utils.murmurhash3_32(word, positive=True)
   return 1 + digest % (size - 1)
 
 
-class WordVocabulary:
-  """Numbers words from 1; all others share the last number, `other`."""
-
-  def __init__(self, words: Sequence[str]):
-    self._numbers = {word: i + 1 for i, word in enumerate(words)}
-    self.other = len(words) + 1
-
-  def number(self, word: str) -> int:
-    """Returns the word's number, or `other`."""
-    return self._numbers.get(word, self.other)
+def numbered(words: Sequence[str]) -> Callable[[str], int]:
+  """Returns what numbers the words from 1, and any other by the next one."""
+  numbers = {word: i + 1 for i, word in enumerate(words)}
+  return lambda word: numbers.get(word, len(numbers) + 1)
 
 
 def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-  """Returns so many words of texts, or all if there are fewer.
-
-  Args:
-    texts: The words of each text, in general those of all clients' training
-      examples.
-  """
+  """Returns so many words of texts, or all if there are fewer."""
   counts = collections.Counter(word for words in texts for word in words)
   # By letters where counts are equal, so that the order of texts is nothing.
   ranked = sorted(counts, key=lambda word: (-counts[word], word))

@@ -1,18 +1,13 @@
-"""Tests of what data sets of images share."""
+"""Tests of data that are downloaded, and of how images become floats."""
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+import tensorflow_federated as tff
 
 from tests.datasets import shared
 from tff_pfl import datasets, errors
-from tff_pfl.datasets.sources import images
-
-
-def test_to_unit_interval_maps_bytes():
-  found = images.to_unit_interval(np.array([0, 51, 255], np.uint8))
-  assert found.dtype == np.float32
-  np.testing.assert_array_equal(found, np.float32([0, 0.2, 1]))
+from tff_pfl.datasets.sources import downloads
 
 
 def _load(name):
@@ -30,7 +25,7 @@ def _load(name):
 def test_without_data_dir_the_data_come_through_tensorflow_datasets(
   monkeypatch, name, shape
 ):
-  monkeypatch.setattr(images, '_expect_reachable', lambda url: None)
+  monkeypatch.setattr(downloads, '_expect_reachable', lambda url: None)
   with tfds.testing.mock_data(num_examples=30):
     dataset = _load(name)
   assert dataset.name == name
@@ -61,7 +56,7 @@ def test_without_network_one_line_says_what_to_do_at_once(
     asked.append(request.full_url)
     raise OSError('Name or service not known\nand a long story')
 
-  monkeypatch.setattr(images.urllib.request, 'urlopen', fail)
+  monkeypatch.setattr(downloads.urllib.request, 'urlopen', fail)
   builder = tfds.builder
   monkeypatch.setattr(tfds, 'builder', lambda n: builder(n, data_dir=tmp_path))
   with shared.one_line_error(
@@ -80,3 +75,24 @@ def test_a_failing_download_is_one_line_too(monkeypatch):
     errors.RunError, match=r'\(ConnectionError\); pass `data_dir`'
   ):
     _load('mnist')
+
+
+@pytest.mark.parametrize(
+  'name, source, load, remedy',
+  [
+    ('femnist', 'emnist', 'load_data', '`data_dir` with a file .femnist'),
+    ('shakespeare', 'shakespeare', 'load_data', '`data_dir` with a file'),
+    ('stackoverflow', 'stackoverflow', 'load_word_counts', 'copy ~/.tff'),
+  ],
+)
+def test_without_network_tffs_data_are_one_line_too(
+  monkeypatch, name, source, load, remedy
+):
+  def fail(**_):
+    raise OSError('Name or service not known\nand a long story')
+
+  monkeypatch.setattr(getattr(tff.simulation.datasets, source), load, fail)
+  with shared.one_line_error(
+    f'{name} .*Name or service.*{remedy}', errors.RunError
+  ):
+    datasets.load_dataset(name, num_clients=1, partition='natural')

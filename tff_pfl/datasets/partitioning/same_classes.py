@@ -1,4 +1,4 @@
-"""Clients of the same classes and of unequal sizes."""
+"""Clients of the same classes everywhere: of equal sizes, or of drawn ones."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,6 +7,18 @@ import numpy as np
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning import dealing, weighted
+
+
+@dataclasses.dataclass(frozen=True)
+class Iid(weighted.WeightedPartitioner):
+  """The same class distribution and size everywhere."""
+
+  name: ClassVar[str] = 'iid'
+  summary: ClassVar[str] = 'the same class distribution and size everywhere'
+  needs_classes: ClassVar[bool] = False
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    return np.ones((num_clients, len(class_counts)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +42,7 @@ class LognormalSizes(weighted.WeightedPartitioner):
   def __post_init__(self):
     errors.expect_non_negative('sigma', self.sigma)
 
-  def class_weights(
-    self, num_clients: int, class_counts: np.ndarray, seed: int
-  ) -> np.ndarray:
-    """Gives every class the same weights, the drawn sizes."""
+  def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     log_sizes = rng.normal(0, self.sigma, num_clients)
     # Relative to the largest, lest a large sigma overflow.

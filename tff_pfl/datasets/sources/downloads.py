@@ -1,0 +1,96 @@
+"""Data that TensorFlow Datasets and TensorFlow Federated download.
+
+TensorFlow Federated keeps what it has downloaded in `~/.tff` (word counts in
+`~/.keras`), so that the network is needed once. What it keeps of a download
+that was cut short has to be deleted by hand.
+"""
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+
+ClientData = tff.simulation.datasets.ClientData
+
+
+def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
+  """Returns what a loader of `tff.simulation.datasets` returns.
+
+  Args:
+    remedy: What else the user can do, for the message.
+  """
+  try:
+    return load()
+  # Whatever the downloader raises, the user's remedy is the same.
+  except Exception as error:
+    remedy += ' (and delete from ~/.tff a download that was cut short)'
+    raise _error(name, 'TensorFlow Federated', error, remedy) from error
+
+
+def from_tensorflow_datasets(
+  name: str, files: str, url: Optional[str] = None
+) -> dict[str, np.ndarray]:
+  """Returns `x`, `y`, `x_test` and `y_test`, downloaded if needed.
+
+  Args:
+    name: What TensorFlow Datasets calls the data set.
+    files: What the folder for `data_dir` has to hold, for the message.
+    url: Where it is downloaded from; None where its builder says so.
+  """
+  import tensorflow_datasets as tfds  # Slow to import; rarely needed.
+
+  try:
+    builder = tfds.builder(name)
+    if not builder.is_prepared():
+      _expect_reachable(builder.URL if url is None else url)
+      builder.download_and_prepare()
+    splits = builder.as_dataset(split=['train', 'test'], as_supervised=True)
+    (x, y), (x_test, y_test) = (
+      [np.concatenate(part) for part in zip(*tfds.as_numpy(split.batch(1000)))]
+      for split in splits
+    )
+  # Whatever TFDS and its downloader raise, the user's remedy is the same.
+  except Exception as error:
+    remedy = f'pass `data_dir` with the folder of {files}'
+    raise _error(name, 'TensorFlow Datasets', error, remedy) from error
+  return dict(x=x, y=y, x_test=x_test, y_test=y_test)
+
+
+def _expect_reachable(url: str) -> None:
+  """Raises `OSError` unless a server answers; TFDS would try for minutes."""
+  request = urllib.request.Request(url, method='HEAD')
+  try:
+    urllib.request.urlopen(request, timeout=10).close()
+  except urllib.error.HTTPError:
+    pass  # An answer, if only that the address is no page.
+
+
+def _error(
+  name: str, through: str, error: Exception, remedy: str
+) -> errors.RunError:
+  lines = str(error).strip().splitlines() or ['']
+  reason = f'{type(error).__name__}: {lines[0][:200]}'.rstrip(': ')
+  return errors.RunError(
+    f'{name} could not be obtained through {through} ({reason}); {remedy}.'
+  )
+
+
+def in_both(train: ClientData, test: ClientData) -> list[str]:
+  """Returns the clients that have training and test data, sorted."""
+  return sorted(set(train.client_ids) & set(test.client_ids))
+
+
+def texts_of(client_data: ClientData, field: str) -> Callable[[str], list[str]]:
+  """Returns what reads the strings called `field` of a client's elements."""
+
+  def read(client_id: str) -> list[str]:
+    dataset = client_data.create_tf_dataset_for_client(client_id)
+    texts = dataset.map(lambda element: element[field]).as_numpy_iterator()
+    return [text.decode('utf-8', 'replace') for text in texts]
+
+  return read
