@@ -72,9 +72,8 @@ def run(wanted, directory, *, runtime_options=None):
 def store_evaluations(directory, evaluations):
   """Leaves a run's store with evaluations after the rounds from 1 on."""
   with run_store.RunStore.create(directory, {'num_rounds': 0}) as store:
-    for i, evaluation in enumerate([None, *evaluations]):
+    for evaluation in [None, *evaluations]:
       store.commit_round(
-        i,
         server_state=b'',
         client_states={},
         metrics={},

@@ -518,9 +518,9 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
 ):
   commit_round = run_store.RunStore.commit_round
 
-  def stop_after_round_2(store, round_number, **values):
-    commit_round(store, round_number, **values)
-    if round_number == 2:
+  def stop_after_round_2(store, **values):
+    commit_round(store, **values)
+    if store.last_round == 2:
       raise KeyboardInterrupt
 
   process, data = _make_process(), _make_data()

@@ -51,7 +51,6 @@ def _store(directory, data, evaluations, metric='accuracy'):
   )
   for round_number in range(max(evaluations) + 1):
     store.commit_round(
-      round_number,
       server_state=b'',
       client_states={},
       metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},

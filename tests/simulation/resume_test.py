@@ -215,9 +215,10 @@ def _disturbed_fixture(run, expected, tmp_path, monkeypatch):
 def test_stop_around_a_commit_ends_the_same(when, last_round, disturbed):
   commit_round = run_store.RunStore.commit_round
 
-  def commit(store, round_number, **values):
+  def commit(store, **values):
+    round_number = store.last_round + 1
     if when == 'after' or round_number != 4:
-      commit_round(store, round_number, **values)
+      commit_round(store, **values)
     if round_number == 4:
       raise KeyboardInterrupt
 
