@@ -176,10 +176,6 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   assert 'evaluations' in table[1]
   assert table[1].split()[:2] == ['mae', 'evaluations']
   assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
-  # An old run's evaluations do not say what they are compared by.
-  for evaluation in evaluations.values():
-    del evaluation['primary_metric']
-  assert report.primary_metric([evaluations[1]]) == split_model.LOSS
 
 
 def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
@@ -201,8 +197,8 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   'numbers, title',
   [
     ([10, 10], 'last 10\nrounds'),
-    ([None], 'last 10\nrounds'),
-    ([3, None], 'last 3\nevaluations'),
+    ([], 'last 10\nrounds'),
+    ([3], 'last 3\nevaluations'),
     ([1], 'last 1\nevaluation'),
     ([2, 10], 'last 2–10\nevaluations'),
   ],
