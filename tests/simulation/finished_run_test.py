@@ -149,7 +149,7 @@ def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
     with pytest.raises(errors.RunError, match='run on a table .* on digits'):
       run.encoding  # noqa: B018
     run.data.encoding = 'of a table'
-    with pytest.raises(errors.RunError, match='no encoding.json.* Resume the'):
+    with pytest.raises(ValueError, match='encoding.json.* a file, found none'):
       run.encoding  # noqa: B018
 
 

@@ -78,8 +78,8 @@ class FinishedRun:
     """What makes examples of a table's rows, as the training had them.
 
     Raises:
-      RunError: If the run's data are no table, or it has no encoding.
-      ValueError: If the encoding's file is damaged.
+      RunError: If the run's data are no table.
+      ValueError: If the encoding's file is missing or damaged.
     """
     if self.data.encoding is None:
       raise errors.RunError(
@@ -87,12 +87,6 @@ class FinishedRun:
         f' {self.data.name} in {self.directory}; give examples as arrays.'
       )
     path = os.path.join(self.directory, experiment.ENCODING_NAME)
-    if not os.path.exists(path):
-      raise errors.RunError(
-        f'The run in {self.directory} has no {experiment.ENCODING_NAME}, which'
-        ' earlier versions did not write. Resume the run: that writes it, and'
-        ' trains nothing where all rounds are done.'
-      )
     content = files.read_bytes(path)
     try:
       return table_encoding.TableEncoding.from_json(json.loads(content))
