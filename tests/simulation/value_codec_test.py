@@ -1,5 +1,4 @@
 import collections
-import struct
 from typing import Any, NamedTuple
 
 import attr
@@ -51,20 +50,13 @@ def assert_same(left, right):
 def test_round_trip_keeps_every_bit_type_and_container():
   value = make_value(0)
 
-  decoded = value_codec.decode(value_codec.encode(value), make_value(1))
+  encoded = value_codec.encode(value)
+  decoded = value_codec.decode(encoded, make_value(1))
 
   assert_same(decoded, value)
-
-
-def test_special_floats_keep_their_bits():
-  payload = struct.pack('<4I', 0x7FC00001, 0x80000000, 0xFF800000, 0x00000001)
-  value = np.frombuffer(payload, np.float32)
-
-  decoded = value_codec.decode(
-    value_codec.encode(value), np.zeros(4, np.float32)
-  )
-
-  assert decoded.tobytes() == payload
+  assert encoded == value_codec.encode(decoded)
+  # It can be written to.
+  decoded['mask'] &= False
 
 
 @pytest.mark.parametrize(
@@ -75,28 +67,15 @@ def test_special_floats_keep_their_bits():
     np.array(5, np.int64),
     np.zeros((2, 0, 3), np.float32),
     np.array([1, 2], '>i4'),
+    # A NaN with a payload, minus zero, minus infinity, the smallest number.
+    np.uint32([0x7FC00001, 0x80000000, 0xFF800000, 1]).view(np.float32),
+    {'a/b': np.array([1.0]), 'a': {'b': np.array([2.0])}},
     (),
     {'a': {}, 'b': []},
-  ],
-  ids=[
-    'transposed',
-    'strided',
-    'scalar',
-    'no_items',
-    'big_endian',
-    'empty',
-    '',
   ],
 )
 def test_layouts_that_need_care_round_trip(value):
   assert_same(value_codec.decode(value_codec.encode(value), value), value)
-
-
-def test_decoded_arrays_can_be_written_to():
-  value = np.zeros(3)
-  decoded = value_codec.decode(value_codec.encode(value), value)
-  decoded += 1
-  np.testing.assert_array_equal(decoded, np.ones(3))
 
 
 def test_leaves_are_matched_by_name_and_not_by_order():
@@ -105,11 +84,6 @@ def test_leaves_are_matched_by_name_and_not_by_order():
   decoded = value_codec.decode(data, Head(np.float32(0), np.float32(0)))
 
   assert decoded == Head(kernel=2, bias=1)
-
-
-def test_names_with_slashes_do_not_collide():
-  value = {'a/b': np.array([1.0]), 'a': {'b': np.array([2.0])}}
-  assert_same(value_codec.decode(value_codec.encode(value), value), value)
 
 
 def test_size_of_a_dimension_may_differ_from_the_template():
@@ -150,10 +124,6 @@ def test_leaf_of_another_type_is_refused_naming_it(leaf):
     value_codec.encode({'head': [1, leaf]})
 
 
-def test_equal_values_have_equal_bytes():
-  assert value_codec.encode(make_value(3)) == value_codec.encode(make_value(3))
-
-
 def test_to_json_gives_plain_python_numbers():
   value = collections.OrderedDict(
     loss=np.float32(0.1),
@@ -177,9 +147,6 @@ def test_to_json_gives_plain_python_numbers():
   assert type(converted['loss']) is float
   assert type(converted['round']) is int
   assert type(converted['rate']) is float
-
-
-def test_to_json_refuses_what_json_cannot_hold():
   with pytest.raises(TypeError, match='made of numbers'):
     value_codec.to_json({'a': object()})
 
