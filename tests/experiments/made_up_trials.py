@@ -71,7 +71,7 @@ def run(wanted, directory, *, runtime_options=None):
 
 def store_evaluations(directory, evaluations):
   """Leaves a run's store with evaluations after the rounds from 1 on."""
-  with run_store.RunStore.create(directory, {'num_rounds': 0}) as store:
+  with run_store.RunStore.open(directory, {'num_rounds': 0}) as store:
     for evaluation in [None, *evaluations]:
       store.commit_round(
         server_state=b'',

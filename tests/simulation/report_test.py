@@ -46,7 +46,7 @@ def _row(client, before, after, metric):
 
 def _store(directory, data, evaluations, metric='accuracy'):
   """A run with rounds 1 to the last evaluation; round r took r seconds."""
-  store = run_store.RunStore.create(
+  store = run_store.RunStore.open(
     directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
   )
   for round_number in range(max(evaluations) + 1):

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ from tff_pfl import errors
 from tff_pfl.simulation import directory_lock, run_store
 
 RunStore = run_store.RunStore
+resume = functools.partial(RunStore.open, resume=True)
 
 _ROOT = pathlib.Path(run_store.__file__).parents[2]
 _CONFIG = {
@@ -38,13 +40,13 @@ def commit(store, clients=(), **options):
 @pytest.fixture(name='store')
 def _store(tmp_path):
   """The store of a run that has committed nothing."""
-  with RunStore.create(tmp_path, _CONFIG) as store:
+  with RunStore.open(tmp_path, _CONFIG) as store:
     yield store
 
 
 def start_run(directory, config=_CONFIG):
   """Leaves a run with its initial state."""
-  with RunStore.create(directory, config) as store:
+  with RunStore.open(directory, config) as store:
     commit(store)
 
 
@@ -83,7 +85,7 @@ def run_error(function, *args, **kwargs):
 
 def test_committed_rounds_are_there_after_resuming(tmp_path):
   directory = tmp_path / 'new' / 'run'
-  with RunStore.create(directory, _CONFIG) as store:
+  with RunStore.open(directory, _CONFIG) as store:
     assert store.last_round == -1
     assert 'no state yet' in run_error(store.server_state)
     commit(store)
@@ -91,7 +93,7 @@ def test_committed_rounds_are_there_after_resuming(tmp_path):
     commit(store, clients=[3, 5])
     commit(store, clients=[5, 7])
 
-  with RunStore.open_or_create(directory, _CONFIG) as store:
+  with resume(directory, _CONFIG) as store:
     assert store.last_round == 2
     assert store.config == _CONFIG
     assert store.server_state() == state_of(10**6, 2)
@@ -147,11 +149,11 @@ def test_file_does_not_grow_with_the_rounds(store, tmp_path):
 
 def test_create_refuses_a_directory_with_a_run(tmp_path):
   start_run(tmp_path)
-  text = run_error(RunStore.create, tmp_path, _CONFIG)
+  text = run_error(RunStore.open, tmp_path, _CONFIG)
   assert str(tmp_path) in text
   assert '`resume`' in text
   assert '`output_dir`' in text
-  with RunStore.open_or_create(tmp_path, _CONFIG) as store:
+  with resume(tmp_path, _CONFIG) as store:
     assert store.last_round == 0
 
 
@@ -159,8 +161,8 @@ def test_create_replaces_what_committed_nothing(tmp_path):
   # A creation that was killed.
   (tmp_path / run_store.FILE_NAME).write_bytes(b'')
   assert 'is empty' in run_error(RunStore.open_for_reading, tmp_path)
-  RunStore.create(tmp_path, _CONFIG).close()
-  with RunStore.create(tmp_path, {'other': 1}) as store:
+  RunStore.open(tmp_path, _CONFIG).close()
+  with RunStore.open(tmp_path, {'other': 1}) as store:
     assert store.config == {'other': 1}
 
 
@@ -170,7 +172,7 @@ def test_folders_without_a_run_are_one_line(tmp_path):
     assert f'no run in {directory}' in text
   assert not (tmp_path / 'missing').exists()
   (tmp_path / 'file').write_text('x')
-  text = run_error(RunStore.create, tmp_path / 'file', _CONFIG)
+  text = run_error(RunStore.open, tmp_path / 'file', _CONFIG)
   assert str(tmp_path / 'file') in text
 
 
@@ -182,14 +184,14 @@ def test_resuming_with_other_settings_names_each_of_them(tmp_path):
     'hparams': {'head_learning_rate': 0.2},
     'seed': 3,
   }
-  text = run_error(RunStore.open_or_create, tmp_path, given)
+  text = run_error(resume, tmp_path, given)
   assert 'hparams.head_learning_rate was 0.1, now 0.2' in text
   assert "hparams.layers was ['head'], now None" in text
   assert 'seed was None, now 3' in text
   assert 'num_rounds' not in text
   assert 'algorithm' not in text
   # The lock is free again, and the run has its old settings.
-  with RunStore.open_or_create(tmp_path, _CONFIG) as store:
+  with resume(tmp_path, _CONFIG) as store:
     assert store.config == _CONFIG
 
 
@@ -198,11 +200,9 @@ def test_settings_are_json_and_some_take_new_values(tmp_path):
   given = {'sizes': [1, 2], 'rate': {'x': 0.5}, 'num_rounds': 9}
   for data_dir in ('here', 'moved'):
     given['data_dir'] = data_dir
-    with RunStore.open_or_create(tmp_path, given) as store:
+    with resume(tmp_path, given) as store:
       assert store.config == given
-  text = run_error(
-    RunStore.open_or_create, tmp_path, {**given, 'num_rounds': -1}
-  )
+  text = run_error(resume, tmp_path, {**given, 'num_rounds': -1})
   assert 'at least the 0 rounds' in text
 
 
@@ -215,7 +215,7 @@ def test_reader_sees_commits_and_cannot_write(store, tmp_path):
     assert reader.last_round == 2
     assert reader.client_states([2]) == {2: state_of(2, 1)}
     assert 'readonly' in run_error(commit, reader)
-  text = run_error(RunStore.open_or_create, tmp_path, {})
+  text = run_error(resume, tmp_path, {})
   assert f'pid {os.getpid()}' in text
   commit(store)
 
@@ -244,7 +244,7 @@ class Slow(dict):
     print('ready', flush=True)
     sys.stdin.read()
 
-store = RunStore.create(directory, {})
+store = RunStore.open(directory, {})
 for n in range(2):
   store.commit_round(
     server_state=state_of(7, n),
@@ -260,15 +260,15 @@ store.commit_round(server_state=b'x' * 2000000, client_states=Slow(),
     assert log_size > 4_000_000
     with RunStore.open_for_reading(tmp_path) as reader:
       assert reader.last_round == 1
-    for open_run in (RunStore.open_or_create, RunStore.create):
+    for open_run in (resume, RunStore.open):
       text = run_error(open_run, tmp_path, {})
       assert f'{tmp_path} is in use' in text
       assert f'pid {process.pid}' in text
 
   # What is refused leaves the run as it is.
-  for open_run in (RunStore.open_or_create, RunStore.create):
+  for open_run in (resume, RunStore.open):
     run_error(open_run, tmp_path, {'seed': 1})
-  with RunStore.open_or_create(tmp_path, {}) as store:
+  with resume(tmp_path, {}) as store:
     assert store.last_round == 1
     assert store.server_state() == state_of(7, 1)
     assert store.client_states(range(400)) == {
@@ -286,7 +286,7 @@ store.commit_round(server_state=b'x' * 2000000, client_states=Slow(),
 
 def test_kill_at_any_time_leaves_a_whole_round(tmp_path):
   code = """
-store = RunStore.create(directory, {})
+store = RunStore.open(directory, {})
 for n in range(100000):
   store.commit_round(
     server_state=state_of(99, n),
@@ -299,7 +299,7 @@ for n in range(100000):
     while announced < 20:
       announced = int(process.stdout.readline())
 
-  with RunStore.open_or_create(tmp_path, {}) as store:
+  with resume(tmp_path, {}) as store:
     last = store.last_round
     assert last >= announced
     assert store.server_state() == state_of(99, last)
@@ -310,7 +310,7 @@ for n in range(100000):
 
 
 def test_disk_full_while_committing_loses_only_that_round(tmp_path):
-  with RunStore.create(tmp_path, _CONFIG) as store:
+  with RunStore.open(tmp_path, _CONFIG) as store:
     commit(store, clients=[1])
     commit(store, clients=[1])
     pages = store._connection.execute('PRAGMA page_count').fetchone()[0]
@@ -333,7 +333,7 @@ def test_disk_full_while_committing_loses_only_that_round(tmp_path):
     store._connection.execute(f'PRAGMA max_page_count = {pages + 1000}')
     commit(store, clients=range(50))
 
-  with RunStore.open_or_create(tmp_path, _CONFIG) as store:
+  with resume(tmp_path, _CONFIG) as store:
     assert store.last_round == 2
     assert len(store.client_states(range(60))) == 50
 
@@ -357,7 +357,7 @@ def test_interrupt_while_committing_loses_only_that_round(store):
 def _evaluated(tmp_path_factory):
   """The file of a run of four rounds, two of them with an evaluation."""
   directory = tmp_path_factory.mktemp('run')
-  with RunStore.create(directory, _CONFIG) as store:
+  with RunStore.open(directory, _CONFIG) as store:
     for number in range(5):
       scores = {
         'evaluation': {'accuracy': 0.25 * number},
@@ -393,12 +393,12 @@ def test_damaged_file_is_one_line_and_left_alone(tmp_path, evaluated, damage):
   path.write_bytes(damaged)
   for open_run in (
     lambda: RunStore.open_for_reading(tmp_path),
-    lambda: RunStore.open_or_create(tmp_path, _CONFIG),
+    lambda: resume(tmp_path, _CONFIG),
   ):
     message = run_error(open_run)
     assert 'run.sqlite is damaged' in message
     assert 'restore it from a backup' in message
-  run_error(RunStore.create, tmp_path, _CONFIG)
+  run_error(RunStore.open, tmp_path, _CONFIG)
   assert path.read_bytes() == damaged
 
 
@@ -435,9 +435,7 @@ def test_a_damaged_run_is_not_resumed_and_not_changed(
 ):
   path = write_changed(tmp_path, evaluated, statement)
   damaged = path.read_bytes()
-  message = run_error(
-    RunStore.open_or_create, tmp_path, {**_CONFIG, 'num_rounds': 9}
-  )
+  message = run_error(resume, tmp_path, {**_CONFIG, 'num_rounds': 9})
   assert words in message
   assert 'run.sqlite is damaged' in message
   assert path.read_bytes() == damaged
@@ -461,7 +459,7 @@ def test_states_that_are_not_what_was_committed_are_not_read(
     assert 'server_state 4 has another' in run_error(store.server_state)
 
 
-@pytest.mark.parametrize('open_run', [RunStore.create, RunStore.open_or_create])
+@pytest.mark.parametrize('open_run', [RunStore.open, resume])
 @pytest.mark.parametrize('content', [b'', None])
 def test_a_lost_store_is_not_replaced_where_its_metrics_are(
   tmp_path, open_run, content
@@ -490,9 +488,9 @@ def test_files_of_other_programs_and_versions_are_left_alone(
   content = path.read_bytes()
   for open_run in (
     lambda: RunStore.open_for_reading(tmp_path),
-    lambda: RunStore.open_or_create(tmp_path, _CONFIG),
+    lambda: resume(tmp_path, _CONFIG),
   ):
     with pytest.raises(errors.RunError, match=words):
       open_run()
-  run_error(RunStore.create, tmp_path, {})
+  run_error(RunStore.open, tmp_path, {})
   assert path.read_bytes() == content

@@ -269,7 +269,7 @@ def test_an_unfinished_run_is_refused(before, tmp_path):
   with run_store.RunStore.open_for_reading(unfinished) as store:
     settings = {**store.config, 'num_rounds': 3}
   # As of a run that was interrupted after two rounds.
-  run_store.RunStore.open_or_create(unfinished, settings).close()
+  run_store.RunStore.open(unfinished, settings, resume=True).close()
   with pytest.raises(ValueError, match='with its 3 rounds, found .2 in '):
     _started(_after(unfinished), tmp_path / 'run')
 

@@ -69,7 +69,7 @@ def measure(
     for name, num_clients in sizes.items():
       start, start_mb = time.perf_counter(), memory.resident_mb()
       store = stack.enter_context(
-        run_store.RunStore.create(os.path.join(directory, name), {})
+        run_store.RunStore.open(os.path.join(directory, name), {})
       )
       contestants[name] = _committed_rounds(
         workload, runtime, process, num_clients, store

@@ -371,25 +371,11 @@ def load_personal_model(
   """Reads a personal model of the given model.
 
   Raises:
-    ValueError: If the file is missing or damaged, or holds other weights than
-      the model's.
+    ValueError: If the file is missing or damaged, or lacks one of the model's
+      weights, or has one of another shape.
   """
-  weights = files.read_npz(path)
-  for name in dict.fromkeys([*model.initial_weights, *weights]):
-    wanted, found = (
-      np.shape(values[name]) if name in values else None
-      for values in (model.initial_weights, weights)
-    )
-    errors.expect(
-      found == wanted,
-      'personal model',
-      f'of the weights of model {model.name!r}, with {name} '
-      + (f'of shape {wanted}' if wanted is not None else 'absent'),
-      f'{found or "none"} in {path}',
-    )
-  return collections.OrderedDict(
-    (name, weights[name]) for name in model.initial_weights
-  )
+  weights = files.read_npz(path, list(model.initial_weights))
+  return split_model.check_weights(model, weights, tuple(model.layers))
 
 
 def personal_model_path(directory: str, client_id: str) -> str:

@@ -62,7 +62,7 @@ _Path = Union[str, 'os.PathLike[str]']
 class RunStore:
   """The committed rounds of a run; see the module's docstring.
 
-  Use `create`, `open_or_create` or `open_for_reading`, not the constructor.
+  Use `open` or `open_for_reading`, not the constructor.
   """
 
   def __init__(
@@ -77,69 +77,46 @@ class RunStore:
     on_close.callback(connection.close)
 
   @classmethod
-  def create(cls, directory: _Path, config: Mapping[str, Any]) -> 'RunStore':
-    """Starts a run.
+  def open(
+    cls, directory: _Path, config: Mapping[str, Any], *, resume: bool = False
+  ) -> 'RunStore':
+    """Starts a run or continues the one in its output directory.
 
     Args:
       directory: The run's output directory; made if missing. A run in it that
         never committed its initial state is replaced.
-      config: The settings of the run: what JSON can hold, nested as need be.
+      config: The settings of the run: what JSON can hold, nested as need be. A
+        run that is continued takes on those of `MUTABLE_SETTINGS`.
+      resume: Whether to continue a run that is there, which is otherwise an
+        error.
 
     Raises:
-      RunError: If `directory` has a run, is in use by a running process, or
-        cannot be written to.
+      RunError: If `directory` has a run or is in use by a running process, or
+        cannot be written to; or if its run is damaged or has other settings
+        than `config`, each of which the message gives with both values.
     """
     directory = os.fspath(directory)
     with contextlib.ExitStack() as on_error:
       on_error.enter_context(directory_lock.DirectoryLock(directory))
-      if has_run(directory):
+      is_there = has_run(directory)
+      if is_there and not resume:
         raise errors.RunError(
           f'There is a run in {directory} already: pass `resume` to continue'
           ' it, or another `output_dir`.'
         )
-      with _one_line(directory, 'create the run'):
-        for suffix in ('', '-wal', '-shm', '-journal'):
-          with contextlib.suppress(FileNotFoundError):
-            os.remove(_path_in(directory) + suffix)
-        store = cls(directory, _connect(directory, 'rwc'), on_error)
-        store._prepare_for_writing()
-        with store._transaction() as connection:
-          connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
-          connection.execute(f'PRAGMA user_version = {_VERSION}')
-          for table in _TABLES:
-            connection.execute(table)
-          store._write_newest('config', _dump(config))
-          store._write_newest('per_client', _dump([]))
-      store._on_close = on_error.pop_all()
-      return store
-
-  @classmethod
-  def open_or_create(
-    cls, directory: _Path, config: Mapping[str, Any]
-  ) -> 'RunStore':
-    """Continues the run in `directory` or, without one, starts it.
-
-    Args:
-      directory: The run's output directory.
-      config: The settings given now, as for `create`. The run takes on those of
-        `MUTABLE_SETTINGS`.
-
-    Raises:
-      RunError: If `directory` is in use by a running process, or its run is
-        damaged or has other settings than `config`; the message gives each such
-        setting with both values.
-    """
-    directory = os.fspath(directory)
-    if not has_run(directory):
-      return cls.create(directory, config)
-    with contextlib.ExitStack() as on_error:
-      on_error.enter_context(directory_lock.DirectoryLock(directory))
       with _one_line(directory, 'open the run'):
-        store = cls(directory, _connect(directory, 'rw'), on_error)
-        store._check()
-        store.server_state()
-        store._check_resumable(value_codec.to_json(config))
-        store._prepare_for_writing()
+        if is_there:
+          store = cls(directory, _connect(directory, 'rw'), on_error)
+          store._check()
+          store.server_state()
+          store._check_resumable(value_codec.to_json(config))
+        else:
+          store = cls(directory, _new_file(directory), on_error)
+          store._write_newest('per_client', _dump([]))
+        store._connection.execute('PRAGMA synchronous = FULL')
+        store._connection.execute(
+          f'PRAGMA journal_size_limit = {_JOURNAL_SIZE_LIMIT}'
+        )
         store._write_newest('config', _dump(config))
       store._on_close = on_error.pop_all()
       return store
@@ -220,16 +197,16 @@ class RunStore:
         ' `resume`'
       )
     with _one_line(self._directory, f'commit round {number}', advice):
-      with self._transaction() as connection:
+      with _transaction(self._connection):
         self._write_newest('server_state', server_state, number)
-        connection.executemany(
+        self._connection.executemany(
           'INSERT OR REPLACE INTO client_states VALUES (?, ?)',
           (
             (client, _seal(state, 'client', client))
             for client, state in client_states.items()
           ),
         )
-        connection.execute(
+        self._connection.execute(
           'INSERT INTO rounds VALUES (?, ?)',
           [number, _seal(_dump(row), 'round', number)],
         )
@@ -339,29 +316,6 @@ class RunStore:
     what = ' '.join(map(str, context))
     raise _damaged(self._directory, f'{what} has another checksum')
 
-  def _prepare_for_writing(self) -> None:
-    """Makes commits durable and quick."""
-    self._connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
-    self._connection.execute('PRAGMA journal_mode = WAL')
-    self._connection.execute('PRAGMA synchronous = FULL')
-    self._connection.execute(
-      f'PRAGMA journal_size_limit = {_JOURNAL_SIZE_LIMIT}'
-    )
-
-  @contextlib.contextmanager
-  def _transaction(self) -> Iterator[sqlite3.Connection]:
-    """Commits what its body has done; if that raises, nothing has been done."""
-    self._connection.execute('BEGIN IMMEDIATE')
-    try:
-      yield self._connection
-      self._connection.execute('COMMIT')
-    except BaseException:
-      # After some errors SQLite has rolled back by itself.
-      if self._connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-          self._connection.execute('ROLLBACK')
-      raise
-
   def _check(self) -> None:
     """Raises `RunError` unless settings and metrics are as committed."""
 
@@ -451,6 +405,37 @@ def _connect(directory: str, mode: str) -> sqlite3.Connection:
   # Damaged text need not be text.
   connection.text_factory = bytes
   return connection
+
+
+def _new_file(directory: str) -> sqlite3.Connection:
+  """Makes a file without rounds in place of what is there."""
+  for suffix in ('', '-wal', '-shm', '-journal'):
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(_path_in(directory) + suffix)
+  connection = _connect(directory, 'rwc')
+  connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
+  connection.execute('PRAGMA journal_mode = WAL')
+  with _transaction(connection):
+    connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
+    connection.execute(f'PRAGMA user_version = {_VERSION}')
+    for table in _TABLES:
+      connection.execute(table)
+  return connection
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+  """Commits what its body has done; if that raises, nothing has been done."""
+  connection.execute('BEGIN IMMEDIATE')
+  try:
+    yield
+    connection.execute('COMMIT')
+  except BaseException:
+    # After some errors SQLite has rolled back by itself.
+    if connection.in_transaction:
+      with contextlib.suppress(sqlite3.Error):
+        connection.execute('ROLLBACK')
+    raise
 
 
 def _connect_for_reading(directory: str) -> sqlite3.Connection:
