@@ -2,11 +2,6 @@
 
 import contextlib
 import json
-import logging
-import os
-import signal
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -268,47 +263,3 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   run(tmp_path, num_rounds=4)
   run(tmp_path)
   assert _everything(tmp_path) == expected
-
-
-@pytest.mark.slow
-def test_worker_killed_in_the_middle_of_a_run_is_replaced_with_equal_results(
-  process, data, tmp_path, monkeypatch, caplog
-):
-  caplog.set_level(logging.WARNING, logger='absl')
-  _run(process, data, tmp_path / 'undisturbed', runtime='native')
-  created = runtime_lib.create_runtime('native')
-  killed = []
-
-  def kill(delay):
-    pid = created.worker_pid
-
-    def work():
-      time.sleep(delay)
-      os.kill(pid, signal.SIGKILL)
-      killed.append(pid)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-  def kill_in_rounds_2_and_5(number, computation, calls=[]):  # noqa: B006
-    if computation is process.next:
-      calls.append(number)
-      if len(calls) == 2:
-        kill(0.0).join()  # Before the computation …
-      elif len(calls) == 5:
-        kill(0.02)  # … or, as a rule, in its middle.
-
-  shared = _SharedRuntime(created, kill_in_rounds_2_and_5)
-  monkeypatch.setattr(
-    runtime_lib,
-    'create_runtime',
-    lambda name, **_: contextlib.nullcontext(shared),
-  )
-  with created:
-    _run(process, data, tmp_path / 'disturbed', runtime='native')
-  assert len(set(killed)) == 2
-  assert sum('was killed by signal 9' in text for text in caplog.messages) == 2
-  assert _everything(tmp_path / 'disturbed') == _everything(
-    tmp_path / 'undisturbed'
-  )
