@@ -11,6 +11,7 @@ from tff_pfl.experiments import (
   results,
   trial,
 )
+from tff_pfl.models import split_model
 from tff_pfl.simulation import report, run_config, summary
 
 _NAMES = ('sea', 'hills', 'moon')
@@ -55,7 +56,9 @@ def _over_rounds(value):
 
 
 def _evaluation(domains, personal):
+  is_loss = 'accuracy' not in personal
   return {
+    **({'primary_metric': split_model.LOSS._asdict()} if is_loss else {}),
     'personal': personal,
     'global': None,
     'fairness': None,
