@@ -527,7 +527,7 @@ def test_damaged_personal_model_is_one_line(runs, programs):
   np.savez(models / 'b.npz', **{'dense_1/kernel': np.zeros([64, 4])})
   for client, words in (
     ('a', 'a.npz` to be a complete .npz file'),
-    ('b', 'dense_1/kernel of shape (64, 16)'),
+    ('b', 'b.npz` to be an .npz file with dense_1/kernel and dense_1/bias'),
   ):
     message = programs.fail(
       'predict',
