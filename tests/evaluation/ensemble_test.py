@@ -143,20 +143,13 @@ def test_a_model_that_diverged_has_no_say(in_process):
   assert row['num_models'] == 1
 
 
-def test_it_is_of_no_use_before_the_first_round(in_process):
+def test_it_takes_a_trained_model_and_a_test_example(in_process):
   process = _fed_per()
-  known = _labeled((4, 5), 0)
+  known, nobody = _labeled((4, 5), 0), _labeled((0,), 7)
   state, states = _trained(process, in_process, known, num_rounds=0)
-  with pytest.raises(ValueError, match='at least one took part'):
-    _scores(process, in_process, known, known, state, states)
-
-
-def test_without_test_examples_there_are_no_scores(in_process):
-  process = _fed_per()
-  known = _labeled((4, 5), 0)
-  state, states = _trained(process, in_process, known, num_rounds=0)
-  nobody = _labeled((0,), 7)
   assert not _scores(process, in_process, known, nobody, state, states)
+  with pytest.raises(ensemble.NoModelsError, match='at least one took part'):
+    _scores(process, in_process, known, known, state, states)
 
 
 def test_fine_tuned_models_predict_as_such(in_process):

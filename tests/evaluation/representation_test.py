@@ -28,9 +28,14 @@ def test_distance_of_two_lines_is_the_sine_of_their_angle():
   angle = np.pi / 6
   line = [[1.0], [0.0]]
   other = [[3 * np.cos(angle)], [3 * np.sin(angle)]]
-  distance = representation.principal_angle_distance(line, other)
-  assert distance == pytest.approx(0.5, abs=1e-15)
-  assert type(distance) is float
+  distance = representation.principal_angle_distance
+  assert distance(line, other) == pytest.approx(0.5, abs=1e-15)
+  identity = np.eye(4)
+  assert distance(identity[:, :2], identity[:, 1:3]) == 1
+  # A space of more dimensions has a direction that the other lacks.
+  assert distance(identity[:, :1], identity[:, :2]) == 1
+  assert distance(identity[:, :2], identity[:, :1]) == 0
+  assert distance(identity, _rng().normal(size=(4, 3))) < 1e-14
 
 
 @pytest.mark.parametrize('angle', [1e-4, 1e-8, 1e-12])
@@ -46,22 +51,6 @@ def test_small_angles_are_right(angle):
   assert representation.principal_angle_distance(
     basis[:, :3], turned
   ) == pytest.approx(angle, rel=1e-3)
-
-
-def test_distance_to_itself_in_another_basis_is_rounding():
-  a = _rng().normal(size=(30, 4))
-  mixed = a @ _rng(1).normal(size=(4, 4))
-  assert representation.principal_angle_distance(a, mixed) < 1e-14
-
-
-def test_distance_is_one_for_an_orthogonal_direction():
-  identity = np.eye(4)
-  distance = representation.principal_angle_distance
-  assert distance(identity[:, :2], identity[:, 1:3]) == 1
-  # A space of more dimensions has a direction that the other lacks.
-  assert distance(identity[:, :1], identity[:, :2]) == 1
-  assert distance(identity[:, :2], identity[:, :1]) == 0
-  assert distance(identity, _rng().normal(size=(4, 3))) < 1e-14
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -109,9 +98,19 @@ def test_what_is_no_basis_is_refused_by_name(basis, reason):
     representation.principal_angle_distance(good, basis)
 
 
-def test_spaces_of_different_dimensions_around_them_are_refused():
-  with pytest.raises(ValueError, match='`b` to be of 3 rows, like `a`'):
-    representation.principal_angle_distance(np.eye(3)[:, :1], np.eye(4)[:, :1])
+@pytest.mark.parametrize(
+  'function, arguments, reason',
+  [
+    ('principal_angle_distance', [np.eye(3)[:, :1], np.eye(4)], '3 rows, like'),
+    ('linear_cka', [np.eye(5), np.ones((4, 2))], '`b` to be of 5 rows, like'),
+    ('linear_cka', [np.eye(5), np.ones(5)], r'`b` to be of shape \[n, q\]'),
+    ('linear_cka', [np.eye(5), np.full((5, 1), np.inf)], '`b` to be finite'),
+    ('class_cosine_similarity', [np.ones(3), [0] * 3, 2], '`features` to be'),
+  ],
+)
+def test_what_is_no_pair_of_features_is_refused(function, arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    getattr(representation, function)(*arguments)
 
 
 # Linear CKA.
@@ -184,19 +183,6 @@ def test_cka_with_features_that_are_constant_is_undefined(width):
   assert np.isnan(representation.linear_cka(varied[:1], varied[:1]))
 
 
-@pytest.mark.parametrize(
-  'b, reason',
-  [
-    (np.ones((4, 2)), '`b` to be of 5 rows, like `a`, found .4 rows'),
-    (np.ones(5), r'`b` to be of shape \[n, q\]'),
-    (np.full((5, 1), np.inf), '`b` to be finite'),
-  ],
-)
-def test_features_that_cka_cannot_compare_are_refused(b, reason):
-  with pytest.raises(ValueError, match=reason):
-    representation.linear_cka(np.eye(5), b)
-
-
 # Cosine similarity of classes.
 
 
@@ -238,39 +224,6 @@ def test_class_similarity_equals_the_mean_over_pairs():
     rtol=1e-10,
     atol=1e-12,
   )
-
-
-def test_class_similarity_ignores_lengths_and_rotation():
-  rng = _rng()
-  features = rng.normal(size=(12, 5))
-  labels = np.arange(12) % 3
-  changed = features * rng.uniform(0.1, 9, size=(12, 1)) @ _orthogonal(5)
-  np.testing.assert_allclose(
-    representation.class_cosine_similarity(changed, labels, 3),
-    representation.class_cosine_similarity(features, labels, 3),
-    rtol=1e-10,
-    atol=1e-12,
-  )
-
-
-def test_collapsed_classes_have_similarity_one_within_and_zero_between():
-  labels = np.array([0, 1, 1, 0, 2, 2])
-  similarity = representation.class_cosine_similarity(
-    3 * np.eye(3, dtype=np.float32)[labels], labels, 3
-  )
-  np.testing.assert_array_equal(similarity, np.eye(3))
-
-
-@pytest.mark.parametrize(
-  'features, reason',
-  [
-    (np.ones(3), '`features` to be of shape'),
-    (np.full((1, 1), np.nan), '`features` to be finite'),
-  ],
-)
-def test_features_of_no_classes_are_refused(features, reason):
-  with pytest.raises(ValueError, match=reason):
-    representation.class_cosine_similarity(features, [0] * len(features), 2)
 
 
 # Features of models.
@@ -373,41 +326,20 @@ def test_layer_cka_is_that_of_the_features(normalizing_model):
   assert cka['head'] < 0.99
 
 
-def test_layer_cka_of_a_dead_layer_is_undefined(normalizing_model):
-  before = normalizing_model.initial_weights
-  after = collections.OrderedDict(before)
-  after['head/kernel'] = np.zeros_like(before['head/kernel'])
-  x = _rng(1).normal(size=(20, 5)).astype(np.float32)
-  cka = representation.layer_cka(normalizing_model, before, after, x)
-  assert np.isnan(cka['head'])
-  assert cka['dense'] == pytest.approx(1)
-
-
-def test_models_that_do_not_tell_their_layers_are_refused(normalizing_model):
-  silent = dataclasses.replace(normalizing_model, layer_outputs=None)
-  weights, x = silent.initial_weights, np.zeros((2, 5), np.float32)
-  with pytest.raises(ValueError, match='tells its `layer_outputs`'):
-    representation.layer_features(silent, weights, x)
-  with pytest.raises(ValueError, match='tells its `layer_outputs`'):
-    representation.layer_cka(silent, weights, weights, x)
-  assert representation.body_features(silent, weights, x).shape == (2, 4)
-
-
-def test_weights_inputs_and_layers_of_other_models_are_refused(
-  normalizing_model,
-):
+def test_what_a_model_does_not_have_is_refused(normalizing_model):
   model = normalizing_model
   weights, x = model.initial_weights, np.zeros((2, 5), np.float32)
-  features = representation.layer_features
-  with pytest.raises(ValueError, match="found 'third'"):
-    features(model, weights, x, layers=['third'])
   some = {k: v for k, v in weights.items() if k != 'norm/gamma'}
-  with pytest.raises(ValueError, match='found "no \'norm/gamma\'"'):
-    features(model, some, x)
-  with pytest.raises(ValueError, match=r"shape \(4,\) for 'norm/gamma'"):
-    features(model, {**weights, 'norm/gamma': np.ones(3, np.float32)}, x)
-  for bad in (np.zeros((2, 4), np.float32), np.zeros((0, 5), np.float32)):
-    with pytest.raises(ValueError, match='`x` to be of shape'):
-      features(model, weights, bad)
+  wide = {**weights, 'norm/gamma': np.ones(3, np.float32)}
+  for arguments, reason in (
+    ((dataclasses.replace(model, layer_outputs=None), weights, x), 'tells its'),
+    ((model, weights, x, ['third']), "found 'third'"),
+    ((model, some, x), 'found "no \'norm/gamma\'"'),
+    ((model, wide, x), r"shape \(4,\) for 'norm/gamma'"),
+    ((model, weights, x[:, 1:]), '`x` to be of shape'),
+    ((model, weights, x[:0]), '`x` to be of shape'),
+  ):
+    with pytest.raises(ValueError, match=reason):
+      representation.layer_features(*arguments)
   body = {k: v for k, v in weights.items() if not k.startswith('head')}
   assert representation.body_features(model, body, x).shape == (2, 4)

@@ -78,20 +78,3 @@ def test_scores_that_are_not_finite_count_as_wrong(bad):
   assert two_class_scores.area_under_curve([0, 1], [bad, bad]) == 0.0
   assert two_class_scores.area_under_curve([0, 1, 1], [0.1, 0.2, bad]) == 0.5
   assert two_class_scores.area_under_curve([0, 0, 1], [0.1, bad, 0.2]) == 0.5
-
-
-def test_predictions_are_copied_without_their_padding():
-  scores = {
-    'before': np.array([0.1, 0.2, 0, 0], np.float32),
-    'after': np.array([0.3, 0.4, 0, 0], np.float32),
-    'y': np.array([0, 1, 0, 0], np.int32),
-    'domain': np.array([2, 1, 0, 0], np.int32),
-  }
-  found = two_class_scores.client_predictions(scores, 2)
-  assert found.y.tolist() == [0, 1]
-  assert found.domain.tolist() == [2, 1]
-  np.testing.assert_array_equal(found.after, np.array([0.3, 0.4], np.float32))
-  # What is kept of a client is not larger than its examples.
-  assert all(value.base is None for value in found)
-  del scores['domain']
-  assert two_class_scores.client_predictions(scores, 2).domain is None

@@ -61,10 +61,10 @@ def run(
 
   evaluations = [evaluation() for _ in range(config.num_rounds)]
   last = evaluations[-1]
-  with run_store.RunStore.create(directory, {'num_rounds': 0}) as store:
-    for i, of_round in enumerate([None, *evaluations]):
+  with run_store.RunStore.open(directory, {'num_rounds': 0}) as store:
+    for of_round in [None, *evaluations]:
       store.commit_round(
-        i, server_state=b'', client_states={}, metrics={}, evaluation=of_round
+        server_state=b'', client_states={}, metrics={}, evaluation=of_round
       )
   scores = [e['personal'][metric] for e in evaluations]
   over_rounds = {'last_10_mean': np.mean(scores), 'last': scores[-1]}

@@ -79,11 +79,6 @@ def test_cohort_of_no_or_too_many_clients_is_refused(k):
     iterator.select(k)
 
 
-def test_seed_must_not_be_negative():
-  with pytest.raises(ValueError, match='`seed`'):
-    data_source.ClientDataSource(_data(), seed=-1)
-
-
 @pytest.mark.slow
 def test_interrupted_program_resumes_with_the_same_cohorts(runtime, tmp_path):
   process = registry.build(

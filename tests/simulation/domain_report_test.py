@@ -80,10 +80,6 @@ def test_figures_over_rounds_are_those_computed_by_hand():
   }
 
 
-def test_without_a_global_model_it_is_none():
-  assert _domains(shared=False)['global'] is None
-
-
 def test_each_domain_has_a_row():
   sea, hills, moon = domain_report.rows(_domains())
   assert sea['domain'] == 'sea'
@@ -92,7 +88,11 @@ def test_each_domain_has_a_row():
   assert hills['global']['accuracy']['last'] == 0.125
   assert moon['num_test_examples'] == 0
   assert moon['personal']['loss']['last'] is None
-  assert 'global' not in domain_report.rows(_domains(shared=False))[0]
+  alone = _domains(shared=False)
+  assert alone['global'] is None
+  assert 'global' not in domain_report.rows(alone)[0]
+  bars = domain_report.bars(alone, split_model.ACCURACY)
+  assert [list(models) for models in bars.values()] == [['personal model']] * 2
 
 
 def _cells(table):
@@ -149,8 +149,3 @@ def test_bars_are_of_domains_with_test_examples():
       'global model': {'sea': 0.75, 'hills': None}
     },
   }
-
-
-def test_bars_without_a_global_model_are_of_the_personal_one():
-  bars = domain_report.bars(_domains(False), split_model.ACCURACY)
-  assert [list(models) for models in bars.values()] == [['personal model']] * 2

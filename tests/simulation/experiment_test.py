@@ -3,7 +3,6 @@ import csv
 import functools
 import json
 import os
-import statistics
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from tff_pfl.simulation import (
   client_sampling,
   experiment,
   run_store,
-  value_codec,
 )
 from tff_pfl.templates import personalization
 
@@ -190,22 +188,16 @@ def test_summary_has_settings_and_figures(run):
   assert 200 < summary['peak_rss_mb'] < 100_000
 
 
-def test_per_client_has_a_row_for_each_client_with_a_test_set(run):
-  data = run.data
+def test_summary_is_what_per_client_adds_up_to(run):
+  data, has_global_model = run.data, run.process.has_global_model
   tested = [c for c in data.client_ids if data.num_test_examples(c)]
-  assert _CLIENT_WITHOUT_TEST in data.client_ids
-  assert _CLIENT_WITHOUT_TEST not in tested
+  assert len(tested) == 7 and _CLIENT_WITHOUT_TEST not in tested
   assert [row['client'] for row in run.clients] == tested
   for row in run.clients:
     client = row['client']
     assert int(row['num_train_examples']) == data.num_train_examples(client)
     assert int(row['num_test_examples']) == data.num_test_examples(client)
-
-
-def test_summary_is_what_per_client_adds_up_to(run):
-  has_global_model = run.process.has_global_model
   after, before = run.column('after/accuracy'), run.column('before/accuracy')
-  assert len(after) == 7
   assert run.summary['accuracy']['last'] == pytest.approx(np.mean(after))
   assert run.summary['loss'] == pytest.approx(np.mean(run.column('after/loss')))
   assert run.summary['fairness'] == fairness.fairness_summary(
@@ -220,21 +212,12 @@ def test_summary_is_what_per_client_adds_up_to(run):
     )
 
 
-def test_metrics_have_a_line_for_each_round_with_evaluations_as_asked(run):
-  assert [row['round'] for row in run.rounds] == list(range(1, _NUM_ROUNDS + 1))
-  assert [
-    row['round']
-    for row in run.rounds
-    if any(name.startswith('evaluation/') for name in row)
-  ] == _EVALUATED
-  with run_store.RunStore.open_for_reading(run.directory) as store:
-    assert [row['round'] for row in store.evaluations()] == _EVALUATED
-  with open(run.directory / 'metrics.csv', newline='') as file:
-    assert len(list(csv.DictReader(file))) == _NUM_ROUNDS
-
-
 def test_cohorts_are_those_of_the_sampler(run):
   sampler = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED)
+  assert [row['round'] for row in run.rounds] == list(range(1, _NUM_ROUNDS + 1))
+  assert [
+    row['round'] for row in run.rounds if 'evaluation/personal/loss' in row
+  ] == _EVALUATED
   took_part = dict.fromkeys(run.data.client_ids, 0)
   for row in run.rounds:
     cohort = [
@@ -285,11 +268,6 @@ def test_scores_are_those_of_the_stored_models(run, runtime):
   assert checked >= 5
 
 
-def test_training_lowers_the_loss(run):
-  losses = [row['evaluation/personal/loss'] for row in run.rounds[2::3]]
-  assert losses[-1] < losses[0]
-
-
 def test_regression_is_reported_by_its_error(tmp_path, capfd):
   data = _make_data(regression=True)
   process = _build('fed_avg', zoo.mlp(data.element_spec, None))
@@ -319,73 +297,52 @@ def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
   assert err.endswith('\n')
 
 
-def test_the_progress_bar_shows_the_domain_that_is_worst_off():
-  evaluation = {
-    'personal': {'loss': 1.0, 'accuracy': 0.5},
-    'global': None,
-    'domains': {'personal': {'accuracy': {'min': 0.25, 'max': 0.75}}},
-  }
-  assert experiment._shown(evaluation) == {
-    'personal_accuracy': '0.500',
-    'min_domain': '0.250',
-  }
+def _data_of(features, classes, **options):
+  return datasets.FederatedDataset.from_arrays(
+    np.random.default_rng(0).normal(size=[60, features]),
+    np.arange(60) % classes,
+    **{'num_clients': 3, 'num_classes': classes, 'name': 'other', **options},
+  )
 
 
 @pytest.mark.parametrize(
-  'options, words',
+  'changes, words',
   [
     ({'num_rounds': 0}, '`num_rounds` to be at least 1, found 0'),
     ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` to be at least 1'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
+    ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
+    ({'settings': {'num_rounds': 50}}, "`settings` to be without 'num_rounds'"),
+    ({'data': _data_of(7, 3)}, r"x is float32\(6,\).*'other'"),
+    ({'data': _data_of(6, 4)}, 'at most the 3 classes.*4 classes'),
     (
-      {'runtime': 'abacus'},
-      '`runtime` to be one of in_process, native, ray',
+      {'data': _data_of(6, 3, test_fraction=0)},
+      'at least one client has test examples',
     ),
     (
-      {'settings': {'num_rounds': 50}},
-      "`settings` to be without 'num_rounds'",
+      {
+        'process': (
+          'scaffold',
+          {'hparams': scaffold.ScaffoldHParams(num_clients=3)},
+        )
+      },
+      '`hparams.num_clients` to be .*found 3',
+    ),
+    (
+      {'process': ('fed_rep', {'seed': -1})},
+      '`seed` to be nonnegative, found -1',
     ),
   ],
 )
-def test_arguments_out_of_range_are_refused_before_anything_is_written(
-  tmp_path, options, words
+def test_wrong_arguments_are_refused_before_anything_is_written(
+  tmp_path, changes, words
 ):
-  directory = tmp_path / 'run'
-  with pytest.raises(ValueError) as caught:
-    _run(_make_process(), _make_data(), directory, **options)
-  assert words in str(caught.value)
+  options = {'process': ('fed_rep', {}), 'data': _make_data(), **changes}
+  name, of_process = options.pop('process')
+  process = _build(name, _make_model(), **of_process)
+  with pytest.raises(ValueError, match=words) as caught:
+    _run(process, directory=tmp_path / 'run', **options)
   assert '\n' not in str(caught.value)
-  assert not directory.exists()
-
-
-def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
-  rng = np.random.default_rng(0)
-
-  def data(features, classes):
-    return datasets.FederatedDataset.from_arrays(
-      rng.normal(size=[60, features]),
-      np.arange(60) % classes,
-      num_clients=3,
-      num_classes=classes,
-      name='other',
-    )
-
-  with pytest.raises(ValueError, match=r"x is float32\(6,\).*'other'"):
-    _run(_make_process(), data(7, 3), tmp_path / 'run')
-  with pytest.raises(ValueError, match='at most the 3 classes.*4 classes'):
-    _run(_make_process(), data(6, 4), tmp_path / 'run')
-  assert not (tmp_path / 'run').exists()
-
-
-def test_data_without_any_test_examples_are_refused(tmp_path):
-  data = datasets.FederatedDataset.from_arrays(
-    np.zeros([30, 6], np.float32),
-    np.arange(30) % 3,
-    num_clients=3,
-    test_fraction=0,
-  )
-  with pytest.raises(ValueError, match='at least one client has test examples'):
-    _run(_make_process(), data, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
@@ -400,116 +357,66 @@ def _content(directory):
     )
 
 
-def _refused(content_of, *arguments, **options):
-  """The one line with which a run is refused that must change nothing."""
-  before = _content(content_of)
-  summary = (content_of / 'summary.json').read_bytes()
-  with pytest.raises(errors.RunError) as caught:
-    _run(*arguments, **options)
-  assert '\n' not in str(caught.value)
-  assert _content(content_of) == before
-  assert (content_of / 'summary.json').read_bytes() == summary
-  return str(caught.value)
-
-
-@pytest.mark.parametrize(
-  'name, options, words',
-  [
-    (
-      'scaffold',
-      {'hparams': scaffold.ScaffoldHParams(num_clients=3)},
-      '`hparams.num_clients` to be .*found 3',
-    ),
-    ('fed_rep', {'seed': -1}, '`seed` to be nonnegative, found -1'),
-  ],
-)
-def test_process_of_another_population_or_a_negative_seed_is_refused(
-  tmp_path, name, options, words
-):
-  with pytest.raises(ValueError, match=words):
-    _run(_build(name, _make_model(), **options), _make_data(), tmp_path)
-  assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures('without_pictures')
 def test_own_model_and_arrays_resume_with_the_same_settings_only(
   tmp_path, monkeypatch
 ):
   data = _make_data()
-  options = {'settings': {'hparams': {'rate': 0.1}}}
-  first = _run(_make_process(), data, tmp_path, **options)
-  more = _run(
-    _make_process(), data, tmp_path, num_rounds=3, resume=True, **options
-  )
-  assert (first['num_rounds'], more['num_rounds']) == (2, 3)
-
-  def refused(process, **changed):
-    return _refused(
-      tmp_path,
-      process,
-      data,
-      tmp_path,
-      **{'num_rounds': 5, 'resume': True, **options, **changed},
-    )
-
-  assert 'pass `resume`' in refused(_make_process(), resume=False)
-  assert 'hparams.rate was 0.1, now 0.2' in refused(
-    _make_process(), settings={'hparams': {'rate': 0.2}}
-  )
-  assert "algorithm was 'fed_rep', now 'fed_avg'" in refused(
-    _make_process('fed_avg')
-  )
-  assert 'seed was 5, now 6' in refused(
-    _build('fed_rep', _make_model(), seed=6)
-  )
-  other = fed_rep.FedRepHParams(num_head_epochs=3)
-  assert 'process.hparams.num_head_epochs was' in refused(
-    _build('fed_rep', _make_model(), hparams=other)
-  )
-  assert 'cohort_size was 3, now 4' in refused(_make_process(), cohort_size=4)
-  monkeypatch.setattr(data, 'fingerprint', 'other')
-  assert 'data_sha256 was ' in refused(_make_process())
-  monkeypatch.undo()
-  # A client that comes in later would start from other weights.
-  assert 'model.initial_weights_sha256 was' in refused(
-    _make_process(model_seed=7)
-  )
-  assert 'at least the 3 rounds' in refused(_make_process(), num_rounds=2)
-  assert "dataset was 'toy', now 'other'" in _refused(
-    tmp_path,
-    _make_process(),
-    _make_data('other'),
-    tmp_path,
-    num_rounds=5,
-    resume=True,
-    **options,
-  )
-
-
-@pytest.mark.usefixtures('without_pictures')
-def test_state_of_another_model_is_refused_though_the_settings_agree(tmp_path):
-  settings = {'settings': {'model': 'mine'}}
-  data = _make_data()
-  _run(_make_process(), data, tmp_path, **settings)
-  process = copy.copy(_make_process(width=4))
-  process.description = _make_process().description
-  message = _refused(
-    tmp_path, process, data, tmp_path, num_rounds=4, resume=True, **settings
-  )
-  assert "Cannot use the run's stored state" in message
-  assert 'dense_1/bias is of shape (5,)' in message
-
-
-def test_client_state_of_another_model_is_refused(runtime, tmp_path):
+  options = {'settings': {'hparams': {'rate': 0.1}}, 'resume': True}
+  _run(_make_process(), data, tmp_path, **options)
+  _run(_make_process(), data, tmp_path, num_rounds=3, **options)
+  before = _content(tmp_path)
+  of_other_clients = copy.copy(data)
+  monkeypatch.setattr(of_other_clients, 'fingerprint', 'other', raising=False)
+  # Settings agree, and the stored state does not fit.
+  wider = copy.copy(_make_process(width=4))
+  wider.description = _make_process().description
+  named = {**options['settings'], 'model': 'mine'}
   process = _make_process()
-  template = runtime.run(process.initialize_client_state, 0)
-  other = runtime.run(
-    _build('fed_rep', _make_model(num_classes=4)).initialize_client_state, 0
-  )
-  encoded = value_codec.encode(other)
-  with pytest.raises(errors.RunError, match=r'head/bias is of shape \(4,'):
-    population_lib.decode_state(encoded, template)
+  for changes, words in (
+    ({'resume': False}, 'pass `resume`'),
+    (
+      {'settings': {'hparams': {'rate': 0.2}}},
+      'hparams.rate was 0.1, now 0.2',
+    ),
+    (
+      {'process': _make_process('fed_avg')},
+      "algorithm was 'fed_rep', now 'fed_avg'",
+    ),
+    (
+      {'process': _build('fed_rep', _make_model(), seed=6)},
+      'seed was 5, now 6',
+    ),
+    (
+      {
+        'process': _build(
+          'fed_rep',
+          _make_model(),
+          hparams=fed_rep.FedRepHParams(num_head_epochs=3),
+        )
+      },
+      'process.hparams.num_head_epochs was',
+    ),
+    ({'cohort_size': 4}, 'cohort_size was 3, now 4'),
+    ({'data': of_other_clients}, 'data_sha256 was '),
+    ({'data': _make_data('other')}, "dataset was 'toy', now 'other'"),
+    # A client that comes in later would start from other weights.
+    (
+      {'process': _make_process(model_seed=7)},
+      'model.initial_weights_sha256 was',
+    ),
+    ({'num_rounds': 2}, 'at least the 3 rounds'),
+  ):
+    arguments = {'process': process, 'data': data, 'num_rounds': 5, **options}
+    with pytest.raises(errors.RunError, match=words) as caught:
+      _run(directory=tmp_path, **{**arguments, **changes})
+    assert '\n' not in str(caught.value)
+    assert _content(tmp_path) == before
+  other = tmp_path / 'other'
+  _run(process, data, other, settings=named)
+  with pytest.raises(errors.RunError, match=r'dense_1/bias is of shape \(5,\)'):
+    _run(wider, data, other, num_rounds=4, resume=True, settings=named)
 
 
 @pytest.mark.usefixtures('without_pictures')
@@ -518,9 +425,9 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
 ):
   commit_round = run_store.RunStore.commit_round
 
-  def stop_after_round_2(store, round_number, **values):
-    commit_round(store, round_number, **values)
-    if round_number == 2:
+  def stop_after_round_2(store, **values):
+    commit_round(store, **values)
+    if store.last_round == 2:
       raise KeyboardInterrupt
 
   process, data = _make_process(), _make_data()
@@ -535,10 +442,11 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
   )
 
 
-def _long_run(directory, num_clients, num_rounds):
-  """Trains on synthetic clients without evaluating; returns the rounds."""
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_does_not_grow_with_the_rounds(tmp_path):
   data = datasets.make_synthetic(
-    num_clients,
+    2000,
     examples_per_client=20,
     # One client is enough to be evaluated at the end.
     test_examples_per_client=1,
@@ -551,52 +459,7 @@ def _long_run(directory, num_clients, num_rounds):
     zoo.mlp(data.element_spec, data.num_classes, widths=(16,)),
     fed_rep.FedRepHParams(num_head_epochs=1),
   )
-  _run(
-    process,
-    data,
-    directory,
-    num_rounds=num_rounds,
-    cohort_size=10,
-    rounds_per_evaluation=num_rounds + 1,
-  )
-  with run_store.RunStore.open_for_reading(directory) as store:
-    return store.history()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_memory_does_not_grow_with_the_rounds(tmp_path, capsys):
-  rounds = _long_run(tmp_path, num_clients=2000, num_rounds=500)
-  memory = {row['round']: row['rss_mb'] for row in rounds}
-  with capsys.disabled():
-    print(
-      '\nresident memory of program and worker, MB: '
-      + ', '.join(f'round {r}: {memory[r]:.0f}' for r in (50, 100, 250, 500))
-    )
+  _run(process, data, tmp_path, num_rounds=500, rounds_per_evaluation=501)
+  with run_store.RunStore.open_for_reading(tmp_path) as store:
+    memory = {row['round']: row['rss_mb'] for row in store.history()}
   assert memory[500] < memory[50] * 1.05
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_time_of_a_round_and_memory_do_not_depend_on_the_population(
-  tmp_path, capsys
-):
-  seconds, memory = {}, {}
-  for num_clients in (100, 2000, 20000):
-    rounds = _long_run(tmp_path / str(num_clients), num_clients, 60)
-    # The first rounds trace and warm up.
-    seconds[num_clients] = statistics.median(
-      row['seconds'] for row in rounds[10:]
-    )
-    memory[num_clients] = rounds[-1]['rss_mb']
-  with capsys.disabled():
-    for num_clients, value in seconds.items():
-      print(
-        f'\n{num_clients} clients: {value:.4f} s a round,'
-        f' {memory[num_clients]:.0f} MB',
-        end='',
-      )
-    print()
-  # Generous: other programs may run on the machine.
-  assert seconds[20000] < 2 * seconds[100] + 0.05
-  assert memory[20000] < memory[100] + 150

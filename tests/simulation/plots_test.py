@@ -43,22 +43,6 @@ def test_each_series_is_drawn_in_its_color(tmp_path):
   assert not has_color(picture, picture_style.COLORS[2])
 
 
-@pytest.mark.parametrize(
-  'series',
-  [([3], [0.5]), (range(2000), [1.0] * 2000)],
-  ids=['one_point', 'long_and_equal'],
-)
-def test_unusual_series_are_drawn(tmp_path, series):
-  plots.plot_by_round(tmp_path / 'a.png', {'x': series})
-  read(tmp_path / 'a.png')
-
-
-def test_more_series_than_colors_are_drawn(tmp_path):
-  series = {f'method {i}': ([1, 2], [i / 20, i / 20]) for i in range(16)}
-  plots.plot_by_round(tmp_path / 'a.png', series)
-  read(tmp_path / 'a.png')
-
-
 def test_names_are_not_taken_for_formulas(tmp_path):
   # The second is a formula in error, the third has a sign too few.
   for name in ('$x$', '$\\frac$', 'a $ b', r'\$'):
@@ -75,6 +59,22 @@ def test_names_are_not_taken_for_formulas(tmp_path):
     )
     for picture in 'abc':
       read(tmp_path / f'{picture}.png')
+
+
+@pytest.mark.parametrize(
+  'series',
+  [
+    {'one point': ([3], [0.5])},
+    {'long and equal': (range(2000), [1.0] * 2000)},
+    # More than there are colors.
+    {f'method {i}': ([1, 2], [i / 20, i / 20]) for i in range(16)},
+  ],
+)
+def test_unusual_series_are_drawn(tmp_path, series):
+  plots.plot_by_round(tmp_path / 'a.png', series)
+  read(tmp_path / 'a.png')
+  with pytest.raises(errors.RunError, match='Cannot write'):
+    plots.plot_by_round(tmp_path / 'no' / 'a.png', series)
 
 
 _LABELS = ('before', 'after')
@@ -111,13 +111,6 @@ def test_equal_values_are_drawn(tmp_path, value):
   assert num_pixels(picture, plots._BEFORE_COLOR) < 100
 
 
-def test_file_that_cannot_be_written_is_one_line(tmp_path):
-  with pytest.raises(errors.RunError, match='Cannot write'):
-    plots.plot_client_distribution(
-      tmp_path / 'no' / 'd.png', [0.5], [0.5], _LABELS
-    )
-
-
 def test_domains_have_a_bar_for_each_model(tmp_path):
   path = tmp_path / 'domains.png'
   plots.plot_domains(
@@ -142,12 +135,3 @@ def test_domains_have_a_bar_for_each_model(tmp_path):
   # As long as the scores, of which there are 1.25 and 2.5 in all.
   assert before > 1000
   assert after / before == pytest.approx(2, rel=0.05)
-
-
-@pytest.mark.parametrize('num_domains', [1, 60])
-def test_any_number_of_domains_is_drawn(tmp_path, num_domains):
-  values = {f'domain {i}': 0.5 for i in range(num_domains)}
-  plots.plot_domains(
-    tmp_path / 'd.png', {split_model.ACCURACY: {'one': values}}
-  )
-  assert num_pixels(read(tmp_path / 'd.png'), plots._AFTER_COLOR) > 1000

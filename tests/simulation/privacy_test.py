@@ -165,25 +165,24 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
   }
 
 
-def test_noise_that_no_aggregator_adds_is_not_accounted_for(tmp_path):
+def test_accounting_is_of_the_noise_that_is_added(tmp_path):
+  # Where nothing is sent, nothing is told.
+  state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
+  accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
+  assert accounting.of_state(state).epsilons(3) == [0.0] * 3
   config = dataclasses.replace(_CONFIG, **_WITHOUT_NOISE)
   data = config.load_data()
+  process = config.build_process(config.build_model(data))
   sampler = client_sampling.CohortSampler(6, 3, config.seed)
   with pytest.raises(ValueError, match='`accounting` to be of the noise'):
     experiment.run(
-      config.build_process(config.build_model(data)),
+      process,
       data,
       output_dir=str(tmp_path / 'run'),
       num_rounds=1,
       cohort_size=3,
       accounting=privacy.Accounting(1.0, sampler, _DELTA),
     )
-
-
-def test_where_nothing_is_sent_nothing_is_told():
-  state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
-  accounting = privacy.Accounting(1.0, _everybody(), _DELTA).of_state(state)
-  assert accounting.epsilons(3) == [0.0] * 3
 
 
 def test_epsilon_of_settings_is_that_of_their_noise():

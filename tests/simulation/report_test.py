@@ -46,12 +46,11 @@ def _row(client, before, after, metric):
 
 def _store(directory, data, evaluations, metric='accuracy'):
   """A run with rounds 1 to the last evaluation; round r took r seconds."""
-  store = run_store.RunStore.create(
+  store = run_store.RunStore.open(
     directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
   )
   for round_number in range(max(evaluations) + 1):
     store.commit_round(
-      round_number,
       server_state=b'',
       client_states={},
       metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
@@ -114,28 +113,14 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
   }
   text = (tmp_path / report.SUMMARY_NAME).read_text()
   assert json.loads(text) == summary
+  # Nor a word of domains.
+  assert report.domain_tables([summary]) == ''
+  assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
+  assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()
   with open(tmp_path / report.PER_CLIENT_NAME, newline='') as file:
     rows = list(csv.DictReader(file))
   assert [row['client'] for row in rows] == list(data.client_ids)
   assert [row['after/accuracy'] for row in rows] == ['0.25', '0.5', '0.75']
-
-
-def test_without_a_global_model_its_figures_are_none(tmp_path, data):
-  with _store(tmp_path, data, {1: _evaluation(0.5, None)}) as store:
-    summary = report.write_report(store, _process(False), data)
-    found = report.series(store.evaluations(), split_model.ACCURACY)
-    assert set(found) == {'personal'}
-  assert summary['global_accuracy'] is None
-  assert summary['global_loss'] is None
-
-
-def test_series_are_rounds_and_accuracies(tmp_path, data):
-  with _store(tmp_path, data, _EVALUATIONS) as store:
-    assert report.series(store.evaluations(), split_model.ACCURACY) == {
-      'personal': ([2, 4, 9, 13], [0.9, 0.5, 0.75, 0.65]),
-      'global': ([2, 4, 9, 13], [0.1, 0.3, 0.2, 0.25]),
-    }
-  assert report.series([], split_model.ACCURACY) == {}
 
 
 def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
@@ -177,10 +162,6 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   assert 'evaluations' in table[1]
   assert table[1].split()[:2] == ['mae', 'evaluations']
   assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
-  # An old run's evaluations do not say what they are compared by.
-  for evaluation in evaluations.values():
-    del evaluation['primary_metric']
-  assert report.primary_metric([evaluations[1]]) == split_model.LOSS
 
 
 def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
@@ -198,21 +179,7 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   assert 'accuracy of 0.000 is no more than' in majority
 
 
-@pytest.mark.parametrize(
-  'numbers, title',
-  [
-    ([10, 10], 'last 10\nrounds'),
-    ([None], 'last 10\nrounds'),
-    ([3, None], 'last 3\nevaluations'),
-    ([1], 'last 1\nevaluation'),
-    ([2, 10], 'last 2–10\nevaluations'),
-  ],
-)
-def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
-  assert report.recent_title(numbers) == title
-
-
-def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
+def test_a_method_without_a_global_model_has_dashes_in_its_place(
   tmp_path, data
 ):
   summaries = []
@@ -220,10 +187,30 @@ def test_table_has_a_row_for_each_method_and_dashes_for_what_is_missing(
     evaluations = {1: _evaluation(0.5, shared)}
     with _store(tmp_path / name, data, evaluations) as store:
       summary = report.write_report(store, _process(shared is not None), data)
+      series = report.series(store.evaluations(), split_model.ACCURACY)
+    assert series.get('global') == (shared and ([1], [shared]))
+    assert series['personal'] == ([1], [0.5])
     summaries.append({**summary, 'algorithm': name})
+  assert summary['global_accuracy'] is None
+  assert summary['global_loss'] is None
+  assert report.series([], split_model.ACCURACY) == {}
   first, second = report.summary_table(summaries).splitlines()[3:5]
   assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
   assert second.split()[:4] == ['two', '0.5000', '0.5000', '–']
+
+
+@pytest.mark.parametrize(
+  'numbers, title',
+  [
+    ([10, 10], 'last 10\nrounds'),
+    ([], 'last 10\nrounds'),
+    ([3], 'last 3\nevaluations'),
+    ([1], 'last 1\nevaluation'),
+    ([2, 10], 'last 2–10\nevaluations'),
+  ],
+)
+def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
+  assert report.recent_title(numbers) == title
 
 
 def test_comparison_is_drawn_from_the_runs_folders(tmp_path, data):
@@ -236,43 +223,31 @@ def test_comparison_is_drawn_from_the_runs_folders(tmp_path, data):
   assert path.read_bytes().startswith(b'\x89PNG')
 
 
-def _figure(sea, hills, client_mean=0.5):
-  return {
+def _with_domains(sea, hills):
+  """An evaluation whose domains have these personal accuracies."""
+  figure = {
     'by_domain': {'sea': sea, 'hills': hills, 'moon': None},
     'min': min(sea, hills),
     'mean': (sea + hills) / 2,
     'max': max(sea, hills),
-    'client_mean': client_mean,
+    'client_mean': 0.5,
   }
-
-
-def _with_domains(personal, shared):
-  """An evaluation whose domains have these personal accuracies."""
-  scores = {'accuracy': _figure(*personal)}
   return {
-    **_evaluation(0.5, shared),
+    **_evaluation(0.5, None),
     'domains': {
       'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
       'without_test_examples': ['moon'],
-      'personal': scores,
-      'global': None if shared is None else scores,
+      'personal': {'accuracy': figure},
+      'global': None,
     },
   }
 
 
-def test_data_with_domains_have_them_in_the_summary_and_files(
-  tmp_path, data, monkeypatch
-):
-  drawn = {}
-  monkeypatch.setattr(
-    report.plots,
-    'plot_domains',
-    lambda path, panels, title: drawn.update(panels),
-  )
+def test_data_with_domains_have_them_in_the_summary_and_files(tmp_path, data):
   evaluations = {
-    1: _with_domains((1.0, 1.0), None),
-    3: _with_domains((0.5, 0.75), None),
-    12: _with_domains((0.25, 0.125), None),
+    1: _with_domains(1.0, 1.0),
+    3: _with_domains(0.5, 0.75),
+    12: _with_domains(0.25, 0.125),
   }
   with _store(tmp_path, data, evaluations) as store:
     summary = report.write_report(store, _process(False), data)
@@ -288,23 +263,6 @@ def test_data_with_domains_have_them_in_the_summary_and_files(
   assert rows[0]['personal/accuracy/last'] == '0.25'
   assert rows[0]['personal/accuracy/last_10_mean'] == '0.375'
   assert rows[2]['personal/accuracy/last'] == ''
-  assert drawn == {
-    split_model.ACCURACY: {'personal model': {'sea': 0.25, 'hills': 0.125}}
-  }
-  assert report.domain_tables([summary, summary]).count('by domain') == 2
-
-
-def test_the_picture_of_domains_is_drawn(tmp_path, data):
-  with _store(tmp_path, data, {1: _with_domains((0.5, 0.75), 0.5)}) as store:
-    report.write_report(store, _process(), data)
   picture = tmp_path / report.DOMAINS_PLOT_NAME
   assert picture.read_bytes().startswith(b'\x89PNG')
-
-
-def test_data_without_domains_have_no_word_of_them(tmp_path, data):
-  with _store(tmp_path, data, _EVALUATIONS) as store:
-    summary = report.write_report(store, _process(), data)
-  assert 'domains' not in summary
-  assert report.domain_tables([summary]) == ''
-  assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
-  assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()
+  assert report.domain_tables([summary, summary]).count('by domain') == 2

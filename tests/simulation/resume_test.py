@@ -187,72 +187,44 @@ def test_round_in_flight_is_not_committed(
   assert _everything(tmp_path) == expected
 
 
-@pytest.fixture(name='disturbed')
-def _disturbed_fixture(run, expected, tmp_path, monkeypatch):
-  """Runs with a function that fails, and without it to the undisturbed end."""
-
-  def disturbed(owner, name, failing, error, last_round):
-    with monkeypatch.context() as patch:
-      patch.setattr(owner, name, failing)
-      with pytest.raises(error) as caught:
-        run(tmp_path)
-    assert _last_round(tmp_path) == last_round
-    # A summary would say that the report is complete.
-    assert not (tmp_path / report.SUMMARY_NAME).exists()
-    num_calls = run(tmp_path)
-    assert _everything(tmp_path) == expected
-    return str(caught.value), num_calls
-
-  return disturbed
-
-
-@pytest.mark.parametrize(('when', 'last_round'), [('before', 3), ('after', 4)])
-def test_stop_around_a_commit_ends_the_same(when, last_round, disturbed):
-  commit_round = run_store.RunStore.commit_round
-
-  def commit(store, round_number, **values):
-    if when == 'after' or round_number != 4:
-      commit_round(store, round_number, **values)
-    if round_number == 4:
-      raise KeyboardInterrupt
-
-  disturbed(
-    run_store.RunStore, 'commit_round', commit, KeyboardInterrupt, last_round
-  )
-
-
-def test_metrics_file_that_fails_costs_nothing(disturbed):
-  write = metrics_writers.MetricsWriters.write
-
-  def fail(writers, row):
-    if row['round'] == 3:
-      raise errors.RunError('Cannot write the metrics.')
-    write(writers, row)
-
-  message, _ = disturbed(
-    metrics_writers.MetricsWriters, 'write', fail, errors.RunError, 3
-  )
-  assert message == 'Cannot write the metrics.'
-
-
-# A picture, and what a report writes last.
 @pytest.mark.parametrize(
-  'module, function',
+  'owner, name, call, last_round, num_calls',
   [
-    (plots, 'plot_client_distribution'),
-    (report.summary_lib, 'write_json'),
+    (run_store.RunStore, 'commit_round', 5, 3, None),
+    (metrics_writers.MetricsWriters, 'write', 3, 3, None),
+    # A picture, and what a report writes last: no other round is run.
+    (plots, 'plot_client_distribution', 1, _NUM_ROUNDS, 0),
+    (report.summary_lib, 'write_json', 1, _NUM_ROUNDS, 0),
   ],
-  ids=lambda value: value if isinstance(value, str) else '',
 )
-def test_report_that_fails_is_written_by_resuming_without_another_round(
-  module, function, disturbed
+def test_what_cannot_be_written_costs_nothing_that_was_committed(
+  owner,
+  name,
+  call,
+  last_round,
+  num_calls,
+  run,
+  expected,
+  tmp_path,
+  monkeypatch,
 ):
-  def fail(*_, **__):
-    raise OSError(28, 'No space left on device')
+  calls, write = [], getattr(owner, name)
 
-  message, num_calls = disturbed(module, function, fail, OSError, _NUM_ROUNDS)
-  assert 'No space left' in message
-  assert num_calls == 0
+  def fail(*arguments, **options):
+    calls.append(name)
+    if len(calls) == call:
+      raise OSError(28, 'No space left on device')
+    return write(*arguments, **options)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, fail)
+    with pytest.raises(OSError, match='No space left'):
+      run(tmp_path)
+  assert _last_round(tmp_path) == last_round
+  # A summary would say that the report is complete.
+  assert not (tmp_path / report.SUMMARY_NAME).exists()
+  assert num_calls in (run(tmp_path), None)
+  assert _everything(tmp_path) == expected
 
 
 def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(

@@ -53,7 +53,7 @@ def test_rounds_commit_the_cohorts_and_touch_no_other_client(
 
   monkeypatch.setattr(datasets.FederatedDataset, 'train', spying_train)
   cohorts = _cohorts(num_clients)
-  with run_store.RunStore.create(tmp_path / 'run', {}) as store:
+  with run_store.RunStore.open(tmp_path / 'run', {}) as store:
     rounds = stored_rounds.StoredRounds(
       process, runtime, _data(num_clients), store
     )

@@ -11,54 +11,40 @@ from tff_pfl.models import split_model
 from tff_pfl.simulation import summary
 
 
-def test_accuracy_figures_are_those_computed_by_hand():
-  figures = summary.over_rounds(
-    rounds=[5, 10, 15, 20, 25],
-    values=[0.5, 0.9, 0.75, 0.5, 0.25],
-    final_round=25,
-  )
-  # The last ten rounds are 16 to 25.
-  assert figures == {
-    'last_10_mean': 0.375,
-    'num_last_10': 2,
-    'best': 0.9,
-    'best_round': 10,
-    'last': 0.25,
-  }
-
-
-def test_last_rounds_end_with_the_training_not_with_the_evaluations():
-  figures = summary.over_rounds([5, 10], [0.5, 1.0], final_round=18)
-  assert figures['last_10_mean'] == 1.0
-  figures = summary.over_rounds([5, 10], [0.5, 1.0], final_round=30)
-  assert figures['last_10_mean'] is None
-  assert figures['last'] == 1.0
-
-
-def test_best_round_is_the_first_of_equals():
-  figures = summary.over_rounds([1, 2, 3], [0.5, 1, 1.0], 3)
-  assert figures['best_round'] == 2
-
-
 @pytest.mark.parametrize(
-  ('rounds', 'values'), [([], []), ([1, 2], [None, None])]
+  'rounds, values, final_round, metric, expected',
+  [
+    # The last ten rounds are 16 to 25.
+    (
+      [5, 10, 15, 20, 25],
+      [0.5, 0.9, 0.75, 0.5, 0.25],
+      25,
+      split_model.ACCURACY,
+      [0.375, 2, 0.9, 10, 0.25],
+    ),
+    # They end with the training, not with the evaluations.
+    ([5, 10], [0.5, 1], 18, split_model.ACCURACY, [1, 1, 1, 10, 1]),
+    ([5, 10], [0.5, 1], 30, split_model.ACCURACY, [None, 0, 1, 10, 1]),
+    # The best round is the first of equals; NaN is never best, and not hidden.
+    ([1, 2], [1, 1], 50, split_model.ACCURACY, [None, 0, 1, 1, 1]),
+    (
+      [1, 2, 3],
+      [0.5, 0.25, np.nan],
+      50,
+      split_model.LOSS,
+      [None, 0, 0.25, 2, np.nan],
+    ),
+    ([], [], 2, split_model.LOSS, [None, 0, None, None, None]),
+    ([1, 2], [None] * 2, 2, split_model.LOSS, [None, 0, None, None, None]),
+  ],
 )
-def test_figures_without_values_are_none(rounds, values):
-  figures = summary.over_rounds(rounds, values, 2)
-  assert set(figures.values()) == {None, 0}
-
-
-def test_the_best_error_is_the_lowest():
-  figures = summary.over_rounds(
-    [1, 2, 3], [0.5, 0.25, math.nan], 3, split_model.LOSS
-  )
-  assert (figures['best'], figures['best_round']) == (0.25, 2)
-
-
-def test_nan_is_never_best_and_is_not_hidden():
-  figures = summary.over_rounds([1, 2], [0.5, math.nan], 2)
-  assert figures['best'] == 0.5
-  assert math.isnan(figures['last'])
+def test_figures_over_rounds_are_those_computed_by_hand(
+  rounds, values, final_round, metric, expected
+):
+  found = summary.over_rounds(rounds, values, final_round, metric)
+  names = ['last_10_mean', 'num_last_10', 'best', 'best_round', 'last']
+  assert list(found) == names
+  assert list(found.values()) == pytest.approx(expected, nan_ok=True)
 
 
 def test_json_file_is_strict_and_readable(tmp_path):
@@ -111,11 +97,6 @@ def test_full_disk_is_one_line(tmp_path, monkeypatch):
   assert os.listdir(tmp_path) == ['summary.json']
 
 
-def test_missing_directory_is_one_line(tmp_path):
-  with pytest.raises(errors.RunError, match='No such file'):
-    summary.write_csv(tmp_path / 'missing' / 'x.csv', [])
-
-
 def test_csv_keeps_any_text_in_its_cell_and_runs_nothing(tmp_path):
   path = tmp_path / 'per_client.csv'
   texts = ['a\rb', 'a\nb', 'a\r\nb', ' a"b', '', "'=1", 'a=1', '–']
@@ -145,11 +126,10 @@ def test_csv_has_the_columns_of_all_rows(tmp_path):
   assert path.read_text() == (
     'client,accuracy,global/accuracy\n"a,b",0.5,\nc,,1\n'
   )
-
-
-def test_csv_of_no_rows_is_empty(tmp_path):
-  summary.write_csv(tmp_path / 'x.csv', [])
-  assert (tmp_path / 'x.csv').read_text() == ''
+  summary.write_csv(path, [])
+  assert path.read_text() == ''
+  with pytest.raises(errors.RunError, match='No such file'):
+    summary.write_csv(tmp_path / 'missing' / 'x.csv', [])
 
 
 def test_table_aligns_numbers_and_marks_what_is_missing():
@@ -170,6 +150,7 @@ def test_table_aligns_numbers_and_marks_what_is_missing():
     'x                  –    100000  –',
     'y              12346         1  –',
   ]
+  assert summary.format_table([], ['a', 'b']).split()[:2] == ['a', 'b']
 
 
 @pytest.mark.parametrize(
@@ -189,7 +170,3 @@ def test_table_aligns_numbers_and_marks_what_is_missing():
 )
 def test_cells_have_four_significant_digits(value, text):
   assert summary.format_table([[value]], ['v']).splitlines()[2].strip() == text
-
-
-def test_table_without_rows_has_its_header():
-  assert summary.format_table([], ['a', 'b']).split()[:2] == ['a', 'b']

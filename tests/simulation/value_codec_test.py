@@ -1,7 +1,4 @@
 import collections
-import io
-import struct
-import zipfile
 from typing import Any, NamedTuple
 
 import attr
@@ -53,20 +50,13 @@ def assert_same(left, right):
 def test_round_trip_keeps_every_bit_type_and_container():
   value = make_value(0)
 
-  decoded = value_codec.decode(value_codec.encode(value), make_value(1))
+  encoded = value_codec.encode(value)
+  decoded = value_codec.decode(encoded, make_value(1))
 
   assert_same(decoded, value)
-
-
-def test_special_floats_keep_their_bits():
-  payload = struct.pack('<4I', 0x7FC00001, 0x80000000, 0xFF800000, 0x00000001)
-  value = np.frombuffer(payload, np.float32)
-
-  decoded = value_codec.decode(
-    value_codec.encode(value), np.zeros(4, np.float32)
-  )
-
-  assert decoded.tobytes() == payload
+  assert encoded == value_codec.encode(decoded)
+  # It can be written to.
+  decoded['mask'] &= False
 
 
 @pytest.mark.parametrize(
@@ -77,28 +67,15 @@ def test_special_floats_keep_their_bits():
     np.array(5, np.int64),
     np.zeros((2, 0, 3), np.float32),
     np.array([1, 2], '>i4'),
+    # A NaN with a payload, minus zero, minus infinity, the smallest number.
+    np.uint32([0x7FC00001, 0x80000000, 0xFF800000, 1]).view(np.float32),
+    {'a/b': np.array([1.0]), 'a': {'b': np.array([2.0])}},
     (),
     {'a': {}, 'b': []},
-  ],
-  ids=[
-    'transposed',
-    'strided',
-    'scalar',
-    'no_items',
-    'big_endian',
-    'empty',
-    '',
   ],
 )
 def test_layouts_that_need_care_round_trip(value):
   assert_same(value_codec.decode(value_codec.encode(value), value), value)
-
-
-def test_decoded_arrays_can_be_written_to():
-  value = np.zeros(3)
-  decoded = value_codec.decode(value_codec.encode(value), value)
-  decoded += 1
-  np.testing.assert_array_equal(decoded, np.ones(3))
 
 
 def test_leaves_are_matched_by_name_and_not_by_order():
@@ -107,11 +84,6 @@ def test_leaves_are_matched_by_name_and_not_by_order():
   decoded = value_codec.decode(data, Head(np.float32(0), np.float32(0)))
 
   assert decoded == Head(kernel=2, bias=1)
-
-
-def test_names_with_slashes_do_not_collide():
-  value = {'a/b': np.array([1.0]), 'a': {'b': np.array([2.0])}}
-  assert_same(value_codec.decode(value_codec.encode(value), value), value)
 
 
 def test_size_of_a_dimension_may_differ_from_the_template():
@@ -143,41 +115,6 @@ def test_another_structure_is_refused_naming_the_leaf(template, words):
   assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('mask', [0x01, 0x40, 0xFF])
-def test_no_changed_byte_changes_the_value(mask):
-  value = {'a': np.arange(7), 'b': [np.float32(2.5)]}
-  data = value_codec.encode(value)
-  num_noticed = 0
-  for position in range(len(data)):
-    changed = bytearray(data)
-    changed[position] ^= mask
-    # Some bytes of a zip file, such as its times, are of no account.
-    try:
-      assert_same(value_codec.decode(bytes(changed), value), value)
-    except ValueError as error:
-      num_noticed += 1
-      assert 'encoded value' in str(error)
-      assert '\n' not in str(error)
-  assert num_noticed > len(data) / 2
-
-
-def test_compressed_data_are_not_unpacked():
-  file = io.BytesIO()
-  with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr('leaves.json', '[[[], "<f8", [1000000]]]')
-    archive.writestr('numbers', bytes(8_000_000))
-  with pytest.raises(ValueError, match='promises more than it has'):
-    value_codec.decode(file.getvalue(), np.zeros(1))
-
-
-@pytest.mark.parametrize('size', [0, 5, 15, 30, -1])
-def test_truncated_data_are_noticed(size):
-  value = np.arange(100)
-  data = value_codec.encode(value)[:size]
-  with pytest.raises(ValueError, match='encoded value'):
-    value_codec.decode(data, value)
-
-
 @pytest.mark.parametrize(
   'leaf',
   ['text', None, object(), np.array(['text']), np.array([{}])],
@@ -185,10 +122,6 @@ def test_truncated_data_are_noticed(size):
 def test_leaf_of_another_type_is_refused_naming_it(leaf):
   with pytest.raises(TypeError, match='at head/1'):
     value_codec.encode({'head': [1, leaf]})
-
-
-def test_equal_values_have_equal_bytes():
-  assert value_codec.encode(make_value(3)) == value_codec.encode(make_value(3))
 
 
 def test_to_json_gives_plain_python_numbers():
@@ -214,9 +147,6 @@ def test_to_json_gives_plain_python_numbers():
   assert type(converted['loss']) is float
   assert type(converted['round']) is int
   assert type(converted['rate']) is float
-
-
-def test_to_json_refuses_what_json_cannot_hold():
   with pytest.raises(TypeError, match='made of numbers'):
     value_codec.to_json({'a': object()})
 

@@ -116,17 +116,6 @@ def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(directory):
     assert store.last_round == 2
 
 
-def test_a_run_whose_warm_up_is_gone_cannot_be_opened(directory, tmp_path):
-  model = _CONFIG.build_model(_CONFIG.load_data())
-  with pytest.raises(errors.RunError, match='warmup'):
-    warm_up.started(_CONFIG, model, str(tmp_path))
-
-
-def test_negative_warm_up_is_refused():
-  with pytest.raises(ValueError, match='`num_warmup_rounds`'):
-    run_config.RunConfig(num_warmup_rounds=-1)
-
-
 @pytest.mark.parametrize(
   ('algorithm', 'setting'),
   [
@@ -280,18 +269,18 @@ def test_an_unfinished_run_is_refused(before, tmp_path):
   with run_store.RunStore.open_for_reading(unfinished) as store:
     settings = {**store.config, 'num_rounds': 3}
   # As of a run that was interrupted after two rounds.
-  run_store.RunStore.open_or_create(unfinished, settings).close()
+  run_store.RunStore.open(unfinished, settings, resume=True).close()
   with pytest.raises(ValueError, match='with its 3 rounds, found .2 in '):
     _started(_after(unfinished), tmp_path / 'run')
 
 
-def test_a_run_that_is_not_there_is_refused(tmp_path):
-  with pytest.raises(errors.RunError, match='There is no run in .*nowhere'):
-    _started(_after(str(tmp_path / 'nowhere')), tmp_path / 'run')
-
-
-def test_a_run_whose_initial_weights_are_gone_cannot_be_opened(tmp_path):
-  config = _after('elsewhere')
-  model = config.build_model(config.load_data())
-  with pytest.raises(errors.RunError, match='There is no initial_weights.npz'):
-    warm_up.started(config, model, str(tmp_path))
+def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
+  for config, use, words in (
+    (_CONFIG, warm_up.started, 'There is no run in .*warmup'),
+    (_after('elsewhere'), warm_up.started, 'There is no initial_weights.npz'),
+    (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
+  ):
+    data = config.load_data()
+    arguments = [data] if use is warm_up.run else []
+    with pytest.raises(errors.RunError, match=words):
+      use(config, config.build_model(data), *arguments, str(tmp_path))

@@ -214,7 +214,7 @@ def _measure_populations(
     for name, num_clients in sizes.items():
       start, start_mb = time.perf_counter(), machine.resident_mb()
       store = stack.enter_context(
-        run_store.RunStore.create(os.path.join(directory, name), {})
+        run_store.RunStore.open(os.path.join(directory, name), {})
       )
       rounds = stored_rounds.StoredRounds(
         process, runtime, workload.make_data(num_clients), store

@@ -5,7 +5,7 @@ what all known clients' personal models predict: for classifiers of the classes'
 probabilities, otherwise of the outputs. Every known client counts alike.
 
 In federated terms the new client's inputs are broadcast, every known client
-predicts, and the predictions are summed; nobody but a client sees its model.
+predicts, and the predictions are summed.
 
 Sources: FedSplit (Wang, Tang, Li: Factor-Assisted Federated Learning for
 Personalized Optimization with Heterogeneous Data, arXiv:2312.04281, section
@@ -15,7 +15,6 @@ section 2.2) does the same.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +23,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.client import client_examples, example_tensors, objectives
+from tff_pfl.client import client_examples, objectives
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.models import domains
+from tff_pfl.models import prediction
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.templates import client_work, personalized_process
+from tff_pfl.templates import personalized_process
 
 
 class NoModelsError(ValueError):
@@ -63,20 +62,8 @@ def evaluate_clients(
   tests = [new.test(client_id) for client_id in ids]
   if not tests:
     return []
-  fields = [test.as_dict() for test in tests]
-  together = collections.OrderedDict(
-    (
-      name,
-      tf.nest.map_structure(
-        lambda *arrays: np.concatenate(arrays),
-        *(of_client[name] for of_client in fields),
-      ),
-    )
-    for name in process.model.element_spec
-    if name != 'y'
-  )
   total, num_models = _sum_of_predictions(
-    process, runtime, server_state, states_of, known, together
+    process, runtime, server_state, states_of, known, tests
   )
   if not num_models:
     raise NoModelsError(
@@ -88,92 +75,30 @@ def evaluate_clients(
       )
     )
   sizes = [new.num_test_examples(client_id) for client_id in ids]
-  predictions = np.split(total / num_models, np.cumsum(sizes)[:-1])
+  means = np.split(total / num_models, np.cumsum(sizes)[:-1])
   return [
     {
       'client': client_id,
       'num_test_examples': size,
       'num_models': num_models,
-      'after': _metrics(process.model, prediction, test.y),
+      'after': _metrics(process.model, mean, test.y),
     }
-    for client_id, size, prediction, test in zip(ids, sizes, predictions, tests)
+    for client_id, size, mean, test in zip(ids, sizes, means, tests)
   ]
 
 
-def _computations(process: personalized_process.PersonalizedProcess) -> tuple:
-  """What the known clients compute.
-
-  Returns:
-    Two computations: the clients' models, each with whether all of it is
-    finite, `(<S@SERVER, C@CLIENTS, D*@CLIENTS> -> <weights, bool>@CLIENTS)`,
-    see `PersonalizedProcess.personalize`; and the sum of their predictions,
-    `(<weights@CLIENTS, inputs@SERVER> -> float32 [rows, ...]@SERVER)`. The
-    inputs are an `OrderedDict(x=[rows, ...])` of `CHUNK_SIZE` rows, with
-    `domain=[rows]` where there are domains.
-  """
-  model = process.model
-  personalize = process.personalize
-  state_type, client_type, data_type = personalize.type_signature.parameter
-  inputs_type = tff.types.tensorflow_to_type(
-    collections.OrderedDict(
-      (
-        name,
-        tf.nest.map_structure(
-          lambda spec: tf.TensorSpec(
-            [example_tensors.CHUNK_SIZE, *spec.shape], spec.dtype
-          ),
-          spec,
-        ),
-      )
-      for name, spec in model.element_spec.items()
-      if name != 'y'
-    )
-  )
-
-  @tff.tensorflow.computation(personalize.type_signature.result)
-  def with_finiteness(personal):
-    return personal.weights, client_work.all_finite(personal.weights)
-
-  @tff.federated_computation(
-    tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(client_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def personal_models(state, client_states, data):
-    personal = tff.federated_map(
-      personalize, (tff.federated_broadcast(state), client_states, data)
-    )
-    return tff.federated_map(with_finiteness, personal)
-
-  weights_type = with_finiteness.type_signature.result[0]
-
-  @tff.tensorflow.computation(weights_type, inputs_type)
-  def predict_alone(weights, inputs):
-    x, _ = domains.join({**inputs, 'y': ()})
-    outputs, _ = model.forward(weights, x)
-    if model.classifier is not None:
-      outputs = model.classifier.probabilities(outputs)
-    return tf.cast(outputs, tf.float32)
-
-  @tff.federated_computation(
-    tff.FederatedType(weights_type, tff.CLIENTS),
-    tff.FederatedType(inputs_type, tff.SERVER),
-  )
-  def sum_of_predictions(weights, inputs):
-    predicted = tff.federated_map(
-      predict_alone, (weights, tff.federated_broadcast(inputs))
-    )
-    return tff.federated_sum(predicted)
-
-  return personal_models, sum_of_predictions
-
-
 def _sum_of_predictions(
-  process, runtime, server_state, states_of, known, inputs
+  process, runtime, server_state, states_of, known, tests
 ):
   """The sum of all known clients' predictions, and the number of them."""
-  personal_models, sum_of_predictions = _computations(process)
-  num_inputs = len(tf.nest.flatten(inputs)[0])
+  model, domain = process.model, None
+  x = tf.nest.map_structure(
+    lambda *parts: np.concatenate(parts), *(test.x for test in tests)
+  )
+  if model.domains is not None:
+    domain = np.concatenate([test.domain for test in tests])
+  forward = prediction.compiled(model)
+  personal_models = _personal_models(process)
   (train,) = runtime.share(client_examples.ClientExamples(known.train))
   total, num_models = 0.0, 0
   indices = range(known.num_clients)
@@ -186,7 +111,7 @@ def _sum_of_predictions(
     ]
     if not members:
       continue
-    found = runtime.run(
+    personal = runtime.run(
       personal_models,
       server_state,
       [state for state, _ in members],
@@ -195,35 +120,33 @@ def _sum_of_predictions(
         for state, name in members
       ],
     )
-    # A model that diverged has no say.
-    models = [weights for weights, is_finite in found if is_finite]
-    if not models:
-      continue
-    total += np.concatenate(
-      [
-        np.asarray(runtime.run(sum_of_predictions, models, rows))
-        for rows in _padded(inputs)
-      ]
-    )[:num_inputs]
-    num_models += len(models)
+    for weights in (one.weights for one in personal):
+      # A model that diverged has no say.
+      if all(np.isfinite(value).all() for value in weights.values()):
+        total += prediction.predict(model, weights, x, domain, forward)
+        num_models += 1
   return total, num_models
 
 
-def _padded(inputs):
-  """The inputs, so many at a time; the last ones are padded with zeros."""
-  rows = example_tensors.CHUNK_SIZE
-  for start in range(0, len(tf.nest.flatten(inputs)[0]), rows):
+def _personal_models(process):
+  """`process.personalize` of several clients."""
+  state_type, *client_types = process.personalize.type_signature.parameter
 
-    def part(value, start=start):
-      value = value[start : start + rows]
-      missing = rows - len(value)
-      return np.pad(value, [(0, missing)] + [(0, 0)] * (value.ndim - 1))
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    *(tff.FederatedType(of_client, tff.CLIENTS) for of_client in client_types),
+  )
+  def personal_models(state, client_states, data):
+    return tff.federated_map(
+      process.personalize,
+      (tff.federated_broadcast(state), client_states, data),
+    )
 
-    yield tf.nest.map_structure(part, inputs)
+  return personal_models
 
 
-def _metrics(model, prediction, y) -> dict[str, Any]:
-  outputs = tf.constant(prediction, tf.float32)
+def _metrics(model, predicted, y) -> dict[str, Any]:
+  outputs = tf.constant(predicted, tf.float32)
   if model.classifier is not None:
     outputs = model.classifier.outputs_of(outputs)
   sums = objectives.metric_sums(

@@ -115,9 +115,13 @@ def evaluate(
         )
       rows.append(row)
       if 'scores' in result:
+        # Copies without the padding.
         predictions.append(
-          two_class_scores.client_predictions(
-            result['scores'], row['num_test_examples']
+          two_class_scores.Predictions(
+            **{
+              name: np.array(values[: row['num_test_examples']])
+              for name, values in result['scores'].items()
+            }
           )
         )
   return Evaluation(rows, _summary(process, rows, predictions))

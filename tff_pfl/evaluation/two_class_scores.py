@@ -14,7 +14,7 @@ Of several labels they are means over those that have examples of both classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -38,21 +38,6 @@ class Predictions(NamedTuple):
   after: np.ndarray
   y: np.ndarray
   domain: Optional[np.ndarray] = None
-
-
-def client_predictions(
-  scores: Mapping[str, Any], num_examples: int
-) -> Predictions:
-  """A client's predictions, copied without their padding.
-
-  Args:
-    scores: `scores` of the client's result of `process.evaluate_clients`:
-      `before`, `after`, `y` and, with domains, `domain`, each `[capacity]`.
-    num_examples: How many of the first are not padding.
-  """
-  return Predictions(
-    **{name: np.array(all_[:num_examples]) for name, all_ in scores.items()}
-  )
 
 
 def area_under_curve(y: Any, scores: Any) -> Optional[float]:

@@ -76,19 +76,14 @@ def _check_domains_fit(
 ) -> None:
   """Raises `ValueError` if a model wants other domains than a dataset has."""
   wanted = 'domain' in model.element_spec
-  found = data.domain_names is not None
   errors.expect(
-    found or not wanted,
+    wanted == (data.domain_names is not None),
     'data',
-    f'a dataset with domains, as model {model.name!r} takes them',
-    f'dataset {data.name!r} without',
-  )
-  errors.expect(
-    wanted or not found,
-    'data',
-    f'a dataset without domains, as model {model.name!r} takes none (see'
-    ' `domain_models.with_domains`)',
-    f'{data.num_domains} domains in dataset {data.name!r}',
+    f'a dataset {"with" if wanted else "without"} domains, as model'
+    f' {model.name!r} takes them (see `domain_models.with_domains`)',
+    f'dataset {data.name!r} without'
+    if wanted
+    else f'{data.num_domains} domains in dataset {data.name!r}',
   )
   if model.domains is not None:
     names = tuple(model.domains.names)

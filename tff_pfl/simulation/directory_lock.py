@@ -1,6 +1,5 @@
 """A lock by which one process at a time writes into a directory."""
 
-import contextlib
 import fcntl
 import os
 
@@ -19,26 +18,26 @@ class DirectoryLock:
 
   def __init__(self, directory: str):
     self._directory = directory
-    self._file = None
 
   def __enter__(self) -> 'DirectoryLock':
-    path = os.path.join(self._directory, LOCK_NAME)
     try:
       os.makedirs(self._directory, exist_ok=True)
+      path = os.path.join(self._directory, LOCK_NAME)
       # Not truncated on opening: the file may tell who holds the lock.
       self._file = open(path, 'a+', encoding='utf-8')
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      self._write(str(os.getpid()))
+      self._file.truncate(0)
+      self._file.write(str(os.getpid()))
+      self._file.flush()
     except BlockingIOError as error:
       with self._file as file:
         file.seek(0)
-        holder = file.read().strip() or 'unknown'
+        holder = file.read() or 'unknown'
       raise errors.RunError(
         f'The output directory {self._directory} is in use by a running process'
         f' (pid {holder}): wait for it to end, or pass another `output_dir`.'
       ) from error
     except OSError as error:
-      self.release()
       raise errors.RunError(
         f'Cannot write to the output directory {self._directory}:'
         f' {errors.os_reason(error)}.'
@@ -46,20 +45,6 @@ class DirectoryLock:
     return self
 
   def __exit__(self, *_: object) -> None:
-    self.release()
-
-  def release(self) -> None:
-    """Releases the lock; may be called again."""
     # The file stays: if it were removed, another process could lock a new file
     # of this name while a third one holds the old.
-    if self._file is not None and not self._file.closed:
-      with contextlib.suppress(OSError):
-        self._write('')
-      with contextlib.suppress(OSError):
-        self._file.close()
-
-  def _write(self, text: str) -> None:
-    self._file.seek(0)
-    self._file.truncate()
-    self._file.write(text)
-    self._file.flush()
+    self._file.close()

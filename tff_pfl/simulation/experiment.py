@@ -133,9 +133,6 @@ def run(
   epsilons = None
   if accounting is not None:
     _expect_accounting_of(process, sampler, accounting)
-  open_store = (
-    run_store.RunStore.open_or_create if resume else run_store.RunStore.create
-  )
   with contextlib.ExitStack() as stack:
     # Before the store, so that an unknown runtime, or one whose workers cannot
     # be reached, leaves nothing behind.
@@ -147,7 +144,9 @@ def run(
       config['privacy'] = accounting.description()
       epsilons = accounting.epsilons(num_rounds)
       print(privacy.announcement(accounting, epsilons), file=sys.stderr)
-    store = stack.enter_context(open_store(output_dir, config))
+    store = stack.enter_context(
+      run_store.RunStore.open(output_dir, config, resume=resume)
+    )
     if data.encoding is not None:
       summary_lib.write_json(
         os.path.join(store.directory, ENCODING_NAME),

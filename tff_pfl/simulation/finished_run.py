@@ -78,8 +78,8 @@ class FinishedRun:
     """What makes examples of a table's rows, as the training had them.
 
     Raises:
-      RunError: If the run's data are no table, or it has no encoding.
-      ValueError: If the encoding's file is damaged.
+      RunError: If the run's data are no table.
+      ValueError: If the encoding's file is missing or damaged.
     """
     if self.data.encoding is None:
       raise errors.RunError(
@@ -87,12 +87,6 @@ class FinishedRun:
         f' {self.data.name} in {self.directory}; give examples as arrays.'
       )
     path = os.path.join(self.directory, experiment.ENCODING_NAME)
-    if not os.path.exists(path):
-      raise errors.RunError(
-        f'The run in {self.directory} has no {experiment.ENCODING_NAME}, which'
-        ' earlier versions did not write. Resume the run: that writes it, and'
-        ' trains nothing where all rounds are done.'
-      )
     content = files.read_bytes(path)
     try:
       return table_encoding.TableEncoding.from_json(json.loads(content))
@@ -377,25 +371,11 @@ def load_personal_model(
   """Reads a personal model of the given model.
 
   Raises:
-    ValueError: If the file is missing or damaged, or holds other weights than
-      the model's.
+    ValueError: If the file is missing or damaged, or lacks one of the model's
+      weights, or has one of another shape.
   """
-  weights = files.read_npz(path)
-  for name in dict.fromkeys([*model.initial_weights, *weights]):
-    wanted, found = (
-      np.shape(values[name]) if name in values else None
-      for values in (model.initial_weights, weights)
-    )
-    errors.expect(
-      found == wanted,
-      'personal model',
-      f'of the weights of model {model.name!r}, with {name} '
-      + (f'of shape {wanted}' if wanted is not None else 'absent'),
-      f'{found or "none"} in {path}',
-    )
-  return collections.OrderedDict(
-    (name, weights[name]) for name in model.initial_weights
-  )
+  weights = files.read_npz(path, list(model.initial_weights))
+  return split_model.check_weights(model, weights, tuple(model.layers))
 
 
 def personal_model_path(directory: str, client_id: str) -> str:

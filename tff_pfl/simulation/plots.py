@@ -12,7 +12,6 @@ from typing import Optional, Union
 import matplotlib
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl.models import split_model
@@ -157,11 +156,7 @@ def plot_domains(
   picture_style.save(figure, path)
 
 
-def _draw_bars(
-  axes: Axes,
-  models: Mapping[str, Mapping[str, Optional[float]]],
-  metric: split_model.PrimaryMetric,
-) -> None:
+def _draw_bars(axes, models, metric):
   """Draws a group of bars for each domain, a bar of it for each model."""
   height = 0.8 / len(models)
   for i, (label, values) in enumerate(models.items()):
@@ -192,11 +187,7 @@ def _draw_bars(
   picture_style.legend_above(axes, len(models))
 
 
-def _draw_sorted(
-  axes: Axes,
-  groups: Sequence[tuple[str, np.ndarray, str, float]],
-  metric: split_model.PrimaryMetric,
-) -> None:
+def _draw_sorted(axes, groups, metric):
   """Draws clients from worst to best: label, values, color and line width."""
   num_clients = groups[0][1].size
   # Client i of n stands in the middle of the i-th of n equal parts.
@@ -227,19 +218,14 @@ def _draw_sorted(
   noun = 'client' if num_clients == 1 else 'clients'
   axes.set_xlabel(f'{num_clients:,} {noun}, from worst to best (%)')
   axes.set_ylabel(metric.label(' of the client'))
-  _use_percent(axes, 'x', 0, 1, margin=0.0)
+  axes.set_xlim(0, 1)
+  picture_style.use_percent(axes.xaxis, num_ticks=7)
   _use_unit(axes, 'y', metric, *axes.get_ylim())
   picture_style.tidy(axes)
   picture_style.legend_above(axes, 2)
 
 
-def _draw_scatter(
-  axes: Axes,
-  before: np.ndarray,
-  after: np.ndarray,
-  labels: tuple[str, str],
-  metric: split_model.PrimaryMetric,
-) -> None:
+def _draw_scatter(axes, before, after, labels, metric):
   """Draws a point for each client, with the diagonal where nothing changed."""
   # The area of a point is the number of clients it stands for.
   points, counts = picture_style.coinciding(before, after)
@@ -287,36 +273,15 @@ def _draw_scatter(
     handle.set_sizes([40])
 
 
-def _use_unit(
-  axes: Axes,
-  axis_name: str,
-  metric: split_model.PrimaryMetric,
-  low: float,
-  high: float,
-) -> None:
-  """Gives an axis of a metric limits, and percentages where it has these."""
-  if metric.is_fraction:
-    _use_percent(axes, axis_name, low, high)
-  elif low < high:
-    axes.set(**{f'{axis_name}lim': (low, high)})
+def _use_unit(axes, axis_name, metric, low, high):
+  """Gives an axis of a metric limits, and percentages where it has these.
 
-
-def _use_percent(
-  axes: Axes, axis_name: str, low: float, high: float, margin: float = 0.03
-) -> None:
-  """Gives an axis of fractions limits, and labels them as percentages.
-
-  Args:
-    axes: Where the axis is.
-    axis_name: "x" or "y".
-    low: The lower limit wished for.
-    high: The upper limit wished for. Where the two are closer than ten points,
-      the limits are set ten points apart.
-    margin: How far a limit may be outside [0, 1].
+  Of percentages the limits are at least ten points apart.
   """
-  missing = max(0.1 - (high - low), 0.0)
-  low = max(low - missing / 2, -margin)
-  high = min(high + missing / 2, 1 + margin)
-  axes.set(**{f'{axis_name}lim': (low, high)})
-  axis = {'x': axes.xaxis, 'y': axes.yaxis}[axis_name]
-  picture_style.use_percent(axis, num_ticks=7)
+  if metric.is_fraction:
+    missing = max(0.1 - (high - low), 0.0)
+    low = max(low - missing / 2, -0.03)
+    high = min(high + missing / 2, 1.03)
+    picture_style.use_percent(getattr(axes, f'{axis_name}axis'), num_ticks=7)
+  if low < high:
+    axes.set(**{f'{axis_name}lim': (low, high)})

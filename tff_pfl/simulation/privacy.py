@@ -204,7 +204,6 @@ def find_noise_multiplier(
 
 def expect_settings(config: run_config.RunConfig) -> None:
   """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
-  given = [config.dp_epsilon, config.dp_noise_multiplier]
   if config.aggregator not in (PRIVATE, DISTRIBUTED):
     aggregators.make_aggregator(config.aggregator)
     for field in dataclasses.fields(config):
@@ -217,41 +216,39 @@ def expect_settings(config: run_config.RunConfig) -> None:
       )
     return
   is_distributed = config.aggregator == DISTRIBUTED
-  errors.expect(
-    not is_distributed or config.dp_epsilon is None,
-    'dp_epsilon',
-    f'None with aggregator {DISTRIBUTED}, which takes a noise multiplier',
-    config.dp_epsilon,
-  )
-  errors.expect(
-    is_distributed or config.dp_bits == type(config).dp_bits,
-    'dp_bits',
-    f'{type(config).dp_bits} without aggregator {DISTRIBUTED}',
-    config.dp_bits,
-  )
-  errors.expect(
-    given.count(None) == 1,
-    'dp_epsilon',
-    'given, or else `dp_noise_multiplier`, and not both',
-    config.dp_epsilon,
-  )
+  for name, fits, wanted in (
+    (
+      'dp_epsilon',
+      not is_distributed or config.dp_epsilon is None,
+      f'None with aggregator {DISTRIBUTED}, which takes a noise multiplier',
+    ),
+    (
+      'dp_epsilon',
+      (config.dp_epsilon is None) != (config.dp_noise_multiplier is None),
+      'given, or else `dp_noise_multiplier`, and not both',
+    ),
+    (
+      'dp_bits',
+      is_distributed or config.dp_bits == type(config).dp_bits,
+      f'{type(config).dp_bits} without aggregator {DISTRIBUTED}',
+    ),
+    (
+      'client_weighting',
+      config.client_weighting != 'num_examples',
+      f'uniform or none with aggregator {config.aggregator}, to which all '
+      'clients are alike',
+    ),
+    (
+      'num_warmup_rounds',
+      config.num_warmup_rounds == 0,
+      f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
+    ),
+  ):
+    errors.expect(fits, name, wanted, getattr(config, name))
   if config.dp_epsilon is not None:
     errors.expect_positive('dp_epsilon', config.dp_epsilon)
   if config.dp_delta is not None:
     errors.expect_share('dp_delta', config.dp_delta, '(0, 1)')
-  errors.expect(
-    config.client_weighting != 'num_examples',
-    'client_weighting',
-    f'uniform or none with aggregator {config.aggregator}, to which all '
-    'clients are alike',
-    config.client_weighting,
-  )
-  errors.expect(
-    config.num_warmup_rounds == 0,
-    'num_warmup_rounds',
-    f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
-    config.num_warmup_rounds,
-  )
   if config.dp_noise_multiplier is not None:
     aggregator_of(config)
   else:

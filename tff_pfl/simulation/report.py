@@ -6,7 +6,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -190,14 +190,10 @@ def primary_metric(
   """What the models of a run are compared by.
 
   Args:
-    evaluations: As `RunStore.evaluations` returns them, at least one. Those of
-      old runs do not say it: these go by the accuracy if there is one.
+    evaluations: As `RunStore.evaluations` returns them, at least one.
   """
-  newest = evaluations[-1]
-  if 'primary_metric' in newest:
-    return split_model.PrimaryMetric(**newest['primary_metric'])
-  has_accuracy = 'accuracy' in newest['personal']
-  return split_model.ACCURACY if has_accuracy else split_model.LOSS
+  told = evaluations[-1].get('primary_metric')
+  return split_model.PrimaryMetric(**told) if told else split_model.ACCURACY
 
 
 def series(
@@ -227,28 +223,24 @@ def _curves(evaluations):
 
 
 def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The `primary_metric` of a summary, that of the accuracy included.
-
-  Of an old summary without an accuracy, `personal` and `global` are None.
-  """
-  default = split_model.ACCURACY if summary['accuracy'] else split_model.LOSS
+  """The `primary_metric` of a summary, that of the accuracy included."""
   return summary.get('primary_metric') or {
-    **default._asdict(),
+    **split_model.ACCURACY._asdict(),
     'personal': summary['accuracy'],
     'global': summary['global_accuracy'],
   }
 
 
-def recent_title(numbers: Iterable[Optional[int]]) -> str:
+def recent_title(numbers: Iterable[int]) -> str:
   """What a column of `last_10_mean` is called.
 
   Args:
-    numbers: The `num_last_10` of its rows; None where it is not known.
+    numbers: The `num_last_10` of its rows.
   """
-  numbers = set(numbers) - {None}
-  if not numbers or numbers == {10}:
-    return 'last 10\nrounds'
+  numbers = set(numbers) or {10}
   fewest, most = min(numbers), max(numbers)
+  if fewest == 10:
+    return 'last 10\nrounds'
   number = f'{fewest}' if fewest == most else f'{fewest}–{most}'
   return f'last {number}\nevaluation{"" if most == 1 else "s"}'
 
@@ -262,30 +254,25 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
 
-  def row(summary, figures):
-    personal = figures['personal'] or {}
-    shared = figures['global'] or {}
-    fairness = summary['fairness'] or {}
-    return [
-      summary['algorithm'],
-      personal.get('last'),
-      personal.get('last_10_mean'),
-      shared.get('last'),
-      fairness.get('std'),
-      fairness.get('worst_10_percent'),
-      fairness.get('fraction_hurt'),
-      summary['loss'],
-      summary['seconds_per_round'],
-    ]
-
   table = summary_lib.format_table(
-    map(row, summaries, primary),
+    [
+      [
+        summary['algorithm'],
+        figures['personal']['last'],
+        figures['personal']['last_10_mean'],
+        figures['global'] and figures['global']['last'],
+        summary['fairness'].get('std'),
+        summary['fairness'].get('worst_10_percent'),
+        summary['fairness'].get('fraction_hurt'),
+        summary['loss'],
+        summary['seconds_per_round'],
+      ]
+      for summary, figures in zip(summaries, primary)
+    ],
     [
       'method',
       f'personal\n{name}',
-      recent_title(
-        (figures['personal'] or {}).get('num_last_10') for figures in primary
-      ),
+      recent_title(figures['personal']['num_last_10'] for figures in primary),
       f'global\n{name}',
       'std over\nclients',
       'worst\n10%',
@@ -333,9 +320,7 @@ def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
     f'{summary["algorithm"]}, by domain\n'
     + domain_report.table(
       summary['domains'],
-      recent_title(
-        [(primary_figures(summary)['personal'] or {}).get('num_last_10')]
-      ),
+      recent_title([primary_figures(summary)['personal']['num_last_10']]),
     )
     for summary in summaries
     if 'domains' in summary

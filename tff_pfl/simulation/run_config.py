@@ -5,7 +5,6 @@ which is how a run is resumed and its personal models are used.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -23,32 +22,7 @@ from tff_pfl.templates import (
 )
 from tff_pfl.templates import personalization as personalization_lib
 
-# Settings that earlier runs do not have. They are stored where they are not the
-# default, so that those runs go on.
-_LATER = frozenset(
-  {
-    'statistics',
-    'augmentation',
-    'weight_decay',
-    'decoupled_weight_decay',
-    'max_gradient_norm',
-    'learning_rate_schedule',
-    'server_learning_rate_schedule',
-    'initial_run',
-    'initial_run_part',
-    'dp_epsilon',
-    'dp_noise_multiplier',
-    'dp_delta',
-    'dp_clip',
-    'dp_bits',
-    'dp_metrics',
-    'attack',
-    'attacked_fraction',
-  }
-)
-
-
-_INFINITIES = {'inf': math.inf, '-inf': -math.inf}
+_INFINITIES = ['inf', '-inf']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +202,9 @@ class RunConfig:
   def settings(self) -> dict[str, Any]:
     """The settings as JSON types."""
     settings = dataclasses.asdict(self)
-    for field in dataclasses.fields(self):
-      if field.name in _LATER and settings[field.name] == field.default:
-        del settings[field.name]
     # JSON has no infinity.
     settings['hparams'] = {
-      name: str(value) if value in _INFINITIES.values() else value
+      name: str(value) if str(value) in _INFINITIES else value
       for name, value in settings['hparams'].items()
     }
     settings['dataset_arguments'] = dict(self.dataset_arguments)
@@ -254,15 +225,14 @@ class RunConfig:
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
     own = set(settings) - set(experiment.RECORDED)
-    is_named = isinstance(settings.get('model'), str)
-    if not is_named or not names - _LATER <= own <= names:
+    if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
         'Expected a run whose model and data have names; this one was made by '
         'a program of its own and only that program can build them again.'
       )
     algorithm = registry.get_algorithm(settings['algorithm'])
     hparams = {
-      name: _INFINITIES[value] if value in list(_INFINITIES) else value
+      name: float(value) if value in _INFINITIES else value
       for name, value in settings['hparams'].items()
     }
     return cls(

@@ -5,15 +5,17 @@ the clients that took part, the metrics and the evaluation go into one
 transaction that is on the disk when `RunStore.commit_round` returns. A run that
 is killed at any moment thus loses at most the round it was computing. Only the
 newest server state and the newest state of each client are kept, so with the
-rounds the file grows by their metrics alone. Client states are read one by one
-when asked for; memory does not grow with the number of clients.
+rounds the file grows by their metrics alone. Client states are read when asked
+for; memory does not grow with the number of clients.
 
 One process at a time writes to a run. It holds an advisory lock on the file
 `run.lock`, which the kernel releases however the process ends. Any number of
 processes may read meanwhile, through `RunStore.open_for_reading`.
 
-Settings and metrics stand behind checksums, and the rounds have no gap. All of
-that is checked when a run is opened, before anything is written to it.
+All content stands behind a checksum of it and of where it belongs, and the
+rounds have no gap. Of settings and metrics that is checked when a run is
+opened, of states when they are read, and of the server's before anything is
+written. What goes wrong is a `RunError` of one line that says what is safe.
 
 A store belongs to the thread that opened it.
 """
@@ -22,17 +24,37 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import urllib.parse
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
-from tff_pfl.simulation import directory_lock, run_file, value_codec
+from tff_pfl.simulation import directory_lock, metrics_writers, value_codec
 
 # What may differ between a run and its resumption: it does not change what any
 # round computes.
 MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
-FILE_NAME = run_file.FILE_NAME
+FILE_NAME = 'run.sqlite'
+
+# Marks a SQLite file as ours ("tfpf"), with the version of the tables below.
+_APPLICATION_ID = 0x74667066
+_VERSION = 4
+_TABLES = (
+  # The settings, the server's state and the scores of each client.
+  'CREATE TABLE newest (name TEXT PRIMARY KEY, content BLOB)',
+  'CREATE TABLE client_states (client INTEGER PRIMARY KEY, content BLOB)',
+  # Metrics and evaluation, as JSON.
+  'CREATE TABLE rounds (round INTEGER PRIMARY KEY, content BLOB)',
+)
+# States are large: with pages larger than SQLite's 4 KiB they take fewer.
+_PAGE_SIZE = 16 * 1024
+# The write-ahead log is cut to this size when a large round has swollen it.
+_JOURNAL_SIZE_LIMIT = 64 * 1024 * 1024
+# A reader or writer waits this long for another's short critical section.
+_BUSY_TIMEOUT_SECONDS = 30.0
+_CHECKSUM_SIZE = 4
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -40,79 +62,64 @@ _Path = Union[str, 'os.PathLike[str]']
 class RunStore:
   """The committed rounds of a run; see the module's docstring.
 
-  Use `create`, `open_or_create` or `open_for_reading`, not the constructor.
-  Every method raises `RunError` where the file is damaged or the disk fails,
-  and says what is safe.
+  Use `open` or `open_for_reading`, not the constructor.
   """
 
   def __init__(
     self,
     directory: str,
     connection: sqlite3.Connection,
-    lock: Optional[directory_lock.DirectoryLock],
+    on_close: contextlib.ExitStack,
   ):
     self._directory = directory
     self._connection = connection
-    self._lock = lock
+    self._on_close = on_close
+    on_close.callback(connection.close)
 
   @classmethod
-  def create(cls, directory: _Path, config: Mapping[str, Any]) -> 'RunStore':
-    """Starts a run.
+  def open(
+    cls, directory: _Path, config: Mapping[str, Any], *, resume: bool = False
+  ) -> 'RunStore':
+    """Starts a run or continues the one in its output directory.
 
     Args:
       directory: The run's output directory; made if missing. A run in it that
         never committed its initial state is replaced.
-      config: The settings of the run: what JSON can hold, nested as need be.
+      config: The settings of the run: what JSON can hold, nested as need be. A
+        run that is continued takes on those of `MUTABLE_SETTINGS`.
+      resume: Whether to continue a run that is there, which is otherwise an
+        error.
 
     Raises:
-      RunError: If `directory` has a run, is in use by a running process, or
-        cannot be written to.
+      RunError: If `directory` has a run or is in use by a running process, or
+        cannot be written to; or if its run is damaged or has other settings
+        than `config`, each of which the message gives with both values.
     """
     directory = os.fspath(directory)
-    config_json = _dump(config)
     with contextlib.ExitStack() as on_error:
-      lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
-      if run_file.has_run(directory):
+      on_error.enter_context(directory_lock.DirectoryLock(directory))
+      is_there = has_run(directory)
+      if is_there and not resume:
         raise errors.RunError(
           f'There is a run in {directory} already: pass `resume` to continue'
           ' it, or another `output_dir`.'
         )
-      with run_file.translated_errors(directory, 'create the run'):
-        connection = run_file.create(directory, config_json)
-      on_error.pop_all()
-      return cls(directory, connection, lock)
-
-  @classmethod
-  def open_or_create(
-    cls, directory: _Path, config: Mapping[str, Any]
-  ) -> 'RunStore':
-    """Continues the run in `directory` or, without one, starts it.
-
-    Args:
-      directory: The run's output directory.
-      config: The settings given now, as for `create`. The run takes on those of
-        `MUTABLE_SETTINGS`.
-
-    Raises:
-      RunError: If `directory` is in use by a running process, or its run is
-        damaged or has other settings than `config`; the message gives each such
-        setting with both values.
-    """
-    directory = os.fspath(directory)
-    if not run_file.has_run(directory):
-      return cls.create(directory, config)
-    config_json = _dump(config)
-    with contextlib.ExitStack() as on_error:
-      lock = on_error.enter_context(directory_lock.DirectoryLock(directory))
-      # Whoever can write changes the file by closing it, if only by moving the
-      # write-ahead log of a killed process into it.
-      with cls._open_checked(directory, run_file.open_unchanged) as store:
-        store.server_state()
-        store._check_resumable(json.loads(config_json))
-      with run_file.translated_errors(directory, 'open the run'):
-        connection = run_file.open_for_writing(directory, config_json)
-      on_error.pop_all()
-      return cls(directory, connection, lock)
+      with _one_line(directory, 'open the run'):
+        if is_there:
+          store = cls(directory, _connect(directory, 'rw'), on_error)
+          store._check()
+          store.server_state()
+          store._check_resumable(value_codec.to_json(config))
+        else:
+          store = cls(directory, _new_file(directory), on_error)
+          store._write_newest('per_client', _dump([]))
+        store._connection.execute('PRAGMA synchronous = FULL')
+        store._connection.execute(
+          f'PRAGMA journal_size_limit = {_JOURNAL_SIZE_LIMIT}'
+        )
+        store._write_newest('config', _dump(config))
+      store._on_close = on_error.pop_all()
+      return store
 
   @classmethod
   def open_for_reading(cls, directory: _Path) -> 'RunStore':
@@ -124,30 +131,16 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
-    if not os.path.isfile(run_file.path_in(directory)):
+    if not os.path.isfile(_path_in(directory)):
       raise errors.RunError(
         f'There is no run in {directory} (no {FILE_NAME}): check the name of'
         ' the folder.'
       )
-    return cls._open_checked(directory, run_file.open_for_reading)
-
-  @classmethod
-  def _open_checked(
-    cls, directory: str, connect: Callable[[str], sqlite3.Connection]
-  ) -> 'RunStore':
-    """Opens a run for reading if settings and metrics are as committed.
-
-    States are checked as they are read.
-    """
     with contextlib.ExitStack() as on_error:
-      with run_file.translated_errors(directory, 'open the run'):
-        connection = on_error.enter_context(
-          contextlib.closing(connect(directory))
-        )
-        run_file.check_schema(connection, directory)
-      store = cls(directory, connection, None)
-      _ = store.config, store.history(), store.per_client()
-      on_error.pop_all()
+      with _one_line(directory, 'open the run'):
+        store = cls(directory, _connect_for_reading(directory), on_error)
+        store._check()
+      store._on_close = on_error.pop_all()
       return store
 
   @property
@@ -158,12 +151,7 @@ class RunStore:
   @property
   def config(self) -> dict[str, Any]:
     """The settings of the run."""
-    rows = self._read('SELECT json FROM config')
-    if not rows:
-      raise run_file.damaged(self._directory, 'its settings are missing')
-    return json.loads(
-      run_file.unseal(self._directory, 'its settings', rows[0][0])
-    )
+    return json.loads(self._newest('config'))
 
   @property
   def last_round(self) -> int:
@@ -173,7 +161,6 @@ class RunStore:
 
   def commit_round(
     self,
-    round_number: int,
     *,
     server_state: bytes,
     client_states: Mapping[int, bytes],
@@ -181,56 +168,50 @@ class RunStore:
     evaluation: Optional[Mapping[str, Any]] = None,
     per_client: Sequence[Mapping[str, Any]] = (),
   ) -> None:
-    """Commits all that a round has changed, or nothing.
+    """Commits all that the next round has changed, or nothing.
+
+    The first commit, round 0, is that of the initial state.
 
     Args:
-      round_number: The round, `last_round` + 1; 0 for the initial state.
       server_state: The server state after the round.
       client_states: The states of clients that have changed, by client index.
       metrics: The metrics of the round, nested as need be, of the types that
-        `value_codec.to_json` takes; "round" and "evaluation" are taken names.
-        The initial state has none.
+        `value_codec.to_json` takes. The initial state has none.
       evaluation: The metrics of an evaluation after the round, of the same
         types; None if none took place.
       per_client: With `evaluation`, the metrics of each client.
 
     Raises:
-      ValueError: If the round is not the next one, or `metrics` has a name that
-        is taken.
       RunError: If the disk is full or fails. Nothing of the round is stored
         then, and all rounds before it are still there.
     """
-    if self._lock is None:
-      raise errors.RunError(
-        f'The run in {self._directory} is open for reading only.'
-      )
     last_round = self.last_round
-    errors.expect(
-      round_number == last_round + 1,
-      'round_number',
-      f'the next round, {last_round + 1}',
-      round_number,
-    )
-    for name in ('round', 'evaluation'):
-      errors.expect(
-        name not in metrics,
-        'metrics',
-        f'without {name!r}, which the history adds',
-        list(metrics),
+    number = last_round + 1
+    row = {'round': number, **metrics}
+    if evaluation is not None:
+      row['evaluation'] = evaluation
+    advice = 'mend that and start again'
+    if number:
+      advice = (
+        f'everything up to round {last_round} is safe: mend that and pass'
+        ' `resume`'
       )
-    with run_file.translated_errors(
-      self._directory, f'commit round {round_number}', last_round
-    ):
-      with run_file.transaction(self._connection) as connection:
-        run_file.insert_round(
-          connection,
-          round_number,
-          server_state,
-          client_states,
-          _dump(metrics),
-          None if evaluation is None else _dump(evaluation),
-          [_dump(row) for row in per_client],
+    with _one_line(self._directory, f'commit round {number}', advice):
+      with _transaction(self._connection):
+        self._write_newest('server_state', server_state, number)
+        self._connection.executemany(
+          'INSERT OR REPLACE INTO client_states VALUES (?, ?)',
+          (
+            (client, _seal(state, 'client', client))
+            for client, state in client_states.items()
+          ),
         )
+        self._connection.execute(
+          'INSERT INTO rounds VALUES (?, ?)',
+          [number, _seal(_dump(row), 'round', number)],
+        )
+        if evaluation is not None:
+          self._write_newest('per_client', _dump(per_client))
 
   def server_state(self) -> bytes:
     """Returns the newest server state.
@@ -238,42 +219,31 @@ class RunStore:
     Raises:
       RunError: If it is damaged, or the initial one is not committed yet.
     """
-    # One statement, as a round may be committed meanwhile.
-    rows = self._read(
-      'SELECT state, (SELECT substr(metrics, 9, 8) FROM rounds'
-      ' ORDER BY round DESC LIMIT 1) FROM server_state ORDER BY piece'
-    )
-    if not rows and self.last_round < 0:
+    if self.last_round < 0:
       raise errors.RunError(
         f'The run in {self._directory} has committed no state yet.'
       )
-    try:
-      state = b''.join(row[0] for row in rows)
-    except TypeError as error:
-      raise run_file.damaged(
-        self._directory, f'server state: {error}'
-      ) from error
-    if not rows or rows[0][1] != run_file.checksum(state):
-      raise run_file.damaged(
-        self._directory, 'its state is not that of the last round'
-      )
-    return state
+    return self._newest('server_state')
 
   def client_states(self, client_indices: Iterable[int]) -> dict[int, bytes]:
     """Returns the newest states by client index, in the order asked for.
 
     A client whose state was never committed is absent.
     """
-    states = {}
-    query = 'SELECT state FROM client_states WHERE client = ?'
-    with run_file.translated_errors(self._directory, 'read the run'):
-      # One transaction, so that a reader never sees states of two rounds.
-      with run_file.transaction(self._connection, 'DEFERRED') as connection:
-        for index in client_indices:
-          row = connection.execute(query, [index]).fetchone()
-          if row is not None:
-            states[index] = row[0]
-    return states
+    indices = list(client_indices)
+    # One statement, so that a reader never sees states of two rounds.
+    found = dict(
+      self._read(
+        'SELECT client, content FROM client_states'
+        ' WHERE client IN (SELECT value FROM json_each(?))',
+        json.dumps(indices),
+      )
+    )
+    return {
+      index: self._unseal(found[index], 'client', index)
+      for index in indices
+      if index in found
+    }
 
   def history(self) -> list[dict[str, Any]]:
     """Returns all that is known of each round from 1 on.
@@ -281,24 +251,12 @@ class RunStore:
     It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
     only where there was one.
     """
-    # Read at once: a query that stays open while its rows are consumed would
-    # keep the running process from shortening its write-ahead log.
-    rows = self._read(
-      'SELECT round, rounds.metrics, evaluations.metrics FROM rounds'
-      ' LEFT JOIN evaluations USING (round) ORDER BY round'
-    )
     history = []
-    for expected, (number, metrics, evaluation) in enumerate(rows):
+    rows = self._read('SELECT round, content FROM rounds ORDER BY round')
+    for expected, (number, content) in enumerate(rows):
       if number != expected:
-        raise run_file.damaged(self._directory, f'round {expected} is missing')
-      metrics = run_file.unseal(
-        self._directory, f'round {number}', metrics, number, evaluation
-      )
-      # Behind the checksum of the state.
-      row = {'round': number, **json.loads(metrics[8:])}
-      if evaluation is not None:
-        row['evaluation'] = json.loads(evaluation)
-      history.append(row)
+        raise _damaged(self._directory, f'round {expected} is missing')
+      history.append(json.loads(self._unseal(content, 'round', number)))
     # Without the initial state.
     return history[1:]
 
@@ -312,21 +270,11 @@ class RunStore:
 
   def per_client(self) -> list[dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
-    rows = self._read('SELECT metrics FROM per_client ORDER BY row')
-    return [
-      json.loads(
-        run_file.unseal(
-          self._directory, 'its scores of clients', *row, i, len(rows)
-        )
-      )
-      for i, row in enumerate(rows)
-    ]
+    return json.loads(self._newest('per_client'))
 
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
-    self._connection.close()
-    if self._lock is not None:
-      self._lock.release()
+    self._on_close.close()
 
   def __enter__(self) -> 'RunStore':
     return self
@@ -334,27 +282,74 @@ class RunStore:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _read(self, query: str) -> list[Any]:
-    with run_file.translated_errors(self._directory, 'read the run'):
-      return self._connection.execute(query).fetchall()
+  def _read(self, query: str, *values: Any) -> list[Any]:
+    # Read at once: a query that stays open while its rows are consumed would
+    # keep the running process from shortening its write-ahead log.
+    with _one_line(self._directory, 'read the run'):
+      return self._connection.execute(query, values).fetchall()
+
+  def _newest(self, name: str) -> bytes:
+    # One statement, as a round may be committed meanwhile.
+    rows = self._read(
+      'SELECT content, (SELECT MAX(round) FROM rounds) FROM newest'
+      ' WHERE name = ?',
+      name,
+    )
+    if not rows:
+      raise _damaged(self._directory, f'its {name} is missing')
+    ((content, last_round),) = rows
+    context = [last_round] if name == 'server_state' else []
+    return self._unseal(content, name, *context)
+
+  def _write_newest(self, name: str, content: bytes, *context: Any) -> None:
+    self._connection.execute(
+      'INSERT OR REPLACE INTO newest VALUES (?, ?)',
+      [name, _seal(content, name, *context)],
+    )
+
+  def _unseal(self, sealed: Any, *context: Any) -> bytes:
+    """Returns what `_seal` was given; raises `RunError` if it was not this."""
+    if isinstance(sealed, bytes):
+      content = sealed[_CHECKSUM_SIZE:]
+      if sealed == _seal(content, *context):
+        return content
+    what = ' '.join(map(str, context))
+    raise _damaged(self._directory, f'{what} has another checksum')
+
+  def _check(self) -> None:
+    """Raises `RunError` unless settings and metrics are as committed."""
+
+    def pragma(name):
+      return self._connection.execute(f'PRAGMA {name}').fetchone()[0]
+
+    if not pragma('schema_version'):
+      raise errors.RunError(
+        f'There is no run in {self._directory} ({FILE_NAME} is empty): it has'
+        ' not begun, or the file is to be restored from a backup.'
+      )
+    if pragma('application_id') != _APPLICATION_ID:
+      raise errors.RunError(
+        f'Cannot open the run in {self._directory}: {FILE_NAME} was not made by'
+        ' tff_pfl; pass another `output_dir`.'
+      )
+    if pragma('user_version') != _VERSION:
+      raise errors.RunError(
+        f'Cannot open the run in {self._directory}: its format is version'
+        f' {pragma("user_version")}, this tff_pfl reads version {_VERSION}; use'
+        ' the tff_pfl that made it.'
+      )
+    _ = self.config, self.history(), self.per_client()
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
     old, new = (
       value_codec.flatten(settings, '.') for settings in (self.config, given)
     )
-    absent = object()
-    differences = []
-    for name in dict.fromkeys([*old, *new]):
-      was, now = old.get(name, absent), new.get(name, absent)
-      if name in MUTABLE_SETTINGS or was == now:
-        continue
-      was_text, now_text = (
-        'absent' if value is absent else repr(value) for value in (was, now)
-      )
-      # NaN differs from itself, its text does not.
-      if was_text != now_text:
-        differences.append(f'{name} was {was_text}, now {now_text}')
+    differences = [
+      f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+      for name in dict.fromkeys([*old, *new])
+      if name not in MUTABLE_SETTINGS and old.get(name) != new.get(name)
+    ]
     if differences:
       raise errors.RunError(
         f'Cannot resume the run in {self._directory} with other settings:'
@@ -373,6 +368,128 @@ class RunStore:
       )
 
 
-def _dump(value: Mapping[str, Any]) -> str:
+def has_run(directory: str) -> bool:
+  """Returns whether there is anything that a new run must not replace."""
+  if os.path.isfile(_path_in(directory)):
+    try:
+      with contextlib.closing(_connect_for_reading(directory)) as connection:
+        if connection.execute('PRAGMA schema_version').fetchone()[0]:
+          rounds = connection.execute('SELECT COUNT(*) FROM rounds')
+          if rounds.fetchone()[0]:
+            return True
+    except sqlite3.Error:
+      # Whatever it is, it is not ours to delete.
+      return True
+  # A process that was killed while it created the run leaves no round, too, but
+  # metrics are written once one is committed.
+  name = metrics_writers.JSONL_NAME
+  if os.path.exists(os.path.join(directory, name)):
+    raise errors.RunError(
+      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
+      f' {name} of a run lies beside it; restore {FILE_NAME} from a backup,'
+      f' remove {name}, or start the run in another folder.'
+    )
+  return False
+
+
+def _path_in(directory: str) -> str:
+  return os.path.abspath(os.path.join(directory, FILE_NAME))
+
+
+def _connect(directory: str, mode: str) -> sqlite3.Connection:
+  """Opens a file; transactions are begun and ended by statements."""
+  uri = f'file:{urllib.parse.quote(_path_in(directory))}?mode={mode}'
+  connection = sqlite3.connect(
+    uri, uri=True, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None
+  )
+  # Damaged text need not be text.
+  connection.text_factory = bytes
+  return connection
+
+
+def _new_file(directory: str) -> sqlite3.Connection:
+  """Makes a file without rounds in place of what is there."""
+  for suffix in ('', '-wal', '-shm', '-journal'):
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(_path_in(directory) + suffix)
+  connection = _connect(directory, 'rwc')
+  connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
+  connection.execute('PRAGMA journal_mode = WAL')
+  with _transaction(connection):
+    connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
+    connection.execute(f'PRAGMA user_version = {_VERSION}')
+    for table in _TABLES:
+      connection.execute(table)
+  return connection
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+  """Commits what its body has done; if that raises, nothing has been done."""
+  connection.execute('BEGIN IMMEDIATE')
+  try:
+    yield
+    connection.execute('COMMIT')
+  except BaseException:
+    # After some errors SQLite has rolled back by itself.
+    if connection.in_transaction:
+      with contextlib.suppress(sqlite3.Error):
+        connection.execute('ROLLBACK')
+    raise
+
+
+def _connect_for_reading(directory: str) -> sqlite3.Connection:
+  """Opens a file so that no statement can change what it holds."""
+  path = _path_in(directory)
+  # Whoever closes the file last moves the write-ahead log into it and removes
+  # the log, for which it must be able to write.
+  mode = 'rw'
+  if not all(os.access(p, os.W_OK) for p in (path, os.path.dirname(path))):
+    # SQLite keeps an index of the log beside the file. Where none can be made,
+    # as on a read-only disk, and there is no log, the file alone tells all.
+    mode = 'ro' if os.path.exists(f'{path}-wal') else 'ro&immutable=1'
+  connection = _connect(directory, mode)
+  connection.execute('PRAGMA query_only = ON')
+  return connection
+
+
+@contextlib.contextmanager
+def _one_line(
+  directory: str, what: str, advice: str = 'mend that and try again'
+) -> Iterator[None]:
+  """Turns errors of SQLite and of the file system into a one-line `RunError`.
+
+  Args:
+    directory: The run's output directory.
+    what: What is attempted, read after "Cannot".
+    advice: What to do.
+  """
+  try:
+    yield
+  # Damaged names in SQLite's messages need not be text.
+  except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+    text = ' '.join(str(error).split())
+    if type(error) in (sqlite3.DatabaseError, UnicodeDecodeError):
+      raise _damaged(directory, text) from error
+    raise errors.RunError(
+      f'Cannot {what} in {directory}: {text}; {advice}.'
+    ) from error
+
+
+def _damaged(directory: str, reason: str) -> errors.RunError:
+  """The error for a file that does not hold what was committed."""
+  return errors.RunError(
+    f'Cannot read the run in {directory}: {FILE_NAME} is damaged or not a run'
+    f' ({reason}); restore it from a backup, or start a run in another folder.'
+  )
+
+
+def _seal(content: bytes, *context: Any) -> bytes:
+  """Returns bytes behind a checksum of them and of where they belong."""
+  checksum = zlib.crc32(content, zlib.crc32(repr(context).encode()))
+  return checksum.to_bytes(_CHECKSUM_SIZE, 'big') + content
+
+
+def _dump(value: Any) -> bytes:
   """Returns a nested mapping as JSON text."""
-  return json.dumps(value_codec.to_json(value), separators=(',', ':'))
+  return json.dumps(value_codec.to_json(value), separators=(',', ':')).encode()

@@ -96,7 +96,6 @@ class StoredRounds:
       **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.
     """
     self._store.commit_round(
-      self._store.last_round + 1,
       server_state=value_codec.encode(self.state),
       client_states={
         index: value_codec.encode(client_state)

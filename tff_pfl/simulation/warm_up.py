@@ -28,7 +28,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import files
 from tff_pfl.models import domain_models, split_model
-from tff_pfl.simulation import client_population, run_file, run_store
+from tff_pfl.simulation import client_population, run_store
 from tff_pfl.simulation import summary as summary_lib
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(
       global model.
     RunError: If it cannot be read, or the warm-up cannot start or go on.
   """
-  if run_file.has_run(output_dir):
+  if run_store.has_run(output_dir):
     return started(config, model, output_dir)
   if config.num_warmup_rounds:
     before, folder = config_of(config), os.path.join(output_dir, FOLDER)
