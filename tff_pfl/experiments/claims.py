@@ -13,12 +13,13 @@ from __future__ import annotations
 import collections
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from scipy import stats
 
+from tff_pfl.experiments import tables
 from tff_pfl.simulation import summary as summary_lib
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
@@ -124,6 +125,29 @@ def difference(
     len(values),
     verdict,
   )
+
+
+def more_accurate(
+  table: tables.Table,
+  source: str,
+  pairs: Iterable[tuple[str, str]],
+  *,
+  by: str = 'method',
+  **where: str,
+) -> Iterator[Claim]:
+  """Claims that of two methods the first has the larger `accuracy`.
+
+  Args:
+    pairs: The two methods, or values of the column `by`, of each claim.
+    **where: A value of another column, with which the statements begin.
+  """
+  (place,) = where.values()
+  for better, worse in pairs:
+    yield difference(
+      f'{place}: {better} is more accurate than {worse}',
+      source,
+      table.lead('accuracy', better, worse, by=by, **where),
+    )
 
 
 def _threshold(above, below):
