@@ -1,4 +1,4 @@
-"""The experiments of the papers, by name: one module for each paper's kind."""
+"""The experiments of the papers, by name."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from binaries.papers import (
   fed_avg,
   fed_avg_linear,
   fed_dar,
-  fed_dar_components,
   fed_dar_linear,
   fed_fac,
   fed_fac_protocol,
   fed_fac_simulation,
-  fed_fac_tuning,
   fed_fac_units,
   fed_rep,
-  fed_rep_convergence,
   fed_rep_linear,
-  fed_rep_table,
   fed_split,
   per_fed_avg,
   per_fed_avg_theorem,
@@ -30,7 +26,6 @@ from tff_pfl.experiments import paper
 # In the order in which `all` runs them: those on generated data are fastest.
 _MODULES = (
   fed_rep_linear,
-  fed_rep_convergence,
   fed_avg_linear,
   fed_dar_linear,
   fed_split,
@@ -39,10 +34,7 @@ _MODULES = (
   fed_avg,
   per_fed_avg,
   fed_rep,
-  fed_rep_table,
   fed_dar,
-  fed_dar_components,
-  fed_fac_tuning,
   fed_fac,
   fed_fac_protocol,
   fed_fac_units,

@@ -19,18 +19,7 @@ dense, to spare time on a CPU. The text names neither the learning rate nor the
 batch size. Error bars are over the means of trials, not over all new clients of
 all trials.
 
-What comes out, and in which settings it does not:
-
-* In these sizes both methods are trained, and D-SGD is the more accurate on the
-  training clients' images. FedAvg's features tell classes apart better all the
-  same. Networks of six and more hidden layers start on a plateau of the loss
-  where all features are alike; which method leaves it first depends on the
-  seed. That all of D-SGD's features are dissimilar, also those of one class, as
-  in the paper's figure, does not come out.
-* After fine-tuning on new classes FedAvg is ahead if the examples are few, on
-  the other data set the two are alike.
-* Fine-tuning leaves somewhat more of FedAvg's body and less of its head, far
-  from the difference in the paper's figure.
+What comes out is in docs/results/fedavg_fine_tuning.md.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates

@@ -113,7 +113,7 @@ FAST = Sizes(
 
 
 class Problem(NamedTuple):
-  """What the labels come from, and the clients' data.
+  """What the labels come from, and the clients' data; see `two_layer.run`.
 
   Attributes:
     weights: The clients' true neurons, `[clients, inputs, neurons]`.
@@ -126,7 +126,8 @@ class Problem(NamedTuple):
   is_personal: np.ndarray
   head: np.ndarray
   bias: float
-  clients: Sequence[two_layer.Client]
+  train: examples.Examples
+  test: examples.Examples
 
 
 def make_problem(
@@ -171,13 +172,8 @@ def make_problem(
     is_personal,
     head / scale,
     -median / scale,
-    [
-      two_layer.Client(
-        examples.Examples(x[c, :half], y[c, :half]),
-        examples.Examples(x[c, half:], y[c, half:]),
-      )
-      for c in range(num_clients)
-    ],
+    examples.Examples(x[:, :half], y[:, :half]),
+    examples.Examples(x[:, half:], y[:, half:]),
   )
 
 
@@ -255,7 +251,7 @@ def train(
     for start in starts
   ]
   for state, metrics, tests in two_layer.run(
-    process, problem.clients, runtime, sizes.num_rounds, own
+    process, problem.train, problem.test, runtime, sizes.num_rounds, own
   ):
     is_personal, unchanged = split, 1.0
     if not is_given:

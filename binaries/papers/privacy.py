@@ -147,27 +147,14 @@ def _measure(lab, compared, column):
     compared: By setting the methods.
     column: What it is called in the table.
   """
-  sizes = lab.sizes
-
-  def make_trial(method, setting, seed):
-    return lab.trial(
-      method,
-      methods.training(sizes),
-      seed=seed,
-      label=setting,
-      client_weighting='uniform',
-      rounds_per_evaluation=sizes.num_rounds,
-      num_final_evaluations=1,
-      **sizes.settings.get(setting, {}),
-    )
-
-  for result in methods.run(lab, compared, make_trial):
-    columns = result.columns()
-    yield {
-      column: columns.pop('partition'),
-      **columns,
-      'accuracy': result.accuracy(),
-    }
+  settings = {
+    name: methods.Setting(several, lab.sizes.settings.get(name, {}))
+    for name, several in compared.items()
+  }
+  for result in methods.run(
+    lab, settings, client_weighting='uniform', num_final_evaluations=1
+  ):
+    yield {**result.columns(column), 'accuracy': result.accuracy()}
 
 
 def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
@@ -189,23 +176,16 @@ def privacy_claims(table: tables.Table, sizes: PrivacySizes) -> paper.Claims:
   """Who shares less pays less; whether it pays to take part at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
   for privacy in sizes.settings:
-    at = {
-      method: table.values('accuracy', method=method, privacy=privacy)
-      for method in (_FED_AVG, _FED_AVG_FT, _FED_REP, _FED_FAC)
-    }
-    for better, worse in (
-      (_FED_REP, _FED_AVG_FT),
-      (_FED_FAC, _FED_AVG_FT),
-    ):
-      yield claims.difference(
-        f'{privacy}: {better} is more accurate than {worse}',
-        _PRIVACY,
-        at[better] - at[worse],
-      )
+    yield from claims.more_accurate(
+      table,
+      _PRIVACY,
+      [(_FED_REP, _FED_AVG_FT), (_FED_FAC, _FED_AVG_FT)],
+      privacy=privacy,
+    )
     yield claims.difference(
       f'{privacy}: FedRep is more accurate than local training',
       _PRIVACY,
-      at[_FED_REP] - alone,
+      table.values('accuracy', method=_FED_REP, privacy=privacy) - alone,
     )
     if privacy != _NO_NOISE:
       lost = {
@@ -273,13 +253,7 @@ EXPERIMENTS = (
     paper='Privacy (CENTAUR)',
     measure=measure_privacy,
     claims=privacy_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='method',
-      by='privacy',
-      y_label='Test accuracy',
-      width=10,
-    ),
+    draw=panels.accuracy_bars(by='privacy', width=10),
     full={'mnist': PrivacySizes()},
     fast=PrivacySizes(**_SMALL, epsilons=(4,)),
   ),
@@ -289,12 +263,8 @@ EXPERIMENTS = (
     paper='Robustness (Ditto)',
     measure=measure_attacks,
     claims=attack_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='method',
-      by='setting',
-      y_label='Test accuracy of honest clients',
-      width=12,
+    draw=panels.accuracy_bars(
+      by='setting', y_label='Test accuracy of honest clients', width=12
     ),
     full={'mnist': AttackSizes()},
     fast=AttackSizes(**_SMALL, attacked_fractions=(0.0, 0.2)),

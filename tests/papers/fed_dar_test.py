@@ -5,12 +5,11 @@ import types
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_dar, fed_dar_components
+from binaries.papers import fed_dar
 from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, tables, trial
 
-_DOMAINS, _DIGITS = fed_dar.EXPERIMENTS
-_K, _ABLATION, _ = fed_dar_components.EXPERIMENTS
+_DOMAINS, _DIGITS, _K, _ABLATION, _ = fed_dar.EXPERIMENTS
 
 
 def _finished(wanted):
@@ -36,11 +35,7 @@ def _lab(entry, **settings):
 
 @pytest.mark.parametrize(
   'entry, dataset',
-  [
-    (entry, dataset)
-    for entry in fed_dar.EXPERIMENTS + fed_dar_components.EXPERIMENTS
-    for dataset in entry.full
-  ],
+  [(entry, dataset) for entry in fed_dar.EXPERIMENTS for dataset in entry.full],
 )
 @pytest.mark.parametrize('fast', [False, True])
 def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):

@@ -6,9 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from binaries.papers import fed_fac, fed_fac_tuning
+from binaries.papers import fed_fac
 from tests.papers import untrained
-from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, laboratory, tables
 
 
@@ -21,8 +20,7 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   )  # fmt: skip
   lab = laboratory.Laboratory(settings, fed_fac.FAST)
   method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
-  trial = fed_fac.make_trial(lab, method, 'dirichlet:0.5', 0)
-  finished = lab.run({'half': trial})['half']
+  ((*_, finished, _),) = fed_fac.run(lab, {'dirichlet:0.5': [method]})
   with finished.open() as run, lab.create_runtime() as runtime:
     accuracies = fed_fac.masked_accuracies(run, 'dense_1', runtime)
   assert list(accuracies) == [
@@ -147,12 +145,11 @@ def test_tuning_goes_on_from_the_best():
     hits = [getattr(hparams, name) == value for name, value in best.items()]
     # One seed disagrees, but not the mean.
     accuracy = 0.1 * sum(hits) * (1 if trial.config.seed > 2 else -0.5)
-    summary = {'accuracy': {'last_10_mean': accuracy}}
-    return types.SimpleNamespace(summary=summary)
+    return untrained.finished(accuracy)
 
   sizes = dataclasses.replace(fed_fac.FAST, num_seeds=2)
   lab = untrained.Laboratory(sizes, finish)
-  rows = list(fed_fac_tuning.measure(lab))
+  rows = list(fed_fac.measure_tuning(lab))
   assert len(rows) == 2 * (3 + 2 + 2)
   tried = {
     name: [t.config.hparams for t in lab.trials[start:end]]
@@ -185,7 +182,7 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
     },
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
-  found = list(fed_fac_tuning.make_claims(table, sizes))
+  found = list(fed_fac.tuning_claims(table, sizes))
   np.testing.assert_allclose(
     [claim.measured for claim in found],
     # Ranges: 0.4 - 0.2 and 0.2 - 0.1. Then the layers, and the best tau.
@@ -198,18 +195,21 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
   'sizes', [*fed_fac.FULL, fed_fac.FAST], ids=lambda sizes: sizes.dataset
 )
 def test_every_method_can_be_configured_for_every_dataset(sizes):
-  lab = laboratory.Laboratory(laboratory.Settings('.'), sizes)
+  lab = untrained.Laboratory(sizes, lambda trial: None)
+  compared = (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac'))
   for partition, threshold in sizes.thresholds.items():
-    for method in (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac')):
-      made = fed_fac.make_trial(lab, method, partition, 3, num_new_clients=2)
-      hparams = made.config.hparams
-      assert isinstance(
-        hparams, registry.get_algorithm(method.algorithm).hparams
-      )
+    lab.trials.clear()
+    assert list(fed_fac.run(lab, {partition: compared}, 2))
+    for method, made in zip(compared, lab.trials[:: sizes.num_seeds]):
+      config = made.config
+      assert (config.algorithm, config.partition) == (
+        method.algorithm, partition
+      )  # fmt: skip
+      hparams = config.hparams
       assert (hparams.optimizer, hparams.batch_size) == (
         'adam', sizes.batch_size
       )  # fmt: skip
-      assert made.config.personalization.optimizer == 'adam'
-      assert made.config.num_clients + 2 == sizes.num_clients
+      assert config.personalization.optimizer == 'adam'
+      assert config.num_clients + 2 == sizes.num_clients
       assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
     assert (hparams.layers, hparams.threshold) == ('dense_1', threshold)

@@ -1,3 +1,6 @@
+import contextlib
+import types
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -52,9 +55,27 @@ def test_neurons_of_two_kinds_are_told_by_their_entropy():
   _NEURONS.draw(table, sizes, Figure())
 
 
-def test_clients_train_alone_in_one_round_of_all():
-  lab = untrained.Laboratory(_NEURONS.fast)
-  assert not list(_NEURONS.measure(lab))
+def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
+  def weights(scale):
+    kernel = scale * np.array([[1.0, -1.0]])
+    return {'dense_1/kernel': kernel, 'dense_1/bias': np.zeros(2)}
+
+  run = types.SimpleNamespace(
+    data=types.SimpleNamespace(
+      client_ids=range(5),
+      test=lambda _: types.SimpleNamespace(x=np.array([[[1.0]], [[3.0]]])),
+    ),
+    personal_weights=lambda client_id, runtime: weights(client_id),
+    model=types.SimpleNamespace(initial_weights=weights(1)),
+  )
+  finished = types.SimpleNamespace(open=lambda: contextlib.nullcontext(run))
+  lab = untrained.Laboratory(_NEURONS.fast, lambda wanted: finished)
+  values = [row['entropy'] for row in _NEURONS.measure(lab)]
+  # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
+  outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
+  trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
+  np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
+
   configs = [wanted.config for wanted in lab.trials]
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}

@@ -1,5 +1,7 @@
 """What experiments find without training: made-up runs and numbers."""
 
+import types
+
 from tff_pfl.experiments import laboratory, tables
 
 
@@ -15,6 +17,24 @@ def table(names, values, column='accuracy'):
     {**dict(zip(names, key)), 'seed': seed, column: value}
     for key, value in values.items()
     for seed in range(5)
+  )
+
+
+def finished(accuracy, fine_tuned=None, **values):
+  """What stands for a finished trial.
+
+  Args:
+    accuracy: That of the last ten rounds.
+    fine_tuned: That of the last models with any fine-tuning.
+    **values: Further attributes.
+  """
+  scores = {'evaluation': {'personal': {'accuracy': fine_tuned}}}
+  return types.SimpleNamespace(
+    **{
+      'summary': {'accuracy': {'last_10_mean': accuracy}},
+      'variant': lambda name: scores,
+      **values,
+    }
   )
 
 
