@@ -1,55 +1,12 @@
 """FedDAR's experiments with networks, without their training."""
 
-import types
-
 import pytest
-from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar
 from tests.papers import untrained
-from tff_pfl.experiments import claims, laboratory, tables, trial
+from tff_pfl.experiments import claims, tables
 
 _DOMAINS, _DIGITS, _K, _ABLATION, _ = fed_dar.EXPERIMENTS
-
-
-def _finished(wanted):
-  def scores(value):
-    figures = {name: value for name in ('min', 'mean', 'max', 'client_mean')}
-    return {'accuracy': {**figures, 'by_domain': {'0': value, '1': value}}}
-
-  over_rounds = scores({'last': 0.9, 'last_10_mean': 0.5})
-  return types.SimpleNamespace(
-    summary={'domains': {'personal': over_rounds}},
-    variant={
-      trial.OWN_VARIANT: {},
-      'all': {'evaluation': {'domains': {'personal': scores(0.4)}}},
-    }.get,
-  )
-
-
-def _lab(entry, **settings):
-  settings = {'num_seeds': 1, **settings}
-  sizes = entry.sizes(laboratory.Settings('unused', **settings))
-  return untrained.Laboratory(sizes, _finished, **settings)
-
-
-@pytest.mark.parametrize(
-  'entry, dataset',
-  [(entry, dataset) for entry in fed_dar.EXPERIMENTS for dataset in entry.full],
-)
-@pytest.mark.parametrize('fast', [False, True])
-def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
-  lab = _lab(entry, dataset=dataset, fast=fast)
-  sizes = lab.sizes
-  table = tables.Table.from_rows(entry.measure(lab))
-  for wanted in lab.trials:
-    config = wanted.config
-    assert config.dataset == dataset
-    assert config.hparams.batch_size == sizes.batch_size
-    assert config.personalization == sizes.fine_tuning()
-    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
-  assert list(entry.claims(table, sizes))
-  entry.draw(table, sizes, Figure())
 
 
 def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
@@ -59,11 +16,17 @@ def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
-  rows = list(_DOMAINS.measure(_lab(_DOMAINS)))
+  sizes = fed_dar.Sizes(num_seeds=1)
+  lab = untrained.Laboratory(sizes, lambda _: untrained.finished(0.5, 0.4))
+  rows = list(_DOMAINS.measure(lab))
   assert len(rows) == 4 * (14 + 2)
   for row in rows:
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
+  for config in (wanted.config for wanted in lab.trials):
+    assert config.hparams.batch_size == sizes.batch_size
+    assert config.personalization == sizes.fine_tuning()
+    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
 
 
 def _table(values, column='method', **fixed):

@@ -20,22 +20,56 @@ def table(names, values, column='accuracy'):
   )
 
 
-def finished(accuracy, fine_tuned=None, **values):
-  """What stands for a finished trial.
+def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
+  """What stands for a finished trial; `open` raises `Opened`.
 
   Args:
-    accuracy: That of the last ten rounds.
+    accuracy: That of the last ten rounds, also by domain.
     fine_tuned: That of the last models with any fine-tuning.
-    **values: Further attributes.
+    num_rounds: After which it was evaluated.
+    **values: Other attributes.
   """
-  scores = {'evaluation': {'personal': {'accuracy': fine_tuned}}}
+
+  def domains(value):
+    scores = dict.fromkeys(('min', 'mean', 'max', 'client_mean'), value)
+    by_domain = {'0': value, '1': value}
+    return {'personal': {'accuracy': {**scores, 'by_domain': by_domain}}}
+
+  def score(value):
+    return {'personal': {'accuracy': value}, 'global': {'accuracy': value}}
+
+  clients = [{'before': {'accuracy': 0.1}, 'after': {'accuracy': accuracy}}]
+  last = {
+    'clients': clients,
+    'new_clients': clients,
+    'new_clients_by_ensemble': clients,
+    'evaluation': {**score(fine_tuned), 'domains': domains(fine_tuned)},
+  }
   return types.SimpleNamespace(
     **{
-      'summary': {'accuracy': {'last_10_mean': accuracy}},
-      'variant': lambda name: scores,
+      'summary': {
+        'accuracy': {'last_10_mean': accuracy},
+        'domains': domains({'last': 0.9, 'last_10_mean': accuracy}),
+        'seconds_per_round': 1.0,
+        'peak_rss_mb': 1.0,
+      },
+      'scores': {'bytes_per_round': {'up': 1}},
+      'history': [{'loss': 1.0}, {'loss': 0.5}],
+      'evaluations': [{'round': num_rounds, **score(accuracy)}],
+      'variant': lambda name: last,
+      'directory': 'unused',
+      'open': _opened,
       **values,
     }
   )
+
+
+class Opened(Exception):
+  """A run's models would have been used."""
+
+
+def _opened():
+  raise Opened
 
 
 class Laboratory(laboratory.Laboratory):

@@ -113,18 +113,6 @@ def test_new_clients_share_the_representation_and_no_head():
   )
 
 
-def test_new_heads_are_distributed_as_those_of_many_clients():
-  problem = problem_lib.LinearProblem(3000, 5, 2)
-  _, targets = problem.new_clients(3000, 1)
-  probabilities = np.linspace(0.1, 0.9, 9)
-  old, new = (
-    np.quantile(heads, probabilities, axis=0)
-    for heads in (problem.heads, targets @ problem.representation)
-  )
-
-  np.testing.assert_allclose(old, new, atol=0.15)
-
-
 def test_fewer_samples_of_new_clients_are_the_first_of_more():
   few, (many, targets) = (
     _make(noise_std=0.1).new_clients(4, count) for count in (2, 2000)
