@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
 from tff_pfl.templates import personalization
@@ -214,7 +214,7 @@ def measure_cosine(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**columns, 'class_a': a, 'class_b': b, 'cosine': similarity}
 
 
-def _matrices(table: tables.Table, num_local_steps: int) -> np.ndarray:
+def _matrices(table: paper.Table, num_local_steps: int) -> np.ndarray:
   """Classes' similarities, `[num_seeds, num_classes, num_classes]`."""
   table = table.where(method=_method(num_local_steps))
   rows = [
@@ -232,7 +232,7 @@ def _within_and_between(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   )
 
 
-def make_cosine_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_cosine_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4's matrices: light on FedAvg's diagonal and dark elsewhere."""
   figure = f'{_PAPER}, figure 4'
   within, between = {}, {}
@@ -271,7 +271,7 @@ def make_cosine_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw_cosine(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """A matrix of similarities for each number of local steps."""
   nums_steps = sizes.nums_local_steps
   figure.set_size_inches(4.6 * len(nums_steps), 4.2)
@@ -328,7 +328,7 @@ def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
 
 
 def make_new_classes_claims(
-  table: tables.Table, sizes: NewClassesSizes
+  table: paper.Table, sizes: NewClassesSizes
 ) -> paper.Claims:
   """FedAvg's lead for any number of examples, in both panels."""
   fed_avg = _method(sizes.nums_local_steps[-1])
@@ -365,7 +365,7 @@ def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**columns, 'layer': layer, 'cka': cka}
 
 
-def make_cka_claims(table: tables.Table, sizes: CkaSizes) -> paper.Claims:
+def make_cka_claims(table: paper.Table, sizes: CkaSizes) -> paper.Claims:
   """Figure 2: the layers before the head, and the first half of these."""
   figure = f'{_PAPER}, figure 2'
   fed_avg = _method(sizes.nums_local_steps[-1])

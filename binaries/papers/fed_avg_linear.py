@@ -37,7 +37,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'
@@ -147,7 +147,7 @@ def measure_representation(lab: laboratory.Laboratory) -> paper.Rows:
         yield {'start': start, 'method': name, 'seed': seed, **row}
 
 
-def representation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figures 1 and 3 left: what FedAvg and D-GD find."""
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
@@ -200,7 +200,7 @@ def representation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
 
 
 def draw_representation(
-  table: tables.Table, sizes: Sizes, figure: Figure
+  table: paper.Table, sizes: Sizes, figure: Figure
 ) -> None:
   """The distance by round from both starts, and the gradient's norm."""
   panels.prepare(figure, 13.2, 4.0, sizes.num_seeds)
@@ -251,7 +251,7 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 3 right: FedAvg's model is the better one to fine-tune."""
   for num_samples in sizes.sample_counts:
     yield claims.difference(

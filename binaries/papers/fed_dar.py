@@ -56,14 +56,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.templates import personalization
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
@@ -276,7 +269,7 @@ def measure_domains(lab: laboratory.Laboratory) -> paper.Rows:
   yield from _run(lab, compared, sizes.partitions)
 
 
-def domains_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Tables 1 and 3: of means over the partitions, and the worst for each."""
   source = 'FedDAR, tables 1 and 3'
   names = table.distinct('method')
@@ -339,7 +332,7 @@ def domains_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw_domains(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw_domains(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """The mean over domains and the worst one, by partition and method."""
   panels.prepare(figure, 11, 7.6, sizes.num_seeds)
   titles = {'mean': 'Mean over domains', 'min': 'Worst domain'}
@@ -361,7 +354,7 @@ def measure_digits(lab: laboratory.Laboratory) -> paper.Rows:
   yield from _run(lab, [*compared, fed_dar(lab.sizes)[0]], lab.sizes.partitions)
 
 
-def digits_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What appendix B.2 says of table 5."""
   source = 'FedDAR, table 5'
   for partition in sizes.partitions:
@@ -432,7 +425,7 @@ def measure_k(lab: laboratory.Laboratory) -> paper.Rows:
     yield {**row, **dimensions[row['method']][1]}
 
 
-def k_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def k_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 2, each aggregation with the dimension that is best over seeds."""
   best = []
   for method in (_SA, _WA):
@@ -454,7 +447,7 @@ def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
   yield from _run(lab, compared, {'one': lab.sizes.one_partition})
 
 
-def ablation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What section 5.3 says of table 2."""
   present = set(table.distinct('method'))
   full, averaged = _ALL_COMPONENTS, 'RW, MH, Alter, WA'

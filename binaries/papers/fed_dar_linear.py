@@ -56,7 +56,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE = 'FedDAR, figure 1'
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
@@ -176,7 +176,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """FedDAR-SA against all else, and whether the two forms converge."""
   last = table.where(round=sizes.num_rounds)
 
@@ -223,7 +223,7 @@ def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """Errors by number of samples, and distances by round."""
   panels.prepare(figure, 13.2, 4.8, sizes.num_seeds)
   unequal, equal, curves = figure.subplots(1, 3)

@@ -55,7 +55,6 @@ from tff_pfl.experiments import (
   panels,
   paper,
   published,
-  tables,
 )
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
@@ -240,7 +239,7 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
     }
 
 
-def comparison_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Table 2's order, figures 8 and 9, and table 7's order of times."""
 
   def lead(column, partition, worse=_FED_AVG):
@@ -252,9 +251,12 @@ def comparison_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
 
   source = 'FedFac, table 2'
   others = (*(method.name for method in BASELINES), _STATIC)
-  for partition in sizes.partitions:
-    pairs = [(_DYNAMIC, other) for other in others]
-    yield from claims.more_accurate(table, source, pairs, partition=partition)
+  yield from claims.more_accurate(
+    table,
+    source,
+    [(_DYNAMIC, other) for other in others],
+    partition=sizes.partitions,
+  )
   if len(sizes.partitions) > 1:
     yield claims.difference(
       'The more alike clients are, the larger its lead over LG-FedAvg: the '
@@ -331,18 +333,15 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 
 
-def new_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of table 3."""
   source = 'FedFac, table 3'
   first, *others = sizes.partitions
-  by_ensemble = [(_ENSEMBLE, _LOCAL_TRAINING)]
-  for partition in sizes.partitions:
-    yield from claims.more_accurate(
-      table, source, by_ensemble, partition=partition
-    )
-  yield from claims.more_accurate(
-    table, source, [(_LOCAL_TRAINING, _FED_AVG)], partition=first
-  )
+  for pair, partitions in (
+    ((_ENSEMBLE, _LOCAL_TRAINING), sizes.partitions),
+    ((_LOCAL_TRAINING, _FED_AVG), [first]),
+  ):
+    yield from claims.more_accurate(table, source, [pair], partition=partitions)
   for name in filter(None, (method.fine_tuned for method in BASELINES)):
     yield claims.difference(
       f'{first}: {_ENSEMBLE} is at most 0.02 less accurate than {name}',
@@ -355,8 +354,7 @@ def new_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     for name in table.distinct('method')
     if name not in (_LOCAL_TRAINING, _ENSEMBLE)
   ]
-  for partition in others:
-    yield from claims.more_accurate(table, source, pairs, partition=partition)
+  yield from claims.more_accurate(table, source, pairs, partition=others)
 
 
 def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
@@ -414,21 +412,19 @@ def masked_accuracies(
     for name, mask in masks.items():
       weights = collections.OrderedDict(personal)
       for variable, times in gates.items():
-        is_masked = np.tile(mask, times)
         weights[variable] = np.where(
-          is_masked, random[variable], weights[variable]
+          np.tile(mask, times), random[variable], personal[variable]
         )
       accuracies[name].append(float(score(weights, test)['accuracy']))
   return {name: float(np.mean(values)) for name, values in accuracies.items()}
 
 
-def ablation_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Both panels of table 8."""
   pairs = (_SHARED_MASKED, _PERSONAL_MASKED), (_FACTOR_ANALYSIS, _RANDOM_SPLIT)
-  for partition in sizes.partitions:
-    yield from claims.more_accurate(
-      table, 'FedFac, table 8', pairs, partition=partition
-    )
+  yield from claims.more_accurate(
+    table, 'FedFac, table 8', pairs, partition=sizes.partitions
+  )
 
 
 def measure_tuning(lab: laboratory.Laboratory) -> paper.Rows:
@@ -451,7 +447,7 @@ def measure_tuning(lab: laboratory.Laboratory) -> paper.Rows:
       ]
       for partition, own in chosen.items()
     }
-    found = tables.Table.from_rows(
+    found = paper.Table.from_rows(
       {
         'partition': result.setting,
         'hyperparameter': hparam,
@@ -468,7 +464,7 @@ def measure_tuning(lab: laboratory.Laboratory) -> paper.Rows:
       chosen[partition] = {**hparams, hparam: best}
 
 
-def tuning_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def tuning_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of tables 4 and 5, and of the hyperparameters' order."""
 
   def accuracies(hparam, partition):
@@ -501,10 +497,9 @@ def tuning_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     source, best = 'FedFac, section 5.3', sizes.layers[0]
   of_layers = table.where(hyperparameter='layers')
   pairs = [(best, layer) for layer in sizes.layers if layer != best]
-  for partition in sizes.partitions:
-    yield from claims.more_accurate(
-      of_layers, source, pairs, by='value', partition=partition
-    )
+  yield from claims.more_accurate(
+    of_layers, source, pairs, by='value', partition=sizes.partitions
+  )
   first, last = sizes.partitions[0], sizes.partitions[-1]
   yield claims.difference(
     f'{first}: more than half of the neurons are personal with the best tau',

@@ -44,14 +44,7 @@ from typing import Any
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
 _TRAINED, _NEW = 'trained', 'new'
@@ -202,7 +195,7 @@ def measure_statistics(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**result.columns(), 'clients': clients, 'accuracy': accuracy}
 
 
-def statistics_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def statistics_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Tables 2 and 3: 80% on trained, 40% on new clients; 68% on both."""
   source = 'FedFac, tables 2 and 3'
   first, *_, last = sizes.partitions
@@ -287,7 +280,7 @@ def _unchanged(result):
   return None if last is None else np.mean(list(last.values()))
 
 
-def equal_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, and what the authors' scripts prefer."""
   for partition in sizes.partitions:
     for worse in (_FED_AVG, _FED_PER, _FED_REP, _RANDOM):
@@ -350,7 +343,7 @@ def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
       }
 
 
-def pretrained_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, from networks such as those there."""
   for partition in sizes.partitions:
     for worse in (_FED_PER, _FED_REP, _RANDOM):

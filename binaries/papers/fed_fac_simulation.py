@@ -54,7 +54,7 @@ from binaries.papers import two_layer
 from tff_pfl.algorithms import fed_fac
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
@@ -312,7 +312,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of figures 6 and 7, in each case."""
   for case in table.distinct('case'):
     last = table.where(case=case, round=sizes.num_rounds)
@@ -349,7 +349,7 @@ def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
       )
 
 
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """Accuracy by p and alpha, and by round; and how stable partitions are."""
   panels.prepare(
     figure,

@@ -36,14 +36,7 @@ from scipy import special
 
 from binaries.papers import fed_fac
 from tff_pfl.evaluation import representation
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _FIGURE_2, _FIGURE_10 = 'FedSplit, figures 1 and 2', 'FedFac, figure 10'
 _ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
@@ -165,7 +158,7 @@ def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def neurons_claims(table: tables.Table, sizes: NeuronsSizes) -> paper.Claims:
+def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
   """Figure 2: near 0 where clients are alike, else with two peaks."""
 
   def entropies(partition, network=_TRAINED):
@@ -218,7 +211,7 @@ def neurons_claims(table: tables.Table, sizes: NeuronsSizes) -> paper.Claims:
 
 
 def draw_neurons(
-  table: tables.Table, sizes: NeuronsSizes, figure: Figure
+  table: paper.Table, sizes: NeuronsSizes, figure: Figure
 ) -> None:
   """Histograms of the entropies of all seeds' neurons."""
   figure.set_size_inches(10, 4)
@@ -318,7 +311,7 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def features_claims(table: tables.Table, sizes: FeaturesSizes) -> paper.Claims:
+def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
   """What section 5.6 says of the two kinds of filters."""
   del sizes
   for statement, lead in (

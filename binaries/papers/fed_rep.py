@@ -49,7 +49,6 @@ from tff_pfl.experiments import (
   panels,
   paper,
   published,
-  tables,
   trial,
 )
 from tff_pfl.models import split_model
@@ -256,12 +255,15 @@ def measure_table(lab: laboratory.Laboratory) -> paper.Rows:
     }
 
 
-def table_claims(table: tables.Table, sizes: TableSizes) -> paper.Claims:
+def table_claims(table: paper.Table, sizes: TableSizes) -> paper.Claims:
   """FedRep is the best of each column."""
   others = [name for name in table.distinct('method') if name != _FED_REP]
-  pairs = [(_FED_REP, other) for other in others]
-  for partition in sizes.partitions:
-    yield from claims.more_accurate(table, _TABLE, pairs, partition=partition)
+  return claims.more_accurate(
+    table,
+    _TABLE,
+    [(_FED_REP, other) for other in others],
+    partition=sizes.partitions,
+  )
 
 
 def _train(
@@ -302,7 +304,7 @@ def measure_local_epochs(lab: laboratory.Laboratory) -> paper.Rows:
 
 
 def make_local_epochs_claims(
-  table: tables.Table, sizes: LocalEpochsSizes
+  table: paper.Table, sizes: LocalEpochsSizes
 ) -> paper.Claims:
   """What figure 5 shows of more local epochs, and of the two methods."""
 
@@ -428,7 +430,7 @@ def _new_clients(
 
 
 def make_new_clients_claims(
-  table: tables.Table, sizes: NewClientsSizes
+  table: paper.Table, sizes: NewClientsSizes
 ) -> paper.Claims:
   """Figure 6's order of the methods."""
   for other in (_FED_AVG, _PER_FED_AVG):

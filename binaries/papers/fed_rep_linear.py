@@ -51,7 +51,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
 _FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
@@ -210,7 +210,7 @@ def measure_samples(lab: laboratory.Laboratory) -> paper.Rows:
       }
 
 
-def samples_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 1: alone with few samples, and one model for all, do not do."""
 
   def errors(method):
@@ -277,7 +277,7 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def samples_needed(table: tables.Table, method: str) -> np.ndarray:
+def samples_needed(table: paper.Table, method: str) -> np.ndarray:
   """The number of samples by seed from which on errors are below 1%.
 
   Args:
@@ -294,7 +294,7 @@ def samples_needed(table: tables.Table, method: str) -> np.ndarray:
   return np.append(counts, np.inf)[first]
 
 
-def new_client_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4: k samples instead of d."""
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
@@ -361,7 +361,7 @@ def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
 
 
 def convergence_claims(
-  table: tables.Table, sizes: ConvergenceSizes
+  table: paper.Table, sizes: ConvergenceSizes
 ) -> paper.Claims:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
   last = table.where(round=sizes.num_rounds)
@@ -457,7 +457,7 @@ def _random_start_claims(of_runs, nums_clients):
 
 
 def draw_convergence(
-  table: tables.Table, sizes: ConvergenceSizes, figure: Figure
+  table: paper.Table, sizes: ConvergenceSizes, figure: Figure
 ) -> None:
   """The distance by round, with Theorem 1's bound dashed."""
   num_panels = len(sizes.nums_clients)

@@ -42,7 +42,7 @@ import numpy as np
 
 from binaries.papers import two_layer
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'FedSplit, theorem 1'
@@ -150,7 +150,7 @@ def _train(
   return losses
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The theorem's bound, the loss's geometric fall, and FedAvg's loss."""
   for num_clients in sizes.nums_clients:
     start = f'{num_clients} clients: '

@@ -25,14 +25,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'
@@ -172,7 +165,7 @@ def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
   )
 
 
-def privacy_claims(table: tables.Table, sizes: PrivacySizes) -> paper.Claims:
+def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
   """Who shares less pays less; whether it pays to take part at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
   for privacy in sizes.settings:
@@ -180,7 +173,7 @@ def privacy_claims(table: tables.Table, sizes: PrivacySizes) -> paper.Claims:
       table,
       _PRIVACY,
       [(_FED_REP, _FED_AVG_FT), (_FED_FAC, _FED_AVG_FT)],
-      privacy=privacy,
+      privacy=[privacy],
     )
     yield claims.difference(
       f'{privacy}: FedRep is more accurate than local training',
@@ -214,7 +207,7 @@ def measure_attacks(lab: laboratory.Laboratory) -> paper.Rows:
   )
 
 
-def attack_claims(table: tables.Table, sizes: AttackSizes) -> paper.Claims:
+def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
   """Personal models suffer less; robust means help all."""
   mean, *robust = sizes.aggregators
   none, *fractions = sizes.attacked_fractions

@@ -1,6 +1,7 @@
 """FedFac under its authors' protocol, on made-up numbers."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -16,28 +17,19 @@ from tff_pfl.experiments import claims
 def test_local_statistics_explain_a_gap_where_there_is_one(
   is_as_published, verdict
 ):
-  accuracies = {
-    # With averaged statistics, with local ones: trained, new, new and initial.
-    'pi = 0.1': ((0.4, 0.4, 0.4), (0.8, 0.6, 0.4)),
-    'pi = 1': ((0.7, 0.7, 0.7), (0.7, 0.7, 0.7)),
-  }
+  # With averaged statistics, with local ones: trained, new, new and initial.
+  numbers = [0.4, 0.4, 0.4, 0.8, 0.6, 0.4, *[0.7] * 6]
   if not is_as_published:
-    accuracies = {
-      'pi = 0.1': ((0.4, 0.6, 0.4), (0.3, 0.3, 0.3)),
-      'pi = 1': ((0.7, 0.7, 0.7), (0.8, 0.7, 0.6)),
-    }
+    numbers = [0.4, 0.6, 0.4, 0.3, 0.3, 0.3, 0.7, 0.7, 0.7, 0.8, 0.7, 0.6]
+  names = itertools.product(
+    ('pi = 0.1', 'pi = 1'),
+    ('averaged statistics', 'local statistics'),
+    ('trained', 'new', 'new, initial statistics'),
+  )
+  accuracies = dict(zip(names, numbers))
   table = untrained.table(
     ('partition', 'method', 'clients'),
-    {
-      (partition, method, clients): accuracy
-      for partition, by_method in accuracies.items()
-      for method, of_clients in zip(
-        ('averaged statistics', 'local statistics'), by_method
-      )
-      for clients, accuracy in zip(
-        ('trained', 'new', 'new, initial statistics'), of_clients
-      )
-    },
+    accuracies,
   )
   found = list(
     fed_fac_protocol.statistics_claims(table, fed_fac_protocol.Sizes())
@@ -79,10 +71,7 @@ def test_leads_are_told_by_partition():
     'FedFac, all personal': 0.6,
   }
   sizes = fed_fac_protocol.EQUAL_CLIENTS_FAST
-  table = untrained.table(
-    ('partition', 'method'),
-    {('pi = 0.1', method): value for method, value in accuracies.items()},
-  )
+  table = untrained.table(('partition', 'method'), {'pi = 0.1': accuracies})
   found = list(fed_fac_protocol.equal_clients_claims(table, sizes))
   np.testing.assert_allclose(
     [claim.measured for claim in found], [0.45, 0.05, -0.05, 0.05, -0.05, 0.01]
@@ -125,22 +114,18 @@ def test_pretrained_networks_are_trained_first_on_the_other_classes():
 
 def test_what_is_gained_by_a_pretrained_start_is_told_by_method():
   accuracies = {
-    # From a random start, from a pre-trained one.
-    'FedPer': (0.5, 0.6),
-    'FedRep': (0.5, 0.7),
-    'FedFac, updates': (0.4, 0.65),
-    'random split': (0.4, 0.65),
+    method: {'random start': at_random, 'pre-trained start': pretrained}
+    for method, at_random, pretrained in (
+      ('FedPer', 0.5, 0.6),
+      ('FedRep', 0.5, 0.7),
+      ('FedFac, updates', 0.4, 0.65),
+      ('random split', 0.4, 0.65),
+    )
   }
   sizes = fed_fac_protocol.PRETRAINED_FAST
   table = untrained.table(
     ('partition', 'method', 'start'),
-    {
-      ('pi = 0.1', method, start): accuracy
-      for method, of_starts in accuracies.items()
-      for start, accuracy in zip(
-        ('random start', 'pre-trained start'), of_starts
-      )
-    },
+    {'pi = 0.1': accuracies},
   )
   found = list(fed_fac_protocol.pretrained_claims(table, sizes))
   np.testing.assert_allclose(

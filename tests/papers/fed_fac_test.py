@@ -128,7 +128,7 @@ def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
            'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
   table = untrained.table(
     ('partition', 'method'),
-    {(p, name): 0.1 * i for p in ('a', 'b') for i, name in enumerate(names)},
+    dict.fromkeys('ab', {name: 0.1 * i for i, name in enumerate(names)}),
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
@@ -174,12 +174,7 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
   of_partitions = {'a': swept, 'b': {**swept, 'threshold': alike}}
   table = untrained.table(
     ('partition', 'hyperparameter', 'value'),
-    {
-      (partition, hparam, value): accuracy
-      for partition, of_hparams in of_partitions.items()
-      for hparam, accuracies in of_hparams.items()
-      for value, accuracy in accuracies.items()
-    },
+    of_partitions,
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   found = list(fed_fac.tuning_claims(table, sizes))
@@ -192,7 +187,7 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
 
 
 def test_methods_have_the_partitions_hyperparameters():
-  lab = untrained.Laboratory(fed_fac.FAST, lambda _: untrained.finished(0.5))
+  lab = untrained.Laboratory(fed_fac.FAST)
   compared = (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac'))
   assert list(fed_fac.run(lab, {'dirichlet:0.5': compared}, 2))
   for method, made in zip(compared, lab.trials):

@@ -41,11 +41,7 @@ def test_neurons_of_two_kinds_are_told_by_their_entropy():
   }
   table = untrained.table(
     ('partition', 'network', 'neuron'),
-    {
-      (*key, neuron): value
-      for key, values in entropies.items()
-      for neuron, value in enumerate(values)
-    },
+    {key: dict(enumerate(values)) for key, values in entropies.items()},
     'entropy',
   )
   sizes = fed_fac_units.NeuronsSizes()
@@ -91,11 +87,8 @@ def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
   table = untrained.table(
     ('channels', 'score'),
     {
-      ('shared', likeness): 0.75,
-      ('personal', likeness): 0.5,
-      ('shared', specificity): 0.25,
-      ('personal', specificity): 0.125,
-      ('personal', of_fed_avg): 0.5,
+      'shared': {likeness: 0.75, specificity: 0.25},
+      'personal': {likeness: 0.5, specificity: 0.125, of_fed_avg: 0.5},
     },
     'value',
   )

@@ -106,11 +106,7 @@ def test_few_samples_and_one_model_for_all_do_not_do():
   counts = (5, 10, 40)
   table = untrained.table(
     ('method', 'num_samples'),
-    {
-      (method, count): error
-      for method, values in errors.items()
-      for count, error in zip(counts, values)
-    },
+    {method: dict(zip(counts, values)) for method, values in errors.items()},
     'relative_error',
   )
   sizes = dataclasses.replace(fed_rep_linear.SAMPLES_FULL, sample_counts=counts)

@@ -49,15 +49,9 @@ def test_all_methods_stand_beside_the_published_figures():
 def test_fed_rep_is_compared_with_every_other():
   table = untrained.table(
     ('partition', 'method'),
-    {
-      (name, method): accuracy
-      for name in ('2 classes', '5 classes')
-      for method, accuracy in {
-        'FedRep': 0.7,
-        'FedPer': 0.8,
-        'Local': 0.6,
-      }.items()
-    },
+    dict.fromkeys(
+      ('2 classes', '5 classes'), {'FedRep': 0.7, 'FedPer': 0.8, 'Local': 0.6}
+    ),
   )
   found = fed_rep.table_claims(table, fed_rep.TableSizes())
   assert [claim.verdict for claim in found] == [claims.FAILS, claims.HOLDS] * 2
@@ -69,12 +63,8 @@ def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():
     fed_rep.make_local_epochs_claims(
       _table(
         {
-          ('FedRep', 1): 0.8,
-          ('FedRep', 2): 0.795,
-          ('FedRep', 5): 0.7,
-          ('FedAvg', 1): 0.6,
-          ('FedAvg', 2): 0.75,
-          ('FedAvg', 5): 0.5,
+          'FedRep': {1: 0.8, 2: 0.795, 5: 0.7},
+          'FedAvg': {1: 0.6, 2: 0.75, 5: 0.5},
         }
       ),
       sizes,
@@ -92,13 +82,12 @@ def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():
 
 def test_claims_of_new_clients_are_fed_reps_leads():
   accuracies = {
-    (method, n): value + n / 100
+    method: {1: value + 0.01, 2: value + 0.02}
     for method, value in {
       'FedRep': 0.5,
       'FedAvg': 0.4,
       'Per-FedAvg': 0.6,
     }.items()
-    for n in (1, 2)
   }
   found = fed_rep.make_new_clients_claims(
     _table(accuracies), fed_rep.NewClientsSizes(nums_epochs=(1, 2))

@@ -72,16 +72,16 @@ def test_robust_means_and_personal_models_are_claimed_to_lose_less():
     'FedRep': (0.5, 0.25, 0.125),
     'Ditto': (1.0, 0.125, 0.5),
   }
-  names = (
-    ('0% attacked, mean', '20% attacked, mean'),
-    ('20% attacked, geometric median',),
+  settings = (
+    '0% attacked, mean',
+    '20% attacked, mean',
+    '20% attacked, geometric median',
   )
   table = untrained.table(
     ('method', 'setting'),
     {
-      (method, setting): value
+      method: dict(zip(settings, values))
       for method, values in accuracies.items()
-      for setting, value in zip((*names[0], *names[1]), values)
     },
   )
   found = list(privacy.attack_claims(table, sizes))

@@ -5,19 +5,33 @@ import types
 from tff_pfl.experiments import laboratory, tables
 
 
-def table(names, values, column='accuracy'):
+def table(names, values, *columns):
   """Numbers of five seeds that are all alike.
 
   Args:
     names: The columns that tell rows apart.
-    values: The number by the values of these columns.
-    column: Its column.
+    values: The number by the values of these columns: mappings in mappings, of
+      which a key may be a tuple, for several columns.
+    *columns: Its column; or columns, which all have it.
   """
   return tables.Table.from_rows(
-    {**dict(zip(names, key)), 'seed': seed, column: value}
-    for key, value in values.items()
+    {
+      **dict(zip(names, key)),
+      'seed': seed,
+      **dict.fromkeys(columns or ['accuracy'], value),
+    }
+    for key, value in _leaves(values)
     for seed in range(5)
   )
+
+
+def _leaves(values, path=()):
+  if not isinstance(values, dict):
+    yield path, values
+    return
+  for key, inner in values.items():
+    more = key if isinstance(key, tuple) else (key,)
+    yield from _leaves(inner, (*path, *more))
 
 
 def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
@@ -79,12 +93,11 @@ class Laboratory(laboratory.Laboratory):
     trials: All that were to run, in order.
   """
 
-  def __init__(self, sizes, finish=None, **settings):
+  def __init__(self, sizes, finish=lambda wanted: finished(0), **settings):
     """Takes what a trial finds.
 
     Args:
-      finish: From a trial to what stands for the finished one; None to have no
-        runs at all.
+      finish: From a trial to what stands for the finished one.
       **settings: Fields of `laboratory.Settings`.
     """
     super().__init__(
@@ -95,6 +108,4 @@ class Laboratory(laboratory.Laboratory):
 
   def run(self, trials):
     self.trials += trials.values()
-    if self._finish is None:
-      return {}
     return {key: self._finish(wanted) for key, wanted in trials.items()}

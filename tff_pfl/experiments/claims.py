@@ -11,6 +11,7 @@ bound within, or if there are fewer than `MIN_SEEDS` seeds.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,20 +134,21 @@ def more_accurate(
   pairs: Iterable[tuple[str, str]],
   *,
   by: str = 'method',
-  **where: str,
+  **where: Iterable[str],
 ) -> Iterator[Claim]:
   """Claims that of two methods the first has the larger `accuracy`.
 
   Args:
     pairs: The two methods, or values of the column `by`, of each claim.
-    **where: A value of another column, with which the statements begin.
+    **where: The values of another column, at each of which there is a claim for
+      each pair.
   """
-  (place,) = where.values()
-  for better, worse in pairs:
+  ((column, places),) = where.items()
+  for place, (better, worse) in itertools.product(places, pairs):
     yield difference(
       f'{place}: {better} is more accurate than {worse}',
       source,
-      table.lead('accuracy', better, worse, by=by, **where),
+      table.lead('accuracy', better, worse, by=by, **{column: place}),
     )
 
 

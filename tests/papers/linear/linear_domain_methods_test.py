@@ -207,18 +207,3 @@ def test_errors_of_clients_are_those_of_their_regressors(long_runs):
   assert fed_dar.shape == (60,)
   assert fed_dar.max() < 1e-10
   assert averaged.mean() == pytest.approx(expected.mean(), rel=0.1)
-
-
-def test_methods_without_domains_run_on_samples_that_have_them():
-  problem = _problem()
-  shared, alone = (
-    _run(method, 2, problem)
-    for method in (methods.fed_rep(0.05, ridge=0.1), methods.local_only(0.01))
-  )
-
-  assert shared.model.head.shape == (4, _RANK)
-  assert alone.model.representation.shape == (4, _DIMENSION, _RANK)
-  for history in (shared, alone):
-    scores = simulation.client_errors(history.regressors, problem, 200)
-    assert scores.shape == (4,)
-    assert np.isfinite(scores).all()
