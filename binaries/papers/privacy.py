@@ -133,19 +133,23 @@ _FED_AVG_METHOD = laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT)
 _FED_REP_METHOD = laboratory.Method(_FED_REP, 'fed_rep')
 
 
-def _measure(lab, compared, column):
+def _measure(lab, compared, column, more=None):
   """Accuracies of methods by setting.
 
   Args:
-    compared: By setting the methods.
-    column: What it is called in the table.
+    compared: Methods of every setting of the sizes.
+    column: What settings are called in the table.
+    more: Further settings, by name.
   """
   settings = {
-    name: methods.Setting(several, lab.sizes.settings.get(name, {}))
-    for name, several in compared.items()
+    name: methods.Setting(compared, config)
+    for name, config in lab.sizes.settings.items()
   }
   for result in methods.run(
-    lab, settings, client_weighting='uniform', num_final_evaluations=1
+    lab,
+    {**settings, **(more or {})},
+    client_weighting='uniform',
+    num_final_evaluations=1,
   ):
     yield {**result.columns(column), 'accuracy': result.accuracy()}
 
@@ -157,12 +161,8 @@ def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
     _FED_REP_METHOD,
     laboratory.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
   ]
-  alone = [laboratory.Method(_LOCAL, 'local_only')]
-  yield from _measure(
-    lab,
-    {**dict.fromkeys(lab.sizes.settings, compared), _NOTHING_SENT: alone},
-    'privacy',
-  )
+  alone = methods.Setting([laboratory.Method(_LOCAL, 'local_only')])
+  return _measure(lab, compared, 'privacy', {_NOTHING_SENT: alone})
 
 
 def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
@@ -202,9 +202,7 @@ def measure_attacks(lab: laboratory.Laboratory) -> paper.Rows:
     _FED_REP_METHOD,
     laboratory.Method(_DITTO, 'ditto'),
   ]
-  yield from _measure(
-    lab, dict.fromkeys(lab.sizes.settings, compared), 'setting'
-  )
+  return _measure(lab, compared, 'setting')
 
 
 def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
