@@ -100,7 +100,8 @@ def _selected_experiments():
     )
   if _EXPERIMENT.value == _ALL:
     return list(papers.EXPERIMENTS.values())
-  selected = papers.get_experiment(_EXPERIMENT.value)
+  errors.expect_one_of('experiment', _EXPERIMENT.value, papers.EXPERIMENTS)
+  selected = papers.EXPERIMENTS[_EXPERIMENT.value]
   for name in _DATA_FLAGS:
     if flags.FLAGS[name].present and not selected.uses_datasets:
       raise ValueError(

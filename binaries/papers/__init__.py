@@ -1,4 +1,4 @@
-"""The experiments of the papers, by name: one module for each paper's kind."""
+"""The experiments of the papers, by name."""
 
 from __future__ import annotations
 
@@ -8,57 +8,38 @@ from binaries.papers import (
   fed_avg,
   fed_avg_linear,
   fed_dar,
-  fed_dar_components,
   fed_dar_linear,
   fed_fac,
   fed_fac_protocol,
   fed_fac_simulation,
-  fed_fac_tuning,
   fed_fac_units,
   fed_rep,
-  fed_rep_convergence,
   fed_rep_linear,
-  fed_rep_table,
   fed_split,
   per_fed_avg,
   per_fed_avg_theorem,
   privacy,
 )
-from tff_pfl import errors
 from tff_pfl.experiments import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
-_MODULES = (
-  fed_rep_linear,
-  fed_rep_convergence,
-  fed_avg_linear,
-  fed_dar_linear,
-  fed_split,
-  per_fed_avg_theorem,
-  fed_fac_simulation,
-  fed_avg,
-  per_fed_avg,
-  fed_rep,
-  fed_rep_table,
-  fed_dar,
-  fed_dar_components,
-  fed_fac_tuning,
-  fed_fac,
-  fed_fac_protocol,
-  fed_fac_units,
-  privacy,
-)
-
 EXPERIMENTS: Mapping[str, paper.Experiment] = {
-  entry.name: entry for module in _MODULES for entry in module.EXPERIMENTS
+  entry.name: entry
+  for module in (
+    fed_rep_linear,
+    fed_avg_linear,
+    fed_dar_linear,
+    fed_split,
+    per_fed_avg_theorem,
+    fed_fac_simulation,
+    fed_avg,
+    per_fed_avg,
+    fed_rep,
+    fed_dar,
+    fed_fac,
+    fed_fac_protocol,
+    fed_fac_units,
+    privacy,
+  )
+  for entry in module.EXPERIMENTS
 }
-
-
-def get_experiment(name: str) -> paper.Experiment:
-  """Returns the experiment called `name`.
-
-  Raises:
-    ValueError: If there is none; the message lists those there are.
-  """
-  errors.expect_one_of('experiment', name, EXPERIMENTS)
-  return EXPERIMENTS[name]

@@ -19,18 +19,7 @@ dense, to spare time on a CPU. The text names neither the learning rate nor the
 batch size. Error bars are over the means of trials, not over all new clients of
 all trials.
 
-What comes out, and in which settings it does not:
-
-* In these sizes both methods are trained, and D-SGD is the more accurate on the
-  training clients' images. FedAvg's features tell classes apart better all the
-  same. Networks of six and more hidden layers start on a plateau of the loss
-  where all features are alike; which method leaves it first depends on the
-  seed. That all of D-SGD's features are dissimilar, also those of one class, as
-  in the paper's figure, does not come out.
-* After fine-tuning on new classes FedAvg is ahead if the examples are few, on
-  the other data set the two are alike.
-* Fine-tuning leaves somewhat more of FedAvg's body and less of its head, far
-  from the difference in the paper's figure.
+What comes out is in docs/results/fedavg_fine_tuning.md.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
@@ -48,7 +37,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
 from tff_pfl.templates import personalization
@@ -225,7 +214,7 @@ def measure_cosine(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**columns, 'class_a': a, 'class_b': b, 'cosine': similarity}
 
 
-def _matrices(table: tables.Table, num_local_steps: int) -> np.ndarray:
+def _matrices(table: paper.Table, num_local_steps: int) -> np.ndarray:
   """Classes' similarities, `[num_seeds, num_classes, num_classes]`."""
   table = table.where(method=_method(num_local_steps))
   rows = [
@@ -243,7 +232,7 @@ def _within_and_between(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   )
 
 
-def make_cosine_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_cosine_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4's matrices: light on FedAvg's diagonal and dark elsewhere."""
   figure = f'{_PAPER}, figure 4'
   within, between = {}, {}
@@ -282,7 +271,7 @@ def make_cosine_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw_cosine(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """A matrix of similarities for each number of local steps."""
   nums_steps = sizes.nums_local_steps
   figure.set_size_inches(4.6 * len(nums_steps), 4.2)
@@ -339,7 +328,7 @@ def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
 
 
 def make_new_classes_claims(
-  table: tables.Table, sizes: NewClassesSizes
+  table: paper.Table, sizes: NewClassesSizes
 ) -> paper.Claims:
   """FedAvg's lead for any number of examples, in both panels."""
   fed_avg = _method(sizes.nums_local_steps[-1])
@@ -376,7 +365,7 @@ def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**columns, 'layer': layer, 'cka': cka}
 
 
-def make_cka_claims(table: tables.Table, sizes: CkaSizes) -> paper.Claims:
+def make_cka_claims(table: paper.Table, sizes: CkaSizes) -> paper.Claims:
   """Figure 2: the layers before the head, and the first half of these."""
   figure = f'{_PAPER}, figure 2'
   fed_avg = _method(sizes.nums_local_steps[-1])

@@ -10,41 +10,30 @@ as Assumption A.3 has them.
 
 The paper gives neither the dimension d nor the prior p of the domains, and what
 it says of Separate FedAvg depends on both. Here d = 100, and there are two p:
-
-* unequal domains, the rarest of which has 5% of the samples: 25 with 5 samples
-  a client and 100 with 20, in the mean over problems. (Where a problem's rarest
-  domain has more than d samples, Separate FedAvg is as good as with equal
-  domains. With a rarest domain of 4%, FedDAR-SA itself had not converged after
-  the same rounds in two of six problems with 5 samples a client: a step gives
-  few samples a fifth of the weight.)
-* equal domains: 100 to 400 samples of each. Separate FedAvg's error is large
-  with 5 samples a client only. With 10 or more every domain has more samples
-  than there are inputs, so that least squares on it alone leaves nothing open
-  but the noise: FedDAR-SA's error is smaller, but not by orders of magnitude.
-  With d = 20 it would be so for no number of samples.
+unequal domains, the rarest of which has 5% of the samples, and equal ones, of
+100 to 400 samples each. Where every domain has more samples than there are
+inputs, least squares on it alone leaves nothing open but the noise: FedDAR-SA's
+error is smaller, but not by orders of magnitude. With d = 20 it would be so for
+no number of samples.
 
 All methods start from the method of moments (Algorithm 2; the text says at
 random) and take the same number of rounds. Step sizes, FedAvg's number of local
 steps and FedRep's ridge were chosen from a few (two to four of each) by the
-errors on two other seeds with 5 and 20 samples and unequal domains. All forms
-of FedDAR have the second-order one's step size; with another one the least-norm
-average was three times better on one seed with 5 samples. Separate FedAvg has
-one local step, which is gradient descent on all samples of a domain and gets to
-their least squares. d and the unequal p were chosen to show both regimes of
-Separate FedAvg, and so that FedDAR-SA converges with 5 samples; for this, the
-first eight seeds were looked at, with other mixtures and samples of the clients
-than those reported here, but the same representations. All this was done with
-heads that had the length sqrt(k) each. With the paper's, one step size changed:
-Separate FedAvg diverged with 0.3 for two of the five ground truths. Of 0.2,
-0.15 and 0.1, which did not, two other seeds had about the same errors.
+errors on two other seeds with 5 and 20 samples and unequal domains, where heads
+had the length sqrt(k) each; with the paper's, only Separate FedAvg's changed,
+which had diverged with 0.3 for two of the five ground truths. All forms of
+FedDAR have the second-order one's step size. Separate FedAvg has one local
+step, which is gradient descent on all samples of a domain and gets to their
+least squares. d and the unequal p were chosen to show both regimes of Separate
+FedAvg, and so that FedDAR-SA converges with 5 samples; for this, the first
+eight seeds were looked at, with other mixtures and samples of the clients than
+those reported here, but the same representations.
 
 FedDAR-WA has two forms, as the paper has none for this problem. A client with
 one sample of a domain cannot find its head's two numbers. In one form it takes
 the head of the least norm, as least squares does; the mean over clients is
 biased then however good the representation is. In the other it takes the head
 nearest to the one that it got, which is where gradient steps on it would end.
-Of that form the paper's statement, that it does not converge, does not hold in
-general: where clients have enough samples its error is near FedDAR-SA's.
 
 The rate that the paper's Theorem A.4 promises is not compared with: it is for a
 step size of at most 1 / (4 S^2), where S^2, the largest eigenvalue of the
@@ -66,15 +55,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers.linear import (
-  domain_methods,
-  initialization,
-  methods,
-  problem,
-  scoring,
-  simulation,
-)
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from binaries.papers.linear import methods, model, problem, simulation
+from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE = 'FedDAR, figure 1'
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
@@ -133,15 +115,15 @@ class Sizes:
     """The methods by name."""
     rate = self.learning_rate
     return {
-      _SA: domain_methods.fed_dar(rate),
-      _WA: domain_methods.fed_dar_wa(rate),
-      _WA_BROADCAST: domain_methods.fed_dar_wa(rate, near_broadcast=True),
+      _SA: methods.fed_dar(rate),
+      _WA: methods.fed_dar_wa(rate),
+      _WA_BROADCAST: methods.fed_dar_wa(rate, near_broadcast=True),
       _LOCAL: methods.local_only(self.local_learning_rate),
       _FED_AVG: methods.fed_avg(
         self.fed_avg_learning_rate, num_local_steps=self.fed_avg_num_local_steps
       ),
       _FED_REP: methods.fed_rep(rate, ridge=self.fed_rep_ridge),
-      _SEPARATE: domain_methods.separate_fed_avg(self.separate_learning_rate),
+      _SEPARATE: methods.separate_fed_avg(self.separate_learning_rate),
     }
 
 
@@ -175,12 +157,10 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
       method,
       truth,
       sizes.num_rounds,
-      initial=initialization.with_zero_head(
-        initialization.method_of_moments(truth)
-      ),
+      initial=model.with_zero_head(model.method_of_moments(truth)),
       rounds_per_record=sizes.rounds_per_record,
     )
-    errors = scoring.client_errors(
+    errors = simulation.client_errors(
       history.regressors, truth, sizes.num_test_samples
     )
     for round_number, distance in zip(history.rounds, history.distance):
@@ -196,7 +176,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """FedDAR-SA against all else, and whether the two forms converge."""
   last = table.where(round=sizes.num_rounds)
 
@@ -243,7 +223,7 @@ def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """Errors by number of samples, and distances by round."""
   panels.prepare(figure, 13.2, 4.8, sizes.num_seeds)
   unequal, equal, curves = figure.subplots(1, 3)

@@ -38,22 +38,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-  trial,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
 _TRAINED, _NEW = 'trained', 'new'
@@ -165,41 +156,24 @@ PRETRAINED_FAST = PretrainedSizes(
 )
 
 
-def _make_trial(
-  lab: laboratory.Laboratory,
-  method: laboratory.Method,
-  partition: str,
-  seed: int,
-  *,
-  start: str = '',
-  initial_runs: Mapping[int, str] = types.MappingProxyType({}),
-) -> trial.Trial:
+def _run(lab, compared, *, label='', **config):
+  """Runs methods on all partitions; `config` are fields of `RunConfig`."""
   sizes = lab.sizes
-  shared = {
-    **methods.training(sizes),
+  hparams = {
     'layers': sizes.layers[-1],
     'threshold': sizes.threshold,
     'explained_variance': sizes.explained_variance,
   }
-  return lab.trial(
-    method,
-    shared,
-    seed=seed,
-    label=f'{start}-{partition}',
-    num_new_clients=sizes.num_new_clients,
-    partition=sizes.partitions[partition],
-    num_clients=sizes.num_clients - sizes.num_new_clients,
-    rounds_per_evaluation=sizes.num_rounds,
-    initial_run=initial_runs.get(seed),
-    initial_run_part='body' if seed in initial_runs else 'all',
-  )
-
-
-def _run(lab, compared, **options):
+  settings = {
+    name: methods.Setting(compared, {'partition': partition, **config}, hparams)
+    for name, partition in sizes.partitions.items()
+  }
   return methods.run(
     lab,
-    dict.fromkeys(lab.sizes.partitions, compared),
-    functools.partial(_make_trial, lab, **options),
+    settings,
+    label=label,
+    num_new_clients=sizes.num_new_clients,
+    num_clients=sizes.num_clients - sizes.num_new_clients,
   )
 
 
@@ -210,13 +184,10 @@ def measure_statistics(lab: laboratory.Laboratory) -> paper.Rows:
     laboratory.Method(_LOCAL, 'fed_avg', config={'statistics': 'local'}),
   )
   for result in _run(lab, compared):
-    of_new = {
-      _NEW: 'after',
-      # What the server has: the statistics of the initial network.
-      _NEW_INITIAL: 'before',
-    }
+    # Before they are fitted they have what the server has: the statistics of
+    # the initial network.
     accuracies = {_TRAINED: result.accuracy()}
-    for clients, when in of_new.items():
+    for clients, when in ((_NEW, 'after'), (_NEW_INITIAL, 'before')):
       accuracies[clients] = np.mean(
         [row[when]['accuracy'] for row in result.scores['new_clients']]
       )
@@ -224,7 +195,7 @@ def measure_statistics(lab: laboratory.Laboratory) -> paper.Rows:
       yield {**result.columns(), 'clients': clients, 'accuracy': accuracy}
 
 
-def statistics_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def statistics_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Tables 2 and 3: 80% on trained, 40% on new clients; 68% on both."""
   source = 'FedFac, tables 2 and 3'
   first, *_, last = sizes.partitions
@@ -253,25 +224,24 @@ def statistics_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
     gap(_LOCAL, first, _NEW_INITIAL),
     above=0.2,
   )
-  yield claims.difference(
-    f'{first}: with averaged statistics it is alike on both: the difference',
-    source,
-    np.abs(gap(_AVERAGED, first, _NEW)),
-    below=_ALIKE,
-  )
-  yield claims.difference(
-    f'{last}: with local statistics it is alike on both, as the paper has it: '
-    'the difference, new clients with the initial statistics',
-    source,
-    np.abs(gap(_LOCAL, last, _NEW_INITIAL)),
-    below=_ALIKE,
-  )
-  yield claims.difference(
-    f'{last}: the same, new clients with the statistics of their examples',
-    source,
-    np.abs(gap(_LOCAL, last, _NEW)),
-    below=_ALIKE,
-  )
+  for statement, differences in (
+    (
+      f'{first}: with averaged statistics it is alike on both: the difference',
+      gap(_AVERAGED, first, _NEW),
+    ),
+    (
+      f'{last}: with local statistics it is alike on both, as the paper has '
+      'it: the difference, new clients with the initial statistics',
+      gap(_LOCAL, last, _NEW_INITIAL),
+    ),
+    (
+      f'{last}: the same, new clients with the statistics of their examples',
+      gap(_LOCAL, last, _NEW),
+    ),
+  ):
+    yield claims.difference(
+      statement, source, np.abs(differences), below=_ALIKE
+    )
 
 
 def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
@@ -310,7 +280,7 @@ def _unchanged(result):
   return None if last is None else np.mean(list(last.values()))
 
 
-def equal_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, and what the authors' scripts prefer."""
   for partition in sizes.partitions:
     for worse in (_FED_AVG, _FED_PER, _FED_REP, _RANDOM):
@@ -338,13 +308,34 @@ def equal_clients_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
 
 def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracies from a random start and from a pre-trained one."""
-  before = lab.run({seed: _trial_before(lab, seed) for seed in lab.seeds})
-  initial_runs = {seed: run.directory for seed, run in before.items()}
-  starts = {_AT_RANDOM: {}, _PRETRAINED: initial_runs}
-  for start, runs in starts.items():
-    for result in _run(
-      lab, _compared(lab.sizes), start=start, initial_runs=runs
-    ):
+  sizes = lab.sizes
+  # Central training on the classes that the clients do not have.
+  before = lab.run(
+    {
+      seed: lab.trial(
+        laboratory.Method('before', 'fed_avg'),
+        {**methods.training(sizes), 'num_epochs': sizes.num_epochs_before},
+        seed=seed,
+        dataset_arguments={
+          **sizes.dataset_arguments,
+          'classes': sizes.classes_before,
+        },
+        partition='iid',
+        num_clients=1,
+        cohort_size=1,
+        num_rounds=sizes.num_rounds_before,
+        rounds_per_evaluation=sizes.num_rounds_before,
+        num_final_evaluations=1,
+      )
+      for seed in lab.seeds
+    }
+  )
+  pretrained = {
+    'initial_run': lambda seed: before[seed].directory,
+    'initial_run_part': 'body',
+  }
+  for start, config in ((_AT_RANDOM, {}), (_PRETRAINED, pretrained)):
+    for result in _run(lab, _compared(sizes), label=start, **config):
       yield {
         **result.columns(),
         'start': start,
@@ -352,25 +343,7 @@ def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
       }
 
 
-def _trial_before(lab, seed):
-  """Central training on the classes that the clients do not have."""
-  sizes = lab.sizes
-  arguments = {**sizes.dataset_arguments, 'classes': sizes.classes_before}
-  return lab.trial(
-    laboratory.Method('before', 'fed_avg'),
-    {**methods.training(sizes), 'num_epochs': sizes.num_epochs_before},
-    seed=seed,
-    dataset_arguments=arguments,
-    partition='iid',
-    num_clients=1,
-    cohort_size=1,
-    num_rounds=sizes.num_rounds_before,
-    rounds_per_evaluation=sizes.num_rounds_before,
-    num_final_evaluations=1,
-  )
-
-
-def pretrained_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, from networks such as those there."""
   for partition in sizes.partitions:
     for worse in (_FED_PER, _FED_REP, _RANDOM):
@@ -406,13 +379,7 @@ _of_equal_clients = functools.partial(
   paper='FedFac, tables 2 and 8',
   measure=measure_equal_clients,
   claims=equal_clients_claims,
-  draw=panels.bars(
-    'accuracy',
-    group='method',
-    by='partition',
-    y_label='Test accuracy',
-    width=12,
-  ),
+  draw=panels.accuracy_bars(by='partition', width=12),
 )
 EXPERIMENTS = (
   paper.Experiment(
@@ -422,14 +389,7 @@ EXPERIMENTS = (
     paper='FedFac, tables 2 and 3',
     measure=measure_statistics,
     claims=statistics_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='clients',
-      by='method',
-      y_label='Test accuracy',
-      panel='partition',
-      sharey=True,
-    ),
+    draw=panels.accuracy_bars(group='clients', panel='partition', sharey=True),
     full={'cifar10': STATISTICS_FULL},
     fast=STATISTICS_FAST,
   ),
@@ -451,14 +411,7 @@ EXPERIMENTS = (
     paper='FedFac, tables 2 and 8',
     measure=measure_pretrained,
     claims=pretrained_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='method',
-      by='start',
-      y_label='Test accuracy',
-      panel='partition',
-      sharey=True,
-    ),
+    draw=panels.accuracy_bars(by='start', panel='partition', sharey=True),
     full={'cifar10': PRETRAINED_FULL},
     fast=PRETRAINED_FAST,
   ),

@@ -53,7 +53,7 @@ from binaries.papers import two_layer
 from tff_pfl.algorithms import fed_fac
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
@@ -112,7 +112,7 @@ FAST = Sizes(
 
 
 class Problem(NamedTuple):
-  """What the labels come from, and the clients' data.
+  """What the labels come from, and the clients' data; see `two_layer.run`.
 
   Attributes:
     weights: The clients' true neurons, `[clients, inputs, neurons]`.
@@ -125,7 +125,8 @@ class Problem(NamedTuple):
   is_personal: np.ndarray
   head: np.ndarray
   bias: float
-  clients: Sequence[two_layer.Client]
+  train: examples.Examples
+  test: examples.Examples
 
 
 def make_problem(
@@ -170,13 +171,8 @@ def make_problem(
     is_personal,
     head / scale,
     -median / scale,
-    [
-      two_layer.Client(
-        examples.Examples(x[c, :half], y[c, :half]),
-        examples.Examples(x[c, half:], y[c, half:]),
-      )
-      for c in range(num_clients)
-    ],
+    examples.Examples(x[:, :half], y[:, :half]),
+    examples.Examples(x[:, half:], y[:, half:]),
   )
 
 
@@ -254,7 +250,7 @@ def train(
     for start in starts
   ]
   for state, metrics, tests in two_layer.run(
-    process, problem.clients, runtime, sizes.num_rounds, own
+    process, problem.train, problem.test, runtime, sizes.num_rounds, own
   ):
     is_personal, unchanged = split, 1.0
     if not is_given:
@@ -315,7 +311,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
       }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """What the text says of figures 6 and 7, in each case."""
   for case in table.distinct('case'):
     last = table.where(case=case, round=sizes.num_rounds)
@@ -352,7 +348,7 @@ def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
       )
 
 
-def draw(table: tables.Table, sizes: Sizes, figure: Figure) -> None:
+def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """Accuracy by p and alpha, and by round; and how stable partitions are."""
   panels.prepare(
     figure,

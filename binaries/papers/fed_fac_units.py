@@ -36,7 +36,7 @@ from scipy import special
 
 from binaries.papers import fed_fac
 from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _FIGURE_2, _FIGURE_10 = 'FedSplit, figures 1 and 2', 'FedFac, figure 10'
 _ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
@@ -121,27 +121,22 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
 def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
   """Each neuron's entropy, after training and before."""
   sizes = lab.sizes
-  runs = lab.run(
-    {
-      (partition, seed): lab.trial(
-        laboratory.Method('Local', 'local_only'),
-        {**laboratory.sgd(sizes), 'num_epochs': sizes.num_epochs},
-        seed=seed,
-        label=partition,
-        partition=division,
-        cohort_size=sizes.num_clients,
-        model='mlp',
-        model_arguments={'widths': sizes.widths},
-        num_rounds=1,
-        rounds_per_evaluation=1,
-      )
-      for partition, division in sizes.partitions.items()
-      for seed in lab.seeds
-    }
+  alone = [laboratory.Method('Local', 'local_only')]
+  settings = {
+    name: methods.Setting(alone, {'partition': partition})
+    for name, partition in sizes.partitions.items()
+  }
+  results = methods.run(
+    lab,
+    settings,
+    cohort_size=sizes.num_clients,
+    model='mlp',
+    model_arguments={'widths': sizes.widths},
+    num_rounds=1,
   )
-  for (partition, seed), finished in lab.progress(runs.items()):
+  for result in lab.progress(results):
     outputs = {_TRAINED: [], _INITIAL: []}
-    with finished.open() as run, lab.create_runtime() as runtime:
+    with result.run.open() as run, lab.create_runtime() as runtime:
       for client_id in run.data.client_ids:
         x = run.data.test(client_id).x
         for network, weights in (
@@ -155,15 +150,15 @@ def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
       entropies = entropy(np.array(of_clients), sizes.num_neighbors)
       for neuron, value in enumerate(entropies):
         yield {
-          'partition': partition,
+          'partition': result.setting,
           'network': network,
-          'seed': seed,
+          'seed': result.seed,
           'neuron': neuron,
           'entropy': value,
         }
 
 
-def neurons_claims(table: tables.Table, sizes: NeuronsSizes) -> paper.Claims:
+def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
   """Figure 2: near 0 where clients are alike, else with two peaks."""
 
   def entropies(partition, network=_TRAINED):
@@ -216,7 +211,7 @@ def neurons_claims(table: tables.Table, sizes: NeuronsSizes) -> paper.Claims:
 
 
 def draw_neurons(
-  table: tables.Table, sizes: NeuronsSizes, figure: Figure
+  table: paper.Table, sizes: NeuronsSizes, figure: Figure
 ) -> None:
   """Histograms of the entropies of all seeds' neurons."""
   figure.set_size_inches(10, 4)
@@ -263,17 +258,14 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
   """What shared and personal channels show, means over clients."""
   sizes = lab.sizes
   (partition,) = sizes.partitions
-  methods = (
+  compared = (
     laboratory.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
     laboratory.Method(_FED_AVG, 'fed_avg'),
   )
-  runs = lab.run(
-    {
-      (method.name, seed): fed_fac.make_trial(lab, method, partition, seed)
-      for method in methods
-      for seed in lab.seeds
-    }
-  )
+  runs = {
+    (result.method, result.seed): result.run
+    for result in fed_fac.run(lab, {partition: compared})
+  }
   arrays = lab.load_arrays(sizes.dataset)
   images = arrays.x_test
   if arrays.transform is not None:
@@ -319,7 +311,7 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def features_claims(table: tables.Table, sizes: FeaturesSizes) -> paper.Claims:
+def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
   """What section 5.6 says of the two kinds of filters."""
   del sizes
   for statement, lead in (

@@ -42,7 +42,7 @@ import numpy as np
 
 from binaries.papers import two_layer
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'FedSplit, theorem 1'
@@ -123,10 +123,7 @@ def _train(
   kernel = rng.normal(size=[sizes.num_inputs, len(is_personal)])
   head = rng.choice([-1, 1], len(is_personal)) / np.sqrt(sizes.num_neurons)
   network = two_layer.make_network(kernel, head, classifies=False)
-  clients = [
-    two_layer.Client(*[examples.Examples(*of_client)] * 2)
-    for of_client in zip(x, y)
-  ]
+  clients = examples.Examples(x, y)
   initial_loss = np.sum((np.maximum(x @ kernel, 0) @ head - y) ** 2)
   losses = {}
   for name, mask in (
@@ -143,7 +140,7 @@ def _train(
       batch_size=None,
       num_steps=sizes.num_local_steps,
     )
-    rounds = two_layer.run(process, clients, runtime, sizes.num_rounds)
+    rounds = two_layer.run(process, clients, clients, runtime, sizes.num_rounds)
     after = [y.size * tests['loss'] for *_, tests in rounds]
     losses[name] = np.array([initial_loss, *after])
   of_shared, of_personal = smallest_eigenvalues(x)
@@ -153,7 +150,7 @@ def _train(
   return losses
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The theorem's bound, the loss's geometric fall, and FedAvg's loss."""
   for num_clients in sizes.nums_clients:
     start = f'{num_clients} clients: '

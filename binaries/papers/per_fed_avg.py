@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.templates import personalization
 
 _FIGURE = 'Per-FedAvg, figure 1'
@@ -112,62 +112,49 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     momentum=0.0,
     batch_size=None,
   )
-  runs = lab.run(
-    {
-      (setting, method.name, seed): lab.trial(
-        method,
-        {**laboratory.sgd(sizes), 'num_steps': num_steps},
-        seed=seed,
-        label=setting,
-        cohort_size=cohort_size,
-        model='mlp',
-        model_arguments={'widths': sizes.widths, 'activation': 'elu'},
-        client_weighting='uniform',
-        personalization=one_step,
-        num_final_evaluations=1,
-      )
-      for seed in lab.seeds
-      for setting, (num_steps, cohort_size) in zip(sizes.settings, sizes.panels)
-      for method in _methods(setting, sizes)
-    }
-  )
-  for (setting, name, seed), run in runs.items():
-    scored = {name: 'personal'}
-    if name == _FED_AVG:
+  settings = {
+    name: methods.Setting(
+      _methods(name, sizes),
+      {'cohort_size': cohort_size},
+      {'num_steps': num_steps},
+    )
+    for name, (num_steps, cohort_size) in zip(sizes.settings, sizes.panels)
+  }
+  for result in methods.run(
+    lab,
+    settings,
+    model='mlp',
+    model_arguments={'widths': sizes.widths, 'activation': 'elu'},
+    client_weighting='uniform',
+    personalization=one_step,
+    rounds_per_evaluation=sizes.rounds_per_evaluation,
+    num_final_evaluations=1,
+  ):
+    scored = {result.method: 'personal'}
+    if result.method == _FED_AVG:
       scored = {_FED_AVG: 'global', _FED_AVG_STEP: 'personal'}
     for method, model in scored.items():
-      for evaluation in run.evaluations:
+      for evaluation in result.run.evaluations:
         yield {
-          'setting': setting,
+          **result.columns('setting'),
           'method': method,
-          'seed': seed,
           'round': evaluation['round'],
           'accuracy': evaluation[model]['accuracy'],
         }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The figure's order of methods, and equation (9)."""
   last = table.where(round=sizes.num_rounds)
-
-  def accuracy(method, setting):
-    return last.values('accuracy', method=method, setting=setting)
-
-  for setting in sizes.settings:
-    for better, worse in (
-      (_FIRST_ORDER, _FED_AVG_STEP),
-      (_FED_AVG_STEP, _FED_AVG),
-    ):
-      yield claims.difference(
-        f'{setting}: {better} is more accurate than {worse}',
-        _FIGURE,
-        accuracy(better, setting) - accuracy(worse, setting),
-      )
+  pairs = (_FIRST_ORDER, _FED_AVG_STEP), (_FED_AVG_STEP, _FED_AVG)
+  yield from claims.more_accurate(last, _FIGURE, pairs, setting=sizes.settings)
   yield claims.difference(
     'The Hessian-free meta-gradient does as well as the exact one: the absolute'
     ' difference of accuracy',
     'Per-FedAvg, equation (9)',
-    abs(accuracy(_EXACT, setting) - accuracy(_HESSIAN_FREE, setting)),
+    abs(
+      last.lead('accuracy', _EXACT, _HESSIAN_FREE, setting=sizes.settings[-1])
+    ),
     below=0.01,
   )
 

@@ -42,10 +42,10 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
+from binaries.papers import two_layer
 from tff_pfl.algorithms import per_fed_avg, registry
-from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper, tables
+from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.models import keras_bridge
 from tff_pfl.runtime import base as runtime_base
 
@@ -190,10 +190,7 @@ def norms(
     client_weighting='uniform',
     seed=seed,
   )
-  train = [
-    client_examples.padded(examples.Examples(*own))
-    for own in zip(clients.x, clients.y)
-  ]
+  train = two_layer.padded(clients)
   rng = np.random.default_rng([seed, *b'cohorts'])
   state = runtime.run(process.initialize)
   indices = list(range(len(train)))
@@ -247,7 +244,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
         }
 
 
-def make_claims(table: tables.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The fall, and what the floor depends on."""
   last = table.where(round=sizes.num_rounds - 1)
 

@@ -25,14 +25,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  tables,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'
@@ -140,34 +133,25 @@ _FED_AVG_METHOD = laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT)
 _FED_REP_METHOD = laboratory.Method(_FED_REP, 'fed_rep')
 
 
-def _measure(lab, compared, column):
+def _measure(lab, compared, column, more=None):
   """Accuracies of methods by setting.
 
   Args:
-    compared: By setting the methods.
-    column: What it is called in the table.
+    compared: Methods of every setting of the sizes.
+    column: What settings are called in the table.
+    more: Further settings, by name.
   """
-  sizes = lab.sizes
-
-  def make_trial(method, setting, seed):
-    return lab.trial(
-      method,
-      methods.training(sizes),
-      seed=seed,
-      label=setting,
-      client_weighting='uniform',
-      rounds_per_evaluation=sizes.num_rounds,
-      num_final_evaluations=1,
-      **sizes.settings.get(setting, {}),
-    )
-
-  for result in methods.run(lab, compared, make_trial):
-    columns = result.columns()
-    yield {
-      column: columns.pop('partition'),
-      **columns,
-      'accuracy': result.accuracy(),
-    }
+  settings = {
+    name: methods.Setting(compared, config)
+    for name, config in lab.sizes.settings.items()
+  }
+  for result in methods.run(
+    lab,
+    {**settings, **(more or {})},
+    client_weighting='uniform',
+    num_final_evaluations=1,
+  ):
+    yield {**result.columns(column), 'accuracy': result.accuracy()}
 
 
 def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
@@ -177,35 +161,24 @@ def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
     _FED_REP_METHOD,
     laboratory.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
   ]
-  alone = [laboratory.Method(_LOCAL, 'local_only')]
-  yield from _measure(
-    lab,
-    {**dict.fromkeys(lab.sizes.settings, compared), _NOTHING_SENT: alone},
-    'privacy',
-  )
+  alone = methods.Setting([laboratory.Method(_LOCAL, 'local_only')])
+  return _measure(lab, compared, 'privacy', {_NOTHING_SENT: alone})
 
 
-def privacy_claims(table: tables.Table, sizes: PrivacySizes) -> paper.Claims:
+def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
   """Who shares less pays less; whether it pays to take part at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
   for privacy in sizes.settings:
-    at = {
-      method: table.values('accuracy', method=method, privacy=privacy)
-      for method in (_FED_AVG, _FED_AVG_FT, _FED_REP, _FED_FAC)
-    }
-    for better, worse in (
-      (_FED_REP, _FED_AVG_FT),
-      (_FED_FAC, _FED_AVG_FT),
-    ):
-      yield claims.difference(
-        f'{privacy}: {better} is more accurate than {worse}',
-        _PRIVACY,
-        at[better] - at[worse],
-      )
+    yield from claims.more_accurate(
+      table,
+      _PRIVACY,
+      [(_FED_REP, _FED_AVG_FT), (_FED_FAC, _FED_AVG_FT)],
+      privacy=[privacy],
+    )
     yield claims.difference(
       f'{privacy}: FedRep is more accurate than local training',
       _PRIVACY,
-      at[_FED_REP] - alone,
+      table.values('accuracy', method=_FED_REP, privacy=privacy) - alone,
     )
     if privacy != _NO_NOISE:
       lost = {
@@ -229,12 +202,10 @@ def measure_attacks(lab: laboratory.Laboratory) -> paper.Rows:
     _FED_REP_METHOD,
     laboratory.Method(_DITTO, 'ditto'),
   ]
-  yield from _measure(
-    lab, dict.fromkeys(lab.sizes.settings, compared), 'setting'
-  )
+  return _measure(lab, compared, 'setting')
 
 
-def attack_claims(table: tables.Table, sizes: AttackSizes) -> paper.Claims:
+def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
   """Personal models suffer less; robust means help all."""
   mean, *robust = sizes.aggregators
   none, *fractions = sizes.attacked_fractions
@@ -273,13 +244,7 @@ EXPERIMENTS = (
     paper='Privacy (CENTAUR)',
     measure=measure_privacy,
     claims=privacy_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='method',
-      by='privacy',
-      y_label='Test accuracy',
-      width=10,
-    ),
+    draw=panels.accuracy_bars(by='privacy', width=10),
     full={'mnist': PrivacySizes()},
     fast=PrivacySizes(**_SMALL, epsilons=(4,)),
   ),
@@ -289,12 +254,8 @@ EXPERIMENTS = (
     paper='Robustness (Ditto)',
     measure=measure_attacks,
     claims=attack_claims,
-    draw=panels.bars(
-      'accuracy',
-      group='method',
-      by='setting',
-      y_label='Test accuracy of honest clients',
-      width=12,
+    draw=panels.accuracy_bars(
+      by='setting', y_label='Test accuracy of honest clients', width=12
     ),
     full={'mnist': AttackSizes()},
     fast=AttackSizes(**_SMALL, attacked_fractions=(0.0, 0.2)),

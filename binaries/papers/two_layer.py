@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -27,14 +27,12 @@ _KERNEL = f'{LAYER}/kernel'
 keras = tf.keras
 
 
-class Client(NamedTuple):
-  """A client's examples: `x` float32 `[n, inputs]`, and labels `y` `[n]`.
-
-  Labels are int32 where the network classifies, else float32.
-  """
-
-  train: examples.Examples
-  test: examples.Examples
+def padded(clients: examples.Examples) -> list:
+  """Each client's examples, from arrays whose first axis is the clients'."""
+  return [
+    client_examples.padded(examples.Examples(*own))
+    for own in zip(clients.x, clients.y)
+  ]
 
 
 def make_network(
@@ -92,7 +90,8 @@ def build_fed_split(
 
 def run(
   process: personalized_process.PersonalizedProcess,
-  clients: Sequence[Client],
+  train: examples.Examples,
+  test: examples.Examples,
   runtime: runtime_base.Runtime,
   num_rounds: int,
   initial_local: Optional[Sequence[Any]] = None,
@@ -101,6 +100,9 @@ def run(
 
   Args:
     process: FedSplit or FedFac in its dynamic mode.
+    train: The clients' examples, float32 `[clients, n, inputs]`, and labels
+      `[clients, n]`, int32 where the network classifies, else float32.
+    test: The same.
     initial_local: The clients' states before the first round, of `own_neurons`;
       None for those of the process, in which they have none of their own.
 
@@ -108,13 +110,10 @@ def run(
     After each round the server's state, the round's metrics and, by metric, the
     mean over the clients of the tests of their personal models.
   """
-  train, test = (
-    [client_examples.padded(getattr(client, name)) for client in clients]
-    for name in ('train', 'test')
-  )
+  train, test = map(padded, (train, test))
   state = runtime.run(process.initialize)
   client_states = runtime.run(
-    process.initialize_client_states, list(range(len(clients)))
+    process.initialize_client_states, list(range(len(train)))
   )
   if initial_local is not None:
     client_states = [

@@ -16,8 +16,19 @@ def test_body_and_head_are_trained_with_what_all_methods_share():
   assert hparams.num_epochs == 3
 
 
-def test_fine_tuned_models_are_results_of_the_same_runs():
-  def finished(accuracy):
+def test_settings_have_methods_and_fine_tuned_models_are_of_the_same_runs():
+  def make_trial(method, shared, *, seed, label, **config):
+    return method.name, shared, seed, label, config
+
+  def finished(trial):
+    name, shared, seed, label, config = trial
+    accuracy = {('x', '-a'): 0.5, ('y', '-b'): 0.25}[name, label] + seed / 16
+    assert shared == {'learning_rate': 0.1, 'momentum': len(label) / 4}
+    assert config == {
+      'rounds_per_evaluation': 9,
+      'cohort_size': 4,
+      'initial_run': f'run {seed}',
+    }
     tuned = {'evaluation': {'personal': {'accuracy': accuracy + 0.1}}}
     return types.SimpleNamespace(
       summary={'accuracy': {'last_10_mean': accuracy}},
@@ -25,18 +36,25 @@ def test_fine_tuned_models_are_results_of_the_same_runs():
     )
 
   lab = types.SimpleNamespace(
+    sizes=types.SimpleNamespace(learning_rate=0.1, num_rounds=9),
     seeds=range(2),
+    trial=make_trial,
     run=lambda trials: {key: finished(t) for key, t in trials.items()},
   )
   compared = {
-    'a': [laboratory.Method('x', 'fed_avg', fine_tuned='x, tuned')],
-    'b': [laboratory.Method('y', 'fed_rep')],
+    'a': laboratory.Method('x', 'fed_avg', {'k': 1}, fine_tuned='x, tuned'),
+    'b': laboratory.Method('y', 'fed_rep', {'k': 2}),
   }
-  accuracies = {('x', 'a'): 0.5, ('y', 'b'): 0.25}
-  results = methods.run(
-    lab, compared, lambda m, part, seed: accuracies[m.name, part] + seed / 16
-  )
-  assert [(*r.columns().values(), r.accuracy()) for r in results] == [
+  settings = {
+    name: methods.Setting(
+      [method],
+      {'initial_run': 'run {}'.format, 'cohort_size': 4},
+      {'momentum': 0.5},
+    )
+    for name, method in compared.items()
+  }
+  results = list(methods.run(lab, settings, cohort_size=3))
+  assert [(*r.columns('c').values(), r.accuracy()) for r in results] == [
     ('a', 'x', 0, 0.5),
     ('a', 'x', 1, 0.5625),
     ('a', 'x, tuned', 0, 0.6),
@@ -44,3 +62,5 @@ def test_fine_tuned_models_are_results_of_the_same_runs():
     ('b', 'y', 0, 0.25),
     ('b', 'y', 1, 0.3125),
   ]
+  assert list(results[0].columns('c')) == ['c', 'method', 'seed']
+  assert [r.hparams['k'] for r in results] == [1, 1, 1, 1, 2, 2]

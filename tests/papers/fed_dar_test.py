@@ -1,60 +1,12 @@
 """FedDAR's experiments with networks, without their training."""
 
-import types
-
 import pytest
-from matplotlib.figure import Figure
 
-from binaries.papers import fed_dar, fed_dar_components
+from binaries.papers import fed_dar
 from tests.papers import untrained
-from tff_pfl.experiments import claims, laboratory, tables, trial
+from tff_pfl.experiments import claims
 
-_DOMAINS, _DIGITS = fed_dar.EXPERIMENTS
-_K, _ABLATION, _ = fed_dar_components.EXPERIMENTS
-
-
-def _finished(wanted):
-  def scores(value):
-    figures = {name: value for name in ('min', 'mean', 'max', 'client_mean')}
-    return {'accuracy': {**figures, 'by_domain': {'0': value, '1': value}}}
-
-  over_rounds = scores({'last': 0.9, 'last_10_mean': 0.5})
-  return types.SimpleNamespace(
-    summary={'domains': {'personal': over_rounds}},
-    variant={
-      trial.OWN_VARIANT: {},
-      'all': {'evaluation': {'domains': {'personal': scores(0.4)}}},
-    }.get,
-  )
-
-
-def _lab(entry, **settings):
-  settings = {'num_seeds': 1, **settings}
-  sizes = entry.sizes(laboratory.Settings('unused', **settings))
-  return untrained.Laboratory(sizes, _finished, **settings)
-
-
-@pytest.mark.parametrize(
-  'entry, dataset',
-  [
-    (entry, dataset)
-    for entry in fed_dar.EXPERIMENTS + fed_dar_components.EXPERIMENTS
-    for dataset in entry.full
-  ],
-)
-@pytest.mark.parametrize('fast', [False, True])
-def test_every_method_can_be_run_on_every_dataset(entry, dataset, fast):
-  lab = _lab(entry, dataset=dataset, fast=fast)
-  sizes = lab.sizes
-  table = tables.Table.from_rows(entry.measure(lab))
-  for wanted in lab.trials:
-    config = wanted.config
-    assert config.dataset == dataset
-    assert config.hparams.batch_size == sizes.batch_size
-    assert config.personalization == sizes.fine_tuning()
-    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
-  assert list(entry.claims(table, sizes))
-  entry.draw(table, sizes, Figure())
+_DOMAINS, _DIGITS, _K, _ABLATION, _ = fed_dar.EXPERIMENTS
 
 
 def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
@@ -64,32 +16,23 @@ def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
-  rows = list(_DOMAINS.measure(_lab(_DOMAINS)))
+  sizes = fed_dar.Sizes(num_seeds=1)
+  lab = untrained.Laboratory(sizes, lambda _: untrained.finished(0.5, 0.4))
+  rows = list(_DOMAINS.measure(lab))
   assert len(rows) == 4 * (14 + 2)
   for row in rows:
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
+  for config in (wanted.config for wanted in lab.trials):
+    assert config.hparams.batch_size == sizes.batch_size
+    assert config.personalization == sizes.fine_tuning()
+    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
 
 
-def _table(values, column='method', **fixed):
-  """Rows of five seeds that differ little, with all scores the same."""
-  return [
-    {
-      column: name,
-      'seed': seed,
-      **fixed,
-      **{
-        score: value + 1e-4 * seed for score in ('min', 'mean', 'client_mean')
-      },
-    }
-    for name, value in values.items()
-    for seed in range(5)
-  ]
-
-
-def _verdicts(entry, rows, sizes):
-  found = entry.claims(tables.Table.from_rows(rows), sizes)
-  return {claim.statement: claim for claim in found}
+def _claims(entry, names, values, sizes):
+  """Claims of scores that are all alike, by statement."""
+  table = untrained.table(names, values, 'min', 'mean', 'client_mean')
+  return {claim.statement: claim for claim in entry.claims(table, sizes)}
 
 
 def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
@@ -98,15 +41,7 @@ def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
     'alpha=0.1': {'FedAvg': 0.5, 'FedDAR-WA': 0.6, 'FedDAR-SA': 0.7},
     'alpha=100': {'FedAvg': 0.8, 'FedDAR-WA': 0.6, 'FedDAR-SA': 0.75},
   }
-  found = _verdicts(
-    _DOMAINS,
-    [
-      row
-      for name, of_partition in values.items()
-      for row in _table(of_partition, partition=name)
-    ],
-    sizes,
-  )
+  found = _claims(_DOMAINS, ('partition', 'method'), values, sizes)
   lead = found['FedDAR-SA serves the domains better on average than FedAvg']
   assert lead.measured == pytest.approx(0.725 - 0.65)
   assert lead.verdict == claims.HOLDS
@@ -130,13 +65,8 @@ def test_claims_about_digits_turn_round_where_clients_have_one_domain():
     },
     'alpha=1': {'FedAvg': 0.75, 'FedAvg + multi-head': 0.5, 'FedDAR-WA': 0.25},
   }
-  rows = [
-    row
-    for name, of_partition in values.items()
-    for row in _table(of_partition, partition=name)
-  ]
   sizes = fed_dar.Sizes(partitions=dict.fromkeys(values, 'unused'))
-  found = _verdicts(_DIGITS, rows, sizes).values()
+  found = _claims(_DIGITS, ('partition', 'method'), values, sizes).values()
   assert [round(claim.measured, 6) for claim in found] == [
     0.25, -0.25, -0.25, -0.5, 0.25, 0.25
   ]  # fmt: skip
@@ -146,15 +76,12 @@ def test_claims_about_digits_turn_round_where_clients_have_one_domain():
 
 
 def test_each_aggregation_has_its_own_best_dimension():
-  rows = [
-    row
-    for method, values in (
-      ('FedDAR-SA', {2: 0.7, 4: 0.6}),
-      ('FedDAR-WA', {2: 0.5, 4: 0.65}),
-    )
-    for row in _table(values, 'dimension', method=method)
-  ]
-  (claim,) = _verdicts(_K, rows, fed_dar.FAST).values()
+  scores = {
+    'FedDAR-SA': {2: 0.7, 4: 0.6},
+    'FedDAR-WA': {2: 0.5, 4: 0.65},
+  }
+  found = _claims(_K, ('method', 'dimension'), scores, fed_dar.FAST)
+  (claim,) = found.values()
   assert claim.measured == pytest.approx(0.05)
   assert claim.verdict == claims.HOLDS
 
@@ -166,7 +93,7 @@ def test_the_ablation_compares_with_and_without():
     'RW, MH, WA': 0.6,
     'RW, MH, Alter, Proj, SA': 0.7,
   }
-  found = _verdicts(_ABLATION, _table(values), fed_dar.FAST)
+  found = _claims(_ABLATION, ['method'], values, fed_dar.FAST)
   verdicts = {name.split(':')[0]: c.verdict for name, c in found.items()}
   assert verdicts == {
     'All components serve the domains better': claims.HOLDS,

@@ -128,7 +128,7 @@ def test_the_data_are_those_of_the_paper():
   # Around a center of the client's, each of variance 1.
   np.testing.assert_allclose(personal[:, :20].var(), 2, rtol=0.15)
   np.testing.assert_allclose(personal[:, :20].var(axis=-1).mean(), 1, rtol=0.1)
-  x = np.stack([client.train.x for client in problem.clients])
+  x = problem.train.x
   centered = x[..., :20] - x[..., :20].mean(axis=1, keepdims=True)
   covariance = (
     np.einsum('cni,cnj->ij', centered, centered) / centered[..., 0].size
@@ -140,15 +140,12 @@ def test_the_data_are_those_of_the_paper():
   np.testing.assert_allclose(x[..., :20].mean(axis=1).var(), 1, rtol=0.2)
   assert np.abs(x[..., 20:].mean(axis=1)).max() < 0.5
   # Labels are what the network says, half of them 1.
-  labels = np.concatenate(
-    [np.concatenate([c.train.y, c.test.y]) for c in problem.clients]
-  )
+  labels = np.concatenate([problem.train.y, problem.test.y])
   assert abs(labels.mean() - 0.5) < 1e-3
-  client = problem.clients[3]
-  outputs = np.maximum(client.test.x @ weights[3], 0) @ problem.head
+  outputs = np.maximum(problem.test.x[3] @ weights[3], 0) @ problem.head
   sure = np.abs(outputs + problem.bias) > 1e-3
   np.testing.assert_array_equal(
-    (outputs + problem.bias > 0)[sure], client.test.y[sure] == 1
+    (outputs + problem.bias > 0)[sure], problem.test.y[3][sure] == 1
   )
 
 

@@ -6,9 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from binaries.papers import fed_fac, fed_fac_tuning
+from binaries.papers import fed_fac
 from tests.papers import untrained
-from tff_pfl.algorithms import registry
 from tff_pfl.experiments import claims, laboratory, tables
 
 
@@ -21,8 +20,7 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   )  # fmt: skip
   lab = laboratory.Laboratory(settings, fed_fac.FAST)
   method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
-  trial = fed_fac.make_trial(lab, method, 'dirichlet:0.5', 0)
-  finished = lab.run({'half': trial})['half']
+  ((*_, finished, _),) = fed_fac.run(lab, {'dirichlet:0.5': [method]})
   with finished.open() as run, lab.create_runtime() as runtime:
     accuracies = fed_fac.masked_accuracies(run, 'dense_1', runtime)
   assert list(accuracies) == [
@@ -130,7 +128,7 @@ def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
            'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
   table = untrained.table(
     ('partition', 'method'),
-    {(p, name): 0.1 * i for p in ('a', 'b') for i, name in enumerate(names)},
+    dict.fromkeys('ab', {name: 0.1 * i for i, name in enumerate(names)}),
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
   statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
@@ -147,12 +145,11 @@ def test_tuning_goes_on_from_the_best():
     hits = [getattr(hparams, name) == value for name, value in best.items()]
     # One seed disagrees, but not the mean.
     accuracy = 0.1 * sum(hits) * (1 if trial.config.seed > 2 else -0.5)
-    summary = {'accuracy': {'last_10_mean': accuracy}}
-    return types.SimpleNamespace(summary=summary)
+    return untrained.finished(accuracy)
 
   sizes = dataclasses.replace(fed_fac.FAST, num_seeds=2)
   lab = untrained.Laboratory(sizes, finish)
-  rows = list(fed_fac_tuning.measure(lab))
+  rows = list(fed_fac.measure_tuning(lab))
   assert len(rows) == 2 * (3 + 2 + 2)
   tried = {
     name: [t.config.hparams for t in lab.trials[start:end]]
@@ -177,15 +174,10 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
   of_partitions = {'a': swept, 'b': {**swept, 'threshold': alike}}
   table = untrained.table(
     ('partition', 'hyperparameter', 'value'),
-    {
-      (partition, hparam, value): accuracy
-      for partition, of_hparams in of_partitions.items()
-      for hparam, accuracies in of_hparams.items()
-      for value, accuracy in accuracies.items()
-    },
+    of_partitions,
   )
   sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
-  found = list(fed_fac_tuning.make_claims(table, sizes))
+  found = list(fed_fac.tuning_claims(table, sizes))
   np.testing.assert_allclose(
     [claim.measured for claim in found],
     # Ranges: 0.4 - 0.2 and 0.2 - 0.1. Then the layers, and the best tau.
@@ -194,22 +186,17 @@ def test_what_is_said_of_tuning_is_taken_seed_by_seed():
   assert {claim.num_seeds for claim in found} == {5}
 
 
-@pytest.mark.parametrize(
-  'sizes', [*fed_fac.FULL, fed_fac.FAST], ids=lambda sizes: sizes.dataset
-)
-def test_every_method_can_be_configured_for_every_dataset(sizes):
-  lab = laboratory.Laboratory(laboratory.Settings('.'), sizes)
-  for partition, threshold in sizes.thresholds.items():
-    for method in (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac')):
-      made = fed_fac.make_trial(lab, method, partition, 3, num_new_clients=2)
-      hparams = made.config.hparams
-      assert isinstance(
-        hparams, registry.get_algorithm(method.algorithm).hparams
-      )
-      assert (hparams.optimizer, hparams.batch_size) == (
-        'adam', sizes.batch_size
-      )  # fmt: skip
-      assert made.config.personalization.optimizer == 'adam'
-      assert made.config.num_clients + 2 == sizes.num_clients
-      assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
-    assert (hparams.layers, hparams.threshold) == ('dense_1', threshold)
+def test_methods_have_the_partitions_hyperparameters():
+  lab = untrained.Laboratory(fed_fac.FAST)
+  compared = (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac'))
+  assert list(fed_fac.run(lab, {'dirichlet:0.5': compared}, 2))
+  for method, made in zip(compared, lab.trials):
+    config, hparams = made.config, made.config.hparams
+    assert (config.algorithm, config.partition) == (
+      method.algorithm, 'dirichlet:0.5'
+    )  # fmt: skip
+    assert (hparams.optimizer, hparams.batch_size) == ('adam', 50)
+    assert config.personalization.optimizer == 'adam'
+    assert config.num_clients + 2 == fed_fac.FAST.num_clients
+    assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
+  assert (hparams.layers, hparams.threshold) == ('dense_1', 0.75)

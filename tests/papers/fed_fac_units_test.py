@@ -1,3 +1,6 @@
+import contextlib
+import types
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -38,11 +41,7 @@ def test_neurons_of_two_kinds_are_told_by_their_entropy():
   }
   table = untrained.table(
     ('partition', 'network', 'neuron'),
-    {
-      (*key, neuron): value
-      for key, values in entropies.items()
-      for neuron, value in enumerate(values)
-    },
+    {key: dict(enumerate(values)) for key, values in entropies.items()},
     'entropy',
   )
   sizes = fed_fac_units.NeuronsSizes()
@@ -52,9 +51,27 @@ def test_neurons_of_two_kinds_are_told_by_their_entropy():
   _NEURONS.draw(table, sizes, Figure())
 
 
-def test_clients_train_alone_in_one_round_of_all():
-  lab = untrained.Laboratory(_NEURONS.fast)
-  assert not list(_NEURONS.measure(lab))
+def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
+  def weights(scale):
+    kernel = scale * np.array([[1.0, -1.0]])
+    return {'dense_1/kernel': kernel, 'dense_1/bias': np.zeros(2)}
+
+  run = types.SimpleNamespace(
+    data=types.SimpleNamespace(
+      client_ids=range(5),
+      test=lambda _: types.SimpleNamespace(x=np.array([[[1.0]], [[3.0]]])),
+    ),
+    personal_weights=lambda client_id, runtime: weights(client_id),
+    model=types.SimpleNamespace(initial_weights=weights(1)),
+  )
+  finished = types.SimpleNamespace(open=lambda: contextlib.nullcontext(run))
+  lab = untrained.Laboratory(_NEURONS.fast, lambda wanted: finished)
+  values = [row['entropy'] for row in _NEURONS.measure(lab)]
+  # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
+  outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
+  trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
+  np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
+
   configs = [wanted.config for wanted in lab.trials]
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
@@ -70,11 +87,8 @@ def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
   table = untrained.table(
     ('channels', 'score'),
     {
-      ('shared', likeness): 0.75,
-      ('personal', likeness): 0.5,
-      ('shared', specificity): 0.25,
-      ('personal', specificity): 0.125,
-      ('personal', of_fed_avg): 0.5,
+      'shared': {likeness: 0.75, specificity: 0.25},
+      'personal': {likeness: 0.5, specificity: 0.125, of_fed_avg: 0.5},
     },
     'value',
   )

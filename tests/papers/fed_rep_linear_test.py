@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_rep_convergence, fed_rep_linear
+from binaries.papers import fed_rep_linear
 from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, paper, tables
 
-_SAMPLES, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
-(_CONVERGENCE,) = fed_rep_convergence.EXPERIMENTS
+_SAMPLES, _NEW_CLIENT, _CONVERGENCE = fed_rep_linear.EXPERIMENTS
 
 
 def test_it_runs_from_seeds_to_claims(tmp_path):
@@ -68,9 +67,9 @@ def _claims(changes):
     for num_clients, number in zip((50, 200), numbers)
   }
   table = _convergence_table({**rounds, **changes})
-  sizes = fed_rep_convergence.FAST
+  sizes = _CONVERGENCE.fast
   _CONVERGENCE.draw(table, sizes, Figure())
-  return list(fed_rep_convergence.convergence_claims(table, sizes))
+  return list(_CONVERGENCE.claims(table, sizes))
 
 
 @pytest.mark.parametrize(
@@ -107,11 +106,7 @@ def test_few_samples_and_one_model_for_all_do_not_do():
   counts = (5, 10, 40)
   table = untrained.table(
     ('method', 'num_samples'),
-    {
-      (method, count): error
-      for method, values in errors.items()
-      for count, error in zip(counts, values)
-    },
+    {method: dict(zip(counts, values)) for method, values in errors.items()},
     'relative_error',
   )
   sizes = dataclasses.replace(fed_rep_linear.SAMPLES_FULL, sample_counts=counts)
@@ -151,13 +146,11 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
 
 def test_convergence_has_the_bound_and_a_run_of_small_cohorts(tmp_path):
   sizes = dataclasses.replace(
-    fed_rep_convergence.FAST, nums_clients=(40,), num_rounds=20
+    _CONVERGENCE.fast, nums_clients=(40,), num_rounds=20
   )
   settings = laboratory.Settings(str(tmp_path), show_progress=False)
   table = tables.Table.from_rows(
-    fed_rep_convergence.measure_convergence(
-      laboratory.Laboratory(settings, sizes)
-    )
+    _CONVERGENCE.measure(laboratory.Laboratory(settings, sizes))
   )
 
   assert table.distinct('round') == [0, 10, 20]

@@ -1,10 +1,45 @@
+from unittest import mock
+
 import pytest
+from matplotlib.figure import Figure
 
 from binaries import papers
-from tff_pfl.experiments import claims
+from tests.papers import untrained
+from tff_pfl.experiments import claims, tables
 
 
 @pytest.mark.parametrize('name', papers.EXPERIMENTS)
 def test_full_sizes_have_seeds_to_compare_with(name):
   for sizes in papers.EXPERIMENTS[name].full.values():
     assert sizes.num_seeds >= claims.MIN_SEEDS
+
+
+@pytest.mark.parametrize(
+  'entry, sizes',
+  [
+    pytest.param(entry, sizes, id=f'{entry.name}-{name}')
+    for entry in papers.EXPERIMENTS.values()
+    if entry.uses_datasets
+    for name, sizes in {'fast': entry.fast, **entry.full}.items()
+  ],
+)
+def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
+  monkeypatch.setattr(
+    untrained.Laboratory, 'load_arrays', lambda *_: mock.MagicMock()
+  )
+  lab = untrained.Laboratory(
+    sizes,
+    lambda wanted: untrained.finished(0.5, 0.4, wanted.config.num_rounds),
+    fast=sizes is entry.fast,
+  )
+  try:
+    table = tables.Table.from_rows(entry.measure(lab))
+    assert list(entry.claims(table, sizes))
+    entry.draw(table, sizes, Figure())
+  except untrained.Opened:
+    pass
+  configs = {wanted.name: wanted.config for wanted in lab.trials}
+  assert {config.dataset for config in configs.values()} == {sizes.dataset}
+  for wanted in lab.trials:
+    # What is the same run in two places has the same settings.
+    assert wanted.config == configs[wanted.name]

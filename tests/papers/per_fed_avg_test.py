@@ -1,5 +1,3 @@
-import types
-
 from binaries.papers import per_fed_avg
 from tests.papers import untrained
 from tff_pfl.algorithms import registry
@@ -39,10 +37,11 @@ def test_claims_are_of_the_last_round_and_of_each_setting():
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   sizes = per_fed_avg.Sizes(num_seeds=1, panels=((4, 20), (10, 10)))
-  run = types.SimpleNamespace(
+  run = untrained.finished(
+    0,
     evaluations=[
       {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
-    ]
+    ],
   )
   lab = untrained.Laboratory(sizes, lambda wanted: run)
   rows = list(per_fed_avg.measure(lab))

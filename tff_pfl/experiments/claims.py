@@ -11,14 +11,16 @@ bound within, or if there are fewer than `MIN_SEEDS` seeds.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from scipy import stats
 
+from tff_pfl.experiments import tables
 from tff_pfl.simulation import summary as summary_lib
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
@@ -117,6 +119,30 @@ def difference(
   return Claim(
     statement, source, mean, low, high, threshold, len(values), verdict
   )
+
+
+def more_accurate(
+  table: tables.Table,
+  source: str,
+  pairs: Iterable[tuple[str, str]],
+  *,
+  by: str = 'method',
+  **where: Iterable[str],
+) -> Iterator[Claim]:
+  """Claims that of two methods the first has the larger `accuracy`.
+
+  Args:
+    pairs: The two methods, or values of the column `by`, of each claim.
+    **where: The values of another column, at each of which there is a claim for
+      each pair.
+  """
+  ((column, places),) = where.items()
+  for place, (better, worse) in itertools.product(places, pairs):
+    yield difference(
+      f'{place}: {better} is more accurate than {worse}',
+      source,
+      table.lead('accuracy', better, worse, by=by, **{column: place}),
+    )
 
 
 def _threshold(above, below):

@@ -1,9 +1,10 @@
-"""Methods compared on partitions of the data: their runs, with every seed."""
+"""Methods compared in settings: their runs, with every seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import types
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 from tff_pfl.experiments import laboratory, trial
 
@@ -18,18 +19,34 @@ _TRAINING = (
 )
 
 
-class Result(NamedTuple):
-  """What a method reached on a partition with a seed.
+class Setting(NamedTuple):
+  """What methods are compared in, such as a partition of the data.
 
   Attributes:
-    partition: The partition's name.
+    methods: The methods.
+    config: Fields of `RunConfig`; a function is called with the seed.
+    hparams: Hyperparameters; each method takes those that it has.
+  """
+
+  methods: Sequence[laboratory.Method]
+  config: Mapping[str, Any] = types.MappingProxyType({})
+  hparams: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Result(NamedTuple):
+  """What a method reached in a setting with a seed.
+
+  Attributes:
+    setting: The setting's name, or number.
     method: The method's name, or that of the same with fine-tuning.
+    hparams: The method's own hyperparameters.
     run: The run, which both have in common.
     variant: `trial.OWN_VARIANT`, or how the models are fine-tuned.
   """
 
-  partition: str
+  setting: Hashable
   method: str
+  hparams: Mapping[str, Any]
   seed: int
   run: trial.FinishedTrial
   variant: str
@@ -44,13 +61,9 @@ class Result(NamedTuple):
     """The last models' scores; see `trial.FinishedTrial.variant`."""
     return self.run.variant(self.variant)
 
-  def columns(self) -> dict[str, Any]:
-    """The columns of a table that name it."""
-    return {
-      'partition': self.partition,
-      'method': self.method,
-      'seed': self.seed,
-    }
+  def columns(self, setting: str = 'partition') -> dict[str, Any]:
+    """The columns of a table that name it; `setting` is the setting's."""
+    return {setting: self.setting, 'method': self.method, 'seed': self.seed}
 
   def accuracy(self) -> float:
     """Mean over the clients: of the last ten rounds, or after fine-tuning."""
@@ -63,44 +76,71 @@ def training(sizes: Any) -> dict[str, Any]:
   """The hyperparameters that methods share; see `laboratory.hparams_of`.
 
   Args:
-    sizes: An experiment's sizes, with `num_epochs` and fields such as
-      `learning_rate`.
+    sizes: An experiment's sizes, with fields such as `learning_rate`.
   """
   shared = {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
-  # Where body and head are trained in turn, an epoch is one on the body.
-  shared['num_body_epochs'] = sizes.num_epochs
+  if 'num_epochs' in shared:
+    # Where body and head are trained in turn, an epoch is one on the body.
+    shared['num_body_epochs'] = shared['num_epochs']
   return shared
 
 
 def run(
   lab: laboratory.Laboratory,
-  methods: Mapping[str, Sequence[laboratory.Method]],
-  make_trial: Callable[[laboratory.Method, str, int], trial.Trial],
+  settings: Mapping[Hashable, Setting],
+  *,
+  seeds: Optional[Sequence[int]] = None,
+  label: str = '',
+  **config: Any,
 ) -> Iterator[Result]:
-  """Runs methods on partitions with every seed of an experiment.
+  """Runs methods in settings with every seed of an experiment.
 
   Args:
-    methods: By the name of a partition.
-    make_trial: From a method, a partition's name and a seed to the trial.
+    settings: By name, or number.
+    seeds: Others than the experiment's.
+    label: What tells runs from others of the same names.
+    **config: Fields of `RunConfig` that all runs have, and `num_new_clients`,
+      besides those of the experiment's sizes; see `Laboratory.trial`. Without
+      `rounds_per_evaluation` only the last rounds are evaluated.
 
   Yields:
-    By partition, method and seed the result; of a method with `fine_tuned` that
+    By setting, method and seed the result; of a method with `fine_tuned` that
     name's results, too, after its own.
   """
+  seeds = lab.seeds if seeds is None else seeds
+  num_rounds = config.get('num_rounds') or lab.sizes.num_rounds
+  config = {'rounds_per_evaluation': num_rounds, **config}
   runs = lab.run(
     {
-      (partition, method.name, seed): make_trial(method, partition, seed)
-      for partition, several in methods.items()
-      for method in several
-      for seed in lab.seeds
+      (name, method.name, seed): lab.trial(
+        method,
+        {**training(lab.sizes), **setting.hparams},
+        seed=seed,
+        label=f'{label}-{name}',
+        **{
+          **config,
+          **{
+            n: v(seed) if callable(v) else v for n, v in setting.config.items()
+          },
+        },
+      )
+      for name, setting in settings.items()
+      for method in setting.methods
+      for seed in seeds
     }
   )
-  for partition, several in methods.items():
-    for method in several:
+  for name, setting in settings.items():
+    for method in setting.methods:
       variants = {method.name: trial.OWN_VARIANT}
       if method.fine_tuned:
         variants[method.fine_tuned] = method.fine_tuned_scope
-      for name, variant in variants.items():
-        for seed in lab.seeds:
-          finished = runs[partition, method.name, seed]
-          yield Result(partition, name, seed, finished, variant)
+      for result, variant in variants.items():
+        for seed in seeds:
+          yield Result(
+            name,
+            result,
+            method.hparams,
+            seed,
+            runs[name, method.name, seed],
+            variant,
+          )

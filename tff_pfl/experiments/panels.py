@@ -56,6 +56,12 @@ def bars(column: str, **options: Any) -> Draw:
   return functools.partial(_draw_panels, draw_groups, column, **options)
 
 
+# Of the test accuracies of methods.
+accuracy_bars = functools.partial(
+  bars, 'accuracy', group='method', y_label='Test accuracy'
+)
+
+
 def _draw_panels(
   draw_panel: Callable[..., None],
   column: str,

@@ -49,8 +49,9 @@ CSV_NAME = 'numbers.csv'
 FIGURE_NAME = 'figure.png'
 SUMMARY_NAME = 'summary.json'
 PAGE_NAME = 'claims.html'
-# What `Experiment.measure` and `Experiment.claims` give.
+# What `Experiment.measure` gives, and `Experiment.claims` takes and gives.
 Rows = Iterator[Mapping[str, Any]]
+Table = tables.Table
 Claims = Iterator[claims_lib.Claim]
 # The settings that change what an experiment finds.
 _IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')

@@ -1,13 +1,9 @@
 """The papers' linear representation experiments and their methods, in NumPy.
 
 * `problem`: the ground truth, the clients' samples, new clients.
-* `model`: the two-layer linear model, its gradients, least squares.
+* `model`: the two-layer linear model, its gradients, least squares, starts.
 * `methods`: what clients and server do, one function for each paper's method.
-* `domain_methods`: those that have heads, or models, for domains (FedDAR).
-* `initialization`: first models.
-* `simulation`: cohorts, rounds, and what is recorded of them.
-* `convergence`: how fast a run came close to the ground truth.
-* `scoring`: errors of clients that trained, and of new ones.
+* `simulation`: cohorts, rounds, what is recorded of them, and scores.
 
 All numbers are float64, and the first axis of an array is that of the clients.
 

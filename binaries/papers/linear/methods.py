@@ -2,8 +2,7 @@
 
 A method is what a round does with the model of the clients that take part. All
 of their work is written at once, with the clients as the first axis; where the
-server takes a mean over this axis, the clients have sent the entries. Methods
-with domains are in `domain_methods`.
+server takes a mean over this axis, the clients have sent the entries.
 
     method      shared  local   client i, from B and w               server
     ------      ------  -----   ----------------------               ------
@@ -17,6 +16,25 @@ with domains are in `domain_methods`.
     fed_sgd     B, w    -       one step on a mini-batch             mean
     local_only  -       B_i,w_i one step on its own (B, w)           nothing
 
+FedDAR's samples have domains; it has one representation and a head for each
+domain, all at the server. A round has two exchanges:
+
+server                                   client i of n, for each domain m
+------                                   --------------------------------
+broadcast(B)                       --->  F_m = X_m B
+                                         A_im = F_m^T F_m, a_im = F_m^T y_m
+w_m: (sum_i A_im) w_m = sum_i a_im <---  A_im, a_im, L_im
+broadcast(W)                       --->  g_im = X_m^T (X_m B w_m - y_m)
+B <- QR(B - lr (1 / M) sum_m       <---  g_im
+  (1 / L_m) (sum_i g_im) w_m^T)
+
+Here X_m, y_m are the client's samples of domain m and L_m = sum_i L_im, so that
+each domain counts 1 / M however few samples it has. A domain without samples at
+any of the round's clients keeps what it has. `fed_dar` takes this second-order
+aggregation of the heads, `fed_dar_wa` the mean of the clients' own heads with
+the weights L_im / L_m, and `separate_fed_avg` has a representation and a head
+for each domain, by FedAvg on its samples.
+
 Symbols:
   eta, alpha -> learning_rate
   tau -> num_local_steps, num_head_steps
@@ -24,9 +42,13 @@ Symbols:
 Deviations from the papers: of the orthonormal matrices with the span of
 mean(B) the server takes the one closest in sign (see `model.orthonormalize`),
 which changes no span. Clients have the same samples in each round, where
-FedRep's Algorithm 2 draws new ones.
+FedRep's Algorithm 2 draws new ones, and in both exchanges of FedDAR's. A client
+of FedDAR sends g_im, of which the paper's gradient for B is g_im w_m^T.
+Appendix A has no weighted average of heads: here it is that of Algorithm 1 with
+exact local heads.
 
-Sources: FedRep, Algorithm 2 and section 5.1; FedAvg, sections 2, 3 and 5.1.
+Sources: FedRep, Algorithm 2 and section 5.1; FedAvg, sections 2, 3 and 5.1;
+FedDAR, equation 8, Algorithm 2 (appendix A), section 5.1.
 """
 
 from __future__ import annotations
@@ -137,6 +159,113 @@ def local_only(learning_rate: float) -> LinearMethod:
     return model_lib.descend(models, samples, learning_rate, 1)
 
   return LinearMethod('local_only', one_round, local_names=LinearModel._fields)
+
+
+def fed_dar(learning_rate: float) -> LinearMethod:
+  """FedDAR, Algorithm 2: heads from sums over all clients, one step on B, QR.
+
+  Of a domain with too few samples for one solution, the head is the one of the
+  least norm.
+  """
+
+  def solve(unused_count, gram, moments, unused_heads):
+    return model_lib.solve_normal_equations(
+      gram.sum(axis=0), moments.sum(axis=0)
+    )
+
+  return _fed_dar('fed_dar', learning_rate, solve)
+
+
+def fed_dar_wa(
+  learning_rate: float, *, near_broadcast: bool = False
+) -> LinearMethod:
+  """FedDAR-WA: the weighted average of the clients' own heads.
+
+  Args:
+    near_broadcast: Which head a client takes that has too few samples of a
+      domain for one solution: of all solutions the one of the least norm, or
+      the one nearest to the broadcast head, where gradient steps would end.
+  """
+
+  def average(count, gram, moments, heads):
+    start = heads if near_broadcast else 0 * heads
+    left = moments - model_lib.multiply(gram, start)
+    of_clients = start + model_lib.solve_normal_equations(gram, left)
+    weighted = count[..., np.newaxis] * of_clients
+    return _means(weighted.sum(axis=0), count)
+
+  return _fed_dar('fed_dar_wa', learning_rate, average)
+
+
+def separate_fed_avg(learning_rate: float) -> LinearMethod:
+  """Separate FedAvg: for each domain a model of its own, by FedAvg.
+
+  The mean of the models after one full-batch step on a client's samples of the
+  domain, with the weights L_im / L_m, is the one after a step on all clients'
+  samples of it, as which it is computed.
+  """
+
+  def one_round(model, samples, unused_rng):
+    count = model_lib.membership(samples, len(model.head)).sum(axis=1)
+    slopes = model_lib.part_gradients(model, _mean_g(model, samples, count))
+    return LinearModel(
+      *(part - learning_rate * slope for part, slope in zip(model, slopes))
+    )
+
+  return LinearMethod(
+    'separate_fed_avg', one_round, domain_names=LinearModel._fields
+  )
+
+
+def _fed_dar(
+  name: str, learning_rate: float, solve: Callable[..., np.ndarray]
+) -> LinearMethod:
+  """FedDAR with an aggregation of the heads.
+
+  Args:
+    solve: `(count, gram, moments, last heads) -> heads`: from L_im `[n, M]`,
+      A_im `[n, M, k, k]`, a_im `[n, M, k]` and `[M, k]` to `[M, k]`, whatever
+      they are for domains without samples.
+  """
+
+  def one_round(model, samples, unused_rng):
+    num_domains = len(model.head)
+    members = model_lib.membership(samples, num_domains).swapaxes(1, 2)
+    features = (samples.x @ model.representation)[:, np.newaxis]
+    # `[n, M, k, m]`, with zeros for the other domains' samples.
+    own = (members[..., np.newaxis] * features).swapaxes(2, 3)
+    count = members.sum(axis=2)
+    heads = solve(
+      count,
+      own @ features,
+      model_lib.multiply(own, samples.y[:, np.newaxis]),
+      model.head,
+    )
+    has_samples = count.sum(axis=0)[:, np.newaxis] > 0
+    heads = np.where(has_samples, heads, model.head)
+    model = LinearModel(model.representation, heads)
+    g = _mean_g(model, samples, count)
+    slope = model_lib.part_gradients(model, g).representation.mean(axis=0)
+    representation = model_lib.orthonormalize(
+      model.representation - learning_rate * slope
+    )
+    return LinearModel(representation, heads)
+
+  return LinearMethod(name, one_round, domain_names=('head',))
+
+
+def _mean_g(model, samples, count):
+  """(1 / L_m) sum_i g_im, `[M, d]`."""
+  num_clients, num_samples = samples.y.shape
+  theta = model_lib.regressors(model)
+  theta = np.broadcast_to(theta, (num_clients, *theta.shape))
+  g = num_samples * model_lib.regressor_gradients(theta, samples)
+  return _means(g.sum(axis=0), count)
+
+
+def _means(sums, count):
+  """Means by domain, `[M, ...]`, from sums; 0 for a domain without samples."""
+  return sums / np.maximum(count.sum(axis=0), 1)[:, np.newaxis]
 
 
 def _step_on_representation(model, heads, samples, learning_rate):

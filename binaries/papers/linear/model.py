@@ -1,4 +1,4 @@
-"""The linear model x -> <B w, x> of many clients: loss, gradients, heads.
+"""The linear model x -> <B w, x> of many clients: its algebra, first models.
 
 A part of a model that all clients share has the axes below. In front of them it
 has `[n]` where each client has its own, and `[M]` where each domain has: w_z
@@ -50,12 +50,7 @@ def membership(samples: problem_lib.Samples, num_domains: int) -> np.ndarray:
 
 
 def residuals(theta: np.ndarray, samples: problem_lib.Samples) -> np.ndarray:
-  """What clients with the regressors theta are off by.
-
-  Returns:
-    X theta - y, `[n, m]`. With domains `[n, m, M]`, with 0 for the domains that
-    are not a sample's.
-  """
+  """X theta - y, `[n, m]`; with domains `[n, m, M]`, 0 for other domains."""
   if theta.ndim == 2:
     return multiply(samples.x, theta) - samples.y
   errors = samples.x @ theta.swapaxes(1, 2) - samples.y[..., np.newaxis]
@@ -74,9 +69,7 @@ def regressor_gradients(
 ) -> np.ndarray:
   """The gradients of f_i for the regressors: X^T (X theta - y) / m.
 
-  Returns:
-    Shaped like theta. With domains each row is of the samples of one domain,
-    divided by the number m of all samples.
+  With domains each row is of the samples of one, but m counts all samples.
   """
   errors = residuals(theta, samples) / samples.y.shape[1]
   if theta.ndim == 2:
@@ -87,11 +80,8 @@ def regressor_gradients(
 def part_gradients(model: LinearModel, g: np.ndarray) -> LinearModel:
   """The gradients for B and w of a function whose gradient for B w is g.
 
-  Args:
-    g: `[..., d]`, with an entry for each head.
-
   Returns:
-    g w^T, `[..., d, k]`, and B^T g, `[..., k]`, one for each head even where
+    g w^T, `[..., d, k]`, and B^T g, `[..., k]`: of each head one, even where
     several heads share a representation.
   """
   return LinearModel(
@@ -146,11 +136,8 @@ def least_squares(
   Args:
     matrix: `[..., m, k]`.
     right_side: `[..., m]`.
-    ridge: At least 0; 0 is plain least squares, whose solution of the least
-      norm is returned where there are several, as for `m < k`.
-
-  Returns:
-    `[..., k]`.
+    ridge: At 0 it is least squares, with the solution of the least norm where
+      there are several, as for `m < k`.
   """
   if not ridge:
     return multiply(np.linalg.pinv(matrix, _RELATIVE_ZERO), right_side)
@@ -162,18 +149,71 @@ def least_squares(
 
 
 def solve_normal_equations(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
-  """The w of the least norm with gram w = moments.
+  """The w of the least norm with gram w = moments; zeros for zeros.
 
   For whoever has only the sums: `least_squares` of the rows that gram and
   moments are sums of has the same solution, with twice as many right digits.
 
   Args:
-    gram: `[..., k, k]`, symmetric and positive semidefinite, such as a sum of
-      z z^T. Eigenvalues below 1e-13 times the largest count as 0.
+    gram: `[..., k, k]`, such as a sum of z z^T.
     moments: `[..., k]`, in its range, such as the sum of y z.
-
-  Returns:
-    `[..., k]`; zeros for a gram of zeros.
   """
   inverse = np.linalg.pinv(gram, _RELATIVE_ZERO, hermitian=True)
   return multiply(inverse, moments)
+
+
+def with_zero_head(representation: np.ndarray) -> LinearModel:
+  """The model of a representation `[d, k]` with a head of zeros."""
+  return LinearModel(representation, np.zeros(representation.shape[1]))
+
+
+def random_representation(
+  dimension: int, rank: int, seed: int = 0
+) -> np.ndarray:
+  """Orthonormal columns, `[d, k]`, others than those of the seed's problem."""
+  return problem_lib.random_orthonormal(
+    dimension, rank, np.random.default_rng([seed, *b'representation'])
+  )
+
+
+def representation_at_distance(
+  representation: np.ndarray, distance: float, seed: int = 0
+) -> np.ndarray:
+  """Orthonormal columns at a principal angle distance from given ones.
+
+  All k principal angles are the same, in a random direction each: a method has
+  to improve on k directions to come closer (FedAvg, Proposition 1).
+
+  Args:
+    representation: `[d, k]` with orthonormal columns, d >= 2 k.
+    distance: In [0, 1].
+  """
+  directions = np.random.default_rng([seed, *b'distance']).standard_normal(
+    representation.shape
+  )
+  # Twice, as rounding leaves a trace of the given columns in the difference.
+  for _ in range(2):
+    directions -= representation @ (representation.T @ directions)
+    directions = np.linalg.qr(directions)[0]
+  return np.sqrt(1 - distance**2) * representation + distance * directions
+
+
+def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
+  """The method of moments, with one aggregation over the clients: `[d, k]`.
+
+  Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T; the server takes the
+  eigenvectors of their uniform mean with the k largest eigenvalues. For x of
+  unit covariance the mean tends to 2 B* C B*^T + trace(C) I, with C the second
+  moment of the heads, so they tend to the span of B*. (The design of population
+  gradients has other fourth moments.)
+
+  Sources: FedRep, section 4.1, Algorithm 2; FedDAR, Algorithm 2; Tripuraneni,
+  Jin, Jordan: Provable Meta-Learning of Linear Representations, ICML 2021,
+  Algorithm 1.
+  """
+  samples = problem.samples()
+  weighted = samples.x * samples.y[..., np.newaxis]
+  of_clients = weighted.swapaxes(1, 2) @ weighted / samples.y.shape[1]
+  # Eigenvalues ascend.
+  _, vectors = np.linalg.eigh(of_clients.mean(axis=0))
+  return vectors[:, -problem.rank :]

@@ -63,7 +63,7 @@ class Samples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
-  """A ground truth, and how clients see it.
+  """A ground truth, and how clients see it; see the module.
 
   Attributes:
     num_clients: Clients that train, n.
@@ -77,7 +77,7 @@ class LinearProblem:
       a Gaussian matrix, times the square root of their number, at least k
       (FedRep, FedDAR); 'gaussian': independent normal elements (FedAvg). The
       mean square of a head's length is k with both.
-    num_domains: M, which have the heads; None where clients have them.
+    num_domains: M; None where clients have the heads.
     concentration: alpha, positive. The smaller, the more of a client's samples
       are of one domain; for large ones all mixtures are the prior.
     prior: p, M positive numbers whose sum is 1; by default all the same.
@@ -117,11 +117,9 @@ class LinearProblem:
 
   @functools.cached_property
   def mixtures(self) -> np.ndarray:
-    """The clients' probabilities pi_i of the domains, float64 `[n, M]`.
-
-    Dirichlet distributed, from the logarithms of Gamma variables: of small
-    parameters the variables themselves may all be too small for a float.
-    """
+    """The clients' probabilities pi_i of the domains, float64 `[n, M]`."""
+    # From logarithms of Gamma variables: of small parameters the variables
+    # themselves may all be too small for a float.
     rng = self._rng(_MIXTURES)
     shape = (self.num_clients, self.num_domains)
     prior = (
@@ -160,14 +158,11 @@ class LinearProblem:
   ) -> tuple[Samples, np.ndarray]:
     """Clients that did not train, with the same representation.
 
-    Their heads have independent normal elements. That is the distribution of
-    the others where it is 'gaussian', and else what the distribution of one of
-    them tends to for many heads. Of the same clients fewer samples are the
-    first ones of more.
+    Their heads have independent normal elements, to whose distribution that of
+    'orthonormal' heads tends for many. Fewer samples are the first of more.
 
     Returns:
-      Their samples, with noise of `noise_std`, and their ground truths B* w*,
-      float64 `[num_clients, d]`.
+      Their noisy samples, and the ground truths B* w*, `[num_clients, d]`.
     """
     heads = self._rng(_NEW_HEADS).standard_normal((num_clients, self.rank))
     targets = heads @ self.representation.T

@@ -1,4 +1,4 @@
-"""Runs a linear method on one machine, all clients at once.
+"""Runs linear methods, all clients at once, and scores what they found.
 
 A round draws a cohort, hands it the shared parts of the model and what its
 clients kept, does the method's work (`methods.Round`), and puts back what they
@@ -12,6 +12,8 @@ the mean, in float64, and the theory is checked over thousands of rounds.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,17 @@ from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 from tff_pfl import errors
 from tff_pfl.evaluation import representation as representation_lib
+
+# How close "converged" is, and what slower methods get to as well.
+CLOSE, NEAR = 1e-6, 1e-3
+# Both theorems' rates are of a start that is away from distance 1, and grow
+# with how far; from here on they hardly change.
+FIT_START = 0.5
+# What figures need of long histories.
+_ROUNDS_PER_ROW = 10
+# From clients' inputs `[n, m, d]` and labels `[n, m]` to the regressors that
+# they find, `[n, d]`.
+Regressor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +44,8 @@ class History:
     distance: float64 `[S]`, the principal angle distance between the
       representation and the ground truth, in [0, 1]. Where clients, or domains,
       have representations of their own, the mean over them.
-    gradient_norm: float64 `[S]`, the norm of the gradient of the global loss
-      with respect to all parts of the model, those that clients keep included.
-      The global loss is the mean over clients of f_i at the shared parts and
-      the client's own. All samples weigh the same, also for a method that gives
-      domains weights.
+    gradient_norm: float64 `[S]`, the norm of the gradient of the f_i's mean for
+      all parts of the model, those that clients keep included.
     model: After the last round: a part that clients keep has a first axis of n
       clients, one that domains have a first axis of M domains.
     regressors: B w as each client has it after the last round, `[n, d]`, or
@@ -63,31 +73,27 @@ def run(
 
   Args:
     problem: What the clients compute with.
-    num_rounds: T, at least 0.
     initial: The first model, without domains; clients that keep a part all
       start from its, as do domains.
-    seed: Fixes the cohorts and the method's own randomness; non-negative.
+    seed: Fixes the cohorts and the method's own randomness.
     participation: The fraction r of the clients that take part in a round, in
       (0, 1]: r n of them, rounded, at least one, are drawn in each round
       without replacement.
-    rounds_per_record: A state is recorded after each so many rounds: a divisor
+    rounds_per_record: A state is recorded after each so many rounds, a divisor
       of `num_rounds`.
 
   Raises:
-    ValueError: If an argument is not as above.
     RunError: If the iterates diverge.
   """
-  rounds = np.arange(0, num_rounds + 1, rounds_per_record)
-  errors.expect(
-    rounds[-1] == num_rounds,
-    'rounds_per_record',
-    f'a divisor of `num_rounds` = {num_rounds}',
-    rounds_per_record,
-  )
-  errors.expect_share('participation', participation, '(0, 1]')
   cohort_size = max(1, round(participation * problem.num_clients))
   samples = problem.samples()
-  model = _initial_model(method, problem, initial)
+  parts = initial._asdict()
+  for names, number in (
+    (method.local_names, problem.num_clients),
+    (method.domain_names, problem.num_domains),
+  ):
+    parts.update((name, np.stack([parts[name]] * number)) for name in names)
+  model = model_lib.LinearModel(**parts)
   series = []
   for round_number in range(num_rounds + 1):
     # What diverges is told below, in one line.
@@ -106,21 +112,146 @@ def run(
       distance = _distance(model.representation, problem.representation)
       series.append((distance, norm))
   return History(
-    rounds,
+    np.arange(0, num_rounds + 1, rounds_per_record),
     *np.array(series).T,
     model=model,
     regressors=_regressors(method, model, problem.num_clients),
   )
 
 
-def _initial_model(method, problem, initial):
-  parts = initial._asdict()
-  for names, number in (
-    (method.local_names, problem.num_clients),
-    (method.domain_names, problem.num_domains),
-  ):
-    parts.update((name, np.stack([parts[name]] * number)) for name in names)
-  return model_lib.LinearModel(**parts)
+def fit_decay(distance: np.ndarray) -> dict[str, float]:
+  """Fits a line to the natural logarithm of a distance that falls to `CLOSE`.
+
+  Args:
+    distance: After each round, positive, `[num_rounds + 1]`.
+
+  Returns:
+    `rate`, minus the slope per round, and `r_squared`, the variance's share
+    that the line explains; from the first round at `FIT_START` or below (or the
+    first of all) to the first one at `CLOSE` or below (or the last).
+  """
+  begun = np.flatnonzero(distance <= FIT_START)
+  first = begun[0] if begun.size else 0
+  last = rounds_to(distance, CLOSE)
+  rounds = np.arange(first, last + 1)
+  logs = np.log(distance[first : last + 1])
+  slope, intercept = np.polyfit(rounds, logs, 1)
+  residuals = logs - (slope * rounds + intercept)
+  return {
+    'rate': -float(slope),
+    'r_squared': float(1 - residuals.var() / logs.var()),
+  }
+
+
+def rounds_to(distances: np.ndarray, distance: float) -> int:
+  """Rounds until a distance is reached; where it is not, all there are."""
+  reached = np.flatnonzero(distances <= distance)
+  return int(reached[0]) if reached.size else len(distances) - 1
+
+
+def theorem_rate(
+  start: float, heads: np.ndarray, learning_rate: float
+) -> float:
+  """The rate that FedRep's Theorem 1 promises at least, per round.
+
+  With all clients in each round the distance after T rounds is at most
+  (1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
+  square of the first, and s the smallest singular value of W* / sqrt(n). The
+  rate is minus the logarithm of the factor per round.
+
+  FedDAR's Theorem A.4 is the same with the domains' heads.
+
+  Args:
+    start: The first distance, in [0, 1].
+    heads: W*, `[n, k]`.
+    learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
+      largest singular value of W* / sqrt(n).
+  """
+  singular = np.linalg.svd(heads, compute_uv=False) / np.sqrt(len(heads))
+  share = learning_rate * (1 - start**2) * singular[-1] ** 2 / 2
+  return -float(np.log1p(-share)) / 2
+
+
+def rows(history: History) -> Iterator[dict[str, Any]]:
+  """Rows of every tenth round and the last one, which has what is of all.
+
+  That is `rate`, `r_squared`, `rounds_to_near` and `rounds_to_close`. The run
+  has a record of every round.
+  """
+  num_rounds = int(history.rounds[-1])
+  for index in sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds}):
+    row = {
+      'round': index,
+      'distance': history.distance[index],
+      'gradient_norm': history.gradient_norm[index],
+    }
+    if index == num_rounds:
+      row.update(
+        fit_decay(history.distance),
+        rounds_to_near=rounds_to(history.distance, NEAR),
+        rounds_to_close=rounds_to(history.distance, CLOSE),
+      )
+    yield row
+
+
+def client_errors(
+  regressors: np.ndarray, problem: problem_lib.LinearProblem, num_samples: int
+) -> np.ndarray:
+  """The clients' mean squared errors on noiseless test samples, `[n]`.
+
+  Args:
+    regressors: What clients predict with, as `History.regressors`.
+  """
+  return 2 * model_lib.losses(regressors, problem.test_samples(num_samples))
+
+
+def with_exact_head(representation: np.ndarray) -> Regressor:
+  """A learned representation `[d, k]`, the head by least squares."""
+
+  def regressor(x, y):
+    heads = model_lib.least_squares(x @ representation, y)
+    return heads @ representation.T
+
+  return regressor
+
+
+def fine_tuned(
+  model: model_lib.LinearModel, learning_rate: float, num_steps: int
+) -> Regressor:
+  """A learned model after full-batch gradient steps on both of its parts."""
+
+  def regressor(x, y):
+    models = model_lib.for_clients(model, len(y))
+    samples = problem_lib.Samples(x, y)
+    return model_lib.regressors(
+      model_lib.descend(models, samples, learning_rate, num_steps)
+    )
+
+  return regressor
+
+
+# Without a representation: least squares in d dimensions.
+local_only: Regressor = model_lib.least_squares
+
+
+def new_client_errors(
+  regressor: Regressor,
+  problem: problem_lib.LinearProblem,
+  sample_counts: Sequence[int],
+  num_clients: int,
+) -> np.ndarray:
+  """The errors of new clients, by number of samples: `[counts, clients]`.
+
+  An error is |theta - B* w*|^2, the excess mean squared error on new inputs of
+  unit covariance; not finite where steps diverged.
+  """
+  rows = []
+  for num_samples in sample_counts:
+    samples, targets = problem.new_clients(num_clients, num_samples)
+    with np.errstate(over='ignore', invalid='ignore'):
+      found = regressor(samples.x, samples.y)
+      rows.append(np.square(found - targets).sum(axis=1))
+  return np.stack(rows)
 
 
 def _one_round(method, model, samples, cohort_size, rng):

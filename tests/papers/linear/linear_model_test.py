@@ -3,6 +3,9 @@ import pytest
 
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
+from tff_pfl.evaluation import representation as representation_lib
+
+distance = representation_lib.principal_angle_distance
 
 # Two clients with a sample each, (1, 2) -> 3 and (1, 0) -> 0, and the model
 # B = (1, 1)^T with the heads 2 and 4: predictions 6 and 4, residuals 3 and 4.
@@ -28,13 +31,6 @@ def _random_models(*shape, dimension=4, rank=2):
   return model_lib.LinearModel(
     rng.standard_normal((*shape, dimension, rank)),
     rng.standard_normal((*shape, rank)),
-  )
-
-
-def _sums(matrices, right_sides):
-  return (
-    np.einsum('pja,pjb->pab', matrices, matrices),
-    np.einsum('pja,pj->pa', matrices, right_sides),
   )
 
 
@@ -71,23 +67,6 @@ def test_gradients_are_slopes_of_the_losses(num_domains):
     np.testing.assert_allclose(getattr(slopes, name), quotients, atol=1e-12)
 
 
-@pytest.mark.parametrize('num_steps', [0, 1, 3])
-def test_descent_takes_the_given_number_of_steps(num_steps):
-  samples = _random_samples(5, 4)
-  representation, head = models = _random_models(4)
-  for _ in range(num_steps):
-    slope = model_lib.gradients(
-      model_lib.LinearModel(representation, head), samples
-    )
-    representation = representation - 0.1 * slope.representation
-    head = head - 0.1 * slope.head
-
-  result = model_lib.descend(models, samples, 0.1, num_steps)
-
-  np.testing.assert_array_equal(result.representation, representation)
-  np.testing.assert_array_equal(result.head, head)
-
-
 def test_orthonormal_factor_keeps_span_and_signs():
   matrix = np.random.default_rng(2).standard_normal((6, 3))
   q = model_lib.orthonormalize(matrix)
@@ -99,16 +78,6 @@ def test_orthonormal_factor_keeps_span_and_signs():
   assert (np.diag(r) > 0).all()
   # An orthonormal matrix is its own factor.
   np.testing.assert_allclose(model_lib.orthonormalize(-q), -q, atol=1e-14)
-
-
-def test_least_squares_solves_the_normal_equations():
-  x, y, _ = _random_samples(8, 3)
-  solution = model_lib.least_squares(x, y)
-  residual = np.einsum('nmd,nd->nm', x, solution) - y
-
-  np.testing.assert_allclose(
-    np.einsum('nmd,nm->nd', x, residual), 0, atol=1e-13
-  )
 
 
 def test_ridge_is_of_the_mean_loss():
@@ -123,8 +92,9 @@ def test_ridge_is_of_the_mean_loss():
   )
 
 
-def test_least_squares_of_too_few_samples_has_the_least_norm():
-  x, y, _ = _random_samples(2, 5)
+@pytest.mark.parametrize('num_samples', [2, 8])
+def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
+  x, y, _ = _random_samples(num_samples, 5)
   # A client whose rows are zeros but for one, and one with nothing.
   x[0, 1], y[0, 1], x[1], y[1] = 0, 0, 0, 0
 
@@ -136,32 +106,66 @@ def test_least_squares_of_too_few_samples_has_the_least_norm():
   )
 
 
-def test_sums_have_the_solution_of_their_rows():
-  x, y, _ = _random_samples(6, 3)
-
-  np.testing.assert_allclose(
-    model_lib.solve_normal_equations(*_sums(x, y)),
-    model_lib.least_squares(x, y),
-    rtol=1e-10,
-  )
-
-
+@pytest.mark.parametrize('num_samples', [0, 2, 6])
 @pytest.mark.parametrize('scale', [1, 1e-9])
-def test_sums_of_few_rows_have_the_shortest_solution_at_any_scale(scale):
-  x, y, _ = _random_samples(2, 3)
-  gram, moments = _sums(x, y)
+def test_sums_have_the_shortest_solution_of_their_rows(num_samples, scale):
+  x, y, _ = _random_samples(num_samples, 3)
 
   np.testing.assert_allclose(
-    model_lib.solve_normal_equations(scale * gram, scale * moments),
+    model_lib.solve_normal_equations(
+      scale * np.einsum('pja,pjb->pab', x, x),
+      scale * np.einsum('pja,pj->pa', x, y),
+    ),
     [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)],
     rtol=1e-8,
     atol=1e-12,
   )
 
 
-def test_the_solution_of_no_rows_is_zero():
-  result = model_lib.solve_normal_equations(
-    np.zeros((2, 3, 3)), np.zeros((2, 3))
+def test_random_representation_is_orthonormal_and_seeded():
+  first, again, other = (
+    model_lib.random_representation(8, 3, seed) for seed in (1, 1, 2)
   )
 
-  np.testing.assert_array_equal(result, np.zeros((2, 3)))
+  np.testing.assert_allclose(first.T @ first, np.eye(3), atol=1e-14)
+  np.testing.assert_array_equal(first, again)
+  assert distance(first, other) > 0.1
+  ground_truth = problem_lib.LinearProblem(2, 8, 3, seed=1).representation
+  assert distance(first, ground_truth) > 0.1
+
+
+@pytest.mark.parametrize('wanted', [0.0, 1e-6, 0.5, 1.0])
+def test_representation_at_a_distance_has_it_in_each_direction(wanted):
+  given = model_lib.random_representation(9, 3)
+  result = model_lib.representation_at_distance(given, wanted, seed=4)
+
+  np.testing.assert_allclose(result.T @ result, np.eye(3), atol=1e-14)
+  assert distance(result, given) == pytest.approx(wanted, abs=1e-15)
+  cosines = np.linalg.svd(given.T @ result, compute_uv=False)
+  np.testing.assert_allclose(cosines, np.sqrt(1 - wanted**2), atol=1e-14)
+
+
+def test_method_of_moments_equals_the_closed_form():
+  problem = problem_lib.LinearProblem(
+    5, 6, 2, samples_per_client=7, noise_std=0.1
+  )
+  x, y, _ = problem.samples()
+  moments = np.einsum('im,imd,ime->de', y**2, x, x) / (5 * 7)
+  expected = np.linalg.eigh(moments)[1][:, -2:]
+
+  result = model_lib.method_of_moments(problem)
+
+  np.testing.assert_allclose(result.T @ result, np.eye(2), atol=1e-14)
+  assert distance(result, expected) < 1e-13
+
+
+def test_method_of_moments_finds_the_representation_from_many_samples():
+  few, many = (
+    problem_lib.LinearProblem(200, 10, 2, samples_per_client=count)
+    for count in (10, 1000)
+  )
+
+  assert distance(model_lib.method_of_moments(many), many.representation) < 0.05
+  assert (
+    0.1 < distance(model_lib.method_of_moments(few), few.representation) < 0.6
+  )

@@ -113,30 +113,13 @@ def test_new_clients_share_the_representation_and_no_head():
   )
 
 
-def test_new_heads_are_distributed_as_those_of_many_clients():
-  problem = problem_lib.LinearProblem(3000, 5, 2)
-  _, targets = problem.new_clients(3000, 1)
-  probabilities = np.linspace(0.1, 0.9, 9)
-  old, new = (
-    np.quantile(heads, probabilities, axis=0)
-    for heads in (problem.heads, targets @ problem.representation)
-  )
-
-  np.testing.assert_allclose(old, new, atol=0.15)
-
-
 def test_fewer_samples_of_new_clients_are_the_first_of_more():
-  problem = _make(noise_std=0.3)
-  few, many = (problem.new_clients(4, count)[0] for count in (2, 9))
-
-  np.testing.assert_array_equal(few.x, many.x[:, :2])
-  np.testing.assert_allclose(few.y, many.y[:, :2], rtol=1e-14)
-
-
-def test_population_problem_gives_new_clients_noise():
-  samples, targets = _make(noise_std=0.1).new_clients(2, 2000)
-  noise = samples.y - np.einsum('nmd,nd->nm', samples.x, targets)
-
+  few, (many, targets) = (
+    _make(noise_std=0.1).new_clients(4, count) for count in (2, 2000)
+  )
+  np.testing.assert_array_equal(few[0].x, many.x[:, :2])
+  np.testing.assert_allclose(few[0].y, many.y[:, :2], rtol=1e-14)
+  noise = many.y - np.einsum('nmd,nd->nm', many.x, targets)
   assert np.std(noise) == pytest.approx(0.1, rel=0.1)
 
 

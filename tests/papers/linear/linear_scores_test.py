@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from binaries.papers.linear import model as model_lib
+from binaries.papers.linear import problem as problem_lib
+from binaries.papers.linear import simulation
+
+_PROBLEM = problem_lib.LinearProblem(5, 12, 2, noise_std=0.1, seed=6)
+_REPRESENTATION = model_lib.random_representation(12, 2, seed=1)
+_COUNTS = (1, 2, 5, 20)
+
+
+@pytest.mark.parametrize(
+  'distance',
+  [
+    np.exp(-0.3 * np.arange(80)),
+    # What comes after the distance is close enough does not count,
+    np.maximum(np.exp(-0.3 * np.arange(200)), 1e-15),
+    # nor do rounds at a distance near one.
+    np.append(np.full(50, 0.9), 0.4 * np.exp(-0.3 * np.arange(60))),
+    # One that never comes close has a rate, too.
+    np.exp(-0.3 * np.arange(10)),
+  ],
+)
+def test_the_rate_of_a_geometric_decay_is_found(distance):
+  fit = simulation.fit_decay(distance)
+  assert fit['rate'] == pytest.approx(0.3)
+  assert fit['r_squared'] == pytest.approx(1)
+
+
+def test_a_decay_that_slows_down_is_no_line():
+  rounds = np.arange(1, 400)
+  assert simulation.fit_decay(1 / rounds**2)['r_squared'] < 0.9
+
+
+def test_rounds_are_counted_until_a_distance_is_reached():
+  distances = np.array([0.5, 0.1, 0.2, 0.01])
+  assert simulation.rounds_to(distances, 0.1) == 1
+  # Where it is not, there are at least as many.
+  assert simulation.rounds_to(distances, 1e-3) == 3
+
+
+def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
+  distance = np.exp(-np.arange(25.0))
+  history = simulation.History(
+    np.arange(25), distance, 2 * distance, model=None, regressors=None
+  )
+  *before, last = simulation.rows(history)
+  assert [row['round'] for row in before] == [0, 10, 20]
+  assert before[1]['distance'] == distance[10]
+  assert (last['round'], last['gradient_norm']) == (24, 2 * distance[24])
+  assert (last['rounds_to_near'], last['rounds_to_close']) == (7, 14)
+  assert last['rate'] == pytest.approx(1)
+  assert 'rate' not in before[0]
+
+
+def test_the_theorems_rate_by_hand():
+  # Orthogonal heads of length sqrt(2): W* / sqrt(2) has the singular values 1.
+  heads = np.sqrt(2) * np.eye(2)
+  rate = simulation.theorem_rate(0.6, heads, 0.25)
+  # The factor of a round is sqrt(1 - 0.25 * 0.64 * 1 / 2).
+  assert np.exp(-rate) == pytest.approx(np.sqrt(0.92))
+  # Heads of one direction say nothing about the other one.
+  assert simulation.theorem_rate(0.6, heads[[0, 0]], 0.25) == 0
+
+
+def _check(regressor, expected):
+  """Compares the errors of three new clients with those one at a time."""
+  errors = []
+  for count in _COUNTS:
+    samples, targets = _PROBLEM.new_clients(3, count)
+    found = [expected(x, y) for x, y in zip(samples.x, samples.y)]
+    errors.append(np.square(found - targets).sum(axis=1))
+  np.testing.assert_allclose(
+    simulation.new_client_errors(regressor, _PROBLEM, _COUNTS, 3),
+    errors,
+    rtol=1e-9,
+  )
+
+
+def test_exact_heads_are_least_squares_also_with_fewer_samples_than_columns():
+  def expected(x, y):
+    head = np.linalg.pinv(x @ _REPRESENTATION) @ y
+    return _REPRESENTATION @ head
+
+  _check(simulation.with_exact_head(_REPRESENTATION), expected)
+
+
+def test_local_only_is_least_squares_also_with_few_samples():
+  _check(simulation.local_only, lambda x, y: np.linalg.pinv(x) @ y)
+
+
+def test_fine_tuning_is_gradient_descent():
+  start = model_lib.LinearModel(_REPRESENTATION, np.array([0.3, -0.2]))
+
+  def expected(x, y):
+    representation, head = start
+    for _ in range(4):
+      g = x.T @ (x @ representation @ head - y) / len(y)
+      representation, head = (
+        representation - 0.05 * np.outer(g, head),
+        head - 0.05 * representation.T @ g,
+      )
+    return representation @ head
+
+  _check(simulation.fine_tuned(start, 0.05, 4), expected)
