@@ -169,7 +169,7 @@ _USAGE = {
   'wrong_width': (['--model_widths=16,x'], 'integers separated by commas'),
   'zero_width': (
     ['--model_widths=0'],
-    '--model_widths to be positive integers',
+    '--model_widths to be an integer at least 1',
   ),
   'wrong_activation': (['--model_activation=relo'], "found 'relo'"),
   'argument_of_another_model': (

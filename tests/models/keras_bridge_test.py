@@ -330,12 +330,12 @@ def test_weight_names_do_not_depend_on_models_built_before():
 
 
 @pytest.mark.parametrize(
-  'stack, shape, expected',
+  'stack, shape, has_convolutions',
   [
     (lambda: [layers.Dense(3)], (4,), False),
-    (lambda: [layers.LSTM(3)], (4, 2), False),
     (lambda: [layers.Conv1D(3, 2), layers.Flatten()], (4, 2), True),
     (lambda: [layers.DepthwiseConv2D(2), layers.Flatten()], (4, 4, 2), True),
+    (lambda: [layers.Conv2DTranspose(2, 2), layers.Flatten()], (4, 4, 2), True),
     (
       lambda: [
         keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2D(2, 2)]),
@@ -346,7 +346,15 @@ def test_weight_names_do_not_depend_on_models_built_before():
     ),
   ],
 )
-def test_convolutions_are_found(stack, shape, expected):
-  bridged = keras_models.bridge(keras_models.sequential(*stack(), shape=shape))
-  assert bridged.has_convolutions == expected
-  assert bridged.uses_xla != expected
+def test_auto_compiles_unless_there_are_convolutions(
+  stack, shape, has_convolutions
+):
+  model = keras_models.sequential(*stack(), shape=shape)
+  assert keras_models.bridge(model).uses_xla != has_convolutions
+  asked = keras_models.bridge(model, jit_compile=has_convolutions)
+  assert asked.uses_xla == has_convolutions
+
+
+def test_other_values_of_jit_compile_are_refused():
+  with pytest.raises(ValueError, match='`jit_compile`.*True, False, auto.*yes'):
+    keras_models.bridge(keras_models.make('dense'), jit_compile='yes')
