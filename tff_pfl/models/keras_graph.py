@@ -38,46 +38,13 @@ _IN_PLACE = (
 
 
 def graph_of(model):
-  """A functional, sequential or subclassed Keras model as a graph of layers."""
+  """A functional, sequential or subclassed Keras model as a graph of layers.
+
+  Of a subclassed model it is that of its `call` on symbolic inputs.
+  """
   errors.expect_type(model, keras.Model, 'model', 'a tf.keras.Model')
   if getattr(model, '_is_graph_network', False):
     return model
-  return _traced(model)
-
-
-def with_output(model, output):
-  """The part of a graph of layers that makes one output, by its name.
-
-  Args:
-    model: The graph.
-    output: One of `model.output_names`; None for the only one.
-  """
-  names = model.output_names
-  if output is None:
-    errors.expect(
-      len(names) == 1,
-      'output',
-      f'one of the outputs of {model.name!r} ({", ".join(names)})',
-      output,
-    )
-  else:
-    errors.expect_one_of('output', output, names)
-    if len(names) > 1:
-      chosen = model.outputs[names.index(output)]
-      model = keras.Model(model.input, chosen, name=model.name)
-  for tensor in model.inputs:
-    errors.expect(
-      all(size is not None for size in tensor.shape[1:]),
-      'model',
-      'a Keras model whose inputs have a fixed shape (pad sequences to one '
-      'length)',
-      f'{tuple(tensor.shape[1:])} in {model.name!r}',
-    )
-  return model
-
-
-def _traced(model):
-  """The graph of a subclassed model, of its `call` on symbolic inputs."""
   spec = None if isinstance(model, keras.Sequential) else model.save_spec()
   if spec is None:
     raise TypeError(
@@ -125,6 +92,37 @@ def _traced(model):
     f'{type(model).__name__} {model.name!r}',
   )
   return graph
+
+
+def with_output(model, output):
+  """The part of a graph of layers that makes one output, by its name.
+
+  Args:
+    model: The graph.
+    output: One of `model.output_names`; None for the only one.
+  """
+  names = model.output_names
+  if output is None:
+    errors.expect(
+      len(names) == 1,
+      'output',
+      f'one of the outputs of {model.name!r} ({", ".join(names)})',
+      output,
+    )
+  else:
+    errors.expect_one_of('output', output, names)
+    if len(names) > 1:
+      chosen = model.outputs[names.index(output)]
+      model = keras.Model(model.input, chosen, name=model.name)
+  for tensor in model.inputs:
+    errors.expect(
+      all(size is not None for size in tensor.shape[1:]),
+      'model',
+      'a Keras model whose inputs have a fixed shape (pad sequences to one '
+      'length)',
+      f'{tuple(tensor.shape[1:])} in {model.name!r}',
+    )
+  return model
 
 
 def input_spec(model):

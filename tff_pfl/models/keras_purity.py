@@ -21,7 +21,7 @@ from tff_pfl.models import keras_graph, randomness, split_model
 
 keras = tf.keras
 
-_BATCH_NORMALIZATION = (keras.layers.BatchNormalization,)
+_BATCH_NORMALIZATION = keras.layers.BatchNormalization
 _DROPOUT = (
   keras.layers.Dropout,
   keras.layers.SpatialDropout1D,
