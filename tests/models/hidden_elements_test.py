@@ -139,29 +139,41 @@ def test_kernels_and_no_other_weights_are_what_an_element_computes():
   )
 
 
-def test_a_normalization_belongs_to_the_layer_right_before_it():
-  model = _bridge(
-    layers.Dense(4, name='first'),
-    layers.Dropout(0.5),
-    layers.GroupNormalization(2, name='norm_1'),
-    layers.Reshape([2, 2]),
-    # The axes are others than the layer's.
-    layers.LayerNormalization(name='norm_2'),
-    shape=[3],
-  )
-  assert list(model.elements) == ['first', 'head']
-  assert 'norm_1/gamma' in model.elements['first'].gates
-  assert 'norm_2/gamma' not in model.elements['first'].gates
-
-
-def test_a_normalization_along_other_axes_is_of_no_element():
-  model = _bridge(
-    layers.Conv1D(3, 2, name='conv'),
-    # Of the three positions, not of the three channels.
-    layers.BatchNormalization(axis=1, name='norm'),
-    shape=[4, 2],
-  )
-  assert set(model.elements['conv'].gates) == {'conv/kernel', 'conv/bias'}
+@pytest.mark.parametrize(
+  'network, shape, layer, owned',
+  [
+    (
+      lambda: [
+        layers.Dense(4, name='first'),
+        layers.Dropout(0.5),
+        layers.GroupNormalization(2, name='norm_1'),
+        layers.Reshape([2, 2]),
+        # The axes are others than the layer's.
+        layers.LayerNormalization(name='norm_2'),
+      ],
+      [3],
+      'first',
+      {'norm_1/gamma', 'norm_1/beta'},
+    ),
+    (
+      lambda: [
+        layers.Conv1D(3, 2, name='conv'),
+        # Of the three positions, not of the three channels.
+        layers.BatchNormalization(axis=1, name='norm'),
+      ],
+      [4, 2],
+      'conv',
+      set(),
+    ),
+  ],
+)
+def test_a_normalization_belongs_to_the_layer_right_before_it(
+  network, shape, layer, owned
+):
+  model = _bridge(*network(), shape=shape)
+  assert list(model.elements) == [layer, 'head']
+  own = {f'{layer}/kernel', f'{layer}/bias'}
+  assert set(model.elements[layer].gates) == own | owned
 
 
 def test_a_normalization_of_two_layers_sum_is_of_neither():
@@ -202,9 +214,6 @@ def test_by_default_the_last_hidden_layer_is_divided():
   )
   assert tuple(model.layers_to_divide()) == ('b',)
   assert tuple(model.layers_to_divide('head, a')) == ('a', 'head')
-
-
-def test_a_model_without_hidden_layers_has_none_to_divide_by_default():
   with pytest.raises(ValueError, match='layers'):
     _bridge(shape=[2]).layers_to_divide()
 

@@ -128,15 +128,6 @@ def test_layer_outputs_are_those_of_the_weights_given():
   np.testing.assert_array_equal(outputs['head'], [[-1, -1, -1]])
 
 
-def test_layer_outputs_of_a_graph_are_in_the_order_of_its_layers():
-  model = keras_models.residual(lambda a, b: layers.Add()([a, b]))
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  outputs = bridged.layer_outputs(bridged.initial_weights, x)
-  assert list(outputs) == list(bridged.layers)
-  np.testing.assert_allclose(outputs['head'], model(x), rtol=1e-5)
-
-
 def test_layer_outputs_of_a_layer_that_another_model_uses_too():
   # Keras does not tell which output is the layer's.
   shared = layers.Dense(4, name='shared')
@@ -191,17 +182,6 @@ def test_an_exception_in_a_call_leaves_the_keras_model_as_it_was():
       bridged.initial_weights, tf.ones([2, 17]), keras_models.training()
     )
   assert keras_models.state_of(model) == state
-
-
-def test_a_model_may_be_bridged_twice():
-  model = keras_models.residual(lambda a, b: layers.Add()([a, b]))
-  first = keras_models.bridge(model)
-  second = keras_models.bridge(model, ['second', 'head'])
-  x, _ = keras_models.examples(model)
-  for bridged in (first, second):
-    np.testing.assert_allclose(
-      bridged.forward(bridged.initial_weights, x)[0], model(x), rtol=1e-5
-    )
 
 
 @pytest.mark.parametrize(
