@@ -2,10 +2,6 @@
 
 import collections
 import dataclasses
-import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -559,60 +555,6 @@ def test_one_trace_serves_the_clients_of_a_tff_computation(network, runtime):
     expected = _train(network, _client(size, capacity=64), phase)
     _assert_close(result.weights, expected.weights, rtol=1e-3, atol=1e-5)
     assert result.metrics['examples'] == 2 * size
-
-
-_COUNT_COMPILATIONS = """
-  import os, sys
-  os.environ['XLA_FLAGS'] = (
-    '--xla_dump_hlo_as_text --xla_dump_to=' + sys.argv[1]
-  )
-  import numpy as np
-  import tensorflow as tf
-  from tff_pfl.client import (
-    example_tensors, objectives, phases, training_loop,
-  )
-  from tff_pfl.models import zoo
-
-  spec = {'x': tf.TensorSpec([6], tf.float32), 'y': tf.TensorSpec([], tf.int32)}
-  model = zoo.mlp(spec, 3, widths=(4,))
-  assert model.uses_xla
-  phase = phases.Phase(
-    phases.build_optimizer('sgd', 0.1), batch_size=4, num_epochs=2
-  )
-
-  @tf.function
-  def work(weights, dataset):
-    examples = example_tensors.from_dataset(dataset, spec)
-    return training_loop.train(
-      objectives.joint_loss(model), weights, examples, phase,
-      tf.constant([1, 2]), model=model
-    ).weights
-
-  weights = {k: tf.constant(v) for k, v in model.initial_weights.items()}
-  for size in (3, 16, 0, 9, 40, 64):
-    data = {'x': np.ones([size, 6], np.float32), 'y': np.ones([size], np.int32)}
-    work(weights, tf.data.Dataset.from_tensor_slices(data).batch(5))
-    print(len([
-      name for name in os.listdir(sys.argv[1])
-      if name.endswith('.before_optimizations.txt')
-    ]))
-"""
-
-
-@pytest.mark.slow
-def test_xla_compiles_once_for_a_bucket(tmp_path):
-  script = textwrap.dedent(_COUNT_COMPILATIONS)
-  output = subprocess.run(
-    [sys.executable, '-c', script, str(tmp_path)],
-    check=True,
-    capture_output=True,
-    text=True,
-    env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
-  ).stdout
-  counts = [int(line) for line in output.split()]
-  first = counts[0]
-  assert first > 0
-  assert counts == [first] * 4 + [2 * first] * 2
 
 
 @pytest.mark.parametrize('jit_compile', [True, False])

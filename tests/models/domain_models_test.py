@@ -70,11 +70,6 @@ def test_model_with_domains_gives_what_it_gives_without(plain, model):
   assert list(layer_outputs) == list(model.layers)
 
 
-def test_model_has_domains_once(model):
-  with pytest.raises(ValueError, match='`model`.*without domains'):
-    domain_models.with_domains(model, _DOMAINS)
-
-
 @pytest.mark.parametrize('shares_body', [True, False])
 def test_each_example_gets_what_is_of_its_domain(plain, model, shares_body):
   if not shares_body:
@@ -241,12 +236,6 @@ def test_projection_is_the_seeds(plain):
   assert not np.any(first['projection/bias'])
 
 
-@pytest.mark.parametrize('dimension', [0, 1.5, -1])
-def test_projection_has_a_positive_dimension(plain, dimension):
-  with pytest.raises(ValueError, match='`projection_dim`.*at least 1'):
-    domain_models.projected(plain, dimension)
-
-
 @pytest.mark.parametrize(
   'make, shape, num_classes',
   [
@@ -306,23 +295,38 @@ def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
 
 
 @pytest.mark.parametrize(
-  'options',
+  'make, reason',
   [
-    {'kind': 'input'},
-    {'kind': 'multi_head'},
-    {'kind': 'shared', 'reweighted': True},
+    *(
+      (
+        lambda plain, model, options=options: domain_models.of_domains(
+          plain, **options
+        ),
+        '`model`.*domain_model',
+      )
+      for options in (
+        {'kind': 'input'},
+        {'kind': 'multi_head'},
+        {'kind': 'shared', 'reweighted': True},
+      )
+    ),
+    (
+      lambda plain, model: domain_models.of_domains(model, 'separate'),
+      '`domain_model`.*shared, multi_head, input',
+    ),
+    (
+      lambda plain, model: domain_models.with_domains(model, _DOMAINS),
+      '`model`.*without domains',
+    ),
+    (
+      lambda plain, model: domain_models.projected(plain, 1.5),
+      '`projection_dim`.*at least 1',
+    ),
   ],
 )
-def test_what_is_made_of_domains_needs_a_model_with_domains(plain, options):
-  with pytest.raises(ValueError, match='`model`.*domain_model'):
-    domain_models.of_domains(plain, **options)
-
-
-def test_unknown_model_of_domains_is_refused_with_those_there_are(model):
-  with pytest.raises(
-    ValueError, match='`domain_model`.*shared, multi_head, input'
-  ):
-    domain_models.of_domains(model, 'separate')
+def test_what_cannot_be_made_of_domains_is_refused(plain, model, make, reason):
+  with pytest.raises(ValueError, match=reason):
+    make(plain, model)
 
 
 def test_a_projected_model_is_not_projected_again(plain):

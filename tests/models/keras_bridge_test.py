@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.models import keras_models
-from tff_pfl.models import split_model
 
 keras = tf.keras
 layers = tf.keras.layers
@@ -70,18 +68,6 @@ def test_other_weights_than_the_initial_ones_are_used():
   expected = 5 * np.tanh(np.sum(x, axis=1) + 1) + 1
   np.testing.assert_allclose(
     outputs, np.repeat(expected[:, np.newaxis], 3, axis=1), rtol=1e-5
-  )
-
-
-def test_bound_models_read_only_their_own_weights():
-  bridged = keras_models.bridge(keras_models.make('dense'))
-  x = tf.ones([2, 4])
-  weights = bridged.initial_weights
-  body = split_model.select(weights, bridged.weight_names(bridged.body_layers))
-  head = split_model.select(weights, bridged.weight_names(['head']))
-  features, _ = bridged.body(body, x)
-  np.testing.assert_array_equal(
-    bridged.head(head, features)[0], bridged.forward(weights, x)[0]
   )
 
 
@@ -215,56 +201,6 @@ def test_training_compiles_with_xla(family):
     compiled,
     plain,
   )
-
-
-def test_runs_inside_a_tff_computation(runtime):
-  del runtime
-  model = keras_models.make('batch_norm_images')
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-
-  computation = tff.tensorflow.computation(
-    lambda weights, x: bridged.forward(weights, x)[0],
-    [
-      tff.types.tensorflow_to_type(
-        tf.nest.map_structure(
-          lambda v: tf.TensorSpec(v.shape, v.dtype), bridged.initial_weights
-        )
-      ),
-      tff.TensorType(np.float32, x.shape),
-    ],
-  )
-  np.testing.assert_allclose(
-    computation(bridged.initial_weights, x.numpy()),
-    model(x),
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
-@pytest.mark.parametrize('family', ['dense', 'conv2d_max', 'dropout'])
-def test_vectorizes_over_models(family):
-  model = keras_models.make(family)
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  # Three clients, each with weights and inputs of its own.
-  factors = tf.constant([1.0, 0.5, 2.0])
-  stacked = {
-    k: v * tf.reshape(factors, [3] + [1] * v.ndim)
-    for k, v in bridged.initial_weights.items()
-  }
-  inputs = tf.stack([x, x + 1, -x])
-  outputs = tf.vectorized_map(
-    lambda pair: bridged.forward(pair[0], pair[1])[0], (stacked, inputs)
-  )
-  for i in range(3):
-    weights = {k: v[i] for k, v in stacked.items()}
-    np.testing.assert_allclose(
-      outputs[i],
-      bridged.forward(weights, inputs[i])[0],
-      rtol=1e-4,
-      atol=1e-5,
-    )
 
 
 # Names, initial weights and specs.
