@@ -157,7 +157,7 @@ _USAGE = [
   ('--fed_rep_optimizer=lion', "found 'lion'"),
   ('--partition=shards:11', 'shards'),
   ('--model_widths=16,x', 'integers separated by commas'),
-  ('--model_widths=0', '--model_widths to be positive integers'),
+  ('--model_widths=0', '--model_widths to be an integer at least 1'),
   (
     '--model_filters=8',
     "arguments of model 'mlp' (widths, activation, initialization), found "

@@ -80,7 +80,7 @@ def test_filters_that_all_clients_share_stay_tensorflows_convolution(
   def fail(*_):
     raise AssertionError('Made a product of a convolution.')
 
-  monkeypatch.setattr(batched_convolutions, '_patches', fail)
+  monkeypatch.setattr(batched_convolutions, '_product_of', fail)
   images, filters = _values(4, 5, 5, 2, seed=0), _values(3, 3, 2, 3, seed=1)[0]
   found = tf.vectorized_map(
     lambda own: tf.nn.conv2d(own, filters, 1, 'SAME'),

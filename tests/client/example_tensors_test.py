@@ -62,18 +62,42 @@ def test_batched_spec_adds_an_unknown_dimension():
   )
 
 
+_EMPTY = tf.data.Dataset.from_tensors(_data(0))
+
+
 @pytest.mark.parametrize(
-  'num_examples, batch_size, capacity',
-  [(20, 20, 32), (20, 6, 32), (20, 1, 32), (1, 5, 16), (16, 5, 16)],
+  'num_examples, capacity, batched',
+  [
+    *(
+      (num_examples, capacity, lambda data, size=size: data.batch(size))
+      for num_examples, size, capacity in (
+        (20, 20, 32),
+        (20, 6, 32),
+        (20, 1, 32),
+        (1, 5, 16),
+        (16, 5, 16),
+      )
+    ),
+    (
+      11,
+      16,
+      lambda data: data.take(4).batch(4).concatenate(data.skip(4).batch(3)),
+    ),
+    (0, 16, lambda data: data.batch(3).take(0)),
+    (0, 16, lambda unused_data: _EMPTY),
+    (
+      5,
+      16,
+      lambda data: _EMPTY.concatenate(data.batch(2)).concatenate(_EMPTY),
+    ),
+  ],
 )
-def test_batches_of_any_size_are_joined_in_order(
-  num_examples, batch_size, capacity
+def test_batches_of_any_sizes_are_joined_in_order(
+  num_examples, capacity, batched
 ):
   data = _data(num_examples)
-  examples = example_tensors.from_dataset(
-    _dataset(data).batch(batch_size), SPEC
-  )
-  _check(examples, data, capacity)
+  dataset = batched(_dataset(data))
+  _check(example_tensors.from_dataset(dataset, SPEC), data, capacity)
 
 
 @pytest.mark.parametrize('num_examples', [0, 1, 16, 17, 33])
@@ -93,33 +117,6 @@ def test_type_is_that_of_the_examples():
     '<x=float32[?,3],y=int32[?],num_examples=int32>'
   )
   assert examples.x.shape == (16, 3)
-
-
-def test_batches_of_different_sizes_are_joined():
-  data = _data(11)
-  parts = [_dataset(data).take(4).batch(4), _dataset(data).skip(4).batch(3)]
-  dataset = parts[0].concatenate(parts[1])
-  _check(example_tensors.from_dataset(dataset, SPEC), data, 16)
-
-
-def test_an_empty_dataset_is_all_padding():
-  dataset = _dataset(_data(3)).batch(3).take(0)
-  _check(example_tensors.from_dataset(dataset, SPEC), _data(0), 16)
-
-
-def test_an_empty_batch_is_all_padding():
-  dataset = tf.data.Dataset.from_tensors(_data(0))
-  _check(example_tensors.from_dataset(dataset, SPEC), _data(0), 16)
-
-
-def test_an_empty_batch_among_others_adds_nothing():
-  data = _data(5)
-  dataset = (
-    tf.data.Dataset.from_tensors(_data(0))
-    .concatenate(_dataset(data).batch(2))
-    .concatenate(tf.data.Dataset.from_tensors(_data(0)))
-  )
-  _check(example_tensors.from_dataset(dataset, SPEC), data, 16)
 
 
 def test_one_trace_serves_datasets_of_all_sizes():
@@ -143,27 +140,22 @@ def _padded(x, capacity):
   )
 
 
-@pytest.mark.parametrize('capacity', [16, 256, 1024])
-def test_chunks_give_what_the_function_gives(capacity):
-  x = tf.random.stateless_normal([capacity, 4, 2], [1, 2])
-  results = example_tensors.in_chunks(
-    lambda x: (tf.reduce_sum(x, axis=1), x[:, 0, 0] > 0), _padded(x, capacity)
-  )
-  np.testing.assert_allclose(results[0], tf.reduce_sum(x, axis=1), rtol=1e-6)
-  np.testing.assert_array_equal(results[1], x[:, 0, 0] > 0)
-
-
 @pytest.mark.parametrize(
   'capacity, rows', [(16, 16), (256, 256), (512, 256), (2048, 256)]
 )
 def test_a_chunk_has_at_most_256_rows(capacity, rows):
-  def num_rows(x):
-    return tf.fill(tf.shape(x)[:1], tf.shape(x)[0])
-
-  found = example_tensors.in_chunks(
-    num_rows, _padded(tf.zeros([capacity, 2]), capacity)
+  x = tf.random.stateless_normal([capacity, 4, 2], [1, 2])
+  sums, positive, num_rows = example_tensors.in_chunks(
+    lambda x: (
+      tf.reduce_sum(x, axis=1),
+      x[:, 0, 0] > 0,
+      tf.fill(tf.shape(x)[:1], tf.shape(x)[0]),
+    ),
+    _padded(x, capacity),
   )
-  np.testing.assert_array_equal(found, np.full([capacity], rows))
+  np.testing.assert_allclose(sums, tf.reduce_sum(x, axis=1), rtol=1e-6)
+  np.testing.assert_array_equal(positive, x[:, 0, 0] > 0)
+  np.testing.assert_array_equal(num_rows, np.full([capacity], rows))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.client import shared
 from tff_pfl import runtime
-from tff_pfl.client import (
-  example_tensors,
-  in_place,
-  objectives,
-  phases,
-  training_loop,
-)
-from tff_pfl.models import keras_bridge
+from tff_pfl.client import example_tensors, in_place, phases, training_loop
 from tff_pfl.runtime import batched_clients
-
-layers = tf.keras.layers
 
 _NUM_CLIENTS = 6
 _X = tff.TensorType(np.float32, [16, 6])
@@ -31,35 +23,10 @@ def _all_weights_are_large(monkeypatch):
   monkeypatch.setattr(in_place, '_MANY_WEIGHTS', 1)
 
 
-def _model(jit_compile=False, width=8):
-  return keras_bridge.from_keras(
-    tf.keras.Sequential(
-      [
-        tf.keras.Input((6,)),
-        layers.Dense(
-          width, 'tanh', kernel_initializer=tf.keras.initializers.HeNormal(1)
-        ),
-        layers.BatchNormalization(momentum=0.5),
-        layers.Dropout(0.25),
-        layers.Dense(
-          3,
-          kernel_initializer=tf.keras.initializers.HeNormal(2),
-          name='head',
-        ),
-      ]
-    ),
-    head_layers=['head'],
-    loss='sparse_categorical_crossentropy',
-    jit_compile=jit_compile,
-  )
-
-
 def _trainer(model, optimizer='sgd', momentum=0.5, **phase):
   """A computation: weights to those that each client has after training."""
-  phase = phases.Phase(
-    phases.build_optimizer(optimizer, 0.1, momentum),
-    batch_size=4,
-    **(phase or {'num_epochs': 2}),
+  phase = shared.phase(
+    optimizer, momentum=momentum, batch_size=4, **(phase or {'num_epochs': 2})
   )
   names = list(model.initial_weights)
   weights_type = tff.to_type(
@@ -72,13 +39,12 @@ def _trainer(model, optimizer='sgd', momentum=0.5, **phase):
   @tff.tensorflow.computation(weights_type, _X, np.int32)
   def train(weights, x, number):
     y = tf.cast(x[:, 0] > 0, tf.int32) + tf.cast(x[:, 1] > 0, tf.int32)
-    result = training_loop.train(
-      objectives.joint_loss(model),
-      collections.OrderedDict(zip(names, weights.values())),
+    result = shared.train(
+      model,
       example_tensors.ExampleTensors(x, y, number),
       phase,
       tf.stack([number, 2]),
-      model=model,
+      weights=collections.OrderedDict(zip(names, weights.values())),
     )
     return [*result.weights.values()], result.metrics['loss']
 
@@ -111,11 +77,7 @@ def _rt():
 
 
 def _assert_close(found, expected):
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-    found,
-    expected,
-  )
+  shared.assert_close(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +89,7 @@ def _assert_close(found, expected):
   ],
 )
 def test_numbers_are_those_of_training_with_values(options, rt, monkeypatch):
-  model = _model()
+  model = shared.network()
   arguments = _arguments(model)
   with training_loop.noting_forms() as forms:
     trainer = _trainer(model, **options)
@@ -145,7 +107,7 @@ def test_numbers_are_those_of_training_with_values(options, rt, monkeypatch):
 
 
 def test_clients_share_nothing_and_arguments_stay(rt):
-  model = _model()
+  model = shared.network()
   arguments = _arguments(model)
   before = [value.copy() for value in arguments[0].values()]
   trainer = _trainer(model)
@@ -158,7 +120,7 @@ def test_clients_share_nothing_and_arguments_stay(rt):
 
 
 def test_tffs_own_runtime_gives_the_same_numbers(rt):
-  model = _model()
+  model = shared.network()
   trainer = _trainer(model)
   with runtime.create_runtime('native') as native:
     found = native.run(trainer, *_arguments(model))
@@ -169,7 +131,7 @@ def test_tffs_own_runtime_gives_the_same_numbers(rt):
 def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   warnings = []
   monkeypatch.setattr(batched_clients, '_warn', warnings.append)
-  model = _model()
+  model = shared.network()
   trainer = _trainer(model)
   with runtime.create_runtime('in_process', batched_clients=True) as batched:
     found = batched.run(trainer, *_arguments(model))
@@ -184,30 +146,19 @@ def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
 )
 def test_the_choice_can_be_overridden(jit_compile, form):
   with training_loop.noting_forms() as forms:
-    _trainer(_model(jit_compile))
+    _trainer(shared.network(jit_compile))
   assert list(forms.values()) == [form]
 
 
 def test_an_optimizer_without_a_kernel_trains_values():
-  model = _model()
-  arguments = _arguments(model)
-  examples = example_tensors.ExampleTensors(
-    tf.constant(arguments[1][1]), tf.ones([16], tf.int32), tf.constant(16)
-  )
+  phase = phases.Phase(tff.learning.optimizers.build_adagrad(0.1), 4)
   with training_loop.noting_forms() as forms:
-    training_loop.train(
-      objectives.joint_loss(model),
-      model.initial_weights,
-      examples,
-      phases.Phase(tff.learning.optimizers.build_adagrad(0.1), 4),
-      tf.constant([1, 2]),
-      model=model,
-    )
+    shared.train(shared.network(), shared.client(16), phase)
   assert list(forms.values()) == ['by TensorFlow']
 
 
 def test_variables_are_freed(rt):
-  model = _model(width=20_000)
+  model = shared.network(width=20_000)
   trainer = _trainer(model, num_steps=1)
   arguments = _arguments(model)
   for _ in range(5):

@@ -2,29 +2,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.client import shared
 from tff_pfl.client import objectives
-from tff_pfl.models import keras_bridge, split_model
+from tff_pfl.models import split_model
 
-keras = tf.keras
 layers = tf.keras.layers
+_tensors = shared.tensors
 
 SEED = tf.constant([1, 2])
 
 
-def _bridge(*stack, shape=(4,), dtype='float32', **arguments):
-  arguments.setdefault('loss', 'sparse_categorical_crossentropy')
-  keras.utils.set_random_seed(2)
-  return keras_bridge.from_keras(
-    keras.Sequential(
-      [
-        keras.Input(shape, dtype=dtype),
-        *stack,
-        layers.Dense(3, name='head', dtype=dtype.replace('int32', 'float32')),
-      ]
-    ),
-    head_layers=['head'],
-    **arguments,
-  )
+def _bridge(*stack, shape=(4,), dtype='float32', head=('head',)):
+  outputs = layers.Dense(3, name='head', dtype=dtype.replace('int', 'float'))
+  return shared.bridge(*stack, outputs, shape=shape, dtype=dtype, head=head)
 
 
 @pytest.fixture(scope='module')
@@ -45,20 +35,18 @@ def _batch(num_examples=6, num_padding=0, padding=0.0, dtype=np.float32):
   )
 
 
-def _tensors(weights):
-  return {k: tf.constant(v) for k, v in weights.items()}
+def _part(model, layers):
+  return _tensors(
+    split_model.select(model.initial_weights, model.weight_names(layers))
+  )
 
 
 def _head(model):
-  return split_model.select(
-    model.initial_weights, model.weight_names(model.head_layers)
-  )
+  return _part(model, model.head_layers)
 
 
 def _body(model):
-  return split_model.select(
-    model.initial_weights, model.weight_names(model.body_layers)
-  )
+  return _part(model, model.body_layers)
 
 
 def test_the_gradient_is_that_of_finite_differences():
@@ -103,7 +91,7 @@ def test_joint_loss_trains_all_but_the_statistics(model):
 
 def test_body_loss_has_no_gradient_for_the_head(model):
   output = objectives.body_loss(model, _head(model))(
-    _tensors(_body(model)), _batch(), seed=SEED
+    _body(model), _batch(), seed=SEED
   )
   assert set(output.gradient) == {
     'first/kernel',
@@ -119,7 +107,7 @@ def test_head_loss_takes_features_and_trains_the_head_alone(model):
   batch = _batch()
   features, _ = model.body(model.initial_weights, batch.x)
   output = objectives.head_loss(model)(
-    _tensors(_head(model)), batch._replace(x=features), seed=SEED
+    _head(model), batch._replace(x=features), seed=SEED
   )
   assert set(output.gradient) == {'head/kernel', 'head/bias'}
   assert not output.statistics
@@ -132,23 +120,15 @@ def test_head_loss_takes_features_and_trains_the_head_alone(model):
 
 
 def test_a_frozen_head_runs_in_inference_mode():
-  keras.utils.set_random_seed(3)
-  model = keras_bridge.from_keras(
-    keras.Sequential(
-      [
-        keras.Input((4,)),
-        layers.Dense(5, name='first'),
-        layers.BatchNormalization(name='head_norm'),
-        layers.Dropout(0.5),
-        layers.Dense(3, name='head'),
-      ]
-    ),
-    head_layers=['head_norm', 'head'],
-    loss='sparse_categorical_crossentropy',
+  model = _bridge(
+    layers.Dense(5, name='first'),
+    layers.BatchNormalization(name='head_norm'),
+    layers.Dropout(0.5),
+    head=('head_norm', 'head'),
   )
   batch = _batch()
   output = objectives.body_loss(model, _head(model))(
-    _tensors(_body(model)), batch, seed=SEED
+    _body(model), batch, seed=SEED
   )
   assert not output.statistics
   outputs, _ = model.forward(model.initial_weights, batch.x)
@@ -162,11 +142,7 @@ def test_padding_changes_nothing(model):
   weights = _tensors(model.initial_weights)
   expected = objective(weights, _batch(6), seed=SEED)
   padded = objective(weights, _batch(6, 10, 50.0), seed=SEED)
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-    padded,
-    expected,
-  )
+  shared.assert_close(padded, expected)
 
 
 def test_a_batch_of_padding_has_no_gradient_and_keeps_statistics(model):

@@ -1,40 +1,18 @@
 """Options of local training, with numbers derived by hand."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.client import (
-  example_tensors,
-  in_place,
-  objectives,
-  phases,
-  schedules,
-  training_loop,
-  training_options,
-)
-from tff_pfl.models import keras_bridge
+from tests.client import shared
+from tff_pfl.client import in_place, schedules, training_options
 
-layers = tf.keras.layers
-
-_SEED = tf.constant([1, 2])
 _RATE = 0.1
 
 
 @pytest.fixture(scope='module')
 def two_slopes():
-  """Outputs w x; with one example the gradient is 2 (w x - y) x."""
-  return keras_bridge.from_keras(
-    tf.keras.Sequential(
-      [tf.keras.Input((2,)), layers.Dense(1, use_bias=False, name='head')]
-    ),
-    head_layers=['head'],
-    loss='mse',
-    metrics=(),
-    jit_compile=False,
-  )
+  return shared.slopes(2)
 
 
 @pytest.fixture(params=['values', 'in_place'])
@@ -49,23 +27,17 @@ def _train(
   model, options, rounds_done=None, optimizer='sgd', momentum=0.0, num_steps=1
 ):
   """The weights after steps from (1, 2) on x = (3, 4), y = 6: w x - y = 5."""
-  phase = phases.Phase(
-    phases.build_optimizer(optimizer, _RATE, momentum), num_steps=num_steps
-  )
-  examples = example_tensors.ExampleTensors(
-    tf.constant([[3.0, 4.0]]), tf.constant([6.0]), tf.constant(1)
-  )
+  phase = shared.phase(optimizer, _RATE, momentum, num_steps=num_steps)
+  examples = shared.padded(np.float32([[3, 4]]), np.float32([6]), capacity=1)
 
   @tf.function(autograph=False)
   def train():
     with training_options.in_force(options, rounds_done):
-      return training_loop.train(
-        objectives.joint_loss(model),
-        collections.OrderedDict({'head/kernel': tf.constant([[1.0], [2.0]])}),
+      return shared.train(
+        model,
         examples,
         phase,
-        _SEED,
-        model=model,
+        weights={'head/kernel': tf.constant([[1.0], [2.0]])},
       ).weights['head/kernel']
 
   return train().numpy()[:, 0]

@@ -1,53 +1,13 @@
 """Tests of client work that is vectorized over clients."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.client import (
-  example_tensors,
-  objectives,
-  phases,
-  training_loop,
-  vectorization,
-)
-from tff_pfl.models import keras_bridge
-
-keras = tf.keras
+from tests.client import shared
+from tff_pfl.client import example_tensors, vectorization
 
 _NUM_EXAMPLES = (30, 25, 17, 30)
-
-
-@pytest.fixture(scope='module')
-def network():
-  """With dropout and batch normalization: seeds and moving statistics."""
-  keras.utils.set_random_seed(1)
-  model = keras.Sequential(
-    [
-      keras.layers.InputLayer([4]),
-      keras.layers.Dense(8, 'elu'),
-      keras.layers.BatchNormalization(),
-      keras.layers.Dropout(0.3),
-      keras.layers.Dense(3, name='head'),
-    ]
-  )
-  return keras_bridge.from_keras(
-    model,
-    head_layers=['head'],
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-  )
-
-
-def _clients():
-  rng = np.random.default_rng(0)
-  x = rng.standard_normal([len(_NUM_EXAMPLES), 32, 4]).astype(np.float32)
-  y = rng.integers(0, 3, [len(_NUM_EXAMPLES), 32]).astype(np.int32)
-  seeds = np.array([[7, i] for i in range(len(_NUM_EXAMPLES))], np.int32)
-  return tuple(
-    map(tf.constant, (x, y, np.array(_NUM_EXAMPLES, np.int32), seeds))
-  )
 
 
 @pytest.mark.parametrize(
@@ -58,24 +18,14 @@ def _clients():
     pytest.param({'num_steps': 7}, True, id='steps', marks=pytest.mark.slow),
   ],
 )
-def test_clients_of_different_sizes_train_as_they_do_alone(
-  network, length, jit_compile
-):
-  phase = phases.Phase(phases.build_optimizer('sgd', 0.1, 0.9), 8, **length)
-  weights = collections.OrderedDict(
-    (name, tf.constant(value))
-    for name, value in network.initial_weights.items()
-  )
+def test_clients_of_different_sizes_train_as_they_do_alone(length, jit_compile):
+  # With dropout and batch normalization: seeds and moving statistics.
+  network = shared.network('auto')
+  phase = shared.phase(momentum=0.9, batch_size=8, **length)
 
   def train(x, y, num_examples, seed):
-    return training_loop.train(
-      objectives.joint_loss(network),
-      weights,
-      example_tensors.ExampleTensors(x, y, num_examples),
-      phase,
-      seed,
-      model=network,
-    )
+    examples = example_tensors.ExampleTensors(x, y, num_examples)
+    return shared.train(network, examples, phase, seed)
 
   @tf.function(jit_compile=jit_compile)
   def train_together(clients):
@@ -83,17 +33,20 @@ def test_clients_of_different_sizes_train_as_they_do_alone(
       lambda client: train(*client), clients, fallback_to_while_loop=False
     )
 
-  clients = _clients()
+  clients = tf.nest.map_structure(
+    lambda *values: tf.stack(values),
+    *(
+      (*shared.client(n, seed=i, capacity=32), tf.constant([7, i]))
+      for i, n in enumerate(_NUM_EXAMPLES)
+    ),
+  )
   together = train_together(clients)
   alone = tf.function(train)
   for i in range(len(_NUM_EXAMPLES)):
-    expected = alone(*(value[i] for value in clients))
-    tf.nest.map_structure(
-      lambda found, wanted, i=i: np.testing.assert_allclose(
-        found[i], wanted, rtol=1e-4, atol=1e-5
-      ),
-      together,
-      expected,
+    shared.assert_close(
+      tf.nest.map_structure(lambda value, i=i: value[i], together),
+      alone(*(value[i] for value in clients)),
+      atol=1e-5,
     )
 
 

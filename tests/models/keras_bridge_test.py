@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.models import keras_models
-from tff_pfl.models import split_model
 
 keras = tf.keras
 layers = tf.keras.layers
@@ -73,18 +71,6 @@ def test_other_weights_than_the_initial_ones_are_used():
   )
 
 
-def test_bound_models_read_only_their_own_weights():
-  bridged = keras_models.bridge(keras_models.make('dense'))
-  x = tf.ones([2, 4])
-  weights = bridged.initial_weights
-  body = split_model.select(weights, bridged.weight_names(bridged.body_layers))
-  head = split_model.select(weights, bridged.weight_names(['head']))
-  features, _ = bridged.body(body, x)
-  np.testing.assert_array_equal(
-    bridged.head(head, features)[0], bridged.forward(weights, x)[0]
-  )
-
-
 # Outputs of layers.
 
 
@@ -126,15 +112,6 @@ def test_layer_outputs_are_those_of_the_weights_given():
   np.testing.assert_array_equal(outputs['own'], [[3, 3]])
   np.testing.assert_array_equal(outputs['later'], [[-7, -7]])
   np.testing.assert_array_equal(outputs['head'], [[-1, -1, -1]])
-
-
-def test_layer_outputs_of_a_graph_are_in_the_order_of_its_layers():
-  model = keras_models.residual(lambda a, b: layers.Add()([a, b]))
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  outputs = bridged.layer_outputs(bridged.initial_weights, x)
-  assert list(outputs) == list(bridged.layers)
-  np.testing.assert_allclose(outputs['head'], model(x), rtol=1e-5)
 
 
 def test_layer_outputs_of_a_layer_that_another_model_uses_too():
@@ -193,17 +170,6 @@ def test_an_exception_in_a_call_leaves_the_keras_model_as_it_was():
   assert keras_models.state_of(model) == state
 
 
-def test_a_model_may_be_bridged_twice():
-  model = keras_models.residual(lambda a, b: layers.Add()([a, b]))
-  first = keras_models.bridge(model)
-  second = keras_models.bridge(model, ['second', 'head'])
-  x, _ = keras_models.examples(model)
-  for bridged in (first, second):
-    np.testing.assert_allclose(
-      bridged.forward(bridged.initial_weights, x)[0], model(x), rtol=1e-5
-    )
-
-
 @pytest.mark.parametrize(
   'family',
   [
@@ -235,56 +201,6 @@ def test_training_compiles_with_xla(family):
     compiled,
     plain,
   )
-
-
-def test_runs_inside_a_tff_computation(runtime):
-  del runtime
-  model = keras_models.make('batch_norm_images')
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-
-  computation = tff.tensorflow.computation(
-    lambda weights, x: bridged.forward(weights, x)[0],
-    [
-      tff.types.tensorflow_to_type(
-        tf.nest.map_structure(
-          lambda v: tf.TensorSpec(v.shape, v.dtype), bridged.initial_weights
-        )
-      ),
-      tff.TensorType(np.float32, x.shape),
-    ],
-  )
-  np.testing.assert_allclose(
-    computation(bridged.initial_weights, x.numpy()),
-    model(x),
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
-@pytest.mark.parametrize('family', ['dense', 'conv2d_max', 'dropout'])
-def test_vectorizes_over_models(family):
-  model = keras_models.make(family)
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  # Three clients, each with weights and inputs of its own.
-  factors = tf.constant([1.0, 0.5, 2.0])
-  stacked = {
-    k: v * tf.reshape(factors, [3] + [1] * v.ndim)
-    for k, v in bridged.initial_weights.items()
-  }
-  inputs = tf.stack([x, x + 1, -x])
-  outputs = tf.vectorized_map(
-    lambda pair: bridged.forward(pair[0], pair[1])[0], (stacked, inputs)
-  )
-  for i in range(3):
-    weights = {k: v[i] for k, v in stacked.items()}
-    np.testing.assert_allclose(
-      outputs[i],
-      bridged.forward(weights, inputs[i])[0],
-      rtol=1e-4,
-      atol=1e-5,
-    )
 
 
 # Names, initial weights and specs.
@@ -330,12 +246,12 @@ def test_weight_names_do_not_depend_on_models_built_before():
 
 
 @pytest.mark.parametrize(
-  'stack, shape, expected',
+  'stack, shape, has_convolutions',
   [
     (lambda: [layers.Dense(3)], (4,), False),
-    (lambda: [layers.LSTM(3)], (4, 2), False),
     (lambda: [layers.Conv1D(3, 2), layers.Flatten()], (4, 2), True),
     (lambda: [layers.DepthwiseConv2D(2), layers.Flatten()], (4, 4, 2), True),
+    (lambda: [layers.Conv2DTranspose(2, 2), layers.Flatten()], (4, 4, 2), True),
     (
       lambda: [
         keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2D(2, 2)]),
@@ -346,7 +262,15 @@ def test_weight_names_do_not_depend_on_models_built_before():
     ),
   ],
 )
-def test_convolutions_are_found(stack, shape, expected):
-  bridged = keras_models.bridge(keras_models.sequential(*stack(), shape=shape))
-  assert bridged.has_convolutions == expected
-  assert bridged.uses_xla != expected
+def test_auto_compiles_unless_there_are_convolutions(
+  stack, shape, has_convolutions
+):
+  model = keras_models.sequential(*stack(), shape=shape)
+  assert keras_models.bridge(model).uses_xla != has_convolutions
+  asked = keras_models.bridge(model, jit_compile=has_convolutions)
+  assert asked.uses_xla == has_convolutions
+
+
+def test_other_values_of_jit_compile_are_refused():
+  with pytest.raises(ValueError, match='`jit_compile`.*True, False, auto.*yes'):
+    keras_models.bridge(keras_models.make('dense'), jit_compile='yes')

@@ -10,123 +10,108 @@ keras = tf.keras
 layers = tf.keras.layers
 
 
+_THREE = np.float32([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]])
+_ONE = np.float32([[0.3], [0.8], [0.6]])
+_SPARSE = keras.losses.SparseCategoricalCrossentropy
+
+
 @pytest.mark.parametrize(
-  'loss',
+  'loss, probabilities, y, label_spec, losses, accuracies',
   [
-    'sparse_categorical_crossentropy',
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    keras.losses.SparseCategoricalCrossentropy(
-      from_logits=True, reduction='sum'
+    *(
+      (
+        loss,
+        _THREE,
+        [1, 2],
+        tf.TensorSpec([], tf.int32),
+        -np.log([0.2, 0.5]),
+        [0, 1],
+      )
+      for loss in (
+        'sparse_categorical_crossentropy',
+        _SPARSE(from_logits=True),
+        _SPARSE(from_logits=True, reduction='sum'),
+      )
+    ),
+    (
+      'categorical_crossentropy',
+      _THREE,
+      [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+      tf.TensorSpec([3], tf.float32),
+      -np.log([0.2, 0.5]),
+      [0, 1],
+    ),
+    (
+      'binary_crossentropy',
+      _ONE,
+      [0, 1, 0],
+      tf.TensorSpec([], tf.int32),
+      -np.log([0.7, 0.8, 0.4]),
+      [1, 1, 0],
+    ),
+    (
+      # Several labels, of two classes each.
+      'binary_crossentropy',
+      np.float32([[0.75, 0.75, 0.25]]),
+      [[1, 0, 1]],
+      tf.TensorSpec([3], tf.int32),
+      [-np.log([0.75, 0.25, 0.25]).mean()],
+      [1 / 3],
     ),
   ],
-  ids=['name', 'object', 'summing_object'],
+  ids=['name', 'object', 'summing', 'one_hot', 'binary', 'labels'],
 )
-def test_sparse_cross_entropy_of_logits(loss):
-  bridged = keras_models.bridge(keras_models.make('dense'), loss=loss)
-  logits = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]], np.float32)
-  y = tf.constant([1, 0])
-  probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+@pytest.mark.parametrize('activated', [False, True])
+def test_cross_entropies(
+  loss, probabilities, y, label_spec, losses, accuracies, activated
+):
+  is_binary = loss == 'binary_crossentropy'
+  activation = ('sigmoid' if is_binary else 'softmax') if activated else None
+  outputs = np.log(probabilities)
+  if activated and isinstance(loss, str):
+    outputs = probabilities  # Of an object, what it says itself holds.
+  elif is_binary:
+    outputs -= np.log(1 - probabilities)
+  outputs = tf.constant(outputs)
+  bridged = keras_models.bridge(
+    keras_models.sequential(units=outputs.shape[1], activation=activation),
+    loss=loss,
+  )
+  assert bridged.element_spec['y'] == label_spec
+  y = tf.constant(y)
+  np.testing.assert_allclose(bridged.loss(y, outputs), losses, rtol=1e-4)
   np.testing.assert_allclose(
-    bridged.loss(y, logits),
-    -np.log(probabilities[[0, 1], [1, 0]]),
-    rtol=1e-5,
+    bridged.metrics['accuracy'](y, outputs), accuracies
   )
-  np.testing.assert_array_equal(
-    bridged.metrics['accuracy'](y, tf.constant(logits)), [1, 0]
-  )
-  np.testing.assert_allclose(
-    bridged.classifier.probabilities(logits), probabilities, rtol=1e-5
-  )
+  classifier = bridged.classifier
+  wanted = probabilities
+  if is_binary:
+    wanted = np.stack([1 - probabilities, probabilities], axis=-1)
+    assert classifier.is_multilabel == (label_spec.shape.rank == 1)
+    if not classifier.is_multilabel:
+      wanted = wanted[:, 0]
+  assert classifier.num_classes == wanted.shape[-1]
+  found = classifier.probabilities(outputs)
+  np.testing.assert_allclose(found, wanted, rtol=1e-5)
+  again = classifier.probabilities(classifier.outputs_of(found))
+  np.testing.assert_allclose(again, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
   'end',
   [
-    lambda: [layers.Dense(3, 'softmax', name='head')],
-    lambda: [layers.Dense(3, tf.nn.softmax, name='head')],
-    lambda: [layers.Dense(3, name='head'), layers.Softmax()],
-    lambda: [layers.Dense(3, name='head'), layers.Activation('softmax')],
-    lambda: [
-      keras.Sequential(
-        [keras.Input((4,)), layers.Dense(3, 'softmax')], name='head'
-      )
-    ],
+    layers.Dense(3, tf.nn.softmax, name='head'),
+    lambda x: layers.Softmax()(layers.Dense(3, name='head')(x)),
+    lambda x: layers.Activation('softmax')(layers.Dense(3, name='head')(x)),
+    lambda x: tf.nn.softmax(layers.Dense(3, name='head')(x)),
+    keras.Sequential([keras.Input(4), layers.Dense(3, 'softmax')], name='head'),
   ],
-  ids=['activation', 'tf_function', 'softmax', 'activation_layer', 'nested'],
+  ids=['tf_function', 'softmax', 'activation', 'operation', 'nested'],
 )
 def test_outputs_of_a_softmax_are_probabilities(end):
-  model = keras.Sequential([keras.Input((4,)), *end()])
-  bridged = keras_models.bridge(model)
-  outputs = tf.constant([[0.7, 0.2, 0.1]])
-  np.testing.assert_allclose(
-    bridged.loss(tf.constant([1]), outputs), [-np.log(0.2)], rtol=1e-4
-  )
-  np.testing.assert_allclose(bridged.classifier.probabilities(outputs), outputs)
-
-
-def test_outputs_of_a_softmax_operation_are_probabilities():
   inputs = keras.Input((4,))
-  outputs = tf.nn.softmax(layers.Dense(3, name='head')(inputs))
-  bridged = keras_models.bridge(keras.Model(inputs, outputs))
-  values = tf.constant([[0.7, 0.2, 0.1]])
-  np.testing.assert_allclose(bridged.classifier.probabilities(values), values)
-
-
-def test_categorical_cross_entropy_takes_one_hot_labels():
-  bridged = keras_models.bridge(
-    keras_models.make('dense'), loss='categorical_crossentropy'
-  )
-  assert bridged.element_spec['y'] == tf.TensorSpec([3], tf.float32)
-  assert bridged.classifier.num_classes == 3
-  y = tf.constant([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-  logits = tf.constant([[0.0, 0.0, 0.0], [2.0, 1.0, 1.0]])
-  np.testing.assert_allclose(
-    bridged.loss(y, logits),
-    [np.log(3), np.log(np.exp(2) + 2 * np.exp(1)) - 2],
-    rtol=1e-5,
-  )
-  np.testing.assert_array_equal(bridged.metrics['accuracy'](y, logits), [0, 1])
-
-
-@pytest.mark.parametrize('activation', [None, 'sigmoid'])
-def test_binary_cross_entropy_takes_integer_labels(activation):
-  bridged = keras_models.bridge(
-    keras_models.sequential(units=1, activation=activation),
-    loss='binary_crossentropy',
-  )
-  assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
-  assert bridged.classifier.num_classes == 2
-  positive = np.array([0.3, 0.8, 0.6], np.float32)
-  outputs = positive if activation else np.log(positive / (1 - positive))
-  outputs = tf.constant(outputs[:, np.newaxis])
-  y = tf.constant([0, 1, 0])
-  np.testing.assert_allclose(
-    bridged.loss(y, outputs), -np.log([0.7, 0.8, 0.4]), rtol=1e-4
-  )
-  np.testing.assert_array_equal(
-    bridged.metrics['accuracy'](y, outputs), [1, 1, 0]
-  )
-  np.testing.assert_allclose(
-    bridged.classifier.probabilities(outputs),
-    np.stack([1 - positive, positive], axis=1),
-    rtol=1e-5,
-  )
-
-
-@pytest.mark.parametrize('activation', [None, 'sigmoid'])
-def test_several_binary_outputs_are_labels_of_two_classes(activation):
-  bridged = keras_models.bridge(
-    keras_models.sequential(activation=activation), loss='binary_crossentropy'
-  )
-  assert bridged.element_spec['y'] == tf.TensorSpec([3], tf.int32)
-  odds = np.array([[1, 3, 1 / 3]], np.float32)
-  outputs = np.log(odds) if activation is None else odds / (1 + odds)
-  classifier = bridged.classifier
-  assert (classifier.num_classes, classifier.is_multilabel) == (2, True)
-  found = classifier.probabilities(outputs)
-  wanted = [[[0.5, 0.5], [0.25, 0.75], [0.75, 0.25]]]
-  np.testing.assert_allclose(found, wanted, rtol=1e-6)
-  np.testing.assert_allclose(classifier.outputs_of(found), outputs, atol=1e-6)
+  bridged = keras_models.bridge(keras.Model(inputs, end(inputs)))
+  np.testing.assert_allclose(bridged.classifier.probabilities(_THREE), _THREE)
 
 
 def test_several_numbers_as_labels_are_no_classes():
@@ -136,17 +121,6 @@ def test_several_numbers_as_labels_are_no_classes():
     label_spec=tf.TensorSpec([3], tf.float32),
   )
   assert bridged.classifier is None
-
-
-def test_accuracy_of_several_labels_is_their_mean():
-  bridged = keras_models.bridge(
-    keras_models.sequential(), loss='binary_crossentropy'
-  )
-  y = tf.constant([[1, 0, 1]])
-  outputs = tf.constant([[2.0, 2.0, -2.0]])
-  np.testing.assert_allclose(
-    bridged.metrics['accuracy'](y, outputs), [1 / 3], rtol=1e-6
-  )
 
 
 def test_sequence_outputs_are_averaged_over_time():
@@ -177,41 +151,58 @@ def test_sequence_outputs_are_averaged_over_time():
   assert bridged.classifier.probabilities(logits).shape == (2, 4, 5)
 
 
-@pytest.mark.parametrize('loss', ['mse', keras.losses.MeanSquaredError()])
-def test_regression_of_a_scalar_does_not_broadcast(loss):
+@pytest.mark.parametrize(
+  'loss, label_spec, y, outputs, losses',
+  [
+    # A scalar does not broadcast.
+    *(
+      (loss, None, [1.0, 2.0, 5.0], [[1.0], [4.0], [2.0]], [0, 4, 9])
+      for loss in ('mse', keras.losses.MeanSquaredError())
+    ),
+    ('mse', None, [[1.0, 2.0]], [[2.0, 5.0]], [5]),
+    (
+      lambda y, p: tf.abs(y - p)[:, 0] ** 3,
+      tf.TensorSpec([], tf.int64),
+      [1, 2],
+      [[3.0], [1.0]],
+      [8, 1],
+    ),
+    (
+      lambda y, p: pinball(y, p),
+      None,
+      [3.0, 1.0],
+      [[1.0], [3.0]],
+      [1.8, 0.2],
+    ),
+    # The weight of an example.
+    (
+      lambda y, p: y[:, 1:] * pinball(y[:, :1], p),
+      tf.TensorSpec([2], tf.float32),
+      [[3.0, 2.0], [1.0, 0.0]],
+      [[1.0], [3.0]],
+      [3.6, 0],
+    ),
+  ],
+)
+def test_regression(loss, label_spec, y, outputs, losses):
+  units = len(outputs[0])
   bridged = keras_models.bridge(
-    keras_models.sequential(units=1), loss=loss, metrics=['mae']
+    keras_models.sequential(units=units),
+    loss=loss,
+    metrics=[] if label_spec else ['mae'],
+    label_spec=label_spec,
   )
-  assert bridged.element_spec['y'] == tf.TensorSpec([], tf.float32)
+  spec = bridged.element_spec['y']
+  default = tf.TensorSpec([] if units == 1 else [units], tf.float32)
+  assert spec == (label_spec or default)
   assert bridged.classifier is None
-  y = tf.constant([1.0, 2.0, 5.0])
-  outputs = tf.constant([[1.0], [4.0], [2.0]])
-  np.testing.assert_allclose(bridged.loss(y, outputs), [0, 4, 9])
-  np.testing.assert_allclose(bridged.metrics['mae'](y, outputs), [0, 2, 3])
-
-
-def test_regression_of_vectors_averages_over_outputs():
-  bridged = keras_models.bridge(
-    keras_models.sequential(units=2), loss='mse', metrics=['mae']
-  )
-  assert bridged.element_spec['y'] == tf.TensorSpec([2], tf.float32)
-  y = tf.constant([[1.0, 2.0]])
-  outputs = tf.constant([[2.0, 5.0]])
-  np.testing.assert_allclose(bridged.loss(y, outputs), [5])
-  np.testing.assert_allclose(bridged.metrics['mae'](y, outputs), [2])
-
-
-def test_a_function_may_be_the_loss():
-  bridged = keras_models.bridge(
-    keras_models.sequential(units=1),
-    loss=lambda y, p: tf.abs(y - p)[:, 0] ** 3,
-    metrics=[],
-    label_spec=tf.TensorSpec([], tf.int64),
-  )
-  np.testing.assert_allclose(
-    bridged.loss(tf.constant([1, 2], tf.int64), tf.constant([[3.0], [1.0]])),
-    [8, 1],
-  )
+  y, outputs = tf.constant(y, spec.dtype), tf.constant(outputs)
+  np.testing.assert_allclose(bridged.loss(y, outputs), losses, rtol=1e-6)
+  if loss == 'mse':
+    np.testing.assert_allclose(
+      bridged.metrics['mae'](y, outputs),
+      np.abs(np.reshape(y, outputs.shape) - outputs).mean(axis=1),
+    )
 
 
 def test_metrics_by_name_object_and_function():
@@ -277,26 +268,6 @@ def test_labels_that_a_loss_of_ones_own_takes(
   )
   assert bridged.element_spec['y'] == label_spec
   assert (bridged.classifier and bridged.classifier.num_classes) == num_classes
-
-
-def test_a_quantile_loss():
-  bridged = keras_models.bridge(
-    keras_models.sequential(units=1), loss=pinball, metrics=[]
-  )
-  values = bridged.loss(tf.constant([3.0, 1.0]), tf.constant([[1.0], [3.0]]))
-  np.testing.assert_allclose(values, [1.8, 0.2], rtol=1e-6)
-
-
-def test_a_label_may_have_the_weight_of_its_example():
-  bridged = keras_models.bridge(
-    keras_models.sequential(units=1),
-    loss=lambda y, p: y[:, 1:] * pinball(y[:, :1], p),
-    metrics=[],
-    label_spec=tf.TensorSpec([2], tf.float32),
-  )
-  y = tf.constant([[3.0, 2.0], [1.0, 0.0]])
-  values = bridged.loss(y, tf.constant([[1.0], [3.0]]))
-  np.testing.assert_allclose(values, [3.6, 0.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ layers = tf.keras.layers
 
 NUM_CLASSES = 3
 
-# Name -> (input shape, input dtype, layers before the head).
+# Name -> (input shape, layers before the head). An embedding takes integers.
 FAMILIES = {
-  'dense': ((4,), 'float32', lambda: [layers.Dense(5, 'tanh')]),
+  'dense': ((4,), lambda: [layers.Dense(5, 'tanh')]),
   'conv1d': (
     (6, 3),
-    'float32',
     lambda: [
       layers.Conv1D(4, 3, activation='relu'),
       layers.MaxPooling1D(2),
@@ -24,7 +23,6 @@ FAMILIES = {
   ),
   'conv2d_max': (
     (8, 8, 2),
-    'float32',
     lambda: [
       layers.Conv2D(4, 3, activation='relu'),
       layers.MaxPooling2D(2),
@@ -33,7 +31,6 @@ FAMILIES = {
   ),
   'conv2d_average': (
     (8, 8, 2),
-    'float32',
     lambda: [
       layers.Conv2D(4, 3, padding='same', use_bias=False),
       layers.AveragePooling2D(2),
@@ -42,70 +39,44 @@ FAMILIES = {
   ),
   'separable_conv': (
     (6, 6, 2),
-    'float32',
     lambda: [
       layers.DepthwiseConv2D(3),
       layers.SeparableConv2D(3, 3),
       layers.GlobalMaxPooling2D(),
     ],
   ),
-  'embedding': (
-    (5,),
-    'int32',
-    lambda: [layers.Embedding(7, 3), layers.Flatten()],
-  ),
+  'embedding': ((5,), lambda: [layers.Embedding(7, 3), layers.Flatten()]),
   'masked_lstm': (
     (5,),
-    'int32',
     lambda: [layers.Embedding(7, 3, mask_zero=True), layers.LSTM(4)],
   ),
   'stacked_lstm': (
     (5, 3),
-    'float32',
     lambda: [layers.LSTM(4, return_sequences=True), layers.LSTM(3)],
   ),
-  'gru': ((5, 3), 'float32', lambda: [layers.GRU(4)]),
-  'bidirectional': (
-    (5, 3),
-    'float32',
-    lambda: [layers.Bidirectional(layers.GRU(3))],
-  ),
-  'layer_norm': (
-    (4,),
-    'float32',
-    lambda: [layers.Dense(6), layers.LayerNormalization()],
-  ),
+  'gru': ((5, 3), lambda: [layers.GRU(4)]),
+  'bidirectional': ((5, 3), lambda: [layers.Bidirectional(layers.GRU(3))]),
+  'layer_norm': ((4,), lambda: [layers.Dense(6), layers.LayerNormalization()]),
   'group_norm': (
     (4, 4, 3),
-    'float32',
     lambda: [
       layers.Conv2D(4, 3),
       layers.GroupNormalization(2),
       layers.Flatten(),
     ],
   ),
-  'batch_norm': (
-    (4,),
-    'float32',
-    lambda: [layers.Dense(6), layers.BatchNormalization()],
-  ),
+  'batch_norm': ((4,), lambda: [layers.Dense(6), layers.BatchNormalization()]),
   'batch_norm_images': (
     (5, 5, 3),
-    'float32',
     lambda: [
       layers.Conv2D(4, 3),
       layers.BatchNormalization(),
       layers.Flatten(),
     ],
   ),
-  'dropout': (
-    (4,),
-    'float32',
-    lambda: [layers.Dense(6, 'relu'), layers.Dropout(0.5)],
-  ),
+  'dropout': ((4,), lambda: [layers.Dense(6, 'relu'), layers.Dropout(0.5)]),
   'nested_model': (
     (4,),
-    'float32',
     lambda: [
       keras.Sequential(
         [
@@ -123,8 +94,9 @@ FAMILIES = {
 
 def make(family, form='sequential'):
   keras.utils.set_random_seed(5)
-  shape, dtype, make_layers = FAMILIES[family]
+  shape, make_layers = FAMILIES[family]
   stack = [*make_layers(), layers.Dense(NUM_CLASSES, name='head')]
+  dtype = 'int32' if isinstance(stack[0], layers.Embedding) else 'float32'
   if form == 'sequential':
     model = keras.Sequential([keras.Input(shape, dtype=dtype), *stack])
   else:

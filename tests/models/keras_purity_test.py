@@ -48,30 +48,22 @@ def test_padding_does_not_count_in_batch_normalization(family):
   model = keras_models.make(family)
   x, _ = keras_models.examples(model)
   bridged = keras_models.bridge(model)
-  expected, statistics = bridged.forward(
-    bridged.initial_weights, x, keras_models.training()
-  )
+  weights = bridged.initial_weights
+
+  def forward(x, *padding):
+    mode = keras_models.training(
+      example_weights=tf.constant(padding) if padding else None
+    )
+    return bridged.forward(weights, x, mode)
+
+  expected, statistics = forward(x)
   padded = tf.concat([x, 100 + x[:3]], axis=0)
-  mask = tf.constant([1.0] * 6 + [0.0] * 3)
-  outputs, padded_statistics = bridged.forward(
-    bridged.initial_weights, padded, keras_models.training(example_weights=mask)
-  )
+  outputs, padded_statistics = forward(padded, *[1.0] * 6, *[0.0] * 3)
   np.testing.assert_allclose(outputs[:6], expected, rtol=1e-4, atol=1e-5)
+  _, of_padding = forward(x, *[0.0] * 6)
   for name, value in statistics.items():
     np.testing.assert_allclose(padded_statistics[name], value, rtol=1e-5)
-
-
-@pytest.mark.parametrize('family', ['batch_norm', 'batch_norm_images'])
-def test_a_batch_of_padding_keeps_the_statistics(family):
-  bridged = keras_models.bridge(keras_models.make(family))
-  x = tf.ones([4, *bridged.element_spec['x'].shape])
-  _, statistics = bridged.forward(
-    bridged.initial_weights,
-    x,
-    keras_models.training(example_weights=tf.zeros([4])),
-  )
-  for name, value in statistics.items():
-    np.testing.assert_array_equal(value, bridged.initial_weights[name])
+    np.testing.assert_array_equal(of_padding[name], weights[name])
 
 
 def test_frozen_layers_are_not_trained():
@@ -107,20 +99,15 @@ def _dropped(bridged, seed, x=None, function=None):
   return function({}, x, keras_models.training(seed))[0]
 
 
-def test_dropout_is_decided_by_the_seed():
-  bridged = keras_models.bridge(_dropout_model())
-  first = _dropped(bridged, (1, 2))
-  np.testing.assert_array_equal(first, _dropped(bridged, (1, 2)))
-  assert np.mean(first == _dropped(bridged, (1, 3))) < 0.8
-  assert np.mean(first == _dropped(bridged, (2, 2))) < 0.8
-
-
-def test_dropout_drops_its_rate_and_scales_the_rest():
+def test_dropout_drops_its_rate_by_the_seed_and_scales_the_rest():
   bridged = keras_models.bridge(_dropout_model(0.25))
-  values = _dropped(bridged, (3, 4)).numpy()
+  values = _dropped(bridged, (1, 2)).numpy()
   np.testing.assert_allclose(np.unique(values), [0, 4 / 3], rtol=1e-6)
   # 2000 coins: a standard deviation is 0.0097.
   assert abs(np.mean(values == 0) - 0.25) < 0.03
+  np.testing.assert_array_equal(values, _dropped(bridged, (1, 2)))
+  for seed in ((1, 3), (2, 2)):
+    assert np.mean(values == _dropped(bridged, seed)) < 0.8
 
 
 def test_dropout_layers_draw_different_masks():
@@ -147,16 +134,12 @@ def test_dropout_is_the_same_with_xla():
   )
 
 
-def test_dropout_is_off_in_inference_and_needs_no_seed():
+def test_dropout_needs_a_seed_in_training_only():
   bridged = keras_models.bridge(_dropout_model())
   x = tf.ones([4, 50])
   np.testing.assert_array_equal(bridged.body({}, x)[0], x)
-
-
-def test_dropout_in_training_needs_a_seed():
-  bridged = keras_models.bridge(_dropout_model())
   with pytest.raises(ValueError, match='mode.seed'):
-    bridged.body({}, tf.ones([4, 50]), split_model.Mode(True))
+    bridged.body({}, x, split_model.Mode(True))
 
 
 @pytest.mark.parametrize(
@@ -227,18 +210,6 @@ class _ReadsNoWeight(layers.Layer):
 _NO_WEIGHT = tf.Variable(2.0, name='no_weight')
 
 
-def _masked_batch_normalization():
-  return keras.Sequential(
-    [
-      keras.Input((4,), dtype='int32'),
-      layers.Embedding(5, 3, mask_zero=True),
-      layers.BatchNormalization(name='odd'),
-      layers.GRU(2),
-      layers.Dense(3, name='head'),
-    ]
-  )
-
-
 # Layers for inputs of four features.
 UNSUPPORTED_LAYERS = {
   'activity_regularizer': (
@@ -289,7 +260,18 @@ UNSUPPORTED = {
     ),
     'TimeDistributed',
   ),
-  'masked_batch_normalization': (_masked_batch_normalization, 'masked'),
+  'masked_batch_normalization': (
+    lambda: keras.Sequential(
+      [
+        keras.Input((4,), dtype='int32'),
+        layers.Embedding(5, 3, mask_zero=True),
+        layers.BatchNormalization(name='odd'),
+        layers.GRU(2),
+        layers.Dense(3, name='head'),
+      ]
+    ),
+    'masked',
+  ),
 }
 
 

@@ -49,7 +49,6 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Optional
 
 import tensorflow as tf
@@ -146,11 +145,9 @@ def meta_loss(
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
   num_inner = hparams.num_inner_steps
   loss = objectives.joint_loss(model)
-  hessian_times = objectives.curvature_along
+  difference = None
   if hparams.variant == 'hessian_free':
-    hessian_times = functools.partial(
-      objectives.curvature_along_by_differences, step=hparams.hessian_free_step
-    )
+    difference = hparams.hessian_free_step
   layers = model.layers if hparams.inner_scope == 'all' else model.head_layers
   adapted = [
     name for name in model.weight_names(layers) if name not in model.statistics
@@ -176,12 +173,13 @@ def meta_loss(
     v = output.gradient
     if hparams.variant != 'first_order':
       for s in reversed(range(num_inner)):
-        product = hessian_times(
+        product = objectives.curvature_along(
           loss,
           path[s],
           split_model.select(v, adapted),
           curvature[s],
           seed=randomness.fold_in(seed, 1 + num_inner + s),
+          difference=difference,
         )
         v = descend(v, product)
     return output._replace(gradient=v)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +50,7 @@ class ClientExamples:
     self._load = load
     self._max_bytes = max_bytes
     self._num_bytes = 0
-    self._kept = collections.OrderedDict()
+    self._kept = {}
 
   def __reduce__(self) -> Any:
     # What is kept does not travel.
@@ -59,17 +58,19 @@ class ClientExamples:
 
   def __getitem__(self, client_id: str) -> example_tensors.ExampleTensors:
     """The client's examples."""
-    if client_id not in self._kept:
+    tensors = self._kept.pop(client_id, None)
+    if tensors is None:
       tensors = padded(self._load(client_id))
-      num_bytes = _BYTES_PER_CLIENT + sum(
-        tensor.shape.num_elements() * tensor.dtype.size
-        for tensor in tf.nest.flatten(tensors)
-      )
-      self._kept[client_id] = tensors, num_bytes
-      self._num_bytes += num_bytes
-    self._kept.move_to_end(client_id)
-    tensors = self._kept[client_id][0]
+      self._num_bytes += _num_bytes(tensors)
+    # What was asked for last is the last in the dictionary.
+    self._kept[client_id] = tensors
     while self._num_bytes > self._max_bytes:
-      _, (_, dropped_bytes) = self._kept.popitem(last=False)
-      self._num_bytes -= dropped_bytes
+      self._num_bytes -= _num_bytes(self._kept.pop(next(iter(self._kept))))
     return tensors
+
+
+def _num_bytes(tensors):
+  return _BYTES_PER_CLIENT + sum(
+    tensor.shape.num_elements() * tensor.dtype.size
+    for tensor in tf.nest.flatten(tensors)
+  )

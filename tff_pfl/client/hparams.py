@@ -187,25 +187,22 @@ class HeadAndBodyHParams:
 
   def head_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The training of the head in a round, or for `num_epochs`."""
-    return self._phase(
-      'head_',
-      self.head_learning_rate,
-      self.num_head_epochs if num_epochs is None else num_epochs,
-      self.num_head_steps if num_epochs is None else None,
-    )
+    return self._phase('head', num_epochs)
 
   def body_phase(self) -> phases.Phase:
     """The training of the body in a round."""
-    return self._phase(
-      'body_',
-      self.body_learning_rate,
-      self.num_body_epochs,
-      self.num_body_steps,
-    )
+    return self._phase('body')
 
-  def _phase(self, role, learning_rate, num_epochs, num_steps):
+  def _phase(self, part, num_epochs=None):
+    num_steps = None
+    if num_epochs is None:
+      num_epochs = getattr(self, f'num_{part}_epochs')
+      num_steps = getattr(self, f'num_{part}_steps')
     optimizer = phases.build_optimizer(
-      self.optimizer, learning_rate, self.momentum, role=role
+      self.optimizer,
+      getattr(self, f'{part}_learning_rate'),
+      self.momentum,
+      role=f'{part}_',
     )
     return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 

@@ -52,16 +52,16 @@ class Variables:
       weights: Where they start.
       optimizer: One that `can_update` says yes to.
     """
+    self._dtypes = {name: value.dtype for name, value in weights.items()}
     self._weights = _variables(weights)
     state = training_options.initial_state(optimizer, weights)
     self._hparams = optimizer.get_hparams(state)
-    self._decay = training_options.decay_at(self._hparams)
+    self._decay = training_options.decay(optimizer, state)
     self._slots = {
       slot: _variables(state[slot])
       for slot in ('accumulator', 'preconditioner')
       if slot in state
     }
-    self._dtypes = {name: value.dtype for name, value in weights.items()}
 
   def read(self) -> collections.OrderedDict:
     """Returns the weights by name."""

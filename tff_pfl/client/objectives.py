@@ -74,48 +74,32 @@ def metric_sums(
   outputs: tf.Tensor,
   y: tf.Tensor,
   example_weights: tf.Tensor,
+  domain: Optional[tf.Tensor] = None,
 ) -> collections.OrderedDict:
-  """Sums of the loss and the metrics over a batch's real examples."""
-  sums = collections.OrderedDict(
-    (name, tf.reduce_sum(_kept(values, example_weights) * example_weights))
-    for name, values in _metric_values(model, outputs, y).items()
-  )
-  sums['examples'] = tf.reduce_sum(example_weights)
-  return sums
+  """Sums of the loss and the metrics over a batch's real examples.
 
+  Args:
+    model: Has the loss and the metrics.
+    outputs: `[batch, ...]`.
+    y: `[batch, ...]`.
+    example_weights: float32 `[batch]`, 0 for padding.
+    domain: If given, the examples' domains, int32 `[batch]`; the sums are those
+      over each domain's, float32 `[domains]`.
+  """
 
-def metric_sums_by_domain(
-  model: split_model.SplitModel,
-  outputs: tf.Tensor,
-  y: tf.Tensor,
-  domain: tf.Tensor,
-  example_weights: tf.Tensor,
-) -> collections.OrderedDict:
-  """`metric_sums` over each domain's examples: float32 `[domains]` each."""
-
-  def totals(values):
+  def total(values):
+    if domain is None:
+      return tf.reduce_sum(values)
     return tf.math.unsorted_segment_sum(values, domain, model.domains.number)
 
-  sums = collections.OrderedDict(
-    (name, totals(_kept(values, example_weights) * example_weights))
-    for name, values in _metric_values(model, outputs, y).items()
-  )
-  sums['examples'] = totals(example_weights)
+  sums = collections.OrderedDict()
+  for name, function in {'loss': model.loss, **model.metrics}.items():
+    values = tf.cast(function(y, outputs), tf.float32)
+    # Padding may give any value, even NaN.
+    kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
+    sums[name] = total(kept * example_weights)
+  sums['examples'] = total(example_weights)
   return sums
-
-
-def _metric_values(model, outputs, y):
-  """The loss and the metrics of each example."""
-  return collections.OrderedDict(
-    loss=model.loss(y, outputs),
-    **{name: function(y, outputs) for name, function in model.metrics.items()},
-  )
-
-
-def _kept(values, example_weights):
-  """Values as float32, 0 for padding: that may give any value, even NaN."""
-  values = tf.cast(values, tf.float32)
-  return tf.where(example_weights > 0, values, tf.zeros_like(values))
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
@@ -286,25 +270,38 @@ def curvature_along(
   direction: Mapping[str, tf.Tensor],
   batch: Batch,
   seed: tf.Tensor,
+  difference: Optional[float] = None,
 ) -> Mapping[str, tf.Tensor]:
-  """The Hessian of a batch's loss times a vector, by differentiating twice.
+  """The Hessian H of a batch's loss times a vector v.
 
   Args:
     objective: Gives the gradient; a function of one batch.
     weights: Where the Hessian is taken.
     direction: The vector: some of the trained weights' names to values of their
       shapes; it is zero in the others.
-    seed: int32 `[2]`, for the forward pass.
+    seed: int32 `[2]`, for all forward passes.
+    difference: None to differentiate twice. A positive number d for a central
+      difference, (gradient(w + d v) - gradient(w - d v)) / (2 d), whose error
+      falls as d squared, where the loss is smooth on the way, until rounding,
+      which grows as 1 / d, takes over.
 
   Returns:
     The product, for the names of the gradient.
   """
   weights = {k: tf.convert_to_tensor(v) for k, v in weights.items()}
+  if difference is not None:
+
+    def gradient_at(factor):
+      moved = {k: weights[k] + factor * v for k, v in direction.items()}
+      return objective({**weights, **moved}, batch, seed=seed).gradient
+
+    ahead, behind = gradient_at(difference), gradient_at(-difference)
+    return {k: (ahead[k] - behind[k]) / (2 * difference) for k in ahead}
+
   with tf.GradientTape(watch_accessed_variables=False) as tape:
     tape.watch(weights)
     gradient = objective(weights, batch, seed=seed).gradient
-    # The Hessian is symmetric: the slope of <gradient, direction> is H times
-    # the direction.
+    # The Hessian is symmetric: the slope of <gradient, v> is H v.
     slope = tf.add_n(
       [
         tf.reduce_sum(gradient[name] * tf.stop_gradient(value))
@@ -317,36 +314,3 @@ def curvature_along(
     unconnected_gradients=tf.UnconnectedGradients.ZERO,
   )
   return {k: tf.convert_to_tensor(v) for k, v in product.items()}
-
-
-def curvature_along_by_differences(
-  objective: Objective,
-  weights: Mapping[str, tf.Tensor],
-  direction: Mapping[str, tf.Tensor],
-  batch: Batch,
-  seed: tf.Tensor,
-  *,
-  step: float,
-) -> Mapping[str, tf.Tensor]:
-  """`curvature_along` by a central difference of two gradients.
-
-    H v ~ (gradient(w + step * v) - gradient(w - step * v)) / (2 * step)
-
-  Both gradients draw the same numbers. Where the loss is smooth on the way, the
-  error falls as `step` squared until rounding, which grows as 1 / `step`, takes
-  over.
-
-  Args:
-    objective: See `curvature_along`, as for the next four.
-    step: The factor of `direction`, positive.
-  """
-
-  def gradient_at(factor):
-    moved = {
-      name: value + factor * direction[name] if name in direction else value
-      for name, value in weights.items()
-    }
-    return objective(moved, batch, seed=seed).gradient
-
-  ahead, behind = gradient_at(step), gradient_at(-step)
-  return {k: (ahead[k] - behind[k]) / (2 * step) for k in ahead}

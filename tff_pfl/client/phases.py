@@ -9,7 +9,6 @@ made first (`plan_batches`), so that the loop only gathers.
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
@@ -22,11 +21,9 @@ from tff_pfl.models import randomness
 # After so many epochs of a phase the shuffles come again in the same order.
 _MAX_ORDERS = 128
 # The plans of batches are int32.
-_INT32_END = 2**31
+_INT32_MAX = 2**31 - 1
 
 OPTIMIZERS = ('sgd', 'adam')
-
-
 # Names are for flags and for what a run stores.
 Optimizer = Union[str, tff.learning.optimizers.Optimizer]
 
@@ -58,12 +55,7 @@ def build_optimizer(
     f'one of {", ".join(OPTIMIZERS)}, or of tff.learning.optimizers',
     optimizer,
   )
-  errors.expect(
-    0 < learning_rate < float('inf'),
-    f'{role}learning_rate',
-    'positive and finite',
-    learning_rate,
-  )
+  errors.expect_positive(f'{role}learning_rate', learning_rate)
   errors.expect_share(f'{role}momentum', momentum, '[0, 1)')
   if optimizer == 'adam':
     return tff.learning.optimizers.build_adam(learning_rate)
@@ -143,24 +135,11 @@ class Phase:
   batches_per_step: int = 1
 
   def __post_init__(self):
-    for name in ('batch_size', 'num_steps', 'batches_per_step'):
-      value = getattr(self, name)
-      may_be_none = name != 'batches_per_step'
-      errors.expect(
-        (value is None and may_be_none)
-        or (name == 'batch_size' and value == 0)
-        or (isinstance(value, numbers.Integral) and 0 < value < _INT32_END),
-        name,
-        'a positive 32-bit integer' + ' or None' * may_be_none,
-        value,
-      )
-    errors.expect(
-      isinstance(self.num_epochs, numbers.Integral)
-      and 0 <= self.num_epochs < _INT32_END,
-      'num_epochs',
-      'a 32-bit integer, at least 0',
-      self.num_epochs,
-    )
+    for name, low in (('batch_size', 0), ('num_steps', 1)):
+      if getattr(self, name) is not None:
+        errors.expect_int(name, getattr(self, name), low, _INT32_MAX)
+    errors.expect_int('num_epochs', self.num_epochs, 0, _INT32_MAX)
+    errors.expect_int('batches_per_step', self.batches_per_step, 1)
 
 
 class BatchPlan(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Optional
@@ -20,24 +19,7 @@ FORMS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-  """A part of a schedule; `number` is the factor or last value, if it has."""
-
-  kind: str
-  num_rounds: int
-  number: float
-
-  def factor(self, rounds_done):
-    progress = rounds_done / self.num_rounds
-    if self.kind == 'warmup':
-      return tf.minimum(1.0, progress + 1 / self.num_rounds)
-    if self.kind == 'step':
-      return self.number ** tf.floor(progress)
-    angle = math.pi * tf.minimum(1.0, progress)
-    return self.number + (1 - self.number) * (1 + tf.cos(angle)) / 2
-
-
+# The kinds of parts, with the factor or last value that they have by default.
 _DEFAULTS = {'warmup': None, 'step': 0.1, 'cosine': 0.0}
 
 
@@ -70,10 +52,16 @@ def make_schedule(
   def schedule(rounds_done):
     rounds_done = tf.cast(rounds_done, tf.float32)
     factor = tf.constant(1.0)
-    for part in parts:
-      factor *= part.factor(tf.maximum(rounds_done, 0.0))
-      if part.kind == 'warmup':
-        rounds_done -= part.num_rounds
+    for kind, num_rounds, number in parts:
+      progress = tf.maximum(rounds_done, 0.0) / num_rounds
+      if kind == 'warmup':
+        factor *= tf.minimum(1.0, progress + 1 / num_rounds)
+        rounds_done -= num_rounds
+      elif kind == 'step':
+        factor *= number ** tf.floor(progress)
+      else:
+        angle = math.pi * tf.minimum(1.0, progress)
+        factor *= number + (1 - number) * (1 + tf.cos(angle)) / 2
     return factor
 
   return schedule
@@ -94,9 +82,6 @@ def _parse(text, spec, argument):
     raise ValueError(errors.message(argument, wanted, spec)) from None
   errors.expect(num_rounds > 0, argument, 'a positive number of rounds', spec)
   errors.expect(
-    number is None or 0 <= number <= 1,
-    argument,
-    'a factor in [0, 1]',
-    spec,
+    number is None or 0 <= number <= 1, argument, 'a factor in [0, 1]', spec
   )
-  return _Part(kind, num_rounds, number)
+  return kind, num_rounds, number

@@ -42,8 +42,8 @@ def score(
   )
   if model.domains is not None:
     scores = scores._replace(
-      by_domain=objectives.metric_sums_by_domain(
-        model, outputs, examples.y, examples.x['domain'], is_example
+      by_domain=objectives.metric_sums(
+        model, outputs, examples.y, is_example, examples.x['domain']
       )
     )
   classifier = model.classifier

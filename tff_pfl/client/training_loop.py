@@ -114,10 +114,7 @@ class _Loop:
       self._of_values, jit_compile=model.uses_xla, autograph=False
     )
     self.in_place = tf.function(self._in_place, autograph=False)
-    self._note_form(trained)
-
-  def _note_form(self, trained):
-    form = 'compiled by XLA' if self._model.uses_xla else 'by TensorFlow'
+    form = 'compiled by XLA' if model.uses_xla else 'by TensorFlow'
     number = sum(value.shape.num_elements() for value in trained.values())
     for notes in _notes:
       notes[f'{number:,} weights'] = 'in place' if self.is_large else form
@@ -132,7 +129,7 @@ class _Loop:
         optimizer, split_model.select(initial, self._trained)
       ),
     )
-
+    decay = training_options.decay(optimizer, optimizer_state)
     # A batch of clients has one loop, in which a client that has done its steps
     # keeps its weights.
     num_steps = vectorization.longest(plan.num_steps)
@@ -143,12 +140,12 @@ class _Loop:
 
     def step(index, weights, optimizer_state, metrics):
       output = self._step(weights, examples, plan, index, step_seed)
+      trained = split_model.select(weights, self._trained)
+      if decay is not None:
+        for name, value in trained.items():
+          trained[name] = value - tf.cast(decay, value.dtype) * value
       optimizer_state, trained = optimizer.next(
-        optimizer_state,
-        training_options.decayed(
-          split_model.select(weights, self._trained), optimizer, optimizer_state
-        ),
-        output.gradient,
+        optimizer_state, trained, output.gradient
       )
       changed = {**output.statistics, **trained}
       is_step = index < plan.num_steps

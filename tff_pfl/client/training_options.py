@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -50,15 +50,10 @@ class TrainingOptions:
       errors.expect_positive('max_gradient_norm', self.max_gradient_norm)
 
 
-class _Active(NamedTuple):
-  """Options, and what the learning rate is multiplied by (None for 1)."""
-
-  options: TrainingOptions
-  factor: Any
-
-
-_NONE = _Active(TrainingOptions(), None)
-_active = contextvars.ContextVar('training_options', default=_NONE)
+# The options, and what the learning rate is multiplied by (None for 1).
+_active = contextvars.ContextVar(
+  'training_options', default=(TrainingOptions(), None)
+)
 
 
 @contextlib.contextmanager
@@ -77,7 +72,7 @@ def in_force(
   factor = None
   if schedule is not None and rounds_done is not None:
     factor = tf.cast(schedule(rounds_done), tf.float32)
-  token = _active.set(_Active(options, factor))
+  token = _active.set((options, factor))
   try:
     yield
   finally:
@@ -89,7 +84,7 @@ def scheduled(learning_rate: Any) -> Any:
 
   For methods that use their learning rate themselves.
   """
-  factor = _active.get().factor
+  _, factor = _active.get()
   return learning_rate if factor is None else learning_rate * factor
 
 
@@ -102,7 +97,7 @@ def initial_state(
     for name, value in weights.items()
   )
   state = optimizer.initialize(specs)
-  factor = _active.get().factor
+  _, factor = _active.get()
   return state if factor is None else scaled(optimizer, state, factor)
 
 
@@ -119,7 +114,7 @@ def change_gradient(
   gradient: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
 ) -> Mapping[str, tf.Tensor]:
   """A step's gradient, clipped, with weight decay."""
-  options = _active.get().options
+  options, _ = _active.get()
   if options.max_gradient_norm is not None:
     clipped, _ = tf.clip_by_global_norm(
       list(gradient.values()), options.max_gradient_norm
@@ -133,26 +128,12 @@ def change_gradient(
   return gradient
 
 
-def decay_at(hparams: Mapping[str, Any]) -> Any:
-  """The share that a step takes off the weights; None for none.
-
-  Args:
-    hparams: The optimizer's, with its learning rate.
-  """
-  decay = _active.get().options.decoupled_weight_decay
-  return decay * hparams[_LEARNING_RATE] if decay else None
-
-
-def decayed(
-  weights: Mapping[str, tf.Tensor],
-  optimizer: tff.learning.optimizers.Optimizer,
-  state: Any,
-) -> Mapping[str, tf.Tensor]:
-  """The weights as decoupled weight decay leaves them before a step."""
-  decay = decay_at(optimizer.get_hparams(state))
-  if decay is None:
-    return weights
-  return collections.OrderedDict(
-    (name, value - tf.cast(decay, value.dtype) * value)
-    for name, value in weights.items()
-  )
+def decay(
+  optimizer: tff.learning.optimizers.Optimizer, state: Any
+) -> Optional[tf.Tensor]:
+  """The share that a step takes off the weights before it; None for none."""
+  options, _ = _active.get()
+  if not options.decoupled_weight_decay:
+    return None
+  rate = optimizer.get_hparams(state)[_LEARNING_RATE]
+  return options.decoupled_weight_decay * rate

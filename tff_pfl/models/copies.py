@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,31 @@ class Copies:
       for copy in self.names
       for layer in names
     )
+
+  def each(
+    self,
+    function: Callable[..., tuple],
+    weights: split_model.Weights,
+    values: Sequence[Any],
+    mode: split_model.Mode,
+  ) -> tuple:
+    """All copies' body or head, each on a value of its own.
+
+    Args:
+      function: The model's body or head.
+      weights: Of all copies.
+      values: By copy.
+      mode: Of all of them.
+
+    Returns:
+      The results, and the new statistics by the copies' names.
+    """
+    results, statistics = [], {}
+    for name, value in zip(self.names, values):
+      result, new = function(self.part(weights, name), value, mode)
+      results.append(result)
+      statistics.update((f'{name}/{key}', v) for key, v in new.items())
+    return tuple(results), statistics
 
   @property
   def statistics(self) -> frozenset:
@@ -176,19 +201,11 @@ def mixture(
   model = copies.model
   log_weights = 'mixture/log_weights'
 
-  def each(function, weights, values, mode):
-    results, statistics = [], {}
-    for name, value in zip(copies.names, values):
-      result, new = function(copies.part(weights, name), value, mode)
-      results.append(result)
-      statistics.update((f'{name}/{key}', v) for key, v in new.items())
-    return tuple(results), statistics
-
   def body(weights, x, mode=split_model.INFERENCE):
-    return each(model.body, weights, [x] * len(copies.names), mode)
+    return copies.each(model.body, weights, [x] * len(copies.names), mode)
 
   def head(weights, features, mode=split_model.INFERENCE):
-    outputs, statistics = each(model.head, weights, features, mode)
+    outputs, statistics = copies.each(model.head, weights, features, mode)
     return mixed_outputs(model, outputs, weights[log_weights]), statistics
 
   initial = collections.OrderedDict(initial_weights)
@@ -214,11 +231,7 @@ def mixed_outputs(
 ) -> tf.Tensor:
   """The outputs of a mixture from those of its components."""
   shares = tf.unstack(tf.nn.softmax(log_weights))
-  classifier = model.classifier
-  if classifier is None:
-    return tf.add_n([s * value for s, value in zip(shares, outputs)])
-  return classifier.outputs_of(
-    tf.add_n(
-      [s * classifier.probabilities(value) for s, value in zip(shares, outputs)]
-    )
-  )
+  if model.classifier is not None:
+    outputs = map(model.classifier.probabilities, outputs)
+  mean = tf.add_n([s * value for s, value in zip(shares, outputs)])
+  return mean if model.classifier is None else model.classifier.outputs_of(mean)

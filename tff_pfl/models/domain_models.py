@@ -110,12 +110,8 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
 
   def head(weights, features, mode=split_model.INFERENCE):
     """All heads on all features; each example takes its domain's outputs."""
-    outputs, statistics = [], {}
-    for name in of_domains.names:
-      part = of_domains.part(weights, name)
-      result, new = model.head(part, features['inputs'], mode)
-      outputs.append(result)
-      statistics.update((f'{name}/{key}', value) for key, value in new.items())
+    inputs = [features['inputs']] * len(of_domains.names)
+    outputs, statistics = of_domains.each(model.head, weights, inputs, mode)
     chosen = tf.gather(tf.stack(outputs, 1), features['domain'], batch_dims=1)
     return chosen, statistics
 
@@ -186,20 +182,16 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
       `[batch, features]` to outputs `[batch, outputs]`.
   """
   names = model.weight_names(model.head_layers)
-  shapes = [model.initial_weights[name].shape for name in names]
-  ranks = [len(shape) for shape in shapes]
-  if ranks in ([2], [2, 1]):
-    head = LinearHead(names[0], names[1] if len(names) == 2 else None)
-    if _is_linear(model, head):
-      return head
-  raise ValueError(
-    errors.message(
-      'model',
-      'one whose head is a single dense layer without an activation (give '
-      '`head_layers` the last layer, and a loss of logits)',
-      f'{model.name!r} with the head {", ".join(model.head_layers)}',
-    )
+  ranks = [model.initial_weights[name].ndim for name in names]
+  head = LinearHead(names[0], names[1] if len(names) == 2 else None)
+  errors.expect(
+    ranks in ([2], [2, 1]) and _is_linear(model, head),
+    'model',
+    'one whose head is a single dense layer without an activation (give '
+    '`head_layers` the last layer, and a loss of logits)',
+    f'{model.name!r} with the head {", ".join(model.head_layers)}',
   )
+  return head
 
 
 def _is_linear(model, head):
@@ -307,9 +299,8 @@ def projected(
 
   def body(weights, x, mode=split_model.INFERENCE):
     features, statistics = model.body(weights, x, mode)
-    return tf.matmul(features, weights[names[0]]) + weights[
-      names[1]
-    ], statistics
+    kernel, bias = (weights[name] for name in names)
+    return tf.matmul(features, kernel) + bias, statistics
 
   def new_head(weights, features, mode=split_model.INFERENCE):
     del mode

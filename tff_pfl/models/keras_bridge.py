@@ -33,7 +33,6 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import (
-  keras_elements,
   keras_graph,
   keras_losses,
   keras_purity,
@@ -42,18 +41,17 @@ from tff_pfl.models import (
 
 keras = tf.keras
 
-_CONVOLUTIONS = (
-  keras.layers.Conv1D,
-  keras.layers.Conv2D,
-  keras.layers.Conv3D,
-  keras.layers.DepthwiseConv1D,
-  keras.layers.DepthwiseConv2D,
-  keras.layers.SeparableConv1D,
-  keras.layers.SeparableConv2D,
+# How the names of operations begin that 'auto' does not compile: convolutions,
+# which XLA makes many times slower in loops on a CPU; rotations and shifts of
+# images, which it does not know; and draws, of flips and contrasts, that it
+# makes other numbers.
+_NOT_FOR_XLA = (
+  'Conv2D',
+  'Conv3D',
+  'DepthwiseConv2d',
+  'ImageProjectiveTransform',
+  'StatelessRandomUniformV2',
 )
-# Rotations and shifts of images, which XLA does not know, and draws that are
-# other numbers with XLA, of flips and contrasts.
-_NOT_FOR_XLA = ('ImageProjectiveTransformV3', 'StatelessRandomUniformV2')
 
 
 def from_keras(
@@ -97,7 +95,10 @@ def from_keras(
       Keras's own is: less of what is a loss, too, else more.
     class_weight: Class to the factor of the loss of its examples, in training
       as in scores, of all methods; 1 for classes that are not named.
-    jit_compile: See `SplitModel.jit_compile`.
+    jit_compile: Whether client training is compiled by XLA: True, False or
+      'auto', which is False for models with convolutions and else leaves out
+      phases that train many weights, which are faster in place
+      (`client/in_place.py`). Evaluation is never compiled.
     output: Which of several outputs to train, by its name in
       `model.output_names`; layers that only others need are left out. To train
       several, concatenate them and give a loss that takes them apart.
@@ -111,6 +112,7 @@ def from_keras(
   for name, value in (('head_layers', head_layers), ('metrics', metrics)):
     if isinstance(value, str):
       raise TypeError(errors.message(name, 'a list', value))
+  errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
   model = keras_graph.with_output(keras_graph.graph_of(model), output)
   nodes = keras_graph.graph_nodes(model)
   keras_purity.check_layers(model, nodes)
@@ -118,22 +120,10 @@ def from_keras(
   head_nodes = keras_graph.head_nodes(model, nodes, tuple(head_layers))
   body_model, head_model = keras_graph.cut_at_head(model, head_nodes)
   head_names = {node.layer.name for node in head_nodes}
-  metrics = tuple(metrics)
-  kind, gives_logits, loss_fn = keras_losses.resolve_loss(
-    loss, model, label_spec, metrics
-  )
-  metrics, primary_metric = keras_losses.resolve_metrics(
-    metrics, kind, gives_logits, higher_is_better
+  label_spec, of_outputs = keras_losses.resolve(
+    model, loss, tuple(metrics), label_spec, higher_is_better, class_weight
   )
   pure = keras_purity.PureCalls(model, variables)
-  output_shape = model.output_shape[1:]
-  if label_spec is None:
-    label_spec = keras_losses.default_label_spec(kind, output_shape)
-  classifier = keras_losses.classifier_of(
-    kind, gives_logits, output_shape, label_spec.dtype
-  )
-  if class_weight is not None:
-    loss_fn = keras_losses.class_weighted(loss_fn, class_weight, classifier)
   result = split_model.SplitModel(
     name=model.name,
     initial_weights=collections.OrderedDict(
@@ -148,22 +138,17 @@ def from_keras(
     ),
     body=pure.bind(body_model),
     head=_in_float32(pure.bind(head_model)),
-    loss=keras_losses.per_example(loss_fn, kind),
-    metrics=metrics,
-    primary_metric=primary_metric,
-    classifier=classifier,
-    has_convolutions=any(
-      isinstance(layer, _CONVOLUTIONS)
-      for layer in keras_graph.layers_within(model)
-    ),
     jit_compile=jit_compile,
     layer_outputs=keras_purity.layer_outputs(model, nodes, layers, pure),
-    elements=keras_elements.find_elements(nodes, layers, variables),
+    elements=keras_graph.find_elements(nodes, layers, variables),
     regularizers=keras_purity.regularizers(model, variables),
     keras_model=model,
+    **of_outputs,
   )
   operations = keras_purity.check_pure(result, variables)
-  if jit_compile == 'auto' and not operations.isdisjoint(_NOT_FOR_XLA):
+  if jit_compile == 'auto' and any(
+    operation.startswith(_NOT_FOR_XLA) for operation in operations
+  ):
     result = dataclasses.replace(result, jit_compile=False)
   return result
 

@@ -1,4 +1,4 @@
-"""A Keras model's graph of layers: its nodes, its weights, body and head."""
+"""A Keras model's graph: its nodes, weights, hidden elements, body and head."""
 
 from __future__ import annotations
 
@@ -8,51 +8,43 @@ import re
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.models import hidden_elements
 
 keras = tf.keras
 
+# Layers whose outputs are hidden elements; convolutions with channels last.
+_DIVISIBLE = (
+  keras.layers.Dense,
+  keras.layers.Conv1D,
+  keras.layers.Conv2D,
+  keras.layers.Conv3D,
+  keras.layers.LSTM,
+  keras.layers.GRU,
+  keras.layers.SimpleRNN,
+)
+_NORMALIZATIONS = (
+  keras.layers.BatchNormalization,
+  keras.layers.GroupNormalization,
+  keras.layers.LayerNormalization,
+)
+# What leaves each element its place between a layer and its normalization.
+_IN_PLACE = (
+  keras.layers.Activation,
+  keras.layers.Dropout,
+  keras.layers.ELU,
+  keras.layers.LeakyReLU,
+  keras.layers.ReLU,
+)
+
 
 def graph_of(model):
-  """A functional, sequential or subclassed Keras model as a graph of layers."""
+  """A functional, sequential or subclassed Keras model as a graph of layers.
+
+  Of a subclassed model it is that of its `call` on symbolic inputs.
+  """
   errors.expect_type(model, keras.Model, 'model', 'a tf.keras.Model')
   if getattr(model, '_is_graph_network', False):
     return model
-  return _traced(model)
-
-
-def with_output(model, output):
-  """The part of a graph of layers that makes one output, by its name.
-
-  Args:
-    model: The graph.
-    output: One of `model.output_names`; None for the only one.
-  """
-  names = model.output_names
-  if output is None:
-    errors.expect(
-      len(names) == 1,
-      'output',
-      f'one of the outputs of {model.name!r} ({", ".join(names)})',
-      output,
-    )
-  else:
-    errors.expect_one_of('output', output, names)
-    if len(names) > 1:
-      chosen = model.outputs[names.index(output)]
-      model = keras.Model(model.input, chosen, name=model.name)
-  for tensor in model.inputs:
-    errors.expect(
-      all(size is not None for size in tensor.shape[1:]),
-      'model',
-      'a Keras model whose inputs have a fixed shape (pad sequences to one '
-      'length)',
-      f'{tuple(tensor.shape[1:])} in {model.name!r}',
-    )
-  return model
-
-
-def _traced(model):
-  """The graph of a subclassed model, of its `call` on symbolic inputs."""
   spec = None if isinstance(model, keras.Sequential) else model.save_spec()
   if spec is None:
     raise TypeError(
@@ -100,6 +92,37 @@ def _traced(model):
     f'{type(model).__name__} {model.name!r}',
   )
   return graph
+
+
+def with_output(model, output):
+  """The part of a graph of layers that makes one output, by its name.
+
+  Args:
+    model: The graph.
+    output: One of `model.output_names`; None for the only one.
+  """
+  names = model.output_names
+  if output is None:
+    errors.expect(
+      len(names) == 1,
+      'output',
+      f'one of the outputs of {model.name!r} ({", ".join(names)})',
+      output,
+    )
+  else:
+    errors.expect_one_of('output', output, names)
+    if len(names) > 1:
+      chosen = model.outputs[names.index(output)]
+      model = keras.Model(model.input, chosen, name=model.name)
+  for tensor in model.inputs:
+    errors.expect(
+      all(size is not None for size in tensor.shape[1:]),
+      'model',
+      'a Keras model whose inputs have a fixed shape (pad sequences to one '
+      'length)',
+      f'{tuple(tensor.shape[1:])} in {model.name!r}',
+    )
+  return model
 
 
 def input_spec(model):
@@ -205,6 +228,56 @@ def name_weights(model):
       )
     )
   return variables, layers, frozenset(statistics)
+
+
+def find_elements(nodes, layers, variables):
+  """The hidden elements of the layers that have any, by name."""
+  consumers = collections.defaultdict(list)
+  for node in nodes:
+    for tensor in node.keras_inputs:
+      consumers[id(source_node(tensor))].append(node)
+  elements = {}
+  for node in nodes:
+    # Not subclasses: a transposed convolution is one of a convolution.
+    if (
+      type(node.layer) not in _DIVISIBLE
+      or node.layer.name not in layers
+      or getattr(node.layer, 'data_format', None) == 'channels_first'
+    ):
+      continue
+    names = layers[node.layer.name]
+    number = variables[names[0]].shape[-1]
+    if isinstance(node.layer, keras.layers.RNN):
+      number = node.layer.units
+    owned = [*names, *_normalization_weights(node, number, consumers, layers)]
+    elements[node.layer.name] = hidden_elements.HiddenElements(
+      number,
+      {name: variables[name].shape[-1] // number for name in owned},
+      tuple(name for name in names if name.endswith('kernel')),
+    )
+  return {name: elements[name] for name in layers if name in elements}
+
+
+def _normalization_weights(node, number, consumers, layers):
+  """The weights of a normalization right after a node, one for each element."""
+  following = consumers[id(node)]
+  while len(following) == 1:
+    (following,) = following
+    layer = following.layer
+    if isinstance(layer, _NORMALIZATIONS):
+      # One axis or a list of them.
+      axes = tf.nest.flatten(layer.axis)
+      of_elements = axes in ([-1], [len(layer.output_shape) - 1])
+      return [
+        name
+        for name in layers.get(layer.name, ())
+        if of_elements
+        and all(weight.shape == (number,) for weight in layer.weights)
+      ]
+    if not isinstance(layer, _IN_PLACE):
+      break
+    following = consumers[id(following)]
+  return []
 
 
 def head_nodes(model, nodes, head_layers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -34,19 +34,87 @@ _MOVING = (
   keras.layers.Dropout,
 )
 _ACCURACY = ('accuracy', 'acc')
-_ACCURACIES = {
-  'sparse': keras.metrics.sparse_categorical_accuracy,
-  'categorical': keras.metrics.categorical_accuracy,
-}
 
 
-def default_label_spec(kind: str, output_shape: tuple) -> tf.TensorSpec:
-  """The spec of one label where none is given."""
-  is_single = output_shape[-1:] == (1,)
-  return tf.TensorSpec(
-    output_shape[:-1] if kind == 'sparse' or is_single else output_shape,
-    tf.float32 if kind in ('categorical', 'regression') else tf.int32,
+def resolve(
+  model: keras.Model,
+  loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
+  metrics: Iterable[Any],
+  label_spec: Optional[tf.TensorSpec],
+  higher_is_better: Optional[bool],
+  class_weight: Optional[Mapping[int, float]],
+) -> tuple[tf.TensorSpec, Mapping[str, Any]]:
+  """What a loss and metrics make of a model's outputs.
+
+  Args:
+    model: The graph of layers; for the others see `keras_bridge.from_keras`.
+
+  Returns:
+    The spec of one label, and the fields `loss`, `metrics`, `primary_metric`
+    and `classifier` of the `SplitModel`.
+  """
+  shape = model.output_shape[1:]
+  name, function = _loss_function(loss)
+  gives_logits = not _gives_probabilities(model)
+  if isinstance(loss, keras.losses.Loss):
+    gives_logits = loss.get_config().get('from_logits', gives_logits)
+  kind = _loss_kind(name)
+  if kind == 'regression' and not _is_of_keras(function):
+    classifies = any(isinstance(m, str) and m in _ACCURACY for m in metrics)
+    kind = _kind_of_own_loss(function, shape, label_spec, classifies)
+  if label_spec is None:
+    is_scalar = kind == 'sparse' or shape[-1:] == (1,)
+    label_spec = tf.TensorSpec(
+      shape[:-1] if is_scalar else shape,
+      tf.float32 if kind in ('categorical', 'regression') else tf.int32,
+    )
+  classifier = _classifier(kind, gives_logits, shape, label_spec.dtype)
+  function = _of_outputs(function, gives_logits)
+  if class_weight is not None:
+    function = _class_weighted(function, class_weight, classifier)
+
+  resolved = collections.OrderedDict()
+  primary = split_model.LOSS
+  for metric in metrics:
+    name, of_metric = _metric_function(metric, kind, gives_logits)
+    errors.expect(
+      name not in (*resolved, 'loss', 'examples'),
+      'metrics',
+      'distinct names other than loss',
+      name,
+    )
+    if not resolved:
+      primary = split_model.PrimaryMetric(
+        name, _is_higher_better(name, of_metric, higher_is_better)
+      )
+    resolved[name] = _per_example(_of_outputs(of_metric, gives_logits), kind)
+  return label_spec, {
+    'loss': _per_example(function, kind),
+    'metrics': resolved,
+    'primary_metric': primary,
+    'classifier': classifier,
+  }
+
+
+def _loss_function(loss):
+  """The name of a loss and its function."""
+  if isinstance(loss, str):
+    try:
+      function = keras.losses.get(loss)
+    except ValueError as e:
+      raise ValueError(
+        errors.message('loss', 'the name of a Keras loss', loss)
+      ) from e
+    return getattr(function, '__name__', loss), function
+  if isinstance(loss, keras.losses.Loss):
+    return type(loss).__name__, loss.call
+  errors.expect_type(
+    loss,
+    Callable,
+    'loss',
+    'a Keras loss name, a Keras loss object or a function',
   )
+  return getattr(loss, '__name__', ''), loss
 
 
 def _loss_kind(name):
@@ -114,44 +182,6 @@ def _gives_probabilities(model):
   )
 
 
-def resolve_loss(loss, model, label_spec, metrics):
-  """Returns the kind, whether outputs are logits, and the loss function.
-
-  Args:
-    label_spec: See `keras_bridge.from_keras`, as for `metrics`. The two tell
-      the kind of a loss that is not one of Keras's.
-  """
-  gives_logits = not _gives_probabilities(model)
-  if isinstance(loss, str):
-    try:
-      function = keras.losses.get(loss)
-    except ValueError as e:
-      raise ValueError(
-        errors.message('loss', 'the name of a Keras loss', loss)
-      ) from e
-    name = getattr(function, '__name__', loss)
-  elif isinstance(loss, keras.losses.Loss):
-    gives_logits = loss.get_config().get('from_logits', gives_logits)
-    name, function = type(loss).__name__, loss.call
-  elif callable(loss):
-    name, function = getattr(loss, '__name__', ''), loss
-  else:
-    raise TypeError(
-      errors.message(
-        'loss', 'a Keras loss name, a Keras loss object or a function', loss
-      )
-    )
-  kind = _loss_kind(name)
-  if kind == 'regression' and not _is_of_keras(function):
-    kind = _kind_of_own_loss(
-      function,
-      model.output_shape[1:],
-      label_spec,
-      any(isinstance(m, str) and m in _ACCURACY for m in metrics),
-    )
-  return kind, gives_logits, _of_outputs(function, gives_logits)
-
-
 def _is_of_keras(function, module=''):
   """Whether a function is one of those of Keras, or of a module of it."""
   # Of a Keras metric with arguments, the function.
@@ -166,9 +196,7 @@ def _of_outputs(function, gives_logits):
   return function
 
 
-def classifier_of(
-  kind: str, gives_logits: bool, output_shape: tuple, label_dtype: tf.DType
-) -> Optional[split_model.Classifier]:
+def _classifier(kind, gives_logits, output_shape, label_dtype):
   """What the outputs mean; None if they are not scores of classes.
 
   Of several outputs for two classes, those for numbers as labels (such as an
@@ -211,22 +239,8 @@ def _log(probabilities):
   return tf.math.log(tf.maximum(probabilities, 1e-30))
 
 
-def class_weighted(
-  function: Callable[..., tf.Tensor],
-  class_weight: Mapping[int, float],
-  classifier: Optional[split_model.Classifier],
-) -> Callable[..., tf.Tensor]:
-  """A loss function times the weight of the label's class.
-
-  Args:
-    function: As `resolve_loss` returns it.
-    class_weight: See `keras_bridge.from_keras`.
-    classifier: See `classifier_of`.
-
-  Raises:
-    ValueError: If a class or a weight is out of its range, or there are no
-      classes.
-  """
+def _class_weighted(function, class_weight, classifier):
+  """A loss function times the weight of the label's class."""
   errors.expect(
     classifier is not None,
     'class_weight',
@@ -249,50 +263,35 @@ def class_weighted(
   return call
 
 
-def resolve_metrics(
-  metrics: Iterable[Any],
-  kind: str,
-  gives_logits: bool,
-  higher_is_better: Optional[bool],
-) -> tuple[Mapping[str, Callable[..., tf.Tensor]], split_model.PrimaryMetric]:
-  """Metric name to `(y, outputs) -> [batch]`, and the primary metric.
-
-  Args:
-    higher_is_better: Whether this holds for the first metric; None if Keras
-      knows, as it does of its own.
-  """
-  resolved = collections.OrderedDict()
-  primary = split_model.LOSS
-  for metric in metrics:
-    name, function = _resolve_metric(metric, kind, gives_logits)
-    if name in resolved or name in ('loss', 'examples'):
-      raise ValueError(
-        errors.message('metrics', 'distinct names other than loss', name)
-      )
-    if not resolved:
-      primary = split_model.PrimaryMetric(
-        name, _is_higher_better(name, function, higher_is_better)
-      )
-    resolved[name] = per_example(_of_outputs(function, gives_logits), kind)
-  return resolved, primary
-
-
-def _resolve_metric(metric, kind, gives_logits):
+def _metric_function(metric, kind, gives_logits):
   """The name of a metric and its function."""
-  name, function = getattr(metric, '__name__', None), metric
+  if isinstance(metric, str) and metric in _ACCURACY:
+    return 'accuracy', _accuracy(metric, kind, gives_logits)
+  name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
+  function = metric
   if isinstance(metric, str):
-    if metric in _ACCURACY:
-      return 'accuracy', _accuracy(metric, kind, gives_logits)
-    name, function = metric, _keras_metric(metric)
-  if isinstance(function, keras.metrics.Metric):
-    name = name or function.name
-    function = _mean_metric_function(function)
-  if not callable(function):
-    raise TypeError(
-      errors.message(
-        'metrics', 'Keras metric names, metric objects or functions', metric
-      )
+    try:
+      name, function = metric, keras.metrics.get(metric)
+    except ValueError:
+      function = None
+    errors.expect(
+      callable(function), 'metrics', 'names of Keras metrics', metric
     )
+  errors.expect_type(
+    function,
+    Callable,
+    'metrics',
+    'Keras metric names, metric objects or functions',
+  )
+  if isinstance(function, keras.metrics.Metric):
+    errors.expect(
+      isinstance(function, keras.metrics.MeanMetricWrapper),
+      'metrics',
+      'metrics that are means over examples (such as '
+      'SparseCategoricalAccuracy or MeanAbsoluteError)',
+      f'{type(function).__name__} {function.name!r}',
+    )
+    function = functools.partial(function._fn, **function._fn_kwargs)  # pylint: disable=protected-access
   return name or type(metric).__name__, function
 
 
@@ -311,46 +310,23 @@ def _is_higher_better(name, function, given):
 
 def _accuracy(metric, kind, gives_logits):
   """The accuracy that fits the loss."""
-  if kind == 'regression':
-    raise ValueError(
-      errors.message(
-        'metrics',
-        "metrics that fit the loss ('accuracy' needs a classification loss; "
-        "try 'mae')",
-        metric,
-      )
-    )
-  if kind == 'binary':
-    return functools.partial(
-      keras.metrics.binary_accuracy, threshold=0.0 if gives_logits else 0.5
-    )
-  return _ACCURACIES[kind]
+  errors.expect(
+    kind != 'regression',
+    'metrics',
+    "metrics that fit the loss ('accuracy' needs a classification loss; "
+    "try 'mae')",
+    metric,
+  )
+  if kind == 'sparse':
+    return keras.metrics.sparse_categorical_accuracy
+  if kind == 'categorical':
+    return keras.metrics.categorical_accuracy
+  return functools.partial(
+    keras.metrics.binary_accuracy, threshold=0.0 if gives_logits else 0.5
+  )
 
 
-def _keras_metric(name):
-  try:
-    function = keras.metrics.get(name)
-  except ValueError:
-    function = None
-  if not callable(function):
-    raise ValueError(errors.message('metrics', 'names of Keras metrics', name))
-  return function
-
-
-def _mean_metric_function(metric):
-  if not isinstance(metric, keras.metrics.MeanMetricWrapper):
-    raise ValueError(
-      errors.message(
-        'metrics',
-        'metrics that are means over examples (such as '
-        'SparseCategoricalAccuracy or MeanAbsoluteError)',
-        f'{type(metric).__name__} {metric.name!r}',
-      )
-    )
-  return functools.partial(metric._fn, **metric._fn_kwargs)  # pylint: disable=protected-access
-
-
-def per_example(function, kind):
+def _per_example(function, kind):
   """A value for each example: averages over all but the batch dimension."""
 
   def call(y_true, y_pred):

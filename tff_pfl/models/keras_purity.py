@@ -21,7 +21,7 @@ from tff_pfl.models import keras_graph, randomness, split_model
 
 keras = tf.keras
 
-_BATCH_NORMALIZATION = (keras.layers.BatchNormalization,)
+_BATCH_NORMALIZATION = keras.layers.BatchNormalization
 _DROPOUT = (
   keras.layers.Dropout,
   keras.layers.SpatialDropout1D,
@@ -341,15 +341,14 @@ def check_pure(model, variables):
     model.element_spec['x'],
   )
   y_spec = model.element_spec['y']
+  specs = {
+    name: tf.TensorSpec(value.shape, value.dtype)
+    for name, value in model.initial_weights.items()
+  }
   body, head = (
-    {
-      name: tf.TensorSpec(value.shape, value.dtype)
-      for name, value in model.initial_weights.items()
-      if name in model.weight_names(layers)
-    }
+    split_model.select(specs, model.weight_names(layers))
     for layers in (model.body_layers, model.head_layers)
   )
-
   doing = 'run'
 
   @tf.function(autograph=False)

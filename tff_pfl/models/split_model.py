@@ -130,12 +130,8 @@ class SplitModel:
     primary_metric: Which of them, or the loss, models are compared by.
     classifier: What the outputs mean where they are scores of classes; None for
       regression.
-    has_convolutions: Whether there are convolution layers.
     jit_compile: Whether client training is compiled by XLA: True, False or
-      'auto', which is True for models without convolutions but for phases that
-      train many weights, which are faster in place (`client/in_place.py`). (In
-      loops on a CPU, XLA's convolutions are many times slower than
-      TensorFlow's kernels.) Evaluation never is.
+      'auto' for all phases but those that are faster in place.
     layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
       `layers`, in that order, to its output in inference mode: a tensor or,
       where the layer gives several, a structure of tensors. A layer's own
@@ -164,7 +160,6 @@ class SplitModel:
   metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
   primary_metric: PrimaryMetric = LOSS
   classifier: Optional[Classifier] = None
-  has_convolutions: bool = False
   jit_compile: Union[bool, str] = 'auto'
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
   domains: Optional[domains_lib.Domains] = None
@@ -176,20 +171,9 @@ class SplitModel:
   )
   keras_model: Optional[tf.keras.Model] = None
 
-  def __post_init__(self):
-    """Raises `ValueError` if `jit_compile` is none of its values."""
-    errors.expect(
-      self.jit_compile in (True, False, 'auto'),
-      'jit_compile',
-      "True, False or 'auto'",
-      self.jit_compile,
-    )
-
   @property
   def uses_xla(self) -> bool:
-    """Whether client training is compiled, with 'auto' resolved."""
-    if self.jit_compile == 'auto':
-      return not self.has_convolutions
+    """Whether phases that are not in place are compiled."""
     return bool(self.jit_compile)
 
   @property

@@ -29,9 +29,9 @@ def linear(
   seed: int = 0,
 ) -> split_model.SplitModel:
   """A linear model; its only layer is the head (there is no body)."""
-  return zoo_layers.sequential(
-    'linear', [], element_spec, num_classes, zoo_layers.Seeds(seed)
-  )
+  seeds = zoo_layers.Seeds(seed)
+  flat = zoo_layers.dense((), None, seeds)
+  return zoo_layers.build('linear', [flat], element_spec, num_classes, seeds)
 
 
 def mlp(
@@ -51,24 +51,16 @@ def mlp(
     initialization: 'glorot', or 'fan_in' for weights and biases uniform on plus
       or minus the inverse root of the number of inputs, as PyTorch has them.
   """
-  zoo_layers.check_widths(widths)
   try:
     keras.activations.get(activation)
   except (ValueError, TypeError) as e:
     raise ValueError(
       errors.message('activation', 'the name of a Keras activation', activation)
     ) from e
-  errors.expect(
-    initialization in ('glorot', 'fan_in'),
-    'initialization',
-    'glorot or fan_in',
-    initialization,
-  )
+  errors.expect_one_of('initialization', initialization, ('glorot', 'fan_in'))
   seeds = zoo_layers.Seeds(seed)
-  hidden = zoo_layers.hidden_layers(widths, activation, seeds)
-  model = zoo_layers.sequential(
-    'mlp', [keras.layers.Flatten(), *hidden], element_spec, num_classes, seeds
-  )
+  hidden = zoo_layers.dense(widths, activation, seeds)
+  model = zoo_layers.build('mlp', [hidden], element_spec, num_classes, seeds)
   if initialization == 'fan_in':
     model = zoo_layers.initialized_by_fan_in(model, seed)
   return model
@@ -106,41 +98,33 @@ def cnn(
     Collins et al.: Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021, section 5, and the authors' implementation.
   """
-  zoo_layers.check_images(element_spec, 'cnn')
-  shape = tuple(element_spec['x'].shape)
   if isinstance(filters, int):
     filters = (filters, filters)
   errors.expect(
     len(filters) == 2, 'filters', 'one integer or two', tuple(filters)
   )
-  zoo_layers.check_widths((*filters, *widths))
-  zoo_layers.check_normalization(normalization, groups)
+  for channels in filters:
+    errors.expect_int('filters', channels, 1)
   seeds = zoo_layers.Seeds(seed)
-  padding = 'valid' if min(shape[:2]) >= 16 else 'same'
-  is_plain = normalization == 'none'
-  layers = [zoo_layers.with_channels]
-  for i, channels in enumerate(filters):
-    layers += [
-      keras.layers.Conv2D(
+  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
+  is_small = min(element_spec['x'].shape[:2]) < 16
+
+  def convolutions(x):
+    for channels in filters:
+      x = blocks.add(
+        x,
         channels,
-        5,
-        padding=padding,
-        activation='relu' if is_plain else None,
-        use_bias=is_plain,
-        kernel_initializer=seeds(),
-        name=f'conv_{i + 1}',
-      ),
-      *zoo_layers.normalizations(
-        normalization, groups, channels, f'norm_{i + 1}'
-      ),
-      *([] if is_plain else [keras.layers.ReLU()]),
-      keras.layers.MaxPooling2D(2),
-    ]
-  layers += [
-    keras.layers.Flatten(),
-    *zoo_layers.hidden_layers(widths, 'relu', seeds, dropout),
-  ]
-  return zoo_layers.sequential('cnn', layers, element_spec, num_classes, seeds)
+        kernel=5,
+        padding='same' if is_small else 'valid',
+        initializer=keras.initializers.GlorotUniform,
+      )
+      x = keras.layers.MaxPooling2D(2)(x)
+    return x
+
+  hidden = zoo_layers.dense(widths, 'relu', seeds, dropout)
+  return zoo_layers.build(
+    'cnn', [convolutions, hidden], element_spec, num_classes, seeds
+  )
 
 
 def resnet_18(
@@ -169,14 +153,12 @@ def resnet_18(
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
   """
-  zoo_layers.check_images(element_spec, 'resnet_18')
-  blocks = zoo_layers.Convolutions(
-    zoo_layers.Seeds(seed), normalization, groups
-  )
-  zoo_layers.check_widths((base_filters,))
+  errors.expect_int('base_filters', base_filters, 1)
+  seeds = zoo_layers.Seeds(seed)
+  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
 
   def network(x):
-    x = blocks.add(zoo_layers.with_channels(x), base_filters)
+    x = blocks.add(x, base_filters)
     for stage in range(4):
       filters = base_filters * 2**stage
       for strides in (2 if stage else 1, 1):
@@ -190,8 +172,8 @@ def resnet_18(
         x = keras.layers.ReLU()(keras.layers.Add()([before, x]))
     return keras.layers.GlobalAveragePooling2D()(x)
 
-  return zoo_layers.functional(
-    'resnet_18', network, element_spec, num_classes, blocks.seeds
+  return zoo_layers.build(
+    'resnet_18', [network], element_spec, num_classes, seeds
   )
 
 
@@ -227,27 +209,20 @@ def vgg_16(
     Recognition, ICLR 2015, configuration D, with smaller dense layers for 32x32
     images.
   """
-  zoo_layers.check_images(element_spec, 'vgg_16')
-  zoo_layers.check_widths((base_filters, *widths))
-  blocks = zoo_layers.Convolutions(
-    zoo_layers.Seeds(seed), normalization, groups
-  )
+  errors.expect_int('base_filters', base_filters, 1)
+  seeds = zoo_layers.Seeds(seed)
+  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
 
-  def network(x):
-    x = zoo_layers.with_channels(x)
+  def convolutions(x):
     for factor, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
       for _ in range(count):
         x = blocks.add(x, factor * base_filters)
       x = keras.layers.MaxPooling2D(2, padding='same')(x)
-    x = keras.layers.Flatten()(x)
-    for layer in zoo_layers.hidden_layers(
-      widths, 'relu', blocks.seeds, dropout
-    ):
-      x = layer(x)
     return x
 
-  return zoo_layers.functional(
-    'vgg_16', network, element_spec, num_classes, blocks.seeds
+  hidden = zoo_layers.dense(widths, 'relu', seeds, dropout)
+  return zoo_layers.build(
+    'vgg_16', [convolutions, hidden], element_spec, num_classes, seeds
   )
 
 
@@ -275,18 +250,14 @@ def text_mlp(
     dropout: Fraction of the last hidden layer's outputs that training drops, in
       [0, 1); 0 switches it off.
   """
-  zoo_layers.check_text(element_spec, 'text_mlp')
-  zoo_layers.check_widths((vocabulary_size, embedding_size, *widths))
   seeds = zoo_layers.Seeds(seed)
   layers = [
-    zoo_layers.embedding(vocabulary_size, embedding_size, seeds),
+    zoo_layers.embedding(element_spec, vocabulary_size, embedding_size, seeds),
     zoo_layers.MeanOfWords(name='mean'),
     keras.layers.LayerNormalization(name='normalization'),
-    *zoo_layers.hidden_layers(widths, 'relu', seeds, dropout),
+    zoo_layers.dense(widths, 'relu', seeds, dropout),
   ]
-  return zoo_layers.sequential(
-    'text_mlp', layers, element_spec, num_classes, seeds
-  )
+  return zoo_layers.build('text_mlp', layers, element_spec, num_classes, seeds)
 
 
 def text_lstm(
@@ -324,7 +295,6 @@ def text_lstm(
     Collins et al.: Exploiting Shared Representations for Personalized Federated
     Learning, ICML 2021, appendix A.
   """
-  zoo_layers.check_text(element_spec, 'text_lstm')
   if vocabulary_size is None:
     errors.expect(
       num_classes is not None and num_classes > 2,
@@ -335,9 +305,11 @@ def text_lstm(
     )
     vocabulary_size = num_classes
   errors.expect_int('num_layers', num_layers, 1)
-  zoo_layers.check_widths((vocabulary_size, embedding_size, units, *widths))
+  errors.expect_int('units', units, 1)
   seeds = zoo_layers.Seeds(seed)
-  layers = [zoo_layers.embedding(vocabulary_size, embedding_size, seeds)]
+  layers = [
+    zoo_layers.embedding(element_spec, vocabulary_size, embedding_size, seeds)
+  ]
   layers += [
     keras.layers.LSTM(
       units,
@@ -348,20 +320,13 @@ def text_lstm(
     )
     for i in range(num_layers)
   ]
-  layers += zoo_layers.hidden_layers(widths, 'relu', seeds, dropout)
-  return zoo_layers.sequential(
-    'text_lstm', layers, element_spec, num_classes, seeds
-  )
+  layers.append(zoo_layers.dense(widths, 'relu', seeds, dropout))
+  return zoo_layers.build('text_lstm', layers, element_spec, num_classes, seeds)
 
 
 MODELS: Mapping[str, Callable[..., split_model.SplitModel]] = {
-  'linear': linear,
-  'mlp': mlp,
-  'cnn': cnn,
-  'resnet_18': resnet_18,
-  'vgg_16': vgg_16,
-  'text_mlp': text_mlp,
-  'text_lstm': text_lstm,
+  model.__name__: model
+  for model in (linear, mlp, cnn, resnet_18, vgg_16, text_mlp, text_lstm)
 }
 
 

@@ -28,63 +28,63 @@ class Seeds:
     return initializer(seed=(self._next + 2**63) % 2**64 - 2**63)
 
 
-def with_channels(images):
-  """Images `[height, width]` as such with one channel."""
-  if len(images.shape) == 4:
-    return images
-  return keras.layers.Reshape((*images.shape[1:], 1))(images)
-
-
-def check_normalization(normalization, groups):
-  """Raises `ValueError` if one of them is none that there is."""
-  errors.expect_one_of(
-    'normalization', normalization, ('group', 'batch', 'none')
-  )
-  errors.expect_int('groups', groups, 1)
-
-
-def normalizations(normalization, groups, filters, name):
-  """The layer that normalizes the channels of a convolution, if any."""
-  if normalization == 'group':
-    number = math.gcd(groups, filters)
-    return [keras.layers.GroupNormalization(number, name=name)]
-  if normalization == 'batch':
-    # Keras's own momentum of 0.99 forgets the initial statistics too slowly for
-    # clients that make few steps; PyTorch's is this one.
-    return [keras.layers.BatchNormalization(momentum=0.9, name=name)]
-  return []
-
-
 class Convolutions:
   """Convolutions with their normalizations, numbered in the order of making."""
 
-  def __init__(self, seeds, normalization, groups):
-    check_normalization(normalization, groups)
-    self.seeds = seeds
+  def __init__(self, element_spec, seeds, normalization, groups):
+    shape = tuple(element_spec['x'].shape)
+    errors.expect(
+      len(shape) in (2, 3) and min(shape[:2]) >= 4,
+      'element_spec',
+      'images of at least 4x4 pixels for a model with convolutions',
+      shape,
+    )
+    errors.expect_one_of(
+      'normalization', normalization, ('group', 'batch', 'none')
+    )
+    errors.expect_int('groups', groups, 1)
+    self._seeds = seeds
     self._normalization = normalization
     self._groups = groups
     self._counts = collections.Counter()
 
   def add(
-    self, x, filters, strides=1, kernel=3, activation='relu', kind='conv'
+    self,
+    x,
+    filters,
+    strides=1,
+    kernel=3,
+    padding='same',
+    activation='relu',
+    kind='conv',
+    initializer=keras.initializers.HeNormal,
   ):
     """The outputs of another convolution, normalized and activated."""
+    if len(x.shape) == 3:
+      x = keras.layers.Reshape((*x.shape[1:], 1))(x)
     self._counts[kind] += 1
     suffix = f'_{self._counts[kind]}'
+    is_plain = self._normalization == 'none'
     x = keras.layers.Conv2D(
       filters,
       kernel,
       strides,
-      padding='same',
-      use_bias=self._normalization == 'none',
-      kernel_initializer=self.seeds(keras.initializers.HeNormal),
+      padding,
+      activation=activation if is_plain else None,
+      use_bias=is_plain,
+      kernel_initializer=self._seeds(initializer),
       name=kind + suffix,
     )(x)
+    if is_plain:
+      return x
     name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
-    for layer in normalizations(
-      self._normalization, self._groups, filters, name
-    ):
-      x = layer(x)
+    if self._normalization == 'group':
+      number = math.gcd(self._groups, filters)
+      x = keras.layers.GroupNormalization(number, name=name)(x)
+    else:
+      # Keras's own momentum of 0.99 forgets the initial statistics too slowly
+      # for clients that make few steps; PyTorch's is this one.
+      x = keras.layers.BatchNormalization(momentum=0.9, name=name)(x)
     return keras.layers.Activation(activation)(x) if activation else x
 
 
@@ -107,30 +107,17 @@ class MeanOfWords(keras.layers.Layer):
     del inputs, mask
 
 
-def check_images(element_spec, model):
-  """Raises `ValueError` unless examples are images."""
-  shape = tuple(element_spec['x'].shape)
-  errors.expect(
-    len(shape) in (2, 3) and min(shape[:2]) >= 4,
-    'element_spec',
-    f'images of at least 4x4 pixels for model {model}',
-    shape,
-  )
-
-
-def check_text(element_spec, model):
-  """Raises `ValueError` unless examples are sequences of integers."""
+def embedding(element_spec, vocabulary_size, embedding_size, seeds):
+  """Vectors for integers, of which 0 is masked as padding."""
   x = element_spec['x']
   errors.expect(
     x.shape.rank == 1 and x.dtype.is_integer,
     'element_spec',
-    f'sequences of integers for model {model}',
+    'sequences of integers for a model of text',
     x,
   )
-
-
-def embedding(vocabulary_size, embedding_size, seeds):
-  """Vectors for integers, of which 0 is masked as padding."""
+  errors.expect_int('vocabulary_size', vocabulary_size, 1)
+  errors.expect_int('embedding_size', embedding_size, 1)
   return keras.layers.Embedding(
     vocabulary_size,
     embedding_size,
@@ -140,16 +127,22 @@ def embedding(vocabulary_size, embedding_size, seeds):
   )
 
 
-def hidden_layers(widths, activation, seeds, dropout=0.0):
-  """Dense layers `dense_1` and so on; after them dropout, if any."""
+def dense(widths, activation, seeds, dropout=0.0):
+  """A function of inputs, flat: layers `dense_1` and so on, and dropout."""
+  for width in widths:
+    errors.expect_int('widths', width, 1)
   errors.expect_share('dropout', dropout, '[0, 1)')
-  dense = [
-    keras.layers.Dense(
-      width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
-    )
-    for i, width in enumerate(widths)
-  ]
-  return [*dense, keras.layers.Dropout(dropout)] if dropout else dense
+
+  def network(x):
+    if len(x.shape) > 2:
+      x = keras.layers.Flatten()(x)
+    for i, width in enumerate(widths):
+      x = keras.layers.Dense(
+        width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
+      )(x)
+    return keras.layers.Dropout(dropout)(x) if dropout else x
+
+  return network
 
 
 def initialized_by_fan_in(model, seed):
@@ -166,32 +159,8 @@ def initialized_by_fan_in(model, seed):
   return dataclasses.replace(model, initial_weights=weights)
 
 
-def check_widths(widths):
-  """Raises `ValueError` unless all sizes are positive integers."""
-  for width in widths:
-    errors.expect(
-      isinstance(width, int) and width > 0,
-      'widths',
-      'positive integers',
-      tuple(widths),
-    )
-
-
-def sequential(name, layers, element_spec, num_classes, seeds):
-  """A model of these layers and the head."""
-
-  def network(x):
-    if not layers and len(x.shape) != 2:
-      x = keras.layers.Flatten()(x)
-    for layer in layers:
-      x = layer(x)
-    return x
-
-  return functional(name, network, element_spec, num_classes, seeds)
-
-
-def functional(name, network, element_spec, num_classes, seeds):
-  """A model of `network`, applied to the inputs, and a head."""
+def build(name, layers, element_spec, num_classes, seeds):
+  """A model of layers, or functions, one after the other, and a head."""
   x, y = element_spec['x'], element_spec['y']
   errors.expect(
     num_classes is None or num_classes >= 2,
@@ -200,7 +169,9 @@ def functional(name, network, element_spec, num_classes, seeds):
     num_classes,
   )
   inputs = keras.layers.Input(x.shape, dtype=x.dtype)
-  features = network(inputs)
+  features = inputs
+  for layer in layers:
+    features = layer(features)
   outputs, loss = num_classes, 'sparse_categorical_crossentropy'
   if num_classes is None:
     outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
