@@ -6,16 +6,6 @@
   with.
 * `feddar_digits` (table 5): the same of three methods on the digits of those of
   its five data sets that are at hand.
-* `feddar_k` (figure 2): scores by domain against the dimension of the
-  representation.
-* `feddar_ablation` (table 2): re-weighting, multi-head, domain as input,
-  alternating training, projection and aggregation, one after another;
-  `feddar_ablation_small_alpha` with clients of almost one domain each.
-
-The last three have few examples (60 a client) and domains of unequal size (the
-largest has 40% of them, the smallest 5%), as it is there that components
-matter: with 250 a client and equal domains, a head for each domain is worth 21
-points and all else less than one.
 
 The data are by default the relabeled digits, which are bundled, and in which
 the labels' distribution given the image is the domain's, as the paper's problem
@@ -35,14 +25,11 @@ rate of training, as the paper does with Adam (appendix B.3.3; it found more to
 be worse), and with training's batches and momentum. "FedAvg + separate FT" has
 no rounds of its own: half of them all are FedAvg's, in the other half each
 domain's model goes on by FedAvg on the domain's data. The paper does not say
-how many it has. "Domain as input" with alternating training is left out: the
-paper says that the two do not fit, and no method of this library trains one
-global head in turn with the body.
+how many it has.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
-  Learning, ICLR 2023, sections 5.2 and 5.3, tables 1 to 3 and 5,
-  figure 2.
+  Learning, ICLR 2023, section 5.2, tables 1, 3 and 5.
 """
 
 from __future__ import annotations
@@ -59,7 +46,7 @@ from tff_pfl import errors
 from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.templates import personalization
 
-_SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
+SA, WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
 _MULTI_HEAD = 'FedAvg + multi-head'
 _TABLE_5 = (_FED_AVG, _MULTI_HEAD)
@@ -68,9 +55,8 @@ _ALMOST_ONE_DOMAIN = 'alpha=0.1'
 _NEVER = {'last': None, 'last_10_mean': None}
 # Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
-_FAST_METHODS = (_FED_AVG, _WA, _SA)
-_WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
-_NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'
+_FAST_METHODS = (_FED_AVG, WA, SA)
+WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +66,7 @@ class Sizes:
   Attributes:
     partitions: How the data are divided, by what the results call it, from the
       most heterogeneous on.
-    one_partition: The one of figure 2 and table 2.
+    one_partition: The one of `fed_dar_components`.
     dataset_arguments: Arguments that the data set takes.
     projection_dim: Features of FedDAR-SA's projection; None for no projection.
     dimensions: Dimensions of the representation that `feddar_k` compares.
@@ -150,9 +136,6 @@ FULL = {
     ),
   )
 }
-_SMALL_ALPHA = Sizes(
-  one_partition='domain_mixture:0.1:60:0.4/0.25/0.2/0.1/0.05'
-)
 FAST = Sizes(
   partitions={'alpha=0.5': 'domain_mixture:0.5:250'},
   projection_dim=8,
@@ -167,8 +150,8 @@ def fed_dar(sizes: Sizes) -> Sequence[laboratory.Method]:
   """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    laboratory.Method(_WA, 'fed_dar', _WEIGHTED_AVERAGE),
-    laboratory.Method(_SA, 'fed_dar', projection),
+    laboratory.Method(WA, 'fed_dar', WEIGHTED_AVERAGE),
+    laboratory.Method(SA, 'fed_dar', projection),
   ]
 
 
@@ -196,7 +179,7 @@ def baselines(sizes: Sizes) -> Sequence[laboratory.Method]:
   ]
 
 
-def _run(
+def run(
   lab: laboratory.Laboratory,
   compared: Sequence[laboratory.Method],
   partitions: Mapping[str, str],
@@ -266,14 +249,14 @@ def measure_domains(lab: laboratory.Laboratory) -> paper.Rows:
   compared = [*baselines(sizes), *fed_dar(sizes)]
   if lab.settings.fast:
     compared = [m for m in compared if m.name in _FAST_METHODS]
-  yield from _run(lab, compared, sizes.partitions)
+  yield from run(lab, compared, sizes.partitions)
 
 
 def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Tables 1 and 3: of means over the partitions, and the worst for each."""
   source = 'FedDAR, tables 1 and 3'
   names = table.distinct('method')
-  others = [name for name in names if name not in (_SA, _WA)]
+  others = [name for name in names if name not in (SA, WA)]
 
   def score(column, method):
     """By seed and partition."""
@@ -282,7 +265,7 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   def mean(column, method):
     return score(column, method).mean(axis=1)
 
-  for ours in (_SA, _WA):
+  for ours in (SA, WA):
     for other in others:
       yield claims.difference(
         f'{ours} serves the domains better on average than {other}',
@@ -301,7 +284,7 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       )
   harms = "Clients' fine-tuning harms"
   for better, worse, statement, where in (
-    (_SA, _WA, 'FedDAR-SA is better on average than FedDAR-WA', source),
+    (SA, WA, 'FedDAR-SA is better on average than FedDAR-WA', source),
     (_FED_AVG, 'FedAvg + FT', f'{harms} FedAvg', 'FedDAR, table 3'),
     ('FedProx', 'FedProx + FT', f'{harms} FedProx', 'FedDAR, table 3'),
   ):
@@ -313,16 +296,16 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     for partition in table.distinct('partition'):
       here = table.where(partition=partition)
       best = max(
-        (name for name in names if name != _SA),
+        (name for name in names if name != SA),
         key=lambda name: here.values('min', method=name).mean(),
       )
       yield claims.difference(
         f'With {partition} FedDAR-SA serves the worst domain better than the '
         f'best other method, {best}',
         'FedDAR, table 1',
-        here.lead('min', _SA, best),
+        here.lead('min', SA, best),
       )
-    ranges = [np.ptp(score('mean', name), axis=1) for name in (_SA, _FED_AVG)]
+    ranges = [np.ptp(score('mean', name), axis=1) for name in (SA, _FED_AVG)]
     yield claims.difference(
       'How heterogeneous the clients are matters less to FedDAR-SA than to '
       "FedAvg: the difference of the means' ranges over alpha",
@@ -351,7 +334,7 @@ def draw_domains(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
 def measure_digits(lab: laboratory.Laboratory) -> paper.Rows:
   """The scores of table 5's methods."""
   compared = [m for m in baselines(lab.sizes) if m.name in _TABLE_5]
-  yield from _run(lab, [*compared, fed_dar(lab.sizes)[0]], lab.sizes.partitions)
+  yield from run(lab, [*compared, fed_dar(lab.sizes)[0]], lab.sizes.partitions)
 
 
 def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -359,7 +342,7 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   source = 'FedDAR, table 5'
   for partition in sizes.partitions:
     here = table.where(partition=partition)
-    ahead, behind = _WA, _FED_AVG
+    ahead, behind = WA, _FED_AVG
     if partition == _ALMOST_ONE_DOMAIN:
       ahead, behind = behind, ahead
     yield claims.difference(
@@ -373,124 +356,14 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     ):
       yield claims.difference(
         f'With {partition} heads that are trained jointly are worse {what} '
-        f'than {_WA}: the difference',
+        f'than {WA}: the difference',
         source,
-        here.lead(column, _MULTI_HEAD, _WA),
+        here.lead(column, _MULTI_HEAD, WA),
         below=0,
       )
 
 
-def components(sizes: Sizes) -> Sequence[laboratory.Method]:
-  """The rows of table 2, first those without alternating training."""
-  rw = {'reweight_domains': True}
-  projection = {'projection_dim': sizes.projection_dim}
-  wa = _WEIGHTED_AVERAGE
-  jointly = {'alternating': False}
-  own = {
-    'RW, MH, WA': {**jointly, **wa},
-    'RW, MH, Proj, WA': {**jointly, **wa, **projection},
-    'RW, MH, Proj, SA': {**jointly, **projection},
-    'MH, Alter, WA': {**wa, 'reweight_domains': False},
-    'RW, MH, Alter, WA': wa,
-    'RW, MH, Alter, Proj, WA': {**wa, **projection},
-    'RW, MH, Alter, SA': {},
-    _ALL_COMPONENTS: projection,
-  }
-  return [
-    laboratory.Method(_NOTHING, 'fed_avg'),
-    laboratory.Method('RW', 'fed_avg', config=rw),
-    laboratory.Method(
-      'RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}
-    ),
-    *(
-      laboratory.Method(name, 'fed_dar', hparams)
-      for name, hparams in own.items()
-    ),
-  ]
-
-
-def measure_k(lab: laboratory.Laboratory) -> paper.Rows:
-  """FedDAR's scores by aggregation and dimension of the representation."""
-  dimensions = {}
-  for k in lab.sizes.dimensions:
-    own = {'projection_dim': k}
-    for name, hparams in (
-      (_SA, own),
-      (_WA, {**own, **_WEIGHTED_AVERAGE}),
-    ):
-      method = laboratory.Method(f'{name}, k={k}', 'fed_dar', hparams)
-      dimensions[method.name] = method, {'method': name, 'dimension': k}
-  compared = [method for method, _ in dimensions.values()]
-  for row in _run(lab, compared, {'one': lab.sizes.one_partition}):
-    yield {**row, **dimensions[row['method']][1]}
-
-
-def k_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Figure 2, each aggregation with the dimension that is best over seeds."""
-  best = []
-  for method in (_SA, _WA):
-    _, scores = table.curve('mean', 'dimension', method=method)
-    best.append(scores[:, np.argmax(scores.mean(axis=0))])
-  yield claims.difference(
-    'With the best dimension of the representation FedDAR-SA is better than '
-    'FedDAR-WA with its own best',
-    'FedDAR, figure 2',
-    best[0] - best[1],
-  )
-
-
-def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
-  """The scores with components of FedDAR."""
-  compared = components(lab.sizes)
-  if lab.settings.fast:
-    compared = [compared[0], compared[-1]]
-  yield from _run(lab, compared, {'one': lab.sizes.one_partition})
-
-
-def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """What section 5.3 says of table 2."""
-  present = set(table.distinct('method'))
-  full, averaged = _ALL_COMPONENTS, 'RW, MH, Alter, WA'
-  for statement, column, more, less in (
-    ('All components serve the domains better', 'mean', full, _NOTHING),
-    ('All components serve the worst domain better', 'min', full, _NOTHING),
-    ("Re-weighting helps FedAvg's worst domain", 'min', 'RW', _NOTHING),
-    ("It helps FedDAR's worst domain", 'min', averaged, 'MH, Alter, WA'),
-    ('Heads beat the domain as input', 'mean', 'RW, MH, WA', 'RW, DI'),
-    ('Alternating training helps heads', 'mean', averaged, 'RW, MH, WA'),
-    ('Second order and projection beat averages', 'mean', full, averaged),
-    (
-      'With projection second order beats averages',
-      'mean',
-      full,
-      'RW, MH, Alter, Proj, WA',
-    ),
-    ('Projection helps second order', 'mean', full, 'RW, MH, Alter, SA'),
-  ):
-    if {more, less} <= present:
-      yield claims.difference(
-        f'{statement}: ({more}) against ({less})',
-        'FedDAR, table 2',
-        table.lead(column, more, less),
-      )
-  if {'RW', 'RW, MH, WA'} <= present:
-    yield claims.difference(
-      'Heads alone, without alternating training, do not help: what they add '
-      'to re-weighting',
-      'FedDAR, table 2',
-      table.lead('mean', 'RW, MH, WA', 'RW'),
-      below=0.01,
-    )
-
-
 _experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
-_ablation_experiment = functools.partial(
-  _experiment,
-  paper='FedDAR, table 2',
-  measure=measure_ablation,
-  claims=ablation_claims,
-  draw=draw_domains,
-)
 EXPERIMENTS = (
   _experiment(
     name='feddar_domains',
@@ -508,28 +381,5 @@ EXPERIMENTS = (
     claims=digits_claims,
     draw=draw_domains,
     full={'digits5': FULL['digits5']},
-  ),
-  _experiment(
-    name='feddar_k',
-    summary='FedDAR against the dimension of the representation',
-    paper='FedDAR, figure 2',
-    measure=measure_k,
-    claims=k_claims,
-    draw=panels.curves(
-      'mean',
-      over='dimension',
-      x_label='Dimension of the representation (k)',
-      y_label='Mean over domains of test accuracy or AUC',
-      log_x=True,
-    ),
-  ),
-  _ablation_experiment(
-    name='feddar_ablation',
-    summary="FedDAR's components, one after another",
-  ),
-  _ablation_experiment(
-    name='feddar_ablation_small_alpha',
-    summary='The same where clients have almost one domain each',
-    full={_SMALL_ALPHA.dataset: _SMALL_ALPHA},
   ),
 )

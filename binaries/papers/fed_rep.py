@@ -1,6 +1,5 @@
-"""FedRep's experiments on images: its table 1, local epochs, and new clients.
+"""FedRep's figures on images: local epochs, and new clients.
 
-* `fedrep_table_1`: all methods on CIFAR-10, clients with 2 and 5 classes.
 * `fedrep_local_epochs`: accuracy against the number of local epochs, of the
   head for FedRep, of the whole model for FedAvg.
 * `fedrep_new_clients`: accuracy of clients that took no part in training and
@@ -9,27 +8,19 @@
   Per-FedAvg has learned other classes: so with all methods a new client starts
   from the head that training started from, and only the bodies differ.
 
-Deviations from the paper, in table 1: where only some of the 10,000 test images
-are at hand, training and test images are pooled and 17% of each client's are
-its test set. FedRep's head sees images without crops and flips, as it trains on
-a frozen body's features, which are computed once. Each method has one local
-epoch in a round, FedRep ten more on the head; the paper tunes none of the
-others'. L2GD, Fed-MTL, Ditto and APFL have this library's default strengths.
-
-In the figures: the paper's are of CIFAR-10 with a convolutional network, and of
-FEMNIST's letters and digits. Here the network is an MLP, to spare time on a
-CPU, and Fashion-MNIST stands for CIFAR-10 and for the letters. Training is as
-in the paper's table: momentum 0.5, batches of 10, a learning rate of 0.01.
-There are fewer rounds. As in figure 6, clients of `fedrep_new_clients` have 5
-of 10 classes; they hold 400 images instead of 148 on average, and the new
-clients' images are MNIST's.
+Deviations from the paper: its figures are of CIFAR-10 with a convolutional
+network, and of FEMNIST's letters and digits. Here the network is an MLP, to
+spare time on a CPU, and Fashion-MNIST stands for CIFAR-10 and for the letters.
+Training is as in the paper's table: momentum 0.5, batches of 10, a learning
+rate of 0.01. There are fewer rounds. As in figure 6, clients of
+`fedrep_new_clients` have 5 of 10 classes; they hold 400 images instead of 148
+on average, and the new clients' images are MNIST's.
 
 What comes out is in docs/results/fedrep.md.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 5.2, table 1 and appendix
-  A.2.
+  Personalized Federated Learning, ICML 2021, section 5.2, figures 5 and 6.
 """
 
 from __future__ import annotations
@@ -48,69 +39,18 @@ from tff_pfl.experiments import (
   methods,
   panels,
   paper,
-  published,
   trial,
 )
 from tff_pfl.models import split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalization
 
-_TABLE = 'FedRep, table 1'
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'
 _NEW_CLIENTS_FIGURE = 'FedRep, figure 6'
 _FED_REP, _FED_AVG, _PER_FED_AVG = 'FedRep', 'FedAvg', 'Per-FedAvg'
 _UNTRAINED = 'Untrained body'
 # A smaller change of accuracy passes for none.
 _TOLERANCE = 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class TableSizes:
-  """Sizes and hyperparameters of `fedrep_table_1`.
-
-  Attributes:
-    partitions: By its name in the table, how the data are divided.
-    num_epochs: Local epochs of a round, of FedRep on the body.
-    num_head_epochs: FedRep's epochs on the head.
-    num_fine_tuning_epochs: Epochs on the head of a global model (+FT).
-  """
-
-  dataset: str = 'cifar10'
-  dataset_arguments: Mapping[str, Any] = dataclasses.field(
-    default_factory=lambda: {'test_fraction': 0.17}
-  )
-  augmentation: str = 'crop:4+flip'
-  num_clients: int = 100
-  cohort_size: int = 10
-  partitions: Mapping[str, str] = dataclasses.field(
-    default_factory=lambda: {'2 classes': 'shards:2', '5 classes': 'shards:5'}
-  )
-  model: str = 'cnn'
-  model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  num_rounds: int = 100
-  num_epochs: int = 1
-  num_head_epochs: int = 10
-  num_fine_tuning_epochs: int = 10
-  learning_rate: float = 0.01
-  momentum: float = 0.5
-  batch_size: int = 10
-  num_seeds: int = 5
-
-
-TABLE_FULL = TableSizes()
-TABLE_FAST = dataclasses.replace(
-  TABLE_FULL,
-  dataset='digits',
-  augmentation='crop:1',
-  num_clients=8,
-  cohort_size=3,
-  partitions={'2 classes': 'shards:2'},
-  model_arguments={'filters': 2, 'widths': (4,)},
-  num_rounds=2,
-  num_head_epochs=1,
-  num_fine_tuning_epochs=1,
-  num_seeds=1,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,73 +137,6 @@ NEW_CLIENTS_FAST = NewClientsSizes(
   num_new_client_examples=100,
   num_seeds=1,
 )
-
-
-def _with_tuned_head(name, algorithm, **hparams):
-  """A method whose global model's head clients fine-tune, too."""
-  return laboratory.Method(
-    name,
-    algorithm,
-    hparams,
-    fine_tuned=f'{name} + FT',
-    fine_tuned_scope='head',
-  )
-
-
-COMPARED = (
-  laboratory.Method('Local', 'local_only'),
-  _with_tuned_head(_FED_AVG, 'fed_avg'),
-  _with_tuned_head('FedProx', 'fed_prox'),
-  # Its control variates are those of plain SGD.
-  _with_tuned_head('SCAFFOLD', 'scaffold', momentum=0.0),
-  laboratory.Method('Fed-MTL', 'fed_mtl'),
-  laboratory.Method(_PER_FED_AVG, 'per_fed_avg', {'num_steps': None}),
-  laboratory.Method('LG-FedAvg', 'lg_fed_avg'),
-  laboratory.Method('L2GD', 'l2gd'),
-  laboratory.Method('APFL', 'apfl'),
-  laboratory.Method('Ditto', 'ditto'),
-  laboratory.Method('FedPer', 'fed_per'),
-  laboratory.Method(_FED_REP, 'fed_rep'),
-)
-
-
-def measure_table(lab: laboratory.Laboratory) -> paper.Rows:
-  """The accuracies of all methods, beside the published ones."""
-  sizes = lab.sizes
-  settings = {
-    name: methods.Setting(COMPARED, {'partition': partition})
-    for name, partition in sizes.partitions.items()
-  }
-  for result in methods.run(
-    lab,
-    settings,
-    client_weighting='uniform',
-    personalization=personalization.Personalization(
-      num_epochs=sizes.num_fine_tuning_epochs, **laboratory.sgd(sizes)
-    ),
-  ):
-    yield {
-      **result.columns(),
-      'accuracy': result.accuracy(),
-      'published': published.value(
-        'FedRep',
-        result.method,
-        sizes.dataset,
-        sizes.num_clients,
-        sizes.partitions[result.setting],
-      ),
-    }
-
-
-def table_claims(table: paper.Table, sizes: TableSizes) -> paper.Claims:
-  """FedRep is the best of each column."""
-  others = [name for name in table.distinct('method') if name != _FED_REP]
-  return claims.more_accurate(
-    table,
-    _TABLE,
-    [(_FED_REP, other) for other in others],
-    partition=sizes.partitions,
-  )
 
 
 def _train(
@@ -479,15 +352,5 @@ EXPERIMENTS = (
       'mnist': NewClientsSizes('mnist', new_dataset='fashion_mnist'),
     },
     fast=NEW_CLIENTS_FAST,
-  ),
-  paper.Experiment(
-    name='fedrep_table_1',
-    summary='FedRep and 14 others on CIFAR-10 with 2 and 5 classes a client',
-    paper=_TABLE,
-    measure=measure_table,
-    claims=table_claims,
-    draw=panels.accuracy_bars(by='partition', width=14),
-    full={'cifar10': TABLE_FULL},
-    fast=TABLE_FAST,
   ),
 )

@@ -1,16 +1,11 @@
 """Linear regression with a shared representation: what FedRep learns.
 
-The ground truth is known (`linear.problem`): how far a learned representation
-is from it is the principal angle distance, in [0, 1].
+The ground truth is known (`linear.problem`).
 
 * `fedrep_linear_samples` (figure 1): the clients' error by the number of their
   samples, with FedRep, with one model for all and alone.
 * `fedrep_linear_new_client` (figure 4): how many samples a client needs that
   did not train, with a learned representation and alone.
-* `fedrep_linear_convergence` (figure 3, appendix A.1): the distance by round,
-  of FedRep and of methods that take gradient steps on the head instead of its
-  minimum, from two starts; and what Theorem 1 promises of FedRep
-  (`simulation.theorem_rate`).
 
 The heads are the Q factor of a Gaussian matrix, scaled, as in the paper. The
 scale is lost in the copy that we have; ours is sqrt(n), with which the mean
@@ -19,25 +14,12 @@ client's head has independent normal elements.
 
 Deviations from the paper: the dimensions and step sizes of its figures are
 unreadable in its text as we have it; here they are those of `Sizes`, one step
-size for all methods but FedSGD. Of figure 1 and appendix A.1 we have neither
-picture nor caption, only what the text says of them. The start is random, but
-in figure 3: GD-GD needs a good one, which is the method of moments of FedRep's
-theory instead of projected gradient descent on another objective. There clients
-have few samples: with more, ten gradient steps find almost the exact head, and
-10GD-GD almost FedRep's rate.
-
-Theorem 1's bound (the formulas of the copy that we have are lost; FedDAR's
-Theorem A.4 has the same one) is for new samples in each round, and for enough
-of them, but for an unspecified constant. Here a client has the same few in all
-rounds. The step size is one that the theorem allows, up to 1 / 4, as all
-singular values of the heads / sqrt(n) are 1. The bound is for all clients in a
-round. With 10% of them it is about the worst cohort that can be drawn, whose
-heads have almost one direction, and promises next to nothing.
+size for all methods but FedSGD. Of figure 1 we have neither picture nor
+caption, only what the text says of it. The start is random.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 5.1, figures 1, 3 and 4,
-  appendix A.1.
+  Personalized Federated Learning, ICML 2021, section 5.1, figures 1 and 4.
 """
 
 from __future__ import annotations
@@ -48,22 +30,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
 from tff_pfl.experiments import claims, laboratory, panels, paper
 
-_FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
-_FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
+_FIGURE_1, _FIGURE_4 = 'FedRep, figure 1', 'FedRep, figure 4'
+FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
 # The errors of an accurate model and of one that is of no use, in mean
 # variances of the labels.
 _ACCURATE, _USELESS = 0.01, 0.1
-_THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
-_GD_GD, _10GD_GD = 'GD-GD', '10GD-GD'
-_FED_REP_NOISE = 'FedRep, noisy labels'
-_RANDOM_START = '{}, random start'.format
-# Rates that differ by a smaller share are alike.
-_ALIKE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,22 +78,6 @@ class Sizes:
   fed_sgd_num_rounds: int = 500
 
 
-@dataclasses.dataclass(frozen=True)
-class ConvergenceSizes(Sizes):
-  """Sizes of `fedrep_linear_convergence`.
-
-  Attributes:
-    participation: The fraction of the clients in a round, where it is not all.
-  """
-
-  participation: float = 0.1
-
-  @property
-  def fed_rep_partial(self) -> str:
-    """The name of FedRep with few clients in a round."""
-    return f'FedRep, {self.participation:.0%} of clients'
-
-
 SAMPLES_FULL = Sizes(
   nums_clients=(100,), sample_counts=(5, 10, 15, 20, 25, 30, 40)
 )
@@ -140,11 +99,9 @@ NEW_CLIENT_FAST = dataclasses.replace(
   num_seeds=1,
   fed_sgd_num_rounds=150,
 )
-CONVERGENCE_FULL = ConvergenceSizes(nums_clients=(50, 100, 200, 400))
-CONVERGENCE_FAST = ConvergenceSizes(nums_clients=(50, 200), num_seeds=1)
 
 
-def _problem(
+def make_problem(
   sizes: Sizes, num_clients: int, noise_std: float, seed: int
 ) -> problem.LinearProblem:
   """The ground truth and the clients' samples."""
@@ -158,7 +115,7 @@ def _problem(
   )
 
 
-def _random_start(sizes: Sizes, seed: int) -> model.LinearModel:
+def random_start(sizes: Sizes, seed: int) -> model.LinearModel:
   """A random representation with heads of zeros."""
   return model.with_zero_head(
     model.random_representation(sizes.dimension, sizes.rank, seed)
@@ -173,10 +130,10 @@ def _train(
     sizes.fed_sgd_learning_rate, batch_size=sizes.fed_sgd_batch_size
   )
   trained = {
-    _FED_REP: (methods.fed_rep(sizes.learning_rate), sizes.num_rounds),
+    FED_REP: (methods.fed_rep(sizes.learning_rate), sizes.num_rounds),
     _FED_SGD: (fed_sgd, sizes.fed_sgd_num_rounds),
   }
-  initial = _random_start(sizes, seed)
+  initial = random_start(sizes, seed)
   return {
     name: simulation.run(method, truth, num_rounds, initial=initial, seed=seed)
     for name, (method, num_rounds) in trained.items()
@@ -191,7 +148,7 @@ def measure_samples(lab: laboratory.Laboratory) -> paper.Rows:
     itertools.product(sizes.sample_counts, lab.seeds)
   ):
     own = dataclasses.replace(sizes, samples_per_client=num_samples)
-    truth = _problem(own, num_clients, sizes.noise_std, seed)
+    truth = make_problem(own, num_clients, sizes.noise_std, seed)
     samples = truth.samples()
     found = {
       name: history.regressors
@@ -221,7 +178,7 @@ def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     "FedRep's clients are accurate with any number of samples: their largest "
     'error',
     _FIGURE_1,
-    errors(_FED_REP),
+    errors(FED_REP),
     below=_ACCURATE,
   )
   yield claims.measured(
@@ -245,7 +202,7 @@ def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         f'With {num_samples} samples a client alone has a larger error than '
         'with FedRep: the decimal logarithm of their ratio',
         _FIGURE_1,
-        np.log10(errors(_LOCAL) / errors(_FED_REP))[:, index],
+        np.log10(errors(_LOCAL) / errors(FED_REP))[:, index],
       )
 
 
@@ -255,7 +212,7 @@ def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
   (num_clients,) = sizes.nums_clients
   counts = sizes.sample_counts
   for seed in lab.progress(lab.seeds):
-    truth = _problem(sizes, num_clients, sizes.noise_std, seed)
+    truth = make_problem(sizes, num_clients, sizes.noise_std, seed)
     found = {
       name: simulation.with_exact_head(history.model.representation)
       for name, history in _train(sizes, truth, seed).items()
@@ -300,7 +257,7 @@ def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     "With FedRep's representation about k samples suffice: the largest number "
     f"for the median client's error to be below {_ACCURATE:.0%}, divided by k",
     _FIGURE_4,
-    samples_needed(table, _FED_REP) / sizes.rank,
+    samples_needed(table, FED_REP) / sizes.rank,
     below=3,
   )
   yield claims.measured(
@@ -318,166 +275,6 @@ def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     ),
     above=_USELESS,
   )
-
-
-def measure_convergence(lab: laboratory.Laboratory) -> paper.Rows:
-  """The distance by round, and of each run how fast it fell."""
-  sizes = lab.sizes
-  rate = sizes.learning_rate
-  compared = {
-    _FED_REP: methods.fed_rep(rate),
-    _GD_GD: methods.gd_gd(rate),
-    _10GD_GD: methods.gd_gd(rate, num_head_steps=10),
-    _FED_REP_NOISE: methods.fed_rep(rate),
-    sizes.fed_rep_partial: methods.fed_rep(rate),
-    _RANDOM_START(_FED_REP): methods.fed_rep(rate),
-    _RANDOM_START(_GD_GD): methods.gd_gd(rate),
-  }
-  for num_clients, name, seed in lab.progress(
-    itertools.product(sizes.nums_clients, compared, lab.seeds)
-  ):
-    noise_std = sizes.noise_std if name == _FED_REP_NOISE else 0.0
-    truth = _problem(sizes, num_clients, noise_std, seed)
-    initial = model.with_zero_head(model.method_of_moments(truth))
-    if name in (_RANDOM_START(_FED_REP), _RANDOM_START(_GD_GD)):
-      initial = _random_start(sizes, seed)
-    is_partial = name == sizes.fed_rep_partial
-    history = simulation.run(
-      compared[name],
-      truth,
-      sizes.num_rounds,
-      initial=initial,
-      seed=seed,
-      participation=sizes.participation if is_partial else 1.0,
-    )
-    run = {'num_clients': num_clients, 'seed': seed}
-    start = history.distance[0]
-    bound_rate = simulation.theorem_rate(start, truth.heads, rate)
-    for row in simulation.rows(history):
-      if name == _FED_REP:
-        row['bound_rate'] = bound_rate
-        row['bound'] = start * np.exp(-bound_rate * row['round'])
-      yield {**run, 'method': name, **row}
-
-
-def convergence_claims(
-  table: paper.Table, sizes: ConvergenceSizes
-) -> paper.Claims:
-  """Figure 3: FedRep is fastest, and the more so the more clients there are."""
-  last = table.where(round=sizes.num_rounds)
-
-  def of_runs(column, method):
-    """By seed and number of clients."""
-    return last.curve(column, 'num_clients', method=method)[1]
-
-  yield claims.measured(
-    'FedRep finds the representation: its largest last distance',
-    _FIGURE_3,
-    of_runs('distance', _FED_REP),
-    below=simulation.CLOSE,
-  )
-  yield claims.measured(
-    'It converges geometrically: the smallest R² of a line through the '
-    f'logarithm of the distance, from {simulation.FIT_START:g} down to '
-    f'{simulation.CLOSE:g}',
-    f'{_FIGURE_3}, Theorem 1',
-    of_runs('r_squared', _FED_REP),
-    above=0.98,
-  )
-  rates = of_runs('rate', _FED_REP)
-  yield claims.measured(
-    'It is at least as fast as the theorem says: the smallest ratio of its '
-    "rate to the bound's",
-    _THEOREM_1,
-    rates / of_runs('bound_rate', _FED_REP),
-    above=1,
-  )
-  yield claims.measured(
-    f'It converges with {sizes.participation:.0%} of the clients in a round: '
-    'its largest last distance',
-    f'{_THEOREM_1}, Algorithm 2',
-    of_runs('distance', sizes.fed_rep_partial),
-    below=simulation.CLOSE,
-  )
-  nums_clients = sizes.nums_clients
-  for index, (fewer, more) in enumerate(zip(nums_clients, nums_clients[1:])):
-    yield claims.difference(
-      f'{more} clients make FedRep faster than {fewer}: the difference of its '
-      'rates',
-      _FIGURE_3,
-      rates[:, index + 1] - rates[:, index],
-    )
-  # GD-GD does not come as close. What comes nowhere near counts as all rounds.
-  for other, column, distance in (
-    (_GD_GD, 'rounds_to_near', simulation.NEAR),
-    (_10GD_GD, 'rounds_to_close', simulation.CLOSE),
-  ):
-    exact, steps = of_runs(column, _FED_REP), of_runs(column, other)
-    for index, num_clients in enumerate(nums_clients):
-      yield claims.difference(
-        f'FedRep needs fewer rounds to a distance of {distance:g} than {other} '
-        f'with {num_clients} clients: the difference',
-        _FIGURE_3,
-        steps[:, index] - exact[:, index],
-      )
-    yield claims.difference(
-      f'{other} gains less from more clients than FedRep: the difference of '
-      f'the factors by which the rounds to {distance:g} fall',
-      f'{_FIGURE_3}, section 5.1',
-      exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
-    )
-  yield from _random_start_claims(of_runs, nums_clients)
-
-
-def _random_start_claims(of_runs, nums_clients):
-  """Appendix A.1: FedRep does not need a warm start."""
-  share = np.abs(
-    of_runs('rate', _RANDOM_START(_FED_REP)) / of_runs('rate', _FED_REP) - 1
-  )
-  fed_rep_loses, gd_gd_loses = (
-    of_runs('rounds_to_near', _RANDOM_START(method))
-    - of_runs('rounds_to_near', method)
-    for method in (_FED_REP, _GD_GD)
-  )
-  for index, num_clients in enumerate(nums_clients):
-    yield claims.difference(
-      f'{num_clients} clients: FedRep converges alike from a random start: by '
-      'which share its rate differs',
-      _A_1,
-      share[:, index],
-      below=_ALIKE,
-    )
-    yield claims.difference(
-      f'{num_clients} clients: GD-GD is more sensitive to its start: by how '
-      f'many rounds to {simulation.NEAR:g} more than FedRep a random one sets '
-      'it back',
-      _A_1,
-      (gd_gd_loses - fed_rep_loses)[:, index],
-    )
-
-
-def draw_convergence(
-  table: paper.Table, sizes: ConvergenceSizes, figure: Figure
-) -> None:
-  """The distance by round, with Theorem 1's bound dashed."""
-  num_panels = len(sizes.nums_clients)
-  panels.prepare(figure, 4.4 * num_panels, 4.4, sizes.num_seeds)
-  all_axes = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-  for axes, num_clients in zip(all_axes, sizes.nums_clients):
-    of_panel = table.where(num_clients=num_clients)
-    rounds, bounds = of_panel.curve('bound', 'round', method=_FED_REP)
-    axes.plot(rounds, bounds.mean(axis=0), 'k--', label="Theorem 1's bound")
-    panels.draw_curves(
-      axes,
-      of_panel,
-      'distance',
-      over='round',
-      x_label='Round',
-      y_label='Principal angle distance',
-      log_y=True,
-      title=f'{num_clients} clients',
-    )
-  panels.share_legend(figure)
 
 
 _curves = functools.partial(
@@ -511,16 +308,5 @@ EXPERIMENTS = (
     ),
     full={None: NEW_CLIENT_FULL},
     fast=NEW_CLIENT_FAST,
-  ),
-  paper.Experiment(
-    name='fedrep_linear_convergence',
-    summary='FedRep contracts geometrically, faster with more clients and with '
-    'exact heads',
-    paper=f'{_FIGURE_3} and appendix A.1',
-    measure=measure_convergence,
-    claims=convergence_claims,
-    draw=draw_convergence,
-    full={None: CONVERGENCE_FULL},
-    fast=CONVERGENCE_FAST,
   ),
 )

@@ -6,7 +6,7 @@ from binaries.papers import fed_dar
 from tests.papers import untrained
 from tff_pfl.experiments import claims
 
-_DOMAINS, _DIGITS, _K, _ABLATION, _ = fed_dar.EXPERIMENTS
+_DOMAINS, _DIGITS = fed_dar.EXPERIMENTS
 
 
 def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
@@ -73,31 +73,3 @@ def test_claims_about_digits_turn_round_where_clients_have_one_domain():
   assert [claim.verdict for claim in found] == (
     [claims.HOLDS] * 3 + [claims.FAILS] * 3
   )
-
-
-def test_each_aggregation_has_its_own_best_dimension():
-  scores = {
-    'FedDAR-SA': {2: 0.7, 4: 0.6},
-    'FedDAR-WA': {2: 0.5, 4: 0.65},
-  }
-  found = _claims(_K, ('method', 'dimension'), scores, fed_dar.FAST)
-  (claim,) = found.values()
-  assert claim.measured == pytest.approx(0.05)
-  assert claim.verdict == claims.HOLDS
-
-
-def test_the_ablation_compares_with_and_without():
-  values = {
-    'nothing': 0.5,
-    'RW': 0.4,
-    'RW, MH, WA': 0.6,
-    'RW, MH, Alter, Proj, SA': 0.7,
-  }
-  found = _claims(_ABLATION, ['method'], values, fed_dar.FAST)
-  verdicts = {name.split(':')[0]: c.verdict for name, c in found.items()}
-  assert verdicts == {
-    'All components serve the domains better': claims.HOLDS,
-    'All components serve the worst domain better': claims.HOLDS,
-    "Re-weighting helps FedAvg's worst domain": claims.FAILS,
-    'Heads alone, without alternating training, do not help': claims.FAILS,
-  }

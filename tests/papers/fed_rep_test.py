@@ -19,44 +19,6 @@ def _table(accuracies):
   return untrained.table(('method', 'num_epochs'), accuracies)
 
 
-def test_all_methods_stand_beside_the_published_figures():
-  sizes = fed_rep.TableSizes(num_seeds=1)
-  lab = untrained.Laboratory(sizes, lambda wanted: untrained.finished(0.5, 0.6))
-  rows = list(fed_rep.measure_table(lab))
-  assert len(rows) == 2 * 15
-  published = {
-    row['method']: row['published']
-    for row in rows
-    if row['partition'] == '5 classes'
-  }
-  np.testing.assert_allclose(
-    [published[name] for name in ('FedAvg', 'FedAvg + FT', 'Per-FedAvg')],
-    [0.5178, 0.7368, 0.6720],
-  )
-  assert published['FedRep'] is None  # Illegible in the copy at hand.
-  by_name = {row['method']: row['accuracy'] for row in rows}
-  assert (by_name['FedProx'], by_name['FedProx + FT']) == (0.5, 0.6)
-  for trial in lab.trials:
-    # The head, for 10 epochs, where a global model is fine-tuned.
-    assert set(trial.fine_tune_variants) <= {'head'}
-    assert trial.config.personalization.num_epochs == 10
-    assert trial.config.augmentation == 'crop:4+flip'
-  of_fed_rep = [t.config for t in lab.trials if t.config.algorithm == 'fed_rep']
-  assert {c.hparams.num_head_epochs for c in of_fed_rep} == {10}
-  assert {c.hparams.num_body_epochs for c in of_fed_rep} == {1}
-
-
-def test_fed_rep_is_compared_with_every_other():
-  table = untrained.table(
-    ('partition', 'method'),
-    dict.fromkeys(
-      ('2 classes', '5 classes'), {'FedRep': 0.7, 'FedPer': 0.8, 'Local': 0.6}
-    ),
-  )
-  found = fed_rep.table_claims(table, fed_rep.TableSizes())
-  assert [claim.verdict for claim in found] == [claims.FAILS, claims.HOLDS] * 2
-
-
 def test_claims_of_local_epochs_go_through_the_numbers_of_epochs():
   sizes = fed_rep.LocalEpochsSizes(nums_epochs=(1, 2, 5))
   found = list(

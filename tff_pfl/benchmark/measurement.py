@@ -1,4 +1,28 @@
-"""Measures a workload: rounds, beside a reference if asked for, as a record."""
+"""Measures a workload: rounds, beside a reference if asked for, as a record.
+
+A record is of JSON types, with None for what was not measured:
+
+* `workload`, `description`, `num_clients`, `cohort_size`,
+  `examples_per_client`, `runtime`, `runtime_options`, `num_rounds`;
+* `build_seconds`: for model, process, start of the runtime, initial states;
+* `first_round_seconds`, which includes tracing and compilation;
+* `seconds_per_round`: `median`, `min` and `max` of the rounds after it;
+  `round_seconds`: all of these;
+* `reference_first_round_seconds`, `reference_round_seconds`,
+  `reference_seconds_per_round` (their median), and `speedup`, the
+  reference's median divided by the library's;
+* `mb_moved_per_round`: `sent` to the processes in which clients compute and
+  `received` from them, a mean over all rounds; None where it is not known;
+* `phases`: how each phase of local training is computed by a client that
+  runs alone, by the number of weights that it trains;
+* `peak_rss_mb`: of this process and its children, so with a reference what
+  both take;
+* `population` and `smaller_population`, of a workload about the size of the
+  population: `num_clients`, `set_up_seconds`, `set_up_mb` (growth of
+  resident memory in setting up), `round_seconds` (the first one included)
+  and `seconds_per_round` (of those after it);
+* `num_cores`, `versions`.
+"""
 
 from __future__ import annotations
 
@@ -45,28 +69,7 @@ def measure(
     show_progress: Whether to draw a progress bar on stderr.
 
   Returns:
-    A record of JSON types, with None for what was not measured:
-
-    * `workload`, `description`, `num_clients`, `cohort_size`,
-      `examples_per_client`, `runtime`, `runtime_options`, `num_rounds`;
-    * `build_seconds`: for model, process, start of the runtime, initial states;
-    * `first_round_seconds`, which includes tracing and compilation;
-    * `seconds_per_round`: `median`, `min` and `max` of the rounds after it;
-      `round_seconds`: all of these;
-    * `reference_first_round_seconds`, `reference_round_seconds`,
-      `reference_seconds_per_round` (their median), and `speedup`, the
-      reference's median divided by the library's;
-    * `mb_moved_per_round`: `sent` to the processes in which clients compute and
-      `received` from them, a mean over all rounds; None where it is not known;
-    * `phases`: how each phase of local training is computed by a client that
-      runs alone, by the number of weights that it trains;
-    * `peak_rss_mb`: of this process and its children, so with a reference what
-      both take;
-    * `population` and `smaller_population`, of a workload about the size of the
-      population: `num_clients`, `set_up_seconds`, `set_up_mb` (growth of
-      resident memory in setting up), `round_seconds` (the first one included)
-      and `seconds_per_round` (of those after it);
-    * `num_cores`, `versions`.
+    A record; what is in it is told at the top of this module.
 
   Raises:
     ValueError: If an argument is out of its range.

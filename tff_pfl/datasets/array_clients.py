@@ -32,33 +32,7 @@ def clients_of(
   errors.expect_int('seed', seed, 0)
   errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
-  if keys is None:
-    errors.expect(
-      keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-    )
-    errors.expect_int('num_clients', num_clients, 1)
-    rule = 'iid' if partition is None else partition
-    if isinstance(rule, str):
-      rule = partitioning.make_partitioner(rule)
-    errors.expect_type(
-      rule,
-      partitioning.Partitioner,
-      'partition',
-      'a partitioner or its specification such as shards:2',
-    )
-    parts = rule.partition(pool, num_clients, seed)
-    ids = partitioning.numbered_client_ids(num_clients)
-  else:
-    errors.expect(
-      partition is None, 'partition', 'unset where `keys` are given', partition
-    )
-    parts, ids = partitioning.by_key(pool, keys, keys_test)
-    errors.expect(
-      num_clients in (None, len(ids)),
-      'num_clients',
-      f'unset or the number of distinct keys, {len(ids)}',
-      num_clients,
-    )
+  parts, ids = _divide(pool, num_clients, partition, keys, keys_test, seed)
   client_ids = ids if client_ids is None else list(client_ids)
   errors.expect(
     len(client_ids) == len(ids),
@@ -106,6 +80,44 @@ def clients_of(
     test=test,
     domain_names=pool.domain_names,
   )
+
+
+def _divide(
+  pool: partitioning.Pool,
+  num_clients: Optional[int],
+  partition: Union[str, partitioning.Partitioner, None],
+  keys: Any,
+  keys_test: Any,
+  seed: int,
+) -> tuple[partitioning.Partition, list[str]]:
+  """Returns what each client holds, by the rule or the keys, and the ids."""
+  if keys is None:
+    errors.expect(
+      keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
+    )
+    errors.expect_int('num_clients', num_clients, 1)
+    rule = 'iid' if partition is None else partition
+    if isinstance(rule, str):
+      rule = partitioning.make_partitioner(rule)
+    errors.expect_type(
+      rule,
+      partitioning.Partitioner,
+      'partition',
+      'a partitioner or its specification such as shards:2',
+    )
+    parts = rule.partition(pool, num_clients, seed)
+    return parts, partitioning.numbered_client_ids(num_clients)
+  errors.expect(
+    partition is None, 'partition', 'unset where `keys` are given', partition
+  )
+  parts, ids = partitioning.by_key(pool, keys, keys_test)
+  errors.expect(
+    num_clients in (None, len(ids)),
+    'num_clients',
+    f'unset or the number of distinct keys, {len(ids)}',
+    num_clients,
+  )
+  return parts, ids
 
 
 def _warn_of_gaps(

@@ -87,12 +87,7 @@ def run(
     failed = execution.run_trials(trials, directory, **options)
     failures += tuning.failures_of(trials, failed)
     methods, primary = collection.collect(comparison, directory, trials)
-    settings = collection.settings(comparison)
-    if cluster is not None:
-      settings['cluster'] = cluster.address
-    else:
-      shares = execution.divide_cores(len(trials), num_processes)
-      settings['num_processes'] = shares.num_processes
+    settings = _settings(comparison, len(trials), num_processes, cluster)
     base = comparison.base
     found = {
       'title': (
@@ -104,30 +99,45 @@ def run(
       ],
       'methods': methods,
       'partition': partition,
-      'tunings': [
-        {
-          **sweep,
-          'points': [
-            {primary.name if n == 'score' else n: v for n, v in point.items()}
-            for point in sweep['points']
-          ],
-        }
-        for sweep in tunings
-      ],
+      'tunings': [_with_named_scores(sweep, primary) for sweep in tunings],
       'failures': failures,
     }
     if primary != split_model.ACCURACY:
       found['primary_metric'] = primary._asdict()
-    results.write(found, directory)
-    page.write(found, os.path.join(directory, page.REPORT_NAME))
-    overview = pictures.curves_overview(
-      pictures.ranked(methods, primary), primary
-    )
-    if overview is not None:
-      picture_style.save(
-        overview.figure, os.path.join(directory, f'{primary.name}.png')
-      )
+    _write(found, primary, directory)
   return found
+
+
+def _settings(comparison, num_trials, num_processes, cluster):
+  """The settings of a comparison, and where its trials run."""
+  settings = collection.settings(comparison)
+  if cluster is not None:
+    settings['cluster'] = cluster.address
+  else:
+    shares = execution.divide_cores(num_trials, num_processes)
+    settings['num_processes'] = shares.num_processes
+  return settings
+
+
+def _with_named_scores(sweep, primary):
+  """A sweep whose points have their score under the primary metric's name."""
+  points = [
+    {primary.name if n == 'score' else n: v for n, v in point.items()}
+    for point in sweep['points']
+  ]
+  return {**sweep, 'points': points}
+
+
+def _write(found, primary, directory):
+  """Writes the results, the page and the picture."""
+  results.write(found, directory)
+  page.write(found, os.path.join(directory, page.REPORT_NAME))
+  ranked = pictures.ranked(found['methods'], primary)
+  overview = pictures.curves_overview(ranked, primary)
+  if overview is not None:
+    picture_style.save(
+      overview.figure, os.path.join(directory, f'{primary.name}.png')
+    )
 
 
 def _partition(comparison):

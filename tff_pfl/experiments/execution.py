@@ -194,18 +194,8 @@ def run_trials(
   else:
     start = functools.partial(_start_process, servers, _environment(shares))
   running, failures = {}, {}
-  bar = tqdm.tqdm(
-    total=len(trials),
-    initial=len(trials) - len(waiting),
-    desc=description,
-    unit='trial',
-    disable=not show_progress,
-    # A log file gets a line now and then, a terminal a bar whose clock runs
-    # also while no trial ends. The estimate is by the mean over all trials.
-    mininterval=1 if sys.stderr.isatty() else 60,
-    miniters=0,
-    smoothing=0,
-    dynamic_ncols=True,
+  bar = _progress_bar(
+    len(trials), len(trials) - len(waiting), description, show_progress
   )
   with bar, _ending(running, servers):
     while waiting or running:
@@ -229,6 +219,23 @@ def run_trials(
       if running:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
   return failures
+
+
+def _progress_bar(num_trials, num_finished, description, is_shown):
+  """A bar that counts the trials that have ended."""
+  return tqdm.tqdm(
+    total=num_trials,
+    initial=num_finished,
+    desc=description,
+    unit='trial',
+    disable=not is_shown,
+    # A log file gets a line now and then, a terminal a bar whose clock runs
+    # also while no trial ends. The estimate is by the mean over all trials.
+    mininterval=1 if sys.stderr.isatty() else 60,
+    miniters=0,
+    smoothing=0,
+    dynamic_ncols=True,
+  )
 
 
 def _make_folder(directory, wanted, runtime_options):

@@ -43,6 +43,8 @@ def by_name(
   """
   metrics = (
     *_of_models(primary, recent),
+    *_of_new_clients(primary),
+    *_OTHER_SCORES,
     *_COSTS,
     *_of_domains(primary.name, primary, recent),
     *_of_domains('auc', _AUC, recent),
@@ -61,15 +63,17 @@ def by_name(
   return {metric.name: metric for metric in metrics}
 
 
+def _of_primary(primary, key, title, heading, description):
+  """A metric that is the primary one of some models."""
+  unit = 'fraction' if primary.is_fraction else 'score'
+  return Metric(
+    key, title, heading, description, unit, primary.higher_is_better
+  )
+
+
 def _of_models(primary, recent):
   """The metrics of personal and global models."""
   name, title = primary.name, primary.title
-
-  def metric(key, heading, screen, description):
-    unit = 'fraction' if primary.is_fraction else 'score'
-    return Metric(
-      key, heading, screen, description, unit, primary.higher_is_better
-    )
 
   for which, whose, missing in (
     (
@@ -81,14 +85,16 @@ def _of_models(primary, recent):
   ):
     for suffix, rounds, when in _rounds(recent):
       screen = f'{which}\n{title},\n{recent if suffix else "last"}'
-      yield metric(
+      yield _of_primary(
+        primary,
         f'{which}_{name}{suffix}',
         f'{which} {title}, {rounds}',
         '' if suffix and which == 'global' else screen,
         f'Mean over clients of {whose} {title}, {when}'
         + (f'; {missing}.' if suffix or which == 'global' else '.'),
       )
-  yield metric(
+  yield _of_primary(
+    primary,
     'worst_10_percent',
     'worst 10% of clients',
     'worst\n10%',
@@ -112,14 +118,21 @@ def _of_models(primary, recent):
     'clients.',
     higher_is_better=False,
   )
-  yield metric(
+
+
+def _of_new_clients(primary):
+  """The metrics of clients that took no part in training."""
+  name, title = primary.name, primary.title
+  yield _of_primary(
+    primary,
     f'new_client_{name}',
     'new clients',
     'new\nclients',
     f'Mean personal {title} over clients that took no part in training; none '
     'where there are no such clients.',
   )
-  yield metric(
+  yield _of_primary(
+    primary,
     f'new_client_ensemble_{name}',
     'new clients, by ensemble',
     'new,\nensemble',
@@ -127,28 +140,34 @@ def _of_models(primary, recent):
     "clients' models, with nothing trained on the new clients; none for "
     'methods whose clients have no weights of their own.',
   )
-  yield Metric(
+
+
+# Those that any primary metric stands beside.
+_OTHER_SCORES = (
+  Metric(
     'majority_accuracy',
     'most frequent class',
     'most\nfrequent\nclass',
     'Accuracy of always naming the class that a client has most often in '
     'training, mean over clients; only where a method is no better.',
     higher_is_better=None,
-  )
+  ),
   # By the names of `two_class_scores.summarize`.
-  for key, score, screen in (
-    ('auc', 'AUC', 'AUC,\npooled'),
-    ('balanced_accuracy', 'balanced accuracy', 'balanced\naccuracy,\npooled'),
-    ('f1', 'F1', 'F1,\npooled'),
-  ):
-    yield Metric(
+  *(
+    Metric(
       key,
       f'{score}, all test examples',
       screen,
       f"{score} of the personal models over all clients' test examples, "
       'after the last round; of two classes.',
     )
-  yield Metric(
+    for key, score, screen in (
+      ('auc', 'AUC', 'AUC,\npooled'),
+      ('balanced_accuracy', 'balanced accuracy', 'balanced\naccuracy,\npooled'),
+      ('f1', 'F1', 'F1,\npooled'),
+    )
+  ),
+  Metric(
     'personal_loss',
     'personal loss',
     '',
@@ -156,8 +175,8 @@ def _of_models(primary, recent):
     'seeds at which it is not finite are left out.',
     'loss',
     False,
-  )
-
+  ),
+)
 
 _COSTS = (
   *(

@@ -120,15 +120,7 @@ def run(
     'rounds_per_evaluation': rounds_per_evaluation,
     'num_final_evaluations': num_final_evaluations,
   }
-  for name, value in sizes.items():
-    errors.expect(value >= 1, name, 'at least 1', value)
-  expect_all_clients(
-    process.description['hparams'].get('num_clients'), data.num_clients
-  )
-  client_population.check_data_fit(process.model, data)
-  client_population.check_test_examples(data)
-  # Traced now, so that what cannot be scored fails before the first round.
-  process.evaluate_clients  # noqa: B018
+  _expect_fit(process, data, sizes)
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   epsilons = None
   if accounting is not None:
@@ -147,21 +139,23 @@ def run(
     store = stack.enter_context(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
-    if data.encoding is not None:
-      summary_lib.write_json(
-        os.path.join(store.directory, ENCODING_NAME),
-        dataclasses.asdict(data.encoding),
-      )
-    if store.last_round == num_rounds:
-      print(
-        f'The run in {output_dir} has its {num_rounds} rounds: nothing is '
-        'trained, only its report is written.',
-        file=sys.stderr,
-      )
-    else:
-      _train(runtime, process, data, store, sampler, epsilons, show_progress)
+    _write_encoding(data, store.directory)
+    _train(runtime, process, data, store, sampler, epsilons, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _expect_fit(process, data, sizes):
+  """Raises `ValueError` if sizes, process and data do not fit together."""
+  for name, value in sizes.items():
+    errors.expect(value >= 1, name, 'at least 1', value)
+  expect_all_clients(
+    process.description['hparams'].get('num_clients'), data.num_clients
+  )
+  client_population.check_data_fit(process.model, data)
+  client_population.check_test_examples(data)
+  # Traced now, so that what cannot be scored fails before the first round.
+  process.evaluate_clients  # noqa: B018
 
 
 def _expect_accounting_of(process, sampler, accounting):
@@ -224,6 +218,14 @@ def _describe_model(model: split_model.SplitModel) -> dict:
   }
 
 
+def _write_encoding(data, directory):
+  """Writes what makes examples of rows, for a table."""
+  if data.encoding is not None:
+    summary_lib.write_json(
+      os.path.join(directory, ENCODING_NAME), dataclasses.asdict(data.encoding)
+    )
+
+
 def _expect_evaluated(store: run_store.RunStore) -> None:
   """Raises `RunError` if the last round has no evaluation to report.
 
@@ -239,9 +241,16 @@ def _expect_evaluated(store: run_store.RunStore) -> None:
 
 
 def _train(runtime, process, data, store, sampler, epsilons, show_progress):
-  """Runs the rounds that are left."""
+  """Runs the rounds that are left, or says that there are none."""
   config = store.config
   num_rounds = config['num_rounds']
+  if store.last_round == num_rounds:
+    print(
+      f'The run in {store.directory} has its {num_rounds} rounds: nothing is '
+      'trained, only its report is written.',
+      file=sys.stderr,
+    )
+    return
   rounds = stored_rounds.StoredRounds(process, runtime, data, store)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(

@@ -92,8 +92,17 @@ def write_report(
     metric,
     title=title,
   )
+  _plot_clients(path(CLIENTS_PLOT_NAME), process, per_client, metric, title)
+  datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
+  # Last, so that a summary means that the report is complete.
+  summary_lib.write_json(path(SUMMARY_NAME), summary)
+  return summary
+
+
+def _plot_clients(path, process, per_client, metric, title):
+  """Draws the clients' scores before and after personalization."""
   plots.plot_client_distribution(
-    path(CLIENTS_PLOT_NAME),
+    path,
     [row['before'][metric.name] for row in per_client],
     [row['after'][metric.name] for row in per_client],
     (
@@ -105,10 +114,6 @@ def write_report(
     metric,
     title=title,
   )
-  datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
-  # Last, so that a summary means that the report is complete.
-  summary_lib.write_json(path(SUMMARY_NAME), summary)
-  return summary
 
 
 def _summarize(store, evaluations, data, is_multilabel):

@@ -132,6 +132,35 @@ def _divided_domains(
   return clients
 
 
+def _owners(
+  data: dict[str, Any],
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  min_texts: int,
+  seed: int,
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """Returns the positions of the texts that are used, and whose they are.
+
+  The latter as `FederatedDataset.from_arrays` takes it, with their domains.
+  """
+  if isinstance(partition, natural.Natural):
+    clients = _natural_clients(data, num_clients, min_texts, seed)
+    rows = np.concatenate(list(clients.values()))
+    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
+    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
+  else:
+    # Whoever may come to have it, a text counts once.
+    by_text = reversed(list(enumerate(data['texts'])))
+    rows = np.sort(list({text: row for row, text in by_text}.values()))
+    owners = dict(num_clients=num_clients, partition=partition)
+  if data['domains'] is not None:
+    names, owners['domain'] = np.unique(
+      np.array(data['domains'])[rows], return_inverse=True
+    )
+    owners['domain_names'] = names.tolist()
+  return rows, owners
+
+
 def load_sentiment(
   num_clients: int,
   partition: partitioning.Partitioner,
@@ -177,21 +206,7 @@ def load_sentiment(
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
   data = read_csv(files.find_file('sentiment', data_dir, _PATTERNS))
-  if isinstance(partition, natural.Natural):
-    clients = _natural_clients(data, num_clients, min_texts, seed)
-    rows = np.concatenate(list(clients.values()))
-    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
-    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
-  else:
-    # Whoever may come to have it, a text counts once.
-    by_text = reversed(list(enumerate(data['texts'])))
-    rows = np.sort(list({text: row for row, text in by_text}.values()))
-    owners = dict(num_clients=num_clients, partition=partition)
-  if data['domains'] is not None:
-    names, owners['domain'] = np.unique(
-      np.array(data['domains'])[rows], return_inverse=True
-    )
-    owners['domain_names'] = names.tolist()
+  rows, owners = _owners(data, num_clients, partition, min_texts, seed)
   deal = functools.partial(
     federated_dataset.FederatedDataset.from_arrays,
     np.arange(len(rows)),

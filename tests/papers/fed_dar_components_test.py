@@ -1,0 +1,36 @@
+"""FedDAR's ablations, without their training."""
+
+import pytest
+
+from binaries.papers import fed_dar, fed_dar_components
+from tests.papers import untrained
+from tff_pfl.experiments import claims
+
+
+def test_each_aggregation_has_its_own_best_dimension():
+  scores = {
+    'FedDAR-SA': {2: 0.7, 4: 0.6},
+    'FedDAR-WA': {2: 0.5, 4: 0.65},
+  }
+  table = untrained.table(('method', 'dimension'), scores, 'mean')
+  (claim,) = fed_dar_components.k_claims(table, fed_dar.FAST)
+  assert claim.measured == pytest.approx(0.05)
+  assert claim.verdict == claims.HOLDS
+
+
+def test_the_ablation_compares_with_and_without():
+  values = {
+    'nothing': 0.5,
+    'RW': 0.4,
+    'RW, MH, WA': 0.6,
+    'RW, MH, Alter, Proj, SA': 0.7,
+  }
+  table = untrained.table(['method'], values, 'min', 'mean')
+  found = fed_dar_components.ablation_claims(table, fed_dar.FAST)
+  verdicts = {c.statement.split(':')[0]: c.verdict for c in found}
+  assert verdicts == {
+    'All components serve the domains better': claims.HOLDS,
+    'All components serve the worst domain better': claims.HOLDS,
+    "Re-weighting helps FedAvg's worst domain": claims.FAILS,
+    'Heads alone, without alternating training, do not help': claims.FAILS,
+  }
