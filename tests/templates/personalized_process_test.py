@@ -1,5 +1,23 @@
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
+from tff_pfl.templates import personal_models
+
+
+def test_personal_models_are_built_once_and_when_first_used(monkeypatch):
+  built = []
+
+  def build(*_):
+    built.append(personal_models.PersonalModels('a', 'b', 'c', 'd'))
+    return built[0]
+
+  monkeypatch.setattr(personal_models, 'build_personal_models', build)
+  process = registry.build('fed_avg', toy_problems.classifier())
+  assert not built
+  assert process.personalize == 'a'
+  assert process.model_without_data == 'b'
+  assert process.evaluate == 'c'
+  assert process.evaluate_clients == 'd'
+  assert len(built) == 1
 
 
 def test_initial_states_of_many_clients_are_those_of_each(runtime):

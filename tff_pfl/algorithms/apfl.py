@@ -57,6 +57,36 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
   mixing_learning_rate: float = hparams_lib.non_negative(0.0)
 
 
+def _mix(model, share, personal, shared):
+  """`share * personal + (1 - share) * shared`, weight by weight."""
+
+  def mixed(name, value):
+    a = tf.cast(share, value.dtype)
+    if name in model.statistics:
+      return tf.where(a > 0, value, shared[name])
+    return a * value + (1 - a) * shared[name]
+
+  return collections.OrderedDict(
+    (name, mixed(name, tf.convert_to_tensor(value)))
+    for name, value in personal.items()
+  )
+
+
+def _personal_loss(model, share, shared):
+  """The loss of the mixed model as a function of the personal one."""
+  loss = objectives.joint_loss(model)
+
+  def objective(personal, batch, *, seed):
+    output = loss(_mix(model, share, personal, shared), batch, seed=seed)
+    gradient = {
+      name: tf.cast(share, slope.dtype) * slope
+      for name, slope in output.gradient.items()
+    }
+    return output._replace(gradient=gradient)
+
+  return objective
+
+
 @registry.method(ApflHParams, 'a personal model mixed with the global one')
 def build_apfl(
   model: split_model.SplitModel, hparams: ApflHParams
@@ -65,27 +95,13 @@ def build_apfl(
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
-  def mix(share, personal, shared):
-    """`share * personal + (1 - share) * shared`, weight by weight."""
-
-    def mixed(name, value):
-      a = tf.cast(share, value.dtype)
-      if name in model.statistics:
-        return tf.where(a > 0, value, shared[name])
-      return a * value + (1 - a) * shared[name]
-
-    return collections.OrderedDict(
-      (name, mixed(name, tf.convert_to_tensor(value)))
-      for name, value in personal.items()
-    )
-
   def adapted_share(shared, local, examples):
     """The mixing weight after the client's step on it."""
     share, personal = local['mixing_weight'], local['weights']
     if not hparams.mixing_learning_rate:
       return share
     gradient = scoring.mean_gradient(
-      model, mix(share, personal, shared), examples
+      model, _mix(model, share, personal, shared), examples
     )
     slope = tf.add_n(
       [
@@ -99,26 +115,13 @@ def build_apfl(
       examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
     )
 
-  def personal_loss(share, shared):
-    """The loss of the mixed model as a function of the personal one."""
-
-    def objective(personal, batch, *, seed):
-      output = loss(mix(share, personal, shared), batch, seed=seed)
-      gradient = {
-        name: tf.cast(share, slope.dtype) * slope
-        for name, slope in output.gradient.items()
-      }
-      return output._replace(gradient=gradient)
-
-    return objective
-
   def train(broadcast, local, examples, seed):
     initial = broadcast.global_weights
     share = adapted_share(initial, local, examples)
 
     def objective(weights, batch, *, seed):
       shared, personal = both.parts(weights).values()
-      of_personal = personal_loss(share, shared)
+      of_personal = _personal_loss(model, share, shared)
       outputs = {
         'global': loss(shared, batch, seed=seed),
         'personal': of_personal(personal, batch, seed=seed),
@@ -140,7 +143,8 @@ def build_apfl(
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     shared, share = broadcast.global_weights, local['mixing_weight']
-    objective, phase = personal_loss(share, shared), hparams.phase(num_epochs)
+    objective = _personal_loss(model, share, shared)
+    phase = hparams.phase(num_epochs)
     personal, _ = training_loop.train(
       objective, shared, examples, phase, seed, model=model
     )
@@ -154,8 +158,8 @@ def build_apfl(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
     ),
-    personal_weights=lambda broadcast, local: mix(
-      local['mixing_weight'], local['weights'], broadcast.global_weights
+    personal_weights=lambda broadcast, local: _mix(
+      model, local['mixing_weight'], local['weights'], broadcast.global_weights
     ),
     global_model=lambda shared: shared,
     fit_new_client=fit_new_client,

@@ -52,7 +52,12 @@ from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import domain_heads
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import objectives, training_loop
-from tff_pfl.models import domain_models, randomness, split_model
+from tff_pfl.models import (
+  domain_models,
+  randomness,
+  split_model,
+  weight_partition,
+)
 from tff_pfl.templates import client_work
 
 AGGREGATIONS = ('weighted_average', 'second_order')
@@ -89,6 +94,13 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   projection_dim: Optional[int] = hparams_lib.integer(None, 1)
 
 
+def _combination(model, hparams):
+  """How the server makes a head of those of the clients."""
+  if hparams.aggregation == 'second_order':
+    return domain_heads.SecondOrder(model, hparams.ridge)
+  return domain_heads.WeightedAverage(model)
+
+
 @registry.method(
   FedDarHParams,
   'global body, a global head for each domain, combined by curvature',
@@ -108,59 +120,48 @@ def build_fed_dar(
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
   multi_head = domain_models.multi_head(model)
-  combination = domain_heads.WeightedAverage(model)
-  if hparams.aggregation == 'second_order':
-    combination = domain_heads.SecondOrder(model, hparams.ridge)
+  combination = _combination(model, hparams)
   domain_weights = model.domains.loss_weights
   if not hparams.reweight_domains:
     domain_weights = None
-  heads_of_domains = multi_head.weight_names(multi_head.head_layers)
-  of_body = multi_head.weight_names(multi_head.body_layers)
-
-  def divided(weights):
-    """The weights of the body and those of the heads."""
-    return (
-      split_model.select(weights, of_body),
-      split_model.select(weights, heads_of_domains),
-    )
+  partition = weight_partition.WeightPartition.by_layer(
+    multi_head, multi_head.head_layers
+  )
 
   def train_heads(broadcast, unused_local, examples, seed):
     """Step (a)."""
     weights = broadcast.global_weights
-    _, heads = divided(weights)
+    _, heads = partition.split(weights)
     features = training_loop.frozen_features(multi_head, weights, examples)
     trained, _ = domain_heads.train(
       model, heads, features, hparams.head_phase(), seed
     )
-    return client_work.ClientResult(
-      report=combination.report(heads, trained, features)
-    )
+    report = combination.report(heads, trained, features)
+    return client_work.ClientResult(report=report)
 
   def combine_heads(unused_state, update, report, cohort):
     """Step (b); also (d) where body and heads were trained together."""
     of_heads, algorithm = combination.update(report, cohort)
     return {**update, **of_heads}, algorithm
 
-  def descend(loss, weights, examples, seed):
-    phase = hparams.body_phase()
-    return training_loop.train(
-      loss, weights, examples, phase, seed, model=multi_head
-    )
-
   def train_body(broadcast, local, examples, seed, unused_carried):
     """Step (c)."""
-    body, heads = divided(broadcast.global_weights)
+    body, heads = partition.split(broadcast.global_weights)
     loss = objectives.body_loss(multi_head, heads, domain_weights)
-    trained = descend(loss, body, examples, seed)
+    trained = training_loop.train(
+      loss, body, examples, hparams.body_phase(), seed, model=multi_head
+    )
     return client_work.ClientResult.of(body, trained, local)
 
   def train_jointly(broadcast, local, examples, seed):
     """Steps (a) and (c) at once."""
     weights = broadcast.global_weights
     loss = objectives.joint_loss(multi_head, domain_weights)
-    trained = descend(loss, weights, examples, seed)
-    body, heads = divided(weights)
-    _, new_heads = divided(trained.weights)
+    trained = training_loop.train(
+      loss, weights, examples, hparams.body_phase(), seed, model=multi_head
+    )
+    body, heads = partition.split(weights)
+    _, new_heads = partition.split(trained.weights)
     features = training_loop.frozen_features(
       multi_head, trained.weights, examples
     )
@@ -176,13 +177,13 @@ def build_fed_dar(
         weighting='num_examples',
         seed_purpose=randomness.FIRST_EXCHANGE,
       ),
-      client_work.Exchange(train_body, receives=heads_of_domains),
+      client_work.Exchange(train_body, receives=partition.local_names),
     ]
   return client_work.global_weights_work(
     multi_head,
     *exchanges,
     # The server's optimizer is the body's: heads are solved for, or averaged.
-    statistics=multi_head.statistics | set(heads_of_domains),
+    statistics=multi_head.statistics | set(partition.local_names),
     initial_algorithm=combination.initial_algorithm,
     server_metrics=combination.metrics,
     report_scale=model.domains.examples_per_client,

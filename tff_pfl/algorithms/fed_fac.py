@@ -125,6 +125,21 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
+def _partition_of(model, hparams):
+  """How the server finds which elements are personal."""
+  num_personal = {
+    layer: hparams.num_personal(model.elements[layer].number)
+    for layer in model.layers_to_divide(hparams.layers)
+  }
+  return found_partition.FoundPartition(
+    model,
+    num_personal,
+    hparams.explained_variance,
+    hparams.split,
+    is_static=hparams.mode == 'static',
+  )
+
+
 @registry.method(
   FedFacHParams,
   'hidden elements global or local, told apart by factor analysis',
@@ -137,15 +152,8 @@ def build_fed_fac(
   Raises:
     ValueError: If a layer does not exist or cannot be divided.
   """
-  num_personal = {
-    layer: hparams.num_personal(model.elements[layer].number)
-    for layer in model.layers_to_divide(hparams.layers)
-  }
-  is_static = hparams.mode == 'static'
-  partition = found_partition.FoundPartition(
-    model, num_personal, hparams.explained_variance, hparams.split, is_static
-  )
-  divided = [layer for layer, count in num_personal.items() if count]
+  partition = _partition_of(model, hparams)
+  divided = [layer for layer, count in partition.num_personal.items() if count]
   personal = personal_elements.PersonalElements(model, divided)
 
   def model_of(broadcast, local):
@@ -184,20 +192,14 @@ def build_fed_fac(
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
     """LocalTrain; nothing as long as a static partition is to be found."""
     is_shared = broadcast.algorithm['is_shared']
+    phase = hparams.phase(num_epochs)
 
     def fit():
-      values = training_loop.train_part(
-        model,
-        personal.values_of(model_of(broadcast, local)),
-        lambda own: model_of(broadcast, personal.all_own(own, is_shared)),
-        personal.values_of,
-        examples,
-        hparams.phase(num_epochs),
-        seed,
-      ).weights
-      return personal.all_own(values, is_shared)
+      return personal.fit(
+        broadcast.global_weights, local, is_shared, examples, phase, seed
+      )
 
-    if not is_static:
+    if not partition.is_static:
       return fit()
     is_found = broadcast.algorithm['is_found']
     return tf.cond(

@@ -92,6 +92,19 @@ def _told(features, means, head):
   )
 
 
+def _nothing_told(slots, means, head):
+  """What as many clients tell, before they do."""
+  told = collections.OrderedDict(
+    is_present=np.float32(0),
+    means=means,
+    variance=means.dtype.type(0),
+    head=head,
+  )
+  return tf.nest.map_structure(
+    lambda value: np.zeros([slots, *value.shape], value.dtype), told
+  )
+
+
 def _mixed(own, cohort):
   """A client's new head, of what all told, `[max_cohort_size, ...]` each.
 
@@ -153,10 +166,8 @@ def build_fed_pac(
     """Step 2."""
     body, head = broadcast.global_weights, own['head']
     penalty = classes.pull(broadcast.algorithm, hparams.pull_strength)
-    loss, phase = (
-      objectives.body_loss(model, head, penalty=penalty),
-      hparams.body_phase(),
-    )
+    loss = objectives.body_loss(model, head, penalty=penalty)
+    phase = hparams.body_phase()
     seed = randomness.fold_in(seed, 1)
     trained = training_loop.train(
       loss, body, examples, phase, seed, model=model
@@ -183,16 +194,8 @@ def build_fed_pac(
       ),
       client_work.Exchange(train_body, align),
     ]
-    means = initial['means']
-    told = collections.OrderedDict(
-      is_present=np.float32(0),
-      means=means,
-      variance=means.dtype.type(0),
-      head=partition.local_part(model.initial_weights),
-    )
-    initial['cohort'] = tf.nest.map_structure(
-      lambda value: np.zeros([slots, *value.shape], value.dtype), told
-    )
+    head = partition.local_part(model.initial_weights)
+    initial['cohort'] = _nothing_told(slots, initial['means'], head)
   return client_work.partitioned_weights_work(
     model,
     partition,

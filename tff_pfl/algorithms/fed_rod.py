@@ -75,6 +75,17 @@ def class_shift(
   )
 
 
+def _summed(shared, personal):
+  """The model's weights with the sum of both heads as its head."""
+  sums = {name: shared[name] + value for name, value in personal.items()}
+  return split_model.select({**shared, **sums}, shared)
+
+
+def _of_both(metric):
+  """A metric of what both heads give together."""
+  return lambda y, outputs: metric(y, outputs[1])
+
+
 @registry.method(
   FedRodHParams,
   'generic head on the balanced risk, personal head on top',
@@ -88,11 +99,6 @@ def build_fed_rod(
   domain_models.linear_head(model)
   head = model.weight_names(model.head_layers)
 
-  def summed(shared, personal):
-    """The model's weights with the sum of both heads as its head."""
-    sums = {name: shared[name] + personal[name] for name in head}
-    return split_model.select({**shared, **sums}, shared)
-
   def own(weights):
     """The personal head, which trains as weights called `personal/...`."""
     return collections.OrderedDict((n, weights[f'personal/{n}']) for n in head)
@@ -103,12 +109,9 @@ def build_fed_rod(
     generic, _ = model.head(weights, features, mode)
     frozen = {name: tf.stop_gradient(weights[name]) for name in head}
     both, _ = model.head(
-      summed(frozen, own(weights)), tf.stop_gradient(features), mode
+      _summed(frozen, own(weights)), tf.stop_gradient(features), mode
     )
     return (generic, both), statistics
-
-  def of_both(metric):
-    return lambda y, outputs: metric(y, outputs[1])
 
   def train(broadcast, personal, examples, seed):
     shared = broadcast.global_weights
@@ -122,7 +125,7 @@ def build_fed_rod(
     two_headed = dataclasses.replace(
       model,
       loss=both_risks,
-      metrics={name: of_both(m) for name, m in model.metrics.items()},
+      metrics={name: _of_both(m) for name, m in model.metrics.items()},
     )
     trained = training_loop.train(
       objectives.prediction_loss(two_headed, outputs),
@@ -139,7 +142,7 @@ def build_fed_rod(
     objective = objectives.prediction_loss(
       model,
       lambda personal, features, mode: model.head(
-        summed(shared, personal), features, mode
+        _summed(shared, personal), features, mode
       ),
     )
     features = training_loop.frozen_features(model, shared, examples)
@@ -156,7 +159,7 @@ def build_fed_rod(
     initial_local=collections.OrderedDict(
       (name, np.zeros_like(model.initial_weights[name])) for name in head
     ),
-    personal_weights=lambda broadcast, personal: summed(
+    personal_weights=lambda broadcast, personal: _summed(
       broadcast.global_weights, personal
     ),
     global_model=lambda shared: shared,

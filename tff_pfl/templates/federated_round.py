@@ -67,22 +67,7 @@ def build_personalized_process(
     [client.type_signature.result.sent for client in clients],
     [exchange.aggregator for exchange in work.exchanges],
   )
-
-  @tff.federated_computation
-  def initialize():
-    parts = tff.federated_eval(initial_parts, tff.SERVER)
-    states = tuple(a.initialize() for a in aggregations)
-    return tff.federated_zip(
-      personalized_process.ServerState(
-        parts.round_number,
-        parts.seed,
-        parts.global_weights,
-        states,
-        parts.server_optimizer,
-        parts.algorithm,
-      )
-    )
-
+  initialize = _build_initialize(initial_parts, aggregations)
   state_type = initialize.type_signature.result.member
   news = [
     exchange_parts.build_news(exchange, state_type)
@@ -103,18 +88,10 @@ def build_personalized_process(
       *run_round(state, client_states, examples)
     )
 
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_kept),
-    )
-
   return personalized_process.PersonalizedProcess(
     initialize,
     next_fn,
-    initialize_client_state,
+    _build_initialize_client_state(work),
     name=name,
     model=work.model,
     build_personal_models=lambda: personal_models.build_personal_models(
@@ -203,6 +180,41 @@ def _initial_server_parts(work, options):
     )
 
   return initial_parts
+
+
+def _build_initialize(initial_parts, aggregations):
+  """`( -> S@SERVER)`."""
+
+  @tff.federated_computation
+  def initialize():
+    parts = tff.federated_eval(initial_parts, tff.SERVER)
+    states = tuple(a.initialize() for a in aggregations)
+    return tff.federated_zip(
+      personalized_process.ServerState(
+        parts.round_number,
+        parts.seed,
+        parts.global_weights,
+        states,
+        parts.server_optimizer,
+        parts.algorithm,
+      )
+    )
+
+  return initialize
+
+
+def _build_initialize_client_state(work):
+  """`(int64 -> C)`."""
+
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_kept),
+    )
+
+  return initialize_client_state
 
 
 def _client_types(work, state):

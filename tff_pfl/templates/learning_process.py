@@ -58,15 +58,10 @@ def build_learning_process(
   )
   model = work.model
   examples_of = example_tensors.build_examples_of(model.element_spec)
+  anonymous_state = tff.tensorflow.computation(
+    _anonymous_state, examples_of.type_signature.result
+  )
   state_type = initialize.type_signature.result.member
-
-  @tff.tensorflow.computation(examples_of.type_signature.result)
-  def anonymous_state(examples):
-    return personalized_process.ClientState(
-      client_index=randomness.fingerprint(examples),
-      num_rounds=tf.constant(0, tf.int32),
-      local=collections.OrderedDict(),
-    )
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
@@ -104,6 +99,14 @@ def build_learning_process(
 
   return tff.learning.templates.LearningProcess(
     initialize, next_fn, get_model_weights, set_model_weights
+  )
+
+
+def _anonymous_state(examples):
+  return personalized_process.ClientState(
+    client_index=randomness.fingerprint(examples),
+    num_rounds=tf.constant(0, tf.int32),
+    local=collections.OrderedDict(),
   )
 
 

@@ -74,6 +74,13 @@ def kept_by_clients(
   return _keeping(work, names, method)
 
 
+def _both(weights, statistics):
+  """A client's state: the method's own, and the statistics."""
+  return collections.OrderedDict(
+    [(_WEIGHTS, weights), (_STATISTICS, statistics)]
+  )
+
+
 def _keeping(inner, names, method):
   """A method, as one whose clients keep some of its global weights."""
   initial = split_model.select(inner.initial_global, names)
@@ -84,11 +91,6 @@ def _keeping(inner, names, method):
   def with_statistics(broadcast, statistics):
     return broadcast._replace(
       global_weights=complete(broadcast.global_weights, statistics)
-    )
-
-  def both(weights, statistics):
-    return collections.OrderedDict(
-      [(_WEIGHTS, weights), (_STATISTICS, statistics)]
     )
 
   def keeping(exchange):
@@ -117,8 +119,8 @@ def _keeping(inner, names, method):
       )
       return result._replace(
         update=update,
-        local=both(result.local, statistics),
-        carried=both(result.carried, statistics),
+        local=_both(result.local, statistics),
+        carried=_both(result.carried, statistics),
       )
 
     receives = [name for name in exchange.receives if name not in names]
@@ -130,22 +132,16 @@ def _keeping(inner, names, method):
     )
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    statistics = {
-      **local[_STATISTICS],
-      **statistics_of(
-        inner.model, personal_weights(broadcast, local), examples, seed
-      ),
-    }
+    weights = personal_weights(broadcast, local)
+    of_examples = statistics_of(inner.model, weights, examples, seed)
+    statistics = {**local[_STATISTICS], **of_examples}
     fitted = local[_WEIGHTS]
     if inner.fit_new_client is not None:
+      broadcast = with_statistics(broadcast, statistics)
       fitted = inner.fit_new_client(
-        with_statistics(broadcast, statistics),
-        fitted,
-        examples,
-        seed,
-        num_epochs,
+        broadcast, fitted, examples, seed, num_epochs
       )
-    return both(fitted, split_model.select(statistics, names))
+    return _both(fitted, split_model.select(statistics, names))
 
   global_model = inner.global_model and (
     lambda weights: inner.global_model(complete(weights, initial))
@@ -157,7 +153,7 @@ def _keeping(inner, names, method):
     initial_global=split_model.select(
       inner.initial_global, [n for n in inner.initial_global if n not in names]
     ),
-    initial_local=both(inner.initial_local, initial),
+    initial_local=_both(inner.initial_local, initial),
     personal_weights=personal_weights,
     global_model=global_model,
     fit_new_client=fit_new_client,

@@ -72,24 +72,7 @@ def build_personal_models(
     ):
       personal = personalize_broadcast(broadcast, client_state, train)
       after = scoring.score(model, personal.weights, test)
-    scores = collections.OrderedDict(
-      before=objectives.means(before.sums),
-      after=objectives.means(after.sums),
-      examples=test.num_examples,
-    )
-    if model.domains is not None:
-      sums = collections.OrderedDict(
-        before=before.by_domain.copy(), after=after.by_domain.copy()
-      )
-      counts = [of_domains.pop('examples') for of_domains in sums.values()]
-      scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)
-    if not isinstance(before.class_1, tuple):
-      scores['scores'] = collections.OrderedDict(
-        before=before.class_1, after=after.class_1, y=test.y
-      )
-      if model.domains is not None:
-        scores['scores']['domain'] = test.x['domain']
-    return scores
+    return _scores(model, before, after, test)
 
   @tff.tensorflow.computation(
     server_state_type, client_state_type, examples_type, examples_type
@@ -112,6 +95,28 @@ def build_personal_models(
   return PersonalModels(
     personalize, model_without_data, evaluate, evaluate_clients
   )
+
+
+def _scores(model, before, after, test):
+  """What `PersonalizedProcess.evaluate` gives."""
+  scores = collections.OrderedDict(
+    before=objectives.means(before.sums),
+    after=objectives.means(after.sums),
+    examples=test.num_examples,
+  )
+  if model.domains is not None:
+    sums = collections.OrderedDict(
+      before=before.by_domain.copy(), after=after.by_domain.copy()
+    )
+    counts = [of_domains.pop('examples') for of_domains in sums.values()]
+    scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)
+  if not isinstance(before.class_1, tuple):
+    scores['scores'] = collections.OrderedDict(
+      before=before.class_1, after=after.class_1, y=test.y
+    )
+    if model.domains is not None:
+      scores['scores']['domain'] = test.x['domain']
+  return scores
 
 
 def _build_personalize(work, options, training, types):

@@ -129,8 +129,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       whatever was asked of this process.
     attacked_clients: Indices of clients that work for a simulated attack; their
       scores tell nothing.
-    build_personal_models: Builds `personal_models.PersonalModels`.
-    build_learning_process: Builds the process without client state.
+    build_personal_models: Builds `personal_models.PersonalModels`; called when
+      one of them is first used, and once.
+    build_learning_process: Builds the process of `to_learning_process`.
   """
 
   initialize_fn: dataclasses.InitVar[tff.Computation]

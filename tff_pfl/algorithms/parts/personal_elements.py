@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl.client import example_tensors, phases, training_loop
 from tff_pfl.models import split_model
 
 # By layer, which of its elements are shared.
@@ -49,17 +50,11 @@ class PersonalElements:
   def initial_local(self) -> collections.OrderedDict:
     """The state of a client that has no own elements (arrays)."""
     return collections.OrderedDict(
-      values=self.values_of(self._model.initial_weights),
+      values=self._values_of(self._model.initial_weights),
       is_own=collections.OrderedDict(
         (layer, np.zeros(self._model.elements[layer].number, bool))
         for layer in self._layers
       ),
-    )
-
-  def values_of(self, weights: split_model.Weights) -> collections.OrderedDict:
-    """Of some weights those that a client keeps."""
-    return collections.OrderedDict(
-      (name, weights[name]) for name in self._owned if name in weights
     )
 
   def merge(
@@ -72,14 +67,29 @@ class PersonalElements:
       global_weights,
     )
 
-  def all_own(self, values: split_model.Weights, is_shared: IsShared) -> Any:
-    """The state of a client that has its own of all personal elements."""
-    return collections.OrderedDict(
-      values=values,
-      is_own=collections.OrderedDict(
-        (layer, ~is_shared[layer]) for layer in self._layers
-      ),
+  def fit(
+    self,
+    global_weights: split_model.Weights,
+    local: Any,
+    is_shared: IsShared,
+    examples: example_tensors.ExampleTensors,
+    phase: phases.Phase,
+    seed: tf.Tensor,
+  ) -> Any:
+    """The client's state after it trained its own elements, all else frozen."""
+    is_own = collections.OrderedDict(
+      (layer, ~is_shared[layer]) for layer in self._layers
     )
+    values = training_loop.train_part(
+      self._model,
+      self._values_of(self.merge(global_weights, local, is_shared)),
+      lambda own: self._where(is_own.get, own, global_weights),
+      self._values_of,
+      examples,
+      phase,
+      seed,
+    ).weights
+    return collections.OrderedDict(values=values, is_own=is_own)
 
   def trained(
     self,
@@ -120,10 +130,16 @@ class PersonalElements:
     )
     new = self._where(is_shared.get, last, moved)
     return sent, collections.OrderedDict(
-      values=self.values_of(new),
+      values=self._values_of(new),
       is_own=collections.OrderedDict(
         (layer, is_own[layer] | ~is_shared[layer]) for layer in self._layers
       ),
+    )
+
+  def _values_of(self, weights):
+    """Of some weights those that a client keeps."""
+    return collections.OrderedDict(
+      (name, weights[name]) for name in self._owned if name in weights
     )
 
   def _where(self, choose, chosen, others):
