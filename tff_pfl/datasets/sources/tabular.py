@@ -296,9 +296,42 @@ def load_tabular(
       all rows.
     data_dir: The CSV file, its folder if that holds no other, or the parent of
       its folder `tabular`.
-    label_column: This and all up to `min_category_count` say what the columns
-      are; see the attributes of `table_columns.Columns`, whose names lack
-      `_column` and `_columns`.
+    label_column: The column of labels: words or whole numbers, which are
+      classes in their sorted order, unless `task`, `label_above` or
+      `label_values` says otherwise. For multilabel several, separated by
+      commas.
+    domain_column: The column that says which domain a row is of; None for data
+      without domains.
+    client_column: The column that says whose row it is; it is no input.
+    split_column: The column that says which rows are for training and which
+      for testing, by the words train and test; None to draw the test rows.
+    drop_columns: Columns that are not inputs, such as row numbers.
+    categorical_columns: Columns whose numbers stand for categories.
+    zero_is_missing_columns: Columns of numbers in which 0 means a missing
+      value.
+    missing_markers: What stands for a missing value, besides an empty cell.
+    task: 'classification'; 'multilabel' for several labels, each of the same
+      two classes, the second of which says that the label applies; or
+      'regression' for labels that are numbers to be predicted: these are
+      standardized for training, and so are the reported errors, in standard
+      deviations.
+    label_above: Class 1 is a label above this number, class 0 any other; None
+      where labels are classes already.
+    label_values: The words of the label column that are classes, in their
+      order, or WORD:CLASS to rename words or give several the same class (in
+      the order of the classes where these are numbers). Rows of other labels,
+      and without one, are left out.
+    domain_bounds: Ascending numbers that divide the domain column's numbers
+      into groups; a bound belongs to the group above it. Empty where every
+      value is a domain of its own.
+    missing_domain: What happens to rows without a domain, and with the
+      partition natural to those without a client: 'error', 'drop' leaves them
+      out, 'value' makes them one more domain (or client).
+    missing_indicators: Whether a column with missing values gets a second input
+      that marks them.
+    min_category_count: Words that occur less often in their column share one
+      input, so that a column may have any number of words; None for at most
+      1000 words, each with an input.
     test_fraction: Fraction of a client's rows in its test set, in [0, 1),
       stratified by domain and class; None for 0.2, or for a split column.
 
