@@ -100,3 +100,16 @@ def test_groups_of_channels_are_refused():
       (images, filters),
       fallback_to_while_loop=False,
     )
+
+
+@pytest.mark.parametrize('dtype', [tf.bfloat16, tf.float16])
+def test_layers_of_half_precision_run_together_too(dtype):
+  images = tf.cast(_values(4, 6, 6, 2, seed=0), dtype)
+  filters = tf.cast(_values(3, 3, 2, 3, seed=1), dtype)
+  found = _together(images, filters, strides=1, padding='SAME')
+  alone = _with_gradients(images[0], filters[0], strides=1, padding='SAME')
+  for a, b in zip(found, alone):
+    assert a.dtype == dtype
+    np.testing.assert_allclose(
+      tf.cast(a[0], tf.float32), tf.cast(b, tf.float32), rtol=0.1, atol=0.2
+    )

@@ -105,6 +105,13 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
   assert np.abs(counts).max() <= 1
 
 
+def test_test_fraction_holds_out_where_there_are_no_test_examples():
+  dataset = _arrays(x_test=None, y_test=None).to_clients(
+    2, 'iid', test_fraction=0.25
+  )
+  assert [len(dataset.test(i).y) for i in dataset.client_ids] == [5, 5]
+
+
 @pytest.mark.parametrize('fraction', [1, -0.1, float('nan'), '0.5'])
 def test_test_fraction_out_of_range_is_an_error(fraction):
   with shared.one_line_error(r'`test_fraction` to be a number in \[0, 1\)'):

@@ -284,6 +284,13 @@ def test_text_models_have_gradients_for_every_weight(name):
     assert np.any(value), key
 
 
+@pytest.mark.parametrize('name', ['linear', 'mlp'])
+def test_an_input_may_be_one_number(name):
+  model = zoo.make_model(name, _spec(()), 3)
+  outputs, _ = model.forward(model.initial_weights, tf.constant([0.5, 2.0]))
+  assert outputs.shape == (2, 3)
+
+
 def test_the_linear_model_is_all_head():
   model = zoo.make_model('linear', _spec((8, 8)), 10)
   assert model.head_layers == ('head',)

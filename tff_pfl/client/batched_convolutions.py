@@ -77,7 +77,8 @@ def _input_gradient(pfor_input: Any) -> tf.Tensor:
   pfor_input.stack_inputs([1, 2])
   filters, slope = map(pfor_input.stacked_input, (1, 2))
   # A product is linear in both: the gradient is the same at all images.
-  images = tf.zeros([*tf.unstack(tf.shape(slope)[:2]), *image[1:]])
+  shape = [*tf.unstack(tf.shape(slope)[:2]), *image[1:]]
+  images = tf.zeros(shape, slope.dtype)
   with tf.GradientTape() as tape:
     tape.watch(images)
     found = product(images, filters)
@@ -89,7 +90,7 @@ def _filter_gradient(pfor_input: Any) -> tf.Tensor:
   product = _product_of(pfor_input, image, filters)
   pfor_input.stack_inputs([0, 2])
   images, slope = map(pfor_input.stacked_input, (0, 2))
-  filters = tf.zeros([tf.shape(slope)[0], *filters])
+  filters = tf.zeros([tf.shape(slope)[0], *filters], slope.dtype)
   with tf.GradientTape() as tape:
     tape.watch(filters)
     found = product(images, filters)

@@ -64,7 +64,7 @@ class ClientExamples:
       self._num_bytes += _num_bytes(tensors)
     # What was asked for last is the last in the dictionary.
     self._kept[client_id] = tensors
-    while self._num_bytes > self._max_bytes:
+    while self._kept and self._num_bytes > self._max_bytes:
       self._num_bytes -= _num_bytes(self._kept.pop(next(iter(self._kept))))
     return tensors
 

@@ -139,7 +139,7 @@ class Phase:
       if getattr(self, name) is not None:
         errors.expect_int(name, getattr(self, name), low, _INT32_MAX)
     errors.expect_int('num_epochs', self.num_epochs, 0, _INT32_MAX)
-    errors.expect_int('batches_per_step', self.batches_per_step, 1)
+    errors.expect_int('batches_per_step', self.batches_per_step, 1, _INT32_MAX)
 
 
 class BatchPlan(NamedTuple):

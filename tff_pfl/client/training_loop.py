@@ -129,7 +129,6 @@ class _Loop:
         optimizer, split_model.select(initial, self._trained)
       ),
     )
-    decay = training_options.decay(optimizer, optimizer_state)
     # A batch of clients has one loop, in which a client that has done its steps
     # keeps its weights.
     num_steps = vectorization.longest(plan.num_steps)
@@ -141,6 +140,8 @@ class _Loop:
     def step(index, weights, optimizer_state, metrics):
       output = self._step(weights, examples, plan, index, step_seed)
       trained = split_model.select(weights, self._trained)
+      # Of the state at this step, whose learning rate the optimizer may change.
+      decay = training_options.decay(optimizer, optimizer_state)
       if decay is not None:
         for name, value in trained.items():
           trained[name] = value - tf.cast(decay, value.dtype) * value

@@ -86,7 +86,7 @@ def _number_of_ids(
   """Returns the largest of checked ids plus 1, if that is plausible."""
   ids = [checked[key] for key in (of, f'{of}_test') if key in checked]
   largest = max(int(part.max(initial=0)) for part in ids)
-  if largest >= max(_MAX_SINGLETON_CLASSES, 2 * sum(p.size for p in ids)):
+  if largest >= max(_MAX_SINGLETON_CLASSES, sum(p.size for p in ids)):
     raise ValueError(
       f'Expected `{name}` to be given where ids in `{of}` exceed the number of'
       f' examples, found {largest}{advice}.'
@@ -94,12 +94,17 @@ def _number_of_ids(
   return largest + 1
 
 
+def _rectangular(value: Any) -> np.ndarray:
+  """Returns an array, of no known type where rows are of unequal length."""
+  try:
+    return np.asarray(value)
+  except ValueError:
+    return np.empty(0, object)
+
+
 def _as_array(value: Any, name: str) -> np.ndarray:
   """Returns a rectangular array of numbers."""
-  try:
-    array = np.asarray(value)
-  except ValueError:
-    array = np.empty(0, object)  # Rows of unequal length.
+  array = _rectangular(value)
   errors.expect(
     array.dtype.kind in 'biuf',
     name,
@@ -201,7 +206,7 @@ def check_domain_ids(
     value: Integers, `[examples]`.
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
   """
-  array = np.asarray(value)
+  array = _rectangular(value)
   if array.shape == (0,) and array.dtype.kind == 'f':
     array = array.astype(np.int32)  # Of an empty list.
   if array.dtype.kind not in 'iu' or array.ndim != 1:

@@ -81,9 +81,10 @@ class Arrays(partitioning.Pool):
     pool, options = self, {}
     if test_fraction is not None:
       both = {
-        name: np.concatenate([part, getattr(self, f'{name}_test')])
+        name: np.concatenate([part for part in parts if part is not None])
         for name in ('x', 'y', 'domain')
-        if (part := getattr(self, name)) is not None
+        if (parts := (getattr(self, name), getattr(self, f'{name}_test')))
+        and parts[0] is not None
       }
       pool = partitioning.Pool(
         **both, num_classes=self.num_classes, domain_names=self.domain_names

@@ -122,7 +122,11 @@ def _settings(comparison, num_trials, num_processes, cluster):
 def _with_named_scores(sweep, primary):
   """A sweep whose points have their score under the primary metric's name."""
   points = [
-    {primary.name if n == 'score' else n: v for n, v in point.items()}
+    {
+      primary.name if name == 'score' else name: value
+      for name, value in point.items()
+      if name != primary.name
+    }
     for point in sweep['points']
   ]
   return {**sweep, 'points': points}

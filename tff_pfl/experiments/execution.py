@@ -202,8 +202,10 @@ def run_trials(
       shutdown.raise_if_stopped()
       while waiting and len(running) < shares.num_processes:
         one = waiting.pop(0)
-        folder = _make_folder(directory, one, options)
-        running[one.name] = start(folder, os.path.join(folder, LOG_NAME))
+        folder = trial_folder(directory, one.name)
+        with _starting(folder):
+          log_path = _make_folder(folder, one, options)
+          running[one.name] = start(folder, log_path)
       for name, process in list(running.items()):
         if process and process.poll() is None:
           continue
@@ -238,22 +240,27 @@ def _progress_bar(num_trials, num_finished, description, is_shown):
   )
 
 
-def _make_folder(directory, wanted, runtime_options):
-  """Makes a trial's folder with what it is and an empty log; returns it."""
-  folder = trial_folder(directory, wanted.name)
+@contextlib.contextmanager
+def _starting(folder):
+  """Says which trial the system would not let start."""
   try:
-    os.makedirs(folder, exist_ok=True)
-    summary_lib.write_json(
-      os.path.join(folder, trial.SPEC_NAME),
-      {'trial': wanted.settings(), 'runtime_options': runtime_options},
-    )
-    with open(os.path.join(folder, LOG_NAME), 'w', encoding='utf-8'):
-      pass
+    yield
   except OSError as error:
     raise errors.RunError(
       f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
     ) from error
-  return folder
+
+
+def _make_folder(folder, wanted, runtime_options):
+  """Makes a trial's folder; returns the path of its log, which is empty."""
+  os.makedirs(folder, exist_ok=True)
+  summary_lib.write_json(
+    os.path.join(folder, trial.SPEC_NAME),
+    {'trial': wanted.settings(), 'runtime_options': runtime_options},
+  )
+  log_path = os.path.join(folder, LOG_NAME)
+  with open(log_path, 'w', encoding='utf-8'):
+    return log_path
 
 
 def _run_here(folder, log_path):

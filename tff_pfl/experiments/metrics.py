@@ -60,7 +60,11 @@ def by_name(
       for suffix, rounds, when in _rounds(recent)
     ),
   )
-  return {metric.name: metric for metric in metrics}
+  found = {}
+  for metric in metrics:
+    # The loss may be the primary one, which stands before it.
+    found.setdefault(metric.name, metric)
+  return found
 
 
 def _of_primary(primary, key, title, heading, description):

@@ -276,7 +276,7 @@ def _conclude(experiment, settings):
   sizes = experiment.sizes(settings)
   # As the setup was written.
   setup = json.loads(summary_lib.json_text(dataclasses.asdict(sizes)))
-  if numbers['setup'] != setup:
+  if numbers.get('setup') != setup or 'columns' not in numbers:
     raise errors.RunError(
       f'{settings.directory} has numbers of another version of '
       f'{experiment.name}, of other sizes: have it deleted and run anew '
@@ -336,9 +336,8 @@ def _expect_folder_for(experiment, settings, *, rerun):
 
 def _clear(directory):
   """Deletes an experiment's results, the settings last."""
-  shutil.rmtree(
-    os.path.join(directory, execution.TRIALS_DIR), ignore_errors=True
-  )
+  with contextlib.suppress(FileNotFoundError):
+    shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
   for name in (
     NUMBERS_NAME,
     SUMMARY_NAME,

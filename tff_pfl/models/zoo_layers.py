@@ -134,7 +134,7 @@ def dense(widths, activation, seeds, dropout=0.0):
   errors.expect_share('dropout', dropout, '[0, 1)')
 
   def network(x):
-    if len(x.shape) > 2:
+    if len(x.shape) != 2:
       x = keras.layers.Flatten()(x)
     for i, width in enumerate(widths):
       x = keras.layers.Dense(

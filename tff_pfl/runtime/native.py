@@ -157,7 +157,8 @@ class _Worker:
         f'--max_concurrent_computation_calls={num_clients}',
       ),
       stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,
+      # What a client prints goes where messages do: stdout is the program's.
+      stdout=2,
       env={'TF_NUM_INTRAOP_THREADS': threads_per_client, **os.environ},
       # Ctrl-C in a terminal reaches Python alone, which then decides.
       start_new_session=True,
@@ -245,6 +246,7 @@ class _Stub:
 
   def __init__(self, channel: grpc.Channel):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
+    self._owner_pid = os.getpid()
 
   def __getattr__(self, name: str) -> Callable[[Any], Any]:
     return getattr(self._stub, name.title().replace('_', ''))
@@ -259,7 +261,10 @@ class _Stub:
     """Releases what the worker holds, where there still is a worker.
 
     Finalizers of values call this at any moment, the interpreter's exit
-    included; what cannot be released is gone with its worker.
+    included; what cannot be released is gone with its worker. A forked copy of
+    the owner releases nothing: its values are the owner's.
     """
+    if os.getpid() != self._owner_pid:
+      return
     with contextlib.suppress(grpc.RpcError, ValueError):
       method(request, timeout=_SECONDS_TO_RELEASE)

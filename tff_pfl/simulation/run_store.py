@@ -42,8 +42,9 @@ FILE_NAME = 'run.sqlite'
 _APPLICATION_ID = 0x74667066
 _VERSION = 4
 _TABLES = (
-  # The settings, the server's state and the scores of each client.
-  'CREATE TABLE newest (name TEXT PRIMARY KEY, content BLOB)',
+  # The settings, the server's state and the scores of each client, in pieces.
+  'CREATE TABLE newest'
+  ' (name TEXT, piece INTEGER, content BLOB, PRIMARY KEY (name, piece))',
   'CREATE TABLE client_states (client INTEGER PRIMARY KEY, content BLOB)',
   # Metrics and evaluation, as JSON.
   'CREATE TABLE rounds (round INTEGER PRIMARY KEY, content BLOB)',
@@ -55,6 +56,9 @@ _JOURNAL_SIZE_LIMIT = 64 * 1024 * 1024
 # A reader or writer waits this long for another's short critical section.
 _BUSY_TIMEOUT_SECONDS = 30.0
 _CHECKSUM_SIZE = 4
+# SQLite takes no value of more than 10**9 bytes, and the states of optimizers
+# are larger than models.
+_PIECE_SIZE = 2**28
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -106,18 +110,26 @@ class RunStore:
         )
       with _one_line(directory, 'open the run'):
         if is_there:
-          store = cls(directory, _connect(directory, 'rw'), on_error)
-          store._check()
-          store.server_state()
-          store._check_resumable(value_codec.to_json(config))
+          # What is refused is left as it is, its write-ahead log too.
+          with cls.open_for_reading(directory) as found:
+            found.server_state()
+            found._check_resumable(value_codec.to_json(config))
         else:
-          store = cls(directory, _new_file(directory), on_error)
-          store._write_newest('per_client', _dump([]))
-        store._connection.execute('PRAGMA synchronous = FULL')
-        store._connection.execute(
-          f'PRAGMA journal_size_limit = {_JOURNAL_SIZE_LIMIT}'
-        )
-        store._write_newest('config', _dump(config))
+          _remove_file(directory)
+        mode = 'rw' if is_there else 'rwc'
+        store = cls(directory, _connect(directory, mode), on_error)
+        for pragma in (
+          f'page_size = {_PAGE_SIZE}',
+          'journal_mode = WAL',
+          'synchronous = FULL',
+          f'journal_size_limit = {_JOURNAL_SIZE_LIMIT}',
+        ):
+          store._connection.execute(f'PRAGMA {pragma}')
+        with _transaction(store._connection):
+          if not is_there:
+            store._make_tables()
+            store._write_newest('per_client', _dump([]))
+          store._write_newest('config', _dump(config))
       store._on_close = on_error.pop_all()
       return store
 
@@ -230,7 +242,7 @@ class RunStore:
 
     A client whose state was never committed is absent.
     """
-    indices = list(client_indices)
+    indices = [int(index) for index in client_indices]
     # One statement, so that a reader never sees states of two rounds.
     found = dict(
       self._read(
@@ -292,20 +304,30 @@ class RunStore:
     # One statement, as a round may be committed meanwhile.
     rows = self._read(
       'SELECT content, (SELECT MAX(round) FROM rounds) FROM newest'
-      ' WHERE name = ?',
+      ' WHERE name = ? ORDER BY piece',
       name,
     )
     if not rows:
       raise _damaged(self._directory, f'its {name} is missing')
-    ((content, last_round),) = rows
+    pieces, (last_round, *_) = zip(*rows)
     context = [last_round] if name == 'server_state' else []
-    return self._unseal(content, name, *context)
+    are_bytes = all(isinstance(piece, bytes) for piece in pieces)
+    return self._unseal(are_bytes and b''.join(pieces), name, *context)
 
   def _write_newest(self, name: str, content: bytes, *context: Any) -> None:
-    self._connection.execute(
-      'INSERT OR REPLACE INTO newest VALUES (?, ?)',
-      [name, _seal(content, name, *context)],
+    sealed = memoryview(_seal(content, name, *context))
+    starts = range(0, len(sealed), _PIECE_SIZE)
+    self._connection.execute('DELETE FROM newest WHERE name = ?', [name])
+    self._connection.executemany(
+      'INSERT INTO newest VALUES (?, ?, ?)',
+      ((name, start, sealed[start : start + _PIECE_SIZE]) for start in starts),
     )
+
+  def _make_tables(self) -> None:
+    self._connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
+    self._connection.execute(f'PRAGMA user_version = {_VERSION}')
+    for table in _TABLES:
+      self._connection.execute(table)
 
   def _unseal(self, sealed: Any, *context: Any) -> bytes:
     """Returns what `_seal` was given; raises `RunError` if it was not this."""
@@ -348,7 +370,9 @@ class RunStore:
     differences = [
       f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
       for name in dict.fromkeys([*old, *new])
-      if name not in MUTABLE_SETTINGS and old.get(name) != new.get(name)
+      # As texts: NaN is not equal to itself.
+      if name not in MUTABLE_SETTINGS
+      and json.dumps(old.get(name)) != json.dumps(new.get(name))
     ]
     if differences:
       raise errors.RunError(
@@ -407,20 +431,10 @@ def _connect(directory: str, mode: str) -> sqlite3.Connection:
   return connection
 
 
-def _new_file(directory: str) -> sqlite3.Connection:
-  """Makes a file without rounds in place of what is there."""
+def _remove_file(directory: str) -> None:
   for suffix in ('', '-wal', '-shm', '-journal'):
     with contextlib.suppress(FileNotFoundError):
       os.remove(_path_in(directory) + suffix)
-  connection = _connect(directory, 'rwc')
-  connection.execute(f'PRAGMA page_size = {_PAGE_SIZE}')
-  connection.execute('PRAGMA journal_mode = WAL')
-  with _transaction(connection):
-    connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
-    connection.execute(f'PRAGMA user_version = {_VERSION}')
-    for table in _TABLES:
-      connection.execute(table)
-  return connection
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ class BytesPerRound(NamedTuple):
   up: int
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class PersonalizedProcess(tff.templates.IterativeProcess):
   """A personalized federated learning method; see the module's docstring.
 
