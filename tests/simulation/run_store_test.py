@@ -83,6 +83,16 @@ def run_error(function, *args, **kwargs):
   return text
 
 
+def test_what_is_larger_than_a_value_of_sqlite_is_stored_in_pieces(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(run_store, '_PIECE_SIZE', 10)
+  with run_store.RunStore.open(tmp_path, {}) as store:
+    for state in (bytes(range(95)), bytes(range(31))):
+      store.commit_round(server_state=state, client_states={}, metrics={})
+      assert store.server_state() == state
+
+
 def test_committed_rounds_are_there_after_resuming(tmp_path):
   directory = tmp_path / 'new' / 'run'
   with RunStore.open(directory, _CONFIG) as store:
