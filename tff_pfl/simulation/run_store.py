@@ -38,10 +38,12 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = 'run.sqlite'
 
-# Marks a SQLite file as ours ("tfpf"), with the version of the tables below.
+# Marks a SQLite file as ours ("tfpf"), with the version of the tables.
 _APPLICATION_ID = 0x74667066
 _VERSION = 4
-_TABLES = (
+_SCHEMA = (
+  f'PRAGMA application_id = {_APPLICATION_ID}',
+  f'PRAGMA user_version = {_VERSION}',
   # The settings, the server's state and the scores of each client, in pieces.
   'CREATE TABLE newest'
   ' (name TEXT, piece INTEGER, content BLOB, PRIMARY KEY (name, piece))',
@@ -67,6 +69,9 @@ class RunStore:
   """The committed rounds of a run; see the module's docstring.
 
   Use `open` or `open_for_reading`, not the constructor.
+
+  Attributes:
+    directory: The run's output directory.
   """
 
   def __init__(
@@ -75,7 +80,7 @@ class RunStore:
     connection: sqlite3.Connection,
     on_close: contextlib.ExitStack,
   ):
-    self._directory = directory
+    self.directory = directory
     self._connection = connection
     self._on_close = on_close
     on_close.callback(connection.close)
@@ -115,7 +120,9 @@ class RunStore:
             found.server_state()
             found._check_resumable(value_codec.to_json(config))
         else:
-          _remove_file(directory)
+          for suffix in ('', '-wal', '-shm', '-journal'):
+            with contextlib.suppress(FileNotFoundError):
+              os.remove(_path_in(directory) + suffix)
         mode = 'rw' if is_there else 'rwc'
         store = cls(directory, _connect(directory, mode), on_error)
         for pragma in (
@@ -127,7 +134,8 @@ class RunStore:
           store._connection.execute(f'PRAGMA {pragma}')
         with _transaction(store._connection):
           if not is_there:
-            store._make_tables()
+            for statement in _SCHEMA:
+              store._connection.execute(statement)
             store._write_newest('per_client', _dump([]))
           store._write_newest('config', _dump(config))
       store._on_close = on_error.pop_all()
@@ -154,11 +162,6 @@ class RunStore:
         store._check()
       store._on_close = on_error.pop_all()
       return store
-
-  @property
-  def directory(self) -> str:
-    """The run's output directory."""
-    return self._directory
 
   @property
   def config(self) -> dict[str, Any]:
@@ -208,7 +211,7 @@ class RunStore:
         f'everything up to round {last_round} is safe: mend that and pass'
         ' `resume`'
       )
-    with _one_line(self._directory, f'commit round {number}', advice):
+    with _one_line(self.directory, f'commit round {number}', advice):
       with _transaction(self._connection):
         self._write_newest('server_state', server_state, number)
         self._connection.executemany(
@@ -233,7 +236,7 @@ class RunStore:
     """
     if self.last_round < 0:
       raise errors.RunError(
-        f'The run in {self._directory} has committed no state yet.'
+        f'The run in {self.directory} has committed no state yet.'
       )
     return self._newest('server_state')
 
@@ -267,7 +270,7 @@ class RunStore:
     rows = self._read('SELECT round, content FROM rounds ORDER BY round')
     for expected, (number, content) in enumerate(rows):
       if number != expected:
-        raise _damaged(self._directory, f'round {expected} is missing')
+        raise _damaged(self.directory, f'round {expected} is missing')
       history.append(json.loads(self._unseal(content, 'round', number)))
     # Without the initial state.
     return history[1:]
@@ -295,9 +298,9 @@ class RunStore:
     self.close()
 
   def _read(self, query: str, *values: Any) -> list[Any]:
-    # Read at once: a query that stays open while its rows are consumed would
-    # keep the running process from shortening its write-ahead log.
-    with _one_line(self._directory, 'read the run'):
+    # At once: an open query would keep the running process from shortening its
+    # write-ahead log.
+    with _one_line(self.directory, 'read the run'):
       return self._connection.execute(query, values).fetchall()
 
   def _newest(self, name: str) -> bytes:
@@ -308,7 +311,7 @@ class RunStore:
       name,
     )
     if not rows:
-      raise _damaged(self._directory, f'its {name} is missing')
+      raise _damaged(self.directory, f'its {name} is missing')
     pieces, (last_round, *_) = zip(*rows)
     context = [last_round] if name == 'server_state' else []
     are_bytes = all(isinstance(piece, bytes) for piece in pieces)
@@ -323,12 +326,6 @@ class RunStore:
       ((name, start, sealed[start : start + _PIECE_SIZE]) for start in starts),
     )
 
-  def _make_tables(self) -> None:
-    self._connection.execute(f'PRAGMA application_id = {_APPLICATION_ID}')
-    self._connection.execute(f'PRAGMA user_version = {_VERSION}')
-    for table in _TABLES:
-      self._connection.execute(table)
-
   def _unseal(self, sealed: Any, *context: Any) -> bytes:
     """Returns what `_seal` was given; raises `RunError` if it was not this."""
     if isinstance(sealed, bytes):
@@ -336,7 +333,7 @@ class RunStore:
       if sealed == _seal(content, *context):
         return content
     what = ' '.join(map(str, context))
-    raise _damaged(self._directory, f'{what} has another checksum')
+    raise _damaged(self.directory, f'{what} has another checksum')
 
   def _check(self) -> None:
     """Raises `RunError` unless settings and metrics are as committed."""
@@ -346,17 +343,17 @@ class RunStore:
 
     if not pragma('schema_version'):
       raise errors.RunError(
-        f'There is no run in {self._directory} ({FILE_NAME} is empty): it has'
+        f'There is no run in {self.directory} ({FILE_NAME} is empty): it has'
         ' not begun, or the file is to be restored from a backup.'
       )
     if pragma('application_id') != _APPLICATION_ID:
       raise errors.RunError(
-        f'Cannot open the run in {self._directory}: {FILE_NAME} was not made by'
+        f'Cannot open the run in {self.directory}: {FILE_NAME} was not made by'
         ' tff_pfl; pass another `output_dir`.'
       )
     if pragma('user_version') != _VERSION:
       raise errors.RunError(
-        f'Cannot open the run in {self._directory}: its format is version'
+        f'Cannot open the run in {self.directory}: its format is version'
         f' {pragma("user_version")}, this tff_pfl reads version {_VERSION}; use'
         ' the tff_pfl that made it.'
       )
@@ -376,7 +373,7 @@ class RunStore:
     ]
     if differences:
       raise errors.RunError(
-        f'Cannot resume the run in {self._directory} with other settings:'
+        f'Cannot resume the run in {self.directory} with other settings:'
         f' {"; ".join(differences)}. Give those of the run, or another'
         ' `output_dir`.'
       )
@@ -386,7 +383,7 @@ class RunStore:
         errors.message(
           'num_rounds',
           f'at least the {last_round} rounds that the run in '
-          f'{self._directory} has',
+          f'{self.directory} has',
           given['num_rounds'],
         )
       )
@@ -429,12 +426,6 @@ def _connect(directory: str, mode: str) -> sqlite3.Connection:
   # Damaged text need not be text.
   connection.text_factory = bytes
   return connection
-
-
-def _remove_file(directory: str) -> None:
-  for suffix in ('', '-wal', '-shm', '-journal'):
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(_path_in(directory) + suffix)
 
 
 @contextlib.contextmanager
