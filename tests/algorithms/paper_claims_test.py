@@ -3,10 +3,20 @@
 import os
 
 import pytest
+import tensorflow as tf
 
 from tff_pfl.simulation import run_config
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _graphs_are_rewritten():
+  """As outside the tests: else TensorFlow cannot inline what is in place."""
+  set_options = tf.config.optimizer.set_experimental_options
+  set_options({'disable_meta_optimizer': False})
+  yield
+  set_options({'disable_meta_optimizer': True})
 
 
 def _run(algorithm, folder, **options):

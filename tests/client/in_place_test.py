@@ -135,7 +135,7 @@ def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   trainer = _trainer(model)
   with runtime.create_runtime('in_process', batched_clients=True) as batched:
     found = batched.run(trainer, *_arguments(model))
-    programs = batched._engine._mapper._programs
+    programs = batched._context._engine._mapper._programs
     assert [*programs.values()] != [None]
   assert not warnings
   _assert_close(found, rt.run(trainer, *_arguments(model)))
