@@ -5,8 +5,8 @@
   authors' code, on clients that were trained and on new ones.
 * `fedfac_equal_clients` (tables 2 and 8): FedAvg, FedPer, FedRep and forms of
   FedFac on clients of equal size: under which conditions is FedFac ahead?
-* `fedfac_large_budget`: the same for four methods, with ten times the local
-  epochs: 80 rounds of five.
+* `fedfac_large_budget`: the same for four methods, with five times the local
+  epochs.
 * `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
   that was trained on other classes before, what do the methods gain by that?
 
@@ -131,7 +131,7 @@ STATISTICS_FULL = Sizes(
 )
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(
-  num_rounds=80, num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
+  num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
 )
 PRETRAINED_FULL = PretrainedSizes()
 STATISTICS_FAST = dataclasses.replace(
@@ -401,7 +401,7 @@ EXPERIMENTS = (
   ),
   _of_equal_clients(
     name='fedfac_large_budget',
-    summary='Four of the methods with ten times the local epochs',
+    summary='Four of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_rounds=3),
   ),
