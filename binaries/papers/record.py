@@ -125,7 +125,7 @@ def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
   for claim in record['claims']:
     cells = [
       claim['statement'],
-      _number(claim),
+      claims.number(claim),
       claim['threshold'],
       claim['verdict'],
     ]
@@ -135,15 +135,6 @@ def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
 
 def _count(record):
   return claims.count(claim['verdict'] for claim in record['claims'])
-
-
-def _number(claim):
-  if claim['measured'] is None:
-    return 'nan'
-  text = f'{claim["measured"]:.3g}'
-  if claim['low'] is not None:
-    text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
-  return text
 
 
 def _coverage(records, experiments):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -160,6 +159,16 @@ def count(verdicts: Iterable[str]) -> str:
   return text
 
 
+def number(claim: Mapping[str, Any]) -> str:
+  """What was measured, with its interval, of a claim's fields as JSON types."""
+  if claim['measured'] is None:
+    return 'nan'
+  text = f'{claim["measured"]:.3g}'
+  if claim['low'] is not None:
+    text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
+  return text
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Claims as a table for the screen.
 
@@ -168,16 +177,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """
   cells, last = [], None
   for row in rows:
-    number = row['measured']
-    text = 'nan' if number is None else f'{number:.4g}'
-    if row['low'] is not None and math.isfinite(row['low']):
-      text += f' [{row["low"]:.3g}, {row["high"]:.3g}]'
     cells.append(
       [
         row['experiment'] if row['experiment'] != last else '',
         textwrap.fill(row['statement'], 44),
         textwrap.fill(row['source'], 16),
-        text,
+        number(row),
         row['threshold'],
         row['num_seeds'],
         row['verdict'],
