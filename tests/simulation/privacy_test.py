@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -88,6 +89,8 @@ def test_announcement_warns_of_what_hardly_protects():
     '2 rounds, 10 of 100 clients, noise multiplier 1.5: ε = 2 at δ = 0.01.'
   )
   assert 'Warning' in privacy.announcement(accounting, [11.0])
+  local = privacy.Accounting(math.inf, accounting.sampler, 0.01)
+  assert 'weights stay with them: ε = 0' in privacy.announcement(local, [0.0])
 
 
 _CONFIG = run_config.RunConfig(

@@ -125,10 +125,12 @@ def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
     epsilons: After each round.
   """
   sampler, last = accounting.sampler, epsilons[-1]
+  noise = f'noise multiplier {accounting.noise_multiplier:.4g}'
+  if math.isinf(accounting.noise_multiplier):
+    noise = 'whose weights stay with them'
   text = (
     f'{len(epsilons)} rounds, {sampler.cohort_size} of {sampler.num_clients} '
-    f'clients, noise multiplier {accounting.noise_multiplier:.4g}: '
-    f'ε = {last:.4g} at δ = {accounting.delta:.2g}.'
+    f'clients, {noise}: ε = {last:.4g} at δ = {accounting.delta:.2g}.'
   )
   if last > LARGEST_USEFUL_EPSILON:
     text += (
