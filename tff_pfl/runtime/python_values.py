@@ -218,10 +218,9 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
   types = tff.structure.to_elements(value_type)
   names = [name for name, _ in types]
   writers = [writer(element_type) for _, element_type in types]
-  is_dict = None not in names and value_type.python_container in (
-    None,
-    collections.OrderedDict,
-  )
+  container = value_type.python_container
+  is_dict = None not in names and container in (None, collections.OrderedDict)
+  is_named_tuple = getattr(container, '_fields', None) == tuple(names)
 
   def write(value, num_clients):
     elements = [
@@ -229,6 +228,9 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
     ]
     if is_dict:
       return collections.OrderedDict(zip(names, elements))
+    if is_named_tuple:
+      return container._make(elements)
+    # Of any container, which it takes TFF longer to make.
     return tff.types.type_to_py_container(
       tff.structure.Struct(zip(names, elements)), value_type
     )
