@@ -2,7 +2,7 @@
 
 `fedrep_table_1`: all methods on CIFAR-10, clients with 2 and 5 classes.
 
-Deviations from the paper: 50 rounds of a CNN with 8 and 16 channels and 64
+Deviations from the paper: 40 rounds of a CNN with 8 and 16 channels and 64
 hidden neurons, in place of 100 of a larger one, for the time on a CPU (six
 methods at its size: `binaries/flagfiles/fedrep_table1_cifar10.txt`). Where only
 some of the 10,000 test images are at hand, training and test images are pooled
@@ -65,7 +65,7 @@ class Sizes:
   model_arguments: Mapping[str, Any] = dataclasses.field(
     default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
   )
-  num_rounds: int = 50
+  num_rounds: int = 40
   num_epochs: int = 1
   num_head_epochs: int = 10
   num_fine_tuning_epochs: int = 10
