@@ -230,7 +230,7 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
       return collections.OrderedDict(zip(names, elements))
     if is_named_tuple:
       return container._make(elements)
-    # Of any container, which it takes TFF longer to make.
+    # Makes any container, but takes longer.
     return tff.types.type_to_py_container(
       tff.structure.Struct(zip(names, elements)), value_type
     )
