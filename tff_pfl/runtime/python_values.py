@@ -218,24 +218,23 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
   types = tff.structure.to_elements(value_type)
   names = [name for name, _ in types]
   writers = [writer(element_type) for _, element_type in types]
+  make = _maker(value_type, names)
+  return lambda value, num_clients: make(
+    [write(element, num_clients) for write, element in zip(writers, value)]
+  )
+
+
+def _maker(value_type: tff.StructType, names: list) -> Callable[[list], Any]:
+  """Returns the function from a structure's elements to its container."""
   container = value_type.python_container
-  is_dict = None not in names and container in (None, collections.OrderedDict)
-  is_named_tuple = getattr(container, '_fields', None) == tuple(names)
-
-  def write(value, num_clients):
-    elements = [
-      write(element, num_clients) for write, element in zip(writers, value)
-    ]
-    if is_dict:
-      return collections.OrderedDict(zip(names, elements))
-    if is_named_tuple:
-      return container._make(elements)
-    # Makes any container, but takes longer.
-    return tff.types.type_to_py_container(
-      tff.structure.Struct(zip(names, elements)), value_type
-    )
-
-  return write
+  if None not in names and container in (None, collections.OrderedDict):
+    return lambda elements: collections.OrderedDict(zip(names, elements))
+  if getattr(container, '_fields', None) == tuple(names):
+    return container._make
+  # Makes any container, but takes longer.
+  return lambda elements: tff.types.type_to_py_container(
+    tff.structure.Struct(zip(names, elements)), value_type
+  )
 
 
 def _federated_writer(
