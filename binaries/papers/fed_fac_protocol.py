@@ -403,7 +403,7 @@ EXPERIMENTS = (
     name='fedfac_large_budget',
     summary='Four of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
-    fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_rounds=3),
+    fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_epochs=5),
   ),
   paper.Experiment(
     name='fedfac_pretrained',
