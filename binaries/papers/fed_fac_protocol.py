@@ -7,6 +7,8 @@
   FedFac on clients of equal size: under which conditions is FedFac ahead?
 * `fedfac_large_budget`: the same for four methods, with five times the local
   epochs.
+* `fedfac_statistics_resnet`, `fedfac_equal_clients_resnet`: the first two with
+  a small ResNet-18, half of the rounds in the second.
 * `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
   that was trained on other classes before, what do the methods gain by that?
 
@@ -23,9 +25,11 @@ trained centrally on the first half of the classes and clients have the others;
 its body is taken, and the head starts at random.
 
 Deviations from that: networks are a CNN of two convolutions, with batch
-normalization in `fedfac_statistics`, and start at random but for the above;
-rounds and epochs are fewer (its moving statistics forget as fast as the
-authors', by 0.9 a step). The test set is 17% of each client's examples. A new
+normalization in `fedfac_statistics`, or a ResNet-18 of 8 to 64 channels in
+place of 64 to 512, and start at random but for the above; where methods are
+compared, the statistics of batch normalization are averaged; rounds and epochs
+are fewer (moving statistics forget as fast as the authors', by 0.9 a step). The
+test set is 17% of each client's examples. A new
 client has either the initial statistics or those of its own examples: the code
 does not tell which.
 
@@ -134,6 +138,23 @@ LARGE_BUDGET_FULL = Sizes(
   num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
 )
 PRETRAINED_FULL = PretrainedSizes()
+# The authors' network, an eighth as wide.
+_RESNET = {
+  'model': 'resnet_18',
+  'model_arguments': {'base_filters': 8, 'normalization': 'batch'},
+  'layers': ('conv_16', 'conv_17'),
+}
+_SMALL_RESNET = {
+  **fed_fac.SMALL,
+  **_RESNET,
+  'model_arguments': {'base_filters': 1, 'normalization': 'batch'},
+}
+STATISTICS_RESNET_FULL = Sizes(**_RESNET, num_new_clients=30)
+EQUAL_CLIENTS_RESNET_FULL = Sizes(
+  **_RESNET,
+  num_rounds=20,
+  methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES, _RANDOM),
+)
 STATISTICS_FAST = dataclasses.replace(
   STATISTICS_FULL,
   **{
@@ -147,6 +168,13 @@ STATISTICS_FAST = dataclasses.replace(
 )
 EQUAL_CLIENTS_FAST = Sizes(
   **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
+)
+STATISTICS_RESNET_FAST = Sizes(**_SMALL_RESNET, num_new_clients=3)
+EQUAL_CLIENTS_RESNET_FAST = dataclasses.replace(
+  EQUAL_CLIENTS_RESNET_FULL,
+  **_SMALL_RESNET,
+  partitions={'pi = 0.1': 'client_dirichlet:1'},
+  methods=(_FED_AVG, _UPDATES),
 )
 PRETRAINED_FAST = PretrainedSizes(
   **fed_fac.SMALL,
@@ -374,6 +402,13 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
+_of_statistics = functools.partial(
+  paper.Experiment,
+  paper='FedFac, tables 2 and 3',
+  measure=measure_statistics,
+  claims=statistics_claims,
+  draw=panels.accuracy_bars(group='clients', panel='partition', sharey=True),
+)
 _of_equal_clients = functools.partial(
   paper.Experiment,
   paper='FedFac, tables 2 and 8',
@@ -382,22 +417,30 @@ _of_equal_clients = functools.partial(
   draw=panels.accuracy_bars(by='partition', width=12),
 )
 EXPERIMENTS = (
-  paper.Experiment(
+  _of_statistics(
     name='fedfac_statistics',
     summary='FedAvg with statistics of batch normalization of its own on each '
     'client, and with averaged ones',
-    paper='FedFac, tables 2 and 3',
-    measure=measure_statistics,
-    claims=statistics_claims,
-    draw=panels.accuracy_bars(group='clients', panel='partition', sharey=True),
     full={'cifar10': STATISTICS_FULL},
     fast=STATISTICS_FAST,
+  ),
+  _of_statistics(
+    name='fedfac_statistics_resnet',
+    summary='The same with a ResNet',
+    full={'cifar10': STATISTICS_RESNET_FULL},
+    fast=STATISTICS_RESNET_FAST,
   ),
   _of_equal_clients(
     name='fedfac_equal_clients',
     summary='When FedFac is ahead of others on clients of equal size',
     full={'cifar10': EQUAL_CLIENTS_FULL},
     fast=EQUAL_CLIENTS_FAST,
+  ),
+  _of_equal_clients(
+    name='fedfac_equal_clients_resnet',
+    summary='Five of the methods with a ResNet',
+    full={'cifar10': EQUAL_CLIENTS_RESNET_FULL},
+    fast=EQUAL_CLIENTS_RESNET_FAST,
   ),
   _of_equal_clients(
     name='fedfac_large_budget',
