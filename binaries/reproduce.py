@@ -20,9 +20,13 @@ interrupted continues with its training runs; --rerun starts anew. With --fast
 the sizes are small, and the data are bundled or generated: it shows that
 everything runs, in minutes, and decides few claims. The figures to compare with
 the papers' are those at full size, for which the images must be at hand
-(--data_dir).
+(--data_dir). --size gives one experiment other sizes and hyperparameters:
+
+    python -m binaries.reproduce --experiment=fedrep_linear_samples \
+      --size=num_rounds=1000 --size=learning_rate=0.1 --output_dir=runs/slow
 """
 
+import ast
 import os
 
 from absl import flags
@@ -79,6 +83,13 @@ _NUM_SEEDS = flags.DEFINE_integer(
   '2 with --fast).',
   lower_bound=1,
 )
+_SIZES = flags.DEFINE_multi_string(
+  'size',
+  [],
+  "NAME=VALUE: another value for one of the experiment's sizes, which are the "
+  '`setup` in its summary.json, such as num_rounds=500, model=resnet_18 or '
+  'nums_clients=[50,100]. May be repeated.',
+)
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
@@ -111,6 +122,24 @@ def _selected_experiments():
   return [selected]
 
 
+def _sizes():
+  """From --size: literals of Python, or else strings."""
+  sizes = {}
+  for text in _SIZES.value:
+    name, equals, value = text.partition('=')
+    errors.expect(equals, '--size', 'NAME=VALUE', text)
+    try:
+      sizes[name] = ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+      sizes[name] = value
+  if sizes and (_EXPERIMENT.value == _ALL or _DOCS_DIR.value is not None):
+    raise ValueError(
+      'Expected --size with one experiment, and without --docs_dir, found '
+      f'--experiment={_EXPERIMENT.value} and --docs_dir={_DOCS_DIR.value}.'
+    )
+  return sizes or None
+
+
 def _settings():
   default = 'reproduce_fast' if _FAST.value else 'reproduce'
   num_processes = _NUM_PROCESSES.value
@@ -123,6 +152,7 @@ def _settings():
     data_dir=_DATA_DIR.value,
     seed=_SEED.value,
     num_seeds=_NUM_SEEDS.value,
+    sizes=_sizes(),
     num_processes=num_processes,
     cluster=cluster_flags.selected_cluster(),
     runtime=runtime_flags.selected_runtime(),

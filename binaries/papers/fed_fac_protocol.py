@@ -29,9 +29,8 @@ normalization in `fedfac_statistics`, or a ResNet-18 of 8 to 64 channels in
 place of 64 to 512, and start at random but for the above; where methods are
 compared, the statistics of batch normalization are averaged; rounds and epochs
 are fewer (moving statistics forget as fast as the authors', by 0.9 a step). The
-test set is 17% of each client's examples. A new
-client has either the initial statistics or those of its own examples: the code
-does not tell which.
+test set is 17% of each client's examples. A new client has either the initial
+statistics or those of its own examples: the code does not tell which.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized

@@ -13,9 +13,10 @@ import pathlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.datasets import registry
 from tff_pfl.experiments import claims, paper
 from tff_pfl.simulation import summary as summary_lib
 
@@ -101,7 +102,7 @@ def rewritten(
   """
   text = re.sub(
     rf'<!-- claims: (\w+) -->\n(?:\*\*(?:.|\n)*?{_END}\n)?',
-    lambda found: _claims(found[1], records.get(found[1])),
+    lambda found: _claims(found[1], records, experiments),
     text,
   )
   coverage = '\n'.join(_coverage(records, experiments))
@@ -112,12 +113,14 @@ def rewritten(
   )
 
 
-def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
+def _claims(name, records, experiments):
   marker = f'<!-- claims: {name} -->\n'
-  if record is None:
+  if name not in records:
     return marker
+  record = records[name]
   lines = [
-    f'**{_count(record)}** ({record["claims"][0]["num_seeds"]} seeds).',
+    f'**{_count(record)}** ({record["claims"][0]["num_seeds"]} seeds):'
+    f' `{_command(name, record, experiments[name])}`',
     '',
     '| claim | measured | wanted | |',
     '|---|---|---|---|',
@@ -131,6 +134,16 @@ def _claims(name: str, record: Optional[Mapping[str, Any]]) -> str:
     ]
     lines.append(f'| {" | ".join(cells)} |')
   return marker + '\n'.join([*lines, _END, ''])
+
+
+def _command(name, record, experiment):
+  command = f'python -m binaries.reproduce --experiment={name}'
+  if record['dataset']:
+    command += f' --dataset={record["dataset"]}'
+  dataset = record['dataset'] or next(iter(experiment.full))
+  if dataset and registry.DATASETS[dataset].takes_data_dir:
+    command += ' --data_dir=DIR'
+  return command
 
 
 def _count(record):

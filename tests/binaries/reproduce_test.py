@@ -43,6 +43,24 @@ def test_claims_are_printed_and_counted_and_numbers_kept(programs):
   assert 'seed=0, not seed=1' in message
 
 
+def test_sizes_may_be_given(programs):
+  arguments = (f'--experiment={_RUN}', '--fast', '--output_dir=out')
+  sizes = ('--size=sample_counts=[2, 10]', '--size=learning_rate=0.1')
+  programs.succeed('reproduce', *arguments, *sizes)
+  own = _summary(programs.directory, 'out', _RUN)
+  assert own['sizes'] == {'sample_counts': [2, 10], 'learning_rate': 0.1}
+  assert own['setup'].items() >= own['sizes'].items()
+  # What was measured with them is found again, and nothing else.
+  programs.succeed('reproduce', *arguments, *sizes)
+  assert 'not sizes=None' in programs.fail('reproduce', *arguments)
+  for wrong, message in (
+    ('--size=9', 'NAME=VALUE'),
+    ('--size=learning_rate=fast', 'same kind as'),
+    ('--docs_dir=docs', 'without --docs_dir'),
+  ):
+    assert message in programs.fail('reproduce', *arguments, *sizes, wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_experiments_run_and_are_summed_up(programs):

@@ -89,6 +89,7 @@ def test_an_experiment_leaves_figure_numbers_and_claims(workshop):
     'dataset': None,
     'seed': 3,
     'num_seeds': 1,
+    'sizes': None,
     'runtime': 'in_process',
   }
   own = settings._replace(directory=str(folder))
@@ -133,6 +134,7 @@ def test_an_interrupted_experiment_continues(workshop):
     ('fast', False, None),
     ('dataset', 'mnist', KeyboardInterrupt()),
     ('num_seeds', 9, KeyboardInterrupt()),
+    ('sizes', {'num_rounds': 9}, None),
   ],
 )
 def test_a_folder_is_for_one_kind_of_settings(workshop, name, value, fail):
@@ -185,6 +187,21 @@ def test_numbers_of_other_sizes_are_not_taken(workshop):
   other = dataclasses.replace(one, fast=_Sizes(num_rounds=9, num_seeds=2))
   with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
     paper.run(other, workshop.settings)
+
+
+def test_sizes_may_be_others():
+  experiment = _Workshop('').experiment('one')
+  settings = laboratory.Settings('', fast=True)
+
+  def sizes(**others):
+    return experiment.sizes(settings._replace(sizes=others))
+
+  assert sizes(num_rounds=9).num_rounds == 9
+  assert sizes(num_rounds=9).num_seeds == experiment.fast.num_seeds
+  with pytest.raises(ValueError, match='num_rounds, num_seeds, found .depth'):
+    sizes(depth=3)
+  with pytest.raises(ValueError, match="`num_rounds`.* same kind as 2.*'few'"):
+    sizes(num_rounds='few')
 
 
 def test_data_are_for_experiments_on_data_sets(workshop):

@@ -39,7 +39,8 @@ _EXPERIMENTS = {
   ),
 }
 _TABLE = """<!-- claims: first -->
-**1 of 2 claims hold, 1 fail** (5 seeds).
+**1 of 2 claims hold, 1 fail** (5 seeds): `python -m binaries.reproduce \
+--experiment=first --dataset=mnist --data_dir=DIR`
 
 | claim | measured | wanted | |
 |---|---|---|---|
@@ -60,6 +61,16 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
   assert _rewritten(full, {'first': _RECORD}) == full
   assert _rewritten(full.replace('0.123', '9'), {'first': _RECORD}) == full
   assert _rewritten(full, {}) == empty
+
+
+@pytest.mark.parametrize(
+  'name, flags', [('first', ' --data_dir=DIR'), ('second', '')]
+)
+def test_the_command_names_what_the_experiment_needs(name, flags):
+  text = _rewritten(
+    f'<!-- claims: {name} -->\n', {name: {**_RECORD, 'dataset': None}}
+  )
+  assert f'reproduce --experiment={name}{flags}`\n' in text
 
 
 def test_tables_of_others_stay():

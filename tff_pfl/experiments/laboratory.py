@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     seed: The first seed, non-negative.
     num_seeds: Seeds from there on, at least 1; None for the experiment's own
       number.
+    sizes: Fields of the experiment's sizes that are to have other values.
     num_processes: Runs at the same time; None for one on each usable core, 0
       for one after another in this process.
     cluster: Where to run them, instead of on this machine.
@@ -45,6 +46,7 @@ class Settings(NamedTuple):
   data_dir: Optional[str] = None
   seed: int = 0
   num_seeds: Optional[int] = None
+  sizes: Optional[Mapping[str, Any]] = None
   num_processes: Optional[int] = None
   cluster: Optional[cluster_lib.Cluster] = None
   runtime: str = runtime_lib.DEFAULT

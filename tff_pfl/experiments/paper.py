@@ -54,7 +54,7 @@ Rows = Iterator[Mapping[str, Any]]
 Table = tables.Table
 Claims = Iterator[claims_lib.Claim]
 # The settings that change what an experiment finds.
-_IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds')
+_IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds', 'sizes')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,11 @@ class Experiment:
     return dataset is None or dataset in self.full
 
   def sizes(self, settings: laboratory.Settings) -> Any:
-    """The sizes that the settings ask for."""
+    """The sizes that the settings ask for.
+
+    Raises:
+      ValueError: If there is no such size, or a value is of another kind.
+    """
     sizes = self.fast
     if not settings.fast or settings.dataset is not None:
       sizes = self.full[settings.dataset or next(iter(self.full))]
@@ -108,7 +112,22 @@ class Experiment:
       sizes = dataclasses.replace(sizes, **few)
     if settings.num_seeds is not None:
       sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
-    return sizes
+    for name, value in (settings.sizes or {}).items():
+      errors.expect_one_of('sizes', name, vars(sizes))
+      old = getattr(sizes, name)
+      errors.expect(
+        _kind(old) in (_kind(value), type(None)),
+        name,
+        f'of the same kind as {old!r}',
+        value,
+      )
+    return dataclasses.replace(sizes, **settings.sizes or {})
+
+
+def _kind(value):
+  """A type of which all numbers, and all sequences, have the same."""
+  kinds = {int: float, list: tuple}
+  return kinds.get(type(value), type(value))
 
 
 def run(
@@ -123,12 +142,12 @@ def run(
   Returns:
     What is in `summary.json`: `experiment`, `summary`, `paper`, `claims` (the
     fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
-    `fast`, `dataset`, `seed`, `num_seeds`, `runtime`, `seconds` (that the
-    measurement took, also before an interruption, but not before a SIGKILL) and
-    `versions`.
+    `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
+    the measurement took, also before an interruption, but not before a SIGKILL)
+    and `versions`.
 
   Raises:
-    ValueError: If the experiment does not take the data set.
+    ValueError: If the experiment does not take the data set or sizes.
     RunError: If the folder holds something else or is in use by another
       process, or training fails.
   """
@@ -138,6 +157,7 @@ def run(
     f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
     settings.dataset,
   )
+  experiment.sizes(settings)  # Raises where they cannot be had.
   settings = settings._replace(
     directory=os.path.join(settings.directory, experiment.name)
   )
@@ -274,8 +294,7 @@ def _conclude(experiment, settings):
   """Writes figure and summary of what was measured; returns the summary."""
   numbers = _read(settings.directory, NUMBERS_NAME)
   sizes = experiment.sizes(settings)
-  # As the setup was written.
-  setup = json.loads(summary_lib.json_text(dataclasses.asdict(sizes)))
+  setup = _as_written(dataclasses.asdict(sizes))
   if numbers.get('setup') != setup or 'columns' not in numbers:
     raise errors.RunError(
       f'{settings.directory} has numbers of another version of '
@@ -305,7 +324,7 @@ def _identity(experiment, settings):
   """What decides the numbers that an experiment finds."""
   return {
     'experiment': experiment.name,
-    **{name: getattr(settings, name) for name in _IDENTITY},
+    **{name: _as_written(getattr(settings, name)) for name in _IDENTITY},
   }
 
 
@@ -347,6 +366,11 @@ def _clear(directory):
   ):
     with contextlib.suppress(FileNotFoundError):
       os.remove(os.path.join(directory, name))
+
+
+def _as_written(value):
+  """What is read back of what was written as JSON."""
+  return json.loads(summary_lib.json_text(value))
 
 
 def _write(directory, name, value):
