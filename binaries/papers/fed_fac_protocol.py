@@ -443,7 +443,7 @@ EXPERIMENTS = (
   ),
   _of_equal_clients(
     name='fedfac_large_budget',
-    summary='Four of them with five times the local epochs',
+    summary='Four of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_epochs=5),
   ),
