@@ -146,12 +146,14 @@ _RESNET = {
   'layers': ('conv_16', 'conv_17'),
 }
 _SMALL_RESNET = {
-  **fed_fac.SMALL,
   **_RESNET,
   'model_arguments': {'base_filters': 1, 'normalization': 'batch'},
 }
-STATISTICS_RESNET_FULL = Sizes(**_RESNET, num_new_clients=30, num_rounds=30)
-EQUAL_CLIENTS_RESNET_FULL = Sizes(
+STATISTICS_RESNET_FULL = dataclasses.replace(
+  STATISTICS_FULL, **_RESNET, num_rounds=30
+)
+EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
+  EQUAL_CLIENTS_FULL,
   **_RESNET,
   num_rounds=20,
   methods=(_FED_PER, _FED_REP, _UPDATES, _RANDOM),
@@ -170,12 +172,9 @@ STATISTICS_FAST = dataclasses.replace(
 EQUAL_CLIENTS_FAST = Sizes(
   **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
 )
-STATISTICS_RESNET_FAST = Sizes(**_SMALL_RESNET, num_new_clients=3)
+STATISTICS_RESNET_FAST = dataclasses.replace(STATISTICS_FAST, **_SMALL_RESNET)
 EQUAL_CLIENTS_RESNET_FAST = dataclasses.replace(
-  EQUAL_CLIENTS_RESNET_FULL,
-  **_SMALL_RESNET,
-  partitions={'pi = 0.1': 'client_dirichlet:1'},
-  methods=(_UPDATES, _RANDOM),
+  EQUAL_CLIENTS_FAST, **_SMALL_RESNET, methods=(_UPDATES, _RANDOM)
 )
 PRETRAINED_FAST = PretrainedSizes(
   **fed_fac.SMALL,

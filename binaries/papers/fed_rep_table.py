@@ -9,7 +9,8 @@ some of the 10,000 test images are at hand, training and test images are pooled
 and 17% of each client's are its test set. FedRep's head sees images without
 crops and flips, as it trains on a frozen body's features, which are computed
 once. Each method has one local epoch in a round, FedRep ten more on the head;
-the paper tunes none of the others'. L2GD, Fed-MTL, Ditto and APFL have this
+the paper tunes none of the others'. `Local` trains when a client is sampled, as
+the others do, and not to convergence. L2GD, Fed-MTL, Ditto and APFL have this
 library's default strengths.
 
 What comes out is in docs/results/fedrep.md.

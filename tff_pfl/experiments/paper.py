@@ -112,7 +112,8 @@ class Experiment:
       sizes = dataclasses.replace(sizes, **few)
     if settings.num_seeds is not None:
       sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
-    for name, value in (settings.sizes or {}).items():
+    others = settings.sizes or {}
+    for name, value in others.items():
       errors.expect_one_of('sizes', name, vars(sizes))
       old = getattr(sizes, name)
       errors.expect(
@@ -121,7 +122,7 @@ class Experiment:
         f'of the same kind as {old!r}',
         value,
       )
-    return dataclasses.replace(sizes, **settings.sizes or {})
+    return dataclasses.replace(sizes, **others)
 
 
 def _kind(value):
@@ -322,10 +323,8 @@ def _conclude(experiment, settings):
 
 def _identity(experiment, settings):
   """What decides the numbers that an experiment finds."""
-  return {
-    'experiment': experiment.name,
-    **{name: _as_written(getattr(settings, name)) for name in _IDENTITY},
-  }
+  own = {name: getattr(settings, name) for name in _IDENTITY}
+  return _as_written({'experiment': experiment.name, **own})
 
 
 def _expect_folder_for(experiment, settings, *, rerun):
