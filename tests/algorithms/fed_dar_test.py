@@ -229,6 +229,50 @@ def test_joint_training_of_one_domain_is_fed_avg():
   )
 
 
+def test_one_head_that_takes_the_domain_is_trained_in_turn():
+  process = _build(heads='domain_as_input', aggregation='weighted_average')
+  found = toy_problems.train(process, _CLIENTS)[0].global_weights
+  of_domains = np.array(_domains().loss_weights)
+  counts = [len(client.y) for client in _CLIENTS]
+  # The head's rows, with those of the domains.
+  start = np.concatenate([_HEAD, np.zeros([3, 1])])
+  heads, bodies = [], []
+
+  def errors(client, body, head):
+    z = np.concatenate([client.x @ body, np.eye(3)[client.domain]], axis=1)
+    weights = of_domains[client.domain, np.newaxis] / len(client.y)
+    return z, 2 * weights * (z @ head - client.y[:, np.newaxis])
+
+  for client in _CLIENTS:
+    head = start
+    for _ in range(_PLAIN['num_head_steps']):
+      z, slopes = errors(client, _BODY, head)
+      head = head - _PLAIN['head_learning_rate'] * z.T @ slopes
+    heads.append(head)
+  new_head = np.average(heads, axis=0, weights=counts)
+  for client in _CLIENTS:
+    body = _BODY
+    for _ in range(_PLAIN['num_body_steps']):
+      _, slopes = errors(client, body, new_head)
+      step = client.x.T @ slopes @ new_head[:2].T
+      body = body - _PLAIN['body_learning_rate'] * step
+    bodies.append(body)
+  for name, value in (
+    ('body/kernel', np.average(bodies, axis=0, weights=counts)),
+    ('head/kernel', new_head[:2]),
+    ('domain_input/kernel', new_head[2:]),
+  ):
+    np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'others', [{}, {'aggregation': 'weighted_average', 'alternating': False}]
+)
+def test_one_head_is_averaged_and_trained_in_turn_only(others):
+  with pytest.raises(ValueError, match='heads.*by_domain, unless'):
+    fed_dar.FedDarHParams(heads='domain_as_input', **others)
+
+
 def test_domain_absent_from_a_cohort_keeps_its_head():
   process = _build(**_SECOND_ORDER)
   first, states, _ = toy_problems.train(process, _CLIENTS)

@@ -56,20 +56,39 @@ def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
   assert ranges.verdict == claims.HOLDS
 
 
+def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
+  sizes = fed_dar.DIGITS_FULL
+  lab = untrained.Laboratory(sizes, lambda _: untrained.finished(0.5, 0.4))
+  list(_DIGITS.measure(lab))
+  normalized = [
+    wanted.config.algorithm
+    for wanted in lab.trials
+    if wanted.config.model_arguments.get('normalization') == 'batch'
+  ]
+  each = len(sizes.partitions) * sizes.num_seeds
+  assert sorted(normalized) == ['fed_avg'] * each + ['fed_bn'] * each
+
+
 def test_claims_about_digits_turn_round_where_clients_have_one_domain():
   values = {
     'alpha=0.1': {
       'FedAvg': 0.75,
       'FedAvg + multi-head': 0.25,
       'FedDAR-WA': 0.5,
+      'FedBN': 0.25,
     },
-    'alpha=1': {'FedAvg': 0.75, 'FedAvg + multi-head': 0.5, 'FedDAR-WA': 0.25},
+    'alpha=1': {
+      'FedAvg': 0.75,
+      'FedAvg + multi-head': 0.5,
+      'FedDAR-WA': 0.25,
+      'FedBN': 0.5,
+    },
   }
   sizes = fed_dar.Sizes(partitions=dict.fromkeys(values, 'unused'))
   found = _claims(_DIGITS, ('partition', 'method'), values, sizes).values()
   assert [round(claim.measured, 6) for claim in found] == [
-    0.25, -0.25, -0.25, -0.5, 0.25, 0.25
+    0.25, -0.25, -0.25, 0.25, -0.5, 0.25, 0.25, -0.25
   ]  # fmt: skip
   assert [claim.verdict for claim in found] == (
-    [claims.HOLDS] * 3 + [claims.FAILS] * 3
+    [claims.HOLDS] * 4 + [claims.FAILS] * 4
   )

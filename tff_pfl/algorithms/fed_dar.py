@@ -27,7 +27,9 @@ Symbols:
   u_m -> reweight_domains
 
 Without `alternating`, body and heads are trained together by the body's phase,
-and a round is one exchange. The paper's warm-up is a phase of the experiment:
+and a round is one exchange. With `heads='domain_as_input'` there is one head
+for all domains, which takes the domain, one-hot, beside the features (table 2);
+it is trained on the re-weighted loss and averaged as the body is. The paper's warm-up is a phase of the experiment:
 rounds of FedAvg, from whose model all heads start
 (`RunConfig.num_warmup_rounds`).
 
@@ -48,6 +50,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
+from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import domain_heads
 from tff_pfl.client import hparams as hparams_lib
@@ -61,6 +64,11 @@ from tff_pfl.models import (
 from tff_pfl.templates import client_work
 
 AGGREGATIONS = ('weighted_average', 'second_order')
+# The model, by what its heads are.
+HEADS = {
+  'by_domain': domain_models.multi_head,
+  'domain_as_input': domain_models.domain_as_input,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +80,16 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       experiments on images.
     num_body_epochs: Epochs on the body in a round; 5 in the paper's experiments
       on images.
+    heads: by_domain, or domain_as_input for one head of all domains, with
+      weighted_average and alternating only.
     aggregation: How heads are combined: weighted_average or second_order.
     ridge: What second_order adds to the Hessian's diagonal, as a share of its
       largest eigenvalue, at least 0; 0 is the paper's, for exact sums of well
       conditioned Hessians. It brings heads nearer to the average. With 60
       digits a client and k = 16, 1e-2, 1e-3, 1e-4 and 1e-5 have an accuracy of
       77.6, 76.8, 74.4 and 73.7%, the average 77.3 (docs/results/feddar.md).
-    reweight_domains: Whether all domains count the same in the body's loss.
+    reweight_domains: Whether all domains count the same in the body's loss, and
+      in that of one head.
     alternating: Whether heads and body are trained in turn.
     projection_dim: Outputs of a linear layer between body and heads; None for
       no such layer.
@@ -87,11 +98,23 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   num_head_epochs: int = 5
   num_body_epochs: int = 5
   batch_size: Optional[int] = 32
+  heads: str = hparams_lib.one_of('by_domain', HEADS)
   aggregation: str = hparams_lib.one_of('second_order', AGGREGATIONS)
   ridge: float = hparams_lib.non_negative(1e-3)
   reweight_domains: bool = True
   alternating: bool = True
   projection_dim: Optional[int] = hparams_lib.integer(None, 1)
+
+  def __post_init__(self):
+    super().__post_init__()
+    errors.expect(
+      self.heads == 'by_domain'
+      or (self.alternating and self.aggregation == 'weighted_average'),
+      'heads',
+      'by_domain, unless they are trained in turn with the body and averaged '
+      '(with domain_model=input fed_avg trains such a head jointly)',
+      self.heads,
+    )
 
 
 def _combination(model, hparams):
@@ -111,7 +134,7 @@ def _combination(model, hparams):
 def build_fed_dar(
   model: split_model.SplitModel, hparams: FedDarHParams
 ) -> client_work.ClientWork:
-  """FedDAR; the process' model has a head for each domain.
+  """FedDAR; the process' model has a head for each domain, or one for all.
 
   The model's body must have weights, and its head must be linear for
   `second_order` and for a projection.
@@ -119,25 +142,39 @@ def build_fed_dar(
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
-  multi_head = domain_models.multi_head(model)
+  of_domains = HEADS[hparams.heads](model)
   combination = _combination(model, hparams)
   domain_weights = model.domains.loss_weights
   if not hparams.reweight_domains:
     domain_weights = None
   partition = weight_partition.WeightPartition.by_layer(
-    multi_head, multi_head.head_layers
+    of_domains, of_domains.head_layers
   )
 
   def train_heads(broadcast, unused_local, examples, seed):
     """Step (a)."""
     weights = broadcast.global_weights
     _, heads = partition.split(weights)
-    features = training_loop.frozen_features(multi_head, weights, examples)
+    features = training_loop.frozen_features(of_domains, weights, examples)
     trained, _ = domain_heads.train(
       model, heads, features, hparams.head_phase(), seed
     )
     report = combination.report(heads, trained, features)
     return client_work.ClientResult(report=report)
+
+  def train_one_head(broadcast, local, examples, seed):
+    """Step (a) where the head is one."""
+    weights = broadcast.global_weights
+    _, head = partition.split(weights)
+    trained = training_loop.train(
+      objectives.head_loss(of_domains, domain_weights),
+      head,
+      training_loop.frozen_features(of_domains, weights, examples),
+      hparams.head_phase(),
+      seed,
+      model=of_domains,
+    )
+    return client_work.ClientResult.of(head, trained, local)
 
   def combine_heads(unused_state, update, report, cohort):
     """Step (b); also (d) where body and heads were trained together."""
@@ -147,43 +184,46 @@ def build_fed_dar(
   def train_body(broadcast, local, examples, seed, unused_carried):
     """Step (c)."""
     body, heads = partition.split(broadcast.global_weights)
-    loss = objectives.body_loss(multi_head, heads, domain_weights)
+    loss = objectives.body_loss(of_domains, heads, domain_weights)
     trained = training_loop.train(
-      loss, body, examples, hparams.body_phase(), seed, model=multi_head
+      loss, body, examples, hparams.body_phase(), seed, model=of_domains
     )
     return client_work.ClientResult.of(body, trained, local)
 
   def train_jointly(broadcast, local, examples, seed):
     """Steps (a) and (c) at once."""
     weights = broadcast.global_weights
-    loss = objectives.joint_loss(multi_head, domain_weights)
+    loss = objectives.joint_loss(of_domains, domain_weights)
     trained = training_loop.train(
-      loss, weights, examples, hparams.body_phase(), seed, model=multi_head
+      loss, weights, examples, hparams.body_phase(), seed, model=of_domains
     )
     body, heads = partition.split(weights)
     _, new_heads = partition.split(trained.weights)
     features = training_loop.frozen_features(
-      multi_head, trained.weights, examples
+      of_domains, trained.weights, examples
     )
     report = combination.report(heads, new_heads, features)
     return client_work.ClientResult.of(body, trained, local, report)
 
   exchanges = [client_work.Exchange(train_jointly, combine_heads)]
   if hparams.alternating:
-    exchanges = [
-      client_work.Exchange(
-        train_heads,
-        combine_heads,
-        weighting='num_examples',
-        seed_purpose=randomness.FIRST_EXCHANGE,
-      ),
-      client_work.Exchange(train_body, receives=partition.local_names),
-    ]
+    on_heads = client_work.Exchange(
+      train_heads,
+      combine_heads,
+      weighting='num_examples',
+      seed_purpose=randomness.FIRST_EXCHANGE,
+    )
+    if hparams.heads == 'domain_as_input':
+      on_heads = dataclasses.replace(
+        on_heads, client=train_one_head, server=None, weighting=None
+      )
+    on_body = client_work.Exchange(train_body, receives=partition.local_names)
+    exchanges = [on_heads, on_body]
   return client_work.global_weights_work(
-    multi_head,
+    of_domains,
     *exchanges,
     # The server's optimizer is the body's: heads are solved for, or averaged.
-    statistics=multi_head.statistics | set(partition.local_names),
+    statistics=of_domains.statistics | set(partition.local_names),
     initial_algorithm=combination.initial_algorithm,
     server_metrics=combination.metrics,
     report_scale=model.domains.examples_per_client,
