@@ -399,7 +399,7 @@ EXPERIMENTS = (
   ),
   _experiment(
     name='feddar_digits',
-    summary='FedDAR, FedAvg, joint heads and FedBN on digits of several origins',
+    summary='FedDAR, FedAvg, joint heads and FedBN on digits of any origin',
     paper='FedDAR, table 5',
     measure=measure_digits,
     claims=digits_claims,

@@ -29,9 +29,9 @@ Symbols:
 Without `alternating`, body and heads are trained together by the body's phase,
 and a round is one exchange. With `heads='domain_as_input'` there is one head
 for all domains, which takes the domain, one-hot, beside the features (table 2);
-it is trained on the re-weighted loss and averaged as the body is. The paper's warm-up is a phase of the experiment:
-rounds of FedAvg, from whose model all heads start
-(`RunConfig.num_warmup_rounds`).
+it is trained on the re-weighted loss and averaged as the body is. The paper's
+warm-up is a phase of the experiment: rounds of FedAvg, from whose model all
+heads start (`RunConfig.num_warmup_rounds`).
 
 Deviations from the paper: what is aggregated is how far heads moved, in place
 of the heads. Each client's Hessian gets a ridge, relative to the largest
