@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,9 @@ _EVERY_METHOD = (
   _RANDOM,
   _ALL_PERSONAL,
 )
+_FORMS = (_UPDATES, _WEIGHTS, _ALL_PERSONAL)
+# The share of units on their side of a partition that no longer changes.
+_SETTLED = 0.95
 # What counts as no difference between accuracies.
 _ALIKE = 0.05
 _AT_RANDOM, _PRETRAINED = 'random start', 'pre-trained start'
@@ -310,15 +314,24 @@ def _unchanged(result):
 
 def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, and what the authors' scripts prefer."""
-  for partition in sizes.partitions:
-    for worse in (_FED_AVG, _FED_PER, _FED_REP, _RANDOM):
-      if worse not in sizes.methods:
-        continue
+  forms = [name for name in _FORMS if name in sizes.methods]
+  others = [name for name in sizes.methods if name not in forms]
+  for partition, form in itertools.product(sizes.partitions, forms):
+    for worse in others:
       yield claims.difference(
-        f'{partition}: FedFac is more accurate than {worse}',
+        f'{partition}: {form}, is more accurate than {worse}',
         'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
-        table.lead('accuracy', _UPDATES, worse, partition=partition),
+        table.lead('accuracy', form, worse, partition=partition),
       )
+    if form != _ALL_PERSONAL:
+      yield claims.difference(
+        f'{partition}: {form}, has found its partition: the share of the units '
+        'that kept their side in the last round',
+        'FedFac, section 4',
+        table.values('unchanged_units', method=form, partition=partition),
+        above=_SETTLED,
+      )
+  for partition in sizes.partitions:
     for other, words in (
       (_ALL_PERSONAL, 'with all units of the last hidden layers personal'),
       (_WEIGHTS, 'by factor analysis of weights'),

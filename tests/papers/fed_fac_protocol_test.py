@@ -60,7 +60,7 @@ def test_new_clients_are_scored_with_both_kinds_of_statistics():
   assert first.num_clients == sizes.num_clients - sizes.num_new_clients
 
 
-def test_leads_are_told_by_partition():
+def test_each_form_is_compared_with_the_others():
   accuracies = {
     'FedAvg': 0.2,
     'FedPer': 0.6,
@@ -71,14 +71,26 @@ def test_leads_are_told_by_partition():
     'FedFac, all personal': 0.6,
   }
   sizes = fed_fac_protocol.EQUAL_CLIENTS_FAST
-  table = untrained.table(('partition', 'method'), {'pi = 0.1': accuracies})
-  found = list(fed_fac_protocol.equal_clients_claims(table, sizes))
-  np.testing.assert_allclose(
-    [claim.measured for claim in found], [0.45, 0.05, -0.05, 0.05, -0.05, 0.01]
+  table = untrained.table(
+    ('partition', 'method'),
+    {'pi = 0.1': accuracies},
+    *('accuracy', 'unchanged_units'),
   )
-  assert [claim.verdict == claims.HOLDS for claim in found] == [
-    True, True, False, True, False, True
-  ]  # fmt: skip
+  found = list(fed_fac_protocol.equal_clients_claims(table, sizes))
+  # The leads over the four others, and what keeps its side.
+  np.testing.assert_allclose(
+    [claim.measured for claim in found],
+    [0.45, 0.05, -0.05, 0.05, 0.65]
+    + [0.46, 0.06, -0.04, 0.06, 0.66]
+    + [0.4, 0.0, -0.1, 0.0]
+    + [-0.05, 0.01],
+    atol=1e-12,
+  )
+  assert [claim.verdict == claims.HOLDS for claim in found] == (
+    [True, True, False, True, False] * 2
+    + [True, False, False, False]
+    + [False, True]
+  )
 
 
 def test_pretrained_networks_are_trained_first_on_the_other_classes():
