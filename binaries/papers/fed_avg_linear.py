@@ -7,7 +7,8 @@ with D-GD, which is the same with one.
 
 * `fedavg_linear_representation` (figures 1 and 3 left, Proposition 1): distance
   and norm of the global loss's gradient by round, from a random start and from
-  one close to the ground truth.
+  one close to the ground truth; also with half of the clients in each round, as
+  Theorem 1 has it.
 * `fedavg_linear_new_client` (figure 3 right): what a new client's error is
   after fine-tuning the model on few samples.
 
@@ -47,6 +48,7 @@ _FIGURE_3_LEFT, _FIGURE_3_RIGHT = (
 _PROPOSITION = f'{_PAPER}, Proposition 1'
 _FED_AVG, _D_GD = 'FedAvg', 'D-GD'
 _RANDOM, _CLOSE_BY = 'random', 'close'
+_PARTIAL = '{}, {:.0%} of clients'.format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Sizes:
     learning_rate: Learning rate of all methods, and of new clients (alpha).
     num_local_steps: FedAvg's local steps in a round (tau).
     num_seeds: Ground truths.
+    participation: Share of the clients in a round, where it is not all.
     proposition_distance: Distance of a start from the ground truth, where all k
       directions are equally far from it (Proposition 1).
     sample_counts: Numbers of samples of a new client.
@@ -75,6 +78,7 @@ class Sizes:
   num_local_steps: int = 2
   num_rounds: int = 1000
   num_seeds: int = 10
+  participation: float = 0.5
   proposition_distance: float = 0.5
   sample_counts: Sequence[int] = (10, 20, 30, 50, 75, 100, 150, 200)
   num_new_clients: int = 10
@@ -110,6 +114,7 @@ def _train(
   start: str,
   seed: int,
   rounds_per_record: int = 1,
+  participation: float = 1.0,
 ) -> Iterator[tuple[str, simulation.History]]:
   """Yields name and run of FedAvg and D-GD, from the same start."""
   if start == _RANDOM:
@@ -131,6 +136,8 @@ def _train(
         truth,
         sizes.num_rounds,
         initial=initial,
+        seed=seed,
+        participation=participation,
         rounds_per_record=rounds_per_record,
       ),
     )
@@ -138,21 +145,27 @@ def _train(
 
 def measure_representation(lab: laboratory.Laboratory) -> paper.Rows:
   """Distance and gradient by round, and of each run how fast it fell."""
-  for seed, start in lab.progress(
-    itertools.product(lab.seeds, (_RANDOM, _CLOSE_BY))
+  partial = lab.sizes.participation
+  for seed, (start, share) in lab.progress(
+    itertools.product(
+      lab.seeds, ((_RANDOM, 1.0), (_RANDOM, partial), (_CLOSE_BY, 1.0))
+    )
   ):
     truth = _problem(lab.sizes, seed)
-    for name, history in _train(lab.sizes, truth, start, seed):
+    for name, history in _train(
+      lab.sizes, truth, start, seed, participation=share
+    ):
+      method = name if share == 1 else _PARTIAL(name, share)
       for row in simulation.rows(history):
-        yield {'start': start, 'method': name, 'seed': seed, **row}
+        yield {'start': start, 'method': method, 'seed': seed, **row}
 
 
 def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figures 1 and 3 left: what FedAvg and D-GD find."""
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
-  def share_left(start):
-    run = {'start': start, 'method': _D_GD}
+  def share_left(start, method=_D_GD):
+    run = {'start': start, 'method': method}
     return last.values('distance', **run) / first.values('distance', **run)
 
   def norm_left(method):
@@ -176,6 +189,22 @@ def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       share_left(start),
       above=0.7,
     )
+  of_few, d_gd_of_few = (
+    _PARTIAL(name, sizes.participation) for name in (_FED_AVG, _D_GD)
+  )
+  yield claims.measured(
+    f'{of_few}, finds it, too: its largest last distance',
+    f'{_PAPER}, Theorem 1',
+    last.values('distance', start=_RANDOM, method=of_few),
+    below=simulation.CLOSE,
+  )
+  yield claims.measured(
+    f'{d_gd_of_few}, does not: the smallest share of the initial distance '
+    'that is left',
+    f'{_PAPER}, Theorem 1',
+    share_left(_RANDOM, d_gd_of_few),
+    above=0.7,
+  )
   yield claims.measured(
     'FedAvg converges geometrically: the smallest R² of a line through the '
     f'logarithm of the distance, from {simulation.FIT_START:g} down to '
@@ -267,7 +296,7 @@ EXPERIMENTS = (
     name='fedavg_linear_representation',
     summary='FedAvg learns the representation; D-GD does not, but minimizes '
     'the loss',
-    paper=f'{_PAPER}, figures 1 and 3 left',
+    paper=f'{_PAPER}, figures 1 and 3 left, Theorem 1',
     measure=measure_representation,
     claims=representation_claims,
     draw=draw_representation,

@@ -26,6 +26,12 @@ def test_shares_are_of_the_initial_values():
         _row(start, 'D-GD', seed, 0, 0.8, 1.0 + seed),
         _row(start, 'D-GD', seed, 1000, 0.6 - 0.01 * seed, 1e-5 * seed),
       ]
+  for seed in range(5):
+    rows += [
+      _row('random', 'FedAvg, 50% of clients', seed, 1000, 1e-7, 0.5),
+      _row('random', 'D-GD, 50% of clients', seed, 0, 0.8, 1.0),
+      _row('random', 'D-GD, 50% of clients', seed, 1000, 0.6, 0.5),
+    ]
   found = list(
     fed_avg_linear.representation_claims(
       tables.Table.from_rows(rows), fed_avg_linear.REPRESENTATION_FULL
@@ -33,6 +39,6 @@ def test_shares_are_of_the_initial_values():
   )
   assert [claim.measured for claim in found] == pytest.approx(
     # The last two are ratios of means: 2e-5 / 3 and 0.5 / 3.
-    [1e-9, 0.7, 1e-9, 0.7, 1.0, 2e-5 / 3, 0.5 / 3]
+    [1e-9, 0.7, 1e-9, 0.7, 1e-7, 0.75, 1.0, 2e-5 / 3, 0.5 / 3]
   )
-  assert [claim.verdict for claim in found[5:]] == [claims.HOLDS] * 2
+  assert [claim.verdict for claim in found[4:]] == [claims.HOLDS] * 5

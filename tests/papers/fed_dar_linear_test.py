@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -73,3 +74,23 @@ def test_rows_are_of_records_and_the_last_has_the_error(tmp_path, monkeypatch):
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
   assert rows[3]['error'] < 1e-4
+
+
+def test_the_rate_is_beside_that_of_the_theorem(tmp_path):
+  sizes = dataclasses.replace(
+    fed_dar_linear.RATE_FAST, num_clients=40, dimension=8, num_rounds=40
+  )
+  settings = laboratory.Settings(str(tmp_path), show_progress=False)
+  lab = laboratory.Laboratory(settings, sizes)
+  table = tables.Table.from_rows(fed_dar_linear.measure_rate(lab))
+  faster, line = fed_dar_linear.rate_claims(table, sizes)
+  _, ((start, *_, end),) = table.curve(
+    'distance', 'round', method="theorem's bound"
+  )
+  # (1 - eta E_0 s^2 / 2)^(T / 2), where the heads' singular values are all 1.
+  factor = 1 - 0.2 * (1 - start**2) / 2
+  assert end / start == pytest.approx(factor**20)
+  last = table.where(round=40)
+  rates = last.values('rate', method='FedDAR-SA')
+  assert faster.measured == pytest.approx(rates[0] / (-np.log(factor) / 2))
+  assert line.measured == last.values('r_squared', method='FedDAR-SA')[0]

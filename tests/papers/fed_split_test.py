@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -43,12 +45,14 @@ def test_the_lead_is_in_powers_of_ten_after_the_last_round():
     for index in range(4)
   )
   sizes = fed_split.Sizes(nums_clients=(2, 5), num_rounds=3)
-  bound, line, lead, *others = fed_split.make_claims(table, sizes)
+  bound, line, lead, *others, slower = fed_split.make_claims(table, sizes)
   # The first round is the worst.
   np.testing.assert_allclose(bound.measured, 0.2)
   np.testing.assert_allclose(line.measured, 1)
   np.testing.assert_allclose(lead.measured, 3)
   assert len(others) == 3
+  # Both have the same rate.
+  assert slower.measured == 0
 
 
 def test_the_kernel_is_the_expectation_over_neurons():
@@ -71,3 +75,33 @@ def test_smallest_eigenvalues_are_of_all_examples_and_of_clients():
   np.testing.assert_allclose(personal, 0.5)
   # The pair's angle is 45 degrees: sqrt(1/2) (pi - pi / 4) / (2 pi).
   np.testing.assert_allclose(shared, 0.5 - np.sqrt(0.5) * 0.375)
+
+
+def test_complexity_is_of_both_kernels():
+  # Orthogonal inputs of norm 1, for which both kernels are I / 2.
+  x = np.eye(4).reshape([2, 2, 4])
+  y = np.array([[1.0, 2.0], [3.0, 4.0]])
+  # 2 sqrt(C / n y^T y), C = n = 2.
+  np.testing.assert_allclose(fed_split.complexity(x, y), 2 * np.sqrt(30))
+  # Two equal inputs of norm 1, of two clients: [[1, 1/2], [1/2, 1]].
+  x, y = np.ones([2, 1, 1]), np.array([[1.0], [2.0]])
+  product = np.linalg.solve([[1, 0.5], [0.5, 1]], [1, 2]) @ [1, 2]
+  np.testing.assert_allclose(
+    fed_split.complexity(x, y), 2 * np.sqrt(2 * product)
+  )
+
+
+def test_errors_on_new_examples_are_told_beside_the_complexity(tmp_path):
+  sizes = fed_split.GENERALIZATION_FAST
+  sizes = dataclasses.replace(sizes, num_rounds=2, num_seeds=1)
+  settings = laboratory.Settings(str(tmp_path), show_progress=False)
+  lab = laboratory.Laboratory(settings, sizes)
+  table = tables.Table.from_rows(fed_split.measure_generalization(lab))
+  below, *growths = fed_split.generalization_claims(table, sizes)
+  assert below.verdict == claims.HOLDS
+  leads = [
+    np.diff(table.curve('value', 'num_clients', measure=name)[1])[0, 0]
+    for name in ("theorem's complexity", 'error on new examples')
+  ]
+  np.testing.assert_allclose([claim.measured for claim in growths], leads)
+  assert leads[0] > 0
