@@ -247,9 +247,27 @@ def test_batches_may_be_of_unequal_sizes():
   assert _distance(found, _meta_gradient()) > 1e-3
 
 
-def test_an_inner_batch_is_at_most_a_batch():
-  with pytest.raises(ValueError, match=r'`inner_batch_size` .* in \[1, 40\]'):
-    per_fed_avg.PerFedAvgHParams(inner_batch_size=41)
+def test_batches_of_the_largest_size_are_drawn():
+  outer, inner, _ = (_batch(i) for i in range(3))
+  first = objectives.Batch(*[value[:2] for value in outer])
+  found = _meta_gradient(
+    batches=[outer, inner],
+    variant='first_order',
+    batch_size=2,
+    inner_batch_size=len(inner.y),
+  )
+  expected = _meta_gradient(batches=[first, inner], variant='first_order')
+  assert _distance(found, expected) < 1e-12
+
+  def planned(**sizes):
+    return per_fed_avg.PerFedAvgHParams(**sizes).phase().batch_size
+
+  assert planned(batch_size=2, inner_batch_size=5) == 5
+  # The first order has no D''.
+  assert planned(batch_size=2, curvature_batch_size=5) == 2
+  more = {'variant': 'exact', 'curvature_batch_size': 5}
+  assert planned(batch_size=2, **more) == 5
+  assert planned(batch_size=None, **more) is None
 
 
 # Clients with few batches.

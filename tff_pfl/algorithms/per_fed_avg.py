@@ -13,7 +13,8 @@ Variants: `exact` has the product of Hessian and v by automatic differentiation,
 `hessian_free` by a central difference of two gradients at w +- delta * v,
 `first_order` leaves it out. With alpha = 0 all three are FedAvg.
 
-D and D'' may be smaller than D' (`inner_batch_size`, `curvature_batch_size`).
+D, D' and D'' may be of unequal sizes: batches of the largest are drawn, of
+which each has the first examples.
 
 With more than one inner step, w~ is where they lead, each on a batch D of its
 own, and v is carried back through them, each with a batch D'' of its own. With
@@ -53,7 +54,6 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.algorithms.parts import joint_training
 from tff_pfl.client import hparams as hparams_lib
@@ -71,14 +71,13 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     num_epochs: Epochs of local iterations in a round, where `num_steps` is
-      None: how often their batches D' go through the examples.
+      None: how often batches of the largest size go through the examples.
     num_steps: Local iterations in a round (tau).
     learning_rate: Learning rate of the local iterations (beta), positive.
     momentum: SGD momentum of the local iterations, in [0, 1); ignored by Adam.
     optimizer: Optimizer of the local iterations: sgd or adam.
-    batch_size: Examples in each of an iteration's batches; None for all.
-    inner_batch_size: Examples in each D; None for `batch_size`, which it must
-      not exceed.
+    batch_size: Examples in each D'; None for all.
+    inner_batch_size: Examples in each D; None for `batch_size`.
     curvature_batch_size: Examples in each D'', likewise.
     variant: How the meta-gradient is found: 'first_order', 'hessian_free' or
       'exact'.
@@ -100,8 +99,8 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   learning_rate: float = 0.001
   momentum: float = 0.0
   batch_size: Optional[int] = 40
-  inner_batch_size: Optional[int] = None
-  curvature_batch_size: Optional[int] = None
+  inner_batch_size: Optional[int] = hparams_lib.integer(None, 1)
+  curvature_batch_size: Optional[int] = hparams_lib.integer(None, 1)
   variant: str = hparams_lib.one_of('first_order', VARIANTS)
   inner_learning_rate: float = hparams_lib.non_negative(0.01)
   num_inner_steps: int = hparams_lib.integer(1, 1)
@@ -109,17 +108,23 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   hessian_free_step: float = hparams_lib.positive(1e-3)
   num_adaptation_steps: Optional[int] = hparams_lib.integer(None, 0)
 
-  def __post_init__(self):
-    for name in ('inner_batch_size', 'curvature_batch_size'):
-      if getattr(self, name) is not None:
-        errors.expect_int(name, getattr(self, name), 1, self.batch_size or None)
-    super().__post_init__()
+  @property
+  def batch_sizes(self) -> tuple[Optional[int], Optional[int], Optional[int]]:
+    """The sizes of D', D and D''; None for all examples."""
+    size = self.batch_size or None
+    return (
+      size,
+      self.inner_batch_size or size,
+      self.curvature_batch_size or size,
+    )
 
   def phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The local iterations; a step's batches are D', all D, all D''."""
     per_inner_step = 1 if self.variant == 'first_order' else 2
+    sizes = self.batch_sizes[: 1 + per_inner_step]
     return dataclasses.replace(
       super().phase(num_epochs),
+      batch_size=None if None in sizes else max(sizes),
       batches_per_step=1 + per_inner_step * self.num_inner_steps,
     )
 
@@ -144,6 +149,7 @@ def meta_loss(
 ) -> objectives.Objective:
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
   num_inner = hparams.num_inner_steps
+  outer_size, inner_size, curvature_size = hparams.batch_sizes
   loss = objectives.joint_loss(model)
   difference = None
   if hparams.variant == 'hessian_free':
@@ -160,8 +166,9 @@ def meta_loss(
     }
 
   def objective(weights, outer, *batches, seed):
-    inner = _first(hparams.inner_batch_size, batches[:num_inner])
-    curvature = _first(hparams.curvature_batch_size, batches[num_inner:])
+    (outer,) = _first(outer_size, [outer])
+    inner = _first(inner_size, batches[:num_inner])
+    curvature = _first(curvature_size, batches[num_inner:])
     path = [weights]
     for s in range(num_inner):
       gradient = loss(
