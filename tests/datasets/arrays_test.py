@@ -49,6 +49,43 @@ def test_of_classes_that_do_not_exist_is_an_error(classes):
     _arrays().of_classes(classes)
 
 
+@pytest.mark.parametrize(
+  'shape, axes',
+  [((5, 2, 3, 2), (0, 1, 2)), ((5, 2, 3), (0, 1, 2)), ((5, 4), 0)],
+)
+def test_normalized_inputs_have_mean_0_and_deviation_1_in_training(shape, axes):
+  rng = np.random.default_rng(0)
+  x, x_test = (rng.integers(0, 256, shape, np.uint8) for _ in range(2))
+  x[..., 0] = 7  # A constant, where it is a channel or column.
+  y = np.arange(5) % 4
+  arrays = _arrays(x=x, y=y, x_test=x_test, y_test=y).normalized()
+  assert arrays.x is x  # They stay compact.
+  found = arrays.transform(x)
+  assert found.dtype == np.float32
+  np.testing.assert_allclose(found.mean(axis=axes), 0, atol=1e-5)
+  deviations = np.atleast_1d(found.std(axis=axes))
+  varies = (
+    [False, *[True] * (len(deviations) - 1)] if len(deviations) > 1 else [True]
+  )
+  np.testing.assert_allclose(deviations, varies, atol=1e-5)
+  # The test examples are moved by the same numbers.
+  unit = x / 255
+  scale = np.where(unit.std(axis=axes) > 1e-6, unit.std(axis=axes), 1)
+  np.testing.assert_allclose(
+    arrays.transform(x_test),
+    (x_test / 255 - unit.mean(axis=axes)) / scale,
+    atol=1e-4,
+  )
+
+
+def test_tokens_are_not_normalized():
+  arrays = _arrays(
+    transform=None, x=np.zeros([40, 3], np.int32), x_test=None, y_test=None
+  )
+  with pytest.raises(ValueError, match='normalize.* false for .mine'):
+    arrays.normalized()
+
+
 def _domain_arrays(**kwargs):
   arguments = dict(
     domain=np.arange(40) % 3,

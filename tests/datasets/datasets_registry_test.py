@@ -1,5 +1,6 @@
 """Tests of loading datasets by name."""
 
+import numpy as np
 import pytest
 
 from tests.datasets import shared
@@ -37,6 +38,7 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),
+    (dict(name='synthetic', normalize=True), '`normalize` .*come by client'),
     (dict(partition='natural'), 'deals pooled examples.*`keys`'),
     (dict(name='synthetic', partition='natural'), "found 'natural'"),
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
@@ -114,3 +116,10 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
 def test_arrays_that_cannot_be_had_are_one_line_errors(name, data_dir, match):
   with shared.one_line_error(match):
     datasets.load_arrays(name, data_dir)
+
+
+def test_digits_are_normalized_where_that_is_asked_for():
+  data = datasets.load_dataset('digits', num_clients=2, normalize=True)
+  x = np.concatenate([data.train(each).x for each in data.client_ids])
+  assert x.mean() == pytest.approx(0, abs=1e-3)
+  assert x.std() == pytest.approx(1, abs=1e-3)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -14,6 +14,23 @@ from tff_pfl.datasets import (
   partitioning,
 )
 from tff_pfl.datasets import examples as examples_lib
+
+# What is transformed at once, where all of the inputs are.
+_EXAMPLES_AT_ONCE = 4096
+# A deviation that rounding may leave of 0.
+_CONSTANT = 1e-6
+
+
+class _Normalization(NamedTuple):
+  """A transform after another one, if any."""
+
+  before: Optional[examples_lib.Transform]
+  mean: np.ndarray
+  scale: np.ndarray
+
+  def __call__(self, x):
+    x = x if self.before is None else self.before(x)
+    return (x - self.mean) / self.scale
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,6 +78,42 @@ class Arrays(partitioning.Pool):
         if getattr(self, name) is not None:
           chosen[name] = getattr(self, name)[is_chosen]
     return dataclasses.replace(self, **chosen)
+
+  def normalized(self) -> 'Arrays':
+    """Returns the same with inputs of mean 0 and deviation 1 in training.
+
+    Over all training examples: of images (`[n, height, width]`, `[n, height,
+    width, channels]`) in each channel, over all places; of others, `[n,
+    columns]`, in each column. What is constant gets no deviation. Test examples
+    are moved and scaled by the same numbers.
+    """
+    errors.expect(
+      self.x.ndim in (2, 3, 4)
+      and (self.transform is not None or self.x.dtype.kind == 'f'),
+      'normalize',
+      f'false for {self.name!r}, whose inputs are no images or columns of '
+      'numbers',
+      True,
+    )
+    axes = (0,) if self.x.ndim == 2 else (0, 1, 2)
+    sums = squares = 0.0
+    for start in range(0, len(self.x), _EXAMPLES_AT_ONCE):
+      part = self.x[start : start + _EXAMPLES_AT_ONCE]
+      if self.transform is not None:
+        part = self.transform(part)
+      part = np.asarray(part, np.float64)
+      sums = sums + part.sum(axis=axes)
+      squares = squares + np.square(part).sum(axis=axes)
+    count = np.prod([self.x.shape[axis] for axis in axes])
+    mean = sums / count
+    deviation = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+    scale = np.where(deviation > _CONSTANT, deviation, 1)
+    return dataclasses.replace(
+      self,
+      transform=_Normalization(
+        self.transform, np.float32(mean), np.float32(scale)
+      ),
+    )
 
   def to_clients(
     self,

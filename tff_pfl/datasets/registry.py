@@ -144,6 +144,7 @@ def load_dataset(
   seed: int = 0,
   classes: Optional[Sequence[int]] = None,
   test_fraction: Optional[float] = None,
+  normalize: bool = False,
   **arguments: Any,
 ) -> federated_dataset.FederatedDataset:
   """Loads a dataset by name and deals it to clients.
@@ -163,6 +164,9 @@ def load_dataset(
       None to keep these two apart. Of data sets whose examples come by client,
       only those that come without test examples take it, with a default of
       their own.
+    normalize: Whether images have mean 0 and deviation 1 in each channel over
+      the training examples of all clients, and other inputs in each column, of
+      data sets whose examples do not come by client.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -179,6 +183,7 @@ def load_dataset(
     seed=seed,
     classes=classes,
     test_fraction=test_fraction,
+    normalize=normalize,
     **arguments,
   )
   errors.expect_one_of('dataset', name, DATASETS)
@@ -197,17 +202,20 @@ def load_dataset(
   )
   arguments.update(_data_dir_argument(name, data_dir))
   if entry.comes_by_client:
-    errors.expect(
-      classes is None,
-      'classes',
-      f'unset for {name!r}, whose examples come by client',
-      classes,
-    )
+    for argument, value in (('classes', classes), ('normalize', normalize)):
+      errors.expect(
+        value is None or value is False,
+        argument,
+        f'unset for {name!r}, whose examples come by client',
+        value,
+      )
     data = entry.loader(num_clients, partition, seed=seed, **arguments)
   else:
     arrays = entry.loader(**arguments)
     if classes is not None:
       arrays = arrays.of_classes(classes)
+    if normalize:
+      arrays = arrays.normalized()
     data = arrays.to_clients(
       num_clients, partition, seed=seed, test_fraction=test_fraction
     )
