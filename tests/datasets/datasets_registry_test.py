@@ -119,7 +119,9 @@ def test_arrays_that_cannot_be_had_are_one_line_errors(name, data_dir, match):
 
 
 def test_digits_are_normalized_where_that_is_asked_for():
-  data = datasets.load_dataset('digits', num_clients=2, normalize=True)
+  data = datasets.load_dataset(
+    'digits', num_clients=2, partition='iid', normalize=True
+  )
   x = np.concatenate([data.train(each).x for each in data.client_ids])
   assert x.mean() == pytest.approx(0, abs=1e-3)
   assert x.std() == pytest.approx(1, abs=1e-3)
