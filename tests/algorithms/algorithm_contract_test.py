@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.client import example_tensors, scoring
+from tff_pfl.client import example_tensors, scoring, training_options
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
+from tff_pfl.models import augmentation
 from tff_pfl.templates import personalization
 
 keras = tf.keras
@@ -349,6 +350,43 @@ def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   assert model.uses_xla
   compiled = registry.build(name, model, seed=_SEED)
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
+
+
+# Options of training. Those take steps of their own, or averages of averages.
+@_fast_for(
+  'apfl',
+  'fed_ala',
+  'fed_dar',
+  'fed_dbe',
+  'fed_fac',
+  'fed_pac',
+  'l2gd',
+  'p_fed_me',
+  'per_fed_avg',
+  'scaffold',
+)
+def test_a_schedule_and_an_augmentation_reach_every_method(name):
+  augmented = []
+
+  def change(x, seed):
+    augmented.append(seed)
+    return x
+
+  process = registry.build(
+    name,
+    toy_problems.model_for(
+      name, augmentation.augmented(toy_problems.classifier(), change)
+    ),
+    training=training_options.TrainingOptions(
+      learning_rate_schedule=lambda rounds_done: 0.0
+    ),
+    seed=_SEED,
+  )
+  output = _round(process)
+  initial = process.initialize().global_weights
+  toy_problems.assert_close(output.state.global_weights, initial, atol=1e-6)
+  # FedSA-LoRA's network is in inference mode.
+  assert bool(augmented) == (name != 'fed_sa_lora')
 
 
 # Personalization and evaluation.

@@ -20,11 +20,11 @@ learning_rate.
 
 Deviations from the paper: dropout on the adapters' inputs is left out, and the
 whole network runs in inference mode (its own dropout is off, moving statistics
-stay). By default all dense layers below the head are adapted (in the paper, two
-of each attention block). As in the authors' program for classification, the
-head is trained in full and stays on its client; with `train_head=False` it is
-frozen, as in theirs for generation. As everywhere in this library, momentum is
-0.5 by default.
+stay, images are not augmented). By default all dense layers below the head are
+adapted (in the paper, two of each attention block). As in the authors' program
+for classification, the head is trained in full and stays on its client; with
+`train_head=False` it is frozen, as in theirs for generation. As everywhere in
+this library, momentum is 0.5 by default.
 
 References:
   Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation
@@ -105,7 +105,8 @@ def adapted_kernels(
 @registry.method(
   FedSaLoraHParams,
   'low-rank adapters of dense layers: one factor global, one local',
-  refuses=('reweight_domains',),
+  # It trains the network in inference mode.
+  refuses=('reweight_domains', 'augmentation'),
 )
 def build_fed_sa_lora(
   model: split_model.SplitModel, hparams: FedSaLoraHParams
