@@ -12,6 +12,8 @@ from tests.algorithms import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import runtime
 from tff_pfl.algorithms import per_fed_avg, registry
+from tff_pfl.client import schedules, training_options
+from tff_pfl.models import augmentation
 from tff_pfl.templates import personalization
 
 keras = tf.keras
@@ -239,6 +241,41 @@ def _meta_process(variant):
 
 def _meta_train(rt, variant):
   return _train(rt, _meta_process(variant))
+
+
+@pytest.mark.parametrize(
+  'rt',
+  ['in_process', 'batched', pytest.param('chunks', marks=pytest.mark.slow)],
+)
+def test_options_of_training_give_the_same_on_every_runtime(on, rt):
+  found = on(rt, _train_with_options)
+  parity.assert_close(found, on('native', _train_with_options))
+
+
+@functools.cache
+def _process_with_options():
+  def noisy(x, seed):
+    return x + tf.random.stateless_uniform(tf.shape(x), seed, -0.1, 0.1)
+
+  keras.utils.set_random_seed(3)
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+  return registry.build(
+    'ditto',
+    augmentation.augmented(model, noisy),
+    seed=_SEED,
+    statistics='local',
+    training=training_options.TrainingOptions(
+      weight_decay=0.01,
+      decoupled_weight_decay=0.02,
+      max_gradient_norm=0.5,
+      learning_rate_schedule=schedules.make_schedule('warmup:2+cosine:4'),
+    ),
+    server_schedule=schedules.make_schedule('step:1:0.5'),
+  )
+
+
+def _train_with_options(rt):
+  return _train(rt, _process_with_options())
 
 
 @_cases(fast={})
