@@ -339,8 +339,7 @@ EXPERIMENTS = (
   ),
   paper.Experiment(
     name='feddar_linear_rate',
-    summary='FedDAR-SA converges geometrically, as fast as its theorem '
-    'says',
+    summary='FedDAR-SA converges geometrically, as fast as its theorem says',
     paper=_THEOREM,
     measure=measure_rate,
     claims=rate_claims,
