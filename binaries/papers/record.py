@@ -140,10 +140,15 @@ def _command(name, record, experiment):
   command = f'python -m binaries.reproduce --experiment={name}'
   if record['dataset']:
     command += f' --dataset={record["dataset"]}'
-  dataset = record['dataset'] or next(iter(experiment.full))
+  dataset = _dataset(record, experiment)
   if dataset and registry.DATASETS[dataset].takes_data_dir:
     command += ' --data_dir=DIR'
   return command
+
+
+def _dataset(record, experiment):
+  """The one that was asked for, or the experiment's own; None for generated."""
+  return record['dataset'] or next(iter(experiment.full))
 
 
 def _count(record):
@@ -161,7 +166,8 @@ def _coverage(records, experiments):
     dataset, sizes = next(iter(experiment.full.items()))
     setup, result, hours = vars(sizes), 'not measured yet', ''
     if record is not None:
-      dataset, setup = record['dataset'] or dataset, record['setup'] or setup
+      dataset = _dataset(record, experiment)
+      setup = record['setup'] or setup
       result = _count(record)
       if record['seconds'] is not None:
         hours = f'{record["seconds"] / 3600:.1f}'
