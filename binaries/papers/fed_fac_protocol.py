@@ -331,9 +331,9 @@ def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       )
     if form != _ALL_PERSONAL:
       yield claims.difference(
-        f'{partition}: {form}, has found its partition: the share of the units '
-        'that kept their side in the last round',
-        'FedFac, section 4',
+        f'{partition}: {form}: nearly all units keep their side in the last '
+        'round: their share',
+        'FedFac, figure 7',
         table.values('unchanged_units', method=form, partition=partition),
         above=_SETTLED,
       )

@@ -162,9 +162,11 @@ def _network(rng, sizes):
 
 
 def _rounds(sizes, kernel, head, is_personal, step_size, seed, data, runtime):
-  """Trains on the first of `data`; yields the mean squared error on the last.
+  """The mean squared errors after each round.
 
-  `step_size` is for a loss that is half of the sum of a client's squares.
+  Args:
+    step_size: For a loss that is half of the sum of a client's squares.
+    data: The clients' examples for training, and for testing.
   """
   process = two_layer.build_fed_split(
     two_layer.make_network(kernel, head, classifies=False),
