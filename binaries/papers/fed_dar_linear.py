@@ -4,8 +4,10 @@
 * `feddar_linear_rate` (Theorem A.4): how fast FedDAR-SA converges, beside the
   theorem's bound. This is for a step size of at most 1 / (4 S^2), where S^2,
   the largest eigenvalue of the heads' second moment, is 1 here: it is 0.2.
-  There is no noise, which would end the decay. Domains are equal; the theorem's
-  condition on the samples has constants that it does not name.
+  There is no noise, which would end the decay. Domains are equal. Two of its
+  conditions are not met: the heads' lengths are farther from sqrt(k) than
+  Assumption A.3 has them, and samples are the same in each round. That on their
+  number has constants that it does not name.
 
 The paper's synthetic experiment: 100 clients, 5 domains, k = 2, the same 5 to
 20 samples of a client in each round, noise of standard deviation 1e-3, mixtures
@@ -133,9 +135,9 @@ class Sizes:
 FULL = Sizes()
 RATE_FULL = Sizes(
   sample_counts=(5, 10, 20),
+  prior=(0.2,) * 5,
   noise_std=0.0,
-  num_rounds=600,
-  rounds_per_record=1,
+  num_rounds=2000,
   learning_rate=0.2,
 )
 RATE_FAST = dataclasses.replace(
@@ -277,7 +279,7 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
   for num_samples, seed in lab.progress(
     itertools.product(sizes.sample_counts, lab.seeds)
   ):
-    truth = _problem(sizes, num_samples, None, seed)
+    truth = _problem(sizes, num_samples, sizes.prior, seed)
     history = simulation.run(
       methods.fed_dar(sizes.learning_rate),
       truth,
@@ -285,8 +287,9 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
       initial=model.with_zero_head(model.method_of_moments(truth)),
     )
     start = history.distance[0]
-    bound_rate = simulation.theorem_rate(
-      start, truth.heads, sizes.learning_rate
+    bound_rate, rate_of_fit = (
+      simulation.theorem_rate(distance, truth.heads, sizes.learning_rate)
+      for distance in (start, simulation.FIT_START)
     )
     run = {'num_samples': num_samples, 'seed': seed}
     for row in simulation.rows(history):
@@ -296,21 +299,36 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
         'method': _BOUND,
         'round': row['round'],
         'distance': start * np.exp(-bound_rate * row['round']),
-        'rate': bound_rate,
+        # From the distance on from which the other one is fitted.
+        'rate': rate_of_fit,
       }
 
 
 def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The theorem's condition on the samples decides which of them hold."""
+  """The bound from the start, and the rate from a distance of 0.5 on."""
   last = table.where(round=sizes.num_rounds)
   for num_samples in sizes.sample_counts:
-    rates = [
-      last.values('rate', num_samples=num_samples, method=method)
-      for method in (_SA, _BOUND)
-    ]
+    rates, distances = (
+      [
+        rows.curve(column, 'round', num_samples=num_samples, method=method)[1]
+        for method in (_SA, _BOUND)
+      ]
+      for rows, column in ((last, 'rate'), (table, 'distance'))
+    )
     yield claims.measured(
-      f'{num_samples} samples: FedDAR-SA is at least as fast as the theorem '
-      "says: the smallest ratio of its rate to the bound's",
+      f"{num_samples} samples: FedDAR-SA keeps the theorem's bound from the "
+      f'start down to {simulation.CLOSE:g}: the largest ratio of the distances',
+      _THEOREM,
+      # What is left in the end is rounding.
+      np.where(distances[0] > simulation.CLOSE, distances[0] / distances[1], 0)[
+        :, 1:
+      ],
+      below=1,
+    )
+    yield claims.measured(
+      f'{num_samples} samples: from a distance of {simulation.FIT_START:g} on '
+      'it is at least as fast as the theorem says of such a start: the '
+      'smallest ratio of the rates',
       _THEOREM,
       rates[0] / rates[1],
       above=1,
@@ -339,7 +357,7 @@ EXPERIMENTS = (
   ),
   paper.Experiment(
     name='feddar_linear_rate',
-    summary='FedDAR-SA converges geometrically, as fast as its theorem says',
+    summary="FedDAR-SA converges geometrically, within its theorem's bound",
     paper=_THEOREM,
     measure=measure_rate,
     claims=rate_claims,

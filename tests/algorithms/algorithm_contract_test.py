@@ -385,6 +385,13 @@ def test_a_schedule_and_an_augmentation_reach_every_method(name):
   output = _round(process)
   initial = process.initialize().global_weights
   toy_problems.assert_close(output.state.global_weights, initial, atol=1e-6)
+  # pFedMe's clients keep what the solver within a step finds.
+  if name in _PARTITIONED and name != 'p_fed_me':
+    toy_problems.assert_close(
+      [client_state.local for client_state in output.client_states],
+      [process.initialize_client_state(i).local for i in range(3)],
+      atol=1e-6,
+    )
   # FedSA-LoRA's network is in inference mode.
   assert bool(augmented) == (name != 'fed_sa_lora')
 

@@ -83,14 +83,17 @@ def test_the_rate_is_beside_that_of_the_theorem(tmp_path):
   settings = laboratory.Settings(str(tmp_path), show_progress=False)
   lab = laboratory.Laboratory(settings, sizes)
   table = tables.Table.from_rows(fed_dar_linear.measure_rate(lab))
-  faster, line = fed_dar_linear.rate_claims(table, sizes)
-  _, ((start, *_, end),) = table.curve(
-    'distance', 'round', method="theorem's bound"
-  )
+  within, faster, line = fed_dar_linear.rate_claims(table, sizes)
+  _, (bounds,) = table.curve('distance', 'round', method="theorem's bound")
+  _, (distances,) = table.curve('distance', 'round', method='FedDAR-SA')
+  assert within.measured == pytest.approx((distances / bounds)[1:].max())
+  assert within.verdict == claims.HOLDS
   # (1 - eta E_0 s^2 / 2)^(T / 2), where the heads' singular values are all 1.
-  factor = 1 - 0.2 * (1 - start**2) / 2
-  assert end / start == pytest.approx(factor**20)
+  factor = 1 - 0.2 * (1 - bounds[0] ** 2) / 2
+  assert bounds[-1] / bounds[0] == pytest.approx(factor**20)
   last = table.where(round=40)
   rates = last.values('rate', method='FedDAR-SA')
-  assert faster.measured == pytest.approx(rates[0] / (-np.log(factor) / 2))
+  # From a distance of 0.5 on.
+  rate_of_fit = -np.log(1 - 0.2 * 0.75 / 2) / 2
+  assert faster.measured == pytest.approx(rates[0] / rate_of_fit)
   assert line.measured == last.values('r_squared', method='FedDAR-SA')[0]

@@ -15,8 +15,8 @@ A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
 all domains count the same; the L_m come from one federated sum before training
 (`domain_histogram`). A domain absent from a round keeps its head. Where clients
 weigh alike (`client_weighting='uniform'`, private factories) phi is the plain
-mean of the phi_i; heads are combined by examples all the same. With two
-exchanges a round does not compile to TFF's `MapReduceForm`; without
+mean of the phi_i; heads of domains are combined by examples all the same. With
+two exchanges a round does not compile to TFF's `MapReduceForm`; without
 `alternating` it does.
 
 Symbols:
@@ -29,9 +29,10 @@ Symbols:
 Without `alternating`, body and heads are trained together by the body's phase,
 and a round is one exchange. With `heads='domain_as_input'` there is one head
 for all domains, which takes the domain, one-hot, beside the features (table 2);
-it is trained on the re-weighted loss and averaged as the body is. The paper's
-warm-up is a phase of the experiment: rounds of FedAvg, from whose model all
-heads start (`RunConfig.num_warmup_rounds`).
+it is trained on the re-weighted loss and averaged by the clients' weights, and
+the server's optimizer leaves it alone. The paper's warm-up is a phase of the
+experiment: rounds of FedAvg, from whose model all heads start
+(`RunConfig.num_warmup_rounds`).
 
 Deviations from the paper: what is aggregated is how far heads moved, in place
 of the heads. Each client's Hessian gets a ridge, relative to the largest

@@ -16,7 +16,7 @@ from tff_pfl.datasets import (
 from tff_pfl.datasets import examples as examples_lib
 
 # What is transformed at once, where all of the inputs are.
-_EXAMPLES_AT_ONCE = 4096
+_EXAMPLES_AT_ONCE = 1024
 # A deviation that rounding may leave of 0.
 _CONSTANT = 1e-6
 
@@ -88,23 +88,22 @@ class Arrays(partitioning.Pool):
     are moved and scaled by the same numbers.
     """
     errors.expect(
-      self.x.ndim in (2, 3, 4)
-      and (self.transform is not None or self.x.dtype.kind == 'f'),
+      self.transform is not None or self.x.dtype.kind == 'f',
       'normalize',
       f'false for {self.name!r}, whose inputs are no images or columns of '
       'numbers',
       True,
     )
-    axes = (0,) if self.x.ndim == 2 else (0, 1, 2)
-    sums = squares = 0.0
+    count, sums, squares = 0, 0.0, 0.0
     for start in range(0, len(self.x), _EXAMPLES_AT_ONCE):
       part = self.x[start : start + _EXAMPLES_AT_ONCE]
       if self.transform is not None:
         part = self.transform(part)
       part = np.asarray(part, np.float64)
+      axes = (0,) if part.ndim == 2 else (0, 1, 2)
+      count += np.prod([part.shape[axis] for axis in axes])
       sums = sums + part.sum(axis=axes)
       squares = squares + np.square(part).sum(axis=axes)
-    count = np.prod([self.x.shape[axis] for axis in axes])
     mean = sums / count
     deviation = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
     scale = np.where(deviation > _CONSTANT, deviation, 1)

@@ -165,8 +165,9 @@ def load_dataset(
       only those that come without test examples take it, with a default of
       their own.
     normalize: Whether images have mean 0 and deviation 1 in each channel over
-      the training examples of all clients, and other inputs in each column, of
-      data sets whose examples do not come by client.
+      the training examples that the data set comes with, of all classes, and
+      other inputs in each column; of data sets whose examples do not come by
+      client.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -212,10 +213,10 @@ def load_dataset(
     data = entry.loader(num_clients, partition, seed=seed, **arguments)
   else:
     arrays = entry.loader(**arguments)
-    if classes is not None:
-      arrays = arrays.of_classes(classes)
     if normalize:
       arrays = arrays.normalized()
+    if classes is not None:
+      arrays = arrays.of_classes(classes)
     data = arrays.to_clients(
       num_clients, partition, seed=seed, test_fraction=test_fraction
     )
