@@ -137,7 +137,7 @@ RATE_FULL = Sizes(
   sample_counts=(5, 10, 20),
   prior=(0.2,) * 5,
   noise_std=0.0,
-  num_rounds=2000,
+  num_rounds=2500,
   learning_rate=0.2,
 )
 RATE_FAST = dataclasses.replace(
