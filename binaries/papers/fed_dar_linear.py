@@ -306,23 +306,17 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
 
 def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The bound from the start, and the rate from a distance of 0.5 on."""
-  last = table.where(round=sizes.num_rounds)
   for num_samples in sizes.sample_counts:
-    rates, distances = (
-      [
-        rows.curve(column, 'round', num_samples=num_samples, method=method)[1]
-        for method in (_SA, _BOUND)
-      ]
-      for rows, column in ((last, 'rate'), (table, 'distance'))
-    )
+    runs = table.where(num_samples=num_samples)
+    last = runs.where(round=sizes.num_rounds)
+    _, distances = runs.curve('distance', 'round', method=_SA)
+    _, bounds = runs.curve('distance', 'round', method=_BOUND)
     yield claims.measured(
       f"{num_samples} samples: FedDAR-SA keeps the theorem's bound from the "
       f'start down to {simulation.CLOSE:g}: the largest ratio of the distances',
       _THEOREM,
       # What is left in the end is rounding.
-      np.where(distances[0] > simulation.CLOSE, distances[0] / distances[1], 0)[
-        :, 1:
-      ],
+      np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
       below=1,
     )
     yield claims.measured(
@@ -330,7 +324,7 @@ def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       'it is at least as fast as the theorem says of such a start: the '
       'smallest ratio of the rates',
       _THEOREM,
-      rates[0] / rates[1],
+      last.values('rate', method=_SA) / last.values('rate', method=_BOUND),
       above=1,
     )
     yield claims.measured(
@@ -338,7 +332,7 @@ def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       f'a line through the logarithm of the distance, from '
       f'{simulation.FIT_START:g} down to {simulation.CLOSE:g}',
       _THEOREM,
-      last.values('r_squared', num_samples=num_samples, method=_SA),
+      last.values('r_squared', method=_SA),
       above=0.98,
     )
 

@@ -154,14 +154,14 @@ def _inputs(rng, sizes, *shape):
   return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def _network(rng, sizes):
-  """A network's first kernel, with neurons from N(0, I), and its head."""
+def _neurons(rng, sizes):
+  """A first kernel, with neurons from N(0, I), a, and which are personal."""
   kernel = rng.normal(size=[sizes.num_inputs, 2 * sizes.num_neurons])
   head = rng.choice([-1, 1], kernel.shape[1]) / np.sqrt(sizes.num_neurons)
-  return kernel, head
+  return kernel, head, np.arange(len(head)) < sizes.num_neurons
 
 
-def _rounds(sizes, kernel, head, is_personal, step_size, seed, data, runtime):
+def _errors(sizes, network, is_personal, step_size, seed, data, runtime):
   """The mean squared errors after each round.
 
   Args:
@@ -169,7 +169,7 @@ def _rounds(sizes, kernel, head, is_personal, step_size, seed, data, runtime):
     data: The clients' examples for training, and for testing.
   """
   process = two_layer.build_fed_split(
-    two_layer.make_network(kernel, head, classifies=False),
+    network,
     is_personal,
     seed,
     # Of a mean over n, whose gradient is 2 / n times that of half the sum.
@@ -194,8 +194,8 @@ def _train(
   rng = np.random.default_rng(seed)
   x = _inputs(rng, sizes, num_clients, sizes.num_examples)
   y = rng.uniform(-1, 1, x.shape[:2]).astype(np.float32)
-  kernel, head = _network(rng, sizes)
-  is_personal = np.arange(len(head)) < sizes.num_neurons
+  kernel, head, is_personal = _neurons(rng, sizes)
+  network = two_layer.make_network(kernel, head, classifies=False)
   clients = examples.Examples(x, y)
   initial_loss = np.sum((np.maximum(x @ kernel, 0) @ head - y) ** 2)
   losses = {}
@@ -203,11 +203,8 @@ def _train(
     (_FED_SPLIT, is_personal),
     (_FED_AVG, np.zeros_like(is_personal)),
   ):
-    after = _rounds(
-      *(sizes, kernel, head, mask, sizes.step_size, seed),
-      (clients, clients),
-      runtime,
-    )
+    data = (clients, clients)
+    after = _errors(sizes, network, mask, sizes.step_size, seed, data, runtime)
     losses[name] = np.array([initial_loss, *(y.size * np.array(after))])
   of_shared, of_personal = smallest_eigenvalues(x)
   of_round = sizes.step_size * sizes.num_local_steps
@@ -247,14 +244,13 @@ def measure_generalization(lab: laboratory.Laboratory) -> paper.Rows:
         x = _inputs(rng, sizes, num_clients, number)
         y = np.einsum('cni,ci->cn', x, regressors)
         data.append(examples.Examples(x, y))
-      kernel, head = _network(rng, sizes)
-      errors = _rounds(
-        *(sizes, kernel * sizes.initial_scale, head),
-        np.arange(len(head)) < sizes.num_neurons,
-        sizes.step_size / num_examples,
-        seed,
-        data,
-        runtime,
+      kernel, head, is_personal = _neurons(rng, sizes)
+      network = two_layer.make_network(
+        kernel * sizes.initial_scale, head, classifies=False
+      )
+      step_size = sizes.step_size / num_examples
+      errors = _errors(
+        sizes, network, is_personal, step_size, seed, data, runtime
       )
       for name, value in (
         (_ERROR, np.sqrt(errors[-1])),
@@ -282,13 +278,13 @@ def generalization_claims(
     of_error / of_complexity,
     below=1,
   )
-  for name, values in (('complexity', of_complexity), ('error', of_error)):
-    for index, more in enumerate(sizes.nums_clients[1:]):
+  for words, name in (('complexity', _COMPLEXITY), ('error', _ERROR)):
+    for fewer, more in zip(sizes.nums_clients, sizes.nums_clients[1:]):
       yield claims.difference(
-        f'{more} clients have a larger {name} than '
-        f'{sizes.nums_clients[index]}, of as many examples in all',
+        f'{more} clients have a larger {words} than {fewer}, of as many '
+        'examples in all',
         _THEOREM_2,
-        values[:, index + 1] - values[:, index],
+        table.lead('value', more, fewer, by='num_clients', measure=name),
       )
 
 

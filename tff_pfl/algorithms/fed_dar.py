@@ -138,7 +138,7 @@ def build_fed_dar(
   """FedDAR; the process' model has a head for each domain, or one for all.
 
   The model's body must have weights, and its head must be linear for
-  `second_order` and for a projection.
+  `second_order`, for a projection and for `domain_as_input`.
   """
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
@@ -167,13 +167,9 @@ def build_fed_dar(
     """Step (a) where the head is one."""
     weights = broadcast.global_weights
     _, head = partition.split(weights)
-    trained = training_loop.train(
-      objectives.head_loss(of_domains, domain_weights),
-      head,
-      training_loop.frozen_features(of_domains, weights, examples),
-      hparams.head_phase(),
-      seed,
-      model=of_domains,
+    phase = hparams.head_phase()
+    trained = training_loop.train_head(
+      of_domains, weights, head, examples, phase, seed, domain_weights
     )
     return client_work.ClientResult.of(head, trained, local)
 
@@ -208,16 +204,13 @@ def build_fed_dar(
 
   exchanges = [client_work.Exchange(train_jointly, combine_heads)]
   if hparams.alternating:
-    on_heads = client_work.Exchange(
-      train_heads,
-      combine_heads,
-      weighting='num_examples',
-      seed_purpose=randomness.FIRST_EXCHANGE,
-    )
-    if hparams.heads == 'domain_as_input':
-      on_heads = dataclasses.replace(
-        on_heads, client=train_one_head, server=None, weighting=None
+    first = randomness.FIRST_EXCHANGE
+    if hparams.heads == 'by_domain':
+      on_heads = client_work.Exchange(
+        train_heads, combine_heads, 'num_examples', first
       )
+    else:
+      on_heads = client_work.Exchange(train_one_head, seed_purpose=first)
     on_body = client_work.Exchange(train_body, receives=partition.local_names)
     exchanges = [on_heads, on_body]
   return client_work.global_weights_work(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -239,10 +239,15 @@ def train_head(
   examples: example_tensors.ExampleTensors,
   phase: phases.Phase,
   seed: tf.Tensor,
+  domain_weights: Optional[Any] = None,
 ) -> TrainResult:
-  """Trains the head on the frozen body's features."""
+  """Trains the head on the frozen body's features.
+
+  Args:
+    domain_weights: See `objectives.prediction_loss`.
+  """
   return train(
-    objectives.head_loss(model),
+    objectives.head_loss(model, domain_weights),
     head,
     frozen_features(model, body, examples),
     phase,
