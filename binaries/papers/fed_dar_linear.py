@@ -58,12 +58,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers.linear import methods, model, problem, simulation
+from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE = 'FedDAR, figure 1'
 _THEOREM = 'FedDAR, theorem A.4'
-_BOUND = "theorem's bound"
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _WA_BROADCAST = 'FedDAR-WA, nearest to broadcast'
@@ -286,54 +285,22 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
       sizes.num_rounds,
       initial=model.with_zero_head(model.method_of_moments(truth)),
     )
-    start = history.distance[0]
-    bound_rate, rate_of_fit = (
-      simulation.theorem_rate(distance, truth.heads, sizes.learning_rate)
-      for distance in (start, simulation.FIT_START)
+    rows = (
+      *({'method': _SA, **row} for row in simulation.rows(history)),
+      *theorem.rows(history, truth.heads, sizes.learning_rate),
     )
-    run = {'num_samples': num_samples, 'seed': seed}
-    for row in simulation.rows(history):
-      yield {**run, 'method': _SA, **row}
-      yield {
-        **run,
-        'method': _BOUND,
-        'round': row['round'],
-        'distance': start * np.exp(-bound_rate * row['round']),
-        # From the distance on from which the other one is fitted.
-        'rate': rate_of_fit,
-      }
+    for row in rows:
+      yield {'num_samples': num_samples, 'seed': seed, **row}
 
 
 def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The bound from the start, and the rate from a distance of 0.5 on."""
+  """What the theorem promises, by number of samples."""
   for num_samples in sizes.sample_counts:
-    runs = table.where(num_samples=num_samples)
-    last = runs.where(round=sizes.num_rounds)
-    _, distances = runs.curve('distance', 'round', method=_SA)
-    _, bounds = runs.curve('distance', 'round', method=_BOUND)
-    yield claims.measured(
-      f"{num_samples} samples: FedDAR-SA keeps the theorem's bound from the "
-      f'start down to {simulation.CLOSE:g}: the largest ratio of the distances',
+    yield from theorem.make_claims(
+      f'{num_samples} samples',
+      table.where(num_samples=num_samples),
+      _SA,
       _THEOREM,
-      # What is left in the end is rounding.
-      np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
-      below=1,
-    )
-    yield claims.measured(
-      f'{num_samples} samples: from a distance of {simulation.FIT_START:g} on '
-      'it is at least as fast as the theorem says of such a start: the '
-      'smallest ratio of the rates',
-      _THEOREM,
-      last.values('rate', method=_SA) / last.values('rate', method=_BOUND),
-      above=1,
-    )
-    yield claims.measured(
-      f'{num_samples} samples: it converges geometrically: the smallest R² of '
-      f'a line through the logarithm of the distance, from '
-      f'{simulation.FIT_START:g} down to {simulation.CLOSE:g}',
-      _THEOREM,
-      last.values('r_squared', method=_SA),
-      above=0.98,
     )
 
 

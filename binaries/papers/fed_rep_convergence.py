@@ -3,7 +3,7 @@
 `fedrep_linear_convergence` (figure 3, appendix A.1): the principal angle
 distance by round, in [0, 1], of FedRep and of methods that take gradient steps
 on the head instead of its minimum, from two starts; and what Theorem 1 promises
-of FedRep (`simulation.theorem_rate`). The ground truth is that of
+of FedRep (`linear.theorem`). The ground truth is that of
 `fed_rep_linear`.
 
 Deviations from the paper: the dimensions and step sizes of its figures are
@@ -35,10 +35,9 @@ import dataclasses
 import itertools
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from binaries.papers import fed_rep_linear
-from binaries.papers.linear import methods, model, simulation
+from binaries.papers.linear import methods, model, simulation, theorem
 from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE_3 = 'FedRep, figure 3'
@@ -101,14 +100,11 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
       seed=seed,
       participation=sizes.participation if is_partial else 1.0,
     )
-    run = {'num_clients': num_clients, 'seed': seed}
-    start = history.distance[0]
-    bound_rate = simulation.theorem_rate(start, truth.heads, rate)
-    for row in simulation.rows(history):
-      if name == _FED_REP:
-        row['bound_rate'] = bound_rate
-        row['bound'] = start * np.exp(-bound_rate * row['round'])
-      yield {**run, 'method': name, **row}
+    rows = [{'method': name, **row} for row in simulation.rows(history)]
+    if name == _FED_REP:
+      rows += theorem.rows(history, truth.heads, rate)
+    for row in rows:
+      yield {'num_clients': num_clients, 'seed': seed, **row}
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -119,35 +115,23 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     """By seed and number of clients."""
     return last.curve(column, 'num_clients', method=method)[1]
 
-  yield claims.measured(
-    'FedRep finds the representation: its largest last distance',
-    _FIGURE_3,
-    of_runs('distance', _FED_REP),
-    below=simulation.CLOSE,
-  )
-  yield claims.measured(
-    'It converges geometrically: the smallest R² of a line through the '
-    f'logarithm of the distance, from {simulation.FIT_START:g} down to '
-    f'{simulation.CLOSE:g}',
-    f'{_FIGURE_3}, Theorem 1',
-    of_runs('r_squared', _FED_REP),
-    above=0.98,
-  )
+  for num_clients in sizes.nums_clients:
+    yield from theorem.make_claims(
+      f'{num_clients} clients',
+      table.where(num_clients=num_clients),
+      _FED_REP,
+      f'{_FIGURE_3}, Theorem 1',
+    )
+    yield claims.measured(
+      f'{num_clients} clients: it converges with {sizes.participation:.0%} of '
+      'them in a round: its largest last distance',
+      f'{_THEOREM_1}, Algorithm 2',
+      last.values(
+        'distance', num_clients=num_clients, method=sizes.fed_rep_partial
+      ),
+      below=simulation.CLOSE,
+    )
   rates = of_runs('rate', _FED_REP)
-  yield claims.measured(
-    'It is at least as fast as the theorem says: the smallest ratio of its '
-    "rate to the bound's",
-    _THEOREM_1,
-    rates / of_runs('bound_rate', _FED_REP),
-    above=1,
-  )
-  yield claims.measured(
-    f'It converges with {sizes.participation:.0%} of the clients in a round: '
-    'its largest last distance',
-    f'{_THEOREM_1}, Algorithm 2',
-    of_runs('distance', sizes.fed_rep_partial),
-    below=simulation.CLOSE,
-  )
   nums_clients = sizes.nums_clients
   for index, (fewer, more) in enumerate(zip(nums_clients, nums_clients[1:])):
     yield claims.difference(
@@ -205,28 +189,6 @@ def _random_start_claims(of_runs, nums_clients):
     )
 
 
-def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
-  """The distance by round, with Theorem 1's bound dashed."""
-  num_panels = len(sizes.nums_clients)
-  panels.prepare(figure, 4.4 * num_panels, 4.4, sizes.num_seeds)
-  all_axes = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-  for axes, num_clients in zip(all_axes, sizes.nums_clients):
-    of_panel = table.where(num_clients=num_clients)
-    rounds, bounds = of_panel.curve('bound', 'round', method=_FED_REP)
-    axes.plot(rounds, bounds.mean(axis=0), 'k--', label="Theorem 1's bound")
-    panels.draw_curves(
-      axes,
-      of_panel,
-      'distance',
-      over='round',
-      x_label='Round',
-      y_label='Principal angle distance',
-      log_y=True,
-      title=f'{num_clients} clients',
-    )
-  panels.share_legend(figure)
-
-
 EXPERIMENTS = (
   paper.Experiment(
     name='fedrep_linear_convergence',
@@ -235,7 +197,18 @@ EXPERIMENTS = (
     paper=f'{_FIGURE_3} and appendix A.1',
     measure=measure,
     claims=make_claims,
-    draw=draw,
+    draw=panels.curves(
+      'distance',
+      over='round',
+      x_label='Round',
+      y_label='Principal angle distance',
+      log_y=True,
+      width=4.4,
+      panel='num_clients',
+      title='{} clients'.format,
+      sharey=True,
+      shared_legend=True,
+    ),
     full={None: FULL},
     fast=FAST,
   ),

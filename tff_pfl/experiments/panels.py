@@ -74,6 +74,7 @@ def _draw_panels(
   panel: Optional[str] = None,
   title: Callable[[Any], str] = str,
   sharey: bool = False,
+  shared_legend: bool = False,
   **options: Any,
 ) -> None:
   """Draws a figure of one panel, or of one for each value of a column.
@@ -85,6 +86,7 @@ def _draw_panels(
     panel: The column with a panel for each of its values.
     title: From such a value to the panel's title.
     sharey: Whether all panels have the same vertical axis.
+    shared_legend: Whether one legend serves all, which have the same curves.
     **options: Of `draw_panel`.
   """
   parts = {'': table}
@@ -97,6 +99,8 @@ def _draw_panels(
   all_axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
   for axes, (name, part) in zip(all_axes, parts.items()):
     draw_panel(axes, part, column, title=name, **options)
+  if shared_legend:
+    share_legend(figure)
 
 
 def prepare(

@@ -4,6 +4,7 @@
 * `model`: the two-layer linear model, its gradients, least squares, starts.
 * `methods`: what clients and server do, one function for each paper's method.
 * `simulation`: cohorts, rounds, what is recorded of them, and scores.
+* `theorem`: the rate that is promised, beside the one that was measured.
 
 All numbers are float64, and the first axis of an array is that of the clients.
 

@@ -25,8 +25,8 @@ from tff_pfl.evaluation import representation as representation_lib
 
 # How close "converged" is, and what slower methods get to as well.
 CLOSE, NEAR = 1e-6, 1e-3
-# Both theorems' rates are of a start that is away from distance 1, and grow
-# with how far; from here on they hardly change.
+# The theorems' rates grow with how far from 1 the start is; from here on they
+# hardly change.
 FIT_START = 0.5
 # What figures need of long histories.
 _ROUNDS_PER_ROW = 10
@@ -147,29 +147,6 @@ def rounds_to(distances: np.ndarray, distance: float) -> int:
   """Rounds until a distance is reached; where it is not, all there are."""
   reached = np.flatnonzero(distances <= distance)
   return int(reached[0]) if reached.size else len(distances) - 1
-
-
-def theorem_rate(
-  start: float, heads: np.ndarray, learning_rate: float
-) -> float:
-  """The rate that FedRep's Theorem 1 promises at least, per round.
-
-  With all clients in each round the distance after T rounds is at most
-  (1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
-  square of the first, and s the smallest singular value of W* / sqrt(n). The
-  rate is minus the logarithm of the factor per round.
-
-  FedDAR's Theorem A.4 is the same with the domains' heads.
-
-  Args:
-    start: The first distance, in [0, 1].
-    heads: W*, `[n, k]`.
-    learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
-      largest singular value of W* / sqrt(n).
-  """
-  singular = np.linalg.svd(heads, compute_uv=False) / np.sqrt(len(heads))
-  share = learning_rate * (1 - start**2) * singular[-1] ** 2 / 2
-  return -float(np.log1p(-share)) / 2
 
 
 def rows(history: History) -> Iterator[dict[str, Any]]:

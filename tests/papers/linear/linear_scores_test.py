@@ -3,7 +3,7 @@ import pytest
 
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
-from binaries.papers.linear import simulation
+from binaries.papers.linear import simulation, theorem
 
 _PROBLEM = problem_lib.LinearProblem(5, 12, 2, noise_std=0.1, seed=6)
 _REPRESENTATION = model_lib.random_representation(12, 2, seed=1)
@@ -57,11 +57,11 @@ def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
 def test_the_theorems_rate_by_hand():
   # Orthogonal heads of length sqrt(2): W* / sqrt(2) has the singular values 1.
   heads = np.sqrt(2) * np.eye(2)
-  rate = simulation.theorem_rate(0.6, heads, 0.25)
+  rate = theorem.rate(0.6, heads, 0.25)
   # The factor of a round is sqrt(1 - 0.25 * 0.64 * 1 / 2).
   assert np.exp(-rate) == pytest.approx(np.sqrt(0.92))
   # Heads of one direction say nothing about the other one.
-  assert simulation.theorem_rate(0.6, heads[[0, 0]], 0.25) == 0
+  assert theorem.rate(0.6, heads[[0, 0]], 0.25) == 0
 
 
 def _check(regressor, expected):

@@ -1,0 +1,93 @@
+"""How fast FedRep's Theorem 1 says that it converges, and whether it does.
+
+With all clients in each round the distance after T rounds is at most
+(1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
+square of the first, and s the smallest singular value of W* / sqrt(n). FedDAR's
+Theorem A.4 is the same with the domains' heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from binaries.papers.linear import simulation
+from tff_pfl.experiments import claims, paper
+
+BOUND = "theorem's bound"
+
+
+def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
+  """Minus the logarithm of the factor by which the distance falls in a round.
+
+  Args:
+    start: The first distance, in [0, 1].
+    heads: W*, `[n, k]`.
+    learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
+      largest singular value of W* / sqrt(n).
+  """
+  singular = np.linalg.svd(heads, compute_uv=False) / np.sqrt(len(heads))
+  share = learning_rate * (1 - start**2) * singular[-1] ** 2 / 2
+  return -float(np.log1p(-share)) / 2
+
+
+def rows(
+  history: simulation.History, heads: np.ndarray, learning_rate: float
+) -> Iterator[dict[str, Any]]:
+  """What the theorem promises in the rounds of `simulation.rows`.
+
+  Its rate is of the distance from which on a run's is fitted.
+  """
+  start = history.distance[0]
+  promised, of_fit = (
+    rate(distance, heads, learning_rate)
+    for distance in (start, simulation.FIT_START)
+  )
+  for row in simulation.rows(history):
+    yield {
+      'method': BOUND,
+      'round': row['round'],
+      'distance': start * np.exp(-promised * row['round']),
+      'rate': of_fit,
+    }
+
+
+def make_claims(
+  case: str, runs: paper.Table, method: str, source: str
+) -> paper.Claims:
+  """The bound from the start on, the rate later, and a geometric decay.
+
+  Args:
+    case: What the runs have in common, to begin a sentence.
+    runs: By seed, of `simulation.rows` and `rows`.
+    method: The one that the theorem is about.
+    source: The theorem.
+  """
+  _, distances = runs.curve('distance', 'round', method=method)
+  _, bounds = runs.curve('distance', 'round', method=BOUND)
+  last = runs.where(round=max(runs.distinct('round')))
+  yield claims.measured(
+    f"{case}: {method} keeps the theorem's bound from the start down to "
+    f'{simulation.CLOSE:g}: the largest ratio of the distances',
+    source,
+    # What is left in the end is rounding.
+    np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
+    below=1,
+  )
+  yield claims.measured(
+    f'{case}: from a distance of {simulation.FIT_START:g} on it is at least as '
+    'fast as the theorem says of such a start: the smallest ratio of the rates',
+    source,
+    last.values('rate', method=method) / last.values('rate', method=BOUND),
+    above=1,
+  )
+  yield claims.measured(
+    f'{case}: it converges geometrically: the smallest R² of a line through '
+    f'the logarithm of the distance, from {simulation.FIT_START:g} down to '
+    f'{simulation.CLOSE:g}',
+    source,
+    last.values('r_squared', method=method),
+    above=0.98,
+  )
