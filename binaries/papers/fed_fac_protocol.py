@@ -5,10 +5,10 @@
   authors' code, on clients that were trained and on new ones.
 * `fedfac_equal_clients` (tables 2 and 8): FedAvg, FedPer, FedRep and forms of
   FedFac on clients of equal size: under which conditions is FedFac ahead?
-* `fedfac_large_budget`: the same for five methods, with five times the local
+* `fedfac_large_budget`: the same for four methods, with five times the local
   epochs; `fedfac_long_training` for three, with five times the rounds, too.
 * `fedfac_statistics_resnet`, `fedfac_equal_clients_resnet`: the first two with
-  a small ResNet-18 and fewer rounds; the second for five methods.
+  a small ResNet-18 and fewer rounds; the second without FedAvg.
 * `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
   that was trained on other classes before, what do the methods gain by that?
 
@@ -141,7 +141,7 @@ STATISTICS_FULL = Sizes(
 )
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(
-  num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES, _WEIGHTS)
+  num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
 )
 LONG_TRAINING_FULL = Sizes(
   partitions={'pi = 0.1': 'client_dirichlet:1'},
@@ -167,7 +167,7 @@ EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
   **_RESNET,
   num_rounds=20,
-  methods=(_FED_PER, _FED_REP, _UPDATES, _WEIGHTS, _RANDOM),
+  methods=(_FED_PER, _FED_REP, _UPDATES, _RANDOM),
 )
 STATISTICS_FAST = dataclasses.replace(
   STATISTICS_FULL,
@@ -458,13 +458,13 @@ EXPERIMENTS = (
   ),
   _of_equal_clients(
     name='fedfac_equal_clients_resnet',
-    summary='Five of the methods with a ResNet',
+    summary='Four of the methods with a ResNet',
     full={'cifar10': EQUAL_CLIENTS_RESNET_FULL},
     fast=EQUAL_CLIENTS_RESNET_FAST,
   ),
   _of_equal_clients(
     name='fedfac_large_budget',
-    summary='Five of the methods with five times the local epochs',
+    summary='Four of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_epochs=5),
   ),
