@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from matplotlib.figure import Figure
 
 from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.experiments import (
@@ -60,6 +61,14 @@ _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'
 _LOCAL_TRAINING, _ENSEMBLE = 'FedFac, local training', 'FedFac, ensemble'
 _FACTOR_ANALYSIS, _RANDOM_SPLIT = 'factor analysis', 'random split'
 _SHARED_MASKED, _PERSONAL_MASKED = 'shared masked', 'personal masked'
+# By the part of a box plot its column, and the share of the clients below.
+_BOX = {
+  'whislo': ('client_5_percent', 0.05),
+  'q1': ('client_25_percent', 0.25),
+  'med': ('client_median', 0.5),
+  'q3': ('client_75_percent', 0.75),
+  'whishi': ('client_95_percent', 0.95),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +180,7 @@ BASELINES = (
   laboratory.Method(_FED_EM, 'fed_em'),
   laboratory.Method('FedRep', 'fed_rep'),
 )
+_FINE_TUNED = [method.fine_tuned for method in BASELINES if method.fine_tuned]
 
 
 def run(
@@ -203,7 +213,7 @@ def run(
 
 
 def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
-  """Accuracy and costs of all methods."""
+  """The training loss by round; in the last row accuracy and costs."""
   sizes = lab.sizes
   compared = [
     *BASELINES,
@@ -211,10 +221,15 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
     laboratory.Method(_DYNAMIC, 'fed_fac'),
   ]
   for result in run(lab, dict.fromkeys(sizes.partitions, compared)):
-    of_clients = [row['after']['accuracy'] for row in result.scores['clients']]
     losses = [metrics['loss'] for metrics in result.run.history]
+    if not result.is_fine_tuned:
+      for round_number, loss in enumerate(losses[:-1], 1):
+        yield {**result.columns(), 'round': round_number, 'loss': loss}
+    of_clients = [row['after']['accuracy'] for row in result.scores['clients']]
     yield {
       **result.columns(),
+      'round': sizes.num_rounds,
+      'loss': None if result.is_fine_tuned else losses[-1],
       'accuracy': result.accuracy(),
       'published': published.value(
         'FedFac',
@@ -226,7 +241,10 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
       'seconds_per_round': result.run.summary['seconds_per_round'],
       'peak_rss_mb': result.run.summary['peak_rss_mb'],
       'upload_bytes': result.run.scores['bytes_per_round']['up'],
-      'client_median': np.median(of_clients),
+      **{
+        column: np.quantile(of_clients, share)
+        for column, share in _BOX.values()
+      },
       'client_std': np.std(of_clients),
       'training_loss': np.mean(losses),
       'loss_change': np.mean(np.abs(np.diff(losses))),
@@ -235,6 +253,7 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
 
 def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Table 2's order, figures 8 and 9, and table 7's order of times."""
+  table = table.where(round=sizes.num_rounds)
 
   def lead(column, partition, worse=_FED_AVG):
     return table.lead(column, _DYNAMIC, worse, partition=partition)
@@ -244,13 +263,16 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     return lead(column, last, worse) - lead(column, first, worse)
 
   source = 'FedFac, table 2'
-  others = (*(method.name for method in BASELINES), _STATIC)
-  yield from claims.more_accurate(
-    table,
-    source,
-    [(_DYNAMIC, other) for other in others],
-    partition=sizes.partitions,
-  )
+  for source_of, names in (
+    (source, [*(method.name for method in BASELINES), _STATIC]),
+    ('FedFac, baselines of table 3', _FINE_TUNED),
+  ):
+    yield from claims.more_accurate(
+      table,
+      source_of,
+      [(_DYNAMIC, name) for name in names],
+      partition=sizes.partitions,
+    )
   if len(sizes.partitions) > 1:
     yield claims.difference(
       'The more alike clients are, the larger its lead over LG-FedAvg: the '
@@ -304,6 +326,51 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
+def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
+  """Table 2, and by partition figures 8 and 9."""
+  num_panels = len(sizes.partitions)
+  panels.prepare(figure, max(12, 6 * num_panels), 13, sizes.num_seeds)
+  grid = figure.add_gridspec(3, num_panels)
+  last = table.where(round=sizes.num_rounds)
+  panels.draw_groups(
+    figure.add_subplot(grid[0, :]),
+    last,
+    'accuracy',
+    group='partition',
+    y_label='Test accuracy',
+  )
+  names = last.distinct('method')
+  with_loss = paper.Table.from_rows(
+    row for row in table.rows() if np.isfinite(row['loss'])
+  )
+  for index, partition in enumerate(sizes.partitions):
+    boxes = figure.add_subplot(grid[1, index])
+    boxes.bxp(
+      [
+        {
+          part: last.values(column, partition=partition, method=name).mean()
+          for part, (column, _) in _BOX.items()
+        }
+        for name in names
+      ],
+      vert=False,
+      showfliers=False,
+    )
+    boxes.invert_yaxis()
+    boxes.set_yticklabels(names if index == 0 else [''] * len(names))
+    boxes.set_xlabel("Clients' test accuracies: 5, 25, 50, 75, 95%")
+    boxes.set_title(partition, loc='left')
+    panels.draw_curves(
+      figure.add_subplot(grid[2, index]),
+      with_loss.where(partition=partition),
+      'loss',
+      over='round',
+      x_label='Round',
+      y_label='Training loss',
+      title=partition,
+    )
+
+
 def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracy on clients that were not trained."""
   compared = [
@@ -336,7 +403,7 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     ((_LOCAL_TRAINING, _FED_AVG), [first]),
   ):
     yield from claims.more_accurate(table, source, [pair], partition=partitions)
-  for name in filter(None, (method.fine_tuned for method in BASELINES)):
+  for name in _FINE_TUNED:
     yield claims.difference(
       f'{first}: {_ENSEMBLE} is at most 0.02 less accurate than {name}',
       source,
@@ -421,12 +488,8 @@ def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   )
 
 
-_experiment = functools.partial(
-  paper.Experiment,
-  draw=panels.accuracy_bars(by='partition', width=12),
-  full=FULL,
-  fast=FAST,
-)
+_experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
+_draw = panels.accuracy_bars(by='partition', width=12)
 EXPERIMENTS = (
   _experiment(
     name='fedfac_comparison',
@@ -434,6 +497,7 @@ EXPERIMENTS = (
     paper='FedFac, tables 2 and 7, figures 8 and 9',
     measure=measure_comparison,
     claims=comparison_claims,
+    draw=draw_comparison,
   ),
   _experiment(
     name='fedfac_new_clients',
@@ -441,6 +505,7 @@ EXPERIMENTS = (
     paper='FedFac, table 3',
     measure=measure_new_clients,
     claims=new_clients_claims,
+    draw=_draw,
   ),
   _experiment(
     name='fedfac_ablation',
@@ -448,5 +513,6 @@ EXPERIMENTS = (
     paper='FedFac, table 8',
     measure=measure_ablation,
     claims=ablation_claims,
+    draw=_draw,
   ),
 )

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
 from tests.papers import untrained
@@ -77,6 +78,7 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
       'partition': partition,
       'method': name,
       'seed': seed,
+      'round': 40,
       'accuracy': accuracy + 0.1 * seed + 0.01 * (seed + 1) * lead,
       'seconds_per_round': seconds + seed,
       'client_median': 0.5 + 0.1 * lead,
@@ -87,6 +89,8 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
     for partition, accuracy in accuracies.items()
     for name, lead, seconds in (
       *((m.name, 0, 2) for m in fed_fac.BASELINES if m.name != 'LG-FedAvg'),
+      ('FedAvg, after local training', 0, 2),
+      ('FedProx, after local training', 0, 2),
       ('LG-FedAvg', -1 if partition == 'shards:5' else 0, 2),
       ('FedFac, static', 0, 2),
       ('FedFac, dynamic', 1, 4),
@@ -106,9 +110,9 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
   # The ratios are 4 / 2, 5 / 3, ..., 8 / 6.
   np.testing.assert_allclose(ratio.measured, 1.58)
   assert ratio.verdict == claims.HOLDS
-  # Seven leads, four numbers of clients and rounds and two times for each
+  # Nine leads, four numbers of clients and rounds and two times for each
   # partition, and the growth of two leads.
-  assert len(found) == 2 * 13 + 2
+  assert len(found) == 2 * 15 + 2
   of_figures = [c for c in found.values() if 'figure' in c.source]
   np.testing.assert_allclose(
     [c.measured for c in of_figures],
@@ -119,6 +123,34 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
   assert verdicts == [
     claims.HOLDS, claims.FAILS, claims.HOLDS, claims.UNDECIDED
   ]  # fmt: skip
+
+
+def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
+  def finish(trial):
+    accuracies = np.arange(21) / 20
+    of_clients = [{'after': {'accuracy': value}} for value in accuracies]
+    scores = {
+      'clients': of_clients,
+      'evaluation': {'personal': {'accuracy': 1}},
+    }
+    return untrained.finished(0.5, variant=lambda name: scores)
+
+  lab = untrained.Laboratory(fed_fac.FAST, finish)
+  table = tables.Table.from_rows(fed_fac.measure_comparison(lab))
+  of_fed_avg = table.where(method='FedAvg').rows()
+  assert [row['loss'] for row in of_fed_avg] == [1, 0.5]
+  (last,) = table.where(method='FedAvg', round=2).rows()
+  shares = [value for name, value in last.items() if name.startswith('client_')]
+  np.testing.assert_allclose(shares[:5], [0.05, 0.25, 0.5, 0.75, 0.95])
+  # What is trained further has no losses of its own.
+  (tuned,) = table.where(method='FedAvg, after local training').rows()
+  assert (tuned['round'], tuned['accuracy']) == (2, 1)
+  figure = Figure()
+  fed_fac.draw_comparison(table, fed_fac.FAST, figure)
+  _, boxes, curves = figure.axes
+  names = [label.get_text() for label in boxes.get_yticklabels()]
+  assert names == table.distinct('method')
+  assert len(curves.get_legend().get_texts()) == len(names) - 2
 
 
 def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
