@@ -57,7 +57,9 @@ from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
+# Dynamic: by factors of updates, or of weights; static: of weights.
 _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'
+_DYNAMIC_WEIGHTS = 'FedFac, dynamic, weights'
 _LOCAL_TRAINING, _ENSEMBLE = 'FedFac, local training', 'FedFac, ensemble'
 _FACTOR_ANALYSIS, _RANDOM_SPLIT = 'factor analysis', 'random split'
 _SHARED_MASKED, _PERSONAL_MASKED = 'shared masked', 'personal masked'
@@ -218,6 +220,7 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
   compared = [
     *BASELINES,
     laboratory.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
+    laboratory.Method(_DYNAMIC_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
     laboratory.Method(_DYNAMIC, 'fed_fac'),
   ]
   for result in run(lab, dict.fromkeys(sizes.partitions, compared)):
@@ -263,14 +266,17 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     return lead(column, last, worse) - lead(column, first, worse)
 
   source = 'FedFac, table 2'
-  for source_of, names in (
-    (source, [*(method.name for method in BASELINES), _STATIC]),
-    ('FedFac, baselines of table 3', _FINE_TUNED),
+  every = [*(method.name for method in BASELINES), _STATIC]
+  for source_of, form, names in (
+    (source, _DYNAMIC, every),
+    (source, _DYNAMIC_WEIGHTS, [*every, _DYNAMIC]),
+    ('FedFac, baselines of table 3', _DYNAMIC, _FINE_TUNED),
+    ('FedFac, baselines of table 3', _DYNAMIC_WEIGHTS, _FINE_TUNED),
   ):
     yield from claims.more_accurate(
       table,
       source_of,
-      [(_DYNAMIC, name) for name in names],
+      [(form, name) for name in names],
       partition=sizes.partitions,
     )
   if len(sizes.partitions) > 1:

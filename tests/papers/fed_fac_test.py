@@ -93,6 +93,7 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
       ('FedProx, after local training', 0, 2),
       ('LG-FedAvg', -1 if partition == 'shards:5' else 0, 2),
       ('FedFac, static', 0, 2),
+      ('FedFac, dynamic, weights', 2, 4),
       ('FedFac, dynamic', 1, 4),
     )
     for seed in range(5)
@@ -110,9 +111,13 @@ def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
   # The ratios are 4 / 2, 5 / 3, ..., 8 / 6.
   np.testing.assert_allclose(ratio.measured, 1.58)
   assert ratio.verdict == claims.HOLDS
-  # Nine leads, four numbers of clients and rounds and two times for each
-  # partition, and the growth of two leads.
-  assert len(found) == 2 * 15 + 2
+  lead = found[
+    'shards:2: FedFac, dynamic, weights is more accurate than FedRep'
+  ]
+  np.testing.assert_allclose(lead.measured, 0.06)
+  # Nine and ten leads, four numbers of clients and rounds and two times for
+  # each partition, and the growth of two leads.
+  assert len(found) == 2 * 25 + 2
   of_figures = [c for c in found.values() if 'figure' in c.source]
   np.testing.assert_allclose(
     [c.measured for c in of_figures],
