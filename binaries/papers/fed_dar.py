@@ -196,7 +196,11 @@ def run(
   compared: Sequence[laboratory.Method],
   partitions: Mapping[str, str],
 ) -> Iterator[Mapping[str, Any]]:
-  """Yields the scores of all methods on all partitions."""
+  """Yields the scores of all methods on all partitions.
+
+  A row of second-order aggregation has its `effective_rank`, mean over domains
+  and rounds, too.
+  """
   sizes = lab.sizes
 
   def with_warm_up(method):
@@ -224,7 +228,16 @@ def run(
     cohort_size=sizes.num_clients,
     personalization=sizes.fine_tuning(),
   ):
-    yield {**result.columns(), **_scores(result)}
+    ranks = [
+      list(metrics['effective_rank'].values())
+      for metrics in result.run.history
+      if 'effective_rank' in metrics
+    ]
+    yield {
+      **result.columns(),
+      **_scores(result),
+      **({'effective_rank': np.mean(ranks)} if ranks else {}),
+    }
 
 
 def _scores(result: methods.Result) -> Mapping[str, Any]:

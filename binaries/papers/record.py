@@ -38,6 +38,7 @@ _SIZES = {
   'nums_clients': 'clients',
   'model': '',
   'num_rounds': 'rounds',
+  'num_epochs': 'local epochs',
 }
 
 
@@ -159,20 +160,21 @@ def _coverage(records, experiments):
   """The lines of the table of coverage."""
   every_claim = {'claims': sum((r['claims'] for r in records.values()), [])}
   yield f'**{_count(every_claim)}** of the experiments that were measured.\n'
-  yield '| paper, figure or table | experiment | size | k of n hold | hours |'
+  yield '| paper, figure or table | experiment | size | k of n hold | time |'
   yield '|---|---|---|---|---|'
   for name, experiment in experiments.items():
     record = records.get(name)
     dataset, sizes = next(iter(experiment.full.items()))
-    setup, result, hours = vars(sizes), 'not measured yet', ''
+    setup, result, time = vars(sizes), 'not measured yet', ''
     if record is not None:
       dataset = _dataset(record, experiment)
       setup = record['setup'] or setup
       result = _count(record)
       if record['seconds'] is not None:
-        hours = f'{record["seconds"] / 3600:.1f}'
+        minutes = record['seconds'] / 60
+        time = f'{minutes / 60:.1f} h' if minutes > 90 else f'{minutes:.0f} min'
     size = [dataset or 'generated', *_sizes(setup)]
-    cells = [experiment.paper, f'`{name}`', ', '.join(size), result, hours]
+    cells = [experiment.paper, f'`{name}`', ', '.join(size), result, time]
     yield f'| {" | ".join(cells)} |'
 
 
@@ -182,5 +184,7 @@ def _sizes(setup):
       value = setup[name]
       if not isinstance(value, (str, int)):
         value = ' to '.join(map(str, (value[0], value[-1])[: len(value)]))
+      if value == 1:
+        words = words.removesuffix('s')
       yield f'{value} {words}'.strip()
   yield f'{setup["num_seeds"]} seeds'

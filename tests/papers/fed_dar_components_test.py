@@ -1,10 +1,11 @@
 """FedDAR's ablations, without their training."""
 
+import numpy as np
 import pytest
 
 from binaries.papers import fed_dar, fed_dar_components
 from tests.papers import untrained
-from tff_pfl.experiments import claims
+from tff_pfl.experiments import claims, tables
 
 
 def test_each_aggregation_has_its_own_best_dimension():
@@ -42,3 +43,28 @@ def test_the_ablation_compares_with_and_without():
     'Second order and projection beat averages': claims.HOLDS,
     'Heads alone, without alternating training, do not help': claims.FAILS,
   }
+
+
+def test_the_ridge_is_compared_with_others_and_tells_the_directions_left():
+  def finish(trial):
+    second_order = trial.config.hparams.aggregation == 'second_order'
+    ranks = [{}, {'effective_rank': {'a': 3.0, 'b': 5.0}}]
+    return untrained.finished(
+      0.8 - trial.config.hparams.ridge,
+      history=ranks if second_order else [{}],
+    )
+
+  lab = untrained.Laboratory(fed_dar.Sizes(), finish)
+  table = tables.Table.from_rows(fed_dar_components.measure_ridge(lab))
+  assert len(lab.trials) == 2 * 5 * 5
+  ranks = table.where(partition='few examples, unequal domains', seed=0)
+  np.testing.assert_array_equal(
+    ranks.columns()['effective_rank'], [4, 4, 4, 4, np.nan]
+  )
+  found = list(fed_dar_components.ridge_claims(table, fed_dar.Sizes()))
+  np.testing.assert_allclose(
+    [claim.measured for claim in found],
+    2 * [0.009, -0.0009, -0.00099, 0],
+    atol=1e-9,
+  )
+  assert {claim.verdict for claim in found} == {claims.HOLDS}

@@ -22,6 +22,7 @@ _RECORD = {
     'num_clients': 20,
     'model': 'mlp',
     'num_rounds': 7,
+    'num_epochs': 1,
     'num_seeds': 5,
   },
   'claims': [
@@ -83,10 +84,10 @@ def test_coverage_has_every_experiment():
   assert _rewritten(text, {'first': _RECORD}).splitlines()[2:-2] == [
     '**1 of 2 claims hold, 1 fail** of the experiments that were measured.',
     '',
-    '| paper, figure or table | experiment | size | k of n hold | hours |',
+    '| paper, figure or table | experiment | size | k of n hold | time |',
     '|---|---|---|---|---|',
-    '| Table 1 | `first` | mnist, 20 clients, mlp, 7 rounds, 5 seeds | '
-    '1 of 2 claims hold, 1 fail | 1.5 |',
+    '| Table 1 | `first` | mnist, 20 clients, mlp, 7 rounds, '
+    '1 local epoch, 5 seeds | 1 of 2 claims hold, 1 fail | 90 min |',
     '| Figure 2 | `second` | generated, 5 to 20 clients, 3 seeds | '
     'not measured yet |  |',
   ]
