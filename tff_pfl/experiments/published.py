@@ -28,9 +28,10 @@ class Column(NamedTuple):
 
   Attributes:
     dataset: A key of `datasets.DATASETS`, or what that would be called.
-    partition: The start of the specification of the partition, such as
+    partitions: The start of the specification of the partition, such as
       'shards:2' for two classes a client in equal shards, or 'natural' where
-      clients come with the data.
+      clients come with the data; several, joined by ' or ', where the paper
+      and its authors' code differ.
     note: In what the paper's data differ from those that a comparison of this
       setting may have; empty where they are the same.
     metric: A name of `metrics.by_name`; None for the mean over the last ten
@@ -40,7 +41,7 @@ class Column(NamedTuple):
 
   dataset: str
   num_clients: int
-  partition: str
+  partitions: str
   note: str = ''
   metric: Optional[str] = None
 
@@ -48,10 +49,13 @@ class Column(NamedTuple):
     """Whether a comparison of these settings has this very setting."""
     if (dataset, num_clients) != (self.dataset, self.num_clients):
       return False
-    wanted = self.partition.split(':')
-    # Arguments beyond these are the partition's fine print.
-    given = str(partition).split(':')[: len(wanted)]
-    return len(given) == len(wanted) and all(map(_equal, wanted, given))
+    for wanted in self.partitions.split(' or '):
+      arguments = wanted.split(':')
+      # Arguments beyond these are the partition's fine print.
+      given = str(partition).split(':')[: len(arguments)]
+      if len(given) == len(arguments) and all(map(_equal, arguments, given)):
+        return True
+    return False
 
 
 class Source(NamedTuple):
@@ -171,9 +175,9 @@ _FED_FAC = Source(
   'A fifth of each client is its test set; accuracies are weighted by the '
   'sizes of the clients, the best mean over 10 consecutive rounds.',
   columns=(
-    Column('cifar10', 100, 'dirichlet:0.1'),
-    Column('cifar10', 100, 'dirichlet:0.5'),
-    Column('cifar10', 100, 'dirichlet:1'),
+    Column('cifar10', 100, 'dirichlet:0.1 or client_dirichlet:1'),
+    Column('cifar10', 100, 'dirichlet:0.5 or client_dirichlet:5'),
+    Column('cifar10', 100, 'dirichlet:1 or client_dirichlet:10'),
     Column('cifar100', 100, 'shards:5'),
     Column('cifar100', 100, 'shards:10'),
     Column('cifar100', 100, 'shards:30'),
