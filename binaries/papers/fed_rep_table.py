@@ -11,9 +11,9 @@ crops and flips, as it trains on a frozen body's features, which are computed
 once. Each method has one local epoch in a round, FedRep ten more on the head;
 with 5 classes the paper has five. Per-FedAvg is first order with batches of 10
 (the paper: Hessian-free, with 8 and 2), and LG-FedAvg keeps all but its head on
-the client (the paper: the convolutions). `Local` trains when a client is sampled, as
-the others do, and not to convergence. L2GD, Fed-MTL, Ditto and APFL have this
-library's default strengths.
+the client (the paper: the convolutions). `Local` trains when a client is
+sampled, as the others do, and not to convergence. L2GD, Fed-MTL, Ditto and APFL
+have this library's default strengths.
 
 What comes out is in docs/results/fedrep.md.
 
