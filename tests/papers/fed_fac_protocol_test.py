@@ -34,7 +34,7 @@ def test_local_statistics_explain_a_gap_where_there_is_one(
   found = list(
     fed_fac_protocol.statistics_claims(table, fed_fac_protocol.Sizes())
   )
-  assert [claim.verdict for claim in found] == [verdict] * 5
+  assert [claim.verdict for claim in found] == [verdict] * 6
 
 
 def test_new_clients_are_scored_with_both_kinds_of_statistics():
