@@ -322,16 +322,8 @@ EXPERIMENTS = (
     paper=_THEOREM,
     measure=measure_rate,
     claims=rate_claims,
-    draw=panels.curves(
-      'distance',
-      over='round',
-      x_label='Round',
-      y_label='Principal angle distance',
-      log_y=True,
-      width=4.4,
-      panel='num_samples',
-      title='{} samples of a client'.format,
-      sharey=True,
+    draw=theorem.curves(
+      panel='num_samples', title='{} samples of a client'.format
     ),
     full={None: RATE_FULL},
     fast=RATE_FAST,

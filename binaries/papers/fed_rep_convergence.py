@@ -38,7 +38,7 @@ import numpy as np
 
 from binaries.papers import fed_rep_linear
 from binaries.papers.linear import methods, model, simulation, theorem
-from tff_pfl.experiments import claims, laboratory, panels, paper
+from tff_pfl.experiments import claims, laboratory, paper
 
 _FIGURE_3 = 'FedRep, figure 3'
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
@@ -197,17 +197,8 @@ EXPERIMENTS = (
     paper=f'{_FIGURE_3} and appendix A.1',
     measure=measure,
     claims=make_claims,
-    draw=panels.curves(
-      'distance',
-      over='round',
-      x_label='Round',
-      y_label='Principal angle distance',
-      log_y=True,
-      width=4.4,
-      panel='num_clients',
-      title='{} clients'.format,
-      sharey=True,
-      shared_legend=True,
+    draw=theorem.curves(
+      panel='num_clients', title='{} clients'.format, shared_legend=True
     ),
     full={None: FULL},
     fast=FAST,

@@ -8,15 +8,28 @@ Theorem A.4 is the same with the domains' heads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from binaries.papers.linear import simulation
-from tff_pfl.experiments import claims, paper
+from tff_pfl.experiments import claims, panels, paper
 
 BOUND = "theorem's bound"
+
+# A figure of the distances, with a panel for each case.
+curves = functools.partial(
+  panels.curves,
+  'distance',
+  over='round',
+  x_label='Round',
+  y_label='Principal angle distance',
+  log_y=True,
+  width=4.4,
+  sharey=True,
+)
 
 
 def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
