@@ -366,8 +366,9 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     boxes.set_yticklabels(names if index == 0 else [''] * len(names))
     boxes.set_xlabel("Clients' test accuracies: 5, 25, 50, 75, 95%")
     boxes.set_title(partition, loc='left')
+    curves = figure.add_subplot(grid[2, index])
     panels.draw_curves(
-      figure.add_subplot(grid[2, index]),
+      curves,
       with_loss.where(partition=partition),
       'loss',
       over='round',
@@ -375,6 +376,8 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
       y_label='Training loss',
       title=partition,
     )
+    if index + 1 < num_panels:
+      curves.get_legend().remove()
 
 
 def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
