@@ -376,8 +376,9 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
       y_label='Training loss',
       title=partition,
     )
-    if index + 1 < num_panels:
-      curves.get_legend().remove()
+    curves.get_legend().remove()
+  # Beside the last panel, for all.
+  curves.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 
 def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
