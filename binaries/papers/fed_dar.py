@@ -195,12 +195,17 @@ def run(
   lab: laboratory.Laboratory,
   compared: Sequence[laboratory.Method],
   partitions: Mapping[str, str],
-) -> Iterator[Mapping[str, Any]]:
-  """Yields the scores of all methods on all partitions.
+) -> paper.Rows:
+  """The scores of all methods on all partitions."""
+  return map(row, results(lab, compared, partitions))
 
-  A row of second-order aggregation has its `effective_rank`, mean over domains
-  and rounds, too.
-  """
+
+def results(
+  lab: laboratory.Laboratory,
+  compared: Sequence[laboratory.Method],
+  partitions: Mapping[str, str],
+) -> Iterator[methods.Result]:
+  """The results of all methods on all partitions."""
   sizes = lab.sizes
 
   def with_warm_up(method):
@@ -222,22 +227,17 @@ def run(
     )
     for name, partition in partitions.items()
   }
-  for result in methods.run(
+  return methods.run(
     lab,
     settings,
     cohort_size=sizes.num_clients,
     personalization=sizes.fine_tuning(),
-  ):
-    ranks = [
-      list(metrics['effective_rank'].values())
-      for metrics in result.run.history
-      if 'effective_rank' in metrics
-    ]
-    yield {
-      **result.columns(),
-      **_scores(result),
-      **({'effective_rank': np.mean(ranks)} if ranks else {}),
-    }
+  )
+
+
+def row(result: methods.Result) -> Mapping[str, Any]:
+  """A table's row of what a method reached."""
+  return {**result.columns(), **_scores(result)}
 
 
 def _scores(result: methods.Result) -> Mapping[str, Any]:

@@ -285,10 +285,8 @@ def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
       sizes.num_rounds,
       initial=model.with_zero_head(model.method_of_moments(truth)),
     )
-    rows = (
-      *({'method': _SA, **row} for row in simulation.rows(history)),
-      *theorem.rows(history, truth.heads, sizes.learning_rate),
-    )
+    rows = [{'method': _SA, **row} for row in simulation.rows(history)]
+    rows += theorem.rows(rows, truth.heads, sizes.learning_rate)
     for row in rows:
       yield {'num_samples': num_samples, 'seed': seed, **row}
 

@@ -102,7 +102,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     )
     rows = [{'method': name, **row} for row in simulation.rows(history)]
     if name == _FED_REP:
-      rows += theorem.rows(history, truth.heads, rate)
+      rows += theorem.rows(rows, truth.heads, rate)
     for row in rows:
       yield {'num_clients': num_clients, 'seed': seed, **row}
 

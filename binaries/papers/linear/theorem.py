@@ -9,7 +9,7 @@ Theorem A.4 is the same with the domains' heads.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,24 +47,31 @@ def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
 
 
 def rows(
-  history: simulation.History, heads: np.ndarray, learning_rate: float
-) -> Iterator[dict[str, Any]]:
-  """What the theorem promises in the rounds of `simulation.rows`.
+  of_run: Sequence[Mapping[str, Any]], heads: np.ndarray, learning_rate: float
+) -> list[dict[str, Any]]:
+  """What the theorem promises, in the rounds of a run.
 
   Its rate is of the distance from which on a run's is fitted.
+
+  Args:
+    of_run: The run's rows, of `simulation.rows`.
+    heads: As for `rate`.
+    learning_rate: As for `rate`.
   """
-  start = history.distance[0]
+  start = of_run[0]['distance']
   promised, of_fit = (
     rate(distance, heads, learning_rate)
     for distance in (start, simulation.FIT_START)
   )
-  for row in simulation.rows(history):
-    yield {
+  return [
+    {
       'method': BOUND,
       'round': row['round'],
       'distance': start * np.exp(-promised * row['round']),
       'rate': of_fit,
     }
+    for row in of_run
+  ]
 
 
 def make_claims(
