@@ -8,12 +8,9 @@ methods at its size: `binaries/flagfiles/fedrep_table1_cifar10.txt`). Where only
 some of the 10,000 test images are at hand, training and test images are pooled
 and 17% of each client's are its test set. FedRep's head sees images without
 crops and flips, as it trains on a frozen body's features, which are computed
-once. Each method has one local epoch in a round, FedRep ten more on the head;
-with 5 classes the paper has five. Per-FedAvg is first order with batches of 10
-(the paper: Hessian-free, with 8 and 2), and LG-FedAvg keeps all but its head on
-the client (the paper: the convolutions). `Local` trains when a client is
-sampled, as the others do, and not to convergence. L2GD, Fed-MTL, Ditto and APFL
-have this library's default strengths.
+once. `Local Only` trains when a client is sampled, as the others do, and not to
+convergence. L2GD, Fed-MTL, Ditto and APFL have this library's default
+strengths.
 
 What comes out is in docs/results/fedrep.md.
 
@@ -49,7 +46,7 @@ class Sizes:
 
   Attributes:
     partitions: By its name in the table, how the data are divided.
-    num_epochs: Local epochs of a round, of FedRep on the body.
+    nums_epochs: By the same, local epochs of a round, of FedRep on the body.
     num_head_epochs: FedRep's epochs on the head.
     num_fine_tuning_epochs: Epochs on the head of a global model (+FT).
   """
@@ -69,7 +66,9 @@ class Sizes:
     default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
   )
   num_rounds: int = 40
-  num_epochs: int = 1
+  nums_epochs: Mapping[str, int] = dataclasses.field(
+    default_factory=lambda: {'2 classes': 1, '5 classes': 5}
+  )
   num_head_epochs: int = 10
   num_fine_tuning_epochs: int = 10
   learning_rate: float = 0.01
@@ -106,14 +105,26 @@ def _with_tuned_head(name, algorithm, **hparams):
 
 
 COMPARED = (
-  laboratory.Method('Local', 'local_only'),
+  laboratory.Method('Local Only', 'local_only'),
   _with_tuned_head('FedAvg', 'fed_avg'),
   _with_tuned_head('FedProx', 'fed_prox'),
   # Its control variates are those of plain SGD.
   _with_tuned_head('SCAFFOLD', 'scaffold', momentum=0.0),
   laboratory.Method('Fed-MTL', 'fed_mtl'),
-  laboratory.Method('Per-FedAvg', 'per_fed_avg', {'num_steps': None}),
-  laboratory.Method('LG-FedAvg', 'lg_fed_avg'),
+  laboratory.Method(
+    'Per-FedAvg',
+    'per_fed_avg',
+    {
+      'variant': 'hessian_free',
+      'num_steps': None,
+      # The support set, the target set and, for the Hessian, the first again.
+      'inner_batch_size': 8,
+      'batch_size': 2,
+      'curvature_batch_size': 8,
+    },
+  ),
+  # All but the convolutions.
+  laboratory.Method('LG-FedAvg', 'lg_fed_avg', {'global_depth': 2}),
   laboratory.Method('L2GD', 'l2gd'),
   laboratory.Method('APFL', 'apfl'),
   laboratory.Method('Ditto', 'ditto'),
@@ -126,7 +137,11 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
   """The accuracies of all methods, beside the published ones."""
   sizes = lab.sizes
   settings = {
-    name: methods.Setting(COMPARED, {'partition': partition})
+    name: methods.Setting(
+      COMPARED,
+      {'partition': partition},
+      dict.fromkeys(('num_epochs', 'num_body_epochs'), sizes.nums_epochs[name]),
+    )
     for name, partition in sizes.partitions.items()
   }
   for result in methods.run(

@@ -39,6 +39,7 @@ _SIZES = {
   'model': '',
   'num_rounds': 'rounds',
   'num_epochs': 'local epochs',
+  'nums_epochs': 'local epochs',
 }
 
 
@@ -182,6 +183,8 @@ def _sizes(setup):
   for name, words in _SIZES.items():
     if name in setup:
       value = setup[name]
+      if isinstance(value, Mapping):
+        value = list(value.values())
       if not isinstance(value, (str, int)):
         value = ' to '.join(map(str, (value[0], value[-1])[: len(value)]))
       if value == 1:
