@@ -1,4 +1,4 @@
-"""FedFac on images: its comparison, new clients and ablations.
+"""FedFac on images: its comparison, and new clients.
 
 * `fedfac_comparison` (tables 2 and 7, figures 8 and 9): accuracy of FedFac,
   static and dynamic, and of all methods it is compared with, over mixtures of
@@ -7,8 +7,6 @@
 * `fedfac_new_clients` (table 3): accuracy on clients that took no part: local
   training of the personal elements, and the ensemble of the trained clients'
   models.
-* `fedfac_ablation` (table 8): shared or personal elements of the trained models
-  replaced by random values, and a random split.
 
 Deviations from the paper: its networks are ResNet-18 and VGG-16; here it is a
 CNN of two convolutions and a hidden dense layer, for the time on a CPU
@@ -19,13 +17,9 @@ tau that `fedfac_tuning` found best with one other seed, on test accuracy as in
 the paper (with five, 0.95 is as good at pi = 0.5); kappa = 0.85. FedProx has mu
 = 0.01, FedEM three components, and LG-FedAvg shares the head. Accuracies are
 means over clients, the paper's are weighted by their sizes. 30 of 100 clients
-are new, not 10, to reduce the spread. Masks are put on the trained models; the
-paper's are there while the clients train. The random split is drawn once; drawn
-in every round, elements would also change sides.
+are new, not 10, to reduce the spread.
 
-What comes out, and why not all of it, is in docs/results/fedfac.md. From a
-common random start neurons are exchangeable (see `fed_fac_simulation`), so that
-a random split, drawn once, is about as good as one by factor analysis.
+What comes out, and why not all of it, is in docs/results/fedfac.md.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -34,17 +28,13 @@ References:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from matplotlib.figure import Figure
 
-from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.experiments import (
   claims,
   laboratory,
@@ -53,16 +43,12 @@ from tff_pfl.experiments import (
   paper,
   published,
 )
-from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import finished_run
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
 # Dynamic: by factors of updates, or of weights; static: of weights.
 _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'
 _DYNAMIC_WEIGHTS = 'FedFac, dynamic, weights'
 _LOCAL_TRAINING, _ENSEMBLE = 'FedFac, local training', 'FedFac, ensemble'
-_FACTOR_ANALYSIS, _RANDOM_SPLIT = 'factor analysis', 'random split'
-_SHARED_MASKED, _PERSONAL_MASKED = 'shared masked', 'personal masked'
 # By the part of a box plot its column, and the share of the clients below.
 _BOX = {
   'whislo': ('client_5_percent', 0.05),
@@ -428,101 +414,25 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   yield from claims.more_accurate(table, source, pairs, partition=others)
 
 
-def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
-  """Accuracy with a random split, and with elements masked."""
-  at_random = {'split': 'random', 'mode': 'static'}
-  to_mask = laboratory.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
-  compared = (
-    laboratory.Method(_FACTOR_ANALYSIS, 'fed_fac'),
-    laboratory.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
-    to_mask,
-  )
-  # All are trained before the runtime is there.
-  results = list(run(lab, dict.fromkeys(lab.sizes.partitions, compared)))
-  with lab.create_runtime() as runtime:
-    for result in results:
-      accuracies = {result.method: result.accuracy()}
-      if result.method == to_mask.name:
-        with result.run.open() as finished:
-          layer = lab.sizes.layers[-1]
-          accuracies = masked_accuracies(finished, layer, runtime)
-      for name, accuracy in accuracies.items():
-        yield {**result.columns(), 'method': name, 'accuracy': accuracy}
-
-
-def masked_accuracies(
-  run: finished_run.FinishedRun, layer: str, runtime: runtime_base.Runtime
-) -> Mapping[str, float]:
-  """The accuracy with nothing, shared elements and personal elements masked.
-
-  Masked elements have the weights of a network that was initialized with
-  another seed.
-  """
-  state = run.server_state(run.build_process(), runtime)
-  is_shared = np.asarray(state.algorithm['is_shared'][layer])
-  masks = {
-    'nothing masked': np.zeros_like(is_shared),
-    _SHARED_MASKED: is_shared,
-    _PERSONAL_MASKED: ~is_shared,
-  }
-  gates = run.model.elements[layer].gates
-  config = dataclasses.replace(run.config, seed=run.config.seed + 1000)
-  random = config.build_model(run.data).initial_weights
-  model = run.model
-
-  @tf.function(reduce_retracing=True)
-  def score(weights, test):
-    return objectives.means(scoring.evaluate(model, weights, test))
-
-  accuracies = collections.defaultdict(list)
-  for client_id in run.data.client_ids:
-    if not run.data.num_test_examples(client_id):
-      continue
-    personal = run.personal_weights(client_id, runtime)
-    test = client_examples.padded(run.data.test(client_id))
-    for name, mask in masks.items():
-      weights = collections.OrderedDict(personal)
-      for variable, times in gates.items():
-        weights[variable] = np.where(
-          np.tile(mask, times), random[variable], personal[variable]
-        )
-      accuracies[name].append(float(score(weights, test)['accuracy']))
-  return {name: float(np.mean(values)) for name, values in accuracies.items()}
-
-
-def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Both panels of table 8."""
-  pairs = (_SHARED_MASKED, _PERSONAL_MASKED), (_FACTOR_ANALYSIS, _RANDOM_SPLIT)
-  yield from claims.more_accurate(
-    table, 'FedFac, table 8', pairs, partition=sizes.partitions
-  )
-
-
-_experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
-_draw = panels.accuracy_bars(by='partition', width=12)
 EXPERIMENTS = (
-  _experiment(
+  paper.Experiment(
     name='fedfac_comparison',
     summary='FedFac, static and dynamic, and all its baselines',
     paper='FedFac, tables 2 and 7, figures 8 and 9',
     measure=measure_comparison,
     claims=comparison_claims,
     draw=draw_comparison,
+    full=FULL,
+    fast=FAST,
   ),
-  _experiment(
+  paper.Experiment(
     name='fedfac_new_clients',
     summary='New clients of FedFac, by local training and by ensemble',
     paper='FedFac, table 3',
     measure=measure_new_clients,
     claims=new_clients_claims,
-    draw=_draw,
-  ),
-  _experiment(
-    name='fedfac_ablation',
-    summary="FedFac's shared and personal elements, and a random split",
-    paper='FedFac, table 8',
-    measure=measure_ablation,
-    claims=ablation_claims,
-    draw=_draw,
+    draw=panels.accuracy_bars(by='partition', width=12),
+    full=FULL,
+    fast=FAST,
   ),
 )

@@ -3,36 +3,11 @@
 import types
 
 import numpy as np
-import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
 from tests.papers import untrained
 from tff_pfl.experiments import claims, laboratory, tables
-
-
-@pytest.mark.slow
-def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  settings = laboratory.Settings(
-    # A folder that is for other experiments' data does no harm.
-    str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
-    show_progress=False,
-  )  # fmt: skip
-  lab = laboratory.Laboratory(settings, fed_fac.FAST)
-  method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
-  ((*_, finished, _),) = fed_fac.run(lab, {'dirichlet:0.5': [method]})
-  with finished.open() as run, lab.create_runtime() as runtime:
-    accuracies = fed_fac.masked_accuracies(run, 'dense_1', runtime)
-  assert list(accuracies) == [
-    'nothing masked', 'shared masked', 'personal masked'
-  ]  # fmt: skip
-  # With nothing masked it is what the run's own evaluation found.
-  np.testing.assert_allclose(
-    accuracies['nothing masked'],
-    finished.variant()['evaluation']['personal']['accuracy'],
-    rtol=1e-6,
-  )
-  assert len(set(accuracies.values())) == 3
 
 
 def test_new_clients_have_local_training_and_the_ensemble():

@@ -2,13 +2,14 @@ import contextlib
 import types
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_fac_units
+from binaries.papers import fed_fac, fed_fac_units
 from tests.papers import untrained
-from tff_pfl.experiments import claims
+from tff_pfl.experiments import claims, laboratory
 
-_NEURONS, _FEATURES = fed_fac_units.EXPERIMENTS
+_NEURONS, _FEATURES, _ = fed_fac_units.EXPERIMENTS
 
 
 def test_the_entropy_of_uniform_values_is_the_logarithm_of_their_range():
@@ -94,3 +95,27 @@ def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
   )
   found = list(_FEATURES.claims(table, _FEATURES.fast))
   assert [claim.measured for claim in found] == [0.25, -0.125, -0.375]
+
+
+@pytest.mark.slow
+def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
+  settings = laboratory.Settings(
+    # A folder that is for other experiments' data does no harm.
+    str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
+    show_progress=False,
+  )  # fmt: skip
+  lab = laboratory.Laboratory(settings, fed_fac.FAST)
+  method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
+  ((*_, finished, _),) = fed_fac.run(lab, {'dirichlet:0.5': [method]})
+  with finished.open() as run, lab.create_runtime() as runtime:
+    accuracies = fed_fac_units.masked_accuracies(run, 'dense_1', runtime)
+  assert list(accuracies) == [
+    'nothing masked', 'shared masked', 'personal masked'
+  ]  # fmt: skip
+  # With nothing masked it is what the run's own evaluation found.
+  np.testing.assert_allclose(
+    accuracies['nothing masked'],
+    finished.variant()['evaluation']['personal']['accuracy'],
+    rtol=1e-6,
+  )
+  assert len(set(accuracies.values())) == 3
