@@ -1,14 +1,11 @@
 """FedFac under the protocol of its authors' code, which differs from the paper.
 
-* `fedfac_statistics` (tables 2 and 3): FedAvg with moving statistics of batch
-  normalization that are averaged, or that stay on the clients as in the
-  authors' code, on clients that were trained and on new ones.
 * `fedfac_equal_clients` (tables 2 and 8): FedAvg, FedPer, FedRep and forms of
   FedFac on clients of equal size: under which conditions is FedFac ahead?
 * `fedfac_large_budget`: the same for four methods, with five times the local
   epochs; `fedfac_long_training` for three, with five times the rounds, too.
-* `fedfac_statistics_resnet`, `fedfac_equal_clients_resnet`: the first two with
-  a small ResNet-18 and fewer rounds; the second without FedAvg.
+* `fedfac_equal_clients_resnet`: with a small ResNet-18 and fewer rounds,
+  without FedAvg.
 * `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
   that was trained on other classes before, what do the methods gain by that?
 
@@ -24,16 +21,14 @@ Its networks start from ImageNet weights. In `fedfac_pretrained` a network is
 trained centrally on the first half of the classes and clients have the others;
 its body is taken, and the head starts at random.
 
-Deviations from that: networks are a CNN of two convolutions, with batch
-normalization in `fedfac_statistics`, or a ResNet-18 of 8 to 64 channels in
-place of 64 to 512, and start at random but for the above; where methods are
-compared, the statistics of batch normalization are averaged; rounds and epochs
-are fewer (moving statistics forget as fast as the authors', by 0.9 a step). The
-test set is 17% of each client's examples. A new client has either the initial
-statistics or those of its own examples: the code does not tell which. There is
-no weight decay, factors are found by the paper's iteration, tau is not the 5%
-quantile for pi = 1. For the time that they take, the 200 rounds of five epochs
-are of pi = 0.1 only, and of neither FedAvg nor factors of updates.
+Deviations from that: networks are a CNN of two convolutions, or a ResNet-18 of
+8 to 64 channels in place of 64 to 512, and start at random but for the above;
+the statistics of batch normalization are averaged (`fed_fac_statistics` has
+both kinds); rounds and epochs are fewer. The test set is 17% of each client's
+examples. There is no weight decay, factors are found by the paper's iteration,
+tau is not the 5% quantile for pi = 1. For the time that they take, the 200
+rounds of five epochs are of pi = 0.1 only, and of neither FedAvg nor factors of
+updates.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -53,9 +48,6 @@ import numpy as np
 from binaries.papers import fed_fac
 from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 
-_AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
-_TRAINED, _NEW = 'trained', 'new'
-_NEW_INITIAL = 'new, initial statistics'
 _FED_AVG, _FED_PER, _FED_REP = 'FedAvg', 'FedPer', 'FedRep'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
 _RANDOM, _ALL_PERSONAL = 'random split', 'FedFac, all personal'
@@ -71,8 +63,6 @@ _EVERY_METHOD = (
 _FORMS = (_UPDATES, _WEIGHTS, _ALL_PERSONAL)
 # The share of units on their side of a partition that no longer changes.
 _SETTLED = 0.95
-# What counts as no difference between accuracies.
-_ALIKE = 0.05
 _AT_RANDOM, _PRETRAINED = 'random start', 'pre-trained start'
 
 
@@ -85,7 +75,7 @@ class Sizes(fed_fac.TrainingSizes):
     layers: The layers that FedFac divides, from the first on; one by factor
       analysis, the last, and all where all units are personal.
     threshold: tau.
-    methods: Names of those that are compared, but for `fedfac_statistics`.
+    methods: Names of those that are compared.
   """
 
   dataset_arguments: Mapping[str, Any] = dataclasses.field(
@@ -130,14 +120,6 @@ class PretrainedSizes(Sizes):
   num_epochs_before: int = 5
 
 
-STATISTICS_FULL = Sizes(
-  num_new_clients=30,
-  model_arguments={
-    'filters': (8, 16),
-    'widths': (64,),
-    'normalization': 'batch',
-  },
-)
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(
   num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
@@ -150,41 +132,26 @@ LONG_TRAINING_FULL = Sizes(
 )
 PRETRAINED_FULL = PretrainedSizes()
 # The authors' network, an eighth as wide.
-_RESNET = {
+RESNET = {
   'model': 'resnet_18',
   'model_arguments': {'base_filters': 8, 'normalization': 'batch'},
   'layers': ('conv_16', 'conv_17'),
 }
-_SMALL_RESNET = {
-  **_RESNET,
+SMALL_RESNET = {
+  **RESNET,
   'model_arguments': {'base_filters': 1, 'normalization': 'batch'},
 }
-STATISTICS_RESNET_FULL = dataclasses.replace(
-  STATISTICS_FULL, **_RESNET, num_rounds=30
-)
 EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
-  **_RESNET,
+  **RESNET,
   num_rounds=20,
   methods=(_FED_PER, _FED_REP, _UPDATES, _RANDOM),
-)
-STATISTICS_FAST = dataclasses.replace(
-  STATISTICS_FULL,
-  **{
-    **fed_fac.SMALL,
-    'model_arguments': {
-      **fed_fac.SMALL['model_arguments'],
-      'normalization': 'batch',
-    },
-  },
-  num_new_clients=3,
 )
 EQUAL_CLIENTS_FAST = Sizes(
   **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
 )
-STATISTICS_RESNET_FAST = dataclasses.replace(STATISTICS_FAST, **_SMALL_RESNET)
 EQUAL_CLIENTS_RESNET_FAST = dataclasses.replace(
-  EQUAL_CLIENTS_FAST, **_SMALL_RESNET, methods=(_UPDATES, _RANDOM)
+  EQUAL_CLIENTS_FAST, **SMALL_RESNET, methods=(_UPDATES, _RANDOM)
 )
 PRETRAINED_FAST = PretrainedSizes(
   **fed_fac.SMALL,
@@ -194,7 +161,7 @@ PRETRAINED_FAST = PretrainedSizes(
 )
 
 
-def _run(lab, compared, *, label='', **config):
+def run(lab, compared, *, label='', **config):
   """Runs methods on all partitions; `config` are fields of `RunConfig`."""
   sizes = lab.sizes
   hparams = {
@@ -213,85 +180,6 @@ def _run(lab, compared, *, label='', **config):
     num_new_clients=sizes.num_new_clients,
     num_clients=sizes.num_clients - sizes.num_new_clients,
   )
-
-
-def measure_statistics(lab: laboratory.Laboratory) -> paper.Rows:
-  """FedAvg's accuracy on trained and on new clients."""
-  compared = (
-    laboratory.Method(_AVERAGED, 'fed_avg'),
-    laboratory.Method(_LOCAL, 'fed_avg', config={'statistics': 'local'}),
-  )
-  for result in _run(lab, compared):
-    # Before they are fitted they have what the server has: the statistics of
-    # the initial network.
-    accuracies = {_TRAINED: result.accuracy()}
-    for clients, when in ((_NEW, 'after'), (_NEW_INITIAL, 'before')):
-      accuracies[clients] = np.mean(
-        [row[when]['accuracy'] for row in result.scores['new_clients']]
-      )
-    for clients, accuracy in accuracies.items():
-      yield {**result.columns(), 'clients': clients, 'accuracy': accuracy}
-
-
-def statistics_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Tables 2 and 3: 80% on trained, 40% on new clients; 68% on both."""
-  source = 'FedFac, tables 2 and 3'
-  first, *_, last = sizes.partitions
-
-  def gain(partition):
-    """What local statistics bring trained clients."""
-    return table.lead(
-      'accuracy', _LOCAL, _AVERAGED, partition=partition, clients=_TRAINED
-    )
-
-  def gap(method, partition, of_new):
-    trained, new = (
-      table.values(
-        'accuracy', method=method, partition=partition, clients=clients
-      )
-      for clients in (_TRAINED, of_new)
-    )
-    return trained - new
-
-  yield claims.difference(
-    f'{first}: FedAvg is more accurate on trained clients with local '
-    'statistics than with averaged ones',
-    source,
-    gain(first),
-  )
-  yield claims.difference(
-    f'{first}: with local statistics it is less accurate on new clients that '
-    'have the initial statistics than on trained ones, by 0.2 or more',
-    source,
-    gap(_LOCAL, first, _NEW_INITIAL),
-    above=0.2,
-  )
-  for statement, differences in (
-    (
-      f'{last}: on trained clients it is alike with both: the difference',
-      gain(last),
-    ),
-    (
-      f'{first}: with averaged statistics it is alike on both: the difference',
-      gap(_AVERAGED, first, _NEW),
-    ),
-    (
-      f'{last}: with local statistics it is alike on both, as the paper has '
-      'it: the difference, new clients with the initial statistics',
-      gap(_LOCAL, last, _NEW_INITIAL),
-    ),
-    (
-      f'{last}: the same, new clients with the statistics of their examples',
-      gap(_LOCAL, last, _NEW),
-    ),
-  ):
-    yield claims.difference(
-      statement,
-      source,
-      # Whichever way it is.
-      differences * np.sign(differences.mean()),
-      below=_ALIKE,
-    )
 
 
 def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
@@ -316,7 +204,7 @@ def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
 
 def measure_equal_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracies, and how stable FedFac's partition is."""
-  for result in _run(lab, _compared(lab.sizes)):
+  for result in run(lab, _compared(lab.sizes)):
     yield {
       **result.columns(),
       'accuracy': result.accuracy(),
@@ -397,7 +285,7 @@ def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
     'initial_run_part': 'body',
   }
   for start, config in ((_AT_RANDOM, {}), (_PRETRAINED, pretrained)):
-    for result in _run(lab, _compared(sizes), label=start, **config):
+    for result in run(lab, _compared(sizes), label=start, **config):
       yield {
         **result.columns(),
         'start': start,
@@ -439,13 +327,6 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-_of_statistics = functools.partial(
-  paper.Experiment,
-  paper='FedFac, tables 2 and 3',
-  measure=measure_statistics,
-  claims=statistics_claims,
-  draw=panels.accuracy_bars(group='clients', panel='partition', sharey=True),
-)
 _of_equal_clients = functools.partial(
   paper.Experiment,
   paper='FedFac, tables 2 and 8',
@@ -454,19 +335,6 @@ _of_equal_clients = functools.partial(
   draw=panels.accuracy_bars(by='partition', width=12),
 )
 EXPERIMENTS = (
-  _of_statistics(
-    name='fedfac_statistics',
-    summary='FedAvg with statistics of batch normalization of its own on each '
-    'client, and with averaged ones',
-    full={'cifar10': STATISTICS_FULL},
-    fast=STATISTICS_FAST,
-  ),
-  _of_statistics(
-    name='fedfac_statistics_resnet',
-    summary='The same with a ResNet',
-    full={'cifar10': STATISTICS_RESNET_FULL},
-    fast=STATISTICS_RESNET_FAST,
-  ),
   _of_equal_clients(
     name='fedfac_equal_clients',
     summary='When FedFac is ahead of others on clients of equal size',
