@@ -156,6 +156,13 @@ def test_bars_stand_in_groups_with_their_spread(axes):
   np.testing.assert_allclose(spreads, [[0.4, 0.6], [0.5, 0.9], [0.8, 0.8]])
 
 
+def test_no_two_of_many_bars_look_alike(axes):
+  values = {(name, 1): (0.5, 0) for name in 'abcdefghijkl'}
+  panels.draw_groups(axes, _table(values), 'error', group='round', y_label='')
+  looks = {(p.get_facecolor(), p.get_hatch()) for p in axes.patches}
+  assert len(looks) == len(axes.patches) == 12
+
+
 def test_a_figure_has_a_panel_for_each_value_of_a_column():
   figure = Figure(layout='constrained')
   draw = panels.curves(

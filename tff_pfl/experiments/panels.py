@@ -214,6 +214,10 @@ def draw_groups(
       yerr=spreads if np.any(spreads > 0) else None,
       label=str(name),
       color=picture_style.color(index),
+      hatch=picture_style.hatch(index),
+      # Of the hatch.
+      edgecolor='white',
+      linewidth=0,
       ecolor=picture_style.TEXT_COLOR,
       capsize=_CAP_SIZE,
     )

@@ -25,6 +25,7 @@ COLORS = (
 )
 # For when the colors start again.
 LINE_STYLES = ('-', '--', ':')
+HATCHES = ('', '///', '...')
 TEXT_COLOR = '#555555'
 GRID_COLOR = '#dddddd'
 # For `matplotlib.rc_context`: names in the data, such as those of domains, are
@@ -41,6 +42,11 @@ def color(index: int) -> str:
 def line_style(index: int) -> str:
   """Returns the line style that goes with `color(index)`."""
   return LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+
+
+def hatch(index: int) -> str:
+  """Returns the hatch of bars that goes with `color(index)`."""
+  return HATCHES[index // len(COLORS) % len(HATCHES)]
 
 
 def tidy(axes: Axes) -> None:
