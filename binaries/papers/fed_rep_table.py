@@ -26,6 +26,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tff_pfl import errors
 from tff_pfl.experiments import (
   claims,
   laboratory,
@@ -46,7 +47,7 @@ class Sizes:
 
   Attributes:
     partitions: By its name in the table, how the data are divided.
-    nums_epochs: By the same, local epochs of a round, of FedRep on the body.
+    local_epochs: By the same name, epochs of a round, of FedRep on the body.
     num_head_epochs: FedRep's epochs on the head.
     num_fine_tuning_epochs: Epochs on the head of a global model (+FT).
   """
@@ -66,7 +67,7 @@ class Sizes:
     default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
   )
   num_rounds: int = 40
-  nums_epochs: Mapping[str, int] = dataclasses.field(
+  local_epochs: Mapping[str, int] = dataclasses.field(
     default_factory=lambda: {'2 classes': 1, '5 classes': 5}
   )
   num_head_epochs: int = 10
@@ -75,6 +76,14 @@ class Sizes:
   momentum: float = 0.5
   batch_size: int = 10
   num_seeds: int = 5
+
+  def __post_init__(self):
+    errors.expect(
+      set(self.partitions) <= set(self.local_epochs),
+      'local_epochs',
+      f'a number for each of {", ".join(self.partitions)}',
+      self.local_epochs,
+    )
 
 
 FULL = Sizes()
@@ -140,7 +149,9 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     name: methods.Setting(
       COMPARED,
       {'partition': partition},
-      dict.fromkeys(('num_epochs', 'num_body_epochs'), sizes.nums_epochs[name]),
+      dict.fromkeys(
+        ('num_epochs', 'num_body_epochs'), sizes.local_epochs[name]
+      ),
     )
     for name, partition in sizes.partitions.items()
   }

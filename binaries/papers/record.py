@@ -39,7 +39,7 @@ _SIZES = {
   'model': '',
   'num_rounds': 'rounds',
   'num_epochs': 'local epochs',
-  'nums_epochs': 'local epochs',
+  'local_epochs': 'local epochs',
 }
 
 
