@@ -36,7 +36,11 @@ _EXPERIMENTS = {
   ),
   'second': types.SimpleNamespace(
     paper='Figure 2',
-    full={None: types.SimpleNamespace(num_seeds=3, nums_clients=(5, 10, 20))},
+    full={
+      None: types.SimpleNamespace(
+        num_seeds=3, nums_clients=(5, 10, 20), local_epochs={'a': 1, 'b': 5}
+      )
+    },
   ),
 }
 _TABLE = """<!-- claims: first -->
@@ -88,8 +92,8 @@ def test_coverage_has_every_experiment():
     '|---|---|---|---|---|',
     '| Table 1 | `first` | mnist, 20 clients, mlp, 7 rounds, '
     '1 local epoch, 5 seeds | 1 of 2 claims hold, 1 fail | 90 min |',
-    '| Figure 2 | `second` | generated, 5 to 20 clients, 3 seeds | '
-    'not measured yet |  |',
+    '| Figure 2 | `second` | generated, 5 to 20 clients, 1 to 5 local epochs, '
+    '3 seeds | not measured yet |  |',
   ]
 
 
