@@ -145,6 +145,8 @@ def _command(name, record, experiment):
   dataset = _dataset(record, experiment)
   if dataset and registry.DATASETS[dataset].takes_data_dir:
     command += ' --data_dir=DIR'
+  if record['seed']:
+    command += f' --seed={record["seed"]}'
   return command
 
 

@@ -17,6 +17,7 @@ _CLAIM = {
 }
 _RECORD = {
   'dataset': 'mnist',
+  'seed': 0,
   'seconds': 5400,
   'setup': {
     'num_clients': 20,
@@ -69,11 +70,13 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
 
 
 @pytest.mark.parametrize(
-  'name, flags', [('first', ' --data_dir=DIR'), ('second', '')]
+  'name, seed, flags',
+  [('first', 0, ' --data_dir=DIR'), ('second', 5, ' --seed=5')],
 )
-def test_the_command_names_what_the_experiment_needs(name, flags):
+def test_the_command_names_what_the_experiment_needs(name, seed, flags):
   text = _rewritten(
-    f'<!-- claims: {name} -->\n', {name: {**_RECORD, 'dataset': None}}
+    f'<!-- claims: {name} -->\n',
+    {name: {**_RECORD, 'dataset': None, 'seed': seed}},
   )
   assert f'reproduce --experiment={name}{flags}`\n' in text
 
