@@ -10,7 +10,9 @@ and 17% of each client's are its test set. FedRep's head sees images without
 crops and flips, as it trains on a frozen body's features, which are computed
 once. `Local Only` trains when a client is sampled, as the others do, and not to
 convergence. L2GD, Fed-MTL, Ditto and APFL have this library's default
-strengths.
+strengths, and L2GD trains in 80% of the rounds, not in 10%. Per-FedAvg's inner
+learning rate is 0.01 (illegible in our copy), and its Hessian that of the
+support set.
 
 What comes out is in docs/results/fedrep.md.
 
