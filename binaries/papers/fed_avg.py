@@ -82,13 +82,13 @@ class NewClientSizes(Sizes):
     old_classes: Those of training.
     new_classes: Those of the new clients.
     num_new_clients: New clients for each seed.
-    num_epochs: Epochs of fine-tuning of all weights; 10 in the paper.
+    num_fine_tuning_epochs: Of all weights; 10 in the paper.
   """
 
   old_classes: Sequence[int] = (0, 1, 2, 3, 4, 5, 6)
   new_classes: Sequence[int] = (7, 8, 9)
   num_new_clients: int = 5
-  num_epochs: int = 10
+  num_fine_tuning_epochs: int = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +292,9 @@ def _new_clients(
   return (
     arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.config.seed),
     personalization.Personalization(
-      fine_tune='all', num_epochs=sizes.num_epochs, **laboratory.sgd(sizes)
+      fine_tune='all',
+      num_epochs=sizes.num_fine_tuning_epochs,
+      **laboratory.sgd(sizes),
     ),
   )
 

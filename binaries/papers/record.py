@@ -40,6 +40,7 @@ _SIZES = {
   'num_rounds': 'rounds',
   'num_epochs': 'local epochs',
   'local_epochs': 'local epochs',
+  'nums_local_steps': 'local steps',
 }
 
 
