@@ -110,7 +110,7 @@ class _Source(NamedTuple):
 def _personalization(run):
   """How new clients are fitted: as the run did, or all weights."""
   options = run.config.personalization
-  adapts = options.fine_tune != 'none' or run.build_process().has_local_weights
+  adapts = options.fine_tune != 'none' or run.build_process().trains_new_clients
   return run_flags.personalization_from_flags(
     **(dataclasses.asdict(options) if adapts else {'fine_tune': 'all'})
   )

@@ -159,8 +159,8 @@ def _load_clients(run):
 def _variants(run):
   """From the number of epochs to the options that train for them."""
   process = run.build_process()
-  has_local_weights = process.has_local_weights
-  if not has_local_weights:
+  trains = process.trains_new_clients
+  if not trains:
     run_flags.refuse(
       ['fine_tune_num_epochs', 'fine_tune_num_steps'],
       f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
@@ -171,13 +171,13 @@ def _variants(run):
   variants = {}
   for text in _NUM_EPOCHS.value:
     epochs = _positive_int(text, '--num_epochs')
-    if has_local_weights:
+    if trains:
       options = {'new_client_epochs': epochs}
     else:
       options = {**own, 'num_epochs': epochs}
     variants[epochs] = run_flags.personalization_from_flags(**options)
     errors.expect(
-      has_local_weights or variants[epochs].fine_tune in ('head', 'all'),
+      trains or variants[epochs].fine_tune in ('head', 'all'),
       '--fine_tune',
       f'head or all for {run.config.algorithm}, which has no local weights to '
       'fit',

@@ -270,7 +270,8 @@ def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
     ):
       raise ValueError(
         f'Expected no --{flag}: --{_HPARAM_FLAGS[algorithm][steps]} is '
-        f'{getattr(hparams, steps)}, and steps are instead of epochs.'
+        f'{getattr(hparams, steps)}, and steps are instead of epochs. Give '
+        f'--{_HPARAM_FLAGS[algorithm][steps]}=0 for epochs.'
       )
 
 

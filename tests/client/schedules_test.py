@@ -23,6 +23,13 @@ def test_steps_multiply():
   assert _factors('step:3', [3]) == pytest.approx([0.1])
 
 
+def test_a_step_comes_in_its_round_when_compiled():
+  schedule = schedules.make_schedule('step:41:0.5')
+  compiled = tf.function(schedule, jit_compile=True)
+  found = [float(compiled(tf.constant(r))) for r in (40, 41, 82)]
+  assert found == [1, 0.5, 0.25]
+
+
 def test_cosine_falls_and_stays():
   found = _factors('cosine:8:0.2', [0, 2, 4, 8, 100])
   quarter = 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2

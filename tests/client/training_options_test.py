@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.client import shared
 from tff_pfl.client import in_place, schedules, training_options
@@ -120,6 +121,22 @@ def test_a_schedule_scales_adam_and_decoupled_decay(two_slopes, form):
     _train(two_slopes, options, tf.constant(1), 'adam'),
     _WEIGHTS * (1 - _RATE * 0.25) - 0.5 * _RATE,
   )
+
+
+def test_what_needs_a_learning_rate_says_so():
+  optimizer = tff.learning.optimizers.schedule_learning_rate(
+    tff.learning.optimizers.build_sgdm(0.1), lambda step: 0.1
+  )
+  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
+  state = optimizer.initialize(tf.TensorSpec([2]))
+  with training_options.in_force(options):
+    with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
+      training_options.decay(optimizer, state)
+
+
+def test_a_schedule_is_a_function():
+  with pytest.raises(TypeError, match="make_schedule.*found 'cosine:100'"):
+    training_options.TrainingOptions(learning_rate_schedule='cosine:100')
 
 
 def test_options_hold_in_their_context_only(two_slopes):

@@ -56,6 +56,27 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   assert config.reweight_domains
 
 
+def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    dataset='digits',
+    num_clients=2,
+    cohort_size=2,
+    model='cnn',
+    model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
+    statistics='local',
+    num_warmup_rounds=1,
+  )
+  data = config.load_data()
+  model = config.build_model(data)
+  folder = str(tmp_path)
+  started = warm_up.run(config, model, data, folder, show_progress=False)
+  assert list(started.initial_weights) == list(model.initial_weights)
+  for name, value in started.initial_weights.items():
+    same = np.array_equal(value, model.initial_weights[name])
+    assert same == (name in model.statistics), name
+
+
 @pytest.mark.slow
 def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
   directory, tmp_path

@@ -139,6 +139,7 @@ def test_nested_measurements_are_found_in_the_metrics():
     ('aggregator', aggregators.make_aggregator, TypeError),
     ('server_optimizer', tf.keras.optimizers.SGD(1.0), TypeError),
     ('personalization', 'head', TypeError),
+    ('server_schedule', 'cosine:100', TypeError),
     ('client_weighting', 'equal', ValueError),
     ('seed', 2**63, ValueError),
   ],

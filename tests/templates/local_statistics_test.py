@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import registry
+from tff_pfl.algorithms import lg_fed_avg, registry
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
 from tff_pfl.models import split_model
@@ -19,12 +19,14 @@ _MOVING = ('norm/moving_mean', 'norm/moving_variance')
 
 
 @functools.cache
-def _model():
+def _model(trainable=True):
   network = tf.keras.Sequential(
     [
       tf.keras.layers.Input([5]),
       tf.keras.layers.Dense(4, name='dense'),
-      tf.keras.layers.BatchNormalization(momentum=0.8, name='norm'),
+      tf.keras.layers.BatchNormalization(
+        momentum=0.8, name='norm', trainable=trainable
+      ),
       tf.keras.layers.ReLU(),
       tf.keras.layers.Dense(3, name='head'),
     ]
@@ -122,6 +124,48 @@ def test_without_examples_statistics_stay():
     model, model.initial_weights, client, tf.constant([1, 2])
   )
   _assert_equal(found, split_model.select(model.initial_weights, _MOVING))
+
+
+def test_frozen_statistics_stay():
+  model = _model(trainable=False)
+  found = local_statistics.statistics_of(
+    model, model.initial_weights, _clients(sizes=(5,))[0], tf.constant([1, 2])
+  )
+  assert not found
+
+
+def test_what_a_new_client_trains_below_decides_its_statistics():
+  # The first layer is the client's own, below a global one.
+  hparams = lg_fed_avg.LgFedAvgHParams(global_depth=2)
+  process = registry.build('lg_fed_avg', _model(), hparams, statistics='local')
+  (newcomer,) = process.initialize_client_states([7])
+  client = _clients(sizes=(9,))[0]
+  personal = process.personalize(process.initialize(), newcomer, client)
+  expected = local_statistics.statistics_of(
+    _model(), personal.weights, client, tf.constant([1, 2])
+  )
+  kept = split_model.select(personal.weights, _MOVING)
+  _assert_equal(kept, expected)
+
+
+def test_programs_fine_tune_new_clients_that_have_statistics_alone():
+  process, *_ = _train('fed_avg', num_rounds=0, statistics='local')
+  assert process.has_local_weights and not process.trains_new_clients
+  # Nobody has a model with the initial statistics.
+  assert not process.has_global_model
+
+
+@pytest.mark.parametrize(
+  'name, options, words',
+  [
+    ('scaffold', {}, 'whose server knows more'),
+    ('fed_avg', {'stateless': True}, 'keep nothing between rounds'),
+    ('knn_per', {}, 'keep nothing between rounds'),
+  ],
+)
+def test_scales_are_not_kept_where_that_cannot_be(name, options, words):
+  with pytest.raises(ValueError, match=f'local or global for {name}.*{words}'):
+    registry.build(name, _model(), statistics='local_all', **options)
 
 
 @pytest.mark.parametrize('name', ['ifca', 'fed_split'])

@@ -124,6 +124,7 @@ def build_ifca(
     fit_new_client=lambda broadcast, unused_local, examples, *_: (
       collections.OrderedDict(cluster=best_cluster(broadcast, examples))
     ),
+    trains_new_clients=False,
     keeps_local=False,
     statistics=clusters.statistics,
   )

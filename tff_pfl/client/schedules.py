@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -50,21 +50,34 @@ def make_schedule(
   parts = [_parse(part, spec, argument) for part in spec.split('+')]
 
   def schedule(rounds_done):
-    rounds_done = tf.cast(rounds_done, tf.float32)
+    rounds_done = tf.cast(rounds_done, tf.int32)
     factor = tf.constant(1.0)
     for kind, num_rounds, number in parts:
-      progress = tf.maximum(rounds_done, 0.0) / num_rounds
+      done = tf.maximum(rounds_done, 0)
+      progress = tf.cast(done, tf.float32) / num_rounds
       if kind == 'warmup':
         factor *= tf.minimum(1.0, progress + 1 / num_rounds)
         rounds_done -= num_rounds
       elif kind == 'step':
-        factor *= number ** tf.floor(progress)
+        # Of integers: compiled, 41 * (1 / 41) is less than 1.
+        factor *= number ** tf.cast(done // num_rounds, tf.float32)
       else:
         angle = math.pi * tf.minimum(1.0, progress)
         factor *= number + (1 - number) * (1 + tf.cos(angle)) / 2
     return factor
 
   return schedule
+
+
+def expect_schedule(name: str, value: Any) -> None:
+  """Raises `TypeError` unless `value` is a schedule, or None."""
+  errors.expect_type(
+    value,
+    (Callable, type(None)),
+    name,
+    'a function of the number of rounds done, such as '
+    "schedules.make_schedule('cosine:100')",
+  )
 
 
 def _parse(text, spec, argument):

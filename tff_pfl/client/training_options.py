@@ -48,6 +48,9 @@ class TrainingOptions:
       errors.expect_non_negative(name, getattr(self, name))
     if self.max_gradient_norm is not None:
       errors.expect_positive('max_gradient_norm', self.max_gradient_norm)
+    schedules.expect_schedule(
+      'learning_rate_schedule', self.learning_rate_schedule
+    )
 
 
 # The options, and what the learning rate is multiplied by (None for 1).
@@ -105,9 +108,21 @@ def scaled(
   optimizer: tff.learning.optimizers.Optimizer, state: Any, factor: tf.Tensor
 ) -> Any:
   """An optimizer's state with its learning rate times a factor."""
+  rate = _learning_rate(optimizer, state) * factor
   hparams = optimizer.get_hparams(state)
-  rate = hparams[_LEARNING_RATE] * factor
   return optimizer.set_hparams(state, {**hparams, _LEARNING_RATE: rate})
+
+
+def _learning_rate(optimizer, state):
+  hparams = optimizer.get_hparams(state)
+  errors.expect(
+    _LEARNING_RATE in hparams,
+    'optimizer',
+    f'one with {_LEARNING_RATE!r} among its hyperparameters, for a schedule '
+    'or decoupled weight decay',
+    f'{type(optimizer).__name__} with {sorted(hparams)}',
+  )
+  return hparams[_LEARNING_RATE]
 
 
 def change_gradient(
@@ -135,5 +150,4 @@ def decay(
   options, _ = _active.get()
   if not options.decoupled_weight_decay:
     return None
-  rate = optimizer.get_hparams(state)[_LEARNING_RATE]
-  return options.decoupled_weight_decay * rate
+  return options.decoupled_weight_decay * _learning_rate(optimizer, state)

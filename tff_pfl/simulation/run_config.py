@@ -227,8 +227,9 @@ class RunConfig:
     own = set(settings) - set(experiment.RECORDED)
     if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
-        'Expected a run whose model and data have names; this one was made by '
-        'a program of its own and only that program can build them again.'
+        'Expected a run of this version of the train program; this one was '
+        'made by another version or another program, and only that one can '
+        'build its model and data again.'
       )
     algorithm = registry.get_algorithm(settings['algorithm'])
     hparams = {

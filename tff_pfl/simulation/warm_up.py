@@ -155,10 +155,13 @@ def started(
     with runtime_lib.given_or_on_cpu(None) as runtime:
       process = _process(config, model)
       state = client_population.server_state(process, runtime, store)
+  model = _projected(config, model)
+  # What clients keep of it, such as statistics, is as at the start.
+  found = {**model.initial_weights, **state.global_weights}
   weights = collections.OrderedDict(
-    (name, np.asarray(value)) for name, value in state.global_weights.items()
+    (name, np.asarray(found[name])) for name in model.initial_weights
   )
-  return dataclasses.replace(_projected(config, model), initial_weights=weights)
+  return dataclasses.replace(model, initial_weights=weights)
 
 
 def _model_of_run(config, model):
@@ -178,7 +181,8 @@ def _model_of_run(config, model):
       process.has_global_model,
       'initial_run',
       'a run with a global model, such as one of fed_avg',
-      f'{other.algorithm}, which has none, in {directory}',
+      f'{other.algorithm} with statistics={other.statistics}, which has none, '
+      f'in {directory}',
     )
     with runtime_lib.given_or_on_cpu(None) as runtime:
       state = client_population.server_state(process, runtime, store)

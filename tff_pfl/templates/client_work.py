@@ -146,6 +146,7 @@ class ClientWork:
       what a client does that has no local state from an earlier round, with the
       global weights frozen, for `num_epochs` or (None) as long as in a round;
       None if nothing.
+    trains_new_clients: Whether that is training, for as long as it is told.
     keeps_local: Whether clients keep the local state from round to round. Where
       they do not, each round starts from the initial one, and whoever is scored
       fits it first.
@@ -179,6 +180,7 @@ class ClientWork:
   )
   global_model: Optional[Callable[..., split_model.Weights]] = None
   fit_new_client: Optional[Callable[..., Any]] = None
+  trains_new_clients: bool = True
   keeps_local: bool = True
   exchanges_when_forgetting: Optional[Sequence[Exchange]] = None
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION

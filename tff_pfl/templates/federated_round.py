@@ -103,6 +103,9 @@ def build_personalized_process(
     bytes_per_round=_bytes_per_round(types, news, clients),
     has_global_model=work.global_model is not None,
     has_local_weights=work.fit_new_client is not None,
+    trains_new_clients=(
+      work.fit_new_client is not None and work.trains_new_clients
+    ),
     adapts_known_clients=(
       options.personalization.resolved(work.adaptation).fine_tune != 'none'
       or work.fit_new_client is not None

@@ -3,8 +3,10 @@
 Every method trains and averages a network's moving statistics with its global
 weights. Here a client keeps them instead (SiloBN), or all that belongs to batch
 normalization: they are neither broadcast nor sent. A client that never took
-part takes the statistics of its own examples; the model given to a client that
-contributes no data has the initial ones.
+part takes the statistics of its own examples, with the initial scales and
+offsets where these are kept, too (`fed_bn` trains them); the model given to a
+client that contributes no data has all of the initial ones. Clients that forget
+their state have the initial statistics in each round.
 
 References:
   Andreux, du Terrail, Beguier, Tramel: Siloed Federated Learning for
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -65,13 +68,30 @@ def kept_by_clients(
   )
   if not moving:  # They stay on the clients anyway.
     return work
-  names = moving
-  if statistics == 'local_all':
-    layers = {name.rpartition('/')[0] for name in moving}
-    names = [
-      name for name in work.initial_global if name.rpartition('/')[0] in layers
-    ]
-  return _keeping(work, names, method)
+  if statistics == 'local':
+    return _keeping(work, moving, method, statistics)
+  layers = {name.rpartition('/')[0] for name in moving}
+  names = [
+    name for name in work.initial_global if name.rpartition('/')[0] in layers
+  ]
+  errors.expect(
+    work.keeps_local,
+    'statistics',
+    f'local or global for {method}, whose clients keep nothing between rounds '
+    'and would train scales and offsets for nothing',
+    statistics,
+  )
+  errors.expect(
+    not any(
+      isinstance(of_weights, Mapping) and set(names) & set(of_weights)
+      for of_weights in work.initial_algorithm.values()
+    ),
+    'statistics',
+    f'local or global for {method}, whose server knows more of each weight '
+    'than its value',
+    statistics,
+  )
+  return _keeping(work, names, method, statistics)
 
 
 def _both(weights, statistics):
@@ -81,7 +101,7 @@ def _both(weights, statistics):
   )
 
 
-def _keeping(inner, names, method):
+def _keeping(inner, names, method, option):
   """A method, as one whose clients keep some of its global weights."""
   initial = split_model.select(inner.initial_global, names)
 
@@ -111,7 +131,7 @@ def _keeping(inner, names, method):
         not is_last or set(names) <= set(update),
         'statistics',
         f'global for {method}, which does not average them as such',
-        'local',
+        option,
       )
       statistics = collections.OrderedDict(
         (name, value - update.pop(name) if name in update else value)
@@ -132,20 +152,25 @@ def _keeping(inner, names, method):
     )
 
   def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    weights = personal_weights(broadcast, local)
-    of_examples = statistics_of(inner.model, weights, examples, seed)
-    statistics = {**local[_STATISTICS], **of_examples}
-    fitted = local[_WEIGHTS]
-    if inner.fit_new_client is not None:
-      broadcast = with_statistics(broadcast, statistics)
-      fitted = inner.fit_new_client(
-        broadcast, fitted, examples, seed, num_epochs
-      )
-    return _both(fitted, split_model.select(statistics, names))
+    def with_those_of_examples(local):
+      weights = personal_weights(broadcast, local)
+      of_examples = statistics_of(inner.model, weights, examples, seed)
+      found = {**local[_STATISTICS], **of_examples}
+      return _both(local[_WEIGHTS], split_model.select(found, names))
 
-  global_model = inner.global_model and (
-    lambda weights: inner.global_model(complete(weights, initial))
-  )
+    local = with_those_of_examples(local)
+    if inner.fit_new_client is None:
+      return local
+    fitted = inner.fit_new_client(
+      with_statistics(broadcast, local[_STATISTICS]),
+      local[_WEIGHTS],
+      examples,
+      seed,
+      num_epochs,
+    )
+    # What was fitted may lie below batch normalization.
+    return with_those_of_examples(_both(fitted, local[_STATISTICS]))
+
   return dataclasses.replace(
     inner,
     exchanges=[keeping(exchange) for exchange in inner.exchanges],
@@ -155,8 +180,12 @@ def _keeping(inner, names, method):
     ),
     initial_local=_both(inner.initial_local, initial),
     personal_weights=personal_weights,
-    global_model=global_model,
+    # With the initial statistics it is nobody's.
+    global_model=None,
     fit_new_client=fit_new_client,
+    trains_new_clients=(
+      inner.trains_new_clients and inner.fit_new_client is not None
+    ),
   )
 
 
@@ -172,18 +201,22 @@ def statistics_of(
   that the layer knows; two steps, from 0 and from 1, tell m and the batch's.
   Without examples the weights' own are returned.
   """
-  names = [n for n in model.statistics if n.endswith(_MOVING)]
   mode = split_model.Mode(
     True,
     seed,
     tf.sequence_mask(examples.num_examples, examples.capacity, tf.float32),
   )
 
-  def after_step(start):
-    moving = {name: start(weights[name]) for name in names}
+  def after_step(moving):
     return model.forward({**weights, **moving}, examples.x, mode)[1]
 
-  zeros, ones = after_step(tf.zeros_like), after_step(tf.ones_like)
+  # Without those of frozen layers, which no step changes.
+  names = [name for name in after_step({}) if name.endswith(_MOVING)]
+
+  zeros, ones = (
+    after_step({name: start(weights[name]) for name in names})
+    for start in (tf.zeros_like, tf.ones_like)
+  )
   has_examples = examples.num_examples > 0
 
   def of_examples(name):

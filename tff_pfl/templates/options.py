@@ -102,6 +102,7 @@ class ProcessOptions:
         object.__setattr__(self, name, default())
       errors.expect_type(getattr(self, name), types, name, constraint)
     hparams_lib.check_fields(self)
+    schedules.expect_schedule('server_schedule', self.server_schedule)
     errors.expect(
       self.training_metrics == 'plain'
       or not aggregators.is_weighted(self.aggregator),

@@ -119,6 +119,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       the model given to a client that contributes no data.
     has_local_weights: Whether clients have something of their own in the models
       that they are scored with.
+    trains_new_clients: Whether clients that never took part train something of
+      their own before they are scored, whatever the fine-tuning.
     adapts_known_clients: Whether also clients that took part need their
       training data to be personalized (fine-tuning).
     bytes_per_round: What one client of a cohort receives and sends.
@@ -141,6 +143,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   model: split_model.SplitModel
   has_global_model: bool
   has_local_weights: bool
+  trains_new_clients: bool
   adapts_known_clients: bool
   bytes_per_round: BytesPerRound
   seed: int
