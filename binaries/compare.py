@@ -12,8 +12,9 @@ every run. Where a grid has several points for a method, each point is first run
 with the first seed on a part of the clients' training examples, and the best
 one on the rest of these is taken; test examples are not read for that. A value
 in a grid goes before that of a flag, and a number of epochs in a grid before a
-number of steps that is not: with --grid=num_epochs=1 every method that has
-epochs trains for one, per_fed_avg instead of its ten steps. With --search
+number of steps that is not: with --grid=num_epochs=1 every method with epochs
+of one kind trains for one, per_fed_avg instead of its ten steps; those of head
+and body (fed_rep, fed_dar) are --grid=num_body_epochs=1. With --search
 instead of --grid Optuna proposes the points, one after the other:
 --search=learning_rate=0.001:1:log.
 
@@ -110,9 +111,10 @@ flags.adopt_module_key_flags(cluster_flags)
 flags.adopt_module_key_flags(program)
 
 
-def _algorithms():
+def _algorithms(tunes):
   if _ALGORITHMS.value == [_ALL]:
-    data = run_flags.config_from_flags('fed_avg').load_data()
+    config = run_flags.config_from_flags('fed_avg', has_variants=tunes)
+    data = config.load_data()
     has_classes = data.num_classes and data.element_spec['y'].shape.rank == 0
     return tuple(
       name
@@ -149,10 +151,10 @@ def _comparison():
     raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
-  algorithms = _algorithms()
+  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
+  algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
-  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
   configs = {
     name: run_flags.config_from_flags(name, has_variants=tunes)
     for name in algorithms

@@ -146,6 +146,9 @@ def _command(name, record, experiment):
   dataset = _dataset(record, experiment)
   if dataset and registry.DATASETS[dataset].takes_data_dir:
     command += ' --data_dir=DIR'
+  num_seeds = record['claims'][0]['num_seeds']
+  if num_seeds != next(iter(experiment.full.values())).num_seeds:
+    command += f' --num_seeds={num_seeds}'
   if record['seed']:
     command += f' --seed={record["seed"]}'
   return command

@@ -1,13 +1,15 @@
+import contextlib
 import json
 import os
 import time
+import types
 
 import psutil
 import pytest
 
 from tff_pfl import errors
 from tff_pfl.experiments import execution, plan
-from tff_pfl.simulation import run_config
+from tff_pfl.simulation import run_config, run_store
 from tff_pfl.system import child_processes, cores, shutdown
 
 # Stand-ins for `trial.main`, with the folder as their argument; the module of
@@ -131,6 +133,24 @@ def test_a_finished_trial_is_not_run_again(run, tmp_path):
   failures = run(trials, _FAILS + _FINISHES)
   assert not failures
   assert execution.is_finished(tmp_path, trials[2].name)
+
+
+def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
+  trials = _trials(2)
+  run(trials[:1], _FINISHES)
+  store = types.SimpleNamespace(config={'data_sha256': 'a'}, directory='there')
+  monkeypatch.setattr(run_store, 'has_run', lambda folder: True)
+  monkeypatch.setattr(
+    run_store.RunStore,
+    'open_for_reading',
+    lambda folder: contextlib.nullcontext(store),
+  )
+  with pytest.raises(errors.RunError, match='data have changed since .* there'):
+    run(trials, _FINISHES)
+  # Nothing is mixed where nothing is left to run.
+  run(trials[:1], _FINISHES)
+  store.config['data_sha256'] = trials[0].config.load_data().fingerprint
+  assert run(trials, _FINISHES) == {}
 
 
 @pytest.mark.parametrize(

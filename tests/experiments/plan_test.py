@@ -245,9 +245,11 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters():
       'learning_rate=0.01,1',
       'fed_avg.num_steps=5,none',
       'fed_avg.optimizer=sgd,adam',
+      'fed_dbe.personal_bias=False,true',
     ],
-    ('fed_avg', 'fed_rep'),
+    ('fed_avg', 'fed_rep', 'fed_dbe'),
   )
+  assert grid.pop('fed_dbe') == {'personal_bias': (False, True)}
   assert grid == {
     '*': {'learning_rate': (0.01, 1.0)},
     'fed_avg': {'num_steps': (5, None), 'optimizer': ('sgd', 'adam')},

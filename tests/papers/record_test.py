@@ -33,7 +33,7 @@ _RECORD = {
 }
 _EXPERIMENTS = {
   'first': types.SimpleNamespace(
-    paper='Table 1', full={'cifar10': types.SimpleNamespace(num_seeds=3)}
+    paper='Table 1', full={'cifar10': types.SimpleNamespace(num_seeds=5)}
   ),
   'second': types.SimpleNamespace(
     paper='Figure 2',
@@ -71,7 +71,7 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
 
 @pytest.mark.parametrize(
   'name, seed, flags',
-  [('first', 0, ' --data_dir=DIR'), ('second', 5, ' --seed=5')],
+  [('first', 0, ' --data_dir=DIR'), ('second', 5, ' --num_seeds=5 --seed=5')],
 )
 def test_the_command_names_what_the_experiment_needs(name, seed, flags):
   text = _rewritten(

@@ -272,7 +272,6 @@ def _over_domains(scores, primary_name, value=lambda figure: figure, suffix=''):
 
 
 def _mean(rows, name):
-  known = [
-    row['after'][name] for row in rows if row['after'].get(name) is not None
-  ]
-  return sum(known) / len(known) if known else None
+  values = [row['after'].get(name) for row in rows]
+  # That of a client whose model diverged is not known, nor is the mean then.
+  return None if not values or None in values else sum(values) / len(values)

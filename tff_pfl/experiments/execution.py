@@ -23,7 +23,7 @@ import tff_pfl
 from tff_pfl import errors
 from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import trial
-from tff_pfl.simulation import run_store, value_codec
+from tff_pfl.simulation import client_population, run_store, value_codec
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import child_processes, cores, shutdown
 
@@ -142,6 +142,24 @@ def _expect_same_trials(directory, trials):
         )
 
 
+def _expect_same_data(directory, trials):
+  """Raises `RunError` if finished trials had other data; one a source tells."""
+  known = set()
+  for one in trials:
+    config = one.config
+    source = config.dataset, repr(dict(config.dataset_arguments))
+    folder = trial_folder(directory, one.name)
+    if (
+      source in known
+      or not is_finished(directory, one.name)
+      or not run_store.has_run(folder)
+    ):
+      continue
+    known.add(source)
+    with run_store.RunStore.open_for_reading(folder) as store:
+      client_population.check_unchanged(trial.load_data(one)[0], store)
+
+
 def run_trials(
   trials: Sequence[trial.Trial],
   directory: str,
@@ -169,7 +187,8 @@ def run_trials(
     By name the reason, in one line, of each trial that failed.
 
   Raises:
-    RunError: If a folder holds another trial or cannot be written to.
+    RunError: If a folder holds another trial, or one on other data, or cannot
+      be written to.
   """
   names = [one.name for one in trials]
   errors.expect(
@@ -177,6 +196,8 @@ def run_trials(
   )
   _expect_same_trials(directory, trials)
   waiting = [t for t in trials if not is_finished(directory, t.name)]
+  if waiting:
+    _expect_same_data(directory, trials)
   options = dict(runtime_options or {})
   most_clients = options.get('max_concurrent_clients')
   if cluster is not None:
@@ -184,7 +205,8 @@ def run_trials(
     shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
   else:
     shares = divide_cores(len(waiting), num_processes, most_clients)
-  options['max_concurrent_clients'] = shares.num_clients
+  if all(t.config.runtime != 'ray' for t in trials):
+    options['max_concurrent_clients'] = shares.num_clients
   servers: list[child_processes.ForkServer] = []
   if cluster is None and num_processes == 0:
     start = _run_here

@@ -362,8 +362,10 @@ def _parse_value(value, annotation, text):
     return None
   kind = (arguments or (annotation,))[0]
   try:
+    if kind is bool:
+      return {'true': True, 'false': False}[value.lower()]
     return kind(value)
-  except ValueError:
+  except (KeyError, ValueError):
     raise ValueError(
       errors.message('grid', f'of values that are {kind.__name__}s', text)
     ) from None

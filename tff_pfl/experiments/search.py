@@ -66,9 +66,12 @@ class Study:
         'output folder.'
       )
 
-  def points(self) -> list[tuple[int, dict[str, Any]]]:
-    """Numbers and hyperparameters of all points that were proposed."""
-    return [(t.number, self._point(t.params)) for t in self._study.trials]
+  def points(self) -> list[tuple[dict[str, Any], bool]]:
+    """All points that were proposed, and whether they failed."""
+    failed = optuna.trial.TrialState.FAIL
+    return [
+      (self._point(t.params), t.state == failed) for t in self._study.trials
+    ]
 
   def propose(self, most: int) -> list[tuple[int, dict[str, Any]]]:
     """The points that are not scored yet; without any, some new ones.

@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 from absl import logging
 
+from tff_pfl import errors
 from tff_pfl.experiments import execution, page, plan, trial
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
@@ -201,11 +202,13 @@ def _search(comparison, directory, options):
     return one
 
   for algorithm, study in studies.items():
-    for _, point in study.points():
+    for point, has_failed in study.points():
       one = add(algorithm, point)
-      reason = one and execution.logged_error(directory, one.name)
-      if reason and not execution.is_finished(directory, one.name):
-        failed[one.name] = reason
+      if one is None or execution.is_finished(directory, one.name):
+        continue
+      reason = execution.logged_error(directory, one.name)
+      if reason or has_failed:
+        failed[one.name] = reason or 'it did not end'
   while True:
     proposed = [
       (study, number, add(algorithm, point))
@@ -221,7 +224,14 @@ def _search(comparison, directory, options):
         summary = _summary(one, directory)
         _, merit = _judged({}, summary, failed.get(one.name))
       study.score(number, merit)
-  return {a: of_method for a, of_method in tried.items() if of_method}, failed
+  for algorithm, of_method in tried.items():
+    errors.expect(
+      of_method,
+      'search',
+      f'among values that {algorithm} takes',
+      'none in the points that were proposed; the warnings say why',
+    )
+  return tried, failed
 
 
 def _trials_of(tried):

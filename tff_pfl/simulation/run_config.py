@@ -225,6 +225,11 @@ class RunConfig:
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
     own = set(settings) - set(experiment.RECORDED)
+    if 'trial' in settings:
+      raise errors.RunError(
+        'Expected a run on all of its data, found one of a comparison that set '
+        'new clients, or examples for a sweep, apart from them.'
+      )
     if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
         'Expected a run of this version of the train program; this one was '

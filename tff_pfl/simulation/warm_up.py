@@ -145,6 +145,12 @@ def started(
       model, initial_weights=collections.OrderedDict(kept)
     )
   folder = os.path.join(output_dir, FOLDER)
+  if not run_store.has_run(folder):
+    raise errors.RunError(
+      f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds in '
+      f'{folder}, found no run. Give the number that the run in {output_dir} '
+      'was begun with, or restore the folder.'
+    )
   with run_store.RunStore.open_for_reading(folder) as store:
     if store.last_round != config.num_warmup_rounds:
       raise errors.RunError(

@@ -25,8 +25,10 @@ class Dirichlet(weighted.WeightedPartitioner):
   Attributes:
     concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
       value approaches `Iid`.
-    min_examples: Least number of training examples of every client; the draw is
-      repeated until it is met. 0 switches this off.
+    min_examples: Least number of examples of every client that are dealt as
+      training examples; the draw is repeated until it is met. Where each
+      client's test set is held out of its own, these are among them. 0 switches
+      this off.
 
   References:
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
