@@ -32,6 +32,7 @@ import os
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from absl import flags
 
 from binaries import program, run_flags, runtime_flags
@@ -97,9 +98,16 @@ class _Source(NamedTuple):
   def client(self) -> client_module.ClientModule:
     """The functions of a client."""
     process = self.run.build_process(_personalization(self.run))
+    state = self.run.server_state(process, self.runtime)
+    if self.run.config.aggregator in (privacy.PRIVATE, privacy.DISTRIBUTED):
+      # By the run's seed its noise could be taken off the weights.
+      state = state._replace(
+        seed=np.int64(0),
+        aggregator=tf.nest.map_structure(np.zeros_like, state.aggregator),
+      )
     return client_module.of_new_client(
       process,
-      self.run.server_state(process, self.runtime),
+      state,
       # As the first of the new clients of `binaries.personalize`.
       self.run.data.num_clients,
       weights=self.weights(),

@@ -165,16 +165,18 @@ def _variants(run):
       ['fine_tune_num_epochs', 'fine_tune_num_steps'],
       f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
     )
-  own = {'fine_tune': 'all'}
-  if process.adaptation.fine_tune != 'none':
-    own = {**dataclasses.asdict(process.adaptation), 'num_steps': None}
+  # As the method does or the run did, which an exported model does, too.
+  asked = run.config.personalization.resolved(process.adaptation)
+  own = {} if trains else {'fine_tune': 'all'}
+  if asked.fine_tune != 'none':
+    own = dataclasses.asdict(asked)
   variants = {}
   for text in _NUM_EPOCHS.value:
     epochs = _positive_int(text, '--num_epochs')
     if trains:
-      options = {'new_client_epochs': epochs}
+      options = {**own, 'new_client_epochs': epochs}
     else:
-      options = {**own, 'num_epochs': epochs}
+      options = {**own, 'num_steps': None, 'num_epochs': epochs}
     variants[epochs] = run_flags.personalization_from_flags(**options)
     errors.expect(
       trains or variants[epochs].fine_tune in ('head', 'all'),

@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 from binaries import argument_flags, runtime_flags
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases, schedules, training_options
@@ -286,7 +286,16 @@ def personalization_from_flags(
     **defaults: Values where flags are not given.
   """
   owner = personalization.Personalization
-  given = {**defaults, **_given(owner, _PERSONALIZATION)}
+  of_flags = _given(owner, _PERSONALIZATION)
+  given = {**defaults, **of_flags}
+  if 'num_epochs' in of_flags:
+    errors.expect(
+      of_flags.get('num_steps') is None,
+      '--fine_tune_num_steps',
+      'without --fine_tune_num_epochs, which it would replace',
+      of_flags.get('num_steps'),
+    )
+    given['num_steps'] = None
   if not has_variants and given.get('fine_tune', 'method') not in (
     'head',
     'all',

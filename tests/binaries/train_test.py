@@ -166,6 +166,10 @@ _USAGE = [
   ('--fine_tune=tail', 'one of method, none, head, all'),
   ('--fine_tune_num_epochs=2', 'it is for --fine_tune=head or all'),
   (
+    '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
+    '--fine_tune_num_steps to be without --fine_tune_num_epochs',
+  ),
+  (
     '--baselines=per_fed_avg --per_fed_avg_inner_learning_rate=-1',
     '--per_fed_avg_inner_learning_rate to be a non-negative number',
   ),

@@ -203,7 +203,7 @@ def _regression():
   )
 
 
-# Nothing here is large enough for 'compressed' to round it at random.
+# Nothing here is large enough for 'compressed' to round it.
 _FACTORIES_OF_METHODS = {
   **{
     name: functools.partial(aggregators.make_aggregator, name)

@@ -16,6 +16,7 @@ def _process(has_global_model=True):
     model=types.SimpleNamespace(classifier=None),
     name='fed_toy',
     has_global_model=has_global_model,
+    attacked_clients=(),
   )
 
 

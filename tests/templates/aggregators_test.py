@@ -35,6 +35,19 @@ def test_least_share_is_half_a_client_where_there_may_be_noise(
   assert aggregators.least_share(factory, 4) == expected
 
 
+@pytest.mark.usefixtures('runtime')
+def test_compressed_updates_are_the_same_each_time():
+  # Of more numbers than 20,000 each is rounded.
+  values = np.random.default_rng(0).normal(size=[2, 20001]).astype(np.float32)
+  process = aggregators.make_aggregator('compressed').create(
+    tff.TensorType(np.float32, [20001]), tff.TensorType(np.float32)
+  )
+  state = process.initialize()
+  a, b = (process.next(state, list(values), [1.0, 1.0]).result for _ in range(2))
+  np.testing.assert_array_equal(a, b)
+  assert not np.array_equal(a, values.mean(axis=0))
+
+
 def test_unknown_aggregator_is_refused_with_those_there_are():
   with pytest.raises(ValueError, match='mean, robust, secure, compressed'):
     aggregators.make_aggregator('krum')

@@ -2,6 +2,7 @@ import collections
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
@@ -164,6 +165,41 @@ def test_without_training_metrics_only_the_noised_mean_leaves_clients():
   # The client without examples is not told from others.
   assert (metrics['clients'], metrics['examples']) == (3, 0)
   assert np.isnan(metrics['loss']) and np.isfinite(counted['loss'])
+
+
+def _with_frozen_layer():
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([5]),
+      tf.keras.layers.Dense(4, name='frozen', trainable=False),
+      tf.keras.layers.Dense(3, name='head'),
+    ]
+  )
+  return toy_problems.classifier_from(network)
+
+
+def test_frozen_layers_are_not_sent_and_get_no_noise():
+  model = _with_frozen_layer()
+  process = registry.build(
+    'fed_avg',
+    model,
+    aggregator=private_mean.PrivateMeanFactory(1.0, 2, 'fixed:1'),
+  )
+  state, *_ = toy_problems.train(process, _CLIENTS)
+  for name, value in model.initial_weights.items():
+    same = np.array_equal(state.global_weights[name], value)
+    assert same == (name in model.statistics)
+  # The head's alone.
+  assert process.bytes_per_round.up == 4 * (4 * 3 + 3)
+
+
+def test_methods_with_a_server_of_their_own_refuse_noise_on_frozen_layers():
+  with pytest.raises(ValueError, match='`aggregator` .* move the frozen'):
+    registry.build(
+      'scaffold',
+      _with_frozen_layer(),
+      aggregator=private_mean.PrivateMeanFactory(1.0, 2),
+    )
 
 
 def test_training_metrics_are_needed_where_clients_are_weighted():

@@ -51,8 +51,8 @@ def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
   assert _aggregate('median', _NUMBERS, [0.0] * 5) == 0.0
 
 
-@pytest.mark.parametrize('far', [1e17, 1e22, 3e38])
-def test_no_finite_number_moves_the_geometric_median_far(far):
+@pytest.mark.parametrize('far', [1e17, 1e22, 3e38, np.inf])
+def test_no_number_moves_the_geometric_median_far(far):
   found = _aggregate('geometric_median', [[1, 0], [0, 1], [0, 0], [far, far]])
   assert np.linalg.norm(found) < 1.5
 

@@ -218,9 +218,9 @@ def plan_batches(
   )
   # Where a batch has no example left it repeats one with weight 0: a row of
   # padding may be NaN after the body, and its gradient 0 * NaN.
+  positions = tf.minimum(positions, tf.maximum(num_examples, 1) - 1)
   indices = tf.gather(
-    tf.gather(order, epochs),
-    tf.minimum(positions, tf.maximum(num_examples, 1) - 1),
-    batch_dims=1,
+    tf.reshape(order, [-1]),
+    epochs[:, tf.newaxis, tf.newaxis] * capacity + positions,
   )
   return BatchPlan(indices, tf.cast(is_example, tf.float32), num_steps)

@@ -68,7 +68,9 @@ def write_report(
   metric = primary_metric(evaluations)
   classifier = process.model.classifier
   is_multilabel = classifier is not None and classifier.is_multilabel
-  summary = _summarize(store, evaluations, data, is_multilabel)
+  summary = _summarize(
+    store, evaluations, data, is_multilabel, process.attacked_clients
+  )
   title = f'{process.name} on {data.name}, {summary["num_clients"]} clients'
 
   def path(name):
@@ -116,7 +118,7 @@ def _plot_clients(path, process, per_client, metric, title):
   )
 
 
-def _summarize(store, evaluations, data, is_multilabel):
+def _summarize(store, evaluations, data, is_multilabel, attacked):
   """The summary that `write_report` returns."""
   rounds = store.history()
   newest = evaluations[-1]
@@ -156,7 +158,7 @@ def _summarize(store, evaluations, data, is_multilabel):
     }
   # Classes of several labels are counted together.
   if data.num_classes is not None and not is_multilabel:
-    summary['majority_accuracy'] = _majority_accuracy(data)
+    summary['majority_accuracy'] = _majority_accuracy(data, attacked)
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
@@ -166,9 +168,12 @@ def _summarize(store, evaluations, data, is_multilabel):
   return summary
 
 
-def _majority_accuracy(data):
+def _majority_accuracy(data, excluded):
   """The mean over clients where each has its own most frequent class."""
-  train, test = data.class_counts('train'), data.class_counts('test')
+  train, test = (
+    np.delete(data.class_counts(split), list(excluded), axis=0)
+    for split in ('train', 'test')
+  )
   right = test[np.arange(len(test)), train.argmax(axis=1)]
   totals = test.sum(axis=1)
   return float(np.mean(right[totals > 0] / totals[totals > 0]))

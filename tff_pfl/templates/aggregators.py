@@ -7,6 +7,7 @@ builder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Optional, Union
@@ -28,7 +29,10 @@ AGGREGATORS = {
   'mean': lambda: tff.aggregators.MeanFactory(no_nan_division=True),
   'robust': tff.learning.robust_aggregator,
   'secure': tff.learning.secure_aggregator,
-  'compressed': tff.learning.compression_aggregator,
+  # Rounded to the nearest: TFF's rounding at random has no seed.
+  'compressed': functools.partial(
+    tff.learning.compression_aggregator, stochastic=False
+  ),
   'median': robust.TrimmedMeanFactory,
   'trimmed_mean': lambda fraction=0.1: robust.TrimmedMeanFactory(fraction),
   'geometric_median': robust.GeometricMedianFactory,

@@ -14,9 +14,19 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.client import in_place, objectives, training_options
-from tff_pfl.models import split_model
-from tff_pfl.templates import aggregators, client_work
+from tff_pfl.client import (
+  example_tensors,
+  in_place,
+  objectives,
+  training_options,
+)
+from tff_pfl.models import domains, split_model
+from tff_pfl.templates import (
+  aggregators,
+  client_work,
+  local_statistics,
+  private_mean,
+)
 from tff_pfl.templates import options as options_lib
 
 
@@ -31,8 +41,17 @@ def build_clients(work, options, types, algorithm_type):
     types: The types of the first three arguments.
     algorithm_type: The type of the method's server state, for the news.
   """
+  frozen = _frozen_names(work)
   clients = []
   for exchange in work.exchanges:
+    errors.expect(
+      exchange.server is None
+      or not frozen
+      or not isinstance(options.aggregator, private_mean.PRIVATE_MEANS),
+      'aggregator',
+      'one without noise, which would move the frozen weights of the model',
+      type(options.aggregator).__name__,
+    )
     parameters = list(types)
     if clients:
       weights = types.broadcast.global_weights
@@ -43,12 +62,40 @@ def build_clients(work, options, types, algorithm_type):
         algorithm=algorithm_type,
       )
       parameters += [tff.to_type(news), clients[-1].type_signature.result.kept]
-    function = _client_function(work, exchange, options)
+    function = _client_function(work, exchange, options, frozen)
     clients.append(tff.tensorflow.computation(function, tuple(parameters)))
   return clients
 
 
-def _client_function(work, exchange, options):
+def _frozen_names(work):
+  """The global weights that no training changes."""
+  model, statistics = work.model, work.statistics or work.model.statistics
+  if all(
+    name.endswith(local_statistics.MOVING)
+    for name in work.initial_global
+    if name in statistics
+  ):
+    return ()
+  x, _ = domains.join(example_tensors.batched_spec(model.element_spec))
+  moving = set()
+
+  @tf.function(autograph=False)
+  def step(x):
+    number = tf.shape(tf.nest.flatten(x)[0])[0]
+    mode = split_model.Mode(True, tf.constant([0, 0]), tf.ones([number]))
+    moving.update(model.forward(model.initial_weights, x, mode)[1])
+
+  step.get_concrete_function(x)
+  # The names of several models have that of the model before them.
+  changing = tuple(f'/{name}' for name in moving)
+  return tuple(
+    name
+    for name in work.initial_global
+    if name in statistics and not f'/{name}'.endswith(changing)
+  )
+
+
+def _client_function(work, exchange, options, frozen):
   """What a client does in an exchange, as a function of tensors."""
   # Compiled as a whole, so that what follows the training is one pass over the
   # weights, too; large ones are trained by TensorFlow's own kernels.
@@ -85,8 +132,11 @@ def _client_function(work, exchange, options):
       is_finite = tf.logical_and(is_finite, kept['is_finite'])
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
     report, weight = _weigh(work, exchange, options, result, examples, accepted)
-    sent = result.update
-    if exchange.server is not None:
+    sent = collections.OrderedDict(result.update)
+    if exchange.server is None:
+      for name in frozen:
+        sent.pop(name, None)
+    else:
       sent = collections.OrderedDict(
         (name, value)
         for name, value in (('update', sent), ('report', report))
@@ -207,6 +257,10 @@ def build_server(work, number, options, state_type, client, aggregation):
       (n, trained[n] if n in trained else old - update.get(n, 0))
       for n, old in weights.items()
     )
+    for name in stepped:
+      if name.endswith('/moving_variance'):
+        # The noise of a private mean may be larger.
+        stepped[name] = tf.maximum(stepped[name], 0)
     # A cohort without a single accepted client leaves the model as it is.
     has_update = sums['weight'] > 0
 

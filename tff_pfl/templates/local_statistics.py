@@ -29,7 +29,8 @@ from tff_pfl.models import split_model
 from tff_pfl.templates import client_work
 
 _WEIGHTS, _STATISTICS = 'weights', 'statistics'
-_MOVING = ('/moving_mean', '/moving_variance')
+# What the names of moving statistics end with.
+MOVING = ('/moving_mean', '/moving_variance')
 
 
 def kept_by_clients(
@@ -49,12 +50,12 @@ def kept_by_clients(
     return work
   model = work.model
   errors.expect(
-    any(name.endswith(_MOVING) for name in model.initial_weights),
+    any(name.endswith(MOVING) for name in model.initial_weights),
     'statistics',
     f'global for the model {model.name!r}, which has no batch normalization',
     statistics,
   )
-  moving = [name for name in work.initial_global if name.endswith(_MOVING)]
+  moving = [name for name in work.initial_global if name.endswith(MOVING)]
   errors.expect(
     all(
       name in model.statistics
@@ -211,7 +212,7 @@ def statistics_of(
     return model.forward({**weights, **moving}, examples.x, mode)[1]
 
   # Without those of frozen layers, which no step changes.
-  names = [name for name in after_step({}) if name.endswith(_MOVING)]
+  names = [name for name in after_step({}) if name.endswith(MOVING)]
 
   zeros, ones = (
     after_step({name: start(weights[name]) for name in names})

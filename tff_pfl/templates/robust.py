@@ -81,7 +81,10 @@ class GeometricMedianFactory(collecting.CollectingFactory):
     sizes = [tf.shape(row)[1] for row in rows]
     points = tf.concat(rows, axis=1)
     norms = tf.norm(points, axis=1)
-    weights = tf.where(norms < _LARGEST_NORM, weights, 0.0)
+    is_counted = norms < _LARGEST_NORM
+    weights = tf.where(is_counted, weights, 0.0)
+    # A weight of 0 would leave NaN of what is infinite.
+    points = tf.where(is_counted[:, tf.newaxis], points, 0.0)
 
     def mean(weights):
       shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
