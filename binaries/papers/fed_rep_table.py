@@ -11,9 +11,8 @@ crops and flips, as it trains on a frozen body's features, which are computed
 once. `Local Only` trains when a client is sampled, as the others do, and not to
 convergence. L2GD, Fed-MTL, Ditto and APFL have this library's default
 strengths, and L2GD trains in 80% of the rounds, not in 10%. Per-FedAvg is first
-order, as the Hessian-free form diverges here (its differences cross the kinks
-of ReLU and max-pooling); its inner learning rate is 0.01 (illegible in our
-copy).
+order, as the Hessian-free form diverges at this learning rate; its inner one is
+0.01 (illegible in our copy).
 
 What comes out is in docs/results/fedrep.md.
 
