@@ -64,7 +64,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
   with run_store.RunStore.open_for_reading(tmp_path) as store:
     assert store.config['num_clients'] == 3
     # It cannot be built again from the settings of a run alone.
-    with pytest.raises(errors.RunError, match='a program of its own'):
+    with pytest.raises(errors.RunError, match='set new clients'):
       run_config.RunConfig.from_settings(store.config)
 
 

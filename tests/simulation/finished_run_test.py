@@ -116,7 +116,7 @@ def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
   with warnings.catch_warnings():
     # Nothing may be left open.
     warnings.simplefilter('error', ResourceWarning)
-    with pytest.raises(errors.RunError, match='a program of its own'):
+    with pytest.raises(errors.RunError, match='another version or another'):
       finished_run.FinishedRun(str(tmp_path / 'run'))
     gc.collect()
   started = tmp_path / 'started'

@@ -224,7 +224,7 @@ def test_wrong_settings_of_the_process_are_refused_when_it_is_built(
   ],
 )
 def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
-  with pytest.raises(errors.RunError, match='a program of its own'):
+  with pytest.raises(errors.RunError, match='another version or another'):
     run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})
 
 

@@ -297,7 +297,7 @@ def test_an_unfinished_run_is_refused(before, tmp_path):
 
 def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
   for config, use, words in (
-    (_CONFIG, warm_up.started, 'There is no run in .*warmup'),
+    (_CONFIG, warm_up.started, 'found no run. Give the number'),
     (_after('elsewhere'), warm_up.started, 'There is no initial_weights.npz'),
     (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
   ):

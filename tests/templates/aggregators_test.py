@@ -43,7 +43,9 @@ def test_compressed_updates_are_the_same_each_time():
     tff.TensorType(np.float32, [20001]), tff.TensorType(np.float32)
   )
   state = process.initialize()
-  a, b = (process.next(state, list(values), [1.0, 1.0]).result for _ in range(2))
+  a, b = (
+    process.next(state, list(values), [1.0, 1.0]).result for _ in range(2)
+  )
   np.testing.assert_array_equal(a, b)
   assert not np.array_equal(a, values.mean(axis=0))
 

@@ -69,12 +69,8 @@ def build_clients(work, options, types, algorithm_type):
 
 def _frozen_names(work):
   """The global weights that no training changes."""
-  model, statistics = work.model, work.statistics or work.model.statistics
-  if all(
-    name.endswith(local_statistics.MOVING)
-    for name in work.initial_global
-    if name in statistics
-  ):
+  model = work.model
+  if all(name.endswith(local_statistics.MOVING) for name in model.statistics):
     return ()
   x, _ = domains.join(example_tensors.batched_spec(model.element_spec))
   moving = set()
@@ -87,12 +83,8 @@ def _frozen_names(work):
 
   step.get_concrete_function(x)
   # The names of several models have that of the model before them.
-  changing = tuple(f'/{name}' for name in moving)
-  return tuple(
-    name
-    for name in work.initial_global
-    if name in statistics and not f'/{name}'.endswith(changing)
-  )
+  frozen = tuple(f'/{name}' for name in model.statistics - moving)
+  return tuple(n for n in work.initial_global if f'/{n}'.endswith(frozen))
 
 
 def _client_function(work, exchange, options, frozen):
