@@ -150,6 +150,13 @@ def test_the_choice_can_be_overridden(jit_compile, form):
   assert list(forms.values()) == [form]
 
 
+def test_what_is_in_a_compiled_graph_is_compiled():
+  """As of methods that train two models together, each below the bound."""
+  with training_loop.noting_forms() as forms, in_place.not_if(True):
+    _trainer(shared.network('auto'))
+  assert list(forms.values()) == ['compiled by XLA']
+
+
 def test_an_optimizer_without_a_kernel_trains_values():
   phase = phases.Phase(tff.learning.optimizers.build_adagrad(0.1), 4)
   with training_loop.noting_forms() as forms:

@@ -17,7 +17,9 @@ several clients the second.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +32,8 @@ from tff_pfl.runtime import graph_defs
 # With so many weights to train, a step on a CPU takes less time in place than
 # compiled by XLA; measured with batches of 10 and 40, see BUILD_NOTES.md.
 _MANY_WEIGHTS = 120_000
+
+_is_compiled = contextvars.ContextVar('is_compiled', default=False)
 
 _SGD = type(tff.learning.optimizers.build_sgdm(1.0))
 _ADAM = type(tff.learning.optimizers.build_adam(1.0))
@@ -140,10 +144,25 @@ class Variables:
         tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
+@contextlib.contextmanager
+def not_if(is_compiled: bool) -> Iterator[None]:
+  """Nothing `suits` in this context if its graph is compiled as a whole.
+
+  A method may train more weights together than its model has.
+  """
+  token = _is_compiled.set(is_compiled)
+  try:
+    yield
+  finally:
+    _is_compiled.reset(token)
+
+
 def suits(model: split_model.SplitModel, weights: Mapping[str, Any]) -> bool:
   """Whether some of a model's weights, arrays or tensors, are large."""
+  if model.jit_compile is True or _is_compiled.get():
+    return False
   sizes = [tf.TensorShape(v.shape).num_elements() for v in weights.values()]
-  return model.jit_compile is not True and sum(sizes) >= _MANY_WEIGHTS
+  return sum(sizes) >= _MANY_WEIGHTS
 
 
 def can_update(optimizer: tff.learning.optimizers.Optimizer) -> bool:

@@ -109,7 +109,10 @@ def _client_function(work, exchange, options, frozen):
     examples = options.attack.on_examples(
       examples, client_state.client_index, model
     )
-    with training_options.in_force(options.training, broadcast.round_number):
+    with (
+      training_options.in_force(options.training, broadcast.round_number),
+      in_place.not_if(is_compiled),
+    ):
       result = exchange.client(
         broadcast,
         work.local_of(client_state),
