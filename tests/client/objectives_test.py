@@ -204,6 +204,9 @@ def test_metric_sums_are_over_the_real_examples():
   np.testing.assert_allclose(sums['loss'], sum(losses), rtol=1e-5)
   assert sums['accuracy'] == 1
   assert sums['examples'] == 2
+  # Of NaN the first is the largest, and yet not right.
+  diverged = objectives.metric_sums(model, logits, y, tf.ones([4]))
+  assert diverged['accuracy'] == 2
   zeros = objectives.zero_metrics(model)
   assert list(zeros) == list(sums)
   assert all(value == 0 for value in zeros.values())

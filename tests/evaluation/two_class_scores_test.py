@@ -78,3 +78,7 @@ def test_scores_that_are_not_finite_count_as_wrong(bad):
   assert two_class_scores.area_under_curve([0, 1], [bad, bad]) == 0.0
   assert two_class_scores.area_under_curve([0, 1, 1], [0.1, 0.2, bad]) == 0.5
   assert two_class_scores.area_under_curve([0, 0, 1], [0.1, bad, 0.2]) == 0.5
+  scores = np.array([bad, bad])
+  diverged = two_class_scores.Predictions(scores, scores, np.array([0, 1]))
+  found = two_class_scores.summarize([diverged], has_global_model=False)
+  assert set(found['personal'].values()) == {0.0}

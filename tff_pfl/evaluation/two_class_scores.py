@@ -66,20 +66,27 @@ def _over_labels(function, y, scores):
   return float(np.mean(known)) if known else None
 
 
-def _area(is_positive, scores):
+def _counted(is_positive, scores):
+  """The scores, with those that are not finite as wrong as can be."""
   wrong = np.where(is_positive, -np.inf, np.inf)
-  scores = np.where(np.isfinite(scores), scores, wrong)
+  return np.where(np.isfinite(scores), scores, wrong)
+
+
+def _area(is_positive, scores):
+  scores = _counted(is_positive, scores)
   # The area depends on the order alone, and infinities would be refused.
   _, ranks = np.unique(scores, return_inverse=True)
   return sklearn_metrics.roc_auc_score(is_positive, ranks)
 
 
 def _balanced_accuracy(is_positive, scores):
-  return sklearn_metrics.balanced_accuracy_score(is_positive, scores > 0)
+  is_found = _counted(is_positive, scores) > 0
+  return sklearn_metrics.balanced_accuracy_score(is_positive, is_found)
 
 
 def _f1(is_positive, scores):
-  return sklearn_metrics.f1_score(is_positive, scores > 0, zero_division=0)
+  is_found = _counted(is_positive, scores) > 0
+  return sklearn_metrics.f1_score(is_positive, is_found, zero_division=0)
 
 
 def summarize(

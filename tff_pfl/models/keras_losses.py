@@ -88,6 +88,8 @@ def resolve(
         name, _is_higher_better(name, of_metric, higher_is_better)
       )
     resolved[name] = _per_example(_of_outputs(of_metric, gives_logits), kind)
+    if name.endswith('accuracy'):
+      resolved[name] = _nothing_right_of_nan(resolved[name])
   return label_spec, {
     'loss': _per_example(function, kind),
     'metrics': resolved,
@@ -324,6 +326,21 @@ def _accuracy(metric, kind, gives_logits):
   return functools.partial(
     keras.metrics.binary_accuracy, threshold=0.0 if gives_logits else 0.5
   )
+
+
+def _nothing_right_of_nan(function):
+  """An accuracy by which a model that diverged is wrong.
+
+  Of NaN alone the largest is the first, which would be right for its class.
+  """
+
+  def call(y_true, y_pred):
+    values = function(y_true, y_pred)
+    is_nan = tf.not_equal(y_pred, y_pred)
+    has_nan = tf.reduce_any(is_nan, list(range(1, y_pred.shape.rank)))
+    return tf.where(has_nan, tf.zeros_like(values), values)
+
+  return call
 
 
 def _per_example(function, kind):
