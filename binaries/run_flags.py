@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 from binaries import argument_flags, runtime_flags
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases, schedules, training_options
@@ -255,13 +255,13 @@ def hparams_from_flags(algorithm: str) -> Any:
   owner = registry.get_algorithm(algorithm).hparams
   flag_of = {**_HPARAM_FLAGS[algorithm], 'batch_size': 'batch_size'}
   hparams = owner(**_given(owner, flag_of))
-  _expect_steps_or_epochs(algorithm, hparams)
+  _expect_steps_or_epochs(_HPARAM_FLAGS[algorithm], hparams)
   return hparams
 
 
-def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
+def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
   """Refuses a number of epochs where a number of steps takes its place."""
-  for field_name, flag in _HPARAM_FLAGS[algorithm].items():
+  for field_name, flag in flag_of.items():
     steps = hparams_lib.steps_instead_of(type(hparams), field_name)
     if (
       steps is not None
@@ -269,9 +269,9 @@ def _expect_steps_or_epochs(algorithm: str, hparams: Any) -> None:
       and getattr(hparams, steps) is not None
     ):
       raise ValueError(
-        f'Expected no --{flag}: --{_HPARAM_FLAGS[algorithm][steps]} is '
+        f'Expected no --{flag}: --{flag_of[steps]} is '
         f'{getattr(hparams, steps)}, and steps are instead of epochs. Give '
-        f'--{_HPARAM_FLAGS[algorithm][steps]}=0 for epochs.'
+        f'--{flag_of[steps]}=0 for epochs.'
       )
 
 
@@ -289,13 +289,8 @@ def personalization_from_flags(
   of_flags = _given(owner, _PERSONALIZATION)
   given = {**defaults, **of_flags}
   if 'num_epochs' in of_flags:
-    errors.expect(
-      of_flags.get('num_steps') is None,
-      '--fine_tune_num_steps',
-      'without --fine_tune_num_epochs, which it would replace',
-      of_flags.get('num_steps'),
-    )
-    given['num_steps'] = None
+    # Steps by default would be instead of them.
+    given['num_steps'] = of_flags.get('num_steps')
   if not has_variants and given.get('fine_tune', 'method') not in (
     'head',
     'all',
@@ -305,7 +300,9 @@ def personalization_from_flags(
       'it is for --fine_tune=head or all (what a method does by itself has '
       "flags with the method's name)",
     )
-  return owner(**given)
+  options = owner(**given)
+  _expect_steps_or_epochs(_PERSONALIZATION, options)
+  return options
 
 
 def config_from_flags(

@@ -25,6 +25,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,8 +146,8 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     name: methods.Setting(
       COMPARED,
       {'partition': partition},
-      dict.fromkeys(
-        ('num_epochs', 'num_body_epochs'), sizes.local_epochs[name]
+      methods.training(
+        types.SimpleNamespace(num_epochs=sizes.local_epochs[name])
       ),
     )
     for name, partition in sizes.partitions.items()

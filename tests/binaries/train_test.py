@@ -167,7 +167,8 @@ _USAGE = [
   ('--fine_tune_num_epochs=2', 'it is for --fine_tune=head or all'),
   (
     '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
-    '--fine_tune_num_steps to be without --fine_tune_num_epochs',
+    'no --fine_tune_num_epochs: --fine_tune_num_steps is 3, and steps are '
+    'instead of epochs',
   ),
   (
     '--baselines=per_fed_avg --per_fed_avg_inner_learning_rate=-1',

@@ -20,6 +20,8 @@ from tff_pfl import errors
 from tff_pfl.models import domains as domains_lib
 from tff_pfl.models import hidden_elements
 
+# What the names of the moving statistics of batch normalization end with.
+MOVING = ('/moving_mean', '/moving_variance')
 # Name of a weight, `layer/weight`, to its value.
 Weights = Mapping[str, Any]
 

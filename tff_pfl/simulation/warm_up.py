@@ -158,12 +158,8 @@ def started(
         f'in {folder}, found {store.last_round}. Give the number that the run '
         'was begun with.'
       )
-    with runtime_lib.given_or_on_cpu(None) as runtime:
-      process = _process(config, model)
-      state = client_population.server_state(process, runtime, store)
+    found = _last_weights(_process(config, model), store)
   model = _projected(config, model)
-  # What clients keep of it, such as statistics, is as at the start.
-  found = {**model.initial_weights, **state.global_weights}
   weights = collections.OrderedDict(
     (name, np.asarray(found[name])) for name in model.initial_weights
   )
@@ -190,10 +186,7 @@ def _model_of_run(config, model):
       f'{other.algorithm} with statistics={other.statistics}, which has none, '
       f'in {directory}',
     )
-    with runtime_lib.given_or_on_cpu(None) as runtime:
-      state = client_population.server_state(process, runtime, store)
-  # What is not global is as it is for a client without data: as at the start.
-  found = {**process.model.initial_weights, **state.global_weights}
+    found = _last_weights(process, store)
   if config.initial_run_part == 'body':
     body = process.model.weight_names(process.model.body_layers)
     own_head = model.weight_names(model.head_layers)
@@ -215,6 +208,14 @@ def _model_of_run(config, model):
       f'{of_other} in {directory}',
     )
   return {name: np.asarray(found[name]) for name in model.initial_weights}
+
+
+def _last_weights(process, store):
+  """The weights of a process' model after the last round of a run."""
+  with runtime_lib.given_or_on_cpu(None) as runtime:
+    state = client_population.server_state(process, runtime, store)
+  # What is not global is as it is for a client without data: as at the start.
+  return {**process.model.initial_weights, **state.global_weights}
 
 
 def _process(config, model):

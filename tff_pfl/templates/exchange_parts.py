@@ -24,7 +24,6 @@ from tff_pfl.models import domains, split_model
 from tff_pfl.templates import (
   aggregators,
   client_work,
-  local_statistics,
   private_mean,
 )
 from tff_pfl.templates import options as options_lib
@@ -70,7 +69,7 @@ def build_clients(work, options, types, algorithm_type):
 def _frozen_names(work):
   """The global weights that no training changes."""
   model = work.model
-  if all(name.endswith(local_statistics.MOVING) for name in model.statistics):
+  if all(name.endswith(split_model.MOVING) for name in model.statistics):
     return ()
   x, _ = domains.join(example_tensors.batched_spec(model.element_spec))
   moving = set()

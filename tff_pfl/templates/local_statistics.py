@@ -29,8 +29,6 @@ from tff_pfl.models import split_model
 from tff_pfl.templates import client_work
 
 _WEIGHTS, _STATISTICS = 'weights', 'statistics'
-# What the names of moving statistics end with.
-MOVING = ('/moving_mean', '/moving_variance')
 
 
 def kept_by_clients(
@@ -50,12 +48,14 @@ def kept_by_clients(
     return work
   model = work.model
   errors.expect(
-    any(name.endswith(MOVING) for name in model.initial_weights),
+    any(name.endswith(split_model.MOVING) for name in model.initial_weights),
     'statistics',
     f'global for the model {model.name!r}, which has no batch normalization',
     statistics,
   )
-  moving = [name for name in work.initial_global if name.endswith(MOVING)]
+  moving = [
+    name for name in work.initial_global if name.endswith(split_model.MOVING)
+  ]
   errors.expect(
     all(
       name in model.statistics
@@ -212,7 +212,7 @@ def statistics_of(
     return model.forward({**weights, **moving}, examples.x, mode)[1]
 
   # Without those of frozen layers, which no step changes.
-  names = [name for name in after_step({}) if name.endswith(MOVING)]
+  names = [name for name in after_step({}) if name.endswith(split_model.MOVING)]
 
   zeros, ones = (
     after_step({name: start(weights[name]) for name in names})
