@@ -2,10 +2,9 @@
 
 * `fedfac_equal_clients` (tables 2 and 8): FedAvg, FedPer, FedRep and forms of
   FedFac on clients of equal size: under which conditions is FedFac ahead?
-* `fedfac_large_budget`: the same for four methods, with five times the local
+* `fedfac_large_budget`: the same for five methods, with five times the local
   epochs; `fedfac_long_training` for three, with five times the rounds, too.
-* `fedfac_equal_clients_resnet`: with a small ResNet-18 and fewer rounds,
-  without FedAvg.
+* `fedfac_equal_clients_resnet`: five with a small ResNet-18 and fewer rounds.
 * `fedfac_pretrained` (tables 2 and 8): from random weights, and from a network
   that was trained on other classes before, what do the methods gain by that?
 
@@ -122,7 +121,7 @@ class PretrainedSizes(Sizes):
 
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(
-  num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES)
+  num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES, _WEIGHTS)
 )
 LONG_TRAINING_FULL = Sizes(
   partitions={'pi = 0.1': 'client_dirichlet:1'},
@@ -145,7 +144,7 @@ EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
   **RESNET,
   num_rounds=20,
-  methods=(_FED_PER, _FED_REP, _UPDATES, _RANDOM),
+  methods=(_FED_PER, _FED_REP, _UPDATES, _WEIGHTS, _RANDOM),
 )
 EQUAL_CLIENTS_FAST = Sizes(
   **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
@@ -343,13 +342,13 @@ EXPERIMENTS = (
   ),
   _of_equal_clients(
     name='fedfac_equal_clients_resnet',
-    summary='Four of the methods with a ResNet',
+    summary='Five of the methods with a ResNet',
     full={'cifar10': EQUAL_CLIENTS_RESNET_FULL},
     fast=EQUAL_CLIENTS_RESNET_FAST,
   ),
   _of_equal_clients(
     name='fedfac_large_budget',
-    summary='Four of the methods with five times the local epochs',
+    summary='Five of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_epochs=5),
   ),
