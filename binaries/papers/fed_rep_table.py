@@ -6,13 +6,11 @@ Deviations from the paper: 40 rounds of a CNN with 8 and 16 channels and 64
 hidden neurons, in place of 100 of a larger one, for the time on a CPU (six
 methods at its size: `binaries/flagfiles/fedrep_table1_cifar10.txt`). Where only
 some of the 10,000 test images are at hand, training and test images are pooled
-and 17% of each client's are its test set. FedRep's head sees images without
-crops and flips, as it trains on a frozen body's features, which are computed
-once. `Local Only` trains when a client is sampled, as the others do, and not to
-convergence. L2GD, Fed-MTL, Ditto and APFL have this library's default
-strengths, and L2GD trains in 80% of the rounds, not in 10%. Per-FedAvg is first
-order, as the Hessian-free form diverges at this learning rate; its inner one is
-0.01 (illegible in our copy).
+and 17% of each client's are its test set. `Local Only` trains when a client is
+sampled, as the others do, and not to convergence. L2GD, Fed-MTL, Ditto and APFL
+have this library's default strengths, and L2GD trains in 80% of the rounds, not
+in 10%. Per-FedAvg is first order, as the Hessian-free form diverges at this
+learning rate; its inner one is 0.01 (illegible in our copy).
 
 What comes out is in docs/results/fedrep.md.
 

@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_dar
-from tff_pfl.models import domain_models
+from tff_pfl.models import augmentation, domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -44,16 +44,27 @@ def _domains(clients=_CLIENTS, names=('a', 'b', 'c')):
   return toy_problems.domains_of(clients, names)
 
 
-def _model(of_data=None):
+def _model(of_data=None, change='none'):
+  network = toy_problems.linear_network(_BODY, _HEAD)
   return domain_models.with_domains(
-    toy_problems.linear_network(_BODY, _HEAD), of_data or _domains()
+    augmentation.augmented(network, change), of_data or _domains()
   )
 
 
+def _doubled(x, unused_seed):
+  return 2 * x
+
+
 @functools.cache
-def _build(of_data=None, aggregator=None, weighting='num_examples', **hparams):
+def _build(
+  of_data=None,
+  aggregator=None,
+  weighting='num_examples',
+  change='none',
+  **hparams,
+):
   return fed_dar.build_fed_dar(
-    _model(of_data),
+    _model(of_data, change),
     fed_dar.FedDarHParams(**{**_PLAIN, **hparams}),
     seed=1,
     **{
@@ -210,6 +221,15 @@ def test_rounds_are_those_of_the_algorithm(
     state.global_weights['domain_2/head/kernel'], _HEAD
   )
   assert ('effective_rank' in metrics) == (aggregation == 'second_order')
+
+
+def test_heads_train_on_changed_inputs_as_the_body_does():
+  hparams = {**_SECOND_ORDER, 'aggregation': 'weighted_average'}
+  process = _build(change=_doubled, **hparams)
+  state, _, _ = toy_problems.train(process, _CLIENTS)
+  reference = _reference(hparams, _domains())
+  reference.next([client._replace(x=2 * client.x) for client in _CLIENTS])
+  _assert_is(state.global_weights, reference)
 
 
 def test_joint_training_of_one_domain_is_fed_avg():

@@ -16,7 +16,7 @@ from tff_pfl.client import (
   scoring,
   training_loop,
 )
-from tff_pfl.models import split_model
+from tff_pfl.models import augmentation, split_model
 
 layers = tf.keras.layers
 _assert_close = shared.assert_close
@@ -423,7 +423,13 @@ def test_a_loop_of_ones_own_gives_the_same(network):
 # Frozen features.
 
 
-def test_training_on_cached_features_is_training_with_a_frozen_body(network):
+def _noisy(x, seed):
+  return x + tf.random.stateless_normal(tf.shape(x), seed)
+
+
+@pytest.mark.parametrize('change', ['none', _noisy])
+def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
+  network = augmentation.augmented(network, change)
   body, head = _split(network)
   # A body with statistics that differ from those of any batch.
   body = {k: v + 0.25 for k, v in body.items()}
@@ -431,7 +437,7 @@ def test_training_on_cached_features_is_training_with_a_frozen_body(network):
   phase = _phase(momentum=0.5, batch_size=4, num_epochs=4)
 
   def recompute(weights, x, mode):
-    features, _ = network.body(body, x, split_model.INFERENCE)
+    features, _ = network.body(body, x, split_model.Mode(seed=mode.seed))
     return network.head(weights, features, mode)
 
   expected = _train(

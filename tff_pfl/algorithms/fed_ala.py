@@ -129,10 +129,10 @@ def build_fed_ala(
     examples = share_of(
       examples, hparams.mixing_data_share, randomness.fold_in(seed, 2)
     )
-    forward = model.forward
+    forward, inputs = model.forward, None
     if set(layers) == set(model.head_layers):
       forward = model.head
-      examples = training_loop.frozen_features(model, shared, examples)
+      examples, inputs = training_loop.head_inputs(model, shared, examples)
     loss = objectives.prediction_loss(
       model, lambda upper, x, mode: forward({**shared, **upper}, x, mode)
     )
@@ -145,6 +145,7 @@ def build_fed_ala(
         on_mixing,
         randomness.fold_in(seed, 3),
         model=model,
+        inputs=inputs,
       ).weights
 
   def train(broadcast, local, examples, seed):

@@ -86,9 +86,8 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
     aggregation: How heads are combined: weighted_average or second_order.
     ridge: What second_order adds to the Hessian's diagonal, as a share of its
       largest eigenvalue, at least 0; 0 is the paper's, for exact sums of well
-      conditioned Hessians. It brings heads nearer to the average. With 60
-      digits a client and k = 16, 1e-2, 1e-3, 1e-4 and 1e-5 have an accuracy of
-      77.6, 76.8, 74.4 and 73.7%, the average 77.3 (docs/results/feddar.md).
+      conditioned Hessians. It brings heads nearer to the average; what it
+      costs is in docs/results/feddar.md.
     reweight_domains: Whether all domains count the same in the body's loss, and
       in that of one head.
     alternating: Whether heads and body are trained in turn.
@@ -157,8 +156,9 @@ def build_fed_dar(
     weights = broadcast.global_weights
     _, heads = partition.split(weights)
     features = training_loop.frozen_features(of_domains, weights, examples)
+    inputs = training_loop.head_inputs(of_domains, weights, examples, features)
     trained, _ = domain_heads.train(
-      model, heads, features, hparams.head_phase(), seed
+      model, heads, *inputs, hparams.head_phase(), seed
     )
     report = combination.report(heads, trained, features)
     return client_work.ClientResult(report=report)

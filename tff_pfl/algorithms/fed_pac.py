@@ -143,10 +143,10 @@ def build_fed_pac(
   def features_of(body, examples):
     return training_loop.frozen_features(model, body, examples)
 
-  def fit_head(features, head, seed, num_epochs=None):
-    phase = hparams.head_phase(num_epochs)
-    return training_loop.train(
-      objectives.head_loss(model), head, features, phase, seed, model=model
+  def fit_head(broadcast, head, examples, seed, num_epochs=None, features=None):
+    body, phase = broadcast.global_weights, hparams.head_phase(num_epochs)
+    return training_loop.train_head(
+      model, body, head, examples, phase, seed, features=features
     ).weights
 
   def train_head(broadcast, head, examples, seed):
@@ -155,7 +155,13 @@ def build_fed_pac(
     told = _told(
       features,
       classes.report(features)['sums'],
-      fit_head(features, head, randomness.fold_in(seed, 0)),
+      fit_head(
+        broadcast,
+        head,
+        examples,
+        randomness.fold_in(seed, 0),
+        features=features,
+      ),
     )
     return client_work.ClientResult(report=told, carried=told)
 
@@ -200,9 +206,7 @@ def build_fed_pac(
     model,
     partition,
     *exchanges,
-    fit_new_client=lambda broadcast, head, examples, *others: fit_head(
-      features_of(broadcast.global_weights, examples), head, *others
-    ),
+    fit_new_client=fit_head,
     initial_algorithm=initial,
     transient=['cohort'] if hparams.combines_heads else [],
   )

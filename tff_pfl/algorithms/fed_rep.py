@@ -12,7 +12,7 @@ initial head) and is never sent. A client that never took part fits its head,
 from the initial head, on the frozen body before it is scored.
 
 While the body is frozen its outputs are constants: they are computed once a
-round and all head epochs run on them.
+round and all head epochs run on them, unless images are augmented.
 
 Symbols:
   tau_h -> num_head_epochs or num_head_steps

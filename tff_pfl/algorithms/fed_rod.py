@@ -145,10 +145,10 @@ def build_fed_rod(
         _summed(shared, personal), features, mode
       ),
     )
-    features = training_loop.frozen_features(model, shared, examples)
+    examples, inputs = training_loop.head_inputs(model, shared, examples)
     phase = hparams.phase(num_epochs)
     return training_loop.train(
-      objective, personal, features, phase, seed, model=model
+      objective, personal, examples, phase, seed, model=model, inputs=inputs
     ).weights
 
   exchange = client_work.Exchange(train)

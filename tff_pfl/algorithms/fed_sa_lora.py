@@ -20,7 +20,7 @@ learning_rate.
 
 Deviations from the paper: dropout on the adapters' inputs is left out, and the
 whole network runs in inference mode (its own dropout is off, moving statistics
-stay, images are not augmented). By default all dense layers below the head are
+stay). By default all dense layers below the head are
 adapted (in the paper, two of each attention block). As in the authors' program
 for classification, the head is trained in full and stays on its client; with
 `train_head=False` it is frozen, as in theirs for generation. As everywhere in
@@ -105,8 +105,7 @@ def adapted_kernels(
 @registry.method(
   FedSaLoraHParams,
   'low-rank adapters of dense layers: one factor global, one local',
-  # It trains the network in inference mode.
-  refuses=('reweight_domains', 'augmentation'),
+  refuses=('reweight_domains',),
 )
 def build_fed_sa_lora(
   model: split_model.SplitModel, hparams: FedSaLoraHParams
@@ -141,8 +140,9 @@ def build_fed_sa_lora(
     )
 
   def fit(weights, frozen, examples, phase, seed):
-    def forward(weights, x, unused_mode):
-      return model.forward(network({**frozen, **weights}), x)[0], {}
+    def forward(weights, x, mode):
+      mode = mode._replace(training=False)
+      return model.forward(network({**frozen, **weights}), x, mode)[0], {}
 
     objective = objectives.prediction_loss(model, forward)
     return training_loop.train(

@@ -51,9 +51,10 @@ def build_separate_fed_avg(
 
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights
+    # Their body does nothing.
     inputs = training_loop.frozen_features(all_models, weights, examples)
     trained, metrics = domain_heads.train(
-      one, weights, inputs, hparams.phase(), seed
+      one, weights, inputs, None, hparams.phase(), seed
     )
     report = mean.report(weights, trained, inputs)
     return client_work.ClientResult((), local, metrics, report)

@@ -63,6 +63,7 @@ def train(
   seed: tf.Tensor,
   *,
   model: split_model.SplitModel,
+  inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
 ) -> TrainResult:
   """Runs one phase of local training.
 
@@ -78,6 +79,8 @@ def train(
       dropout) derive from it.
     model: For the metrics, the names of moving statistics, and whether to
       compile.
+    inputs: From a batch's `x` and the step's seed to what the objective takes
+      in its place, see `head_inputs`.
   """
   initial = collections.OrderedDict(
     (name, tf.convert_to_tensor(value)) for name, value in weights.items()
@@ -90,7 +93,7 @@ def train(
     randomness.fold_in(seed, 1),
   )
   arguments = (initial, examples, shuffle_seed, step_seed)
-  loop = _Loop(objective, phase, model, initial)
+  loop = _Loop(objective, phase, model, initial, inputs)
   if not loop.is_large:
     return loop.of_values(*arguments)
   return in_place.unless_together(
@@ -101,10 +104,11 @@ def train(
 class _Loop:
   """A phase as functions of tensors, in two forms with the same result."""
 
-  def __init__(self, objective, phase, model, initial):
+  def __init__(self, objective, phase, model, initial, inputs):
     self._objective = objective
     self._phase = phase
     self._model = model
+    self._inputs = inputs
     self._trained = [name for name in initial if name not in model.statistics]
     trained = split_model.select(initial, self._trained)
     self.is_large = in_place.suits(model, trained) and in_place.can_update(
@@ -206,9 +210,10 @@ class _Loop:
         tf.unstack(plan.example_weights[index], batches_per_step),
       )
     ]
-    output = self._objective(
-      weights, *batches, seed=randomness.fold_in(step_seed, index)
-    )
+    seed = randomness.fold_in(step_seed, index)
+    if self._inputs is not None:
+      batches = [b._replace(x=self._inputs(b.x, seed)) for b in batches]
+    output = self._objective(weights, *batches, seed=seed)
     gradient = split_model.select(output.gradient, self._trained)
     return output._replace(
       gradient=training_options.change_gradient(gradient, weights)
@@ -222,14 +227,36 @@ def frozen_features(
 ) -> example_tensors.ExampleTensors:
   """The examples with the frozen body's features in the place of `x`.
 
-  A frozen body is constant, so its outputs are computed once for all epochs of
-  training the head. It runs in inference mode (no dropout, moving statistics).
+  It runs in inference mode (no dropout, moving statistics).
   """
   return examples._replace(
     x=example_tensors.in_chunks(
       lambda x: model.body(body, x, split_model.INFERENCE)[0], examples
     )
   )
+
+
+def head_inputs(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  features: Optional[example_tensors.ExampleTensors] = None,
+) -> tuple:
+  """What `train` takes for a head on a frozen body: `(examples, inputs)`.
+
+  The body is constant, so its features are computed once for all epochs; but
+  those of an augmented model are of other `x` in each step.
+
+  Args:
+    features: The `frozen_features`, where they are at hand.
+  """
+  if model.is_augmented:
+    return examples, lambda x, seed: model.body(
+      body, x, split_model.Mode(seed=seed)
+    )[0]
+  if features is None:
+    features = frozen_features(model, body, examples)
+  return features, None
 
 
 def train_head(
@@ -240,19 +267,18 @@ def train_head(
   phase: phases.Phase,
   seed: tf.Tensor,
   domain_weights: Optional[Any] = None,
+  features: Optional[example_tensors.ExampleTensors] = None,
 ) -> TrainResult:
   """Trains the head on the frozen body's features.
 
   Args:
     domain_weights: See `objectives.prediction_loss`.
+    features: See `head_inputs`.
   """
+  objective = objectives.head_loss(model, domain_weights)
+  examples, inputs = head_inputs(model, body, examples, features)
   return train(
-    objectives.head_loss(model, domain_weights),
-    head,
-    frozen_features(model, body, examples),
-    phase,
-    seed,
-    model=model,
+    objective, head, examples, phase, seed, model=model, inputs=inputs
   )
 
 

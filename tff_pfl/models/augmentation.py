@@ -1,8 +1,7 @@
 """Random changes of examples, in training only.
 
 They are drawn anew for each image of each step, from the step's seed, and so
-are the same on every runtime. Scoring sees the images as they are, and so does
-a head that is trained on a frozen body, whose features are computed once.
+are the same on every runtime. Scoring sees the images as they are.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ def augmented(
     )
 
   def body(weights, x, mode=split_model.INFERENCE):
-    if mode.training:
+    if mode.seed is not None:
       for number, change in enumerate(changes):
         x = change(x, randomness.fold_in(mode.seed, _STREAM + number))
     return model.body(weights, x, mode)
 
-  return dataclasses.replace(model, body=body)
+  return dataclasses.replace(model, body=body, is_augmented=True)
 
 
 def _change(part, spec):

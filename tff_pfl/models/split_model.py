@@ -32,7 +32,8 @@ class Mode(NamedTuple):
   Attributes:
     training: Whether dropout is active and batch statistics are used. A frozen
       part of a network always runs with `training=False`.
-    seed: int32 tensor `[2]`, read by dropout when `training`.
+    seed: int32 tensor `[2]`, read by dropout when `training`, and by
+      augmentation, which a frozen body has, too.
     example_weights: float32 `[batch]`, 1 for examples and 0 for padding, or
       None for "no padding". Only layers that mix examples (batch
       normalization) read it.
@@ -148,6 +149,7 @@ class SplitModel:
     keras_model: The graph of Keras layers that `keras_bridge` made it of, whose
       own weights nothing reads; None where there is none. A model that was made
       of this one keeps it, and may have other weights.
+    is_augmented: Whether the body changes `x` at random if it gets a seed.
   """
 
   name: str
@@ -172,6 +174,7 @@ class SplitModel:
     dataclasses.field(default_factory=dict)
   )
   keras_model: Optional[tf.keras.Model] = None
+  is_augmented: bool = False
 
   @property
   def uses_xla(self) -> bool:

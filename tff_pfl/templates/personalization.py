@@ -103,15 +103,16 @@ def fine_tune(
     if options.fine_tune == 'all'
     else model.weight_names(model.head_layers)
   )
-  start = split_model.select(weights, names)
+  start, inputs = split_model.select(weights, names), None
   if options.fine_tune == 'all':
     objective = objectives.prediction_loss(model, model.forward)
   else:
     objective = objectives.head_loss(model)
-    examples = training_loop.frozen_features(model, weights, examples)
+    examples, inputs = training_loop.head_inputs(model, weights, examples)
   if options.proximal_strength:
     objective = objectives.proximal(objective, start, options.proximal_strength)
+  phase = options.phase()
   trained = training_loop.train(
-    objective, start, examples, options.phase(), seed, model=model
+    objective, start, examples, phase, seed, model=model, inputs=inputs
   ).weights
   return split_model.select({**weights, **trained}, weights)

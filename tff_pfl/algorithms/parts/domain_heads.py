@@ -43,7 +43,8 @@ from tff_pfl.templates import client_work
 def train(
   model: split_model.SplitModel,
   heads: split_model.Weights,
-  features: example_tensors.ExampleTensors,
+  examples: example_tensors.ExampleTensors,
+  inputs: Optional[Callable[[Any, tf.Tensor], Any]],
   phase: phases.Phase,
   seed: tf.Tensor,
 ) -> training_loop.TrainResult:
@@ -52,8 +53,8 @@ def train(
   Args:
     model: The model of one domain.
     heads: The heads of all domains, as in `domain_models.multi_head`.
-    features: Features with their domain, of `training_loop.frozen_features`
-      with the model of all domains.
+    examples: What gives features with their domain, as `inputs`, of
+      `training_loop.head_inputs` with the model of all domains.
     seed: int32 `[2]`.
 
   Returns:
@@ -66,17 +67,18 @@ def train(
     lambda *of_domains: tf.stack(of_domains), *parts.parts(heads).values()
   )
 
+  def of_one(x, seed):
+    return (x if inputs is None else inputs(x, seed))['inputs']
+
   def train_one(m, stacked, metrics):
-    of_domain = example_tensors.select(
-      features, tf.equal(features.x['domain'], m)
-    )
     trained, of_domain_metrics = training_loop.train(
       objectives.head_loss(model),
       tf.nest.map_structure(lambda values: values[m], stacked),
-      of_domain._replace(x=of_domain.x['inputs']),
+      example_tensors.select(examples, tf.equal(examples.x['domain'], m)),
       phase,
       randomness.fold_in(seed, m),
       model=model,
+      inputs=of_one,
     )
     return (
       m + 1,
