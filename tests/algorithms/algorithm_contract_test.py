@@ -13,7 +13,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, scoring, training_options
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
-from tff_pfl.models import augmentation
+from tff_pfl.models import augmentation, split_model
 from tff_pfl.templates import personalization
 
 keras = tf.keras
@@ -53,6 +53,8 @@ _WITHOUT_GLOBAL_MODEL = (
   'lg_fed_avg',
   'local_only',
 )
+# Whose clients cannot keep the statistics of batch normalization.
+_WITHOUT_ONE_NETWORK = ('fed_split', 'ifca', 'separate_fed_avg')
 # Methods that fine-tune a client's model by themselves.
 _ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
 
@@ -365,33 +367,57 @@ def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
   'per_fed_avg',
   'scaffold',
 )
-def test_a_schedule_and_an_augmentation_reach_every_method(name):
+def test_options_of_training_reach_every_method(name):
+  """Steps without gradient but with decay, in the second round only."""
   augmented = []
 
   def change(x, seed):
     augmented.append(seed)
     return x
 
+  keras.utils.set_random_seed(3)
+  network = toy_problems.classifier_from(
+    toy_problems.dropout_and_normalization()
+  )
   process = registry.build(
     name,
-    toy_problems.model_for(
-      name, augmentation.augmented(toy_problems.classifier(), change)
-    ),
+    toy_problems.model_for(name, augmentation.augmented(network, change)),
     training=training_options.TrainingOptions(
-      learning_rate_schedule=lambda rounds_done: 0.0
+      max_gradient_norm=1e-12,
+      weight_decay=0.1,
+      decoupled_weight_decay=0.5,
+      learning_rate_schedule=lambda rounds_done: tf.cast(
+        rounds_done > 0, tf.float32
+      ),
     ),
+    statistics='global' if name in _WITHOUT_ONE_NETWORK else 'local',
     seed=_SEED,
   )
-  output = _round(process)
-  initial = process.initialize().global_weights
-  toy_problems.assert_close(output.state.global_weights, initial, atol=1e-6)
-  # pFedMe's clients keep what the solver within a step finds.
-  if name in _PARTITIONED and name != 'p_fed_me':
-    toy_problems.assert_close(
-      [client_state.local for client_state in output.client_states],
-      [process.initialize_client_state(i).local for i in range(3)],
-      atol=1e-6,
-    )
+
+  def trained(state, client_states):
+    weights = dict(state.global_weights)
+    # pFedMe's clients keep what the solver within a step finds.
+    if name in _PARTITIONED and name != 'p_fed_me':
+      local = client_states[0].local
+      weights.update(local.get('weights', local))
+    return [
+      np.asarray(weights[key])
+      for key in sorted(weights)
+      if not key.endswith(split_model.MOVING)
+    ]
+
+  start = process.initialize(), process.initialize_client_states([0, 1, 2])
+  first = _round(process)
+  second = _round(process, (0, 1, 2), None, first.state, first.client_states)
+  initial, still, moved = (
+    trained(*each) for each in (start, first[:2], second[:2])
+  )
+  toy_problems.assert_close(still, initial, atol=1e-6)
+  for value, before in zip(moved, initial):
+    share = np.divide(value, before, np.ones_like(value), where=before != 0)
+    assert np.all(share > 0.5) and np.all(share < 1 + 1e-6)
+    np.testing.assert_allclose(value[before == 0], 0, atol=1e-6)
+  assert not initial or toy_problems.differ(moved, initial)
   assert augmented
 
 

@@ -244,24 +244,31 @@ def _meta_train(rt, variant):
 
 
 @pytest.mark.parametrize(
-  'rt',
-  ['in_process', 'batched', pytest.param('chunks', marks=pytest.mark.slow)],
+  ('rt', 'name'),
+  [
+    pytest.param(
+      *(rt, name),
+      marks=() if name == 'ditto' else pytest.mark.slow,
+    )
+    for rt in ('in_process', 'batched', 'chunks')
+    for name in ('ditto', 'fed_dar', 'fed_rep')
+  ],
 )
-def test_options_of_training_give_the_same_on_every_runtime(on, rt):
-  found = on(rt, _train_with_options)
-  parity.assert_close(found, on('native', _train_with_options))
+def test_options_of_training_give_the_same_on_every_runtime(on, rt, name):
+  found = on(rt, _train_and_score_with_options, name)
+  parity.assert_close(found, on('native', _train_and_score_with_options, name))
 
 
 @functools.cache
-def _process_with_options():
+def _process_with_options(name):
   def noisy(x, seed):
     return x + tf.random.stateless_uniform(tf.shape(x), seed, -0.1, 0.1)
 
   keras.utils.set_random_seed(3)
   model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
   return registry.build(
-    'ditto',
-    augmentation.augmented(model, noisy),
+    name,
+    toy_problems.model_for(name, augmentation.augmented(model, noisy)),
     seed=_SEED,
     statistics='local',
     training=training_options.TrainingOptions(
@@ -274,8 +281,10 @@ def _process_with_options():
   )
 
 
-def _train_with_options(rt):
-  return _train(rt, _process_with_options())
+def _train_and_score_with_options(rt, name):
+  process = _process_with_options(name)
+  outputs, client_states = _train(rt, process)
+  return outputs, _score(rt, process, outputs[-1].state, client_states)
 
 
 @_cases(fast={})
