@@ -1,6 +1,6 @@
 """What shared and personal neurons do: figure 2 of FedSplit, 10 of FedFac.
 
-* `fedsplit_neurons` (figures 1 and 2): 100 clients train a network with 200
+* `fedsplit_neurons` (figure 2): 100 clients train a network with 200
   hidden neurons on MNIST, each alone, where they are alike and where each has
   one digit. A neuron's output is the mean over a client's test images, and its
   entropy is over the clients, by the k nearest neighbors. The same is done with
@@ -50,7 +50,7 @@ from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.simulation import finished_run
 
-_FIGURE_2, _FIGURE_10 = 'FedSplit, figures 1 and 2', 'FedFac, figure 10'
+_FIGURE_2, _FIGURE_10 = 'FedSplit, figure 2', 'FedFac, figure 10'
 _TABLE_8 = 'FedFac, table 8'
 _ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
 _TRAINED, _INITIAL = 'trained', 'initial'

@@ -166,7 +166,11 @@ def _count(record):
 def _coverage(records, experiments):
   """The lines of the table of coverage."""
   every_claim = {'claims': sum((r['claims'] for r in records.values()), [])}
-  yield f'**{_count(every_claim)}** of the experiments that were measured.\n'
+  hours = sum(r['seconds'] or 0 for r in records.values()) / 3600
+  yield (
+    f'**{_count(every_claim)}** of the experiments that were measured, in '
+    f'{hours:.0f} hours.\n'
+  )
   yield '| paper, figure or table | experiment | size | k of n hold | time |'
   yield '|---|---|---|---|---|'
   for name, experiment in experiments.items():

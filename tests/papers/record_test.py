@@ -89,7 +89,8 @@ def test_tables_of_others_stay():
 def test_coverage_has_every_experiment():
   text = 'a\n<!-- coverage -->\nold\n<!-- end of coverage -->\nb\n'
   assert _rewritten(text, {'first': _RECORD}).splitlines()[2:-2] == [
-    '**1 of 2 claims hold, 1 fail** of the experiments that were measured.',
+    '**1 of 2 claims hold, 1 fail** of the experiments that were measured, in '
+    '2 hours.',
     '',
     '| paper, figure or table | experiment | size | k of n hold | time |',
     '|---|---|---|---|---|',
