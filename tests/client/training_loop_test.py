@@ -16,7 +16,7 @@ from tff_pfl.client import (
   scoring,
   training_loop,
 )
-from tff_pfl.models import augmentation, split_model
+from tff_pfl.models import augmentation, randomness, split_model
 
 layers = tf.keras.layers
 _assert_close = shared.assert_close
@@ -269,6 +269,10 @@ def network():
   return shared.network()
 
 
+def _noisy(x, seed):
+  return x + randomness.uniform(seed, tf.shape(x))
+
+
 def _split(model):
   return tuple(
     split_model.select(model.initial_weights, model.weight_names(names))
@@ -310,7 +314,9 @@ def test_the_result_does_not_depend_on_the_padding(network, batch_size):
 
 
 @_batches_or_all
-def test_nan_in_the_padding_does_not_leak(network, batch_size):
+@pytest.mark.parametrize('change', ['none', _noisy])
+def test_nan_in_the_padding_does_not_leak(network, change, batch_size):
+  network = augmentation.augmented(network, change)
   phase = _phase(batch_size=batch_size, num_epochs=2)
   examples = _client(13, padding=np.nan)
   assert np.isnan(examples.x[-1, 0])
@@ -336,6 +342,17 @@ def test_xla_gives_the_same_numbers(network):
   compiled = _train(shared.network(True), _client(13), phase)
   _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
   _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
+  plain, compiled = [
+    training_loop.train_head(
+      augmentation.augmented(each, _noisy),
+      *_split(each),
+      _client(13),
+      phase,
+      SEED,
+    )
+    for each in (network, shared.network(True))
+  ]
+  _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
 
 
 def test_the_seed_decides_the_result(network):
@@ -421,10 +438,6 @@ def test_a_loop_of_ones_own_gives_the_same(network):
 
 
 # Frozen features.
-
-
-def _noisy(x, seed):
-  return x + tf.random.stateless_normal(tf.shape(x), seed)
 
 
 @pytest.mark.parametrize('change', ['none', _noisy])

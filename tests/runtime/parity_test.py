@@ -248,7 +248,10 @@ def _meta_train(rt, variant):
   [
     pytest.param(
       *(rt, name),
-      marks=() if name == 'ditto' else pytest.mark.slow,
+      # In batches with a head on a frozen body.
+      marks=()
+      if name == ('fed_rep' if rt == 'batched' else 'ditto')
+      else pytest.mark.slow,
     )
     for rt in ('in_process', 'batched', 'chunks')
     for name in ('ditto', 'fed_dar', 'fed_rep')

@@ -26,7 +26,7 @@ Deviations from the paper: its server takes the plain mean, which is
 is `num_warmup_rounds`. FedSim has one learning rate for both parts. As
 everywhere in this library, momentum is 0.5 by default. A frozen part runs as in
 training (dropout, batch statistics), as in the authors' code, except for a body
-whose head trains: its features are computed once, in inference mode.
+whose head trains, which runs in inference mode.
 
 References:
   Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with

@@ -156,9 +156,11 @@ def build_fed_dar(
     weights = broadcast.global_weights
     _, heads = partition.split(weights)
     features = training_loop.frozen_features(of_domains, weights, examples)
-    inputs = training_loop.head_inputs(of_domains, weights, examples, features)
+    examples, inputs = training_loop.head_inputs(
+      of_domains, weights, examples, features
+    )
     trained, _ = domain_heads.train(
-      model, heads, *inputs, hparams.head_phase(), seed
+      model, heads, examples, hparams.head_phase(), seed, inputs
     )
     report = combination.report(heads, trained, features)
     return client_work.ClientResult(report=report)

@@ -124,15 +124,15 @@ def build_fed_dbe(
     def forward(bias, features, unused_mode):
       return model.head({**broadcast.global_weights, **bias}, features)
 
-    loss, phase = (
+    objective, phase = (
       objectives.prediction_loss(model, forward),
       hparams.phase(num_epochs),
     )
-    features = training_loop.frozen_features(
+    examples, inputs = training_loop.head_inputs(
       model, broadcast.global_weights, examples
     )
     return training_loop.train(
-      loss, bias, features, phase, seed, model=model
+      objective, bias, examples, phase, seed, model=model, inputs=inputs
     ).weights
 
   work = client_work.partitioned_weights_work(

@@ -54,7 +54,7 @@ def build_separate_fed_avg(
     # Their body does nothing.
     inputs = training_loop.frozen_features(all_models, weights, examples)
     trained, metrics = domain_heads.train(
-      one, weights, inputs, None, hparams.phase(), seed
+      one, weights, inputs, hparams.phase(), seed
     )
     report = mean.report(weights, trained, inputs)
     return client_work.ClientResult((), local, metrics, report)

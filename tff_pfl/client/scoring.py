@@ -100,7 +100,7 @@ def mean_gradient(
     batch = objectives.take_batch(
       examples.x, examples.y, rows[index], is_example[index]
     )
-    # Nothing in inference mode reads the seed.
+    # The forward pass takes no mode, so nothing reads the seed.
     part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient
     return index + 1, collections.OrderedDict(
       (name, value + tf.cast(shares[index], value.dtype) * part[name])

@@ -76,7 +76,7 @@ def train(
     examples: The client's examples (or cached features in the place of `x`).
     phase: Optimizer, batch size, and number of epochs or steps.
     seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
-      dropout) derive from it.
+      dropout and augmentation) derive from it.
     model: For the metrics, the names of moving statistics, and whether to
       compile.
     inputs: From a batch's `x` and the step's seed to what the objective takes

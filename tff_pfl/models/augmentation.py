@@ -44,6 +44,9 @@ def augmented(
   """
   if spec == 'none':
     return model
+  errors.expect(
+    not model.is_augmented, 'model', 'one without augmentation', model.name
+  )
   if callable(spec):
     changes = [spec]
   else:

@@ -8,7 +8,7 @@
     projected        a linear layer between the body and a linear head
 
 The body's features are then `OrderedDict(inputs=features, domain=domain)`, so
-that a head can be trained on cached features as everywhere.
+that a head can be trained on a frozen body as everywhere.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ def all_head(model: split_model.SplitModel) -> split_model.SplitModel:
     body=lambda unused_weights, x, mode=split_model.INFERENCE: (x, {}),
     head=model.forward,
     head_layers=tuple(model.layers),
+    is_augmented=False,  # Its head is.
   )
 
 

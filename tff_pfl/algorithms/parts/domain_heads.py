@@ -44,18 +44,19 @@ def train(
   model: split_model.SplitModel,
   heads: split_model.Weights,
   examples: example_tensors.ExampleTensors,
-  inputs: Optional[Callable[[Any, tf.Tensor], Any]],
   phase: phases.Phase,
   seed: tf.Tensor,
+  inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
 ) -> training_loop.TrainResult:
   """Trains each domain's head on the client's examples of that domain.
 
   Args:
     model: The model of one domain.
     heads: The heads of all domains, as in `domain_models.multi_head`.
-    examples: What gives features with their domain, as `inputs`, of
-      `training_loop.head_inputs` with the model of all domains.
+    examples: What gives features with their domain, with `inputs` that of
+      `training_loop.head_inputs`, for the model of all domains.
     seed: int32 `[2]`.
+    inputs: See `examples`.
 
   Returns:
     The new heads, of which that of a domain without examples is as it was, and

@@ -86,7 +86,7 @@ def train_local(
 ) -> training_loop.TrainResult:
   """Trains the local weights with the global ones frozen.
 
-  A local head trains on features that are computed once.
+  A local head trains on the body's features.
 
   Args:
     partition: Which weights are local.
