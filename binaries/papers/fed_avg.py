@@ -34,6 +34,7 @@ from typing import Any, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
+from sklearn import metrics
 
 from tff_pfl import datasets
 from tff_pfl.evaluation import representation
@@ -224,20 +225,15 @@ def _matrices(table: paper.Table, num_local_steps: int) -> np.ndarray:
   return np.stack(rows, axis=1)
 
 
-def _within_and_between(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Mean similarities of pairs of one class, and of two, by seed."""
-  same = np.eye(matrices.shape[-1], dtype=bool)
-  return tuple(
-    np.nanmean(matrices[:, chosen], axis=1) for chosen in (same, ~same)
-  )
-
-
 def make_cosine_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 4's matrices: light on FedAvg's diagonal and dark elsewhere."""
   figure = f'{_PAPER}, figure 4'
   within, between = {}, {}
   for steps in sizes.nums_local_steps:
-    within[steps], between[steps] = _within_and_between(_matrices(table, steps))
+    matrices = _matrices(table, steps)
+    same = np.eye(matrices.shape[-1], dtype=bool)
+    within[steps] = np.nanmean(matrices[:, same], axis=1)
+    between[steps] = np.nanmean(matrices[:, ~same], axis=1)
   first, *others = sizes.nums_local_steps
   most = others[-1]
   yield claims.measured(
@@ -277,12 +273,19 @@ def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   figure.set_size_inches(4.6 * len(nums_steps), 4.2)
   all_axes = figure.subplots(1, len(nums_steps), squeeze=False)[0]
   for axes, steps in zip(all_axes, nums_steps):
-    panels.draw_matrix(
-      axes,
-      _matrices(table, steps).mean(axis=0),
-      title=_method(steps),
-      labels=table.distinct('class_a'),
+    # The one heat map with numbers of our libraries.
+    metrics.ConfusionMatrixDisplay(
+      np.ma.masked_invalid(_matrices(table, steps).mean(axis=0)),
+      display_labels=table.distinct('class_a'),
+    ).plot(
+      ax=axes,
+      cmap='cividis',
+      values_format='.2f',
+      im_kw={'vmin': 0, 'vmax': 1},
+      text_kw={'fontsize': 'x-small'},
     )
+    axes.set(xlabel='', ylabel='')
+    axes.set_title(_method(steps), loc='left')
 
 
 def _new_clients(

@@ -236,13 +236,10 @@ def results(
 
 
 def row(result: methods.Result) -> Mapping[str, Any]:
-  """A table's row of what a method reached."""
-  return {**result.columns(), **_scores(result)}
+  """A table's row of what a method reached.
 
-
-def _scores(result: methods.Result) -> Mapping[str, Any]:
-  """Means over the last ten rounds, or the last models' after fine-tuning.
-
+  Scores are means over the last ten rounds, or the last models' after
+  fine-tuning.
   A score is the area under the curve where there is one, else the accuracy; of
   a test set without both classes there is none.
   """
@@ -261,9 +258,9 @@ def _scores(result: methods.Result) -> Mapping[str, Any]:
     **{name: scores[name] for name in _SCORES},
     **{f'domain/{name}': v for name, v in scores['by_domain'].items()},
   }
-  if result.is_fine_tuned:
-    return values
-  return {name: value['last_10_mean'] for name, value in values.items()}
+  if not result.is_fine_tuned:
+    values = {name: value['last_10_mean'] for name, value in values.items()}
+  return {**result.columns(), **values}
 
 
 def measure_domains(lab: laboratory.Laboratory) -> paper.Rows:

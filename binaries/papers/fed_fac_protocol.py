@@ -205,17 +205,12 @@ def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
 def measure_equal_clients(lab: laboratory.Laboratory) -> paper.Rows:
   """Accuracies, and how stable FedFac's partition is."""
   for result in run(lab, _compared(lab.sizes)):
+    unchanged = result.run.history[-1].get('unchanged_elements')
     yield {
       **result.columns(),
       'accuracy': result.accuracy(),
-      'unchanged_units': _unchanged(result),
+      'unchanged_units': unchanged and np.mean(list(unchanged.values())),
     }
-
-
-def _unchanged(result):
-  """The share of the units that kept their side in the last round, if any."""
-  last = result.run.history[-1].get('unchanged_elements')
-  return None if last is None else np.mean(list(last.values()))
 
 
 def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:

@@ -190,16 +190,6 @@ def oracle(problem: Problem, explained_variance: float) -> np.ndarray:
   ).numpy()
 
 
-def _starts(
-  sizes: Sizes, truth: np.ndarray, rng: np.random.Generator, *, given: bool
-) -> np.ndarray:
-  """Where clients start: `[clients, inputs, neurons]`."""
-  if given:
-    return truth + sizes.start_noise * rng.normal(size=truth.shape)
-  scale = 1 / np.sqrt(sizes.num_inputs)
-  return np.broadcast_to(scale * rng.normal(size=truth.shape[1:]), truth.shape)
-
-
 def train(
   sizes: Sizes,
   problem: Problem,
@@ -284,7 +274,13 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
   """Yields the scores under each partition after each round."""
   problem = make_problem(sizes, p, alpha, seed)
   rng = np.random.default_rng([seed, 1])
-  starts = _starts(sizes, problem.weights, rng, given=given_starts)
+  truth = problem.weights
+  if given_starts:
+    starts = truth + sizes.start_noise * rng.normal(size=truth.shape)
+  else:
+    scale = 1 / np.sqrt(sizes.num_inputs)
+    start = scale * rng.normal(size=truth.shape[1:])
+    starts = np.broadcast_to(start, truth.shape)
 
   def run(split):
     return train(sizes, problem, starts, split, seed, runtime)
@@ -350,13 +346,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
 
 def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   """Accuracy by p and alpha, and by round; and how stable partitions are."""
-  panels.prepare(
-    figure,
-    14,
-    8.4,
-    sizes.num_seeds,
-    note='Conditional on starts near the truth',
-  )
+  panels.prepare(figure, 14, 8.4, sizes.num_seeds)
   given = table.where(given_starts=True)
   last = given.where(round=sizes.num_rounds)
   p, alpha = sizes.middle
@@ -384,7 +374,7 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     by='partition',
     x_label='Round',
     y_label='Test accuracy',
-    title=f'p = {p:g}, alpha = {alpha:g}',
+    title=f'p = {p:g}, alpha = {alpha:g}, starts near the truth',
   )
   panels.draw_curves(
     right,

@@ -33,16 +33,8 @@ import numpy as np
 
 from tff_pfl import datasets
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.experiments import (
-  claims,
-  laboratory,
-  methods,
-  panels,
-  paper,
-  trial,
-)
+from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.models import split_model
-from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalization
 
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'
@@ -252,42 +244,32 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
           weights = run.global_weights(runtime)
           bodies[name] = split_model.select(weights, body)
       bodies[_UNTRAINED] = {}
-      for row in _score(runs[_FED_AVG, seed], bodies, clients, sizes, runtime):
-        yield {'seed': seed, **row}
-
-
-def _score(
-  fed_avg: trial.FinishedTrial,
-  bodies: Mapping[str, split_model.Weights],
-  clients: datasets.FederatedDataset,
-  sizes: NewClientsSizes,
-  runtime: runtime_base.Runtime,
-) -> Iterator[Mapping[str, Any]]:
-  """Scores new clients who train FedAvg's initial head on methods' bodies."""
-  with fed_avg.open() as run:
-    for num_epochs in sizes.nums_epochs:
-      process = run.build_process(
-        personalization.Personalization(
-          fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
-        )
-      )
-      state = runtime.run(process.initialize)
-      initial = state.global_weights
-      for name, body in bodies.items():
-        weights = split_model.select({**initial, **body}, initial)
-        scores = personalized_evaluation.evaluate_new_clients(
-          process,
-          runtime,
-          state._replace(global_weights=weights),
-          sizes.num_clients,
-          clients,
-        )
-        accuracies = [row['after']['accuracy'] for row in scores.rows]
-        yield {
-          'method': name,
-          'num_epochs': num_epochs,
-          'accuracy': np.mean(accuracies),
-        }
+      # New clients train the head that FedAvg began with on methods' bodies.
+      with runs[_FED_AVG, seed].open() as run:
+        for num_epochs in sizes.nums_epochs:
+          process = run.build_process(
+            personalization.Personalization(
+              fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
+            )
+          )
+          state = runtime.run(process.initialize)
+          initial = state.global_weights
+          for name, body in bodies.items():
+            weights = split_model.select({**initial, **body}, initial)
+            scores = personalized_evaluation.evaluate_new_clients(
+              process,
+              runtime,
+              state._replace(global_weights=weights),
+              sizes.num_clients,
+              clients,
+            )
+            accuracies = [row['after']['accuracy'] for row in scores.rows]
+            yield {
+              'seed': seed,
+              'method': name,
+              'num_epochs': num_epochs,
+              'accuracy': np.mean(accuracies),
+            }
 
 
 def _new_clients(

@@ -159,11 +159,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
     )
-  yield from _random_start_claims(of_runs, nums_clients)
-
-
-def _random_start_claims(of_runs, nums_clients):
-  """Appendix A.1: FedRep does not need a warm start."""
+  # FedRep does not need a warm start.
   share = np.abs(
     of_runs('rate', _RANDOM_START(_FED_REP)) / of_runs('rate', _FED_REP) - 1
   )

@@ -2,7 +2,6 @@ import types
 
 import numpy as np
 import pytest
-from matplotlib import colors
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
@@ -106,23 +105,6 @@ def test_the_spread_of_many_points_is_a_band(axes, log_y):
   heights = band.get_paths()[0].vertices[:, 1]
   assert heights.max() == pytest.approx(5)
   assert heights.min() == pytest.approx(0.2 if log_y else -1)
-
-
-def test_a_matrix_has_its_colors_and_numbers(axes):
-  panels.draw_matrix(
-    axes,
-    np.array([[1.0, 0.25], [np.nan, 0.5]]),
-    title='tau = 10',
-    labels=['cat', 'dog'],
-  )
-  (image,) = axes.images
-  assert image.get_clim() == (0, 1)
-  assert [text.get_text() for text in axes.texts] == ['1.00', '0.25', '0.50']
-  assert [t.get_text() for t in axes.get_yticklabels()] == ['cat', 'dog']
-  rgba = image.cmap(image.norm(image.get_array()))
-  # What is not known is told from any value.
-  np.testing.assert_allclose(rgba[1, 0, :3], colors.to_rgb('#eeeeee'))
-  assert axes.get_title(loc='left') == 'tau = 10'
 
 
 def test_bars_stand_in_groups_with_their_spread(axes):

@@ -1,4 +1,4 @@
-"""Figures of experiments: curves, bars and matrices, with spreads over seeds.
+"""Figures of experiments: curves and bars, with spreads over seeds.
 
 `curves` and `bars` make what draws a whole figure. The other functions draw on
 `axes` that the caller made, so that a figure can have panels of many kinds:
@@ -10,10 +10,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Optional
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,8 +31,6 @@ _GROUP_WIDTH = 0.8
 _BAR_LABEL_ROTATION = 30
 # More, or longer, names under the bars than this run into each other.
 _MAX_LEVEL_CHARACTERS = 36
-_MATRIX_COLORS = 'cividis'
-_MISSING_COLOR = '#eeeeee'
 
 Draw = Callable[[tables.Table, Any, Figure], None]
 
@@ -70,7 +67,6 @@ def _draw_panels(
   figure: Figure,
   *,
   width: float = 6.4,
-  height: float = 4.4,
   panel: Optional[str] = None,
   title: Callable[[Any], str] = str,
   sharey: bool = False,
@@ -82,7 +78,6 @@ def _draw_panels(
   Args:
     sizes: With `num_seeds`.
     width: A panel's width, in inches.
-    height: In inches.
     panel: The column with a panel for each of its values.
     title: From such a value to the panel's title.
     sharey: Whether all panels have the same vertical axis.
@@ -95,7 +90,7 @@ def _draw_panels(
       title(value): table.where(**{panel: value})
       for value in table.distinct(panel)
     }
-  prepare(figure, width * len(parts), height, sizes.num_seeds)
+  prepare(figure, width * len(parts), 4.4, sizes.num_seeds)
   all_axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
   for axes, (name, part) in zip(all_axes, parts.items()):
     draw_panel(axes, part, column, title=name, **options)
@@ -108,7 +103,6 @@ def prepare(
   width: float,
   height: float,
   num_seeds: int,
-  note: str = '',
 ) -> None:
   """Sizes a figure and says below its top what its error bars or bands are.
 
@@ -117,15 +111,13 @@ def prepare(
     width: In inches.
     height: In inches.
     num_seeds: Seeds that the values are means over.
-    note: What else is to be said there, such as what the values depend on.
   """
   figure.set_size_inches(width, height)
-  notes = [note] if note else []
   if num_seeds > 1:
-    notes.append(f'Mean and standard deviation over {num_seeds} seeds')
-  if notes:
     figure.suptitle(
-      '. '.join(notes), fontsize='small', color=picture_style.TEXT_COLOR
+      f'Mean and standard deviation over {num_seeds} seeds',
+      fontsize='small',
+      color=picture_style.TEXT_COLOR,
     )
 
 
@@ -235,38 +227,6 @@ def draw_groups(
     if title:
       num_legend_rows = -(-len(names) // 3)
       axes.set_title(title, loc='left', pad=8 + 15 * num_legend_rows)
-
-
-def draw_matrix(
-  axes: Axes, matrix: np.ndarray, *, title: str, labels: Sequence[Any]
-) -> None:
-  """Draws a small matrix of values in [0, 1], as colors and numbers.
-
-  Args:
-    matrix: Float `[n, n]`. What is not finite is left gray.
-    labels: The n names of its rows, and of its columns.
-  """
-  colors = matplotlib.colormaps[_MATRIX_COLORS].with_extremes(
-    bad=_MISSING_COLOR
-  )
-  image = axes.imshow(np.ma.masked_invalid(matrix), cmap=colors, vmin=0, vmax=1)
-  axes.set_xticks(range(len(labels)), labels)
-  axes.set_yticks(range(len(labels)), labels)
-  axes.tick_params(length=0)
-  axes.spines[:].set_visible(False)
-  axes.set_title(title, loc='left')
-  axes.figure.colorbar(image, ax=axes, shrink=0.8)
-  for (row, column), value in np.ndenumerate(matrix):
-    if np.isfinite(value):
-      axes.text(
-        column,
-        row,
-        f'{value:.2f}',
-        ha='center',
-        va='center',
-        fontsize='x-small',
-        color='white' if value < 0.5 else 'black',
-      )
 
 
 def _draw_line(axes, index, name, x, y, spread, log_y):

@@ -110,7 +110,13 @@ def load_data(
   config = trial.config
   trained, new = config.load_data(trial.num_new_clients), None
   if trial.num_new_clients:
-    trained, new = _set_apart(trained, trial.num_new_clients, config.seed)
+    rng = np.random.default_rng([config.seed, *_NEW_CLIENTS])
+    is_new = np.zeros(trained.num_clients, bool)
+    is_new[rng.permutation(len(is_new))[: trial.num_new_clients]] = True
+    trained, new = (
+      trained.subset(itertools.compress(trained.client_ids, chosen))
+      for chosen in (~is_new, is_new)
+    )
   if trial.validation_fraction is not None:
     fraction = trial.validation_fraction
     trained = validation.validation_view(trained, fraction, config.seed)
@@ -118,17 +124,6 @@ def load_data(
   for part in filter(None, (trained, new)):
     client_population.check_test_examples(part)
   return trained, new
-
-
-def _set_apart(data, num_new_clients, seed):
-  """The clients that are trained and the new ones, each in the data's order."""
-  rng = np.random.default_rng([seed, *_NEW_CLIENTS])
-  is_new = np.zeros(data.num_clients, bool)
-  is_new[rng.permutation(data.num_clients)[:num_new_clients]] = True
-  return tuple(
-    data.subset(itertools.compress(data.client_ids, chosen))
-    for chosen in (~is_new, is_new)
-  )
 
 
 def run(
