@@ -145,7 +145,7 @@ EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
   **RESNET,
   num_rounds=20,
-  methods=(_FED_PER, _FED_REP, _UPDATES, _WEIGHTS, _RANDOM, _ALL_PERSONAL),
+  methods=_EVERY_METHOD[1:],
 )
 EQUAL_CLIENTS_FAST = Sizes(
   **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}

@@ -401,7 +401,7 @@ def test_options_of_training_reach_every_method(name):
 
   start = process.initialize(), process.initialize_client_states([0, 1, 2])
   first = _round(process)
-  second = _round(process, (0, 1, 2), None, first.state, first.client_states)
+  second = _round(process, state=first.state, states=first.client_states)
   initial, still, moved = (
     trained(*each) for each in (start, first[:2], second[:2])
   )

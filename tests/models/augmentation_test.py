@@ -106,6 +106,12 @@ def test_only_images_are_changed(shape, dtype):
     augmentation.augmented(_model(shape, dtype), 'flip')
 
 
+def test_a_model_is_augmented_once():
+  model = augmentation.augmented(_model(), 'flip')
+  with pytest.raises(ValueError, match='`model` to be one without augment'):
+    augmentation.augmented(model, 'crop:1')
+
+
 def test_a_function_changes_examples_in_training_only_by_the_seed():
   def shift(x, seed):
     return x + randomness.uniform(seed, tf.shape(x))

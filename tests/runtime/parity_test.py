@@ -164,8 +164,8 @@ def _score(rt, process, state, client_states):
   }
 
 
-def _train_and_score(rt, name, **options):
-  process = _process(name, **options)
+def _train_and_score(rt, name, build=_process):
+  process = build(name)
   outputs, client_states = _train(rt, process)
   return {
     'one round': outputs[0],
@@ -258,8 +258,11 @@ def _meta_train(rt, variant):
   ],
 )
 def test_options_of_training_give_the_same_on_every_runtime(on, rt, name):
-  found = on(rt, _train_and_score_with_options, name)
-  parity.assert_close(found, on('native', _train_and_score_with_options, name))
+  found, expected = (
+    on(each, _train_and_score, name, _process_with_options)
+    for each in (rt, 'native')
+  )
+  parity.assert_close(found, expected)
 
 
 @functools.cache
@@ -282,12 +285,6 @@ def _process_with_options(name):
     ),
     server_schedule=schedules.make_schedule('step:1:0.5'),
   )
-
-
-def _train_and_score_with_options(rt, name):
-  process = _process_with_options(name)
-  outputs, client_states = _train(rt, process)
-  return outputs, _score(rt, process, outputs[-1].state, client_states)
 
 
 @_cases(fast={})

@@ -39,8 +39,8 @@ def augmented(
       `tf.random.stateless_*`).
 
   Raises:
-    ValueError: If the specification has another form, or examples are no
-      images.
+    ValueError: If the specification has another form, examples are no images,
+      or the model is augmented already.
   """
   if spec == 'none':
     return model
