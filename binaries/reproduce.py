@@ -166,7 +166,7 @@ def main() -> None:
     print(
       summary.format_table(
         [(e.name, e.paper, e.summary) for e in papers.EXPERIMENTS.values()],
-        ['experiment', 'paper', 'what it shows'],
+        ['experiment', 'paper', 'what is checked'],
       )
     )
     return

@@ -63,7 +63,7 @@ class Experiment:
 
   Attributes:
     name: What `--experiment` takes.
-    summary: One line on what it shows.
+    summary: One line on what is checked.
     paper: Which figures and tables of which paper it repeats.
     measure: Gives the rows of a `Table` of numbers; pure but for the trials it
       runs.
