@@ -13,7 +13,7 @@ from tff_pfl.algorithms import (
   fed_per,
   fed_split,
 )
-from tff_pfl.algorithms.parts import personal_elements
+from tff_pfl.algorithms.parts import found_partition, personal_elements
 from tff_pfl.models import zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -38,12 +38,16 @@ _TRAINING = {'num_epochs': 2, 'learning_rate': 0.1, 'batch_size': 5}
 # The rounds of Algorithm 2, by an implementation of its own.
 
 
-def _is_shared(columns):
+def _is_shared(columns, split='factor_analysis'):
   """Factor analysis of the stacked columns, with numpy alone."""
   correlation = np.corrcoef(columns, rowvar=False)
-  eigenvalues = np.sort(np.linalg.eigvalsh(correlation))[::-1]
-  shares = np.cumsum(eigenvalues) / eigenvalues.sum()
+  values, vectors = np.linalg.eigh(correlation)
+  shares = np.cumsum(values[::-1]) / values.sum()
   number = 1 + int(np.argmax(shares >= _EXPLAINED))
+  if split == 'eigenvectors':
+    assert number > 1
+    sums = np.sum(vectors[:, -number:][:, 1:] ** 2, axis=1)
+    return sums >= np.quantile(sums, 0.5), number
   communalities = np.ones(len(correlation))
   for _ in range(50):
     reduced = correlation.copy()
@@ -136,12 +140,14 @@ def test_rounds_are_those_of_the_paper(analysed):
     assert np.any(np.abs(changes).sum(axis=0) >= 2)
 
 
-def test_the_static_partition_is_that_of_the_first_rounds_weights():
+@pytest.mark.parametrize('split', found_partition.COMMUNALITIES)
+def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
   process = _fed_fac(
     toy_problems.linear_network(_BODY, _HEAD),
     mode='static',
     layers='body',
     explained_variance=_EXPLAINED,
+    split=split,
     **_STEP,
   )
   body, head = _BODY.astype(float), _HEAD.astype(float)
@@ -149,7 +155,7 @@ def test_the_static_partition_is_that_of_the_first_rounds_weights():
     toy_problems.descended_together(body, head, client, 2, 0.1)[0]
     for client in _CLIENTS[:2]
   ]
-  expected, _ = _is_shared(np.concatenate(trained))
+  expected, _ = _is_shared(np.concatenate(trained), split)
   for state, _, _ in toy_problems.rounds(process, _CLIENTS, _COHORTS):
     np.testing.assert_array_equal(
       state.algorithm['is_shared']['body'], expected

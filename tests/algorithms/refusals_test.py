@@ -107,7 +107,7 @@ def test_hyperparameter_out_of_range_is_refused_by_name(name, field, value):
     ('fed_fac', {'threshold': 1.5}, r'threshold.*\[0, 1\], inf or -inf.*1.5'),
     ('fed_fac', {'explained_variance': 0}, r'explained_variance.*\(0, 1\].*0'),
     ('fed_fac', {'mode': 'both'}, "mode.*dynamic, static.*'both'"),
-    ('fed_fac', {'split': 'half'}, 'split.*factor_analysis, random'),
+    ('fed_fac', {'split': 'half'}, 'split.*eigenvectors, random'),
     ('fed_fac', {'analysed': 'biases'}, 'analysed.*updates, weights'),
     ('per_fed_avg', {'variant': 'hf'}, 'first_order, hessian_free, exact'),
     ('per_fed_avg', {'inner_scope': 'body'}, 'one of all, head'),

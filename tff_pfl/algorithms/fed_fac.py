@@ -90,8 +90,9 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     explained_variance: Share of the variance that the factors explain (kappa),
       in (0, 1]: there are as many as the largest eigenvalues that make up this
       share of the sum.
-    split: 'factor_analysis', or 'random' for as many personal elements at
-      random.
+    split: 'factor_analysis'; 'eigenvectors' for the communalities of the
+      authors' code, see `factor_analysis.eigenvector_squares`; or 'random' for
+      as many personal elements at random.
   """
 
   mode: str = hparams_lib.one_of('dynamic', MODES)

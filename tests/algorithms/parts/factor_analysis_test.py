@@ -68,6 +68,20 @@ def test_there_are_as_many_factors_as_explain_the_variance(
   assert _factors(_PHYSICAL, explained_variance)[1] == number
 
 
+@pytest.mark.parametrize(
+  'explained_variance, number, expected',
+  [(0.5, 1, [0, 0, 0]), (0.8, 2, [0.5, 0.5, 0]), (0.9, 3, [0.5, 0.5, 1])],
+)
+def test_squares_of_eigenvectors_by_hand(explained_variance, number, expected):
+  # Eigenvalues 1.5, 1 and 0.5, of (1, 1, 0), (0, 0, 1) and (1, -1, 0).
+  correlation = [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]]
+  found = factor_analysis.eigenvector_squares(
+    tf.constant(correlation, tf.float64), explained_variance
+  )
+  assert found.number == number
+  np.testing.assert_allclose(found.communalities, expected, atol=1e-12)
+
+
 def test_an_exact_factor_model_is_found():
   loadings = _RNG.normal(size=[20, 3])
   unique = _RNG.uniform(0.5, 4, size=20)

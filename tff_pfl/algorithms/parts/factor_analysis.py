@@ -52,12 +52,13 @@ _EQUAL = 1e-9
 
 
 class Factors(NamedTuple):
-  """Result of `principal_factors`.
+  """What tells a layer's elements apart.
 
   Attributes:
     communalities: float64 `[d]`, in [0, 1].
     number: int32, factors.
-    num_iterations: int32; `max_iterations` where they did not converge.
+    num_iterations: int32; `max_iterations` where they did not converge, 0 where
+      there are none.
   """
 
   communalities: tf.Tensor
@@ -167,6 +168,22 @@ def principal_factors(
     (0, diagonal, tf.constant(np.inf, tf.float64)),
   )
   return Factors(communalities, number, steps)
+
+
+def eigenvector_squares(
+  correlation: tf.Tensor, explained_variance: float
+) -> Factors:
+  """What the authors' code has for communalities (ffair/FedFac, 76101b38).
+
+  With G factors as in `principal_factors`, nu_j is the sum of the squares of
+  element j in the first G - 1 eigenvectors of R, which are of length 1: not
+  scaled by their eigenvalues, and without an iteration.
+  """
+  values, vectors = tf.linalg.eigh(correlation)
+  number = _num_factors(values, explained_variance)
+  is_summed = tf.range(correlation.shape[0])[::-1] < number - 1
+  sums = tf.linalg.matvec(vectors**2, tf.cast(is_summed, vectors.dtype))
+  return Factors(sums, number, tf.constant(0))
 
 
 def _num_factors(eigenvalues, explained_variance):

@@ -19,7 +19,11 @@ from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.models import hidden_elements, randomness, split_model
 from tff_pfl.templates import personalized_process
 
-SPLITS = ('factor_analysis', 'random')
+COMMUNALITIES = {
+  'factor_analysis': factor_analysis.principal_factors,
+  'eigenvectors': factor_analysis.eigenvector_squares,
+}
+SPLITS = (*COMMUNALITIES, 'random')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +110,7 @@ class FoundPartition:
       for index, (layer, count) in enumerate(self.num_personal.items()):
         number = self.model.elements[layer].number
         if self._is_analysed(layer):
-          ranked, *numbers = factor_analysis.principal_factors(
+          ranked, *numbers = COMMUNALITIES[self.split](
             factor_analysis.correlations(sums[layer]), self.explained_variance
           )
         else:
@@ -158,8 +162,6 @@ class FoundPartition:
     )
 
   def _is_analysed(self, layer):
-    """Whether a part of the layer is personal, by factor analysis."""
+    """Whether a part of the layer is personal, by communalities."""
     number = self.model.elements[layer].number
-    return (
-      self.split == 'factor_analysis' and 0 < self.num_personal[layer] < number
-    )
+    return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number
