@@ -27,8 +27,8 @@ the statistics of batch normalization are averaged (`fed_fac_statistics` has
 both kinds); rounds and epochs are fewer. The test set is 17% of each client's
 examples. There is no weight decay, factors are found by the paper's iteration,
 tau is not the 5% quantile for pi = 1. For the time that they take, the 200
-rounds of five epochs are of pi = 0.1 only, and not of factors of updates; with
-the ResNet there is one budget, from random weights.
+rounds of five epochs and the ResNet are of pi = 0.1 only, the former without
+factors of updates, the latter with one budget and from random weights.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -144,6 +144,7 @@ SMALL_RESNET = {
 EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
   **RESNET,
+  partitions=LONG_TRAINING_FULL.partitions,
   num_rounds=20,
   methods=_EVERY_METHOD[1:],
 )
