@@ -16,9 +16,8 @@ Deviations from the paper: its data sets are CIFAR-10 and CIFAR-100 and its
 network has nine layers with weights, of which six are convolutions. Here the
 data are Fashion-MNIST, with MNIST as the other data set, and the layers are
 dense, to spare time on a CPU; figure 2 fine-tunes on classes that the training
-did not have. The text names neither the learning rate nor the
-batch size. Error bars are over the means of trials, not over all new clients of
-all trials.
+did not have. The text names neither the learning rate nor the batch size. Error
+bars are over the means of trials, not over all new clients of all trials.
 
 What comes out is in docs/results/fedavg_fine_tuning.md.
 

@@ -120,12 +120,14 @@ class PretrainedSizes(Sizes):
   num_epochs_before: int = 5
 
 
+# Of the two, for what takes long.
+_MOST_DIFFERENT = {'pi = 0.1': 'client_dirichlet:1'}
 EQUAL_CLIENTS_FULL = Sizes()
 LARGE_BUDGET_FULL = Sizes(
   num_epochs=5, methods=(_FED_AVG, _FED_PER, _FED_REP, _UPDATES, _WEIGHTS)
 )
 LONG_TRAINING_FULL = Sizes(
-  partitions={'pi = 0.1': 'client_dirichlet:1'},
+  partitions=_MOST_DIFFERENT,
   num_rounds=200,
   num_epochs=5,
   methods=(_FED_AVG, _FED_PER, _FED_REP, _WEIGHTS),
@@ -144,13 +146,11 @@ SMALL_RESNET = {
 EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
   EQUAL_CLIENTS_FULL,
   **RESNET,
-  partitions=LONG_TRAINING_FULL.partitions,
+  partitions=_MOST_DIFFERENT,
   num_rounds=20,
   methods=_EVERY_METHOD[1:],
 )
-EQUAL_CLIENTS_FAST = Sizes(
-  **fed_fac.SMALL, partitions={'pi = 0.1': 'client_dirichlet:1'}
-)
+EQUAL_CLIENTS_FAST = Sizes(**fed_fac.SMALL, partitions=_MOST_DIFFERENT)
 EQUAL_CLIENTS_RESNET_FAST = dataclasses.replace(
   EQUAL_CLIENTS_FAST, **SMALL_RESNET, methods=(_UPDATES, _RANDOM)
 )
