@@ -1,7 +1,7 @@
 # Every target that needs Python builds .venv first where that is missing or
 # does not match the lock; `make` alone lists the targets.
-#   make PYTHON=/path/to/python3.11 …   builds with that Python
-#   make venv GPU=1                     adds TensorFlow's CUDA 11.8 libraries
+#   make PYTHON=/path/to/python3.12 …   builds with that Python
+#   make venv GPU=1                     adds TensorFlow's CUDA 12 libraries
 #   make venv RAY=1                     adds Ray, for --runtime=ray
 #   make train TRAIN_ARGS="…"           trains with other flags
 #   make test TEST_ARGS="-k fed_rep"    passes arguments to pytest
@@ -19,7 +19,7 @@ DOCS_PYTHON := .venv-docs/bin/python
 SOURCES := tff_pfl binaries tests
 # `make lock` never lets uv fetch a Python: a universal lock needs none.
 COMPILE = UV_PYTHON_DOWNLOADS=never $(UV) pip compile --quiet --universal \
-	--python-version 3.10 --generate-hashes \
+	--python-version 3.11 --generate-hashes \
 	--custom-compile-command 'make lock' $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
@@ -51,11 +51,8 @@ docs-serve: docs-venv  ## Serve the documentation while you write it
 docs-venv:
 	@PYTHON='$(PYTHON)' sh .ci/build_venv docs
 
-# An earlier build's leavings would get into the wheel.
 wheel: venv  ## Build dist/tff_pfl-*.whl, for other environments
-	@rm -rf build tff_pfl.egg-info
-	@$(VENV_PYTHON) -W ignore -c 'import setuptools; setuptools.setup()' -q bdist_wheel
-	@rm -rf build tff_pfl.egg-info && ls dist/*.whl
+	@$(VENV_PYTHON) -m hatchling build -t wheel
 
 lint: venv  ## Check style and format with ruff
 	@$(VENV_PYTHON) -m ruff check $(SOURCES)
@@ -65,7 +62,7 @@ lock:  ## Recompile the locks with uv (LOCK_ARGS=--upgrade: newest versions)
 	@command -v '$(UV)' >/dev/null || { echo "make lock needs uv:\
 	 https://docs.astral.sh/uv/getting-started/installation/" >&2; exit 1; }
 	@$(COMPILE) requirements.in --override overrides.txt -o requirements.txt
-	@$(COMPILE) requirements-gpu.in --no-deps -o requirements-gpu.txt
+	@$(COMPILE) requirements-gpu.in --constraint requirements.txt -o requirements-gpu.txt
 	@$(COMPILE) requirements-ray.in --constraint requirements.txt -o requirements-ray.txt
 	@$(COMPILE) requirements-docs.in -o requirements-docs.txt
 

@@ -345,7 +345,7 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
         }
         for name in names
       ],
-      vert=False,
+      orientation='horizontal',
       showfliers=False,
     )
     boxes.invert_yaxis()

@@ -107,8 +107,8 @@ def test_equal_values_are_drawn(tmp_path, value):
   plots.plot_client_distribution(tmp_path / 'd.png', values, values, _LABELS)
   picture = read(tmp_path / 'd.png')
   assert has_color(picture, plots._AFTER_COLOR)
-  # The same twice is drawn once.
-  assert num_pixels(picture, plots._BEFORE_COLOR) < 100
+  # The same twice is drawn once; edges of letters have that gray, too.
+  assert num_pixels(picture, plots._BEFORE_COLOR) < 500
 
 
 def test_domains_have_a_bar_for_each_model(tmp_path):

@@ -118,18 +118,6 @@ def _convert_random_integers(pfor_input: Any) -> Any:
   return wrap(numbers, True)
 
 
-@RegisterPFor('TopKV2')
-def _convert_top_k(pfor_input: Any) -> Any:
-  # Sorting is along the last axis anyway.
-  numbers, indices = tf.raw_ops.TopKV2(
-    input=pfor_input.stacked_input(0),
-    k=pfor_input.unstacked_input(1),
-    sorted=pfor_input.get_attr('sorted'),
-    index_type=pfor_input.get_attr('index_type'),
-  )
-  return wrap(numbers, True), wrap(indices, True)
-
-
 @RegisterPFor('Bitcast')
 def _convert_bitcast(pfor_input: Any) -> Any:
   # Only the last axis changes, or there is one more.
@@ -149,8 +137,3 @@ def _convert_matrix_solve_ls(pfor_input: Any) -> Any:
     fast=pfor_input.get_attr('fast'),
   )
   return wrap(solution, True)
-
-
-@RegisterPFor('OnesLike')
-def _convert_ones_like(pfor_input: Any) -> Any:
-  return wrap(tf.ones_like(pfor_input.stacked_input(0)), True)

@@ -70,7 +70,7 @@ _TO_ELEMENT = tuple(
     (r'<g id="[^"]*"', '<g'),
     (r'(<\w+) xlink:', r'\1 '),
     # The font is the page's.
-    (r'(style="[^"]*)font: ([\d.]+)px [^;"]*', r'\1font-size: \2px'),
+    (r'font-family: [^;"]*;? ?', ''),
   )
 )
 _DRAWN_ATTRIBUTE = re.compile(r' (?:d|x|y|transform)="[^"]*"')

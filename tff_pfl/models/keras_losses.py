@@ -188,7 +188,7 @@ def _is_of_keras(function, module=''):
   """Whether a function is one of those of Keras, or of a module of it."""
   # Of a Keras metric with arguments, the function.
   function = getattr(function, 'func', function)
-  return (function.__module__ or '').startswith(f'keras.src.{module}')
+  return (function.__module__ or '').startswith(f'tf_keras.src.{module}')
 
 
 def _of_outputs(function, gives_logits):

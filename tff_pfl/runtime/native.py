@@ -149,7 +149,12 @@ class _Worker:
     """
     self._port = worker_port.WorkerPort()
     self._owner_pid = os.getpid()
-    threads_per_client = str(cores.threads_per_client(num_clients))
+    environment = {
+      'TF_NUM_INTRAOP_THREADS': str(cores.threads_per_client(num_clients)),
+      **os.environ,
+    }
+    # The XLA of its TensorFlow 2.14 aborts at a flag that it does not know.
+    environment.pop('XLA_FLAGS', None)
     self.process = subprocess.Popen(
       child_processes.launch_command(
         _BINARY,
@@ -159,7 +164,7 @@ class _Worker:
       stdin=subprocess.DEVNULL,
       # What a client prints goes where messages do: stdout is the program's.
       stdout=2,
-      env={'TF_NUM_INTRAOP_THREADS': threads_per_client, **os.environ},
+      env=environment,
       # Ctrl-C in a terminal reaches Python alone, which then decides.
       start_new_session=True,
     )
