@@ -4,7 +4,7 @@
 with every round, so that a program that is started again continues with the
 cohorts that it would have had. This one is a seed and a number of rounds; the
 clients' data stay where they are (TFF's own `DatasetDataSource` stores all of
-them every round, and its datasets cannot be copied with TensorFlow 2.14).
+them every round, and its datasets cannot be copied).
 """
 
 from __future__ import annotations

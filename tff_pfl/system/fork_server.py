@@ -21,6 +21,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 
 # The modules of this file's folder would hide others of their names.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -42,7 +43,10 @@ def _serve(module_name: str) -> None:
     # A signal to the group is for the child.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = os.getpid()
-    child = os.fork()
+    with warnings.catch_warnings():
+      # Python and jax speak of the threads that imports started.
+      warnings.simplefilter('ignore')
+      child = os.fork()
     if not child:  # Its copy of `reports` is open as long as it lives.
       signal.signal(signal.SIGTERM, signal.SIG_DFL)
       child_launcher.tie_to_parent(server)

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from typing import Any
 
 from tff_pfl import errors
@@ -76,12 +77,15 @@ def _initialize(ray: Any, address: str) -> None:
     }
   terminate = signal.getsignal(signal.SIGTERM)
   try:
-    ray.init(
-      address,
-      logging_level='ERROR',
-      log_to_driver=False,
-      **options,
-    )
+    with warnings.catch_warnings():
+      # Of jax's, at processes that Ray starts; they are no forks for long.
+      warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
+      ray.init(
+        address,
+        logging_level='ERROR',
+        log_to_driver=False,
+        **options,
+      )
   except Exception as error:  # Ray raises what its parts happen to raise.
     raise errors.RunError(
       f'Cannot connect to Ray at {address!r}: {" ".join(str(error).split())}'
