@@ -21,6 +21,8 @@ _SERVER = 2
 AGGREGATION = 4
 
 _PERMUTATIONS_PER_BLOCK = 16
+# As TensorFlow has it.
+_SCRAMBLING_KEY = 0x02461E293EC8F720
 
 
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
@@ -36,7 +38,7 @@ def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
   autograph=False,
 )
 def _fold_in(seed, value):
-  return tf.random.experimental.stateless_fold_in(seed, value, alg='philox')
+  return tf.stack([_bits(seed, []), value])
 
 
 def client_seed(
@@ -93,9 +95,29 @@ def _halves(number):
 
 
 def _bits(seed, shape):
-  """int32 numbers, uniform over the whole range."""
-  return tf.random.stateless_uniform(
-    shape, seed, minval=None, maxval=None, dtype=tf.int32, alg='philox'
+  """int32 numbers, uniform over the whole range.
+
+  Those of `tf.random.stateless_uniform`, whose arithmetic of 64 bits is none of
+  LiteRT's.
+  """
+  scrambled = _philox(
+    [4],
+    tf.constant([_SCRAMBLING_KEY], tf.uint64),
+    tf.stack([seed, tf.bitwise.right_shift(seed, 31)], axis=1),
+  )
+  key, high = tf.unstack(tf.reshape(scrambled, [2, 2]))
+  counter = tf.stack([tf.zeros_like(high), high])
+  return _philox(shape, tf.bitcast([key], tf.uint64), counter)
+
+
+def _philox(shape, key, counter):
+  """The algorithm itself, from a counter of four int32 words `[2, 2]`."""
+  return tf.raw_ops.StatelessRandomUniformFullIntV2(
+    shape=tf.convert_to_tensor(shape, tf.int32),
+    key=key,
+    counter=tf.bitcast(counter, tf.uint64),
+    alg=1,
+    dtype=tf.int32,
   )
 
 
