@@ -7,7 +7,8 @@ r"""Writes a finished run's model, or its method, as production takes it.
 (scores, of which `predict` shows the probabilities). --output ends in .keras.
 
 --format=tflite: one file for phones, with the signatures `predict`, `evaluate`,
-`personalize` (fits a new client's model to its examples), `save` and `restore`.
+`personalize` (fits a new client's model to its examples), `weights` (returns
+them) and `set_weights`; LiteRT runs it with its builtin operators alone.
 With --quantize it only predicts, and what that costs on the clients' test
 examples is printed. --output ends in .tflite.
 

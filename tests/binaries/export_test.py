@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from ai_edge_litert import interpreter
 
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
@@ -72,9 +73,9 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   )
 
   _export(programs, run, 'tflite', 'm.tflite', '--new_client_epochs=3')
-  interpreter = tf.lite.Interpreter(str(programs.directory / 'm.tflite'))
-  interpreter.get_signature_runner('personalize')(**rows)
-  predicted = interpreter.get_signature_runner('predict')(x=x)
+  file = interpreter.Interpreter(str(programs.directory / 'm.tflite'))
+  file.get_signature_runner('personalize')(**rows)
+  predicted = file.get_signature_runner('predict')(x=x)
   np.testing.assert_allclose(predicted['probabilities'], expected, atol=1e-5)
 
   _export(programs, run, 'saved_model', 'served', '--new_client_epochs=3')
@@ -92,8 +93,8 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
 def test_a_quantized_file_comes_with_what_it_costs(run, programs):
   result = _export(programs, run, 'tflite', 'q.tflite', '--quantize=int8')
   assert 'Test accuracy, mean over 6 clients: 0.' in result.out
-  interpreter = tf.lite.Interpreter(str(programs.directory / 'q.tflite'))
-  assert list(interpreter.get_signature_list()) == ['predict']
+  file = interpreter.Interpreter(str(programs.directory / 'q.tflite'))
+  assert list(file.get_signature_list()) == ['predict']
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The functions of a client, of a SavedModel and of a TFLite file."""
 
+import collections
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -7,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from ai_edge_litert import interpreter
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples, objectives, scoring
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.export import client_module, saved_model, tflite
-from tff_pfl.models import domains
+from tff_pfl.models import domains, zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -115,15 +119,23 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   _assert_close(signatures['predict'](**inputs), predicted)
 
 
-@_kinds
-def test_a_tflite_file_is_personalized_saved_and_restored(
-  name, exported, tmp_path
-):
+_all_methods = pytest.mark.parametrize(
+  'name',
+  [
+    name
+    if name in ('fed_rep', 'ditto')
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.ALGORITHMS
+  ],
+)
+
+
+@_all_methods
+def test_a_tflite_file_is_personalized_and_keeps_weights(name, exported):
   client, model, examples, weights = exported(name)
   content = tflite.convert(client)
   rows, inputs = _rows(examples)
-  interpreter = tf.lite.Interpreter(model_content=content)
-  run = interpreter.get_signature_runner
+  run = _runner(content)
   before = {k: v.numpy() for k, v in client.weights.items()}
   predicted, evaluated = _expected(model, before, examples)
   _assert_close(run('predict')(**inputs), predicted)
@@ -132,20 +144,27 @@ def test_a_tflite_file_is_personalized_saved_and_restored(
   _assert_close(run('personalize')(**rows), scores)
   _assert_close(run('predict')(**inputs), personal)
 
-  checkpoint = np.array(str(tmp_path / 'weights'), np.bytes_)
-  run('save')(checkpoint_path=checkpoint)
-  again = tf.lite.Interpreter(model_content=content)
-  again.get_signature_runner('restore')(checkpoint_path=checkpoint)
+  kept = run('weights')()
+  _assert_close(
+    kept, {client_module.plain_name(n): v for n, v in weights.items()}
+  )
   # The same file, started anew.
-  _assert_close(again.get_signature_runner('predict')(**inputs), personal)
+  again = _runner(content)
+  _assert_close(again('set_weights')(**kept), kept)
+  _assert_close(again('predict')(**inputs), personal)
+
+
+def _runner(content):
+  """An interpreter, which has no operations but LiteRT's own."""
+  return interpreter.Interpreter(model_content=content).get_signature_runner
 
 
 @pytest.mark.parametrize('quantization', ['int8', 'float16'])
 def test_a_quantized_file_predicts_nearly_the_same(quantization, exported):
   client, model, examples, _ = exported('fed_rep')
   content = tflite.convert(client, quantization)
-  interpreter = tf.lite.Interpreter(model_content=content)
-  assert list(interpreter.get_signature_list()) == ['predict']
+  file = interpreter.Interpreter(model_content=content)
+  assert list(file.get_signature_list()) == ['predict']
   before = {k: v.numpy() for k, v in client.weights.items()}
   np.testing.assert_allclose(
     tflite.predictor(content)(**_rows(examples)[1])['probabilities'],
@@ -155,7 +174,53 @@ def test_a_quantized_file_predicts_nearly_the_same(quantization, exported):
 
 
 @pytest.mark.slow
-def test_files_predict_in_an_environment_without_tensorflow(exported, tmp_path):
+@pytest.mark.parametrize(
+  'more', [{}, {'normalization': 'batch'}, {'dropout': 0.5}]
+)
+def test_a_file_trains_convolutions(more):
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[12, 8, 8, 1]).astype(np.float32)
+  new = examples_lib.Examples(x, np.argmax(x[:, 0, :3, 0], 1).astype(np.int32))
+  spec = {'x': tf.TensorSpec([8, 8, 1]), 'y': tf.TensorSpec([], tf.int32)}
+  model = zoo.cnn(
+    collections.OrderedDict(spec), 3, filters=2, widths=(4, 3), **more
+  )
+  process = registry.build(
+    'ditto', dataclasses.replace(model, jit_compile=False)
+  )
+  state = process.initialize()
+  client_state = process.initialize_client_state(_NEW_CLIENT)
+  client = client_module.ClientModule(
+    process, state, client_state, process.model_without_data(state)
+  )
+  run = _runner(tflite.convert(client))
+  run('personalize')(**_rows(new)[0])
+  personal = process.personalize(
+    state, client_state, client_examples.padded(new)
+  )
+  _assert_close(
+    run('weights')(),
+    {client_module.plain_name(n): v for n, v in personal.weights.items()},
+  )
+
+
+def test_what_litert_does_not_have_is_refused_by_name():
+  network = tf.keras.Sequential(
+    [
+      tf.keras.layers.Input([5]),
+      tf.keras.layers.Dense(4, activation=tf.keras.activations.gelu),
+      tf.keras.layers.Dense(3, name='head'),
+    ]
+  )
+  process = registry.build('ditto', toy_problems.classifier_from(network))
+  state = process.initialize()
+  client = client_module.of_new_client(process, state, _NEW_CLIENT)
+  with pytest.raises(ValueError, match='LiteRT.*Erfc'):
+    tflite.convert(client)
+
+
+@pytest.mark.slow
+def test_files_run_in_an_environment_without_tensorflow(exported, tmp_path):
   python = tmp_path / 'venv/bin/python'
   subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'venv'], check=True)
   install = [python, '-m', 'pip', 'install', '-q', 'ai-edge-litert==2.3.0']

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ai_edge_litert import interpreter
 
 from tff_pfl import errors
-from tff_pfl.export import client_module
+from tff_pfl.export import builtin_ops, client_module
 from tff_pfl.models import split_model
 
 QUANTIZATIONS = ('none', 'int8', 'float16')
@@ -23,12 +25,11 @@ def convert(
 
   Its signatures are `predict` and `evaluate`, with the weights that the file
   keeps in variables; `personalize`, which changes these and returns what
-  `evaluate` then says of the same examples; `save` and `restore`, which write
-  and read them: `checkpoint_path` (a string) is the file. Whoever runs it needs
-  TensorFlow Lite with the select TensorFlow operators.
+  `evaluate` then says of the same examples; `weights`, which returns them by
+  their `plain_name`; and `set_weights`, which takes them so and returns them.
+  LiteRT runs it with its builtin operators alone.
 
-  A quantized file only predicts, and needs no such operators where the model
-  does not.
+  A quantized file only predicts.
 
   Args:
     client: The functions and the weights, which stay as they are.
@@ -36,34 +37,33 @@ def convert(
       integer kernel) or 'float16' (weights).
 
   Raises:
-    ValueError: If TensorFlow Lite cannot have one of them.
+    ValueError: If LiteRT cannot have one of them.
   """
   errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
   rows = client.row_specs(with_labels=False)
   examples = client.row_specs(with_labels=True)
-  path = {'checkpoint_path': tf.TensorSpec([], tf.string)}
   functions = {'predict': (client.predict, rows)}
   if quantization == 'none':
     functions.update(
       evaluate=(client.evaluate, examples),
       personalize=(_personalize(client), examples),
-      save=(_save(client), path),
-      restore=(_restore(client), path),
+      weights=(_weights(client), {}),
+      set_weights=(_set_weights(client), client.weight_specs()),
     )
   with tempfile.TemporaryDirectory() as directory:
     tf.saved_model.save(
       client,
       directory,
       signatures={
-        name: client_module.traced(*function)
+        name: builtin_ops.substituted(client_module.traced(*function))
         for name, function in functions.items()
       },
     )
     converter = tf.lite.TFLiteConverter.from_saved_model(directory)
-    converter.target_spec.supported_ops = [
-      tf.lite.OpsSet.TFLITE_BUILTINS,
-      tf.lite.OpsSet.SELECT_TF_OPS,
-    ]
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    # Else the converter of TensorFlow 2.21 forgets the ReLU of a product of two
+    # tensors that are not constant.
+    converter.unfold_batchmatmul = True
     if quantization == 'none':
       converter.experimental_enable_resource_variables = True
     else:
@@ -75,21 +75,27 @@ def convert(
       _try_out(content, {**rows, **examples})
       return content
     except Exception as e:  # The converter's error has no public name.
-      reason = next(filter(None, map(str.strip, str(e).splitlines())), '')
       raise ValueError(
         errors.message(
           'model',
-          'one that TensorFlow Lite has (GroupNormalization it has not; a '
-          'SavedModel can have any)',
-          reason,
+          'one that LiteRT has (a SavedModel can have any)',
+          _reason(str(e)),
         )
       ) from e
+
+
+def _reason(error):
+  """The operations that LiteRT does not have, or an error's first line."""
+  missing = re.search(r'^TF Select ops: (.*)$', error, re.MULTILINE)
+  if missing:
+    return f'with {missing[1]}'
+  return next(filter(None, map(str.strip, error.splitlines())), '')
 
 
 def _try_out(content, specs):
   """Runs a file's functions of rows once: some fail that were converted."""
   for name, arguments in _interpreter(content).get_signature_list().items():
-    if name not in ('save', 'restore'):
+    if name not in ('weights', 'set_weights'):
       runner = _interpreter(content).get_signature_runner(name)
       runner(
         **{
@@ -102,7 +108,7 @@ def _try_out(content, specs):
 
 
 def _interpreter(content):
-  return tf.lite.Interpreter(model_content=content)
+  return interpreter.Interpreter(model_content=content)
 
 
 def predictor(content: bytes) -> Callable[..., Mapping[str, np.ndarray]]:
@@ -125,26 +131,21 @@ def _personalize(client):
   return personalize
 
 
-def _save(client):
-  def save(checkpoint_path):
-    tf.raw_ops.Save(
-      filename=checkpoint_path,
-      tensor_names=list(client.weights),
-      data=[value.read_value() for value in client.weights.values()],
-    )
-    return {'checkpoint_path': checkpoint_path}
+def _weights(client):
+  def weights():
+    return {
+      client_module.plain_name(name): variable.read_value()
+      for name, variable in client.weights.items()
+    }
 
-  return save
+  return weights
 
 
-def _restore(client):
-  def restore(checkpoint_path):
+def _set_weights(client):
+  def set_weights(**values):
     for name, variable in client.weights.items():
-      variable.assign(
-        tf.raw_ops.Restore(
-          file_pattern=checkpoint_path, tensor_name=name, dt=variable.dtype
-        )
-      )
-    return {'checkpoint_path': checkpoint_path}
+      variable.assign(values[client_module.plain_name(name)])
+    # A function that returned nothing would not be run.
+    return _weights(client)()
 
-  return restore
+  return set_weights
