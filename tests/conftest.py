@@ -8,6 +8,8 @@ import pytest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('MPLBACKEND', 'Agg')
+# The models of TFF's own algorithms are of Keras 2, those of this library not.
+os.environ['TF_USE_LEGACY_KERAS'] = '1'
 
 # For tiny models XLA takes seconds to compile and saves nothing. In these
 # folders only models that ask for it by `jit_compile=True` are compiled.

@@ -611,12 +611,18 @@ def test_readme_example_runs_where_pip_installed_the_wheel(wheel, tmp_path):
   assert "'best'" in result.stdout
 
 
-def run_python(code: str, *flags: str) -> subprocess.CompletedProcess:
+def run_python(
+  code: str, *flags: str, **variables: str
+) -> subprocess.CompletedProcess:
+  environment = {**os.environ}
+  # The tests have it; see conftest.py.
+  del environment['TF_USE_LEGACY_KERAS']
   return subprocess.run(
     [sys.executable, *flags, '-c', code],
     capture_output=True,
     text=True,
     timeout=120,
+    env={**environment, **variables},
   )
 
 
@@ -627,18 +633,21 @@ def test_without_tensorflow_the_import_says_what_to_install():
   assert 'docs/programs.md' in error
 
 
-@pytest.mark.parametrize('first', ['tensorflow', 'tensorflow_federated'])
-def test_tensorflow_and_tff_may_be_imported_before_the_library(first):
+def test_tff_may_be_imported_first_and_tf_keras_stays_keras_3():
   result = run_python(
-    f'import {first}, tensorflow_federated as tff, tff_pfl.runtime\n'
-    'tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 9, 1.0)'
+    'import tensorflow_federated as tff, tff_pfl.runtime\n'
+    'tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 9, 1.0)\n'
+    'import os, tensorflow as tf\n'
+    'print(tf.keras.Model.__module__, os.environ.get("TF_USE_LEGACY_KERAS"))'
   )
-  assert result.returncode == 0, result.stderr
+  assert re.fullmatch(r'keras\.src\.\S+ None\n', result.stdout), result.stderr
 
 
 def test_importing_the_library_and_looking_for_devices_says_nothing():
   result = run_python(
     'import tff_pfl.runtime, tensorflow as tf\n'
     'tf.config.list_logical_devices()\n'
+    'assert tf.keras.Model.__module__.startswith("tf_keras")\n',
+    TF_USE_LEGACY_KERAS='1',
   )
   assert (result.stdout, result.stderr) == ('', '')

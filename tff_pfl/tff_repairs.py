@@ -1,10 +1,11 @@
 """Makes TensorFlow Federated 0.87 importable where TensorFlow is new.
 
-TFF's own modules run there as they are. Two that they import do not:
+TFF's own modules run there as they are. Three that they import do not:
 
 * `tensorflow_privacy` 0.9.0 imports estimators, which TensorFlow no longer has.
   It has a switch that leaves out all its imports; those that TFF takes from it,
   its queries, are set here.
+* `tensorflow_model_optimization` makes `tf.keras` Keras 2.
 * `jax.lib` no longer gives out `xla_client`, which `jaxlib` still has, and
   `jax.stages` no type of its own for the shapes of results.
 
@@ -18,6 +19,7 @@ import importlib
 import os
 import sys
 
+_USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
 _QUERIES = {
   'discrete_gaussian_query': ('DiscreteGaussianSumQuery',),
   'distributed_discrete_gaussian_query': (
@@ -44,6 +46,7 @@ _QUERIES = {
 
 def repair() -> None:
   """Repairs what `tensorflow_federated` imports; again, it changes nothing."""
+  _keep_keras()
   sys.skip_tf_privacy_import = True
   privacy = importlib.import_module('tensorflow_privacy')
   for module_name, names in _QUERIES.items():
@@ -60,6 +63,21 @@ def repair() -> None:
   jax = sys.modules['jax']
   if not hasattr(jax.stages, 'OutInfo'):
     jax.stages.OutInfo = jax.ShapeDtypeStruct
+
+
+def _keep_keras() -> None:
+  """Has `tf.keras` be what it would be without TFF, Keras 3 by default.
+
+  tensorflow-model-optimization, which TFF imports, makes it Keras 2 for all.
+  """
+  # Which it is to be is decided when it is first used.
+  importlib.import_module('tensorflow').keras.Model.__name__  # noqa: B018
+  before = os.environ.get(_USE_KERAS_2)
+  importlib.import_module('tensorflow_model_optimization')
+  if before is None:
+    os.environ.pop(_USE_KERAS_2, None)
+  else:
+    os.environ[_USE_KERAS_2] = before
 
 
 class _Finder:
@@ -80,6 +98,5 @@ class _Finder:
 
 def before_tff() -> None:
   """Has `repair` called when `tensorflow_federated` is imported."""
-  os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
   if 'tensorflow_federated' not in sys.modules:
     sys.meta_path.insert(0, _Finder())

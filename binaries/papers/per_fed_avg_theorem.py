@@ -38,8 +38,8 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
+import keras
 import numpy as np
-import tensorflow as tf
 from scipy import special
 
 from binaries.papers import two_layer
@@ -169,13 +169,13 @@ def norms(
   runtime: runtime_base.Runtime,
 ) -> Iterator[tuple[float, float]]:
   """F and |grad F|^2 at the server's model before each round."""
-  dense = tf.keras.layers.Dense(
+  dense = keras.layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='head'
   )
   network = keras_bridge.from_keras(
-    tf.keras.Sequential([tf.keras.layers.Input([sizes.num_inputs]), dense]),
+    keras.Sequential([keras.layers.Input([sizes.num_inputs]), dense]),
     head_layers=['head'],
-    loss='binary_crossentropy',
+    loss=keras.losses.BinaryCrossentropy(from_logits=True),
   )
   process = registry.build(
     'per_fed_avg',

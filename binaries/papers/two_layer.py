@@ -11,8 +11,8 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from tff_pfl.algorithms import fed_split
 from tff_pfl.client import client_examples
@@ -23,8 +23,6 @@ from tff_pfl.templates import personalized_process
 
 LAYER = 'dense_1'
 _KERNEL = f'{LAYER}/kernel'
-
-keras = tf.keras
 
 
 def padded(clients: examples.Examples) -> list:
@@ -60,7 +58,10 @@ def make_network(
   return keras_bridge.from_keras(
     model,
     head_layers=['head'],
-    loss='binary_crossentropy' if classifies else 'mse',
+    keep_names=True,
+    loss=keras.losses.BinaryCrossentropy(from_logits=True)
+    if classifies
+    else 'mse',
     metrics=['accuracy'] if classifies else [],
     # There are many short runs; XLA would take more time to compile.
     jit_compile=False,

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,8 +16,6 @@ from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
 from tff_pfl.models import augmentation, split_model
 from tff_pfl.templates import personalization
-
-keras = tf.keras
 
 pytestmark = pytest.mark.usefixtures('runtime')
 

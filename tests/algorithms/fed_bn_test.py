@@ -1,8 +1,8 @@
 import logging
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, fed_bn
@@ -25,7 +25,7 @@ def _build(build, hparams, model):
 
 @pytest.fixture(name='normalized', scope='module')
 def _normalized():
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
 
 

@@ -1,9 +1,9 @@
 import dataclasses
 import functools
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
@@ -374,11 +374,11 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
 
 
 def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, name='body'),
-      tf.keras.layers.Dense(3, 'softmax', name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='body'),
+      keras.layers.Dense(3, 'softmax', name='head'),
     ]
   )
   model = toy_problems.model_for(

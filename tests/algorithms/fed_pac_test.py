@@ -1,5 +1,6 @@
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,11 +18,11 @@ _HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
 
 
 def _model():
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(2, use_bias=False, name='body'),
-      tf.keras.layers.Dense(3, use_bias=False, name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(2, use_bias=False, name='body'),
+      keras.layers.Dense(3, use_bias=False, name='head'),
     ]
   )
   network.set_weights([_BODY, _HEAD])

@@ -1,8 +1,8 @@
 import functools
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.datasets import examples
@@ -26,11 +26,11 @@ _CLIENTS = [_client([1, 1, 1, 1], 0), _client([1, 2, 2], 1), _client([0, 2], 2)]
 
 @functools.cache
 def _process():
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([4]),
-      tf.keras.layers.Dense(2, use_bias=False, name='body'),
-      tf.keras.layers.Dense(3, use_bias=False, name='head'),
+      keras.layers.Input([4]),
+      keras.layers.Dense(2, use_bias=False, name='body'),
+      keras.layers.Dense(3, use_bias=False, name='head'),
     ]
   )
   network.set_weights([_BODY, _HEAD])

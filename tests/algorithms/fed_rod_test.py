@@ -1,14 +1,12 @@
 import functools
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_rod, registry
 from tff_pfl.datasets import examples
-
-keras = tf.keras
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -100,7 +98,9 @@ def test_of_two_classes_with_one_score_the_shift_is_of_the_log_odds():
     [keras.layers.Input([2]), keras.layers.Dense(1, name='head')]
   )
   model = toy_problems.keras_bridge.from_keras(
-    network, head_layers=['head'], loss='binary_crossentropy'
+    network,
+    head_layers=['head'],
+    loss=keras.losses.BinaryCrossentropy(from_logits=True),
   )
   (data,) = toy_problems.padded([_client([0, 1, 1, 1], 0)])
   np.testing.assert_allclose(

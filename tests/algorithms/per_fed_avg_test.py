@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +10,6 @@ from tests.algorithms import toy_problems
 from tff_pfl.algorithms import per_fed_avg
 from tff_pfl.client import objectives
 from tff_pfl.models import keras_bridge
-
-keras = tf.keras
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -120,7 +119,7 @@ def _smooth_network():
       ]
     ),
     head_layers=['head'],
-    loss='sparse_categorical_crossentropy',
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
 
 

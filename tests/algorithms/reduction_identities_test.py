@@ -2,9 +2,9 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import fed_avg, registry
@@ -233,13 +233,13 @@ def test_fed_per_differs_from_fed_avg_where_clients_differ():
 
 
 def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
-  tf.keras.utils.set_random_seed(0)
-  network = tf.keras.Sequential(
+  keras.utils.set_random_seed(0)
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, name='dense'),
-      tf.keras.layers.BatchNormalization(name='norm', momentum=0.5),
-      tf.keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm', momentum=0.5),
+      keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
     ]
   )
   model = toy_problems.classifier_from(network)

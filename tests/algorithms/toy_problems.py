@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -11,8 +12,6 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
-
-keras = tf.keras
 
 NUM_CLASSES = 3
 DOMAINS = domains.Domains(('a', 'b', 'c'), (20, 10, 15))
@@ -38,7 +37,7 @@ def classifier_from(network, *, jit_compile=False):
   return keras_bridge.from_keras(
     network,
     head_layers=['head'],
-    loss='sparse_categorical_crossentropy',
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     jit_compile=jit_compile,
   )
 

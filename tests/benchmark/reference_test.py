@@ -1,8 +1,9 @@
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+import tf_keras
 
 from tff_pfl.benchmark import library_rounds, reference, workloads
 
@@ -52,8 +53,8 @@ def test_keras_model_has_the_shapes_of_the_library_model(name):
     workloads.get_workload(name).scaled_down(),
   ):
     shapes = [w.shape for w in workload.build_model().initial_weights.values()]
-    with tf.Graph().as_default():
-      model = reference.make_keras_model(workload)
+    for keras_of_any_version in (keras, tf_keras):
+      model = reference.make_keras_model(workload, keras_of_any_version)
       assert [tuple(w.shape) for w in model.weights] == shapes
 
 

@@ -1,5 +1,6 @@
 import json
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -36,7 +37,7 @@ def _export(programs, run, file_format, output, *more):
 def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
   client = run.data.client_ids[1]
   _export(programs, run, 'keras', 'out/m.keras', f'--client={client}')
-  loaded = tf.keras.models.load_model(programs.directory / 'out' / 'm.keras')
+  loaded = keras.models.load_model(programs.directory / 'out' / 'm.keras')
   x = run.data.test(client).x
   with runtime.create_runtime('in_process') as rt:
     weights = run.personal_weights(client, rt)

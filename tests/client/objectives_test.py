@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,7 +7,7 @@ from tests.client import shared
 from tff_pfl.client import objectives
 from tff_pfl.models import split_model
 
-layers = tf.keras.layers
+layers = keras.layers
 _tensors = shared.tensors
 
 SEED = tf.constant([1, 2])

@@ -1,5 +1,6 @@
 """Models, clients and calls of the training loop that the tests here share."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -11,8 +12,7 @@ from tff_pfl.client import (
 )
 from tff_pfl.models import keras_bridge
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 
 
 def bridge(*stack, shape, head=('head',), dtype=None, **arguments):
@@ -22,7 +22,7 @@ def bridge(*stack, shape, head=('head',), dtype=None, **arguments):
     keras.Sequential([keras.Input(shape, dtype=dtype), *stack]),
     head_layers=head,
     **{
-      'loss': 'sparse_categorical_crossentropy',
+      'loss': keras.losses.SparseCategoricalCrossentropy(from_logits=True),
       'jit_compile': False,
       **arguments,
     },

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,7 +19,7 @@ from tff_pfl.client import (
 )
 from tff_pfl.models import augmentation, randomness, split_model
 
-layers = tf.keras.layers
+layers = keras.layers
 _assert_close = shared.assert_close
 _client = shared.client
 _phase = shared.phase

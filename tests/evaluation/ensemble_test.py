@@ -1,6 +1,7 @@
 import collections
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -66,11 +67,11 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(in_process):
   # are predicted in one.
   num_known, new_sizes = 24, (300, 0, 2)
   kernel = _RNG.normal(size=[5, 3]).astype(np.float32)
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, use_bias=False, name='body'),
-      tf.keras.layers.Dense(3, use_bias=False, name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, use_bias=False, name='body'),
+      keras.layers.Dense(3, use_bias=False, name='head'),
     ]
   )
   body = _RNG.normal(size=[5, 4]).astype(np.float32)

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -205,11 +206,11 @@ def test_a_file_trains_convolutions(more):
 
 
 def test_what_litert_does_not_have_is_refused_by_name():
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, activation=tf.keras.activations.gelu),
-      tf.keras.layers.Dense(3, name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, activation=keras.activations.gelu),
+      keras.layers.Dense(3, name='head'),
     ]
   )
   process = registry.build('ditto', toy_problems.classifier_from(network))

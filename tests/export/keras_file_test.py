@@ -1,5 +1,6 @@
 import collections
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,10 +38,10 @@ def test_the_file_predicts_bit_for_bit_with_the_weights_given(name, tmp_path):
   x, arguments = _NETWORKS[name]
   model = _model(name, x, arguments)
   weights = toy_problems.jittered(model.initial_weights)
-  before = model.keras_model.get_weights()
+  before = model.keras_graph.model.get_weights()
   keras_file.save(tmp_path / 'model.keras', model, weights)
-  toy_problems.assert_same(model.keras_model.get_weights(), before)
-  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  toy_problems.assert_same(model.keras_graph.model.get_weights(), before)
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
   outputs = loaded.predict(x, batch_size=len(x), verbose=0)
   np.testing.assert_array_equal(
     model.classifier.probabilities(outputs),
@@ -55,7 +56,7 @@ def test_batch_normalization_is_the_same_up_to_rounding(tmp_path):
   )
   weights = toy_problems.jittered(model.initial_weights)
   keras_file.save(tmp_path / 'model.keras', model, weights)
-  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
   np.testing.assert_allclose(
     tf.nn.softmax(loaded.predict(x, verbose=0)),
     prediction.predict(model, weights, x),

@@ -6,8 +6,6 @@ import tensorflow as tf
 
 from tff_pfl.models import copies, zoo
 
-keras = tf.keras
-
 
 @pytest.fixture(name='model', scope='module')
 def _model():

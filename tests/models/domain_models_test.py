@@ -1,14 +1,13 @@
 import collections
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
-
-keras = tf.keras
 
 _DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))
 _DOMAIN = np.int32([0, 1, 2, 1, 0, 0])
@@ -45,7 +44,14 @@ def _outputs(model, weights, x=_X):
   return model.forward(weights, x)[0].numpy()
 
 
-def _bridge(*head, loss='sparse_categorical_crossentropy', **arguments):
+_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _bridge(
+  *head,
+  loss=_LOSS,
+  **arguments,
+):
   """A model of 5 features whose head is the layers given."""
   network = keras.Sequential(
     [keras.layers.Input([5]), keras.layers.Dense(4, 'relu', name='d'), *head]

@@ -1,5 +1,6 @@
 """Elements of layers, and partitions by them, by what they compute."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +13,6 @@ from tff_pfl.models import (
   weight_partition,
 )
 
-keras = tf.keras
 layers = keras.layers
 
 _RNG = np.random.default_rng(2)

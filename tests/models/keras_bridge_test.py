@@ -1,13 +1,13 @@
 """The bridge against Keras itself, layer family by layer family."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 
 
 # Inference and gradients.
@@ -88,12 +88,20 @@ def test_inference_and_layer_outputs_of_sequential_models_equal_keras(family):
   outputs = bridged.layer_outputs(bridged.initial_weights, x)
   assert list(outputs) == list(bridged.layers)
   value = x
-  for layer in model.layers:
+  expected = []
+  for layer in _layers_of(model):
     value = layer(value, training=False)
     if layer.weights:
-      np.testing.assert_allclose(
-        outputs[layer.name], value, rtol=1e-5, atol=1e-6, err_msg=layer.name
-      )
+      expected.append(value)
+  assert len(outputs) == len(expected)
+  for (name, own), value in zip(outputs.items(), expected):
+    np.testing.assert_allclose(own, value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def _layers_of(model):
+  """The layers of a model and of those in it."""
+  for layer in model.layers:
+    yield from _layers_of(layer) if isinstance(layer, keras.Model) else [layer]
 
 
 def test_layer_outputs_are_those_of_the_weights_given():

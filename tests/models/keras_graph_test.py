@@ -1,13 +1,14 @@
 """Graphs of layers, and where they are cut into body and head."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.models import keras_models
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 
 
 # Graphs that are no chain.
@@ -97,10 +98,7 @@ def test_an_activation_may_be_used_on_both_sides_of_the_cut():
   )
 
 
-# Refusals.
-
-
-def test_a_mask_that_the_head_reads_must_not_cross_the_cut():
+def test_masks_cross_the_cut_and_mark_outputs():
   def make(end):
     return keras.Sequential(
       [
@@ -110,13 +108,10 @@ def test_a_mask_that_the_head_reads_must_not_cross_the_cut():
       ]
     )
 
-  rnn = make([layers.SimpleRNN(2, name='odd'), layers.Dense(3, name='head')])
-  with pytest.raises(ValueError, match="'odd' .*reads a mask"):
-    keras_models.bridge(rnn, ['odd', 'head'])
-  # All in the head, or all in the body, or not read: as Keras.
-  unread = make(
+  rnn = make([layers.SimpleRNN(2, name='rnn'), layers.Dense(3, name='head')])
+  tagging = make(
     [
-      layers.SimpleRNN(2, return_sequences=True),
+      layers.SimpleRNN(2, return_sequences=True, name='rnn'),
       layers.TimeDistributed(layers.Dense(2), name='steps'),
       layers.Dense(3, name='head'),
     ]
@@ -124,21 +119,34 @@ def test_a_mask_that_the_head_reads_must_not_cross_the_cut():
   x = tf.constant([[1, 2, 0, 0], [3, 0, 0, 0]])
   for model, head in (
     (rnn, ['head']),
-    (rnn, ['embedding', 'odd', 'head']),
-    (unread, ['steps', 'head']),
+    (rnn, ['rnn', 'head']),
+    (rnn, ['embedding', 'rnn', 'head']),
+    (tagging, ['head']),
+    (tagging, ['steps', 'head']),
+    (tagging, ['rnn', 'steps', 'head']),
   ):
     bridged = keras_models.bridge(model, head)
     features, _ = bridged.body(bridged.initial_weights, x)
-    outputs, _ = bridged.head(
-      bridged.initial_weights, tf.constant(features.numpy())
-    )
-    np.testing.assert_allclose(outputs, model(x), rtol=1e-5)
+    features = tf.nest.map_structure(lambda f: tf.constant(f.numpy()), features)
+    outputs, _ = bridged.head(bridged.initial_weights, features)
+    expected = model(x).numpy()
+    if model is tagging:
+      expected[x == 0] = np.nan
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+
+
+# Refusals.
 
 
 @pytest.mark.parametrize(
   'make, error, reason',
   [
-    (lambda: 'mlp', TypeError, 'a tf.keras.Model'),
+    (lambda: 'mlp', TypeError, 'a keras.Model'),
+    (
+      lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]),
+      TypeError,
+      'of Keras 3.*tf_keras',
+    ),
     (
       lambda: keras.Sequential([layers.Dense(3, name='head')]),
       TypeError,

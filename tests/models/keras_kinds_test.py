@@ -1,18 +1,21 @@
 """Keras models of all kinds beyond plain layers, each against Keras itself."""
 
+import dataclasses
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import objectives
-from tff_pfl.models import copies, keras_bridge, prediction
+from tff_pfl.models import copies, keras_bridge, prediction, weight_partition
 from tff_pfl.simulation import experiment, finished_run
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 sequential = keras_models.sequential
 
 
@@ -20,7 +23,7 @@ class _InList(layers.Layer):
   """Keeps a weight in a list, and reads it through a function."""
 
   def build(self, input_shape):
-    self.scales = [self.add_weight('scale', shape=())]
+    self.scales = [self.add_weight(shape=(), name='scale')]
     scale = self.scales[0]
     self.function = lambda x: x * scale
 
@@ -45,13 +48,13 @@ class _Subclassed(keras.Model):
 
   def call(self, inputs, training=None):
     hidden = self.blocks[0](inputs)
-    return self.end(self.blocks[1](tf.nn.relu(hidden), training=training))
+    return self.end(self.blocks[1](keras.ops.relu(hidden), training=training))
 
 
 class _OtherInTraining(_Subclassed):
   def call(self, inputs, training=None):
     hidden = self.blocks[0](inputs)
-    return self.end(tf.nn.relu(hidden) if training else hidden)
+    return self.end(keras.ops.relu(hidden) if training else hidden)
 
 
 def _called(model):
@@ -98,7 +101,7 @@ def _two_outputs():
 KINDS = {
   'shared': (_shared, False),
   'tied': (_tied, False),
-  'in_a_list': (lambda: sequential(_InList()), False),
+  'in_a_list': (lambda: sequential(_InList(name='in_list')), False),
   'subclassed': (lambda: _called(_Subclassed()), True),
   'inputs_list': (lambda: _two_inputs(list), False),
   'inputs_dict': (lambda: _two_inputs(dict), False),
@@ -125,7 +128,6 @@ KINDS = {
     lambda: sequential(
       layers.RandomFlip(),
       layers.RandomRotation(0.2),
-      layers.RandomCrop(3, 3),
       layers.RandomContrast(0.1),
       layers.Flatten(),
       shape=(4, 4, 3),
@@ -237,7 +239,7 @@ def test_one_of_several_outputs_is_chosen():
   ):
     keras_models.bridge(model)
   bridged = keras_models.bridge(model, output='head')
-  assert list(bridged.layers) == [model.layers[1].name, 'head']
+  assert list(bridged.layers) == ['dense', 'head']
   x = tf.ones([2, 4])
   np.testing.assert_allclose(
     bridged.forward(bridged.initial_weights, x)[0], model(x)[1], rtol=1e-6
@@ -251,10 +253,8 @@ def test_layer_outputs_of_a_shared_layer_are_those_of_each_use():
   outputs = bridged.layer_outputs(bridged.initial_weights, x)
   dense, norm = model.layers[1:3]
   first = dense(x)
-  np.testing.assert_allclose(outputs[dense.name][0], first, rtol=1e-6)
-  np.testing.assert_allclose(
-    outputs[dense.name][1], dense(norm(first)), rtol=1e-5
-  )
+  np.testing.assert_allclose(outputs['dense'][0], first, rtol=1e-6)
+  np.testing.assert_allclose(outputs['dense'][1], dense(norm(first)), rtol=1e-5)
 
 
 def test_weights_may_not_be_shared_across_the_cut():
@@ -310,8 +310,9 @@ def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
 
 def test_weights_go_back_to_keras_by_their_names():
   def make():
-    backbone = sequential(layers.Dense(4, name='inner'), shape=(4,))
-    backbone._name = 'backbone'
+    backbone = keras.Sequential(
+      [keras.Input((4,)), layers.Dense(4, name='inner')], name='backbone'
+    )
     return sequential(backbone, layers.BatchNormalization(name='norm'))
 
   model = make()
@@ -328,3 +329,178 @@ def test_weights_go_back_to_keras_by_their_names():
     keras_bridge.to_keras(model, {'inner/kernel': 0})
   with pytest.raises(ValueError, match=r"shape \(4, 4\) for 'backbone/inner"):
     keras_bridge.to_keras(model, {'backbone/inner/kernel': 0})
+
+
+# Models within models, and names.
+
+
+def _base_and_head():
+  base = keras.Sequential(
+    [
+      keras.Input((4,)),
+      layers.Dense(5),
+      layers.BatchNormalization(),
+      layers.ReLU(),
+    ],
+    name='base',
+  )
+  return keras.Sequential(
+    [keras.Input((4,)), base, layers.Dense(3, name='head')], name='model'
+  )
+
+
+def test_a_model_within_a_model_is_divided_by_its_layers():
+  bridged = keras_models.bridge(_base_and_head())
+  assert list(bridged.layers) == [
+    'base/dense',
+    'base/batch_normalization',
+    'head',
+  ]
+  assert set(bridged.elements) == {'base/dense', 'head'}
+  partition = weight_partition.WeightPartition.by_layer(
+    bridged, ['base/batch_normalization']
+  )
+  assert partition.local_names == bridged.layers['base/batch_normalization']
+  assert bridged.weight_names(['base']) == tuple(bridged.initial_weights)[:6]
+  whole = keras_models.bridge(_base_and_head(), ['base', 'head'])
+  assert whole.body_layers == ()
+
+
+_NORM = tuple(
+  f'base/batch_normalization/{name}'
+  for name in ('gamma', 'beta', 'moving_mean', 'moving_variance')
+)
+_DENSE = ('base/dense/kernel', 'base/dense/bias')
+
+
+@pytest.mark.parametrize(
+  'name, options, local',
+  [
+    ('fed_bn', {}, _NORM),
+    # Two units of five, with their normalization.
+    ('fed_alt', {'personal': 'base/dense:0-1'}, (*_DENSE, *_NORM)),
+    ('fed_alt', {'personal': 'base'}, (*_DENSE, *_NORM)),
+    (
+      'fed_sa_lora',
+      {},
+      ('base/dense/kernel/personal', 'head/kernel', 'head/bias'),
+    ),
+  ],
+)
+def test_methods_divide_a_model_within_a_model(name, options, local):
+  bridged = keras_models.bridge(_base_and_head(), jit_compile=False)
+  algorithm = registry.get_algorithm(name)
+  process = algorithm.build(bridged, algorithm.hparams(**options))
+  found = process.initialize_client_state.type_signature.result['local']
+  assert tff.structure.name_list(found) == list(local)
+
+
+def test_a_second_build_is_the_same_model():
+  def build():
+    return keras_models.bridge(
+      keras.Sequential(
+        [
+          keras.Input((4,)),
+          layers.Dense(5, 'relu'),
+          layers.BatchNormalization(),
+          layers.Dense(4),
+          layers.Dense(3, name='head'),
+        ]
+      )
+    )
+
+  first, second = build(), build()
+  assert first.name == second.name == 'sequential'
+  assert (
+    list(first.layers)
+    == list(second.layers)
+    == ['dense', 'batch_normalization', 'dense_1', 'head']
+  )
+
+
+def test_layers_are_found_by_the_names_that_keras_gave():
+  model = sequential(layers.Dense(5), layers.Dense(4))
+  names = [layer.name for layer in model.layers]
+  bridged = keras_models.bridge(model, names[1:])
+  assert bridged.head_layers == ('dense_1', 'head')
+  kept = keras_models.bridge(model, names[1:], keep_names=True)
+  assert kept.head_layers == tuple(names[1:])
+
+
+def test_a_subclassed_model_may_take_integers():
+  class Words(keras.Model):
+    def __init__(self):
+      super().__init__(name='words')
+      self.embedding = layers.Embedding(5, 3)
+      self.head = layers.Dense(3, name='head')
+
+    def call(self, inputs):
+      return self.head(keras.ops.mean(self.embedding(inputs), axis=1))
+
+  model = Words()
+  x = tf.constant([[1, 2, 3, 4]])
+  expected = model(x)
+  bridged = keras_models.bridge(
+    model, input_spec=tf.TensorSpec([4], tf.int32, name='x')
+  )
+  assert bridged.element_spec['x'].dtype == tf.int32
+  np.testing.assert_allclose(
+    bridged.forward(bridged.initial_weights, x)[0], expected, rtol=1e-6
+  )
+
+
+# In graphs of TFF, and refusals.
+
+
+def _with_a_tensor_of_its_own(kind):
+  if kind == 'loss':
+    factor = tf.constant(2.0)
+
+    def loss(y, p):
+      y = tf.cast(y, tf.int32)
+      return factor * tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
+
+    return keras_models.bridge(
+      sequential(layers.Dense(4)), loss=loss, task='classification'
+    )
+  shift = tf.constant([1.0, 2.0, 3.0, 4.0])
+  stack = {
+    'adapted': _normalized().layers[0],
+    'lambda': layers.Lambda(lambda x: x - shift),
+    'given': layers.Normalization(mean=[1.0, 2, 3, 4], variance=[1.0] * 4),
+  }[kind]
+  return keras_models.bridge(sequential(stack, layers.Dense(4)))
+
+
+@pytest.mark.parametrize('kind', ['adapted', 'lambda', 'given', 'loss'])
+def test_layers_and_losses_may_hold_tensors(kind, tmp_path):
+  bridged = dataclasses.replace(
+    _with_a_tensor_of_its_own(kind), jit_compile=False
+  )
+  rng = np.random.default_rng(0)
+  data = datasets.FederatedDataset.from_arrays(
+    rng.normal(size=[20, 4]), np.arange(20) % 3, num_clients=2
+  )
+  process = registry.build('fed_avg', bridged)
+  path = str(tmp_path / 'run')
+  experiment.run(
+    process,
+    data,
+    output_dir=path,
+    num_rounds=1,
+    cohort_size=2,
+    show_progress=False,
+  )
+  after = finished_run.server_state(path, process).global_weights
+  kernel = bridged.initial_weights['head/kernel']
+  assert not np.array_equal(after['head/kernel'], kernel)
+
+
+def test_weights_of_another_type_or_without_a_value_are_refused():
+  wide = keras_models.bridge(sequential(layers.Dense(4, dtype='float64')))
+  with pytest.raises(ValueError, match='float32, found .*float64'):
+    registry.build('fed_avg', wide)
+  model = sequential(layers.Dense(4, name='odd'))
+  model.layers[0].kernel.assign(np.full([4, 4], np.nan))
+  with pytest.raises(ValueError, match='finite weights, .* in odd/kernel'):
+    keras_models.bridge(model)

@@ -1,39 +1,35 @@
 """Losses, metrics and probabilities."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 
 
 _THREE = np.float32([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]])
 _ONE = np.float32([[0.3], [0.8], [0.6]])
 _SPARSE = keras.losses.SparseCategoricalCrossentropy
+_BINARY = keras.losses.BinaryCrossentropy
 
 
 @pytest.mark.parametrize(
-  'loss, probabilities, y, label_spec, losses, accuracies',
+  'loss, name, probabilities, y, label_spec, losses, accuracies',
   [
-    *(
-      (
-        loss,
-        _THREE,
-        [1, 2],
-        tf.TensorSpec([], tf.int32),
-        -np.log([0.2, 0.5]),
-        [0, 1],
-      )
-      for loss in (
-        'sparse_categorical_crossentropy',
-        _SPARSE(from_logits=True),
-        _SPARSE(from_logits=True, reduction='sum'),
-      )
+    (
+      _SPARSE,
+      'sparse_categorical_crossentropy',
+      _THREE,
+      [1, 2],
+      tf.TensorSpec([], tf.int32),
+      -np.log([0.2, 0.5]),
+      [0, 1],
     ),
     (
+      keras.losses.CategoricalCrossentropy,
       'categorical_crossentropy',
       _THREE,
       [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
@@ -42,6 +38,7 @@ _SPARSE = keras.losses.SparseCategoricalCrossentropy
       [0, 1],
     ),
     (
+      _BINARY,
       'binary_crossentropy',
       _ONE,
       [0, 1, 0],
@@ -50,7 +47,18 @@ _SPARSE = keras.losses.SparseCategoricalCrossentropy
       [1, 1, 0],
     ),
     (
+      # (1 - p)^2 of what is certain counts less.
+      keras.losses.BinaryFocalCrossentropy,
+      'binary_focal_crossentropy',
+      _ONE,
+      [0, 1, 0],
+      tf.TensorSpec([], tf.int32),
+      -np.log([0.7, 0.8, 0.4]) * np.square([0.3, 0.2, 0.6]),
+      [1, 1, 0],
+    ),
+    (
       # Several labels, of two classes each.
+      _BINARY,
       'binary_crossentropy',
       np.float32([[0.75, 0.75, 0.25]]),
       [[1, 0, 1]],
@@ -59,23 +67,24 @@ _SPARSE = keras.losses.SparseCategoricalCrossentropy
       [1 / 3],
     ),
   ],
-  ids=['name', 'object', 'summing', 'one_hot', 'binary', 'labels'],
+  ids=['sparse', 'one_hot', 'binary', 'focal', 'labels'],
 )
-@pytest.mark.parametrize('activated', [False, True])
+@pytest.mark.parametrize('form', ['name', 'probabilities', 'logits'])
 def test_cross_entropies(
-  loss, probabilities, y, label_spec, losses, accuracies, activated
+  loss, name, probabilities, y, label_spec, losses, accuracies, form
 ):
-  is_binary = loss == 'binary_crossentropy'
-  activation = ('sigmoid' if is_binary else 'softmax') if activated else None
-  outputs = np.log(probabilities)
-  if activated and isinstance(loss, str):
-    outputs = probabilities  # Of an object, what it says itself holds.
-  elif is_binary:
-    outputs -= np.log(1 - probabilities)
+  is_binary = name.startswith('binary')
+  activation = 'sigmoid' if is_binary else 'softmax'
+  outputs = probabilities
+  if form == 'logits':
+    activation = None
+    outputs = np.log(probabilities)
+    if is_binary:
+      outputs -= np.log(1 - probabilities)
   outputs = tf.constant(outputs)
   bridged = keras_models.bridge(
     keras_models.sequential(units=outputs.shape[1], activation=activation),
-    loss=loss,
+    loss=name if form == 'name' else loss(from_logits=form == 'logits'),
   )
   assert bridged.element_spec['y'] == label_spec
   y = tf.constant(y)
@@ -97,27 +106,11 @@ def test_cross_entropies(
   np.testing.assert_allclose(again, wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'end',
-  [
-    layers.Dense(3, tf.nn.softmax, name='head'),
-    lambda x: layers.Softmax()(layers.Dense(3, name='head')(x)),
-    lambda x: layers.Activation('softmax')(layers.Dense(3, name='head')(x)),
-    lambda x: tf.nn.softmax(layers.Dense(3, name='head')(x)),
-    keras.Sequential([keras.Input(4), layers.Dense(3, 'softmax')], name='head'),
-  ],
-  ids=['tf_function', 'softmax', 'activation', 'operation', 'nested'],
-)
-def test_outputs_of_a_softmax_are_probabilities(end):
-  inputs = keras.Input((4,))
-  bridged = keras_models.bridge(keras.Model(inputs, end(inputs)))
-  np.testing.assert_allclose(bridged.classifier.probabilities(_THREE), _THREE)
-
-
 def test_several_numbers_as_labels_are_no_classes():
   bridged = keras_models.bridge(
     keras_models.sequential(activation='sigmoid'),
     loss='binary_crossentropy',
+    metrics=[],
     label_spec=tf.TensorSpec([3], tf.float32),
   )
   assert bridged.classifier is None
@@ -231,6 +224,14 @@ def test_metrics_by_name_object_and_function():
   np.testing.assert_array_equal(values['margin'], [2, 3])
 
 
+class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
+  def __init__(self):
+    super().__init__(name='own')
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    super().update_state(y_true, y_pred, tf.cast(y_true > 0, tf.float32))
+
+
 def nats(y, p):
   return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
 
@@ -249,22 +250,25 @@ class Nats(keras.losses.Loss):
 
 
 @pytest.mark.parametrize(
-  'loss, units, metrics, label_spec, num_classes',
+  'loss, units, task, label_spec, num_classes',
   [
-    (nats, 3, ['accuracy'], tf.TensorSpec([], tf.int32), 3),
-    (Nats(), 3, ['accuracy'], tf.TensorSpec([], tf.int32), 3),
-    (brier, 3, ['accuracy'], tf.TensorSpec([3], tf.float32), 3),
-    (brier, 3, [], tf.TensorSpec([3], tf.float32), None),
-    (pinball, 1, [], tf.TensorSpec([], tf.float32), None),
-    (brier, 1, ['accuracy'], tf.TensorSpec([], tf.int32), 2),
+    (nats, 3, 'classification', tf.TensorSpec([], tf.int32), 3),
+    (Nats(), 3, 'classification', tf.TensorSpec([], tf.int32), 3),
+    (brier, 3, 'one_hot_classification', tf.TensorSpec([3], tf.float32), 3),
+    (brier, 3, None, tf.TensorSpec([3], tf.float32), None),
+    (pinball, 1, 'regression', tf.TensorSpec([], tf.float32), None),
+    (brier, 1, 'binary_classification', tf.TensorSpec([], tf.int32), 2),
   ],
   ids=['classes', 'object', 'one_hot', 'vectors', 'quantile', 'two_classes'],
 )
 def test_labels_that_a_loss_of_ones_own_takes(
-  loss, units, metrics, label_spec, num_classes
+  loss, units, task, label_spec, num_classes
 ):
   bridged = keras_models.bridge(
-    keras_models.sequential(units=units), loss=loss, metrics=metrics
+    keras_models.sequential(units=units),
+    loss=loss,
+    task=task,
+    metrics=['accuracy'] if num_classes else [],
   )
   assert bridged.element_spec['y'] == label_spec
   assert (bridged.classifier and bridged.classifier.num_classes) == num_classes
@@ -279,14 +283,17 @@ def test_labels_that_a_loss_of_ones_own_takes(
     ('mse', [keras.metrics.MeanSquaredError(name='mse')], None, ('mse', False)),
     ('mse', [pinball], False, ('pinball', False)),
     (
-      'categorical_crossentropy',
+      keras.losses.CategoricalCrossentropy(from_logits=True),
       [keras.metrics.TopKCategoricalAccuracy(2, name='top_2'), 'accuracy'],
       None,
       ('top_2', True),
     ),
     (
-      'sparse_categorical_crossentropy',
-      ['accuracy', 'sparse_categorical_crossentropy'],
+      _SPARSE(from_logits=True),
+      [
+        'accuracy',
+        keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+      ],
       None,
       ('accuracy', True),
     ),
@@ -308,8 +315,8 @@ def test_classes_have_weights():
   logits = tf.constant([[1.0, 2.0, 0.0], [3.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
   y = tf.constant([0, 1, 2])
   for loss, labels in (
-    ('sparse_categorical_crossentropy', y),
-    ('categorical_crossentropy', tf.one_hot(y, 3)),
+    (_SPARSE(from_logits=True), y),
+    (keras.losses.CategoricalCrossentropy(from_logits=True), tf.one_hot(y, 3)),
   ):
     plain, weighted = (
       keras_models.bridge(
@@ -323,12 +330,22 @@ def test_classes_have_weights():
     )
   binary = keras_models.bridge(
     keras_models.sequential(units=1),
-    loss='binary_crossentropy',
+    loss=_BINARY(from_logits=True),
     class_weight={1: 3.0},
   )
   np.testing.assert_allclose(
     binary.loss(tf.constant([0, 1]), tf.constant([[0.0], [0.0]])),
     np.log(2) * np.array([1, 3]),
+    rtol=1e-6,
+  )
+  labels = keras_models.bridge(
+    keras_models.sequential(),
+    loss=_BINARY(from_logits=True),
+    class_weight={1: 10.0},
+  )
+  np.testing.assert_allclose(
+    labels.loss(tf.constant([[0, 1, 0], [1, 1, 0]]), tf.zeros([2, 3])),
+    np.log(2) * np.array([12 / 3, 21 / 3]),
     rtol=1e-6,
   )
 
@@ -348,6 +365,35 @@ def test_classes_have_weights():
       ValueError,
       "`higher_is_better` to be True or False.*'pinball'",
     ),
+    (
+      {'loss': 'sparse_categorical_crossentropy'},
+      ValueError,
+      r'no probabilities: SparseCategoricalCrossentropy\(from_logits=True\)',
+    ),
+    ({'loss': _SPARSE()}, ValueError, 'SparseCategoricalCrossentropy'),
+    (
+      {'loss': _SPARSE(from_logits=True, reduction='sum')},
+      ValueError,
+      "found \"reduction='sum'",
+    ),
+    (
+      {'metrics': ['sparse_categorical_crossentropy']},
+      ValueError,
+      r'`SparseCategoricalCrossentropy\(from_logits=True\)`',
+    ),
+    (
+      {'metrics': [_OwnUpdate()]},
+      ValueError,
+      "means over examples.*_OwnUpdate 'own'",
+    ),
+    (
+      {'loss': lambda y, p: 0 * p[:, 0], 'metrics': []},
+      ValueError,
+      'a loss with a gradient',
+    ),
+    ({'task': 'nonsense'}, ValueError, '`task`'),
+    ({'class_weight': 'balanced'}, TypeError, 'a dict from class to factor'),
+    ({'label_spec': tf.int32}, TypeError, 'a tf.TensorSpec'),
     ({'class_weight': {3: 2.0}}, ValueError, r'integer in \[0, 2\], found 3'),
     (
       {'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}},

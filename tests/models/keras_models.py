@@ -1,12 +1,12 @@
 """Keras models that the tests of the bridge share, and calls of them."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl.models import keras_bridge, split_model
 
-keras = tf.keras
-layers = tf.keras.layers
+layers = keras.layers
 
 NUM_CLASSES = 3
 
@@ -120,7 +120,7 @@ def jitter(model):
 def examples(model, num_examples=6, seed=1):
   rng = np.random.default_rng(seed)
   shape = (num_examples, *model.input_shape[1:])
-  if model.inputs[0].dtype.is_integer:
+  if tf.as_dtype(model.inputs[0].dtype).is_integer:
     x = rng.integers(0, 7, shape).astype(np.int32)
   else:
     x = rng.normal(size=shape).astype(np.float32)
@@ -129,7 +129,9 @@ def examples(model, num_examples=6, seed=1):
 
 
 def bridge(model, head_layers=('head',), **arguments):
-  arguments.setdefault('loss', 'sparse_categorical_crossentropy')
+  arguments.setdefault(
+    'loss', keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  )
   return keras_bridge.from_keras(model, head_layers=head_layers, **arguments)
 
 
@@ -145,7 +147,7 @@ def tensors(model):
 
 def variables(model, bridged):
   """The bridge's names of the Keras model's variables, in its own order."""
-  ordered = [v for layer in model.layers for v in layer.weights]
+  ordered = [v.value for layer in model.layers for v in layer.weights]
   return dict(zip(bridged.initial_weights, ordered))
 
 
@@ -158,8 +160,8 @@ def state_of(model):
     (id(owner), key, id(value))
     for owner in (*model._flatten_layers(), *model.weights)
     for key, value in vars(owner).items()
-    if key in ('call', 'value', '_random_generator')
-    or isinstance(value, (tf.Tensor, tf.Variable))
+    if key in ('call', 'value', '_moments', 'state')
+    or isinstance(value, (tf.Tensor, tf.Variable, keras.Variable))
   ]
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +8,7 @@ import tensorflow as tf
 from tests.models import keras_models
 from tff_pfl.models import split_model
 
-layers = tf.keras.layers
+layers = keras.layers
 
 
 @pytest.fixture(scope='module')

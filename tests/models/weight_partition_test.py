@@ -1,11 +1,11 @@
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.models import keras_models
 from tff_pfl.models import weight_partition
 
-layers = tf.keras.layers
+layers = keras.layers
 
 
 @pytest.fixture(scope='module')

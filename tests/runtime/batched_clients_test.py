@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -116,15 +117,15 @@ def test_a_round_gives_what_it_gives_one_by_one(
 def test_networks_with_convolutions_are_one_program(
   one_by_one, batched, batch_sizes
 ):
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([8, 8, 2]),
-      tf.keras.layers.Conv2D(4, 3, 2, padding='same', activation='relu'),
-      tf.keras.layers.BatchNormalization(),
-      tf.keras.layers.MaxPool2D(),
-      tf.keras.layers.Conv2D(3, 2, activation='relu'),
-      tf.keras.layers.Flatten(),
-      tf.keras.layers.Dense(3, name='head'),
+      keras.layers.Input([8, 8, 2]),
+      keras.layers.Conv2D(4, 3, 2, padding='same', activation='relu'),
+      keras.layers.BatchNormalization(),
+      keras.layers.MaxPool2D(),
+      keras.layers.Conv2D(3, 2, activation='relu'),
+      keras.layers.Flatten(),
+      keras.layers.Dense(3, name='head'),
     ]
   )
   process = registry.build('fed_rep', toy_problems.classifier_from(network))
@@ -162,12 +163,12 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
 def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
   one_by_one, batched, monkeypatch
 ):
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([4, 4, 4, 1]),
-      tf.keras.layers.Conv3D(2, 3),
-      tf.keras.layers.Flatten(),
-      tf.keras.layers.Dense(3, name='head'),
+      keras.layers.Input([4, 4, 4, 1]),
+      keras.layers.Conv3D(2, 3),
+      keras.layers.Flatten(),
+      keras.layers.Dense(3, name='head'),
     ]
   )
   process = registry.build('fed_avg', toy_problems.classifier_from(network))

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,8 +16,6 @@ from tff_pfl.algorithms import per_fed_avg, registry
 from tff_pfl.client import schedules, training_options
 from tff_pfl.models import augmentation
 from tff_pfl.templates import personalization
-
-keras = tf.keras
 
 _SEED = 11
 _NUM_CLIENTS = 7

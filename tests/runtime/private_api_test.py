@@ -4,7 +4,7 @@ import re
 from tff_pfl.runtime import private_api
 
 _PRIVATE_IMPORT = re.compile(
-  r'^\s*(from|import) (tensorflow|tensorflow_federated)\.', re.MULTILINE
+  r'^\s*(from|import) (keras|tensorflow|tensorflow_federated)\.', re.MULTILINE
 )
 
 

@@ -165,3 +165,17 @@ def test_client_values_are_stored_for_each_client_or_once():
 def test_functions_cannot_be_passed():
   with pytest.raises(TypeError, match='Expected an argument of type'):
     _from_python(len, tff.FunctionType(None, np.int32))
+
+
+@pytest.mark.parametrize(
+  'container, expected',
+  [(None, ()), (collections.OrderedDict, collections.OrderedDict())],
+)
+def test_an_empty_structure_is_a_tuple_or_what_it_was(container, expected):
+  value_type = (
+    tff.StructType([])
+    if container is None
+    else tff.StructWithPythonType([], container)
+  )
+  found = _to_python((), value_type, 1)
+  assert found == expected and type(found) is type(expected)

@@ -308,8 +308,10 @@ def _data_of(features, classes, **options):
 @pytest.mark.parametrize(
   'changes, words',
   [
-    ({'num_rounds': 0}, '`num_rounds` to be at least 1, found 0'),
-    ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` to be at least 1'),
+    ({'num_rounds': 0}, '`num_rounds` to be .* at least 1, found 0'),
+    ({'num_rounds': '3'}, "`num_rounds` to be an integer .*, found '3'"),
+    ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` .* at least 1'),
+    ({'data': None}, '`data` to be a FederatedDataset, found None'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
     ({'settings': {'num_rounds': 50}}, "`settings` to be without 'num_rounds'"),
@@ -340,7 +342,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
   options = {'process': ('fed_rep', {}), 'data': _make_data(), **changes}
   name, of_process = options.pop('process')
   process = _build(name, _make_model(), **of_process)
-  with pytest.raises(ValueError, match=words) as caught:
+  with pytest.raises((TypeError, ValueError), match=words) as caught:
     _run(process, directory=tmp_path / 'run', **options)
   assert '\n' not in str(caught.value)
   assert not (tmp_path / 'run').exists()

@@ -4,6 +4,7 @@ import gc
 import os
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -247,16 +248,18 @@ def test_predictions_of_many_examples_are_those_of_each(run):
 
 
 def test_fractions_are_no_indices():
-  keras_model = tf.keras.Sequential(
+  keras_model = keras.Sequential(
     [
-      tf.keras.layers.Input([2], dtype=tf.int32),
-      tf.keras.layers.Embedding(5, 3),
-      tf.keras.layers.Flatten(),
-      tf.keras.layers.Dense(2, name='head'),
+      keras.layers.Input([2], dtype=tf.int32),
+      keras.layers.Embedding(5, 3),
+      keras.layers.Flatten(),
+      keras.layers.Dense(2, name='head'),
     ]
   )
   model = keras_bridge.from_keras(
-    keras_model, head_layers=['head'], loss='sparse_categorical_crossentropy'
+    keras_model,
+    head_layers=['head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
   weights = model.initial_weights
   with pytest.raises(ValueError, match='`x` to be integers'):

@@ -1,5 +1,6 @@
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,7 +138,7 @@ def test_nested_measurements_are_found_in_the_metrics():
   [
     ('aggregator', 'mean', TypeError),
     ('aggregator', aggregators.make_aggregator, TypeError),
-    ('server_optimizer', tf.keras.optimizers.SGD(1.0), TypeError),
+    ('server_optimizer', keras.optimizers.SGD(1.0), TypeError),
     ('personalization', 'head', TypeError),
     ('server_schedule', 'cosine:100', TypeError),
     ('client_weighting', 'equal', ValueError),

@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,15 +21,15 @@ _MOVING = ('norm/moving_mean', 'norm/moving_variance')
 
 @functools.cache
 def _model(trainable=True):
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, name='dense'),
-      tf.keras.layers.BatchNormalization(
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(
         momentum=0.8, name='norm', trainable=trainable
       ),
-      tf.keras.layers.ReLU(),
-      tf.keras.layers.Dense(3, name='head'),
+      keras.layers.ReLU(),
+      keras.layers.Dense(3, name='head'),
     ]
   )
   return toy_problems.classifier_from(network)

@@ -1,8 +1,8 @@
 import collections
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
@@ -168,11 +168,11 @@ def test_without_training_metrics_only_the_noised_mean_leaves_clients():
 
 
 def _with_frozen_layer():
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([5]),
-      tf.keras.layers.Dense(4, name='frozen', trainable=False),
-      tf.keras.layers.Dense(3, name='head'),
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='frozen', trainable=False),
+      keras.layers.Dense(3, name='head'),
     ]
   )
   return toy_problems.classifier_from(network)

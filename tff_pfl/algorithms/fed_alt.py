@@ -94,7 +94,11 @@ def personal_partition(
     ValueError: If it names what there is not, nothing, or the whole model.
   """
   layers, end = tuple(model.layers), _AN_END.fullmatch(personal)
-  names = [name.strip() for name in personal.split(',')]
+  names = [
+    layer
+    for name in map(str.strip, personal.split(','))
+    for layer in model.layers_within(name) or [name]
+  ]
   if end:
     number = int(end[2]) if end[2] else None
     names = model.last_layers(number, 'personal')

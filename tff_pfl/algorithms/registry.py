@@ -71,6 +71,7 @@ def method(
         'model',
         'a SplitModel (keras_bridge.from_keras makes one of a Keras model)',
       )
+      split_model.check_float32(model)
       errors.expect_type(
         hparams, hparams_class, 'hparams', f'a {hparams_class.__name__}'
       )

@@ -14,19 +14,23 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import tf_keras
 
 from tff_pfl import errors
 from tff_pfl.benchmark import timing, workloads
 from tff_pfl.runtime import base
 
-keras = tf.keras
 
+def make_keras_model(workload: workloads.Workload, keras: Any) -> Any:
+  """The workload's model in Keras, its last layer the head.
 
-def make_keras_model(workload: workloads.Workload) -> keras.Model:
-  """The workload's model in Keras, its last layer the head."""
+  Args:
+    keras: Keras 3 or 2, the module.
+  """
   arguments = workload.model_arguments
   layers = [keras.layers.Input(workload.shape)]
   activation = arguments.get('activation', 'relu')
@@ -43,8 +47,10 @@ def make_keras_model(workload: workloads.Workload) -> keras.Model:
   return keras.Sequential([*layers, keras.layers.Dense(workloads.NUM_CLASSES)])
 
 
-def _loss():
-  return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def _loss(y, logits):
+  return tf.reduce_mean(
+    tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+  )
 
 
 def _batch_spec(workload):
@@ -93,16 +99,24 @@ class _FedAvg(Reference):
       runtime, {index: pipeline(value) for index, value in tensors.items()}
     )
 
-    def model_fn():
-      return tff.learning.models.from_keras_model(
-        make_keras_model(workload),
-        loss=_loss(),
-        input_spec=_batch_spec(workload),
-        metrics=[keras.metrics.SparseCategoricalAccuracy()],
-      )
+    model = make_keras_model(workload, keras)
+
+    @tf.function
+    def predict(weights, x, training):
+      outputs, _ = model.stateless_call(*weights, x, training=training)
+      return outputs
+
+    def loss(output, label, sample_weight=None):
+      del sample_weight
+      return _loss(label, output)
 
     self._process = tff.learning.algorithms.build_weighted_fed_avg(
-      model_fn,
+      tff.learning.models.FunctionalModel(
+        initial_weights=(tuple(v.numpy() for v in model.weights), ()),
+        predict_on_batch_fn=predict,
+        loss_fn=loss,
+        input_spec=_batch_spec(workload),
+      ),
       client_optimizer_fn=tff.learning.optimizers.build_sgdm(
         hparams.learning_rate, hparams.momentum or None
       ),
@@ -155,7 +169,7 @@ class _ByHand(Reference):
     """Returns a client's batches."""
 
   @abc.abstractmethod
-  def trainer(self, model: keras.Model, hparams: Any) -> Callable[..., Any]:
+  def trainer(self, model: tf_keras.Model, hparams: Any) -> Callable[..., Any]:
     """Returns the training of a model on a dataset.
 
     Of one client, to the sum of its examples' losses and their number.
@@ -175,7 +189,8 @@ class _ByHand(Reference):
 
     @tff.tensorflow.computation(weights_type, local_type, dataset_type)
     def client_update(weights, local, dataset):
-      model = make_keras_model(workload)
+      # Keras 2, whose variables and optimizers TFF's workers know.
+      model = make_keras_model(workload, tf_keras)
       train = self.trainer(model, workload.hparams)
 
       @tf.function
@@ -241,7 +256,7 @@ class _FedRep(_ByHand):
     head, body = variables[-self.num_local :], variables[: -self.num_local]
     head_optimizer, body_optimizer = (
       # The newer Keras optimizers take several times as many operations.
-      keras.optimizers.legacy.SGD(rate, hparams.momentum)
+      tf_keras.optimizers.legacy.SGD(rate, hparams.momentum)
       for rate in (hparams.head_learning_rate, hparams.body_learning_rate)
     )
 
@@ -318,7 +333,7 @@ class _PerFedAvg(_ByHand):
 def _gradients(model, batch, variables):
   """Returns the loss and its gradients."""
   with tf.GradientTape() as tape:
-    loss = _loss()(batch['y'], model(batch['x'], training=True))
+    loss = _loss(batch['y'], model(batch['x'], training=True))
   return loss, tape.gradient(loss, variables)
 
 

@@ -15,6 +15,9 @@ import tensorflow as tf
 
 from tff_pfl.models import split_model
 
+# The metric sum that counts the examples, each as far as its parts count.
+COUNTED = 'counted'
+
 
 class Batch(NamedTuple):
   """A mini-batch.
@@ -63,10 +66,13 @@ Penalty = Callable[..., tf.Tensor]
 
 
 def zero_metrics(model: split_model.SplitModel) -> collections.OrderedDict:
-  """The empty sums: `loss`, the model's metrics and `examples`, float32."""
-  return collections.OrderedDict(
-    (name, tf.zeros([])) for name in ('loss', *model.metrics, 'examples')
-  )
+  """The empty sums: `loss`, the model's metrics and `examples`, float32.
+
+  Where not all parts of examples count, also how many do, `counted`.
+  """
+  counted = () if model.counted is None else (COUNTED,)
+  names = ('loss', *model.metrics, *counted, 'examples')
+  return collections.OrderedDict((name, tf.zeros([])) for name in names)
 
 
 def metric_sums(
@@ -93,21 +99,27 @@ def metric_sums(
     return tf.math.unsorted_segment_sum(values, domain, model.domains.number)
 
   sums = collections.OrderedDict()
+  counted = example_weights
+  if model.counted is not None:
+    counted = example_weights * model.counted(y, outputs)
   for name, function in {'loss': model.loss, **model.metrics}.items():
     values = tf.cast(function(y, outputs), tf.float32)
     # Padding may give any value, even NaN.
     kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
-    sums[name] = total(kept * example_weights)
+    sums[name] = total(kept * counted)
+  if model.counted is not None:
+    sums[COUNTED] = total(counted)
   sums['examples'] = total(example_weights)
   return sums
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
-  """Metric sums to means over the `examples` counted; 0 without any."""
+  """Metric sums to means over what counted; 0 without any."""
+  number = sums.get(COUNTED, sums['examples'])
   return collections.OrderedDict(
-    (name, tf.math.divide_no_nan(value, sums['examples']))
+    (name, tf.math.divide_no_nan(value, number))
     for name, value in sums.items()
-    if name != 'examples'
+    if name not in ('examples', COUNTED)
   )
 
 
@@ -145,9 +157,17 @@ def prediction_loss(
         losses *= tf.gather(
           tf.cast(domain_weights, losses.dtype), batch.x['domain']
         )
-      mean_loss = tf.reduce_sum(losses * example_weights) / tf.maximum(
-        tf.reduce_sum(example_weights), 1
-      )
+      if model.counted is None:
+        number = tf.maximum(tf.reduce_sum(example_weights), 1)
+        mean_loss = tf.reduce_sum(losses * example_weights) / number
+      else:
+        example_weights *= tf.cast(
+          model.counted(batch.y, outputs), losses.dtype
+        )
+        mean_loss = tf.math.divide_no_nan(
+          tf.reduce_sum(losses * example_weights),
+          tf.reduce_sum(example_weights),
+        )
       for name, regularizer in model.regularizers.items():
         if name in trained:
           mean_loss += tf.cast(regularizer(trained[name]), mean_loss.dtype)

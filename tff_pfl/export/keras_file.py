@@ -6,7 +6,7 @@ import os
 from typing import Union
 
 from tff_pfl import errors
-from tff_pfl.models import keras_bridge, keras_graph, split_model
+from tff_pfl.models import keras_graph, split_model
 
 
 def check(model: split_model.SplitModel) -> None:
@@ -16,8 +16,8 @@ def check(model: split_model.SplitModel) -> None:
   domain) or changes (FedDAR's projection) have no Keras model.
   """
   names = []
-  if model.keras_model is not None:
-    names = list(keras_graph.name_weights(model.keras_model)[0])
+  if model.keras_graph is not None:
+    names = list(keras_graph.name_weights(model.keras_graph)[0])
   errors.expect(
     names == list(model.initial_weights),
     'model',
@@ -48,10 +48,12 @@ def save(
     ValueError: If `check` does.
   """
   check(model)
-  network = model.keras_model
+  network = model.keras_graph.model
+  variables, _, _ = keras_graph.name_weights(model.keras_graph)
   before = network.get_weights()
   try:
-    keras_bridge.to_keras(network, weights)
+    for name, variable in variables.items():
+      variable.assign(weights[name])
     network.save(path)
   finally:
     network.set_weights(before)

@@ -5,19 +5,21 @@ differentiated, compiled and run inside a TFF computation (see `keras_purity`).
 What Keras does otherwise in training is done so here:
 
 * `BatchNormalization`: normalizes with the statistics of the batch's real
-  examples (padding does not count) and hands the new moving statistics out
-  as values. They are weights of the model, listed in `statistics`.
+  examples (padding does not count). New moving statistics, as all that layers
+  assign to weights without gradient, are handed out as values. They are weights
+  of the model, listed in `statistics`.
 * Dropout, also inside recurrent layers, noise and random changes of images draw
   from the seed that the caller gives.
 * Regularizers of weights are in `regularizers`, for the loss of training.
 * In mixed precision the weights and the outputs are float32. Losses are not
   scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
-* Integers that a layer keeps (`Normalization.count`) are constants.
+* What a layer or a loss keeps as a tensor (an adapted `Normalization`) is a
+  constant.
 
 Unsupported layers raise an error that names them: stateful recurrent layers,
-activity regularizers and other losses of layers, batch normalization of masked
-sequences, and layers that assign, read variables which are not their weights or
-draw without Keras's random generator.
+activity regularizers and other losses of layers, constraints, and layers that
+assign to a trained weight, read variables which are not their weights or draw
+without a `keras.random.SeedGenerator`.
 Layers with `trainable=False` keep their weights, as in Keras.
 """
 
@@ -28,6 +30,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -38,8 +41,7 @@ from tff_pfl.models import (
   keras_purity,
   split_model,
 )
-
-keras = tf.keras
+from tff_pfl.runtime.private_api import get_keras_mask, set_keras_mask
 
 # How the names of operations begin that 'auto' does not compile: convolutions,
 # which XLA makes many times slower in loops on a CPU; rotations and shifts of
@@ -60,41 +62,51 @@ def from_keras(
   head_layers: Iterable[str],
   loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
   metrics: Iterable[Any] = ('accuracy',),
+  task: Optional[str] = None,
   label_spec: Optional[tf.TensorSpec] = None,
+  input_spec: Optional[Any] = None,
   higher_is_better: Optional[bool] = None,
   class_weight: Optional[Mapping[int, float]] = None,
   jit_compile: Union[bool, str] = 'auto',
   output: Optional[str] = None,
+  keep_names: bool = False,
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
 
   The Keras model is read, not changed; its current weights become the initial
-  weights.
+  weights. Layers of models within it are layers of its own, called
+  `model/layer`.
 
   Args:
-    model: A sequential, functional or subclassed Keras model that knows its
-      inputs. Of several inputs, an example's `x` is a dict, by the keys or else
-      the names of the inputs. A subclassed model is divided as its `call` uses
-      its layers, and `call` must do the same in training, where its layers do
-      not do otherwise.
-    head_layers: Names of the layers that make the head. Layers without weights
-      that follow them (activations, dropout) belong to the head too.
+    model: A sequential, functional or subclassed model of Keras 3 that knows
+      its inputs. Of several inputs, an example's `x` is a dict, by the keys or
+      else the names of the inputs. A subclassed model is divided as its `call`
+      uses its layers, and `call` must do the same in training, where its layers
+      do not do otherwise.
+    head_layers: Names of the layers that make the head; that of a model within
+      the model stands for all its layers. Layers without weights that follow
+      them (activations, dropout) belong to the head too.
     loss: A loss by Keras name, a Keras loss object, or a function
-      `(y_true, y_pred) -> [batch]` (a function gets `y_true` with the type and
-      the rank of `y_pred`, but classes as they are where it takes them). For
-      cross-entropies given by name, whether the outputs are logits is read off
-      the last layer's activation.
+      `(y_true, y_pred) -> [batch]`. As in Keras, cross-entropies are of
+      probabilities unless their object says `from_logits=True`.
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
       metric objects that are means over examples, or functions. The first one
       is the primary one, by which models are compared; without any the loss.
+    task: Of a loss that is not Keras's, what the outputs are:
+      'classification' (labels are classes), 'one_hot_classification',
+      'binary_classification' (also of several labels) or 'regression', the
+      default. They are logits, unless the loss has an attribute `from_logits`
+      that is False.
     label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
       default int32 for sparse and binary cross-entropies, else float32, and
-      scalar where the output is one number. Of a loss of one's own, what it
-      can be called with and whether `metrics` has `'accuracy'` tell the kind.
+      scalar where the output is one number.
+    input_spec: Of a subclassed model whose inputs are not float32,
+      `tf.TensorSpec`s of one example's, as it takes them.
     higher_is_better: Whether more of the first metric is better; None for what
       Keras's own is: less of what is a loss, too, else more.
     class_weight: Class to the factor of the loss of its examples, in training
-      as in scores, of all methods; 1 for classes that are not named.
+      as in scores, of all methods; 1 for classes that are not named. Of several
+      labels the factor of each label's loss.
     jit_compile: Whether client training is compiled by XLA: True, False or
       'auto', which is False for models with convolutions and else leaves out
       phases that train many weights, which are faster in place
@@ -102,6 +114,9 @@ def from_keras(
     output: Which of several outputs to train, by its name in
       `model.output_names`; layers that only others need are left out. To train
       several, concatenate them and give a loss that takes them apart.
+    keep_names: Whether layers keep names that Keras could have given them, such
+      as `dense_1`. Else these count within the model, so that a second build of
+      it, in the same process, is the same model.
 
   Raises:
     TypeError: If `model` is no Keras model that knows its inputs, or another
@@ -113,39 +128,48 @@ def from_keras(
     if isinstance(value, str):
       raise TypeError(errors.message(name, 'a list', value))
   errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
-  model = keras_graph.with_output(keras_graph.graph_of(model), output)
-  nodes = keras_graph.graph_nodes(model)
-  keras_purity.check_layers(model, nodes)
-  variables, layers, statistics = keras_graph.name_weights(model)
-  head_nodes = keras_graph.head_nodes(model, nodes, tuple(head_layers))
-  body_model, head_model = keras_graph.cut_at_head(model, head_nodes)
-  head_names = {node.layer.name for node in head_nodes}
+  model = keras_graph.functional_of(model, input_spec)
+  graph = keras_graph.Graph(keras_graph.with_output(model, output), keep_names)
+  variables, layers, statistics = keras_graph.name_weights(graph)
+  keras_purity.check_layers(graph, variables)
+  head_nodes = keras_graph.head_nodes(graph, tuple(head_layers))
+  head_names = {node.name for node in head_nodes}
   label_spec, of_outputs = keras_losses.resolve(
-    model, loss, tuple(metrics), label_spec, higher_is_better, class_weight
+    graph,
+    loss,
+    tuple(metrics),
+    label_spec,
+    task,
+    higher_is_better,
+    class_weight,
   )
-  pure = keras_purity.PureCalls(model, variables)
+  pure = keras_purity.PureCalls(graph, variables)
+  body, head = _body_and_head(graph, pure, head_nodes)
   result = split_model.SplitModel(
-    name=model.name,
+    name=graph.name,
     initial_weights=collections.OrderedDict(
       (name, variable.numpy()) for name, variable in variables.items()
     ),
     layers=layers,
-    head_layers=tuple(name for name in layers if name in head_names),
-    statistics=statistics,
-    element_spec=collections.OrderedDict(
-      x=keras_graph.input_spec(model),
-      y=label_spec,
+    head_layers=tuple(
+      name
+      for name in layers
+      if any(name == of or name.startswith(f'{of}/') for of in head_names)
     ),
-    body=pure.bind(body_model),
-    head=_in_float32(pure.bind(head_model)),
+    statistics=statistics,
+    element_spec=collections.OrderedDict(x=graph.input_spec, y=label_spec),
+    body=body,
+    head=head,
     jit_compile=jit_compile,
-    layer_outputs=keras_purity.layer_outputs(model, nodes, layers, pure),
-    elements=keras_graph.find_elements(nodes, layers, variables),
-    regularizers=keras_purity.regularizers(model, variables),
-    keras_model=model,
+    layer_outputs=_layer_outputs(graph, pure, layers),
+    elements=keras_graph.find_elements(graph, layers, variables),
+    regularizers=keras_purity.regularizers(variables),
+    keras_graph=graph,
     **of_outputs,
   )
-  operations = keras_purity.check_pure(result, variables)
+  _check_finite(result)
+  operations = keras_purity.check_pure(graph, result, variables)
+  keras_losses.check(result, loss, task)
   if jit_compile == 'auto' and any(
     operation.startswith(_NOT_FOR_XLA) for operation in operations
   ):
@@ -153,30 +177,113 @@ def from_keras(
   return result
 
 
-def _in_float32(head):
-  """The head whose outputs, of mixed precision, are float32 for the loss."""
+def _body_and_head(graph, pure, head_nodes):
+  """The body and the head of a graph, as `SplitModel` has them."""
+  features, masked = keras_graph.features_of(graph, head_nodes)
+  to_features = pure.bind(graph.inputs, features)
+  to_output = pure.bind(features, [graph.output])
 
-  def call(weights, features, mode=split_model.INFERENCE):
-    outputs, statistics = head(weights, features, mode)
+  def body(weights, x, mode=split_model.INFERENCE):
+    values, statistics = to_features(weights, graph.flat_inputs(x), mode)
+    # What the head is called with has no mask of its own.
+    masks = [get_keras_mask(values[features.index(key)]) for key in masked]
+    values = [*map(tf.identity, values), *masks]
+    return values[0] if len(values) == 1 else values, statistics
+
+  def head(weights, x, mode=split_model.INFERENCE):
+    values = list(x) if isinstance(x, (list, tuple)) else [x]
+    values, masks = values[: len(features)], values[len(features) :]
+    for key, mask in zip(masked, masks):
+      place = features.index(key)
+      values[place] = tf.identity(values[place])
+      set_keras_mask(values[place], mask)
+    (outputs,), statistics = to_output(weights, values, mode)
+    mask = get_keras_mask(outputs)
+    # A tensor without what Keras notes in it of the softmax that made it, and,
+    # of mixed precision, in the type of the loss.
+    outputs = tf.identity(outputs)
     if outputs.dtype.size < 4:
       outputs = tf.cast(outputs, tf.float32)
+    if graph.masks_output:
+      outputs = _with_mask(outputs, mask)
     return outputs, statistics
 
-  return call
+  return body, head
 
 
-def to_keras(model: keras.Model, weights: split_model.Weights) -> None:
+def _with_mask(outputs, mask):
+  """Outputs that are NaN where they are masked, and nowhere else."""
+  for _ in range(outputs.shape.rank - mask.shape.rank):
+    mask = mask[..., tf.newaxis]
+  outputs = tf.where(
+    tf.math.is_nan(outputs), tf.constant(np.inf, outputs.dtype), outputs
+  )
+  return tf.where(mask, outputs, tf.constant(np.nan, outputs.dtype))
+
+
+def _layer_outputs(graph, pure, layers):
+  """`(weights, x) -> OrderedDict` of the outputs of `layers`."""
+  uses = {
+    name: [node for node in graph.nodes if name == node.name] for name in layers
+  }
+  # A layer within a user's own layer has no node.
+  keys = {
+    name: [list(node.results) for node in nodes]
+    for name, nodes in uses.items()
+    if nodes
+  }
+  wanted = tf.nest.flatten(keys)
+  call = pure.bind(graph.inputs, wanted)
+
+  def layer_outputs(weights, x):
+    values, _ = call(weights, graph.flat_inputs(x))
+    by_key = dict(zip(wanted, values))
+
+    def of(results):
+      values = [by_key[key] for key in results]
+      return values[0] if len(values) == 1 else values
+
+    return collections.OrderedDict(
+      # Of a layer that is used once, not a list of one.
+      (name, of(calls[0]) if len(calls) == 1 else list(map(of, calls)))
+      for name, calls in keys.items()
+    )
+
+  return layer_outputs
+
+
+def _check_finite(model):
+  for name, value in model.initial_weights.items():
+    errors.expect(
+      np.isfinite(value).all(),
+      'model',
+      'a Keras model with finite weights',
+      f'NaN or infinite numbers in {name}',
+    )
+
+
+def to_keras(
+  model: keras.Model,
+  weights: split_model.Weights,
+  *,
+  input_spec: Optional[Any] = None,
+  keep_names: bool = False,
+) -> None:
   """Gives a Keras model weights of the `SplitModel` made of it.
 
   Args:
     model: The model that `from_keras` was given, or one built in the same way.
     weights: Name to value, by the names of `SplitModel.initial_weights`, such
       as a client's personal weights. Weights that are not named stay.
+    input_spec: As `from_keras` was given.
+    keep_names: As `from_keras` was given.
 
   Raises:
     ValueError: If the Keras model has no such weight, or one of another shape.
   """
-  variables, _, _ = keras_graph.name_weights(keras_graph.graph_of(model))
+  functional = keras_graph.functional_of(model, input_spec)
+  graph = keras_graph.Graph(functional, keep_names)
+  variables, _, _ = keras_graph.name_weights(graph)
   for name, value in weights.items():
     errors.expect(
       name in variables,
@@ -185,7 +292,7 @@ def to_keras(model: keras.Model, weights: split_model.Weights) -> None:
       name,
     )
     errors.expect(
-      variables[name].shape == np.shape(value),
+      tuple(variables[name].shape) == np.shape(value),
       'weights',
       f'of shape {tuple(variables[name].shape)} for {name!r}',
       np.shape(value),

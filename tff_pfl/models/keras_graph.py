@@ -1,16 +1,23 @@
-"""A Keras model's graph: its nodes, weights, hidden elements, body and head."""
+"""A Keras model's graph: its nodes, weights, hidden elements, body and head.
+
+Models that are layers of a model are looked into: the graph has the nodes of
+their layers, called `model/layer`.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import inspect
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
 
+import keras
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import hidden_elements
-
-keras = tf.keras
 
 # Layers whose outputs are hidden elements; convolutions with channels last.
 _DIVISIBLE = (
@@ -37,16 +44,39 @@ _IN_PLACE = (
 )
 
 
-def graph_of(model):
-  """A functional, sequential or subclassed Keras model as a graph of layers.
+def functional_of(
+  model: keras.Model, input_spec: Optional[Any] = None
+) -> keras.Model:
+  """A functional, sequential or subclassed Keras model as a functional one.
 
   Of a subclassed model it is that of its `call` on symbolic inputs.
+
+  Args:
+    model: Knows its inputs.
+    input_spec: Of a subclassed model, `tf.TensorSpec`s of one example's inputs;
+      None for float32 of the shapes that it was built with.
   """
-  errors.expect_type(model, keras.Model, 'model', 'a tf.keras.Model')
-  if getattr(model, '_is_graph_network', False):
+  if type(model).__module__.startswith('tf_keras'):
+    raise TypeError(
+      errors.message(
+        'model',
+        'a model of Keras 3, such as one that `keras.models.load_model` read '
+        'from what `model.save("model.h5")` wrote',
+        f'{model.name!r} of tf_keras, Keras 2',
+      )
+    )
+  errors.expect_type(model, keras.Model, 'model', 'a keras.Model')
+  if isinstance(model, keras.Function):
     return model
-  spec = None if isinstance(model, keras.Sequential) else model.save_spec()
-  if spec is None:
+  if isinstance(model, keras.Sequential):
+    if model.built:
+      return keras.Model(
+        model.inputs, model.outputs, name=_kind(model) or model.name
+      )
+    shapes = None
+  else:
+    shapes = (model.get_build_config() or {}).get('input_shape')
+  if input_spec is None and shapes is None:
     raise TypeError(
       errors.message(
         'model',
@@ -55,37 +85,38 @@ def graph_of(model):
         f'{type(model).__name__} {model.name!r}',
       )
     )
+  if input_spec is None:
+    input_spec = _specs_of_shapes(shapes)
 
   def trace(**arguments):
     inputs = tf.nest.map_structure(
-      lambda of: keras.Input(of.shape[1:], dtype=of.dtype, name=of.name),
-      spec[0][0],
+      lambda of: keras.Input(of.shape, dtype=of.dtype.name, name=of.name),
+      input_spec,
     )
-    return keras.Model(inputs, model.call(inputs, **arguments), name=model.name)
+    return keras.Model(
+      inputs,
+      model.call(inputs, **arguments),
+      name=_kind(model) or model.name,
+    )
 
   try:
-    if not model._expects_training_arg:  # pylint: disable=protected-access
-      return trace()
+    graph = trace()
+    if 'training' not in inspect.signature(model.call).parameters:
+      return graph
     # Layers then follow the mode of a call, as in functional models.
     graph, in_training = trace(training=None), trace(training=True)
   except Exception as e:  # Whatever the user's code raises.
     raise ValueError(
       errors.message(
         'model',
-        'a Keras model whose `call` takes symbolic inputs (layers and '
-        'TensorFlow operations, nothing that depends on values)',
-        f'{type(model).__name__} {model.name!r}: {e}',
+        'a Keras model whose `call` takes symbolic inputs (layers and the '
+        "functions of keras.ops in place of TensorFlow's, nothing that "
+        'depends on values)',
+        f'{type(model).__name__} {model.name!r}: {str(e).splitlines()[0]}',
       )
     ) from e
-  kinds = [
-    collections.Counter(
-      (type(node.layer), getattr(node.layer, 'function', None))
-      for node in graph_nodes(each)
-    )
-    for each in (graph, in_training)
-  ]
   errors.expect(
-    kinds[0] == kinds[1],
+    _kinds(graph) == _kinds(in_training),
     'model',
     'a Keras model whose `call` does the same in training, where its layers '
     'do not do otherwise (hand `training` on to them)',
@@ -94,14 +125,37 @@ def graph_of(model):
   return graph
 
 
-def with_output(model, output):
-  """The part of a graph of layers that makes one output, by its name.
+def _kinds(model):
+  """The layers of a functional model, and how many operations of each kind."""
+  return collections.Counter(
+    (type(of), of.name if isinstance(of, keras.Layer) else '')
+    for of in model.operations
+    if not isinstance(of, keras.layers.InputLayer)
+  )
+
+
+def _specs_of_shapes(shapes):
+  if isinstance(shapes, dict):
+    return {
+      name: tf.TensorSpec(shape[1:], name=name)
+      for name, shape in shapes.items()
+    }
+  if isinstance(shapes[0], (list, tuple)):
+    return [tf.TensorSpec(shape[1:]) for shape in shapes]
+  return tf.TensorSpec(shapes[1:])
+
+
+def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
+  """The part of a functional model that makes one output, by its name.
 
   Args:
-    model: The graph.
+    model: A functional model.
     output: One of `model.output_names`; None for the only one.
   """
   names = model.output_names
+  if isinstance(model.output, dict):
+    # By key, in the order of the flat outputs.
+    names = sorted(model.output)
   if output is None:
     errors.expect(
       len(names) == 1,
@@ -111,9 +165,9 @@ def with_output(model, output):
     )
   else:
     errors.expect_one_of('output', output, names)
-    if len(names) > 1:
-      chosen = model.outputs[names.index(output)]
-      model = keras.Model(model.input, chosen, name=model.name)
+  if len(names) > 1 or isinstance(model.output, dict):
+    chosen = model.outputs[names.index(output or names[0])]
+    model = keras.Model(model.input, chosen, name=model.name)
   for tensor in model.inputs:
     errors.expect(
       all(size is not None for size in tensor.shape[1:]),
@@ -125,132 +179,310 @@ def with_output(model, output):
   return model
 
 
-def input_spec(model):
-  """What one example's `x` is; of several inputs by name, in their order."""
-  specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in model.inputs]
-  if not tf.nest.is_nested(model.input):
-    return specs[0]
-  names = model.input_names
-  if isinstance(model.input, dict):
-    names = sorted(model.input)
-  return collections.OrderedDict(sorted(zip(names, specs)))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+  """A call of a layer or of an operation.
+
+  Attributes:
+    operation: The layer or operation.
+    name: Its name in the graph; that of a layer within a model within the
+      model is `model/layer`.
+    arguments: Keras's record of the call's arguments.
+    sources: From the id of each symbolic tensor in them to its key in the
+      graph.
+    results: The keys of its outputs.
+  """
+
+  operation: Any
+  name: str
+  arguments: Any
+  sources: Mapping[int, int]
+  results: Sequence[int]
+
+  @property
+  def is_layer(self) -> bool:
+    """Whether it is the call of a layer."""
+    return isinstance(self.operation, keras.Layer)
+
+  @property
+  def has_weights(self) -> bool:
+    """Whether it is the call of a layer with weights."""
+    return self.is_layer and bool(self.operation.weights)
 
 
-def layers_within(layer):
-  """A layer, or a model, and all layers in it."""
-  # Masks of dropout that are kept would be looked through, too.
-  forget_masks(layer._flatten_layers())  # pylint: disable=protected-access
-  return [
-    module
-    for module in (layer, *layer.submodules)
-    if isinstance(module, keras.layers.Layer)
-  ]
+class Graph:
+  """The calls that a functional Keras model makes, in their order.
+
+  Keras numbers the layers of a kind that have no name by what the process has
+  built before: the same cell of a notebook gives `dense`, then `dense_1`. Here
+  such names count within the model, so that a second build is the same model.
+
+  Attributes:
+    model: The functional model.
+    name: Its name.
+    nodes: The calls, without those of inputs; of nested models those of their
+      layers.
+    inputs: The keys of the inputs' tensors.
+    output: The key of the only output.
+    tensors: From keys to Keras's symbolic tensors, for shapes and masks.
+    layers: From names to layers, in the order of the first calls.
+  """
+
+  def __init__(self, model: keras.Model, keep_names: bool = False):
+    """Reads the model, which has one output.
+
+    Args:
+      model: The functional model.
+      keep_names: Whether all layers are called as Keras calls them.
+    """
+    self.model = model
+    self.name = _kind(model) or model.name
+    self._keep_names = keep_names
+    # From what Keras calls layers to what they are called here.
+    self._names = {}
+    self.tensors = {}
+    self.nodes = []
+    self.inputs = [self._new(tensor) for tensor in model.inputs]
+    (self.output,) = self._add(model, self.inputs, '', '')
+    self.maker = {key: node for node in self.nodes for key in node.results}
+    self.layers = collections.OrderedDict(
+      (node.name, node.operation) for node in self.nodes if node.is_layer
+    )
+
+  def _new(self, tensor):
+    self.tensors[len(self.tensors)] = tensor
+    return len(self.tensors) - 1
+
+  def _add(self, model, inputs, prefix, keras_prefix):
+    """Adds a model's nodes, called on tensors; returns its outputs' keys."""
+    keys = {id(t): key for t, key in zip(model.inputs, inputs)}
+    names = {}
+    counts = collections.Counter()
+    by_depth = model._nodes_by_depth  # pylint: disable=protected-access
+    for depth in sorted(by_depth, reverse=True):
+      for node in by_depth[depth]:
+        if node.is_input:
+          continue
+        called = node.operation.name
+        if called not in names:
+          kind = None if self._keep_names else _kind(node.operation)
+          number = counts[kind]
+          counts[kind] += 1
+          names[called] = (
+            f'{kind}_{number}' if kind and number else kind or called
+          )
+        name = prefix + names[called]
+        self._names.setdefault(keras_prefix + called, name)
+        sources = {
+          id(tensor): keys[id(tensor)] for tensor in node.input_tensors
+        }
+        if _is_plain_model(node.operation):
+          given = keras.tree.flatten(node.arguments.args)
+          results = self._add(
+            functional_of(node.operation),
+            [keys[id(t)] for t in given if isinstance(t, keras.KerasTensor)],
+            f'{name}/',
+            f'{keras_prefix}{called}/',
+          )
+        else:
+          results = [self._new(tensor) for tensor in node.outputs]
+          self.nodes.append(
+            Node(node.operation, name, node.arguments, sources, results)
+          )
+        keys.update(zip(map(id, node.outputs), results))
+    return [keys[id(tensor)] for tensor in model.outputs]
+
+  def flat_inputs(self, x: Any) -> list:
+    """A batch's inputs in the order of `inputs`."""
+    if not self._has_several_inputs:
+      return [x]
+    return [x[name] for name in self.input_names]
+
+  @property
+  def _has_several_inputs(self):
+    return len(self.inputs) > 1 or isinstance(self.model.input, dict)
+
+  @property
+  def input_names(self) -> list:
+    """What the inputs are called, by their keys or else by their names."""
+    if isinstance(self.model.input, dict):
+      return sorted(self.model.input)
+    return [tensor.name for tensor in self.model.inputs]
+
+  @property
+  def input_spec(self) -> Any:
+    """What one example's `x` is; of several inputs by name, in their order."""
+    specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in self.model.inputs]
+    if not self._has_several_inputs:
+      return specs[0]
+    return collections.OrderedDict(sorted(zip(self.input_names, specs)))
+
+  def nodes_between(
+    self, given: Iterable[int], wanted: Iterable[int]
+  ) -> list[Node]:
+    """The nodes that make some tensors of others, in their order."""
+    needed, known = set(wanted), set(given)
+    chosen = []
+    for node in reversed(self.nodes):
+      if needed & set(node.results) - known:
+        chosen.append(node)
+        needed |= set(node.sources.values())
+    return chosen[::-1]
+
+  def run(
+    self,
+    nodes: Iterable[Node],
+    values: Mapping[int, tf.Tensor],
+    training: bool,
+  ) -> dict[int, tf.Tensor]:
+    """The values of tensors by their keys, those given and the nodes'."""
+    values = dict(values)
+    for node in nodes:
+      args, kwargs = node.arguments.fill_in(
+        {of: values[key] for of, key in node.sources.items()}
+      )
+      if node.is_layer:
+        # Also where the model was called with another: so does Keras.
+        kwargs['training'] = training
+      results = keras.tree.flatten(node.operation(*args, **kwargs))
+      values.update(zip(node.results, results))
+    return values
+
+  def has_mask(self, key: int) -> bool:
+    """Whether a tensor carries a Keras mask."""
+    return getattr(self.tensors[key], '_keras_mask', None) is not None
+
+  @property
+  def masks_output(self) -> bool:
+    """Whether parts of the output are masked, as padding of sequences is."""
+    return self.has_mask(self.output)
+
+  def matching(self, name: str) -> list[str]:
+    """The layers that a name stands for, Keras's or here, also of a model."""
+    for wanted in (self._names.get(name), name):
+      found = [
+        known
+        for known in self.layers
+        if known == wanted or known.startswith(f'{wanted}/')
+      ]
+      if found:
+        return found
+    return []
 
 
-def forget_masks(layers):
-  """Recurrent layers keep dropout's masks, of the graph of the last call."""
-  for layer in layers:
-    if hasattr(layer, 'reset_dropout_mask'):
-      layer.reset_dropout_mask()
-      layer.reset_recurrent_dropout_mask()
+def _kind(operation):
+  """What Keras names an operation by where the user does not; else None."""
+  kind = re.sub(r'_\d+$', '', operation.name)
+  is_given = kind.replace('_', '') != type(operation).__name__.lower()
+  return None if is_given else kind
 
 
-def graph_nodes(model):
-  """The nodes of the model's own graph, inputs first."""
-  by_depth = model._nodes_by_depth  # pylint: disable=protected-access
-  return [
-    node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]
-  ]
+def _is_plain_model(operation):
+  """Whether it is a model of Keras's own kinds, not of a user's class."""
+  return isinstance(operation, keras.Model) and _is_of_keras(operation)
 
 
-def source_node(tensor):
-  """The node that makes a tensor of the model's graph."""
-  history = tensor._keras_history  # pylint: disable=protected-access
-  return history.layer._inbound_nodes[history.node_index]  # pylint: disable=protected-access
+def _is_of_keras(operation):
+  return type(operation).__module__.startswith('keras.')
 
 
-def refuse(layer, reason):
+def refuse(name: str, layer: Any, reason: str) -> None:
   """Raises the `ValueError` that names a layer and what is wrong with it."""
   raise ValueError(
     f'Expected `model` to be made of supported layers, found layer '
-    f'{layer.name!r} ({type(layer).__name__}), which {reason}.'
+    f'{name!r} ({type(layer).__name__}), which {reason}.'
   )
 
 
-def masked_tensors(tensors):
-  """Those of the model's symbolic tensors that carry a Keras mask."""
+def layers_within(graph: Graph) -> list[tuple[str, Any]]:
+  """All layers, also those that layers hold, each with its layer's name."""
   return [
-    tensor
-    for tensor in tensors
-    if getattr(tensor, '_keras_mask', None) is not None
+    (name, module)
+    for name, layer in graph.layers.items()
+    for module in layer._flatten_layers()  # pylint: disable=protected-access
   ]
 
 
-def _reads_mask(layer):
-  if isinstance(layer, keras.layers.TimeDistributed):
-    return _reads_mask(layer.layer)
-  return layer._expects_mask_arg  # pylint: disable=protected-access
+def _owners(name, layer):
+  """The layers to which a layer's weights belong, by name.
+
+  A layer of the user's own that holds others is looked into; one of Keras is
+  taken as a whole (a recurrent layer and its cell, attention and its products).
+  """
+  inner = [] if _is_of_keras(layer) else layer._layers  # pylint: disable=protected-access
+  for module in inner:
+    yield from _owners(f'{name}/{module.name}', module)
+  yield name, layer
 
 
-def name_weights(model):
+def name_weights(graph):
   """Returns name -> variable, layers, statistics."""
   variables = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
   known = set()
-  for layer in model.layers:
-    names = []
-    frozen = {variable.ref() for variable in layer.non_trainable_weights}
-    for variable in layer.weights:
-      # A weight that layers share is the first one's. Integers are constants.
-      if variable.ref() in known or not variable.dtype.is_floating:
-        continue
-      known.add(variable.ref())
-      path = variable.name.split(':')[0]
-      suffix = f'/{path}'.partition(f'/{layer.name}/')[2] or path
-      if not isinstance(layer, keras.Model):
+  for graph_name, layer in graph.layers.items():
+    for name, owner in _owners(graph_name, layer):
+      names = []
+      frozen = set(map(id, layer.non_trainable_variables))
+      for variable in owner.variables:
+        # A weight that layers share is the first one's. Integers, seeds of
+        # random numbers among them, are no weights.
+        if id(variable) in known or not _is_float(variable):
+          continue
+        known.add(id(variable))
+        suffix = f'/{variable.path}'.partition(f'/{owner.name}/')[2]
+        suffix = suffix or variable.name
         # Keras numbers inner layers ("lstm_cell_3") by what the Python process
         # has built before; a weight's name must not depend on that.
         suffix = re.sub(r'_\d+/', '/', suffix)
-      name = f'{layer.name}/{suffix}'
-      while name in variables:
-        name += '_'
-      variables[name] = variable
-      names.append(name)
-      if variable.ref() in frozen:
-        statistics.add(name)
-    if names:
-      layers[layer.name] = tuple(names)
+        weight = f'{name}/{suffix}'
+        while weight in variables:
+          weight += '_'
+        variables[weight] = variable
+        names.append(weight)
+        if id(variable) in frozen:
+          statistics.add(weight)
+      if names:
+        layers[name] = tuple(names)
   if not variables:
     raise ValueError(
       errors.message(
-        'model', 'a model with weights', f'{model.name!r} with none'
+        'model', 'a model with weights', f'{graph.name!r} with none'
       )
     )
   return variables, layers, frozenset(statistics)
 
 
-def find_elements(nodes, layers, variables):
+def _is_float(variable):
+  return tf.as_dtype(variable.dtype).is_floating
+
+
+def find_elements(graph, layers, variables):
   """The hidden elements of the layers that have any, by name."""
   consumers = collections.defaultdict(list)
-  for node in nodes:
-    for tensor in node.keras_inputs:
-      consumers[id(source_node(tensor))].append(node)
+  for node in graph.nodes:
+    for key in node.sources.values():
+      if key in graph.maker:
+        consumers[graph.maker[key]].append(node)
   elements = {}
-  for node in nodes:
+  for node in graph.nodes:
     # Not subclasses: a transposed convolution is one of a convolution.
     if (
-      type(node.layer) not in _DIVISIBLE
-      or node.layer.name not in layers
-      or getattr(node.layer, 'data_format', None) == 'channels_first'
+      type(node.operation) not in _DIVISIBLE
+      or node.name not in layers
+      or getattr(node.operation, 'data_format', None) == 'channels_first'
     ):
       continue
-    names = layers[node.layer.name]
+    names = layers[node.name]
     number = variables[names[0]].shape[-1]
-    if isinstance(node.layer, keras.layers.RNN):
-      number = node.layer.units
-    owned = [*names, *_normalization_weights(node, number, consumers, layers)]
-    elements[node.layer.name] = hidden_elements.HiddenElements(
+    if isinstance(node.operation, keras.layers.RNN):
+      number = node.operation.units
+    owned = [
+      *names,
+      *_normalization_weights(graph, node, number, consumers, layers),
+    ]
+    elements[node.name] = hidden_elements.HiddenElements(
       number,
       {name: variables[name].shape[-1] // number for name in owned},
       tuple(name for name in names if name.endswith('kernel')),
@@ -258,85 +490,90 @@ def find_elements(nodes, layers, variables):
   return {name: elements[name] for name in layers if name in elements}
 
 
-def _normalization_weights(node, number, consumers, layers):
+def _normalization_weights(graph, node, number, consumers, layers):
   """The weights of a normalization right after a node, one for each element."""
-  following = consumers[id(node)]
+  following = consumers[node]
   while len(following) == 1:
     (following,) = following
-    layer = following.layer
+    layer = following.operation
     if isinstance(layer, _NORMALIZATIONS):
       # One axis or a list of them.
       axes = tf.nest.flatten(layer.axis)
-      of_elements = axes in ([-1], [len(layer.output_shape) - 1])
+      rank = len(graph.tensors[following.results[0]].shape)
+      of_elements = axes in ([-1], [rank - 1])
       return [
         name
-        for name in layers.get(layer.name, ())
+        for name in layers.get(following.name, ())
         if of_elements
-        and all(weight.shape == (number,) for weight in layer.weights)
+        and all(tuple(weight.shape) == (number,) for weight in layer.weights)
       ]
     if not isinstance(layer, _IN_PLACE):
       break
-    following = consumers[id(following)]
+    following = consumers[following]
   return []
 
 
-def head_nodes(model, nodes, head_layers):
+def head_nodes(graph, head_layers):
   """The nodes of the head: of its layers, and all that follow them."""
-  known = [layer.name for layer in model.layers]
   errors.expect(
     head_layers, 'head_layers', 'at least one layer name', head_layers
   )
+  wanted = set()
+  inputs = {
+    operation.name
+    for operation in graph.model.operations
+    if isinstance(operation, keras.layers.InputLayer)
+  }
   for name in head_layers:
+    matching = graph.matching(name)
     errors.expect(
-      name in known,
+      matching or name in inputs,
       'head_layers',
-      f'names of layers of {model.name!r} ({", ".join(known)})',
+      f'names of layers of {graph.name!r} ({", ".join(graph.layers)})',
       name,
     )
+    wanted.update(matching)
   errors.expect(
-    any(model.get_layer(name).weights for name in head_layers),
+    any(graph.layers[name].weights for name in wanted),
     'head_layers',
     'layers of which one at least has weights',
     ', '.join(head_layers),
   )
   head = []
-  for node in nodes:
-    if node.layer.name in head_layers:
+  for node in graph.nodes:
+    if node.name in wanted:
       head.append(node)
-    elif any(source_node(tensor) in head for tensor in node.keras_inputs):
+    elif any(graph.maker.get(key) in head for key in node.sources.values()):
       # Every node leads to the output, so this also finds heads that end early.
-      if node.layer.weights:
+      if node.has_weights:
         raise ValueError(
           'Expected `head_layers` to be the end of the network, found layer '
-          f'{node.layer.name!r} with weights after the head; add it to '
+          f'{node.name!r} with weights after the head; add it to '
           '`head_layers`.'
         )
       head.append(node)
   return head
 
 
-def cut_at_head(model, head_nodes):
-  """Two Keras models over the same layers: body and head."""
+def features_of(graph, head_nodes):
+  """The keys of the tensors that the head takes from the body.
+
+  Returns:
+    Those of the tensors, and those of them whose masks the head needs.
+  """
   crossing = {}
   for node in head_nodes:
-    for tensor in node.keras_inputs:
-      if source_node(tensor) not in head_nodes:
-        crossing[id(tensor)] = tensor
-  if not crossing:
-    # The input layer itself was named as part of the head.
-    return keras.Model(model.input, model.input), model
-  if masked_tensors(crossing.values()):
-    # Features are cached without their mask.
-    for node in head_nodes:
-      if _reads_mask(node.layer) and masked_tensors(node.keras_inputs):
-        refuse(
-          node.layer,
-          'is in the head and reads a mask made in the body; move it to the '
-          'body or the masking layer to the head',
-        )
-  features = list(crossing.values())
-  if len(features) == 1:
-    features = features[0]
-  return keras.Model(model.input, features), keras.Model(
-    features, model.outputs[0]
+    for key in node.sources.values():
+      if graph.maker.get(key) not in head_nodes:
+        crossing[key] = None
+  needs_masks = graph.masks_output or any(
+    _reads_mask(node.operation) for node in head_nodes
   )
+  masked = [key for key in crossing if needs_masks and graph.has_mask(key)]
+  return list(crossing), masked
+
+
+def _reads_mask(layer):
+  if isinstance(layer, keras.layers.TimeDistributed):
+    return _reads_mask(layer.layer)
+  return getattr(layer, '_call_has_mask_arg', False)

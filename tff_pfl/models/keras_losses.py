@@ -1,82 +1,114 @@
-"""Losses and metrics by Keras name, object or function, as pure functions."""
+"""Losses and metrics by Keras name, object or function, as pure functions.
+
+They mean what they mean in Keras: a cross-entropy is of probabilities unless
+its object says `from_logits=True`, and parts of outputs that Keras masks, as
+padding of sequences, or classes that a loss ignores, count nowhere. Two things
+are otherwise: a loss is a mean over examples, and the accuracy of two classes
+by scores that are no probabilities is that of their signs (Keras compares them
+with 0.5).
+"""
 
 from __future__ import annotations
 
 import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_graph, split_model
+from tff_pfl.models import keras_purity, split_model
 
-keras = tf.keras
-
-# Output activations after which the outputs are no longer logits.
-_PROBABILITY_ACTIVATIONS = (
-  keras.activations.softmax,
-  keras.activations.sigmoid,
-  tf.nn.softmax,
-  tf.nn.sigmoid,
+# What a loss of Keras says of the labels.
+_KINDS = {
+  keras.losses.sparse_categorical_crossentropy: 'sparse',
+  keras.losses.categorical_crossentropy: 'categorical',
+  keras.losses.categorical_focal_crossentropy: 'categorical',
+  keras.losses.categorical_generalized_cross_entropy: 'categorical',
+  keras.losses.categorical_hinge: 'categorical',
+  keras.losses.binary_crossentropy: 'binary',
+  keras.losses.binary_focal_crossentropy: 'binary',
+  keras.losses.hinge: 'binary',
+  keras.losses.squared_hinge: 'binary',
+}
+# Losses of scores whose sign or order counts.
+_OF_SCORES = (
+  keras.losses.categorical_hinge,
+  keras.losses.hinge,
+  keras.losses.squared_hinge,
 )
-_CROSS_ENTROPIES = (
-  keras.losses.sparse_categorical_crossentropy,
-  keras.losses.categorical_crossentropy,
-  keras.losses.binary_crossentropy,
-)
-_MOVING = (
-  keras.layers.Reshape,
-  keras.layers.Flatten,
-  keras.layers.Permute,
-  keras.layers.Dropout,
-)
+# Of losses that are not Keras's.
+_TASKS = {
+  'classification': 'sparse',
+  'one_hot_classification': 'categorical',
+  'binary_classification': 'binary',
+  'regression': 'regression',
+}
 _ACCURACY = ('accuracy', 'acc')
 
 
+class _Loss(NamedTuple):
+  """A loss.
+
+  Attributes:
+    function: `(y, outputs) -> [batch, ...]`.
+    kind: 'sparse', 'categorical', 'binary' or 'regression'.
+    from_logits: Whether outputs are scores, not probabilities.
+    ignored: A class whose labels count nowhere; None for none.
+    is_of_keras: Whether it is one of Keras's own.
+  """
+
+  function: Callable[..., tf.Tensor]
+  kind: str
+  from_logits: bool
+  ignored: Optional[int]
+  is_of_keras: bool
+
+
 def resolve(
-  model: keras.Model,
+  graph: Any,
   loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
   metrics: Iterable[Any],
   label_spec: Optional[tf.TensorSpec],
+  task: Optional[str],
   higher_is_better: Optional[bool],
   class_weight: Optional[Mapping[int, float]],
 ) -> tuple[tf.TensorSpec, Mapping[str, Any]]:
-  """What a loss and metrics make of a model's outputs.
+  """Makes of a loss and metrics what a `SplitModel` has.
 
   Args:
-    model: The graph of layers; for the others see `keras_bridge.from_keras`.
+    graph: The model's `keras_graph.Graph`; for the others see
+      `keras_bridge.from_keras`.
 
   Returns:
-    The spec of one label, and the fields `loss`, `metrics`, `primary_metric`
-    and `classifier` of the `SplitModel`.
+    The spec of one label, and the fields `loss`, `metrics`, `primary_metric`,
+    `classifier` and `counted` of the `SplitModel`.
   """
-  shape = model.output_shape[1:]
-  name, function = _loss_function(loss)
-  gives_logits = not _gives_probabilities(model)
-  if isinstance(loss, keras.losses.Loss):
-    gives_logits = loss.get_config().get('from_logits', gives_logits)
-  kind = _loss_kind(name)
-  if kind == 'regression' and not _is_of_keras(function):
-    classifies = any(isinstance(m, str) and m in _ACCURACY for m in metrics)
-    kind = _kind_of_own_loss(function, shape, label_spec, classifies)
+  shape = graph.tensors[graph.output].shape[1:]
+  loss = _resolve_loss(loss, task)
+  kind = loss.kind
   if label_spec is None:
     is_scalar = kind == 'sparse' or shape[-1:] == (1,)
     label_spec = tf.TensorSpec(
       shape[:-1] if is_scalar else shape,
       tf.float32 if kind in ('categorical', 'regression') else tf.int32,
     )
-  classifier = _classifier(kind, gives_logits, shape, label_spec.dtype)
-  function = _of_outputs(function, gives_logits)
+  errors.expect_type(
+    label_spec, tf.TensorSpec, 'label_spec', 'a tf.TensorSpec of one label'
+  )
+  classifier = _classifier(kind, loss.from_logits, shape, label_spec.dtype)
+  function = loss.function
   if class_weight is not None:
     function = _class_weighted(function, class_weight, classifier)
+  elements = _Elements(loss, shape, graph.masks_output)
 
   resolved = collections.OrderedDict()
   primary = split_model.LOSS
   for metric in metrics:
-    name, of_metric = _metric_function(metric, kind, gives_logits)
+    name, of_metric = _metric_function(metric, loss)
     errors.expect(
       name not in (*resolved, 'loss', 'examples'),
       'metrics',
@@ -87,115 +119,178 @@ def resolve(
       primary = split_model.PrimaryMetric(
         name, _is_higher_better(name, of_metric, higher_is_better)
       )
-    resolved[name] = _per_example(_of_outputs(of_metric, gives_logits), kind)
+    resolved[name] = elements.mean_of(of_metric)
     if name.endswith('accuracy'):
-      resolved[name] = _nothing_right_of_nan(resolved[name])
+      resolved[name] = elements.wrong_where_diverged(resolved[name])
   return label_spec, {
-    'loss': _per_example(function, kind),
+    'loss': elements.mean_of(function),
     'metrics': resolved,
     'primary_metric': primary,
     'classifier': classifier,
+    'counted': elements.counted,
   }
 
 
-def _loss_function(loss):
-  """The name of a loss and its function."""
+def _resolve_loss(loss, task):
+  if task is not None:
+    errors.expect_one_of('task', task, _TASKS)
   if isinstance(loss, str):
     try:
-      function = keras.losses.get(loss)
+      loss = keras.losses.get(loss)
     except ValueError as e:
       raise ValueError(
         errors.message('loss', 'the name of a Keras loss', loss)
       ) from e
-    return getattr(function, '__name__', loss), function
-  if isinstance(loss, keras.losses.Loss):
-    return type(loss).__name__, loss.call
   errors.expect_type(
     loss,
     Callable,
     'loss',
     'a Keras loss name, a Keras loss object or a function',
   )
-  return getattr(loss, '__name__', ''), loss
-
-
-def _loss_kind(name):
-  name = name.replace('_', '').lower()
-  if 'sparsecategorical' in name:
-    return 'sparse'
-  if 'categorical' in name:
-    return 'categorical'
-  if 'binary' in name or 'hinge' in name:
-    return 'binary'
-  return 'regression'
-
-
-def _kind_of_own_loss(function, output_shape, label_spec, classifies):
-  """The kind of a loss that is not Keras's and whose name does not tell it.
-
-  Args:
-    function: Called as it was given.
-    label_spec: What labels are, if that was given.
-    classifies: Whether the accuracy is wanted.
-  """
-  if output_shape[-1:] == (1,):
-    is_float = label_spec is not None and label_spec.dtype.is_floating
-    return 'binary' if classifies and not is_float else 'regression'
-  if label_spec is None:
-    is_sparse = _takes_classes(function, output_shape)
-  else:
-    rank = len(output_shape) - 1
-    is_sparse = label_spec.dtype.is_integer and label_spec.shape.rank == rank
-  if is_sparse:
-    return 'sparse'
-  return 'categorical' if classifies else 'regression'
-
-
-def _takes_classes(function, output_shape):
-  """Whether a loss can be called with a class for each vector of outputs."""
-  shape = [size or 2 for size in output_shape]
-  # A size that fits no other, so that nothing is broadcast.
-  shape = [max(shape) + 1, *shape]
-  try:
-    function(tf.zeros(shape[:-1], tf.int32), tf.fill(shape, 0.5))
-  except (AttributeError, TypeError, ValueError, tf.errors.OpError):
-    return False
-  return True
-
-
-def _gives_probabilities(model):
-  """Whether the outputs went through a softmax or sigmoid."""
-  node = keras_graph.source_node(model.outputs[0])
-  # Layers that only move numbers say nothing about them.
-  while isinstance(node.layer, _MOVING) and len(node.keras_inputs) == 1:
-    node = keras_graph.source_node(node.keras_inputs[0])
-  layer = node.layer
-  while isinstance(layer, (keras.Model, keras.layers.TimeDistributed)):
-    if isinstance(layer, keras.layers.TimeDistributed):
-      layer = layer.layer
-    elif getattr(layer, '_is_graph_network', False):
-      layer = keras_graph.source_node(layer.outputs[0]).layer
-    else:
-      return False
-  # `function` is that of a TensorFlow operation in a functional model.
-  activation = getattr(layer, 'activation', getattr(layer, 'function', None))
-  return isinstance(layer, keras.layers.Softmax) or (
-    activation in _PROBABILITY_ACTIVATIONS
+  options, function, call = {}, loss, loss
+  if isinstance(loss, keras.losses.Loss):
+    errors.expect(
+      loss.reduction != 'sum',
+      'loss',
+      "a loss that is a mean over examples (reduction='sum_over_batch_size')",
+      "reduction='sum'",
+    )
+    # Keras's own objects are functions with options.
+    options = getattr(loss, '_fn_kwargs', {})
+    function, call = getattr(loss, 'fn', loss), loss.call
+  elif not _is_of_keras(loss):
+    call = _fitted(loss)
+  kind = _KINDS.get(function)
+  if kind is None:
+    kind = 'regression' if task is None else _TASKS[task]
+  elif task is not None:
+    errors.expect(
+      kind == _TASKS[task],
+      'task',
+      f'None or that of the loss ({kind} labels)',
+      task,
+    )
+  is_of_keras = _is_of_keras(function)
+  from_logits = function in _OF_SCORES or bool(
+    options.get('from_logits')
+    if is_of_keras
+    else getattr(loss, 'from_logits', True)
   )
+  return _Loss(
+    call, kind, from_logits, options.get('ignore_class'), is_of_keras
+  )
+
+
+def _fitted(function):
+  """A function of one's own, whose labels have the type of the outputs."""
+
+  def call(y_true, y_pred):
+    if y_true.dtype.is_integer and y_true.shape.rank == y_pred.shape.rank:
+      y_true = tf.cast(y_true, y_pred.dtype)
+    return function(y_true, y_pred)
+
+  return call
 
 
 def _is_of_keras(function, module=''):
   """Whether a function is one of those of Keras, or of a module of it."""
   # Of a Keras metric with arguments, the function.
   function = getattr(function, 'func', function)
-  return (function.__module__ or '').startswith(f'tf_keras.src.{module}')
+  module_name = getattr(function, '__module__', None) or ''
+  return module_name.startswith(f'keras.src.{module}')
 
 
-def _of_outputs(function, gives_logits):
-  """Tells Keras' own cross-entropies whether the outputs are logits."""
-  if function in _CROSS_ENTROPIES:
-    return functools.partial(function, from_logits=gives_logits)
-  return function
+class _Elements:
+  """Means over the elements of an example, such as steps of a sequence.
+
+  A masked element's outputs are NaN, and those that are NaN of themselves
+  infinite (`keras_bridge` sees to it).
+  """
+
+  def __init__(self, loss, shape, has_mask):
+    self._loss = loss
+    self._has_mask = has_mask
+    # Whether the last axis of the outputs is within an element.
+    self._is_vector = loss.kind in ('sparse', 'categorical') or tuple(
+      shape[-1:]
+    ) == (1,)
+    self.counted = (
+      self._part_counted if has_mask or loss.ignored is not None else None
+    )
+
+  def _counts(self, y, outputs):
+    """float32 of the shape of elements, `[batch, ...]`: 1 for what counts."""
+    first = outputs[..., 0] if self._is_vector else outputs
+    counts = tf.ones_like(first)
+    if self._has_mask:
+      counts = tf.where(tf.math.is_nan(first), tf.zeros_like(first), counts)
+    if self._loss.ignored is not None:
+      labels = tf.reshape(y, tf.shape(counts))
+      ignored = tf.equal(labels, tf.cast(self._loss.ignored, labels.dtype))
+      counts = tf.where(ignored, tf.zeros_like(counts), counts)
+    return counts
+
+  def _part_counted(self, y, outputs):
+    counts = self._counts(y, outputs)
+    return tf.cast(_over_all_but_batch(tf.reduce_mean, counts), tf.float32)
+
+  def wrong_where_diverged(self, accuracy):
+    """An accuracy by which a model that diverged is wrong.
+
+    Of NaN alone the largest is the first, which would be right for its class.
+    """
+    is_diverged = tf.math.is_inf if self._has_mask else tf.math.is_nan
+
+    def call(y, outputs):
+      values = accuracy(y, outputs)
+      diverged = _over_all_but_batch(tf.reduce_any, is_diverged(outputs))
+      return tf.where(diverged, tf.zeros_like(values), values)
+
+    return call
+
+  def mean_of(self, function):
+    """`(y, outputs) -> [batch]` of a function with a value for each element."""
+
+    def call(y, outputs):
+      outputs = tf.convert_to_tensor(outputs)
+      y = tf.convert_to_tensor(y)
+      given = outputs
+      if self._has_mask:
+        is_nan = tf.math.is_nan(outputs)
+        outputs = tf.where(is_nan, tf.zeros_like(outputs), outputs)
+      labels = y
+      if self._loss.kind != 'sparse':
+        if y.shape.rank == outputs.shape.rank - 1:
+          # One output for a scalar label: without this it would broadcast.
+          labels = y[..., tf.newaxis]
+        labels = tf.cast(labels, outputs.dtype)
+      with keras_purity.eager_tensors_as_constants():
+        values = function(labels, outputs)
+      values = tf.cast(values, outputs.dtype)
+      errors.expect(
+        values.shape.rank,
+        'loss and metrics',
+        'functions that return a value per example',
+        'a scalar',
+      )
+      if self.counted is None:
+        return _over_all_but_batch(tf.reduce_mean, values)
+      counts = tf.cast(self._counts(y, given), values.dtype)
+      # Of vectors a value each; all of one is masked, or nothing.
+      within = list(range(values.shape.rank, counts.shape.rank))
+      counts = tf.reduce_max(counts, within)
+      total = _over_all_but_batch(tf.reduce_sum, values * counts)
+      return tf.math.divide_no_nan(
+        total, _over_all_but_batch(tf.reduce_sum, counts)
+      )
+
+    return call
+
+
+def _over_all_but_batch(reduce, values):
+  # TensorFlow Lite has no gradient of a mean over nothing.
+  axes = list(range(1, values.shape.rank))
+  return reduce(values, axes) if axes else values
 
 
 def _classifier(kind, gives_logits, output_shape, label_dtype):
@@ -249,6 +344,9 @@ def _class_weighted(function, class_weight, classifier):
     'None for a loss that is not of classes',
     class_weight,
   )
+  errors.expect_type(
+    class_weight, Mapping, 'class_weight', 'a dict from class to factor'
+  )
   factors = np.ones(classifier.num_classes, np.float32)
   for label, weight in class_weight.items():
     errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
@@ -256,6 +354,11 @@ def _class_weighted(function, class_weight, classifier):
     factors[label] = weight
 
   def call(y_true, y_pred):
+    if classifier.is_multilabel:
+      # A value for each label, of which the function would give the mean.
+      values = function(y_true[..., tf.newaxis], y_pred[..., tf.newaxis])
+      each = tf.gather(factors, tf.cast(y_true, tf.int32))
+      return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)
     values = function(y_true, y_pred)
     if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
       y_true = tf.argmax(y_true, axis=-1)
@@ -265,10 +368,10 @@ def _class_weighted(function, class_weight, classifier):
   return call
 
 
-def _metric_function(metric, kind, gives_logits):
+def _metric_function(metric, loss):
   """The name of a metric and its function."""
   if isinstance(metric, str) and metric in _ACCURACY:
-    return 'accuracy', _accuracy(metric, kind, gives_logits)
+    return 'accuracy', _accuracy(metric, loss)
   name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
   function = metric
   if isinstance(metric, str):
@@ -286,14 +389,27 @@ def _metric_function(metric, kind, gives_logits):
     'Keras metric names, metric objects or functions',
   )
   if isinstance(function, keras.metrics.Metric):
+    of_means = keras.metrics.MeanMetricWrapper
     errors.expect(
-      isinstance(function, keras.metrics.MeanMetricWrapper),
+      isinstance(function, of_means)
+      and type(function).update_state is of_means.update_state,
       'metrics',
       'metrics that are means over examples (such as '
       'SparseCategoricalAccuracy or MeanAbsoluteError)',
       f'{type(function).__name__} {function.name!r}',
     )
-    function = functools.partial(function._fn, **function._fn_kwargs)  # pylint: disable=protected-access
+    options = function._fn_kwargs  # pylint: disable=protected-access
+    errors.expect(
+      not loss.from_logits or options.get('from_logits') is not False,
+      'metrics',
+      'a metric of the same outputs as the loss, which are no probabilities '
+      f'(`{type(function).__name__}(from_logits=True)`)',
+      metric if isinstance(metric, str) else function.name,
+    )
+    function = functools.partial(function._fn, **options)  # pylint: disable=protected-access
+  elif not _is_of_keras(function):
+    function = _fitted(function)
+    function.__module__ = getattr(metric, '__module__', None)
   return name or type(metric).__name__, function
 
 
@@ -310,58 +426,79 @@ def _is_higher_better(name, function, given):
   return not _is_of_keras(function, 'losses')
 
 
-def _accuracy(metric, kind, gives_logits):
+def _accuracy(metric, loss):
   """The accuracy that fits the loss."""
   errors.expect(
-    kind != 'regression',
+    loss.kind != 'regression',
     'metrics',
-    "metrics that fit the loss ('accuracy' needs a classification loss; "
-    "try 'mae')",
+    "metrics that fit the loss ('accuracy' needs a classification loss, or a "
+    "`task` for one of your own; try 'mae')",
     metric,
   )
-  if kind == 'sparse':
+  if loss.kind == 'sparse':
     return keras.metrics.sparse_categorical_accuracy
-  if kind == 'categorical':
+  if loss.kind == 'categorical':
     return keras.metrics.categorical_accuracy
   return functools.partial(
-    keras.metrics.binary_accuracy, threshold=0.0 if gives_logits else 0.5
+    keras.metrics.binary_accuracy, threshold=0.0 if loss.from_logits else 0.5
   )
 
 
-def _nothing_right_of_nan(function):
-  """An accuracy by which a model that diverged is wrong.
+def check(
+  model: split_model.SplitModel, loss: Any, task: Optional[str]
+) -> None:
+  """Raises `ValueError` if a loss cannot train the model.
 
-  Of NaN alone the largest is the first, which would be right for its class.
+  That is where outputs are no probabilities for a loss of such, on some inputs,
+  or where the loss has no slope.
+
+  Args:
+    model: Made with the loss.
+    loss: As `keras_bridge.from_keras` was given it.
+    task: As `keras_bridge.from_keras` was given it.
   """
+  rng = np.random.default_rng(0)
 
-  def call(y_true, y_pred):
-    values = function(y_true, y_pred)
-    is_nan = tf.not_equal(y_pred, y_pred)
-    has_nan = tf.reduce_any(is_nan, list(range(1, y_pred.shape.rank)))
-    return tf.where(has_nan, tf.zeros_like(values), values)
+  def some(spec):
+    shape = [8, *(size or 2 for size in spec.shape)]
+    if spec.dtype.is_floating:
+      return tf.constant(rng.normal(size=shape), spec.dtype)
+    return tf.cast(tf.constant(rng.integers(0, 2, shape)), spec.dtype)
 
-  return call
-
-
-def _per_example(function, kind):
-  """A value for each example: averages over all but the batch dimension."""
-
-  def call(y_true, y_pred):
-    if kind != 'sparse':
-      if y_true.shape.rank == y_pred.shape.rank - 1:
-        # One output for a scalar label: without this it would broadcast.
-        y_true = y_true[..., tf.newaxis]
-      y_true = tf.cast(y_true, y_pred.dtype)
-    values = tf.cast(function(y_true, y_pred), y_pred.dtype)
-    rank = values.shape.rank
+  x, y = tf.nest.map_structure(
+    some, (model.element_spec['x'], model.element_spec['y'])
+  )
+  outputs, _ = model.forward(model.initial_weights, x)
+  name = loss
+  if not isinstance(loss, str):
+    name = getattr(loss, '__name__', type(loss).__name__)
+  resolved = _resolve_loss(loss, task)
+  if (
+    resolved.is_of_keras
+    and model.classifier is not None
+    and not resolved.from_logits
+  ):
+    # Where they are masked, they are NaN.
+    is_none = tf.logical_or(outputs < 0, outputs > 1)
     errors.expect(
-      rank,
-      'loss and metrics',
-      'functions that return a value per example',
-      'a scalar',
+      not tf.reduce_any(is_none) and tf.reduce_any(outputs > 0),
+      'loss',
+      'a loss of what the model gives, which are no probabilities: '
+      f'{_camel_case(name)}(from_logits=True), or end the model with a softmax '
+      'or sigmoid',
+      name,
     )
-    # TensorFlow Lite has no gradient of a mean over nothing.
-    axes = list(range(1, rank))
-    return tf.reduce_mean(values, axes) if axes else values
+  with tf.GradientTape() as tape:
+    tape.watch(outputs)
+    value = tf.reduce_sum(model.loss(y, outputs))
+  slope = tape.gradient(value, outputs)
+  errors.expect(
+    slope is not None and tf.reduce_any(slope != 0),
+    'loss',
+    'a loss with a gradient',
+    f'{name!r}, whose gradient is 0',
+  )
 
-  return call
+
+def _camel_case(name):
+  return ''.join(word[:1].upper() + word[1:] for word in name.split('_'))

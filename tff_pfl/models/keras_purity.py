@@ -1,27 +1,26 @@
 """Calls of Keras layers as pure functions of their weights.
 
-A layer reads `tf.Variable`s, wherever it holds them. For the duration of a call
-they give the tensors that the caller gives. Two more things of Keras are
-replaced for so long: a layer's random generator by one that draws from a seed,
-and what batch normalization does, which assigns. A layer that still assigns or
-draws by itself is found in the traced graph and refused by name.
+Keras's `StatelessScope` gives a layer's variables the values that the caller
+gives. Two more things of Keras are replaced for the duration of a call: what
+draws random numbers, so that they are the same with and without XLA, and what
+batch normalization does, which counts padding. A layer that still assigns or
+draws by itself is refused by name.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
+import re
 import threading
 
+import keras
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import keras_graph, randomness, split_model
+from tff_pfl.runtime.private_api import EagerTensorBase, keras_random
 
-keras = tf.keras
-
-_BATCH_NORMALIZATION = keras.layers.BatchNormalization
+_NORMALIZATION = keras.layers.BatchNormalization
 _DROPOUT = (
   keras.layers.Dropout,
   keras.layers.SpatialDropout1D,
@@ -42,295 +41,274 @@ _IMPURE = (
 _SWAP_LOCK = threading.RLock()
 
 
-def check_layers(model, nodes):
+def check_layers(graph, variables):
   """Raises `ValueError` if a layer cannot be made pure."""
-  for layer in model.layers:
-    for module in keras_graph.layers_within(layer):
-      reason = _reason_against(module, layer)
-      if reason is not None:
-        keras_graph.refuse(layer, reason)
-    if len(layer.losses) > len(_penalties(layer)):
-      keras_graph.refuse(
-        layer, 'adds a loss that is no regularizer of a weight'
-      )
-  for node in nodes:
-    if isinstance(
-      node.layer, _BATCH_NORMALIZATION
-    ) and keras_graph.masked_tensors(node.keras_inputs):
-      keras_graph.refuse(
-        node.layer, 'normalizes a masked sequence (mask_zero=True, say)'
-      )
+  for name, module in keras_graph.layers_within(graph):
+    reason = _reason_against(module, graph.layers[name])
+    if reason is not None:
+      keras_graph.refuse(name, graph.layers[name], reason)
+  for name, variable in variables.items():
+    reason = None
+    if tf.as_dtype(variable.dtype).size < 4:
+      reason = f'is of {variable.dtype} (mixed_{variable.dtype} is supported)'
+    elif variable.constraint is not None:
+      reason = 'has a constraint, which acts outside of its call'
+    if reason is not None:
+      layer = name.rpartition('/')[0]
+      while layer not in graph.layers:
+        layer = layer.rpartition('/')[0]
+      keras_graph.refuse(layer, graph.layers[layer], reason)
 
 
 def _reason_against(module, layer):
   """Why a layer, or one within a layer, cannot be made pure; None if it can."""
-  if getattr(module, 'stateful', False) and isinstance(
-    module, keras.layers.RNN
-  ):
+  if getattr(module, 'stateful', False):
     return 'keeps its state between batches (stateful=True)'
+  if isinstance(module, _DROPOUT) and module.rate == 1:
+    return 'drops all'
   if getattr(module, 'activity_regularizer', None) is not None:
     return 'has an activity regularizer'
-  if isinstance(module, _BATCH_NORMALIZATION):
-    if module.virtual_batch_size is not None:
-      return 'uses virtual batches'
-    if isinstance(layer, keras.layers.TimeDistributed):
-      return (
-        'normalizes over steps; BatchNormalization does so without '
-        'TimeDistributed'
-      )
+  if isinstance(module, _NORMALIZATION) and isinstance(
+    layer, keras.layers.TimeDistributed
+  ):
+    return (
+      'normalizes over steps; BatchNormalization does so without '
+      'TimeDistributed'
+    )
   return None
 
 
-def _penalties(layer):
-  """The regularizers of a layer's weights: functions with a variable bound."""
-  losses = [
-    loss.args[0]
-    for module in keras_graph.layers_within(layer)
-    for loss in module._callable_losses  # pylint: disable=protected-access
-  ]
-  return [
-    loss
-    for loss in losses
-    if isinstance(loss, functools.partial)
-    and [isinstance(value, tf.Variable) for value in loss.args] == [True]
-  ]
-
-
-def regularizers(model, variables):
+def regularizers(variables):
   """Name of a weight to its regularizer, `(weight) -> scalar`."""
-  names = {variable.ref(): name for name, variable in variables.items()}
   return {
-    names[loss.args[0].ref()]: loss.func
-    for layer in model.layers
-    for loss in _penalties(layer)
+    name: variable.regularizer
+    for name, variable in variables.items()
+    if variable.regularizer is not None
   }
 
 
-class _Generator:
-  """A layer's random generator for one call, with a seed for each draw."""
+class _Draws:
+  """What `keras.random` draws in one call."""
 
-  def __init__(self, mode, position):
+  def __init__(self, mode):
     self._mode = mode
-    self._path = [position]
 
-  def make_seed_for_stateless_op(self):
-    if not self._mode.training:
-      # Of a branch of the graph that is not taken.
-      return tf.zeros([2], tf.int32)
+  def _seed(self, seed):
     errors.expect(
-      self._mode.seed is not None,
+      self._mode.seed is not None or not self._mode.training,
       'mode.seed',
       'given when a model has dropout or other random layers',
       None,
     )
-    seed = randomness.fold_in(self._mode.seed, *self._path)
-    # The next draw, of a layer that is used twice, say.
-    self._path = [self._path[0], sum(self._path[1:]) + 1]
-    return seed
+    if not isinstance(seed, keras.random.SeedGenerator):
+      raise ValueError(
+        'It draws random numbers without a keras.random.SeedGenerator of its '
+        'own.'
+      )
+    return tf.cast(seed.next(), tf.int32)
 
-  def dropout(self, inputs, rate, noise_shape=None):
+  def dropout(self, inputs, rate, noise_shape=None, seed=None):
+    if rate == 0:
+      return inputs
     errors.expect(rate < 1, 'rate', 'less than 1, or all is dropped', rate)
-    keep = randomness.keep_mask(
-      self.make_seed_for_stateless_op(),
-      tf.shape(inputs) if noise_shape is None else noise_shape,
-      rate,
-    )
+    shape = tf.shape(inputs)
+    if noise_shape is not None:
+      shape = [
+        shape[axis] if size is None else size
+        for axis, size in enumerate(noise_shape)
+      ]
+    keep = randomness.keep_mask(self._seed(seed), shape, rate)
     return tf.where(keep, inputs / (1 - rate), tf.zeros_like(inputs))
 
-  def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None):
-    dtype = tf.as_dtype(dtype or tf.float32)
-    seed = self.make_seed_for_stateless_op()
-    if dtype.is_integer:
-      drawn = randomness.uniform_integers(seed, shape, maxval - minval)
-      return tf.cast(drawn, dtype) + minval
-    maxval = 1.0 if maxval is None else maxval
-    drawn = minval + (maxval - minval) * randomness.uniform(seed, shape)
-    return tf.cast(drawn, dtype)
+  def uniform(self, shape, minval=0.0, maxval=1.0, dtype=None, seed=None):
+    drawn = randomness.uniform(self._seed(seed), shape)
+    return tf.cast(minval + (maxval - minval) * drawn, dtype or tf.float32)
 
-  def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None):
-    drawn = randomness.uniform(self.make_seed_for_stateless_op(), shape)
+  def randint(self, shape, minval, maxval, dtype='int32', seed=None):
+    drawn = randomness.uniform_integers(
+      self._seed(seed), shape, maxval - minval
+    )
+    return tf.cast(drawn + minval, dtype)
+
+  def normal(self, shape, mean=0.0, stddev=1.0, dtype=None, seed=None):
+    drawn = randomness.uniform(self._seed(seed), shape)
     return tf.cast(mean + stddev * tf.math.ndtri(drawn), dtype or tf.float32)
 
+  def truncated_normal(
+    self, shape, mean=0.0, stddev=1.0, dtype=None, seed=None
+  ):
+    drawn = randomness.uniform(self._seed(seed), shape)
+    # Within two standard deviations.
+    drawn = tf.math.ndtri(0.02275013 + 0.95449974 * drawn)
+    return tf.cast(mean + stddev * drawn, dtype or tf.float32)
 
-def _read_as(tensor):
-  """The attributes with which a variable has the value of a tensor."""
-  return {
-    '_handle': tensor,
-    'value': lambda: tensor,
-    'read_value': lambda: tensor,
-    'sparse_read': lambda indices, name=None: tf.gather(tensor, indices),
-    'gather_nd': lambda indices, name=None: tf.gather_nd(tensor, indices),
-    '_dense_var_to_tensor': (
-      lambda dtype=None, name=None, as_ref=False: tf.convert_to_tensor(
-        tensor, dtype
-      )
-    ),
-    **dict.fromkeys(('assign', 'assign_add', 'assign_sub'), _assign),
-  }
+  def categorical(self, *unused_args, **unused_kwargs):
+    raise ValueError('It draws from a distribution that has no function here.')
+
+  gamma = beta = binomial = shuffle = categorical
 
 
-def _assign(*unused_args, **unused_kwargs):
-  raise ValueError('It assigns to a weight, which no pure function does.')
+_DRAWN = [name for name in vars(_Draws) if not name.startswith('_')]
 
 
 class PureCalls:
-  """Calls Keras models with tensors in the place of their variables."""
+  """Calls parts of a graph with tensors in the place of its variables."""
 
-  def __init__(self, model, variables):
-    # Those of mixed precision read another one.
-    self._variables = {
-      name: getattr(variable, '_variable', variable)
-      for name, variable in variables.items()
-    }
-    # Integers, which nobody trains or averages.
-    self._constants = [
-      (variable, variable.numpy())
-      for variable in model.weights
-      if not variable.dtype.is_floating
-    ]
-    within = keras_graph.layers_within(model)
-    random = [m for m in within if hasattr(m, '_random_generator')]
+  def __init__(self, graph, variables):
+    self._graph = graph
+    self._variables = variables
+    within = [module for _, module in keras_graph.layers_within(graph)]
+    random = [m for m in within if m._seed_generators]  # pylint: disable=protected-access
     # Seeds go by the number; dropout layers have always had the first ones.
-    self._random = sorted(random, key=lambda m: not isinstance(m, _DROPOUT))
-    names = {variable.ref(): name for name, variable in variables.items()}
-    self._normalizing = [
-      (m, names[m.moving_mean.ref()], names[m.moving_variance.ref()])
-      for m in within
-      if isinstance(m, _BATCH_NORMALIZATION)
-    ]
+    random.sort(key=lambda m: not isinstance(m, _DROPOUT))
+    self._seeds = [g for m in random for g in m._seed_generators]  # pylint: disable=protected-access
+    self._normalizing = [m for m in within if isinstance(m, _NORMALIZATION)]
 
-  def bind(self, model):
-    """Returns `(weights, inputs, mode) -> (outputs, new_statistics)`."""
+  def bind(self, given, wanted):
+    """Returns `(weights, values, mode) -> (results, new_statistics)`.
 
-    def call(weights, inputs, mode):
+    Args:
+      given: Keys of tensors, whose `values` a call gets.
+      wanted: Keys of tensors, whose values it returns.
+    """
+    nodes = self._graph.nodes_between(given, wanted)
+
+    def pure(weights, values, mode=split_model.INFERENCE):
+      values = dict(zip(given, values))
       with self._swapped(weights, mode) as new_statistics:
-        outputs = model(inputs, training=mode.training)
-      return outputs, new_statistics
-
-    # Operations that run at once read variables past Python.
-    traced = tf.function(call, autograph=False)
-
-    def pure(weights, inputs, mode=split_model.INFERENCE):
-      function = traced if tf.executing_eagerly() else call
-      return function(weights, inputs, mode)
+        values = self._graph.run(nodes, values, mode.training)
+      return [values[key] for key in wanted], new_statistics
 
     return pure
 
   @contextlib.contextmanager
   def _swapped(self, weights, mode):
+    """Has layers read `weights`; yields what will have their new statistics."""
+    given = {
+      id(variable): tf.convert_to_tensor(weights[name])
+      for name, variable in self._variables.items()
+      if name in weights
+    }
+    for position, generator in enumerate(self._seeds):
+      seed = tf.zeros([2], tf.int32)
+      if mode.training and mode.seed is not None:
+        seed = randomness.fold_in(mode.seed, position)
+      given[id(generator.state)] = tf.cast(seed, generator.state.dtype)
     new_statistics = {}
-    saved = []
+    draws = _Draws(mode)
+    with eager_tensors_as_constants(), contextlib.ExitStack() as stack:
+      for name in _DRAWN:
+        stack.enter_context(_put(keras_random, name, getattr(draws, name)))
+      for layer in self._normalizing:
+        moments = _moments_of_examples(layer, mode.example_weights)
+        stack.enter_context(_put(layer, '_moments', moments))
+      scope = stack.enter_context(keras.StatelessScope(collect_losses=True))
+      # Not by its constructor: a method may give weights of another shape.
+      scope.state_mapping.update(given)
+      yield new_statistics
+      new_statistics.update(self._new_statistics(scope, given, mode))
 
-    def put(owner, **values):
-      attributes = vars(owner)
-      for attribute, value in values.items():
-        saved.append((attributes, attribute, attributes.get(attribute, self)))
-        attributes[attribute] = value
-
-    with _SWAP_LOCK:
-      try:
-        for name, variable in self._variables.items():
-          if name in weights:
-            put(variable, **_read_as(tf.convert_to_tensor(weights[name])))
-        for variable, value in self._constants:
-          put(variable, **_read_as(tf.constant(value)))
-        for position, layer in enumerate(self._random):
-          put(layer, _random_generator=_Generator(mode, position))
-        for layer, mean_name, variance_name in self._normalizing:
-          put(
-            layer,
-            call=_pure_batch_normalization(
-              layer, mean_name, variance_name, mode, new_statistics
-            ),
-          )
-        yield new_statistics
-      finally:
-        for attributes, attribute, value in reversed(saved):
-          if value is self:
-            del attributes[attribute]
-          else:
-            attributes[attribute] = value
-        keras_graph.forget_masks(self._random)
-
-
-def _pure_batch_normalization(layer, mean_name, variance_name, mode, new):
-  @tf.autograph.experimental.do_not_convert
-  def call(inputs, training=None, mask=None):
-    del mask
-    training = training and layer.trainable
-    dtype = inputs.dtype
-    if dtype.size < 4:
-      inputs = tf.cast(inputs, tf.float32)
-    rank = inputs.shape.rank
-    axes = [axis % rank for axis in layer.axis]
-    reduced = [axis for axis in range(rank) if axis not in axes]
-
-    def broadcast(value):
-      shape = [
-        inputs.shape[axis] if axis in axes else 1 for axis in range(rank)
+  def _new_statistics(self, scope, before, mode):
+    """What layers assigned to weights that have no gradient."""
+    if scope.losses:
+      adding = [
+        name
+        for name, module in keras_graph.layers_within(self._graph)
+        if module._loss_ids  # pylint: disable=protected-access
       ]
-      return None if value is None else tf.reshape(value, shape)
-
-    if training:
-      weights = tf.ones_like(inputs[..., :1])
-      weights = tf.reduce_mean(
-        weights, axis=list(range(1, rank)), keepdims=True
+      _refuse_as_impure(
+        f'{adding[0]!r}, which adds a loss that is no regularizer of a weight'
       )
-      if mode.example_weights is not None:
-        weights *= tf.reshape(
-          tf.cast(mode.example_weights, inputs.dtype), [-1] + [1] * (rank - 1)
+    for generator in self._seeds:
+      scope.state_mapping.pop(id(generator.state), None)
+    assigned = {
+      key
+      for key, value in scope.state_mapping.items()
+      if before.get(key) is not value
+    }
+    new = {}
+    for name, variable in self._variables.items():
+      if id(variable) in assigned and mode.training and not variable.trainable:
+        assigned.remove(id(variable))
+        value = scope.state_mapping[id(variable)]
+        if mode.example_weights is not None:
+          # A batch of padding only leaves the statistics as they are.
+          has_examples = tf.reduce_sum(mode.example_weights) > 0
+          value = tf.where(has_examples, value, before[id(variable)])
+        new[name] = value
+    for variable in self._graph.model.variables:
+      if id(variable) in assigned:
+        _refuse_as_impure(
+          f'{variable.path!r}, which is assigned to and is trained, an '
+          'integer, or assigned to in inference, too'
         )
-      mean, variance = tf.nn.weighted_moments(inputs, reduced, weights)
-      # Keras' fused kernel, used for images, keeps the unbiased variance.
-      count = tf.reduce_sum(weights) * tf.cast(
-        tf.size(inputs[0]) // tf.size(mean), inputs.dtype
-      )
-      correction = (
-        count / tf.maximum(count - 1, 1) if layer.fused else tf.ones_like(count)
-      )
-      # A batch of padding only leaves the statistics as they are.
-      rate = tf.where(count > 0, tf.cast(1 - layer.momentum, inputs.dtype), 0)
-      for name, old, value in (
-        (mean_name, layer.moving_mean, mean),
-        (variance_name, layer.moving_variance, variance * correction),
-      ):
-        old = new.get(name, tf.convert_to_tensor(old))
-        new[name] = old + rate * (tf.reshape(value, old.shape) - old)
+    return new
+
+
+@contextlib.contextmanager
+def eager_tensors_as_constants():
+  """Lets layers and losses use tensors of their own in any graph.
+
+  TensorFlow's functions take them as captured inputs, and TFF's graphs not at
+  all; in this block they become constants.
+  """
+  into_graph = EagerTensorBase.__tf_tensor__
+
+  def as_constant(tensor, dtype=None, name=None):
+    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
+    if tf.executing_eagerly() or not is_number:
+      return into_graph(tensor, dtype, name)
+    return tf.constant(tensor.numpy(), dtype or tensor.dtype, name=name)
+
+  with _SWAP_LOCK:
+    EagerTensorBase.__tf_tensor__ = as_constant
+    try:
+      yield
+    finally:
+      EagerTensorBase.__tf_tensor__ = into_graph
+
+
+def _refuse_as_impure(found):
+  raise ValueError(
+    'Expected `model` to be made of layers that are functions of their weights '
+    f'and inputs, found: {found}.'
+  )
+
+
+@contextlib.contextmanager
+def _put(owner, name, value):
+  """Gives a layer or a module another attribute for a while."""
+  attributes = vars(owner)
+  missing = object()
+  before = attributes.get(name, missing)
+  attributes[name] = value
+  try:
+    yield
+  finally:
+    if before is missing:
+      del attributes[name]
     else:
-      mean, variance = layer.moving_mean, layer.moving_variance
-    outputs = tf.nn.batch_normalization(
-      inputs,
-      broadcast(mean),
-      broadcast(variance),
-      broadcast(layer.beta),
-      broadcast(layer.gamma),
-      layer.epsilon,
-    )
-    return tf.cast(outputs, dtype)
-
-  return call
+      attributes[name] = before
 
 
-def layer_outputs(model, nodes, layers, pure):
-  """`(weights, x) -> OrderedDict` of the outputs of `layers`."""
-  outputs = collections.defaultdict(list)
-  for node in nodes:
-    if node.layer.name in layers:
-      outputs[node.layer.name].append(node.outputs)
-  # Of a layer that is used once, not a list of one.
-  outputs = {
-    name: uses[0] if len(uses) == 1 else uses for name, uses in outputs.items()
-  }
-  call = pure.bind(keras.Model(model.input, outputs))
+def _moments_of_examples(layer, example_weights):
+  """Batch normalization's moments, in which padding does not count."""
 
-  def layer_outputs(weights, x):
-    by_name, _ = call(weights, x)
-    return split_model.select(by_name, layers)
+  def moments(inputs, mask):
+    shape = [-1] + [1] * (inputs.shape.rank - 1)
+    if example_weights is None:
+      weights = tf.ones_like(inputs[..., :1])
+    else:
+      weights = tf.reshape(tf.cast(example_weights, inputs.dtype), shape)
+    if mask is not None:
+      weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
+    axes = layer._reduction_axes  # pylint: disable=protected-access
+    return tf.nn.weighted_moments(inputs, axes, weights)
 
-  return layer_outputs
+  return moments
 
 
-def check_pure(model, variables):
+def check_pure(graph, model, variables):
   """Traces the model once; refuses it if it still has a state of its own.
 
   Returns:
@@ -373,11 +351,10 @@ def check_pure(model, variables):
       tf.TensorSpec([2], tf.int32),
     )
   except (AttributeError, TypeError, ValueError) as e:
+    if str(e).startswith('Expected `model`'):
+      raise
     if doing == 'run':
-      raise ValueError(
-        'Expected `model` to be made of layers that are functions of their '
-        f'weights and inputs, found: {_reason(e)}'
-      ) from e
+      _refuse_as_impure(_reason(e).rstrip('.'))
     raise ValueError(
       'Expected `model`, `loss` and `metrics` to fit labels of shape '
       f'{y_spec.shape} and dtype {y_spec.dtype.name} (`label_spec` says what '
@@ -385,7 +362,7 @@ def check_pure(model, variables):
     ) from e
   names = {
     **{id(v.handle): v.name for v in concrete.graph.variables},
-    **{id(v.handle): name for name, v in variables.items()},
+    **{id(v.value.handle): name for name, v in variables.items()},
   }
   for tensor, placeholder in concrete.graph.captures:
     if tensor.dtype == tf.resource and placeholder.consumers():
@@ -396,25 +373,29 @@ def check_pure(model, variables):
         f'{names.get(id(tensor), "a resource")!r} read in '
         f'{placeholder.consumers()[0].name!r}.'
       )
-  graph = concrete.graph.as_graph_def()
+  graph_def = concrete.graph.as_graph_def()
   operations = [
-    *graph.node,
+    *graph_def.node,
     *(
-      node for function in graph.library.function for node in function.node_def
+      node
+      for function in graph_def.library.function
+      for node in function.node_def
     ),
   ]
   for operation in operations:
     if operation.op.startswith(_IMPURE):
       raise ValueError(
         'Expected `model` to be made of layers that draw random numbers by '
-        f'their random generator, found {operation.op} in {operation.name!r}.'
+        f'a keras.random.SeedGenerator, found {operation.op} in '
+        f'{operation.name!r}.'
       )
   return {operation.op for operation in operations}
 
 
 def _reason(error):
   """The telling line of an error of Keras or TensorFlow."""
-  lines = str(error).split('Call arguments received by')[0].splitlines()
+  text = re.sub(r'\x1b\[\d+m', '', str(error))
+  lines = text.split('Arguments received by')[0].splitlines()
   lines = [line.strip() for line in lines if line.strip()] or [repr(error)]
   if lines[0].startswith('Exception encountered when calling'):
     return f'{lines[0]} {lines[-1]}'

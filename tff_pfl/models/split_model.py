@@ -146,9 +146,12 @@ class SplitModel:
       layers whose weights can be divided among them.
     regularizers: Weight name to what training adds to the loss,
       `(weight) -> scalar`, where the weight is trained.
-    keras_model: The graph of Keras layers that `keras_bridge` made it of, whose
-      own weights nothing reads; None where there is none. A model that was made
-      of this one keeps it, and may have other weights.
+    keras_graph: The graph of the Keras model that `keras_bridge` made it of,
+      whose own weights nothing reads; None where there is none. A model that
+      was made of this one keeps it, and may have other weights.
+    counted: `(y, outputs) -> [batch]`, float32 in [0, 1], the part of an
+      example's elements that count in means, where padding of sequences is
+      masked or a class is ignored; None where all count.
     is_augmented: Whether the body changes `x` at random if it gets a seed.
   """
 
@@ -173,7 +176,8 @@ class SplitModel:
   regularizers: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = (
     dataclasses.field(default_factory=dict)
   )
-  keras_model: Optional[tf.keras.Model] = None
+  keras_graph: Any = None
+  counted: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None
   is_augmented: bool = False
 
   @property
@@ -186,20 +190,32 @@ class SplitModel:
     """The layers with weights that are not in the head."""
     return tuple(name for name in self.layers if name not in self.head_layers)
 
+  def layers_within(self, name: str) -> tuple:
+    """The layers with weights that are called so, or are within what is."""
+    return tuple(
+      known
+      for known in self.layers
+      if known == name or known.startswith(f'{name}/')
+    )
+
   def weight_names(self, layers) -> tuple:
     """The names of the weights of `layers`, in the model's order.
+
+    The name of a model within the model stands for all its layers.
 
     Raises:
       ValueError: If the model has no such layer with weights.
     """
+    wanted = set()
     for layer in layers:
+      matching = self.layers_within(layer)
       errors.expect(
-        layer in self.layers,
+        matching,
         'layers',
         f"names of the model's layers with weights ({', '.join(self.layers)})",
         layer,
       )
-    wanted = {name for layer in layers for name in self.layers[layer]}
+      wanted.update(name for known in matching for name in self.layers[known])
     return tuple(name for name in self.initial_weights if name in wanted)
 
   def layers_to_divide(self, names: Optional[str] = None) -> tuple:
@@ -286,6 +302,17 @@ def check_weights(
     )
     checked[name] = value
   return checked
+
+
+def check_float32(model: SplitModel) -> None:
+  """Raises `ValueError` unless all weights are float32."""
+  for name, value in model.initial_weights.items():
+    errors.expect(
+      value.dtype == np.float32,
+      'model',
+      'a model with weights of float32',
+      f'{name!r} of {value.dtype}',
+    )
 
 
 def check_has_body(model: SplitModel, method: str) -> None:

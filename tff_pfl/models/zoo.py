@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
+import keras
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import split_model, zoo_layers
-
-keras = tf.keras
 
 
 def linear(

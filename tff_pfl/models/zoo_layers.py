@@ -6,13 +6,12 @@ import collections
 import dataclasses
 import math
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
-
-keras = tf.keras
 
 
 class Seeds:
@@ -88,14 +87,18 @@ class Convolutions:
     return keras.layers.Activation(activation)(x) if activation else x
 
 
-@keras.utils.register_keras_serializable('tff_pfl')
+@keras.saving.register_keras_serializable('tff_pfl')
 class MeanOfWords(keras.layers.Layer):
   """Mean over the words that are not masked; zeros where there are none.
 
   Keras's average pooling divides by zero there.
   """
 
-  def call(self, inputs, mask):
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.supports_masking = True
+
+  def call(self, inputs, mask=None):
     """`[batch, elements]` from `[batch, words, elements]` and their mask."""
     weights = tf.cast(mask, inputs.dtype)[..., tf.newaxis]
     return tf.math.divide_no_nan(
@@ -168,18 +171,20 @@ def build(name, layers, element_spec, num_classes, seeds):
     'at least 2, or None for regression',
     num_classes,
   )
-  inputs = keras.layers.Input(x.shape, dtype=x.dtype)
+  inputs = keras.layers.Input(tuple(x.shape), dtype=x.dtype.name)
   features = inputs
   for layer in layers:
     features = layer(features)
-  outputs, loss = num_classes, 'sparse_categorical_crossentropy'
+  outputs = num_classes
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   if num_classes is None:
     outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
-  elif y.shape.rank == features.shape.rank - 1:
+  elif y.shape.rank == len(features.shape) - 1:
     errors.expect(
       num_classes == 2, 'num_classes', '2 for several labels', num_classes
     )
-    outputs, loss = y.shape[-1], 'binary_crossentropy'
+    outputs = y.shape[-1]
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
   head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
   model = keras.Model(inputs, head(features), name=name)
   return keras_bridge.from_keras(
@@ -188,4 +193,5 @@ def build(name, layers, element_spec, num_classes, seeds):
     loss=loss,
     metrics=['mae'] if num_classes is None else ['accuracy'],
     label_spec=y,
+    keep_names=True,
   )

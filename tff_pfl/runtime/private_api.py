@@ -1,10 +1,14 @@
-"""All that this library takes from TensorFlow and TFF beyond their public API.
+"""All that this library takes from others beyond their public API.
 
 Another version of either may move or change these; what then breaks is found
 here. Other modules import from this one.
 """
 
 # ruff: noqa: F401
+
+# Keras: masks of tensors, and what its layers draw random numbers with.
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.tensorflow import random as keras_random
 
 # TensorFlow: ends functions that are under way.
 from tensorflow.python.eager import cancellation as tf_cancellation
@@ -20,6 +24,9 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph,
 )
+
+# Eager tensors: how they get into graphs.
+from tensorflow.python.framework.ops import _EagerTensorBase as EagerTensorBase
 from tensorflow.python.ops.parallel_for.pfor import (
   RegisterPFor,
   wrap,

@@ -227,7 +227,9 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
 def _maker(value_type: tff.StructType, names: list) -> Callable[[list], Any]:
   """Returns the function from a structure's elements to its container."""
   container = value_type.python_container
-  if None not in names and container in (None, collections.OrderedDict):
+  # An empty structure without a container is a tuple, as TFF has it.
+  ordered = container is collections.OrderedDict or (names and not container)
+  if ordered and None not in names:
     return lambda elements: collections.OrderedDict(zip(names, elements))
   if getattr(container, '_fields', None) == tuple(names):
     return container._make

@@ -111,8 +111,14 @@ def run(
     ValueError: If an argument is out of its range or does not fit the others.
     RunError: If the run cannot start or go on. What was committed is safe.
   """
-  sampler = client_sampling.CohortSampler(
-    data.num_clients, cohort_size, process.seed
+  errors.expect_type(
+    process,
+    personalized_process.PersonalizedProcess,
+    'process',
+    'a PersonalizedProcess (registry.build makes one)',
+  )
+  errors.expect_type(
+    data, datasets.FederatedDataset, 'data', 'a FederatedDataset'
   )
   sizes = {
     'num_rounds': num_rounds,
@@ -120,7 +126,12 @@ def run(
     'rounds_per_evaluation': rounds_per_evaluation,
     'num_final_evaluations': num_final_evaluations,
   }
-  _expect_fit(process, data, sizes)
+  for name, value in sizes.items():
+    errors.expect_int(name, value, 1)
+  sampler = client_sampling.CohortSampler(
+    data.num_clients, cohort_size, process.seed
+  )
+  _expect_fit(process, data)
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   epsilons = None
   if accounting is not None:
@@ -145,10 +156,8 @@ def run(
     return report.write_report(store, process, data)
 
 
-def _expect_fit(process, data, sizes):
-  """Raises `ValueError` if sizes, process and data do not fit together."""
-  for name, value in sizes.items():
-    errors.expect(value >= 1, name, 'at least 1', value)
+def _expect_fit(process, data):
+  """Raises `ValueError` if process and data do not fit together."""
   expect_all_clients(
     process.description['hparams'].get('num_clients'), data.num_clients
   )

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,13 +13,13 @@ _COHORT = client_work.Cohort(tf.constant(2), tf.constant(0.25))
 
 def _network():
   """Of features `[2, 2]`: the inputs, twice as large."""
-  network = tf.keras.Sequential(
+  network = keras.Sequential(
     [
-      tf.keras.layers.Input([4]),
-      tf.keras.layers.Reshape([2, 2]),
-      tf.keras.layers.Dense(2, use_bias=False, name='body'),
-      tf.keras.layers.Conv1D(3, 2, name='head'),
-      tf.keras.layers.Flatten(),
+      keras.layers.Input([4]),
+      keras.layers.Reshape([2, 2]),
+      keras.layers.Dense(2, use_bias=False, name='body'),
+      keras.layers.Conv1D(3, 2, name='head'),
+      keras.layers.Flatten(),
     ]
   )
   network.layers[1].set_weights([2 * np.eye(2)])

@@ -1,5 +1,6 @@
 import collections
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,8 +9,6 @@ from tff_pfl.algorithms.parts import domain_heads, head_curvature
 from tff_pfl.client import example_tensors
 from tff_pfl.models import domain_models, domains, keras_bridge
 from tff_pfl.templates import client_work
-
-keras = tf.keras
 
 _NUM_FEATURES = 4
 _SIZES = (7, 12, 20)

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -5,21 +6,31 @@ import tensorflow as tf
 from tff_pfl.algorithms.parts import head_curvature
 from tff_pfl.models import domain_models, keras_bridge
 
-keras = tf.keras
-
 _NUM_EXAMPLES, _NUM_FEATURES = 9, 4
 # A loss, its number of outputs, and labels of it.
 _LOSSES = {
-  'softmax': ('sparse_categorical_crossentropy', 3, np.int32(3)),
-  'two_softmax': ('sparse_categorical_crossentropy', 2, np.int32(2)),
-  'one_hot': ('categorical_crossentropy', 3, None),
-  'logistic': ('binary_crossentropy', 1, np.int32(2)),
+  'softmax': (
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    3,
+    np.int32(3),
+  ),
+  'two_softmax': (
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    2,
+    np.int32(2),
+  ),
+  'one_hot': (keras.losses.CategoricalCrossentropy(from_logits=True), 3, None),
+  'logistic': (
+    keras.losses.BinaryCrossentropy(from_logits=True),
+    1,
+    np.int32(2),
+  ),
   'logistic_object': (
     keras.losses.BinaryCrossentropy(from_logits=True),
     1,
     np.int32(2),
   ),
-  'labels': ('binary_crossentropy', 3, np.int32(2)),
+  'labels': (keras.losses.BinaryCrossentropy(from_logits=True), 3, np.int32(2)),
   'squared_error': ('mse', 1, None),
   'squared_errors': ('mse', 3, None),
 }

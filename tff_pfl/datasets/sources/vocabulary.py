@@ -4,8 +4,8 @@ import collections
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+import keras
 import numpy as np
-import tensorflow as tf
 from sklearn import utils as sklearn_utils
 
 _WORD = re.compile(r"\w+(?:'\w+)*")
@@ -18,7 +18,7 @@ def words_of(text: str) -> list[str]:
 
 def padded(texts: Sequence[Sequence[int]], length: int) -> np.ndarray:
   """Returns each text's first numbers, followed by 0, int32 `[n, length]`."""
-  return tf.keras.utils.pad_sequences(
+  return keras.utils.pad_sequences(
     texts, length, padding='post', truncating='post'
   )
 
