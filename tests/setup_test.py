@@ -635,6 +635,7 @@ def test_without_tensorflow_the_import_says_what_to_install():
 
 def test_tff_may_be_imported_first_and_tf_keras_stays_keras_3():
   result = run_python(
+    'import importlib.util; importlib.util.find_spec("tensorflow_federated")\n'
     'import tensorflow_federated as tff, tff_pfl.runtime\n'
     'tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 9, 1.0)\n'
     'import os, tensorflow as tf\n'

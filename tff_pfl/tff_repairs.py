@@ -83,16 +83,21 @@ def _keep_keras() -> None:
 class _Finder:
   """Finds TFF where it is, and has it repaired before it is executed."""
 
+  _is_looking = False
+
   def find_spec(self, name, path=None, target=None):
     if name != 'tensorflow_federated':
       return None
-    sys.meta_path.remove(self)
-    spec = importlib.import_module('importlib.util').find_spec(name)
+    if self._is_looking:
+      return None
+    self._is_looking = True
+    try:
+      spec = importlib.import_module('importlib.util').find_spec(name)
+    finally:
+      self._is_looking = False
     if spec is not None:
       execute = spec.loader.exec_module
       spec.loader.exec_module = lambda module: (repair(), execute(module))
-    else:
-      sys.meta_path.insert(0, self)
     return spec
 
 

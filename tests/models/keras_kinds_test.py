@@ -1,5 +1,6 @@
 """Keras models of all kinds beyond plain layers, each against Keras itself."""
 
+import collections
 import dataclasses
 
 import keras
@@ -447,6 +448,94 @@ def test_a_subclassed_model_may_take_integers():
   np.testing.assert_allclose(
     bridged.forward(bridged.initial_weights, x)[0], expected, rtol=1e-6
   )
+
+
+class _TiedOutside(keras.Model):
+  def __init__(self):
+    super().__init__(name='odd')
+    self.first = layers.Dense(4)
+    self.head = layers.Dense(3, name='head')
+
+  def call(self, inputs):
+    hidden = self.first(inputs)
+    kernel = keras.ops.transpose(self.first.kernel)
+    return self.head(keras.ops.matmul(hidden, kernel))
+
+
+class _OwnWeight(_TiedOutside):
+  def build(self, input_shape):
+    self.scale = self.add_weight(shape=(), name='scale')
+
+  def call(self, inputs):
+    return self.head(self.first(inputs * keras.ops.exp(self.scale)))
+
+
+class _OwnConstant(_TiedOutside):
+  def call(self, inputs, training=None):
+    return self.head(self.first(inputs) * (3.0 if training else 1.0))
+
+
+class _OwnCall(keras.Sequential):
+  def call(self, inputs, training=None, mask=None):
+    return 2 * super().call(inputs, training=training, mask=mask)
+
+
+@pytest.mark.parametrize(
+  'make, reason',
+  [
+    (lambda: _called(_TiedOutside()), 'other numbers for other weights'),
+    (lambda: _called(_OwnWeight()), 'has others'),
+    (lambda: _called(_OwnConstant()), 'other numbers in training'),
+    (
+      lambda: _OwnCall([keras.Input((4,)), layers.Dense(3, name='head')]),
+      'without a `call` of its own',
+    ),
+  ],
+  ids=['tied', 'weight', 'constant', 'call'],
+)
+def test_models_that_are_more_than_their_layers_are_refused(make, reason):
+  with pytest.raises(ValueError, match=reason):
+    keras_models.bridge(make())
+
+
+def test_models_within_are_called_as_they_are_made():
+  inputs = keras.Input((5, 3))
+  base = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4)], name='base')
+  masked = base(inputs, mask=keras.ops.any(inputs > 0, axis=-1))
+  model = keras.Model(inputs, layers.Dense(3, name='head')(masked))
+  with pytest.raises(ValueError, match="'base' .*called with a mask"):
+    keras_models.bridge(model)
+  numbers = keras.Input((4,))
+  base = keras.Sequential(
+    [keras.Input((4,), dtype='int32'), layers.Dense(3)], name='base'
+  )
+  model = keras.Model(numbers, layers.Dense(3, name='head')(base(numbers)))
+  with pytest.raises(ValueError, match='is called on float32; its inputs are'):
+    keras_models.bridge(model)
+
+
+def test_an_output_of_a_dict_is_found_by_its_key():
+  inputs = keras.Input((4,))
+  outputs = collections.OrderedDict(
+    z=layers.Dense(3, name='head')(inputs), a=layers.Dense(2)(inputs)
+  )
+  model = keras.Model(inputs, outputs)
+  bridged = keras_models.bridge(model, output='z')
+  x = tf.ones([2, 4])
+  np.testing.assert_allclose(
+    bridged.forward(bridged.initial_weights, x)[0], model(x)['z'], rtol=1e-6
+  )
+
+
+def test_a_given_name_is_no_other_layers_too():
+  bridged = keras_models.bridge(
+    sequential(
+      layers.Dense(4),
+      layers.LayerNormalization(name='dense_1'),
+      layers.Dense(4),
+    )
+  )
+  assert list(bridged.layers) == ['dense', 'dense_1', 'dense_2', 'head']
 
 
 # In graphs of TFF, and refusals.

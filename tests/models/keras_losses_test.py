@@ -6,6 +6,11 @@ import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
+from tff_pfl import datasets
+from tff_pfl.algorithms import registry
+from tff_pfl.client import example_tensors, scoring
+from tff_pfl.models import copies
+from tff_pfl.simulation import experiment
 
 layers = keras.layers
 
@@ -437,3 +442,98 @@ def test_losses_metrics_and_labels_that_do_not_fit_are_refused(
   with pytest.raises(error, match=reason) as raised:
     keras_models.bridge(keras_models.make('dense'), **arguments)
   assert '\n' not in str(raised.value)
+
+
+# Elements that do not count.
+
+
+def _tagger(units, activation, loss, **arguments):
+  return keras_models.bridge(
+    keras.Sequential(
+      [
+        keras.Input((3,), dtype='int32'),
+        layers.Embedding(5, 4, mask_zero=True),
+        layers.SimpleRNN(4, return_sequences=True),
+        layers.Dense(units, activation, name='head'),
+      ]
+    ),
+    loss=loss,
+    **arguments,
+  )
+
+
+def test_masked_elements_of_two_classes_count_nowhere():
+  bridged = _tagger(1, 'sigmoid', 'binary_crossentropy')
+  nan = np.nan
+  outputs = tf.constant([[[0.9], [0.2], [nan]], [[0.6], [nan], [nan]]])
+  y = tf.constant([[1, 1, 1], [0, 0, 0]])
+  np.testing.assert_allclose(
+    bridged.metrics['accuracy'](y, outputs), [0.5, 0.0]
+  )
+  np.testing.assert_allclose(
+    bridged.loss(y, outputs),
+    [-np.log([0.9, 0.2]).mean(), -np.log(0.4)],
+    rtol=1e-5,
+  )
+  np.testing.assert_allclose(bridged.counted(y, outputs), [2 / 3, 1 / 3])
+
+
+def test_a_model_that_diverged_is_not_taken_for_masked():
+  bridged = _tagger(3, None, _SPARSE(from_logits=True))
+  nan, inf = np.nan, np.inf
+  outputs = tf.constant([[[inf] * 3, [1.0, 0.0, 0.0], [nan] * 3]])
+  y = tf.constant([[0, 0, 0]])
+  assert np.isnan(bridged.loss(y, outputs)[0])
+  assert bridged.metrics['accuracy'](y, outputs)[0] == 0
+  good = tf.constant([[[1.0, 0.0, 0.0]] * 2 + [[nan] * 3]])
+  mixed = copies.mixed_outputs(bridged, [outputs, good], tf.zeros([2]))
+  assert np.isnan(bridged.loss(y, mixed)[0])
+  np.testing.assert_array_equal(
+    bridged.counted(y, mixed), bridged.counted(y, good)
+  )
+
+
+@pytest.mark.parametrize('name', ['fed_avg', 'fed_em', 'fed_rod', 'apfl'])
+def test_methods_take_models_of_which_not_all_counts(name, tmp_path):
+  keras.utils.set_random_seed(1)
+  bridged = keras_models.bridge(
+    keras_models.sequential(layers.Dense(4, name='body')),
+    loss=_SPARSE(from_logits=True, ignore_class=2),
+    jit_compile=False,
+  )
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[40, 4]).astype(np.float32)
+  data = datasets.FederatedDataset.from_arrays(
+    x, x[:, :3].argmax(axis=1), num_clients=2
+  )
+  summary = experiment.run(
+    registry.build(name, bridged),
+    data,
+    output_dir=str(tmp_path / 'run'),
+    num_rounds=1,
+    cohort_size=2,
+    show_progress=False,
+  )
+  assert np.isfinite(summary['loss'])
+
+
+def test_a_gradient_in_chunks_is_that_of_what_counts(monkeypatch):
+  bridged = keras_models.bridge(
+    keras_models.sequential(layers.Dense(4, name='body')),
+    loss=_SPARSE(from_logits=True, ignore_class=-1),
+  )
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[8, 4]).astype(np.float32)
+  y = np.array([0, -1, -1, -1, 1, 2, 0, 1], np.int32)
+  weights = keras_models.tensors(bridged)
+
+  def gradient():
+    padded = example_tensors.ExampleTensors(
+      tf.constant(x), tf.constant(y), tf.constant(8)
+    )
+    return scoring.mean_gradient(bridged, weights, padded)
+
+  whole = gradient()
+  monkeypatch.setattr(example_tensors, 'CHUNK_SIZE', 4)
+  for name, value in gradient().items():
+    np.testing.assert_allclose(value, whole[name], rtol=1e-4, atol=1e-6)

@@ -1,6 +1,7 @@
 """Layers that draw or assign, and those that cannot be made pure."""
 
 import re
+import threading
 
 import keras
 import numpy as np
@@ -140,6 +141,42 @@ def test_dropout_needs_a_seed_in_training_only():
   np.testing.assert_array_equal(bridged.body({}, x)[0], x)
   with pytest.raises(ValueError, match='mode.seed'):
     bridged.body({}, x, split_model.Mode(True))
+
+
+def test_a_layer_that_draws_again_draws_what_no_other_does():
+  inputs = keras.Input((200,))
+  twice, once = layers.Dropout(0.5), layers.Dropout(0.5)
+  both = layers.Concatenate()([twice(inputs), twice(inputs), once(inputs)])
+  bridged = keras_models.bridge(
+    keras.Model(inputs, layers.Dense(3, name='head')(both)), ['head']
+  )
+  values = _dropped(bridged, (1, 1), tf.ones([40, 200])).numpy() == 0
+  first, second, other = np.split(values, 3, axis=1)
+  for one, another in ((first, second), (first, other), (second, other)):
+    assert 0.45 < np.mean(one == another) < 0.55
+
+
+def test_other_threads_draw_and_trace_as_ever():
+  bridged = keras_models.bridge(_dropout_model())
+  stop = threading.Event()
+
+  def forward():
+    while not stop.is_set():
+      _dropped(bridged, (1, 2))
+
+  thread = threading.Thread(target=forward)
+  thread.start()
+  try:
+    for _ in range(20):
+      layers.Dense(3, kernel_initializer=keras.initializers.HeNormal(1)).build(
+        (None, 4)
+      )
+      number = tf.constant(1.0)
+      traced = tf.function(number.__add__).get_concrete_function(number)
+      assert len(traced.captured_inputs) == 1
+  finally:
+    stop.set()
+    thread.join()
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,36 @@ def _subclassed():
   return model
 
 
+class OwnTraining(keras.Model):
+  """Keeps the statistics of its base, as in Keras's guide to transfer."""
+
+  def __init__(self):
+    super().__init__()
+    self.base = keras.Sequential(
+      [keras.Input((4,)), layers.Dense(6), layers.BatchNormalization()]
+    )
+    self.head = layers.Dense(3, name='head')
+
+  def call(self, inputs):
+    return self.head(self.base(inputs, training=False))
+
+
+def _own_training():
+  model = OwnTraining()
+  model(tf.ones([2, 4]))
+  return model
+
+
+def _masked_attention():
+  inputs = keras.Input((6,), dtype='int32')
+  hidden = layers.Embedding(7, 4, mask_zero=True)(inputs)
+  hidden = layers.MultiHeadAttention(2, 3, name='head_attention')(
+    hidden, hidden
+  )
+  hidden = layers.GlobalAveragePooling1D()(hidden)
+  return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+
+
 def _transfer():
   base = keras.Sequential(
     [
@@ -173,7 +203,7 @@ _CASES = {
   'several_labels': (
     lambda: _dense(end='sigmoid'),
     'binary_crossentropy',
-    ['accuracy'],
+    [keras.metrics.BinaryAccuracy(name='accuracy')],
   ),
   'hinge': (
     lambda: _dense(units=1),
@@ -195,6 +225,18 @@ _CASES = {
   'tags_of_padded_words': (
     lambda: _words(layers.LSTM(4, return_sequences=True)),
     _SPARSE,
+    ['accuracy'],
+  ),
+  'one_hot_tags': (
+    lambda: keras.Sequential(
+      [
+        keras.Input((6,), dtype='int32'),
+        layers.Embedding(7, 4, mask_zero=True),
+        layers.LSTM(4, return_sequences=True),
+        layers.Dense(3, 'softmax', name='head'),
+      ]
+    ),
+    'categorical_crossentropy',
     ['accuracy'],
   ),
   'padded_words': (
@@ -255,6 +297,14 @@ _CASES = {
   'adapted_normalization': (_adapted, _SPARSE, ['accuracy']),
   'holds_a_tensor': (lambda: _features(Centered()), _SPARSE, ['accuracy']),
   'subclassed': (_subclassed, _SPARSE, ['accuracy']),
+  'own_training': (_own_training, _SPARSE, ['accuracy']),
+  'masks_across_the_cut': (
+    _masked_attention,
+    _SPARSE,
+    ['accuracy'],
+    {},
+    ['head_attention', 'head'],
+  ),
   'class_weight': (_dense, _SPARSE, [], {'class_weight': {0: 3.0, 2: 0.5}}),
 }
 
@@ -274,7 +324,8 @@ def _examples(bridged):
   if spec['y'].dtype.is_integer and classifier.num_classes == 2:
     y %= 2
   if spec['y'].dtype.is_floating and classifier is not None:
-    y = np.eye(3, dtype=np.float32)[rng.integers(0, 3, _NUM)]
+    y = rng.integers(0, 3, [_NUM, *spec['y'].shape[:-1]])
+    y = np.eye(3, dtype=np.float32)[y]
   elif 'poisson' in bridged.name:
     y = np.abs(y)
   return x, y
@@ -284,11 +335,12 @@ def _examples(bridged):
 def test_loss_metrics_and_a_step_are_those_of_keras(case):
   make, loss, metrics, *more = _CASES[case]
   arguments = more[0] if more else {}
+  head_layers = more[1] if len(more) > 1 else ['head']
   keras.utils.set_random_seed(4)
   model = make()
   bridged = keras_bridge.from_keras(
     model,
-    head_layers=['head'],
+    head_layers=head_layers,
     loss=loss,
     metrics=metrics,
     jit_compile=False,
@@ -322,7 +374,7 @@ def test_loss_metrics_and_a_step_are_those_of_keras(case):
   }
   again = keras_bridge.from_keras(
     model,
-    head_layers=['head'],
+    head_layers=head_layers,
     loss=loss,
     metrics=metrics,
     jit_compile=False,

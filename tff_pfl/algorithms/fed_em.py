@@ -133,6 +133,8 @@ def _weighted_model(model, parts, log_shares):
     parts.trained,
     loss=loss,
     metrics={name: of_mixture(m) for name, m in model.metrics.items()},
+    counted=model.counted
+    and (lambda y, outputs_and_q: model.counted(y, outputs_and_q[0][0])),
   )
   return trained, objectives.prediction_loss(trained, forward)
 

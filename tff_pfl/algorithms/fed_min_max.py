@@ -73,7 +73,9 @@ def build_fed_min_max(
 
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights
-    risks = scoring.score(model, weights, examples).by_domain
+    risks = objectives.per_example(
+      scoring.score(model, weights, examples).by_domain
+    )
     factors = tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho)
     loss = objectives.joint_loss(model, factors)
     trained = training_loop.train(

@@ -126,6 +126,7 @@ def build_fed_rod(
       model,
       loss=both_risks,
       metrics={name: _of_both(m) for name, m in model.metrics.items()},
+      counted=model.counted and _of_both(model.counted),
     )
     trained = training_loop.train(
       objectives.prediction_loss(two_headed, outputs),

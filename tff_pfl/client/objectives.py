@@ -113,9 +113,28 @@ def metric_sums(
   return sums
 
 
+def per_example(
+  sums: Mapping[str, tf.Tensor],
+) -> collections.OrderedDict:
+  """Metric sums scaled so that they are of `examples`, where fewer counted."""
+  factor = 1.0
+  if COUNTED in sums:
+    factor = tf.math.divide_no_nan(sums['examples'], sums[COUNTED])
+  return collections.OrderedDict(
+    (name, value if name == 'examples' else value * factor)
+    for name, value in sums.items()
+    if name != COUNTED
+  )
+
+
+def number_counted(sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """The number of examples that count, each as far as its parts do."""
+  return sums.get(COUNTED, sums['examples'])
+
+
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
   """Metric sums to means over what counted; 0 without any."""
-  number = sums.get(COUNTED, sums['examples'])
+  number = number_counted(sums)
   return collections.OrderedDict(
     (name, tf.math.divide_no_nan(value, number))
     for name, value in sums.items()

@@ -96,26 +96,33 @@ def mean_gradient(
   shares = tf.reduce_sum(is_example, axis=1) / tf.cast(last + 1, tf.float32)
   num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
 
-  def add(index, total):
+  def add(index, total, number):
     batch = objectives.take_batch(
       examples.x, examples.y, rows[index], is_example[index]
     )
     # The forward pass takes no mode, so nothing reads the seed.
-    part = objective(weights, batch, seed=tf.zeros([2], tf.int32)).gradient
-    return index + 1, collections.OrderedDict(
-      (name, value + tf.cast(shares[index], value.dtype) * part[name])
+    step = objective(weights, batch, seed=tf.zeros([2], tf.int32))
+    share = step.metrics.get(objectives.COUNTED, shares[index])
+    total = collections.OrderedDict(
+      (name, value + tf.cast(share, value.dtype) * step.gradient[name])
       for name, value in total.items()
     )
+    return index + 1, total, number + share
 
   zeros = collections.OrderedDict(
     (name, tf.zeros_like(value))
     for name, value in weights.items()
     if name not in model.statistics
   )
-  _, gradient = tf.while_loop(
-    lambda index, _: index < num_calls,
+  _, gradient, number = tf.while_loop(
+    lambda index, *_: index < num_calls,
     add,
-    (0, zeros),
+    (0, zeros, tf.zeros([])),
     parallel_iterations=1,
   )
-  return gradient
+  if model.counted is None:
+    return gradient
+  return collections.OrderedDict(
+    (name, tf.math.divide_no_nan(value, tf.cast(number, value.dtype)))
+    for name, value in gradient.items()
+  )

@@ -119,7 +119,8 @@ def predictor(content: bytes) -> Callable[..., Mapping[str, np.ndarray]]:
 def mean_score(model: split_model.SplitModel, y: Any, outputs: Any) -> float:
   """The mean of a model's primary metric over examples."""
   score = model.metrics.get(model.primary_metric.name, model.loss)
-  return float(tf.reduce_mean(score(tf.constant(y), tf.constant(outputs))))
+  y, outputs = tf.constant(y), tf.constant(outputs)
+  return float(model.mean(score(y, outputs), y, outputs))
 
 
 def _personalize(client):

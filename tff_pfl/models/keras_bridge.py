@@ -128,8 +128,18 @@ def from_keras(
     if isinstance(value, str):
       raise TypeError(errors.message(name, 'a list', value))
   errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
-  model = keras_graph.functional_of(model, input_spec)
-  graph = keras_graph.Graph(keras_graph.with_output(model, output), keep_names)
+  errors.expect(
+    keras.backend.backend() == 'tensorflow',
+    'KERAS_BACKEND',
+    "'tensorflow'",
+    keras.backend.backend(),
+  )
+  functional = keras_graph.functional_of(model, input_spec)
+  graph = keras_graph.Graph(
+    keras_graph.with_output(functional, output),
+    keep_names,
+    is_traced=not isinstance(model, (keras.Function, keras.Sequential)),
+  )
   variables, layers, statistics = keras_graph.name_weights(graph)
   keras_purity.check_layers(graph, variables)
   head_nodes = keras_graph.head_nodes(graph, tuple(head_layers))
@@ -169,6 +179,8 @@ def from_keras(
   )
   _check_finite(result)
   operations = keras_purity.check_pure(graph, result, variables)
+  if output is None and not graph.is_plain:
+    _check_same(model, result, pure)
   keras_losses.check(result, loss, task)
   if jit_compile == 'auto' and any(
     operation.startswith(_NOT_FOR_XLA) for operation in operations
@@ -262,6 +274,52 @@ def _check_finite(model):
     )
 
 
+def _check_same(model, result, pure):
+  """Raises `ValueError` if a Keras model is more than its graph.
+
+  Such as one whose `call` reads weights outside of layers, which are numbers
+  in the graph. It is called on other weights than it has.
+  """
+  rng = np.random.default_rng(0)
+  weights = {
+    name: value + rng.uniform(0, 0.1, value.shape).astype(value.dtype)
+    for name, value in result.initial_weights.items()
+  }
+  own = {id(variable) for variable in model.variables}
+  known = {id(variable) for variable in result.keras_graph.model.variables}
+  errors.expect(
+    own <= known,
+    'model',
+    'a Keras model whose weights are those of its layers',
+    f'{type(model).__name__} {model.name!r}, which has others (put them into a '
+    'layer)',
+  )
+  x = keras_losses.some_inputs(result, rng)
+  given = x
+  if isinstance(model.input if hasattr(model, 'input') else None, list):
+    given = result.keras_graph.flat_inputs(x)
+  for mode in (
+    split_model.INFERENCE,
+    split_model.Mode(True, tf.constant([1, 2]), None),
+  ):
+    outputs, _ = result.forward(weights, x, mode)
+    with pure.swapped(weights, mode):
+      expected = model(given, training=mode.training)
+    expected = keras.tree.flatten(expected)[0]
+    same = tf.math.is_nan(outputs) | (
+      tf.abs(outputs - tf.cast(expected, outputs.dtype))
+      <= 1e-2 * (1 + tf.abs(outputs))
+    )
+    errors.expect(
+      tf.reduce_all(same),
+      'model',
+      'a Keras model that does what its layers do, one after the other '
+      '(weights read in layers only, `training` only handed on to them)',
+      f'{type(model).__name__} {model.name!r}, which gives other numbers '
+      f'{"in training" if mode.training else "for other weights"}',
+    )
+
+
 def to_keras(
   model: keras.Model,
   weights: split_model.Weights,
@@ -281,8 +339,9 @@ def to_keras(
   Raises:
     ValueError: If the Keras model has no such weight, or one of another shape.
   """
-  functional = keras_graph.functional_of(model, input_spec)
-  graph = keras_graph.Graph(functional, keep_names)
+  graph = keras_graph.Graph(
+    keras_graph.functional_of(model, input_spec), keep_names
+  )
   variables, _, _ = keras_graph.name_weights(graph)
   for name, value in weights.items():
     errors.expect(

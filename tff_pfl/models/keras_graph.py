@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
@@ -66,6 +67,13 @@ def functional_of(
       )
     )
   errors.expect_type(model, keras.Model, 'model', 'a keras.Model')
+  if isinstance(model, (keras.Function, keras.Sequential)):
+    errors.expect(
+      'call' not in vars(type(model)) or _is_of_keras(model),
+      'model',
+      'a functional or sequential model without a `call` of its own',
+      f'{type(model).__name__} {model.name!r}',
+    )
   if isinstance(model, keras.Function):
     return model
   if isinstance(model, keras.Sequential):
@@ -150,24 +158,24 @@ def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
 
   Args:
     model: A functional model.
-    output: One of `model.output_names`; None for the only one.
+    output: One of `model.output_names`, or a key of outputs that are a dict;
+      None for the only one.
   """
-  names = model.output_names
+  outputs = dict(zip(model.output_names, model.outputs))
   if isinstance(model.output, dict):
-    # By key, in the order of the flat outputs.
-    names = sorted(model.output)
+    outputs = dict(model.output)
   if output is None:
     errors.expect(
-      len(names) == 1,
+      len(outputs) == 1,
       'output',
-      f'one of the outputs of {model.name!r} ({", ".join(names)})',
+      f'one of the outputs of {model.name!r} ({", ".join(outputs)})',
       output,
     )
+    (output,) = outputs
   else:
-    errors.expect_one_of('output', output, names)
-  if len(names) > 1 or isinstance(model.output, dict):
-    chosen = model.outputs[names.index(output or names[0])]
-    model = keras.Model(model.input, chosen, name=model.name)
+    errors.expect_one_of('output', output, outputs)
+  if len(outputs) > 1 or isinstance(model.output, dict):
+    model = keras.Model(model.input, outputs[output], name=model.name)
   for tensor in model.inputs:
     errors.expect(
       all(size is not None for size in tensor.shape[1:]),
@@ -191,6 +199,9 @@ class Node:
     sources: From the id of each symbolic tensor in them to its key in the
       graph.
     results: The keys of its outputs.
+    training: The mode in which it is called in any case; None for that of the
+      model's call. As in Keras, a functional model's own holds also for layers
+      that it calls with another.
   """
 
   operation: Any
@@ -198,15 +209,16 @@ class Node:
   arguments: Any
   sources: Mapping[int, int]
   results: Sequence[int]
+  training: Optional[bool]
 
   @property
   def is_layer(self) -> bool:
-    """Whether it is the call of a layer."""
+    """True for a call of a layer, False for one of an operation."""
     return isinstance(self.operation, keras.Layer)
 
   @property
   def has_weights(self) -> bool:
-    """Whether it is the call of a layer with weights."""
+    """True for a call of a layer with weights."""
     return self.is_layer and bool(self.operation.weights)
 
 
@@ -228,15 +240,20 @@ class Graph:
     layers: From names to layers, in the order of the first calls.
   """
 
-  def __init__(self, model: keras.Model, keep_names: bool = False):
+  def __init__(
+    self, model: keras.Model, keep_names: bool = False, is_traced: bool = False
+  ):
     """Reads the model, which has one output.
 
     Args:
       model: The functional model.
       keep_names: Whether all layers are called as Keras calls them.
+      is_traced: Whether it comes from a subclassed model's `call`.
     """
     self.model = model
     self.name = _kind(model) or model.name
+    self._is_traced = is_traced
+    self._has_nested = False
     self._keep_names = keep_names
     # From what Keras calls layers to what they are called here.
     self._names = {}
@@ -253,11 +270,11 @@ class Graph:
     self.tensors[len(self.tensors)] = tensor
     return len(self.tensors) - 1
 
-  def _add(self, model, inputs, prefix, keras_prefix):
+  def _add(self, model, inputs, prefix, keras_prefix, training=None):
     """Adds a model's nodes, called on tensors; returns its outputs' keys."""
     keys = {id(t): key for t, key in zip(model.inputs, inputs)}
     names = {}
-    counts = collections.Counter()
+    given = {o.name for o in model.operations if not self._kind_of(o)}
     by_depth = model._nodes_by_depth  # pylint: disable=protected-access
     for depth in sorted(by_depth, reverse=True):
       for node in by_depth[depth]:
@@ -265,32 +282,63 @@ class Graph:
           continue
         called = node.operation.name
         if called not in names:
-          kind = None if self._keep_names else _kind(node.operation)
-          number = counts[kind]
-          counts[kind] += 1
-          names[called] = (
-            f'{kind}_{number}' if kind and number else kind or called
-          )
+          names[called] = self._name_for(node.operation, given)
+          given.add(names[called])
         name = prefix + names[called]
         self._names.setdefault(keras_prefix + called, name)
         sources = {
           id(tensor): keys[id(tensor)] for tensor in node.input_tensors
         }
+        said = node.arguments.kwargs.get('training')
+        if said is None or not self._is_traced:
+          said = training
         if _is_plain_model(node.operation):
-          given = keras.tree.flatten(node.arguments.args)
+          self._has_nested = True
           results = self._add(
             functional_of(node.operation),
-            [keys[id(t)] for t in given if isinstance(t, keras.KerasTensor)],
+            self._inputs_of_nested(node, name, keys),
             f'{name}/',
             f'{keras_prefix}{called}/',
+            said,
           )
         else:
           results = [self._new(tensor) for tensor in node.outputs]
           self.nodes.append(
-            Node(node.operation, name, node.arguments, sources, results)
+            Node(node.operation, name, node.arguments, sources, results, said)
           )
         keys.update(zip(map(id, node.outputs), results))
     return [keys[id(tensor)] for tensor in model.outputs]
+
+  @property
+  def is_plain(self) -> bool:
+    """False where the model is traced or has models in it."""
+    return not self._is_traced and not self._has_nested
+
+  def _name_for(self, operation, taken):
+    kind = self._kind_of(operation)
+    if kind is None:
+      return operation.name
+    numbered = (f'{kind}_{n}' if n else kind for n in itertools.count())
+    return next(name for name in numbered if name not in taken)
+
+  def _inputs_of_nested(self, node, name, keys):
+    """The keys of the tensors that a model within the model is called on."""
+    args, kwargs = node.arguments.args, dict(node.arguments.kwargs)
+    called_on = keras.tree.flatten(args[0] if args else kwargs['inputs'])
+    if kwargs.get('mask') is not None:
+      refuse(name, node.operation, 'is called with a mask')
+    found, wanted = (
+      ', '.join(tensor.dtype for tensor in tensors)
+      for tensors in (called_on, functional_of(node.operation).inputs)
+    )
+    if found != wanted:
+      refuse(
+        name, node.operation, f'is called on {found}; its inputs are {wanted}'
+      )
+    return [keys[id(tensor)] for tensor in called_on]
+
+  def _kind_of(self, operation):
+    return None if self._keep_names else _kind(operation)
 
   def flat_inputs(self, x: Any) -> list:
     """A batch's inputs in the order of `inputs`."""
@@ -304,14 +352,14 @@ class Graph:
 
   @property
   def input_names(self) -> list:
-    """What the inputs are called, by their keys or else by their names."""
+    """The inputs' keys, or else their names."""
     if isinstance(self.model.input, dict):
       return sorted(self.model.input)
     return [tensor.name for tensor in self.model.inputs]
 
   @property
   def input_spec(self) -> Any:
-    """What one example's `x` is; of several inputs by name, in their order."""
+    """The spec of one example's `x`; of several inputs by name, in order."""
     specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in self.model.inputs]
     if not self._has_several_inputs:
       return specs[0]
@@ -342,19 +390,20 @@ class Graph:
         {of: values[key] for of, key in node.sources.items()}
       )
       if node.is_layer:
-        # Also where the model was called with another: so does Keras.
-        kwargs['training'] = training
+        kwargs['training'] = (
+          training if node.training is None else node.training
+        )
       results = keras.tree.flatten(node.operation(*args, **kwargs))
       values.update(zip(node.results, results))
     return values
 
   def has_mask(self, key: int) -> bool:
-    """Whether a tensor carries a Keras mask."""
+    """Tells whether a tensor carries a Keras mask."""
     return getattr(self.tensors[key], '_keras_mask', None) is not None
 
   @property
   def masks_output(self) -> bool:
-    """Whether parts of the output are masked, as padding of sequences is."""
+    """True where parts of the output are masked, as padding of sequences is."""
     return self.has_mask(self.output)
 
   def matching(self, name: str) -> list[str]:
@@ -371,14 +420,14 @@ class Graph:
 
 
 def _kind(operation):
-  """What Keras names an operation by where the user does not; else None."""
+  """The name that Keras gives an operation without one; None if it has one."""
   kind = re.sub(r'_\d+$', '', operation.name)
   is_given = kind.replace('_', '') != type(operation).__name__.lower()
   return None if is_given else kind
 
 
 def _is_plain_model(operation):
-  """Whether it is a model of Keras's own kinds, not of a user's class."""
+  """True for models of Keras's own kinds, False for a user's class."""
   return isinstance(operation, keras.Model) and _is_of_keras(operation)
 
 
@@ -567,13 +616,20 @@ def features_of(graph, head_nodes):
       if graph.maker.get(key) not in head_nodes:
         crossing[key] = None
   needs_masks = graph.masks_output or any(
-    _reads_mask(node.operation) for node in head_nodes
+    _may_read_masks(node.operation) for node in head_nodes
   )
   masked = [key for key in crossing if needs_masks and graph.has_mask(key)]
   return list(crossing), masked
 
 
-def _reads_mask(layer):
-  if isinstance(layer, keras.layers.TimeDistributed):
-    return _reads_mask(layer.layer)
-  return getattr(layer, '_call_has_mask_arg', False)
+def _may_read_masks(layer):
+  """True for layers that may do something else for inputs with a mask.
+
+  One of a user may hold others that do.
+  """
+  if isinstance(layer, keras.layers.Wrapper):
+    return _may_read_masks(layer.layer)
+  if not isinstance(layer, keras.Layer):
+    return False
+  parameters = inspect.signature(layer.call).parameters
+  return not _is_of_keras(layer) or any('mask' in name for name in parameters)

@@ -2,10 +2,12 @@
 
 They mean what they mean in Keras: a cross-entropy is of probabilities unless
 its object says `from_logits=True`, and parts of outputs that Keras masks, as
-padding of sequences, or classes that a loss ignores, count nowhere. Two things
-are otherwise: a loss is a mean over examples, and the accuracy of two classes
-by scores that are no probabilities is that of their signs (Keras compares them
-with 0.5).
+padding of sequences, or classes that a loss ignores, count nowhere. Three
+things are otherwise. A reported loss is a mean over examples, without the
+regularizers of weights. The accuracy of two classes by scores that are no
+probabilities is that of their signs, which Keras compares with 0.5. And
+`'accuracy'` of several labels is the part of labels that are right, Keras's
+`BinaryAccuracy`, where Keras compares the largest ones.
 """
 
 from __future__ import annotations
@@ -87,7 +89,14 @@ def resolve(
     The spec of one label, and the fields `loss`, `metrics`, `primary_metric`,
     `classifier` and `counted` of the `SplitModel`.
   """
-  shape = graph.tensors[graph.output].shape[1:]
+  shape = tuple(graph.tensors[graph.output].shape[1:])
+  errors.expect(
+    shape,
+    'model',
+    'a model whose outputs have an axis besides the batch (Reshape((1,)) adds '
+    'it)',
+    'outputs [batch]',
+  )
   loss = _resolve_loss(loss, task)
   kind = loss.kind
   if label_spec is None:
@@ -100,6 +109,10 @@ def resolve(
     label_spec, tf.TensorSpec, 'label_spec', 'a tf.TensorSpec of one label'
   )
   classifier = _classifier(kind, loss.from_logits, shape, label_spec.dtype)
+  if graph.masks_output and classifier is not None:
+    classifier = classifier._replace(
+      probabilities=_infinite_where_diverged(classifier)
+    )
   function = loss.function
   if class_weight is not None:
     function = _class_weighted(function, class_weight, classifier)
@@ -150,10 +163,16 @@ def _resolve_loss(loss, task):
   options, function, call = {}, loss, loss
   if isinstance(loss, keras.losses.Loss):
     errors.expect(
-      loss.reduction != 'sum',
+      loss.reduction not in ('sum', 'mean_with_sample_weight'),
       'loss',
       "a loss that is a mean over examples (reduction='sum_over_batch_size')",
-      "reduction='sum'",
+      f'reduction={loss.reduction!r}',
+    )
+    errors.expect(
+      type(loss).__call__ is keras.losses.Loss.__call__,
+      'loss',
+      'a Keras loss with a `call`, but no `__call__`, of its own',
+      type(loss).__name__,
     )
     # Keras's own objects are functions with options.
     options = getattr(loss, '_fn_kwargs', {})
@@ -218,20 +237,23 @@ class _Elements:
       self._part_counted if has_mask or loss.ignored is not None else None
     )
 
-  def _counts(self, y, outputs):
-    """float32 of the shape of elements, `[batch, ...]`: 1 for what counts."""
-    first = outputs[..., 0] if self._is_vector else outputs
-    counts = tf.ones_like(first)
+  def _counts(self, y, outputs, rank):
+    """1 for what counts and 0 for the rest, `[batch, ...]` of some rank."""
+    counts = tf.ones_like(self._of_elements(outputs))
     if self._has_mask:
-      counts = tf.where(tf.math.is_nan(first), tf.zeros_like(first), counts)
+      masked = self._of_elements(tf.math.is_nan(outputs))
+      counts = tf.where(masked, tf.zeros_like(counts), counts)
     if self._loss.ignored is not None:
       labels = tf.reshape(y, tf.shape(counts))
       ignored = tf.equal(labels, tf.cast(self._loss.ignored, labels.dtype))
       counts = tf.where(ignored, tf.zeros_like(counts), counts)
-    return counts
+    return _of_rank(rank, counts, tf.reduce_max)
+
+  def _of_elements(self, outputs):
+    return outputs[..., 0] if self._is_vector else outputs
 
   def _part_counted(self, y, outputs):
-    counts = self._counts(y, outputs)
+    counts = self._counts(y, outputs, outputs.shape.rank)
     return tf.cast(_over_all_but_batch(tf.reduce_mean, counts), tf.float32)
 
   def wrong_where_diverged(self, accuracy):
@@ -256,8 +278,11 @@ class _Elements:
       y = tf.convert_to_tensor(y)
       given = outputs
       if self._has_mask:
-        is_nan = tf.math.is_nan(outputs)
-        outputs = tf.where(is_nan, tf.zeros_like(outputs), outputs)
+        # Of classes all alike: 0 is no probability that losses can take.
+        harmless = 1 / outputs.shape[-1] if self._is_vector else 0.5
+        outputs = tf.where(
+          tf.math.is_nan(outputs), tf.cast(harmless, outputs.dtype), outputs
+        )
       labels = y
       if self._loss.kind != 'sparse':
         if y.shape.rank == outputs.shape.rank - 1:
@@ -267,6 +292,11 @@ class _Elements:
       with keras_purity.eager_tensors_as_constants():
         values = function(labels, outputs)
       values = tf.cast(values, outputs.dtype)
+      if self._has_mask:
+        diverged = self._of_elements(tf.math.is_inf(outputs))
+        diverged = _of_rank(values.shape.rank, diverged, tf.reduce_any)
+        nan = tf.constant(np.nan, values.dtype)
+        values = tf.where(diverged, nan, values)
       errors.expect(
         values.shape.rank,
         'loss and metrics',
@@ -275,16 +305,23 @@ class _Elements:
       )
       if self.counted is None:
         return _over_all_but_batch(tf.reduce_mean, values)
-      counts = tf.cast(self._counts(y, given), values.dtype)
-      # Of vectors a value each; all of one is masked, or nothing.
-      within = list(range(values.shape.rank, counts.shape.rank))
-      counts = tf.reduce_max(counts, within)
-      total = _over_all_but_batch(tf.reduce_sum, values * counts)
+      counts = self._counts(y, given, values.shape.rank)
+      counts = tf.cast(counts, values.dtype)
+      kept = tf.where(counts > 0, values, tf.zeros_like(values))
       return tf.math.divide_no_nan(
-        total, _over_all_but_batch(tf.reduce_sum, counts)
+        _over_all_but_batch(tf.reduce_sum, kept),
+        _over_all_but_batch(tf.reduce_sum, counts + tf.zeros_like(values)),
       )
 
     return call
+
+
+def _of_rank(rank, values, reduce):
+  """Values of elements for what has other axes after the batch's."""
+  while values.shape.rank < rank:
+    values = values[..., tf.newaxis]
+  # Of vectors a value each; all of one is alike.
+  return reduce(values, list(range(rank, values.shape.rank)))
 
 
 def _over_all_but_batch(reduce, values):
@@ -331,6 +368,24 @@ def _classifier(kind, gives_logits, output_shape, label_dtype):
   )
 
 
+def _infinite_where_diverged(classifier):
+  """Probabilities that are infinite where outputs are.
+
+  NaN stands for what is masked, also in mixtures and ensembles.
+  """
+
+  def probabilities(outputs):
+    diverged = tf.math.is_inf(outputs)
+    if classifier.is_multilabel:
+      diverged = diverged[..., tf.newaxis]
+    else:
+      diverged = tf.reduce_any(diverged, axis=-1, keepdims=True)
+    values = classifier.probabilities(outputs)
+    return tf.where(diverged, tf.constant(np.inf, values.dtype), values)
+
+  return probabilities
+
+
 def _log(probabilities):
   # Of no class is a classifier quite sure, or the loss would be infinite.
   return tf.math.log(tf.maximum(probabilities, 1e-30))
@@ -363,6 +418,8 @@ def _class_weighted(function, class_weight, classifier):
     if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
       y_true = tf.argmax(y_true, axis=-1)
     classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
+    # What is ignored may be out of their range.
+    classes = tf.clip_by_value(classes, 0, classifier.num_classes - 1)
     return values * tf.cast(tf.gather(factors, classes), values.dtype)
 
   return call
@@ -392,7 +449,8 @@ def _metric_function(metric, loss):
     of_means = keras.metrics.MeanMetricWrapper
     errors.expect(
       isinstance(function, of_means)
-      and type(function).update_state is of_means.update_state,
+      and type(function).update_state is of_means.update_state
+      and type(function).result is of_means.result,
       'metrics',
       'metrics that are means over examples (such as '
       'SparseCategoricalAccuracy or MeanAbsoluteError)',
@@ -458,16 +516,8 @@ def check(
     task: As `keras_bridge.from_keras` was given it.
   """
   rng = np.random.default_rng(0)
-
-  def some(spec):
-    shape = [8, *(size or 2 for size in spec.shape)]
-    if spec.dtype.is_floating:
-      return tf.constant(rng.normal(size=shape), spec.dtype)
-    return tf.cast(tf.constant(rng.integers(0, 2, shape)), spec.dtype)
-
-  x, y = tf.nest.map_structure(
-    some, (model.element_spec['x'], model.element_spec['y'])
-  )
+  x = some_inputs(model, rng)
+  y = _some(model.element_spec['y'], rng)
   outputs, _ = model.forward(model.initial_weights, x)
   name = loss
   if not isinstance(loss, str):
@@ -498,6 +548,20 @@ def check(
     'a loss with a gradient',
     f'{name!r}, whose gradient is 0',
   )
+
+
+def some_inputs(model: split_model.SplitModel, rng: np.random.Generator) -> Any:
+  """A batch of eight random inputs; integers are 0 and 1."""
+  return tf.nest.map_structure(
+    lambda spec: _some(spec, rng), model.element_spec['x']
+  )
+
+
+def _some(spec, rng):
+  shape = [8, *(size or 2 for size in spec.shape)]
+  if spec.dtype.is_floating:
+    return tf.constant(rng.normal(size=shape), spec.dtype)
+  return tf.cast(tf.constant(rng.integers(0, 2, shape)), spec.dtype)
 
 
 def _camel_case(name):

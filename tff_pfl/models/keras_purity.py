@@ -1,15 +1,18 @@
 """Calls of Keras layers as pure functions of their weights.
 
 Keras's `StatelessScope` gives a layer's variables the values that the caller
-gives. Two more things of Keras are replaced for the duration of a call: what
-draws random numbers, so that they are the same with and without XLA, and what
-batch normalization does, which counts padding. A layer that still assigns or
-draws by itself is refused by name.
+gives. Three more things are otherwise in a thread's pure call: how random
+numbers are drawn, so that they are the same with and without XLA and come from
+the caller's seed; batch normalization's moments, which count padding; and how
+eager tensors get into graphs. A layer that still assigns or draws by itself is
+refused by name.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import re
 import threading
 
@@ -36,9 +39,26 @@ _IMPURE = (
   'PyFunc',
   'Eager',
 )
-# Layers are shared between the pure calls of one Keras model, and tracing may
-# happen on several threads.
-_SWAP_LOCK = threading.RLock()
+
+
+class _Call(threading.local):
+  """What is replaced in Keras and TensorFlow while a thread is in a pure call.
+
+  Attributes:
+    mode: The call's mode; None outside of pure calls.
+    generators: From the ids of seed generators to their places among the
+      model's.
+    num_draws: How many numbers each has drawn in this call.
+    takes_tensors: Whether tensors that layers and losses hold become constants.
+  """
+
+  mode = None
+  generators = None
+  num_draws = None
+  takes_tensors = False
+
+
+_CALL = _Call()
 
 
 def check_layers(graph, variables):
@@ -87,68 +107,144 @@ def regularizers(variables):
   }
 
 
-class _Draws:
-  """What `keras.random` draws in one call."""
-
-  def __init__(self, mode):
-    self._mode = mode
-
-  def _seed(self, seed):
-    errors.expect(
-      self._mode.seed is not None or not self._mode.training,
-      'mode.seed',
-      'given when a model has dropout or other random layers',
-      None,
+def _seed(seed):
+  """The seed of a draw: of its generator's place, and of how many it drew."""
+  mode = _CALL.mode
+  if not mode.training:
+    # Of a branch of the graph that is not taken.
+    return tf.zeros([2], tf.int32)
+  errors.expect(
+    mode.seed is not None,
+    'mode.seed',
+    'given when a model has dropout or other random layers',
+    None,
+  )
+  place = _CALL.generators.get(id(seed))
+  if place is None:
+    raise ValueError(
+      'It draws random numbers without a keras.random.SeedGenerator of its own.'
     )
-    if not isinstance(seed, keras.random.SeedGenerator):
-      raise ValueError(
-        'It draws random numbers without a keras.random.SeedGenerator of its '
-        'own.'
-      )
-    return tf.cast(seed.next(), tf.int32)
-
-  def dropout(self, inputs, rate, noise_shape=None, seed=None):
-    if rate == 0:
-      return inputs
-    errors.expect(rate < 1, 'rate', 'less than 1, or all is dropped', rate)
-    shape = tf.shape(inputs)
-    if noise_shape is not None:
-      shape = [
-        shape[axis] if size is None else size
-        for axis, size in enumerate(noise_shape)
-      ]
-    keep = randomness.keep_mask(self._seed(seed), shape, rate)
-    return tf.where(keep, inputs / (1 - rate), tf.zeros_like(inputs))
-
-  def uniform(self, shape, minval=0.0, maxval=1.0, dtype=None, seed=None):
-    drawn = randomness.uniform(self._seed(seed), shape)
-    return tf.cast(minval + (maxval - minval) * drawn, dtype or tf.float32)
-
-  def randint(self, shape, minval, maxval, dtype='int32', seed=None):
-    drawn = randomness.uniform_integers(
-      self._seed(seed), shape, maxval - minval
-    )
-    return tf.cast(drawn + minval, dtype)
-
-  def normal(self, shape, mean=0.0, stddev=1.0, dtype=None, seed=None):
-    drawn = randomness.uniform(self._seed(seed), shape)
-    return tf.cast(mean + stddev * tf.math.ndtri(drawn), dtype or tf.float32)
-
-  def truncated_normal(
-    self, shape, mean=0.0, stddev=1.0, dtype=None, seed=None
-  ):
-    drawn = randomness.uniform(self._seed(seed), shape)
-    # Within two standard deviations.
-    drawn = tf.math.ndtri(0.02275013 + 0.95449974 * drawn)
-    return tf.cast(mean + stddev * drawn, dtype or tf.float32)
-
-  def categorical(self, *unused_args, **unused_kwargs):
-    raise ValueError('It draws from a distribution that has no function here.')
-
-  gamma = beta = binomial = shuffle = categorical
+  number = _CALL.num_draws[place]
+  _CALL.num_draws[place] += 1
+  return randomness.fold_in(mode.seed, place, *([number] if number else []))
 
 
-_DRAWN = [name for name in vars(_Draws) if not name.startswith('_')]
+def _dropout(inputs, rate, noise_shape=None, seed=None):
+  if rate == 0:
+    return inputs
+  errors.expect(rate < 1, 'rate', 'less than 1, or all is dropped', rate)
+  shape = tf.shape(inputs)
+  if noise_shape is not None:
+    shape = [
+      shape[axis] if size is None else size
+      for axis, size in enumerate(noise_shape)
+    ]
+  keep = randomness.keep_mask(_seed(seed), shape, rate)
+  return tf.where(keep, inputs / (1 - rate), tf.zeros_like(inputs))
+
+
+def _uniform(shape, minval=0.0, maxval=1.0, dtype=None, seed=None):
+  drawn = randomness.uniform(_seed(seed), shape)
+  return tf.cast(minval + (maxval - minval) * drawn, dtype or tf.float32)
+
+
+def _randint(shape, minval, maxval, dtype='int32', seed=None):
+  drawn = randomness.uniform_integers(_seed(seed), shape, maxval - minval)
+  return tf.cast(drawn + minval, dtype)
+
+
+def _normal(shape, mean=0.0, stddev=1.0, dtype=None, seed=None):
+  drawn = randomness.uniform(_seed(seed), shape)
+  return tf.cast(mean + stddev * tf.math.ndtri(drawn), dtype or tf.float32)
+
+
+def _truncated_normal(shape, mean=0.0, stddev=1.0, dtype=None, seed=None):
+  drawn = randomness.uniform(_seed(seed), shape)
+  # Within two standard deviations.
+  drawn = tf.math.ndtri(0.02275013 + 0.95449974 * drawn)
+  return tf.cast(mean + stddev * drawn, dtype or tf.float32)
+
+
+def _no_such_draw(*unused_args, **unused_kwargs):
+  raise ValueError('It draws from a distribution that has no function here.')
+
+
+_DRAWS = {
+  'dropout': _dropout,
+  'uniform': _uniform,
+  'randint': _randint,
+  'normal': _normal,
+  'truncated_normal': _truncated_normal,
+  **dict.fromkeys(
+    ('categorical', 'gamma', 'beta', 'binomial', 'shuffle'), _no_such_draw
+  ),
+}
+
+
+def _moments(layer, inputs, mask):
+  """Batch normalization's moments, in which padding does not count."""
+  example_weights = _CALL.mode.example_weights
+  if example_weights is None:
+    weights = tf.ones_like(inputs[..., :1])
+  else:
+    shape = [-1] + [1] * (inputs.shape.rank - 1)
+    weights = tf.reshape(tf.cast(example_weights, inputs.dtype), shape)
+  if mask is not None:
+    weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
+  axes = layer._reduction_axes  # pylint: disable=protected-access
+  return tf.nn.weighted_moments(inputs, axes, weights)
+
+
+def _as_constant(tensor, dtype=None, name=None):
+  return tf.constant(tensor.numpy(), dtype or tensor.dtype, name=name)
+
+
+def _is_number_for_a_graph(tensor):
+  is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
+  return is_number and not tf.executing_eagerly()
+
+
+def _replace(owner, name, replacement, applies):
+  """Has a function be another one in the calls to which that applies."""
+  original = getattr(owner, name)
+
+  @functools.wraps(original)
+  def dispatch(*args, **kwargs):
+    chosen = replacement if applies(*args) else original
+    return chosen(*args, **kwargs)
+
+  setattr(owner, name, dispatch)
+
+
+def _is_in_a_call(*unused_args):
+  return _CALL.mode is not None
+
+
+# Once and for all threads; outside of pure calls the originals are called.
+for _name, _draw in _DRAWS.items():
+  _replace(keras_random, _name, _draw, _is_in_a_call)
+_replace(_NORMALIZATION, '_moments', _moments, _is_in_a_call)
+_replace(
+  EagerTensorBase,
+  '__tf_tensor__',
+  _as_constant,
+  lambda tensor, *_: _CALL.takes_tensors and _is_number_for_a_graph(tensor),
+)
+
+
+@contextlib.contextmanager
+def eager_tensors_as_constants():
+  """Lets layers and losses use tensors of their own in any graph.
+
+  TensorFlow's functions take them as captured inputs, and TFF's graphs not at
+  all; in this block they become constants.
+  """
+  before = _CALL.takes_tensors
+  _CALL.takes_tensors = True
+  try:
+    yield
+  finally:
+    _CALL.takes_tensors = before
 
 
 class PureCalls:
@@ -161,8 +257,10 @@ class PureCalls:
     random = [m for m in within if m._seed_generators]  # pylint: disable=protected-access
     # Seeds go by the number; dropout layers have always had the first ones.
     random.sort(key=lambda m: not isinstance(m, _DROPOUT))
-    self._seeds = [g for m in random for g in m._seed_generators]  # pylint: disable=protected-access
-    self._normalizing = [m for m in within if isinstance(m, _NORMALIZATION)]
+    seeds = [g for m in random for g in m._seed_generators]  # pylint: disable=protected-access
+    self._places = {
+      id(generator): place for place, generator in enumerate(seeds)
+    }
 
   def bind(self, given, wanted):
     """Returns `(weights, values, mode) -> (results, new_statistics)`.
@@ -175,41 +273,32 @@ class PureCalls:
 
     def pure(weights, values, mode=split_model.INFERENCE):
       values = dict(zip(given, values))
-      with self._swapped(weights, mode) as new_statistics:
+      with self.swapped(weights, mode) as new_statistics:
         values = self._graph.run(nodes, values, mode.training)
       return [values[key] for key in wanted], new_statistics
 
     return pure
 
   @contextlib.contextmanager
-  def _swapped(self, weights, mode):
+  def swapped(self, weights, mode):
     """Has layers read `weights`; yields what will have their new statistics."""
     given = {
       id(variable): tf.convert_to_tensor(weights[name])
       for name, variable in self._variables.items()
       if name in weights
     }
-    for position, generator in enumerate(self._seeds):
-      seed = tf.zeros([2], tf.int32)
-      if mode.training and mode.seed is not None:
-        seed = randomness.fold_in(mode.seed, position)
-      given[id(generator.state)] = tf.cast(seed, generator.state.dtype)
     new_statistics = {}
-    draws = _Draws(mode)
-    with eager_tensors_as_constants(), contextlib.ExitStack() as stack:
-      for name in _DRAWN:
-        stack.enter_context(_put(keras_random, name, getattr(draws, name)))
-      for layer in self._normalizing:
-        moments = _moments_of_examples(layer, mode.example_weights)
-        stack.enter_context(_put(layer, '_moments', moments))
-      scope = stack.enter_context(keras.StatelessScope(collect_losses=True))
+    with (
+      _in_call(mode, self._places),
+      keras.StatelessScope(collect_losses=True) as scope,
+    ):
       # Not by its constructor: a method may give weights of another shape.
       scope.state_mapping.update(given)
       yield new_statistics
       new_statistics.update(self._new_statistics(scope, given, mode))
 
   def _new_statistics(self, scope, before, mode):
-    """What layers assigned to weights that have no gradient."""
+    """Returns what layers assigned to weights that have no gradient."""
     if scope.losses:
       adding = [
         name
@@ -219,8 +308,6 @@ class PureCalls:
       _refuse_as_impure(
         f'{adding[0]!r}, which adds a loss that is no regularizer of a weight'
       )
-    for generator in self._seeds:
-      scope.state_mapping.pop(id(generator.state), None)
     assigned = {
       key
       for key, value in scope.state_mapping.items()
@@ -246,26 +333,15 @@ class PureCalls:
 
 
 @contextlib.contextmanager
-def eager_tensors_as_constants():
-  """Lets layers and losses use tensors of their own in any graph.
-
-  TensorFlow's functions take them as captured inputs, and TFF's graphs not at
-  all; in this block they become constants.
-  """
-  into_graph = EagerTensorBase.__tf_tensor__
-
-  def as_constant(tensor, dtype=None, name=None):
-    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
-    if tf.executing_eagerly() or not is_number:
-      return into_graph(tensor, dtype, name)
-    return tf.constant(tensor.numpy(), dtype or tensor.dtype, name=name)
-
-  with _SWAP_LOCK:
-    EagerTensorBase.__tf_tensor__ = as_constant
-    try:
+def _in_call(mode, places):
+  before = _CALL.mode, _CALL.generators, _CALL.num_draws
+  _CALL.mode, _CALL.generators = mode, places
+  _CALL.num_draws = collections.Counter()
+  try:
+    with eager_tensors_as_constants():
       yield
-    finally:
-      EagerTensorBase.__tf_tensor__ = into_graph
+  finally:
+    _CALL.mode, _CALL.generators, _CALL.num_draws = before
 
 
 def _refuse_as_impure(found):
@@ -273,39 +349,6 @@ def _refuse_as_impure(found):
     'Expected `model` to be made of layers that are functions of their weights '
     f'and inputs, found: {found}.'
   )
-
-
-@contextlib.contextmanager
-def _put(owner, name, value):
-  """Gives a layer or a module another attribute for a while."""
-  attributes = vars(owner)
-  missing = object()
-  before = attributes.get(name, missing)
-  attributes[name] = value
-  try:
-    yield
-  finally:
-    if before is missing:
-      del attributes[name]
-    else:
-      attributes[name] = before
-
-
-def _moments_of_examples(layer, example_weights):
-  """Batch normalization's moments, in which padding does not count."""
-
-  def moments(inputs, mask):
-    shape = [-1] + [1] * (inputs.shape.rank - 1)
-    if example_weights is None:
-      weights = tf.ones_like(inputs[..., :1])
-    else:
-      weights = tf.reshape(tf.cast(example_weights, inputs.dtype), shape)
-    if mask is not None:
-      weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-    axes = layer._reduction_axes  # pylint: disable=protected-access
-    return tf.nn.weighted_moments(inputs, axes, weights)
-
-  return moments
 
 
 def check_pure(graph, model, variables):

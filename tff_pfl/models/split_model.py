@@ -190,6 +190,17 @@ class SplitModel:
     """The layers with weights that are not in the head."""
     return tuple(name for name in self.layers if name not in self.head_layers)
 
+  def mean(
+    self, values: tf.Tensor, y: tf.Tensor, outputs: tf.Tensor
+  ) -> tf.Tensor:
+    """The mean of examples' values `[batch]`, of each as far as it counts."""
+    if self.counted is None:
+      return tf.reduce_mean(values)
+    counted = tf.cast(self.counted(y, outputs), values.dtype)
+    return tf.math.divide_no_nan(
+      tf.reduce_sum(values * counted), tf.reduce_sum(counted)
+    )
+
   def layers_within(self, name: str) -> tuple:
     """The layers with weights that are called so, or are within what is."""
     return tuple(

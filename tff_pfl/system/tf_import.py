@@ -28,6 +28,10 @@ _SET_MIN_LOG_LEVEL = (
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
   """Holds stderr back; in the end, all that is no message comes."""
+  if sys.stderr is None:
+    # A program without one.
+    yield
+    return
   sys.stderr.flush()
   with tempfile.TemporaryFile() as written, os.fdopen(os.dup(2)) as stderr:
     os.dup2(written.fileno(), 2)
@@ -51,5 +55,5 @@ if os.environ[_VARIABLE] == '3':
     os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
   )
   # In another version it has another name, and the messages come.
-  with contextlib.suppress(AttributeError):
+  with contextlib.suppress(AttributeError, OSError):
     getattr(ctypes.CDLL(_library), _SET_MIN_LOG_LEVEL)(3)

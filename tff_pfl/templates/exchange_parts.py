@@ -312,9 +312,10 @@ def build_metrics(work, state_type, sums_type, aggregations):
     ),
   )
   def metrics_of(state, sums, update_norm, measurements):
+    number = objectives.number_counted(sums['metrics'])
     metrics = tf.nest.map_structure(
       # Nothing trained on, no loss: a zero would look like success.
-      lambda mean: tf.where(sums['metrics']['examples'] > 0, mean, np.nan),
+      lambda mean: tf.where(number > 0, mean, np.nan),
       objectives.means(sums['metrics']),
     )
     metrics['update_norm'] = update_norm

@@ -106,7 +106,8 @@ def _scores(model, before, after, test):
   )
   if model.domains is not None:
     sums = collections.OrderedDict(
-      before=before.by_domain.copy(), after=after.by_domain.copy()
+      before=objectives.per_example(before.by_domain),
+      after=objectives.per_example(after.by_domain),
     )
     counts = [of_domains.pop('examples') for of_domains in sums.values()]
     scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)

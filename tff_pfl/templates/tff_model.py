@@ -54,7 +54,7 @@ def functional_model(
 
   def loss(output, label, sample_weight=None):
     del sample_weight
-    return tf.reduce_mean(model.loss(label, output))
+    return model.mean(model.loss(label, output), label, output)
 
   @tf.function
   def update_metrics(state, labels, batch_output, sample_weight=None):
