@@ -353,11 +353,13 @@ def test_loss_metrics_and_a_step_are_those_of_keras(case):
   own = objectives.means(
     objectives.metric_sums(bridged, outputs, batch.y, batch.example_weights)
   )
-  step = tf.function(objectives.joint_loss(bridged))(
+  step = objectives.joint_loss(bridged)(
     weights, batch, seed=tf.constant([1, 2])
   )
 
-  model.compile(keras.optimizers.SGD(_RATE), loss, metrics=metrics)
+  model.compile(
+    keras.optimizers.SGD(_RATE), loss, metrics=metrics, run_eagerly=True
+  )
   if not arguments:
     expected = model.evaluate(x, y, _NUM, verbose=0, return_dict=True)
     assert set(own) == set(expected)
