@@ -15,7 +15,7 @@ _FILTER = _RNG.normal(size=[3, 2, 3, 4]).astype(np.float32)
 
 
 def _gradient(function):
-  """Of the sum of a function's squares."""
+  """The gradient of the sum of a function's squares."""
 
   def gradient(x):
     with tf.GradientTape() as tape:

@@ -236,7 +236,7 @@ def _and(attributes):
 
 
 def _elementwise(function):
-  """Of a function of two tensors of one type and, perhaps, of `alpha`."""
+  """A maker of functions of two tensors of one type, perhaps of `alpha`."""
 
   def make(attributes):
     dtype = attributes['T'].type
@@ -385,7 +385,7 @@ def _average_pool_gradient(attributes):
 
 
 def _unpooled(values, shape, paddings):
-  """Of values of windows `[n, rows, row, columns, column, channels]`."""
+  """Images from windows `[n, rows, row, columns, column, channels]`."""
   sizes = tf.shape(values)
   values = tf.reshape(
     values, [sizes[0], sizes[1] * sizes[2], sizes[3] * sizes[4], sizes[5]]

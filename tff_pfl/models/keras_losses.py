@@ -212,7 +212,7 @@ def _fitted(function):
 
 
 def _is_of_keras(function, module=''):
-  """Whether a function is one of those of Keras, or of a module of it."""
+  """True for a function of Keras, or of a module of it."""
   # Of a Keras metric with arguments, the function.
   function = getattr(function, 'func', function)
   module_name = getattr(function, '__module__', None) or ''
@@ -331,7 +331,7 @@ def _over_all_but_batch(reduce, values):
 
 
 def _classifier(kind, gives_logits, output_shape, label_dtype):
-  """What the outputs mean; None if they are not scores of classes.
+  """The meaning of outputs; None if they are not scores of classes.
 
   Of several outputs for two classes, those for numbers as labels (such as an
   autoencoder's) are none.
@@ -472,7 +472,7 @@ def _metric_function(metric, loss):
 
 
 def _is_higher_better(name, function, given):
-  """Whether a metric is better where it is higher."""
+  """True for a metric that is better where it is higher."""
   if given is not None:
     return given
   errors.expect(

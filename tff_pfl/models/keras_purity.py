@@ -42,7 +42,7 @@ _IMPURE = (
 
 
 class _Call(threading.local):
-  """What is replaced in Keras and TensorFlow while a thread is in a pure call.
+  """A thread's pure call, in which parts of Keras and TensorFlow are replaced.
 
   Attributes:
     mode: The call's mode; None outside of pure calls.

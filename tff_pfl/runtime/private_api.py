@@ -1,4 +1,4 @@
-"""All that this library takes from others beyond their public API.
+"""Names that this library takes from others beyond their public API.
 
 Another version of either may move or change these; what then breaks is found
 here. Other modules import from this one.
