@@ -245,6 +245,11 @@ def test_one_of_several_outputs_is_chosen():
   np.testing.assert_allclose(
     bridged.forward(bridged.initial_weights, x)[0], model(x)[1], rtol=1e-6
   )
+  weights = {k: v + 1 for k, v in bridged.initial_weights.items()}
+  keras_bridge.to_keras(model, weights, output='head')
+  np.testing.assert_allclose(
+    bridged.forward(weights, x)[0], model(x)[1], rtol=1e-6
+  )
 
 
 def test_layer_outputs_of_a_shared_layer_are_those_of_each_use():

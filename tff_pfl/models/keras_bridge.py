@@ -143,7 +143,11 @@ def from_keras(
   variables, layers, statistics = keras_graph.name_weights(graph)
   keras_purity.check_layers(graph, variables)
   head_nodes = keras_graph.head_nodes(graph, tuple(head_layers))
-  head_names = {node.name for node in head_nodes}
+  head_names = {
+    name
+    for node in head_nodes
+    for name in split_model.names_within(node.name, layers)
+  }
   label_spec, of_outputs = keras_losses.resolve(
     graph,
     loss,
@@ -161,11 +165,7 @@ def from_keras(
       (name, variable.numpy()) for name, variable in variables.items()
     ),
     layers=layers,
-    head_layers=tuple(
-      name
-      for name in layers
-      if any(name == of or name.startswith(f'{of}/') for of in head_names)
-    ),
+    head_layers=tuple(name for name in layers if name in head_names),
     statistics=statistics,
     element_spec=collections.OrderedDict(x=graph.input_spec, y=label_spec),
     body=body,
@@ -325,6 +325,7 @@ def to_keras(
   weights: split_model.Weights,
   *,
   input_spec: Optional[Any] = None,
+  output: Optional[str] = None,
   keep_names: bool = False,
 ) -> None:
   """Gives a Keras model weights of the `SplitModel` made of it.
@@ -334,13 +335,15 @@ def to_keras(
     weights: Name to value, by the names of `SplitModel.initial_weights`, such
       as a client's personal weights. Weights that are not named stay.
     input_spec: As `from_keras` was given.
+    output: As `from_keras` was given.
     keep_names: As `from_keras` was given.
 
   Raises:
     ValueError: If the Keras model has no such weight, or one of another shape.
   """
+  functional = keras_graph.functional_of(model, input_spec)
   graph = keras_graph.Graph(
-    keras_graph.functional_of(model, input_spec), keep_names
+    keras_graph.with_output(functional, output), keep_names
   )
   variables, _, _ = keras_graph.name_weights(graph)
   for name, value in weights.items():

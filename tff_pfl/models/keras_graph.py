@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import hidden_elements
+from tff_pfl.models import hidden_elements, split_model
 
 # Layers whose outputs are hidden elements; convolutions with channels last.
 _DIVISIBLE = (
@@ -108,9 +108,8 @@ def functional_of(
     )
 
   try:
-    graph = trace()
     if 'training' not in inspect.signature(model.call).parameters:
-      return graph
+      return trace()
     # Layers then follow the mode of a call, as in functional models.
     graph, in_training = trace(training=None), trace(training=True)
   except Exception as e:  # Whatever the user's code raises.
@@ -294,9 +293,10 @@ class Graph:
           said = training
         if _is_plain_model(node.operation):
           self._has_nested = True
+          nested = functional_of(node.operation)
           results = self._add(
-            functional_of(node.operation),
-            self._inputs_of_nested(node, name, keys),
+            nested,
+            self._inputs_of_nested(nested, node, name, keys),
             f'{name}/',
             f'{keras_prefix}{called}/',
             said,
@@ -321,7 +321,7 @@ class Graph:
     numbered = (f'{kind}_{n}' if n else kind for n in itertools.count())
     return next(name for name in numbered if name not in taken)
 
-  def _inputs_of_nested(self, node, name, keys):
+  def _inputs_of_nested(self, nested, node, name, keys):
     """The keys of the tensors that a model within the model is called on."""
     args, kwargs = node.arguments.args, dict(node.arguments.kwargs)
     called_on = keras.tree.flatten(args[0] if args else kwargs['inputs'])
@@ -329,7 +329,7 @@ class Graph:
       refuse(name, node.operation, 'is called with a mask')
     found, wanted = (
       ', '.join(tensor.dtype for tensor in tensors)
-      for tensors in (called_on, functional_of(node.operation).inputs)
+      for tensors in (called_on, nested.inputs)
     )
     if found != wanted:
       refuse(
@@ -406,17 +406,13 @@ class Graph:
     """True where parts of the output are masked, as padding of sequences is."""
     return self.has_mask(self.output)
 
-  def matching(self, name: str) -> list[str]:
+  def matching(self, name: str) -> tuple:
     """The layers that a name stands for, Keras's or here, also of a model."""
     for wanted in (self._names.get(name), name):
-      found = [
-        known
-        for known in self.layers
-        if known == wanted or known.startswith(f'{wanted}/')
-      ]
+      found = split_model.names_within(wanted, self.layers)
       if found:
         return found
-    return []
+    return ()
 
 
 def _kind(operation):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -203,11 +203,7 @@ class SplitModel:
 
   def layers_within(self, name: str) -> tuple:
     """The layers with weights that are called so, or are within what is."""
-    return tuple(
-      known
-      for known in self.layers
-      if known == name or known.startswith(f'{name}/')
-    )
+    return names_within(name, self.layers)
 
   def weight_names(self, layers) -> tuple:
     """The names of the weights of `layers`, in the model's order.
@@ -268,6 +264,13 @@ class SplitModel:
     features, body_statistics = self.body(weights, x, mode)
     outputs, head_statistics = self.head(weights, features, mode)
     return outputs, {**body_statistics, **head_statistics}
+
+
+def names_within(name: str, names: Iterable[str]) -> tuple:
+  """Those of layers' names that are `name`, or of layers within it."""
+  return tuple(
+    known for known in names if known == name or known.startswith(f'{name}/')
+  )
 
 
 def select(weights: Weights, names) -> collections.OrderedDict:
