@@ -16,8 +16,9 @@ _RUNTIME = flags.DEFINE_enum(
 _DEVICES = flags.DEFINE_list(
   'devices',
   ['auto'],
-  'Where clients compute with --runtime=in_process: auto (the GPUs, or the CPU '
-  'where there is none), cpu, gpu, or names such as GPU:0,GPU:2.',
+  'Where clients compute with --runtime=in_process: auto (the GPUs, if there '
+  'are any and a round is large enough for them), cpu, gpu, or names such as '
+  'GPU:0,GPU:2.',
 )
 _BATCHED_CLIENTS = flags.DEFINE_bool(
   'batched_clients',
@@ -31,6 +32,25 @@ _MAX_CONCURRENT_CLIENTS = flags.DEFINE_integer(
   'How many clients compute at the same time, with --runtime=in_process or '
   'native (default: one on each GPU or usable CPU core).',
   lower_bound=1,
+)
+_DEVICE_CACHE_MB = flags.DEFINE_integer(
+  'device_cache_mb',
+  4096,
+  "Megabytes of clients' examples that stay on each GPU for later rounds, with "
+  '--runtime=in_process.',
+  lower_bound=0,
+)
+_TF32 = flags.DEFINE_bool(
+  'tf32',
+  False,
+  'Whether GPUs multiply matrices in TensorFloat-32, with '
+  '--runtime=in_process: faster, and four digits less precise.',
+)
+_CUDA_GRAPHS = flags.DEFINE_bool(
+  'cuda_graphs',
+  True,
+  'Whether loops of training are CUDA graphs, which start faster, with '
+  '--runtime=in_process on GPUs.',
 )
 _RAY_ADDRESS = flags.DEFINE_string(
   'ray_address',
@@ -67,6 +87,9 @@ _FLAGS = {
     'devices': _DEVICES,
     'batched_clients': _BATCHED_CLIENTS,
     'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS,
+    'device_cache_mb': _DEVICE_CACHE_MB,
+    'tf32': _TF32,
+    'cuda_graphs': _CUDA_GRAPHS,
   },
   'native': {'max_concurrent_clients': _MAX_CONCURRENT_CLIENTS},
   'ray': {

@@ -18,8 +18,8 @@ from tff_pfl import tff_repairs  # noqa: E402
 tff_repairs.before_tff()
 
 from tff_pfl.system import tf_import  # noqa: E402, F401, I001
-from tff_pfl.system import cores, shutdown  # noqa: E402
+from tff_pfl.system import cores, environment, shutdown  # noqa: E402
 
 cores.divide()
-cores.order_programs_for_one_core()
+environment.set_defaults()
 shutdown.drop_default_context_at_exit()

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tests.client import shared
 from tff_pfl.client import example_tensors, vectorization
+from tff_pfl.models import randomness
+from tff_pfl.runtime import devices
 
 _NUM_EXAMPLES = (30, 25, 17, 30)
 
@@ -58,3 +60,44 @@ def test_the_longest_of_the_clients_is_shared_by_all():
   together = tf.vectorized_map(steps, tf.constant([3, 5, 4]))
   np.testing.assert_array_equal(together, [2, 0, 1])
   assert vectorization.longest(tf.constant(3)) == 3
+
+
+@pytest.mark.parametrize('traced_for', [None, '/device:GPU:0'])
+@pytest.mark.parametrize('num_steps', [(3, 21, 0), (5, 5, 5), (0, 0, 0)])
+def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for, num_steps):
+  # For a GPU, five steps in a pass, and the rest one by one.
+  def client(number, start):
+    def step(index, value, passes):
+      changed = 0.5 * value + tf.cast(index, tf.float32)
+      value = vectorization.change_if(index < number, changed, value)
+      return value, passes + 1
+
+    initial = vectorization.apart((start, tf.zeros([])), number)
+    return vectorization.repeat(number, step, initial)
+
+  @tf.function
+  def together(*clients):
+    return tf.vectorized_map(
+      lambda own: client(*own), clients, fallback_to_while_loop=False
+    )
+
+  starts = [1.0, 2.0, 3.0]
+  with devices.tracing_for(traced_for):
+    found, passes = together(tf.constant(num_steps), tf.constant(starts))
+  for value, start, number in zip(found.numpy(), starts, num_steps):
+    for index in range(number):
+      start = np.float32(0.5) * np.float32(start) + np.float32(index)
+    assert value == start
+  assert set(passes.numpy()) == {max(num_steps)}
+
+
+def test_random_integers_of_many_seeds_are_those_of_each():
+  seeds = tf.constant([[1, 2], [3, -4], [2**31 - 1, 0]])
+
+  def draw(seed):
+    return randomness.uniform_integers(
+      randomness.fold_in(seed, 5), [3, 7], 1000
+    )
+
+  together = tf.vectorized_map(draw, seeds, fallback_to_while_loop=False)
+  np.testing.assert_array_equal(together, [draw(seed) for seed in seeds])

@@ -34,16 +34,15 @@ def _batched():
 
 @pytest.fixture(name='batch_sizes')
 def _batch_sizes(monkeypatch):
-  """How many clients each batch that is computed has, padding included."""
+  """How many clients each program has, and how many with padding."""
   sizes = []
-  stack = batched_clients._stack
+  padded_size = batched_clients._padded_size
 
-  def record(tensors, is_shared):
-    stacked, size = stack(tensors, is_shared)
-    sizes.append((len(tensors), size))
-    return stacked, size
+  def record(num_clients, cohort_size):
+    sizes.append((num_clients, padded_size(num_clients, cohort_size)))
+    return sizes[-1][1]
 
-  monkeypatch.setattr(batched_clients, '_stack', record)
+  monkeypatch.setattr(batched_clients, '_padded_size', record)
   return sizes
 
 
@@ -131,7 +130,7 @@ def test_networks_with_convolutions_are_one_program(
   process = registry.build('fed_rep', toy_problems.classifier_from(network))
   clients = _clients([8, 8, 2], (20, 17, 31))
   found = _round(batched, process, clients)
-  assert set(batch_sizes) == {(3, 4)}
+  assert set(batch_sizes) == {(3, 3)}
   _assert_close(found, _round(one_by_one, process, clients))
 
 
@@ -155,8 +154,27 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
   assert batched.run(dots, vectors, vectors) == expected
   batch_sizes.clear()
   assert batched.run(dots, vectors, vectors) == expected
-  # Three of four, padded to a power of two; two of two; one is no batch.
-  assert batch_sizes == [(3, 4), (2, 2)]
+  assert batch_sizes == [(3, 3), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'cohort_size', 'expected'),
+  [
+    # All of a cohort, and a cohort in equal parts.
+    (10, 10, 10),
+    (50, 100, 50),
+    # Parts whose sizes differ from round to round.
+    (7, 10, 7),
+    (9, 20, 10),
+    (17, 20, 20),
+    (33, 50, 40),
+    (63, 100, 64),
+  ],
+)
+def test_programs_serve_several_numbers_of_clients(
+  num_clients, cohort_size, expected
+):
+  assert batched_clients._padded_size(num_clients, cohort_size) == expected
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ def test_results_come_in_the_clients_order(mapper):
     return value * value
 
   argument = values.PerClient(list(range(40)))
-  assert mapper.map(work, argument, 40) == [i * i for i in range(40)]
+  results = mapper.map(work, argument, 40)
+  assert results == values.PerClient([i * i for i in range(40)])
 
 
 def test_clients_run_on_all_threads_at_once():
@@ -31,7 +32,7 @@ def test_clients_run_on_all_threads_at_once():
     barrier.wait()
     return threading.get_ident()
 
-  assert len(set(mapper.map(work, None, 4))) == 4
+  assert len(set(mapper.map(work, None, 4).values)) == 4
   mapper.close()
 
 
@@ -49,7 +50,7 @@ def test_first_error_is_raised_and_later_clients_are_not_computed(mapper):
   assert caught.traceback[-1].name == 'work'
   assert len(computed) <= mapper.num_threads + 1
   # The next map is not affected.
-  assert mapper.map(lambda: 7, None, 3) == [7, 7, 7]
+  assert mapper.map(lambda: 7, None, 3) == values.PerClient([7, 7, 7])
 
 
 def test_error_cancels_what_other_clients_compute():
@@ -90,10 +91,12 @@ def test_error_is_raised_rather_than_the_cancellation_that_it_caused():
 
 def test_map_inside_map_does_not_deadlock(mapper):
   def outer(value):
-    return sum(mapper.map(lambda x: x, values.PerClient([value] * 5), 5))
+    inner = mapper.map(lambda x: x, values.PerClient([value] * 5), 5)
+    return sum(inner.values)
 
   argument = values.PerClient(list(range(20)))
-  assert mapper.map(outer, argument, 20) == [5 * i for i in range(20)]
+  results = mapper.map(outer, argument, 20)
+  assert results == values.PerClient([5 * i for i in range(20)])
 
 
 def test_threads_end_at_close():

@@ -159,7 +159,27 @@ def test_fold_accumulates_in_order(num_rows, library):
   for i in range(num_rows):
     expected = np.float32(0.5) * expected + np.float32(i)
   rows = [tf.constant(float(i)) for i in range(num_rows)]
-  assert function.fold(tf.constant(4.0), rows).numpy() == expected
+  found = function.fold(tf.constant(4.0), values.PerClient(rows), num_rows)
+  assert found.numpy() == expected
+
+
+@pytest.mark.parametrize('num_rows', [1, 2, 70])
+def test_fold_of_stacked_values_is_that_of_single_ones(num_rows, library):
+  @tff.tensorflow.computation(np.float32, (np.float32, (np.float32, [3])))
+  def add(total, row):
+    scale, vector = row
+    return 0.5 * total + scale * tf.reduce_sum(vector)
+
+  function = _function(library, add)
+  scale = values.AllEqual(tf.constant(2.0))
+  vectors = tf.random.stateless_uniform([num_rows, 3], (1, 2))
+  rows = values.Columns((scale, values.PerClient(tf.unstack(vectors))))
+  stacked = values.Columns((scale, values.Stacked(vectors)))
+  expected, found = (
+    function.fold(tf.constant(4.0), value, num_rows)
+    for value in (rows, stacked)
+  )
+  assert found.numpy() == expected.numpy()
 
 
 def test_fold_of_structures_whose_results_share_a_tensor(library):
@@ -171,7 +191,7 @@ def test_fold_of_structures_whose_results_share_a_tensor(library):
     return collections.OrderedDict(a=new, b=new)
 
   result = _function(library, step).fold(
-    (tf.constant(1.0), tf.constant(2.0)), [()] * 3
+    (tf.constant(1.0), tf.constant(2.0)), values.PerClient([()] * 3), 3
   )
   assert [float(t) for t in result] == [12.0, 12.0]
 
@@ -183,8 +203,8 @@ def test_fold_with_variables_initializes_them_each_time(library):
     with tf.control_dependencies([variable.assign_add(x)]):
       return total + variable.read_value()
 
-  rows = [tf.constant(1.0)] * 3
-  assert float(_function(library, step).fold(tf.constant(0.0), rows)) == 6.0
+  rows = values.PerClient([tf.constant(1.0)] * 3)
+  assert float(_function(library, step).fold(tf.constant(0.0), rows, 3)) == 6.0
 
 
 def test_what_is_known_about_a_function(library):

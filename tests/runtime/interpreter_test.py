@@ -25,8 +25,9 @@ class _RecordingMapper:
   def map(self, function, argument, num_clients):
     self.arguments.append(argument)
     if argument is None:
-      return [function() for _ in range(num_clients)]
-    return [function(row) for row in values.rows(argument, num_clients)]
+      return values.PerClient([function() for _ in range(num_clients)])
+    rows = values.rows(argument, num_clients)
+    return values.PerClient([function(row) for row in rows])
 
 
 @pytest.fixture(name='mapper')

@@ -30,7 +30,6 @@ def _run_program(code, **environment):
   return result
 
 
-_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler'
 _PRINT = 'print(tf.config.threading.get_intra_op_parallelism_threads())'
 
 
@@ -47,17 +46,3 @@ def test_a_program_that_used_tensorflow_before_is_warned():
   result = _run_program(code)
   assert result.stdout == '0\n'
   assert 'Rounds will take longer' in result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('given', 'expected'),
-  [
-    ('', f'{_FLAG}=false\n'),
-    ('--xla_a=1', f'--xla_a=1 {_FLAG}=false\n'),
-    (f'{_FLAG}=true', f'{_FLAG}=true\n'),
-  ],
-)
-def test_importing_the_library_adds_to_the_flags_of_xla(given, expected):
-  code = 'import os, tff_pfl; print(os.environ["XLA_FLAGS"])'
-  assert _run_program(code, XLA_FLAGS=given).stdout == expected

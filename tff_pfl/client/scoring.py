@@ -94,7 +94,7 @@ def mean_gradient(
   last = tf.maximum(examples.num_examples, 1) - 1
   rows = tf.minimum(positions, last)
   shares = tf.reduce_sum(is_example, axis=1) / tf.cast(last + 1, tf.float32)
-  num_calls = vectorization.longest(-(-examples.num_examples // rows_per_call))
+  num_calls = -(-examples.num_examples // rows_per_call)
 
   def add(index, total, number):
     batch = objectives.take_batch(
@@ -107,18 +107,15 @@ def mean_gradient(
       (name, value + tf.cast(share, value.dtype) * step.gradient[name])
       for name, value in total.items()
     )
-    return index + 1, total, number + share
+    return total, number + share
 
   zeros = collections.OrderedDict(
     (name, tf.zeros_like(value))
     for name, value in weights.items()
     if name not in model.statistics
   )
-  _, gradient, number = tf.while_loop(
-    lambda index, *_: index < num_calls,
-    add,
-    (0, zeros, tf.zeros([])),
-    parallel_iterations=1,
+  gradient, number = vectorization.repeat(
+    num_calls, add, (zeros, tf.zeros([])), parallel_steps=1
   )
   if model.counted is None:
     return gradient

@@ -133,9 +133,6 @@ class _Loop:
         optimizer, split_model.select(initial, self._trained)
       ),
     )
-    # A batch of clients has one loop, in which a client that has done its steps
-    # keeps its weights.
-    num_steps = vectorization.longest(plan.num_steps)
     start = vectorization.apart(
       (initial, optimizer_state, objectives.zero_metrics(self._model)),
       plan.num_steps,
@@ -161,13 +158,11 @@ class _Loop:
         for name, value in weights.items()
       )
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
-      return index + 1, weights, optimizer_state, metrics
+      return weights, optimizer_state, metrics
 
-    _, final, _, metrics = tf.while_loop(
-      lambda index, *_: index < num_steps,
-      step,
-      (0, *start),
-    )
+    # A batch of clients has one loop, in which a client that has done its steps
+    # keeps its weights.
+    final, _, metrics = vectorization.repeat(plan.num_steps, step, start)
     return TrainResult(final, metrics)
 
   def _in_place(self, initial, examples, shuffle_seed, step_seed):

@@ -10,12 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_pfl.models import philox as philox_lib
 from tff_pfl.runtime import graph_defs, graph_programs
 from tff_pfl.runtime.private_api import op_def_registry
 
-_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_PHILOX_ROUNDS = 10
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
@@ -173,18 +171,7 @@ def _philox(attributes):
       [tf.bitcast(value, tf.uint32) for value in values]
       for values in (key, words)
     )
-    for _ in range(_PHILOX_ROUNDS):
-      (high_0, low_0), (high_2, low_2) = (
-        _wide_product(words[i], factor)
-        for i, factor in zip((0, 2), _PHILOX_MULTIPLIERS)
-      )
-      words = [
-        _xor(_xor(high_2, words[1]), key[0]),
-        low_2,
-        _xor(_xor(high_0, words[3]), key[1]),
-        low_0,
-      ]
-      key = [k + _uint32(step) for k, step in zip(key, _PHILOX_KEY_STEPS)]
+    words = philox_lib.scramble(words, key, _wide_product, _xor, _uint32)
     words = [tf.bitcast(word, tf.int32) for word in words]
     numbers = tf.reshape(tf.stack(words, axis=1), [-1])[:size]
     return tf.reshape(tf.bitcast(numbers, dtype), shape)

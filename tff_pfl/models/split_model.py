@@ -133,8 +133,9 @@ class SplitModel:
     primary_metric: Which of them, or the loss, models are compared by.
     classifier: What the outputs mean where they are scores of classes; None for
       regression.
-    jit_compile: Whether client training is compiled by XLA: True, False or
-      'auto' for all phases but those that are faster in place.
+    jit_compile: Whether client training is compiled by XLA on a CPU: True,
+      False or 'auto' for all phases but those that are faster in place.
+      Programs of several clients on a GPU are compiled wherever XLA can.
     layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
       `layers`, in that order, to its output in inference mode: a tensor or,
       where the layer gives several, a structure of tensors. A layer's own

@@ -2,9 +2,10 @@
 
 On a GPU one small model does not keep the device busy. Clients whose arguments
 have the same shapes (their examples are padded to one bucket) run as one
-program: `tf.vectorized_map` of the client's function, compiled by XLA where the
-function asks for that. What all clients share, such as the broadcast weights,
-is not copied.
+program: `tf.vectorized_map` of the client's function, compiled by XLA on a GPU
+and where the function asks for it. What all clients share, such as the
+broadcast weights, is not copied; what a client computes stays stacked with the
+others' until somebody needs it alone. Examples stay on the GPU.
 
 Each client computes what it would alone, up to the rounding of a different
 order of additions.
@@ -16,7 +17,7 @@ import functools
 import logging as python_logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOrTuple
 from typing import Any, Optional
 
@@ -26,15 +27,20 @@ from absl import logging
 from tff_pfl.runtime import (
   cancellation,
   client_mapper,
+  device_cache,
   graph_functions,
   graph_programs,
   values,
 )
+from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import function_def_to_graph
 
 _MAX_CLIENTS = 64  # In one program.
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
+# Of a client, forward and backward; those of ResNet-18 XLA had not compiled for
+# a GPU after 5 minutes.
+_MAX_CONVOLUTIONS = 30
 _MAX_REASON_CHARACTERS = 300
 _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 
@@ -42,20 +48,23 @@ _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 class BatchedMapper(client_mapper.ClientMapper):
   """Runs clients of equal shapes as one program, the others one by one."""
 
-  def __init__(self, devices: ListOrTuple[Optional[str]]):
+  def __init__(
+    self,
+    devices: ListOrTuple[Optional[str]],
+    cache_bytes: int = client_mapper.CACHE_BYTES,
+  ):
     """Prepares the mapper.
 
     What cannot be batched runs as in `ClientMapper`: functions of data sets,
-    single clients, and models that do not vectorize, about which a warning is
-    logged.
+    and models that do not vectorize, about which a warning is logged.
 
     Args:
-      devices: As for `ClientMapper`.
+      devices: As for `ClientMapper`, as is the next one.
+      cache_bytes: What may stay on each GPU.
     """
-    super().__init__(devices)
+    super().__init__(devices, cache_bytes)
     self._lock = threading.Lock()
-    # From a function's hash and which of its arguments are shared to its
-    # program, or to None if there cannot be one.
+    # From a function's hash and which of its arguments are shared.
     self._programs = collections.OrderedDict()
 
   def map(
@@ -63,9 +72,9 @@ class BatchedMapper(client_mapper.ClientMapper):
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> list[values.LocalValue]:
+  ) -> values.ClientsValue:
     """Returns the function's result for each client; see `ClientMapper`."""
-    if argument is None or num_clients < 2 or not function.is_tensor_function:
+    if argument is None or not function.is_tensor_function:
       if function.program().has_resources:
         logging.log_first_n(
           logging.WARNING,
@@ -74,128 +83,171 @@ class BatchedMapper(client_mapper.ClientMapper):
           1,
         )
       return super().map(function, argument, num_clients)
-    is_shared = _is_shared(argument)
+    columns = values.flat_columns(argument)
+    is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     if all(is_shared):
       # Nothing to stack; such clients draw random numbers, for example.
       return super().map(function, argument, num_clients)
-    rows = values.rows(argument, num_clients)
-    tensors = list(map(values.flatten, rows))
-    chunks = self._chunks(tensors)
-    program = self._program(
-      function, is_shared, [tensors[i] for i in max(chunks, key=len)]
-    )
-    if program is None:
-      return super().map(function, argument, num_clients)
+    program = self._program(function, is_shared)
 
     def compute(clients):
-      if len(clients) == 1:
-        return [function(rows[clients[0]])]
-      stacked, size = _stack([tensors[i] for i in clients], is_shared)
-      try:
-        outputs = program(*stacked)
-      except tf.errors.OpError as e:
-        if not (
-          graph_programs.xla_refuses(e)
-          or isinstance(e, tf.errors.ResourceExhaustedError)
-        ):
-          raise
-        _warn(e)
-        return [function(rows[client]) for client in clients]
-      results = zip(*(tf.unstack(output, size) for output in outputs))
-      return [function.pack(row) for _, row in zip(clients, results)]
+      """Returns the clients' results, each stacked."""
+      size = _padded_size(len(clients), num_clients)
+      stacked = [
+        _stack(column, clients, size, self.cache()) for column in columns
+      ]
+      outputs = program(stacked, self.device())
+      if outputs is not None:
+        return outputs
+      rows = values.rows(argument, num_clients)
+      results = [
+        function.program().call(values.flatten(rows[client]))
+        for client in clients
+      ]
+      return [tf.stack(result) for result in zip(*results)]
 
-    results = [None] * num_clients
-    tasks = [functools.partial(compute, clients) for clients in chunks]
-    for clients, computed in zip(chunks, self.run_all(tasks)):
-      for client, result in zip(clients, computed):
-        results[client] = result
-    return results
+    chunks = self._chunks(columns, num_clients)
+    parts = self.run_all(
+      [functools.partial(compute, clients) for clients in chunks]
+    )
+    results = [_join(tensors, chunks, num_clients) for tensors in zip(*parts)]
+    return values.zip_columns(function.pack(results))
 
   def close(self) -> None:
     """Drops the programs and ends the threads."""
     self._programs.clear()
     super().close()
 
-  def _chunks(self, tensors):
+  def _chunks(self, columns, num_clients):
     """Returns lists of clients of equal shapes, one or more for each device."""
+    own = [column for column in columns if isinstance(column, list)]
     groups = {}
-    for client, row in enumerate(tensors):
-      shapes = tuple(tuple(tensor.shape) for tensor in row)
+    for client in range(num_clients):
+      shapes = tuple([tuple(column[client].shape) for column in own])
       groups.setdefault(shapes, []).append(client)
     chunks = []
     for clients in groups.values():
-      share = -(-len(clients) // self.num_threads)
-      size = min(_MAX_CLIENTS, share)
+      num_chunks = min(
+        len(clients),
+        max(self.num_threads, -(-len(clients) // _MAX_CLIENTS)),
+      )
+      size = -(-len(clients) // num_chunks)
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
     return chunks
 
-  def _program(self, function, is_shared, tensors):
-    """Returns the batched function; None if there cannot be one."""
+  def _program(self, function, is_shared):
     key = (function.content_hash, is_shared)
     with self._lock:
       if key not in self._programs:
-        if len(tensors) < 2:
-          return None  # Nothing to try it with.
-        self._programs[key] = _build(function, is_shared, tensors)
+        self._programs[key] = _BatchedProgram(function, is_shared)
         while len(self._programs) > _MAX_PROGRAMS:
           self._programs.popitem(last=False)
       self._programs.move_to_end(key)
       return self._programs[key]
 
 
-def _build(
-  function: graph_functions.LocalFunction,
-  is_shared: ListOrTuple[bool],
-  tensors: ListOrTuple[ListOrTuple[tf.Tensor]],
-) -> Optional[Any]:
-  """Returns the batched function; None if it does not work.
+class _BatchedProgram:
+  """A function of flat tensors, of which those of clients are stacked."""
 
-  It is from flat tensors, those that differ between clients stacked, to flat
-  results, all stacked.
+  def __init__(
+    self,
+    function: graph_functions.LocalFunction,
+    is_shared: ListOrTuple[bool],
+  ):
+    self._function = function
+    self._is_shared = is_shared
+    self._lock = threading.Lock()
+    self._forms = {}
 
-  Args:
-    function: What one client computes.
-    is_shared: For each of the function's flat arguments, whether all clients
-      have the same.
-    tensors: The flat arguments of clients to try it with.
-  """
-  function = function.together
-  concrete = _with_graphs(function.program().concrete)
-
-  def batched(*flat):
-    def client(own):
-      own = iter(own)
-      return concrete(
-        *(
-          tensor if shared else next(own)
-          for tensor, shared in zip(flat, is_shared)
-        )
-      )
-
-    own = [tensor for tensor, shared in zip(flat, is_shared) if not shared]
-    return tf.vectorized_map(client, own, fallback_to_while_loop=False)
-
-  program = tf.function(
-    batched,
-    autograph=False,
-    jit_compile=True if function.program().asks_for_xla else None,
-  )
-  try:
-    # An error cancels all that its scope's calls could go on with.
-    with _no_conversion_log(), cancellation.Cancellation().scope():
-      # Tracing tells whether it vectorizes, the call whether XLA takes it.
-      program(*_stack(tensors, is_shared)[0])
-  except (ValueError, TypeError, NotImplementedError) as e:
-    _warn(e)
+  def __call__(
+    self, stacked: ListOrTuple[tf.Tensor], device: Optional[str]
+  ) -> Optional[list[tf.Tensor]]:
+    """Returns the results, all stacked; None if there is no such program."""
+    forms = self._forms_on(devices_lib.is_gpu(device))
+    for form in list(forms):
+      try:
+        # An error cancels all that its scope's calls could go on with.
+        with cancellation.Cancellation().scope():
+          return form(stacked, device)
+      except (ValueError, TypeError, NotImplementedError) as e:
+        # Of tracing, which tells whether it vectorizes.
+        forms.clear()
+        _warn(e)
+        break
+      except tf.errors.ResourceExhaustedError as e:
+        _warn(e)
+        break
+      except tf.errors.OpError as e:
+        if not graph_programs.xla_refuses(e):
+          raise
+        # Another thread may have found the same.
+        forms[:] = [other for other in forms if other is not form]
+        if not forms:
+          _warn(e)
     return None
-  except tf.errors.OpError as e:
-    if graph_programs.xla_refuses(e):
-      _warn(e)
-      return None
-    # It is about these clients' values, and comes again in its place.
-  return program
+
+  def _forms_on(self, on_gpu):
+    """Returns the forms that are left to try, the best first."""
+    with self._lock:
+      if on_gpu not in self._forms:
+        program = self._function.together.program()
+        if on_gpu and program.num_convolutions > _MAX_CONVOLUTIONS:
+          logging.warning(
+            'Clients run one by one on the GPU: in a program of several each '
+            'has %d convolutions, which XLA takes minutes to compile.',
+            program.num_convolutions,
+          )
+          choices = []
+        elif program.asks_for_xla:
+          choices = [True]
+        elif on_gpu and not program.has_checks:
+          choices = [True, None]
+        else:
+          choices = [None]
+        batched = self._batched(_with_graphs(program.concrete))
+        self._forms[on_gpu] = [_Form(batched, choice) for choice in choices]
+      return self._forms[on_gpu]
+
+  def _batched(self, concrete):
+    def batched(*flat):
+      def client(own):
+        own = iter(own)
+        return concrete(
+          *(
+            tensor if shared else next(own)
+            for tensor, shared in zip(flat, self._is_shared)
+          )
+        )
+
+      own = [t for t, shared in zip(flat, self._is_shared) if not shared]
+      return tf.vectorized_map(client, own, fallback_to_while_loop=False)
+
+    return batched
+
+
+class _Form:
+  """A function of tensors, traced once for each of their shapes."""
+
+  def __init__(self, function: Callable[..., Any], jit_compile: Optional[bool]):
+    self._function = tf.function(
+      function, autograph=False, jit_compile=jit_compile
+    )
+    self._lock = threading.Lock()
+    self._traced = {}
+
+  def __call__(
+    self, tensors: ListOrTuple[tf.Tensor], device: Optional[str]
+  ) -> list[tf.Tensor]:
+    key = tuple([(tuple(t.shape), t.dtype) for t in tensors])
+    with self._lock:
+      if key not in self._traced:
+        with _no_conversion_log(), devices_lib.tracing_for(device):
+          self._traced[key] = graph_programs.EagerFunction(
+            self._function.get_concrete_function(*tensors)
+          )
+    return self._traced[key](tensors)
 
 
 def _warn(error: BaseException) -> None:
@@ -206,29 +258,69 @@ def _warn(error: BaseException) -> None:
   )
 
 
-def _is_shared(argument: values.ClientsValue) -> tuple[bool, ...]:
-  """Returns for each of the tensors whether it is the same at all clients."""
-  if isinstance(argument, values.Columns):
-    return sum(map(_is_shared, argument.columns), ())
-  is_shared = isinstance(argument, values.AllEqual)
-  return (is_shared,) * len(values.flatten(argument.row(0)))
+def _padded_size(num_clients: int, cohort_size: int) -> int:
+  """Returns the clients of a program for some of a cohort.
+
+  A cohort of equal shapes has programs of its own sizes. Where shapes differ,
+  as many clients as have one differ from round to round; few programs serve
+  all numbers, of which the missing clients are the last one again.
+  """
+  if not cohort_size % num_clients:
+    return num_clients
+  step = 1 << max(0, num_clients.bit_length() - 3)
+  return -(-num_clients // step) * step
 
 
 def _stack(
-  tensors: ListOrTuple[ListOrTuple[tf.Tensor]], is_shared: ListOrTuple[bool]
-) -> tuple[list[tf.Tensor], int]:
-  """Returns a program's arguments and how many clients they have.
+  column: Any,
+  clients: ListOrTuple[int],
+  size: int,
+  cache: Optional[device_cache.DeviceCache],
+) -> tf.Tensor:
+  """Returns a program's argument: a shared tensor, or those of some clients.
 
-  That is the next power of two, so that few programs serve groups of any size;
-  a missing client is the last one again.
+  Args:
+    size: How many it has; a missing client is the last one again.
+    cache: That of the current device, if it has one.
   """
-  size = 1 << (len(tensors) - 1).bit_length()
-  rows = [*tensors, *[tensors[-1]] * (size - len(tensors))]
-  stacked = [
-    column[0] if shared else tf.stack(column)
-    for column, shared in zip(zip(*rows), is_shared)
-  ]
-  return stacked, size
+  if isinstance(column, values.AllEqual):
+    return column.value if cache is None else cache.get(column.value)
+  chosen = [*clients, *[clients[-1]] * (size - len(clients))]
+  if isinstance(column, values.Stacked):
+    if chosen == list(range(column.tensor.shape[0])):
+      return column.tensor
+    return tf.gather(column.tensor, chosen)
+  tensors = [column[client] for client in chosen]
+  if cache is None:
+    return tf.raw_ops.Pack(values=tensors)
+  if not device_cache.is_large(tensors[0]):
+    # They travel together.
+    with tf.device('CPU'):
+      return tf.raw_ops.Pack(values=tensors)
+  return tf.raw_ops.Pack(values=[cache.get(tensor) for tensor in tensors])
+
+
+def _join(
+  tensors: ListOrTuple[tf.Tensor],
+  chunks: ListOrTuple[ListOrTuple[int]],
+  num_clients: int,
+) -> values.ClientsValue:
+  """Returns a result of all clients, from those of the chunks."""
+  if len(chunks) == 1 and tensors[0].shape[0] == num_clients:
+    return values.Stacked(tensors[0])
+  if len({tuple(tensor.shape[1:]) for tensor in tensors}) > 1:
+    results = [None] * num_clients
+    for tensor, clients in zip(tensors, chunks):
+      for client, row in zip(clients, tf.unstack(tensor)):
+        results[client] = row
+    return values.PerClient(results)
+  positions, begin = [0] * num_clients, 0
+  for tensor, clients in zip(tensors, chunks):
+    for row, client in enumerate(clients):
+      positions[client] = begin + row
+    begin += tensor.shape[0]
+  with tf.device(tensors[0].device):
+    return values.Stacked(tf.gather(tf.concat(tensors, 0), positions))
 
 
 def _with_graphs(concrete: Any) -> Any:

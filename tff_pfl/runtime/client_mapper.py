@@ -3,12 +3,23 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_pfl.runtime import cancellation, graph_functions, threads, values
+from tff_pfl.runtime import (
+  cancellation,
+  device_cache,
+  graph_functions,
+  threads,
+  values,
+)
+from tff_pfl.runtime import devices as devices_lib
+
+# What stays on a GPU from round to round.
+CACHE_BYTES = 4 << 30
+_of_thread = threading.local()
 
 
 class ClientMapper:
@@ -20,14 +31,25 @@ class ClientMapper:
   `map` may be called from several threads at once.
   """
 
-  def __init__(self, devices: Sequence[Optional[str]]):
+  def __init__(
+    self,
+    devices: Sequence[Optional[str]],
+    cache_bytes: int = CACHE_BYTES,
+  ):
     """Prepares the pool; threads are started when they are needed.
 
     Args:
       devices: For each thread the device it computes on, as
         `devices.of_threads` gives them; None leaves it to TensorFlow.
+      cache_bytes: How many bytes of the clients' arguments may stay on each GPU
+        for the next time.
     """
     self._devices = tuple(devices)
+    self._caches = {
+      device: device_cache.DeviceCache(cache_bytes)
+      for device in self._devices
+      if devices_lib.is_gpu(device)
+    }
     self._pool = None
     if len(devices) > 1:
       self._pool = threads.Threads(len(devices) - 1, 'tff-pfl-client')
@@ -42,31 +64,41 @@ class ClientMapper:
     function: graph_functions.LocalFunction,
     argument: Optional[values.ClientsValue],
     num_clients: int,
-  ) -> list[values.LocalValue]:
+  ) -> values.ClientsValue:
     """Returns the function's result for each client.
 
     Args:
       function: What each client computes.
-      argument: The clients' arguments, stored by columns;
-        `values.rows(argument, num_clients)` has one local value for each. None
-        if the function has no parameter.
+      argument: The clients' arguments; None if the function has no parameter.
       num_clients: The number of clients, at least 1.
-
-    Returns:
-      The results in the clients' order.
 
     Raises:
       Exception: The first error of a client; the other clients are given up.
     """
 
-    def compute(client):
-      if argument is None:
-        return function()
-      return function(argument.row(client))
+    def compute(row):
+      return function(row if self.cache() is None else self._moved(row))
 
-    return self.run_all(
-      [functools.partial(compute, client) for client in range(num_clients)]
-    )
+    tasks = [function] * num_clients
+    if argument is not None:
+      rows = values.rows(argument, num_clients)
+      tasks = [functools.partial(compute, row) for row in rows]
+    return values.PerClient(self.run_all(tasks))
+
+  def device(self) -> Optional[str]:
+    """The device of the calling thread, as the mapper was given it."""
+    return getattr(_of_thread, 'device', None)
+
+  def cache(self) -> Optional[device_cache.DeviceCache]:
+    """What stays on the calling thread's device; None on a CPU."""
+    return self._caches.get(self.device())
+
+  def _moved(self, value: values.LocalValue) -> values.LocalValue:
+    if isinstance(value, tuple):
+      return tuple([self._moved(element) for element in value])
+    if isinstance(value, tf.Tensor):
+      return self.cache().get(value)
+    return value
 
   def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """Returns what each of some functions returns.
@@ -95,6 +127,17 @@ class ClientMapper:
       self._pool.close()
 
 
+@contextlib.contextmanager
+def _on(device: Optional[str]) -> Iterator[None]:
+  outer = getattr(_of_thread, 'device', None)
+  _of_thread.device = device
+  try:
+    with contextlib.nullcontext() if device is None else tf.device(device):
+      yield
+  finally:
+    _of_thread.device = outer
+
+
 class _Queue:
   """The tasks of one `run_all`, taken one by one by the threads that work."""
 
@@ -107,9 +150,7 @@ class _Queue:
 
   def work(self, device: Optional[str]) -> None:
     """Does tasks until none is left or one of them failed."""
-    with self._cancellation.scope(), contextlib.ExitStack() as stack:
-      if device is not None:
-        stack.enter_context(tf.device(device))
+    with self._cancellation.scope(), _on(device):
       while self._error is None and not self._cancellation.is_cancelled:
         with self._lock:
           index, task = next(self._tasks, (None, None))

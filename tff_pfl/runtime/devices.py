@@ -1,23 +1,24 @@
 """Which devices clients run on, and how many at a time."""
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
 from typing import Optional, Union
 
 import tensorflow as tf
-from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.system import cores
 
+# Weights times examples of a round from which a GPU is faster than 16 cores;
+# docs/runtimes.md has what was measured.
+_LEAST_WORK_OF_GPUS = 100_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
 
 
 def resolve(devices: Devices = 'auto') -> list[str]:
   """Returns the names of the chosen devices.
-
-  From then on TensorFlow, if it has not been used yet, allocates the memory of
-  GPUs as it is needed.
 
   Args:
     devices: 'auto' (the GPUs, or the CPU where there is none), 'cpu', 'gpu'
@@ -29,7 +30,6 @@ def resolve(devices: Devices = 'auto') -> list[str]:
   Raises:
     ValueError: If there is no such device.
   """
-  _grow_gpu_memory()
   kinds = {'cpu': ['CPU'], 'gpu': ['GPU'], 'auto': ['GPU', 'CPU']}
   if isinstance(devices, str):
     errors.expect(
@@ -68,9 +68,50 @@ def resolve(devices: Devices = 'auto') -> list[str]:
   return resolved
 
 
-def is_gpu(device: str) -> bool:
-  """Whether a name that `resolve` gave is that of a GPU."""
-  return ':GPU:' in device
+def is_gpu(device: Optional[str]) -> bool:
+  """Whether a name that `resolve` gave, or None, is that of a GPU."""
+  return device is not None and ':GPU:' in device
+
+
+_traced_for = contextvars.ContextVar('traced_for', default=None)
+
+
+@contextlib.contextmanager
+def tracing_for(device: Optional[str]) -> Iterator[None]:
+  """Tells what is traced in this context for which device it is."""
+  token = _traced_for.set(device)
+  try:
+    yield
+  finally:
+    _traced_for.reset(token)
+
+
+def traced_for_gpu() -> bool:
+  """Whether the graph that is being made is for a GPU."""
+  return is_gpu(_traced_for.get())
+
+
+def are_open(devices: Devices) -> bool:
+  """Whether 'auto' leaves a choice between GPUs and the CPU."""
+  return devices == 'auto' and bool(tf.config.list_physical_devices('GPU'))
+
+
+def for_work(num_weights: int, num_examples: int) -> tuple[str, str]:
+  """Chooses between GPUs and the CPU by the size of a round.
+
+  Args:
+    num_weights: Of the model.
+    num_examples: Training examples of a cohort.
+
+  Returns:
+    'gpu' or 'cpu', and a line that says which and why.
+  """
+  is_large = num_weights * num_examples >= _LEAST_WORK_OF_GPUS
+  kind = 'gpu' if is_large else 'cpu'
+  return kind, (
+    f'Clients compute on the {kind.upper()} (--devices), which is faster for '
+    f'{num_weights:,} weights and {num_examples:,} examples a round.'
+  )
 
 
 def of_threads(
@@ -93,15 +134,6 @@ def of_threads(
     return (*gpus, *_in_turn(cpus, num_cpu_threads if cpus else 0))
   errors.expect(num_threads >= 1, 'num_threads', 'at least 1', num_threads)
   return _in_turn(devices, num_threads)
-
-
-def _grow_gpu_memory() -> None:
-  for gpu in tf.config.list_physical_devices('GPU'):
-    try:
-      tf.config.experimental.set_memory_growth(gpu, True)
-    except (RuntimeError, ValueError) as e:
-      # TensorFlow has started, or the device is divided in parts.
-      logging.debug('Memory growth stays as it is for %s: %s', gpu.name, e)
 
 
 def _short_name(name: str) -> str:

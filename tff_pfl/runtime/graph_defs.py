@@ -13,6 +13,7 @@ from tff_pfl.runtime.private_api import op_def_registry
 # What makes the handle of a variable or a table.
 _RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
 # Registered as stateful, but as deterministic as the functions they call.
+_CHECKS = frozenset({'Assert', 'CheckNumerics', 'CheckNumericsV2'})
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
 # TensorFlow's name for a resource that is made anew at each execution.
@@ -52,6 +53,16 @@ def _is_deterministic_op(kind: str) -> bool:
     # Fractional pooling draws random numbers without being stateful.
     and all(attribute.name != 'seed' for attribute in definition.attr)
   )
+
+
+def has_checks(graph_def: tf.compat.v1.GraphDef) -> bool:
+  """Whether a graph raises errors about values that it finds."""
+  return any(node.op in _CHECKS for node in all_nodes(graph_def))
+
+
+def num_convolutions(graph_def: tf.compat.v1.GraphDef) -> int:
+  """The number of a graph's convolutions of images, and of their gradients."""
+  return sum(node.op.startswith('Conv2D') for node in all_nodes(graph_def))
 
 
 def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

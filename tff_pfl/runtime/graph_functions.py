@@ -11,16 +11,17 @@ import hashlib
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as ListOrTuple
-from typing import Any
+from typing import Any, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime import graph_defs, graph_programs, values
+from tff_pfl.runtime import devices, graph_defs, graph_programs, values
 
 # How many clients' values one program accumulates at most.
 _MAX_FOLD_SIZE = 16
+_MAX_STACKED_FOLD_SIZE = 64
 
 
 class LocalFunction:
@@ -60,15 +61,28 @@ class LocalFunction:
     return self.pack(self.program().call(inputs))
 
   def fold(
-    self, initial: values.LocalValue, rows: ListOrTuple[values.LocalValue]
+    self,
+    initial: values.LocalValue,
+    clients_value: values.ClientsValue,
+    num_clients: int,
   ) -> values.LocalValue:
     """Returns `f(... f(f(initial, rows[0]), rows[1]) ...)`.
 
     Args:
       initial: The first element of the first argument.
-      rows: The second elements, in their order; may be empty.
+      clients_value: The second elements, in their order.
+      num_clients: How many they are; may be 0.
     """
-    if self.program().has_resources:
+    has_resources = self.program().has_resources
+    columns = values.flat_columns(clients_value)
+    if (
+      not has_resources
+      and any(isinstance(column, values.Stacked) for column in columns)
+      and not any(isinstance(column, list) for column in columns)
+    ):
+      return self._fold_stacked(initial, columns, num_clients)
+    rows = values.rows(clients_value, num_clients)
+    if has_resources:
       for row in rows:
         initial = self((initial, row))
       return initial
@@ -82,6 +96,36 @@ class LocalFunction:
       begin += size
     return self._pack_fold(flat) if rows else initial
 
+  def _fold_stacked(
+    self,
+    initial: values.LocalValue,
+    columns: ListOrTuple[Union[values.Stacked, values.AllEqual]],
+    num_clients: int,
+  ) -> values.LocalValue:
+    """Folds many clients' values in one program, where they are."""
+    is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
+    device = columns[is_shared.index(False)].tensor.device
+    flat = values.flatten(initial)
+    with tf.device(device):
+      for begin in range(0, num_clients, _MAX_STACKED_FOLD_SIZE):
+        size = min(_MAX_STACKED_FOLD_SIZE, num_clients - begin)
+        program = self._library.program(
+          (self.content_hash, 'stacked', size, is_shared, device),
+          lambda size=size: graph_programs.load_stacked_fold(
+            self.program(), self.pack, size, is_shared, devices.is_gpu(device)
+          ),
+        )
+        rows = [
+          column.value
+          if shared
+          else column.tensor
+          if size == num_clients
+          else column.tensor[begin : begin + size]
+          for column, shared in zip(columns, is_shared)
+        ]
+        flat = list(program.call([*flat, *rows]))
+    return self._pack_fold(flat)
+
   @functools.cached_property
   def together(self) -> 'LocalFunction':
     """The form of this function for clients that run as one program."""
@@ -94,7 +138,7 @@ class LocalFunction:
     """Whether equal arguments surely give equal results; False if in doubt."""
     return self.is_tensor_function and self.program().is_deterministic
 
-  @property
+  @functools.cached_property
   def is_tensor_function(self) -> bool:
     """Whether it maps tensors to tensors, without sequences and variables."""
     return not self.program().has_resources and not tff.types.contains(

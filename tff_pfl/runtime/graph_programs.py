@@ -52,12 +52,13 @@ class Lazy:
     return self._result
 
 
-class _EagerFunction:
+class EagerFunction:
   """Calls a concrete function with flat tensors, without its Python layers."""
 
   def __init__(self, concrete: Any):
     self.concrete = concrete
     self._name = concrete.name
+    self._captured = list(concrete.captured_inputs)
     self._num_outputs = len(concrete.outputs)
     self._context = eager_context.context()
     self._attributes = tuple(
@@ -65,13 +66,14 @@ class _EagerFunction:
     )
 
   def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the results, unless the thread's `Cancellation` ends the call."""
     current = cancellation.Cancellation.current()
     if current is None:
       return self.call_to_the_end(inputs)
     return eager_execute.execute_with_cancellation(
       self._name,
       self._num_outputs,
-      inputs,
+      [*inputs, *self._captured],
       self._attributes,
       self._context,
       current.manager,
@@ -80,7 +82,11 @@ class _EagerFunction:
   def call_to_the_end(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Calls it, whatever is cancelled."""
     return eager_execute.execute(
-      self._name, self._num_outputs, inputs, self._attributes, self._context
+      self._name,
+      self._num_outputs,
+      [*inputs, *self._captured],
+      self._attributes,
+      self._context,
     )
 
 
@@ -98,6 +104,8 @@ class Program:
     has_resources: Whether it holds variables or tables.
     is_deterministic: As `graph_defs.is_deterministic` says.
     asks_for_xla: Whether a part of it is to be compiled by XLA.
+    has_checks: Whether it raises errors of its own, which XLA leaves out.
+    num_convolutions: How many convolutions and gradients of such it has.
   """
 
   def __init__(
@@ -106,6 +114,8 @@ class Program:
     *,
     has_resources: bool = False,
     is_deterministic: bool = False,
+    has_checks: bool = False,
+    num_convolutions: int = 0,
     load_without_xla: Optional[Callable[[], 'Program']] = None,
   ):
     """Loads the first copy.
@@ -116,6 +126,8 @@ class Program:
     """
     self.has_resources = has_resources
     self.is_deterministic = is_deterministic
+    self.has_checks = has_checks
+    self.num_convolutions = num_convolutions
     self.asks_for_xla = load_without_xla is not None
     self._load_copy = load_copy
     self._first = load_copy()
@@ -169,9 +181,9 @@ class _Copy:
     self, concrete: Any, initialize: Any = None, destroy: Any = None
   ):
     self.concrete = concrete
-    self._compute = _EagerFunction(concrete)
-    self._initialize = initialize and _EagerFunction(initialize)
-    self._destroy = destroy and _EagerFunction(destroy)
+    self._compute = EagerFunction(concrete)
+    self._initialize = initialize and EagerFunction(initialize)
+    self._destroy = destroy and EagerFunction(destroy)
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors of the results."""
@@ -223,6 +235,8 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     lambda: _load_copy(unpack(), proto),
     has_resources=has_resources,
     is_deterministic=graph_defs.is_deterministic(graph_def),
+    has_checks=graph_defs.has_checks(graph_def),
+    num_convolutions=graph_defs.num_convolutions(graph_def),
     load_without_xla=load_without_xla
     if graph_defs.parts_for_xla(graph_def)
     else None,
@@ -340,9 +354,7 @@ def load_fold(
 ) -> Program:
   """Returns the program that accumulates several rows."""
   concrete = program.concrete
-  specs = [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs]
-  # One tensor of the results may stand for several of the next call's inputs.
-  num_accumulated = len(values.flatten(pack(concrete.outputs)))
+  specs, num_accumulated = _specs_of_fold(program, pack)
   per_row = len(specs) - num_accumulated
 
   def fold(*flat):
@@ -360,3 +372,61 @@ def load_fold(
       return _Copy(function.get_concrete_function())
 
   return Program(load_copy)
+
+
+def load_stacked_fold(
+  program: Program,
+  pack: Callable[[ListOrTuple[tf.Tensor]], values.LocalValue],
+  size: int,
+  is_shared: ListOrTuple[bool],
+  uses_xla: bool,
+) -> Program:
+  """Returns the program that accumulates `[size, ...]` rows.
+
+  Args:
+    is_shared: For each of a row's tensors whether it is the same in all, and
+      not stacked.
+    uses_xla: Whether it is compiled, where it can be.
+  """
+  specs, num_accumulated = _specs_of_fold(program, pack)
+  signature = specs[:num_accumulated] + [
+    spec if shared else tf.TensorSpec([size, *spec.shape], spec.dtype)
+    for spec, shared in zip(specs[num_accumulated:], is_shared)
+  ]
+
+  def fold(*flat):
+    accumulated = flat[:num_accumulated]
+    columns = [
+      [tensor] * size if shared else tf.unstack(tensor, size)
+      for tensor, shared in zip(flat[num_accumulated:], is_shared)
+    ]
+    for row in zip(*columns):
+      outputs = program.concrete(*accumulated, *row)
+      accumulated = values.flatten(pack(outputs))
+    return accumulated
+
+  def load(uses_xla):
+    function = tf.function(
+      fold,
+      input_signature=signature,
+      autograph=False,
+      jit_compile=True if uses_xla else None,
+    )
+    with tf.init_scope():
+      return _Copy(function.get_concrete_function())
+
+  if not uses_xla:
+    return Program(lambda: load(False))
+  return Program(
+    lambda: load(True), load_without_xla=lambda: Program(lambda: load(False))
+  )
+
+
+def _specs_of_fold(
+  program: Program,
+  pack: Callable[[ListOrTuple[tf.Tensor]], values.LocalValue],
+) -> tuple[list[tf.TensorSpec], int]:
+  """Returns the specs of the inputs, and how many are what is accumulated."""
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in program.concrete.inputs]
+  # One tensor of the results may stand for several of the next call's inputs.
+  return specs, len(values.flatten(pack(program.concrete.outputs)))

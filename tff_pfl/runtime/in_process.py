@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.runtime import (
   base,
   client_mapper,
@@ -28,7 +29,7 @@ from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import cancellation as cancellation_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import cardinalities_utils
-from tff_pfl.system import cores
+from tff_pfl.system import cores, environment
 
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
 _SECONDS_FOR_ABANDONED_CALL = 1.0
@@ -63,6 +64,9 @@ class InProcessRuntime(InterpretingRuntime):
     devices: devices_lib.Devices = 'auto',
     max_concurrent_clients: Optional[int] = None,
     batched_clients: Optional[bool] = None,
+    device_cache_mb: int = 4096,
+    tf32: bool = False,
+    cuda_graphs: bool = True,
   ):
     """Prepares the runtime.
 
@@ -75,6 +79,12 @@ class InProcessRuntime(InterpretingRuntime):
       batched_clients: Whether clients of equal shapes run as one program (see
         `batched_clients`); None for yes on GPUs, no on the CPU, where it is
         slower.
+      device_cache_mb: Megabytes of clients' examples and other tensors that
+        stay on each GPU for later rounds, at least 0.
+      tf32: Whether GPUs multiply matrices in TensorFloat-32, which is faster
+        and has 10 bits of a mantissa for 23.
+      cuda_graphs: Whether XLA makes CUDA graphs of loops of training on GPUs;
+        False counts before XLA compiles for the first time.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
@@ -82,7 +92,14 @@ class InProcessRuntime(InterpretingRuntime):
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     cores.divide(max_concurrent_clients)
     super().__init__(
-      *create_mapper(devices, max_concurrent_clients, batched_clients)
+      *create_mapper(
+        devices,
+        max_concurrent_clients,
+        batched_clients,
+        device_cache_mb=device_cache_mb,
+        tf32=tf32,
+        cuda_graphs=cuda_graphs,
+      )
     )
 
 
@@ -90,18 +107,28 @@ def create_mapper(
   devices: devices_lib.Devices = 'auto',
   max_concurrent_clients: Optional[int] = None,
   batched_clients: Optional[bool] = None,
+  *,
+  device_cache_mb: int = 4096,
+  tf32: bool = False,
+  cuda_graphs: bool = True,
 ) -> tuple[client_mapper.ClientMapper, str]:
   """Returns what runs the clients, and the device for the server's work.
 
-  The arguments are those of `InProcessRuntime`.
+  The arguments are those of `InProcessRuntime`. All but the clients' work is
+  for the CPU: it is little, and its values are the callers'.
   """
+  errors.expect_int('device_cache_mb', device_cache_mb, 0)
+  if not cuda_graphs:
+    environment.leave_out_cuda_graphs()
+  tf.config.experimental.enable_tensor_float_32_execution(tf32)
   names = devices_lib.resolve(devices)
   if batched_clients is None:
     batched_clients = any(map(devices_lib.is_gpu, names))
+  of_threads = devices_lib.of_threads(names, max_concurrent_clients)
   make = client_mapper.ClientMapper
   if batched_clients:
     make = batched_clients_lib.BatchedMapper
-  return make(devices_lib.of_threads(names, max_concurrent_clients)), names[0]
+  return make(of_threads, device_cache_mb << 20), '/device:CPU:0'
 
 
 class _Lowered(NamedTuple):

@@ -173,17 +173,14 @@ class Interpreter:
     ) and function.is_deterministic:
       shared = None if argument is None else values.shared_value(argument)
       return values.AllEqual(function(shared))
-    return values.PerClient(
-      self.mapper.map(function, argument, scope.num_clients)
-    )
+    return self.mapper.map(function, argument, scope.num_clients)
 
   def accumulate(self, argument: Any, scope: Scope) -> Any:
     """Returns the total of an aggregation's argument, without its report."""
     clients_value, total, accumulate, *_ = argument
-    rows = values.rows(clients_value, scope.num_clients)
     if isinstance(accumulate, graph_functions.LocalFunction):
-      return accumulate.fold(total, rows)
-    for row in rows:
+      return accumulate.fold(total, clients_value, scope.num_clients)
+    for row in values.rows(clients_value, scope.num_clients):
       total = accumulate((total, row))
     return total
 

@@ -28,8 +28,12 @@ from tensorflow.python.framework.function_def_to_graph import (
 # Eager tensors: how they get into graphs.
 from tensorflow.python.framework.ops import _EagerTensorBase as EagerTensorBase
 from tensorflow.python.ops.parallel_for.pfor import (
+  PFor,
   RegisterPFor,
   wrap,
+)
+from tensorflow.python.ops.parallel_for.pfor import (
+  _convert_function_call as convert_function_call,
 )
 from tensorflow.python.ops.parallel_for.pfor import (
   _pfor_converter_registry as pfor_converters,

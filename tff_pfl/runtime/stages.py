@@ -18,6 +18,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
@@ -207,7 +208,19 @@ def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
     )
   if isinstance(first, values.AllEqual):
     return first
-  return values.PerClient([row for chunk in chunks for row in chunk.values])
+  shapes = {
+    tuple(chunk.tensor.shape[1:]) if isinstance(chunk, values.Stacked) else None
+    for chunk in chunks
+  }
+  if len(shapes) == 1 and None not in shapes:
+    return values.Stacked(tf.concat([chunk.tensor for chunk in chunks], axis=0))
+  return values.PerClient([row for chunk in chunks for row in _rows(chunk)])
+
+
+def _rows(chunk: values.ClientsValue) -> Sequence[values.LocalValue]:
+  if isinstance(chunk, values.Stacked):
+    return values.rows(chunk, chunk.tensor.shape[0])
+  return chunk.values
 
 
 class ChunkOutput(NamedTuple):

@@ -9,8 +9,8 @@ A local value is what one party holds:
 * what only the party's own process holds: a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:
-either `AllEqual`, `PerClient` or `Columns` of these. So zipping, broadcasting
-and selecting cost the same for any number of clients.
+either `AllEqual`, `PerClient`, `Stacked` or `Columns` of these. So zipping,
+broadcasting and selecting cost the same for any number of clients.
 """
 
 import dataclasses
@@ -49,16 +49,12 @@ class Reference:
   key: Any
 
 
-# These three are structures for `tree`, unlike those above.
+# These four are structures for `tree`, unlike those above.
 @attrs.frozen
 class AllEqual:
   """The same local value at every client."""
 
   value: LocalValue
-
-  def row(self, unused_client: int) -> LocalValue:
-    """The value of a client, counted from 0."""
-    return self.value
 
   def select(self, index: int) -> 'AllEqual':
     """The clients' element `index` of their structures."""
@@ -75,13 +71,20 @@ class PerClient:
 
   values: ListOrTuple[LocalValue]
 
-  def row(self, client: int) -> LocalValue:
-    """The value of a client, counted from 0."""
-    return self.values[client]
-
   def select(self, index: int) -> 'PerClient':
     """The clients' element `index` of their structures."""
     return PerClient([value[index] for value in self.values])
+
+
+@attrs.frozen
+class Stacked:
+  """A tensor of each client, of equal shapes, stored as one tensor.
+
+  Attributes:
+    tensor: `[clients, ...]`, on the device where it was computed.
+  """
+
+  tensor: tf.Tensor
 
 
 @attrs.frozen
@@ -90,23 +93,42 @@ class Columns:
 
   columns: tuple['ClientsValue', ...]
 
-  def row(self, client: int) -> LocalValue:
-    """The value of a client, counted from 0."""
-    return tuple([column.row(client) for column in self.columns])
-
   def select(self, index: int) -> 'ClientsValue':
     """The clients' element `index` of their structures."""
     return self.columns[index]
 
 
-ClientsValue = Union[AllEqual, PerClient, Columns]
+ClientsValue = Union[AllEqual, PerClient, Stacked, Columns]
 
 
 def rows(value: ClientsValue, num_clients: int) -> list[LocalValue]:
   """Returns the local value of each client, in the clients' order."""
-  if isinstance(value, PerClient):
-    return list(value.values)
-  return [value.row(client) for client in range(num_clients)]
+  if isinstance(value, Columns):
+    columns = [rows(column, num_clients) for column in value.columns]
+    return list(zip(*columns)) if columns else [()] * num_clients
+  if isinstance(value, AllEqual):
+    return [value.value] * num_clients
+  if isinstance(value, Stacked):
+    # From another device all of it comes at once.
+    with tf.device('CPU'):
+      return tf.unstack(tf.identity(value.tensor), num_clients)
+  return list(value.values)
+
+
+def flat_columns(
+  value: ClientsValue,
+) -> list[Union[AllEqual, Stacked, ListOrTuple[tf.Tensor]]]:
+  """Returns the tensors of a value at clients, in the order of its type.
+
+  Each is an `AllEqual` or `Stacked` tensor, or a list of the clients' own.
+  """
+  if isinstance(value, Columns):
+    return [flat for column in value.columns for flat in flat_columns(column)]
+  if isinstance(value, AllEqual):
+    return [AllEqual(tensor) for tensor in flatten(value.value)]
+  if isinstance(value, Stacked):
+    return [value]
+  return [list(column) for column in zip(*map(flatten, value.values))]
 
 
 def is_all_equal(value: ClientsValue) -> bool:

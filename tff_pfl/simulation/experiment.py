@@ -30,6 +30,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import split_model
+from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.simulation import (
   client_population,
   client_sampling,
@@ -140,7 +141,12 @@ def run(
     # Before the store, so that an unknown runtime, or one whose workers cannot
     # be reached, leaves nothing behind.
     runtime = stack.enter_context(
-      runtime_lib.create_runtime(runtime, **(runtime_options or {}))
+      runtime_lib.create_runtime(
+        runtime,
+        **_options_of_runtime(
+          runtime, runtime_options or {}, process.model, data, sampler
+        ),
+      )
     )
     if accounting is not None:
       accounting = accounting.of_state(runtime.run(process.initialize))
@@ -154,6 +160,19 @@ def run(
     _train(runtime, process, data, store, sampler, epsilons, show_progress)
     _expect_evaluated(store)
     return report.write_report(store, process, data)
+
+
+def _options_of_runtime(runtime, options, model, data, sampler):
+  """The options, with devices that are fast for the size of a round."""
+  devices = options.get('devices', 'auto')
+  if runtime != 'in_process' or not devices_lib.are_open(devices):
+    return options
+  devices, reason = devices_lib.for_work(
+    sum(np.size(value) for value in model.initial_weights.values()),
+    sum(data.num_train_examples(data.client_ids[i]) for i in sampler.sample(1)),
+  )
+  print(reason, file=sys.stderr)
+  return {**options, 'devices': devices}
 
 
 def _expect_fit(process, data):

@@ -8,11 +8,6 @@ from absl import logging
 
 from tff_pfl import errors
 
-# XLA orders the parts of a program so that several cores find work. A client
-# has one core, where that order makes rounds of small models take 1.4 to 1.6
-# times as long.
-_XLA_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler'
-
 
 def num_usable_cores() -> int:
   """Returns the number of CPU cores that this process may run on."""
@@ -51,18 +46,6 @@ def threads_per_client(num_clients: Optional[int] = None) -> int:
   """
   cores = num_usable_cores()
   return max(1, cores // (num_clients or cores))
-
-
-def order_programs_for_one_core() -> None:
-  """Has XLA order its programs for the one core that a client has.
-
-  XLA reads its flags when it compiles for the first time, so `tff_pfl` does it
-  when it is imported. Where `XLA_FLAGS` in the environment has the flag
-  `--xla_cpu_enable_concurrency_optimized_scheduler`, that holds.
-  """
-  flags = os.environ.get('XLA_FLAGS', '')
-  if _XLA_FLAG not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {_XLA_FLAG}=false'.strip()
 
 
 def divide(num_clients: Optional[int] = None) -> None:

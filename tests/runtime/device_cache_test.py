@@ -1,0 +1,66 @@
+"""Tests of what stays on a device."""
+
+import tensorflow as tf
+
+from tff_pfl.runtime import client_mapper, device_cache, values
+
+_BYTES = 4 * 5000
+
+
+def _tensors(number):
+  return [tf.zeros([5000]) + i for i in range(number)]
+
+
+def test_copies_are_bounded_and_the_last_used_stay():
+  first, second, third = _tensors(3)
+  cache = device_cache.DeviceCache(2 * _BYTES)
+  copies = [cache.get(tensor) for tensor in (first, second)]
+  assert cache.get(first) is copies[0]
+  cache.get(third)
+  assert len(cache) == 2
+  assert cache.get(first) is copies[0]
+  assert cache.get(second) is not copies[1]
+
+
+def test_a_copy_ends_with_its_tensor():
+  tensors = _tensors(3)
+  cache = device_cache.DeviceCache(10 * _BYTES)
+  for tensor in tensors:
+    cache.get(tensor)
+  assert len(cache) == 3
+  del tensor
+  tensors.clear()
+  assert len(cache) == 0
+
+
+def test_without_room_nothing_stays():
+  (tensor,) = _tensors(1)
+  cache = device_cache.DeviceCache(0)
+  assert cache.get(tensor).numpy().tolist() == tensor.numpy().tolist()
+  assert len(cache) == 0
+
+
+def test_small_tensors_and_strings_stay_where_they_are():
+  cache = device_cache.DeviceCache(_BYTES)
+  for tensor in (tf.zeros([10]), tf.constant(['a'] * 5000)):
+    assert cache.get(tensor) is tensor
+
+
+def test_clients_get_the_copies_of_their_arguments(monkeypatch):
+  monkeypatch.setattr(client_mapper.devices_lib, 'is_gpu', bool)
+  own = _tensors(2)
+  mapper = client_mapper.ClientMapper(['/device:CPU:0'])
+  shared = tf.ones([5000])
+  argument = values.Columns(
+    (values.AllEqual(shared), values.PerClient([(t, ()) for t in own]))
+  )
+  found = mapper.map(lambda row: row, argument, 2).values
+  again = mapper.map(lambda row: row, argument, 2).values
+  assert found[0][0] is found[1][0] is again[0][0]
+  assert found[0][0] is not shared
+  for (_, (tensor, empty)), (_, (same, _)), given in zip(found, again, own):
+    assert tensor is same
+    assert tensor is not given
+    assert empty == ()
+    tf.debugging.assert_equal(tensor, given)
+  mapper.close()

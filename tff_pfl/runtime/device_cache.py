@@ -1,0 +1,71 @@
+"""Tensors of clients that stay on a GPU from round to round."""
+
+import collections
+import threading
+import weakref
+
+import tensorflow as tf
+
+# Smaller ones travel as fast as they are found.
+_LEAST_BYTES = 1 << 14
+
+
+class DeviceCache:
+  """Copies of tensors on a device, the last ones used; thread-safe."""
+
+  def __init__(self, max_bytes: int):
+    """Makes an empty cache.
+
+    Args:
+      max_bytes: How much the copies may take; at least 0.
+    """
+    self._max_bytes = max_bytes
+    self._num_bytes = 0
+    # A tensor may end, and its copy with it, while the lock is held.
+    self._lock = threading.RLock()
+    # From a tensor's id to a weak reference to it, and its copy.
+    self._copies = collections.OrderedDict()
+
+  def __len__(self) -> int:
+    """The number of copies."""
+    return len(self._copies)
+
+  def get(self, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor's copy on the current device, or a small one itself.
+
+    The copy is kept for the next time, as long as the tensor is there.
+    """
+    if not is_large(tensor):
+      return tensor
+    key = id(tensor)
+    with self._lock:
+      if key in self._copies:
+        self._copies.move_to_end(key)
+        return self._copies[key][1]
+    copy = tf.identity(tensor)
+    with self._lock:
+      self._drop(key)
+      reference = weakref.ref(tensor, lambda _: self._drop(key))
+      self._copies[key] = (reference, copy)
+      self._num_bytes += _num_bytes(copy)
+      while self._num_bytes > self._max_bytes:
+        self._drop(next(iter(self._copies)))
+    return copy
+
+  def _drop(self, key: int) -> None:
+    with self._lock:
+      if key in self._copies:
+        _, copy = self._copies.pop(key)
+        self._num_bytes -= _num_bytes(copy)
+
+
+def is_large(tensor: tf.Tensor) -> bool:
+  """Whether a tensor takes long to travel."""
+  # Data sets and strings have their place on the CPU.
+  return tensor.dtype.is_numpy_compatible and (
+    tensor.dtype != tf.string and _num_bytes(tensor) >= _LEAST_BYTES
+  )
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+  return tensor.shape.num_elements() * tensor.dtype.size
