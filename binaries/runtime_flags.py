@@ -17,8 +17,8 @@ _DEVICES = flags.DEFINE_list(
   'devices',
   ['auto'],
   'Where clients compute with --runtime=in_process: auto (the GPUs, if there '
-  'are any and a round is large enough for them), cpu, gpu, or names such as '
-  'GPU:0,GPU:2.',
+  'are any; training only if a round is large enough for them), cpu, gpu, or '
+  'names such as GPU:0,GPU:2.',
 )
 _BATCHED_CLIENTS = flags.DEFINE_bool(
   'batched_clients',

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.client import shared
 from tff_pfl.client import example_tensors, vectorization
 from tff_pfl.models import randomness
-from tff_pfl.runtime import devices
+from tff_pfl.runtime import devices, graph_defs
 
 _NUM_EXAMPLES = (30, 25, 17, 30)
 
@@ -82,8 +82,16 @@ def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for, num_steps):
     )
 
   starts = [1.0, 2.0, 3.0]
+  arguments = tf.constant(num_steps), tf.constant(starts)
   with devices.tracing_for(traced_for):
-    found, passes = together(tf.constant(num_steps), tf.constant(starts))
+    graph = together.get_concrete_function(*arguments).graph.as_graph_def()
+    found, passes = together(*arguments)
+  kinds = [node.op for node in graph_defs.all_nodes(graph)]
+  # TensorFlow's own rule would put the body into a condition.
+  assert not {'If', 'StatelessIf'} & set(kinds)
+  num_loops = sum(kind in ('While', 'StatelessWhile') for kind in kinds)
+  # One is the client's own, which nothing uses any more.
+  assert num_loops == (3 if traced_for else 2)
   for value, start, number in zip(found.numpy(), starts, num_steps):
     for index in range(number):
       start = np.float32(0.5) * np.float32(start) + np.float32(index)

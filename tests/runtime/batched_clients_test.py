@@ -1,6 +1,7 @@
 """Tests of clients that run as one program."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -38,8 +39,8 @@ def _batch_sizes(monkeypatch):
   sizes = []
   padded_size = batched_clients._padded_size
 
-  def record(num_clients, cohort_size):
-    sizes.append((num_clients, padded_size(num_clients, cohort_size)))
+  def record(num_clients):
+    sizes.append((num_clients, padded_size(num_clients)))
     return sizes[-1][1]
 
   monkeypatch.setattr(batched_clients, '_padded_size', record)
@@ -130,7 +131,8 @@ def test_networks_with_convolutions_are_one_program(
   process = registry.build('fed_rep', toy_problems.classifier_from(network))
   clients = _clients([8, 8, 2], (20, 17, 31))
   found = _round(batched, process, clients)
-  assert set(batch_sizes) == {(3, 3)}
+  # All have one shape.
+  assert not batch_sizes
   _assert_close(found, _round(one_by_one, process, clients))
 
 
@@ -154,27 +156,131 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
   assert batched.run(dots, vectors, vectors) == expected
   batch_sizes.clear()
   assert batched.run(dots, vectors, vectors) == expected
-  assert batch_sizes == [(3, 3), (2, 2), (1, 1)]
+  # One is no batch.
+  assert batch_sizes == [(3, 3), (2, 2)]
 
 
-@pytest.mark.parametrize(
-  ('num_clients', 'cohort_size', 'expected'),
-  [
-    # All of a cohort, and a cohort in equal parts.
-    (10, 10, 10),
-    (50, 100, 50),
-    # Parts whose sizes differ from round to round.
-    (7, 10, 7),
-    (9, 20, 10),
-    (17, 20, 20),
-    (33, 50, 40),
-    (63, 100, 64),
-  ],
-)
-def test_programs_serve_several_numbers_of_clients(
-  num_clients, cohort_size, expected
-):
-  assert batched_clients._padded_size(num_clients, cohort_size) == expected
+def test_few_programs_serve_all_numbers_of_clients():
+  sizes = [batched_clients._padded_size(number) for number in range(1, 65)]
+  assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+  assert all(size >= number for number, size in enumerate(sizes, 1))
+
+
+@pytest.fixture(name='as_on_gpu')
+def _as_on_gpu(monkeypatch):
+  """A runtime that takes the CPU for a GPU; the warnings of it."""
+  said = []
+  for module in (client_mapper, batched_clients):
+    monkeypatch.setattr(
+      module.devices_lib, 'is_gpu', lambda device: device is not None
+    )
+  monkeypatch.setattr(
+    batched_clients.logging,
+    'warning',
+    lambda message, *arguments: said.append(message % arguments),
+  )
+  with runtime.create_runtime('in_process', max_concurrent_clients=1) as made:
+    yield made, said
+
+
+def _map(function):
+  """A computation that maps a function of `[?]` vectors at clients."""
+  mapped = tff.tensorflow.computation(
+    function, tff.TensorType(np.float32, [None])
+  )
+
+  @tff.federated_computation(
+    tff.FederatedType(mapped.type_signature.parameter, tff.CLIENTS)
+  )
+  def computation(vectors):
+    return tff.federated_map(mapped, vectors)
+
+  return computation
+
+
+_VECTORS = [np.float32([1, -2, 3]), np.float32([4, 5, 6]), np.float32([7])]
+
+
+def test_results_of_different_shapes_come_one_by_one(as_on_gpu):
+  created, said = as_on_gpu
+  found = created.run(_map(lambda x: tf.boolean_mask(x, x > 0)), _VECTORS)
+  assert [row.tolist() for row in found] == [[1, 3], [4, 5, 6], [7]]
+  assert len(said) == 1
+  assert 'one by one' in said[0]
+
+
+def test_what_xla_cannot_compile_is_one_program_without_it(as_on_gpu):
+  created, said = as_on_gpu
+
+  def solve(x):
+    matrix = tf.linalg.diag(tf.stack([2.0, tf.reduce_max(x)]))
+    return tf.raw_ops.MatrixSolveLs(
+      matrix=matrix,
+      rhs=tf.ones([2, 1]),
+      l2_regularizer=tf.constant(0.0, tf.float64),
+      fast=True,
+    )[:, 0]
+
+  found = created.run(_map(solve), _VECTORS)
+  np.testing.assert_allclose(found, [[0.5, 1 / 3], [0.5, 1 / 6], [0.5, 1 / 7]])
+  assert not said
+
+
+def test_checks_are_not_compiled_away(as_on_gpu):
+  created, _ = as_on_gpu
+
+  def checked(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, 6.5, 'large')]):
+      return tf.identity(x)
+
+  with pytest.raises(tf.errors.InvalidArgumentError, match='large'):
+    created.run(_map(checked), _VECTORS)
+
+
+def test_checks_of_aggregations_are_not_compiled_away(as_on_gpu):
+  created, _ = as_on_gpu
+
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+  def total(values):
+    doubled = tff.federated_map(
+      tff.tensorflow.computation(lambda x: 2 * x, np.int32), values
+    )
+    return tff.federated_secure_sum(doubled, 10), doubled
+
+  assert created.run(total, [1, 2])[0] == 6
+  with pytest.raises(tf.errors.InvalidArgumentError, match='maximum'):
+    created.run(total, [1, 400])
+
+
+def test_without_memory_clients_run_one_by_one(as_on_gpu, monkeypatch):
+  created, said = as_on_gpu
+
+  def fail(*_):
+    raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+
+  monkeypatch.setattr(batched_clients._Form, '__call__', fail)
+  assert created.run(_map(lambda x: tf.reduce_sum(x)), _VECTORS) == [
+    2.0,
+    15.0,
+    7.0,
+  ]
+  assert 'out of memory' in said[0]
+
+
+def test_programs_with_many_convolutions_are_not_made(as_on_gpu):
+  created, said = as_on_gpu
+
+  def convolve(number, x):
+    image = tf.reshape(x[:1], [1, 1, 1, 1])
+    for _ in range(number):
+      image = tf.nn.conv2d(image, tf.ones([1, 1, 1, 1]), 1, 'SAME')
+    return tf.reshape(image, [])
+
+  for number in (30, 31):
+    computation = _map(functools.partial(convolve, number))
+    assert created.run(computation, _VECTORS) == [1.0, 4.0, 7.0]
+    assert len(said) == number - 30
+  assert '31 convolutions' in said[0]
 
 
 @pytest.mark.slow

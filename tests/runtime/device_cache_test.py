@@ -40,9 +40,13 @@ def test_without_room_nothing_stays():
   assert len(cache) == 0
 
 
-def test_small_tensors_and_strings_stay_where_they_are():
+def test_small_tensors_strings_and_int32_stay_where_they_are():
   cache = device_cache.DeviceCache(_BYTES)
-  for tensor in (tf.zeros([10]), tf.constant(['a'] * 5000)):
+  for tensor in (
+    tf.zeros([10]),
+    tf.constant(['a'] * 5000),
+    tf.zeros([5000], tf.int32),
+  ):
     assert cache.get(tensor) is tensor
 
 
@@ -63,4 +67,7 @@ def test_clients_get_the_copies_of_their_arguments(monkeypatch):
     assert tensor is not given
     assert empty == ()
     tf.debugging.assert_equal(tensor, given)
+  (cache,) = mapper._caches.values()
+  assert len(cache) == 3
   mapper.close()
+  assert len(cache) == 0

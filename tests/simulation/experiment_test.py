@@ -288,6 +288,33 @@ def test_regression_is_reported_by_its_error(tmp_path, capfd):
 
 
 @pytest.mark.usefixtures('without_pictures')
+def test_small_rounds_are_for_the_cpu_where_there_is_a_gpu(
+  tmp_path, capfd, monkeypatch
+):
+  made = []
+  monkeypatch.setattr(
+    experiment.devices_lib, 'are_open', lambda devices: devices == 'auto'
+  )
+  create = runtime_lib.create_runtime
+  monkeypatch.setattr(
+    experiment.runtime_lib,
+    'create_runtime',
+    lambda name, **options: made.append(options) or create(name, **options),
+  )
+  _run(_make_process(), _make_data(), tmp_path / 'auto')
+  assert made.pop() == {'devices': 'cpu'}
+  assert 'Clients compute on the CPU (--devices)' in capfd.readouterr().err
+  _run(
+    _make_process(),
+    _make_data(),
+    tmp_path / 'own',
+    runtime_options={'devices': ['CPU:0']},
+  )
+  assert made.pop() == {'devices': ['CPU:0']}
+  assert 'compute on' not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures('without_pictures')
 def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
   _run(_make_process(), _make_data(), tmp_path, show_progress=True)
   out, err = capfd.readouterr()

@@ -19,7 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOrTuple
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 from absl import logging
@@ -42,6 +42,8 @@ _MAX_PROGRAMS = 64
 # a GPU after 5 minutes.
 _MAX_CONVOLUTIONS = 30
 _MAX_REASON_CHARACTERS = 300
+# Tracing changes the level of TensorFlow's log for all threads.
+_tracing = threading.RLock()
 _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 
 
@@ -89,28 +91,39 @@ class BatchedMapper(client_mapper.ClientMapper):
       # Nothing to stack; such clients draw random numbers, for example.
       return super().map(function, argument, num_clients)
     program = self._program(function, is_shared)
+    chunks, is_one_shape = self._chunks(columns, num_clients)
 
     def compute(clients):
-      """Returns the clients' results, each stacked."""
-      size = _padded_size(len(clients), num_clients)
-      stacked = [
-        _stack(column, clients, size, self.cache()) for column in columns
+      """Returns the results, each stacked or a list of the clients' own."""
+      cache = self.cache()
+      # A single client on a CPU is faster alone.
+      is_batch = len(clients) > 1 or cache is not None
+      if is_batch and program.works_on(self.device()):
+        size = len(clients)
+        if not is_one_shape:
+          size = _padded_size(size)
+        try:
+          outputs = program(
+            [_stack(column, clients, size, cache) for column in columns],
+            self.device(),
+          )
+        except tf.errors.ResourceExhaustedError as e:
+          _warn(e)
+          outputs = None
+          if cache is not None:
+            cache.clear()
+        if outputs is not None:
+          return outputs
+      alone = function.program()
+      rows = [
+        alone.call(self.on_device(_row(columns, client))) for client in clients
       ]
-      outputs = program(stacked, self.device())
-      if outputs is not None:
-        return outputs
-      rows = values.rows(argument, num_clients)
-      results = [
-        function.program().call(values.flatten(rows[client]))
-        for client in clients
-      ]
-      return [tf.stack(result) for result in zip(*results)]
+      return [list(column) for column in zip(*rows)]
 
-    chunks = self._chunks(columns, num_clients)
     parts = self.run_all(
       [functools.partial(compute, clients) for clients in chunks]
     )
-    results = [_join(tensors, chunks, num_clients) for tensors in zip(*parts)]
+    results = [_join(column, chunks, num_clients) for column in zip(*parts)]
     return values.zip_columns(function.pack(results))
 
   def close(self) -> None:
@@ -119,7 +132,10 @@ class BatchedMapper(client_mapper.ClientMapper):
     super().close()
 
   def _chunks(self, columns, num_clients):
-    """Returns lists of clients of equal shapes, one or more for each device."""
+    """Returns lists of clients of equal shapes, one or more for each device.
+
+    And whether all clients have the same shapes.
+    """
     own = [column for column in columns if isinstance(column, list)]
     groups = {}
     for client in range(num_clients):
@@ -135,7 +151,7 @@ class BatchedMapper(client_mapper.ClientMapper):
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
-    return chunks
+    return chunks, len(groups) == 1
 
   def _program(self, function, is_shared):
     key = (function.content_hash, is_shared)
@@ -161,6 +177,10 @@ class _BatchedProgram:
     self._lock = threading.Lock()
     self._forms = {}
 
+  def works_on(self, device: Optional[str]) -> bool:
+    """Whether there may be such a program; False once none could be made."""
+    return bool(self._forms_on(devices_lib.is_gpu(device)))
+
   def __call__(
     self, stacked: ListOrTuple[tf.Tensor], device: Optional[str]
   ) -> Optional[list[tf.Tensor]]:
@@ -174,9 +194,6 @@ class _BatchedProgram:
       except (ValueError, TypeError, NotImplementedError) as e:
         # Of tracing, which tells whether it vectorizes.
         forms.clear()
-        _warn(e)
-        break
-      except tf.errors.ResourceExhaustedError as e:
         _warn(e)
         break
       except tf.errors.OpError as e:
@@ -231,23 +248,31 @@ class _Form:
   """A function of tensors, traced once for each of their shapes."""
 
   def __init__(self, function: Callable[..., Any], jit_compile: Optional[bool]):
-    self._function = tf.function(
-      function, autograph=False, jit_compile=jit_compile
-    )
-    self._lock = threading.Lock()
-    self._traced = {}
+    self._function = function
+    self._jit_compile = jit_compile
+    self._traced = collections.OrderedDict()
 
   def __call__(
     self, tensors: ListOrTuple[tf.Tensor], device: Optional[str]
   ) -> list[tf.Tensor]:
     key = tuple([(tuple(t.shape), t.dtype) for t in tensors])
-    with self._lock:
+    with _tracing:
       if key not in self._traced:
-        with _no_conversion_log(), devices_lib.tracing_for(device):
-          self._traced[key] = graph_programs.EagerFunction(
-            self._function.get_concrete_function(*tensors)
-          )
-    return self._traced[key](tensors)
+        self._traced[key] = self._trace(tensors, device)
+        while len(self._traced) > _MAX_PROGRAMS:
+          self._traced.popitem(last=False)
+      self._traced.move_to_end(key)
+      program = self._traced[key]
+    return program(tensors)
+
+  def _trace(self, tensors, device):
+    function = tf.function(
+      self._function, autograph=False, jit_compile=self._jit_compile
+    )
+    with _no_conversion_log(), devices_lib.tracing_for(device):
+      return graph_programs.EagerFunction(
+        function.get_concrete_function(*tensors)
+      )
 
 
 def _warn(error: BaseException) -> None:
@@ -258,17 +283,30 @@ def _warn(error: BaseException) -> None:
   )
 
 
-def _padded_size(num_clients: int, cohort_size: int) -> int:
+def _padded_size(num_clients: int) -> int:
   """Returns the clients of a program for some of a cohort.
 
-  A cohort of equal shapes has programs of its own sizes. Where shapes differ,
-  as many clients as have one differ from round to round; few programs serve
-  all numbers, of which the missing clients are the last one again.
+  Where shapes differ, as many clients as have one differ from round to round.
+  Few programs, of powers of two and halfway between them, serve all numbers;
+  the missing clients are the last one again.
   """
-  if not cohort_size % num_clients:
-    return num_clients
-  step = 1 << max(0, num_clients.bit_length() - 3)
-  return -(-num_clients // step) * step
+  power = 1 << (num_clients - 1).bit_length()
+  halfway = power * 3 // 4
+  return halfway if num_clients <= halfway and power > 2 else power
+
+
+def _row(columns: ListOrTuple[Any], client: int) -> tuple[tf.Tensor, ...]:
+  """Returns a client's tensors."""
+  return tuple(
+    [
+      column.value
+      if isinstance(column, values.AllEqual)
+      else column.tensor[client]
+      if isinstance(column, values.Stacked)
+      else column[client]
+      for column in columns
+    ]
+  )
 
 
 def _stack(
@@ -293,7 +331,7 @@ def _stack(
   tensors = [column[client] for client in chosen]
   if cache is None:
     return tf.raw_ops.Pack(values=tensors)
-  if not device_cache.is_large(tensors[0]):
+  if not device_cache.is_kept(tensors[0]):
     # They travel together.
     with tf.device('CPU'):
       return tf.raw_ops.Pack(values=tensors)
@@ -301,26 +339,30 @@ def _stack(
 
 
 def _join(
-  tensors: ListOrTuple[tf.Tensor],
+  parts: ListOrTuple[Union[tf.Tensor, list[tf.Tensor]]],
   chunks: ListOrTuple[ListOrTuple[int]],
   num_clients: int,
 ) -> values.ClientsValue:
   """Returns a result of all clients, from those of the chunks."""
-  if len(chunks) == 1 and tensors[0].shape[0] == num_clients:
-    return values.Stacked(tensors[0])
-  if len({tuple(tensor.shape[1:]) for tensor in tensors}) > 1:
+  stacks = [part for part in parts if isinstance(part, tf.Tensor)]
+  if len(stacks) < len(parts) or (
+    len({tuple(stack.shape[1:]) for stack in stacks}) > 1
+  ):
     results = [None] * num_clients
-    for tensor, clients in zip(tensors, chunks):
-      for client, row in zip(clients, tf.unstack(tensor)):
+    for part, clients in zip(parts, chunks):
+      rows = part if isinstance(part, list) else tf.unstack(part)
+      for client, row in zip(clients, rows):
         results[client] = row
     return values.PerClient(results)
+  if len(parts) == 1 and stacks[0].shape[0] == num_clients:
+    return values.Stacked(stacks[0])
   positions, begin = [0] * num_clients, 0
-  for tensor, clients in zip(tensors, chunks):
+  for stack, clients in zip(stacks, chunks):
     for row, client in enumerate(clients):
       positions[client] = begin + row
-    begin += tensor.shape[0]
-  with tf.device(tensors[0].device):
-    return values.Stacked(tf.gather(tf.concat(tensors, 0), positions))
+    begin += stack.shape[0]
+  with tf.device(stacks[0].device):
+    return values.Stacked(tf.gather(tf.concat(stacks, 0), positions))
 
 
 def _with_graphs(concrete: Any) -> Any:

@@ -77,7 +77,7 @@ class ClientMapper:
     """
 
     def compute(row):
-      return function(row if self.cache() is None else self._moved(row))
+      return function(self.on_device(row))
 
     tasks = [function] * num_clients
     if argument is not None:
@@ -93,11 +93,13 @@ class ClientMapper:
     """What stays on the calling thread's device; None on a CPU."""
     return self._caches.get(self.device())
 
-  def _moved(self, value: values.LocalValue) -> values.LocalValue:
+  def on_device(self, value: values.LocalValue) -> values.LocalValue:
+    """The value, with what stays on the calling thread's device."""
+    cache = self.cache()
     if isinstance(value, tuple):
-      return tuple([self._moved(element) for element in value])
-    if isinstance(value, tf.Tensor):
-      return self.cache().get(value)
+      return tuple([self.on_device(element) for element in value])
+    if cache is not None and isinstance(value, tf.Tensor):
+      return cache.get(value)
     return value
 
   def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -123,6 +125,8 @@ class ClientMapper:
 
   def close(self) -> None:
     """Ends the threads; nothing can be mapped afterwards."""
+    for cache in self._caches.values():
+      cache.clear()
     if self._pool is not None:
       self._pool.close()
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 # Smaller ones travel as fast as they are found.
 _LEAST_BYTES = 1 << 14
+# TensorFlow keeps int32 in the host's memory, data sets and strings anyway.
+_STAYS = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.uint8, tf.int64)
 
 
 class DeviceCache:
@@ -23,7 +25,7 @@ class DeviceCache:
     self._num_bytes = 0
     # A tensor may end, and its copy with it, while the lock is held.
     self._lock = threading.RLock()
-    # From a tensor's id to a weak reference to it, and its copy.
+    # From a tensor's id to a weak reference to it, its copy, and their size.
     self._copies = collections.OrderedDict()
 
   def __len__(self) -> int:
@@ -31,40 +33,45 @@ class DeviceCache:
     return len(self._copies)
 
   def get(self, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor's copy on the current device, or a small one itself.
+    """Returns the tensor's copy on the current device, or itself.
 
-    The copy is kept for the next time, as long as the tensor is there.
+    The copy is kept for the next time, as long as the tensor is there. Small
+    tensors, and those of types that TensorFlow keeps in the host's memory, have
+    none.
     """
-    if not is_large(tensor):
+    if not is_kept(tensor):
       return tensor
     key = id(tensor)
     with self._lock:
       if key in self._copies:
         self._copies.move_to_end(key)
         return self._copies[key][1]
-    copy = tf.identity(tensor)
+    copy, size = tf.identity(tensor), _num_bytes(tensor)
+    reference = weakref.ref(tensor, lambda _: self._drop(key))
     with self._lock:
       self._drop(key)
-      reference = weakref.ref(tensor, lambda _: self._drop(key))
-      self._copies[key] = (reference, copy)
-      self._num_bytes += _num_bytes(copy)
-      while self._num_bytes > self._max_bytes:
+      self._copies[key] = (reference, copy, size)
+      self._num_bytes += size
+      while self._copies and self._num_bytes > self._max_bytes:
         self._drop(next(iter(self._copies)))
     return copy
+
+  def clear(self) -> None:
+    """Gives all memory back."""
+    with self._lock:
+      self._copies.clear()
+      self._num_bytes = 0
 
   def _drop(self, key: int) -> None:
     with self._lock:
       if key in self._copies:
-        _, copy = self._copies.pop(key)
-        self._num_bytes -= _num_bytes(copy)
+        *_, size = self._copies.pop(key)
+        self._num_bytes -= size
 
 
-def is_large(tensor: tf.Tensor) -> bool:
-  """Whether a tensor takes long to travel."""
-  # Data sets and strings have their place on the CPU.
-  return tensor.dtype.is_numpy_compatible and (
-    tensor.dtype != tf.string and _num_bytes(tensor) >= _LEAST_BYTES
-  )
+def is_kept(tensor: tf.Tensor) -> bool:
+  """Whether a tensor takes long to travel, and can stay on a GPU."""
+  return tensor.dtype in _STAYS and _num_bytes(tensor) >= _LEAST_BYTES
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

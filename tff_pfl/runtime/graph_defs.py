@@ -12,8 +12,8 @@ from tff_pfl.runtime.private_api import op_def_registry
 
 # What makes the handle of a variable or a table.
 _RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
-# Registered as stateful, but as deterministic as the functions they call.
 _CHECKS = frozenset({'Assert', 'CheckNumerics', 'CheckNumericsV2'})
+# Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
 # TensorFlow's name for a resource that is made anew at each execution.
@@ -57,12 +57,27 @@ def _is_deterministic_op(kind: str) -> bool:
 
 def has_checks(graph_def: tf.compat.v1.GraphDef) -> bool:
   """Whether a graph raises errors about values that it finds."""
-  return any(node.op in _CHECKS for node in all_nodes(graph_def))
+  return any(node.op in _CHECKS for node in _nodes_in_use(graph_def))
 
 
 def num_convolutions(graph_def: tf.compat.v1.GraphDef) -> int:
   """The number of a graph's convolutions of images, and of their gradients."""
-  return sum(node.op.startswith('Conv2D') for node in all_nodes(graph_def))
+  return sum(node.op.startswith('Conv2D') for node in _nodes_in_use(graph_def))
+
+
+def _nodes_in_use(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
+  """Yields the nodes of a graph and, once, of each function that is called."""
+  functions = {f.signature.name: f for f in graph_def.library.function}
+  nodes = [*graph_def.node]
+  while nodes:
+    node = nodes.pop()
+    yield node
+    called = [node.op]
+    for attribute in node.attr.values():
+      called += [attribute.func.name, *(f.name for f in attribute.list.func)]
+    for name in called:
+      if name in functions:
+        nodes += functions.pop(name).node_def
 
 
 def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

@@ -105,6 +105,7 @@ class LocalFunction:
     """Folds many clients' values in one program, where they are."""
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     device = columns[is_shared.index(False)].tensor.device
+    uses_xla = devices.is_gpu(device) and not self.program().has_checks
     flat = values.flatten(initial)
     with tf.device(device):
       for begin in range(0, num_clients, _MAX_STACKED_FOLD_SIZE):
@@ -112,7 +113,7 @@ class LocalFunction:
         program = self._library.program(
           (self.content_hash, 'stacked', size, is_shared, device),
           lambda size=size: graph_programs.load_stacked_fold(
-            self.program(), self.pack, size, is_shared, devices.is_gpu(device)
+            self.program(), self.pack, size, is_shared, uses_xla
           ),
         )
         rows = [

@@ -80,11 +80,14 @@ class InProcessRuntime(InterpretingRuntime):
         `batched_clients`); None for yes on GPUs, no on the CPU, where it is
         slower.
       device_cache_mb: Megabytes of clients' examples and other tensors that
-        stay on each GPU for later rounds, at least 0.
+        stay on each GPU for later rounds, at least 0. Integers of 32 bits do
+        not: TensorFlow has them in the host's memory.
       tf32: Whether GPUs multiply matrices in TensorFloat-32, which is faster
-        and has 10 bits of a mantissa for 23.
-      cuda_graphs: Whether XLA makes CUDA graphs of loops of training on GPUs;
-        False counts before XLA compiles for the first time.
+        and has 10 bits of a mantissa for 23. It holds for all of the process
+        from here on.
+      cuda_graphs: Whether XLA makes CUDA graphs of loops of training on GPUs.
+        False holds for all of the process, if it comes before XLA compiles for
+        the first time.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
@@ -120,10 +123,12 @@ def create_mapper(
   errors.expect_int('device_cache_mb', device_cache_mb, 0)
   if not cuda_graphs:
     environment.leave_out_cuda_graphs()
-  tf.config.experimental.enable_tensor_float_32_execution(tf32)
   names = devices_lib.resolve(devices)
+  uses_gpus = any(map(devices_lib.is_gpu, names))
+  if uses_gpus:
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
   if batched_clients is None:
-    batched_clients = any(map(devices_lib.is_gpu, names))
+    batched_clients = uses_gpus
   of_threads = devices_lib.of_threads(names, max_concurrent_clients)
   make = client_mapper.ClientMapper
   if batched_clients:
