@@ -24,20 +24,6 @@ _WITHOUT_XLA = (
 )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items):
-  """A file's tests stay on one worker, as they share fixtures and caches.
-
-  That is what `--dist loadgroup` does with tests of one group; a file with
-  groups of its own is divided among the workers by these. A wrapper comes
-  before xdist, which reads the marks.
-  """
-  for item in items:
-    if not item.get_closest_marker('xdist_group'):
-      item.add_marker(pytest.mark.xdist_group(item.path.stem))
-  return (yield)
-
-
 def pytest_collection_finish():
   """What imports left is no garbage: the collector need not look at it."""
   gc.collect()

@@ -32,7 +32,7 @@ TOOLS = (
   *('awk', 'cat', 'cp', 'cut', 'date', 'dirname', 'env', 'flock', 'grep', 'ln'),
   *('make', 'mkdir', 'mv', 'rm', 'sed', 'sh', 'sha256sum', 'sleep'),
 )
-FAST_TESTS = '-m pytest -n 2 --dist loadgroup'
+FAST_TESTS = '-m pytest -n 2 --dist loadfile'
 NO_PYTHON = 'tff_pfl needs Python 3.11 to 3.13'
 
 # Records its arguments, answers the build script's probe with the real Python,

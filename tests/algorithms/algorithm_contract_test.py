@@ -59,17 +59,10 @@ _ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
 
 
 def _parametrized(names, fast=tuple(registry.ALGORITHMS)):
-  """Tests of a method share its process, so they run on one worker."""
   return pytest.mark.parametrize(
     'name',
     [
-      pytest.param(
-        name,
-        marks=[
-          pytest.mark.xdist_group(name),
-          *([] if name in fast else [pytest.mark.slow]),
-        ],
-      )
+      pytest.param(name, marks=[] if name in fast else [pytest.mark.slow])
       for name in names
     ],
   )

@@ -30,7 +30,6 @@ def _on_cluster():
   ray.shutdown()
 
 
-@pytest.mark.xdist_group('ray')
 class TestOnACluster:
   def test_all_trials_run(self, run, on_cluster, tmp_path):
     trials = execution_test._trials()

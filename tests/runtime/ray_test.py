@@ -21,8 +21,6 @@ from tff_pfl.system import ray_cluster
 ray = pytest.importorskip(
   'ray', reason='needs Ray, which `make venv RAY=1` installs'
 )
-# Ray's worker processes are shared by all tests of this file.
-pytestmark = pytest.mark.xdist_group('ray')
 
 _NUM_CLIENTS = 12
 _NUM_ROUNDS = 3
