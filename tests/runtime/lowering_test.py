@@ -3,6 +3,7 @@ import collections
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_pfl import runtime
 from tff_pfl.runtime import lowering
 from tff_pfl.runtime.private_api import tree_analysis
 
@@ -75,3 +76,38 @@ def test_maps_are_not_merged():
 
   block = _lower(comp)
   assert _intrinsics(block) == [tff.framework.FEDERATED_MAP.uri] * 2
+
+
+def test_aggregations_are_one_where_none_needs_anothers_result():
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def subtract(x, y):
+    return x - y
+
+  @tff.federated_computation(_CLIENT_FLOATS)
+  def comp(values):
+    mean = tff.federated_mean(values)
+    number = tff.federated_sum(tff.federated_value(np.float32(1), tff.CLIENTS))
+    centered = tff.federated_map(
+      subtract, (values, tff.federated_broadcast(mean))
+    )
+    squares = tff.federated_map(
+      tff.tensorflow.computation(lambda x: x * x, np.float32), centered
+    )
+    return collections.OrderedDict(
+      number=number,
+      mean=mean,
+      variance=tff.federated_mean(squares),
+      total=tff.federated_sum(values),
+    )
+
+  aggregations = _intrinsics(_lower(comp)).count(
+    tff.framework.FEDERATED_AGGREGATE.uri
+  )
+  # Number, mean and total; then the variance, around the mean.
+  assert aggregations == 2
+  with runtime.create_runtime('in_process') as created:
+    found = created.run(comp, [1.0, 2.0, 6.0])
+  assert found['number'] == 3
+  assert found['mean'] == 3
+  assert found['total'] == 9
+  np.testing.assert_allclose(found['variance'], 14 / 3, rtol=1e-6)

@@ -44,7 +44,7 @@ def lower(
   block = tff.framework.to_call_dominant(block)
   for transform in (_lower_call, _lower_lambda):
     block, _ = tff.framework.transform_postorder(block, transform)
-  return _weigh_while_accumulating(block)
+  return _aggregate_together(_weigh_while_accumulating(block))
 
 
 def replace_secure_sums(
@@ -213,6 +213,127 @@ def _accumulate_weighted(accumulate, weigh):
         tff.framework.Struct([total, tff.framework.Call(weigh, value)]),
       ),
     )
+  )
+
+
+def _aggregate_together(
+  computation: tff.framework.ComputationBuildingBlock,
+) -> tff.framework.ComputationBuildingBlock:
+  """Makes aggregations of which none needs another's result one.
+
+  One call adds what clients send and what is measured of them.
+  """
+  if not (
+    isinstance(computation, tff.framework.Lambda)
+    and isinstance(computation.result, tff.framework.Block)
+  ):
+    return computation
+  calls = dict(computation.result.locals)
+  needs = {
+    name: transformation_utils.get_map_of_unbound_references(call)[call]
+    & calls.keys()
+    for name, call in calls.items()
+  }
+  # How many aggregations there are on the way to each value.
+  level, by_level = {}, {}
+  for name, call in calls.items():
+    level[name] = max(
+      (level[other] + _is_aggregation(calls[other]) for other in needs[name]),
+      default=0,
+    )
+    if _is_aggregation(call):
+      by_level.setdefault(level[name], []).append(name)
+  for number, names in by_level.items():
+    if len(names) > 1:
+      merged = f'aggregations_{number}'
+      calls[merged] = _one_aggregation([calls[name] for name in names])
+      needs[merged] = set().union(*(needs[name] for name in names))
+      reference = tff.framework.Reference(merged, calls[merged].type_signature)
+      for index, name in enumerate(names):
+        calls[name] = _part_of(reference, index)
+        needs[name] = {merged}
+  # Each value after those that it needs.
+  ordered = {}
+  while len(ordered) < len(calls):
+    ordered.update(
+      (name, call)
+      for name, call in calls.items()
+      if name not in ordered and needs[name] <= ordered.keys()
+    )
+  return tff.framework.Lambda(
+    computation.parameter_name,
+    computation.parameter_type,
+    tff.framework.Block(list(ordered.items()), computation.result.result),
+  )
+
+
+def _is_aggregation(call: tff.framework.ComputationBuildingBlock) -> bool:
+  """Whether it is one that TensorFlow accumulates."""
+  return _is_call_of(call, tff.framework.FEDERATED_AGGREGATE) and isinstance(
+    call.argument[2], tff.framework.CompiledComputation
+  )
+
+
+def _one_aggregation(
+  calls: list[tff.framework.Call],
+) -> tff.framework.Call:
+  values, zeros, accumulates, merges, reports = zip(
+    *(tuple(call.argument) for call in calls)
+  )
+  types = [zero.type_signature for zero in zeros]
+
+  def each(functions, parameter_type, argument_of):
+    """A function of structures, part by part."""
+    argument = tff.framework.Reference('argument', parameter_type)
+    parts = [
+      tff.framework.Call(function, argument_of(argument, index))
+      for index, function in enumerate(functions)
+    ]
+    function = tff.framework.Lambda(
+      argument.name, parameter_type, tff.framework.Struct(parts)
+    )
+    return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
+
+  def pair(argument, index):
+    return tff.framework.Struct(
+      [
+        tff.framework.Selection(
+          tff.framework.Selection(argument, index=side), index=index
+        )
+        for side in (0, 1)
+      ]
+    )
+
+  totals = tff.StructType(types)
+  members = [function.type_signature.parameter[1] for function in accumulates]
+  return building_block_factory.create_federated_aggregate(
+    building_block_factory.create_federated_zip(
+      tff.framework.Struct(list(values))
+    ),
+    tff.framework.Struct(list(zeros)),
+    each(accumulates, tff.StructType([totals, tff.StructType(members)]), pair),
+    each(merges, tff.StructType([totals, totals]), pair),
+    each(
+      reports,
+      totals,
+      lambda argument, index: tff.framework.Selection(argument, index=index),
+    ),
+  )
+
+
+def _part_of(
+  aggregated: tff.framework.Reference, index: int
+) -> tff.framework.Call:
+  structure = tff.framework.Reference(
+    'structure', aggregated.type_signature.member
+  )
+  return building_block_factory.create_federated_map_or_apply(
+    tff.framework.Lambda(
+      structure.name,
+      structure.type_signature,
+      tff.framework.Selection(structure, index=index),
+    ),
+    aggregated,
   )
 
 
