@@ -268,10 +268,13 @@ def _aggregate_together(
 
 
 def _is_aggregation(call: tff.framework.ComputationBuildingBlock) -> bool:
-  """Whether it is one that TensorFlow accumulates."""
-  return _is_call_of(call, tff.framework.FEDERATED_AGGREGATE) and isinstance(
-    call.argument[2], tff.framework.CompiledComputation
-  )
+  """Whether it is one of totals whose shapes stay, by TensorFlow."""
+  if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+    return False
+  _, zero, accumulate, *_ = call.argument
+  return isinstance(
+    accumulate, tff.framework.CompiledComputation
+  ) and zero.type_signature.is_equivalent_to(accumulate.type_signature.result)
 
 
 def _one_aggregation(
