@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from tff_pfl import runtime
+from tff_pfl.runtime import in_process
 
 _RUNTIME = flags.DEFINE_enum(
   'runtime',
@@ -35,7 +36,7 @@ _MAX_CONCURRENT_CLIENTS = flags.DEFINE_integer(
 )
 _DEVICE_CACHE_MB = flags.DEFINE_integer(
   'device_cache_mb',
-  4096,
+  in_process.DEVICE_CACHE_MB,
   "Megabytes of clients' examples that stay on each GPU for later rounds, with "
   '--runtime=in_process.',
   lower_bound=0,

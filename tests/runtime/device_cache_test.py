@@ -53,7 +53,7 @@ def test_small_tensors_strings_and_int32_stay_where_they_are():
 def test_clients_get_the_copies_of_their_arguments(monkeypatch):
   monkeypatch.setattr(client_mapper.devices_lib, 'is_gpu', bool)
   own = _tensors(2)
-  mapper = client_mapper.ClientMapper(['/device:CPU:0'])
+  mapper = client_mapper.ClientMapper(['/device:CPU:0'], 10 * _BYTES)
   shared = tf.ones([5000])
   argument = values.Columns(
     (values.AllEqual(shared), values.PerClient([(t, ()) for t in own]))

@@ -182,12 +182,7 @@ def unless_together(
   if tf.executing_eagerly():
     return alone()
   outputs = tf.switch_case(tf.constant(graph_defs.ALONE), [alone, together])
-  operation = tf.nest.flatten(outputs)[0].op
-  while operation.type == 'Identity':
-    operation = operation.inputs[0].op
-  operation._set_attr(
-    graph_defs.FORMS_ATTRIBUTE, tf.compat.v1.AttrValue(b=True)
-  )
+  graph_defs.mark(outputs, graph_defs.FORMS_ATTRIBUTE)
   return outputs
 
 

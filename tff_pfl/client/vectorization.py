@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tff_pfl.client import batched_convolutions  # noqa: F401 (adds rules)
 from tff_pfl.models import philox
-from tff_pfl.runtime import devices
+from tff_pfl.runtime import devices, graph_defs
 from tff_pfl.runtime.private_api import (
   PFor,
   RegisterPFor,
@@ -73,19 +73,15 @@ def repeat(
     (0, *initial),
     parallel_iterations=parallel_steps,
   )
-  operation = tf.nest.flatten(outputs)[0]
   if not tf.executing_eagerly():
-    operation = operation.op
-    while operation.type == 'Identity':
-      operation = operation.inputs[0].op
-    operation._set_attr(_COUNTED, tf.compat.v1.AttrValue(b=True))
+    graph_defs.mark(outputs, _COUNTED)
   return outputs[1:]
 
 
 def change_if(
   is_step: tf.Tensor, changed: tf.Tensor, value: tf.Tensor
 ) -> tf.Tensor:
-  """What a client has after a step of `repeat`.
+  """The value that a client has after a step of `repeat`.
 
   Args:
     is_step: Bool scalar, whether the client still makes steps.
@@ -115,7 +111,7 @@ def apart(values: Any, own: tf.Tensor) -> Any:
 
 def _marked(mark: str, values: list[tf.Tensor]) -> list[tf.Tensor]:
   outputs = tf.raw_ops.IdentityN(input=values)
-  outputs[0].op._set_attr(mark, tf.compat.v1.AttrValue(b=True))
+  graph_defs.mark(outputs, mark)
   return outputs
 
 

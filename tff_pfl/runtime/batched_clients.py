@@ -53,7 +53,7 @@ class BatchedMapper(client_mapper.ClientMapper):
   def __init__(
     self,
     devices: ListOrTuple[Optional[str]],
-    cache_bytes: int = client_mapper.CACHE_BYTES,
+    cache_bytes: int = 0,
   ):
     """Prepares the mapper.
 
@@ -178,7 +178,7 @@ class _BatchedProgram:
     self._forms = {}
 
   def works_on(self, device: Optional[str]) -> bool:
-    """Whether there may be such a program; False once none could be made."""
+    """True if there may be such a program; False once none could be made."""
     return bool(self._forms_on(devices_lib.is_gpu(device)))
 
   def __call__(
@@ -223,7 +223,8 @@ class _BatchedProgram:
           choices = [True, None]
         else:
           choices = [None]
-        batched = self._batched(_with_graphs(program.concrete))
+        if choices:
+          batched = self._batched(_with_graphs(program.concrete))
         self._forms[on_gpu] = [_Form(batched, choice) for choice in choices]
       return self._forms[on_gpu]
 

@@ -17,8 +17,6 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime import devices as devices_lib
 
-# What stays on a GPU from round to round.
-CACHE_BYTES = 4 << 30
 _of_thread = threading.local()
 
 
@@ -34,7 +32,7 @@ class ClientMapper:
   def __init__(
     self,
     devices: Sequence[Optional[str]],
-    cache_bytes: int = CACHE_BYTES,
+    cache_bytes: int = 0,
   ):
     """Prepares the pool; threads are started when they are needed.
 

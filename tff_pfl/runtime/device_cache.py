@@ -70,7 +70,7 @@ class DeviceCache:
 
 
 def is_kept(tensor: tf.Tensor) -> bool:
-  """Whether a tensor takes long to travel, and can stay on a GPU."""
+  """True if a tensor takes long to travel, and can stay on a GPU."""
   return tensor.dtype in _STAYS and _num_bytes(tensor) >= _LEAST_BYTES
 
 

@@ -87,12 +87,12 @@ def tracing_for(device: Optional[str]) -> Iterator[None]:
 
 
 def traced_for_gpu() -> bool:
-  """Whether the graph that is being made is for a GPU."""
+  """True if the graph that is being made is for a GPU."""
   return is_gpu(_traced_for.get())
 
 
 def are_open(devices: Devices) -> bool:
-  """Whether 'auto' leaves a choice between GPUs and the CPU."""
+  """True if there is a choice between GPUs and the CPU, as for 'auto'."""
   return devices == 'auto' and bool(tf.config.list_physical_devices('GPU'))
 
 

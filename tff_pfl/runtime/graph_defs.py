@@ -1,5 +1,6 @@
 """Reading and rewriting TensorFlow's serialized graphs (`GraphDef`)."""
 
+import collections
 import itertools
 import re
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from tff_pfl.runtime.private_api import op_def_registry
 
 # What makes the handle of a variable or a table.
 _RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
-_CHECKS = frozenset({'Assert', 'CheckNumerics', 'CheckNumericsV2'})
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
@@ -55,29 +55,29 @@ def _is_deterministic_op(kind: str) -> bool:
   )
 
 
-def has_checks(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Whether a graph raises errors about values that it finds."""
-  return any(node.op in _CHECKS for node in _nodes_in_use(graph_def))
-
-
-def num_convolutions(graph_def: tf.compat.v1.GraphDef) -> int:
-  """The number of a graph's convolutions of images, and of their gradients."""
-  return sum(node.op.startswith('Conv2D') for node in _nodes_in_use(graph_def))
-
-
-def _nodes_in_use(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-  """Yields the nodes of a graph and, once, of each function that is called."""
+def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
+  """Counts operations by kind, once in each function that is called."""
+  kinds = collections.Counter()
   functions = {f.signature.name: f for f in graph_def.library.function}
   nodes = [*graph_def.node]
   while nodes:
     node = nodes.pop()
-    yield node
+    kinds[node.op] += 1
     called = [node.op]
     for attribute in node.attr.values():
       called += [attribute.func.name, *(f.name for f in attribute.list.func)]
     for name in called:
       if name in functions:
         nodes += functions.pop(name).node_def
+  return kinds
+
+
+def mark(outputs: Any, attribute: str) -> None:
+  """Marks the operation in a graph that gave some outputs."""
+  operation = tf.nest.flatten(outputs)[0].op
+  while operation.type == 'Identity':
+    operation = operation.inputs[0].op
+  operation._set_attr(attribute, tf.compat.v1.AttrValue(b=True))
 
 
 def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

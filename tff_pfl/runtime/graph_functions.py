@@ -74,12 +74,8 @@ class LocalFunction:
       num_clients: How many they are; may be 0.
     """
     has_resources = self.program().has_resources
-    columns = values.flat_columns(clients_value)
-    if (
-      not has_resources
-      and any(isinstance(column, values.Stacked) for column in columns)
-      and not any(isinstance(column, list) for column in columns)
-    ):
+    if not has_resources and values.is_stacked(clients_value):
+      columns = values.flat_columns(clients_value)
       return self._fold_stacked(initial, columns, num_clients)
     rows = values.rows(clients_value, num_clients)
     if has_resources:

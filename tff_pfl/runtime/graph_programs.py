@@ -7,6 +7,7 @@ The graph's initialization runs before each call, with its arguments; after it
 variables and tables are freed.
 """
 
+import functools
 import itertools
 import re
 import threading
@@ -27,6 +28,7 @@ _XLA_CANNOT_COMPILE = re.compile(
   r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
 )
 _MAX_REASON_CHARACTERS = 300
+_CHECKS = ('Assert', 'CheckNumerics', 'CheckNumericsV2')
 
 # `tf.data.experimental.ExternalStatePolicy`: take data sets as they are that
 # draw random numbers or call Python.
@@ -104,8 +106,6 @@ class Program:
     has_resources: Whether it holds variables or tables.
     is_deterministic: As `graph_defs.is_deterministic` says.
     asks_for_xla: Whether a part of it is to be compiled by XLA.
-    has_checks: Whether it raises errors of its own, which XLA leaves out.
-    num_convolutions: How many convolutions and gradients of such it has.
   """
 
   def __init__(
@@ -114,8 +114,6 @@ class Program:
     *,
     has_resources: bool = False,
     is_deterministic: bool = False,
-    has_checks: bool = False,
-    num_convolutions: int = 0,
     load_without_xla: Optional[Callable[[], 'Program']] = None,
   ):
     """Loads the first copy.
@@ -126,8 +124,6 @@ class Program:
     """
     self.has_resources = has_resources
     self.is_deterministic = is_deterministic
-    self.has_checks = has_checks
-    self.num_convolutions = num_convolutions
     self.asks_for_xla = load_without_xla is not None
     self._load_copy = load_copy
     self._first = load_copy()
@@ -139,6 +135,24 @@ class Program:
   def concrete(self) -> Any:
     """The first copy's concrete function."""
     return self._first.concrete
+
+  @property
+  def has_checks(self) -> bool:
+    """True if it raises errors of its own, which XLA leaves out."""
+    return any(kind in self._kinds for kind in _CHECKS)
+
+  @property
+  def num_convolutions(self) -> int:
+    """The number of convolutions of images, and of their gradients."""
+    return sum(
+      number
+      for kind, number in self._kinds.items()
+      if kind.startswith('Conv2D')
+    )
+
+  @functools.cached_property
+  def _kinds(self):
+    return graph_defs.kinds_in_use(self.concrete.graph.as_graph_def())
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors of the graph's results."""
@@ -235,8 +249,6 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     lambda: _load_copy(unpack(), proto),
     has_resources=has_resources,
     is_deterministic=graph_defs.is_deterministic(graph_def),
-    has_checks=graph_defs.has_checks(graph_def),
-    num_convolutions=graph_defs.num_convolutions(graph_def),
     load_without_xla=load_without_xla
     if graph_defs.parts_for_xla(graph_def)
     else None,
@@ -353,25 +365,14 @@ def load_fold(
   size: int,
 ) -> Program:
   """Returns the program that accumulates several rows."""
-  concrete = program.concrete
-  specs, num_accumulated = _specs_of_fold(program, pack)
-  per_row = len(specs) - num_accumulated
+  accumulated, row = _specs_of_fold(program, pack)
 
-  def fold(*flat):
-    accumulated = flat[:num_accumulated]
-    for row in range(size):
-      begin = num_accumulated + row * per_row
-      outputs = concrete(*accumulated, *flat[begin : begin + per_row])
-      accumulated = values.flatten(pack(outputs))
-    return accumulated
+  def rows_of(flat):
+    number = len(row)
+    return [flat[i * number : (i + 1) * number] for i in range(size)]
 
-  def load_copy():
-    with tf.init_scope():
-      signature = specs[:num_accumulated] + size * specs[num_accumulated:]
-      function = tf.function(fold, input_signature=signature, autograph=False)
-      return _Copy(function.get_concrete_function())
-
-  return Program(load_copy)
+  signature = (accumulated, size * row)
+  return Program(lambda: _load_fold(program, pack, signature, rows_of))
 
 
 def load_stacked_fold(
@@ -388,45 +389,59 @@ def load_stacked_fold(
       not stacked.
     uses_xla: Whether it is compiled, where it can be.
   """
-  specs, num_accumulated = _specs_of_fold(program, pack)
-  signature = specs[:num_accumulated] + [
+  accumulated, row = _specs_of_fold(program, pack)
+  columns = [
     spec if shared else tf.TensorSpec([size, *spec.shape], spec.dtype)
-    for spec, shared in zip(specs[num_accumulated:], is_shared)
+    for spec, shared in zip(row, is_shared)
   ]
 
-  def fold(*flat):
-    accumulated = flat[:num_accumulated]
-    columns = [
-      [tensor] * size if shared else tf.unstack(tensor, size)
-      for tensor, shared in zip(flat[num_accumulated:], is_shared)
-    ]
-    for row in zip(*columns):
-      outputs = program.concrete(*accumulated, *row)
-      accumulated = values.flatten(pack(outputs))
-    return accumulated
-
-  def load(uses_xla):
-    function = tf.function(
-      fold,
-      input_signature=signature,
-      autograph=False,
-      jit_compile=True if uses_xla else None,
+  def rows_of(flat):
+    return zip(
+      *(
+        [tensor] * size if shared else tf.unstack(tensor, size)
+        for tensor, shared in zip(flat, is_shared)
+      )
     )
-    with tf.init_scope():
-      return _Copy(function.get_concrete_function())
+
+  def load(jit_compile):
+    signature = (accumulated, columns)
+    return _load_fold(program, pack, signature, rows_of, jit_compile)
 
   if not uses_xla:
-    return Program(lambda: load(False))
+    return Program(lambda: load(None))
   return Program(
-    lambda: load(True), load_without_xla=lambda: Program(lambda: load(False))
+    lambda: load(True), load_without_xla=lambda: Program(lambda: load(None))
   )
 
 
-def _specs_of_fold(
-  program: Program,
-  pack: Callable[[ListOrTuple[tf.Tensor]], values.LocalValue],
-) -> tuple[list[tf.TensorSpec], int]:
-  """Returns the specs of the inputs, and how many are what is accumulated."""
+def _specs_of_fold(program, pack):
+  """Returns the specs of what is accumulated, and those of a row."""
   specs = [tf.TensorSpec(t.shape, t.dtype) for t in program.concrete.inputs]
   # One tensor of the results may stand for several of the next call's inputs.
-  return specs, len(values.flatten(pack(program.concrete.outputs)))
+  number = len(values.flatten(pack(program.concrete.outputs)))
+  return specs[:number], specs[number:]
+
+
+def _load_fold(program, pack, signature, rows_of, jit_compile=None):
+  """Returns the copy of a fold.
+
+  Args:
+    signature: The specs of what is accumulated, and of the others.
+    rows_of: From those others to the rows.
+  """
+  accumulated, others = signature
+
+  def fold(*flat):
+    total = flat[: len(accumulated)]
+    for row in rows_of(flat[len(accumulated) :]):
+      total = values.flatten(pack(program.concrete(*total, *row)))
+    return total
+
+  function = tf.function(
+    fold,
+    input_signature=accumulated + others,
+    autograph=False,
+    jit_compile=jit_compile,
+  )
+  with tf.init_scope():
+    return _Copy(function.get_concrete_function())

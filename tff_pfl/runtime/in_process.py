@@ -31,6 +31,8 @@ from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import cardinalities_utils
 from tff_pfl.system import cores, environment
 
+# Megabytes of what clients have that stay on a GPU from round to round.
+DEVICE_CACHE_MB = 4096
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
 _SECONDS_FOR_ABANDONED_CALL = 1.0
 
@@ -64,7 +66,7 @@ class InProcessRuntime(InterpretingRuntime):
     devices: devices_lib.Devices = 'auto',
     max_concurrent_clients: Optional[int] = None,
     batched_clients: Optional[bool] = None,
-    device_cache_mb: int = 4096,
+    device_cache_mb: int = DEVICE_CACHE_MB,
     tf32: bool = False,
     cuda_graphs: bool = True,
   ):
@@ -111,7 +113,7 @@ def create_mapper(
   max_concurrent_clients: Optional[int] = None,
   batched_clients: Optional[bool] = None,
   *,
-  device_cache_mb: int = 4096,
+  device_cache_mb: int = DEVICE_CACHE_MB,
   tf32: bool = False,
   cuda_graphs: bool = True,
 ) -> tuple[client_mapper.ClientMapper, str]:

@@ -44,7 +44,19 @@ def lower(
   block = tff.framework.to_call_dominant(block)
   for transform in (_lower_call, _lower_lambda):
     block, _ = tff.framework.transform_postorder(block, transform)
-  return _aggregate_together(_weigh_while_accumulating(block))
+  if not (
+    isinstance(block, tff.framework.Lambda)
+    and isinstance(block.result, tff.framework.Block)
+  ):
+    return block
+  result = block.result.result
+  calls = _weigh_while_accumulating(dict(block.result.locals), result)
+  calls = _aggregate_together(calls)
+  return tff.framework.Lambda(
+    block.parameter_name,
+    block.parameter_type,
+    tff.framework.Block(list(calls.items()), result),
+  )
 
 
 def replace_secure_sums(
@@ -152,20 +164,14 @@ def _lower_aggregate(call: tff.framework.Call) -> tff.framework.Call:
 
 
 def _weigh_while_accumulating(
-  computation: tff.framework.ComputationBuildingBlock,
-) -> tff.framework.ComputationBuildingBlock:
+  calls: dict[str, tff.framework.ComputationBuildingBlock],
+  result: tff.framework.ComputationBuildingBlock,
+) -> dict[str, tff.framework.ComputationBuildingBlock]:
   """Leaves the weighting of clients' values to the aggregation that adds them.
 
   One call for many clients takes the place of one for each, and no weighted
   copy of the values is made.
   """
-  if not (
-    isinstance(computation, tff.framework.Lambda)
-    and isinstance(computation.result, tff.framework.Block)
-  ):
-    return computation
-  calls = dict(computation.result.locals)
-  result = computation.result.result
   parts = [*calls.values(), result]
   references = [
     transformation_utils.get_map_of_unbound_references(part)[part]
@@ -190,11 +196,7 @@ def _weigh_while_accumulating(
       *others,
     )
     del calls[value.name]
-  return tff.framework.Lambda(
-    computation.parameter_name,
-    computation.parameter_type,
-    tff.framework.Block(list(calls.items()), result),
-  )
+  return calls
 
 
 def _accumulate_weighted(accumulate, weigh):
@@ -217,18 +219,12 @@ def _accumulate_weighted(accumulate, weigh):
 
 
 def _aggregate_together(
-  computation: tff.framework.ComputationBuildingBlock,
-) -> tff.framework.ComputationBuildingBlock:
+  calls: dict[str, tff.framework.ComputationBuildingBlock],
+) -> dict[str, tff.framework.ComputationBuildingBlock]:
   """Makes aggregations of which none needs another's result one.
 
   One call adds what clients send and what is measured of them.
   """
-  if not (
-    isinstance(computation, tff.framework.Lambda)
-    and isinstance(computation.result, tff.framework.Block)
-  ):
-    return computation
-  calls = dict(computation.result.locals)
   needs = {
     name: transformation_utils.get_map_of_unbound_references(call)[call]
     & calls.keys()
@@ -260,15 +256,11 @@ def _aggregate_together(
       for name, call in calls.items()
       if name not in ordered and needs[name] <= ordered.keys()
     )
-  return tff.framework.Lambda(
-    computation.parameter_name,
-    computation.parameter_type,
-    tff.framework.Block(list(ordered.items()), computation.result.result),
-  )
+  return ordered
 
 
 def _is_aggregation(call: tff.framework.ComputationBuildingBlock) -> bool:
-  """Whether it is one of totals whose shapes stay, by TensorFlow."""
+  """True for one by TensorFlow whose total keeps its shape."""
   if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
     return False
   _, zero, accumulate, *_ = call.argument

@@ -131,6 +131,17 @@ def flat_columns(
   return [list(column) for column in zip(*map(flatten, value.values))]
 
 
+def is_stacked(value: ClientsValue) -> bool:
+  """True if each tensor is one for all clients, and not all are the same."""
+  columns = value.columns if isinstance(value, Columns) else (value,)
+  return not is_all_equal(value) and all(
+    isinstance(column, (AllEqual, Stacked))
+    or isinstance(column, Columns)
+    and (is_all_equal(column) or is_stacked(column))
+    for column in columns
+  )
+
+
 def is_all_equal(value: ClientsValue) -> bool:
   """Whether the value is stored once for all clients."""
   if isinstance(value, Columns):
