@@ -15,6 +15,7 @@ from tff_pfl.client import example_tensors, scoring, training_options
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
 from tff_pfl.models import augmentation, split_model
+from tff_pfl.templates import options as options_lib
 from tff_pfl.templates import personalization
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -637,6 +638,34 @@ def test_hyperparameters_are_frozen_and_described(name):
   # Each has a help text, from which the programs' flags are made.
   for field in dataclasses.fields(hparams):
     assert hparams_lib.help_text(algorithm.hparams, field.name)
+
+
+def test_hyperparameters_may_be_words():
+  def described(*hparams, **options):
+    process = registry.build(
+      'fed_rep', toy_problems.classifier(), *hparams, **options
+    )
+    return process.description['hparams'], process.seed
+
+  hparams = registry.get_algorithm('fed_rep').hparams(
+    num_head_epochs=2, batch_size=3
+  )
+  expected = described(dataclasses.replace(hparams, batch_size=4), seed=7)
+  assert described(hparams, batch_size=4, seed=7) == expected
+  assert described(num_head_epochs=2, batch_size=4, seed=7) == expected
+  with pytest.raises(TypeError, match='num_head_epochs.*seed.*num_epoch'):
+    described(num_epoch=2)
+  with pytest.raises(ValueError, match='batch_size'):
+    described(batch_size=-1)
+
+
+@_every_method
+def test_no_hyperparameter_has_the_name_of_an_option(name):
+  options = {
+    field.name for field in dataclasses.fields(options_lib.ProcessOptions)
+  }
+  fields = dataclasses.fields(registry.ALGORITHMS[name].hparams)
+  assert not options & {field.name for field in fields}
 
 
 def test_unknown_method_is_refused_with_those_there_are():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import apfl
+from tff_pfl.algorithms import apfl, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -62,7 +62,7 @@ def test_adaptive_mixing_weight_stays_in_its_range():
 @pytest.mark.slow
 def test_moving_statistics_are_those_of_the_mixed_network():
   model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
-  process = apfl.build_apfl(model, apfl.ApflHParams(**_TRAINING), seed=4)
+  process = registry.build('apfl', model, apfl.ApflHParams(**_TRAINING), seed=4)
   state, states, _ = toy_problems.train(process, _CLIENTS, 2)
   (weights, _) = toy_problems.personal_models(process, state, states)
   assert model.statistics
@@ -78,8 +78,10 @@ def test_moving_statistics_are_those_of_the_mixed_network():
 
 @pytest.mark.slow
 def test_adapting_client_without_examples_is_absent_not_broken():
-  process = apfl.build_apfl(
-    toy_problems.classifier(), apfl.ApflHParams(mixing_learning_rate=0.1)
+  process = registry.build(
+    'apfl',
+    toy_problems.classifier(),
+    apfl.ApflHParams(mixing_learning_rate=0.1),
   )
   nobody = toy_problems.labeled_examples(0, 0)
   _, states, metrics = toy_problems.train(process, [*_CLIENTS, nobody])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_alt
+from tff_pfl.algorithms import fed_alt, registry
 from tff_pfl.models import zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -98,7 +98,8 @@ def test_a_normalization_is_personal_by_its_name_or_with_its_layer():
 )
 def test_what_cannot_be_personal_is_refused(hparams, message):
   with pytest.raises(ValueError, match=message):
-    fed_alt.build_fed_alt(
+    registry.build(
+      'fed_alt',
       toy_problems.linear_network(_BODY, _HEAD),
       fed_alt.FedAltHParams(**hparams),
     )

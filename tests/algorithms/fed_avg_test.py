@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg
+from tff_pfl.algorithms import fed_avg, registry
 from tff_pfl.client import phases
 from tff_pfl.models import domain_models
 
@@ -27,7 +27,7 @@ def _build(hparams=None, initial=None, **options):
   hparams = hparams or fed_avg.FedAvgHParams(
     num_steps=1, batch_size=None, learning_rate=0.1, momentum=0.0
   )
-  return fed_avg.build_fed_avg(model, hparams, **options)
+  return registry.build('fed_avg', model, hparams, **options)
 
 
 def _train(process, num_rounds=1, clients=_CLIENTS):
@@ -186,7 +186,8 @@ def _build_for_domains(body=None, kind='shared', *, reweighted=False):
     toy_problems.linear_network(body, _INITIAL),
     toy_problems.domains_of(_IN_DOMAINS, ('a', 'b')),
   )
-  return fed_avg.build_fed_avg(
+  return registry.build(
+    'fed_avg',
     domain_models.of_domains(model, kind, reweighted=reweighted),
     fed_avg.FedAvgHParams(
       num_steps=2, batch_size=None, learning_rate=_DOMAIN_RATE, momentum=0.0
@@ -259,8 +260,8 @@ def test_projection_goes_with_every_model_of_domains(kind):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.DOMAINS
   )
-  process = fed_avg.build_fed_avg(
-    domain_models.of_domains(domain_models.projected(model, 2), kind)
+  process = registry.build(
+    'fed_avg', domain_models.of_domains(domain_models.projected(model, 2), kind)
   )
   initial = process.initialize().global_weights
   assert initial['projection/kernel'].shape == (4, 2)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_babu
+from tff_pfl.algorithms import fed_babu, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -37,7 +37,8 @@ def test_body_is_trained_under_the_initial_head():
 )
 def test_models_are_fine_tuned_before_they_are_scored(scope):
   model = toy_problems.classifier()
-  process = fed_babu.build_fed_babu(
+  process = registry.build(
+    'fed_babu',
     model,
     fed_babu.FedBabuHParams(learning_rate=0.1, fine_tune_scope=scope),
   )

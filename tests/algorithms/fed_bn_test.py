@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_bn
+from tff_pfl.algorithms import registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -19,8 +19,8 @@ _NORMALIZATION = [
 ]
 
 
-def _build(build, hparams, model):
-  return build(model, hparams(**_TRAINING), seed=4)
+def _build(name, model):
+  return registry.build(name, model, **_TRAINING, seed=4)
 
 
 @pytest.fixture(name='normalized', scope='module')
@@ -30,7 +30,7 @@ def _normalized():
 
 
 def test_all_of_batch_normalization_is_local_and_nothing_else(normalized):
-  process = _build(fed_bn.build_fed_bn, fed_bn.FedBnHParams, normalized)
+  process = _build('fed_bn', normalized)
   state, states, _ = toy_problems.train(process, _CLIENTS)
   assert sorted(states[0].local) == _NORMALIZATION
   assert not set(state.global_weights) & set(_NORMALIZATION)
@@ -42,8 +42,8 @@ def test_all_of_batch_normalization_is_local_and_nothing_else(normalized):
 
 
 def test_first_round_is_that_of_fed_avg_but_for_the_normalization(normalized):
-  process = _build(fed_bn.build_fed_bn, fed_bn.FedBnHParams, normalized)
-  averaged = _build(fed_avg.build_fed_avg, fed_avg.FedAvgHParams, normalized)
+  process = _build('fed_bn', normalized)
+  averaged = _build('fed_avg', normalized)
   state, states, _ = toy_problems.train(process, _CLIENTS)
   whole, _, _ = toy_problems.train(averaged, _CLIENTS)
   for name, value in whole.global_weights.items():
@@ -59,5 +59,5 @@ def test_first_round_is_that_of_fed_avg_but_for_the_normalization(normalized):
 def test_without_batch_normalization_it_says_that_it_is_fed_avg(caplog):
   model = toy_problems.classifier()
   with caplog.at_level(logging.WARNING, logger='absl'):
-    _build(fed_bn.build_fed_bn, fed_bn.FedBnHParams, model)
+    _build('fed_bn', model)
   assert 'no batch normalization, so fed_bn is fed_avg' in caplog.text

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_dar
+from tff_pfl.algorithms import fed_avg, fed_dar, registry
 from tff_pfl.models import augmentation, domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -63,7 +63,8 @@ def _build(
   change='none',
   **hparams,
 ):
-  return fed_dar.build_fed_dar(
+  return registry.build(
+    'fed_dar',
     _model(of_data, change),
     fed_dar.FedDarHParams(**{**_PLAIN, **hparams}),
     seed=1,
@@ -236,7 +237,8 @@ def test_joint_training_of_one_domain_is_fed_avg():
   clients = [toy_problems.in_domains(c, [0]) for c in _CLIENTS]
   of_data = _domains(clients, ('all',))
   joint = _build(of_data, aggregation='weighted_average', alternating=False)
-  avg = fed_avg.build_fed_avg(
+  avg = registry.build(
+    'fed_avg',
     _model(of_data),
     fed_avg.FedAvgHParams(
       num_steps=2, learning_rate=0.02, momentum=0.0, batch_size=None
@@ -385,7 +387,7 @@ def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():
     'fed_dar', toy_problems.classifier_from(network)
   )
   with pytest.raises(ValueError, match='without an activation'):
-    fed_dar.build_fed_dar(model)
-  fed_dar.build_fed_dar(
-    model, fed_dar.FedDarHParams(aggregation='weighted_average')
+    registry.build('fed_dar', model)
+  registry.build(
+    'fed_dar', model, fed_dar.FedDarHParams(aggregation='weighted_average')
   )

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_em
+from tff_pfl.algorithms import fed_em, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -34,7 +34,8 @@ def _train_planted(**options):
     toy_problems.planted_examples(200, p, i)
     for i, p in enumerate(_PLANTED_SHARES)
   ]
-  process = fed_em.build_fed_em(
+  process = registry.build(
+    'fed_em',
     toy_problems.classifier(),
     fed_em.FedEmHParams(
       num_components=2, num_epochs=2, learning_rate=0.1, batch_size=20

@@ -7,12 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import (
-  fed_avg,
-  fed_fac,
-  fed_per,
-  fed_split,
-)
+from tff_pfl.algorithms import fed_fac, registry
 from tff_pfl.algorithms.parts import found_partition, personal_elements
 from tff_pfl.models import zoo
 
@@ -95,7 +90,7 @@ class _Reference:
 
 
 def _fed_fac(model, **hparams):
-  return fed_fac.build_fed_fac(model, fed_fac.FedFacHParams(**hparams), seed=3)
+  return registry.build('fed_fac', model, **hparams, seed=3)
 
 
 @pytest.mark.parametrize('analysed', ['updates', 'weights'])
@@ -189,20 +184,18 @@ def _model():
 
 
 @functools.cache
-def _after_rounds(build, hparams, **chosen):
-  process = build(_model(), hparams(**_TRAINING, **chosen), seed=3)
+def _after_rounds(name, **chosen):
+  process = registry.build(name, _model(), **_TRAINING, **chosen, seed=3)
   return toy_problems.train(process, _data(), 3)
 
 
 def _run(**chosen):
-  return _after_rounds(fed_fac.build_fed_fac, fed_fac.FedFacHParams, **chosen)
+  return _after_rounds('fed_fac', **chosen)
 
 
 def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
   state, states, _ = _run(layers='head', threshold=math.inf)
-  expected, of_clients, _ = _after_rounds(
-    fed_per.build_fed_per, fed_per.FedPerHParams
-  )
+  expected, of_clients, _ = _after_rounds('fed_per')
   # The server sums in another order than where there is less to sum.
   weights = {n: state.global_weights[n] for n in expected.global_weights}
   toy_problems.assert_close(weights, dict(expected.global_weights))
@@ -216,8 +209,7 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
   )
   partition = state.algorithm['is_shared']
   expected, of_clients, _ = _after_rounds(
-    fed_split.build_fed_split,
-    fed_split.FedSplitHParams,
+    'fed_split',
     personal_elements=','.join(
       f'{layer}:{j}'
       for layer, is_shared in partition.items()
@@ -382,7 +374,7 @@ def test_convolutions_and_recurrent_layers_are_divided():
 
 
 def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
-  of_avg = fed_avg.build_fed_avg(_model()).bytes_per_round
+  of_avg = registry.build('fed_avg', _model()).bytes_per_round
   of_fac = _fed_fac(_model(), layers='dense_1,dense_2').bytes_per_round
   sums = sum(d * (d + 1) // 2 + d + 1 for d in (6, 8))
   assert of_fac.up - of_avg.up == 4 * sums

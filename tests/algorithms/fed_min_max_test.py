@@ -5,7 +5,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, fed_min_max
+from tff_pfl.algorithms import fed_avg, fed_min_max, registry
 from tff_pfl.models import domain_models
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -36,7 +36,8 @@ def _model():
 def _build(
   weight_learning_rate, aggregator=None, weighting='num_examples', **hparams
 ):
-  return fed_min_max.build_fed_min_max(
+  return registry.build(
+    'fed_min_max',
     _model(),
     fed_min_max.FedMinMaxHParams(
       weight_learning_rate=weight_learning_rate, **{**_HPARAMS, **hparams}
@@ -124,8 +125,11 @@ def test_rounds_are_those_of_the_algorithm(weighting):
 def test_without_ascent_it_is_fed_avg():
   hparams = dict(num_steps=None, num_epochs=2, batch_size=3)
   state, _, metrics = toy_problems.train(_build(0.0, **hparams), _CLIENTS, 3)
-  avg = fed_avg.build_fed_avg(
-    _model(), fed_avg.FedAvgHParams(**{**_HPARAMS, **hparams}), seed=2
+  avg = registry.build(
+    'fed_avg',
+    _model(),
+    fed_avg.FedAvgHParams(**{**_HPARAMS, **hparams}),
+    seed=2,
   )
   expected, _, avg_metrics = toy_problems.train(avg, _CLIENTS, 3)
   # The weights of domains stay what they are up to rounding.

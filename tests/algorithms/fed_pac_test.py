@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_pac
+from tff_pfl.algorithms import fed_pac, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -90,7 +90,7 @@ def _expect_nothing_collected(state):
 
 def test_what_was_collected_goes_though_nobody_finishes_the_round():
   hparams = fed_pac.FedPacHParams(body_learning_rate=3e38, max_cohort_size=3)
-  process = fed_pac.build_fed_pac(_model(), hparams)
+  process = registry.build('fed_pac', _model(), hparams)
   state, _, metrics = toy_problems.train(process, _CLIENTS)
   assert metrics['non_finite_clients'] == 2
   _expect_nothing_collected(state)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_rep
+from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.templates import personalization
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -28,7 +28,7 @@ _HPARAMS = fed_rep.FedRepHParams(
 @functools.cache
 def _build(hparams=_HPARAMS, **options):
   model = toy_problems.linear_network(_BODY, _HEAD)
-  return fed_rep.build_fed_rep(model, hparams, **options)
+  return registry.build('fed_rep', model, hparams, **options)
 
 
 def _train_head(client, body, head, num_steps=4):

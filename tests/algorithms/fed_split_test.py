@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_split
+from tff_pfl.algorithms import fed_split, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
 
 def test_by_default_half_of_the_last_hidden_layer_is_personal():
-  process = fed_split.build_fed_split(toy_problems.classifier())
+  process = registry.build('fed_split', toy_problems.classifier())
   local = process.initialize_client_state(0).local
   weights = toy_problems.classifier().initial_weights
   assert list(local) == ['dense_1/kernel', 'dense_1/bias']
@@ -20,4 +20,4 @@ def test_by_default_half_of_the_last_hidden_layer_is_personal():
 def test_wrong_elements_are_refused_early():
   hparams = fed_split.FedSplitHParams(personal_elements='dense_1:4')
   with pytest.raises(ValueError, match='of dense_1 from 0 to 3'):
-    fed_split.build_fed_split(toy_problems.classifier(), hparams)
+    registry.build('fed_split', toy_problems.classifier(), hparams)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, ifca
+from tff_pfl.algorithms import fed_avg, ifca, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -20,7 +20,8 @@ def _of_rule(num_examples, rule, seed):
 def test_planted_clusters_are_recovered():
   rules = [0, 1, 0, 1, 1]
   clients = [_of_rule(60 + 10 * i, r, i) for i, r in enumerate(rules)]
-  process = ifca.build_ifca(
+  process = registry.build(
+    'ifca',
     toy_problems.classifier(),
     ifca.IfcaHParams(num_clusters=2, **_TRAINING),
     seed=1,
@@ -42,7 +43,8 @@ def test_planted_clusters_are_recovered():
 
 @functools.cache
 def _model_of_rule(rule):
-  process = fed_avg.build_fed_avg(
+  process = registry.build(
+    'fed_avg',
     toy_problems.classifier(),
     fed_avg.FedAvgHParams(**{**_TRAINING, 'num_epochs': 20}),
   )
@@ -65,7 +67,8 @@ _MIXED_RULES = (0, 1, 0)
 
 def _round_of_mixed_rules(**options):
   """A round of two clients of rule 0 and one of rule 1."""
-  process = ifca.build_ifca(
+  process = registry.build(
+    'ifca',
     toy_problems.classifier(),
     ifca.IfcaHParams(num_clusters=3, **_TRAINING),
     **options,

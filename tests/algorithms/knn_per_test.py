@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import knn_per
+from tff_pfl.algorithms import knn_per, registry
 from tff_pfl.models import prediction
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -17,7 +17,7 @@ _OTHERS = toy_problems.labeled_examples(24, 6)
 @functools.cache
 def _process():
   hparams = knn_per.KnnPerHParams(neighbor_weight=0.3, num_neighbors=4)
-  return knn_per.build_knn_per(toy_problems.classifier(), hparams)
+  return registry.build('knn_per', toy_problems.classifier(), hparams)
 
 
 def _features(x):

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import l2gd
+from tff_pfl.algorithms import l2gd, registry
 from tff_pfl.templates import client_work
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -39,8 +39,8 @@ def _coins(hparams, seed, num_rounds):
 
 
 def _linear(hparams, seed=0, num_rounds=1):
-  process = l2gd.build_l2gd(
-    toy_problems.linear_network(None, _INITIAL), hparams, seed=seed
+  process = registry.build(
+    'l2gd', toy_problems.linear_network(None, _INITIAL), hparams, seed=seed
   )
   state, states, metrics = toy_problems.train(process, _CLIENTS, num_rounds)
   models = [toy_problems.kernels(s.local)['head'] for s in states]

@@ -26,7 +26,7 @@ def _run(algorithm, folder, **options):
   # The paper's, by default.
   assert config.hparams.momentum == 0.5
   assert config.hparams.batch_size == 10
-  return config.run(str(folder / algorithm), show_progress=False)
+  return config.run(str(folder / algorithm), show_progress=False).summary
 
 
 def test_in_small_on_digits(tmp_path):

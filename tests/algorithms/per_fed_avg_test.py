@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import per_fed_avg
+from tff_pfl.algorithms import per_fed_avg, registry
 from tff_pfl.client import objectives
 from tff_pfl.models import keras_bridge
 
@@ -31,7 +31,7 @@ _HPARAMS = per_fed_avg.PerFedAvgHParams(
 
 
 def _build(model, hparams, **options):
-  return per_fed_avg.build_per_fed_avg(model, hparams, **options)
+  return registry.build('per_fed_avg', model, hparams, **options)
 
 
 def _round(process, clients, num_rounds=1):

@@ -253,8 +253,9 @@ def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
       [data[i] for i in indices],
     ).state.global_weights
 
-  plain = fed_avg.build_fed_avg(model, hparams)
-  halved = fed_avg.build_fed_avg(
+  plain = registry.build('fed_avg', model, hparams)
+  halved = registry.build(
+    'fed_avg',
     model,
     hparams,
     server_optimizer=phases.build_optimizer('sgd', 0.5),

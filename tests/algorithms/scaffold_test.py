@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, scaffold
+from tff_pfl.algorithms import fed_avg, registry, scaffold
 from tff_pfl.client import training_options
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -37,7 +37,8 @@ def _head(weights):
 
 
 def _scaffold(schedule=None, **changes):
-  return scaffold.build_scaffold(
+  return registry.build(
+    'scaffold',
     toy_problems.linear_network(None, _INITIAL),
     _hparams(scaffold.ScaffoldHParams, **changes),
     training=training_options.TrainingOptions(learning_rate_schedule=schedule),
@@ -80,7 +81,8 @@ def test_reaches_the_optimum_where_fed_avg_is_biased():
     [c.x.T @ c.y[:, np.newaxis] / len(c.y) for c in _CLIENTS], axis=0
   )
   optimum = np.linalg.solve(hessian, target)
-  fed = fed_avg.build_fed_avg(
+  fed = registry.build(
+    'fed_avg',
     toy_problems.linear_network(None, _INITIAL),
     _hparams(fed_avg.FedAvgHParams),
     client_weighting='uniform',

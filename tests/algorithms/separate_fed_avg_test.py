@@ -5,7 +5,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
-from tff_pfl.algorithms import fed_avg, separate_fed_avg
+from tff_pfl.algorithms import fed_avg, registry, separate_fed_avg
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 
@@ -30,7 +30,8 @@ def _build(aggregator=None):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.domains_of(_clients())
   )
-  return separate_fed_avg.build_separate_fed_avg(
+  return registry.build(
+    'separate_fed_avg',
     model,
     separate_fed_avg.SeparateFedAvgHParams(**_FULL_BATCHES),
     seed=4,
@@ -51,8 +52,8 @@ def test_models_are_fed_avg_on_each_domains_data_alone():
   state, states, metrics = toy_problems.train(process, _clients(), 2)
   assert not states[0].local
   assert metrics['examples'] == sum(len(c.y) for c in _clients())
-  avg = fed_avg.build_fed_avg(
-    toy_problems.classifier(), fed_avg.FedAvgHParams(**_FULL_BATCHES)
+  avg = registry.build(
+    'fed_avg', toy_problems.classifier(), fed_avg.FedAvgHParams(**_FULL_BATCHES)
   )
   for m in range(3):
     alone = [c.select(c.domain == m)._replace(domain=None) for c in _clients()]
@@ -75,7 +76,8 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
     client([1.0] * 10, [0] * 10),
     client([0.0] * 10 + [3.0] * 90, [0] * 10 + [1] * 90),
   ]
-  process = separate_fed_avg.build_separate_fed_avg(
+  process = registry.build(
+    'separate_fed_avg',
     domain_models.with_domains(
       toy_problems.linear_network(None, np.array([[7.0]], np.float32)),
       toy_problems.domains_of(clients),

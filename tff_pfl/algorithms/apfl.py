@@ -87,8 +87,8 @@ def _personal_loss(model, share, shared):
   return objective
 
 
-@registry.method(ApflHParams, 'a personal model mixed with the global one')
-def build_apfl(
+@registry.method('a personal model mixed with the global one', ApflHParams)
+def apfl(
   model: split_model.SplitModel, hparams: ApflHParams
 ) -> client_work.ClientWork:
   """APFL."""

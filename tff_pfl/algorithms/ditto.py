@@ -47,8 +47,8 @@ class DittoHParams(hparams_lib.PersonalTrainingHParams):
   proximal_strength: float = hparams_lib.non_negative(0.75)
 
 
-@registry.method(DittoHParams, 'a personal model held near the global one')
-def build_ditto(
+@registry.method('a personal model held near the global one', DittoHParams)
+def ditto(
   model: split_model.SplitModel, hparams: DittoHParams
 ) -> client_work.ClientWork:
   """Ditto."""

@@ -110,11 +110,11 @@ def _mixing_objective(loss, hparams, shared, own):
 
 
 @registry.method(
-  FedAlaHParams,
   'clients learn how much of the global model to start from',
+  FedAlaHParams,
   refuses=('reweight_domains',),
 )
-def build_fed_ala(
+def fed_ala(
   model: split_model.SplitModel, hparams: FedAlaHParams
 ) -> client_work.ClientWork:
   """FedALA."""

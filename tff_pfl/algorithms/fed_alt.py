@@ -122,11 +122,11 @@ def personal_partition(
 
 
 @registry.method(
-  FedAltHParams,
   'any part of the model local, trained in turn with the global one or at once',
+  FedAltHParams,
   refuses=('reweight_domains',),
 )
-def build_fed_alt(
+def fed_alt(
   model: split_model.SplitModel, hparams: FedAltHParams
 ) -> client_work.ClientWork:
   """FedAlt or FedSim.

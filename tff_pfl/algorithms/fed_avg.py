@@ -40,9 +40,9 @@ class FedAvgHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedAvgHParams, 'one global model, averaged (FedSGD: one full-batch step)'
+  'one global model, averaged (FedSGD: one full-batch step)', FedAvgHParams
 )
-def build_fed_avg(
+def fed_avg(
   model: split_model.SplitModel, hparams: FedAvgHParams
 ) -> client_work.ClientWork:
   """FedAvg."""

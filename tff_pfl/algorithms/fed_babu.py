@@ -57,11 +57,11 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedBabuHParams,
   'body trained under a frozen head, which is then fine-tuned',
+  FedBabuHParams,
   refuses=('reweight_domains',),
 )
-def build_fed_babu(
+def fed_babu(
   model: split_model.SplitModel, hparams: FedBabuHParams
 ) -> client_work.ClientWork:
   """FedBABU; the model's head layers are frozen, its body must have weights."""

@@ -37,8 +37,8 @@ class FedBnHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBN: those of local training."""
 
 
-@registry.method(FedBnHParams, 'all weights global except batch normalization')
-def build_fed_bn(
+@registry.method('all weights global except batch normalization', FedBnHParams)
+def fed_bn(
   model: split_model.SplitModel, hparams: FedBnHParams
 ) -> client_work.ClientWork:
   """FedBN; the model's batch normalizations are local."""

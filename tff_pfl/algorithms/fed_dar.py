@@ -125,13 +125,13 @@ def _combination(model, hparams):
 
 
 @registry.method(
-  FedDarHParams,
   'global body, a global head for each domain, combined by curvature',
+  FedDarHParams,
   needs_domains=True,
   # It has options of its own for both.
   refuses=('domain_model', 'reweight_domains'),
 )
-def build_fed_dar(
+def fed_dar(
   model: split_model.SplitModel, hparams: FedDarHParams
 ) -> client_work.ClientWork:
   """FedDAR; the process' model has a head for each domain, or one for all.

@@ -70,12 +70,12 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedDbeHParams,
   'global model, local bias of the features, whose mean is drawn to a common '
   'one',
+  FedDbeHParams,
   refuses=('domain_model',),
 )
-def build_fed_dbe(
+def fed_dbe(
   model: split_model.SplitModel, hparams: FedDbeHParams
 ) -> client_work.ClientWork:
   """FedDBE; the process' model has the layer `personal_bias` if asked for."""

@@ -140,11 +140,11 @@ def _weighted_model(model, parts, log_shares):
 
 
 @registry.method(
-  FedEmHParams,
   'clients are mixtures of a few global models',
+  FedEmHParams,
   refuses=('reweight_domains', 'num_warmup_rounds'),
 )
-def build_fed_em(
+def fed_em(
   model: split_model.SplitModel, hparams: FedEmHParams
 ) -> client_work.ClientWork:
   """FedEM; the process' model is the mixture, `model` that of a component."""

@@ -142,10 +142,10 @@ def _partition_of(model, hparams):
 
 
 @registry.method(
-  FedFacHParams,
   'hidden elements global or local, told apart by factor analysis',
+  FedFacHParams,
 )
-def build_fed_fac(
+def fed_fac(
   model: split_model.SplitModel, hparams: FedFacHParams
 ) -> client_work.ClientWork:
   """FedFac.

@@ -57,12 +57,12 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedMinMaxHParams,
   'one global model, weighted towards the worst domain',
+  FedMinMaxHParams,
   needs_domains=True,
   refuses=('domain_model', 'reweight_domains'),
 )
-def build_fed_min_max(
+def fed_min_max(
   model: split_model.SplitModel, hparams: FedMinMaxHParams
 ) -> client_work.ClientWork:
   """FedMinMax."""

@@ -47,8 +47,8 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
   coupling_strength: float = hparams_lib.non_negative(0.1)
 
 
-@registry.method(FedMtlHParams, 'personal models, held near their mean')
-def build_fed_mtl(
+@registry.method('personal models, held near their mean', FedMtlHParams)
+def fed_mtl(
   model: split_model.SplitModel, hparams: FedMtlHParams
 ) -> client_work.ClientWork:
   """Fed-MTL."""

@@ -126,12 +126,12 @@ def _mixed(own, cohort):
 
 
 @registry.method(
-  FedPacHParams,
   'global body with aligned features, local head mixed of the cohort',
+  FedPacHParams,
   needs_classes=True,
   refuses=('domain_model', 'reweight_domains'),
 )
-def build_fed_pac(
+def fed_pac(
   model: split_model.SplitModel, hparams: FedPacHParams
 ) -> client_work.ClientWork:
   """FedPAC; the model is a classifier whose body has weights."""

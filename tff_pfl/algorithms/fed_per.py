@@ -41,8 +41,8 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
   local_depth: Optional[int] = None
 
 
-@registry.method(FedPerHParams, 'global body, local head, trained together')
-def build_fed_per(
+@registry.method('global body, local head, trained together', FedPerHParams)
+def fed_per(
   model: split_model.SplitModel, hparams: FedPerHParams
 ) -> client_work.ClientWork:
   """FedPer; there must be layers with weights below the local ones."""

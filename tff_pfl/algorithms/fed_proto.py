@@ -57,12 +57,12 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedProtoHParams,
   'local models whose features are drawn to common class means',
+  FedProtoHParams,
   needs_classes=True,
   refuses=('domain_model',),
 )
-def build_fed_proto(
+def fed_proto(
   model: split_model.SplitModel, hparams: FedProtoHParams
 ) -> client_work.ClientWork:
   """FedProto; the model is a classifier whose body has weights."""

@@ -43,9 +43,9 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedProxHParams, 'FedAvg with clients held near the global model'
+  'FedAvg with clients held near the global model', FedProxHParams
 )
-def build_fed_prox(
+def fed_prox(
   model: split_model.SplitModel, hparams: FedProxHParams
 ) -> client_work.ClientWork:
   """FedProx."""

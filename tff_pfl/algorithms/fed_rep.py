@@ -50,11 +50,11 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
 
 
 @registry.method(
-  FedRepHParams,
   'global body, local head, trained in turn: head first',
+  FedRepHParams,
   refuses=('reweight_domains',),
 )
-def build_fed_rep(
+def fed_rep(
   model: split_model.SplitModel, hparams: FedRepHParams
 ) -> client_work.ClientWork:
   """FedRep; the model's head layers are local, its body must have weights."""

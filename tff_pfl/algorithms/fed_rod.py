@@ -87,12 +87,12 @@ def _of_both(metric):
 
 
 @registry.method(
-  FedRodHParams,
   'generic head on the balanced risk, personal head on top',
+  FedRodHParams,
   needs_classes=True,
   refuses=('reweight_domains',),
 )
-def build_fed_rod(
+def fed_rod(
   model: split_model.SplitModel, hparams: FedRodHParams
 ) -> client_work.ClientWork:
   """FedRoD; the model's head must be one linear layer."""

@@ -103,11 +103,11 @@ def adapted_kernels(
 
 
 @registry.method(
-  FedSaLoraHParams,
   'low-rank adapters of dense layers: one factor global, one local',
+  FedSaLoraHParams,
   refuses=('reweight_domains',),
 )
-def build_fed_sa_lora(
+def fed_sa_lora(
   model: split_model.SplitModel, hparams: FedSaLoraHParams
 ) -> client_work.ClientWork:
   """FedSA-LoRA; the model must have dense layers that can be adapted."""

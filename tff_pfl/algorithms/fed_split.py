@@ -52,9 +52,9 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  FedSplitHParams, 'given hidden elements local, all else global'
+  'given hidden elements local, all else global', FedSplitHParams
 )
-def build_fed_split(
+def fed_split(
   model: split_model.SplitModel, hparams: FedSplitHParams
 ) -> client_work.ClientWork:
   """FedSplit.

@@ -56,11 +56,11 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  IfcaHParams,
   'a few global models, of which each client takes the best',
+  IfcaHParams,
   refuses=('num_warmup_rounds',),
 )
-def build_ifca(
+def ifca(
   model: split_model.SplitModel, hparams: IfcaHParams
 ) -> client_work.ClientWork:
   """IFCA."""

@@ -158,11 +158,11 @@ def datastore(
 
 
 @registry.method(
-  KnnPerHParams,
   'a global model, mixed with the nearest of the own examples',
+  KnnPerHParams,
   needs_classes=True,
 )
-def build_knn_per(
+def knn_per(
   model: split_model.SplitModel, hparams: KnnPerHParams
 ) -> client_work.ClientWork:
   """kNN-Per; the model's body must have weights and give one tensor."""

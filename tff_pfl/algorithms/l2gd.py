@@ -98,9 +98,9 @@ def is_aggregation_round(
 
 
 @registry.method(
-  L2gdHParams, 'personal models, drawn to their mean at random rounds'
+  'personal models, drawn to their mean at random rounds', L2gdHParams
 )
-def build_l2gd(
+def l2gd(
   model: split_model.SplitModel, hparams: L2gdHParams
 ) -> client_work.ClientWork:
   """L2GD."""

@@ -45,8 +45,8 @@ class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
   global_depth: Optional[int] = None
 
 
-@registry.method(LgFedAvgHParams, 'local body, global head, trained together')
-def build_lg_fed_avg(
+@registry.method('local body, global head, trained together', LgFedAvgHParams)
+def lg_fed_avg(
   model: split_model.SplitModel, hparams: LgFedAvgHParams
 ) -> client_work.ClientWork:
   """LG-FedAvg; there must be layers with weights below the global ones."""

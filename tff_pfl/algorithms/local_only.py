@@ -27,8 +27,8 @@ class LocalOnlyHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of local training."""
 
 
-@registry.method(LocalOnlyHParams, 'every client on its own')
-def build_local_only(
+@registry.method('every client on its own', LocalOnlyHParams)
+def local_only(
   model: split_model.SplitModel, hparams: LocalOnlyHParams
 ) -> client_work.ClientWork:
   """Local training."""

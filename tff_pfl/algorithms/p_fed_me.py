@@ -97,9 +97,9 @@ def envelope(
 
 
 @registry.method(
-  PFedMeHParams, 'a global model of which personal ones are Moreau envelopes'
+  'a global model of which personal ones are Moreau envelopes', PFedMeHParams
 )
-def build_p_fed_me(
+def p_fed_me(
   model: split_model.SplitModel, hparams: PFedMeHParams
 ) -> client_work.ClientWork:
   """PFedMe."""

@@ -203,10 +203,10 @@ def _first(number, batches):
 
 
 @registry.method(
-  PerFedAvgHParams,
   'one global model that a gradient step on the client personalizes (MAML)',
+  PerFedAvgHParams,
 )
-def build_per_fed_avg(
+def per_fed_avg(
   model: split_model.SplitModel, hparams: PerFedAvgHParams
 ) -> client_work.ClientWork:
   """Per-FedAvg."""

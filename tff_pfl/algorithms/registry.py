@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ class Algorithm(NamedTuple):
 
   Attributes:
     hparams: Its hyperparameters' frozen dataclass; the defaults are usable.
-    build: `(model, hparams, **options) -> PersonalizedProcess`.
+    work: `(model, hparams) -> ClientWork`, the method itself.
     summary: One line for help texts and tables.
     needs_domains: Whether it takes only models of examples with a domain.
     needs_classes: Whether it takes only classifiers of examples that have one
@@ -30,7 +31,7 @@ class Algorithm(NamedTuple):
   """
 
   hparams: type
-  build: Callable[..., personalized_process.PersonalizedProcess]
+  work: Callable[[split_model.SplitModel, Any], client_work.ClientWork]
   summary: str
   needs_domains: bool = False
   needs_classes: bool = False
@@ -42,53 +43,22 @@ ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def method(
-  hparams_class: type, summary: str, **traits: Any
+  summary: str, hparams: type, **traits: Any
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
-  """Registers a method under its function's name without `build_`.
+  """Registers a method under the name of the decorated function.
 
-  The function is from a `SplitModel` and hyperparameters to the method's
-  `ClientWork`. In its place comes one that builds the method's process:
-  `(model, hparams=None, **options) -> PersonalizedProcess`, with the defaults
-  for None and the fields of `ProcessOptions` as options. It raises `TypeError`
-  if `model` is no `SplitModel` or `hparams` is another method's.
+  The function takes a `SplitModel` and hyperparameters and returns the method's
+  `ClientWork`. It stays as it is; `build` makes the process.
 
   Args:
-    hparams_class: Its hyperparameters' frozen dataclass.
     summary: See `Algorithm`.
+    hparams: The frozen dataclass of the method's hyperparameters.
     **traits: The other fields of `Algorithm`.
   """
 
-  def register(work_of):
-    name = work_of.__name__.replace('build_', '', 1)
-
-    def build(
-      model: split_model.SplitModel, hparams: Any = None, **options: Any
-    ) -> personalized_process.PersonalizedProcess:
-      hparams = hparams_class() if hparams is None else hparams
-      errors.expect_type(
-        model,
-        split_model.SplitModel,
-        'model',
-        'a SplitModel (keras_bridge.from_keras makes one of a Keras model)',
-      )
-      split_model.check_float32(model)
-      errors.expect_type(
-        hparams, hparams_class, 'hparams', f'a {hparams_class.__name__}'
-      )
-      if algorithm.needs_domains:
-        domain_models.expect_domains(model, name)
-      if algorithm.needs_classes:
-        split_model.check_has_classes(model, name)
-      options = options_lib.ProcessOptions(**options)
-      return federated_round.build_personalized_process(
-        name, work_of(model, hparams), options, hparams
-      )
-
-    for attribute in ('__module__', '__name__', '__qualname__', '__doc__'):
-      setattr(build, attribute, getattr(work_of, attribute))
-    algorithm = Algorithm(hparams_class, build, summary, **traits)
-    ALGORITHMS[name] = algorithm
-    return build
+  def register(work):
+    ALGORITHMS[work.__name__] = Algorithm(hparams, work, summary, **traits)
+    return work
 
   return register
 
@@ -106,15 +76,56 @@ def get_algorithm(name: str) -> Algorithm:
 def build(
   name: str, model: split_model.SplitModel, hparams: Any = None, **options: Any
 ) -> personalized_process.PersonalizedProcess:
-  """The method called `name`.
+  """Builds the process of a method.
+
+      build('fed_rep', model, num_head_epochs=5, seed=1)
 
   Args:
     name: A key of `ALGORITHMS`.
-    model: The process' model is this or one that the method makes of it.
-    **options: The fields of `templates.options.ProcessOptions`.
+    model: The model, of which the method may make its own (`process.model`).
+    hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`;
+      None for its defaults.
+    **options: Hyperparameters by name, which go before those of `hparams`, and
+      fields of `templates.options.ProcessOptions`.
 
   Raises:
-    TypeError: If `model` is no `SplitModel` or `hparams` is another method's.
-    ValueError: If there is no such method.
+    TypeError: If `model` is no `SplitModel`, `hparams` is another method's, or
+      there is no option of a name.
+    ValueError: If there is no such method, or a value is out of its range.
   """
-  return get_algorithm(name).build(model, hparams, **options)
+  algorithm = get_algorithm(name)
+  errors.expect_type(
+    model,
+    split_model.SplitModel,
+    'model',
+    'a SplitModel (from_keras makes one of a Keras model)',
+  )
+  split_model.check_float32(model)
+  hparams = algorithm.hparams() if hparams is None else hparams
+  errors.expect_type(
+    hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
+  )
+  own = _names(algorithm.hparams)
+  known = [*own, *_names(options_lib.ProcessOptions)]
+  for option in options:
+    if option not in known:
+      raise TypeError(
+        errors.message('options', f'among {", ".join(known)}', option)
+      )
+  hparams = dataclasses.replace(
+    hparams, **{n: options.pop(n) for n in own if n in options}
+  )
+  if algorithm.needs_domains:
+    domain_models.expect_domains(model, name)
+  if algorithm.needs_classes:
+    split_model.check_has_classes(model, name)
+  return federated_round.build_personalized_process(
+    name,
+    algorithm.work(model, hparams),
+    options_lib.ProcessOptions(**options),
+    hparams,
+  )
+
+
+def _names(options):
+  return [field.name for field in dataclasses.fields(options)]

@@ -83,9 +83,9 @@ def _combine(function, *weights):
 
 
 @registry.method(
-  ScaffoldHParams, 'FedAvg with control variates against client drift'
+  'FedAvg with control variates against client drift', ScaffoldHParams
 )
-def build_scaffold(
+def scaffold(
   model: split_model.SplitModel, hparams: ScaffoldHParams
 ) -> client_work.ClientWork:
   """SCAFFOLD."""

@@ -36,12 +36,12 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  SeparateFedAvgHParams,
   'a global model for each domain',
+  SeparateFedAvgHParams,
   needs_domains=True,
   refuses=('domain_model', 'reweight_domains'),
 )
-def build_separate_fed_avg(
+def separate_fed_avg(
   model: split_model.SplitModel, hparams: SeparateFedAvgHParams
 ) -> client_work.ClientWork:
   """Separate FedAvg; the process' model has one for each domain."""
