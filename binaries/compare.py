@@ -31,7 +31,7 @@ import os
 
 from absl import flags
 
-from binaries import cluster_flags, program, run_flags, runtime_flags
+from binaries import cluster_flags, program, published, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import comparison_runner as runner
@@ -179,13 +179,18 @@ def _comparison():
 
 def main() -> None:
   """Runs the comparison, prints its tables."""
-  found = runner.run(
-    _comparison(),
+  comparison = _comparison()
+  base = comparison.base
+  found = runner.compare(
+    comparison,
     _OUTPUT_DIR.value,
     num_processes=_NUM_PROCESSES.value,
     cluster=cluster_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
+    published=published.reference(
+      base.dataset, base.num_clients, base.partition
+    ),
   )
   print(results.table(found))
   domain_table = results.domain_table(found)

@@ -36,19 +36,19 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from binaries import program, run_flags, runtime_flags
+from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.export import (
   client_module,
-  keras_file,
   saved_model,
   tff_files,
   tflite,
 )
-from tff_pfl.models import split_model
+from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import experiment, finished_run, privacy
+from tff_pfl.simulation import open_run, privacy
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.simulation import summary as summary_lib
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
@@ -81,13 +81,14 @@ _QUANTIZE = flags.DEFINE_enum(
 )
 for _name in ('data_dir', *_FITTING_FLAGS, *runtime_flags.names()):
   flags.declare_key_flag(_name)
+flags.adopt_module_key_flags(output_flags)
 flags.adopt_module_key_flags(program)
 
 
 class _Source(NamedTuple):
   """A run, opened, with what executes its computations."""
 
-  run: finished_run.FinishedRun
+  run: run_lib.Run
   runtime: runtime_base.Runtime
 
   def weights(self) -> split_model.Weights:
@@ -126,8 +127,9 @@ def _personalization(run):
 
 
 def _export_keras(source):
-  keras_file.check(source.run.model)
-  keras_file.save(_OUTPUT.value, source.run.model, source.weights())
+  keras_bridge.keras_model(source.run.model, source.weights()).save(
+    _OUTPUT.value
+  )
   return 'Keras model'
 
 
@@ -211,7 +213,7 @@ def _write_encoding(run):
   folder = _OUTPUT.value
   if _EXPORTS[_FORMAT.value][1]:
     folder = os.path.dirname(folder)
-  name = experiment.ENCODING_NAME
+  name = run_lib.ENCODING_NAME
   with summary_lib.atomic_file(os.path.join(folder, name)) as file:
     file.write(encoding.text)
   if encoding.classes:
@@ -257,23 +259,22 @@ def main() -> None:
   """Writes the model, or the method."""
   _check_flags()
   options = runtime_flags.options()
-  with finished_run.FinishedRun(
-    _RUN_DIR.value, data_dir=flags.FLAGS.data_dir
-  ) as run:
-    clients = run.data.client_ids
-    errors.expect(
-      _CLIENT.value is None or _CLIENT.value in clients,
-      '--client',
-      f"one of the run's clients ({clients[0]} to {clients[-1]})",
-      _CLIENT.value,
-    )
-    with runtime_lib.create_runtime(
-      runtime_flags.selected_runtime(), **options
-    ) as runtime:
-      os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
-      described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
-    if run.data.encoding is not None:
-      _write_encoding(run)
+  output_flags.expect_new(_OUTPUT.value, '--output')
+  run = open_run.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
+  clients = run.data.client_ids
+  errors.expect(
+    _CLIENT.value is None or _CLIENT.value in clients,
+    '--client',
+    f"one of the run's clients ({clients[0]} to {clients[-1]})",
+    _CLIENT.value,
+  )
+  with runtime_lib.create_runtime(
+    runtime_flags.selected_runtime(), **options
+  ) as runtime:
+    os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
+    described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
+  if run.data.encoding is not None:
+    _write_encoding(run)
   print(f'{described}: {_OUTPUT.value}')
 
 

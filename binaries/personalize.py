@@ -29,12 +29,12 @@ import os
 import numpy as np
 from absl import flags
 
-from binaries import program, run_flags, runtime_flags
+from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import tabular
-from tff_pfl.simulation import client_population, finished_run
+from tff_pfl.simulation import client_population, new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
 
 FLAGS = flags.FLAGS
@@ -93,6 +93,7 @@ _ENSEMBLE = flags.DEFINE_bool(
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
 for _name in (*_KEY_DATA_FLAGS, *_FITTING_FLAGS):
   flags.declare_key_flag(_name)
+flags.adopt_module_key_flags(output_flags)
 flags.adopt_module_key_flags(program)
 
 
@@ -229,30 +230,33 @@ def main() -> None:
     for text in _NUM_SAMPLES.value
   ]
   output_dir = _OUTPUT_DIR.value
-  with finished_run.FinishedRun(_RUN_DIR.value) as run:
-    clients = _load_clients(run)
-    client_population.check_test_examples(clients)
-    variants = _variants(run)
-    metric = run.model.primary_metric.name
-    runtime_options = runtime_flags.options()
-    # Before the work, so that a folder that cannot be written to costs nothing.
-    os.makedirs(
-      os.path.join(output_dir, finished_run.PERSONAL_MODELS_DIR), exist_ok=True
+  output_flags.expect_new(output_dir, '--output_dir')
+  run = open_run.open_run(_RUN_DIR.value)
+  clients = _load_clients(run)
+  client_population.check_test_examples(clients)
+  variants = _variants(run)
+  metric = run.model.primary_metric.name
+  runtime_options = runtime_flags.options()
+  # Before the work, so that a folder that cannot be written to costs nothing.
+  os.makedirs(
+    os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR), exist_ok=True
+  )
+  with runtime_lib.create_runtime(
+    runtime_flags.selected_runtime(), **runtime_options
+  ) as runtime:
+    rows, models = new_clients.accuracy_by_samples_and_epochs(
+      run, clients, runtime, sample_counts, variants
     )
-    with runtime_lib.create_runtime(
-      runtime_flags.selected_runtime(), **runtime_options
-    ) as runtime:
-      rows, models = finished_run.accuracy_by_samples_and_epochs(
-        run, clients, runtime, sample_counts, variants
-      )
-      if _ENSEMBLE.value:
-        rows += run.ensemble_rows(clients, runtime)
+    if _ENSEMBLE.value:
+      rows += new_clients.ensemble_rows(run, clients, runtime)
   for client_id, weights in models.items():
-    finished_run.save_personal_model(
-      finished_run.personal_model_path(output_dir, client_id), weights
+    new_clients.save_personal_model(
+      new_clients.personal_model_path(output_dir, client_id), weights
     )
   table = _table(rows, metric)
-  summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
+  summary_lib.write_csv(
+    os.path.join(output_dir, 'new_clients.csv'), summary_lib.frame(rows)
+  )
   summary_lib.write_json(
     os.path.join(output_dir, 'new_clients.json'),
     {
@@ -267,7 +271,7 @@ def main() -> None:
       [list(line.values()) for line in table], list(table[0])
     )
   )
-  print(f'Models: {os.path.join(output_dir, finished_run.PERSONAL_MODELS_DIR)}')
+  print(f'Models: {os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR)}')
 
 
 if __name__ == '__main__':

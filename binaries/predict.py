@@ -22,14 +22,15 @@ import math
 import os
 
 import numpy as np
+import pandas as pd
 from absl import flags
 
-from binaries import program, runtime_flags
+from binaries import output_flags, program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks, files
 from tff_pfl.models import prediction
-from tff_pfl.simulation import finished_run
+from tff_pfl.simulation import new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
 
 _RUN_DIR = flags.DEFINE_string(
@@ -58,6 +59,7 @@ _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder of the run's data, if it has moved."
 )
 flags.adopt_module_key_flags(runtime_flags)
+flags.adopt_module_key_flags(output_flags)
 flags.adopt_module_key_flags(program)
 
 
@@ -75,11 +77,11 @@ def _read_examples(path):
 
 def _weights(run, client, runtime):
   if _PERSONAL_MODELS.value is not None:
-    path = finished_run.personal_model_path(_PERSONAL_MODELS.value, client)
+    path = new_clients.personal_model_path(_PERSONAL_MODELS.value, client)
     errors.expect(
       os.path.isfile(path), '--client', f'a client with a model {path}', client
     )
-    return finished_run.load_personal_model(path, run.model)
+    return new_clients.load_personal_model(path, run.model)
   errors.expect(
     client in run.data.client_ids,
     '--client',
@@ -178,25 +180,22 @@ def main() -> None:
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
+  output_flags.expect_new(_OUTPUT.value, '--output')
   options = runtime_flags.options()  # Fails on flags that contradict.
   is_table = _INPUT.value.endswith(('.csv', '.csv.gz'))
-  with finished_run.FinishedRun(
-    _RUN_DIR.value, data_dir=_DATA_DIR.value
-  ) as run:
-    with runtime_lib.create_runtime(
-      runtime_flags.selected_runtime(), **options
-    ) as runtime:
-      predict = _predict_table if is_table else _predict_arrays
-      outputs, rows = predict(run, runtime)
-    arrays, columns = _results(run, outputs, is_table)
+  run = open_run.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
+  with runtime_lib.create_runtime(
+    runtime_flags.selected_runtime(), **options
+  ) as runtime:
+    predict = _predict_table if is_table else _predict_arrays
+    outputs, rows = predict(run, runtime)
+  arrays, columns = _results(run, outputs, is_table)
   if ending == '.npz':
     with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    for heading, column in columns.items():
-      for row, value in zip(rows, column.tolist()):
-        row[heading] = value
-    summary_lib.write_csv(_OUTPUT.value, rows)
+    table = pd.DataFrame(rows).assign(**columns)
+    summary_lib.write_csv(_OUTPUT.value, table)
   print(f'{len(outputs)} predictions: {_OUTPUT.value}')
 
 

@@ -11,7 +11,7 @@ from typing import Optional
 from absl import app, flags, logging
 
 from tff_pfl import errors
-from tff_pfl.system import shutdown
+from tff_pfl.system import folders, shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
@@ -52,8 +52,19 @@ def _found(argument):
   return argument
 
 
+def _local(argument):
+  """The argument; of a path, as it is on this machine."""
+  name, equals, value = argument.partition('=')
+  if not name.startswith('--'):
+    return argument
+  return name + equals + folders.local_path(value, name)
+
+
 def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
-  argv = [_found(argument) for argument in argv]
+  try:
+    argv = [_local(_found(argument)) for argument in argv]
+  except ValueError as error:
+    _fail(error)
   others = [argument for argument in argv if argument not in _HELP]
   if len(others) < len(argv):
     _help(flags_of, others)

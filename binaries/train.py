@@ -18,14 +18,21 @@ import sys
 from absl import flags
 
 from binaries import program, run_flags, runtime_flags
+from tff_pfl import plots
 from tff_pfl.algorithms import registry
 from tff_pfl.simulation import report
+from tff_pfl.simulation import run as run_lib
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the run.', required=True
 )
 _RESUME = flags.DEFINE_bool(
   'resume', False, 'Continue the run in --output_dir, if there is one.'
+)
+_KEEP_BEST = flags.DEFINE_bool(
+  'keep_best',
+  False,
+  'Keep the models of the best evaluation, too, as a run in --output_dir/best.',
 )
 _BASELINES = flags.DEFINE_list(
   'baselines', [], 'Methods to run on the same data, for comparison.'
@@ -49,16 +56,21 @@ def main() -> None:
   runtime_options = runtime_flags.options()
   source = configs[algorithm].data_dir or configs[algorithm].dataset
   print(f'Reading {source} …', file=sys.stderr, flush=True)
-  summaries = [
+  runs = [
     configs[name].run(
-      folder, resume=_RESUME.value, runtime_options=runtime_options
+      folder,
+      resume=_RESUME.value,
+      keep_best=_KEEP_BEST.value,
+      runtime_options=runtime_options,
     )
     for name, folder in folders.items()
   ]
   if len(folders) > 1:
-    report.plot_comparison(
-      os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME), folders
+    plots.save(
+      run_lib.plot(dict(zip(folders, runs)), ax=plots.new_axes(8, 4.4)),
+      os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME),
     )
+  summaries = [run.summary for run in runs]
   domain_tables = report.domain_tables(summaries)
   if domain_tables:
     print(f'{domain_tables}\n')

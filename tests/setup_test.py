@@ -644,9 +644,12 @@ def test_tff_may_be_imported_first_and_tf_keras_stays_keras_3():
   assert re.fullmatch(r'keras\.src\.\S+ None\n', result.stdout), result.stderr
 
 
-def test_importing_the_library_and_looking_for_devices_says_nothing():
+def test_using_the_library_and_looking_for_devices_says_nothing():
   result = run_python(
-    'import tff_pfl.runtime, tensorflow as tf\n'
+    'import sys, tff_pfl as pfl\n'
+    'assert "tensorflow" not in sys.modules\n'
+    'pfl.create_runtime\n'
+    'import tensorflow as tf\n'
     'tf.config.list_logical_devices()\n'
     'assert tf.keras.Model.__module__.startswith("tf_keras")\n',
     TF_USE_LEGACY_KERAS='1',

@@ -1,6 +1,29 @@
-"""Personalized federated learning on TensorFlow Federated."""
+"""Personalized federated learning on TensorFlow Federated.
 
+    import keras
+    import tff_pfl as pfl
+
+    data = pfl.FederatedDataset.from_arrays(
+      x, y, num_clients=10, partition='dirichlet:1'
+    )
+    model = pfl.from_keras(
+      keras_model,
+      head_layers=['scores'],
+      loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    process = pfl.build('fed_rep', model, num_head_epochs=5)
+    run = pfl.run(process, data, 'my_run', num_rounds=20, cohort_size=5)
+    run.scores  # a data frame, a row for each client
+    run.personal_model('client_3').predict(x_new)
+
+The names below are imported when they are first used. Before the first of them,
+TensorFlow is told to give each client its share of the cores, so use one before
+you run any operation.
+"""
+
+import importlib
 import importlib.util
+from typing import Any
 
 __version__ = '0.1.0'
 
@@ -14,12 +37,74 @@ for _name in ('tensorflow', 'tensorflow_federated'):
     )
 
 from tff_pfl import tff_repairs  # noqa: E402
+from tff_pfl.system import environment  # noqa: E402
 
 tff_repairs.before_tff()
-
-from tff_pfl.system import tf_import  # noqa: E402, F401, I001
-from tff_pfl.system import cores, environment, shutdown  # noqa: E402
-
-cores.divide()
+# Read when TensorFlow first looks for GPUs: before the user's model is built.
 environment.set_defaults()
-shutdown.drop_default_context_at_exit()
+
+# By module, the names that users need. A name alone is that of the module.
+_NAMES = {
+  # Data.
+  'datasets': (
+    'Examples',
+    'FederatedDataset',
+    'describe_datasets',
+    'load_arrays',
+    'load_dataset',
+  ),
+  # Models.
+  'models.keras_bridge': ('from_keras', 'to_keras'),
+  'models.split_model': ('SplitModel',),
+  'models.zoo': ('zoo',),
+  'templates.domain_histogram': ('with_domains',),
+  # Methods.
+  'algorithms.registry': ('ALGORITHMS', 'build', 'method'),
+  'client.client_examples': ('padded',),
+  'client.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
+  'client.objectives': ('body_loss', 'joint_loss'),
+  'client.training_loop': ('train', 'train_head'),
+  'models.randomness': ('fold_in',),
+  'models.weight_partition': ('WeightPartition',),
+  'templates.client_work': (
+    'ClientResult',
+    'Exchange',
+    'partitioned_weights_work',
+  ),
+  # Options.
+  'client.training_options': ('TrainingOptions',),
+  'templates.aggregators': ('make_aggregator',),
+  'templates.personalization': ('Personalization',),
+  # Runs.
+  'errors': ('RunError',),
+  'runtime': ('create_runtime',),
+  'simulation.callbacks': ('Callback',),
+  'simulation.data_source': ('ClientDataSource',),
+  'simulation.experiment': ('run',),
+  'simulation.open_run': ('open_run',),
+  'simulation.run': ('Run', 'plot', 'summarize'),
+  'simulation.run_config': ('RunConfig',),
+  'plots': ('plots',),
+  # Comparisons.
+  'experiments.comparison_runner': ('compare',),
+  'experiments.plan': ('Comparison',),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  importlib.import_module('tff_pfl.system.tf_import')
+  # All methods register themselves.
+  importlib.import_module('tff_pfl.algorithms')
+  module = importlib.import_module(f'tff_pfl.{_MODULES[name]}')
+  value = getattr(module, name, module)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return __all__

@@ -9,12 +9,18 @@ TFF's own modules run there as they are. Three that they import do not:
 * `jax.lib` no longer gives out `xla_client`, which `jaxlib` still has, and
   `jax.stages` no type of its own for the shapes of results.
 
+When Python ends, TFF's default context is dropped. Otherwise the object that
+owns its worker is destroyed with the last modules, when the names that its
+`__del__` needs are gone: "Exception ignored in: ... ServiceManager.__del__",
+and a worker that was started is left behind.
+
 Importing `tff_pfl` does this. For programs that import TFF before it or without
 it, a copy of this file lies beside the packages of an environment, and a `.pth`
 file has Python call `before_tff` when it starts. So it may import nothing that
 takes time.
 """
 
+import atexit
 import importlib
 import os
 import sys
@@ -97,7 +103,13 @@ class _Finder:
       self._is_looking = False
     if spec is not None:
       execute = spec.loader.exec_module
-      spec.loader.exec_module = lambda module: (repair(), execute(module))
+      spec.loader.exec_module = lambda module: (
+        repair(),
+        execute(module),
+        # Importing and the exit both happen in the main thread, of which the
+        # default is.
+        atexit.register(lambda: module.test.set_no_default_context()),
+      )
     return spec
 
 

@@ -40,7 +40,8 @@ from tff_pfl import datasets
 from tff_pfl.evaluation import representation
 from tff_pfl.experiments import claims, laboratory, panels, paper
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import finished_run
+from tff_pfl.simulation import new_clients
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import personalization
 
 _PAPER = 'FedAvg with fine-tuning'
@@ -156,9 +157,7 @@ def _method(num_local_steps: int) -> str:
 def _train(
   lab: laboratory.Laboratory,
   classes: Optional[Sequence[int]] = None,
-) -> Iterator[
-  tuple[Mapping[str, Any], finished_run.FinishedRun, runtime_base.Runtime]
-]:
+) -> Iterator[tuple[Mapping[str, Any], run_lib.Run, runtime_base.Runtime]]:
   """Trains on some classes, or all, with numbers of local steps and all seeds.
 
   Yields:
@@ -190,7 +189,8 @@ def _train(
       'seed': seed,
       'training_accuracy': last['global']['accuracy'],
     }
-    with finished.open() as run, lab.create_runtime() as runtime:
+    run = finished.open()
+    with lab.create_runtime() as runtime:
       yield columns, run, runtime
 
 
@@ -289,7 +289,7 @@ def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
 
 
 def _new_clients(
-  run: finished_run.FinishedRun, arrays: datasets.Arrays, sizes: NewClientSizes
+  run: run_lib.Run, arrays: datasets.Arrays, sizes: NewClientSizes
 ) -> tuple[datasets.FederatedDataset, personalization.Personalization]:
   """A run's new clients, who share all examples, and their fine-tuning."""
   return (
@@ -321,8 +321,8 @@ def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
     for columns, run, runtime in runs:
       clients, fine_tuning = _new_clients(run, arrays, sizes)
       for num_examples in nums_examples:
-        scores = run.score_new_clients(
-          clients, fine_tuning, runtime, num_samples=num_examples
+        scores = new_clients.score(
+          run, clients, fine_tuning, runtime, num_samples=num_examples
         )
         yield {
           **columns,
@@ -357,8 +357,8 @@ def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
   runs = _train(lab, sizes.old_classes)
   for columns, run, runtime in runs:
     clients, fine_tuning = _new_clients(run, arrays, sizes)
-    models = run.fit_new_clients(
-      clients, fine_tuning, runtime, num_samples=sizes.num_examples
+    models = new_clients.fit(
+      run, clients, fine_tuning, runtime, num_samples=sizes.num_examples
     )
     before = run.global_weights(runtime)
     similarities = [

@@ -39,6 +39,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
+from tff_pfl import plots
 from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _PAPER = 'FedAvg with fine-tuning'
@@ -243,11 +244,11 @@ def draw_representation(
     (_RANDOM, 'gradient_norm', norm, 'Random start'),
   )
   for axes, (start, column, label, title) in zip(figure.subplots(1, 3), drawn):
-    panels.draw_curves(
-      axes,
-      table.where(start=start),
-      column,
-      over='round',
+    plots.curves(
+      table.where(start=start).frame,
+      ax=axes,
+      y=column,
+      x='round',
       x_label='Round',
       y_label=label,
       log_y=True,

@@ -44,7 +44,7 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tff_pfl import errors
+from tff_pfl import errors, plots
 from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.templates import personalization
 
@@ -340,11 +340,11 @@ def draw_domains(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   panels.prepare(figure, 11, 7.6, sizes.num_seeds)
   titles = {'mean': 'Mean over domains', 'min': 'Worst domain'}
   for axes, (column, title) in zip(figure.subplots(2, 1), titles.items()):
-    panels.draw_groups(
-      axes,
-      table,
-      column,
-      group='method',
+    plots.bars(
+      table.frame,
+      ax=axes,
+      y=column,
+      x='method',
       by='partition',
       y_label='Test accuracy or AUC',
       title=title,

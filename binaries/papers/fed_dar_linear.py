@@ -59,6 +59,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation, theorem
+from tff_pfl import plots
 from tff_pfl.experiments import claims, laboratory, panels, paper
 
 _FIGURE = 'FedDAR, figure 1'
@@ -248,28 +249,28 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   unequal, equal, curves = figure.subplots(1, 3)
   last = table.where(round=sizes.num_rounds)
   for axes, domains in ((unequal, _UNEQUAL), (equal, _EQUAL)):
-    panels.draw_curves(
-      axes,
-      last.where(domains=domains),
-      'error',
-      over='num_samples',
+    plots.curves(
+      last.where(domains=domains).frame,
+      ax=axes,
+      y='error',
+      x='num_samples',
       x_label='Samples of a client',
       y_label='Mean squared error on test samples',
       log_y=True,
       title=f'{domains.capitalize()} domains',
     )
   num_samples = sizes.sample_counts[-1]
-  panels.draw_curves(
-    curves,
-    table.where(domains=_UNEQUAL, num_samples=num_samples),
-    'distance',
-    over='round',
+  plots.curves(
+    table.where(domains=_UNEQUAL, num_samples=num_samples).frame,
+    ax=curves,
+    y='distance',
+    x='round',
     x_label='Round',
     y_label='Principal angle distance',
     log_y=True,
     title=f'Unequal domains, {num_samples} samples',
   )
-  panels.share_legend(figure)
+  plots.share_legend(figure)
 
 
 def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:

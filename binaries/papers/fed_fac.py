@@ -35,13 +35,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from binaries import published
+from tff_pfl import plots
 from tff_pfl.experiments import (
   claims,
   laboratory,
   methods,
   panels,
   paper,
-  published,
 )
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
@@ -324,11 +325,11 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   panels.prepare(figure, max(12, 6 * num_panels), 13, sizes.num_seeds)
   grid = figure.add_gridspec(3, num_panels)
   last = table.where(round=sizes.num_rounds)
-  panels.draw_groups(
-    figure.add_subplot(grid[0, :]),
-    last,
-    'accuracy',
-    group='partition',
+  plots.bars(
+    last.frame,
+    ax=figure.add_subplot(grid[0, :]),
+    y='accuracy',
+    x='partition',
     y_label='Test accuracy',
   )
   names = last.distinct('method')
@@ -353,11 +354,11 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     boxes.set_xlabel("Clients' test accuracies: 5, 25, 50, 75, 95%")
     boxes.set_title(partition, loc='left')
     curves = figure.add_subplot(grid[2, index])
-    panels.draw_curves(
-      curves,
-      with_loss.where(partition=partition),
-      'loss',
-      over='round',
+    plots.curves(
+      with_loss.where(partition=partition).frame,
+      ax=curves,
+      y='loss',
+      x='round',
       x_label='Round',
       y_label='Training loss',
       title=partition,

@@ -50,7 +50,8 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
-from tff_pfl.algorithms import fed_fac
+from tff_pfl import plots
+from tff_pfl.algorithms import fed_fac, registry
 from tff_pfl.algorithms.parts import factor_analysis
 from tff_pfl.datasets import examples
 from tff_pfl.experiments import claims, laboratory, panels, paper
@@ -232,8 +233,8 @@ def train(
       explained_variance=sizes.explained_variance,
       **training,
     )
-    process = fed_fac.build_fed_fac(
-      network, hparams, client_weighting='uniform', seed=seed
+    process = registry.build(
+      'fed_fac', network, hparams, client_weighting='uniform', seed=seed
     )
   own = [
     two_layer.own_neurons(start, split if is_given else None)
@@ -356,31 +357,31 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     (last.where(p=p), 'alpha', f'Shared covariates alpha, p = {p:g}'),
   )
   for axes, (rows, group, title) in zip(top, groups):
-    panels.draw_groups(
-      axes,
-      rows,
-      'accuracy',
-      group=group,
+    plots.bars(
+      rows.frame,
+      ax=axes,
+      y='accuracy',
+      x=group,
       by='partition',
       y_label='Test accuracy',
       title=title,
     )
     axes.set_ylim(bottom=0.5)
-  panels.draw_curves(
-    left,
-    given.where(p=p, alpha=alpha),
-    'accuracy',
-    over='round',
+  plots.curves(
+    given.where(p=p, alpha=alpha).frame,
+    ax=left,
+    y='accuracy',
+    x='round',
     by='partition',
     x_label='Round',
     y_label='Test accuracy',
     title=f'p = {p:g}, alpha = {alpha:g}, starts near the truth',
   )
-  panels.draw_curves(
-    right,
-    given.where(partition=_DYNAMIC),
-    'unchanged_neurons',
-    over='round',
+  plots.curves(
+    given.where(partition=_DYNAMIC).frame,
+    ax=right,
+    y='unchanged_neurons',
+    x='round',
     by='case',
     x_label='Round',
     y_label='Neurons that keep their state',

@@ -48,7 +48,7 @@ from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.evaluation import representation
 from tff_pfl.experiments import claims, laboratory, methods, panels, paper
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import finished_run
+from tff_pfl.simulation import run as run_lib
 
 _FIGURE_2, _FIGURE_10 = 'FedSplit, figure 2', 'FedFac, figure 10'
 _TABLE_8 = 'FedFac, table 8'
@@ -151,7 +151,8 @@ def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
   )
   for result in lab.progress(results):
     outputs = {_TRAINED: [], _INITIAL: []}
-    with result.run.open() as run, lab.create_runtime() as runtime:
+    run = result.run.open()
+    with lab.create_runtime() as runtime:
       for client_id in run.data.client_ids:
         x = run.data.test(client_id).x
         for network, weights in (
@@ -296,15 +297,15 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
 
   for seed in lab.progress(lab.seeds):
     with lab.create_runtime() as runtime:
-      with runs[_FED_AVG, seed].open() as run:
-        of_fed_avg = maps(run.model, run.global_weights(runtime))
-      with runs[_FED_FAC, seed].open() as run:
-        state = run.server_state(run.build_process(), runtime)
-        is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
-        of_clients = [
-          maps(run.model, run.personal_weights(client_id, runtime))
-          for client_id in run.data.client_ids[: sizes.num_shown_clients]
-        ]
+      run = runs[_FED_AVG, seed].open()
+      of_fed_avg = maps(run.model, run.global_weights(runtime))
+      run = runs[_FED_FAC, seed].open()
+      state = run.server_state(run.build_process(), runtime)
+      is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
+      of_clients = [
+        maps(run.model, run.personal_weights(client_id, runtime))
+        for client_id in run.data.client_ids[: sizes.num_shown_clients]
+      ]
     scores = {
       _LIKENESS: [likeness(own, of_fed_avg) for own in of_clients],
       **{
@@ -369,15 +370,15 @@ def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
     for result in results:
       accuracies = {result.method: result.accuracy()}
       if result.method == to_mask.name:
-        with result.run.open() as finished:
-          layer = lab.sizes.layers[-1]
-          accuracies = masked_accuracies(finished, layer, runtime)
+        finished = result.run.open()
+        layer = lab.sizes.layers[-1]
+        accuracies = masked_accuracies(finished, layer, runtime)
       for name, accuracy in accuracies.items():
         yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 
 
 def masked_accuracies(
-  run: finished_run.FinishedRun, layer: str, runtime: runtime_base.Runtime
+  run: run_lib.Run, layer: str, runtime: runtime_base.Runtime
 ) -> Mapping[str, float]:
   """The accuracy with nothing, shared elements and personal elements masked.
 

@@ -239,37 +239,37 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
     with lab.create_runtime() as runtime:
       bodies = {}
       for name in (method.name for method in compared):
-        with runs[name, seed].open() as run:
-          body = run.model.weight_names(run.model.body_layers)
-          weights = run.global_weights(runtime)
-          bodies[name] = split_model.select(weights, body)
+        run = runs[name, seed].open()
+        body = run.model.weight_names(run.model.body_layers)
+        weights = run.global_weights(runtime)
+        bodies[name] = split_model.select(weights, body)
       bodies[_UNTRAINED] = {}
       # New clients train the head that FedAvg began with on methods' bodies.
-      with runs[_FED_AVG, seed].open() as run:
-        for num_epochs in sizes.nums_epochs:
-          process = run.build_process(
-            personalization.Personalization(
-              fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
-            )
+      run = runs[_FED_AVG, seed].open()
+      for num_epochs in sizes.nums_epochs:
+        process = run.build_process(
+          personalization.Personalization(
+            fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
           )
-          state = runtime.run(process.initialize)
-          initial = state.global_weights
-          for name, body in bodies.items():
-            weights = split_model.select({**initial, **body}, initial)
-            scores = personalized_evaluation.evaluate_new_clients(
-              process,
-              runtime,
-              state._replace(global_weights=weights),
-              sizes.num_clients,
-              clients,
-            )
-            accuracies = [row['after']['accuracy'] for row in scores.rows]
-            yield {
-              'seed': seed,
-              'method': name,
-              'num_epochs': num_epochs,
-              'accuracy': np.mean(accuracies),
-            }
+        )
+        state = runtime.run(process.initialize)
+        initial = state.global_weights
+        for name, body in bodies.items():
+          weights = split_model.select({**initial, **body}, initial)
+          scores = personalized_evaluation.evaluate_new_clients(
+            process,
+            runtime,
+            state._replace(global_weights=weights),
+            sizes.num_clients,
+            clients,
+          )
+          accuracies = [row['after']['accuracy'] for row in scores.rows]
+          yield {
+            'seed': seed,
+            'method': name,
+            'num_epochs': num_epochs,
+            'accuracy': np.mean(accuracies),
+          }
 
 
 def _new_clients(

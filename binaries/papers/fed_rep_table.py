@@ -27,6 +27,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from binaries import published
 from tff_pfl import errors
 from tff_pfl.experiments import (
   claims,
@@ -34,7 +35,6 @@ from tff_pfl.experiments import (
   methods,
   panels,
   paper,
-  published,
 )
 from tff_pfl.templates import personalization
 

@@ -14,7 +14,7 @@ from typing import Any, Optional
 import keras
 import numpy as np
 
-from tff_pfl.algorithms import fed_split
+from tff_pfl.algorithms import fed_split, registry
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples
 from tff_pfl.models import keras_bridge, split_model
@@ -81,7 +81,8 @@ def build_fed_split(
     is_personal: bool `[neurons]`.
   """
   chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))
-  return fed_split.build_fed_split(
+  return registry.build(
+    'fed_split',
     network,
     fed_split.FedSplitHParams(personal_elements=chosen, **hparams),
     client_weighting='uniform',

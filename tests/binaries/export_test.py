@@ -10,7 +10,7 @@ from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
-from tff_pfl.simulation import finished_run
+from tff_pfl.simulation import new_clients, open_run
 
 
 @pytest.fixture(scope='module', name='run')
@@ -20,8 +20,8 @@ def _run(module_programs):
   module_programs.succeed(
     'train', *tiny.FLAGS, '--algorithm=fed_rep', f'--output_dir={directory}'
   )
-  with finished_run.FinishedRun(str(directory)) as run:
-    yield run
+  run = open_run.open_run(str(directory))
+  return run
 
 
 def _export(programs, run, file_format, output, *more):
@@ -45,6 +45,16 @@ def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
     tf.nn.softmax(loaded.predict(x, batch_size=len(x), verbose=0)),
     prediction.predict(run.model, weights, x),
   )
+  again = (
+    '--format=keras',
+    f'--run_dir={run.directory}',
+    '--output=out/m.keras',
+  )
+  message = programs.fail('export', *again)
+  assert message == (
+    'out/m.keras is there already: give another --output, or --overwrite.'
+  )
+  programs.succeed('export', *again, '--overwrite')
 
 
 @pytest.mark.slow
@@ -60,11 +70,11 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
     '--num_epochs=3',
     '--output_dir=fitted',
   )
-  path = finished_run.personal_model_path(
+  path = new_clients.personal_model_path(
     str(programs.directory / 'fitted'), 'client'
   )
   expected = prediction.predict(
-    run.model, finished_run.load_personal_model(path, run.model), x
+    run.model, new_clients.load_personal_model(path, run.model), x
   )
   # The part of its examples that it trains on.
   rows = client_module.rows_of(
@@ -107,19 +117,19 @@ def test_a_method_without_client_state_is_exported_as_computations(programs):
     '--stateless',
     '--output_dir=run',
   )
-  with finished_run.FinishedRun(str(programs.directory / 'run')) as run:
-    _export(programs, run, 'tff', 'out')
-    directory = str(programs.directory / 'out')
-    data = [
-      tf.data.Dataset.from_tensors(run.data.train(client).as_dict())
-      for client in run.data.client_ids[:2]
-    ]
-    process = run.build_process().to_learning_process()
-    with runtime.create_runtime('in_process') as rt:
-      state = run.server_state(run.build_process(), rt)
-      expected = rt.run(process.next, state, data).state
-      loaded = tff_files.load(directory)
-      found = rt.run(loaded.next, loaded.state, data)['state']
+  run = open_run.open_run(str(programs.directory / 'run'))
+  _export(programs, run, 'tff', 'out')
+  directory = str(programs.directory / 'out')
+  data = [
+    tf.data.Dataset.from_tensors(run.data.train(client).as_dict())
+    for client in run.data.client_ids[:2]
+  ]
+  process = run.build_process().to_learning_process()
+  with runtime.create_runtime('in_process') as rt:
+    state = run.server_state(run.build_process(), rt)
+    expected = rt.run(process.next, state, data).state
+    loaded = tff_files.load(directory)
+    found = rt.run(loaded.next, loaded.state, data)['state']
   assert found['round_number'] == expected.round_number == 3
   for name, value in expected.global_weights.items():
     # The program, in these tests, is without XLA.
@@ -145,9 +155,9 @@ def test_of_a_table_the_encoding_is_exported_too(programs):
     *('--num_final_evaluations=1', '--model=linear', '--algorithm=fed_avg'),
     '--output_dir=run',
   )
-  with finished_run.FinishedRun(str(programs.directory / 'run')) as run:
-    _export(programs, run, 'keras', 'out/m.keras')
-    encoding = json.loads(run.encoding.text)
+  run = open_run.open_run(str(programs.directory / 'run'))
+  _export(programs, run, 'keras', 'out/m.keras')
+  encoding = json.loads(run.encoding.text)
   out = programs.directory / 'out'
   assert json.loads((out / 'encoding.json').read_text()) == encoding
   assert json.loads((out / 'classes.json').read_text()) == ['no', 'yes']

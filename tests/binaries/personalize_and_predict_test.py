@@ -8,7 +8,7 @@ import pytest
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.client import client_examples
-from tff_pfl.simulation import finished_run, run_config, run_store
+from tff_pfl.simulation import new_clients, open_run, run_config, run_store
 
 _IDS = ('../../evil/client', 'plain')
 
@@ -126,7 +126,7 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
     '--input=x.npz',
     '--output=predictions.npz',
   )
-  path = finished_run.personal_model_path(str(directory), client)
+  path = new_clients.personal_model_path(str(directory), client)
   with np.load(path) as weights:
     expected = _softmax_outputs(weights, x)
   with np.load(programs.directory / 'predictions.npz') as found:
@@ -328,17 +328,17 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   clients = datasets.FederatedDataset.from_arrays(
     arrays['x'], arrays['y'], keys=arrays['client'], num_classes=10
   )
-  with finished_run.FinishedRun(run_dir) as run:
-    with runtime.create_runtime('in_process') as rt:
-      process = run.build_process()
-      expected = rt.run(
-        process.personalize,
-        run.server_state(process, rt),
-        rt.run(process.initialize_client_state, 0),
-        client_examples.padded(clients.train('plain')),
-      ).weights
-    path = finished_run.personal_model_path(programs.directory / 'out', 'plain')
-    weights = finished_run.load_personal_model(path, run.model)
+  run = open_run.open_run(run_dir)
+  with runtime.create_runtime('in_process') as rt:
+    process = run.build_process()
+    expected = rt.run(
+      process.personalize,
+      run.server_state(process, rt),
+      rt.run(process.initialize_client_state, 0),
+      client_examples.padded(clients.train('plain')),
+    ).weights
+  path = new_clients.personal_model_path(programs.directory / 'out', 'plain')
+  weights = new_clients.load_personal_model(path, run.model)
   # An epoch is a full-batch step of the method's own size, on the head.
   for name, value in weights.items():
     np.testing.assert_allclose(value, expected[name], rtol=1e-6)
@@ -378,8 +378,8 @@ def test_output_that_cannot_be_written_is_one_line_before_the_work(
     '--num_clients=6',
     '--output_dir=out',
   )
-  assert message.startswith(
-    'Cannot use out/personal_models: Not a directory; a '
+  assert message == (
+    'out is there already: give another --output_dir, or --overwrite.'
   )
   assert (programs.directory / 'out').read_text() == 'mine'
 

@@ -44,6 +44,21 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   assert re.search(default, result.out, re.DOTALL)
 
 
+def test_paths_are_of_this_machine(programs):
+  message = programs.fail('train', '--output_dir=gs://bucket/run')
+  assert message.startswith('Expected --output_dir to be a path of the file')
+  message = programs.fail('predict', '--run_dir=~/nothing')
+  assert '~' not in message
+
+
+def test_a_folder_with_other_results_is_refused(programs):
+  (programs.directory / 'out' / 'trials').mkdir(parents=True)
+  message = programs.fail('train', '--num_rounds=1', '--output_dir=out')
+  assert message == (
+    'out holds a comparison: choose another output folder for a run.'
+  )
+
+
 def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   def shown(*selected):
     return ' '.join(programs.succeed('train', '--help', *selected).out.split())

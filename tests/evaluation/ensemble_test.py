@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tests.evaluation import clients
 from tff_pfl import runtime
-from tff_pfl.algorithms import fed_per, registry
+from tff_pfl.algorithms import registry
 from tff_pfl.evaluation import ensemble
 from tff_pfl.models import domain_models
 
@@ -76,7 +76,7 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(in_process):
   )
   body = _RNG.normal(size=[5, 4]).astype(np.float32)
   network.set_weights([body, kernel[:4]])
-  process = fed_per.build_fed_per(toy_problems.classifier_from(network))
+  process = registry.build('fed_per', toy_problems.classifier_from(network))
   known = _labeled([4 + i % 3 for i in range(num_known)], 0)
   new = _labeled(new_sizes, 100)
   state, states = _trained(process, in_process, known)
@@ -111,7 +111,7 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(in_process):
 def test_regression_takes_the_mean_of_the_outputs(in_process):
   body = _RNG.normal(size=[4, 2]).astype(np.float32)
   head = _RNG.normal(size=[2, 3]).astype(np.float32)
-  process = fed_per.build_fed_per(toy_problems.linear_network(body, head))
+  process = registry.build('fed_per', toy_problems.linear_network(body, head))
   known = [toy_problems.regression_examples(6, 4, 3, seed=i) for i in range(4)]
   new = [toy_problems.regression_examples(7, 4, 3, seed=9)]
   state, states = _trained(process, in_process, known)

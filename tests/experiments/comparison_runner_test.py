@@ -24,7 +24,7 @@ from tff_pfl.experiments import (
   comparison_runner as runner,
 )
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.simulation import directory_lock, report, run_config
+from tff_pfl.simulation import directory_lock, report, run_config, summary
 
 _FAILING = 'local_only-seed1'
 _INCOMPLETE = 'local_only (1 of 2 seeds)'
@@ -70,7 +70,7 @@ def _directory(tmp_path_factory):
 def _found(directory):
   with pytest.MonkeyPatch.context() as patches:
     patches.setattr(trial, 'run', _run_but_one)
-    return runner.run(
+    return runner.compare(
       _comparison(), directory, num_processes=0, show_progress=False
     )
 
@@ -82,7 +82,7 @@ def _method(found, label):
 
 def _read(directory, trial_name, file_name):
   folder = execution.trial_folder(directory, trial_name)
-  return trial.read_json(os.path.join(folder, file_name))
+  return summary.read_json(os.path.join(folder, file_name))
 
 
 def test_there_is_a_row_for_each_method_and_variant(found):
@@ -263,7 +263,7 @@ def test_a_failed_point_is_not_tried_again_once_the_runs_have_begun(
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
   with directory_lock.DirectoryLock(str(tmp_path)):
     with pytest.raises(errors.RunError, match='in use by a running process'):
-      runner.run(_comparison(), str(tmp_path))
+      runner.compare(_comparison(), str(tmp_path))
   assert not (tmp_path / 'trials').exists()
 
 
@@ -346,9 +346,9 @@ def test_everything_is_on_file(found, directory):
 
 def test_an_earlier_comparison_is_not_overwritten(found, directory):
   with pytest.raises(errors.RunError, match='resume'):
-    runner.run(_comparison(), directory, show_progress=False)
+    runner.compare(_comparison(), directory, show_progress=False)
   with pytest.raises(errors.RunError, match='num_rounds=2, not 1'):
-    runner.run(
+    runner.compare(
       _comparison(tuning_rounds=1), directory, resume=True, show_progress=False
     )
 
@@ -358,7 +358,7 @@ def test_impossible_data_are_refused_before_anything_runs(tmp_path):
     dataset='synthetic', partition='dirichlet:0.1', model='linear'
   )
   with pytest.raises(ValueError, match='partition'):
-    runner.run(_comparison(base=base), str(tmp_path / 'out'))
+    runner.compare(_comparison(base=base), str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
 
 

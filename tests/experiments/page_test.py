@@ -3,6 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from binaries import published
 from tests.experiments import example_comparison
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
@@ -34,7 +35,10 @@ class _Page:
 
 def _write(tmp_path, comparison):
   path = tmp_path / 'comparison.html'
-  page_lib.write(comparison, path)
+  settings = {one['name']: one['value'] for one in comparison['settings']}
+  names = ('dataset', 'num_clients', 'partition')
+  figures = published.reference(*map(settings.get, names))
+  page_lib.write(comparison, path, figures)
   return _Page(path.read_text(encoding='utf-8'))
 
 
@@ -109,7 +113,9 @@ def test_page_stands_alone_and_its_references_resolve(page):
   assert {link[1:] for link in links if link.startswith('#')} <= set(ids)
   assert all(link.startswith(('#', 'data:')) for link in links)
   assert set(re.findall(r'url\(#([^)]*)\)', page.text)) <= set(ids)
-  assert not any(element.get('src') for element in elements)
+  sources = [e.get('src') for e in elements if e.get('src')]
+  assert sources
+  assert all(source.startswith('data:image/svg') for source in sources)
 
 
 def test_text_is_escaped(page):
@@ -139,9 +145,10 @@ def test_results_are_ranked_with_their_spread_and_best_values_marked(page):
   ]
   assert [rows[i][column] for i in (0, 2)] == ['100.0 ± 0.0', '50.0 ± 0.0']
   assert rows[0][head.index('bytes up, a round (kB)')] == '6238.9'
-  marked = [mark.text for mark in page.root.find('.//table').iter('mark')]
-  assert '100.0' in marked
-  assert '50.0' not in marked
+  cells = page.root.find('.//table').iter('td')
+  marked = [cell.text for cell in cells if 'best' in cell.get('class')]
+  assert '100.0 ± 0.0' in marked
+  assert '50.0 ± 0.0' not in marked
   assert rows[1][1] == 'With the head fine-tuned'
   # A figure that not all seeds of a row have says so.
   assert rows[2][head.index('personal loss')] == '1.500 ± 0.707 (2 of 3 seeds)'
@@ -258,8 +265,13 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
         'personal_loss': one['metrics']['personal_loss'],
       },
       'curves': [
-        {'rounds': [1, 2], 'personal': [2 * error, error], 'global_model': None}
-        for _ in range(3)
+        {
+          'seed': seed,
+          'rounds': [1, 2],
+          'personal': [2 * error, error],
+          'global_model': None,
+        }
+        for seed in range(3)
       ],
       'clients': [
         {
@@ -312,7 +324,7 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
   ]
   assert page.tables['domains'][1][1] == '1234 (1 of 3 seeds)'
   assert {'curves', 'clients', 'changes'} <= set(page.tables)
-  assert '3 of 3 hurt' in page.prose
+  assert '3 of 3 worse after' in page.prose
   assert '3 at least, 4 in the median, 1,000 at most' in page.prose
   assert [row[2] for row in page.tables['tuning'][1:]] == ['not tried'] * 2
 

@@ -53,7 +53,7 @@ def test_json_has_everything_and_csv_files_their_rows(tmp_path):
   rows = _csv(tmp_path / 'per_client.csv')[: 3 * 5]
   assert [row['is_new'] for row in rows] == ['False'] * 3 + ['True'] * 12
   clients = found['methods'][0]['clients']
-  assert rows[1]['accuracy_after'] == str(clients[1]['accuracy_after'])
+  assert rows[1]['after/accuracy'] == str(clients[1]['accuracy_after'])
   sea, moon, *_ = _csv(tmp_path / 'per_domain.csv')
   assert sea == {
     'label': 'fed_avg',

@@ -46,10 +46,3 @@ def test_a_table_survives_json_with_what_rows_lack():
   assert table.values('cka', layer='dense_1') == [0.5]
   assert np.isnan(table.values('cka', layer=2))
   assert table.rows()[0] == rows[0]
-
-
-def test_the_spread_is_that_of_a_sample():
-  mean, spread = tables.mean_and_spread([[1.0, 2.0], [3.0, 2.0]])
-  np.testing.assert_allclose(mean, [2, 2])
-  np.testing.assert_allclose(spread, [2**0.5, 0])
-  assert tables.mean_and_spread([7.0]) == (7, 0)

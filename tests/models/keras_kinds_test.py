@@ -14,7 +14,7 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import objectives
 from tff_pfl.models import copies, keras_bridge, prediction, weight_partition
-from tff_pfl.simulation import experiment, finished_run
+from tff_pfl.simulation import experiment
 
 layers = keras.layers
 sequential = keras_models.sequential
@@ -212,10 +212,8 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   bridged = keras_models.bridge(model, jit_compile=False)
   process = registry.build('fed_avg', bridged)
   arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
-  experiment.run(process, data, output_dir=str(tmp_path / 'run'), **arguments)
-  weights = finished_run.personal_weights(
-    str(tmp_path / 'run'), process, data, 'client_0'
-  )
+  run = experiment.run(process, data, str(tmp_path / 'run'), **arguments)
+  weights = run.personal_weights('client_0')
   keras_bridge.to_keras(model, weights)
   np.testing.assert_allclose(
     prediction.predict(bridged, weights, examples.x),
@@ -395,8 +393,7 @@ _DENSE = ('base/dense/kernel', 'base/dense/bias')
 )
 def test_methods_divide_a_model_within_a_model(name, options, local):
   bridged = keras_models.bridge(_base_and_head(), jit_compile=False)
-  algorithm = registry.get_algorithm(name)
-  process = algorithm.build(bridged, algorithm.hparams(**options))
+  process = registry.build(name, bridged, **options)
   found = process.initialize_client_state.type_signature.result['local']
   assert tff.structure.name_list(found) == list(local)
 
@@ -576,16 +573,15 @@ def test_layers_and_losses_may_hold_tensors(kind, tmp_path):
     rng.normal(size=[20, 4]), np.arange(20) % 3, num_clients=2
   )
   process = registry.build('fed_avg', bridged)
-  path = str(tmp_path / 'run')
-  experiment.run(
+  run = experiment.run(
     process,
     data,
-    output_dir=path,
+    str(tmp_path / 'run'),
     num_rounds=1,
     cohort_size=2,
     show_progress=False,
   )
-  after = finished_run.server_state(path, process).global_weights
+  after = run.global_weights()
   kernel = bridged.initial_weights['head/kernel']
   assert not np.array_equal(after['head/kernel'], kernel)
 

@@ -506,7 +506,7 @@ def test_methods_take_models_of_which_not_all_counts(name, tmp_path):
   data = datasets.FederatedDataset.from_arrays(
     x, x[:, :3].argmax(axis=1), num_clients=2
   )
-  summary = experiment.run(
+  run = experiment.run(
     registry.build(name, bridged),
     data,
     output_dir=str(tmp_path / 'run'),
@@ -514,7 +514,7 @@ def test_methods_take_models_of_which_not_all_counts(name, tmp_path):
     cohort_size=2,
     show_progress=False,
   )
-  assert np.isfinite(summary['loss'])
+  assert np.isfinite(run.summary['loss'])
 
 
 def test_a_gradient_in_chunks_is_that_of_what_counts(monkeypatch):

@@ -120,7 +120,7 @@ def _finished_run():
     model=model,
     config=types.SimpleNamespace(seed=0),
     global_weights=lambda runtime: model.initial_weights,
-    fit_new_clients=lambda clients, *_, num_samples: {'a': tuned, 'b': tuned},
+    tuned=tuned,
   )
 
 
@@ -136,6 +136,11 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert matrix.shape == (10, 10)
   assert np.trace(matrix) / 10 > matrix.mean()
 
+  monkeypatch.setattr(
+    fed_avg.new_clients,
+    'fit',
+    lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
+  )
   cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(lab)}
   assert list(cka) == ['dense_1', 'dense_2', 'head']
   assert cka['dense_1'] == pytest.approx(1)

@@ -16,7 +16,7 @@ import tensorflow_privacy as tfp
 
 from tests.algorithms import toy_problems
 from tests.runtime import parity
-from tff_pfl.algorithms import fed_avg
+from tff_pfl.algorithms import fed_avg, registry
 from tff_pfl.templates import aggregators, private_mean, robust
 
 _aggregators = tff.aggregators
@@ -243,7 +243,8 @@ def _train(rt, process):
 )
 def test_methods_train_the_same_with_each_aggregator(runtimes, name):
   in_process, native = runtimes
-  process = fed_avg.build_fed_avg(
+  process = registry.build(
+    'fed_avg',
     _regression(),
     fed_avg.FedAvgHParams(batch_size=4),
     aggregator=_FACTORIES_OF_METHODS[name](),

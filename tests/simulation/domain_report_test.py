@@ -92,7 +92,7 @@ def test_each_domain_has_a_row():
   assert alone['global'] is None
   assert 'global' not in domain_report.rows(alone)[0]
   bars = domain_report.bars(alone, split_model.ACCURACY)
-  assert [list(models) for models in bars.values()] == [['personal model']] * 2
+  assert set(bars['model']) == {'personal model'}
 
 
 def _cells(table):
@@ -127,25 +127,27 @@ def test_the_table_of_a_regression_has_its_metrics():
   domains = domain_report.over_rounds([evaluation], 1)
   rows = _cells(domain_report.table(domains, 'last 10\nrounds'))
   assert rows['sea'] == ['40', '1.000', '1.000', '0.5000', '0.5000']
-  (metric, models), *others = domain_report.bars(
-    domains, split_model.LOSS
-  ).items()
-  assert (metric, list(models), others) == (
-    split_model.LOSS,
-    ['personal model'],
-    [],
-  )
-  assert models['personal model']['sea'] == 1.0
+  bars = domain_report.bars(domains, split_model.LOSS)
+  assert set(bars['metric']) == {'Test loss of the domain'}
+  assert set(bars['model']) == {'personal model'}
+  assert bars.set_index('domain')['value']['sea'] == 1.0
 
 
 def test_bars_are_of_domains_with_test_examples():
-  assert domain_report.bars(_domains(), split_model.ACCURACY) == {
-    split_model.ACCURACY: {
-      'global model': {'sea': 0.25, 'hills': 0.125},
-      'personal model': {'sea': 0.75, 'hills': 0.25},
-    },
-    # Where both are the same there is one.
-    split_model.PrimaryMetric('AUC', True): {
-      'global model': {'sea': 0.75, 'hills': None}
-    },
-  }
+  bars = domain_report.bars(_domains(), split_model.ACCURACY)
+  found = [tuple(row) for row in bars.itertuples(index=False)]
+  accuracy, auc = (
+    'Test accuracy of the domain (%)',
+    'Test AUC of the domain (%)',
+  )
+  assert found[:4] == [
+    (accuracy, 'global model', 'sea', 0.25),
+    (accuracy, 'global model', 'hills', 0.125),
+    (accuracy, 'personal model', 'sea', 0.75),
+    (accuracy, 'personal model', 'hills', 0.25),
+  ]
+  # Where both are the same there is one.
+  assert [row[:3] for row in found[4:]] == [
+    (auc, 'global model', 'sea'),
+    (auc, 'global model', 'hills'),
+  ]

@@ -99,7 +99,7 @@ class _Finished:
     self.directory = directory
     self.process = process
     self.data = _make_data()
-    self.returned = _run(process, self.data, directory, **_OPTIONS)
+    self.run = _run(process, self.data, directory, **_OPTIONS)
     self.summary = json.loads((directory / 'summary.json').read_text())
     with open(directory / 'per_client.csv', newline='') as file:
       self.clients = list(csv.DictReader(file))
@@ -162,7 +162,7 @@ def test_run_writes_its_files(run):
 
 def test_summary_has_settings_and_figures(run):
   summary = run.summary
-  assert summary == json.loads(json.dumps(run.returned))
+  assert summary == run.run.summary
   given = {
     'algorithm': run.process.name,
     'dataset': 'toy',
@@ -271,7 +271,7 @@ def test_scores_are_those_of_the_stored_models(run, runtime):
 def test_regression_is_reported_by_its_error(tmp_path, capfd):
   data = _make_data(regression=True)
   process = _build('fed_avg', zoo.mlp(data.element_spec, None))
-  summary = _run(process, data, tmp_path)
+  summary = _run(process, data, tmp_path).summary
   assert summary['accuracy'] is None
   assert summary['global_accuracy'] is None
   primary = summary['primary_metric']
@@ -467,7 +467,10 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
   with pytest.raises(errors.RunError, match='num_rounds of at least 3'):
     _run(process, data, tmp_path, num_rounds=2, resume=True)
   assert (
-    _run(process, data, tmp_path, num_rounds=3, resume=True)['num_rounds'] == 3
+    _run(process, data, tmp_path, num_rounds=3, resume=True).summary[
+      'num_rounds'
+    ]
+    == 3
   )
 
 

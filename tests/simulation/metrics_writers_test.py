@@ -1,4 +1,3 @@
-import csv
 import gc
 import glob
 import json
@@ -26,11 +25,6 @@ def read_jsonl(directory):
   return [json.loads(line) for line in text.splitlines()]
 
 
-def read_csv(directory):
-  with open(directory / metrics_writers.CSV_NAME, newline='') as file:
-    return list(csv.reader(file))
-
-
 def read_tensorboard(directory):
   """Returns the points by tag, over all event files of the folder."""
   points = {}
@@ -44,7 +38,7 @@ def read_tensorboard(directory):
   return points
 
 
-def test_all_three_forms_hold_every_round(tmp_path):
+def test_both_forms_hold_every_round(tmp_path):
   with MetricsWriters(tmp_path / 'run') as writers:
     for row in _ROWS:
       writers.write(row)
@@ -53,12 +47,6 @@ def test_all_three_forms_hold_every_round(tmp_path):
     {'round': 1, 'loss': 0.5, 'nested/norm': 2.0},
     {'round': 2, 'loss': 0.25, 'evaluation/accuracy': 0.75},
     {'round': 3, 'loss': 0.125, 'nested/norm': 1.0},
-  ]
-  assert read_csv(tmp_path / 'run') == [
-    ['round', 'loss', 'nested/norm', 'evaluation/accuracy'],
-    ['1', '0.5', '2.0', ''],
-    ['2', '0.25', '', '0.75'],
-    ['3', '0.125', '1.0', ''],
   ]
   assert read_tensorboard(tmp_path / 'run') == {
     'round/loss': [(1, 0.5), (2, 0.25), (3, 0.125)],
@@ -71,7 +59,6 @@ def test_a_round_is_on_file_when_write_returns(tmp_path):
   with MetricsWriters(tmp_path) as writers:
     writers.write(_ROWS[0])
     assert len(read_jsonl(tmp_path)) == 1
-    assert len(read_csv(tmp_path)) == 2
     assert read_tensorboard(tmp_path)['round/loss'] == [(1, 0.5)]
 
 
@@ -110,8 +97,8 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path):
     for row in _ROWS[1:]:
       writers.write(row)
 
-  for name in (metrics_writers.JSONL_NAME, metrics_writers.CSV_NAME):
-    assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+  name = metrics_writers.JSONL_NAME
+  assert (resumed / name).read_bytes() == (whole / name).read_bytes()
   assert notes.read_text() == 'mine'
   notes.unlink()
   assert read_tensorboard(resumed) == read_tensorboard(whole)
@@ -126,27 +113,13 @@ def test_values_that_are_no_numbers(tmp_path):
     'gone': None,
   }
   with MetricsWriters(tmp_path) as writers:
-    # Empty metrics get no column.
+    # Empty metrics are left out.
     writers.write({**row, 'distributor': (), 'aggregator': {'x': ()}})
 
   assert read_jsonl(tmp_path) == [{**row, 'loss': None}]
-  assert read_csv(tmp_path)[1] == ['1', 'nan', '[1, 2]', 'a, "b"', '']
   points = read_tensorboard(tmp_path)
   assert list(points) == ['round/loss']
   assert np.isnan(points['round/loss'][0][1])
-
-
-def test_floats_in_csv_keep_their_precision(tmp_path):
-  value = -1 / 3
-  with MetricsWriters(tmp_path) as writers:
-    writers.write({'round': 1, 'loss': value})
-    # Another column, for which the file is written anew.
-    writers.write({'round': 2, 'loss': value, 'note': '=1\r'})
-    writers.write({'round': 3, 'loss': value, '-more': 1})
-  header, *rows = read_csv(tmp_path)
-  assert header == ['round', 'loss', 'note', "'-more"]
-  assert [float(row[1]) for row in rows] == [value] * 3
-  assert [row[2:] for row in rows] == [['', ''], ["'=1\r", ''], ['', '1']]
 
 
 @pytest.mark.skipif(

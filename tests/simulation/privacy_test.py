@@ -151,7 +151,7 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
   data = _CONFIG.load_data()
   process = _CONFIG.build_process(_CONFIG.build_model(data))
   for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
-    summary = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
+    run = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
       process, data, str(tmp_path / folder), resume=True, show_progress=False
     )
   assert '3 rounds, 3 of 6 clients' in capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
   delta = privacy.default_delta(6)
   sampler = client_sampling.CohortSampler(6, 3, 3)
   assert whole[1] == privacy.Accounting(1.0, sampler, delta).epsilons(3)
-  assert summary['privacy'] == {
+  assert run.summary['privacy'] == {
     'epsilon': whole[1][-1],
     'unit': 'client',
     'noise_multiplier': 1.0,

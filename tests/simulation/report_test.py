@@ -214,14 +214,18 @@ def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
   assert report.recent_title(numbers) == title
 
 
-def test_comparison_is_drawn_from_the_runs_folders(tmp_path, data):
-  directories = {}
-  for name in ('one', 'two'):
-    directories[name] = str(tmp_path / name)
-    _store(directories[name], data, _EVALUATIONS).close()
-  path = tmp_path / 'comparison.png'
-  report.plot_comparison(str(path), directories)
-  assert path.read_bytes().startswith(b'\x89PNG')
+def test_curves_are_of_both_models_with_their_last_value(tmp_path, data):
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    frame = report.curves(store.evaluations())
+  assert set(frame['model']) == {'personal', 'global'}
+  ax = report.plot_curves({'one': frame, 'two': frame}, split_model.ACCURACY)
+  labels = [text.get_text() for text in ax.get_legend().get_texts()]
+  last = frame[(frame['model'] == 'personal') & (frame['metric'] == 'accuracy')]
+  assert labels[0] == f'one, personal model ({last["value"].iloc[-1]:.1%})'
+  assert len(labels) == 4
+  # Where both are the same there is one.
+  same = [{'round': 1, 'personal': {'loss': 1.0}, 'global': {'loss': 1.0}}]
+  assert report.curves(same)['model'].tolist() == ['global']
 
 
 def _with_domains(sea, hills):

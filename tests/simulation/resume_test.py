@@ -13,7 +13,6 @@ from tff_pfl.models import zoo
 from tff_pfl.simulation import (
   experiment,
   metrics_writers,
-  plots,
   report,
   run_store,
 )
@@ -193,7 +192,7 @@ def test_round_in_flight_is_not_committed(
     (run_store.RunStore, 'commit_round', 5, 3, None),
     (metrics_writers.MetricsWriters, 'write', 3, 3, None),
     # A picture, and what a report writes last: no other round is run.
-    (plots, 'plot_client_distribution', 1, _NUM_ROUNDS, 0),
+    (report, '_write_pictures', 1, _NUM_ROUNDS, 0),
     (report.summary_lib, 'write_json', 1, _NUM_ROUNDS, 0),
   ],
 )

@@ -1,9 +1,9 @@
-import csv
 import json
 import math
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tff_pfl import errors
@@ -97,39 +97,35 @@ def test_full_disk_is_one_line(tmp_path, monkeypatch):
   assert os.listdir(tmp_path) == ['summary.json']
 
 
-def test_csv_keeps_any_text_in_its_cell_and_runs_nothing(tmp_path):
+def test_a_frame_has_the_columns_of_all_rows(tmp_path):
   path = tmp_path / 'per_client.csv'
-  texts = ['a\rb', 'a\nb', 'a\r\nb', ' a"b', '', "'=1", 'a=1', '–']
-  # What a spreadsheet would compute or call.
-  formulas = ["=cmd|' /C calc'!A0", '+1', '-1+2', '@SUM(A1)', '\t=1', '\r=1']
-  summary.write_csv(
-    path, [{'client': t, '=loss': -0.5} for t in texts + formulas]
-  )
-  content = path.read_bytes()
-  assert b'\r\n' not in content.replace(b'a\r\nb', b'')
-  with open(path, encoding='utf-8', newline='') as file:
-    header, *rows = csv.reader(file)
-  assert header == ['client', "'=loss"]
-  assert [row[0] for row in rows] == texts + [f"'{f}" for f in formulas]
-  assert {row[1] for row in rows} == {'-0.5'}
-
-
-def test_csv_has_the_columns_of_all_rows(tmp_path):
-  path = tmp_path / 'per_client.csv'
-  summary.write_csv(
-    path,
+  table = summary.frame(
     [
-      {'client': 'a,b', 'accuracy': np.float64(0.5)},
-      {'client': 'c', 'accuracy': None, 'global': {'accuracy': 1}},
-    ],
+      {'client': 'a,b', 'accuracy': np.float64(0.5), 'parts': ()},
+      {'client': 'c', 'accuracy': None, 'global': {'accuracy': 1 / 3}},
+    ]
   )
+  assert list(table) == ['client', 'accuracy', 'global/accuracy']
+  summary.write_csv(path, table)
   assert path.read_text() == (
-    'client,accuracy,global/accuracy\n"a,b",0.5,\nc,,1\n'
+    f'client,accuracy,global/accuracy\n"a,b",0.5,\nc,,{1 / 3!r}\n'
   )
-  summary.write_csv(path, [])
-  assert path.read_text() == ''
   with pytest.raises(errors.RunError, match='No such file'):
-    summary.write_csv(tmp_path / 'missing' / 'x.csv', [])
+    summary.write_csv(tmp_path / 'missing' / 'x.csv', table)
+
+
+def test_a_frame_is_a_table_with_broken_headings():
+  table = pd.DataFrame(
+    [{'method': 'a', 'personal accuracy': 0.5, 'loss': None}], dtype=object
+  )
+  assert [
+    line.split() for line in summary.format_frame(table).splitlines()
+  ] == [
+    ['method', 'personal', 'loss'],
+    ['accuracy'],
+    ['--------', '----------', '------'],
+    ['a', '0.5000', '–'],
+  ]
 
 
 def test_table_aligns_numbers_and_marks_what_is_missing():

@@ -10,7 +10,7 @@ from tests.algorithms import toy_problems
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_avg, fed_dar, fed_per
-from tff_pfl.simulation import finished_run, run_config, run_store, warm_up
+from tff_pfl.simulation import open_run, run_config, run_store, warm_up
 
 _CONFIG = run_config.RunConfig(
   algorithm='fed_dar',
@@ -42,9 +42,9 @@ def _directory(tmp_path_factory):
 
 
 def _global_weights(directory):
-  with finished_run.FinishedRun(directory) as run:
-    with runtime_lib.given_or_on_cpu(None) as runtime:
-      return run.server_state(run.build_process(), runtime).global_weights
+  run = open_run.open_run(directory)
+  with runtime_lib.given_or_on_cpu(None) as runtime:
+    return run.server_state(run.build_process(), runtime).global_weights
 
 
 def test_training_of_the_warm_up_is_that_of_the_body():
@@ -234,10 +234,10 @@ def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
     with run_store.RunStore.open_for_reading(directory) as store:
       stored.append((store.server_state(), store.client_states([0, 1])))
   assert stored[0] == stored[1]
-  with finished_run.FinishedRun(resumed) as run:
-    toy_problems.assert_same(
-      dict(run.model.initial_weights), dict(_global_weights(before))
-    )
+  run = open_run.open_run(resumed)
+  toy_problems.assert_same(
+    dict(run.model.initial_weights), dict(_global_weights(before))
+  )
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_model_knows_the_counts_and_how_many_a_client_has():
     'linear', datasets.make_synthetic(2).element_spec, 2, 0
   )
   data = _dataset([0, 2, 2], [], [2, 0], [0])
-  found = domain_histogram.model_for(model, data).domains
+  found = domain_histogram.with_domains(model, data).domains
   assert found == domains.Domains(_NAMES, (3, 0, 3), 1.5)
 
 

@@ -10,7 +10,6 @@ the user's own arrays, `FederatedDataset.from_client_data` from TFF's
 from tff_pfl.datasets.arrays import Arrays
 from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
 from tff_pfl.datasets.federated_dataset import FederatedDataset
-from tff_pfl.datasets.partition_plot import plot_partition
 from tff_pfl.datasets.partitioning import (
   PARTITIONERS,
   DomainMixture,
@@ -46,5 +45,4 @@ __all__ = [
   'make_partitioner',
   'make_synthetic',
   'num_examples',
-  'plot_partition',
 ]

@@ -15,24 +15,28 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
+import pandas as pd
 
-from tff_pfl import errors
+from tff_pfl import errors, plots
 from tff_pfl.experiments import cluster as cluster_lib
 from tff_pfl.experiments import (
   collection,
   execution,
   page,
-  pictures,
   plan,
   results,
   trial,
   tuning,
 )
 from tff_pfl.models import split_model
-from tff_pfl.simulation import directory_lock, picture_style
+from tff_pfl.simulation import directory_lock
+from tff_pfl.system import folders
+
+# More in one picture cannot be told apart.
+_MAX_CURVES = 7
 
 
-def run(
+def compare(
   comparison: plan.Comparison,
   directory: str,
   *,
@@ -40,6 +44,7 @@ def run(
   cluster: Optional[cluster_lib.Cluster] = None,
   runtime_options: Optional[Mapping[str, Any]] = None,
   resume: bool = False,
+  published: Optional[pd.DataFrame] = None,
   show_progress: bool = True,
 ) -> results.Results:
   """Runs a comparison, or what is left of it, and writes its results.
@@ -55,6 +60,7 @@ def run(
     resume: Whether to go on with the comparison in `directory`, if there is
       one. Methods and seeds may then be added. Without it an earlier comparison
       is an error.
+    published: Figures to stand beside ours on the page, see `page.write`.
 
   Returns:
     What was found, see `results`.
@@ -64,6 +70,7 @@ def run(
     RunError: If the folder holds another comparison, is in use by a running
       process, or cannot be used.
   """
+  directory = folders.results_folder(directory, folders.COMPARISON)
   if not resume and os.path.exists(
     os.path.join(directory, execution.TRIALS_DIR)
   ):
@@ -104,7 +111,7 @@ def run(
     }
     if primary != split_model.ACCURACY:
       found['primary_metric'] = primary._asdict()
-    _write(found, primary, directory)
+    _write(found, primary, directory, published)
   return found
 
 
@@ -132,16 +139,22 @@ def _with_named_scores(sweep, primary):
   return {**sweep, 'points': points}
 
 
-def _write(found, primary, directory):
+def _write(found, primary, directory, published):
   """Writes the results, the page and the picture."""
   results.write(found, directory)
-  page.write(found, os.path.join(directory, page.REPORT_NAME))
-  ranked = pictures.ranked(found['methods'], primary)
-  overview = pictures.curves_overview(ranked, primary)
-  if overview is not None:
-    picture_style.save(
-      overview.figure, os.path.join(directory, f'{primary.name}.png')
+  page.write(found, os.path.join(directory, page.REPORT_NAME), published)
+  frame = results.curves(found)
+  frame = frame[frame['model'] == 'personal']
+  best = [m['label'] for m in results.ranked(found)]
+  best = [label for label in best if label in set(frame['label'])]
+  if best:
+    ax = plots.curves(
+      frame[frame['label'].isin(best[:_MAX_CURVES])],
+      by='label',
+      metric=primary,
+      ax=plots.new_axes(9, 4.4),
     )
+    plots.save(ax, os.path.join(directory, f'{primary.name}.png'))
 
 
 def _partition(comparison):

@@ -1,27 +1,39 @@
 """HTML pages of comparisons and of papers' claims, on a phone as on a laptop.
 
 The page of a comparison stands alone: styles, script and pictures are within
-it. What pages say is in `page.html.j2`; here figures become rows of tables.
+it. What pages say is in `page.html.j2`; here frames become tables and pictures.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import jinja2
+import matplotlib
+import pandas as pd
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from tff_pfl import plots
 from tff_pfl.experiments import claims as claims_lib
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.experiments import pictures, published
 from tff_pfl.experiments import results as results_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import summary as summary_lib
 
 REPORT_NAME = 'comparison.html'
+VARIANT_TITLES = {
+  'method': 'As the runs were asked to',
+  'none': 'Without fine-tuning',
+  'head': 'With the head fine-tuned',
+  'all': 'With all weights fine-tuned',
+}
 # By the unit of a metric: what its column is in, the factor and the decimals.
 _UNITS = {
   'fraction': (' (%)', 100.0, 1),
@@ -30,10 +42,15 @@ _UNITS = {
   'loss': ('', 1.0, 3),
   'score': ('', 1.0, None),
 }
+# More curves in one picture cannot be told apart.
+_MAX_OVERVIEW_METHODS = 7
+_SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 
 
 def write(
-  found: results_lib.Results, path: Union[str, os.PathLike[str]]
+  found: results_lib.Results,
+  path: Union[str, os.PathLike[str]],
+  published: Optional[pd.DataFrame] = None,
 ) -> None:
   """Writes the page of a comparison, the same for the same results.
 
@@ -41,6 +58,10 @@ def write(
     found: What the comparison found; sections for which there is nothing to
       show are left out.
     path: The .html file; after a crash it is the old one or the new one.
+    published: Figures to be shown beside ours: `source` and `note` (where they
+      are from), `method` (as it is called there), `algorithm`, `variants` (the
+      ways to personalize that are meant, the first that there is counts),
+      `metric` (of `metrics.by_name`) and `value`.
 
   Raises:
     RunError: If the file cannot be written.
@@ -50,7 +71,7 @@ def write(
     results_lib.metrics(found),
   )
   settings = {one['name']: one['value'] for one in found['settings']}
-  methods = pictures.ranked(found['methods'], primary)
+  methods = results_lib.ranked(found)
   _render(
     path,
     title=found['title'],
@@ -65,22 +86,16 @@ def write(
       ],
     ),
     domain_tables=_domain_tables(methods, primary, metrics),
-    published=_published(found['methods'], settings),
+    published=_published(found['methods'], settings, published),
+    curves=_curve_pictures(found, methods, primary),
+    boxes=_box_pictures(found, primary),
+    changes=_change_pictures(found, methods, primary),
     partition=found['partition'],
-    tuning=_tuning_rows(found['tunings'], primary),
-    failures=[list(failure.values()) for failure in found['failures']],
+    partition_picture=_partition_picture(found['partition']),
+    tuning=_tuning_frame(found['tunings'], primary),
+    failures=pd.DataFrame(found['failures']),
     settings=settings,
-    # Variants have the hyperparameters of their method.
-    hparams=list(
-      {
-        m['algorithm']: [
-          m['algorithm'],
-          m['summary'],
-          assignments(m['hparams']),
-        ]
-        for m in found['methods']
-      }.values()
-    ),
+    hparams=_hparams_frame(methods),
   )
 
 
@@ -97,31 +112,33 @@ def write_claims(
   Raises:
     RunError: If the file cannot be written.
   """
-  rows = [
-    [
-      summary['experiment'],
-      claim['statement'],
-      claim['source'],
-      claim['measured'],
-      None if claim['low'] is None else [claim['low'], claim['high']],
-      claim['threshold'],
-      claim['num_seeds'],
-      claim['verdict'],
-    ]
+  claims = pd.DataFrame(
+    {
+      'experiment': summary['experiment'],
+      'claim': claim['statement'],
+      'source': claim['source'],
+      'measured': claim['measured'],
+      'interval': None
+      if claim['low'] is None
+      else [claim['low'], claim['high']],
+      'wanted': claim['threshold'],
+      'seeds': claim['num_seeds'],
+      'verdict': claim['verdict'],
+    }
     for summary in summaries
     for claim in summary['claims']
-  ]
+  )
   _render(
     path,
     title="The papers' experiments",
-    claims=rows,
-    claims_count=claims_lib.count(row[-1] for row in rows),
+    claims=claims,
+    claims_count=claims_lib.count(claims.get('verdict', ())),
     experiments=[summary for summary in summaries if 'error' not in summary],
-    failures=[
-      [summary['experiment'], None, None, summary['error']]
+    failures=pd.DataFrame(
+      {'run': summary['experiment'], 'reason': summary['error']}
       for summary in summaries
       if 'error' in summary
-    ],
+    ),
   )
 
 
@@ -136,6 +153,7 @@ def _render(path, **content):
   environment.filters.update(
     counted=_counted,
     median=statistics.median,
+    table=_table,
     text=_spread_text,
     value=_value_text,
   )
@@ -143,11 +161,168 @@ def _render(path, **content):
   html = template.render(
     methods=content.pop('methods', ()),
     primary=content.pop('primary', split_model.ACCURACY),
-    pictures=pictures,
     **content,
   )
   with summary_lib.atomic_file(path) as file:
     file.write(html)
+
+
+def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
+  """A data frame as an HTML table.
+
+  Args:
+    best: Of the same shape, the cells to be marked.
+  """
+  styler = frame.reset_index(drop=True).style
+  styler.cell_ids = False
+  styler.hide(axis='index').format(
+    lambda value: _value_text(value, missing='–'), escape='html'
+  )
+  if best is not None:
+    styler.set_td_classes(
+      best.reset_index(drop=True).replace({True: 'best', False: ''})
+    )
+  html = styler.format_index(escape='html', axis=1).to_html(table_uuid='t')
+  # The style is the page's.
+  table = html[html.index('<table') :].replace(' id="T_t"', '', 1)
+  return Markup(f'<div class="scroll" tabindex="0">{table}</div>')
+
+
+def _picture(
+  drawn: Union[Axes, Figure], label: str, title: str = '', note: str = ''
+) -> dict[str, Any]:
+  """A picture, its description, and what stands above it."""
+  figure = drawn if isinstance(drawn, Figure) else drawn.figure
+  file = io.BytesIO()
+  with matplotlib.rc_context(_SVG_STYLE):
+    figure.savefig(
+      file, format='svg', transparent=True, metadata={'Date': None}
+    )
+  source = base64.b64encode(file.getvalue()).decode()
+  return {
+    'source': f'data:image/svg+xml;base64,{source}',
+    'label': label,
+    'title': title,
+    'note': note,
+  }
+
+
+def _small(width: float, height: float) -> Axes:
+  with matplotlib.rc_context(_SVG_STYLE):
+    return plots.new_axes(width, height)
+
+
+def _curve_pictures(found, methods, primary):
+  """Those of the best methods, then each with the others in gray behind it."""
+  frame = results_lib.curves(found)
+  labels = [m['label'] for m in methods if m['label'] in set(frame['label'])]
+  personal = frame[frame['model'] == 'personal']
+  means = personal.groupby(['label', 'round'], as_index=False)['value'].mean()
+  options = {'by': 'label', 'metric': primary}
+  pictures = []
+  if len(labels) > 1:
+    shown = labels[:_MAX_OVERVIEW_METHODS]
+    best = personal[personal['label'].isin(shown)]
+    overview = plots.curves(best, ax=_small(9, 3.4), **options)
+    pictures.append(
+      _picture(overview, f'Personal {primary.title} by round of the best.')
+    )
+  for label in labels:
+    ax = _small(3, 2.2)
+    if len(labels) > 1:
+      plots.curves(
+        means[means['label'] != label],
+        ax=ax,
+        units='label',
+        estimator=None,
+        color='#c4c4c4',
+        linewidth=0.6,
+        by=None,
+      )
+    own = frame[frame['label'] == label]
+    plots.curves(
+      own,
+      by='model',
+      metric=primary,
+      style='model',
+      palette={'personal': plots.AFTER, 'global': plots.GLOBAL},
+      ax=ax,
+      legend=False,
+    )
+    pictures.append(
+      _picture(ax, f'{primary.heading} of {label} by round.', label)
+    )
+  return pictures
+
+
+def _box_pictures(found, primary):
+  """How clients differ, a picture for each variant."""
+  scores = results_lib.client_scores(found)
+  if scores.empty:
+    return []
+  pictures = []
+  for (is_new, variant), part in scores.groupby(
+    ['is_new', 'variant'], sort=False
+  ):
+    part = part.dropna(subset=f'after/{primary.name}')
+    if part.empty:
+      continue
+    title = ('New clients. ' if is_new else '') + VARIANT_TITLES[variant]
+    ax = plots.boxes(
+      part,
+      primary,
+      x=f'after/{primary.name}',
+      y='label',
+      ax=_small(6, 0.8 + 0.22 * part['label'].nunique()),
+    )
+    label = f'Distribution of {primary.title} over clients. {title}.'
+    pictures.append(_picture(ax, label, title))
+  return pictures
+
+
+def _change_pictures(found, methods, primary):
+  """By variant, each method's clients before and after personalization."""
+  scores = results_lib.client_scores(found)
+  pictures = {}
+  for method in methods:
+    if scores.empty:
+      break
+    own = scores[(scores['label'] == method['label']) & ~scores['is_new']]
+    both = own[[f'before/{primary.name}', f'after/{primary.name}']].dropna()
+    if both.empty:
+      continue
+    before, after = primary.merit(both).T
+    note = f'{(after < before).sum():,} of {len(both):,} worse after'
+    if (both.iloc[:, 0] == both.iloc[:, 1]).all():
+      note = 'nothing changed'
+    if not method['has_global_model']:
+      note += '; no global model'
+    pictures.setdefault(VARIANT_TITLES[method['variant']], []).append(
+      _picture(
+        plots.changes(own, primary, title=' ', ax=_small(2.6, 2.5)),
+        f'{primary.heading} of clients before and after personalization, '
+        f'{method["label"]}.',
+        method['label'],
+        note,
+      )
+    )
+  return pictures
+
+
+def _partition_picture(partition):
+  ids = partition['client_ids']
+  maps = {}
+  if partition['class_counts'] is not None:
+    maps['class'] = pd.DataFrame(partition['class_counts'], ids)
+  if partition['domain_counts'] is not None:
+    maps['domain'] = pd.DataFrame(partition['domain_counts'], ids)
+  with matplotlib.rc_context(_SVG_STYLE):
+    figure = plots.partition(
+      pd.Series(partition['num_train_examples'], ids),
+      maps,
+      num_new_clients=partition['num_new_clients'],
+    )
+  return _picture(figure, 'Training examples by client, class and domain.')
 
 
 def assignments(values: Mapping[str, Any]) -> str:
@@ -156,16 +331,16 @@ def assignments(values: Mapping[str, Any]) -> str:
   return ', '.join(texts) or 'none'
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: Any, missing: str = 'none') -> Any:
   """A JSON value as text; numbers with six digits."""
-  if value is None:
-    return 'none'
+  if value is None or value is pd.NA or value is pd.NaT:
+    return missing
   if isinstance(value, Mapping):
     return assignments(value)
   if isinstance(value, (list, tuple)):
     return ', '.join(map(_value_text, value)) or 'none'
   if isinstance(value, float):
-    return f'{value:.6g}'
+    return missing if pd.isna(value) else f'{value:.6g}'
   return value if isinstance(value, str) else str(value)
 
 
@@ -192,33 +367,38 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _figures_table(methods, metrics, of_domains=()):
-  """A table of the figures of methods.
+  """The figures of methods as a table, and what its columns are.
 
   Args:
     metrics: Those of the columns; one that no method has is left out.
     of_domains: Further metrics, each with the figures of the methods.
 
   Returns:
-    By the title of each column what it holds, first the methods; and for each
-    method the cells of a row. None without any figure.
+    The table, with the best of each column marked, and by title what a column
+    is. None without any figure.
   """
-  titles = {'method': 'What was run.'}
-  cells = [[method['label'] for method in methods]]
-  if len({method['variant'] for method in methods}) > 1:
-    titles['personalized'] = 'How the models of the last round were fine-tuned.'
-    cells.append([pictures.VARIANT_TITLES[m['variant']] for m in methods])
   columns = [
     (m, [one['metrics'].get(m.name) for one in methods]) for m in metrics
   ]
   columns = [*of_domains, *(column for column in columns if any(column[1]))]
+  if not columns:
+    return None
+  titles = {'method': 'What was run.'}
+  cells = {'method': [method['label'] for method in methods]}
+  if len({method['variant'] for method in methods}) > 1:
+    titles['personalized'] = 'How the models of the last round were fine-tuned.'
+    cells['personalized'] = [VARIANT_TITLES[m['variant']] for m in methods]
+  best = {title: [False] * len(methods) for title in cells}
   for metric, spreads in columns:
-    titles[metric.title + _UNITS[metric.unit][0]] = metric.description
-    cells.append(_figure_cells(methods, metric, spreads))
-  return (titles, list(zip(*cells))) if columns else None
+    title = metric.title + _UNITS[metric.unit][0]
+    titles[title] = metric.description
+    means, cells[title] = _figure_cells(methods, metric, spreads)
+    best[title] = _is_best(means, metric)
+  return _table(pd.DataFrame(cells), pd.DataFrame(best)), titles
 
 
 def _figure_cells(methods, metric, spreads):
-  """The cells of a column of figures, the best one marked."""
+  """The means of a column as they are shown, and its cells."""
   unit, factor, decimals = _UNITS[metric.unit]
 
   def shown(value):
@@ -226,25 +406,30 @@ def _figure_cells(methods, metric, spreads):
       return summary_lib.format_cell(value)
     return f'{factor * value:.{decimals}f}'
 
-  means = {shown(spread['mean']) for spread in spreads if spread}
-  best = None
-  if len(means) > 1 and metric.higher_is_better is not None:
-    best = (max if metric.higher_is_better else min)(means, key=float)
-  cells = []
+  means, cells = [], []
   for method, spread in zip(methods, spreads):
+    means.append(spread and shown(spread['mean']))
     if spread is None:
       cells.append(None)
       continue
-    mean, note = shown(spread['mean']), ''
+    note = ''
     # What is counted, as bytes are, is the same for all seeds.
     if spread['std'] is not None and (spread['std'] > 0 or '%' in unit):
       note += f' ± {shown(spread["std"])}'
     num_seeds = results_lib.num_seeds(method)
     if spread['num_seeds'] < num_seeds:
       note += f' ({spread["num_seeds"]} of {_counted(num_seeds, "seed")})'
-    cell = Markup('<mark>{}</mark>' if mean == best else '{}').format(mean)
-    cells.append(cell + Markup('<small>{}</small>').format(note))
-  return cells
+    cells.append(means[-1] + note)
+  return means, cells
+
+
+def _is_best(means, metric):
+  """Which means are the best; none where all are the same."""
+  known = {mean for mean in means if mean is not None}
+  if len(known) < 2 or metric.higher_is_better is None:
+    return [False] * len(means)
+  best = (max if metric.higher_is_better else min)(known, key=float)
+  return [mean == best for mean in means]
 
 
 def _domain_tables(methods, primary, metrics):
@@ -277,15 +462,14 @@ def _domain_tables(methods, primary, metrics):
         for method in methods
       ]
       of_domains.append((metric, spreads))
-    tables[title] = _figures_table(methods, over_all, of_domains)
+    tables[title] = _figures_table(methods, over_all, of_domains)[0]
   return tables
 
 
-def _published(methods, settings):
-  """By source, published figures of this very setting beside ours."""
-  figures = published.matching_figures(
-    *(settings.get(name) for name in ('dataset', 'num_clients', 'partition'))
-  )
+def _published(methods, settings, published):
+  """By source and note, published figures beside ours."""
+  if published is None or published.empty:
+    return {}
   asked = settings.get('personalization', {}).get('fine_tune', 'method')
   # The rows that the runs were asked for come first, and count.
   by_variant = {
@@ -297,42 +481,54 @@ def _published(methods, settings):
     ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
     method = next(filter(None, ours), None)
     spread = method and method['metrics'].get(figure.metric)
-    difference = theirs = ''
-    if figure.value is not None:
-      theirs = f'{100 * figure.value:.2f}'
-      if spread:
-        difference = f'{100 * (spread["mean"] - figure.value):+.1f}'
-    return [
-      figure.method,
-      method['label'] if method else '',
-      _spread_text(spread, split_model.ACCURACY, '') if spread else '',
-      theirs,
-      difference,
-      metrics_lib.by_name()[figure.metric].title,
-    ]
+    is_known = not pd.isna(figure.value)
+    return {
+      'in the paper': figure.method,
+      'here': method['label'] if method else '',
+      'here (%)': _spread_text(spread, split_model.ACCURACY, '')
+      if spread
+      else '',
+      'published (%)': f'{100 * figure.value:.2f}' if is_known else '',
+      'difference': f'{100 * (spread["mean"] - figure.value):+.1f}'
+      if spread and is_known
+      else '',
+      'figure': metrics_lib.by_name()[figure.metric].title,
+    }
 
   return {
-    source: (note, list(map(row, of_source)))
-    for source, (note, of_source) in figures.items()
+    key: pd.DataFrame(map(row, of_source.itertuples()))
+    for key, of_source in published.groupby(['source', 'note'], sort=False)
   }
 
 
-def _tuning_rows(tunings, primary):
-  """For each point of each sweep the cells of a table."""
-  return [
-    [
-      tuning['algorithm'],
-      assignments(point['hparams']),
-      tuning['num_rounds'] or 'not tried',
-      tuning['seed'],
-      None
+def _tuning_frame(tunings, primary):
+  """A row for each point of each sweep."""
+  return pd.DataFrame(
+    {
+      'method': tuning['algorithm'],
+      'hyperparameters': assignments(point['hparams']),
+      'rounds': str(tuning['num_rounds'] or 'not tried'),
+      'seed': str(tuning['seed']),
+      f'validation {primary.title}': None
       if point[primary.name] is None
       else _score_text(point[primary.name], primary),
-      point['loss'],
-      Markup('<mark>chosen</mark>')
-      if point['chosen']
-      else point['failure'] or '',
-    ]
+      'loss': point['loss'],
+      '': 'chosen' if point['chosen'] else point['failure'] or '',
+    }
     for tuning in tunings
     for point in tuning['points']
-  ]
+  )
+
+
+def _hparams_frame(methods):
+  """Hyperparameters; variants have those of their method."""
+  return pd.DataFrame(
+    {
+      m['algorithm']: {
+        'method': m['algorithm'],
+        'what it is': m['summary'],
+        'hyperparameters': assignments(m['hparams']),
+      }
+      for m in methods
+    }.values()
+  )

@@ -29,7 +29,7 @@ from typing import Any, Optional
 import tqdm
 from matplotlib.figure import Figure
 
-from tff_pfl import errors
+from tff_pfl import errors, plots
 from tff_pfl.experiments import claims as claims_lib
 from tff_pfl.experiments import (
   execution,
@@ -37,9 +37,8 @@ from tff_pfl.experiments import (
   page,
   panels,
   tables,
-  trial,
 )
-from tff_pfl.simulation import directory_lock, picture_style
+from tff_pfl.simulation import directory_lock
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import machine
 
@@ -277,7 +276,9 @@ def _measure(experiment, settings):
     else:
       kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
       _write(directory, SETTINGS_NAME, kept)
-  summary_lib.write_csv(os.path.join(directory, CSV_NAME), rows)
+  summary_lib.write_csv(
+    os.path.join(directory, CSV_NAME), summary_lib.frame(rows)
+  )
   _write(
     directory,
     NUMBERS_NAME,
@@ -305,7 +306,7 @@ def _conclude(experiment, settings):
   table = tables.Table(numbers.pop('columns'))
   figure = Figure(layout='constrained')
   experiment.draw(table, sizes, figure)
-  picture_style.save(figure, os.path.join(settings.directory, FIGURE_NAME))
+  plots.save(figure, os.path.join(settings.directory, FIGURE_NAME))
   claims = [claim._asdict() for claim in experiment.claims(table, sizes)]
   summary = {
     'experiment': experiment.name,
@@ -380,4 +381,4 @@ def _write(directory, name, value):
 def _read(directory, name):
   """The value in a file, or None if there is no such file."""
   path = os.path.join(directory, name)
-  return trial.read_json(path) if os.path.exists(path) else None
+  return summary_lib.read_json(path) if os.path.exists(path) else None

@@ -51,6 +51,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
+import pandas as pd
+
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
@@ -109,48 +111,124 @@ def spread(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
   }
 
 
-def write(found: Results, directory: Union[str, os.PathLike[str]]) -> None:
-  """Writes a JSON file of everything, and CSV files.
+def ranked(found: Results) -> list[Method]:
+  """Methods from best to worst, those without a figure last, else as given."""
+  primary = primary_metric(found)
 
-  These have a line for each method and variant, for each client of a method and
-  seed and, for data with domains, for each domain of these.
+  def key(method):
+    # Every way to personalize has this figure.
+    figure = method['metrics'].get(f'personal_{primary.name}')
+    return math.inf if figure is None else -primary.merit(figure['mean'])
+
+  return sorted(found['methods'], key=key)
+
+
+def curves(found: Results) -> pd.DataFrame:
+  """The primary metric by round.
+
+  Columns are `label`, `seed`, `round`, `model` ('personal' or 'global') and
+  `value`, a mean over clients.
   """
-
-  def write_csv(name, rows):
-    summary_lib.write_csv(os.path.join(directory, name), rows)
-
-  methods = found['methods']
-  summary_lib.write_json(os.path.join(directory, JSON_NAME), found)
-  write_csv(
-    CSV_NAME,
+  return pd.DataFrame(
     [
       {
-        **{name: method[name] for name in ('algorithm', 'variant', 'label')},
-        **{
-          name: figure or {'mean': None}
-          for name, figure in method['metrics'].items()
-        },
-        'hparams': summary_lib.json_text(method['hparams']),
+        'label': method['label'],
+        'seed': curve['seed'],
+        'round': round_number,
+        'model': model,
+        'value': value,
       }
-      for method in methods
+      for method in found['methods']
+      for curve in method['curves']
+      for model, key in (('personal', 'personal'), ('global', 'global_model'))
+      for round_number, value in zip(curve['rounds'], curve[key] or ())
     ],
+    columns=['label', 'seed', 'round', 'model', 'value'],
   )
-  write_csv(
-    CLIENTS_CSV_NAME,
+
+
+def client_scores(found: Results) -> pd.DataFrame:
+  """The scores of all clients after the last round.
+
+  A row for each method and variant (`label`, `algorithm`, `variant`), `seed`
+  and `client`, with the columns of `Run.scores`; `is_new` tells those that took
+  no part in training.
+  """
+  return pd.DataFrame(
     [
-      {'label': method['label'], 'is_new': which == 'new_clients', **row}
-      for method in methods
+      {
+        **{name: method[name] for name in ('label', 'algorithm', 'variant')},
+        'is_new': which == 'new_clients',
+        **{_as_in_runs(name): value for name, value in row.items()},
+      }
+      for method in found['methods']
       for which in ('clients', 'new_clients')
       for row in method[which]
-    ],
+    ]
   )
-  domains = [
-    {'label': method['label'], 'variant': method['variant'], **row}
-    for method in methods
+
+
+def _as_in_runs(name):
+  """'before/accuracy' for 'accuracy_before'."""
+  metric, _, when = name.rpartition('_')
+  return f'{when}/{metric}' if when in ('before', 'after') else name
+
+
+def domain_scores(found: Results) -> pd.DataFrame:
+  """The personal models' scores of each domain, for methods, seeds, domains."""
+  return pd.DataFrame(
+    {**{name: method[name] for name in ('label', 'variant')}, **row}
+    for method in found['methods']
     for row in method['domains']
-  ]
-  if domains:
-    write_csv(DOMAINS_CSV_NAME, domains)
+  )
+
+
+def scores(found: Results) -> pd.DataFrame:
+  """The scores of all clients, tidy: one number a row.
+
+  Columns are `method`, `variant`, `seed`, `client`, `is_new`, `when` ('before'
+  or 'after' personalization), `metric` and `value`.
+  """
+  wide = client_scores(found)
+  names = [name for name in wide if name.startswith(('before/', 'after/'))]
+  tidy = wide.melt(
+    ['algorithm', 'variant', 'seed', 'client', 'is_new'],
+    names,
+    var_name='metric',
+  )
+  tidy[['when', 'metric']] = tidy['metric'].str.split('/', n=1, expand=True)
+  return tidy.rename(columns={'algorithm': 'method'})
+
+
+def figures(found: Results) -> pd.DataFrame:
+  """The figures over seeds: a row for each method and variant."""
+  return summary_lib.frame(
+    {
+      **{name: method[name] for name in ('algorithm', 'variant', 'label')},
+      **{
+        name: figure or {'mean': None}
+        for name, figure in method['metrics'].items()
+      },
+      'hparams': summary_lib.json_text(method['hparams']),
+    }
+    for method in found['methods']
+  )
+
+
+def write(found: Results, directory: Union[str, os.PathLike[str]]) -> None:
+  """Writes a JSON file of everything, and CSV files of frames.
+
+  They have the `figures`, the `client_scores` and, for data with domains, the
+  `domain_scores`.
+  """
+  summary_lib.write_json(os.path.join(directory, JSON_NAME), found)
+  for name, frame in (
+    (CSV_NAME, figures(found)),
+    (CLIENTS_CSV_NAME, client_scores(found)),
+    (DOMAINS_CSV_NAME, domain_scores(found)),
+  ):
+    if not frame.empty or name != DOMAINS_CSV_NAME:
+      summary_lib.write_csv(os.path.join(directory, name), frame)
 
 
 def table(found: Results) -> str:

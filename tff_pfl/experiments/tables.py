@@ -1,11 +1,12 @@
-"""The numbers of an experiment: a row for each point, with its seed."""
+"""The numbers of an experiment: a data frame with a row for each point."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tff_pfl import errors
 
@@ -13,49 +14,42 @@ SEED = 'seed'
 
 
 class Table:
-  """Rows with columns by name, of which `seed` is one.
+  """A data frame, of which `seed` is a column.
 
   What is looked up comes by seed, in the order of the seeds, so that two
   methods' values of one experiment are paired.
+
+  Attributes:
+    frame: The data frame.
   """
 
-  def __init__(self, columns: Mapping[str, Sequence[Any]]):
-    """Takes the columns, all of one length.
-
-    Args:
-      columns: By name numbers (None for NaN) or words, one for each row.
-    """
-    self._columns = {n: _array(values) for n, values in columns.items()}
+  def __init__(self, columns: Any):
+    """Takes a data frame, or columns by name."""
+    self.frame = pd.DataFrame(columns)
 
   @classmethod
   def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Table:
     """A table of rows, which may lack some of the columns."""
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return cls({name: [row.get(name) for row in rows] for name in names})
+    return cls(list(rows))
 
   def rows(self) -> list[dict[str, Any]]:
     """The rows, as JSON types."""
-    columns = [values.tolist() for values in self._columns.values()]
-    return [dict(zip(self._columns, row)) for row in zip(*columns)]
+    return self.frame.to_dict('records')
 
   def columns(self) -> dict[str, list[Any]]:
     """The columns, as JSON types."""
-    return {name: values.tolist() for name, values in self._columns.items()}
+    return self.frame.to_dict('list')
 
   def where(self, **fixed: Hashable) -> Table:
     """The rows that have these values in the columns of these names."""
-    if not fixed:
-      return self
-    chosen = np.all(
-      [self._columns[name] == value for name, value in fixed.items()], axis=0
-    )
-    return Table({n: values[chosen] for n, values in self._columns.items()})
+    frame = self.frame
+    for name, value in fixed.items():
+      frame = frame[frame[name] == value]
+    return Table(frame)
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:
     """The values of a column in the order in which they come."""
-    table = self.where(**fixed)
-    return list(dict.fromkeys(table._columns[column].tolist()))
+    return self.where(**fixed).frame[column].drop_duplicates().tolist()
 
   def values(self, column: str, **fixed: Hashable) -> np.ndarray:
     """A column's values by seed, `[num_seeds]`.
@@ -66,15 +60,14 @@ class Table:
     Raises:
       ValueError: If they name none, or several of a seed.
     """
-    chosen = self.where(**fixed)._columns
-    seeds, order = np.unique(chosen[SEED], return_index=True)
+    frame = self.where(**fixed).frame.sort_values(SEED)
     errors.expect(
-      0 < len(seeds) == len(chosen[SEED]),
+      len(frame) and frame[SEED].is_unique,
       'columns',
       'that name one row of each seed',
       fixed,
     )
-    return chosen[column][order]
+    return frame[column].to_numpy()
 
   def lead(
     self,
@@ -110,28 +103,5 @@ class Table:
     """
     table = self.where(**fixed)
     places = table.distinct(over)
-    of_places = [table.values(column, **{over: place}) for place in places]
-    return np.array(places), np.stack(of_places, axis=1)
-
-
-def _array(values):
-  if isinstance(values, np.ndarray):
-    # A part of another table's column.
-    return values
-  values = list(values)
-  if any(isinstance(v, str) for v in values):
-    # Words where there are any, such as the names of layers among numbers.
-    return np.array(values, object)
-  if any(v is None for v in values):
-    return np.array([np.nan if v is None else v for v in values], float)
-  return np.array(values)
-
-
-def mean_and_spread(values: Any) -> tuple[Any, Any]:
-  """The mean and the sample standard deviation over the first axis.
-
-  Args:
-    values: `[num_seeds, ...]`; the deviation of a single seed is 0.
-  """
-  values = np.asarray(values, float)
-  return values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
+    values = [table.values(column, **{over: place}) for place in places]
+    return np.array(places), np.stack(values, axis=1)

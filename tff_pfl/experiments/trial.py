@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,12 +27,13 @@ from tff_pfl.evaluation import ensemble, personalized_evaluation
 from tff_pfl.experiments import validation
 from tff_pfl.simulation import (
   client_population,
-  finished_run,
+  open_run,
   report,
   run_config,
   run_store,
   warm_up,
 )
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.system import shutdown
 from tff_pfl.templates import personalization as personalization_lib
@@ -262,8 +262,10 @@ class FinishedTrial:
     """
     self.directory = directory
     self._data_dir = data_dir
-    self.scores = read_json(os.path.join(directory, SCORES_NAME))
-    self.summary = read_json(os.path.join(directory, report.SUMMARY_NAME))
+    self.scores = summary_lib.read_json(os.path.join(directory, SCORES_NAME))
+    self.summary = summary_lib.read_json(
+      os.path.join(directory, report.SUMMARY_NAME)
+    )
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:
@@ -281,27 +283,14 @@ class FinishedTrial:
     """The last models' scores with one way to personalize them."""
     return self.scores['variants'][name]
 
-  def open(self) -> finished_run.FinishedRun:
+  def open(self) -> run_lib.Run:
     """The run, for a use of its models; of a trial without new clients."""
-    return finished_run.FinishedRun(self.directory, data_dir=self._data_dir)
-
-
-def read_json(path: str) -> Any:
-  """The value in a JSON file.
-
-  Raises:
-    RunError: If it cannot be read.
-  """
-  try:
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
-  except (OSError, ValueError) as error:
-    raise errors.RunError(f'Cannot read {path}: {error}.') from error
+    return open_run.open_run(self.directory, data_dir=self._data_dir)
 
 
 def read_spec(directory: str) -> dict[str, Any]:
   """What is in `trial.json`: `trial`, its settings, and `runtime_options`."""
-  return read_json(os.path.join(directory, SPEC_NAME))
+  return summary_lib.read_json(os.path.join(directory, SPEC_NAME))
 
 
 def main(argv: Sequence[str]) -> None:

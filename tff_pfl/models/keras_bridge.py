@@ -361,3 +361,54 @@ def to_keras(
     )
   for name, value in weights.items():
     variables[name].assign(value)
+
+
+def keras_model(
+  model: split_model.SplitModel, weights: split_model.Weights
+) -> keras.Model:
+  """Makes a Keras model of a `SplitModel` and weights, such as a client's.
+
+  Its outputs are those of `model.forward` (scores, for a loss of scores), the
+  same bit for bit on a CPU, but up to rounding after batch normalization, which
+  Keras computes by another kernel.
+
+  Args:
+    model: Made by `from_keras`, or a network of `zoo`.
+    weights: All of the model's.
+
+  Raises:
+    ValueError: If a method made the model of a Keras model: of several (FedEM's
+      mixture, a head for each domain), or with weights of its own.
+  """
+  names = []
+  if model.keras_graph is not None:
+    names = list(keras_graph.name_weights(model.keras_graph)[0])
+  errors.expect(
+    names == list(model.initial_weights),
+    'model',
+    'a Keras model with the weights that it was made with, for a Keras model '
+    '(`predict`, a SavedModel or a TFLite file can have any)',
+    f'{model.name!r}, which a method made of one',
+  )
+  network = model.keras_graph.model
+  made = keras.models.clone_model(
+    network, clone_function=_clone_layer, recursive=True
+  )
+  own = network.get_weights()
+  variables, _, _ = keras_graph.name_weights(model.keras_graph)
+  values = {id(variables[name]): weights[name] for name in names}
+  made.set_weights(
+    [
+      values.get(id(variable), value)
+      for variable, value in zip(network.weights, own)
+    ]
+  )
+  return made
+
+
+def _clone_layer(layer):
+  # The user's own functions are no danger to the user.
+  unsafe = (
+    {'safe_mode': False} if isinstance(layer, keras.layers.Lambda) else {}
+  )
+  return type(layer).from_config(layer.get_config(), **unsafe)

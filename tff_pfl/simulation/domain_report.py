@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from tff_pfl.evaluation import two_class_scores
 from tff_pfl.models import split_model
 from tff_pfl.simulation import summary as summary_lib
@@ -122,34 +124,34 @@ def table(domains: Mapping[str, Any], recent: str) -> str:
 
 def bars(
   domains: Mapping[str, Any], primary: split_model.PrimaryMetric
-) -> dict[split_model.PrimaryMetric, dict]:
-  """The panels for `plots.plot_domains`, from what `over_rounds` returns.
+) -> pd.DataFrame:
+  """The newest scores of domains that have test examples.
 
   Args:
-    primary: What is shown where there is neither accuracy nor AUC.
+    primary: The metric where there is neither accuracy nor AUC.
 
   Returns:
-    From accuracy and AUC, those that there are, to a dict from name of a model
-    to its newest value of each domain. Domains without test examples are left
-    out, and so is the personal model where it is the global one.
+    A frame of `metric` (a title), `model`, `domain` and `value`. There is no
+    personal model where it is the global one.
   """
-  panels = {}
-  for key in _known(domains) or [primary.name]:
-    models = {
-      model: {
-        name: domains[model][key]['by_domain'][name][_LAST]
-        for name, count in domains['num_test_examples'].items()
-        if count
-      }
-      for model in ('global', 'personal')
-      if domains[model] is not None
+
+  def models_of(key):
+    models = [m for m in ('global', 'personal') if domains[m] is not None]
+    values = [domains[model][key]['by_domain'] for model in models]
+    return models[:1] if len(values) == 2 and values[0] == values[1] else models
+
+  return pd.DataFrame(
+    {
+      'metric': _SHOWN.get(key, primary).label(' of the domain'),
+      'model': f'{model} model',
+      'domain': name,
+      'value': domains[model][key]['by_domain'][name][_LAST],
     }
-    if models['personal'] == models.get('global'):
-      del models['personal']
-    panels[_SHOWN.get(key, primary)] = {
-      f'{model} model': v for model, v in models.items()
-    }
-  return panels
+    for key in _known(domains) or [primary.name]
+    for model in models_of(key)
+    for name, count in domains['num_test_examples'].items()
+    if count
+  )
 
 
 def _known(domains):

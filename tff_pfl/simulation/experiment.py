@@ -5,6 +5,7 @@
       process.next(server state, the cohort's client states, its training data)
       every `rounds_per_evaluation` rounds, and at the end: score all clients
       commit everything that changed in one transaction
+      tell the callbacks
     write the report
 
 What is committed survives `kill -9`. A resumed run has the same
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -32,6 +34,9 @@ from tff_pfl.evaluation import personalized_evaluation
 from tff_pfl.models import split_model
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.simulation import (
+  callbacks as callbacks_lib,
+)
+from tff_pfl.simulation import (
   client_population,
   client_sampling,
   metrics_writers,
@@ -40,14 +45,13 @@ from tff_pfl.simulation import (
   run_store,
   stored_rounds,
 )
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.simulation import summary as summary_lib
-from tff_pfl.system import machine
+from tff_pfl.system import folders, machine
 from tff_pfl.templates import personalized_process
 
 # What `run` stores of the process and the data beside the settings.
 RECORDED = ('process', client_population.FINGERPRINT, 'privacy')
-# Of runs on tables: what makes examples of rows.
-ENCODING_NAME = 'encoding.json'
 
 
 def expect_all_clients(known: Optional[int], num_clients: int) -> None:
@@ -68,8 +72,8 @@ def expect_all_clients(known: Optional[int], num_clients: int) -> None:
 def run(
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
-  *,
   output_dir: str,
+  *,
   num_rounds: int,
   cohort_size: int,
   rounds_per_evaluation: int = 10,
@@ -79,8 +83,10 @@ def run(
   resume: bool = False,
   settings: Optional[Mapping[str, Any]] = None,
   accounting: Optional[privacy.Accounting] = None,
+  keep_best: bool = False,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
   show_progress: bool = True,
-) -> dict:
+) -> run_lib.Run:
   """Trains and evaluates a method on a dataset.
 
   Args:
@@ -104,14 +110,18 @@ def run(
     accounting: The privacy of a process whose aggregator adds this noise, with
       the cohorts of this run: epsilon is printed, stored with each round's
       metrics, and in the summary.
+    keep_best: Whether to keep, beside the newest, all states after the best
+      evaluation (see `Run.best`), each time at the cost of a copy.
+    callbacks: Called after each round and evaluation.
 
   Returns:
-    The summary, as written to `summary.json`; see `report.write_report`.
+    The run.
 
   Raises:
     ValueError: If an argument is out of its range or does not fit the others.
     RunError: If the run cannot start or go on. What was committed is safe.
   """
+  output_dir = folders.results_folder(output_dir, folders.RUN)
   errors.expect_type(
     process,
     personalized_process.PersonalizedProcess,
@@ -149,17 +159,89 @@ def run(
       )
     )
     if accounting is not None:
-      accounting = accounting.of_state(runtime.run(process.initialize))
-      config['privacy'] = accounting.description()
-      epsilons = accounting.epsilons(num_rounds)
-      print(privacy.announcement(accounting, epsilons), file=sys.stderr)
+      spent = accounting.of_state(runtime.run(process.initialize))
+      config['privacy'] = spent.description()
+      epsilons = spent.epsilons(num_rounds)
+      print(privacy.announcement(spent, epsilons), file=sys.stderr)
     store = stack.enter_context(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
     _write_encoding(data, store.directory)
-    _train(runtime, process, data, store, sampler, epsilons, show_progress)
+    best = _Best(store) if keep_best else None
+    _train(
+      runtime,
+      process,
+      data,
+      store,
+      sampler,
+      epsilons,
+      best,
+      callbacks,
+      show_progress,
+    )
     _expect_evaluated(store)
-    return report.write_report(store, process, data)
+    report.write_report(store, process, data)
+    if best is not None:
+      best.write_summary(process, data)
+  return run_lib.Run(
+    output_dir,
+    process=process,
+    data=data,
+    continue_with=functools.partial(
+      run,
+      process,
+      data,
+      output_dir,
+      resume=True,
+      runtime_options=runtime_options,
+      accounting=accounting,
+      keep_best=keep_best,
+      callbacks=callbacks,
+      show_progress=show_progress,
+      **arguments_of(config),
+    ),
+  )
+
+
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """The arguments of `run` that make these settings, but `num_rounds`."""
+  named = ('cohort_size', 'rounds_per_evaluation', 'num_final_evaluations')
+  own = ('num_rounds', 'runtime', *named, *RECORDED)
+  return {
+    **{name: settings[name] for name in (*named, 'runtime')},
+    'settings': {n: v for n, v in settings.items() if n not in own},
+  }
+
+
+class _Best:
+  """Keeps a copy of the store after the best evaluation."""
+
+  def __init__(self, store: run_store.RunStore):
+    self._store = store
+    self.directory = os.path.join(store.directory, run_lib.BEST_NAME)
+    # A run that was stopped between a commit and its copy.
+    self.update()
+
+  def update(self) -> None:
+    """Copies the store if its newest round is the best."""
+    evaluations = self._store.evaluations()
+    if not evaluations or evaluations[-1]['round'] != self._store.last_round:
+      return
+    values = report.series(evaluations, report.primary_metric(evaluations))
+    figures = summary_lib.over_rounds(
+      *values['personal'],
+      self._store.last_round,
+      report.primary_metric(evaluations),
+    )
+    if figures['best_round'] == self._store.last_round:
+      self._store.copy_to(self.directory)
+
+  def write_summary(self, process, data) -> None:
+    """Writes the report's figures of the copy, without its pictures."""
+    # A run that is resumed may have no copy, if it was better before.
+    if run_store.has_run(self.directory):
+      with run_store.RunStore.open_for_reading(self.directory) as store:
+        report.write_summary(store, process, data)
 
 
 def _options_of_runtime(runtime, options, model, data, sampler):
@@ -250,7 +332,8 @@ def _write_encoding(data, directory):
   """Writes what makes examples of rows, for a table."""
   if data.encoding is not None:
     summary_lib.write_json(
-      os.path.join(directory, ENCODING_NAME), dataclasses.asdict(data.encoding)
+      os.path.join(directory, run_lib.ENCODING_NAME),
+      dataclasses.asdict(data.encoding),
     )
 
 
@@ -268,7 +351,17 @@ def _expect_evaluated(store: run_store.RunStore) -> None:
     )
 
 
-def _train(runtime, process, data, store, sampler, epsilons, show_progress):
+def _train(
+  runtime,
+  process,
+  data,
+  store,
+  sampler,
+  epsilons,
+  best,
+  callbacks,
+  show_progress,
+):
   """Runs the rounds that are left, or says that there are none."""
   config = store.config
   num_rounds = config['num_rounds']
@@ -329,7 +422,14 @@ def _train(runtime, process, data, store, sampler, epsilons, show_progress):
       if scores:
         row['evaluation'] = scores['evaluation']
         shown.update(_shown(scores['evaluation']))
+        if best is not None:
+          best.update()
       writers.write(row)
+      callbacks_lib.tell(
+        callbacks,
+        summary_lib.flat(row),
+        summary_lib.frame(scores['per_client']) if scores else None,
+      )
       if metrics['non_finite_clients']:
         num_left_out += metrics['non_finite_clients']
         shown['left_out'] = num_left_out

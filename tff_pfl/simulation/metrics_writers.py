@@ -1,35 +1,32 @@
 """Writes a run's metrics where people look for them.
 
-Every round becomes a line of `metrics.jsonl`, a row of `metrics.csv`, and a
-point of each curve that TensorBoard shows from the folder `tensorboard`. The
-metrics of an evaluation stand in the row of the round that they followed; in
-other rounds these cells are empty. Nested metrics get names like
-"evaluation/accuracy", the same in all three.
+Every round becomes a line of `metrics.jsonl` and a point of each curve that
+TensorBoard shows from the folder `tensorboard`. The metrics of an evaluation
+stand in the row of the round that they followed, with names like
+"evaluation/personal/accuracy".
 
 The run store is the source of truth. On starting or resuming a run, the files
 are written anew from its history, so that no round is ever missing or doubled.
 """
 
 import contextlib
-import csv
 import glob
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, Union
+from typing import Any, Union
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.simulation import summary, value_codec
+from tff_pfl.simulation import summary
 
 JSONL_NAME = 'metrics.jsonl'
-CSV_NAME = 'metrics.csv'
 TENSORBOARD_NAME = 'tensorboard'
 
 
 class MetricsWriters:
-  """Writes rows of metrics as JSONL, as CSV and for TensorBoard.
+  """Writes rows of metrics as JSONL and for TensorBoard.
 
   Every method raises `RunError` if a file cannot be written.
   """
@@ -46,12 +43,12 @@ class MetricsWriters:
       history: The committed rows, as `RunStore.history` yields them.
     """
     self._directory = os.fspath(directory)
-    self._columns: list[str] = []
     with self._translated():
       events = os.path.join(self._directory, TENSORBOARD_NAME)
       os.makedirs(events, exist_ok=True)
-      self._jsonl = self._opened(JSONL_NAME, 'w')
-      self._csv = self._opened(CSV_NAME, 'w')
+      self._jsonl = open(
+        os.path.join(self._directory, JSONL_NAME), 'w', encoding='utf-8'
+      )
       # TensorBoard joins all event files of a folder: those of an earlier
       # process would show its rounds a second time.
       name = 'events.out.tfevents.'
@@ -82,7 +79,7 @@ class MetricsWriters:
   def close(self) -> None:
     """Closes the files."""
     with self._translated(), contextlib.ExitStack() as stack:
-      for file in (self._jsonl, self._csv, self._events):
+      for file in (self._jsonl, self._events):
         stack.callback(file.close)
 
   def __enter__(self) -> 'MetricsWriters':
@@ -91,59 +88,25 @@ class MetricsWriters:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _opened(self, name: str, mode: str) -> IO[str]:
-    path = os.path.join(self._directory, name)
-    return open(path, mode, encoding='utf-8', newline='')
-
   def _flush(self) -> None:
-    for file in (self._jsonl, self._csv, self._events):
+    for file in (self._jsonl, self._events):
       file.flush()
 
   def _write(self, row: Mapping[str, Any]) -> None:
-    # The parts of a process that have no metrics report an empty tuple.
-    flat = {
-      name: value
-      for name, value in value_codec.flatten(value_codec.to_json(row)).items()
-      if value != []
-    }
-    self._jsonl.write(f'{summary.json_text(flat)}\n')
-    self._write_csv(flat)
+    row = summary.flat(row)
+    self._jsonl.write(f'{summary.json_text(row)}\n')
     # A metric without a group of its own is shown in the group "round".
     self._write_event(
-      step=flat['round'],
+      step=row['round'],
       summary=tf.compat.v1.Summary(
         value=[
           tf.compat.v1.Summary.Value(
             tag=name if '/' in name else f'round/{name}', simple_value=value
           )
-          for name, value in flat.items()
+          for name, value in row.items()
           if isinstance(value, (int, float)) and name != 'round'
         ]
       ),
-    )
-
-  def _write_csv(self, row: Mapping[str, Any]) -> None:
-    """Writes a row under the one header, which is widened as need be.
-
-    A metric that was not there before, such as those of the first evaluation,
-    gets a new column at the end. As the header is the first line, the file is
-    then replaced by one with the wider header.
-    """
-    known = set(self._columns)
-    added = [name for name in row if name not in known]
-    if added:
-      self._columns += added
-      self._csv.close()
-      with self._opened(CSV_NAME, 'r') as old:
-        _, *rows = csv.reader(old) if known else [()]
-      path = os.path.join(self._directory, CSV_NAME)
-      with summary.atomic_file(path) as new:
-        writer = summary.csv_writer(new)
-        writer.writerow(map(summary.csv_cell, self._columns))
-        writer.writerows(old + [''] * len(added) for old in rows)
-      self._csv = self._opened(CSV_NAME, 'a')
-    summary.csv_writer(self._csv).writerow(
-      [summary.csv_cell(row.get(name)) for name in self._columns]
     )
 
   def _write_event(self, **content: Any) -> None:

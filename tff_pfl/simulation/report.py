@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import statistics
@@ -9,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 
-from tff_pfl import datasets
+from tff_pfl import datasets, plots
 from tff_pfl.evaluation import two_class_scores
 from tff_pfl.models import split_model
-from tff_pfl.simulation import domain_report, plots, run_store, value_codec
+from tff_pfl.simulation import domain_report, run_store
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.templates import personalized_process
 
 SUMMARY_NAME = 'summary.json'
+HISTORY_NAME = 'metrics.csv'
 PER_CLIENT_NAME = 'per_client.csv'
 # After the name of the primary metric.
 BY_ROUND_PLOT_SUFFIX = '_by_round.png'
@@ -35,7 +39,8 @@ def write_report(
 ) -> dict:
   """Writes the report of a run into its folder.
 
-  `summary.json`, `per_client.csv` (the newest evaluation),
+  `summary.json`, `per_client.csv` (the newest evaluation), `metrics.csv` (a
+  row for each round),
   `accuracy_by_round.png` (or of another primary metric), `clients.png`
   (distribution over clients before and after personalization) and
   `partition.png` (clients by classes); for data with domains also
@@ -63,64 +68,85 @@ def write_report(
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
       `noise_multiplier` and the `unit` that is protected, see `privacy`.
   """
-  evaluations = store.evaluations()
-  per_client = store.per_client()
-  metric = primary_metric(evaluations)
-  classifier = process.model.classifier
-  is_multilabel = classifier is not None and classifier.is_multilabel
-  summary = _summarize(
-    store, evaluations, data, is_multilabel, process.attacked_clients
-  )
-  title = f'{process.name} on {data.name}, {summary["num_clients"]} clients'
-
-  def path(name):
-    return os.path.join(store.directory, name)
-
+  scores = summary_lib.frame(store.per_client())
+  summary = _summarize(store, process, data)
+  tables = {PER_CLIENT_NAME: scores, HISTORY_NAME: store.history()}
   if 'domains' in summary:
-    summary_lib.write_csv(
-      path(PER_DOMAIN_NAME), domain_report.rows(summary['domains'])
-    )
-    plots.plot_domains(
-      path(DOMAINS_PLOT_NAME),
-      domain_report.bars(summary['domains'], metric),
-      title=title,
-    )
-  summary_lib.write_csv(
-    path(PER_CLIENT_NAME), [value_codec.flatten(row) for row in per_client]
-  )
-  plots.plot_by_round(
-    path(metric.name + BY_ROUND_PLOT_SUFFIX),
-    _curves(evaluations),
-    metric,
-    title=title,
-  )
-  _plot_clients(path(CLIENTS_PLOT_NAME), process, per_client, metric, title)
-  datasets.plot_partition(data, path(PARTITION_PLOT_NAME))
+    tables[PER_DOMAIN_NAME] = domain_report.rows(summary['domains'])
+  for name, table in tables.items():
+    if name != PER_CLIENT_NAME:
+      table = summary_lib.frame(table)
+    summary_lib.write_csv(os.path.join(store.directory, name), table)
+  _write_pictures(store, data, summary, scores)
   # Last, so that a summary means that the report is complete.
-  summary_lib.write_json(path(SUMMARY_NAME), summary)
+  summary_lib.write_json(os.path.join(store.directory, SUMMARY_NAME), summary)
   return summary
 
 
-def _plot_clients(path, process, per_client, metric, title):
-  """Draws the clients' scores before and after personalization."""
-  plots.plot_client_distribution(
-    path,
-    [row['before'][metric.name] for row in per_client],
-    [row['after'][metric.name] for row in per_client],
-    (
-      'global model'
-      if process.has_global_model
-      else 'global weights, untrained local ones',
-      'personal model',
+def _write_pictures(store, data, summary, scores):
+  evaluations = store.evaluations()
+  metric = primary_metric(evaluations)
+  title = (
+    f'{summary["algorithm"]} on {data.name}, {len(data.client_ids)} clients'
+  )
+  left, right = plots.new_axes(11, 4.6, 1, 2)
+  plots.clients(scores, metric, title=title, ax=left)
+  plots.changes(scores, metric, ax=right)
+  pictures = {
+    metric.name + BY_ROUND_PLOT_SUFFIX: plot_curves(
+      {'': curves(evaluations)}, metric, title=title
     ),
-    metric,
-    title=title,
+    CLIENTS_PLOT_NAME: left,
+    PARTITION_PLOT_NAME: plots.partition(
+      *partition_frames(data), title=str(data.name)
+    ),
+  }
+  if 'domains' in summary:
+    pictures[DOMAINS_PLOT_NAME] = plots.panels(
+      domain_report.bars(summary['domains'], metric),
+      'metric',
+      functools.partial(plots.bars, x='value', y='domain', by='model'),
+      height=1.6 + 0.5 * data.num_domains,
+    )
+  for name, picture in pictures.items():
+    plots.save(picture, os.path.join(store.directory, name))
+
+
+def write_summary(
+  store: run_store.RunStore,
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+) -> None:
+  """Writes `summary.json` alone; see `write_report`."""
+  summary_lib.write_json(
+    os.path.join(store.directory, SUMMARY_NAME),
+    _summarize(store, process, data),
   )
 
 
-def _summarize(store, evaluations, data, is_multilabel, attacked):
+def partition_frames(
+  data: datasets.FederatedDataset, split: str = 'train'
+) -> tuple[pd.Series, dict[str, pd.DataFrame]]:
+  """How many examples clients hold, as `plots.partition` takes them."""
+  maps = {}
+  if data.num_classes is not None:
+    words = data.encoding and data.encoding.classes
+    maps['class'] = data.class_counts(split), words
+  if data.domain_names is not None:
+    maps['domain'] = data.domain_counts(split), data.domain_names
+  count = getattr(data, f'num_{split}_examples')
+  return (
+    pd.Series([count(i) for i in data.client_ids], data.client_ids),
+    {
+      kind: pd.DataFrame(counts, data.client_ids, names or None)
+      for kind, (counts, names) in maps.items()
+    },
+  )
+
+
+def _summarize(store, process, data):
   """The summary that `write_report` returns."""
-  rounds = store.history()
+  rounds, evaluations = store.history(), store.evaluations()
   newest = evaluations[-1]
   metric = primary_metric(evaluations)
 
@@ -157,8 +183,12 @@ def _summarize(store, evaluations, data, is_multilabel, attacked):
       **summary['privacy'],
     }
   # Classes of several labels are counted together.
+  classifier = process.model.classifier
+  is_multilabel = classifier is not None and classifier.is_multilabel
   if data.num_classes is not None and not is_multilabel:
-    summary['majority_accuracy'] = _majority_accuracy(data, attacked)
+    summary['majority_accuracy'] = _majority_accuracy(
+      data, process.attacked_clients
+    )
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
@@ -179,19 +209,33 @@ def _majority_accuracy(data, excluded):
   return float(np.mean(right[totals > 0] / totals[totals > 0]))
 
 
-def plot_comparison(path: str, directories: Mapping[str, str]) -> None:
-  """Draws the primary metric of several runs into one picture.
+def plot_curves(
+  frames: Mapping[str, pd.DataFrame],
+  metric: split_model.PrimaryMetric,
+  **options: Any,
+) -> Axes:
+  """Draws a metric by round.
 
   Args:
-    directories: Name of each method to the folder of its run.
+    frames: From names of methods, or '' for a single one, to what `curves`
+      returned.
+    **options: Those of `plots.curves`.
   """
-  curves = {}
-  for name, directory in directories.items():
-    with run_store.RunStore.open_for_reading(directory) as store:
-      evaluations = store.evaluations()
-    for label, values in _curves(evaluations).items():
-      curves[f'{name}, {label}'] = values
-  plots.plot_by_round(path, curves, primary_metric(evaluations))
+  parts = []
+  for name, frame in frames.items():
+    for model, part in frame[frame['metric'] == metric.name].groupby(
+      'model', sort=False
+    ):
+      label = f'{name}, {model} model' if name else f'{model} model'
+      last = metric.text(part['value'].iloc[-1])
+      parts.append(part.assign(curve=f'{label} ({last})'))
+  return plots.curves(
+    pd.concat(parts),
+    by='curve',
+    metric=metric,
+    y_label=metric.label(', mean over clients'),
+    **{'ax': plots.new_axes(8, 4.4), **options},
+  )
 
 
 def primary_metric(
@@ -224,12 +268,24 @@ def series(
   return found
 
 
-def _curves(evaluations):
-  """`series` with labels; one curve where the two are the same."""
-  curves = series(evaluations, primary_metric(evaluations))
-  if curves.get('global') == curves['personal']:
-    del curves['personal']
-  return {f'{which} model': values for which, values in curves.items()}
+def curves(evaluations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """The scores by round: `round`, `model`, `metric` and `value`.
+
+  Of models that are the same, as where nothing is personalized, there is the
+  global one.
+  """
+  rows = [
+    {'round': one['round'], 'model': model, 'metric': metric, 'value': value}
+    for one in evaluations
+    for model in ('personal', 'global')
+    for metric, value in (one[model] or {}).items()
+  ]
+  frame = pd.DataFrame(rows, columns=['round', 'model', 'metric', 'value'])
+  personal, shared = (
+    frame[frame['model'] == model].drop(columns='model').to_numpy().tolist()
+    for model in ('personal', 'global')
+  )
+  return frame[frame['model'] == 'global'] if personal == shared else frame
 
 
 def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -255,42 +311,38 @@ def recent_title(numbers: Iterable[int]) -> str:
   return f'last {number}\nevaluation{"" if most == 1 else "s"}'
 
 
+def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """A row for each summary of `write_report`, as `summary_table` shows it."""
+  primary = [primary_figures(summary) for summary in summaries]
+  name = split_model.PrimaryMetric(primary[0]['name'], True).title
+  recent = recent_title(f['personal']['num_last_10'] for f in primary)
+  return pd.DataFrame(
+    [
+      {
+        'method': summary['algorithm'],
+        f'personal {name}': figures['personal']['last'],
+        recent: figures['personal']['last_10_mean'],
+        f'global {name}': figures['global'] and figures['global']['last'],
+        'std over clients': summary['fairness'].get('std'),
+        'worst 10%': summary['fairness'].get('worst_10_percent'),
+        'fraction hurt': summary['fairness'].get('fraction_hurt'),
+        'personal loss': summary['loss'],
+        'seconds a round': summary['seconds_per_round'],
+      }
+      for summary, figures in zip(summaries, primary)
+    ],
+    # With None, which there is not, and NaN, which is a figure.
+    dtype=object,
+  )
+
+
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
   """A table for the screen, a row for each summary of `write_report`.
 
   Lines below it tell ε, the scores of two classes, and methods that are no
   better than the most frequent class.
   """
-  primary = [primary_figures(summary) for summary in summaries]
-  name = split_model.PrimaryMetric(primary[0]['name'], True).title
-
-  table = summary_lib.format_table(
-    [
-      [
-        summary['algorithm'],
-        figures['personal']['last'],
-        figures['personal']['last_10_mean'],
-        figures['global'] and figures['global']['last'],
-        summary['fairness'].get('std'),
-        summary['fairness'].get('worst_10_percent'),
-        summary['fairness'].get('fraction_hurt'),
-        summary['loss'],
-        summary['seconds_per_round'],
-      ]
-      for summary, figures in zip(summaries, primary)
-    ],
-    [
-      'method',
-      f'personal\n{name}',
-      recent_title(figures['personal']['num_last_10'] for figures in primary),
-      f'global\n{name}',
-      'std over\nclients',
-      'worst\n10%',
-      'fraction\nhurt',
-      'personal\nloss',
-      'seconds\na round',
-    ],
-  )
+  table = summary_lib.format_frame(summary_frame(summaries))
   return '\n'.join([table, *itertools.chain(*map(_notes, summaries))])
 
 

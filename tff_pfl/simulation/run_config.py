@@ -15,6 +15,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import phases, schedules, training_options
 from tff_pfl.models import augmentation, domain_models, split_model, zoo
 from tff_pfl.simulation import client_sampling, experiment, privacy, warm_up
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import (
   attacks,
   domain_histogram,
@@ -23,6 +24,8 @@ from tff_pfl.templates import (
 from tff_pfl.templates import personalization as personalization_lib
 
 _INFINITIES = ['inf', '-inf']
+# Arguments of `experiment.run` that are not for a warm-up.
+_OF_THE_RUN = ('keep_best', 'callbacks')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,10 +284,16 @@ class RunConfig:
       self.augmentation,
     )
     return domain_models.of_domains(
-      domain_histogram.model_for(model, data),
+      domain_histogram.with_domains(model, data),
       self.domain_model,
       reweighted=self.reweight_domains,
     )
+
+  def started_model(
+    self, data: datasets.FederatedDataset, output_dir: str
+  ) -> split_model.SplitModel:
+    """The model with the weights that the run in a folder started from."""
+    return warm_up.started(self, self.build_model(data), output_dir)
 
   def build_process(
     self, model: split_model.SplitModel
@@ -323,23 +332,22 @@ class RunConfig:
       schedules.make_schedule(self.learning_rate_schedule),
     )
 
-  def run(self, output_dir: str, **options: Any) -> dict[str, Any]:
+  def run(self, output_dir: str, **options: Any) -> run_lib.Run:
     """Runs the experiment, after its warm-up.
 
     Args:
       output_dir: Folder of the run.
       **options: `runtime_options`, `resume` and `show_progress` of
-        `experiment.run`.
-
-    Returns:
-      The summary; see `experiment.run`.
+        `experiment.run`; of the run, but not its warm-up, also `keep_best` and
+        `callbacks`.
     """
     data = self.load_data()
+    own = {n: options.pop(n) for n in _OF_THE_RUN if n in options}
     model = warm_up.run(
       self, self.build_model(data), data, output_dir, **options
     )
     return self.run_process(
-      self.build_process(model), data, output_dir, **options
+      self.build_process(model), data, output_dir, **own, **options
     )
 
   def run_process(
@@ -350,7 +358,7 @@ class RunConfig:
     *,
     more_settings: Optional[Mapping[str, Any]] = None,
     **options: Any,
-  ) -> dict[str, Any]:
+  ) -> run_lib.Run:
     """Runs the experiment with a process and data that were made of this.
 
     Args:
@@ -359,9 +367,6 @@ class RunConfig:
       output_dir: Folder of the run.
       more_settings: Stored beside these: what else tells which data.
       **options: Further arguments of `experiment.run`.
-
-    Returns:
-      The summary; see `experiment.run`.
     """
     return experiment.run(
       process,

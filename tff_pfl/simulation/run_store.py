@@ -287,6 +287,25 @@ class RunStore:
     """Returns the metrics of each client in the newest evaluation."""
     return json.loads(self._newest('per_client'))
 
+  def copy_to(self, directory: _Path) -> None:
+    """Makes the run in another folder this one, as it is now.
+
+    Raises:
+      RunError: If it cannot be written. What was there is then as it was.
+    """
+    path = _path_in(directory)
+    advice = f'what is committed in {self.directory} is safe'
+    with _one_line(directory, 'keep the best models', advice):
+      os.makedirs(directory, exist_ok=True)
+      temporary = f'{path}.tmp'
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(temporary)
+      with contextlib.closing(sqlite3.connect(temporary)) as copy:
+        self._connection.backup(copy)
+        # Without a log beside it.
+        copy.execute('PRAGMA journal_mode = DELETE')
+      os.replace(temporary, path)
+
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
     self._on_close.close()

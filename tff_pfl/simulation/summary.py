@@ -1,14 +1,15 @@
 """Sums up a run: figures over rounds, result files, a table on the screen."""
 
 import contextlib
-import csv
 import json
 import math
 import numbers
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Optional, Union
 
+import pandas as pd
 import tabulate
 
 from tff_pfl import errors
@@ -17,7 +18,7 @@ from tff_pfl.simulation import value_codec
 
 _Path = Union[str, 'os.PathLike[str]']
 _NONE_CELL = '–'
-_FORMULA_STARTS = ('=', '+', '-', '@', '\t', '\r')
+_HEADING_WIDTH = 8
 
 
 def over_rounds(
@@ -87,55 +88,50 @@ def write_json(path: _Path, value: Any) -> None:
     file.write(text + '\n')
 
 
-def write_csv(path: _Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes a CSV file as an `atomic_file`.
+def read_json(path: _Path) -> Any:
+  """The value in a JSON file.
+
+  Raises:
+    RunError: If it cannot be read.
+  """
+  try:
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    raise errors.RunError(f'Cannot read {path}: {error}.') from error
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+  """A data frame of rows.
 
   Args:
-    rows: The rows, which need not have the same keys. The columns are the keys
-      of all rows in the order of their first appearance, those of nested
-      mappings joined by "/"; what a row lacks is an empty cell. Names and
-      values are written as `csv_cell` returns them.
+    rows: They need not have the same keys. The columns are the keys of all rows
+      in the order of their first appearance, those of nested mappings joined by
+      "/"; None is missing.
   """
-  flat = [value_codec.flatten(value_codec.to_json(row)) for row in rows]
-  columns = list(dict.fromkeys(name for row in flat for name in row))
+  rows = [{n: v for n, v in flat(row).items() if v is not None} for row in rows]
+  table = pd.DataFrame(rows)
+  for name in table:
+    known = [row[name] for row in rows if name in row]
+    if len(known) < len(rows) and all(type(value) is int for value in known):
+      # Not floats, for what is missing.
+      table[name] = table[name].astype('Int64')
+  return table
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+  """A row with the names of `frame`, as JSON types.
+
+  Empty lists, which parts of a process without metrics report, are left out.
+  """
+  items = value_codec.flatten(value_codec.to_json(row)).items()
+  return {name: value for name, value in items if value != []}
+
+
+def write_csv(path: _Path, table: pd.DataFrame) -> None:
+  """Writes a data frame, without its index, as an `atomic_file`."""
   with atomic_file(path) as file:
-    writer = csv_writer(file)
-    if columns:
-      writer.writerow(map(csv_cell, columns))
-    writer.writerows([csv_cell(row.get(c)) for c in columns] for row in flat)
-
-
-def csv_cell(value: Any) -> Any:
-  """Returns a JSON value as a cell of a CSV file.
-
-  Lists become JSON text. Text (not a number) that a spreadsheet would take for
-  a formula, as it starts with one of ``= + - @``, a tab or a carriage return,
-  gets an apostrophe before it: data, such as a client's id, must not run.
-  """
-  if isinstance(value, (list, dict)):
-    return json_text(value)
-  if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
-    return f"'{value}"
-  return value
-
-
-def csv_writer(file: IO[str]) -> Any:
-  """Returns a `csv.writer` whose rows end in a line feed."""
-  return csv.writer(_LineFeeds(file))
-
-
-class _LineFeeds:
-  """Takes the rows of a CSV writer, which end in CR LF.
-
-  It quotes only what has a character of its line's end in it, but readers take
-  either for one.
-  """
-
-  def __init__(self, file: IO[str]):
-    self._file = file
-
-  def write(self, row: str) -> None:
-    self._file.write(row[:-2] + '\n')
+    table.to_csv(file, index=False)
 
 
 @contextlib.contextmanager
@@ -196,6 +192,20 @@ def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
     disable_numparse=True,
     # Without rows there is nothing to align, which tabulate does not expect.
     colalign=alignment if rows else None,
+  )
+
+
+def format_frame(table: pd.DataFrame) -> str:
+  """Returns a data frame without its index as `format_table` does.
+
+  Headings are broken at spaces.
+  """
+  return format_table(
+    table.itertuples(index=False),
+    [
+      textwrap.fill(heading, _HEADING_WIDTH, break_long_words=False)
+      for heading in table.columns
+    ],
   )
 
 

@@ -55,8 +55,9 @@ def divide(num_clients: Optional[int] = None) -> None:
   side by side, one on each core, then fight for them: rounds take twice as long
   on two cores, and their rounding depends on the number of cores.
 
-  This can be set only before TensorFlow runs its first operation, so `tff_pfl`
-  does it when it is imported. `TF_NUM_INTRAOP_THREADS` in the environment, or
+  This can be set only before TensorFlow runs its first operation: programs do
+  it when they start, `import tff_pfl as pfl` when one of its names is first
+  used, and each runtime. `TF_NUM_INTRAOP_THREADS` in the environment, or
   `tf.config.threading.set_intra_op_parallelism_threads`, decides otherwise.
 
   Args:
@@ -76,7 +77,7 @@ def divide(num_clients: Optional[int] = None) -> None:
       logging.WARNING,
       'Rounds will take longer: TensorFlow was used before, and has %s for '
       'each operation where the clients that run at the same time leave %d. '
-      'Import tff_pfl and make the runtime first, or set '
+      'Use a name of tff_pfl first, or set '
       'TF_NUM_INTRAOP_THREADS=%d.',
       1,
       f'{current} thread(s)' if current else 'a thread on each core',

@@ -109,27 +109,3 @@ def exit_without_waiting(status: int) -> NoReturn:
   finally:
     # Whatever else happens, a second Ctrl-C included.
     os._exit(status)
-
-
-def drop_default_context_at_exit() -> None:
-  """Drops TFF's default context at the interpreter's exit; `tff_pfl` calls it.
-
-  Importing TFF makes its local C++ context the default. The object that owns
-  its worker is destroyed with the last modules, when the names that its
-  `__del__` needs are gone: every program that imports TFF prints "Exception
-  ignored in: ... ServiceManager.__del__ ... 'NoneType' object has no attribute
-  'Popen'" when it ends, and a worker that was started is left behind. Dropped
-  from an `atexit` function, while all modules are alive, the same `__del__`
-  works and stops its worker. Until then nothing is changed for programs that
-  use TFF's own context.
-
-  The default is kept per thread; importing TFF and the exit both happen in the
-  main thread.
-  """
-  atexit.register(_drop_default_context)
-
-
-def _drop_default_context() -> None:
-  tff = sys.modules.get('tensorflow_federated')
-  if tff is not None:
-    tff.test.set_no_default_context()

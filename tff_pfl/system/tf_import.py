@@ -1,4 +1,7 @@
-"""Imports TensorFlow without its messages of its own doings.
+"""Imports TensorFlow for programs and for `import tff_pfl as pfl`.
+
+Its operations get the threads of a client (see `cores.divide`), and its
+messages of its own doings are left out.
 
 TensorFlow 2.21 writes some ten lines on CPU features and missing GPUs to stderr
 as it is loaded and when it first looks for devices, whatever
@@ -57,3 +60,7 @@ if os.environ[_VARIABLE] == '3':
   # In another version it has another name, and the messages come.
   with contextlib.suppress(AttributeError, OSError):
     getattr(ctypes.CDLL(_library), _SET_MIN_LOG_LEVEL)(3)
+
+from tff_pfl.system import cores  # noqa: E402
+
+cores.divide()

@@ -64,7 +64,7 @@ def count_domains(
   return tuple(int(count) for count in counts)
 
 
-def model_for(
+def with_domains(
   model: split_model.SplitModel,
   data: datasets.FederatedDataset,
   runtime: Optional[runtime_base.Runtime] = None,

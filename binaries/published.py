@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
+import pandas as pd
+
 _LAST_10 = 'personal_accuracy_last_10'
 _LAST = 'personal_accuracy'
 
@@ -252,6 +254,21 @@ def matching_figures(
       note = source.columns[places[0]].note
       found[source] = note, list(source.figures(places))
   return found
+
+
+def reference(dataset: Any, num_clients: Any, partition: Any) -> pd.DataFrame:
+  """The figures for a setting, as `page.write` takes them."""
+  return pd.DataFrame(
+    {
+      'source': f'{source.paper}, {source.table}',
+      'note': f'{source.protocol} {note}'.strip(),
+      **figure._asdict(),
+    }
+    for source, (note, figures) in matching_figures(
+      dataset, num_clients, partition
+    ).items()
+    for figure in figures
+  )
 
 
 def value(

@@ -6,15 +6,24 @@ import warnings
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl import datasets, errors
-from tff_pfl.algorithms import fed_rep
+from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
 from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
-from tff_pfl.simulation import finished_run, run_config
+from tff_pfl.simulation import (
+  callbacks,
+  experiment,
+  new_clients,
+  open_run,
+  run_config,
+  run_store,
+)
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import personalization
 
 _CONFIG = run_config.RunConfig(
@@ -35,8 +44,8 @@ def _directory(tmp_path_factory):
 
 @pytest.fixture(name='run')
 def _run(directory):
-  with finished_run.FinishedRun(directory) as run:
-    yield run
+  run = open_run.open_run(directory)
+  return run
 
 
 def _new_clients(run, num_clients=2):
@@ -47,6 +56,126 @@ def _new_clients(run, num_clients=2):
     keys=np.repeat([f'new_{i}' for i in range(num_clients)], 30),
     num_classes=10,
   )
+
+
+class _Listener(callbacks.Callback):
+  def __init__(self):
+    self.told = []
+
+  def on_round(self, round_number, metrics):
+    self.told.append((round_number, metrics))
+
+  def on_evaluation(self, round_number, metrics, scores):
+    self.told.append((round_number, metrics, scores))
+
+
+def test_results_are_data_frames(run):
+  assert list(run.history['round']) == [1, 2]
+  scores = run.scores
+  assert tuple(scores['client']) == run.data.client_ids
+  last = run.summary['accuracy']['last']
+  assert scores['after/accuracy'].mean() == pytest.approx(last)
+  evaluated = run.history['evaluation/personal/accuracy']
+  assert evaluated.iloc[-1] == last
+  assert f'{last:.4f}' in run.table()
+  assert f'{last:.4f}'[:5] in run._repr_html_()
+  written = pd.read_csv(os.path.join(run.directory, 'per_client.csv'))
+  pd.testing.assert_frame_equal(written, scores)
+  pd.testing.assert_frame_equal(
+    pd.read_csv(os.path.join(run.directory, 'metrics.csv')),
+    run.history,
+    check_dtype=False,
+  )
+
+
+def test_a_client_has_a_keras_model_that_predicts(run):
+  x = run.data.test('client_2').x
+  model = run.personal_model('client_2')
+  np.testing.assert_allclose(
+    tf.nn.softmax(model.predict(x, verbose=0)),
+    run.predict('client_2', x),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  # Of its own: the next client's is another.
+  before = model.get_weights()
+  run.personal_model('client_3')
+  toy_problems.assert_same(model.get_weights(), before)
+  with pytest.raises(ValueError, match='client_id.*client_0.*nobody'):
+    run.predict('nobody', x)
+
+
+def test_a_run_goes_on_and_tells_who_listens(tmp_path, directory):
+  listener = _Listener()
+  config = dataclasses.replace(_CONFIG, num_rounds=1, rounds_per_evaluation=1)
+  run = config.run(
+    str(tmp_path), show_progress=False, callbacks=[listener], keep_best=True
+  )
+  assert open_run.open_run(tmp_path / 'best').summary['num_rounds'] == 1
+  run = open_run.open_run(str(tmp_path)).continue_(
+    4, show_progress=False, callbacks=[listener], keep_best=True
+  )
+  rounds = [(told[0], len(told)) for told in listener.told]
+  assert rounds == [(n, size) for n in (1, 2, 3, 4) for size in (2, 3)]
+  _, metrics, scores = listener.told[-1]
+  assert metrics['personal/accuracy'] == run.summary['accuracy']['last']
+  pd.testing.assert_frame_equal(scores, run.scores)
+  assert listener.told[-2][1]['loss'] == run.history['loss'].iloc[-1]
+  # As if it had never stopped.
+  whole = dataclasses.replace(config, num_rounds=4).run(
+    str(tmp_path / 'whole'), show_progress=False
+  )
+  for client_id in ('client_0', 'client_5'):
+    toy_problems.assert_same(
+      dict(run.personal_weights(client_id)),
+      dict(whole.personal_weights(client_id)),
+    )
+  with pytest.raises(errors.RunError, match='keep_best'):
+    whole.best  # noqa: B018
+
+
+def test_the_best_models_are_those_after_the_best_evaluation(tmp_path):
+  config = dataclasses.replace(
+    _CONFIG, num_rounds=6, hparams=fed_rep.FedRepHParams(head_learning_rate=1.0)
+  )
+  run = config.run(str(tmp_path / 'run'), show_progress=False, keep_best=True)
+  accuracy = run.history['evaluation/personal/accuracy']
+  best_round = int(accuracy.idxmax()) + 1
+  assert run.best.summary['num_rounds'] == best_round
+  assert run.best.scores['after/accuracy'].mean() == accuracy.max()
+  to_there = dataclasses.replace(config, num_rounds=best_round).run(
+    str(tmp_path / 'other'), show_progress=False
+  )
+  toy_problems.assert_same(
+    dict(run.best.personal_weights('client_1')),
+    dict(to_there.personal_weights('client_1')),
+  )
+  with pytest.raises(ValueError, match='not the best models of another'):
+    run.best.continue_(7)
+
+
+def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
+  data = datasets.load_dataset('digits', num_clients=6, partition='shards:2')
+  process = registry.build(
+    'fed_per', zoo.mlp(data.element_spec, 10, widths=[8]), num_epochs=1
+  )
+  directory = str(tmp_path)
+  run = experiment.run(
+    process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
+  )
+  found = open_run.open_run(directory)
+  assert found.summary == run.summary
+  with pytest.raises(errors.RunError, match='give `open_run` its process'):
+    found.personal_weights('client_0')
+  found = open_run.open_run(directory, process, data)
+  found = found.continue_(2, show_progress=False)
+  assert found.summary['num_rounds'] == 2
+  toy_problems.assert_same(
+    dict(found.personal_weights('client_0')),
+    dict(run.personal_weights('client_0')),
+  )
+  with pytest.raises(ValueError, match='together with data'):
+    open_run.open_run(directory, process)
 
 
 def test_run_is_built_again_from_its_folder(run):
@@ -83,16 +212,16 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
 ):
   clients = _new_clients(run)
   seen = []
-  padded = finished_run.client_examples.padded
+  padded = new_clients.client_examples.padded
 
   def record(examples):
     seen.append(examples)
     return padded(examples)
 
-  monkeypatch.setattr(finished_run.client_examples, 'padded', record)
+  monkeypatch.setattr(new_clients.client_examples, 'padded', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
-    run.fit_new_clients(clients, options, runtime, num_samples=num_samples)
+    new_clients.fit(run, clients, options, runtime, num_samples=num_samples)
   trains = [examples.x for examples in seen[::2]]
   assert [len(x) for x in trains] == [3, 10, 24, 24]
 
@@ -104,36 +233,39 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
 
 def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
   clients = datasets.make_synthetic(2)
-  for use in (run.score_new_clients, run.fit_new_clients):
+  for use in (new_clients.score, new_clients.fit):
     with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
-      use(clients, personalization.Personalization(), runtime)
+      use(run, clients, personalization.Personalization(), runtime)
 
 
 def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
   with pytest.raises(errors.RunError, match='There is no run'):
-    finished_run.FinishedRun(str(tmp_path))
+    open_run.open_run(str(tmp_path))
   settings = {**_CONFIG.settings(), 'model': {'name': 'mine'}}
-  finished_run.run_store.RunStore.open(tmp_path / 'run', settings).close()
+  run_store.RunStore.open(tmp_path / 'run', settings).close()
   with warnings.catch_warnings():
     # Nothing may be left open.
     warnings.simplefilter('error', ResourceWarning)
-    with pytest.raises(errors.RunError, match='another version or another'):
-      finished_run.FinishedRun(str(tmp_path / 'run'))
+    run = open_run.open_run(str(tmp_path / 'run'))
+    with pytest.raises(errors.RunError, match='another version .* give `open'):
+      run.data  # noqa: B018
     gc.collect()
   started = tmp_path / 'started'
-  finished_run.run_store.RunStore.open(started, _CONFIG.settings()).close()
-  with finished_run.FinishedRun(str(started)) as run:
-    with pytest.raises(errors.RunError, match='committed no state yet'):
-      run.personal_weights('client_0', runtime)
+  run_store.RunStore.open(started, _CONFIG.settings()).close()
+  run = open_run.open_run(str(started))
+  with pytest.raises(errors.RunError, match='committed no state yet'):
+    run.personal_weights('client_0', runtime)
+  with pytest.raises(errors.RunError, match='no summary.json.*continue it'):
+    run.summary  # noqa: B018
 
 
 def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
-  with finished_run.FinishedRun(directory) as run:
-    with pytest.raises(errors.RunError, match='run on a table .* on digits'):
-      run.encoding  # noqa: B018
-    run.data.encoding = 'of a table'
-    with pytest.raises(ValueError, match='encoding.json.* a file, found none'):
-      run.encoding  # noqa: B018
+  run = open_run.open_run(directory)
+  with pytest.raises(errors.RunError, match='run on a table .* on digits'):
+    run.encoding  # noqa: B018
+  run.data.encoding = 'of a table'
+  with pytest.raises(ValueError, match='encoding.json.* a file, found none'):
+    run.encoding  # noqa: B018
 
 
 def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
@@ -156,8 +288,8 @@ def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
     ),
     None,
   )
-  monkeypatch.setattr(finished_run.FinishedRun, 'model', model)
-  monkeypatch.setattr(finished_run, '_MAX_INPUTS', 4)
+  monkeypatch.setattr(run_lib.Run, 'model', model)
+  monkeypatch.setattr(run_lib, '_MAX_INPUTS', 4)
   run.encoding = encoding
   weights = {
     'head/kernel': np.float32([[1], [2]]),
@@ -177,18 +309,16 @@ def test_run_whose_data_have_changed_is_refused(
   changed = dataclasses.replace(digits, x=x).to_clients(6)
   monkeypatch.setattr(run_config.RunConfig, 'load_data', lambda config: changed)
   with pytest.raises(errors.RunError, match='data have changed since the run'):
-    finished_run.FinishedRun(directory)
+    open_run.open_run(directory).personal_weights('client_0')
   with pytest.raises(errors.RunError, match='data have changed since the run'):
-    finished_run.personal_weights(
-      directory, run.build_process(), changed, 'client_0'
-    )
+    open_run.open_run(directory, run.process, changed)
 
 
 def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
   path = str(tmp_path / 'model.npz')
   weights = dict(run.model.initial_weights)
-  finished_run.save_personal_model(path, dict(reversed(weights.items())))
-  found = finished_run.load_personal_model(path, run.model)
+  new_clients.save_personal_model(path, dict(reversed(weights.items())))
+  found = new_clients.load_personal_model(path, run.model)
   assert list(found) == list(weights)
   toy_problems.assert_same(dict(found), weights)
   for changed, words in (
@@ -198,13 +328,13 @@ def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
       r"shape \(64, 16\) for 'dense_1/kernel'",
     ),
   ):
-    finished_run.save_personal_model(path, changed)
+    new_clients.save_personal_model(path, changed)
     with pytest.raises(ValueError, match=words):
-      finished_run.load_personal_model(path, run.model)
+      new_clients.load_personal_model(path, run.model)
 
 
 def test_every_client_id_has_a_file_of_its_own_in_the_folder(tmp_path, run):
-  folder = tmp_path / finished_run.PERSONAL_MODELS_DIR
+  folder = tmp_path / new_clients.PERSONAL_MODELS_DIR
   folder.mkdir()
   for number, client_id in enumerate(
     (
@@ -226,11 +356,11 @@ def test_every_client_id_has_a_file_of_its_own_in_the_folder(tmp_path, run):
       'x' * 248,
     )
   ):
-    path = finished_run.personal_model_path(str(tmp_path), client_id)
-    finished_run.save_personal_model(path, run.model.initial_weights)
+    path = new_clients.personal_model_path(str(tmp_path), client_id)
+    new_clients.save_personal_model(path, run.model.initial_weights)
     assert len(list(folder.iterdir())) == number + 1, client_id
     assert len(list(tmp_path.iterdir())) == 1
-    assert finished_run.load_personal_model(path, run.model)
+    assert new_clients.load_personal_model(path, run.model)
 
 
 def test_predictions_of_many_examples_are_those_of_each(run):
@@ -275,12 +405,12 @@ def test_model_is_the_one_that_the_method_makes(tmp_path, runtime):
   """FedEM's is a mixture of what the run's settings name."""
   config = dataclasses.replace(_CONFIG, algorithm='fed_em', hparams=None)
   config.run(str(tmp_path), show_progress=False)
-  with finished_run.FinishedRun(str(tmp_path)) as run:
-    weights = run.personal_weights('client_0', runtime)
-    assert list(weights) == list(run.model.initial_weights)
-    probabilities = prediction.predict(
-      run.model, weights, run.data.test('client_0').x
-    )
+  run = open_run.open_run(str(tmp_path))
+  weights = run.personal_weights('client_0', runtime)
+  assert list(weights) == list(run.model.initial_weights)
+  probabilities = prediction.predict(
+    run.model, weights, run.data.test('client_0').x
+  )
   np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
 
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tests.algorithms import toy_problems
 from tff_pfl.algorithms import registry
-from tff_pfl.export import keras_file
-from tff_pfl.models import prediction, zoo
+from tff_pfl.models import keras_bridge, prediction, zoo
 
 
 def _images(number):
@@ -39,7 +38,7 @@ def test_the_file_predicts_bit_for_bit_with_the_weights_given(name, tmp_path):
   model = _model(name, x, arguments)
   weights = toy_problems.jittered(model.initial_weights)
   before = model.keras_graph.model.get_weights()
-  keras_file.save(tmp_path / 'model.keras', model, weights)
+  keras_bridge.keras_model(model, weights).save(tmp_path / 'model.keras')
   toy_problems.assert_same(model.keras_graph.model.get_weights(), before)
   loaded = keras.models.load_model(tmp_path / 'model.keras')
   outputs = loaded.predict(x, batch_size=len(x), verbose=0)
@@ -55,7 +54,7 @@ def test_batch_normalization_is_the_same_up_to_rounding(tmp_path):
     'cnn', x, {'filters': 2, 'widths': (5,), 'normalization': 'batch'}
   )
   weights = toy_problems.jittered(model.initial_weights)
-  keras_file.save(tmp_path / 'model.keras', model, weights)
+  keras_bridge.keras_model(model, weights).save(tmp_path / 'model.keras')
   loaded = keras.models.load_model(tmp_path / 'model.keras')
   np.testing.assert_allclose(
     tf.nn.softmax(loaded.predict(x, verbose=0)),
@@ -69,5 +68,5 @@ def test_a_model_made_of_several_has_no_file(name, tmp_path):
   model = toy_problems.model_for(name, toy_problems.classifier())
   made = registry.build(name, model).model
   with pytest.raises(ValueError, match='SavedModel or a TFLite file can'):
-    keras_file.save(tmp_path / 'model.keras', made, made.initial_weights)
+    keras_bridge.keras_model(made, made.initial_weights)
   assert not list(tmp_path.iterdir())

@@ -2,8 +2,8 @@ import pathlib
 
 import pytest
 
+from binaries import published
 from tff_pfl.experiments import metrics as metrics_lib
-from tff_pfl.experiments import published
 
 _FLAGFILES = pathlib.Path(__file__).parents[2] / 'binaries' / 'flagfiles'
 

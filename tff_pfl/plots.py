@@ -1,0 +1,579 @@
+"""Pictures of data frames, by seaborn: curves, bars, clients, partitions.
+
+Each function draws a tidy frame on `ax`, by default the axes of a new figure of
+pyplot, and returns the axes. What is drawn over several seeds is the mean with
+its sample standard deviation. `save` writes a figure.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Optional, Union
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import colors, ticker
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_pfl.models import split_model
+from tff_pfl.simulation import summary
+
+_Path = Union[str, 'os.PathLike[str]']
+_Metric = split_model.PrimaryMetric
+# Color-blind readers can tell the first ones apart.
+_PALETTE = 'colorblind'
+BEFORE, AFTER, HURT, GLOBAL = '#949494', '#0173b2', '#d55e00', '#de8f05'
+_TEXT = '#555555'
+# Up to this many points a curve has markers, and its spread error bars.
+_MAX_MARKED = 20
+# More curves have dashes, too, as colors come again.
+_MAX_COLORS = 8
+# More, or longer, names under bars than this run into each other.
+_MAX_LEVEL_CHARACTERS = 36
+# Where the most is more than so many times the median, scales are logarithmic.
+_MOST_OF_MEDIAN = 20
+# Of more clients, evenly spaced ones stand for all.
+_MAX_CLIENTS = 200
+_LONGEST_NAME = 16
+_STYLE = {
+  # A name in the data is no formula between dollar signs.
+  'text.parse_math': False,
+  'axes.titlelocation': 'left',
+  'legend.frameon': False,
+  'savefig.dpi': 150,
+}
+
+
+def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+  @functools.wraps(draw)
+  def drawn(*args, **kwargs):
+    with matplotlib.rc_context(_STYLE):
+      return draw(*args, **kwargs)
+
+  return drawn
+
+
+@_styled
+def new_axes(
+  width: float = 6.4, height: float = 4.4, *shape: int, **options: Any
+) -> Any:
+  """Makes a figure that nothing but its axes refers to.
+
+  Args:
+    width: Of the figure, in inches.
+    height: Likewise.
+    *shape: Rows and columns of axes; without, there is one.
+    **options: Of `Figure.subplots`.
+
+  Returns:
+    The axes, or an array of them.
+  """
+  return Figure((width, height), layout='constrained').subplots(
+    *shape, **options
+  )
+
+
+@_styled
+def curves(
+  frame: pd.DataFrame,
+  *,
+  x: str = 'round',
+  y: str = 'value',
+  by: Optional[str] = 'method',
+  style: Optional[str] = None,
+  metric: Optional[_Metric] = None,
+  x_label: Optional[str] = None,
+  y_label: Optional[str] = None,
+  log_x: bool = False,
+  log_y: bool = False,
+  title: str = '',
+  ax: Optional[Axes] = None,
+  **options: Any,
+) -> Axes:
+  """Draws curves.
+
+  Args:
+    frame: Has the columns below; rows of the same `x` and curve are seeds.
+    x: The column of the horizontal axis.
+    y: The column that is drawn. What is not finite leaves a gap, as does what a
+      logarithmic axis cannot show.
+    by: The column with the curves' names.
+    style: A column that is told by dashes.
+    metric: That of `y`: its label, and percent for a fraction.
+    **options: Further ones of `seaborn.lineplot`.
+  """
+  ax = ax or _pyplot_axes()
+  values = frame[y].astype(float)
+  shown = np.isfinite(values) & ((values > 0) | (not log_y))
+  frame = frame.assign(**{y: values.where(shown)})
+  marked = frame[x].nunique() <= _MAX_MARKED
+  names = [] if by is None else list(frame[by].unique())
+  dashed = by if len(names) > _MAX_COLORS and style is None else style
+  if by is not None and 'palette' not in options and 'color' not in options:
+    options['palette'] = sns.color_palette(_PALETTE, len(names))
+  sns.lineplot(
+    frame,
+    x=x,
+    y=y,
+    hue=by,
+    style=dashed,
+    errorbar=_positive_spread if log_y else 'sd',
+    err_style='bars' if marked else 'band',
+    err_kws={'capsize': 3, 'elinewidth': 1} if marked else {},
+    marker='o' if marked else None,
+    markersize=5,
+    ax=ax,
+    **options,
+  )
+  ax.set(
+    xscale='log' if log_x else 'linear',
+    yscale='log' if log_y else 'linear',
+    xlabel=x_label or x.replace('_', ' ').capitalize(),
+    ylabel=y_label or (metric.label() if metric else y),
+    title=title,
+  )
+  for axis, is_log in ((ax.xaxis, log_x), (ax.yaxis, log_y)):
+    if is_log:
+      axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f'{v:g}'))
+  if x == 'round':
+    ax.xaxis.set_major_locator(
+      ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    )
+    # Where the training began, whenever the first evaluation was.
+    ax.set_xlim(left=0)
+  _use_unit(ax.yaxis, metric)
+  if ax.get_legend():
+    ax.get_legend().set_title('')
+  _finish(ax)
+  return ax
+
+
+@_styled
+def bars(
+  frame: pd.DataFrame,
+  *,
+  x: str,
+  y: str = 'value',
+  by: Optional[str] = 'method',
+  metric: Optional[_Metric] = None,
+  y_label: Optional[str] = None,
+  title: str = '',
+  ax: Optional[Axes] = None,
+) -> Axes:
+  """Draws groups of bars with their spread over seeds.
+
+  Args:
+    frame: Has the columns below; rows of the same bar are seeds.
+    x: The column with the names of the groups; horizontal bars if this is the
+      column of numbers.
+    y: The column that is drawn.
+    by: The column with the names of the bars in a group.
+    metric: That of the numbers: their label, and percent for a fraction.
+  """
+  ax = ax or _pyplot_axes()
+  is_horizontal = pd.api.types.is_numeric_dtype(frame[x])
+  names = [] if by is None else list(frame[by].unique())
+  sns.barplot(
+    frame,
+    x=x,
+    y=y,
+    hue=by,
+    orient='h' if is_horizontal else 'v',
+    errorbar='sd',
+    capsize=0.2,
+    err_kws={'color': _TEXT, 'linewidth': 1},
+    palette=sns.color_palette(_PALETTE, len(names)) if names else None,
+    ax=ax,
+  )
+  label = y_label or (metric.label() if metric else None)
+  numbers, groups = (
+    (ax.xaxis, ax.yaxis) if is_horizontal else (ax.yaxis, ax.xaxis)
+  )
+  numbers.set_label_text(label or (x if is_horizontal else y))
+  groups.set_label_text('')
+  _finish(ax)
+  groups.grid(False)
+  _use_unit(numbers, metric)
+  levels = [tick.get_text() for tick in groups.get_ticklabels()]
+  if not is_horizontal and sum(map(len, levels)) > _MAX_LEVEL_CHARACTERS:
+    ax.set_xticks(ax.get_xticks(), levels, rotation=30, ha='right')
+  ax.set_title(title)
+  # There is none where the bars are the groups.
+  if ax.get_legend() and len(names) > 1:
+    legend_above(ax, min(len(names), 4))
+  elif ax.get_legend():
+    ax.get_legend().remove()
+  return ax
+
+
+@_styled
+def clients(
+  scores: pd.DataFrame,
+  metric: _Metric = split_model.ACCURACY,
+  *,
+  title: str = '',
+  ax: Optional[Axes] = None,
+) -> Axes:
+  """Draws the share of clients up to each score, before and after.
+
+  Args:
+    scores: As `Run.scores`.
+  """
+  ax = ax or _pyplot_axes()
+  long = _before_and_after(scores, metric).melt(var_name='when')
+  means = long.groupby('when', sort=False)['value'].mean()
+  names = {n: f'{n} (mean {metric.text(mean)})' for n, mean in means.items()}
+  sns.ecdfplot(
+    long.assign(when=long['when'].map(names)),
+    x='value',
+    hue='when',
+    palette=dict(zip(names.values(), (BEFORE, AFTER))),
+    ax=ax,
+  )
+  ax.set(
+    xlabel=metric.label(' of the client'),
+    ylabel=f'Share of the {len(scores):,} clients (%)',
+    title=title,
+  )
+  _use_unit(ax.xaxis, metric)
+  _use_percent(ax.yaxis)
+  _finish(ax)
+  sns.move_legend(ax, 'upper left', title='personalization')
+  return ax
+
+
+@_styled
+def changes(
+  scores: pd.DataFrame,
+  metric: _Metric = split_model.ACCURACY,
+  *,
+  title: str = '',
+  ax: Optional[Axes] = None,
+) -> Axes:
+  """Draws each client's score before and after personalization.
+
+  The area of a point is the number of clients it stands for.
+
+  Args:
+    scores: As `Run.scores`.
+  """
+  ax = ax or _pyplot_axes()
+  both = _before_and_after(scores, metric)
+  points = both.value_counts().rename('clients').reset_index()
+  merit = metric.merit(points[['before', 'after']])
+  points['client is'] = np.where(
+    merit[:, 1] < merit[:, 0], 'worse after', 'not worse'
+  )
+  num_hurt = points.loc[points['client is'] == 'worse after', 'clients'].sum()
+  ax.axline((0, 0), slope=1, color=_TEXT, linewidth=0.8, linestyle='--')
+  sns.scatterplot(
+    points,
+    x='before',
+    y='after',
+    hue='client is',
+    hue_order=['not worse', 'worse after'],
+    palette=[AFTER, HURT],
+    size='clients',
+    sizes=(15, 15 * min(math.sqrt(points['clients'].max()), 8)),
+    alpha=0.6,
+    legend=False,
+    rasterized=True,
+    ax=ax,
+  )
+  ax.set(
+    xlabel=metric.label(' before'),
+    ylabel=metric.label(' after'),
+    title=title or f'{num_hurt:,} of {len(both):,} worse after',
+    aspect='equal',
+  )
+  low, high = both.min(axis=None), both.max(axis=None)
+  margin = 0.05 * (high - low) or 0.05
+  ax.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+  _use_unit(ax.xaxis, metric)
+  _use_unit(ax.yaxis, metric)
+  _finish(ax)
+  return ax
+
+
+@_styled
+def boxes(
+  frame: pd.DataFrame,
+  metric: _Metric = split_model.ACCURACY,
+  *,
+  x: str = 'value',
+  y: str = 'method',
+  title: str = '',
+  ax: Optional[Axes] = None,
+) -> Axes:
+  """Draws the distribution over clients: quartiles, 5% and 95%, and the mean.
+
+  Args:
+    frame: A row for each client and box.
+  """
+  ax = ax or _pyplot_axes()
+  sns.boxplot(
+    frame,
+    x=x,
+    y=y,
+    orient='h',
+    whis=(5, 95),
+    showfliers=False,
+    showmeans=True,
+    meanprops={
+      'marker': 'o',
+      'markerfacecolor': HURT,
+      'markeredgecolor': HURT,
+      'markersize': 4,
+    },
+    width=0.6,
+    color='#9ecae1',
+    linewidth=0.8,
+    ax=ax,
+  )
+  ax.set(xlabel=metric.label(' of the client'), ylabel='', title=title)
+  _use_unit(ax.xaxis, metric)
+  _finish(ax)
+  ax.grid(visible=False, axis='y')
+  return ax
+
+
+@_styled
+def partition(
+  totals: pd.Series,
+  maps: Mapping[str, pd.DataFrame],
+  *,
+  num_new_clients: int = 0,
+  title: str = '',
+) -> Figure:
+  """Draws how many examples clients hold, of which classes and domains.
+
+  Args:
+    totals: Each client's number of examples.
+    maps: From 'class' or 'domain' to the numbers of examples, a row for each
+      client, a column for each class or domain.
+    num_new_clients: The last clients, which are not trained, behind a line.
+
+  Returns:
+    A figure; beyond 200 clients evenly spaced ones are shown.
+  """
+  shown = evenly_spaced(len(totals))
+  heights = [1.0, *(1 + 0.1 * min(len(m.columns), 20) for m in maps.values())]
+  figure = Figure((9.0, 0.8 + 1.1 * sum(heights)), layout='constrained')
+  top, *rest = figure.subplots(
+    len(heights), sharex=True, squeeze=False, height_ratios=heights
+  )[:, 0]
+  top.bar(np.arange(len(shown)) + 0.5, totals.iloc[shown], color=AFTER)
+  top.set(ylabel='Examples', title=title)
+  _finish(top)
+  top.grid(visible=False, axis='x')
+  if _is_skewed(totals):
+    top.set(yscale='log', ylim=(0.5, None))
+  for ax, (kind, counts) in zip(rest, maps.items()):
+    _draw_counts(ax, kind, counts.iloc[shown])
+  first_new = np.searchsorted(shown, len(totals) - num_new_clients)
+  if num_new_clients:
+    for ax in figure.axes[: len(heights)]:
+      ax.axvline(first_new, color=HURT, linewidth=1)
+    top.set_title('new clients', loc='right', color=HURT)
+  step = -(-len(shown) // 12)
+  last = rest[-1] if rest else top
+  last.set_xticks(
+    np.arange(0, len(shown), step) + 0.5,
+    [_shortened(totals.index[place]) for place in shown[::step]],
+    rotation=30,
+    ha='right',
+  )
+  last.set(xlabel='Client', xlim=(0, len(shown)))
+  return figure
+
+
+def _draw_counts(ax, kind, counts):
+  """Draws numbers of examples by class and client, darker for more."""
+  values = counts.to_numpy().T
+  most = max(values.max(initial=0), 1)
+  sns.heatmap(
+    values,
+    mask=values == 0,
+    cmap='Blues',
+    # A single example is to be seen, too.
+    norm=colors.LogNorm(0.2, most)
+    if _is_skewed(values)
+    else colors.Normalize(-most / 4, most),
+    cbar=False,
+    # Thousands of rectangles otherwise, in a vector graphic.
+    rasterized=True,
+    ax=ax,
+  )
+  ax.grid(False)
+  step = -(-len(counts.columns) // 20)
+  ax.set_yticks(
+    np.arange(0, len(counts.columns), step) + 0.5,
+    [_shortened(name) for name in counts.columns[::step]],
+    rotation=0,
+  )
+  ax.set_ylabel(kind.capitalize())
+  ax.set_title(f'Examples of a {kind}: none to {most:,}', fontsize='small')
+
+
+@_styled
+def panels(
+  frame: pd.DataFrame,
+  column: Optional[str],
+  draw: Callable[..., Axes],
+  *,
+  width: float = 6.4,
+  height: float = 4.4,
+  sharey: bool = False,
+  shared_legend: bool = False,
+  title: Callable[[Any], str] = str,
+  figure: Optional[Figure] = None,
+) -> Figure:
+  """Draws a panel for each value of a column.
+
+  Args:
+    column: The column; None for a single panel.
+    draw: `(frame, title=, ax=) -> Axes`, such as a `functools.partial` of
+      `curves`.
+    width: A panel's, in inches.
+    shared_legend: Whether one legend serves all, which have the same curves.
+    title: From such a value to the panel's title.
+    figure: An empty one; None for a new one.
+  """
+  parts = {'': frame}
+  if column is not None:
+    parts = {
+      title(value): frame[frame[column] == value]
+      for value in frame[column].unique()
+    }
+  figure = figure or Figure(layout='constrained')
+  figure.set_size_inches(width * len(parts), height)
+  axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
+  for ax, (name, part) in zip(axes, parts.items()):
+    draw(part, title=name, ax=ax)
+  if shared_legend:
+    share_legend(figure)
+  return figure
+
+
+def share_legend(figure: Figure) -> None:
+  """Puts one legend below all panels, which have the same curves."""
+  handles, labels = figure.axes[-1].get_legend_handles_labels()
+  for ax in figure.axes:
+    ax.get_legend().remove()
+  figure.legend(
+    handles, labels, loc='outside lower center', ncols=4, frameon=False
+  )
+
+
+def legend_above(ax: Axes, num_columns: int) -> None:
+  """Puts the legend above the axes, where it hides no data."""
+  num_rows = -(-len(ax.get_legend_handles_labels()[1]) // num_columns)
+  title = ax.get_title('left')
+  sns.move_legend(
+    ax,
+    'lower left',
+    bbox_to_anchor=(0.0, 1.0),
+    ncols=num_columns,
+    borderaxespad=0.2,
+    frameon=False,
+    title='',
+  )
+  ax.set_title(title, loc='left', pad=8 + 16 * num_rows)
+
+
+def say_spread(figure: Figure, num_seeds: int) -> None:
+  """Says above a figure what its error bars and bands are."""
+  if num_seeds > 1:
+    figure.suptitle(
+      f'Mean and standard deviation over {num_seeds} seeds',
+      fontsize='small',
+      color=_TEXT,
+    )
+
+
+@_styled
+def save(drawn: Union[Axes, Figure], path: _Path) -> None:
+  """Writes the figure of axes, or a figure, as a PNG file."""
+  figure = drawn if isinstance(drawn, Figure) else drawn.figure
+  if figure.get_layout_engine() is not None:
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+  with summary.atomic_file(path, 'wb') as file:
+    figure.savefig(file, format='png')
+
+
+def evenly_spaced(
+  num_clients: int, max_clients: int = _MAX_CLIENTS
+) -> np.ndarray:
+  """Returns the positions of at most `max_clients` evenly spaced clients."""
+  num_shown = min(num_clients, max_clients)
+  return np.arange(num_shown) * num_clients // max(num_shown, 1)
+
+
+def _positive_spread(values: pd.Series) -> tuple[float, float]:
+  """The ends of a spread; one down to zero would reach down for ever."""
+  mean, std = values.mean(), values.std()
+  return max(mean - std, mean / 10), mean + std
+
+
+def _finish(ax: Axes) -> None:
+  """Leaves the frame to what is read, with a light grid behind the data."""
+  sns.despine(ax=ax)
+  ax.grid(visible=True, color='#dddddd', linewidth=0.6)
+  ax.set_axisbelow(True)
+
+
+def _pyplot_axes() -> Axes:
+  return plt.figure(layout='constrained').subplots()
+
+
+def _before_and_after(scores, metric) -> pd.DataFrame:
+  """Scores that both are finite."""
+  both = pd.DataFrame(
+    {
+      when: scores[f'{when}/{metric.name}'].astype(float)
+      for when in ('before', 'after')
+    }
+  )
+  return both[np.isfinite(both).all(axis=1)]
+
+
+def _use_unit(axis: Any, metric: Optional[_Metric]) -> None:
+  """Has an axis of fractions tell percent, ten points of it at least."""
+  if metric is None or not metric.is_fraction:
+    return
+  low, high = axis.get_view_interval()
+  missing = max(0.1 - (high - low), 0.0)
+  low, high = low - missing / 2, high + missing / 2
+  limits = (max(low, -0.03), min(high, 1.03))
+  (axis.axes.set_xlim if axis.axis_name == 'x' else axis.axes.set_ylim)(*limits)
+  _use_percent(axis)
+
+
+def _use_percent(axis: Any) -> None:
+  axis.set_major_formatter(
+    ticker.FuncFormatter(
+      # Of what can be a fraction.
+      lambda value, _: f'{100 * value:.6g}' if -1e-9 < value < 1 + 1e-9 else ''
+    )
+  )
+
+
+def _is_skewed(counts: Any) -> bool:
+  """Whether a few counts would wash out a linear scale of all."""
+  counts = np.asarray(counts)
+  positive = counts[counts > 0]
+  return bool(
+    positive.size and positive.max() > _MOST_OF_MEDIAN * np.median(positive)
+  )
+
+
+def _shortened(name: Any) -> str:
+  name = str(name)
+  return name if len(name) <= _LONGEST_NAME else f'{name[: _LONGEST_NAME - 1]}…'
