@@ -35,7 +35,7 @@ from binaries import cluster_flags, program, published, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl.algorithms import registry
 from tff_pfl.experiments import comparison_runner as runner
-from tff_pfl.experiments import page, plan, results, trial
+from tff_pfl.experiments import page, plan, trial
 
 _ALL = 'all'
 
@@ -192,10 +192,7 @@ def main() -> None:
       base.dataset, base.num_clients, base.partition
     ),
   )
-  print(results.table(found))
-  domain_table = results.domain_table(found)
-  if domain_table:
-    print(f'\nOver domains, after the last round\n{domain_table}\n')
+  print(found.table())
   print(f'Report: {os.path.join(_OUTPUT_DIR.value, page.REPORT_NAME)}')
   failures = found['failures']
   if failures:

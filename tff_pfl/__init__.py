@@ -80,7 +80,7 @@ _NAMES = {
   'runtime': ('create_runtime',),
   'simulation.callbacks': ('Callback',),
   'simulation.data_source': ('ClientDataSource',),
-  'simulation.experiment': ('run',),
+  'simulation.training': ('run',),
   'simulation.open_run': ('open_run',),
   'simulation.run': ('Run', 'plot', 'summarize'),
   'simulation.run_config': ('RunConfig',),
@@ -88,6 +88,8 @@ _NAMES = {
   # Comparisons.
   'experiments.comparison_runner': ('compare',),
   'experiments.plan': ('Comparison',),
+  'experiments.results': ('open_comparison',),
+  'simulation.summary': ('tidy',),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

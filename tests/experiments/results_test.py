@@ -95,6 +95,28 @@ def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients():
   assert 'min' not in results.table(found)
 
 
+def test_scores_are_tidy_and_survive_the_file(tmp_path):
+  found = results.Results(_results({'personal_accuracy': _spread(0.5)}))
+  results.write(found, tmp_path)
+  found = results.open_comparison(tmp_path)
+  tidy = found.scores
+  first = found['methods'][0]['clients'][0]
+  (row,) = tidy[
+    (tidy['client'] == first['client'])
+    & (tidy['seed'] == first['seed'])
+    & ~tidy['is_new']
+    & (tidy['when'] == 'after')
+    & (tidy['metric'] == 'accuracy')
+  ].to_dict('records')
+  assert row['value'] == first['accuracy_after']
+  assert row['method'] == 'fed_avg'
+  assert found.figures['personal_accuracy/mean'].tolist() == [0.5]
+  assert 'fed_avg' in found.table()
+  assert '0.5' in found._repr_html_()
+  labels = found.plot().get_legend().get_texts()
+  assert [label.get_text() for label in labels] == ['fed_avg']
+
+
 def test_without_domains_there_is_no_table_of_them(tmp_path):
   found = _results({'personal_accuracy': _spread(0.5)})
   found['methods'][0]['domains'] = []

@@ -14,7 +14,7 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import objectives
 from tff_pfl.models import copies, keras_bridge, prediction, weight_partition
-from tff_pfl.simulation import experiment
+from tff_pfl.simulation import training
 
 layers = keras.layers
 sequential = keras_models.sequential
@@ -212,7 +212,7 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   bridged = keras_models.bridge(model, jit_compile=False)
   process = registry.build('fed_avg', bridged)
   arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
-  run = experiment.run(process, data, str(tmp_path / 'run'), **arguments)
+  run = training.run(process, data, str(tmp_path / 'run'), **arguments)
   weights = run.personal_weights('client_0')
   keras_bridge.to_keras(model, weights)
   np.testing.assert_allclose(
@@ -224,7 +224,7 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
     prediction.predict(bridged, weights, examples.x['left'])
   other = datasets.FederatedDataset.from_arrays(x['left'], y, num_clients=2)
   with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
-    experiment.run(process, other, output_dir=str(tmp_path / 'o'), **arguments)
+    training.run(process, other, output_dir=str(tmp_path / 'o'), **arguments)
   with pytest.raises(ValueError, match=r'as long as `x` \(5 examples\)'):
     datasets.FederatedDataset.from_arrays(
       {**x, 'left': x['left'][:5]}, y, num_clients=2
@@ -573,7 +573,7 @@ def test_layers_and_losses_may_hold_tensors(kind, tmp_path):
     rng.normal(size=[20, 4]), np.arange(20) % 3, num_clients=2
   )
   process = registry.build('fed_avg', bridged)
-  run = experiment.run(
+  run = training.run(
     process,
     data,
     str(tmp_path / 'run'),

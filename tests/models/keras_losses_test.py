@@ -10,7 +10,7 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, scoring
 from tff_pfl.models import copies
-from tff_pfl.simulation import experiment
+from tff_pfl.simulation import training
 
 layers = keras.layers
 
@@ -506,7 +506,7 @@ def test_methods_take_models_of_which_not_all_counts(name, tmp_path):
   data = datasets.FederatedDataset.from_arrays(
     x, x[:, :3].argmax(axis=1), num_clients=2
   )
-  run = experiment.run(
+  run = training.run(
     registry.build(name, bridged),
     data,
     output_dir=str(tmp_path / 'run'),

@@ -7,10 +7,10 @@ from scipy import optimize, stats
 
 from tff_pfl.simulation import (
   client_sampling,
-  experiment,
   privacy,
   run_config,
   run_store,
+  training,
 )
 from tff_pfl.templates import personalized_process
 
@@ -178,7 +178,7 @@ def test_accounting_is_of_the_noise_that_is_added(tmp_path):
   process = config.build_process(config.build_model(data))
   sampler = client_sampling.CohortSampler(6, 3, config.seed)
   with pytest.raises(ValueError, match='`accounting` to be of the noise'):
-    experiment.run(
+    training.run(
       process,
       data,
       output_dir=str(tmp_path / 'run'),

@@ -11,10 +11,10 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.simulation import (
-  experiment,
   metrics_writers,
   report,
   run_store,
+  training,
 )
 
 pytestmark = pytest.mark.usefixtures('without_pictures')
@@ -65,7 +65,7 @@ class _SharedRuntime:
 
 
 def _run(process, data, directory, **options):
-  experiment.run(
+  training.run(
     process,
     data,
     output_dir=str(directory),

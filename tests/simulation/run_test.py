@@ -17,11 +17,11 @@ from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
 from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
 from tff_pfl.simulation import (
   callbacks,
-  experiment,
   new_clients,
   open_run,
   run_config,
   run_store,
+  training,
 )
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import personalization
@@ -160,7 +160,7 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
     'fed_per', zoo.mlp(data.element_spec, 10, widths=[8]), num_epochs=1
   )
   directory = str(tmp_path)
-  run = experiment.run(
+  run = training.run(
     process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
   )
   found = open_run.open_run(directory)

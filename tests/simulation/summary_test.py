@@ -114,6 +114,31 @@ def test_a_frame_has_the_columns_of_all_rows(tmp_path):
     summary.write_csv(tmp_path / 'missing' / 'x.csv', table)
 
 
+def test_tidy_scores_have_one_number_a_row():
+  wide = summary.frame(
+    [
+      {
+        'client': 'a',
+        'num_rounds': 3,
+        'before': {'loss': 2.0},
+        'after': {'loss': 1.0},
+        'domains': {'sea/x': {'num_test_examples': 4, 'after': {'loss': 0.5}}},
+      }
+    ]
+  )
+  rows = summary.tidy(wide).to_dict('records')
+  assert [list(row.values())[:2] for row in rows] == [['a', 3]] * 3
+  assert [
+    (
+      None if pd.isna(row['domain']) else row['domain'],
+      row['when'],
+      row['value'],
+    )
+    for row in rows
+  ] == [(None, 'before', 2.0), (None, 'after', 1.0), ('sea/x', 'after', 0.5)]
+  assert {row['metric'] for row in rows} == {'loss'}
+
+
 def test_a_frame_is_a_table_with_broken_headings():
   table = pd.DataFrame(
     [{'method': 'a', 'personal accuracy': 0.5, 'loss': None}], dtype=object

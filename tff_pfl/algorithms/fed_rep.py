@@ -18,7 +18,7 @@ Symbols:
   tau_h -> num_head_epochs or num_head_steps
   tau_phi -> num_body_epochs or num_body_steps
   alpha -> head_learning_rate, body_learning_rate (one value in the paper)
-  r -> the cohort's share of the clients (an option of the experiment)
+  r -> the cohort's share of the clients (an option of the run)
 
 Deviations from the paper: its server takes the plain mean, which is
 `client_weighting='uniform'`; by default clients weigh as many as they have

@@ -31,7 +31,7 @@ batches D is D'; with one, all are the client's full batch.
 Symbols:
   alpha -> inner_learning_rate, beta -> learning_rate, tau -> num_steps
   delta -> hessian_free_step
-  r -> the cohort's share of the clients (an option of the experiment)
+  r -> the cohort's share of the clients (an option of the run)
 
 Deviations from the paper: its server takes the plain mean, which is
 `client_weighting='uniform'`; by default clients weigh as many as they have

@@ -63,7 +63,7 @@ def compare(
     published: Figures to stand beside ours on the page, see `page.write`.
 
   Returns:
-    What was found, see `results`.
+    What was found.
 
   Raises:
     ValueError: If the data cannot be divided as asked.
@@ -96,19 +96,21 @@ def compare(
     methods, primary = collection.collect(comparison, directory, trials)
     settings = _settings(comparison, len(trials), num_processes, cluster)
     base = comparison.base
-    found = {
-      'title': (
-        f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
-        f'{base.num_rounds} rounds'
-      ),
-      'settings': [
-        {'name': name, 'value': value} for name, value in settings.items()
-      ],
-      'methods': methods,
-      'partition': partition,
-      'tunings': [_with_named_scores(sweep, primary) for sweep in tunings],
-      'failures': failures,
-    }
+    found = results.Results(
+      {
+        'title': (
+          f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
+          f'{base.num_rounds} rounds'
+        ),
+        'settings': [
+          {'name': name, 'value': value} for name, value in settings.items()
+        ],
+        'methods': methods,
+        'partition': partition,
+        'tunings': [_with_named_scores(sweep, primary) for sweep in tunings],
+        'failures': failures,
+      }
+    )
     if primary != split_model.ACCURACY:
       found['primary_metric'] = primary._asdict()
     _write(found, primary, directory, published)
@@ -143,17 +145,9 @@ def _write(found, primary, directory, published):
   """Writes the results, the page and the picture."""
   results.write(found, directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME), published)
-  frame = results.curves(found)
-  frame = frame[frame['model'] == 'personal']
-  best = [m['label'] for m in results.ranked(found)]
-  best = [label for label in best if label in set(frame['label'])]
-  if best:
-    ax = plots.curves(
-      frame[frame['label'].isin(best[:_MAX_CURVES])],
-      by='label',
-      metric=primary,
-      ax=plots.new_axes(9, 4.4),
-    )
+  best = results.Results(found, methods=results.ranked(found)[:_MAX_CURVES])
+  if any(method['curves'] for method in best['methods']):
+    ax = best.plot(plots.new_axes(9, 4.4))
     plots.save(ax, os.path.join(directory, f'{primary.name}.png'))
 
 

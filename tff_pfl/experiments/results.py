@@ -52,7 +52,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import pandas as pd
+from matplotlib.axes import Axes
 
+from tff_pfl import plots
 from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
@@ -63,9 +65,60 @@ CSV_NAME = 'comparison.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
-# What a comparison found, and an entry of its `methods`.
-Results = Mapping[str, Any]
+# An entry of a comparison's `methods`.
 Method = Mapping[str, Any]
+
+
+class Results(dict):
+  """What a comparison found, as data frames and as plain data."""
+
+  @property
+  def scores(self) -> pd.DataFrame:
+    """The `client_scores`, tidy; see `summary.tidy`."""
+    return summary_lib.tidy(client_scores(self))
+
+  @property
+  def figures(self) -> pd.DataFrame:
+    """The figures over seeds: a row for each method and variant."""
+    return figures(self)
+
+  @property
+  def curves(self) -> pd.DataFrame:
+    """The primary metric by round; see `curves`."""
+    return curves(self)
+
+  def table(self) -> str:
+    """The tables that the program prints."""
+    over_domains = domain_table(self)
+    if over_domains:
+      over_domains = f'\n\nOver domains, after the last round\n{over_domains}\n'
+    return table(self) + over_domains
+
+  def plot(self, ax: Optional[Axes] = None) -> Axes:
+    """Draws the personal models' primary metric by round."""
+    frame = curves(self)
+    return plots.curves(
+      frame[frame['model'] == 'personal'],
+      by='label',
+      metric=primary_metric(self),
+      ax=ax,
+    )
+
+  def _repr_html_(self) -> str:
+    means = figures(self).filter(regex='^label$|/mean$')
+    means.columns = [name.removesuffix('/mean') for name in means]
+    return means.to_html(index=False)
+
+
+def open_comparison(
+  directory: Union[str, os.PathLike[str]],
+) -> Results:
+  """What a comparison that has ended left in its folder.
+
+  Raises:
+    RunError: If there is none.
+  """
+  return Results(summary_lib.read_json(os.path.join(directory, JSON_NAME)))
 
 
 def primary_metric(found: Results) -> split_model.PrimaryMetric:
@@ -150,14 +203,16 @@ def curves(found: Results) -> pd.DataFrame:
 def client_scores(found: Results) -> pd.DataFrame:
   """The scores of all clients after the last round.
 
-  A row for each method and variant (`label`, `algorithm`, `variant`), `seed`
+  A row for each method and variant (`label`, `method`, `variant`), `seed`
   and `client`, with the columns of `Run.scores`; `is_new` tells those that took
   no part in training.
   """
   return pd.DataFrame(
     [
       {
-        **{name: method[name] for name in ('label', 'algorithm', 'variant')},
+        'label': method['label'],
+        'method': method['algorithm'],
+        'variant': method['variant'],
         'is_new': which == 'new_clients',
         **{_as_in_runs(name): value for name, value in row.items()},
       }
@@ -181,23 +236,6 @@ def domain_scores(found: Results) -> pd.DataFrame:
     for method in found['methods']
     for row in method['domains']
   )
-
-
-def scores(found: Results) -> pd.DataFrame:
-  """The scores of all clients, tidy: one number a row.
-
-  Columns are `method`, `variant`, `seed`, `client`, `is_new`, `when` ('before'
-  or 'after' personalization), `metric` and `value`.
-  """
-  wide = client_scores(found)
-  names = [name for name in wide if name.startswith(('before/', 'after/'))]
-  tidy = wide.melt(
-    ['algorithm', 'variant', 'seed', 'client', 'is_new'],
-    names,
-    var_name='metric',
-  )
-  tidy[['when', 'metric']] = tidy['metric'].str.split('/', n=1, expand=True)
-  return tidy.rename(columns={'algorithm': 'method'})
 
 
 def figures(found: Results) -> pd.DataFrame:

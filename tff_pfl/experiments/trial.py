@@ -4,7 +4,7 @@
 
 runs the trial that `trial.json` in the folder describes, in a process of its
 own, for TensorFlow never gives back the memory of the programs it compiled. The
-folder is then that of a run (see `simulation.experiment`), with `scores.json`
+folder is then that of a run (see `simulation.training`), with `scores.json`
 beside it, which is written last: a trial that has it is finished. A trial that
 was interrupted goes on where its run was.
 """
@@ -135,7 +135,7 @@ def run(
   """Runs a trial, or what is left of it.
 
   Args:
-    runtime_options: Options of the runtime, see `experiment.run`.
+    runtime_options: Options of the runtime, see `training.run`.
 
   Raises:
     ValueError: If the settings do not fit one another.

@@ -42,7 +42,7 @@ def _fold_in(seed, value):
 
 
 def client_seed(
-  experiment_seed: tf.Tensor,
+  run_seed: tf.Tensor,
   round_number: tf.Tensor,
   client_index: tf.Tensor,
   purpose: int,
@@ -50,7 +50,7 @@ def client_seed(
   """The seed of one client's work in one round.
 
   Args:
-    experiment_seed: int64 scalar, from the server state.
+    run_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
     purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (of a round that
@@ -58,16 +58,12 @@ def client_seed(
   """
   # Both halves of the index count, so that 64-bit indices stay distinct.
   index = _halves(client_index)
-  return fold_in(
-    _halves(experiment_seed), purpose, round_number, index[0], index[1]
-  )
+  return fold_in(_halves(run_seed), purpose, round_number, index[0], index[1])
 
 
-def server_seed(
-  experiment_seed: tf.Tensor, round_number: tf.Tensor
-) -> tf.Tensor:
+def server_seed(run_seed: tf.Tensor, round_number: tf.Tensor) -> tf.Tensor:
   """The seed of what the server draws in one round; clients may know it."""
-  return fold_in(_halves(experiment_seed), _SERVER, round_number)
+  return fold_in(_halves(run_seed), _SERVER, round_number)
 
 
 def fingerprint(values) -> tf.Tensor:

@@ -1,1 +1,1 @@
-"""Experiments: the round loop, durable runs, reports."""
+"""Runs: the round loop, what is stored, reports."""

@@ -1,4 +1,4 @@
-"""The clients of an experiment: their data and their stored states.
+"""The clients of a run: their data and their stored states.
 
 Both are read for the clients asked for only, so that memory does not grow with
 the population.

@@ -27,7 +27,7 @@ _SOURCES = weakref.WeakSet()
 class ClientDataSource(tff.program.FederatedDataSource):
   """Training data of cohorts, the same for the same seed and round.
 
-  The cohorts are those that `experiment.run` draws with this seed.
+  The cohorts are those that `training.run` draws with this seed.
   """
 
   def __init__(self, data: datasets.FederatedDataset, seed: int = 0):

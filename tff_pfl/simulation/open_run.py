@@ -10,9 +10,9 @@ from typing import Any, Optional
 from tff_pfl import datasets, errors
 from tff_pfl.simulation import (
   client_population,
-  experiment,
   run_config,
   run_store,
+  training,
 )
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.system import folders
@@ -59,12 +59,12 @@ def open_run(
       process=process,
       data=data,
       continue_with=functools.partial(
-        experiment.run,
+        training.run,
         process,
         data,
         directory,
         resume=True,
-        **experiment.arguments_of(settings),
+        **training.arguments_of(settings),
       ),
     )
   try:

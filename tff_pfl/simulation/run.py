@@ -64,7 +64,7 @@ def plot(
 class Run:
   """A run: results as they are stored at the moment, and models.
 
-  `experiment.run` returns one, `open_run` opens the one in a folder. What
+  `training.run` returns one, `open_run` opens the one in a folder. What
   computes takes a `runtime`; None makes one on this process's CPU.
 
   Attributes:
@@ -220,7 +220,7 @@ class Run:
 
     Args:
       num_rounds: Rounds in all, those that are done included.
-      **options: Other arguments of `experiment.run`, such as `callbacks`.
+      **options: Other arguments of `training.run`, such as `callbacks`.
     """
     errors.expect(
       self._continue_with is not None,

@@ -14,7 +14,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import phases, schedules, training_options
 from tff_pfl.models import augmentation, domain_models, split_model, zoo
-from tff_pfl.simulation import client_sampling, experiment, privacy, warm_up
+from tff_pfl.simulation import client_sampling, privacy, training, warm_up
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import (
   attacks,
@@ -24,7 +24,7 @@ from tff_pfl.templates import (
 from tff_pfl.templates import personalization as personalization_lib
 
 _INFINITIES = ['inf', '-inf']
-# Arguments of `experiment.run` that are not for a warm-up.
+# Arguments of `training.run` that are not for a warm-up.
 _OF_THE_RUN = ('keep_best', 'callbacks')
 
 
@@ -138,7 +138,7 @@ class RunConfig:
         isinstance(getattr(getattr(self, name), 'optimizer', ''), str),
         f'{name}.optimizer',
         'a name, for settings are stored as JSON; give the object to '
-        '`registry.build`, and its process to `experiment.run`',
+        '`registry.build`, and its process to `training.run`',
         getattr(self, name).optimizer,
       )
     errors.expect_one_of('model', self.model, zoo.MODELS)
@@ -180,7 +180,7 @@ class RunConfig:
     client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
     self._make_attack()
     privacy.expect_settings(self)
-    experiment.expect_all_clients(
+    training.expect_all_clients(
       getattr(self.hparams, 'num_clients', None), self.num_clients
     )
     room = getattr(self.hparams, 'max_cohort_size', self.cohort_size)
@@ -227,7 +227,7 @@ class RunConfig:
     """
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
-    own = set(settings) - set(experiment.RECORDED)
+    own = set(settings) - set(training.RECORDED)
     if 'trial' in settings:
       raise errors.RunError(
         'Expected a run on all of its data, found one of a comparison that set '
@@ -333,12 +333,12 @@ class RunConfig:
     )
 
   def run(self, output_dir: str, **options: Any) -> run_lib.Run:
-    """Runs the experiment, after its warm-up.
+    """Trains, after the warm-up.
 
     Args:
       output_dir: Folder of the run.
       **options: `runtime_options`, `resume` and `show_progress` of
-        `experiment.run`; of the run, but not its warm-up, also `keep_best` and
+        `training.run`; of the run, but not its warm-up, also `keep_best` and
         `callbacks`.
     """
     data = self.load_data()
@@ -359,16 +359,16 @@ class RunConfig:
     more_settings: Optional[Mapping[str, Any]] = None,
     **options: Any,
   ) -> run_lib.Run:
-    """Runs the experiment with a process and data that were made of this.
+    """Trains with a process and data that were made of this.
 
     Args:
       process: What `build_process` returned.
       data: What `load_data` returned, or a part of it.
       output_dir: Folder of the run.
       more_settings: Stored beside these: what else tells which data.
-      **options: Further arguments of `experiment.run`.
+      **options: Further arguments of `training.run`.
     """
-    return experiment.run(
+    return training.run(
       process,
       data,
       output_dir=output_dir,

@@ -5,6 +5,7 @@ import json
 import math
 import numbers
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Optional, Union
@@ -126,6 +127,30 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
   """
   items = value_codec.flatten(value_codec.to_json(row)).items()
   return {name: value for name, value in items if value != []}
+
+
+def tidy(scores: pd.DataFrame) -> pd.DataFrame:
+  """Scores of clients, one number a row.
+
+  Args:
+    scores: As `Run.scores`, with any further columns.
+
+  Returns:
+    These columns but those of scores, and instead of these `domain` (None for
+    all of a client's examples), `when` ('before' or 'after' personalization),
+    `metric` and `value`.
+  """
+  pattern = r'(?:domains/(?P<domain>.*)/)?(?P<when>before|after)/(?P<metric>.*)'
+  names = [name for name in scores if re.fullmatch(pattern, name)]
+  others = [
+    name
+    for name in scores
+    if name not in names and not name.startswith('domains/')
+  ]
+  long = scores.melt(others, names, var_name='name')
+  parts = long['name'].str.extract(f'^{pattern}$')
+  table = pd.concat([long[others], parts, long['value']], axis=1)
+  return table.dropna(subset='value', ignore_index=True)
 
 
 def write_csv(path: _Path, table: pd.DataFrame) -> None:

@@ -26,7 +26,7 @@ class Broadcast(NamedTuple):
 
   Attributes:
     round_number: int32, rounds done before this one.
-    seed: int64, the experiment's seed.
+    seed: int64, the run's seed.
     global_weights: Name to value.
     algorithm: The method's own server state.
   """

@@ -74,7 +74,7 @@ class ProcessOptions:
       and every client counts as one that has trained. For private aggregators,
       which take no weights.
     attack: What some clients do to a simulation; None for nothing.
-    seed: The experiment's seed, any int64.
+    seed: The run's seed, any int64.
 
   Raises:
     TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`

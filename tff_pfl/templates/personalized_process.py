@@ -36,7 +36,7 @@ class ServerState(NamedTuple):
 
   Attributes:
     round_number: int32, rounds done.
-    seed: int64, the experiment's seed.
+    seed: int64, the run's seed.
     global_weights: The global weights.
     aggregator: A tuple with the aggregator's state of each exchange.
     server_optimizer: State of the server's optimizer.
@@ -124,7 +124,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     adapts_known_clients: Whether also clients that took part need their
       training data to be personalized (fine-tuning).
     bytes_per_round: What one client of a cohort receives and sends.
-    seed: The experiment's seed.
+    seed: The run's seed.
     description: All other options the process was built with, as JSON types.
       Runs store it and are resumed only by a process with the same.
     adaptation: How the method itself fine-tunes a model before it is scored,

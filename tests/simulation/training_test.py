@@ -15,8 +15,8 @@ from tff_pfl.models import zoo
 from tff_pfl.simulation import client_population as population_lib
 from tff_pfl.simulation import (
   client_sampling,
-  experiment,
   run_store,
+  training,
 )
 from tff_pfl.templates import personalization
 
@@ -71,7 +71,7 @@ def _build(name, model, **options):
 
 
 def _run(process, data, directory, **options):
-  return experiment.run(
+  return training.run(
     process,
     data,
     output_dir=str(directory),
@@ -293,11 +293,11 @@ def test_small_rounds_are_for_the_cpu_where_there_is_a_gpu(
 ):
   made = []
   monkeypatch.setattr(
-    experiment.devices_lib, 'are_open', lambda devices: devices == 'auto'
+    training.devices_lib, 'are_open', lambda devices: devices == 'auto'
   )
   create = runtime_lib.create_runtime
   monkeypatch.setattr(
-    experiment.runtime_lib,
+    training.runtime_lib,
     'create_runtime',
     lambda name, **options: made.append(options) or create(name, **options),
   )

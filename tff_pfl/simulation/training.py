@@ -1,4 +1,4 @@
-"""The experiment: rounds, evaluation, a durable run, a report.
+"""Trains: rounds, evaluations, a durable run, a report.
 
     for each round:
       sample a cohort from (seed, round)
