@@ -30,6 +30,7 @@ the outputs, classes.json, are written beside the model.
 
 import dataclasses
 import os
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -127,9 +128,7 @@ def _personalization(run):
 
 
 def _export_keras(source):
-  keras_bridge.keras_model(source.run.model, source.weights()).save(
-    _OUTPUT.value
-  )
+  keras_bridge.save_keras(_OUTPUT.value, source.run.model, source.weights())
   return 'Keras model'
 
 
@@ -207,19 +206,26 @@ _EXPORTS = {
 }
 
 
-def _write_encoding(run):
-  """What makes inputs of a table's rows, and the names of its classes."""
-  encoding = run.encoding
+def _encoding_files(run):
+  """Of a run on a table, what is written beside the model: texts by path.
+
+  They make inputs of a table's rows, and have the names of its classes.
+  """
+  if run.data.encoding is None:
+    return {}
   folder = _OUTPUT.value
   if _EXPORTS[_FORMAT.value][1]:
     folder = os.path.dirname(folder)
-  name = run_lib.ENCODING_NAME
-  with summary_lib.atomic_file(os.path.join(folder, name)) as file:
-    file.write(encoding.text)
+  encoding = run.encoding
+  texts = {os.path.join(folder, run_lib.ENCODING_NAME): encoding.text}
   if encoding.classes:
-    summary_lib.write_json(
-      os.path.join(folder, 'classes.json'), list(encoding.classes)
-    )
+    path = os.path.join(folder, 'classes.json')
+    texts[path] = summary_lib.json_text(list(encoding.classes), indent=2) + '\n'
+  for path, text in texts.items():
+    if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
+      # Of another model in this folder.
+      output_flags.new_path(path, '--output')
+  return texts
 
 
 def _check_flags():
@@ -259,8 +265,9 @@ def main() -> None:
   """Writes the model, or the method."""
   _check_flags()
   options = runtime_flags.options()
-  output_flags.expect_new(_OUTPUT.value, '--output')
+  output_flags.new_path(_OUTPUT.value, '--output')
   run = open_run.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
+  encoding_files = _encoding_files(run)
   clients = run.data.client_ids
   errors.expect(
     _CLIENT.value is None or _CLIENT.value in clients,
@@ -273,8 +280,9 @@ def main() -> None:
   ) as runtime:
     os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
     described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
-  if run.data.encoding is not None:
-    _write_encoding(run)
+  for path, text in encoding_files.items():
+    with summary_lib.atomic_file(path) as file:
+      file.write(text)
   print(f'{described}: {_OUTPUT.value}')
 
 

@@ -5,23 +5,29 @@ import os
 from absl import flags
 
 from tff_pfl import errors
+from tff_pfl.system import folders
 
 _OVERWRITE = flags.DEFINE_bool(
   'overwrite', False, 'Replace the output if it is there already.'
 )
 
 
-def expect_new(path: str, name: str) -> None:
-  """Raises `RunError` if an output is there and --overwrite is not given.
+def new_path(path: str, name: str) -> str:
+  """A path of this machine for an output.
 
   Args:
-    path: A file or folder; an empty folder is new.
+    path: A file or folder; a folder without files is new.
     name: That of the flag.
+
+  Raises:
+    RunError: If it is there, and --overwrite is not given.
   """
+  path = folders.local_path(path, name)
   is_there = os.path.exists(path)
   if os.path.isdir(path):
-    is_there = bool(os.listdir(path))
+    is_there = any(files for _, _, files in os.walk(path))
   if is_there and not _OVERWRITE.value:
     raise errors.RunError(
       f'{path} is there already: give another {name}, or --overwrite.'
     )
+  return path

@@ -25,6 +25,7 @@ number of samples and of epochs, for `predict`.
 
 import dataclasses
 import os
+import shutil
 
 import numpy as np
 from absl import flags
@@ -230,7 +231,7 @@ def main() -> None:
     for text in _NUM_SAMPLES.value
   ]
   output_dir = _OUTPUT_DIR.value
-  output_flags.expect_new(output_dir, '--output_dir')
+  output_dir = output_flags.new_path(output_dir, '--output_dir')
   run = open_run.open_run(_RUN_DIR.value)
   clients = _load_clients(run)
   client_population.check_test_examples(clients)
@@ -238,9 +239,9 @@ def main() -> None:
   metric = run.model.primary_metric.name
   runtime_options = runtime_flags.options()
   # Before the work, so that a folder that cannot be written to costs nothing.
-  os.makedirs(
-    os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR), exist_ok=True
-  )
+  models_dir = os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR)
+  shutil.rmtree(models_dir, ignore_errors=True)
+  os.makedirs(models_dir)
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **runtime_options
   ) as runtime:

@@ -180,7 +180,7 @@ def main() -> None:
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
-  output_flags.expect_new(_OUTPUT.value, '--output')
+  output = output_flags.new_path(_OUTPUT.value, '--output')
   options = runtime_flags.options()  # Fails on flags that contradict.
   is_table = _INPUT.value.endswith(('.csv', '.csv.gz'))
   run = open_run.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
@@ -191,12 +191,12 @@ def main() -> None:
     outputs, rows = predict(run, runtime)
   arrays, columns = _results(run, outputs, is_table)
   if ending == '.npz':
-    with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
+    with summary_lib.atomic_file(output, 'wb') as file:
       np.savez(file, **arrays)
   else:
     table = pd.DataFrame(rows).assign(**columns)
-    summary_lib.write_csv(_OUTPUT.value, table)
-  print(f'{len(outputs)} predictions: {_OUTPUT.value}')
+    summary_lib.write_csv(output, table)
+  print(f'{len(outputs)} predictions: {output}')
 
 
 if __name__ == '__main__':

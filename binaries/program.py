@@ -55,8 +55,8 @@ def _found(argument):
 def _local(argument):
   """The argument; of a path, as it is on this machine."""
   name, equals, value = argument.partition('=')
-  if not name.startswith('--'):
-    return argument
+  if not equals:
+    return folders.local_path(argument, 'argument')
   return name + equals + folders.local_path(value, name)
 
 

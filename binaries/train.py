@@ -6,9 +6,9 @@ r"""Trains a method on a federated data set and scores every client's model.
 
 The output folder holds `run.sqlite` (the run itself, safe against a crash),
 `summary.json`, `per_client.csv`, for data with domains `per_domain.csv`,
-`metrics.jsonl`, `metrics.csv`, `tensorboard/` and pictures. Baselines run on
-the same data with the same seed, each in a folder of its own below
-`baselines/`. `--resume` continues an interrupted run. Presets are in
+`metrics.jsonl`, `tensorboard/`, pictures and, at the end, `metrics.csv`.
+Baselines run on the same data with the same seed, each in a folder of its own
+below `baselines/`. `--resume` continues an interrupted run. Presets are in
 `binaries/flagfiles/` (`--flagfile=...`).
 """
 

@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -75,7 +76,33 @@ def test_readme_example_trains(tmp_path, monkeypatch):
 def test_python_of_programs_page_gives_a_personal_model(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   names = _run_blocks(_DOCS / 'programs.md')
+  told = []
+  log = types.SimpleNamespace(
+    log_metrics=lambda metrics, step: told.append((step, metrics))
+  )
+  names['mlflow'] = log
+  names['run'].continue_(
+    5, callbacks=[names['ToMlflow']()], show_progress=False
+  )
+  assert [step for step, _ in told] == [5, 5]
+  assert 'personal/accuracy' in told[1][1]
   assert names['probabilities'].shape == (len(names['x']), 10)
+
+
+def test_mlflow_takes_what_a_run_tells(tmp_path, monkeypatch):
+  mlflow = pytest.importorskip('mlflow', reason='MLflow is not installed')
+  monkeypatch.chdir(tmp_path)
+  names = _run_blocks(_DOCS / 'programs.md')
+  names['mlflow'] = mlflow
+  mlflow.set_tracking_uri((tmp_path / 'mlruns').as_uri())
+  with mlflow.start_run() as started:
+    names['run'].continue_(
+      5, callbacks=[names['ToMlflow']()], show_progress=False
+    )
+  history = mlflow.MlflowClient().get_metric_history(
+    started.info.run_id, 'personal/accuracy'
+  )
+  assert [point.step for point in history] == [5]
 
 
 def test_python_of_domains_page_builds_a_model_with_domains():
@@ -115,6 +142,7 @@ def test_python_of_all_other_pages_runs(tmp_path, monkeypatch):
     and _code_blocks(page, 'python')
   ]
   assert {page.name for page in with_code} == {
+    'comparing.md',
     'data.md',
     'privacy.md',
     'runtimes.md',

@@ -50,15 +50,22 @@ def test_curves_are_means_over_seeds():
   assert ax.get_xlim()[0] == 0
 
 
-def test_what_a_logarithmic_axis_cannot_show_is_a_gap():
+def test_what_a_logarithmic_axis_cannot_show_is_left_out():
   frame = _frame()[lambda rows: rows['seed'] == 0]
   frame.loc[frame['round'] == 2, 'value'] = [-1.0, np.inf]
   ax = plots.curves(frame, log_y=True, ax=plots.new_axes())
   assert ax.get_yscale() == 'log'
   for line in ax.lines[:2]:
-    values = np.asarray(line.get_ydata(), float)
-    assert np.isfinite(values).all() or np.isnan(values[1])
-    assert 2 not in np.asarray(line.get_xdata())[np.isfinite(values)]
+    np.testing.assert_array_equal(line.get_xdata(), [1, 3])
+
+
+def test_a_seed_that_diverged_leaves_its_points_out():
+  frame = _frame()
+  one = (frame['seed'] == 1) & (frame['round'] == 2)
+  frame.loc[one & (frame['method'] == 'FedRep'), 'value'] = np.nan
+  ax = plots.curves(frame, ax=plots.new_axes())
+  # Not the mean of the others.
+  np.testing.assert_array_equal(ax.lines[0].get_xdata(), [1, 3])
 
 
 def test_many_curves_have_dashes_too():
@@ -115,6 +122,17 @@ def test_clients_are_shown_before_and_after():
   )
   assert changes.get_title('left') == '1 of 2 worse after'
   assert changes.get_xlabel() == 'Test mae before'
+  # Where nothing changes there is one curve.
+  same = plots.clients(_scores([0.5, 1.0], [0.5, 1.0]), ax=plots.new_axes())
+  assert _texts(same.get_legend().get_texts()) == [
+    'before and after (mean 75.0%)'
+  ]
+  # And none where nothing is finite.
+  none = _scores([np.nan] * 2, [np.inf] * 2)
+  assert not plots.clients(none, ax=plots.new_axes()).lines
+  assert plots.changes(none, ax=plots.new_axes()).get_title('left') == (
+    '0 of 0 worse after'
+  )
 
 
 def test_points_that_coincide_are_larger():
@@ -141,7 +159,7 @@ def test_boxes_have_the_mean():
 def test_a_partition_has_totals_and_maps(num_clients):
   ids = [f'client_{i}' for i in range(num_clients)]
   counts = np.arange(2 * num_clients).reshape(num_clients, 2)
-  figure = plots.partition(
+  figure = plots.partition_counts(
     pd.Series(counts.sum(axis=1), ids),
     {
       'class': pd.DataFrame(counts, ids),

@@ -82,14 +82,13 @@ _NAMES = {
   'simulation.data_source': ('ClientDataSource',),
   'simulation.training': ('run',),
   'simulation.open_run': ('open_run',),
-  'simulation.run': ('Run', 'plot', 'summarize'),
+  'simulation.run': ('Run', 'plot', 'summarize', 'tidy'),
   'simulation.run_config': ('RunConfig',),
   'plots': ('plots',),
   # Comparisons.
   'experiments.comparison_runner': ('compare',),
   'experiments.plan': ('Comparison',),
   'experiments.results': ('open_comparison',),
-  'simulation.summary': ('tidy',),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

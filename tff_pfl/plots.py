@@ -22,6 +22,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tff_pfl import datasets
 from tff_pfl.models import split_model
 from tff_pfl.simulation import summary
 
@@ -42,6 +43,7 @@ _MOST_OF_MEDIAN = 20
 # Of more clients, evenly spaced ones stand for all.
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
+_SPLITS = {'train': 'training', 'test': 'test'}
 _STYLE = {
   # A name in the data is no formula between dollar signs.
   'text.parse_math': False,
@@ -102,21 +104,22 @@ def curves(
   Args:
     frame: Has the columns below; rows of the same `x` and curve are seeds.
     x: The column of the horizontal axis.
-    y: The column that is drawn. What is not finite leaves a gap, as does what a
-      logarithmic axis cannot show.
+    y: The column that is drawn. A point at which a seed is not finite is left
+      out, as is what a logarithmic axis cannot show.
     by: The column with the curves' names.
     style: A column that is told by dashes.
     metric: That of `y`: its label, and percent for a fraction.
     **options: Further ones of `seaborn.lineplot`.
   """
-  ax = ax or _pyplot_axes()
+  ax = ax or pyplot_axes()
   values = frame[y].astype(float)
   shown = np.isfinite(values) & ((values > 0) | (not log_y))
-  frame = frame.assign(**{y: values.where(shown)})
+  keys = [x, *(name for name in dict.fromkeys([by, style]) if name)]
+  frame = frame[shown.groupby([frame[key] for key in keys]).transform('all')]
   marked = frame[x].nunique() <= _MAX_MARKED
   names = [] if by is None else list(frame[by].unique())
   dashed = by if len(names) > _MAX_COLORS and style is None else style
-  if by is not None and 'palette' not in options and 'color' not in options:
+  if names and 'palette' not in options and 'color' not in options:
     options['palette'] = sns.color_palette(_PALETTE, len(names))
   sns.lineplot(
     frame,
@@ -177,7 +180,7 @@ def bars(
     by: The column with the names of the bars in a group.
     metric: That of the numbers: their label, and percent for a fraction.
   """
-  ax = ax or _pyplot_axes()
+  ax = ax or pyplot_axes()
   is_horizontal = pd.api.types.is_numeric_dtype(frame[x])
   names = [] if by is None else list(frame[by].unique())
   sns.barplot(
@@ -218,34 +221,50 @@ def clients(
   scores: pd.DataFrame,
   metric: _Metric = split_model.ACCURACY,
   *,
+  labels: tuple[str, str] = ('before', 'after'),
   title: str = '',
   ax: Optional[Axes] = None,
 ) -> Axes:
   """Draws the share of clients up to each score, before and after.
 
+  Clients whose scores are not finite are left out.
+
   Args:
     scores: As `Run.scores`.
+    labels: What the scores before and after personalization are called.
   """
-  ax = ax or _pyplot_axes()
-  long = _before_and_after(scores, metric).melt(var_name='when')
-  means = long.groupby('when', sort=False)['value'].mean()
-  names = {n: f'{n} (mean {metric.text(mean)})' for n, mean in means.items()}
-  sns.ecdfplot(
-    long.assign(when=long['when'].map(names)),
-    x='value',
-    hue='when',
-    palette=dict(zip(names.values(), (BEFORE, AFTER))),
-    ax=ax,
-  )
+  ax = ax or pyplot_axes()
+  both = _before_and_after(scores, metric)
+  curves_of = dict(zip(labels, (both['before'], both['after'])))
+  if both['before'].equals(both['after']):
+    curves_of = {' and '.join(labels): both['after']}
+  for values, color in zip(
+    curves_of.values(), (BEFORE, AFTER)[-len(curves_of) :]
+  ):
+    if len(values):
+      sns.ecdfplot(values, color=color, ax=ax)
   ax.set(
     xlabel=metric.label(' of the client'),
-    ylabel=f'Share of the {len(scores):,} clients (%)',
+    ylabel=f'Share of the {len(both):,} clients (%)',
     title=title,
   )
+  if ax.lines:
+    ax.legend(
+      ax.lines,
+      [
+        f'{label} (mean {metric.text(values.mean())})'
+        for label, values in curves_of.items()
+      ],
+      loc='best',
+    )
+  if len(both) >= 10 and metric.higher_is_better:
+    ax.axhspan(0, 0.1, color='#000000', alpha=0.06, linewidth=0)
+    ax.text(
+      1, 0.02, 'worst 10% ', transform=ax.transAxes, ha='right', color=_TEXT
+    )
   _use_unit(ax.xaxis, metric)
   _use_percent(ax.yaxis)
   _finish(ax)
-  sns.move_legend(ax, 'upper left', title='personalization')
   return ax
 
 
@@ -254,48 +273,51 @@ def changes(
   scores: pd.DataFrame,
   metric: _Metric = split_model.ACCURACY,
   *,
-  title: str = '',
+  title: Optional[str] = None,
   ax: Optional[Axes] = None,
 ) -> Axes:
   """Draws each client's score before and after personalization.
 
-  The area of a point is the number of clients it stands for.
+  A point grows with the number of clients it stands for. Clients whose scores
+  are not finite are left out.
 
   Args:
     scores: As `Run.scores`.
+    title: None for the number of clients that are worse after.
   """
-  ax = ax or _pyplot_axes()
+  ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
   points = both.value_counts().rename('clients').reset_index()
   merit = metric.merit(points[['before', 'after']])
-  points['client is'] = np.where(
-    merit[:, 1] < merit[:, 0], 'worse after', 'not worse'
-  )
-  num_hurt = points.loc[points['client is'] == 'worse after', 'clients'].sum()
+  is_hurt = merit[:, 1] < merit[:, 0]
   ax.axline((0, 0), slope=1, color=_TEXT, linewidth=0.8, linestyle='--')
-  sns.scatterplot(
-    points,
-    x='before',
-    y='after',
-    hue='client is',
-    hue_order=['not worse', 'worse after'],
-    palette=[AFTER, HURT],
-    size='clients',
-    sizes=(15, 15 * min(math.sqrt(points['clients'].max()), 8)),
-    alpha=0.6,
-    legend=False,
-    rasterized=True,
-    ax=ax,
-  )
+  if len(points):
+    sns.scatterplot(
+      points.assign(is_hurt=is_hurt),
+      x='before',
+      y='after',
+      hue='is_hurt',
+      palette={False: AFTER, True: HURT},
+      size='clients',
+      sizes=(15, 15 * min(math.sqrt(points['clients'].max()), 8)),
+      alpha=0.6,
+      legend=False,
+      rasterized=True,
+      ax=ax,
+    )
+    low, high = both.min(axis=None), both.max(axis=None)
+    margin = 0.05 * (high - low) or 0.05
+    limits = (low - margin, high + margin)
+    ax.set(xlim=limits, ylim=limits)
+  if title is None:
+    num_hurt = points.loc[is_hurt, 'clients'].sum()
+    title = f'{num_hurt:,} of {len(both):,} worse after'
   ax.set(
     xlabel=metric.label(' before'),
     ylabel=metric.label(' after'),
-    title=title or f'{num_hurt:,} of {len(both):,} worse after',
+    title=title,
     aspect='equal',
   )
-  low, high = both.min(axis=None), both.max(axis=None)
-  margin = 0.05 * (high - low) or 0.05
-  ax.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
   _use_unit(ax.xaxis, metric)
   _use_unit(ax.yaxis, metric)
   _finish(ax)
@@ -317,7 +339,8 @@ def boxes(
   Args:
     frame: A row for each client and box.
   """
-  ax = ax or _pyplot_axes()
+  ax = ax or pyplot_axes()
+  frame = frame[np.isfinite(frame[x].astype(float))]
   sns.boxplot(
     frame,
     x=x,
@@ -344,15 +367,44 @@ def boxes(
   return ax
 
 
-@_styled
 def partition(
+  data: datasets.FederatedDataset, split: str = 'train', *, title: str = ''
+) -> Figure:
+  """Draws how many examples clients hold, of which classes and domains.
+
+  Args:
+    split: 'train' or 'test'.
+    title: By default the name of the data.
+
+  Returns:
+    A figure; beyond 200 clients evenly spaced ones are shown.
+  """
+  maps = {}
+  if data.num_classes is not None:
+    words = data.encoding and data.encoding.classes
+    maps['class'] = data.class_counts(split), words
+  if data.domain_names is not None:
+    maps['domain'] = data.domain_counts(split), data.domain_names
+  count = getattr(data, f'num_{split}_examples')
+  return partition_counts(
+    pd.Series([count(i) for i in data.client_ids], data.client_ids),
+    {
+      kind: pd.DataFrame(counts, data.client_ids, names or None)
+      for kind, (counts, names) in maps.items()
+    },
+    title=title or f'{data.name}, {_SPLITS[split]} examples',
+  )
+
+
+@_styled
+def partition_counts(
   totals: pd.Series,
   maps: Mapping[str, pd.DataFrame],
   *,
   num_new_clients: int = 0,
   title: str = '',
 ) -> Figure:
-  """Draws how many examples clients hold, of which classes and domains.
+  """Draws what `partition` does, of counts.
 
   Args:
     totals: Each client's number of examples.
@@ -370,6 +422,8 @@ def partition(
     len(heights), sharex=True, squeeze=False, height_ratios=heights
   )[:, 0]
   top.bar(np.arange(len(shown)) + 0.5, totals.iloc[shown], color=AFTER)
+  if len(shown) < len(totals):
+    title += f', {len(shown)} of {len(totals):,} clients'
   top.set(ylabel='Examples', title=title)
   _finish(top)
   top.grid(visible=False, axis='x')
@@ -488,6 +542,14 @@ def legend_above(ax: Axes, num_columns: int) -> None:
   ax.set_title(title, loc='left', pad=8 + 16 * num_rows)
 
 
+def legend_beside(ax: Axes) -> None:
+  """Puts the legend to the right of the axes, where it hides no data."""
+  if ax.get_legend():
+    sns.move_legend(
+      ax, 'center left', bbox_to_anchor=(1.0, 0.5), frameon=False, title=''
+    )
+
+
 def say_spread(figure: Figure, num_seeds: int) -> None:
   """Says above a figure what its error bars and bands are."""
   if num_seeds > 1:
@@ -529,8 +591,10 @@ def _finish(ax: Axes) -> None:
   ax.set_axisbelow(True)
 
 
-def _pyplot_axes() -> Axes:
-  return plt.figure(layout='constrained').subplots()
+def pyplot_axes(width: float = 6.4, height: float = 4.4) -> Axes:
+  """The axes of a new figure that notebooks show, in inches."""
+  figure = plt.figure(figsize=(width, height), layout='constrained')
+  return figure.subplots()
 
 
 def _before_and_after(scores, metric) -> pd.DataFrame:

@@ -30,7 +30,9 @@ _FLAGS = (
 
 
 def _predictions(programs, *flags):
-  programs.succeed('predict', '--run_dir=run', '--output=out.csv', *flags)
+  programs.succeed(
+    'predict', '--run_dir=run', '--output=out.csv', '--overwrite', *flags
+  )
   with open(programs.directory / 'out.csv', newline='') as file:
     return list(csv.DictReader(file))
 

@@ -52,7 +52,8 @@ def test_paths_are_of_this_machine(programs):
 
 
 def test_a_folder_with_other_results_is_refused(programs):
-  (programs.directory / 'out' / 'trials').mkdir(parents=True)
+  (programs.directory / 'out').mkdir()
+  (programs.directory / 'out' / 'comparison.json').touch()
   message = programs.fail('train', '--num_rounds=1', '--output_dir=out')
   assert message == (
     'out holds a comparison: choose another output folder for a run.'

@@ -1,4 +1,5 @@
 import collections
+import warnings
 
 import keras
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
+from tests.models import keras_models
 from tff_pfl.algorithms import registry
 from tff_pfl.models import keras_bridge, prediction, zoo
 
@@ -38,14 +40,62 @@ def test_the_file_predicts_bit_for_bit_with_the_weights_given(name, tmp_path):
   model = _model(name, x, arguments)
   weights = toy_problems.jittered(model.initial_weights)
   before = model.keras_graph.model.get_weights()
-  keras_bridge.keras_model(model, weights).save(tmp_path / 'model.keras')
+  keras_bridge.save_keras(tmp_path / 'model.keras', model, weights)
   toy_problems.assert_same(model.keras_graph.model.get_weights(), before)
+  made = keras_bridge.keras_model(model, weights)
   loaded = keras.models.load_model(tmp_path / 'model.keras')
   outputs = loaded.predict(x, batch_size=len(x), verbose=0)
   np.testing.assert_array_equal(
     model.classifier.probabilities(outputs),
     prediction.predict(model, weights, x),
   )
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    np.testing.assert_array_equal(made(x), outputs)
+    np.testing.assert_array_equal(loaded(x), outputs)
+
+
+def _scaled(x, factor):
+  return tf.nn.tanh(x) * factor
+
+
+@keras.saving.register_keras_serializable('tests')
+class _Plain(keras.layers.Layer):
+  """Takes no arguments, not even those of its configuration."""
+
+  def __init__(self):
+    super().__init__(name='plain')
+
+  def call(self, x):
+    return x
+
+
+def test_layers_with_functions_of_the_users_own_are_copied():
+  inner = keras.Sequential(
+    [keras.layers.Dense(5), keras.layers.BatchNormalization()], name='inner'
+  )
+  layers = [
+    inner,
+    keras.layers.Lambda(_scaled, arguments={'factor': 2.0}),
+    keras.layers.Lambda(lambda x: tf.abs(x)),
+    keras.layers.Dense(3, name='head'),
+  ]
+  model = keras_models.bridge(keras.Sequential([keras.Input([4]), *layers]))
+  weights = toy_problems.jittered(model.initial_weights)
+  x = np.random.default_rng(0).normal(size=[9, 4]).astype(np.float32)
+  made = keras_bridge.keras_model(model, weights)
+  np.testing.assert_allclose(
+    tf.nn.softmax(made.predict(x, verbose=0)),
+    prediction.predict(model, weights, x),
+    atol=1e-6,
+  )
+
+
+def test_a_layer_that_keras_cannot_copy_is_told():
+  layers = [_Plain(), keras.layers.Dense(3, name='head')]
+  model = keras_models.bridge(keras.Sequential([keras.Input([4]), *layers]))
+  with pytest.raises(ValueError, match='cannot copy .*`predict` and a Keras'):
+    keras_bridge.keras_model(model, model.initial_weights)
 
 
 def test_batch_normalization_is_the_same_up_to_rounding(tmp_path):

@@ -92,7 +92,7 @@ def test_each_domain_has_a_row():
   assert alone['global'] is None
   assert 'global' not in domain_report.rows(alone)[0]
   bars = domain_report.bars(alone, split_model.ACCURACY)
-  assert set(bars['model']) == {'personal model'}
+  assert all(set(one['model']) == {'personal model'} for one in bars.values())
 
 
 def _cells(table):
@@ -127,27 +127,24 @@ def test_the_table_of_a_regression_has_its_metrics():
   domains = domain_report.over_rounds([evaluation], 1)
   rows = _cells(domain_report.table(domains, 'last 10\nrounds'))
   assert rows['sea'] == ['40', '1.000', '1.000', '0.5000', '0.5000']
-  bars = domain_report.bars(domains, split_model.LOSS)
-  assert set(bars['metric']) == {'Test loss of the domain'}
+  ((metric, bars),) = domain_report.bars(domains, split_model.LOSS).items()
+  assert metric == split_model.LOSS
   assert set(bars['model']) == {'personal model'}
   assert bars.set_index('domain')['value']['sea'] == 1.0
 
 
 def test_bars_are_of_domains_with_test_examples():
-  bars = domain_report.bars(_domains(), split_model.ACCURACY)
-  found = [tuple(row) for row in bars.itertuples(index=False)]
-  accuracy, auc = (
-    'Test accuracy of the domain (%)',
-    'Test AUC of the domain (%)',
-  )
-  assert found[:4] == [
-    (accuracy, 'global model', 'sea', 0.25),
-    (accuracy, 'global model', 'hills', 0.125),
-    (accuracy, 'personal model', 'sea', 0.75),
-    (accuracy, 'personal model', 'hills', 0.25),
+  accuracy, auc = domain_report.bars(_domains(), split_model.ACCURACY).items()
+  assert accuracy[0] == split_model.ACCURACY
+  assert accuracy[1].to_numpy().tolist() == [
+    ['global model', 'sea', 0.25],
+    ['global model', 'hills', 0.125],
+    ['personal model', 'sea', 0.75],
+    ['personal model', 'hills', 0.25],
   ]
   # Where both are the same there is one.
-  assert [row[:3] for row in found[4:]] == [
-    (auc, 'global model', 'sea'),
-    (auc, 'global model', 'hills'),
+  assert auc[0] == split_model.PrimaryMetric('AUC', True)
+  assert auc[1][['model', 'domain']].to_numpy().tolist() == [
+    ['global model', 'sea'],
+    ['global model', 'hills'],
   ]

@@ -150,7 +150,7 @@ def test_the_best_models_are_those_after_the_best_evaluation(tmp_path):
     dict(run.best.personal_weights('client_1')),
     dict(to_there.personal_weights('client_1')),
   )
-  with pytest.raises(ValueError, match='not the best models of another'):
+  with pytest.raises(errors.RunError, match='the one to continue'):
     run.best.continue_(7)
 
 

@@ -18,6 +18,7 @@ from tff_pfl.simulation import (
   run_store,
   training,
 )
+from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import personalization
 
 _NUM_CLIENTS = 8
@@ -495,3 +496,24 @@ def test_memory_does_not_grow_with_the_rounds(tmp_path):
   with run_store.RunStore.open_for_reading(tmp_path) as store:
     memory = {row['round']: row['rss_mb'] for row in store.history()}
   assert memory[500] < memory[50] * 1.05
+
+
+def test_a_run_in_which_all_diverge_has_its_report(tmp_path):
+  data = _make_data(regression=True)
+  process = _build(
+    'local_only', zoo.mlp(data.element_spec, None), learning_rate=1e30
+  )
+  run = _run(process, data, tmp_path)
+  # All but the client without training examples.
+  assert run.summary['non_finite_clients'] == len(run.scores) - 1
+  assert (tmp_path / 'clients.png').exists()
+  assert 'nan' in run.table()
+  values = run_lib.tidy([run])
+  diverged = values.query("when == 'after' and client != 'client_6'")
+  assert len(diverged) and diverged['value'].isna().all()
+
+
+def test_callbacks_are_checked_before_anything_is_trained(tmp_path):
+  with pytest.raises(ValueError, match='`callbacks` to be a list of objects'):
+    _run(_make_process(), _make_data(), tmp_path, callbacks=print)
+  assert not list(tmp_path.iterdir())

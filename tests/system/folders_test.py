@@ -20,20 +20,29 @@ def test_stores_of_objects_are_refused(path):
     folders.local_path(path, 'output_dir')
 
 
-def test_a_folder_is_for_one_kind_of_results(tmp_path):
-  comparison, run = tmp_path / 'comparison', tmp_path / 'run'
-  (comparison / 'trials').mkdir(parents=True)
-  run.mkdir()
-  (run / 'run.sqlite').touch()
-  for folder, own, other in (
-    (comparison, folders.COMPARISON, folders.RUN),
-    (run, folders.RUN, folders.COMPARISON),
-  ):
-    assert folders.results_folder(folder, own) == os.fspath(folder)
-    with pytest.raises(errors.RunError, match=f'holds {own}.* for {other}'):
-      folders.results_folder(folder, other)
-  (tmp_path / 'paper').mkdir()
-  (tmp_path / 'paper' / 'settings.json').touch()
-  with pytest.raises(errors.RunError, match='holds an experiment of a paper'):
-    folders.results_folder(tmp_path / 'paper', folders.RUN)
-  assert folders.results_folder(tmp_path / 'new', folders.RUN)
+@pytest.mark.parametrize(
+  'files, kind',
+  [
+    (['run.sqlite', 'trial.json'], folders.RUN),
+    (['trials/a/trial.json'], folders.COMPARISON),
+    (['comparison.json'], folders.COMPARISON),
+    (['settings.json', 'trials/a/trial.json'], folders.EXPERIMENT),
+    (['numbers.json', 'settings.json'], folders.EXPERIMENT),
+    (['claims.html'], folders.EXPERIMENTS),
+    # Somebody's own.
+    (['settings.json', 'trials/notes.txt'], None),
+    ([], None),
+  ],
+)
+def test_a_folder_is_for_one_kind_of_results(tmp_path, files, kind):
+  for name in files:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+  assert folders.kind_of(str(tmp_path)) == kind
+  for wanted in (folders.RUN, folders.COMPARISON, folders.EXPERIMENT):
+    if kind in (None, wanted):
+      assert folders.results_folder(tmp_path, wanted) == os.fspath(tmp_path)
+    else:
+      with pytest.raises(errors.RunError, match=f'holds {kind}.* for {wanted}'):
+        folders.results_folder(tmp_path, wanted)

@@ -32,9 +32,6 @@ from tff_pfl.models import split_model
 from tff_pfl.simulation import directory_lock
 from tff_pfl.system import folders
 
-# More in one picture cannot be told apart.
-_MAX_CURVES = 7
-
 
 def compare(
   comparison: plan.Comparison,
@@ -145,7 +142,9 @@ def _write(found, primary, directory, published):
   """Writes the results, the page and the picture."""
   results.write(found, directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME), published)
-  best = results.Results(found, methods=results.ranked(found)[:_MAX_CURVES])
+  best = results.Results(
+    found, methods=results.ranked(found)[: results.MAX_CURVES]
+  )
   if any(method['curves'] for method in best['methods']):
     ax = best.plot(plots.new_axes(9, 4.4))
     plots.save(ax, os.path.join(directory, f'{primary.name}.png'))

@@ -15,6 +15,7 @@ from typing import Any, Optional, Union
 
 import jinja2
 import matplotlib
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -42,8 +43,7 @@ _UNITS = {
   'loss': ('', 1.0, 3),
   'score': ('', 1.0, None),
 }
-# More curves in one picture cannot be told apart.
-_MAX_OVERVIEW_METHODS = 7
+_MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 
 
@@ -217,11 +217,15 @@ def _curve_pictures(found, methods, primary):
   frame = results_lib.curves(found)
   labels = [m['label'] for m in methods if m['label'] in set(frame['label'])]
   personal = frame[frame['model'] == 'personal']
-  means = personal.groupby(['label', 'round'], as_index=False)['value'].mean()
+  rounds = sorted(personal['round'].unique())
+  # More would make the page larger, not clearer.
+  rounds = rounds[:: -(-len(rounds) // _MAX_CONTEXT_ROUNDS) or 1]
+  means = personal[personal['round'].isin(rounds)]
+  means = means.groupby(['label', 'round'], as_index=False)['value'].mean()
   options = {'by': 'label', 'metric': primary}
   pictures = []
   if len(labels) > 1:
-    shown = labels[:_MAX_OVERVIEW_METHODS]
+    shown = labels[: results_lib.MAX_CURVES]
     best = personal[personal['label'].isin(shown)]
     overview = plots.curves(best, ax=_small(9, 3.4), **options)
     pictures.append(
@@ -275,6 +279,7 @@ def _box_pictures(found, primary):
       y='label',
       ax=_small(6, 0.8 + 0.22 * part['label'].nunique()),
     )
+    ax.set_xlim(_limits(scores[f'after/{primary.name}']))
     label = f'Distribution of {primary.title} over clients. {title}.'
     pictures.append(_picture(ax, label, title))
   return pictures
@@ -283,12 +288,14 @@ def _box_pictures(found, primary):
 def _change_pictures(found, methods, primary):
   """By variant, each method's clients before and after personalization."""
   scores = results_lib.client_scores(found)
+  names = [f'before/{primary.name}', f'after/{primary.name}']
+  limits = None if scores.empty else _limits(scores[names])
   pictures = {}
   for method in methods:
     if scores.empty:
       break
     own = scores[(scores['label'] == method['label']) & ~scores['is_new']]
-    both = own[[f'before/{primary.name}', f'after/{primary.name}']].dropna()
+    both = own[names].dropna()
     if both.empty:
       continue
     before, after = primary.merit(both).T
@@ -297,9 +304,11 @@ def _change_pictures(found, methods, primary):
       note = 'nothing changed'
     if not method['has_global_model']:
       note += '; no global model'
+    ax = plots.changes(own, primary, title='', ax=_small(2.6, 2.5))
+    ax.set(xlim=limits, ylim=limits)
     pictures.setdefault(VARIANT_TITLES[method['variant']], []).append(
       _picture(
-        plots.changes(own, primary, title=' ', ax=_small(2.6, 2.5)),
+        ax,
         f'{primary.heading} of clients before and after personalization, '
         f'{method["label"]}.',
         method['label'],
@@ -307,6 +316,16 @@ def _change_pictures(found, methods, primary):
       )
     )
   return pictures
+
+
+def _limits(values):
+  """Limits on which all that is finite can be seen, of several pictures."""
+  finite = np.asarray(values, float)
+  finite = finite[np.isfinite(finite)]
+  if not finite.size:
+    return None
+  margin = 0.04 * np.ptp(finite) or 0.02
+  return finite.min() - margin, finite.max() + margin
 
 
 def _partition_picture(partition):
@@ -317,7 +336,7 @@ def _partition_picture(partition):
   if partition['domain_counts'] is not None:
     maps['domain'] = pd.DataFrame(partition['domain_counts'], ids)
   with matplotlib.rc_context(_SVG_STYLE):
-    figure = plots.partition(
+    figure = plots.partition_counts(
       pd.Series(partition['num_train_examples'], ids),
       maps,
       num_new_clients=partition['num_new_clients'],

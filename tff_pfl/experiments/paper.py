@@ -40,7 +40,7 @@ from tff_pfl.experiments import (
 )
 from tff_pfl.simulation import directory_lock
 from tff_pfl.simulation import summary as summary_lib
-from tff_pfl.system import machine
+from tff_pfl.system import folders, machine
 
 SETTINGS_NAME = 'settings.json'
 NUMBERS_NAME = 'numbers.json'
@@ -159,7 +159,9 @@ def run(
   )
   experiment.sizes(settings)  # Raises where they cannot be had.
   settings = settings._replace(
-    directory=os.path.join(settings.directory, experiment.name)
+    directory=folders.results_folder(
+      os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
+    )
   )
   directory = settings.directory
   _expect_folder_for(experiment, settings, rerun=rerun)
@@ -192,6 +194,9 @@ def run_all(
   Raises:
     RunError: If an experiment's folder holds something else; none has run then.
   """
+  settings = settings._replace(
+    directory=folders.results_folder(settings.directory, folders.EXPERIMENTS)
+  )
   plans = [
     (
       experiment,

@@ -59,12 +59,15 @@ from tff_pfl.experiments import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.simulation import report
 from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.system import folders
 
 JSON_NAME = 'comparison.json'
 CSV_NAME = 'comparison.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
+# More in one picture cannot be told apart.
+MAX_CURVES = 7
 # An entry of a comparison's `methods`.
 Method = Mapping[str, Any]
 
@@ -118,6 +121,7 @@ def open_comparison(
   Raises:
     RunError: If there is none.
   """
+  directory = folders.local_path(directory, 'directory')
   return Results(summary_lib.read_json(os.path.join(directory, JSON_NAME)))
 
 
@@ -243,10 +247,7 @@ def figures(found: Results) -> pd.DataFrame:
   return summary_lib.frame(
     {
       **{name: method[name] for name in ('algorithm', 'variant', 'label')},
-      **{
-        name: figure or {'mean': None}
-        for name, figure in method['metrics'].items()
-      },
+      **method['metrics'],
       'hparams': summary_lib.json_text(method['hparams']),
     }
     for method in found['methods']

@@ -11,6 +11,9 @@ was interrupted goes on where its run was.
 
 from __future__ import annotations
 
+# Before what imports TensorFlow.
+from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
+
 import dataclasses
 import itertools
 import os

@@ -26,8 +26,10 @@ Layers with `trainable=False` keep their weights, as in Keras.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import keras
@@ -378,37 +380,71 @@ def keras_model(
 
   Raises:
     ValueError: If a method made the model of a Keras model: of several (FedEM's
-      mixture, a head for each domain), or with weights of its own.
+      mixture, a head for each domain), or with weights of its own. Or if Keras
+      cannot copy one of its layers.
   """
-  names = []
+  with _network_with(model, weights) as network:
+    try:
+      made = keras.models.clone_model(
+        network, clone_function=_clone_layer, recursive=True
+      )
+    except (TypeError, NotImplementedError) as error:
+      raise ValueError(
+        f'Keras cannot copy {model.name!r} by its configuration: '
+        f'{" ".join(str(error).split())} '
+        '(`predict` and a Keras file need no copy.)'
+      ) from error
+    made.set_weights(network.get_weights())
+  return made
+
+
+def save_keras(
+  path: Union[str, os.PathLike[str]],
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+) -> None:
+  """Writes what `keras_model` makes, without a copy, as a `.keras` file."""
+  with _network_with(model, weights) as network:
+    network.save(path)
+
+
+@contextlib.contextmanager
+def _network_with(model, weights) -> Iterator[keras.Model]:
+  """The Keras model of a `SplitModel`, which has some weights for a while."""
+  variables = {}
   if model.keras_graph is not None:
-    names = list(keras_graph.name_weights(model.keras_graph)[0])
+    variables, _, _ = keras_graph.name_weights(model.keras_graph)
   errors.expect(
-    names == list(model.initial_weights),
+    list(variables) == list(model.initial_weights),
     'model',
     'a Keras model with the weights that it was made with, for a Keras model '
     '(`predict`, a SavedModel or a TFLite file can have any)',
     f'{model.name!r}, which a method made of one',
   )
   network = model.keras_graph.model
-  made = keras.models.clone_model(
-    network, clone_function=_clone_layer, recursive=True
-  )
-  own = network.get_weights()
-  variables, _, _ = keras_graph.name_weights(model.keras_graph)
-  values = {id(variables[name]): weights[name] for name in names}
-  made.set_weights(
-    [
-      values.get(id(variable), value)
-      for variable, value in zip(network.weights, own)
-    ]
-  )
-  return made
+  if len(network.inputs) == 1:
+    # Otherwise it expects a list of one input, and warns of anything else.
+    network = keras.Model(
+      network.inputs[0], network.outputs[0], name=network.name
+    )
+  before = network.get_weights()
+  try:
+    for name, variable in variables.items():
+      variable.assign(weights[name])
+    yield network
+  finally:
+    network.set_weights(before)
 
 
 def _clone_layer(layer):
-  # The user's own functions are no danger to the user.
-  unsafe = (
-    {'safe_mode': False} if isinstance(layer, keras.layers.Lambda) else {}
-  )
-  return type(layer).from_config(layer.get_config(), **unsafe)
+  if isinstance(layer, keras.layers.Lambda):
+    # Its configuration has the function as text, without what it refers to.
+    return keras.layers.Lambda(
+      layer.function,
+      layer._output_shape,
+      layer.mask,
+      layer.arguments,
+      name=layer.name,
+      dtype=layer.dtype_policy,
+    )
+  return type(layer).from_config(layer.get_config())

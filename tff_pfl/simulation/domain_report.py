@@ -124,34 +124,34 @@ def table(domains: Mapping[str, Any], recent: str) -> str:
 
 def bars(
   domains: Mapping[str, Any], primary: split_model.PrimaryMetric
-) -> pd.DataFrame:
+) -> dict[split_model.PrimaryMetric, pd.DataFrame]:
   """The newest scores of domains that have test examples.
 
   Args:
     primary: The metric where there is neither accuracy nor AUC.
 
   Returns:
-    A frame of `metric` (a title), `model`, `domain` and `value`. There is no
-    personal model where it is the global one.
+    From a metric that has any to a frame of `model`, `domain` and `value`.
+    There is no personal model where it is the global one.
   """
-
-  def models_of(key):
-    models = [m for m in ('global', 'personal') if domains[m] is not None]
-    values = [domains[model][key]['by_domain'] for model in models]
-    return models[:1] if len(values) == 2 and values[0] == values[1] else models
-
-  return pd.DataFrame(
-    {
-      'metric': _SHOWN.get(key, primary).label(' of the domain'),
-      'model': f'{model} model',
-      'domain': name,
-      'value': domains[model][key]['by_domain'][name][_LAST],
+  frames = {}
+  for key in _known(domains) or [primary.name]:
+    values = {
+      f'{model} model': domains[model][key]['by_domain']
+      for model in ('global', 'personal')
+      if domains[model] is not None
     }
-    for key in _known(domains) or [primary.name]
-    for model in models_of(key)
-    for name, count in domains['num_test_examples'].items()
-    if count
-  )
+    if values['personal model'] == values.get('global model'):
+      del values['personal model']
+    frame = pd.DataFrame(
+      {'model': model, 'domain': name, 'value': by_domain[name][_LAST]}
+      for model, by_domain in values.items()
+      for name, count in domains['num_test_examples'].items()
+      if count
+    ).astype({'value': float})
+    if frame['value'].notna().any():
+      frames[_SHOWN.get(key, primary)] = frame
+  return frames
 
 
 def _known(domains):

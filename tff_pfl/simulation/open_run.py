@@ -37,12 +37,19 @@ def open_run(
     data_dir: Folder of the data set's files, if it has moved.
 
   Raises:
-    RunError: If there is no run, or it was trained on other data.
+    RunError: If there is no run, or it was trained on other data, by another
+      process or from other initial weights.
   """
   directory = folders.local_path(directory, 'directory')
   parent, name = os.path.split(os.path.abspath(directory))
   if name == run_lib.BEST_NAME and run_store.has_run(parent):
     return open_run(parent, process, data, data_dir=data_dir).best
+  errors.expect(
+    process is None or data_dir is None,
+    'data_dir',
+    'None where data are given',
+    data_dir,
+  )
   errors.expect(
     (process is None) == (data is None),
     'process',
@@ -53,6 +60,7 @@ def open_run(
     settings = store.config
     if data is not None:
       client_population.check_unchanged(data, store)
+      training.check_unchanged(process, store)
   if process is not None:
     return run_lib.Run(
       directory,
@@ -67,6 +75,8 @@ def open_run(
         **training.arguments_of(settings),
       ),
     )
+  if 'shapes' in settings.get('model', ''):
+    return run_lib.Run(directory)
   try:
     config = run_config.RunConfig.from_settings(settings)
   except errors.RunError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import statistics
@@ -77,37 +76,42 @@ def write_report(
     if name != PER_CLIENT_NAME:
       table = summary_lib.frame(table)
     summary_lib.write_csv(os.path.join(store.directory, name), table)
-  _write_pictures(store, data, summary, scores)
+  _write_pictures(store, process, data, summary, scores)
   # Last, so that a summary means that the report is complete.
   summary_lib.write_json(os.path.join(store.directory, SUMMARY_NAME), summary)
   return summary
 
 
-def _write_pictures(store, data, summary, scores):
+def _write_pictures(store, process, data, summary, scores):
   evaluations = store.evaluations()
   metric = primary_metric(evaluations)
   title = (
-    f'{summary["algorithm"]} on {data.name}, {len(data.client_ids)} clients'
+    f'{summary["algorithm"]} on {data.name}, {summary["num_clients"]} clients'
   )
   left, right = plots.new_axes(11, 4.6, 1, 2)
-  plots.clients(scores, metric, title=title, ax=left)
+  before = 'global weights, untrained local ones'
+  if process.has_global_model:
+    before = 'global model'
+  labels = (before, 'personal model')
+  plots.clients(scores, metric, labels=labels, title=title, ax=left)
   plots.changes(scores, metric, ax=right)
   pictures = {
     metric.name + BY_ROUND_PLOT_SUFFIX: plot_curves(
       {'': curves(evaluations)}, metric, title=title
     ),
     CLIENTS_PLOT_NAME: left,
-    PARTITION_PLOT_NAME: plots.partition(
-      *partition_frames(data), title=str(data.name)
-    ),
+    PARTITION_PLOT_NAME: plots.partition(data),
   }
   if 'domains' in summary:
-    pictures[DOMAINS_PLOT_NAME] = plots.panels(
-      domain_report.bars(summary['domains'], metric),
-      'metric',
-      functools.partial(plots.bars, x='value', y='domain', by='model'),
-      height=1.6 + 0.5 * data.num_domains,
-    )
+    bars = domain_report.bars(summary['domains'], metric)
+    height = 1.6 + 0.5 * data.num_domains
+    axes = plots.new_axes(6.4 * len(bars), height, 1, len(bars), squeeze=False)
+    for ax, (of_domains, frame) in zip(axes[0], bars.items()):
+      plots.bars(
+        frame, x='value', y='domain', by='model', metric=of_domains, ax=ax
+      )
+    axes[0, 0].figure.suptitle(title)
+    pictures[DOMAINS_PLOT_NAME] = axes[0, 0]
   for name, picture in pictures.items():
     plots.save(picture, os.path.join(store.directory, name))
 
@@ -121,26 +125,6 @@ def write_summary(
   summary_lib.write_json(
     os.path.join(store.directory, SUMMARY_NAME),
     _summarize(store, process, data),
-  )
-
-
-def partition_frames(
-  data: datasets.FederatedDataset, split: str = 'train'
-) -> tuple[pd.Series, dict[str, pd.DataFrame]]:
-  """How many examples clients hold, as `plots.partition` takes them."""
-  maps = {}
-  if data.num_classes is not None:
-    words = data.encoding and data.encoding.classes
-    maps['class'] = data.class_counts(split), words
-  if data.domain_names is not None:
-    maps['domain'] = data.domain_counts(split), data.domain_names
-  count = getattr(data, f'num_{split}_examples')
-  return (
-    pd.Series([count(i) for i in data.client_ids], data.client_ids),
-    {
-      kind: pd.DataFrame(counts, data.client_ids, names or None)
-      for kind, (counts, names) in maps.items()
-    },
   )
 
 
@@ -229,13 +213,15 @@ def plot_curves(
       label = f'{name}, {model} model' if name else f'{model} model'
       last = metric.text(part['value'].iloc[-1])
       parts.append(part.assign(curve=f'{label} ({last})'))
-  return plots.curves(
+  ax = plots.curves(
     pd.concat(parts),
     by='curve',
     metric=metric,
     y_label=metric.label(', mean over clients'),
-    **{'ax': plots.new_axes(8, 4.4), **options},
+    **{'ax': plots.new_axes(9, 4.4), **options},
   )
+  plots.legend_beside(ax)
+  return ax
 
 
 def primary_metric(
@@ -316,6 +302,7 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
   recent = recent_title(f['personal']['num_last_10'] for f in primary)
+  recent = recent.replace('\n', ' ')
   return pd.DataFrame(
     [
       {

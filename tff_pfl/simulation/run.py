@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import keras
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, plots
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import files
@@ -31,34 +32,67 @@ from tff_pfl.templates import personalized_process
 ENCODING_NAME = 'encoding.json'
 # The folder, itself that of a run, which ends with the best evaluation.
 BEST_NAME = 'best'
+# Of a run that `training.run` made, and no program.
+_OF_PYTHON = (
+  'A run that was made in Python has no description of its model and data.'
+)
 # How many numbers the inputs of a table's rows may be at a time.
 _MAX_INPUTS = 2**26
 
 _Runtime = Optional[runtime_base.Runtime]
 
 
-def summarize(runs: Iterable[Run]) -> pd.DataFrame:
+def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
   """The main figures of runs, a row for each."""
+  if isinstance(runs, Mapping):
+    runs = runs.values()
   return report.summary_frame([run.summary for run in runs]).infer_objects()
 
 
+def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
+  """The newest scores of all clients of runs, one number a row.
+
+  Returns:
+    Columns `method`, `seed`, `round`, `client`, `domain` (None for all of a
+    client's examples), `when` ('before' or 'after' personalization), `metric`,
+    `value`, and the numbers of examples and rounds of `Run.scores`.
+  """
+  if isinstance(runs, Mapping):
+    runs = runs.values()
+  tables = []
+  for run in runs:
+    with run._store() as store:
+      config, evaluations = store.config, store.evaluations()
+    table = summary_lib.tidy(run.scores)
+    table.insert(0, 'method', config['algorithm'])
+    table.insert(1, 'seed', config['seed'])
+    table.insert(2, 'round', evaluations[-1]['round'] if evaluations else 0)
+    tables.append(table)
+  return pd.concat(tables, ignore_index=True)
+
+
 def plot(
-  runs: Mapping[str, Run],
+  runs: Union[Mapping[str, Run], Iterable[Run]],
   metric: Optional[str] = None,
   ax: Optional[Axes] = None,
 ) -> Axes:
   """Draws a metric of runs by round, a mean over clients.
 
   Args:
-    runs: By the names that the legend has.
+    runs: By the names that the legend has; without names, those of the methods.
     metric: One of `Run.curves`; None for the primary one.
     ax: None for the axes of a new figure of pyplot.
   """
-  primary = next(iter(runs.values())).primary_metric
-  if metric not in (None, primary.name):
-    primary = split_model.PrimaryMetric(metric, higher_is_better=True)
+  if not isinstance(runs, Mapping):
+    runs = {run.settings['algorithm']: run for run in runs}
   frames = {name: run.curves for name, run in runs.items()}
-  return report.plot_curves(frames, primary, ax=ax)
+  primary = next(iter(runs.values())).primary_metric
+  if metric is not None:
+    known = frames[next(iter(frames))]['metric'].unique()
+    errors.expect_one_of('metric', metric, known)
+    if metric != primary.name:
+      primary = split_model.PrimaryMetric(metric, higher_is_better=True)
+  return report.plot_curves(frames, primary, ax=ax or plots.pyplot_axes(9, 4.4))
 
 
 class Run:
@@ -94,6 +128,7 @@ class Run:
     self._config = config
     self._no_config = no_config
     self._continue_with = continue_with
+    self._own_runtime = None
     # By the options of personalization: building one takes a second or two.
     self._processes = {None: process} if process is not None else {}
     if data is not None:
@@ -112,15 +147,19 @@ class Run:
     """The figures of the report; see `report.write_report`.
 
     Raises:
-      RunError: If the run has no report, for it was interrupted.
+      RunError: If the run was interrupted, or is in progress.
     """
     path = os.path.join(self.directory, report.SUMMARY_NAME)
-    if not os.path.exists(path):
+    summary = summary_lib.read_json(path) if os.path.exists(path) else {}
+    with self._store() as store:
+      last_round = store.last_round
+    if summary.get('num_rounds') != last_round:
       raise errors.RunError(
-        f'The run in {self.directory} has no {report.SUMMARY_NAME}, which is '
-        'written after its last round: continue it.'
+        f'The run in {self.directory} has no {report.SUMMARY_NAME} of its '
+        f'{last_round} rounds, which is written after the last one that was '
+        'asked for: continue it.'
       )
-    return summary_lib.read_json(path)
+    return summary
 
   @property
   def scores(self) -> pd.DataFrame:
@@ -148,14 +187,20 @@ class Run:
   def primary_metric(self) -> split_model.PrimaryMetric:
     """What the models are compared by."""
     with self._store() as store:
-      return report.primary_metric(store.evaluations())
+      evaluations = store.evaluations()
+    if not evaluations:
+      raise errors.RunError(
+        f'The run in {self.directory} has not been evaluated yet.'
+      )
+    return report.primary_metric(evaluations)
 
   @property
   def curves(self) -> pd.DataFrame:
     """The scores by round, in the tidy form of `plots.curves`.
 
     Columns are `round`, `model` ('personal' or 'global'), `metric` and `value`,
-    a mean over clients.
+    a mean over clients. Where nothing is personalized there is only the global
+    model.
     """
     with self._store() as store:
       return report.curves(store.evaluations())
@@ -201,13 +246,14 @@ class Run:
     examples, so that its scores flatter.
 
     Raises:
-      RunError: If the run was made without `keep_best`.
+      RunError: If none was kept.
     """
     directory = os.path.join(self.directory, BEST_NAME)
     if not run_store.has_run(directory):
       raise errors.RunError(
-        f'The run in {self.directory} has not kept its best models; give '
-        '`keep_best=True` (--keep_best) when it is made.'
+        f'The run in {self.directory} has kept no best models: give '
+        '`keep_best=True` (--keep_best) when it is made. An evaluation that is '
+        'not finite is never the best.'
       )
     best = Run(directory, config=self._config, no_config=self._no_config)
     # What is built of the one is the other's.
@@ -222,15 +268,21 @@ class Run:
       num_rounds: Rounds in all, those that are done included.
       **options: Other arguments of `training.run`, such as `callbacks`.
     """
-    errors.expect(
-      self._continue_with is not None,
-      'run',
-      'one that can go on, not the best models of another',
-      self,
-    )
+    if self._start_of is not self:
+      raise errors.RunError(
+        f'{self.directory} has the best models of another run, which is the '
+        'one to continue.'
+      )
+    if self._continue_with is None:
+      self.config  # noqa: B018  Raises that what it needs is not known.
     return self._continue_with(num_rounds=num_rounds, **options)
 
   # What it was made with.
+
+  def with_config(self, config: Any) -> Run:
+    """The same run, with the `RunConfig` that it was made by."""
+    self._config = config
+    return self
 
   @property
   def config(self) -> Any:
@@ -241,8 +293,8 @@ class Run:
     """
     if self._config is None:
       raise errors.RunError(
-        f'{self._no_config} For what needs the model or the data of the run in '
-        f'{self.directory}, give `open_run` its process and data.'.strip()
+        f'{self._no_config or _OF_PYTHON} For what needs the model or the data '
+        f'of the run in {self.directory}, give `open_run` its process and data.'
       )
     return self._config
 
@@ -302,7 +354,7 @@ class Run:
   ) -> personalized_process.ServerState:
     """The newest committed server state, for a process of this run."""
     with (
-      runtime_lib.given_or_on_cpu(runtime) as created,
+      self._runtime(runtime) as created,
       self._store() as store,
     ):
       return client_population.server_state(
@@ -315,7 +367,7 @@ class Run:
 
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
     """The weights of the model of a client that contributes no data."""
-    with runtime_lib.given_or_on_cpu(runtime) as created:
+    with self._runtime(runtime) as created:
       return created.run(
         self.process.model_without_data, self.server_state(runtime=created)
       )
@@ -337,7 +389,7 @@ class Run:
       client_id,
     )
     with (
-      runtime_lib.given_or_on_cpu(runtime) as created,
+      self._runtime(runtime) as created,
       self._store() as store,
     ):
       population = client_population.ClientPopulation(process, created, store)
@@ -440,6 +492,17 @@ class Run:
       )
     outputs = np.concatenate(outputs)
     return outputs if encoding.classes else encoding.label(outputs)
+
+  @contextlib.contextmanager
+  def _runtime(self, given):
+    """The runtime that is given, or one that is kept for such calls."""
+    if given is None:
+      if self._own_runtime is None:
+        self._own_runtime = runtime_lib.create_runtime(
+          'in_process', devices='cpu'
+        )
+      given = self._own_runtime
+    yield given
 
   def _store(self):
     return run_store.RunStore.open_for_reading(self.directory)

@@ -368,7 +368,7 @@ class RunConfig:
       more_settings: Stored beside these: what else tells which data.
       **options: Further arguments of `training.run`.
     """
-    return training.run(
+    run = training.run(
       process,
       data,
       output_dir=output_dir,
@@ -386,3 +386,4 @@ class RunConfig:
       },
       **options,
     )
+    return run.with_config(self)

@@ -142,6 +142,8 @@ def tidy(scores: pd.DataFrame) -> pd.DataFrame:
   """
   pattern = r'(?:domains/(?P<domain>.*)/)?(?P<when>before|after)/(?P<metric>.*)'
   names = [name for name in scores if re.fullmatch(pattern, name)]
+  if not names:
+    return pd.DataFrame(columns=['domain', 'when', 'metric', 'value'])
   others = [
     name
     for name in scores
@@ -150,7 +152,9 @@ def tidy(scores: pd.DataFrame) -> pd.DataFrame:
   long = scores.melt(others, names, var_name='name')
   parts = long['name'].str.extract(f'^{pattern}$')
   table = pd.concat([long[others], parts, long['value']], axis=1)
-  return table.dropna(subset='value', ignore_index=True)
+  # A client has no examples of some domains.
+  has_none = table['domain'].notna() & table['value'].isna()
+  return table[~has_none].reset_index(drop=True)
 
 
 def write_csv(path: _Path, table: pd.DataFrame) -> None:

@@ -44,6 +44,7 @@ from tff_pfl.simulation import (
   report,
   run_store,
   stored_rounds,
+  value_codec,
 )
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.simulation import summary as summary_lib
@@ -139,6 +140,13 @@ def run(
   }
   for name, value in sizes.items():
     errors.expect_int(name, value, 1)
+  errors.expect(
+    isinstance(callbacks, Sequence)
+    and all(isinstance(one, callbacks_lib.Callback) for one in callbacks),
+    'callbacks',
+    'a list of objects of subclasses of Callback',
+    callbacks,
+  )
   sampler = client_sampling.CohortSampler(
     data.num_clients, cohort_size, process.seed
   )
@@ -167,6 +175,9 @@ def run(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
     _write_encoding(data, store.directory)
+    # A copy that is there must not fall behind.
+    kept = os.path.join(output_dir, run_lib.BEST_NAME)
+    keep_best = keep_best or run_store.has_run(kept)
     best = _Best(store) if keep_best else None
     _train(
       runtime,
@@ -311,6 +322,31 @@ def _settings_of_run(process, data, sizes, runtime, settings):
   config.setdefault('model', _describe_model(process.model))
   config.setdefault('hparams', process.description['hparams'])
   return config
+
+
+def check_unchanged(
+  process: personalized_process.PersonalizedProcess, store: run_store.RunStore
+) -> None:
+  """Raises `RunError` if a run is another process's, or its model's."""
+  config = store.config
+  found = {'process': value_codec.to_json(process.description)}
+  if 'shapes' in config.get('model', ''):
+    found['model'] = _describe_model(process.model)
+  for name, value in found.items():
+    if config.get(name) != value:
+      old, new = (
+        value_codec.flatten({name: of}, '.') for of in (config[name], value)
+      )
+      differences = [
+        f'{key} was {old.get(key)!r}, now {new.get(key)!r}'
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+      ]
+      raise errors.RunError(
+        f'The run in {store.directory} was made otherwise: '
+        f'{"; ".join(differences)}. Build the model and the process as then; '
+        'of a Keras model set the seed before (keras.utils.set_random_seed).'
+      )
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import Optional, Union
 
 from tff_pfl import errors
 
 RUN, COMPARISON = 'a run', 'a comparison'
-# What a folder holds, by the first of these that is in it.
+EXPERIMENT, EXPERIMENTS = 'an experiment of a paper', "papers' experiments"
+# What a folder holds, by the first of these that is in it. An experiment has
+# runs as a comparison has.
 _MARKS = {
   'run.sqlite': RUN,
-  'settings.json': 'an experiment of a paper',
-  'trials': COMPARISON,
+  'numbers.json': EXPERIMENT,
+  'claims.html': EXPERIMENTS,
+  'comparison.json': COMPARISON,
 }
+_RUNS = 'trials/*/trial.json'
 _REMOTE = ('abfs', 'abfss', 'az', 'gcs', 'gs', 'hdfs', 's3', 's3a', 'wasbs')
 
 
@@ -58,4 +63,7 @@ def kind_of(path: str) -> Optional[str]:
   for mark, kind in _MARKS.items():
     if os.path.exists(os.path.join(path, mark)):
       return kind
+  if glob.glob(os.path.join(glob.escape(path), _RUNS)):
+    is_experiment = os.path.exists(os.path.join(path, 'settings.json'))
+    return EXPERIMENT if is_experiment else COMPARISON
   return None

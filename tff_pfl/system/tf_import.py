@@ -5,7 +5,8 @@ messages of its own doings are left out.
 
 TensorFlow 2.21 writes some ten lines on CPU features and missing GPUs to stderr
 as it is loaded and when it first looks for devices, whatever
-`TF_CPP_MIN_LOG_LEVEL` says (tensorflow/tensorflow#100442). Here the variable
+`TF_CPP_MIN_LOG_LEVEL` says (tensorflow/tensorflow#100442); also where Keras was
+imported before this. Here the variable
 does what it did, and is 3, no messages, unless the user sets it to another
 number than 1, which TensorFlow sets where nobody does.
 """

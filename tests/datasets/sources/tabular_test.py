@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
-from tff_pfl import datasets
+from tff_pfl import datasets, plots
 from tff_pfl.datasets.sources import tabular
-from tff_pfl.simulation import report
 
 _HEADING = ('hospital', 'sex', 'age', 'weight', 'blood', 'code', 'ill')
 
@@ -114,8 +113,8 @@ def test_a_missing_number_is_the_mean_and_may_have_an_indicator(path):
 
 def test_the_picture_of_a_partition_names_classes(path):
   dataset = _load(path, label_values=['1:ill', '0:well'])
-  _, maps = report.partition_frames(dataset)
-  assert list(maps['class']) == ['ill', 'well']
+  axes = plots.partition(dataset).axes[1]
+  assert [t.get_text() for t in axes.get_yticklabels()] == ['ill', 'well']
 
 
 def test_bounds_cut_numbers_into_domains_and_leave_them_inputs(path):
