@@ -91,6 +91,7 @@ def test_python_of_programs_page_gives_a_personal_model(tmp_path, monkeypatch):
 
 def test_mlflow_takes_what_a_run_tells(tmp_path, monkeypatch):
   mlflow = pytest.importorskip('mlflow', reason='MLflow is not installed')
+  monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
   monkeypatch.chdir(tmp_path)
   names = _run_blocks(_DOCS / 'programs.md')
   names['mlflow'] = mlflow

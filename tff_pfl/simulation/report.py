@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -307,13 +308,14 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     [
       {
         'method': summary['algorithm'],
-        f'personal {name}': figures['personal']['last'],
-        recent: figures['personal']['last_10_mean'],
-        f'global {name}': figures['global'] and figures['global']['last'],
-        'std over clients': summary['fairness'].get('std'),
-        'worst 10%': summary['fairness'].get('worst_10_percent'),
+        f'personal {name}': _number(figures['personal']['last']),
+        recent: _number(figures['personal']['last_10_mean']),
+        f'global {name}': figures['global']
+        and _number(figures['global']['last']),
+        'std over clients': _number(summary['fairness'].get('std')),
+        'worst 10%': _number(summary['fairness'].get('worst_10_percent')),
         'fraction hurt': summary['fairness'].get('fraction_hurt'),
-        'personal loss': summary['loss'],
+        'personal loss': _number(summary['loss']),
         'seconds a round': summary['seconds_per_round'],
       }
       for summary, figures in zip(summaries, primary)
@@ -321,6 +323,11 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     # With None, which there is not, and NaN, which is a figure.
     dtype=object,
   )
+
+
+def _number(value):
+  """A figure that there is; JSON has none that is not finite."""
+  return math.nan if value is None else value
 
 
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
