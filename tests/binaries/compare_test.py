@@ -28,7 +28,7 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
   found = json.loads((directory / 'comparison.json').read_text())
   assert [method['label'] for method in found['methods']] == ['fed_avg']
   accuracy = found['methods'][0]['metrics']['personal_accuracy']['mean']
-  assert f'{accuracy:.3f}' in row
+  assert f' {100 * accuracy:.1f} ' in row
 
   message = programs.fail('compare', *arguments)
   assert message == (

@@ -17,18 +17,18 @@ class Metric(NamedTuple):
   Attributes:
     name: Key of a method's `metrics`.
     title: The column's title; lines are to be broken at spaces.
-    heading: That of the table for the screen; empty where it is not in that.
     unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'loss' or, of any other
       metric, 'score'.
     higher_is_better: None where neither is.
+    on_screen: Whether it is in the table for the screen.
   """
 
   name: str
   title: str
-  heading: str
   description: str
   unit: str = 'fraction'
   higher_is_better: Optional[bool] = True
+  on_screen: bool = True
 
 
 def by_name(
@@ -53,9 +53,9 @@ def by_name(
       Metric(
         f'client_auc{suffix}',
         f'AUC, mean over clients, {rounds}',
-        '' if suffix else 'AUC,\nclient mean',
         f"Mean over clients of their personal models' AUC, {when}; of clients "
         'whose test examples are of both classes.',
+        on_screen=not suffix,
       )
       for suffix, rounds, when in _rounds(recent)
     ),
@@ -67,11 +67,11 @@ def by_name(
   return found
 
 
-def _of_primary(primary, key, title, heading, description):
+def _of_primary(primary, key, title, description, on_screen=True):
   """A metric that is the primary one of some models."""
   unit = 'fraction' if primary.is_fraction else 'score'
   return Metric(
-    key, title, heading, description, unit, primary.higher_is_better
+    key, title, description, unit, primary.higher_is_better, on_screen
   )
 
 
@@ -88,27 +88,24 @@ def _of_models(primary, recent):
     ('global', "the global model's", 'none without one'),
   ):
     for suffix, rounds, when in _rounds(recent):
-      screen = f'{which}\n{title},\n{recent if suffix else "last"}'
       yield _of_primary(
         primary,
         f'{which}_{name}{suffix}',
         f'{which} {title}, {rounds}',
-        '' if suffix and which == 'global' else screen,
         f'Mean over clients of {whose} {title}, {when}'
         + (f'; {missing}.' if suffix or which == 'global' else '.'),
+        on_screen=not suffix or which == 'personal',
       )
   yield _of_primary(
     primary,
     'worst_10_percent',
     'worst 10% of clients',
-    'worst\n10%',
     f'Mean personal {title} over the worst tenth of the clients, after the '
     'last round.',
   )
   yield Metric(
     'fraction_hurt',
     'fraction hurt',
-    'fraction\nhurt',
     'Clients whose personal model is worse than the global one, after the last '
     'round; none without a global model.',
     higher_is_better=False,
@@ -116,7 +113,6 @@ def _of_models(primary, recent):
   yield Metric(
     'fraction_diverged',
     'fraction diverged',
-    'fraction\ndiverged',
     'Clients whose personal model has a loss that is not finite, after the '
     f'last round: its {title} means nothing; none where there are no such '
     'clients.',
@@ -131,7 +127,6 @@ def _of_new_clients(primary):
     primary,
     f'new_client_{name}',
     'new clients',
-    'new\nclients',
     f'Mean personal {title} over clients that took no part in training; none '
     'where there are no such clients.',
   )
@@ -139,7 +134,6 @@ def _of_new_clients(primary):
     primary,
     f'new_client_ensemble_{name}',
     'new clients, by ensemble',
-    'new,\nensemble',
     f'Mean {title} over new clients of the mean prediction of all trained '
     "clients' models, with nothing trained on the new clients; none for "
     'methods whose clients have no weights of their own.',
@@ -151,7 +145,6 @@ _OTHER_SCORES = (
   Metric(
     'majority_accuracy',
     'most frequent class',
-    'most\nfrequent\nclass',
     'Accuracy of always naming the class that a client has most often in '
     'training, mean over clients; only where a method is no better.',
     higher_is_better=None,
@@ -161,24 +154,23 @@ _OTHER_SCORES = (
     Metric(
       key,
       f'{score}, all test examples',
-      screen,
       f"{score} of the personal models over all clients' test examples, "
       'after the last round; of two classes.',
     )
-    for key, score, screen in (
-      ('auc', 'AUC', 'AUC,\npooled'),
-      ('balanced_accuracy', 'balanced accuracy', 'balanced\naccuracy,\npooled'),
-      ('f1', 'F1', 'F1,\npooled'),
+    for key, score in (
+      ('auc', 'AUC'),
+      ('balanced_accuracy', 'balanced accuracy'),
+      ('f1', 'F1'),
     )
   ),
   Metric(
     'personal_loss',
     'personal loss',
-    '',
     "Mean over clients of their personal models' loss after the last round; "
     'seeds at which it is not finite are left out.',
     'loss',
     False,
+    on_screen=False,
   ),
 )
 
@@ -187,10 +179,10 @@ _COSTS = (
     Metric(
       f'bytes_{way}_per_{share}',
       f'bytes {way}, a {share}',
-      f'kB {way}\na client' if share == 'client' else '',
       f'What {what} in a round, uncompressed.',
       'bytes',
       False,
+      on_screen=share == 'client',
     )
     for share, whom in (('client', 'one client'), ('round', 'the whole cohort'))
     for way, what in (
@@ -201,7 +193,6 @@ _COSTS = (
   Metric(
     'seconds_per_round',
     'seconds a round',
-    'seconds\na round',
     'Median over the rounds, without evaluation, on the machine of the '
     'comparison, with num_processes runs at the same time.',
     'seconds',
@@ -217,11 +208,11 @@ def _of_domains(name, score, recent):
       yield Metric(
         f'domain_{name}_{key}{suffix}',
         f'{key} {score.title} over domains, {rounds}',
-        '' if suffix else f'{score.title}\n{key}',
         f"{which} of the domains' {score.title}, {when}; a domain's is that of "
         "the personal models on all clients' test examples of the domain.",
         'fraction' if score.is_fraction else 'score',
         score.higher_is_better,
+        on_screen=not suffix,
       )
 
 

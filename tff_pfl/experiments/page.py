@@ -35,14 +35,6 @@ VARIANT_TITLES = {
   'head': 'With the head fine-tuned',
   'all': 'With all weights fine-tuned',
 }
-# By the unit of a metric: what its column is in, the factor and the decimals.
-_UNITS = {
-  'fraction': (' (%)', 100.0, 1),
-  'bytes': (' (kB)', 1e-3, 1),
-  'seconds': (' (s)', 1.0, 3),
-  'loss': ('', 1.0, 3),
-  'score': ('', 1.0, None),
-}
 _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 
@@ -396,59 +388,21 @@ def _figures_table(methods, metrics, of_domains=()):
     The table, with the best of each column marked, and by title what a column
     is. None without any figure.
   """
-  columns = [
-    (m, [one['metrics'].get(m.name) for one in methods]) for m in metrics
-  ]
-  columns = [*of_domains, *(column for column in columns if any(column[1]))]
+  columns = results_lib.columns_of(methods, metrics, of_domains)
   if not columns:
     return None
   titles = {'method': 'What was run.'}
-  cells = {'method': [method['label'] for method in methods]}
+  lead = {'method': [method['label'] for method in methods]}
   if len({method['variant'] for method in methods}) > 1:
     titles['personalized'] = 'How the models of the last round were fine-tuned.'
-    cells['personalized'] = [VARIANT_TITLES[m['variant']] for m in methods]
-  best = {title: [False] * len(methods) for title in cells}
-  for metric, spreads in columns:
-    title = metric.title + _UNITS[metric.unit][0]
-    titles[title] = metric.description
-    means, cells[title] = _figure_cells(methods, metric, spreads)
-    best[title] = _is_best(means, metric)
-  return _table(pd.DataFrame(cells), pd.DataFrame(best)), titles
-
-
-def _figure_cells(methods, metric, spreads):
-  """The means of a column as they are shown, and its cells."""
-  unit, factor, decimals = _UNITS[metric.unit]
-
-  def shown(value):
-    if decimals is None:
-      return summary_lib.format_cell(value)
-    return f'{factor * value:.{decimals}f}'
-
-  means, cells = [], []
-  for method, spread in zip(methods, spreads):
-    means.append(spread and shown(spread['mean']))
-    if spread is None:
-      cells.append(None)
-      continue
-    note = ''
-    # What is counted, as bytes are, is the same for all seeds.
-    if spread['std'] is not None and (spread['std'] > 0 or '%' in unit):
-      note += f' ± {shown(spread["std"])}'
-    num_seeds = results_lib.num_seeds(method)
-    if spread['num_seeds'] < num_seeds:
-      note += f' ({spread["num_seeds"]} of {_counted(num_seeds, "seed")})'
-    cells.append(means[-1] + note)
-  return means, cells
-
-
-def _is_best(means, metric):
-  """Which means are the best; none where all are the same."""
-  known = {mean for mean in means if mean is not None}
-  if len(known) < 2 or metric.higher_is_better is None:
-    return [False] * len(means)
-  best = (max if metric.higher_is_better else min)(known, key=float)
-  return [mean == best for mean in means]
+    lead['personalized'] = [VARIANT_TITLES[m['variant']] for m in methods]
+  cells, best = results_lib.cells(methods, columns)
+  titles.update(zip(cells, (metric.description for metric, _ in columns)))
+  lead = pd.DataFrame(lead)
+  return _table(
+    pd.concat([lead, cells], axis=1),
+    pd.concat([lead.astype(bool) & False, best], axis=1),
+  ), titles
 
 
 def _domain_tables(methods, primary, metrics):

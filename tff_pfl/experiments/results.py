@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import pandas as pd
@@ -66,6 +66,15 @@ CSV_NAME = 'comparison.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
+# By the unit of a metric: what its column is in, the factor and the decimals.
+_UNITS = {
+  'fraction': (' (%)', 100.0, 1),
+  'bytes': (' (kB)', 1e-3, 1),
+  'seconds': (' (s)', 1.0, 3),
+  'loss': ('', 1.0, 3),
+  'score': ('', 1.0, None),
+}
+_HEADING_WIDTH = 13
 # More in one picture cannot be told apart.
 MAX_CURVES = 7
 # An entry of a comparison's `methods`.
@@ -281,7 +290,7 @@ def table(found: Results) -> str:
     [
       metric
       for name, metric in metrics(found).items()
-      if metric.heading and not name.startswith(metrics_lib.OF_DOMAINS)
+      if metric.on_screen and not name.startswith(metrics_lib.OF_DOMAINS)
     ],
   )
 
@@ -297,48 +306,81 @@ def domain_table(found: Results) -> str:
   of_domains = [
     metric
     for name, metric in by_name.items()
-    if metric.heading and name.startswith(metrics_lib.OF_DOMAINS)
+    if metric.on_screen and name.startswith(metrics_lib.OF_DOMAINS)
   ]
-  over_clients = by_name[f'personal_{primary.name}']._replace(
-    heading=f'{primary.title},\nclient mean'
-  )
+  over_clients = by_name[f'personal_{primary.name}']
   # After the primary metric's, before those of the AUC.
   return _table(
     found['methods'], [*of_domains[:3], over_clients, *of_domains[3:]]
   )
 
 
-def _table(methods, columns):
+def _table(methods, wanted):
+  text, _ = cells(methods, columns_of(methods, wanted))
+  text.insert(0, 'method', [method['label'] for method in methods])
+  return summary_lib.format_frame(text, _HEADING_WIDTH)
+
+
+def columns_of(
+  methods: Sequence[Method],
+  wanted: Iterable[metrics_lib.Metric],
+  more: Sequence[Any] = (),
+) -> list[tuple[metrics_lib.Metric, list[Optional[Mapping[str, Any]]]]]:
+  """Metrics that some method has, each with the methods' spreads.
+
+  Args:
+    more: Further columns, which stand before these.
+  """
   columns = [
-    column
-    for column in columns
-    if any(method['metrics'].get(column.name) for method in methods)
+    (m, [one['metrics'].get(m.name) for one in methods]) for m in wanted
   ]
-  return summary_lib.format_table(
-    [
-      [method['label'], *(_cell(method, column) for column in columns)]
-      for method in methods
-    ],
-    ['method', *(column.heading for column in columns)],
-  )
+  return [*more, *(column for column in columns if any(column[1]))]
 
 
-def _cell(method: Method, column: metrics_lib.Metric) -> Optional[str]:
-  """The text of a cell of the table for the screen."""
-  figure = method['metrics'].get(column.name)
-  if figure is None:
-    return None
-  if column.unit == 'bytes':
-    return f'{figure["mean"] / 1000:.1f}'
+def cells(
+  methods: Sequence[Method],
+  columns: Sequence[
+    tuple[metrics_lib.Metric, Sequence[Optional[Mapping[str, Any]]]]
+  ],
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+  """The text of figures, and which are the best of their column.
 
-  def shown(value):
-    if column.unit == 'score':
-      return summary_lib.format_cell(value)
-    return f'{value:.{3 if column.unit == "fraction" else 2}f}'
+  Args:
+    columns: Metrics, each with a `spread` or None for each method.
 
-  text = shown(figure['mean'])
-  if figure['std'] is not None:
-    text += f' ±{shown(figure["std"])}'
-  if figure['num_seeds'] < num_seeds(method):
-    text += f' ({figure["num_seeds"]} of {num_seeds(method)})'
-  return text
+  Returns:
+    Two frames, a row for each method, with the metrics' titles and units as
+    columns: of words, and of booleans.
+  """
+  text, best = {}, {}
+  for metric, spreads in columns:
+    unit, factor, decimals = _UNITS[metric.unit]
+
+    def shown(value, factor=factor, decimals=decimals):
+      if decimals is None:
+        return summary_lib.format_cell(value)
+      return f'{factor * value:.{decimals}f}'
+
+    means = [spread and shown(spread['mean']) for spread in spreads]
+    title = metric.title + unit
+    text[title] = [
+      spread and mean + _note(method, spread, shown, always='%' in unit)
+      for method, mean, spread in zip(methods, means, spreads)
+    ]
+    known = {mean for mean in means if mean is not None}
+    most = None
+    if len(known) > 1 and metric.higher_is_better is not None:
+      most = (max if metric.higher_is_better else min)(known, key=float)
+    best[title] = [mean is not None and mean == most for mean in means]
+  return pd.DataFrame(text, dtype=object), pd.DataFrame(best, dtype=bool)
+
+
+def _note(method, spread, shown, always):
+  """What stands after a mean: the deviation, and how many seeds have it."""
+  note = ''
+  # What is counted, as bytes are, is the same for all seeds.
+  if spread['std'] is not None and (spread['std'] > 0 or always):
+    note += f' ± {shown(spread["std"])}'
+  if spread['num_seeds'] < num_seeds(method):
+    note += f' ({spread["num_seeds"]} of {num_seeds(method)} seeds)'
+  return note

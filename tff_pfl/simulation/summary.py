@@ -224,15 +224,15 @@ def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
   )
 
 
-def format_frame(table: pd.DataFrame) -> str:
+def format_frame(table: pd.DataFrame, width: int = _HEADING_WIDTH) -> str:
   """Returns a data frame without its index as `format_table` does.
 
-  Headings are broken at spaces.
+  Headings are broken at spaces, to lines of a width.
   """
   return format_table(
     table.itertuples(index=False),
     [
-      textwrap.fill(heading, _HEADING_WIDTH, break_long_words=False)
+      textwrap.fill(heading, width, break_long_words=False)
       for heading in table.columns
     ],
   )
