@@ -174,6 +174,13 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
     dict(found.personal_weights('client_0')),
     dict(run.personal_weights('client_0')),
   )
+  other = registry.build(
+    'fed_per', zoo.mlp(data.element_spec, 10, seed=1, widths=[8]), num_epochs=2
+  )
+  with pytest.raises(errors.RunError) as told:
+    open_run.open_run(directory, other, data)
+  assert 'num_epochs was 1, now 2; model.initial_weights_sha' in str(told.value)
+  assert 'set_random_seed' in str(told.value)
   with pytest.raises(ValueError, match='together with data'):
     open_run.open_run(directory, process)
 

@@ -380,21 +380,11 @@ class RunStore:
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
-    old, new = (
-      value_codec.flatten(settings, '.') for settings in (self.config, given)
-    )
-    differences = [
-      f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-      for name in dict.fromkeys([*old, *new])
-      # As texts: NaN is not equal to itself.
-      if name not in MUTABLE_SETTINGS
-      and json.dumps(old.get(name)) != json.dumps(new.get(name))
-    ]
-    if differences:
+    found = differences(self.config, given)
+    if found:
       raise errors.RunError(
         f'Cannot resume the run in {self.directory} with other settings:'
-        f' {"; ".join(differences)}. Give those of the run, or another'
-        ' `output_dir`.'
+        f' {found}. Give those of the run, or another `output_dir`.'
       )
     last_round = self.last_round
     if given.get('num_rounds', last_round) < last_round:
@@ -406,6 +396,18 @@ class RunStore:
           given['num_rounds'],
         )
       )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+  """What differs between settings, as JSON types, that may not; or ''."""
+  old, new = (value_codec.flatten(settings, '.') for settings in (old, new))
+  return '; '.join(
+    f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+    for name in dict.fromkeys([*old, *new])
+    # As texts: NaN is not equal to itself.
+    if name not in MUTABLE_SETTINGS
+    and json.dumps(old.get(name)) != json.dumps(new.get(name))
+  )
 
 
 def has_run(directory: str) -> bool:

@@ -332,21 +332,15 @@ def check_unchanged(
   found = {'process': value_codec.to_json(process.description)}
   if 'shapes' in config.get('model', ''):
     found['model'] = _describe_model(process.model)
-  for name, value in found.items():
-    if config.get(name) != value:
-      old, new = (
-        value_codec.flatten({name: of}, '.') for of in (config[name], value)
-      )
-      differences = [
-        f'{key} was {old.get(key)!r}, now {new.get(key)!r}'
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
-      ]
-      raise errors.RunError(
-        f'The run in {store.directory} was made otherwise: '
-        f'{"; ".join(differences)}. Build the model and the process as then; '
-        'of a Keras model set the seed before (keras.utils.set_random_seed).'
-      )
+  differences = run_store.differences(
+    {name: config.get(name) for name in found}, found
+  )
+  if differences:
+    raise errors.RunError(
+      f'The run in {store.directory} was made otherwise: {differences}. Build '
+      'the model and the process as then; of a Keras model set the seed before '
+      '(keras.utils.set_random_seed).'
+    )
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:
