@@ -105,6 +105,7 @@ def test_a_client_has_a_keras_model_that_predicts(run):
     run.predict('nobody', x)
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_a_run_goes_on_and_tells_who_listens(tmp_path, directory):
   listener = _Listener()
   config = dataclasses.replace(_CONFIG, num_rounds=1, rounds_per_evaluation=1)
@@ -134,9 +135,10 @@ def test_a_run_goes_on_and_tells_who_listens(tmp_path, directory):
     whole.best  # noqa: B018
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_the_best_models_are_those_after_the_best_evaluation(tmp_path):
   config = dataclasses.replace(
-    _CONFIG, num_rounds=6, hparams=fed_rep.FedRepHParams(head_learning_rate=1.0)
+    _CONFIG, num_rounds=4, hparams=fed_rep.FedRepHParams(head_learning_rate=1.0)
   )
   run = config.run(str(tmp_path / 'run'), show_progress=False, keep_best=True)
   accuracy = run.history['evaluation/personal/accuracy']
@@ -154,6 +156,7 @@ def test_the_best_models_are_those_after_the_best_evaluation(tmp_path):
     run.best.continue_(7)
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
   data = datasets.load_dataset('digits', num_clients=6, partition='shards:2')
   process = registry.build(
