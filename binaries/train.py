@@ -67,7 +67,7 @@ def main() -> None:
   ]
   if len(folders) > 1:
     plots.save(
-      run_lib.plot(dict(zip(folders, runs)), ax=plots.new_axes(8, 4.4)),
+      run_lib.plot(dict(zip(folders, runs)), ax=plots.new_axes(10, 4.4)),
       os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME),
     )
   summaries = [run.summary for run in runs]

@@ -255,8 +255,8 @@ def clients(
         f'{label} (mean {metric.text(values.mean())})'
         for label, values in curves_of.items()
       ],
-      loc='best',
     )
+    legend_above(ax, 1)
   if len(both) >= 10 and metric.higher_is_better:
     ax.axhspan(0, 0.1, color='#000000', alpha=0.06, linewidth=0)
     ax.text(
@@ -528,7 +528,7 @@ def share_legend(figure: Figure) -> None:
 
 def legend_above(ax: Axes, num_columns: int) -> None:
   """Puts the legend above the axes, where it hides no data."""
-  num_rows = -(-len(ax.get_legend_handles_labels()[1]) // num_columns)
+  num_rows = -(-len(ax.get_legend().get_texts()) // num_columns)
   title = ax.get_title('left')
   sns.move_legend(
     ax,

@@ -219,7 +219,7 @@ def plot_curves(
     by='curve',
     metric=metric,
     y_label=metric.label(', mean over clients'),
-    **{'ax': plots.new_axes(9, 4.4), **options},
+    **{'ax': plots.new_axes(10, 4.4), **options},
   )
   plots.legend_beside(ax)
   return ax

@@ -92,7 +92,9 @@ def plot(
     errors.expect_one_of('metric', metric, known)
     if metric != primary.name:
       primary = split_model.PrimaryMetric(metric, higher_is_better=True)
-  return report.plot_curves(frames, primary, ax=ax or plots.pyplot_axes(9, 4.4))
+  return report.plot_curves(
+    frames, primary, ax=ax or plots.pyplot_axes(10, 4.4)
+  )
 
 
 class Run:
