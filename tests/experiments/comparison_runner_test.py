@@ -290,7 +290,7 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   (row,) = [
     r for r in results.table(again).splitlines() if r.startswith('fed_avg  ')
   ]
-  assert '0.250' in row
+  assert ' 25.0 ± 35.4 ' in row
   other = _method(again, 'fed_avg + FT (all)')['metrics']
   assert other['fraction_diverged'] is None
 
