@@ -56,6 +56,26 @@ def _package_page(package, modules):
   return f'# tff_pfl.{package}\n\n{text}\n\n{table}\n'
 
 
+def _face_page():
+  """`tff_pfl` itself: its docstring, and where its names are documented."""
+  path = _ROOT / 'tff_pfl' / '__init__.py'
+  tree = ast.parse(path.read_text('utf-8'))
+  (names,) = (
+    ast.literal_eval(node.value)
+    for node in tree.body
+    if isinstance(node, ast.Assign) and node.targets[0].id == '_NAMES'
+  )
+  rows = []
+  for module, of_module in names.items():
+    page = module.replace('.', '/')
+    if (_ROOT / 'tff_pfl' / page).is_dir():
+      page += '/index'
+    link = f'[`{module}`]({page}.md)' if module != 'errors' else '`errors`'
+    rows += [f'| `pfl.{name}` | {link} |' for name in of_module]
+  table = '\n'.join(['| name | documented in |', '|---|---|', *rows])
+  return f'# tff_pfl\n\n{_docstring(path)}\n\n{table}\n'
+
+
 def _module_page(module):
   name = '.'.join(('tff_pfl', *module.with_suffix('').parts))
   return f'# {name}\n\n::: {name}\n'
@@ -77,9 +97,17 @@ def _pages():
   return pages
 
 
+def _top_pages():
+  """Pages of modules in no package, by their title."""
+  return {
+    'tff_pfl': ('reference/tff_pfl.md', _face_page()),
+    'plots': ('reference/plots.md', _module_page(pathlib.Path('plots.py'))),
+  }
+
+
 def on_config(config):
   """Adds the reference to the navigation."""
-  reference = []
+  reference = [{title: path} for title, (path, _) in _top_pages().items()]
   for package, pages in _pages().items():
     (index, _), *modules = pages
     prefix = len(f'reference/{package}/')
@@ -92,7 +120,7 @@ def on_config(config):
 
 def on_files(files, config):
   """Adds the pages."""
-  for pages in _pages().values():
+  for pages in [*_pages().values(), _top_pages().values()]:
     for path, text in pages:
       files.append(File.generated(config, path, content=text))
   return files
