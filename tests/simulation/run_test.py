@@ -2,6 +2,7 @@ import collections
 import dataclasses
 import gc
 import os
+import shutil
 import warnings
 
 import keras
@@ -69,7 +70,9 @@ class _Listener(callbacks.Callback):
     self.told.append((round_number, metrics, scores))
 
 
-def test_results_are_data_frames(run):
+def test_results_are_data_frames(run, tmp_path):
+  run_2 = open_run.open_run(run.directory)
+  run_2.directory = str(shutil.copytree(run.directory, tmp_path / 'copy'))
   assert list(run.history['round']) == [1, 2]
   scores = run.scores
   assert tuple(scores['client']) == run.data.client_ids
@@ -79,6 +82,18 @@ def test_results_are_data_frames(run):
   assert evaluated.iloc[-1] == last
   assert f'{last:.4f}' in run.table()
   assert f'{last:.4f}'[:5] in run._repr_html_()
+  assert run_lib.summarize([run])['personal accuracy'].tolist() == [last]
+  tidy = run_lib.tidy({'a': run})
+  assert tidy['value'].isna().sum() == 0
+  assert len(tidy) == 2 * 2 * len(scores)
+  assert set(tidy['round']) == {2}
+  names = [
+    text.get_text().partition(',')[0]
+    for text in run_lib.plot([run, run_2]).get_legend().get_texts()
+  ]
+  assert names == [run.directory, run_2.directory]
+  with pytest.raises(ValueError, match="metric.*accuracy.*'nothing'"):
+    run.plot('nothing')
   written = pd.read_csv(os.path.join(run.directory, 'per_client.csv'))
   pd.testing.assert_frame_equal(written, scores)
   pd.testing.assert_frame_equal(

@@ -79,12 +79,17 @@ def plot(
   """Draws a metric of runs by round, a mean over clients.
 
   Args:
-    runs: By the names that the legend has; without names, those of the methods.
+    runs: By the names that the legend has; without names, those of the methods,
+      or of the folders where a method has several runs.
     metric: One of `Run.curves`; None for the primary one.
     ax: None for the axes of a new figure of pyplot.
   """
   if not isinstance(runs, Mapping):
-    runs = {run.settings['algorithm']: run for run in runs}
+    runs = list(runs)
+    names = [run.settings['algorithm'] for run in runs]
+    if len(set(names)) < len(names):
+      names = [run.directory for run in runs]
+    runs = dict(zip(names, runs))
   frames = {name: run.curves for name, run in runs.items()}
   primary = next(iter(runs.values())).primary_metric
   if metric is not None:
