@@ -98,6 +98,11 @@ def test_bars_stand_in_groups_with_their_spread():
   np.testing.assert_allclose(heights, [[0.61, 0.71], [0.31, 0.41]])
   assert _texts(ax.get_xticklabels()) == ['place 1', 'place 2']
   assert ax.get_ylabel() == 'Score'
+  # Groups may be numbers.
+  numbered = plots.bars(frame, x='round', ax=plots.new_axes())
+  of_rounds = [[bar.get_height() for bar in g] for g in numbered.containers]
+  np.testing.assert_allclose(of_rounds, heights)
+  assert _texts(numbered.get_xticklabels()) == ['1', '2']
   across = plots.bars(frame, x='value', y='place', ax=plots.new_axes())
   widths = [[bar.get_width() for bar in group] for group in across.containers]
   np.testing.assert_allclose(widths, heights)

@@ -174,14 +174,15 @@ def bars(
 
   Args:
     frame: Has the columns below; rows of the same bar are seeds.
-    x: The column with the names of the groups; horizontal bars if this is the
-      column of numbers.
-    y: The column that is drawn.
+    x: The column with the groups.
+    y: The column that is drawn. If this one has words, it has the groups, and
+      `x` is drawn, by horizontal bars.
     by: The column with the names of the bars in a group.
     metric: That of the numbers: their label, and percent for a fraction.
   """
   ax = ax or pyplot_axes()
-  is_horizontal = pd.api.types.is_numeric_dtype(frame[x])
+  # Groups may be numbers, too.
+  is_horizontal = not pd.api.types.is_numeric_dtype(frame[y])
   names = [] if by is None else list(frame[by].unique())
   sns.barplot(
     frame,
