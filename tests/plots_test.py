@@ -55,6 +55,10 @@ def test_what_a_logarithmic_axis_cannot_show_is_left_out():
   frame.loc[frame['round'] == 2, 'value'] = [-1.0, np.inf]
   ax = plots.curves(frame, log_y=True, ax=plots.new_axes())
   assert ax.get_yscale() == 'log'
+  ax.figure.draw_without_rendering()
+  labels = [*ax.yaxis.get_ticklabels(), *ax.yaxis.get_ticklabels(minor=True)]
+  assert '0.5' in _texts(labels)
+  assert not any('$' in text for text in _texts(labels))
   for line in ax.lines[:2]:
     np.testing.assert_array_equal(line.get_xdata(), [1, 3])
 

@@ -144,7 +144,7 @@ def curves(
   )
   for axis, is_log in ((ax.xaxis, log_x), (ax.yaxis, log_y)):
     if is_log:
-      axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f'{v:g}'))
+      _use_plain_numbers(axis)
   if x == 'round':
     ax.xaxis.set_major_locator(
       ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
@@ -430,6 +430,7 @@ def partition_counts(
   top.grid(visible=False, axis='x')
   if _is_skewed(totals):
     top.set(yscale='log', ylim=(0.5, None))
+    _use_plain_numbers(top.yaxis)
   for ax, (kind, counts) in zip(rest, maps.items()):
     _draw_counts(ax, kind, counts.iloc[shown])
   first_new = np.searchsorted(shown, len(totals) - num_new_clients)
@@ -619,6 +620,15 @@ def _use_unit(axis: Any, metric: Optional[_Metric]) -> None:
   limits = (max(low, -0.03), min(high, 1.03))
   (axis.axes.set_xlim if axis.axis_name == 'x' else axis.axes.set_ylim)(*limits)
   _use_percent(axis)
+
+
+def _use_plain_numbers(axis: Any) -> None:
+  """Labels a logarithmic axis without formulas."""
+  plain = ticker.FuncFormatter(lambda value, _: f'{value:g}')
+  low, high = axis.get_view_interval()
+  axis.set_major_formatter(plain)
+  # Between powers of ten only where there are hardly any of these.
+  axis.set_minor_formatter(plain if high < 15 * low else ticker.NullFormatter())
 
 
 def _use_percent(axis: Any) -> None:
