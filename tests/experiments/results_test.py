@@ -6,6 +6,8 @@ import re
 import pytest
 
 from tests.experiments import example_comparison
+from tff_pfl import plots
+from tff_pfl.algorithms import registry
 from tff_pfl.experiments import results
 
 
@@ -161,3 +163,11 @@ def test_the_table_has_the_figures_that_there_are(metrics, changes, lines):
   assert [' '.join(row.split()) for row in table[-len(lines) :]] == lines
   assert 'hurt' not in table[0]
   assert ('mae' in ''.join(table)) == bool(changes)
+
+
+def test_the_best_methods_that_have_curves_are_drawn():
+  names = [*registry.ALGORITHMS][:9]
+  found = results.Results(example_comparison.make_results(names))
+  with_curves = [m['label'] for m in results.ranked(found) if m['curves']]
+  labels = found.plot(plots.new_axes()).get_legend().get_texts()
+  assert {label.get_text() for label in labels} == set(with_curves[:7])

@@ -142,11 +142,8 @@ def _write(found, primary, directory, published):
   """Writes the results, the page and the picture."""
   results.write(found, directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME), published)
-  best = results.Results(
-    found, methods=results.ranked(found)[: results.MAX_CURVES]
-  )
-  if any(method['curves'] for method in best['methods']):
-    ax = best.plot(plots.new_axes(9, 4.4))
+  if any(method['curves'] for method in found['methods']):
+    ax = found.plot(plots.new_axes(9, 4.4))
     plots.save(ax, os.path.join(directory, f'{primary.name}.png'))
 
 

@@ -76,7 +76,7 @@ _UNITS = {
 }
 _HEADING_WIDTH = 13
 # More in one picture cannot be told apart.
-MAX_CURVES = 7
+_MAX_CURVES = 7
 # An entry of a comparison's `methods`.
 Method = Mapping[str, Any]
 
@@ -107,10 +107,14 @@ class Results(dict):
     return table(self) + over_domains
 
   def plot(self, ax: Optional[Axes] = None) -> Axes:
-    """Draws the personal models' primary metric by round."""
+    """Draws the personal models' primary metric by round, of the best few."""
     frame = curves(self)
+    frame = frame[frame['model'] == 'personal']
+    # Models that are made of the last round's have no rounds before it.
+    known = set(frame['label'])
+    best = [m['label'] for m in ranked(self) if m['label'] in known]
     return plots.curves(
-      frame[frame['model'] == 'personal'],
+      frame[frame['label'].isin(best[:_MAX_CURVES])],
       by='label',
       metric=primary_metric(self),
       ax=ax,
@@ -125,7 +129,7 @@ class Results(dict):
 def open_comparison(
   directory: Union[str, os.PathLike[str]],
 ) -> Results:
-  """What a comparison that has ended left in its folder.
+  """Reads the results of a comparison that has ended from its folder.
 
   Raises:
     RunError: If there is none.
