@@ -99,8 +99,6 @@ def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   importlib.import_module('tff_pfl.system.tf_import')
-  # All methods register themselves.
-  importlib.import_module('tff_pfl.algorithms')
   module = importlib.import_module(f'tff_pfl.{_MODULES[name]}')
   value = getattr(module, name, module)
   globals()[name] = value

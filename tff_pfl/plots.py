@@ -40,7 +40,7 @@ _MAX_COLORS = 8
 _MAX_LEVEL_CHARACTERS = 36
 # Where the most is more than so many times the median, scales are logarithmic.
 _MOST_OF_MEDIAN = 20
-# Of more clients, evenly spaced ones stand for all.
+# Clients that a partition's picture shows.
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
 _SPLITS = {'train': 'training', 'test': 'test'}
@@ -416,7 +416,9 @@ def partition_counts(
   Returns:
     A figure; beyond 200 clients evenly spaced ones are shown.
   """
-  shown = evenly_spaced(len(totals))
+  # Evenly spaced ones, if there are more.
+  num_shown = min(len(totals), _MAX_CLIENTS)
+  shown = np.arange(num_shown) * len(totals) // max(num_shown, 1)
   heights = [1.0, *(1 + 0.1 * min(len(m.columns), 20) for m in maps.values())]
   figure = Figure((9.0, 0.8 + 1.1 * sum(heights)), layout='constrained')
   top, *rest = figure.subplots(
@@ -572,14 +574,6 @@ def save(drawn: Union[Axes, Figure], path: _Path) -> None:
     figure.savefig(file, format='png')
 
 
-def evenly_spaced(
-  num_clients: int, max_clients: int = _MAX_CLIENTS
-) -> np.ndarray:
-  """Returns the positions of at most `max_clients` evenly spaced clients."""
-  num_shown = min(num_clients, max_clients)
-  return np.arange(num_shown) * num_clients // max(num_shown, 1)
-
-
 def _positive_spread(values: pd.Series) -> tuple[float, float]:
   """The ends of a spread; one down to zero would reach down for ever."""
   mean, std = values.mean(), values.std()
@@ -641,7 +635,7 @@ def _use_percent(axis: Any) -> None:
 
 
 def _is_skewed(counts: Any) -> bool:
-  """Whether a few counts would wash out a linear scale of all."""
+  """Tells if a few counts would wash out a linear scale of all."""
   counts = np.asarray(counts)
   positive = counts[counts > 0]
   return bool(

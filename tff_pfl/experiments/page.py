@@ -64,6 +64,7 @@ def write(
   )
   settings = {one['name']: one['value'] for one in found['settings']}
   methods = results_lib.ranked(found)
+  scores = results_lib.client_scores(found)
   _render(
     path,
     title=found['title'],
@@ -80,8 +81,8 @@ def write(
     domain_tables=_domain_tables(methods, primary, metrics),
     published=_published(found['methods'], settings, published),
     curves=_curve_pictures(found, methods, primary),
-    boxes=_box_pictures(found, primary),
-    changes=_change_pictures(found, methods, primary),
+    boxes=_box_pictures(scores, primary),
+    changes=_change_pictures(scores, methods, primary),
     partition=found['partition'],
     partition_picture=_partition_picture(found['partition']),
     tuning=_tuning_frame(found['tunings'], primary),
@@ -214,12 +215,9 @@ def _curve_pictures(found, methods, primary):
   rounds = rounds[:: -(-len(rounds) // _MAX_CONTEXT_ROUNDS) or 1]
   means = personal[personal['round'].isin(rounds)]
   means = means.groupby(['label', 'round'], as_index=False)['value'].mean()
-  options = {'by': 'label', 'metric': primary}
   pictures = []
   if len(labels) > 1:
-    shown = labels[: results_lib.MAX_CURVES]
-    best = personal[personal['label'].isin(shown)]
-    overview = plots.curves(best, ax=_small(9, 3.4), **options)
+    overview = results_lib.Results(found).plot(_small(9, 3.4))
     pictures.append(
       _picture(overview, f'Personal {primary.title} by round of the best.')
     )
@@ -251,9 +249,8 @@ def _curve_pictures(found, methods, primary):
   return pictures
 
 
-def _box_pictures(found, primary):
-  """How clients differ, a picture for each variant."""
-  scores = results_lib.client_scores(found)
+def _box_pictures(scores, primary):
+  """Distributions over clients, a picture for each variant."""
   if scores.empty:
     return []
   pictures = []
@@ -277,15 +274,14 @@ def _box_pictures(found, primary):
   return pictures
 
 
-def _change_pictures(found, methods, primary):
+def _change_pictures(scores, methods, primary):
   """By variant, each method's clients before and after personalization."""
-  scores = results_lib.client_scores(found)
+  if scores.empty:
+    return {}
   names = [f'before/{primary.name}', f'after/{primary.name}']
-  limits = None if scores.empty else _limits(scores[names])
+  limits = _limits(scores[names])
   pictures = {}
   for method in methods:
-    if scores.empty:
-      break
     own = scores[(scores['label'] == method['label']) & ~scores['is_new']]
     both = own[names].dropna()
     if both.empty:

@@ -40,10 +40,9 @@ def write_report(
   """Writes the report of a run into its folder.
 
   `summary.json`, `per_client.csv` (the newest evaluation), `metrics.csv` (a
-  row for each round),
-  `accuracy_by_round.png` (or of another primary metric), `clients.png`
-  (distribution over clients before and after personalization) and
-  `partition.png` (clients by classes); for data with domains also
+  row for each round), `accuracy_by_round.png` (or of another primary metric),
+  `clients.png` (distribution over clients before and after personalization)
+  and `partition.png` (clients by classes); for data with domains also
   `per_domain.csv` and `domains.png`.
 
   The newest round in the store must have been evaluated.
@@ -70,12 +69,14 @@ def write_report(
   """
   scores = summary_lib.frame(store.per_client())
   summary = _summarize(store, process, data)
-  tables = {PER_CLIENT_NAME: scores, HISTORY_NAME: store.history()}
+  tables = {
+    PER_CLIENT_NAME: scores,
+    HISTORY_NAME: summary_lib.frame(store.history()),
+  }
   if 'domains' in summary:
-    tables[PER_DOMAIN_NAME] = domain_report.rows(summary['domains'])
+    rows = domain_report.rows(summary['domains'])
+    tables[PER_DOMAIN_NAME] = summary_lib.frame(rows)
   for name, table in tables.items():
-    if name != PER_CLIENT_NAME:
-      table = summary_lib.frame(table)
     summary_lib.write_csv(os.path.join(store.directory, name), table)
   _write_pictures(store, process, data, summary, scores)
   # Last, so that a summary means that the report is complete.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -106,7 +105,7 @@ class Run:
   """A run: results as they are stored at the moment, and models.
 
   `training.run` returns one, `open_run` opens the one in a folder. What
-  computes takes a `runtime`; None makes one on this process's CPU.
+  computes takes a `runtime`; None is one of the run's own, on the CPU.
 
   Attributes:
     directory: The run's folder.
@@ -135,7 +134,8 @@ class Run:
     self._config = config
     self._no_config = no_config
     self._continue_with = continue_with
-    self._own_runtime = None
+    # The run that has what both were made of.
+    self._start_of = self
     # By the options of personalization: building one takes a second or two.
     self._processes = {None: process} if process is not None else {}
     if data is not None:
@@ -192,7 +192,7 @@ class Run:
 
   @property
   def primary_metric(self) -> split_model.PrimaryMetric:
-    """What the models are compared by."""
+    """The metric that the models are compared by."""
     with self._store() as store:
       evaluations = store.evaluations()
     if not evaluations:
@@ -347,11 +347,6 @@ class Run:
       return self._start_of._own_model
     return self.config.started_model(self.data, self.directory)
 
-  @functools.cached_property
-  def _start_of(self):
-    """The run that has what both were made of."""
-    return self
-
   # Models.
 
   def server_state(
@@ -360,12 +355,9 @@ class Run:
     runtime: _Runtime = None,
   ) -> personalized_process.ServerState:
     """The newest committed server state, for a process of this run."""
-    with (
-      self._runtime(runtime) as created,
-      self._store() as store,
-    ):
+    with self._store() as store:
       return client_population.server_state(
-        process or self.process, created, store
+        process or self.process, runtime or self._cpu, store
       )
 
   def global_weights(self, runtime: _Runtime = None) -> split_model.Weights:
@@ -374,10 +366,10 @@ class Run:
 
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
     """The weights of the model of a client that contributes no data."""
-    with self._runtime(runtime) as created:
-      return created.run(
-        self.process.model_without_data, self.server_state(runtime=created)
-      )
+    runtime = runtime or self._cpu
+    return runtime.run(
+      self.process.model_without_data, self.server_state(runtime=runtime)
+    )
 
   def personal_weights(
     self, client_id: str, runtime: _Runtime = None
@@ -395,15 +387,13 @@ class Run:
       f'a client of {data.name!r}, such as {data.client_ids[0]!r}',
       client_id,
     )
-    with (
-      self._runtime(runtime) as created,
-      self._store() as store,
-    ):
-      population = client_population.ClientPopulation(process, created, store)
+    runtime = runtime or self._cpu
+    with self._store() as store:
+      population = client_population.ClientPopulation(process, runtime, store)
       (state,) = population.states([data.client_ids.index(client_id)])
-      return created.run(
+      return runtime.run(
         process.personalize,
-        client_population.server_state(process, created, store),
+        client_population.server_state(process, runtime, store),
         state,
         personalized_evaluation.training_examples(
           process, state, client_examples.ClientExamples(data.train), client_id
@@ -500,16 +490,10 @@ class Run:
     outputs = np.concatenate(outputs)
     return outputs if encoding.classes else encoding.label(outputs)
 
-  @contextlib.contextmanager
-  def _runtime(self, given):
-    """The runtime that is given, or one that is kept for such calls."""
-    if given is None:
-      if self._own_runtime is None:
-        self._own_runtime = runtime_lib.create_runtime(
-          'in_process', devices='cpu'
-        )
-      given = self._own_runtime
-    yield given
+  @functools.cached_property
+  def _cpu(self):
+    """The runtime of calls that are given none."""
+    return runtime_lib.create_runtime('in_process', devices='cpu')
 
   def _store(self):
     return run_store.RunStore.open_for_reading(self.directory)

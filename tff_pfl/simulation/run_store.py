@@ -399,7 +399,7 @@ class RunStore:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-  """What differs between settings, as JSON types, that may not; or ''."""
+  """Lists differences of settings, as JSON types, that may not be; or ''."""
   old, new = (value_codec.flatten(settings, '.') for settings in (old, new))
   return '; '.join(
     f'{name} was {old.get(name)!r}, now {new.get(name)!r}'

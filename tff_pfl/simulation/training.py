@@ -238,11 +238,10 @@ class _Best:
     evaluations = self._store.evaluations()
     if not evaluations or evaluations[-1]['round'] != self._store.last_round:
       return
-    values = report.series(evaluations, report.primary_metric(evaluations))
+    metric = report.primary_metric(evaluations)
+    rounds, values = report.series(evaluations, metric)['personal']
     figures = summary_lib.over_rounds(
-      *values['personal'],
-      self._store.last_round,
-      report.primary_metric(evaluations),
+      rounds, values, self._store.last_round, metric
     )
     if figures['best_round'] == self._store.last_round:
       self._store.copy_to(self.directory)
@@ -455,11 +454,12 @@ def _train(
         if best is not None:
           best.update()
       writers.write(row)
-      callbacks_lib.tell(
-        callbacks,
-        summary_lib.flat(row),
-        summary_lib.frame(scores['per_client']) if scores else None,
-      )
+      if callbacks:
+        callbacks_lib.tell(
+          callbacks,
+          summary_lib.flat(row),
+          summary_lib.frame(scores['per_client']) if scores else None,
+        )
       if metrics['non_finite_clients']:
         num_left_out += metrics['non_finite_clients']
         shown['left_out'] = num_left_out

@@ -59,7 +59,7 @@ def results_folder(
 
 
 def kind_of(path: str) -> Optional[str]:
-  """What a folder holds; None if it is none of our results."""
+  """The kind of results in a folder; None if there are none of ours."""
   for mark, kind in _MARKS.items():
     if os.path.exists(os.path.join(path, mark)):
       return kind
