@@ -74,8 +74,8 @@ _CLIENTS_NPZ = flags.DEFINE_string(
 _CLIENTS_CSV = flags.DEFINE_string(
   'clients_csv',
   None,
-  "A .csv or .csv.gz file with new clients' rows of the run's table; without "
-  'its client column they are those of one client.',
+  "A file (.csv, .tsv, .csv.gz, .parquet) with new clients' rows of the run's "
+  'table; without its client column they are those of one client.',
 )
 _TEST_FRACTION = flags.DEFINE_float(
   'test_fraction',

@@ -6,8 +6,9 @@ r"""Applies clients' personal models to examples.
 The client is one of the run's own, or a new one that `personalize` fitted
 (then give its --output_dir as --personal_models).
 
-The input of a run on a table is a .csv or .csv.gz file with the columns of its
-inputs, in any order; the label need not be there. Without --client, every row
+The input of a run on a table is a table, too (.csv, .tsv, either with .gz, or
+.parquet), with the columns of its inputs in any order; the label need not be
+there. Without --client, every row
 is for the model of the client that the client column names. For other runs it
 is an .npz file with an array `x` `[n, ...]`, scaled as the run's data, and,
 where these have domains, `domain` `[n]`, integers in the order of its domains.
@@ -29,6 +30,7 @@ from binaries import output_flags, program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import array_checks, files
+from tff_pfl.datasets.sources import table_files
 from tff_pfl.models import prediction
 from tff_pfl.simulation import new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
@@ -45,8 +47,8 @@ _CLIENT = flags.DEFINE_string(
 _INPUT = flags.DEFINE_string(
   'input',
   None,
-  'A .csv or .csv.gz file for a run on a table; for others an .npz file with '
-  'an array x.',
+  'A table (.csv, .tsv, .csv.gz, .parquet) for a run on a table; for others an '
+  '.npz file with an array x.',
   required=True,
 )
 _OUTPUT = flags.DEFINE_string(
@@ -93,7 +95,7 @@ def _weights(run, client, runtime):
 
 
 def _predict_table(run, runtime):
-  """`(outputs, rows)`: the rows of the table to write, without outputs."""
+  """`(outputs, rows)`: a frame with the rows to write, without outputs."""
   columns = run.encoding.columns
   errors.expect(
     columns.client or _CLIENT.value,
@@ -101,34 +103,25 @@ def _predict_table(run, runtime):
     'given, as the table of the run has no client column',
     _CLIENT.value,
   )
-  table = run.encoding.read(_INPUT.value, with_clients=_CLIENT.value is None)
+  by_column = _CLIENT.value is None
+  table = run.encoding.read(_INPUT.value, with_clients=by_column)
+  clients = pd.Series(_CLIENT.value, table.index)
+  if by_column:
+    clients = table_files.complete(table, columns.client)
   rows = run.encoding.encode(table)
-  if rows.domain is not None and (rows.domain < 0).any():
-    table.complete(columns.domain)
-  clients = [_CLIENT.value] * table.num_rows
-  if _CLIENT.value is None:
-    clients = table.complete(columns.client)
-  rows_of = {client: [] for client in clients}
-  for number, client in enumerate(clients):
-    rows_of[client].append(number)
-  outputs = np.concatenate(
-    [
-      run.predict_rows(
-        rows.select(np.array(chosen)), _weights(run, client, runtime)
-      )
-      for client, chosen in rows_of.items()
-    ]
-  )
-  described = [
-    {'example': number, 'client': client}
-    for number, client in enumerate(clients)
-  ]
+  outputs = None
+  for client, chosen in clients.groupby(clients, sort=False).indices.items():
+    weights = _weights(run, client, runtime)
+    part = run.predict_rows(rows.select(chosen), weights)
+    if outputs is None:
+      outputs = np.empty((len(table), *part.shape[1:]), part.dtype)
+    outputs[chosen] = part
+  described = pd.DataFrame({'example': range(len(table)), 'client': [*clients]})
   for column in columns.labels:
-    heading = 'label' if column == columns.label else f'label_{column}'
-    for row, label in zip(described, table.cells.get(column, ())):
-      row[heading] = label
-  order = np.argsort(np.concatenate(list(rows_of.values())))
-  return outputs[order], described
+    if column in table:
+      heading = 'label' if column == columns.label else f'label_{column}'
+      described[heading] = table[column].to_numpy()
+  return outputs, described
 
 
 def _predict_arrays(run, runtime):
@@ -137,7 +130,7 @@ def _predict_arrays(run, runtime):
   errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
   weights = _weights(run, _CLIENT.value, runtime)
   outputs = prediction.predict(run.model, weights, x, domain)
-  return outputs, [{'example': number} for number in range(len(x))]
+  return outputs, pd.DataFrame({'example': range(len(x))})
 
 
 def _results(run, outputs, is_table):
@@ -182,7 +175,7 @@ def main() -> None:
   )
   output = output_flags.new_path(_OUTPUT.value, '--output')
   options = runtime_flags.options()  # Fails on flags that contradict.
-  is_table = _INPUT.value.endswith(('.csv', '.csv.gz'))
+  is_table = not _INPUT.value.endswith('.npz')
   run = open_run.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **options
@@ -194,8 +187,7 @@ def main() -> None:
     with summary_lib.atomic_file(output, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    table = pd.DataFrame(rows).assign(**columns)
-    summary_lib.write_csv(output, table)
+    summary_lib.write_csv(output, rows.assign(**columns))
   print(f'{len(outputs)} predictions: {output}')
 
 

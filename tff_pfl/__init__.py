@@ -54,10 +54,10 @@ _NAMES = {
     'load_dataset',
   ),
   # Models.
+  'models.domain_models': ('with_domains',),
   'models.keras_bridge': ('from_keras', 'to_keras'),
   'models.split_model': ('SplitModel',),
   'models.zoo': ('zoo',),
-  'templates.domain_histogram': ('with_domains',),
   # Methods.
   'algorithms.registry': ('ALGORITHMS', 'build', 'method'),
   'client.client_examples': ('padded',),

@@ -33,8 +33,9 @@ def test_nan_and_infinite_inputs_are_counted_and_the_first_is_named():
   )
 
 
-def test_inputs_beyond_float32_are_an_error():
+def test_numbers_beyond_float32_are_an_error():
   _raises('`x as float32` to be finite', x=np.full((6, 1), 1e300))
+  _raises('`y as float32` to be finite', y=[1e300, 0.5, 1, 1, 1, 1])
 
 
 def test_nan_targets_are_an_error():
@@ -108,6 +109,14 @@ def test_bad_test_labels_are_named():
     (dict(keys=[1] * 6), '`num_clients` to be unset or the number of distinct'),
     (dict(keys=[1] * 6, partition='iid'), '`partition` to be unset'),
     (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be 0 integers'),
+    (
+      dict(keys=[1, '1'] * 3, num_clients=None),
+      '`keys` to be 6 integers or strings, one per example, found .object',
+    ),
+    (dict(keys=['a', None] * 3, num_clients=None), '`keys` to be 6 integers'),
+    (dict(x=np.ma.ones([6, 1])), '`x` to be an array without a mask'),
+    (dict(y=np.ma.zeros(6, int)), '`y` to be an array without a mask'),
+    (dict(domain=np.ma.zeros(6, int)), '`domain` to be an array without'),
     (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
   ],
 )

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tree
+from tensorflow.python.ops import script_ops
 
-from tff_pfl.datasets import federated_dataset
+from tests.datasets import shared
+from tff_pfl.datasets import client_data, federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
 TestClientData = tff.simulation.datasets.TestClientData
@@ -109,19 +112,21 @@ def test_clients_are_read_only_when_asked_for():
     data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
       client_ids, load
     )
+    dataset = FederatedDataset.from_client_data(data, data, num_classes=1)
+    # To see whether it is the same each time, of 3 examples a client.
+    assert read[-28:] == [str(i) for i in range(7) for _ in range(2)] * 2
     read.clear()
-    return FederatedDataset.from_client_data(data, data, num_classes=1)
+    return dataset
 
   client_ids = [str(i) for i in range(50)]
   dataset = lazy(client_ids)
-  assert read == []
   assert dataset.train('7').x.dtype == np.float32
   assert dataset.num_train_examples('7') == 3
   assert read == ['7']
   read.clear()
   fingerprint = dataset.fingerprint
   assert len(set(read)) == 20 and '1' not in read
-  other = lazy(['0', 'another', *client_ids[2:]])
+  other = lazy([*client_ids[:11], 'another', *client_ids[12:]])
   assert other.fingerprint != fingerprint
   assert len(set(read)) == 20 and 'another' not in read
 
@@ -150,22 +155,86 @@ def test_regression_client_data():
     FederatedDataset.from_client_data(labels, labels, num_classes=None)
 
 
+def test_several_inputs_come_through():
+  x = collections.OrderedDict(b=np.ones([9, 2], np.float32), a=np.arange(9))
+  dataset = FederatedDataset.from_arrays(x, np.arange(9) % 2, num_clients=2)
+  for data in (
+    dataset.to_client_data(),
+    dataset.to_client_data().preprocess(
+      lambda d: d.map(lambda element: (element['x'], element['y']))
+    ),
+  ):
+    back = FederatedDataset.from_client_data(data, data, num_classes=2)
+    assert back.element_spec == dataset.element_spec
+    for client_id in dataset.client_ids:
+      tree.map_structure(
+        np.testing.assert_array_equal,
+        back.train(client_id).as_dict(),
+        dataset.train(client_id).as_dict(),
+      )
+
+
+@pytest.mark.parametrize(
+  'change, match',
+  [
+    (
+      lambda data: data.shuffle(100),
+      "`train` .* same each time .*seed.*'client_0' with other examples",
+    ),
+    (
+      lambda data: data.map(lambda e: {**e, 'x': tf.random.normal([2])}),
+      '`train` .* same each time',
+    ),
+    (lambda data: data.repeat(), r"`train\['client_0'\]` .* limited number"),
+    (
+      lambda data: data.filter(lambda e: e['y'] >= 0).repeat(),
+      r"`train\['client_0'\]` .* limited number",
+    ),
+  ],
+)
+def test_what_has_no_end_or_does_not_repeat_is_refused(
+  change, match, monkeypatch
+):
+  monkeypatch.setattr(client_data, '_MAX_EXAMPLES', 5000)
+  data = _dataset().to_client_data()
+  with shared.one_line_error(match):
+    FederatedDataset.from_client_data(
+      data.preprocess(change), data, num_classes=4
+    )
+  seeded = data.preprocess(lambda d: d.shuffle(9, 1).repeat(2))
+  back = FederatedDataset.from_client_data(seeded, data, num_classes=4)
+  assert back.class_counts().sum() == 2 * _dataset().class_counts().sum()
+
+
+def test_reading_clients_again_and_again_keeps_nothing():
+  data = _dataset().to_client_data()
+  registry = script_ops._py_funcs._funcs
+  size = len(registry)
+  for _ in range(5):
+    list(data.create_tf_dataset_for_client('client_0'))
+  assert len(registry) == size
+
+
 def test_bad_examples_are_errors_that_name_the_client():
-  nan = _client_data(a=([[np.nan]], [0]))
-  label = _client_data(a=([[1.0]], [5]))
-  dataset = FederatedDataset.from_client_data(nan, label, num_classes=2)
-  with pytest.raises(ValueError, match=r"`train\['a'\].x` to be finite"):
-    dataset.train('a')
-  with pytest.raises(ValueError, match=r"`test\['a'\].y\[0\]` .* found 5"):
-    dataset.class_counts('test')
+  good = _client_data(**{str(i): (np.ones([5, 1]), [0] * 5) for i in range(9)})
+  for x, label, match in (
+    (np.nan, 0, r"`train\['8'\].x` to be finite"),
+    (1.0, 5, r"`train\['8'\].y\[0\]` .* found 5"),
+  ):
+    bad = _client_data(
+      **{str(i): (np.ones([5, 1]), [0] * 5) for i in range(8)},
+      **{'8': ([[x]], [label])},
+    )
+    dataset = FederatedDataset.from_client_data(bad, good, num_classes=2)
+    with pytest.raises(ValueError, match=match):
+      dataset.train('8')
   data = _dataset(**_DOMAINS).to_client_data()
-  dataset = FederatedDataset.from_client_data(
-    data, data, num_classes=4, domain_names=['even']
-  )
   with pytest.raises(
     ValueError, match=r"`train\['client_0'\].domain\[\d\]` .* in \[0, 1\)"
   ):
-    dataset.train('client_0')
+    FederatedDataset.from_client_data(
+      data, data, num_classes=4, domain_names=['even']
+    )
 
 
 def _elements(**fields):

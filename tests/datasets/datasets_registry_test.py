@@ -45,7 +45,7 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
     (dict(name='femnist'), "natural for the .*writers, found 'shards:2'"),
     (dict(name='stackoverflow'), "natural for the .*users, found 'shards:2'"),
     (dict(name='sentiment', partition='natural'), '`data_dir` to be a CSV'),
-    (dict(name='tabular', partition='natural'), '`data_dir` to be a CSV file'),
+    (dict(name='tabular', partition='natural'), '`data_dir` to be a table'),
     (dict(name='heart_disease'), '`data_dir` to be the file heart_disease_4'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
     (dict(name='fairface'), '`data_dir` to be a folder with fairface_label_'),

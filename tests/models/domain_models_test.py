@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
 from tff_pfl.client import example_tensors, objectives, training_loop
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
 
@@ -74,6 +75,20 @@ def test_model_with_domains_gives_what_it_gives_without(plain, model):
   assert model.domains == _DOMAINS
   layer_outputs = model.layer_outputs(weights, _INPUTS)
   assert list(layer_outputs) == list(model.layers)
+
+
+def test_the_domains_are_those_of_a_dataset(plain):
+  data = datasets.FederatedDataset.from_arrays(
+    np.zeros((8, 4)),
+    np.zeros(8, int),
+    keys=[0, 0, 0, 0, 1, 1, 1, 1],
+    domain=[0, 2, 2, 0, 2, 0, 0, 2],
+    domain_names=['a', 'b', 'c'],
+    test_fraction=0,
+  )
+  found = domain_models.with_domains(plain, data).domains
+  assert found == domains.Domains(('a', 'b', 'c'), (4, 0, 4), 4)
+  assert domain_models.with_domains(plain, datasets.make_synthetic(2)) is plain
 
 
 @pytest.mark.parametrize('shares_body', [True, False])

@@ -107,6 +107,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     'global_loss': 0.5,
     'fairness': {'mean': 0.65, 'fraction_hurt': None},
     'non_finite_clients': 1,
+    'num_scored_clients': 3,
     # The median of 1 to 13: the initial state is no round.
     'seconds_per_round': 7.0,
     'peak_rss_mb': 99.0,
@@ -174,7 +175,9 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   with _store(tmp_path, data, {1: evaluation}) as store:
     summary = report.write_report(store, _process(False), data)
   summary['privacy'] = {'epsilon': 2.5, 'delta': 0.01}
-  *_, told, scores, majority = report.summary_table([summary]).splitlines()
+  summary['num_scored_clients'] = 2
+  *_, scored, told, scores, majority = report.summary_table([summary]).splitlines()
+  assert 'mean over 2 of 3 clients' in scored
   assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
   assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
   assert 'accuracy of 0.000 is no more than' in majority

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.algorithms import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl.algorithms import fed_rep, registry
-from tff_pfl.datasets.sources import csv_files, table_columns, table_encoding
+from tff_pfl.datasets.sources import table_encoding
 from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
 from tff_pfl.simulation import (
   callbacks,
@@ -297,7 +297,7 @@ def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
   run, monkeypatch
 ):
   encoding = table_encoding.TableEncoding(
-    table_columns.Columns('y', task='regression'),
+    table_encoding.Columns('y', task='regression'),
     numbers=['a', 'b'],
     categories={},
     grouped=[],
@@ -320,7 +320,7 @@ def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
     'head/kernel': np.float32([[1], [2]]),
     'head/bias': np.float32([0.5]),
   }
-  table = csv_files.Table('', {'b': ['1', '0', ''], 'a': ['1', '3', '5']})
+  table = pd.DataFrame({'b': ['1', '0', None], 'a': ['1', '3', '5']}, dtype=str)
   outputs = run.predict_rows(encoding.encode(table), weights)
   np.testing.assert_allclose(outputs, [[125], [115], [125]])
 

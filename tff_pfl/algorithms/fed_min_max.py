@@ -9,8 +9,8 @@ with r_g the mean loss of domain (group) g over all clients. Round t:
     server:  w <- sum_i L_i w_i / sum_i L_i;  r_g <- mean over the cohort
              lambda <- projection on the simplex of lambda + eta r
 
-with rho_g the domain's share of all training examples, which one federated sum
-tells before training (`domain_histogram`). At first lambda is rho, which is
+with rho_g the domain's share of all training examples, which is known
+before training (`Domains`). At first lambda is rho, which is
 FedAvg, and stays so without a learning rate. A domain that is absent from a
 round counts with its last risk, one without any training example not at all.
 Where clients weigh alike (`client_weighting='uniform'`, private factories) w is

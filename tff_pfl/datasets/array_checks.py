@@ -94,8 +94,15 @@ def _number_of_ids(
   return largest + 1
 
 
-def _rectangular(value: Any) -> np.ndarray:
+def _rectangular(value: Any, name: str) -> np.ndarray:
   """Returns an array, of no known type where rows are of unequal length."""
+  errors.expect(
+    not isinstance(value, np.ma.MaskedArray),
+    name,
+    'an array without a mask, as what is behind it would be trained on (leave'
+    ' such examples out, or fill the values)',
+    'a masked array',
+  )
   try:
     return np.asarray(value)
   except ValueError:
@@ -104,7 +111,7 @@ def _rectangular(value: Any) -> np.ndarray:
 
 def _as_array(value: Any, name: str) -> np.ndarray:
   """Returns a rectangular array of numbers."""
-  array = _rectangular(value)
+  array = _rectangular(value, name)
   errors.expect(
     array.dtype.kind in 'biuf',
     name,
@@ -142,7 +149,11 @@ def check_inputs(value: Any, name: str) -> Any:
       (key, check_inputs(value[key], f'{name}[{key!r}]'))
       for key in sorted(value)
     )
-  array = _finite(_as_array(value, name), name)
+  return _as_float32(_finite(_as_array(value, name), name), name)
+
+
+def _as_float32(array: np.ndarray, name: str) -> np.ndarray:
+  """Returns floats as float32, finite as they were; others as they are."""
   if array.dtype.kind == 'f' and array.dtype != np.float32:
     with np.errstate(over='ignore'):
       array = _finite(array.astype(np.float32), f'{name} as float32')
@@ -167,7 +178,7 @@ def check_targets(
     ) from None
   _finite(array, name)
   if array.dtype.kind == 'f' and num_classes is None:
-    return array.astype(np.float32, copy=False)
+    return _as_float32(array, name)
   return _as_ids(array, name, 'a label', num_classes)
 
 
@@ -206,7 +217,7 @@ def check_domain_ids(
     value: Integers, `[examples]`.
     num_domains: The ids must be in `[0, num_domains)`; None for no bound.
   """
-  array = _rectangular(value)
+  array = _rectangular(value, name)
   if array.shape == (0,) and array.dtype.kind == 'f':
     array = array.astype(np.int32)  # Of an empty list.
   if array.dtype.kind not in 'iu' or array.ndim != 1:

@@ -1,18 +1,23 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import tree
 
 from tff_pfl import errors
 from tff_pfl.datasets import array_checks
 from tff_pfl.datasets import examples as examples_lib
 
 _READ_BATCH = 1024
+# What is read of a client whose size `tf.data` does not know.
+_MAX_EXAMPLES, _MAX_BYTES = 10**6, 2**31
+# So many examples, of so many clients at most, are read twice at the start.
+_NUM_READ_TWICE = 20
 _FIELDS = examples_lib.Examples._fields
 
 
@@ -39,7 +44,7 @@ def _element_specs(
   specs = _fields(structure)
   if specs is None or not all(
     isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
-    for spec in specs.values()
+    for spec in tree.flatten(specs)
   ):
     raise ValueError(
       f'Expected `{name}` to have single examples (x, y) or'
@@ -66,8 +71,15 @@ def _element_specs(
       'of elements whose domain is an integer',
       specs['domain'],
     )
+  if isinstance(x, Mapping):
+    x = collections.OrderedDict(sorted(x.items()))
   return examples_lib.element_spec(
-    tf.TensorSpec(x.shape, tf.float32 if x.dtype.is_floating else x.dtype),
+    tree.map_structure(
+      lambda spec: tf.TensorSpec(
+        spec.shape, tf.float32 if spec.dtype.is_floating else spec.dtype
+      ),
+      x,
+    ),
     tf.TensorSpec(y.shape, tf.float32 if num_classes is None else tf.int32),
     has_domain='domain' in specs,
   )
@@ -116,28 +128,60 @@ class ClientDataSource(examples_lib.ReadSource):
       ),
     }
 
+  def expect_repeatable(self) -> None:
+    """Raises `ValueError` if clients' examples differ when read again."""
+    num_read = 0
+    for position in range(min(len(self._client_ids), _NUM_READ_TWICE)):
+      first, again = (list(self.content(position)) for _ in range(2))
+      errors.expect(
+        first == again,
+        self._name,
+        'the same each time it is read (give `shuffle` and random changes a'
+        ' seed and `reshuffle_each_iteration=False`)',
+        f'client {self._client_ids[position]!r} with other examples',
+      )
+      num_read += self.num_examples(position)
+      if num_read >= _NUM_READ_TWICE:
+        break
+
   def _read_checked(self, position: int) -> examples_lib.Examples:
     client_id = self._client_ids[position]
-    arrays = {
-      name: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
-      for name, spec in self.specs.items()
-    }
+    name = f'{self._name}[{client_id!r}]'
+    fields = tree.map_structure(
+      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
+      dict(self.specs),
+    )
     if client_id in self._known:
-
-      def in_order(*element):
-        # `map` hands over a dict as one argument, a pair as two.
-        fields = _fields(element if len(element) > 1 else element[0])
-        return tuple(fields.values())
-
       dataset = self._client_data.create_tf_dataset_for_client(client_id)
-      batches = dataset.map(in_order).batch(_READ_BATCH).as_numpy_iterator()
-      arrays.update(zip(arrays, map(np.concatenate, zip(*batches))))
+      if batches := list(_batches(dataset, name)):
+        fields = _fields(
+          tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        )
     return examples_lib.Examples(
       **{
-        name: self._checks[name](array, f'{self._name}[{client_id!r}].{name}')
-        for name, array in arrays.items()
+        field: self._checks[field](value, f'{name}.{field}')
+        for field, value in fields.items()
       }
     )
+
+
+def _batches(dataset: tf.data.Dataset, name: str) -> Iterator[Any]:
+  """Yields a client's examples; `ValueError` if there is no end of them."""
+  size = dataset.cardinality()
+  num_read = num_bytes = 0
+  for batch in dataset.batch(_READ_BATCH).as_numpy_iterator():
+    arrays = tree.flatten(batch)
+    num_read += len(arrays[0])
+    num_bytes += sum(array.nbytes for array in arrays)
+    errors.expect(
+      size != tf.data.INFINITE_CARDINALITY
+      and (size >= 0 or num_read <= _MAX_EXAMPLES and num_bytes <= _MAX_BYTES),
+      name,
+      'of a limited number of examples (leave out `repeat`, or tell a large'
+      ' number by `tf.data.experimental.assert_cardinality`)',
+      f'more than {num_read - 1}',
+    )
+    yield batch
 
 
 def to_client_data(
@@ -162,11 +206,16 @@ def to_client_data(
     return tf.nest.flatten(examples_of(client_id.numpy().decode()).as_dict())
 
   def dataset_of(client_id: Any) -> tf.data.Dataset:
-    specs = tf.nest.flatten(element_spec)
-    dtypes = [spec.dtype for spec in specs]
-    fields = tf.py_function(fields_of, [client_id], dtypes)
-    for field, spec in zip(fields, specs):
-      field.set_shape([None, *spec.shape])
+    client_id = tf.convert_to_tensor(client_id)
+    if tf.inside_function():
+      specs = tf.nest.flatten(element_spec)
+      dtypes = [spec.dtype for spec in specs]
+      fields = tf.py_function(fields_of, [client_id], dtypes)
+      for field, spec in zip(fields, specs):
+        field.set_shape([None, *spec.shape])
+    else:
+      # TensorFlow never forgets a `py_function`, 40 kB each.
+      fields = fields_of(client_id)
     return tf.data.Dataset.from_tensor_slices(
       tf.nest.pack_sequence_as(element_spec, fields)
     )

@@ -370,8 +370,9 @@ class FederatedDataset:
 
     Args:
       train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`, or
-        with domains `{'x': …, 'y': …, 'domain': …}`; use
-        `ClientData.preprocess` to get there.
+        with domains `{'x': …, 'y': …, 'domain': …}`, where `x` may be a dict of
+        several inputs; use `ClientData.preprocess` to get there. They are the
+        same each time they are read: some are read twice at once, to see.
       test: Elements of the same kind.
       num_classes: Number of classes; None for regression, with float `y`.
       domain_names: What the domains are called, distinct; given if and only if
@@ -379,8 +380,9 @@ class FederatedDataset:
 
     Raises:
       TypeError: `train` or `test` is not a `ClientData`.
-      ValueError: Their elements are of another form, or differ. What is wrong
-        with a client's examples is raised when they are read.
+      ValueError: Their elements are of another form, or differ, also from one
+        reading to the next. What is wrong with a client's examples is raised
+        when they are read.
     """
     num_domains = 0
     if domain_names is not None:
@@ -406,6 +408,8 @@ class FederatedDataset:
       f'of {dict(train.specs)}',
       dict(test.specs),
     )
+    for source in (train, test):
+      source.expect_repeatable()
     return cls(
       name=name,
       client_ids=client_ids,

@@ -15,37 +15,47 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl.models import copies, domains, split_model
 
 
 def with_domains(
-  model: split_model.SplitModel, of_data: domains.Domains
+  model: split_model.SplitModel,
+  data: Union[domains.Domains, datasets.FederatedDataset],
 ) -> split_model.SplitModel:
-  """The model for data with domains, which it does not look at.
+  """Returns the model for data with domains, which it does not look at.
 
   Args:
     model: Takes examples `{x, y}`.
-    of_data: The domains. Scores are then told by domain.
+    data: The domains, or a data set that may have some. Scores are then told by
+      domain.
 
   Returns:
     The same model for examples `{x, y, domain}`, whose `x` is
     `OrderedDict(inputs=..., domain=...)`; its `layer_outputs` takes the inputs.
+    The model itself for a data set without domains.
 
   Raises:
-    ValueError: If the model has domains already.
+    ValueError: The model has domains already.
   """
+  if isinstance(data, datasets.FederatedDataset):
+    if data.domain_names is None:
+      return model
+    counts = data.domain_counts().sum(axis=0).tolist()
+    data = domains.Domains(
+      data.domain_names, tuple(counts), sum(counts) / data.num_clients
+    )
   errors.expect(
     model.domains is None, 'model', 'one without domains', model.domains
   )
   return dataclasses.replace(
     model,
-    domains=of_data,
+    domains=data,
     element_spec=collections.OrderedDict(
       [*model.element_spec.items(), ('domain', tf.TensorSpec([], tf.int32))]
     ),

@@ -23,8 +23,7 @@ class Domains:
   Attributes:
     names: What the domains are called; an example's domain is a position among
       them.
-    num_examples: Training examples of each domain over all clients, which one
-      federated sum tells (`domain_histogram.count_domains`).
+    num_examples: Training examples of each domain over all clients.
     examples_per_client: Training examples that a client has in the mean, of all
       domains. What clients report of sums over their examples is divided by it
       where the aggregation does not weigh clients by their examples, so that

@@ -88,10 +88,10 @@ def _as_inputs(name, spec, x):
     f'shape {x.shape[1:]}',
   )
   errors.expect(
-    spec.dtype.is_floating or x.dtype.kind in 'biu',
+    x.dtype.kind in ('f' if spec.dtype.is_floating else 'iu'),
     name,
-    f'integers, as the model takes {spec.dtype.name}',
-    x.dtype,
+    f'{spec.dtype.name}, and scaled, as what the model was trained on',
+    x.dtype.name,
   )
   return tf.cast(x, spec.dtype)
 

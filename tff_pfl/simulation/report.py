@@ -54,6 +54,7 @@ def write_report(
     over clients, or None for models without an accuracy; `loss` and
     `global_loss` of the newest evaluation; `fairness` of the newest evaluation;
     `non_finite_clients` in it (personal models that diverged);
+    `num_scored_clients`, those with test examples, over whom means are taken;
     `seconds_per_round` (median, without evaluation) and `peak_rss_mb` (of this
     process and its workers, after any round). Where there are such things, also
 
@@ -154,6 +155,7 @@ def _summarize(store, process, data):
     'global_loss': newest_loss('global'),
     'fairness': newest['fairness'],
     'non_finite_clients': newest['non_finite_clients'],
+    'num_scored_clients': len(store.per_client()),
     'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
     'peak_rss_mb': max(row['rss_mb'] for row in rounds),
   }
@@ -334,8 +336,8 @@ def _number(value):
 def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
   """A table for the screen, a row for each summary of `write_report`.
 
-  Lines below it tell ε, the scores of two classes, and methods that are no
-  better than the most frequent class.
+  Lines below it tell clients that are not scored, ε, the scores of two classes,
+  and methods that are no better than the most frequent class.
   """
   table = summary_lib.format_frame(summary_frame(summaries))
   return '\n'.join([table, *itertools.chain(*map(_notes, summaries))])
@@ -344,6 +346,12 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
 def _notes(summary):
   """Lines about a summary."""
   name = summary['algorithm']
+  num_scored = summary['num_scored_clients']
+  if num_scored < summary['num_clients']:
+    yield (
+      f'{name}: mean over {num_scored} of {summary["num_clients"]} clients, the'
+      ' others are not scored or have no test examples.'
+    )
   told = summary.get('privacy')
   if told:
     epsilon, delta = told['epsilon'], told['delta']

@@ -18,7 +18,6 @@ from tff_pfl.simulation import client_sampling, privacy, training, warm_up
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import (
   attacks,
-  domain_histogram,
   personalized_process,
 )
 from tff_pfl.templates import personalization as personalization_lib
@@ -284,7 +283,7 @@ class RunConfig:
       self.augmentation,
     )
     return domain_models.of_domains(
-      domain_histogram.with_domains(model, data),
+      domain_models.with_domains(model, data),
       self.domain_model,
       reweighted=self.reweight_domains,
     )

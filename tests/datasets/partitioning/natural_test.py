@@ -1,6 +1,7 @@
 """Tests of clients that the data name themselves."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tff_pfl.datasets import partitioning
@@ -50,6 +51,20 @@ def test_each_key_is_a_client_in_sorted_order():
   assert ids == ['a', 'b', 'c', 'd']
   assert [i.tolist() for i in parts.train_indices] == [[1], [0, 2], [3], []]
   assert [i.tolist() for i in parts.test_indices] == [[], [1], [], [0]]
+
+
+@pytest.mark.parametrize(
+  'form',
+  [
+    pd.Series,
+    pd.Categorical,
+    lambda keys: pd.Series(keys, dtype=object),
+    lambda keys: np.array(keys, bytes),
+    lambda keys: np.array(keys, np.dtypes.StringDType()),
+  ],
+)
+def test_strings_come_in_many_forms(form):
+  assert _by_key(form(['b', 'a']))[1] == ['a', 'b']
 
 
 def test_integers_are_sorted_as_numbers():

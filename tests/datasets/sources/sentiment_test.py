@@ -203,7 +203,7 @@ def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
     (
       ('text', 'label', 'user'),
       [('a', 1, 'u')],
-      r'two or .*found \[1.0\]',
+      r"two or .*found \['1'\]",
     ),
     (
       ('text', 'label', 'user'),

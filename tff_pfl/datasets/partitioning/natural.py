@@ -67,6 +67,18 @@ def choose_clients(
   return [client_ids[position] for position in np.sort(chosen)]
 
 
+def _as_keys(keys: Any) -> np.ndarray:
+  """Returns keys as an array of integers or strings, if they are."""
+  array = np.asarray(keys)
+  if array.dtype.kind in 'OTU':
+    # Mixed lists would become strings, a client of 1 and one of '1' the same.
+    kinds = set(map(type, array if isinstance(keys, np.ndarray) else keys))
+    if all(issubclass(kind, str) for kind in kinds):
+      return np.array(array.tolist(), str)
+    return np.asarray(keys, object)
+  return array
+
+
 def by_key(
   pool: base.Pool, keys: Any, keys_test: Any = None
 ) -> tuple[base.Partition, list[str]]:
@@ -80,7 +92,9 @@ def by_key(
     The partition, where each client keeps the order of the data, and the
     clients' ids, the distinct keys in their order.
   """
-  train, test = (np.asarray([] if k is None else k) for k in (keys, keys_test))
+  train, test = (
+    np.asarray([]) if k is None else _as_keys(k) for k in (keys, keys_test)
+  )
   for name, part, y in (
     ('keys', train, pool.y),
     ('keys_test', test, pool.y_test),

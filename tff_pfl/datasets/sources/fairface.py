@@ -31,7 +31,7 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import csv_files, images
+from tff_pfl.datasets.sources import images, table_files
 
 RACES = (
   'White',
@@ -60,17 +60,20 @@ def _read_labels(
   Returns:
     The images' files, and their labels and races, int32 `[n]`.
   """
-  table = csv_files.read_table(path, missing_markers=())
-  table.expect_columns(*_COLUMNS)
+  form = table_files.Format(missing_markers=())
+  table = table_files.read_table(path, form)
+  table_files.expect_columns(table, *_COLUMNS)
   folder = os.path.dirname(path)
-  paths = [os.path.join(folder, file) for file in table.complete('file')]
+  paths = [
+    os.path.join(folder, file) for file in table_files.complete(table, 'file')
+  ]
   for image in paths:
     if not os.path.exists(image):
       raise files.file_error(image, 'an image file', 'none')
   for column in (label, 'race'):
-    table.complete(column)
-  y = table.positions(label, LABELS[label])
-  return paths, y, table.positions('race', RACES)
+    table_files.complete(table, column)
+  y = table_files.known_positions(table, label, LABELS[label])
+  return paths, y, table_files.known_positions(table, 'race', RACES)
 
 
 class LazyImages:

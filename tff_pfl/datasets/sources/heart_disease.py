@@ -22,9 +22,11 @@ import os
 from collections.abc import Sequence
 from typing import Optional
 
+import pandas as pd
+
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
-from tff_pfl.datasets.sources import csv_files, table_columns, tabular
+from tff_pfl.datasets.sources import table_encoding, table_files, tabular
 
 SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
 COLUMNS = (
@@ -39,11 +41,11 @@ _CSV = 'heart_disease_4sites.csv'
 _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
-def read_table(data_dir: str) -> csv_files.Table:
+def read_table(data_dir: str) -> pd.DataFrame:
   """Reads the patients of all sites, of either form.
 
   Returns:
-    The cells by column: `site`, and the `COLUMNS`.
+    The columns `site` and `COLUMNS`.
   """
   path = data_dir
   if not os.path.isfile(path):
@@ -55,27 +57,19 @@ def read_table(data_dir: str) -> csv_files.Table:
       f'{_CSV}, or {", ".join(_FILES)}',
     )
     path = os.path.join(folder, _CSV)
-  columns = ('site', *COLUMNS)
+  columns = ['site', *COLUMNS]
   if os.path.exists(path):
-    table = csv_files.read_table(path)
-    table.expect_columns(*columns)
-    cells = {column: table.cells[column] for column in columns}
-  else:
-    path, cells = folder, {column: [] for column in columns}
-    for site, file in zip(SITES, _FILES):
-      table = csv_files.read_table(os.path.join(folder, file), columns=COLUMNS)
-      cells['site'] += [site] * table.num_rows
-      for column, values in table.cells.items():
-        cells[column] += values
-  for column in ('sex', *_CATEGORICAL):
-    cells[column] = [_plain(cell) for cell in cells[column]]
-  return csv_files.Table(path, cells)
-
-
-def _plain(text: str) -> str:
-  """Returns a category's number in one way of writing it: 3 for 3.0."""
-  values, others = csv_files.numbers_of([text])
-  return f'{values[0]:g}' if text and not others else text
+    table = table_files.read_table(path)
+    table_files.expect_columns(table, *columns)
+    return table[columns]
+  tables = [
+    table_files.read_table(os.path.join(folder, file), names=COLUMNS)
+    for file in _FILES
+  ]
+  table = pd.concat(tables, keys=SITES, names=['site'])
+  table = table.reset_index('site').reset_index(drop=True)
+  table.attrs['path'] = folder
+  return table
 
 
 def load_heart_disease(
@@ -116,7 +110,7 @@ def load_heart_disease(
   errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
   return tabular.to_clients(
     read_table(data_dir),
-    table_columns.Columns(
+    table_encoding.Columns(
       label='num',
       domain=domain_column,
       client='site',

@@ -28,7 +28,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import csv_files
+from tff_pfl.datasets.sources import table_files
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
@@ -47,44 +47,43 @@ def read_csv(path: str) -> dict[str, Any]:
     `num_classes`, whose texts they are as `keys`, which of `CLIENT_COLUMNS`
     says so as `client_column`, and `domains`, None where the file has none.
   """
-  table = csv_files.read_table(path, missing_markers=())
+  form = table_files.Format(missing_markers=())
+  table = table_files.read_table(path, form)
   client_column = next(
-    (c for c in CLIENT_COLUMNS if c in table.cells),
-    'client, user or domain',
+    (c for c in CLIENT_COLUMNS if c in table), 'client, user or domain'
   )
-  table.expect_columns('text', 'label', client_column)
-  table.cells['label'] = [
-    '' if label in csv_files.MISSING_MARKERS else label
-    for label in table.cells['label']
-  ]
-  needed = ['text', 'label', client_column]
-  needed += [_DOMAIN] * (_DOMAIN in table.cells)
-  first = {}
-  for row in zip(*map(table.complete, needed)):
-    first.setdefault((row[2], row[0]), row)
-  if len(first) < table.num_rows:
+  table_files.expect_columns(table, 'text', 'label', client_column)
+  labels = table['label']
+  table['label'] = labels.mask(labels.isin(table_files.MISSING_MARKERS))
+  for column in {'text', 'label', client_column, _DOMAIN}.intersection(table):
+    table_files.complete(table, column)
+  once = table.drop_duplicates([client_column, 'text'])
+  if len(once) < len(table):
     logging.info(
       'Dropped %d texts of %s that their client has twice.',
-      table.num_rows - len(first),
+      len(table) - len(once),
       path,
     )
-  texts, labels, keys, *domains = map(list, zip(*first.values()))
-  numbers, others = csv_files.numbers_of(labels)
-  if 0 < len(others) < len(labels):
-    raise table.error(
-      'labels that are all numbers or all words, found'
-      f' {labels[others[0]]!r} as well as numbers'
+  values = form.numbers(once['label'])
+  if values.notna().any() and values.isna().any():
+    raise table_files.error(
+      once,
+      'labels that are all numbers or all words',
+      'label',
+      values.isna(),
     )
-  classes, y = np.unique(labels if others else numbers, return_inverse=True)
+  classes = table_files.distinct(once['label'], form)
   if len(classes) < 2:
-    raise table.error(f'two or more different labels, found {classes.tolist()}')
+    raise table_files.error(
+      table, f'two or more different labels, found {classes}'
+    )
   return dict(
-    texts=texts,
-    y=y.astype(np.int32),
+    texts=once['text'].tolist(),
+    y=table_files.known_positions(once, 'label', classes),
     num_classes=len(classes),
-    keys=keys,
+    keys=once[client_column].tolist(),
     client_column=client_column,
-    domains=domains[0] if domains else None,
+    domains=once[_DOMAIN].tolist() if _DOMAIN in once else None,
   )
 
 

@@ -1,8 +1,12 @@
 """How the rows of a table become examples, fitted once and stored with a run.
 
-A column of numbers is one input, a column of words one input for each word (1
-for the word that the row has, 0 elsewhere); see `table_columns` for which is
-which.
+One column is the label, or several are (multilabel); one may say which domain a
+row is of, one whose row it is (the client: a hospital, a bank), and one whether
+it is for training or test; all others are inputs. A column of numbers is one
+input, standardized; a column of words one input for each word (1 for the word
+that the row has, 0 elsewhere). Columns whose numbers only stand for categories
+have to be named. A column with some cells that are numbers and some that are
+not is an error rather than a guess.
 
 What columns and words there are, how often a word occurs, and which columns
 miss values somewhere, is taken from the whole file: it is what clients have to
@@ -22,15 +26,420 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
+import pandas as pd
 from absl import logging
 
-from tff_pfl.datasets.sources import (
-  csv_files,
-  standardization,
-  table_columns,
-)
+from tff_pfl import errors
+from tff_pfl.datasets.sources import table_files
 
+MULTILABEL = 'multilabel'
+TASKS = ('classification', 'regression', MULTILABEL)
+MISSING_DOMAIN = ('error', 'drop', 'value')
+MISSING_LABEL = ('error', 'drop')
+# What rows without a domain or client have, where that is a value of its own.
+MISSING = '(missing)'
+# More words than these in a column are free text or row numbers, and so are
+# words of which nearly every row has another.
+_MAX_CATEGORIES = 1000
+_MIN_FREE_TEXTS, _FREE_TEXT_SHARE = 50, 0.9
+_MAX_DOMAINS = 100
+_MAX_CLASSES = 100
+# More numbers than these as classes may be meant as numbers.
+_MANY_CLASSES = 20
+_ADVICE = (
+  "`task='regression'` predicts numbers, `label_above` makes two classes of"
+  ' them, `label_values` selects words'
+)
+# Larger numbers' squares cannot be added up.
+_MAX_NUMBER = 1e150
 _AS_TRAINED = ', as in the training data'
+# Other ways of writing numbers, and the options that read them.
+_OTHER_NUMBERS = {
+  "`decimal=','`": table_files.Format(decimal=',', thousands='.'),
+  "`thousands=','`": table_files.Format(thousands=','),
+  "`thousands=' '`": table_files.Format(thousands=' '),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """What the columns of a table are; see `tabular.load_tabular` for each.
+
+  Attributes:
+    renamed: By column, what words, or numbers, are called instead.
+    form: How the file writes the table.
+  """
+
+  label: str
+  domain: Optional[str] = None
+  client: Optional[str] = None
+  split: Optional[str] = None
+  drop: Sequence[str] = ()
+  categorical: Sequence[str] = ()
+  zero_is_missing: Sequence[str] = ()
+  task: str = 'classification'
+  label_above: Optional[float] = None
+  label_values: Sequence[str] = ()
+  missing_label: str = 'error'
+  domain_bounds: Sequence[float] = ()
+  missing_domain: str = 'error'
+  missing_indicators: bool = False
+  min_category_count: Optional[int] = None
+  renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(
+    default_factory=dict
+  )
+  form: table_files.Format = table_files.Format()
+
+  def __post_init__(self):
+    errors.expect_one_of('task', self.task, TASKS)
+    errors.expect_one_of('missing_domain', self.missing_domain, MISSING_DOMAIN)
+    errors.expect_one_of('missing_label', self.missing_label, MISSING_LABEL)
+    if self.min_category_count is not None:
+      errors.expect_int('min_category_count', self.min_category_count, 1)
+    errors.expect(
+      self.label_above is None or self.task == 'classification',
+      'label_above',
+      f'unset with `task` {self.task}',
+      self.label_above,
+    )
+    errors.expect(
+      not self.label_values
+      or (self.task != 'regression' and self.label_above is None),
+      'label_values',
+      'unset with `task` regression and with `label_above`',
+      self.label_values,
+    )
+    words = self._class_of_word
+    errors.expect(
+      len(words) == len(self.label_values)
+      and all(words) and all(words.values()),
+      'label_values',
+      'different words, or WORD:CLASS',
+      self.label_values,
+    )  # fmt: skip
+    bounds = list(self.domain_bounds)
+    errors.expect(
+      bounds == sorted(set(bounds)) and (self.domain or not bounds),
+      'domain_bounds',
+      'ascending numbers, for a domain column',
+      bounds,
+    )
+
+  @property
+  def labels(self) -> list[str]:
+    """The columns of labels."""
+    return self.label.split(',') if self.task == MULTILABEL else [self.label]
+
+  @property
+  def _class_of_word(self) -> dict[str, str]:
+    """The class of each word of `label_values`."""
+    parts = [value.rpartition(':') for value in self.label_values]
+    return {word if colon else c: c for word, colon, c in parts}
+
+  def check(self, table: pd.DataFrame) -> None:
+    """Raises `ValueError` unless all columns that are named are there."""
+    single = {
+      'domain_column': self.domain,
+      'client_column': self.client,
+      'split_column': self.split,
+    }
+    named = {
+      'label_column': self.labels,
+      **{name: [c] for name, c in single.items() if c is not None},
+      'drop_columns': self.drop,
+      'categorical_columns': self.categorical,
+      'zero_is_missing_columns': self.zero_is_missing,
+    }
+    for argument, columns in named.items():
+      for column in columns:
+        errors.expect(
+          column in table,
+          argument,
+          f'one of the columns of {table.attrs["path"]} ({", ".join(table)})',
+          column,
+        )
+        errors.expect(
+          argument not in single or column not in self.labels,
+          argument,
+          'another column than the label',
+          column,
+        )
+    if self.task == MULTILABEL:
+      errors.expect(
+        len(set(self.labels)) == len(self.labels) > 1,
+        'label_column',
+        f'two or more different columns for the task {MULTILABEL}',
+        self.label,
+      )
+
+  def with_names(self, table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table of the columns with words that are `renamed`."""
+    table = table.copy()
+    for column in table.columns.intersection(list(self.renamed)):
+      words, names = zip(*self.renamed[column].items())
+      found = table_files.positions(table, column, words, self.form)
+      new = np.array([*names, None, None], object)[found]
+      table[column] = table[column].mask(found >= 0, new)
+    return table
+
+  def used_rows(
+    self, table: pd.DataFrame, client: Optional[str], with_labels: bool = True
+  ) -> pd.DataFrame:
+    """Returns the rows that are not left out for what they miss.
+
+    Args:
+      client: The column of clients, None where it does not count.
+      with_labels: Whether a row has to have its labels.
+
+    Raises:
+      ValueError: A client, domain or label is missing, and nothing says that
+        its row is left out.
+    """
+    is_used = pd.Series(True, table.index)
+    for column in filter(None, (client, self.domain)):
+      if self.missing_domain == 'error':
+        table_files.complete(table, column)
+      elif self.missing_domain == 'drop':
+        is_used &= table[column].notna()
+    for label in self.labels if with_labels else ():
+      if self.missing_label == 'error' and not self.label_values:
+        table_files.complete(table, label)
+      is_used &= self.label_cells(table, label).notna()
+    if not is_used.all():
+      logging.warning(
+        '%s: %d of %d rows are left out for their client, domain or label.',
+        table.attrs['path'],
+        (~is_used).sum(),
+        len(table),
+      )
+    if not is_used.any():
+      raise table_files.error(table, 'rows that are not left out, found none')
+    return table[is_used]
+
+  def owners(self, table: pd.DataFrame, column: str) -> pd.Series:
+    """Returns the domains or clients of rows as the column has them."""
+    cells = table[column]
+    return cells.fillna(MISSING) if self.missing_domain == 'value' else cells
+
+  def domains(self, table: pd.DataFrame) -> pd.Series:
+    """Returns what the domains of rows are called."""
+    cells = self.owners(table, self.domain)
+    if not self.domain_bounds:
+      return cells
+    values = self.numbers(table, self.domain, '`domain_bounds` needs numbers')
+    edges = [-np.inf, *self.domain_bounds, np.inf]
+    groups = pd.cut(values, edges, right=False, labels=self._groups)
+    return groups.astype(object).where(values.notna(), cells)
+
+  @property
+  def _groups(self) -> list[str]:
+    """What the domains are called that bounds divide numbers into."""
+    column, bounds = self.domain, [f'{bound:g}' for bound in self.domain_bounds]
+    between = (
+      f'{low}<={column}<{high}' for low, high in zip(bounds, bounds[1:])
+    )
+    return [f'{column}<{bounds[0]}', *between, f'{column}>={bounds[-1]}']
+
+  def domain_names(self, table: pd.DataFrame) -> list[str]:
+    """Returns what the domains are called, in their order."""
+    found = self.domains(table)
+    if self.domain_bounds:
+      return self._groups + [MISSING] * (MISSING in found.to_numpy())
+    names = table_files.distinct(found, self.form)
+    errors.expect(
+      len(names) <= _MAX_DOMAINS,
+      'domain_column',
+      f'a column of at most {_MAX_DOMAINS} different values, or one of numbers'
+      ' with `domain_bounds`',
+      f'{self.domain} with {len(names)}',
+    )
+    return names
+
+  def is_test(self, table: pd.DataFrame) -> np.ndarray:
+    """Returns which rows the split column has for tests, bool `[rows]`."""
+    lower = table[[self.split]].apply(lambda cells: cells.str.lower())
+    table_files.complete(lower, self.split)
+    return table_files.known_positions(lower, self.split, ('train', 'test')) > 0
+
+  def numbers(
+    self, table: pd.DataFrame, column: str, why: str = ''
+  ) -> pd.Series:
+    """Returns a column of numbers, NaN where missing.
+
+    Args:
+      why: What needs numbers, for the message; empty for an input.
+    """
+    cells = table[column]
+    values = self.form.numbers(cells)
+    is_other = cells.notna() & values.isna()
+    if is_other.any():
+      why = why or (
+        'name the column in `categorical_columns`, or the word in'
+        ' `missing_markers`'
+      )
+      advice = '; '.join(['', self._other_form(cells[is_other]) or why])
+      raise table_files.error(
+        table, f'numbers in column {column}', column, is_other, advice
+      )
+    is_large = values.abs() > _MAX_NUMBER
+    if is_large.any():
+      limit = f'numbers of at most {_MAX_NUMBER:g} in column {column}'
+      raise table_files.error(table, limit, column, is_large)
+    return (
+      values.mask(values == 0) if column in self.zero_is_missing else values
+    )
+
+  def _other_form(self, cells: pd.Series) -> str:
+    """Returns the options that make all of the cells numbers, if any do."""
+    options = [
+      option
+      for option, form in _OTHER_NUMBERS.items()
+      if len(cells) and form.numbers(cells).notna().all()
+    ]
+    return options and f'{" or ".join(options)} reads them as numbers'
+
+  def is_categorical(self, table: pd.DataFrame, column: str) -> bool:
+    """Returns whether a column is of words, or named as categorical."""
+    zero_is_missing = column in self.zero_is_missing
+    if column in self.categorical:
+      errors.expect(
+        not zero_is_missing,
+        'zero_is_missing_columns',
+        'columns of numbers',
+        column,
+      )
+      return True
+    cells = table[column].dropna()
+    if self.form.numbers(cells).notna().any() or zero_is_missing:
+      return False
+    if advice := self._other_form(cells):
+      is_there = table[column].notna()
+      advice = f'; {advice}, `categorical_columns` as words'
+      raise table_files.error(
+        table, f'numbers or words in column {column}', column, is_there, advice
+      )
+    return len(cells) > 0
+
+  def words(self, column: str, cells: pd.Series) -> tuple[list[str], bool]:
+    """Returns the words that have an input, and whether others share one."""
+    words = table_files.distinct(cells, self.form)
+    if self.min_category_count is not None:
+      counts = cells.value_counts()
+      kept = [w for w in words if counts.get(w, 0) >= self.min_category_count]
+      return kept, len(kept) < len(words)
+    is_free = (
+      column not in self.categorical
+      and len(words) >= _MIN_FREE_TEXTS
+      and len(words) > _FREE_TEXT_SHARE * cells.count()
+    )
+    errors.expect(
+      len(words) <= _MAX_CATEGORIES and not is_free,
+      'categorical_columns',
+      f'columns of at most {_MAX_CATEGORIES} different words that recur (give'
+      ' `min_category_count` to group rare words, or name others in'
+      ' `drop_columns`)',
+      f'{column} with {len(words)} in {cells.count()} rows',
+    )
+    return words, False
+
+  def label_cells(self, table: pd.DataFrame, label: str) -> pd.Series:
+    """Returns the words of classes, or the numbers, of a column of labels.
+
+    They are NaN for rows that are to be left out.
+    """
+    cells = table[label]
+    if self.task == 'regression':
+      return self.numbers(table, label, 'the task regression needs numbers')
+    if self.label_values:
+      words, classes = zip(*self._class_of_word.items())
+      found = table_files.positions(table, label, words, self.form)
+      # Both missing and unknown are positions from the end.
+      classes = np.array([*classes, None, None], object)
+      return pd.Series(classes[found], table.index)
+    if self.label_above is not None:
+      values = self.numbers(table, label, '`label_above` needs numbers')
+      names = np.array(self._above, object)[(values > self.label_above) * 1]
+      return pd.Series(names, table.index).where(cells.notna())
+    return cells
+
+  @property
+  def _above(self) -> list[str]:
+    """What the two classes of `label_above` are called."""
+    return [f'{self.label}{sign}{self.label_above:g}' for sign in ('<=', '>')]
+
+  def classes(self, table: pd.DataFrame) -> list[str]:
+    """Returns what the classes are called, in their order."""
+    found = {label: self._classes_of(table, label) for label in self.labels}
+    first, *others = found.values()
+    errors.expect(
+      self.task != MULTILABEL
+      or (len(first) == 2 and all(classes == first for classes in others)),
+      'label_column',
+      'columns of the same two words or numbers, such as 0 and 1'
+      ' (`label_values` renames them)',
+      '; '.join(f'{", ".join(c[:3])} in {label}' for label, c in found.items()),
+    )
+    return first
+
+  def _classes_of(self, table: pd.DataFrame, label: str) -> list[str]:
+    """Returns the classes of one of the columns of labels."""
+    cells = self.label_cells(table, label)
+    if self.label_values:
+      words = self._class_of_word
+      found = table_files.positions(table, label, list(words), self.form)
+      absent = sorted(set(range(len(words))).difference(found))
+      errors.expect(
+        not absent,
+        'label_values',
+        f'words of the column {label}, or WORD:CLASS',
+        absent and list(words)[absent[0]],
+      )
+      classes = list(dict.fromkeys(words.values()))
+      names = pd.Series(classes, dtype=str)
+      if table_files.Format().numbers(names).notna().all():
+        classes.sort(key=float)
+    elif self.label_above is not None:
+      classes = [name for name in self._above if name in set(cells)]
+    else:
+      classes = self._found_classes(table, label)
+    if len(classes) < 2:
+      raise table_files.error(
+        table, f'rows of two or more classes by {label}, found one alone'
+      )
+    return classes
+
+  def _found_classes(self, table: pd.DataFrame, label: str) -> list[str]:
+    """Returns the words or whole numbers that the labels are."""
+    cells = table[label]
+    classes = table_files.distinct(cells, self.form)
+    values = self.form.numbers(cells)
+    are_numbers = values.notna().any()
+    is_bad = cells.notna() & (values.isna() if are_numbers else False)
+    if not is_bad.any():
+      is_bad = values.notna() & (values % 1 != 0)
+    if len(classes) > 2 and is_bad.any():
+      raise table_files.error(
+        table,
+        f'whole numbers, or words alone, as {label}',
+        label,
+        is_bad,
+        f'; {_ADVICE}',
+      )
+    errors.expect(
+      len(classes) <= _MAX_CLASSES,
+      'label_column',
+      f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
+      f'{len(classes)} in {label}',
+    )
+    if len(classes) > _MANY_CLASSES and are_numbers:
+      logging.warning(
+        '%s: the %d different numbers of column %s are taken for classes; %s.',
+        table.attrs['path'],
+        len(classes),
+        label,
+        _ADVICE,
+      )
+    return classes
 
 
 class Rows(NamedTuple):
@@ -40,8 +449,7 @@ class Rows(NamedTuple):
     numbers: Float64 `[rows, columns]`, NaN where missing.
     codes: Int32 `[rows, columns]`: which of the column's inputs is 1; negative
       for none.
-    domain: Domain ids, int32 `[rows]`, -1 for rows that are to be left out;
-      None for a table without domains.
+    domain: Domain ids, int32 `[rows]`; None for a table without domains.
   """
 
   numbers: np.ndarray
@@ -70,7 +478,7 @@ class TableEncoding:
     deviations: By which the same are divided after their mean is subtracted.
   """
 
-  columns: table_columns.Columns
+  columns: Columns
   numbers: Sequence[str]
   categories: Mapping[str, Sequence[str]]
   grouped: Sequence[str]
@@ -83,9 +491,9 @@ class TableEncoding:
   @classmethod
   def from_json(cls, value: Mapping[str, Any]) -> 'TableEncoding':
     """Returns what `dataclasses.asdict` turned into JSON types."""
-    return cls(
-      **{**value, 'columns': table_columns.Columns(**value['columns'])}
-    )
+    columns = value['columns']
+    form = table_files.Format(**columns['form'])
+    return cls(**{**value, 'columns': Columns(**{**columns, 'form': form})})
 
   @property
   def text(self) -> str:
@@ -103,25 +511,25 @@ class TableEncoding:
 
   def read(
     self, path: str, with_labels: bool = False, with_clients: bool = False
-  ) -> csv_files.Table:
+  ) -> pd.DataFrame:
     """Reads new rows, of the columns that the encoding was fitted to.
 
     Columns that are none of these do not count, with a warning.
 
     Args:
-      path: A CSV file; compressed if its name ends in `.gz`.
+      path: A table, see `table_files.read_table`.
       with_labels: Whether the label column has to be there.
       with_clients: Whether the client column has to be there.
     """
     columns = self.columns
-    table = csv_files.read_table(path, columns.missing_markers)
+    table = table_files.read_table(path, columns.form)
     needed = [*self.numbers, *self.categories]
     needed += [columns.domain] * bool(self.domains)
     needed += columns.labels * with_labels
     needed += [columns.client] * with_clients
-    table.expect_columns(*needed)
+    table_files.expect_columns(table, *needed)
     known = {*needed, *columns.labels, columns.client, columns.split}
-    more = [c for c in table.cells if c not in known.union(columns.drop)]
+    more = [c for c in table if c not in known.union(columns.drop)]
     if more:
       logging.warning(
         '%s: columns %s are not used: the training data did not have them.',
@@ -130,37 +538,46 @@ class TableEncoding:
       )
     return columns.with_names(table)
 
-  def encode(self, table: csv_files.Table) -> Rows:
+  def encode(self, table: pd.DataFrame) -> Rows:
     """Returns the rows' inputs and domains."""
     numbers = [self.columns.numbers(table, column) for column in self.numbers]
     codes = []
     for column, words in self.categories.items():
-      cells = table.cells[column]
-      codes.append(csv_files.positions_of(cells, words))
-      unknown = np.flatnonzero(codes[-1] == csv_files.UNKNOWN)
+      found = table_files.positions(table, column, words, self.columns.form)
+      is_unknown = found == table_files.UNKNOWN
       if column in self.grouped:
-        codes[-1][unknown] = len(words)
-      elif len(unknown):
+        found[is_unknown] = len(words)
+      elif is_unknown.any():
+        first = np.argmax(is_unknown)
         logging.warning(
           '%s: in column %s, %d cells, such as %r in row %d after the heading,'
           ' are words that the training data did not have; none of the inputs'
           ' of the column is 1 there.',
-          table.path,
+          table.attrs['path'],
           column,
-          len(unknown),
-          cells[unknown[0]],
-          unknown[0] + 1,
+          is_unknown.sum(),
+          table[column].iloc[first],
+          table.index[first] + 1,
         )
+      codes.append(found)
     domain = None
     if self.domains:
-      domain = self.columns.domains(table).positions(
-        self.columns.domain, self.domains, _AS_TRAINED
-      )
-    shape = -1, table.num_rows
+      column = self.columns.domain
+      domains = table.assign(**{column: self.columns.domains(table)})
+      table_files.complete(domains, column)
+      domain = self._known(domains, column, self.domains)
+    shape = -1, len(table)
     return Rows(
       np.array(numbers, np.float64).reshape(shape).T,
       np.array(codes, np.int32).reshape(shape).T,
       domain,
+    )
+
+  def _known(
+    self, table: pd.DataFrame, column: str, words: Sequence[str]
+  ) -> np.ndarray:
+    return table_files.known_positions(
+      table, column, words, self.columns.form, _AS_TRAINED
     )
 
   def inputs(self, rows: Rows) -> np.ndarray:
@@ -168,56 +585,53 @@ class TableEncoding:
     numbers, codes, _ = rows
     x = np.zeros((len(numbers), len(self.input_names)), np.float32)
     end = len(self.numbers)
-    x[:, :end] = standardization.standardized(
-      numbers, self.means[:end], self.deviations[:end]
+    x[:, :end] = np.nan_to_num(
+      (numbers - self.means[:end]) / self.deviations[:end]
     )
     for column, code in zip(self.categories, codes.T):
       (known,) = np.nonzero(code >= 0)
       x[known, end + code[known]] = 1
       end += len(self.categories[column]) + (column in self.grouped)
     missing = dict(zip(self.numbers, np.isnan(numbers).T))
-    missing.update(zip(self.categories, (codes == csv_files.NONE).T))
+    missing.update(zip(self.categories, (codes == table_files.NONE).T))
     for position, column in enumerate(self.indicators, end):
       x[:, position] = missing[column]
     return x
 
-  def labels(self, table: csv_files.Table) -> np.ndarray:
+  def labels(self, table: pd.DataFrame) -> np.ndarray:
     """Returns the rows' labels.
 
     Returns:
-      Classes, int32 `[rows]`, of several labels `[rows, labels]`; -1 in rows
-      that are to be left out; for regression the numbers, float64.
+      Classes, int32 `[rows]`, of several labels `[rows, labels]`; for
+      regression the numbers, float64.
     """
     columns = self.columns
+    cells = {
+      label: columns.label_cells(table, label) for label in columns.labels
+    }
     if columns.task == 'regression':
-      table.complete(columns.label)
-      return columns.numbers(table, columns.label)
-    of_each = [
-      c.label_words(table).positions(c.label, self.classes, _AS_TRAINED)
-      for c in columns.by_label()
-    ]
-    if columns.task == table_columns.MULTILABEL:
-      return np.stack(of_each, axis=1)
-    return of_each[0]
+      return cells[columns.label].to_numpy()
+    table = table.assign(**cells)
+    of_each = [self._known(table, label, self.classes) for label in cells]
+    return np.stack(of_each, axis=1) if len(of_each) > 1 else of_each[0]
 
   def target(self, labels: np.ndarray) -> np.ndarray:
     """Returns what models learn: classes, or standardized numbers, float32."""
     if self.classes:
       return labels
-    return standardization.standardized(
-      labels, self.means[-1], self.deviations[-1]
-    )
+    return ((labels - self.means[-1]) / self.deviations[-1]).astype(np.float32)
 
   def label(self, target: np.ndarray) -> np.ndarray:
     """Returns models' predictions for regression in the label's own unit."""
     return np.asarray(target, np.float64) * self.deviations[-1] + self.means[-1]
 
 
-def fit(
-  table: csv_files.Table, columns: table_columns.Columns
-) -> TableEncoding:
-  """Returns the encoding of a table, without means and deviations."""
-  columns.check(table)
+def fit(table: pd.DataFrame, columns: Columns) -> TableEncoding:
+  """Returns the encoding of a table, without means and deviations.
+
+  Args:
+    table: Its `used_rows`.
+  """
   encoding = TableEncoding(
     columns,
     numbers=[],
@@ -231,26 +645,28 @@ def fit(
   excluded = {*columns.labels, columns.client, columns.split, *columns.drop}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
-  for column, cells in table.cells.items():
-    if column in excluded:
-      continue
+  for column in table.columns.difference([*excluded], sort=False):
+    cells = table[column]
     if columns.is_categorical(table, column):
       words, has_others = columns.words(column, cells)
       encoding.categories[column] = words
       encoding.grouped.extend([column] * has_others)
-      is_missing = np.array([not cell for cell in cells])
+      is_missing = cells.isna()
     else:
       encoding.numbers.append(column)
-      is_missing = np.isnan(columns.numbers(table, column))
+      is_missing = columns.numbers(table, column).isna()
     if is_missing.all():
-      raise table.error(
-        f'a {column} in some row, found none; name the column in `drop_columns`'
+      raise table_files.error(
+        table,
+        f'a {column} in some row, found none; name the column in'
+        ' `drop_columns`',
       )
     if columns.missing_indicators and is_missing.any():
       encoding.indicators.append(column)
   if not encoding.numbers and not encoding.categories:
-    raise table.error(
+    raise table_files.error(
+      table,
       'a column that is an input, found none besides those that are named'
-      ' otherwise'
+      ' otherwise',
     )
   return encoding

@@ -1,14 +1,12 @@
-"""Tables of numbers and categories, from a CSV file that the user brings.
+"""Tables of numbers and categories, from a file that the user brings.
 
-The file has a heading, and may be compressed with gzip. What its columns become
-is in `table_encoding`.
+A CSV file has a heading, or not, and may be compressed with gzip; parquet is
+read as well. What its columns become is in `table_encoding`.
 
-Numbers are standardized federatedly: of each column, the clients that take part
-count and sum their training rows' values and squares, one federated sum adds
-these up (see `standardization`), and all subtract the resulting mean and divide
-by the deviation. So are the labels for regression; predictions are given in the
-labels' own unit. The test rows, and rows that come later, are transformed with
-the same numbers.
+Numbers are standardized by the training rows of the clients that take part; so
+are the labels for regression, while predictions are given in the labels' own
+unit. The test rows, and rows that come later, are transformed with the same
+numbers. (docs/production.md has the means and deviations as a federated sum.)
 """
 
 import dataclasses
@@ -19,19 +17,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from absl import logging
+import pandas as pd
+from sklearn import preprocessing
 
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import (
-  csv_files,
-  standardization,
-  table_columns,
-  table_encoding,
-)
+from tff_pfl.datasets.sources import table_encoding, table_files
 
-_PATTERNS = ('*.csv', '*.csv.gz')
 _TEST_FRACTION = 0.2
 # What the inputs of a client's rows may take, of tables of many inputs.
 _MAX_CLIENT_BYTES = 2**31
@@ -49,15 +42,12 @@ class _Inputs:
   def __call__(self, positions: np.ndarray) -> np.ndarray:
     return self._encoding.inputs(self._rows.select(positions))
 
-
-class _ManyInputs(_Inputs):
-  """The same of rows that are too wide to be read for a checksum."""
-
   @functools.cached_property
   def _digest(self) -> bytes:
     return hashlib.sha256(self._encoding.text.encode()).digest()
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
+    """Yields rows as they are before they are wide, for a checksum."""
     yield self._digest
     rows = self._rows.select(positions)
     yield rows.numbers.tobytes()
@@ -65,84 +55,68 @@ class _ManyInputs(_Inputs):
 
 
 class _EncodedTable:
-  """A table's rows and labels as an encoding has them.
-
-  Attributes:
-    keys: Whose each row is, `[rows]`; None where a rule deals them.
-    is_used: Which rows are not left out, bool `[rows]`.
-  """
+  """A table's rows and labels as an encoding has them."""
 
   def __init__(
     self,
-    table: csv_files.Table,
+    table: pd.DataFrame,
     encoding: table_encoding.TableEncoding,
     keys: Optional[np.ndarray],
-  ):
-    self._table = table
-    self.keys = keys
-    self.rows, self.labels = encoding.encode(table), encoding.labels(table)
-    self.is_used = np.ones(table.num_rows, bool)
-    is_known = np.ones(table.num_rows, bool)
-    if encoding.classes:
-      is_known &= (self.labels.reshape(table.num_rows, -1) >= 0).all(axis=1)
-    if self.rows.domain is not None:
-      is_known &= self.rows.domain >= 0
-    self._leave_out(~is_known, 'label or domain')
-    if keys is not None:
-      self._leave_out(keys == '', 'client')
-
-  def _leave_out(self, chosen: np.ndarray, why: str) -> None:
-    self.is_used &= ~chosen
-    if chosen.any():
-      logging.warning(
-        '%s: %d of %d rows are left out for their %s.',
-        self._table.path,
-        chosen.sum(),
-        len(chosen),
-        why,
-      )
-
-  def deal(
-    self,
-    encoding: table_encoding.TableEncoding,
-    y: np.ndarray,
     *,
     test_fraction: Optional[float],
     **options: Any,
-  ) -> federated_dataset.FederatedDataset:
-    """Returns the rows' positions, or what is made of them, by client.
+  ):
+    """Encodes rows.
 
     Args:
-      y: What models learn, `[rows]`.
+      table: The rows that are used.
+      keys: Whose each row is, `[rows]`; None where a rule deals them.
       **options: Further ones of `FederatedDataset.from_arrays`.
     """
-    parts = {'': self.is_used}
-    if encoding.columns.split in self._table.cells:
+    self.rows, self.labels = encoding.encode(table), encoding.labels(table)
+    self._keys = keys
+    self._is_test = None
+    if encoding.columns.split in table:
       errors.expect(
         test_fraction is None,
         'test_fraction',
         'unset with a split column, which says what rows are tested on',
         test_fraction,
       )
-      is_test = encoding.columns.is_test(self._table)
-      parts = {'': self.is_used & ~is_test, '_test': self.is_used & is_test}
+      self._is_test = encoding.columns.is_test(table)
     elif test_fraction is None:
       test_fraction = _TEST_FRACTION
+    self._options = dict(options, test_fraction=test_fraction or 0)
+
+  def deal(
+    self,
+    encoding: table_encoding.TableEncoding,
+    y: np.ndarray,
+    transform: Optional[_Inputs] = None,
+  ) -> federated_dataset.FederatedDataset:
+    """Returns the rows' positions, or what is made of them, by client.
+
+    Args:
+      y: What models learn, `[rows]`.
+    """
+    parts = {'': slice(None)}
+    if self._is_test is not None:
+      parts = {'': ~self._is_test, '_test': self._is_test}
     fields = {
-      f'{name}{suffix}': values[is_chosen]
+      f'{name}{suffix}': values[chosen]
       for name, values in (
-        ('x', np.arange(self._table.num_rows)),
+        ('x', np.arange(len(y))),
         ('y', y),
         ('domain', self.rows.domain),
-        ('keys', self.keys),
+        ('keys', self._keys),
       )
-      for suffix, is_chosen in parts.items()
+      for suffix, chosen in parts.items()
       if values is not None
     }
     data = federated_dataset.FederatedDataset.from_arrays(
       **fields,
-      **options,
-      test_fraction=test_fraction or 0,
+      **self._options,
+      transform=transform,
       num_classes=len(encoding.classes) or None,
       domain_names=encoding.domains or None,
     )
@@ -150,69 +124,75 @@ class _EncodedTable:
     return data
 
   def deal_inputs(
-    self, encoding: table_encoding.TableEncoding, **options: Any
+    self, encoding: table_encoding.TableEncoding
   ) -> federated_dataset.FederatedDataset:
     """Returns examples by client; see `deal`."""
-    # With their option came tables so wide; others keep their runs' checksum.
-    is_wide = encoding.columns.min_category_count is not None
-    inputs = (_ManyInputs if is_wide else _Inputs)(encoding, self.rows)
     y = encoding.target(self.labels)
-    return self.deal(encoding, y, transform=inputs, **options)
+    return self.deal(encoding, y, _Inputs(encoding, self.rows))
+
+
+def _standardized(
+  encoding: table_encoding.TableEncoding, rows: _EncodedTable
+) -> table_encoding.TableEncoding:
+  """Returns the encoding with the moments of clients' training rows."""
+  values = rows.rows.numbers
+  if not encoding.classes:
+    values = np.column_stack([values, rows.labels])
+  if not values.shape[1]:
+    return encoding
+  # Dealt once to see who has which rows.
+  clients = rows.deal(encoding, rows.labels)
+  trained = [clients.train(client_id).x for client_id in clients.client_ids]
+  with np.errstate(invalid='ignore'):
+    scaler = preprocessing.StandardScaler().fit(values[np.concatenate(trained)])
+  # Of a column without any value.
+  scale = np.where(np.isfinite(scaler.scale_), scaler.scale_, 1)
+  return dataclasses.replace(
+    encoding,
+    means=np.nan_to_num(scaler.mean_).tolist(),
+    deviations=scale.tolist(),
+  )
 
 
 def to_clients(
-  table: csv_files.Table,
-  columns: table_columns.Columns,
+  table: pd.DataFrame,
+  columns: table_encoding.Columns,
   num_clients: int,
   partition: partitioning.Partitioner,
   seed: int,
-  *,
-  name: str,
-  test_fraction: Optional[float],
+  **options: Any,
 ) -> federated_dataset.FederatedDataset:
   """Returns a table's rows, dealt to clients and standardized by them.
 
   Arguments and errors are those of `load_tabular`.
+
+  Args:
+    **options: `test_fraction`, and `name` of the data set.
   """
-  table = columns.with_names(table)
+  columns.check(table)
+  is_natural = isinstance(partition, natural.Natural)
+  errors.expect(
+    not is_natural or columns.client is not None,
+    'client_column',
+    f'given for the partition {partition.name}',
+    columns.client,
+  )
+  table = columns.used_rows(
+    columns.with_names(table), columns.client if is_natural else None
+  )
   encoding = table_encoding.fit(table, columns)
   keys = None
-  options: dict[str, Any] = dict(
-    test_fraction=test_fraction, name=name, seed=seed
-  )
-  if isinstance(partition, natural.Natural):
-    errors.expect(
-      columns.client is not None,
-      'client_column',
-      f'given for the partition {partition.name}',
-      None,
-    )
-    keys = np.array(columns.owned(table, columns.client))
+  if is_natural:
+    owners = columns.owners(table, columns.client)
+    kind = f'different {columns.client}'
+    chosen = natural.choose_clients(np.unique(owners), num_clients, kind, seed)
+    table = table[owners.isin(chosen)]
+    keys = columns.owners(table, columns.client).to_numpy(str)
   else:
     options.update(num_clients=num_clients, partition=partition)
-  rows = _EncodedTable(table, encoding, keys)
-  if keys is not None:
-    chosen = natural.choose_clients(
-      np.unique(keys[rows.is_used]),
-      num_clients,
-      f'different {columns.client}',
-      seed,
-    )
-    rows.is_used &= np.isin(keys, chosen)
-  # Once to see who has which rows, and once with the inputs that these give.
-  clients = rows.deal(encoding, rows.labels, **options)
-  values = rows.rows.numbers
-  if not encoding.classes:
-    values = np.column_stack([values, rows.labels])
-  means, deviations = standardization.federated_moments(
-    [values[clients.train(c).x] for c in clients.client_ids]
-  )
-  encoding = dataclasses.replace(
-    encoding, means=means.tolist(), deviations=deviations.tolist()
-  )
-  data = rows.deal_inputs(encoding, **options)
-  if columns.min_category_count is not None:
-    _check_size(data)
+  rows = _EncodedTable(table, encoding, keys, seed=seed, **options)
+  data = rows.deal_inputs(_standardized(encoding, rows))
+  _check_size(data)
   return data
 
 
@@ -246,7 +226,7 @@ def load_new_clients(
 
   Args:
     encoding: That of the training.
-    path: A CSV file with the training's columns.
+    path: A table with the training's columns.
     seed: Decides the test rows.
     test_fraction: See `load_tabular`.
 
@@ -255,15 +235,20 @@ def load_new_clients(
       a domain or a cell that the encoding cannot take.
   """
   table = encoding.read(path, with_labels=True)
-  keys = np.full(table.num_rows, 'client')
-  if encoding.columns.client in table.cells:
-    keys = np.array(encoding.columns.owned(table, encoding.columns.client))
-  return _EncodedTable(table, encoding, keys).deal_inputs(
+  columns = encoding.columns
+  has_clients = columns.client in table
+  table = columns.used_rows(table, columns.client if has_clients else None)
+  keys = np.full(len(table), 'client')
+  if has_clients:
+    keys = columns.owners(table, columns.client).to_numpy(str)
+  return _EncodedTable(
+    table,
     encoding,
+    keys,
     test_fraction=test_fraction,
     name=os.path.basename(path),
     seed=seed,
-  )
+  ).deal_inputs(encoding)
 
 
 def load_tabular(
@@ -279,10 +264,16 @@ def load_tabular(
   drop_columns: Sequence[str] = (),
   categorical_columns: Sequence[str] = (),
   zero_is_missing_columns: Sequence[str] = (),
-  missing_markers: Sequence[str] = csv_files.MISSING_MARKERS,
+  missing_markers: Sequence[str] = table_files.MISSING_MARKERS,
+  separator: Optional[str] = None,
+  decimal: str = '.',
+  thousands: Optional[str] = None,
+  charset: Optional[str] = None,
+  header: str = 'auto',
   task: str = 'classification',
   label_above: Optional[float] = None,
   label_values: Sequence[str] = (),
+  missing_label: str = 'error',
   domain_bounds: Sequence[int] = (),
   missing_domain: str = 'error',
   missing_indicators: bool = False,
@@ -294,8 +285,8 @@ def load_tabular(
   Args:
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
-    data_dir: The CSV file, its folder if that holds no other, or the parent of
-      its folder `tabular`.
+    data_dir: The file (.csv, .tsv, either with .gz, or .parquet), its folder
+      if that holds no other, or the parent of its folder `tabular`.
     label_column: The column of labels: words or whole numbers, which are
       classes in their sorted order, unless `task`, `label_above` or
       `label_values` says otherwise. For multilabel several, separated by
@@ -310,6 +301,15 @@ def load_tabular(
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
       value.
     missing_markers: What stands for a missing value, besides an empty cell.
+    separator: What separates cells; None for the one of comma, semicolon, tab
+      and bar that the first line has most often.
+    decimal: What numbers have before their fraction, '.' or ','.
+    thousands: What stands between groups of three digits; None for nothing.
+    charset: The character set; None for UTF-8, UTF-16 with its mark, or else
+      Windows-1252, with a warning.
+    header: 'first' for a first line with the columns' names; 'none' for
+      columns called 0, 1, …; 'auto' for the first, and an error where that
+      line has numbers as the rows have.
     task: 'classification'; 'multilabel' for several labels, each of the same
       two classes, the second of which says that the label applies; or
       'regression' for labels that are numbers to be predicted: these are
@@ -321,6 +321,8 @@ def load_tabular(
       order, or WORD:CLASS to rename words or give several the same class (in
       the order of the classes where these are numbers). Rows of other labels,
       and without one, are left out.
+    missing_label: What happens to rows without a label: 'error', or 'drop'
+      leaves them out.
     domain_bounds: Ascending numbers that divide the domain column's numbers
       into groups; a bound belongs to the group above it. Empty where every
       value is a domain of its own.
@@ -339,9 +341,12 @@ def load_tabular(
     Dataset with `x` float32 `[inputs]` and `y` int32, for multilabel
     `[labels]`, for regression float32, and with its `encoding`.
   """
-  files.expect_given(data_dir, 'a CSV file, or a folder that holds one')
-  path = files.find_file('tabular', data_dir, _PATTERNS)
-  columns = table_columns.Columns(
+  files.expect_given(data_dir, 'a table, or a folder that holds one')
+  path = files.find_file('tabular', data_dir, table_files.PATTERNS)
+  form = table_files.Format(
+    separator, decimal, thousands, charset, header, missing_markers
+  )
+  columns = table_encoding.Columns(
     label=label_column,
     domain=domain_column,
     client=client_column,
@@ -349,17 +354,18 @@ def load_tabular(
     drop=drop_columns,
     categorical=categorical_columns,
     zero_is_missing=zero_is_missing_columns,
-    missing_markers=missing_markers,
     task=task,
     label_above=label_above,
     label_values=label_values,
+    missing_label=missing_label,
     domain_bounds=domain_bounds,
     missing_domain=missing_domain,
     missing_indicators=missing_indicators,
     min_category_count=min_category_count,
+    form=form,
   )
   return to_clients(
-    csv_files.read_table(path, missing_markers),
+    table_files.read_table(path, form),
     columns,
     num_clients,
     partition,
