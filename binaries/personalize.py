@@ -10,10 +10,11 @@ with domains `domain` `[n]` (in the order of the run's domains); of a run on a
 table from a CSV file with its columns (`--clients_csv`); or from a data set by
 name (`--dataset` and its flags, `--partition`, `--num_clients`, `--seed`; with
 those of the run, its own clients as if they were new). Each is divided into
-training and test examples. Methods with local weights fit those
-with the global ones frozen; others fine-tune: as the method does by itself
-(Per-FedAvg: full-batch steps of its inner learning rate) or, by default, all
-weights, with the `--fine_tune` flags in both cases.
+training and test examples, unless the .npz file has test examples (`x_test` and
+so on). Methods with local weights fit those with the global ones frozen; others
+fine-tune: as the method does by itself (Per-FedAvg: full-batch steps of its
+inner learning rate) or, by default, all weights, with the `--fine_tune` flags
+in both cases.
 
 With `--ensemble` the table also has the model given to new clients that cannot
 train: the mean prediction of the personal models of the run's own clients.
@@ -33,8 +34,7 @@ from absl import flags
 from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import tabular
+from tff_pfl.datasets.sources import npz_file, tabular
 from tff_pfl.simulation import client_population, new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
 
@@ -136,20 +136,20 @@ def _load_clients(run):
       seed=run.config.seed,
       test_fraction=_TEST_FRACTION.value,
     )
-  arrays = files.read_npz(_CLIENTS_NPZ.value)
-  errors.expect(
-    {'x', 'y'} <= set(arrays),
-    '--clients_npz',
-    'a file with arrays x and y (and client)',
-    f'arrays {", ".join(arrays) or "none"} in {_CLIENTS_NPZ.value}',
-  )
-  # Without keys all examples are one client's.
-  keys = arrays.get('client', np.full(np.shape(arrays['y'])[:1], 'client'))
+  arrays = npz_file.read(_CLIENTS_NPZ.value, '--clients_npz')
+  if 'x_test' in arrays and _TEST_FRACTION.value is not None:
+    raise ValueError(
+      'Expected no --test_fraction where --clients_npz has test examples.'
+    )
+  if not {'client', 'client_test'} & set(arrays):
+    # All examples are one client's.
+    for name in {'y', 'y_test'} & set(arrays):
+      count = np.shape(arrays[name])[:1]
+      arrays[name.replace('y', 'client')] = np.full(count, 'client')
   return datasets.FederatedDataset.from_arrays(
-    arrays['x'],
-    arrays['y'],
-    keys=keys,
-    domain=arrays.get('domain'),
+    keys=arrays.pop('client', None),
+    keys_test=arrays.pop('client_test', None),
+    **arrays,
     domain_names=run.data.domain_names if 'domain' in arrays else None,
     test_fraction=0.2 if _TEST_FRACTION.value is None else _TEST_FRACTION.value,
     num_classes=run.data.num_classes,

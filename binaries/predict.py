@@ -11,7 +11,8 @@ The input of a run on a table is a table, too (.csv, .tsv, either with .gz, or
 there. Without --client, every row
 is for the model of the client that the client column names. For other runs it
 is an .npz file with an array `x` `[n, ...]`, scaled as the run's data, and,
-where these have domains, `domain` `[n]`, integers in the order of its domains.
+where these have domains, `domain` `[n]`, integers in the order of its domains;
+others that the data set npz has, such as `y`, are left aside.
 
 The output, by its ending, is a .csv with a row an example (prediction and, for
 classifiers, probabilities) or an .npz with arrays `prediction` and
@@ -29,8 +30,8 @@ from absl import flags
 from binaries import output_flags, program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import array_checks, files
-from tff_pfl.datasets.sources import table_files
+from tff_pfl.datasets import array_checks
+from tff_pfl.datasets.sources import npz_file, table_files
 from tff_pfl.models import prediction
 from tff_pfl.simulation import new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
@@ -67,13 +68,7 @@ flags.adopt_module_key_flags(program)
 
 def _read_examples(path):
   """`(x, domain)`; domain is None where the file has none."""
-  arrays = files.read_npz(path)
-  errors.expect(
-    'x' in arrays,
-    '--input',
-    'an .npz file with an array x',
-    f'arrays {", ".join(arrays) or "none"} in {path}',
-  )
+  arrays = npz_file.read(path, '--input', ('x',))
   return array_checks.check_inputs(arrays['x'], 'x'), arrays.get('domain')
 
 

@@ -87,6 +87,32 @@ def test_several_labels_are_predicted_each(programs):
     assert row[f'prediction_{label}'] == str(int(is_likely))
 
 
+def test_clients_of_files_of_ones_own_train(programs):
+  users = {
+    user: {'x': [[i / 60] * 60 for i in range(20)], 'y': [0, 1] * 10}
+    for user in 'abc'
+  }
+  for part in ('train', 'test'):
+    (programs.directory / part).mkdir()
+    content = {'users': [*users], 'num_samples': [20] * 3, 'user_data': users}
+    path = programs.directory / part / 'all_data.json'
+    path.write_text(json.dumps(content))
+  flags = ('--dataset=leaf', '--data_dir=.', '--num_clients=3', *_FLAGS[3:4])
+  programs.succeed('train', *flags, *_FLAGS[5:], '--dataset_image_shape=10,6,1')
+  summary = json.loads(
+    (programs.directory / 'run' / 'summary.json').read_text()
+  )
+  assert (summary['dataset'], summary['num_clients']) == ('leaf', 3)
+  error = programs.fail(
+    'train',
+    *flags,
+    *_FLAGS[5:-1],
+    '--output_dir=x',
+    '--dataset_image_shape=7,7',
+  )
+  assert '--dataset_image_shape to be of as many numbers' in error
+
+
 def test_a_column_that_is_not_there_is_one_line(programs, table):
   error = programs.fail('train', *_FLAGS, '--dataset_label_column=dead')
   assert '--dataset_label_column' in error

@@ -212,7 +212,7 @@ def test_new_clients_may_come_from_a_dataset_by_name(runs, programs):
 
 def test_file_without_keys_is_one_client(runs, programs):
   x, y = _new_examples(20)
-  np.savez(programs.directory / 'one.npz', x=x, y=y)
+  np.savez(programs.directory / 'one.npz', x=x, y=y, x_test=x[:3], y_test=y[:3])
   programs.succeed(
     'personalize',
     f'--run_dir={runs / "fed_rep"}',
@@ -221,7 +221,7 @@ def test_file_without_keys_is_one_client(runs, programs):
     '--output_dir=out',
   )
   (row,) = _read_csv(programs.directory / 'out' / 'new_clients.csv')
-  assert row['client'] == 'client'
+  assert (row['client'], row['num_test_examples']) == ('client', '3')
 
 
 _X, _Y = _new_examples(20)
@@ -235,9 +235,18 @@ _X, _Y = _new_examples(20)
     ({'y': _Y[:-1]}, 'as long as `x` (20 examples), found 19'),
     ({'client': np.repeat('a', 7)}, '7'),
     ({'x': _X[:, :7]}, '(7, 8, 1)'),
-    ({'y': None}, 'a file with arrays x and y'),
+    ({'y': None}, '--clients_npz to be an .npz file with arrays x and y'),
+    ({'client_id': _Y}, 'x_test, y_test, client_test, domain_test only, found'),
   ],
-  ids=['nan', 'label', 'lengths', 'length_of_keys', 'shape', 'no_labels'],
+  ids=[
+    'nan',
+    'label',
+    'lengths',
+    'length_of_keys',
+    'shape',
+    'no_labels',
+    'name',
+  ],
 )
 def test_wrong_examples_of_new_clients_are_one_line(
   arrays, words, runs, programs
@@ -390,7 +399,8 @@ def test_output_that_cannot_be_written_is_one_line_before_the_work(
     ({'x': _X}, ['--client=nobody'], 'client_0 to client_5'),
     ({'x': _X}, ['--client=x', '--personal_models=.'], 'a client with a model'),
     ({'x': _X[:, :7]}, [], 'examples of shape (8, 8, 1), found'),
-    ({'z': _X}, [], 'an array x'),
+    ({'z': _X}, [], '--input to be an .npz file with arrays x, found'),
+    ({'x': _X, 'z': _X}, [], "only, found 'z in x.npz'"),
     ({'x': _X}, ['--output=out.txt'], 'a .csv or .npz file'),
     ({'x': _X}, ['--output=missing/out.csv'], 'Cannot write missing/out.csv'),
   ],

@@ -108,7 +108,11 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
   [
     ('imagenet', None, 'one of digits, mnist, .*found .imagenet.'),
     ('shakespeare', None, 'one of digits, .*found .shakespeare.'),
-    ('synthetic', None, 'one of digits, .*digits5, fairface, found'),
+    (
+      'synthetic',
+      None,
+      'one of digits, .*fairface, npz, leaf, .*image_folder, found',
+    ),
     ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
     ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
   ],

@@ -176,7 +176,9 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
     summary = report.write_report(store, _process(False), data)
   summary['privacy'] = {'epsilon': 2.5, 'delta': 0.01}
   summary['num_scored_clients'] = 2
-  *_, scored, told, scores, majority = report.summary_table([summary]).splitlines()
+  *_, scored, told, scores, majority = report.summary_table(
+    [summary]
+  ).splitlines()
   assert 'mean over 2 of 3 clients' in scored
   assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
   assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores

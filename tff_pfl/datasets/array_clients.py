@@ -12,6 +12,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import partitioning
+from tff_pfl.datasets.partitioning import natural
 
 
 def clients_of(
@@ -52,7 +53,11 @@ def clients_of(
       parts.train_indices, pool.y, test_fraction, seed, pool.domain
     )
     pool = dataclasses.replace(
-      pool, x_test=pool.x, y_test=pool.y, domain_test=pool.domain
+      pool,
+      x_test=pool.x,
+      y_test=pool.y,
+      domain_test=pool.domain,
+      client_test=pool.client,
     )
   _warn_of_gaps(pool, parts, name)
   sample = tree.map_structure(lambda array: array[:1], pool.x)
@@ -105,6 +110,14 @@ def _divide(
       'partition',
       'a partitioner or its specification such as shards:2',
     )
+    if isinstance(rule, natural.Natural):
+      return natural.own_clients(pool, num_clients, seed)
+    if pool.client is not None:
+      logging.warning(
+        'The clients that the examples name are left aside, as %s deals the'
+        ' examples; the partition natural keeps them.',
+        rule.spec,
+      )
     parts = rule.partition(pool, num_clients, seed)
     return parts, partitioning.numbered_client_ids(num_clients)
   errors.expect(

@@ -19,6 +19,8 @@ from tff_pfl.datasets import examples as examples_lib
 _EXAMPLES_AT_ONCE = 1024
 # A deviation that rounding may leave of 0.
 _CONSTANT = 1e-6
+# Fields of the training examples, one entry for each.
+_OF_EACH = ('x', 'y', 'domain', 'client')
 
 
 class _Normalization(NamedTuple):
@@ -44,14 +46,18 @@ class Arrays(partitioning.Pool):
     name: What the data set is called.
     transform: What makes float32 inputs of `[k, ...]` compact ones, which `x`
       and `x_test` are, such as uint8; None where these are what they should be.
+    num_overlapping: See `examples.ExampleSource`; only with test examples.
   """
 
   name: str
   transform: Optional[examples_lib.Transform] = None
+  num_overlapping: int = 0
 
   def __post_init__(self):
     for name, value in array_checks.checked_fields(self).items():
       object.__setattr__(self, name, value)
+    if self.client is not None or self.client_test is not None:
+      partitioning.by_key(self, self.client, self.client_test, 'client')
 
   def of_classes(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
@@ -74,7 +80,8 @@ class Arrays(partitioning.Pool):
     chosen = {}
     for suffix in ('', '_test'):
       is_chosen = np.isin(getattr(self, f'y{suffix}'), classes)
-      for name in (f'x{suffix}', f'y{suffix}', f'domain{suffix}'):
+      for field in _OF_EACH:
+        name = f'{field}{suffix}'
         if getattr(self, name) is not None:
           chosen[name] = getattr(self, name)[is_chosen]
     return dataclasses.replace(self, **chosen)
@@ -130,11 +137,18 @@ class Arrays(partitioning.Pool):
         its test set, stratified by domain and class. None to divide training
         and test examples each by themselves.
     """
-    pool, options = self, {}
+    pool, options = self, {'num_overlapping': self.num_overlapping}
     if test_fraction is not None:
+      errors.expect(
+        not self.num_overlapping,
+        'test_fraction',
+        f'unset for {self.name!r}, whose training and test examples would'
+        ' overlap',
+        test_fraction,
+      )
       both = {
         name: np.concatenate([part for part in parts if part is not None])
-        for name in ('x', 'y', 'domain')
+        for name in _OF_EACH
         if (parts := (getattr(self, name), getattr(self, f'{name}_test')))
         and parts[0] is not None
       }

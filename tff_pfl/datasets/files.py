@@ -7,8 +7,8 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -201,9 +201,15 @@ def read_bytes(path: str) -> bytes:
     raise unreadable_error(path, error) from None
 
 
+def _parse_array(content: bytes) -> np.ndarray:
+  return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+
+
 def read_npz(
-  path: str, keys: Optional[Sequence[str]] = None
-) -> dict[str, np.ndarray]:
+  path: str,
+  keys: Optional[Sequence[str]] = None,
+  parse: Callable[[bytes], Any] = _parse_array,
+) -> dict[str, Any]:
   """Returns arrays of an .npz file by name.
 
   Threads may do so side by side, as decompressing releases Python's lock.
@@ -211,6 +217,7 @@ def read_npz(
   Args:
     keys: The arrays' names, in the order wanted; others in the file are not
       read. None for all.
+    parse: From an .npy file's content to what is returned for it.
   """
   try:
     with zipfile.ZipFile(path) as archive:
@@ -228,10 +235,7 @@ def read_npz(
       _check_unpacked(path, sum(members[key].file_size for key in keys))
       contents = {key: _read_member(archive, members[key]) for key in keys}
     with _parsing:
-      return {
-        key: np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-        for key, content in contents.items()
-      }
+      return {key: parse(content) for key, content in contents.items()}
   except FileError:
     raise
   except OSError as error:

@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
+from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import (
   cifar,
   digits,
@@ -17,12 +18,17 @@ from tff_pfl.datasets.sources import (
   fairface,
   femnist,
   heart_disease,
+  image_folder,
+  leaf,
   mnist,
+  npz_file,
+  pfllib,
   sentiment,
   shakespeare,
   stackoverflow,
   synthetic,
   tabular,
+  tff_hdf5,
 )
 
 # What loaders take by keyword that is not one data set's own.
@@ -36,9 +42,10 @@ class DatasetEntry:
   Attributes:
     description: One line for `--help`.
     loader: Returns all examples, as `Arrays`, which any rule can divide among
-      clients. Of data that come by client it is called with `num_clients` and
-      `partition`, and `seed`, and returns the clients. It takes `data_dir` if
-      it reads files; other keyword arguments are the data set's own.
+      clients; natural those that say whose they are. Of data that come by
+      client it is called with `num_clients` and `partition`, and `seed`, and
+      returns the clients. It takes `data_dir` if it reads files; other keyword
+      arguments are the data set's own.
   """
 
   description: str
@@ -127,6 +134,32 @@ DATASETS: dict[str, DatasetEntry] = {
     ' four processed.*.data',
     heart_disease.load_heart_disease,
   ),
+  'npz': DatasetEntry(
+    'any .npz file of arrays x and y and, where there are such, client (then'
+    ' partition natural or any other), domain, and the same of test examples,'
+    ' x_test and so on',
+    npz_file.load_npz,
+  ),
+  'leaf': DatasetEntry(
+    "LEAF's .json files of users (partition natural or any other), of numbers"
+    ' or of texts like those of shakespeare',
+    leaf.load_leaf,
+  ),
+  'pfllib': DatasetEntry(
+    "PFLlib's folder of train/0.npz, test/0.npz and so on, one per client"
+    ' (partition natural or any other)',
+    pfllib.load_pfllib,
+  ),
+  'tff_hdf5': DatasetEntry(
+    "TensorFlow Federated's .h5 files of numbers by client, such as those of"
+    ' fed_emnist (partition natural or any other)',
+    tff_hdf5.load_tff_hdf5,
+  ),
+  'image_folder': DatasetEntry(
+    'any images in folders CLIENT/CLASS, these themselves or in train/ and'
+    ' test/ (partition natural or any other)',
+    image_folder.load_image_folder,
+  ),
   'synthetic': DatasetEntry(
     'generated 28x28 prototypes of 10 classes plus noise, for any number of'
     ' clients',
@@ -152,7 +185,8 @@ def load_dataset(
   Args:
     name: A key of `DATASETS`.
     partition: A partitioner or its specification; `'natural'` for datasets
-      whose clients are given, of which `num_clients` are drawn at random.
+      that say whose the examples are, of which clients `num_clients` are
+      drawn at random.
     data_dir: Folder to read from, only for datasets that take one (or the file,
       for datasets of one file); None for what the dataset does by itself.
     seed: Decides the partition or the choice of clients, non-negative.
@@ -161,13 +195,13 @@ def load_dataset(
     test_fraction: Fraction of a client's examples in its test set, in [0, 1),
       stratified by domain and class, after the training and test examples that
       the data set comes with have been pooled and divided among the clients.
-      None to keep these two apart. Of data sets whose examples come by client,
-      only those that come without test examples take it, with a default of
-      their own.
+      None to keep these two apart, or for 0.2 where there is no test set. Of
+      data sets whose examples come by client, only those that come without test
+      examples take it, with a default of their own.
     normalize: Whether images have mean 0 and deviation 1 in each channel over
       the training examples that the data set comes with, of all classes, and
       other inputs in each column; of data sets whose examples do not come by
-      client.
+      client, with any partition but natural.
     **arguments: The data set's own, see its loader.
 
   Raises:
@@ -214,6 +248,12 @@ def load_dataset(
   else:
     arrays = entry.loader(**arguments)
     if normalize:
+      errors.expect(
+        not isinstance(partition, natural.Natural),
+        'normalize',
+        'false with the partition natural, as nobody has all examples',
+        normalize,
+      )
       arrays = arrays.normalized()
     if classes is not None:
       arrays = arrays.of_classes(classes)

@@ -62,7 +62,7 @@ def test_fewer_writers_are_a_seeded_choice(tmp_path):
     _load(5, data_dir=data_dir, seed=seed).client_ids for seed in (0, 1, 0)
   ]
   assert chosen[0] == chosen[2] != chosen[1]
-  with pytest.raises(ValueError, match='at most 15, the number of writers'):
+  with pytest.raises(ValueError, match='at most 15, the number of clients'):
     _load(16, data_dir=data_dir)
   # Writers may have names, and a file with letters has all classes.
   names = np.repeat(['f_b', 'f_a'], 30)

@@ -39,6 +39,9 @@ class Pool:
     domain_names: What the domains are called; given with `domain`.
     x: Inputs of the training examples, `[n, ...]`, which no rule looks at.
     x_test: Inputs of the test examples, `[m, ...]`.
+    client: Whose the training examples are, integers or strings `[n]`, for the
+      partition natural; None where the data do not say.
+    client_test: Whose the test examples are, `[m]`.
   """
 
   y: np.ndarray
@@ -49,6 +52,8 @@ class Pool:
   domain_names: Optional[Sequence[str]] = None
   x: Optional[np.ndarray] = None
   x_test: Optional[np.ndarray] = None
+  client: Optional[np.ndarray] = None
+  client_test: Optional[np.ndarray] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Clients that the data name themselves: writers, speaking roles, users.
 
-The data sets that have such clients follow the rule themselves, with the
-functions here.
+Examples that say whose they are follow the rule with `own_clients`, data sets
+that are read client by client with the other functions here.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tff_pfl.datasets.partitioning import base, dealing
 
 @dataclasses.dataclass(frozen=True)
 class Natural(base.Partitioner):
-  """The data's own clients; as a rule, it cannot deal pooled examples."""
+  """The data's own clients; it cannot deal examples that have none."""
 
   name: ClassVar[str] = 'natural'
   summary: ClassVar[str] = (
@@ -28,12 +28,8 @@ class Natural(base.Partitioner):
   def partition(
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
-    """Raises `ValueError`: pooled examples do not say whose they are."""
-    raise ValueError(
-      'Expected `partition` to be a rule that deals pooled examples, such as'
-      f' shards:2 or iid, found {self.spec!r}; pass one key per example as'
-      ' `keys` to `FederatedDataset.from_arrays` for clients of your own.'
-    )
+    """Gives examples to their own clients, without these; see `own_clients`."""
+    return own_clients(pool, num_clients, seed)[0]
 
 
 def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
@@ -79,14 +75,38 @@ def _as_keys(keys: Any) -> np.ndarray:
   return array
 
 
+def own_clients(
+  pool: base.Pool, num_clients: int, seed: int
+) -> tuple[base.Partition, list[str]]:
+  """Returns what some of the clients hold that examples name, and their ids.
+
+  Args:
+    num_clients: So many are drawn, at most as many as there are.
+
+  Raises:
+    ValueError: The examples do not say whose they are.
+  """
+  if pool.client is None:
+    raise ValueError(
+      'Expected `partition` to be a rule that deals pooled examples, such as'
+      f' shards:2 or iid, found {Natural.name!r}; pass one key per example as'
+      ' `keys` to `FederatedDataset.from_arrays` for clients of your own.'
+    )
+  parts, ids = by_key(pool, pool.client, pool.client_test, 'client')
+  chosen = choose_clients(range(len(ids)), num_clients, 'clients', seed)
+  parts = base.Partition(*([part[i] for i in chosen] for part in parts))
+  return parts, [ids[i] for i in chosen]
+
+
 def by_key(
-  pool: base.Pool, keys: Any, keys_test: Any = None
+  pool: base.Pool, keys: Any, keys_test: Any = None, name: str = 'keys'
 ) -> tuple[base.Partition, list[str]]:
   """Gives every example to the client of its key; nothing is random.
 
   Args:
     keys: Integers or strings, one per training example.
     keys_test: Keys of the test examples, of the same kind; None without any.
+    name: What messages call the keys.
 
   Returns:
     The partition, where each client keeps the order of the data, and the
@@ -95,22 +115,22 @@ def by_key(
   train, test = (
     np.asarray([]) if k is None else _as_keys(k) for k in (keys, keys_test)
   )
-  for name, part, y in (
-    ('keys', train, pool.y),
-    ('keys_test', test, pool.y_test),
+  for key, part, y in (
+    (name, train, pool.y),
+    (f'{name}_test', test, pool.y_test),
   ):
     count = 0 if y is None else len(y)
     errors.expect(
       part.shape == (count,) and (part.dtype.kind in 'iuUS' or not count),
-      name,
+      key,
       f'{count} integers or strings, one per example',
       f'{part.dtype} of shape {part.shape}',
     )
   if len(test):
     errors.expect(
       (train.dtype.kind in 'iu') == (test.dtype.kind in 'iu'),
-      'keys_test',
-      f'of the kind of `keys` ({train.dtype})',
+      f'{name}_test',
+      f'of the kind of `{name}` ({train.dtype})',
       test.dtype,
     )
     train = np.concatenate([train, test])

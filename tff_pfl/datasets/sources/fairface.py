@@ -14,19 +14,14 @@ The user brings the published files: `fairface_label_train.csv` and
 service_test, and the images that they name, `train/1.jpg` and so on, beside
 them.
 
-An image is decoded, brought to the size wanted and kept as uint8 when a client
-that has it is first asked for, so that the memory used grows with the images
-that clients really have, up to 3 * size^2 bytes for each of all: 1.2 GB at
-64x64, 15 GB at 224x224. Decoding takes a few milliseconds an image and core.
+Images are decoded when a client that has them is first asked for (see
+`images.LazyImages`); all of them take 1.2 GB at 64x64 and 15 GB at 224x224.
 """
 
-import concurrent.futures
 import os
-from collections.abc import Iterator, Sequence
 from typing import Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
@@ -76,47 +71,6 @@ def _read_labels(
   return paths, y, table_files.known_positions(table, 'race', RACES)
 
 
-class LazyImages:
-  """Images that are decoded when they are first asked for, and then kept."""
-
-  def __init__(self, paths: Sequence[str], size: int):
-    """Decodes none yet of the JPEG files, to be brought to `size` pixels."""
-    self._paths = paths
-    # Memory that was never written to takes no place.
-    self._images = np.zeros((len(paths), size, size, 3), np.uint8)
-    self._is_decoded = np.zeros(len(paths), bool)
-
-  def __call__(self, positions: np.ndarray) -> np.ndarray:
-    """Returns images `[k, size, size, 3]`, float32 in [0, 1], by position.
-
-    Raises:
-      ValueError: A file is no image; the message names it.
-    """
-    missing = np.unique(positions[~self._is_decoded[positions]])
-    if len(missing):
-      # Decoding releases Python's lock.
-      with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(self._decode, missing):
-          pass
-    return images.to_unit_interval(self._images[positions])
-
-  def content(self, positions: np.ndarray) -> Iterator[bytes]:
-    """Yields the bytes of images' files; see `examples.ArraySource`."""
-    for position in positions:
-      yield files.read_bytes(self._paths[position])
-
-  def _decode(self, position: int) -> None:
-    path = self._paths[position]
-    size = self._images.shape[1]
-    try:
-      image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
-    except tf.errors.OpError:
-      raise files.file_error(path, 'a JPEG image', 'a damaged file') from None
-    self._images[position] = images.resize(image, size)
-    # After the image, so that other threads never find half of one.
-    self._is_decoded[position] = True
-
-
 def load_fairface(
   data_dir: Optional[str] = None,
   *,
@@ -153,7 +107,7 @@ def load_fairface(
     x_test=x_test,
     y_test=y_test,
     num_classes=len(LABELS[label]),
-    transform=LazyImages(paths + paths_test, image_size),
+    transform=images.LazyImages(paths + paths_test, image_size),
     domain=race,
     domain_test=race_test,
     domain_names=RACES,

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import downloads, images
@@ -52,23 +53,15 @@ def _from_file(
   path: str, num_clients: int, partition: partitioning.Partitioner, seed: int
 ) -> federated_dataset.FederatedDataset:
   x, y, writers = _read(path)
-  num_classes = NUM_DIGITS if y.max() < NUM_DIGITS else NUM_CLASSES
-  owners = dict(num_clients=num_clients, partition=partition)
-  if isinstance(partition, natural.Natural):
-    chosen = np.isin(
-      writers,
-      natural.choose_clients(np.unique(writers), num_clients, _KIND, seed),
-    )
-    x, y, owners = x[chosen], y[chosen], dict(keys=writers[chosen])
-  return federated_dataset.FederatedDataset.from_arrays(
-    x,
-    y,
-    **owners,
-    num_classes=num_classes,
-    transform=_inverted,
+  arrays = arrays_lib.Arrays(
     name='femnist',
-    seed=seed,
+    x=x,
+    y=y,
+    client=writers,
+    num_classes=NUM_DIGITS if y.max() < NUM_DIGITS else NUM_CLASSES,
+    transform=_inverted,
   )
+  return arrays.to_clients(num_clients, partition, seed=seed)
 
 
 def _as_mnist(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,12 +1,25 @@
-"""Shared by data sets of images: bytes and sizes."""
+"""Shared by data sets of images: bytes, sizes, and files of images."""
+
+import concurrent.futures
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tff_pfl.datasets import files
+
+ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
   """Returns float32 in [0, 1] for bytes in [0, 255]."""
   return np.divide(x, 255, dtype=np.float32)
+
+
+def are_bytes(x: Any) -> bool:
+  """Returns whether an array has uint8 images, `[n, height, width, ...]`."""
+  return x.dtype == np.uint8 and x.ndim in (3, 4)
 
 
 def resize(x: np.ndarray, size: int) -> np.ndarray:
@@ -19,3 +32,60 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
   """
   floats = tf.image.resize(x, (size, size), antialias=True)
   return np.clip(np.round(floats), 0, 255).astype(np.uint8)
+
+
+class LazyImages:
+  """Images that are decoded when they are first asked for, and then kept.
+
+  An image is kept as bytes of the size wanted, so that the memory used grows
+  with the images that clients really have. Decoding takes a few milliseconds an
+  image and core.
+  """
+
+  def __init__(self, paths: Sequence[str], size: int, channels: int = 3):
+    """Decodes none yet.
+
+    Args:
+      paths: Files of `ENDINGS`.
+      size: Height and width in pixels to which images are brought.
+      channels: 3 for colors, 1 for grey.
+    """
+    self._paths = paths
+    # Memory that was never written to takes no place.
+    self._images = np.zeros((len(paths), size, size, channels), np.uint8)
+    self._is_decoded = np.zeros(len(paths), bool)
+
+  def __call__(self, positions: np.ndarray) -> np.ndarray:
+    """Returns images `[k, size, size, channels]`, float32 in [0, 1].
+
+    Args:
+      positions: Where their files are in `paths`, `[k]`.
+
+    Raises:
+      ValueError: A file is no image; the message names it.
+    """
+    missing = np.unique(positions[~self._is_decoded[positions]])
+    if len(missing):
+      # Decoding releases Python's lock.
+      with concurrent.futures.ThreadPoolExecutor() as pool:
+        for _ in pool.map(self._decode, missing):
+          pass
+    return to_unit_interval(self._images[positions])
+
+  def content(self, positions: np.ndarray) -> Iterator[bytes]:
+    """Yields the bytes of images' files; see `examples.ArraySource`."""
+    for position in positions:
+      yield files.read_bytes(self._paths[position])
+
+  def _decode(self, position: int) -> None:
+    path = self._paths[position]
+    _, size, _, channels = self._images.shape
+    try:
+      image = tf.io.decode_image(
+        tf.io.read_file(path), channels, expand_animations=False
+      )
+    except tf.errors.OpError:
+      raise files.file_error(path, 'an image', 'a damaged file') from None
+    self._images[position] = resize(image, size)
+    # After the image, so that other threads never find half of one.
+    self._is_decoded[position] = True

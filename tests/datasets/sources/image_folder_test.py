@@ -1,0 +1,107 @@
+"""Tests of folders of images."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.datasets import shared
+from tff_pfl import datasets
+
+_ENCODERS = {
+  'jpg': lambda image: tf.io.encode_jpeg(image, quality=100),
+  'PNG': tf.io.encode_png,
+}
+
+
+def _write(path, color, ending='PNG', channels=3):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  image = np.full((12, 10, channels), color, np.uint8)
+  path.with_suffix(f'.{ending}').write_bytes(_ENCODERS[ending](image).numpy())
+
+
+def _load(data_dir, num_clients=2, **kwargs):
+  return datasets.load_dataset(
+    'image_folder',
+    num_clients=num_clients,
+    partition='natural',
+    data_dir=str(data_dir),
+    **kwargs,
+  )
+
+
+def test_folders_are_clients_and_classes(tmp_path):
+  for i in range(8):
+    folder = tmp_path / ['zoe', 'al'][i // 4] / ['dog', 'cat'][i % 2]
+    _write(folder / f'{i}', 30 * i, ['jpg', 'PNG'][i % 2])
+  (tmp_path / 'zoe' / 'dog' / '.hidden').write_text('')
+  data = _load(tmp_path, image_size=8)
+  assert data.client_ids == ('al', 'zoe')
+  assert data.num_classes == 2
+  assert data.element_spec == shared.spec(8, 8, 3)
+  for client_id, first in (('zoe', 0), ('al', 4)):
+    train, test = data.train(client_id), data.test(client_id)
+    numbers = [
+      round(255 * value / 30)
+      for part in (train, test)
+      for value in part.x[:, 4, 4, 0].tolist()
+    ]
+    assert sorted(numbers) == list(range(first, first + 4))
+    # cat is 0 and dog 1.
+    labels = [*train.y.tolist(), *test.y.tolist()]
+    assert labels == [1 - number % 2 for number in numbers]
+  assert data.load_again().fingerprint == data.fingerprint
+
+
+def test_images_below_test_are_those_tested(tmp_path):
+  for number, path in enumerate(
+    ['train/a/10', 'train/a/9', 'train/b/9', 'test/a/9', 'test/a/10']
+  ):
+    _write(tmp_path / path / 'image', 10 * number, channels=1)
+  data = _load(tmp_path, image_size=12, channels=1)
+  assert data.element_spec == shared.spec(12, 12, 1)
+  # Numbers are sorted as numbers: 9 is class 0.
+  found = {
+    (split, client_id): sorted(
+      zip(part.y.tolist(), (255 * part.x[:, 0, 0, 0]).round().tolist())
+    )
+    for client_id in data.client_ids
+    for split, part in (
+      ('train', data.train(client_id)),
+      ('test', data.test(client_id)),
+    )
+  }
+  assert found == {
+    ('train', 'a'): [(0, 10), (1, 0)],
+    ('test', 'a'): [(0, 30), (1, 40)],
+    ('train', 'b'): [(0, 20)],
+    ('test', 'b'): [],
+  }
+
+
+@pytest.mark.parametrize(
+  'name, kwargs, match',
+  [
+    (
+      'a/x/notes.txt',
+      {},
+      r'CLIENT/CLASS/IMAGE.*notes.txt.*none of .jpg, .jpeg',
+    ),
+    ('a/x/y/image.jpg', {}, r"CLIENT/CLASS/IMAGE.*a/x/y', whose ending"),
+    ('x/image.jpg', {}, r'`data_dir` .*no file \*/\*/\* in'),
+    ('a/x/image.jpg', dict(image_size=4), '`image_size`'),
+    ('a/x/image.jpg', dict(channels=2), '`channels` to be one of 1, 3'),
+    ('a/x/image.jpg', {}, 'image.jpg` to be an image, found a damaged file'),
+  ],
+)
+def test_folders_of_another_form_are_named(tmp_path, name, kwargs, match):
+  path = tmp_path / name
+  path.parent.mkdir(parents=True)
+  path.write_text('no image')
+  with shared.one_line_error(match):
+    _load(tmp_path, 1, **kwargs)
+
+
+def test_a_file_is_no_folder(tmp_path):
+  (tmp_path / 'images.zip').write_text('')
+  with shared.one_line_error('`data_dir` to be a folder of images'):
+    _load(tmp_path / 'images.zip')

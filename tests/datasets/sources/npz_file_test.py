@@ -1,0 +1,134 @@
+"""Tests of one's own .npz files."""
+
+import numpy as np
+import pytest
+
+from tests.datasets import shared
+from tff_pfl import datasets
+
+
+def _write(tmp_path, **changes):
+  x, y = shared.arrays(40)
+  arrays = dict(x=x, y=y, client=np.repeat(['d', 'c', 'b', 'a'], 10))
+  arrays.update(changes)
+  path = tmp_path / 'mine.npz'
+  np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+  return str(path)
+
+
+def _load(path, num_clients=4, partition='natural', **kwargs):
+  return datasets.load_dataset(
+    'npz', num_clients=num_clients, partition=partition, data_dir=path, **kwargs
+  )
+
+
+def _numbers(data, split, client_id):
+  """Which examples a client has; each input tells its own number."""
+  return getattr(data, split)(client_id).x[:, 0].tolist()
+
+
+def test_clients_have_their_own_examples_and_domains(tmp_path):
+  domain = np.arange(40) % 2
+  path = _write(tmp_path, domain=domain)
+  data = _load(path)
+  assert data.client_ids == ('a', 'b', 'c', 'd')
+  assert data.domain_names == ('domain_0', 'domain_1')
+  for first, client_id in zip((30, 20, 10, 0), data.client_ids):
+    own = _numbers(data, 'train', client_id) + _numbers(data, 'test', client_id)
+    assert sorted(own) == list(range(first, first + 10))
+    train = data.train(client_id)
+    numbers = train.x[:, 0].astype(int)
+    np.testing.assert_array_equal(train.y, numbers % 3)
+    np.testing.assert_array_equal(train.domain, domain[numbers])
+    assert len(train.y) == 8
+  assert data.load_again().fingerprint == data.fingerprint
+  # Some are drawn, as ever with a seed; or they have a folder to themselves.
+  assert len(_load(str(tmp_path), 2).client_ids) == 2
+
+
+def test_test_examples_of_a_file_are_those_tested(tmp_path):
+  path = _write(
+    tmp_path,
+    client=np.repeat([2, 10], 20),
+    x_test=np.array([[100.0], [101.0], [102.0]]),
+    y_test=np.array([0, 1, 2]),
+    client_test=np.array([10, 2, 10]),
+  )
+  data = _load(path, 2)
+  assert data.client_ids == ('2', '10')
+  assert _numbers(data, 'train', '2') == list(range(20))
+  assert _numbers(data, 'test', '2') == [101]
+  assert _numbers(data, 'test', '10') == [100, 102]
+  pooled = _load(path, 2, test_fraction=0.5)
+  own = _numbers(pooled, 'train', '2') + _numbers(pooled, 'test', '2')
+  assert sorted(own) == [*range(20), 101]
+  assert len(pooled.test('2').y) == 10
+
+
+def test_any_rule_deals_examples(tmp_path):
+  data = _load(_write(tmp_path, client=None), 5, 'classes_per_client:1')
+  assert ((data.class_counts() > 0).sum(axis=1) == 1).all()
+  with_clients = _load(_write(tmp_path), 5, 'classes_per_client:1')
+  assert with_clients.fingerprint == data.fingerprint
+  some = _load(_write(tmp_path), 4, classes=[1, 2])
+  assert some.class_counts()[:, 0].tolist() == [0] * 4
+  assert some.class_counts()[:, 1:].all()
+
+
+def test_clients_that_a_rule_leaves_aside_are_a_warning(tmp_path, caplog):
+  _load(_write(tmp_path), 2, 'iid')
+  assert 'left aside, as iid deals the examples' in caplog.text
+
+
+@pytest.mark.parametrize('shape', [(8, 8), (8, 8, 3)])
+def test_images_of_bytes_are_scaled_unless_told_otherwise(tmp_path, shape):
+  x = np.full((40, *shape), 51, np.uint8)
+  path = _write(tmp_path, x=x)
+  data = _load(path)
+  assert data.element_spec == shared.spec(*shape)
+  np.testing.assert_allclose(data.train('a').x, 0.2)
+  assert _load(path, scale=False).train('a').x.dtype == np.uint8
+
+
+def test_floats_are_targets_and_columns_are_no_images(tmp_path):
+  x = np.arange(80, dtype=np.uint8).reshape(40, 2)
+  data = _load(_write(tmp_path, x=x, y=np.linspace(0, 1, 40)))
+  assert data.num_classes is None
+  assert data.train('a').x.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+  'changes, match',
+  [
+    ({'y': None}, r'`data_dir` .*arrays x and y, found .x, client in .*mine'),
+    (
+      {'client_id': np.arange(40), 'z': np.arange(4)},
+      r'arrays x, y, client, domain, x_test.* found .client_id, z in .*mine',
+    ),
+    ({'client': np.zeros(40)}, r'mine.npz: .*`client` to be 40 integers or st'),
+    ({'client': np.arange(4)}, r'mine.npz: .*`client` .*shape \(4,\)'),
+    ({'y': np.arange(3)}, r'mine.npz: .*`y` to be as long as `x`'),
+    ({'x_test': np.zeros((2, 1))}, r'mine.npz: .*`y_test` to be given'),
+    (
+      {'x_test': np.zeros((2, 1)), 'y_test': np.array([0, 1])},
+      r'mine.npz: .*`client_test` to be 2 integers or strings',
+    ),
+    ({'client': None, 'client_test': np.arange(2)}, '`client` to be 40 int'),
+    ({'x': np.full((40, 1), np.nan)}, r'mine.npz: .*`x` to be finite'),
+    ({'x': np.array([{}] * 40)}, r'mine.npz` to be a complete .npz file'),
+  ],
+)
+def test_files_of_another_form_are_named(tmp_path, changes, match):
+  with shared.one_line_error(match):
+    _load(_write(tmp_path, **changes))
+
+
+def test_impossible_partitions_are_one_line_errors(tmp_path):
+  with shared.one_line_error('at most 4, the number of clients'):
+    _load(_write(tmp_path), 5)
+  with shared.one_line_error('deals pooled examples'):
+    _load(_write(tmp_path, client=None))
+  with shared.one_line_error('`normalize` to be false with the partition nat'):
+    _load(_write(tmp_path), normalize=True)
+  with shared.one_line_error('`data_dir` to be an .npz file'):
+    _load(None)

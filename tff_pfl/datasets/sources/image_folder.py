@@ -1,0 +1,56 @@
+"""Folders of images: `client/class/image.jpg`, or below `train` and `test`.
+
+Images are decoded when a client that has them is first asked for; see
+`images.LazyImages`.
+"""
+
+import os
+from typing import Optional
+
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets.sources import images, own_files
+
+_CONTENTS = (
+  'a folder of images CLIENT/CLASS/IMAGE, itself or in train/ and test/'
+)
+
+
+def load_image_folder(
+  data_dir: Optional[str] = None, *, image_size: int = 64, channels: int = 3
+) -> arrays_lib.Arrays:
+  """Returns images, whose `x` are positions that its transform decodes.
+
+  Args:
+    data_dir: Folder of the clients' folders, each with a folder for each
+      class, numbered in sorted order; or folder with `train` and `test`, each
+      of that form.
+    image_size: Height and width in pixels to which all images are resized, at
+      least 8.
+    channels: 3 for colors, 1 for grey.
+  """
+  errors.expect_int('image_size', image_size, 8)
+  errors.expect_one_of('channels', channels, (1, 3))
+  parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
+  paths = [path for part in parts for path in part]
+  for path in paths:
+    if not path.lower().endswith(images.ENDINGS):
+      raise ValueError(
+        f'Expected `data_dir` to be {_CONTENTS}, found {path!r}, whose ending'
+        f' is none of {", ".join(images.ENDINGS)}.'
+      )
+  clients, classes = zip(*(path.split(os.sep)[-3:-1] for path in paths))
+  if all(name.isdecimal() for name in classes):
+    classes = [int(name) for name in classes]
+  _, y = np.unique(classes, return_inverse=True)
+  return own_files.to_arrays(
+    data_dir,
+    [len(part) for part in parts],
+    np.arange(len(paths), dtype=np.int32),
+    y,
+    np.array(clients),
+    name='image_folder',
+    transform=images.LazyImages(paths, image_size, channels),
+  )

@@ -1,0 +1,130 @@
+"""Shared by the forms of files that users have: folders, clients, errors."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import files
+
+
+class ClientExamples(NamedTuple):
+  """Examples of one client.
+
+  Attributes:
+    path: Their file, for messages.
+    client: Whose they are; numbers sort as numbers.
+    x: Inputs `[n, ...]`.
+    y: Labels `[n]`, numbers or words.
+  """
+
+  path: str
+  client: Union[str, int]
+  x: np.ndarray
+  y: np.ndarray
+
+
+def find_parts(
+  data_dir: Optional[str], pattern: str, contents: str
+) -> list[list[str]]:
+  """Returns the files of training examples, and of test examples if there are.
+
+  Args:
+    data_dir: A file, a folder of such files, or one of folders `train` and
+      `test` of them.
+    pattern: What the files are called in their folder, such as `*.json`.
+    contents: What `data_dir` has to be, in words.
+
+  Raises:
+    ValueError: A folder has no such file.
+  """
+  files.expect_given(data_dir, contents)
+  if os.path.isfile(data_dir) and os.sep not in pattern:
+    return [[data_dir]]
+  errors.expect(os.path.isdir(data_dir), 'data_dir', contents, data_dir)
+  train, test = (os.path.join(data_dir, part) for part in ('train', 'test'))
+  folders = [train] if os.path.isdir(train) else [data_dir]
+  if os.path.isdir(test):
+    folders = [train, test]
+  parts = []
+  for folder in folders:
+    parts.append(sorted(files.matching(folder, pattern)))
+    errors.expect(
+      parts[-1], 'data_dir', contents, f'no file {pattern} in {folder}'
+    )
+  return parts
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+  """Names a file or folder in errors about the arrays that come from it."""
+  try:
+    yield
+  except files.FileError:
+    raise
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from None
+
+
+def join(
+  data_dir: str, parts: Sequence[Sequence[ClientExamples]], **fields: Any
+) -> arrays_lib.Arrays:
+  """Returns all clients' examples, one after the other; see `to_arrays`.
+
+  Args:
+    parts: Training examples, and test examples if there are any.
+  """
+  every = [each for part in parts for each in part]
+  shape = every[0].x.shape[1:]
+  for path, client, x, y in every:
+    if y.ndim != 1 or x.shape != (len(y), *shape):
+      raise files.file_error(
+        path,
+        f'a file of inputs of shape {shape}, as {every[0].path} has them, with'
+        ' a label each',
+        f'inputs {x.shape} and labels {y.shape} of client {client}',
+      )
+  return to_arrays(
+    data_dir,
+    [sum(len(each.y) for each in part) for part in parts],
+    np.concatenate([each.x for each in every]),
+    np.concatenate([each.y for each in every]),
+    np.repeat([each.client for each in every], [len(each.y) for each in every]),
+    **fields,
+  )
+
+
+def to_arrays(
+  data_dir: str,
+  counts: Sequence[int],
+  x: np.ndarray,
+  y: np.ndarray,
+  client: np.ndarray,
+  **fields: Any,
+) -> arrays_lib.Arrays:
+  """Returns training examples, which come first, and test examples.
+
+  Labels that are words are numbered in sorted order; whole numbers are classes
+  as they are, and other numbers targets of regression.
+
+  Args:
+    data_dir: Where they come from, for messages.
+    counts: Number of training examples, and of test examples if there are any.
+    x: Inputs `[n, ...]`.
+    y: Labels `[n]`, numbers or words.
+    client: Whose they are, `[n]`, integers or strings.
+    **fields: Others of `Arrays`.
+  """
+  if y.dtype.kind in 'US':
+    _, y = np.unique(y, return_inverse=True)
+  elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
+    y = y.astype(np.int64)
+  for name, array in (('x', x), ('y', y), ('client', client)):
+    split = np.split(array, np.cumsum(counts)[:-1])
+    fields.update(zip((name, f'{name}_test'), split))
+  with naming(data_dir):
+    return arrays_lib.Arrays(**fields)
