@@ -10,6 +10,7 @@ that follows it as its label (Shakespeare), which are numbered as those of the
 data set shakespeare.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -99,15 +100,18 @@ def load_leaf(
     fields = dict(
       num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=x.shape[1]
     )
-  if image_shape:
-    errors.expect(
-      np.prod(image_shape) == np.prod(x.shape[1:]),
-      'image_shape',
-      f'of as many numbers as the inputs, {x.shape[1:]}',
-      tuple(image_shape),
-    )
-    parts = [
-      [each._replace(x=each.x.reshape(-1, *image_shape)) for each in part]
-      for part in parts
-    ]
-  return own_files.join(data_dir, parts, name='leaf', **fields)
+  arrays = own_files.join(data_dir, parts, name='leaf', **fields)
+  if not image_shape:
+    return arrays
+  errors.expect(
+    np.prod(image_shape) == np.prod(x.shape[1:]),
+    'image_shape',
+    f'of as many numbers as the inputs, {x.shape[1:]}',
+    tuple(image_shape),
+  )
+  images = {
+    name: flat.reshape(-1, *image_shape)
+    for name in ('x', 'x_test')
+    if (flat := getattr(arrays, name)) is not None
+  }
+  return dataclasses.replace(arrays, **images)
