@@ -4,6 +4,7 @@ import csv
 import gzip
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -142,6 +143,30 @@ def test_a_folder_with_one_file_will_do(path, tmp_path):
   with open(path, 'rb') as file:
     (folder / 'x.csv.gz').write_bytes(gzip.compress(file.read()))
   assert _load(folder.parent).fingerprint == _load(path).fingerprint
+
+
+def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
+  folder = tmp_path / 'hospitals'
+  folder.mkdir()
+  table = pd.read_csv(path, dtype=str)
+  for name, rows in table.groupby('hospital'):
+    rows = rows.drop(columns='hospital')
+    if name == 'a':
+      rows.to_parquet(folder / 'a.parquet')
+    else:
+      rows.to_csv(folder / f'{name}.csv', index=False)
+  dataset = _load(folder, client_column='file')
+  assert dataset.client_ids == ('a', 'b', 'c')
+  expected = _load(path)
+  for client_id in 'abc':
+    np.testing.assert_array_equal(
+      dataset.train(client_id).x, expected.train(client_id).x
+    )
+  (folder / 'd.csv').write_text('sex,age\nf,3\n')
+  with shared.one_line_error('d.csv` to have the columns sex, age, weight'):
+    _load(folder, client_column='file')
+  with shared.one_line_error('`data_dir` to hold tabular once'):
+    _load(folder)
 
 
 @pytest.mark.parametrize(

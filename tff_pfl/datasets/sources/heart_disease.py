@@ -62,14 +62,8 @@ def read_table(data_dir: str) -> pd.DataFrame:
     table = table_files.read_table(path)
     table_files.expect_columns(table, *columns)
     return table[columns]
-  tables = [
-    table_files.read_table(os.path.join(folder, file), names=COLUMNS)
-    for file in _FILES
-  ]
-  table = pd.concat(tables, keys=SITES, names=['site'])
-  table = table.reset_index('site').reset_index(drop=True)
-  table.attrs['path'] = folder
-  return table
+  paths = [os.path.join(folder, file) for file in _FILES]
+  return table_files.read_tables(dict(zip(SITES, paths)), 'site', names=COLUMNS)
 
 
 def load_heart_disease(

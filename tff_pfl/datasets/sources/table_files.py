@@ -9,8 +9,9 @@ import codecs
 import csv
 import dataclasses
 import io
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -202,6 +203,33 @@ def read_table(
   if names is None and not path.endswith('.parquet'):
     _check_heading(table, form)
   return _without_row_numbers(table, form)
+
+
+def read_tables(
+  paths: Mapping[str, str],
+  column: str,
+  form: Format = Format(),
+  names: Optional[Sequence[str]] = None,
+) -> pd.DataFrame:
+  """Reads files of the same columns, one below the other; see `read_table`.
+
+  Args:
+    paths: By what `column` says of a file's rows.
+    column: What is added; none of the files may have it.
+  """
+  tables = {key: read_table(path, form, names) for key, path in paths.items()}
+  first = next(iter(tables.values()))
+  for table in tables.values():
+    if set(table) != set(first) or column in table:
+      raise error(
+        table,
+        f'the columns {", ".join(first)}, as {first.attrs["path"]} has them,'
+        f' and none called {column}; found {", ".join(table)}',
+      )
+  joined = pd.concat(tables, names=[column]).reset_index(column)
+  joined = joined.reset_index(drop=True)
+  joined.attrs['path'] = os.path.dirname(first.attrs['path'])
+  return joined
 
 
 def _read_parquet(path: str) -> pd.DataFrame:

@@ -12,6 +12,7 @@ numbers. (docs/production.md has the means and deviations as a federated sum.)
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
@@ -25,6 +26,8 @@ from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import table_encoding, table_files
 
+# The column of clients that are files.
+FILE = 'file'
 _TEST_FRACTION = 0.2
 # What the inputs of a client's rows may take, of tables of many inputs.
 _MAX_CLIENT_BYTES = 2**31
@@ -251,6 +254,19 @@ def load_new_clients(
   ).deal_inputs(encoding)
 
 
+def _read_folder(data_dir: str, form: table_files.Format) -> pd.DataFrame:
+  """Reads all tables of a folder; `FILE` is what a row's file is called."""
+  contents = f'a folder of tables ({", ".join(table_files.PATTERNS)})'
+  folder = files.find_folder(
+    'tabular', data_dir, ('tabular',), table_files.PATTERNS, contents
+  )
+  found = itertools.chain.from_iterable(
+    files.matching(folder, pattern) for pattern in table_files.PATTERNS
+  )
+  paths = {os.path.basename(path).partition('.')[0]: path for path in found}
+  return table_files.read_tables(dict(sorted(paths.items())), FILE, form)
+
+
 def load_tabular(
   num_clients: int,
   partition: partitioning.Partitioner,
@@ -293,7 +309,8 @@ def load_tabular(
       commas.
     domain_column: The column that says which domain a row is of; None for data
       without domains.
-    client_column: The column that says whose row it is; it is no input.
+    client_column: The column that says whose row it is; it is no input. 'file'
+      where each of the files of a folder has one client's rows.
     split_column: The column that says which rows are for training and which
       for testing, by the words train and test; None to draw the test rows.
     drop_columns: Columns that are not inputs, such as row numbers.
@@ -342,7 +359,6 @@ def load_tabular(
     `[labels]`, for regression float32, and with its `encoding`.
   """
   files.expect_given(data_dir, 'a table, or a folder that holds one')
-  path = files.find_file('tabular', data_dir, table_files.PATTERNS)
   form = table_files.Format(
     separator, decimal, thousands, charset, header, missing_markers
   )
@@ -364,8 +380,13 @@ def load_tabular(
     min_category_count=min_category_count,
     form=form,
   )
+  if client_column == FILE:
+    table = _read_folder(data_dir, form)
+  else:
+    path = files.find_file('tabular', data_dir, table_files.PATTERNS)
+    table = table_files.read_table(path, form)
   return to_clients(
-    table_files.read_table(path, form),
+    table,
     columns,
     num_clients,
     partition,
