@@ -40,7 +40,7 @@ def test_transform_that_changes_the_number_of_examples_is_an_error():
     transform=lambda x: x[:1],
   )
   with pytest.raises(ValueError, match=r'`transform\(x\)` to be 8 examples'):
-    dataset.train('client_0')
+    dataset.train('client_0').x  # noqa: B018
 
 
 def test_examples_are_copies_that_leave_the_dataset_alone():
@@ -50,10 +50,18 @@ def test_examples_are_copies_that_leave_the_dataset_alone():
   assert dataset.train('client_0').x.min() >= 0
 
 
-def test_num_examples_counts_examples_where_len_counts_fields():
-  part = examples_lib.Examples(np.zeros((5, 2)), np.zeros(5))
-  assert examples_lib.num_examples(part) == 5
-  assert len(part) == 3
+def test_inputs_may_be_made_when_they_are_asked_for():
+  made = []
+
+  def make():
+    made.append(np.zeros((5, 2)))
+    return made[-1]
+
+  part = examples_lib.Examples(make, np.arange(5))
+  half = part.select(part.y > 2)
+  assert (len(part), len(half), made) == (5, 2, [])
+  assert half.x.shape == (2, 2)
+  assert part.x is made[0] and len(made) == 1
 
 
 def test_select_takes_examples_with_all_their_fields():

@@ -206,9 +206,6 @@ def test_domains_stay_with_their_examples():
     for part in (dataset.train(client_id), dataset.test(client_id)):
       assert part.domain.dtype == np.int32
       np.testing.assert_array_equal(part.domain, part.x.ravel() % 5)
-    np.testing.assert_array_equal(
-      dataset.train_domains(client_id), dataset.train(client_id).domain
-    )
 
 
 def test_dataset_without_domains_has_none():
@@ -216,12 +213,8 @@ def test_dataset_without_domains_has_none():
   assert dataset.domain_names is None and dataset.num_domains == 0
   assert dataset.train('client_0').domain is None
   assert 'domain' not in repr(dataset)
-  for read in (
-    dataset.domain_counts,
-    lambda: dataset.train_domains('client_0'),
-  ):
-    with pytest.raises(ValueError, match='`data` to be a dataset with domains'):
-      read()
+  with pytest.raises(ValueError, match='`data` to be a dataset with domains'):
+    dataset.domain_counts()
 
 
 def test_domain_counts_are_those_of_the_clients_and_read_only():
@@ -294,28 +287,22 @@ def test_spec_and_names_of_domains_must_agree():
         client_ids=dataset.client_ids,
         element_spec=dataset.element_spec,
         num_classes=3,
-        train=dataset._train,
-        test=dataset._test,
+        load=dataset._load,
         domain_names=names,
       )
 
 
-def test_source_that_only_has_examples_still_counts_classes_and_domains():
-  class Source(examples_lib.ExampleSource):
-    def examples(self, position):
-      ids = np.arange(position + 1, dtype=np.int32)
-      return examples_lib.Examples(np.zeros([len(ids), 1]), ids, ids)
-
-    def num_examples(self, position):
-      return position + 1
+def test_classes_and_domains_are_counted_of_any_examples():
+  def load(client_id, split):
+    ids = np.arange('abc'.index(client_id) + 1, dtype=np.int32)
+    return examples_lib.Examples(np.zeros([len(ids), 1]), ids, ids)
 
   dataset = FederatedDataset(
     name='mine',
     client_ids='abc',
     element_spec=_with_domains().element_spec,
     num_classes=3,
-    train=Source(),
-    test=Source(),
+    load=load,
     domain_names=list('wxyz'),
   ).subset('ca')
   assert dataset.domain_counts().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]

@@ -1,7 +1,5 @@
 """A federated dataset of given examples."""
 
-from tff_pfl import datasets
-
 
 class Clients:
   """Clients of given examples, which notes whose training examples are read."""
@@ -21,7 +19,7 @@ class Clients:
     return self._test[client_id]
 
   def num_train_examples(self, client_id):
-    return datasets.num_examples(self._train[client_id])
+    return len(self._train[client_id])
 
   def num_test_examples(self, client_id):
-    return datasets.num_examples(self._test[client_id])
+    return len(self._test[client_id])

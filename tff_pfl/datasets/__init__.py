@@ -8,7 +8,7 @@ the user's own arrays, `FederatedDataset.from_client_data` from TFF's
 """
 
 from tff_pfl.datasets.arrays import Arrays
-from tff_pfl.datasets.examples import Examples, ExampleSource, num_examples
+from tff_pfl.datasets.examples import Examples
 from tff_pfl.datasets.federated_dataset import FederatedDataset
 from tff_pfl.datasets.partitioning import (
   PARTITIONERS,
@@ -33,7 +33,6 @@ __all__ = [
   'PARTITIONERS',
   'Arrays',
   'DomainMixture',
-  'ExampleSource',
   'Examples',
   'FederatedDataset',
   'Partition',
@@ -44,5 +43,4 @@ __all__ = [
   'load_dataset',
   'make_partitioner',
   'make_synthetic',
-  'num_examples',
 ]

@@ -1,7 +1,7 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -14,13 +14,73 @@ from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import partitioning
 from tff_pfl.datasets.partitioning import natural
 
+Transform = Callable[[Any], Any]
+
+
+class ArrayClients:
+  """Clients as index arrays into central arrays, of which nothing is copied."""
+
+  def __init__(
+    self,
+    pool: partitioning.Pool,
+    parts: partitioning.Partition,
+    client_ids: Sequence[str],
+    transform: Optional[Transform],
+  ):
+    """Takes examples and whose they are.
+
+    Args:
+      transform: Applied to a client's `[k, ...]` inputs when they are asked
+        for, so that `x` can stay in its compact form; to those for training and
+        for tests alike, once for all rounds. So it is no place for random
+        changes, see `models.augmentation`. It must work example by example.
+        None for the inputs as they are. One that reads files has a method
+        `content` that yields the bytes of those of inputs `[k, ...]`.
+    """
+    self._arrays = {
+      'train': (pool.x, pool.y, pool.domain),
+      'test': (pool.x_test, pool.y_test, pool.domain_test),
+    }
+    self._indices = {
+      split: dict(zip(client_ids, indices))
+      for split, indices in zip(self._arrays, parts)
+    }
+    self._transform = transform
+
+  def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
+    """Slices the client's examples, whose inputs are transformed at need."""
+    x, y, domain = self._arrays[split]
+    indices = self._indices[split][client_id]
+    content = None
+    if hasattr(self._transform, 'content'):
+      content = lambda: self._transform.content(x[indices])  # noqa: E731
+    return examples_lib.Examples(
+      lambda: self._inputs(x, indices),
+      y[indices],
+      None if domain is None else domain[indices],
+      content,
+    )
+
+  def _inputs(self, x: Any, indices: np.ndarray) -> Any:
+    x = tree.map_structure(lambda array: array[indices], x)
+    if self._transform is not None:
+      x = tree.map_structure(np.asarray, self._transform(x))
+      for array in tree.flatten(x):
+        errors.expect(
+          array.shape[:1] == (len(indices),),
+          'transform(x)',
+          f'{len(indices)} examples, as many as it was given',
+          array.shape,
+        )
+    return x
+
 
 def clients_of(
   pool: partitioning.Pool,
   *,
   num_clients: Optional[int],
   partition: Union[str, partitioning.Partitioner, None],
-  transform: Optional[examples_lib.Transform],
+  transform: Optional[Transform],
   name: str,
   seed: int,
   test_fraction: float = 0.2,
@@ -63,13 +123,6 @@ def clients_of(
   sample = tree.map_structure(lambda array: array[:1], pool.x)
   if transform is not None:
     sample = tree.map_structure(np.asarray, transform(sample))
-  train, test = (
-    examples_lib.ArraySource(*fields, transform, num_overlapping)
-    for fields in (
-      (pool.x, pool.y, parts.train_indices, pool.domain),
-      (pool.x_test, pool.y_test, parts.test_indices, pool.domain_test),
-    )
-  )
   return dict(
     name=name,
     client_ids=client_ids,
@@ -81,9 +134,10 @@ def clients_of(
       has_domain=pool.domain is not None,
     ),
     num_classes=pool.num_classes,
-    train=train,
-    test=test,
+    load=ArrayClients(pool, parts, client_ids, transform),
     domain_names=pool.domain_names,
+    in_memory=True,
+    num_overlapping=num_overlapping,
   )
 
 

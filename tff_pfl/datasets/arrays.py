@@ -13,7 +13,6 @@ from tff_pfl.datasets import (
   federated_dataset,
   partitioning,
 )
-from tff_pfl.datasets import examples as examples_lib
 
 # What is transformed at once, where all of the inputs are.
 _EXAMPLES_AT_ONCE = 1024
@@ -26,7 +25,7 @@ _OF_EACH = ('x', 'y', 'domain', 'client')
 class _Normalization(NamedTuple):
   """A transform after another one, if any."""
 
-  before: Optional[examples_lib.Transform]
+  before: Optional[array_clients.Transform]
   mean: np.ndarray
   scale: np.ndarray
 
@@ -46,11 +45,11 @@ class Arrays(partitioning.Pool):
     name: What the data set is called.
     transform: What makes float32 inputs of `[k, ...]` compact ones, which `x`
       and `x_test` are, such as uint8; None where these are what they should be.
-    num_overlapping: See `examples.ExampleSource`; only with test examples.
+    num_overlapping: See `FederatedDataset`; only with test examples.
   """
 
   name: str
-  transform: Optional[examples_lib.Transform] = None
+  transform: Optional[array_clients.Transform] = None
   num_overlapping: int = 0
 
   def __post_init__(self):

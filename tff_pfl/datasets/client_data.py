@@ -1,7 +1,8 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -18,7 +19,7 @@ _READ_BATCH = 1024
 _MAX_EXAMPLES, _MAX_BYTES = 10**6, 2**31
 # So many examples, of so many clients at most, are read twice at the start.
 _NUM_READ_TWICE = 20
-_FIELDS = examples_lib.Examples._fields
+_FIELDS = ('x', 'y', 'domain')
 
 
 def _fields(element: Any) -> Optional[dict[str, Any]]:
@@ -85,41 +86,44 @@ def _element_specs(
   )
 
 
-class ClientDataSource(examples_lib.ReadSource):
+class ClientDataSource:
   """Reads a client's dataset each time it is asked.
 
   Attributes:
-    specs: Ordered `x`, `y` and, with domains, `domain` of one example; float
+    spec: Ordered `x`, `y` and, with domains, `domain` of one example; float
       inputs and regression targets are float32, labels and domain ids int32.
   """
 
   def __init__(
     self,
-    client_data: tff.simulation.datasets.ClientData,
-    client_ids: Sequence[str],
+    splits: Mapping[str, tff.simulation.datasets.ClientData],
     num_classes: Optional[int],
-    name: str,
     num_domains: int,
   ):
     """Makes a source; no dataset is read yet.
 
     Args:
-      client_data: Its elements are single examples, (x, y) or a dictionary.
-      client_ids: The clients by position. One that `client_data` does not know
-        has no examples.
+      splits: By name, of single examples, (x, y) or a dictionary. Clients that
+        a split does not know have no examples there.
       num_classes: Bound on labels; None for regression.
-      name: What messages call `client_data`.
       num_domains: Bound on domain ids; 0 without domains.
 
     Raises:
-      ValueError: The elements are of another form.
+      ValueError: The elements are of another form, or differ.
     """
-    super().__init__(self._read_checked)
-    self._client_data = client_data
-    self._client_ids = client_ids
-    self._known = frozenset(client_data.client_ids)
-    self._name = name
-    self.specs = _element_specs(client_data, num_classes, name, num_domains)
+    specs = {
+      name: _element_specs(split, num_classes, name, num_domains)
+      for name, split in splits.items()
+    }
+    self.spec = specs['train']
+    errors.expect(
+      specs['test'] == self.spec,
+      'test',
+      f'of {dict(self.spec)}',
+      dict(specs['test']),
+    )
+    self._splits = splits
+    self._known = {name: {*split.client_ids} for name, split in splits.items()}
     self._checks = {
       'x': array_checks.check_inputs,
       'y': lambda y, name: array_checks.check_targets(y, name, num_classes),
@@ -128,32 +132,33 @@ class ClientDataSource(examples_lib.ReadSource):
       ),
     }
 
-  def expect_repeatable(self) -> None:
+  def expect_repeatable(self, client_ids: Iterable[str]) -> None:
     """Raises `ValueError` if clients' examples differ when read again."""
-    num_read = 0
-    for position in range(min(len(self._client_ids), _NUM_READ_TWICE)):
-      first, again = (list(self.content(position)) for _ in range(2))
-      errors.expect(
-        first == again,
-        self._name,
-        'the same each time it is read (give `shuffle` and random changes a'
-        ' seed and `reshuffle_each_iteration=False`)',
-        f'client {self._client_ids[position]!r} with other examples',
-      )
-      num_read += self.num_examples(position)
-      if num_read >= _NUM_READ_TWICE:
-        break
+    for split in self._splits:
+      num_read = 0
+      for client_id in itertools.islice(client_ids, _NUM_READ_TWICE):
+        examples, again = (self(client_id, split) for _ in range(2))
+        errors.expect(
+          [*examples.content()] == [*again.content()],
+          split,
+          'the same each time it is read (give `shuffle` and random changes a'
+          ' seed and `reshuffle_each_iteration=False`)',
+          f'client {client_id!r} with other examples',
+        )
+        num_read += len(examples)
+        if num_read >= _NUM_READ_TWICE:
+          break
 
-  def _read_checked(self, position: int) -> examples_lib.Examples:
-    client_id = self._client_ids[position]
-    name = f'{self._name}[{client_id!r}]'
+  def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
+    """Reads and checks a client's examples."""
+    name = f'{split}[{client_id!r}]'
     fields = tree.map_structure(
       lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
-      dict(self.specs),
+      dict(self.spec),
     )
-    if client_id in self._known:
-      dataset = self._client_data.create_tf_dataset_for_client(client_id)
-      if batches := list(_batches(dataset, name)):
+    if client_id in self._known[split]:
+      data = self._splits[split].create_tf_dataset_for_client(client_id)
+      if batches := list(_batches(data, name)):
         fields = _fields(
           tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
         )

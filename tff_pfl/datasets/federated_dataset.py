@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -16,6 +16,9 @@ from tff_pfl.datasets import array_checks, array_clients, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
+SPLITS = ('train', 'test')
+# From a client's id and a split to its examples.
+Load = Callable[[str, str], examples_lib.Examples]
 # Of a dataset that is not in memory, how many clients a fingerprint reads.
 _NUM_FINGERPRINTED = 20
 
@@ -50,6 +53,11 @@ class FederatedDataset:
       dimension.
     domain_names: What the domains are called, distinct, which an example's
       domain id is a position in; None for a dataset without domains.
+    in_memory: Whether reading all examples takes seconds.
+    num_overlapping: Up to how many examples before it, and as many after it,
+      may share content with a training example of the same client, as windows
+      on a text do. Where it is above 0, a client's examples are to be divided
+      in their order, and so many left out between the parts.
     encoding: What made the examples of a table's rows, of data sets that are
       tables; None for others.
     load_again: Returns an equal dataset wherever it is called; it is pickled in
@@ -63,16 +71,17 @@ class FederatedDataset:
     client_ids: Iterable[str],
     element_spec: 'collections.OrderedDict[str, tf.TensorSpec]',
     num_classes: Optional[int],
-    train: examples_lib.ExampleSource,
-    test: examples_lib.ExampleSource,
-    positions: Optional[Sequence[int]] = None,
+    load: Load,
     domain_names: Optional[Iterable[str]] = None,
+    in_memory: bool = False,
+    num_overlapping: int = 0,
   ):
-    """Makes a dataset on two sources; see also the class's attributes.
+    """Makes a dataset; see also the class's attributes.
 
     Args:
       client_ids: At least one.
-      positions: Each client's position in the sources; None for 0, 1, ….
+      load: From a client's id and 'train' or 'test' to its examples, possibly
+        none; the same each time.
 
     Raises:
       ValueError: There is no client, an id occurs twice, or `element_spec` has
@@ -92,15 +101,15 @@ class FederatedDataset:
       'with an int32 scalar `domain` if and only if there are `domain_names`',
       dict(element_spec),
     )
-    self._train = train
-    self._test = test
     errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
-    if positions is None:
-      positions = range(len(self.client_ids))
-    self._positions = dict(zip(self.client_ids, positions))
-    if len(self._positions) < len(self.client_ids):
+    self._known = frozenset(self.client_ids)
+    if len(self._known) < len(self.client_ids):
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
+    self.in_memory = in_memory
+    self.num_overlapping = num_overlapping
+    self._load = load
+    self._sizes: dict[tuple[str, str], int] = {}
     self._counts: dict[tuple[str, str], np.ndarray] = {}
     self.encoding: Any = None
     self.load_again: Optional[Callable[[], FederatedDataset]] = None
@@ -134,19 +143,6 @@ class FederatedDataset:
     """Number of domains; 0 for a dataset without."""
     return len(self.domain_names or ())
 
-  @property
-  def num_overlapping(self) -> int:
-    """Neighbors of a training example, to either side, that overlap with it.
-
-    See `examples.ExampleSource`; 0 except for examples cut out of one text.
-    """
-    return self._train.num_overlapping
-
-  @property
-  def in_memory(self) -> bool:
-    """Whether reading all examples takes seconds."""
-    return self._train.in_memory and self._test.in_memory
-
   @functools.cached_property
   def fingerprint(self) -> str:
     """A checksum of the clients and their examples.
@@ -157,44 +153,33 @@ class FederatedDataset:
     client ids are covered, and the examples of 20 clients, evenly spaced.
     """
     checksum = hashlib.sha256(repr(self.client_ids).encode())
-    positions = list(self._positions.values())
+    positions = range(self.num_clients)
     if not self.in_memory:
-      chosen = np.linspace(0, len(positions) - 1, _NUM_FINGERPRINTED, dtype=int)
-      positions = [positions[i] for i in np.unique(chosen)]
+      positions = np.unique(
+        np.linspace(0, positions[-1], _NUM_FINGERPRINTED, dtype=int)
+      )
     for position in positions:
-      for source in (self._train, self._test):
-        for part in source.content(position):
+      for split in SPLITS:
+        for part in self._read(self.client_ids[position], split).content():
           checksum.update(b'%d:' % len(part))
           checksum.update(part)
     return checksum.hexdigest()[:16]
 
-  def train_content(self, client_id: str) -> Iterator[bytes]:
-    """Yields the content of a client's training examples, for a checksum."""
-    return self._train.content(self._position(client_id))
-
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none."""
-    return self._train.examples(self._position(client_id))
+    return self._read(client_id, 'train')
 
   def test(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's test examples, possibly none; see `train`."""
-    return self._test.examples(self._position(client_id))
+    return self._read(client_id, 'test')
 
   def num_train_examples(self, client_id: str) -> int:
     """Returns the number of training examples; see `class_counts`."""
-    return self._train.num_examples(self._position(client_id))
+    return self._size(client_id, 'train')
 
   def num_test_examples(self, client_id: str) -> int:
     """Returns the number of test examples; see `class_counts`."""
-    return self._test.num_examples(self._position(client_id))
-
-  def train_domains(self, client_id: str) -> np.ndarray:
-    """Returns the domain ids of a client's training examples, int32 `[n]`.
-
-    Inputs are not read, unless the source cannot do without.
-    """
-    self._expect_domains()
-    return self._train.domains(self._position(client_id))
+    return self._size(client_id, 'test')
 
   def class_counts(self, split: str = 'train') -> np.ndarray:
     """Counts a split's labels by client and class.
@@ -207,14 +192,13 @@ class FederatedDataset:
     Raises:
       ValueError: The split is unknown, or this is a regression dataset.
     """
-    source = self._source(split)
     errors.expect(
       self.num_classes is not None,
       'num_classes',
       'known in order to count classes (this is a regression dataset)',
       self.num_classes,
     )
-    return self._counted(source.labels, ('y', split), self.num_classes)
+    return self._counted('y', split, self.num_classes)
 
   def domain_counts(self, split: str = 'train') -> np.ndarray:
     """Counts examples by client and domain; see `class_counts`.
@@ -222,21 +206,25 @@ class FederatedDataset:
     Returns:
       int64 array `[num_clients, num_domains]`, read-only.
     """
-    source = self._source(split)
-    self._expect_domains()
-    return self._counted(source.domains, ('domain', split), self.num_domains)
+    errors.expect(
+      self.domain_names is not None,
+      'data',
+      'a dataset with domains',
+      f'dataset {self.name!r} without',
+    )
+    return self._counted('domain', split, self.num_domains)
 
-  def _counted(
-    self, read: Callable[[int], np.ndarray], key: tuple[str, str], num_ids: int
-  ) -> np.ndarray:
+  def _counted(self, field: str, split: str, num_ids: int) -> np.ndarray:
     """Counts the ids in [0, num_ids) of each client, once."""
-    if key not in self._counts:
+    _check_split(split)
+    if (field, split) not in self._counts:
       counts = np.zeros((self.num_clients, num_ids), np.int64)
-      for row, position in zip(counts, self._positions.values()):
-        row[:] = np.bincount(read(position).ravel(), minlength=num_ids)
+      for row, client_id in zip(counts, self.client_ids):
+        ids = getattr(self._read(client_id, split), field)
+        row[:] = np.bincount(ids.ravel(), minlength=num_ids)
       counts.setflags(write=False)
-      self._counts[key] = counts
-    return self._counts[key]
+      self._counts[field, split] = counts
+    return self._counts[field, split]
 
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
     """Returns a view on some clients, in the order given.
@@ -248,15 +236,24 @@ class FederatedDataset:
       ValueError: A client is unknown or named twice, or none is named.
     """
     client_ids = list(client_ids)
+    for client_id in client_ids:
+      self._check_client(client_id)
+    return self.replaced(client_ids=client_ids)
+
+  def replaced(self, **fields: Any) -> 'FederatedDataset':
+    """Returns the dataset with other arguments of its construction."""
     data = FederatedDataset(
-      name=self.name,
-      client_ids=client_ids,
-      element_spec=self.element_spec,
-      num_classes=self.num_classes,
-      train=self._train,
-      test=self._test,
-      positions=[self._position(client_id) for client_id in client_ids],
-      domain_names=self.domain_names,
+      **{
+        'name': self.name,
+        'client_ids': self.client_ids,
+        'element_spec': self.element_spec,
+        'num_classes': self.num_classes,
+        'load': self._load,
+        'domain_names': self.domain_names,
+        'in_memory': self.in_memory,
+        'num_overlapping': self.num_overlapping,
+        **fields,
+      }
     )
     data.encoding = self.encoding
     return data
@@ -270,11 +267,11 @@ class FederatedDataset:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
       there are domains; see `client_data.to_client_data`.
     """
-    source = self._source(split)
+    _check_split(split)
     return client_data_lib.to_client_data(
       self.client_ids,
       self.element_spec,
-      lambda client_id: source.examples(self._position(client_id)),
+      lambda client_id: self._read(client_id, split),
     )
 
   @classmethod
@@ -292,7 +289,7 @@ class FederatedDataset:
     client_ids: Optional[Iterable[str]] = None,
     test_fraction: float = 0.2,
     num_classes: Optional[int] = None,
-    transform: Optional[examples_lib.Transform] = None,
+    transform: Optional[array_clients.Transform] = None,
     num_overlapping: int = 0,
     name: str = 'arrays',
     seed: int = 0,
@@ -321,9 +318,9 @@ class FederatedDataset:
       test_fraction: What part of a client's examples becomes its test set, in
         [0, 1), without `x_test`; stratified by domain and class.
       num_classes: None for the largest label plus 1.
-      transform: See `examples.ArraySource`.
-      num_overlapping: See `examples.ExampleSource`; only with `x_test`, as a
-        division at random would test on what was trained on.
+      transform: See `array_clients.ArrayClients`.
+      num_overlapping: See the class; only with `x_test`, as a division at
+        random would test on what was trained on.
       seed: Decides the partition and the test set, non-negative.
       domain: Integers, `[n]`, that say which domain an example is of.
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
@@ -395,43 +392,35 @@ class FederatedDataset:
         part_name,
         'a tff.simulation.datasets.ClientData',
       )
-    client_ids = list(dict.fromkeys([*train.client_ids, *test.client_ids]))
-    train, test = (
-      client_data_lib.ClientDataSource(
-        part, client_ids, num_classes, part_name, num_domains
-      )
-      for part, part_name in ((train, 'train'), (test, 'test'))
+    load = client_data_lib.ClientDataSource(
+      {'train': train, 'test': test}, num_classes, num_domains
     )
-    errors.expect(
-      train.specs == test.specs,
-      'test',
-      f'of {dict(train.specs)}',
-      dict(test.specs),
-    )
-    for source in (train, test):
-      source.expect_repeatable()
+    client_ids = dict.fromkeys([*train.client_ids, *test.client_ids])
+    load.expect_repeatable(client_ids)
     return cls(
       name=name,
       client_ids=client_ids,
-      element_spec=train.specs,
+      element_spec=load.spec,
       num_classes=num_classes,
-      train=train,
-      test=test,
+      load=load,
       domain_names=domain_names,
     )
 
-  def _expect_domains(self) -> None:
-    errors.expect(
-      self.domain_names is not None,
-      'data',
-      'a dataset with domains',
-      f'dataset {self.name!r} without',
-    )
+  def _read(self, client_id: str, split: str) -> examples_lib.Examples:
+    self._check_client(client_id)
+    examples = self._load(client_id, split)
+    self._sizes[client_id, split] = len(examples)
+    return examples
 
-  def _position(self, client_id: str) -> int:
-    try:
-      return self._positions[client_id]
-    except (KeyError, TypeError):
+  def _size(self, client_id: str, split: str) -> int:
+    """Returns a number of examples, which are read to count them once."""
+    self._check_client(client_id)
+    if (client_id, split) not in self._sizes:
+      self._read(client_id, split)
+    return self._sizes[client_id, split]
+
+  def _check_client(self, client_id: str) -> None:
+    if not isinstance(client_id, str) or client_id not in self._known:
       raise ValueError(
         errors.message(
           'client_id',
@@ -439,10 +428,8 @@ class FederatedDataset:
           f' {self.client_ids[0]!r})',
           client_id,
         )
-      ) from None
+      )
 
-  def _source(self, split: str) -> examples_lib.ExampleSource:
-    errors.expect(
-      split in ('train', 'test'), 'split', "'train' or 'test'", split
-    )
-    return self._train if split == 'train' else self._test
+
+def _check_split(split: str) -> None:
+  errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)

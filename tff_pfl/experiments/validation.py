@@ -7,9 +7,6 @@ these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Optional
-
 import numpy as np
 
 from tff_pfl import datasets
@@ -19,47 +16,21 @@ from tff_pfl import datasets
 _DIVISION = b'validation'
 
 
-class _PartOfTraining(datasets.ExampleSource):
+class _PartsOfTraining:
   """Either part of the clients' training examples."""
 
   def __init__(
-    self,
-    data: datasets.FederatedDataset,
-    fraction: float,
-    seed: int,
-    held_out: bool,
+    self, data: datasets.FederatedDataset, fraction: float, seed: int
   ):
     self._data = data
-    self.in_memory = data.in_memory
     self._fraction = fraction
     self._seed = seed
-    self._held_out = held_out
+    # Of the random streams, which also clients of a subset have.
+    self._positions = {c: i for i, c in enumerate(data.client_ids)}
 
-  def examples(self, position: int) -> datasets.Examples:
-    examples = self._data.train(self._data.client_ids[position])
-    kept = self._indices(position)
-    return examples.select(kept)
-
-  def content(self, position: int) -> Iterator[bytes]:
-    yield repr((self._fraction, self._seed, self._held_out)).encode()
-    yield from self._data.train_content(self._data.client_ids[position])
-
-  def labels(self, position: int) -> np.ndarray:
-    return self.examples(position).y
-
-  def num_examples(self, position: int) -> int:
-    return len(self._indices(position))
-
-  def domains(self, position: int) -> Optional[np.ndarray]:
-    if self._data.domain_names is None:
-      return None
-    domains = self._data.train_domains(self._data.client_ids[position])
-    return domains[self._indices(position)]
-
-  def _indices(self, position):
-    """Where this part's examples are, in the order of the whole."""
-    available = self._data.num_train_examples(self._data.client_ids[position])
-    gap = self._data.num_overlapping
+  def __call__(self, client_id: str, split: str) -> datasets.Examples:
+    examples = self._data.train(client_id)
+    available, gap = len(examples), self._data.num_overlapping
     # Both parts have at least one.
     num_held_out = min(
       max(round(self._fraction * available), 1), available - gap - 1
@@ -71,11 +42,11 @@ class _PartOfTraining(datasets.ExampleSource):
       # which are nearly the same, among those that are trained on.
       order = np.arange(available)[::-1]
     else:
-      rng = np.random.default_rng([self._seed, *_DIVISION, position])
-      order = rng.permutation(available)
-    if self._held_out:
-      return np.sort(order[:num_held_out])
-    return np.sort(order[num_held_out + gap :])
+      seed = [self._seed, *_DIVISION, self._positions[client_id]]
+      order = np.random.default_rng(seed).permutation(available)
+    held_out = split == 'test'
+    chosen = order[:num_held_out] if held_out else order[num_held_out + gap :]
+    return examples.select(np.sort(chosen))
 
 
 def validation_view(
@@ -96,12 +67,4 @@ def validation_view(
   Returns:
     The same clients; `train` is what is left of their training examples.
   """
-  return datasets.FederatedDataset(
-    name=data.name,
-    client_ids=data.client_ids,
-    element_spec=data.element_spec,
-    num_classes=data.num_classes,
-    train=_PartOfTraining(data, fraction, seed, held_out=False),
-    test=_PartOfTraining(data, fraction, seed, held_out=True),
-    domain_names=data.domain_names,
-  )
+  return data.replaced(load=_PartsOfTraining(data, fraction, seed))

@@ -60,7 +60,8 @@ def _load(path, num_clients=3, partition='natural', **kwargs):
 
 def _all(dataset, split='train'):
   parts = [getattr(dataset, split)(c) for c in dataset.client_ids]
-  return [np.concatenate(field) for field in zip(*parts)]
+  fields = zip(*(part.as_dict().values() for part in parts))
+  return [np.concatenate(field) for field in fields]
 
 
 def test_clients_and_domains_are_those_of_the_columns(path):
@@ -87,7 +88,7 @@ def test_inputs_belong_to_their_row_label_and_domain(path):
   dataset = _load(path, test_fraction=0)
   encoding = dataset.encoding
   for client_id in dataset.client_ids:
-    x, y, domain = dataset.train(client_id)
+    x, y, domain = dataset.train(client_id).as_dict().values()
     rows = [row for row in _rows() if row[0] == client_id]
     np.testing.assert_array_equal(y, [row[6] for row in rows])
     np.testing.assert_array_equal(domain, ['fm'.index(row[1]) for row in rows])
@@ -347,8 +348,8 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
     with shared.one_line_error('2,400 rows .* found .1, which makes 5,001 inp'):
       _load_pooled(tmp_path, heading, rows, min_category_count=1)
   # The checksum reads rows before they are so wide.
-  train = dataset._train
-  assert sum(map(len, train.content(0))) < 100_000
+  train = dataset.train('client_0')
+  assert sum(map(len, train.content())) < 100_000
   other = [('other', *rows[0][1:]), *rows[1:]]
   changed = _load_pooled(tmp_path, heading, other, min_category_count=1)
   assert changed.fingerprint != dataset.fingerprint

@@ -85,7 +85,7 @@ def test_inputs_are_read_when_a_client_is_asked_for(folder, monkeypatch):
   monkeypatch.setattr(h5py.Dataset, '__getitem__', getitem)
   data = _load(folder)
   del read[:]
-  data.train('f1')
+  data.train('f1').x  # noqa: B018
   assert read == ['/examples/f1/pixels']
 
 
@@ -157,9 +157,9 @@ def test_inputs_that_are_not_finite_are_named(folder):
     label=_label,
   )
   data = _load(folder)
-  data.train('f0')
+  data.train('f0').x  # noqa: B018
   with shared.one_line_error('fed_train.h5: Expected `f1/pixels` to be finite'):
-    data.train('f1')
+    data.train('f1').x  # noqa: B018
 
 
 def test_what_cannot_be_read_is_one_line(folder):

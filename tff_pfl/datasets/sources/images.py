@@ -73,7 +73,7 @@ class LazyImages:
     return to_unit_interval(self._images[positions])
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
-    """Yields the bytes of images' files; see `examples.ArraySource`."""
+    """Yields the bytes of images' files; see `array_clients`."""
     for position in positions:
       yield files.read_bytes(self._paths[position])
 

@@ -23,13 +23,14 @@ import re
 from typing import Optional
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import downloads, text_clients
+from tff_pfl.datasets.sources import downloads
 
 # Padding, newline, 95 printable characters and one for all others.
 NUM_CHARACTERS = 98
@@ -150,13 +151,15 @@ def load_shakespeare(
       codes[starts[:, np.newaxis] + sequence], codes[starts + sequence_length]
     )
 
-  return text_clients.make_text_clients(
-    'shakespeare',
-    roles,
-    [train.__getitem__, test.__getitem__],
-    examples,
-    sequence_length=sequence_length,
+  texts = {'train': train, 'test': test}
+  return federated_dataset.FederatedDataset(
+    name='shakespeare',
+    client_ids=roles,
+    element_spec=examples_lib.element_spec(
+      tf.TensorSpec((sequence_length,), tf.int32)
+    ),
     num_classes=NUM_CHARACTERS,
+    load=lambda role, split: examples(texts[split][role]),
     # The sequence_length + 1 characters of so many before have one in common.
     num_overlapping=sequence_length // stride,
     in_memory=data_dir is not None,

@@ -12,17 +12,17 @@ follows them. What is to be found is always a word of the vocabulary: accuracy
 does not count words that all have the same number.
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import downloads, text_clients, vocabulary
+from tff_pfl.datasets.sources import downloads, vocabulary
 
 _KIND = 'users with training and test sentences'
 _REMEDY = (
@@ -101,18 +101,21 @@ def load_stackoverflow(
   users = natural.choose_clients(
     downloads.in_both(train, test), num_clients, _KIND, seed
   )
-  return text_clients.make_text_clients(
-    'stackoverflow',
-    users,
-    [downloads.texts_of(split, 'tokens') for split in (train, test)],
-    functools.partial(
-      next_words,
-      words=list(word_counts),
-      sequence_length=sequence_length,
-      max_sentences=max_sentences,
+  sentences = {
+    split: downloads.texts_of(data, 'tokens')
+    for split, data in (('train', train), ('test', test))
+  }
+  words = list(word_counts)
+  return federated_dataset.FederatedDataset(
+    name='stackoverflow',
+    client_ids=users,
+    element_spec=examples_lib.element_spec(
+      tf.TensorSpec((sequence_length,), tf.int32)
     ),
-    sequence_length=sequence_length,
     num_classes=vocabulary_size,
+    load=lambda user, split: next_words(
+      sentences[split](user), words, sequence_length, max_sentences
+    ),
     # Examples of a sentence have words in common if they are so near.
     num_overlapping=sequence_length,
   )

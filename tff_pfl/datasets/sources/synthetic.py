@@ -6,6 +6,7 @@ a client's examples are a function of the seed and its position alone, so that
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -23,36 +24,35 @@ _PROTOTYPE_NORM = 4.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _SyntheticSource(examples_lib.ExampleSource):
-  """One split of the synthetic clients."""
+class _Clients:
+  """Generates the examples of a client."""
 
   prototypes: np.ndarray
-  examples_per_client: int
+  num_examples: Mapping[str, int]
   classes_per_client: int
   noise: float
   seed: int
-  split: int
 
-  def _rng(self, stream: int, position: int, split: int) -> np.random.Generator:
-    return np.random.default_rng([self.seed, stream, position, split])
+  def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
+    position = int(client_id.rpartition('_')[2])
+    stream = list(self.num_examples).index(split)
 
-  def labels(self, position: int) -> np.ndarray:
+    def make_rng(purpose, stream):
+      return np.random.default_rng([self.seed, purpose, position, stream])
+
     # Of both splits, hence not seeded by the split.
-    rng = self._rng(_CLASSES, position, 0)
-    classes = rng.permutation(len(self.prototypes))[: self.classes_per_client]
-    labels = np.resize(classes, self.examples_per_client).astype(np.int32)
-    return self._rng(_LABELS, position, self.split).permutation(labels)
+    classes = make_rng(_CLASSES, 0).permutation(len(self.prototypes))
+    classes = classes[: self.classes_per_client]
+    labels = np.resize(classes, self.num_examples[split]).astype(np.int32)
+    labels = make_rng(_LABELS, stream).permutation(labels)
 
-  def examples(self, position: int) -> examples_lib.Examples:
-    labels = self.labels(position)
-    noise = self._rng(_NOISE, position, self.split).standard_normal(
-      (len(labels), *self.prototypes.shape[1:]), np.float32
-    )
-    x = self.prototypes[labels] + np.float32(self.noise) * noise
-    return examples_lib.Examples(x, labels)
+    def inputs():
+      noise = make_rng(_NOISE, stream).standard_normal(
+        (len(labels), *self.prototypes.shape[1:]), np.float32
+      )
+      return self.prototypes[labels] + np.float32(self.noise) * noise
 
-  def num_examples(self, position: int) -> int:
-    return self.examples_per_client
+    return examples_lib.Examples(inputs, labels)
 
 
 def make_synthetic(
@@ -101,19 +101,13 @@ def make_synthetic(
   norms = np.sqrt((prototypes.reshape(num_classes, -1) ** 2).sum(axis=1))
   prototypes *= _PROTOTYPE_NORM / norms.reshape(-1, *[1] * len(shape))
   prototypes = prototypes.astype(np.float32)
-  train, test = (
-    _SyntheticSource(prototypes, count, classes_per_client, noise, seed, split)
-    for split, count in enumerate(
-      (examples_per_client, test_examples_per_client)
-    )
-  )
+  sizes = {'train': examples_per_client, 'test': test_examples_per_client}
   return federated_dataset.FederatedDataset(
     name='synthetic',
     client_ids=partitioning.numbered_client_ids(num_clients),
     element_spec=examples_lib.element_spec(tf.TensorSpec(shape, tf.float32)),
     num_classes=num_classes,
-    train=train,
-    test=test,
+    load=_Clients(prototypes, sizes, classes_per_client, noise, seed),
   )
 
 
