@@ -429,7 +429,9 @@ def test_all_training_sees_augmented_examples(name):
 
   def results(factor):
     clients = [toy_problems.labeled_examples(n, n) for n in _SIZES]
-    data = _data(name, [c._replace(x=factor * c.x) for c in clients])
+    data = _data(
+      name, [toy_problems.changed(c, x=factor * c.x) for c in clients]
+    )
     output = _round(process, data=data)
     new = process.initialize_client_state(7)
     return (

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms import toy_problems
+from tff_pfl import datasets
 from tff_pfl.algorithms import fed_avg, registry
 from tff_pfl.client import phases
 from tff_pfl.models import domain_models
@@ -50,12 +51,8 @@ def test_one_weight_by_hand():
   # Client 1: x = 1, y = 0: gradient 2 w = 4. Clients 2 to 4 are one client with
   # x = 1, y = 1: gradient 2 (w - 1) = 2. Pooled gradient (4 + 3 * 2) / 4 = 2.5.
   clients = [
-    toy_problems.regression_examples(1, 1, 1, seed=0)._replace(
-      x=np.float32([[1]]), y=np.float32([0])
-    ),
-    toy_problems.regression_examples(3, 1, 1, seed=0)._replace(
-      x=np.ones([3, 1], np.float32), y=np.ones(3, np.float32)
-    ),
+    datasets.Examples(x=np.float32([[1]]), y=np.float32([0])),
+    datasets.Examples(x=np.ones([3, 1], np.float32), y=np.ones(3, np.float32)),
   ]
   process = _build(initial=((2,),))
   weight, metrics = _train(process, clients=clients)
@@ -69,7 +66,7 @@ def test_one_weight_by_hand():
 
 def test_fed_sgd_is_a_gradient_step_on_the_pooled_data():
   weight, _ = _train(_build(), num_rounds=3)
-  pooled = _CLIENTS[0]._replace(
+  pooled = datasets.Examples(
     x=np.concatenate([client.x for client in _CLIENTS]),
     y=np.concatenate([client.y for client in _CLIENTS]),
   )
@@ -229,7 +226,8 @@ def test_reweighted_domains_count_the_same():
 def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
   weights = _train_for_domains(_build_for_domains(kind='input'))
   widened = [
-    client._replace(
+    toy_problems.changed(
+      client,
       x=np.concatenate(
         [client.x, np.eye(2, dtype=np.float32)[client.domain]], axis=1
       ),

@@ -229,7 +229,9 @@ def test_heads_train_on_changed_inputs_as_the_body_does():
   process = _build(change=_doubled, **hparams)
   state, _, _ = toy_problems.train(process, _CLIENTS)
   reference = _reference(hparams, _domains())
-  reference.next([client._replace(x=2 * client.x) for client in _CLIENTS])
+  reference.next(
+    [toy_problems.changed(client, x=2 * client.x) for client in _CLIENTS]
+  )
   _assert_is(state.global_weights, reference)
 
 

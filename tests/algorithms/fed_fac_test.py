@@ -321,7 +321,10 @@ def test_a_new_client_fits_its_personal_elements_only():
 
 
 def test_without_any_update_the_first_elements_are_personal():
-  clients = [client._replace(x=np.zeros_like(client.x)) for client in _CLIENTS]
+  clients = [
+    toy_problems.changed(client, x=np.zeros_like(client.x))
+    for client in _CLIENTS
+  ]
   process = _fed_fac(
     toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
   )

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
+from tff_pfl import datasets
 from tff_pfl.algorithms import per_fed_avg, registry
 from tff_pfl.client import objectives
 from tff_pfl.models import keras_bridge
@@ -93,7 +94,7 @@ def test_a_local_iteration_by_hand(variant, expected):
     learning_rate=0.1,
     inner_learning_rate=0.25,
   )
-  client = toy_problems.regression_examples(1, 1, 1, seed=0)._replace(
+  client = datasets.Examples(
     x=np.ones([1, 1], np.float32), y=np.zeros([1], np.float32)
   )
   state, metrics = _round(_build(model, hparams), [client])

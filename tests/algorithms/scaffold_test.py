@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms import toy_problems
+from tff_pfl import datasets
 from tff_pfl.algorithms import fed_avg, registry, scaffold
 from tff_pfl.client import training_options
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.usefixtures('runtime')
 _INITIAL = np.array([[0.5], [-1.0]], np.float32)
 # Alike in size and as unlike as can be in what they ask for.
 _CLIENTS = [
-  toy_problems.regression_examples(8, 2, 1, seed)._replace(
+  datasets.Examples(
     x=np.random.default_rng(seed).normal(size=[8, 2]).astype(np.float32)
     * np.float32(scale),
     y=np.full(8, target, np.float32),

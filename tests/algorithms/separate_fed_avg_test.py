@@ -56,7 +56,10 @@ def test_models_are_fed_avg_on_each_domains_data_alone():
     'fed_avg', toy_problems.classifier(), fed_avg.FedAvgHParams(**_FULL_BATCHES)
   )
   for m in range(3):
-    alone = [c.select(c.domain == m)._replace(domain=None) for c in _clients()]
+    alone = [
+      toy_problems.changed(c.select(c.domain == m), domain=None)
+      for c in _clients()
+    ]
     expected, _, _ = toy_problems.train(avg, alone, 2)
     toy_problems.assert_close(
       _model_of(state.global_weights, m), dict(expected.global_weights)

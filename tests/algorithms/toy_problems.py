@@ -92,7 +92,14 @@ def in_turn(client):
 def in_domains(client, pattern):
   """The examples, of domains that repeat a pattern."""
   domain = np.resize(np.array(pattern, np.int32), len(client.y))
-  return client._replace(domain=domain)
+  return changed(client, domain=domain)
+
+
+def changed(client, **fields):
+  """The examples with other fields."""
+  return examples.Examples(
+    **{'x': client.x, 'y': client.y, 'domain': client.domain, **fields}
+  )
 
 
 def domains_of(clients, names=DOMAINS.names):

@@ -80,8 +80,8 @@ def test_attacked_clients_learn_wrong_labels():
     ),
     clients,
   )
-  flipped = clients[1]._replace(
-    y=model.classifier.num_classes - 1 - clients[1].y
+  flipped = toy_problems.changed(
+    clients[1], y=model.classifier.num_classes - 1 - clients[1].y
   )
   expected, _, _ = toy_problems.train(
     registry.build('fed_avg', model), [clients[0], flipped]

@@ -1,4 +1,4 @@
-"""How central examples become clients: one rule per file.
+"""How central examples become clients.
 
 A `WeightedPartitioner` is a rule for a non-negative weight matrix
 `[num_clients, num_classes]`. The training examples of each class are then dealt
@@ -28,18 +28,23 @@ from tff_pfl.datasets.partitioning.base import (
   Partition,
   Partitioner,
   Pool,
+  hold_out,
   numbered_client_ids,
 )
-from tff_pfl.datasets.partitioning.classes_per_client import ClassesPerClient
-from tff_pfl.datasets.partitioning.client_dirichlet import ClientDirichlet
-from tff_pfl.datasets.partitioning.dirichlet import Dirichlet
-from tff_pfl.datasets.partitioning.domain_mixture import DomainMixture
-from tff_pfl.datasets.partitioning.fallah_digits import FallahDigits
-from tff_pfl.datasets.partitioning.hold_out import hold_out
+from tff_pfl.datasets.partitioning.by_class import (
+  ClassesPerClient,
+  Dirichlet,
+  FallahDigits,
+  Iid,
+  LognormalSizes,
+  Shards,
+  WeightedPartitioner,
+)
+from tff_pfl.datasets.partitioning.mixtures import (
+  ClientDirichlet,
+  DomainMixture,
+)
 from tff_pfl.datasets.partitioning.natural import Natural, by_key
-from tff_pfl.datasets.partitioning.same_classes import Iid, LognormalSizes
-from tff_pfl.datasets.partitioning.shards import Shards
-from tff_pfl.datasets.partitioning.weighted import WeightedPartitioner
 
 __all__ = [
   'PARTITIONERS',

@@ -1,0 +1,419 @@
+"""Rules that divide every class among the clients."""
+
+import abc
+import dataclasses
+import math
+import numbers
+from typing import ClassVar
+
+import numpy as np
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.datasets.partitioning import base, dealing
+
+_MAX_DRAWS = 100
+# Below, a class belongs to one client, and NumPy takes longer and longer to say
+# to which, without ever looking at signals.
+_LEAST_CONCENTRATION = 1e-6
+_NUM_CLASSES = 10
+
+
+class WeightedPartitioner(base.CountingPartitioner):
+  """A rule that divides every class in proportion to the clients' claims."""
+
+  @abc.abstractmethod
+  def _class_weights(
+    self, num_clients: int, class_counts: np.ndarray, seed: int
+  ) -> np.ndarray:
+    """Returns each client's claim on each class.
+
+    Args:
+      class_counts: Training examples of each class, `[num_classes]`, int.
+
+    Returns:
+      Non-negative float64 array `[num_clients, num_classes]`.
+
+    Raises:
+      ValueError: The rule cannot be met with these clients and classes.
+    """
+
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
+    weights = self._class_weights(num_clients, pool, seed)
+    all_counts = pool + test_pool
+    left_out = (all_counts > 0) & (weights.sum(axis=0) <= 0)
+    if left_out.any():
+      logging.warning(
+        'Partition %s of %d clients has no place for the classes %s: their'
+        ' %d examples are left out.',
+        self.spec,
+        num_clients,
+        np.flatnonzero(left_out).tolist(),
+        all_counts[left_out].sum(),
+      )
+    counts = dealing.apportion(pool, weights, train_rng)
+    shares = np.where(pool > 0, counts, weights)
+    return counts, dealing.apportion(test_pool, shares, test_rng)
+
+
+def _classes_present(
+  class_counts: np.ndarray, wanted: int, name: str
+) -> np.ndarray:
+  """Returns the classes that have examples; `ValueError` if below `wanted`.
+
+  Args:
+    class_counts: Training examples of each class, `[num_classes]`.
+    wanted: The value of a parameter, a number of classes.
+    name: What that parameter is called.
+  """
+  present = np.flatnonzero(class_counts)
+  errors.expect(
+    wanted <= len(present),
+    name,
+    f'at most {len(present)}, the number of classes with training examples',
+    wanted,
+  )
+  return present
+
+
+@dataclasses.dataclass(frozen=True)
+class Iid(WeightedPartitioner):
+  """The same class distribution and size everywhere."""
+
+  name: ClassVar[str] = 'iid'
+  summary: ClassVar[str] = 'the same class distribution and size everywhere'
+  needs_classes: ClassVar[bool] = False
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    return np.ones((num_clients, len(class_counts)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LognormalSizes(WeightedPartitioner):
+  """The same classes everywhere, sizes in proportion to lognormal draws.
+
+  Attributes:
+    sigma: Standard deviation of the logarithm of the sizes, at least 0; 0 gives
+      `Iid`.
+  """
+
+  sigma: float
+
+  name: ClassVar[str] = 'lognormal'
+  summary: ClassVar[str] = (
+    'the same class distribution everywhere, sizes in proportion to draws'
+    ' from lognormal(0, sigma)'
+  )
+  needs_classes: ClassVar[bool] = False
+
+  def __post_init__(self):
+    errors.expect_non_negative('sigma', self.sigma)
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    log_sizes = rng.normal(0, self.sigma, num_clients)
+    # Relative to the largest, lest a large sigma overflow.
+    sizes = np.exp(log_sizes - log_sizes.max())
+    return np.tile(sizes[:, np.newaxis], (1, len(class_counts)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards(WeightedPartitioner):
+  """Single-class shards of equal size, the same number for every client.
+
+  Each class is cut into equal shards, and each client gets shards of
+  `shards_per_client` distinct classes: the pathological partition of McMahan et
+  al., in FedRep's variant where no shard straddles two classes. The classes get
+  as many shards as makes shard sizes most nearly equal (the method of equal
+  proportions): the same number for classes of the same size, where
+  `num_clients * shards_per_client` is a multiple of their number.
+
+  Attributes:
+    shards_per_client: Shards, and distinct classes, of each client; from 1 to
+      the number of classes.
+
+  References:
+    McMahan et al., Communication-Efficient Learning of Deep Networks from
+      Decentralized Data, AISTATS 2017, section 3.
+    Collins et al., Exploiting Shared Representations for Personalized Federated
+      Learning, ICML 2021, section 5.
+    Huntington, The Mathematical Theory of the Apportionment of Representatives,
+      PNAS 7(4), 1921.
+  """
+
+  shards_per_client: int = 2
+
+  name: ClassVar[str] = 'shards'
+  summary: ClassVar[str] = (
+    'equal shards of one class each, as many distinct classes per client as'
+    ' it has shards (McMahan et al. 2017, FedRep)'
+  )
+
+  def __post_init__(self):
+    errors.expect_int('shards_per_client', self.shards_per_client, 1)
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    per_client = self.shards_per_client
+    present = _classes_present(class_counts, per_client, 'shards_per_client')
+    remaining = _shards_by_class(
+      class_counts[present], num_clients * per_client, num_clients, rng
+    )
+    weights = np.zeros((num_clients, len(class_counts)))
+    for client in range(num_clients):
+      with np.errstate(divide='ignore'):
+        # Gumbel noise on log counts draws without replacement in proportion
+        # to the shards that remain.
+        priority = np.log(remaining) + rng.gumbel(size=len(present))
+      # A class with a shard for every client still to come cannot wait.
+      priority[remaining == num_clients - client] = np.inf
+      chosen = np.argpartition(-priority, per_client - 1)[:per_client]
+      remaining[chosen] -= 1
+      weights[client, present[chosen]] = 1
+    return weights[rng.permutation(num_clients)]
+
+
+def _shards_by_class(
+  class_counts: np.ndarray,
+  num_shards: int,
+  max_shards: int,
+  rng: np.random.Generator,
+) -> np.ndarray:
+  """Returns shards per class, sizes as equal as possible, `[num_classes]`.
+
+  The next shard goes to the class whose shards are largest, measured by the
+  geometric mean of their size without and with it; every class gets its first
+  shard before any gets a second.
+
+  Args:
+    class_counts: Positive, `[num_classes]`.
+    num_shards: At most `max_shards * num_classes`.
+    max_shards: Most shards of one class.
+    rng: Decides between classes of equal size.
+  """
+  order = np.argsort(rng.permutation(len(class_counts)))
+  counts = class_counts[order]
+  shards = np.zeros(len(counts), np.int64)
+  shards[np.argsort(-counts, kind='stable')[:num_shards]] = 1
+  for _ in range(num_shards - shards.sum()):
+    sizes = counts / np.maximum(shards * (shards + 1), 1) ** 0.5
+    sizes[shards == max_shards] = -1
+    shards[np.argmax(sizes)] += 1
+  by_class = np.zeros_like(shards)
+  by_class[order] = shards
+  return by_class
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassesPerClient(WeightedPartitioner):
+  """Distinct classes drawn at random, each shared evenly by its owners.
+
+  Unlike with `Shards` a class may have many owners or few, so that sizes vary.
+  Every class has an owner if the clients can own that many classes.
+
+  Attributes:
+    num_classes_per_client: From 1 to the number of classes.
+  """
+
+  num_classes_per_client: int
+
+  name: ClassVar[str] = 'classes_per_client'
+  summary: ClassVar[str] = (
+    'this many distinct classes drawn at random for each client, each class'
+    ' divided evenly among its owners; sizes vary'
+  )
+
+  def __post_init__(self):
+    errors.expect_int('num_classes_per_client', self.num_classes_per_client, 1)
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    per_client = self.num_classes_per_client
+    present = _classes_present(
+      class_counts, per_client, 'num_classes_per_client'
+    )
+    order = rng.random((num_clients, len(present)))
+    # First one owner for each class, in turn; the rest is drawn freely.
+    covered = rng.permutation(len(present))[: num_clients * per_client]
+    owners = rng.permutation(num_clients)
+    order[owners[np.arange(len(covered)) % num_clients], covered] = -1
+    chosen = np.argpartition(order, per_client - 1, axis=1)[:, :per_client]
+    weights = np.zeros((num_clients, len(class_counts)))
+    weights[np.arange(num_clients)[:, np.newaxis], present[chosen]] = 1
+    return weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Dirichlet(WeightedPartitioner):
+  """Each class divided over the clients by a symmetric Dirichlet draw.
+
+  Sizes differ; see `ClientDirichlet` for clients of equal size.
+
+  Attributes:
+    concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
+      value approaches `Iid`.
+    min_examples: Least number of examples of every client that are dealt as
+      training examples; the draw is repeated until it is met. Where each
+      client's test set is held out of its own, these are among them. 0 switches
+      this off.
+
+  References:
+    Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
+      Networks, ICML 2019, section 4.
+  """
+
+  concentration: float
+  min_examples: int = 1
+
+  name: ClassVar[str] = 'dirichlet'
+  summary: ClassVar[str] = (
+    'each class divided over the clients by a Dirichlet draw (Yurochkin et'
+    ' al. 2019), repeated until every client has min_examples (default 1)'
+  )
+
+  def __post_init__(self):
+    errors.expect(
+      isinstance(self.concentration, numbers.Real)
+      and not isinstance(self.concentration, bool)
+      and _LEAST_CONCENTRATION <= self.concentration < math.inf,
+      'concentration',
+      f'a positive number, at least {_LEAST_CONCENTRATION:g}',
+      self.concentration,
+    )
+    errors.expect_int('min_examples', self.min_examples, 0)
+
+  def _class_weights(self, num_clients, class_counts, seed):
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    num_examples = int(class_counts.sum())
+    errors.expect(
+      num_clients * self.min_examples <= num_examples,
+      'min_examples',
+      f'at most {num_examples // num_clients}, as {num_clients} clients share'
+      f' {num_examples} training examples',
+      self.min_examples,
+    )
+    for _ in range(_MAX_DRAWS):
+      weights = rng.dirichlet(
+        np.full(num_clients, self.concentration), len(class_counts)
+      ).T
+      # The very counts that dealing the training examples will give.
+      counts = dealing.apportion(
+        class_counts, weights, dealing.make_rng(seed, dealing.TRAIN)
+      )
+      if counts.sum(axis=1).min() >= self.min_examples:
+        return weights
+    raise ValueError(
+      f'Expected `partition` to give each of {num_clients} clients at least'
+      f' {self.min_examples} of {num_examples} training examples, found'
+      f' {self.spec!r} fail {_MAX_DRAWS} times; raise'
+      ' `concentration`, or lower `min_examples` or `num_clients`.'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FallahDigits(base.CountingPartitioner):
+  """The partition of Per-FedAvg's experiment: two kinds of clients, 10 classes.
+
+  The first half of the clients hold a images of each of the classes 0 to 4.
+  Each of the others holds a/2 images of one class of 0 to 4 and 2a images of
+  one class of 5 to 9. Which two, goes in turn through all 25 pairs in an order
+  drawn from the seed, so that every class of 0 to 4, every one of 5 to 9 and
+  every pair has the same number of such clients, up to one.
+
+  The test images follow the same table with a smaller a: a times the number of
+  test images over that of training images, or the most that every class of the
+  test images can supply where that is less. It need not be whole: a client gets
+  the floor or the ceiling of each of its counts.
+
+  Every image has one client at most. The images beyond the table belong to
+  nobody: this is the experiment, no error. (With MNIST, 50 clients and a = 196,
+  a class of 0 to 4 gives 5,390 of its at least 5,842 training images, and one
+  of 5 to 9 gives 1,960.)
+
+  Where each client's test set is held out of its own examples, as
+  `FederatedDataset.from_arrays` does without test arrays, the counts above are
+  those of a client's training and test images together.
+
+  Attributes:
+    images_per_digit: The paper's a; even, at least 2.
+
+  References:
+    Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
+      Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020,
+      section 5.
+  """
+
+  images_per_digit: int
+
+  name: ClassVar[str] = 'fallah_digits'
+  summary: ClassVar[str] = (
+    'so many images of each of the classes 0-4 for half of the clients, half as'
+    ' many of one of these and twice as many of one of the classes 5-9 for each'
+    ' of the others (Fallah et al. 2020, Per-FedAvg, with 196 for 50 clients on'
+    ' MNIST); for 10 classes and an even number of clients, and the remaining'
+    ' images are left out'
+  )
+
+  def __post_init__(self):
+    errors.expect_int('images_per_digit', self.images_per_digit, 1)
+    errors.expect(
+      self.images_per_digit % 2 == 0,
+      'images_per_digit',
+      'an even number, as some clients hold half as many',
+      self.images_per_digit,
+    )
+
+  def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
+    errors.expect(
+      num_clients % 2 == 0 and num_clients >= _NUM_CLASSES,
+      'num_clients',
+      f'an even number, at least {_NUM_CLASSES}, for the partition {self.spec}',
+      num_clients,
+    )
+    for name, counts in (('y_train', pool), ('y_test', test_pool)):
+      errors.expect(
+        len(counts) == _NUM_CLASSES
+        and (counts.all() or (name == 'y_test' and not counts.any())),
+        name,
+        f'of exactly {_NUM_CLASSES} classes, each with examples, for the'
+        f' partition {self.spec}',
+        f'{np.count_nonzero(counts)} of {len(counts)} classes with examples',
+      )
+    counts = self._train_counts(num_clients, pool, seed)
+    dealt = counts.sum(axis=0)
+    # The test set's share, or the most that every class can supply.
+    factor = min(test_pool.sum() / pool.sum(), (test_pool / dealt).min())
+    dealt_for_tests = np.round(dealt * factor).astype(np.int64)
+    return counts, dealing.apportion(dealt_for_tests, counts, test_rng)
+
+  def _train_counts(
+    self, num_clients: int, class_counts: np.ndarray, seed: int
+  ) -> np.ndarray:
+    """Returns the images of each client and class, `[num_clients, 10]`."""
+    # In halves of a, so that everything is whole: 2, 1 and 4.
+    half, digits = num_clients // 2, _NUM_CLASSES // 2
+    halves = np.zeros((num_clients, _NUM_CLASSES), np.int64)
+    halves[:half, :digits] = 2
+    rng = dealing.make_rng(seed, dealing.WEIGHTS)
+    low, high = rng.permutation(digits), rng.permutation(digits)
+    turn = np.arange(half)
+    halves[half + turn, low[turn % digits]] = 1
+    # One further with each turn through the low classes: 25 distinct pairs.
+    shift = turn // digits
+    halves[half + turn, digits + high[(turn + shift) % digits]] = 4
+    largest = 2 * int((class_counts // halves.sum(axis=0)).min())
+    errors.expect(
+      largest >= 2,
+      'num_clients',
+      f'smaller for the partition {self.spec}, as even 2 images per digit are'
+      ' more than the data can supply',
+      num_clients,
+    )
+    errors.expect(
+      self.images_per_digit <= largest,
+      'images_per_digit',
+      f'at most {largest}, the most that the data can supply to {num_clients}'
+      ' clients',
+      self.images_per_digit,
+    )
+    return halves * (self.images_per_digit // 2)
