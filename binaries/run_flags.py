@@ -11,7 +11,13 @@ from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.client import phases, schedules, training_options
-from tff_pfl.models import augmentation, domain_models, zoo
+from tff_pfl.models import (
+  augmentation,
+  class_weights,
+  client_metrics,
+  domain_models,
+  zoo,
+)
 from tff_pfl.simulation import (
   client_sampling,
   privacy,
@@ -84,6 +90,11 @@ _TEXTS = {
   'scales and offsets (local_all).',
   'augmentation': 'Random changes of images in training, drawn anew in each '
   f'step: {augmentation.FORMS}.',
+  'class_weight': 'Weights of the classes in the loss of training, not in what '
+  f'is reported: {class_weights.FORMS}.',
+  'metrics': 'Further metrics to report, such as auc,f1_macro or rmse,r2: '
+  f'{", ".join(client_metrics.NAMES)}, and those of Keras that are means over '
+  'examples, such as mse and top_5_accuracy (default: none).',
   **{
     name: hparams_lib.help_text(training_options.TrainingOptions, name)
     for name in ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')

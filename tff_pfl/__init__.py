@@ -54,6 +54,8 @@ _NAMES = {
     'load_dataset',
   ),
   # Models.
+  'models.class_weights': ('with_class_weight',),
+  'models.client_metrics': ('with_metrics',),
   'models.domain_models': ('with_domains',),
   'models.keras_bridge': ('from_keras', 'to_keras'),
   'models.split_model': ('SplitModel',),

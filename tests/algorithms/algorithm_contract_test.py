@@ -14,7 +14,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import example_tensors, scoring, training_options
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import examples
-from tff_pfl.models import augmentation, split_model
+from tff_pfl.models import augmentation, class_weights, split_model
 from tff_pfl.templates import options as options_lib
 from tff_pfl.templates import personalization
 
@@ -208,6 +208,27 @@ def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
     # by its shape wherever it was.
     local_shapes = {np.shape(value) for value in states[0].local.values()}
     assert not local_shapes & {np.shape(value) for value in public}
+
+
+@_fast_for('fed_avg', 'fed_em', 'fed_rod')
+def test_classes_have_weights_in_training_alone(name):
+  def outcome(class_weight):
+    model = class_weights.with_class_weight(
+      toy_problems.classifier(), class_weight
+    )
+    process = registry.build(
+      name, toy_problems.model_for(name, model), seed=_SEED
+    )
+    output = _round(process)
+    sums = scoring.evaluate(
+      process.model, process.model.initial_weights, _test(name)[0]
+    )
+    return output.state.global_weights, output.client_states, sums
+
+  plain, equal, weighted = map(outcome, ({}, {0: 1.0}, {0: 4.0, 2: 0.25}))
+  toy_problems.assert_close(equal, plain)
+  assert toy_problems.differ(weighted[:2], plain[:2])
+  toy_problems.assert_same(weighted[2], plain[2])
 
 
 # Rounds.

@@ -191,6 +191,9 @@ _USAGE = [
   ('--data_dir=.', 'reads no files'),
   ('resume', "found 'resume'"),
   ('--model=linear --model_widths=', 'fed_rep to share'),
+  ('--class_weight=0:1,0:2', '--class_weight to be of distinct classes'),
+  ('--class_weight=12:3', 'in [0, 9], found 12'),
+  ('--metrics=auc,rmse', '--metrics to be metrics of a classifier, such as'),
   ('--flagfile=none.txt', 'none.txt'),
 ]
 

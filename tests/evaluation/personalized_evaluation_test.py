@@ -181,6 +181,7 @@ class _DomainProcess:
   model = types.SimpleNamespace(
     domains=domains_lib.Domains(('sea', 'hills'), (5, 5)),
     primary_metric=split_model.ACCURACY,
+    reported=(),
     element_spec=toy_problems.classifier().element_spec,
   )
 

@@ -33,7 +33,7 @@ def _domains(sea, hills, metric='accuracy'):
   }
 
 
-def _collect(directory, *domains_by_seed, metric='accuracy'):
+def _collect(directory, *domains_by_seed, metric='accuracy', told=None):
   comparison = plan.Comparison(
     base=run_config.RunConfig(
       dataset='synthetic', num_clients=2, cohort_size=2, model='linear'
@@ -46,9 +46,14 @@ def _collect(directory, *domains_by_seed, metric='accuracy'):
   for one, domains in zip(trials, domains_by_seed):
     folder = execution.trial_folder(directory, one.name)
     os.makedirs(folder)
-    made_up_trials.run(one, folder, metric=metric, domains=domains)
-  methods, primary = collection.collect(comparison, str(directory), trials)
+    made_up_trials.run(
+      one, folder, metric=metric, domains=domains, reported=told
+    )
+  methods, primary, reported = collection.collect(
+    comparison, str(directory), trials
+  )
   assert primary.name == metric
+  assert [metric.name for metric in reported] == list(told or ())
   return methods
 
 
@@ -95,3 +100,20 @@ def test_another_metric_than_the_accuracy_is_compared(tmp_path):
   last = method['curves'][0]['personal'][-1]
   assert method['metrics']['personal_mae']['mean'] == last
   assert 0 < method['clients'][0]['mae_after'] < 1
+
+
+def test_further_metrics_are_collected(tmp_path):
+  told = {
+    name: {'higher_is_better': True, 'num_clients': number, 'num_scored': 2}
+    for name, number in (('auc', 1), ('f1_macro', 2))
+  }
+  method, _ = _collect(tmp_path, None, None, told=told)
+  metrics = method['metrics']
+  for name in ('personal_auc', 'global_auc', 'personal_f1_macro'):
+    assert metrics[name]['mean'] == 0.5
+  assert metrics['clients_auc']['mean'] == 1
+  # All clients have it.
+  assert metrics['clients_f1_macro'] is None
+  assert {'auc_before', 'auc_after', 'f1_macro_after'} <= set(
+    method['clients'][0]
+  )

@@ -279,7 +279,7 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   path.write_text(json.dumps(scores))
   comparison = _comparison()
   points = {'fed_avg': comparison.points('fed_avg')[0]}
-  methods, _ = collection.collect(
+  methods, _, _ = collection.collect(
     comparison, str(tmp_path / 'copy'), comparison.trials(points)
   )
   again = {**found, 'methods': methods}

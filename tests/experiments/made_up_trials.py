@@ -10,7 +10,13 @@ from tff_pfl.simulation import report, run_store, summary
 
 
 def run(
-  wanted, directory, *, runtime_options=None, metric='accuracy', domains=None
+  wanted,
+  directory,
+  *,
+  runtime_options=None,
+  metric='accuracy',
+  domains=None,
+  reported=None,
 ):
   """As `trial.run`: the files of a finished trial.
 
@@ -22,6 +28,7 @@ def run(
     metric: The primary one; of others than the accuracy less is better.
     domains: Scores of domains, as evaluations have them, if any; over the last
       rounds they are a tenth.
+    reported: Further metrics, as evaluations have them, if any.
   """
   del runtime_options
   config, (trained, new) = wanted.config, trial.load_data(wanted)
@@ -33,7 +40,7 @@ def run(
     score, loss = rng.uniform(size=2)
     if wanted.validation_fraction is not None:
       score = config.hparams.learning_rate
-    means = {metric: score, 'loss': loss}
+    means = {metric: score, 'loss': loss, **dict.fromkeys(reported or (), 0.5)}
     return {
       'personal': means,
       'global': means if has_global else None,
@@ -43,6 +50,7 @@ def run(
       },
       'non_finite_clients': 0,
       **({} if metric == 'accuracy' else {'primary_metric': primary}),
+      **({} if reported is None else {'reported': reported}),
       **({} if domains is None else {'domains': domains}),
     }
 

@@ -316,7 +316,7 @@ def test_the_first_metric_is_the_primary_one(
   assert bridged.primary_metric == primary
 
 
-def test_classes_have_weights():
+def test_classes_have_weights_in_training_alone():
   logits = tf.constant([[1.0, 2.0, 0.0], [3.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
   y = tf.constant([0, 1, 2])
   for loss, labels in (
@@ -329,9 +329,10 @@ def test_classes_have_weights():
       )
       for class_weight in (None, {0: 0.5, 2: 4.0})
     )
+    losses = plain.loss(labels, logits)
+    np.testing.assert_array_equal(weighted.loss(labels, logits), losses)
     np.testing.assert_allclose(
-      weighted.loss(labels, logits),
-      plain.loss(labels, logits) * np.array([0.5, 1, 4]),
+      weighted.in_training.loss(labels, logits), losses * np.array([0.5, 1, 4])
     )
   binary = keras_models.bridge(
     keras_models.sequential(units=1),
@@ -339,7 +340,7 @@ def test_classes_have_weights():
     class_weight={1: 3.0},
   )
   np.testing.assert_allclose(
-    binary.loss(tf.constant([0, 1]), tf.constant([[0.0], [0.0]])),
+    binary.in_training.loss(tf.constant([0, 1]), tf.constant([[0.0], [0.0]])),
     np.log(2) * np.array([1, 3]),
     rtol=1e-6,
   )
@@ -349,7 +350,9 @@ def test_classes_have_weights():
     class_weight={1: 10.0},
   )
   np.testing.assert_allclose(
-    labels.loss(tf.constant([[0, 1, 0], [1, 1, 0]]), tf.zeros([2, 3])),
+    labels.in_training.loss(
+      tf.constant([[0, 1, 0], [1, 1, 0]]), tf.zeros([2, 3])
+    ),
     np.log(2) * np.array([12 / 3, 21 / 3]),
     rtol=1e-6,
   )
@@ -406,10 +409,16 @@ def test_classes_have_weights():
       '`class_weight` to be None',
     ),
     ({'loss': 'mse'}, ValueError, "'accuracy' needs a classification loss"),
-    ({'metrics': ['nonsense']}, ValueError, "Keras metrics, found 'nonsense'"),
+    (
+      {'metrics': ['nonsense']},
+      ValueError,
+      "Keras metrics, or of .*auc.*found 'nonsense'",
+    ),
     ({'metrics': 'accuracy'}, TypeError, "a list, found 'accuracy'"),
     ({'metrics': [3]}, TypeError, '`metrics`.*found 3'),
     ({'metrics': ['AUC']}, ValueError, 'means over examples.*AUC'),
+    ({'metrics': ['rmse']}, ValueError, "a classifier.*found 'rmse'"),
+    ({'metrics': ['mae']}, ValueError, "is of classes, found 'mae'"),
     (
       {'metrics': [keras.metrics.AUC(name='area')]},
       ValueError,

@@ -49,6 +49,8 @@ def test_an_optimizer_that_is_no_name_is_not_for_stored_settings():
 _LATER = {
   'statistics': 'local',
   'augmentation': 'crop:2+flip',
+  'class_weight': '0:1,1:10',
+  'metrics': ('auc', 'top_3_accuracy'),
   'weight_decay': 1e-4,
   'decoupled_weight_decay': 0.01,
   'max_gradient_norm': 2.0,
@@ -98,7 +100,10 @@ def test_later_settings_reach_the_process():
     **_LATER,
   )
   data = config.load_data()
-  description = config.build_process(config.build_model(data)).description
+  model = config.build_model(data)
+  assert [m.name for m in model.reported] == ['auc', 'top_3_accuracy']
+  assert model.training_loss is not None
+  description = config.build_process(model).description
   relative = dataclasses.replace(config, initial_run='before')
   assert relative.initial_run == os.path.abspath('before')
   assert description['statistics'] == 'local'

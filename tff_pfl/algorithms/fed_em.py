@@ -21,8 +21,9 @@ Deviations from the paper: the mini-batches of a step are the same for all
 components. The components start from one draw of the initial weights in
 different orders (`models.copies.drawn_apart`). The E-step's losses are of the
 components in inference mode. For outputs that are sequences the loss of an
-example is its mean, not its sum. As everywhere in this library, momentum is 0.5
-by default.
+example is its mean, not its sum. Weights of classes, where asked for, are in
+the training of the components alone, not in the E-step. As everywhere in this
+library, momentum is 0.5 by default.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
@@ -120,7 +121,8 @@ def _weighted_model(model, parts, log_shares):
     return ([outputs for outputs, _ in results], q), statistics
 
   def loss(y, outputs_and_q):
-    losses = [model.loss(y, outputs) for outputs in outputs_and_q[0]]
+    loss_of = model.in_training.loss
+    losses = [loss_of(y, outputs) for outputs in outputs_and_q[0]]
     q = tf.cast(outputs_and_q[1], losses[0].dtype)
     return tf.add_n([q[:, m] * each for m, each in enumerate(losses)])
 
@@ -130,7 +132,7 @@ def _weighted_model(model, parts, log_shares):
     )
 
   trained = dataclasses.replace(
-    parts.trained,
+    parts.trained.in_training,
     loss=loss,
     metrics={name: of_mixture(m) for name, m in model.metrics.items()},
     counted=model.counted

@@ -116,14 +116,16 @@ def fed_rod(
   def train(broadcast, personal, examples, seed):
     shared = broadcast.global_weights
     shift = hparams.balance_exponent * class_shift(model, examples)
+    in_training = model.in_training
 
     def both_risks(y, outputs):
       """Their sum; its value is that of what is predicted."""
-      balanced = model.loss(y, outputs[0] + shift)
-      return model.loss(y, outputs[1]) + balanced - tf.stop_gradient(balanced)
+      balanced = in_training.loss(y, outputs[0] + shift)
+      own_risk = in_training.loss(y, outputs[1])
+      return own_risk + balanced - tf.stop_gradient(balanced)
 
     two_headed = dataclasses.replace(
-      model,
+      in_training,
       loss=both_risks,
       metrics={name: _of_both(m) for name, m in model.metrics.items()},
       counted=model.counted and _of_both(model.counted),

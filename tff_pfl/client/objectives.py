@@ -150,8 +150,8 @@ def prediction_loss(
 ) -> Objective:
   """The batch's mean loss, as a function of the weights given.
 
-  The regularizers of these weights and the penalty add to it, but not to the
-  metrics.
+  The loss is that of training. The regularizers of these weights and the
+  penalty add to it, but not to the metrics.
 
   Args:
     model: For the loss, the metrics and the names of moving statistics.
@@ -162,6 +162,7 @@ def prediction_loss(
       the batch's examples as ever, and metrics are without it.
     penalty: What the features of the batch add to the loss, if anything.
   """
+  model = model.in_training
 
   def objective(weights, batch, *, seed):
     mode = split_model.Mode(True, seed, batch.example_weights)

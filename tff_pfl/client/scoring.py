@@ -20,11 +20,14 @@ class Scores(NamedTuple):
     class_1: For models of two classes whose labels are scalars, float32
       `[capacity]`, or of several labels, `[capacity, labels]`: the logarithm of
       the odds of class 1.
+    predictions: For models with metrics of all predictions of a client, what
+      `SplitModel.predictions` gives of each example, `[capacity, ...]`.
   """
 
   sums: Any
   by_domain: Any = ()
   class_1: Any = ()
+  predictions: Any = ()
 
 
 def score(
@@ -46,6 +49,8 @@ def score(
         model, outputs, examples.y, is_example, examples.x['domain']
       )
     )
+  if model.client_metrics:
+    scores = scores._replace(predictions=model.predictions(outputs))
   classifier = model.classifier
   if (
     classifier is None

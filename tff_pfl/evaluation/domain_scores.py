@@ -103,12 +103,14 @@ def summarize(
 
 def _figures(rows, counts, predictions, which):
   """All metrics `before` or `after` personalization."""
+  # A metric of all predictions of a client is none of its domains.
+  of_domain = next(iter(rows[0]['domains'].values()))
   figures = {
     metric: _figure(
       {name: _pooled(rows, name, which, metric, counts) for name in counts},
       [row[which][metric] for row in rows],
     )
-    for metric in rows[0][which]
+    for metric in of_domain[which]
   }
   if predictions:
     figures[two_class_scores.AUC] = _auc_figure(

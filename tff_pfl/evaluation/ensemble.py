@@ -25,7 +25,7 @@ import tensorflow_federated as tff
 from tff_pfl import datasets, errors
 from tff_pfl.client import client_examples, objectives
 from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.models import prediction
+from tff_pfl.models import client_metrics, prediction
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
@@ -52,8 +52,8 @@ def evaluate_clients(
 
   Returns:
     A dict for each: `client`, `num_test_examples`, `num_models` (whose
-    predictions are averaged), and `after`: a dict of metrics, means over the
-    test examples.
+    predictions are averaged), and `after`: a dict of metrics, as in the rows of
+    a `personalized_evaluation.Evaluation`.
 
   Raises:
     NoModelsError: If no known client has a say.
@@ -152,4 +152,7 @@ def _metrics(model, predicted, y) -> dict[str, Any]:
   sums = objectives.metric_sums(
     model, outputs, tf.constant(y), tf.ones([len(y)])
   )
-  return {name: float(value) for name, value in objectives.means(sums).items()}
+  return {
+    **{name: float(value) for name, value in objectives.means(sums).items()},
+    **client_metrics.scores(model, np.asarray(y), predicted),
+  }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -10,7 +11,7 @@ import numpy as np
 from tff_pfl import datasets, errors
 from tff_pfl.client import client_examples, example_tensors
 from tff_pfl.evaluation import domain_scores, fairness, two_class_scores
-from tff_pfl.models import split_model
+from tff_pfl.models import client_metrics, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.templates import personalized_process
 
@@ -24,8 +25,9 @@ class Evaluation(NamedTuple):
   Attributes:
     rows: A dict for each client: `client`, `num_train_examples`,
       `num_test_examples`, `num_rounds` (it took part in), and `before` and
-      `after`: dicts of metrics, means over the client's test examples. Where
-      the process has domains, also `domains`, see
+      `after`: dicts of metrics, means over the client's test examples, or of
+      all of them as in `client_metrics`, None where it has no such figure.
+      Where the process has domains, also `domains`, see
       `domain_scores.client_domains`.
     summary: What `summarize` returns; for two classes with `two_classes`, what
       `two_class_scores.summarize` returns, and where the process has domains
@@ -109,6 +111,13 @@ def evaluate(
         'before': _to_floats(result['before']),
         'after': _to_floats(result['after']),
       }
+      if 'predictions' in result:
+        y, *predictions_of = (
+          np.array(result['predictions'][name])[: row['num_test_examples']]
+          for name in ('y', 'before', 'after')
+        )
+        for when, values in zip(('before', 'after'), predictions_of):
+          row[when].update(client_metrics.scores(process.model, y, values))
       if 'domains' in result:
         row['domains'] = domain_scores.client_domains(
           result['domains'], process.model.domains.names
@@ -161,7 +170,10 @@ def _to_floats(metrics):
 
 def _summary(process, rows, predictions):
   summary = summarize(
-    rows, process.has_global_model, process.model.primary_metric
+    rows,
+    process.has_global_model,
+    process.model.primary_metric,
+    process.model.reported,
   )
   if predictions:
     summary['two_classes'] = two_class_scores.summarize(
@@ -181,6 +193,7 @@ def summarize(
   rows: Sequence[Any],
   has_global_model: bool,
   primary_metric: split_model.PrimaryMetric = split_model.ACCURACY,
+  reported: Sequence[split_model.PrimaryMetric] = (),
 ) -> dict:
   """Sums up the scores of clients.
 
@@ -188,23 +201,31 @@ def summarize(
     rows: Those of an `Evaluation`.
     has_global_model: Whether `before` is the score of a global model.
     primary_metric: What the clients are compared by.
+    reported: The model's further metrics for reports.
 
   Returns:
     `personal` and `global` (None without a global model): each metric's mean
-    over clients; `fairness`: of the personal models' primary metric, see
-    `fairness.fairness_summary`; `non_finite_clients`: clients whose personal
-    model has a loss that is not finite (it diverged, or their training data are
-    not finite); and `primary_metric`, a dict, unless it is the accuracy.
+    over the clients that have it, NaN without any; `fairness`: of the personal
+    models' primary metric, see `fairness.fairness_summary`;
+    `non_finite_clients`: clients whose personal model has a loss that is not
+    finite (it diverged, or their training data are not finite);
+    `primary_metric`, a dict, unless it is the accuracy; and, where there are
+    any, `reported`: by name of the further metrics `higher_is_better`,
+    `num_clients`, those that have it, and `num_scored`, all of them.
 
   Raises:
     ValueError: If there are no rows, for no client has test examples.
   """
   errors.expect(rows, 'rows', 'of at least one client with test examples', rows)
 
+  def known(which, name):
+    return [row[which][name] for row in rows if row[which][name] is not None]
+
   def means(which):
-    names = rows[0][which]
+    found = {name: known(which, name) for name in rows[0][which]}
     return {
-      name: float(np.mean([row[which][name] for row in rows])) for name in names
+      name: float(np.mean(values)) if values else math.nan
+      for name, values in found.items()
     }
 
   summary = {
@@ -224,4 +245,13 @@ def summarize(
   }
   if primary_metric != split_model.ACCURACY:
     summary['primary_metric'] = primary_metric._asdict()
+  if reported:
+    summary['reported'] = {
+      metric.name: {
+        'higher_is_better': metric.higher_is_better,
+        'num_clients': len(known('after', metric.name)),
+        'num_scored': len(rows),
+      }
+      for metric in reported
+    }
   return summary

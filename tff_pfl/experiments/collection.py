@@ -25,14 +25,19 @@ _OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
 
 def collect(
   comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
-) -> tuple[list[results.Method], split_model.PrimaryMetric]:
+) -> tuple[
+  list[results.Method],
+  split_model.PrimaryMetric,
+  list[split_model.PrimaryMetric],
+]:
   """Sums up what trials found.
 
   Args:
     trials: The comparison's; those that are not finished are left out.
 
   Returns:
-    The `methods` of the results, and the metric to compare them by.
+    The `methods` of the results, the metric to compare them by, and further
+    ones.
 
   Raises:
     RunError: If a trial's files cannot be read.
@@ -42,18 +47,23 @@ def collect(
     for t in trials
     if execution.is_finished(directory, t.name)
   ]
-  primary = split_model.ACCURACY
+  primary, reported = split_model.ACCURACY, []
   if finished:
-    primary = report.primary_metric([finished[0].variant()['evaluation']])
+    evaluation = finished[0].variant()['evaluation']
+    primary = report.primary_metric([evaluation])
+    reported = [
+      split_model.PrimaryMetric(name, told['higher_is_better'])
+      for name, told in evaluation.get('reported', {}).items()
+    ]
   methods = []
   for algorithm in comparison.algorithms:
     read = [one for one in finished if one.config.algorithm == algorithm]
     if read:
       methods += [
-        _method(comparison, read, variant, primary)
+        _method(comparison, read, variant, primary, reported)
         for variant in read[0].scores['variants']
       ]
-  return methods, primary
+  return methods, primary, reported
 
 
 class _Trial(trial.FinishedTrial):
@@ -83,6 +93,7 @@ class _Trial(trial.FinishedTrial):
       f'personal_{name}': evaluation['personal'].get(name),
       f'global_{name}_last_10': global_of_last_10.get('last_10_mean'),
       f'global_{name}': shared.get(name),
+      **_further(evaluation),
       'worst_10_percent': fairness.get('worst_10_percent'),
       'fraction_hurt': fairness.get('fraction_hurt'),
       'fraction_diverged': evaluation['non_finite_clients']
@@ -151,7 +162,7 @@ class _Trial(trial.FinishedTrial):
       }
     ]
 
-  def clients(self, variant, which, name):
+  def clients(self, variant, which, names):
     """Scores of `which`: 'clients' or 'new_clients'."""
     counts = ('client', 'num_train_examples', 'num_test_examples', 'num_rounds')
     return [
@@ -160,7 +171,7 @@ class _Trial(trial.FinishedTrial):
         **{count: row[count] for count in counts},
         **{
           f'{score}_{when}': row[when].get(score)
-          for score in (name, 'loss')
+          for score in (*names, 'loss')
           for when in ('before', 'after')
         },
       }
@@ -168,9 +179,22 @@ class _Trial(trial.FinishedTrial):
     ]
 
 
-def _method(comparison, read, variant, primary):
+def _further(evaluation):
+  """The figures of further metrics."""
+  found = {}
+  for name, told in evaluation.get('reported', {}).items():
+    for which in ('personal', 'global'):
+      found[f'{which}_{name}'] = (evaluation[which] or {}).get(name)
+    found[f'clients_{name}'] = None
+    if told['num_clients'] < told['num_scored']:
+      found[f'clients_{name}'] = told['num_clients']
+  return found
+
+
+def _method(comparison, read, variant, primary, reported):
   """The row of a method and variant, over the seeds."""
   algorithm, first, name = read[0].config.algorithm, read[0], primary.name
+  names = [name, *(metric.name for metric in reported)]
   rows = [one.metrics(variant, name) for one in read]
 
   def of_all(rows_of, *arguments):
@@ -195,13 +219,13 @@ def _method(comparison, read, variant, primary):
     'hparams': first.config.settings()['hparams'],
     'metrics': {
       name: results.spread([row.get(name) for row in rows])
-      for name in metrics_lib.by_name(primary)
+      for name in metrics_lib.by_name(primary, reported=reported)
       if name in rows[0]
       or (domains and name.startswith(metrics_lib.OF_DOMAINS))
     },
     'curves': of_all(_Trial.curves, variant, primary),
-    'clients': of_all(_Trial.clients, variant, 'clients', name),
-    'new_clients': of_all(_Trial.clients, variant, 'new_clients', name),
+    'clients': of_all(_Trial.clients, variant, 'clients', names),
+    'new_clients': of_all(_Trial.clients, variant, 'new_clients', names),
     'domains': domains,
   }
 

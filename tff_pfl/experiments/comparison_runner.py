@@ -90,7 +90,9 @@ def compare(
     )
     failed = execution.run_trials(trials, directory, **options)
     failures += tuning.failures_of(trials, failed)
-    methods, primary = collection.collect(comparison, directory, trials)
+    methods, primary, reported = collection.collect(
+      comparison, directory, trials
+    )
     settings = _settings(comparison, len(trials), num_processes, cluster)
     base = comparison.base
     found = results.Results(
@@ -110,6 +112,8 @@ def compare(
     )
     if primary != split_model.ACCURACY:
       found['primary_metric'] = primary._asdict()
+    if reported:
+      found['reported'] = [metric._asdict() for metric in reported]
     _write(found, primary, directory, published)
   return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from tff_pfl.models import split_model
@@ -17,8 +18,8 @@ class Metric(NamedTuple):
   Attributes:
     name: Key of a method's `metrics`.
     title: The column's title; lines are to be broken at spaces.
-    unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'loss' or, of any other
-      metric, 'score'.
+    unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'clients', 'loss' or, of
+      any other metric, 'score'.
     higher_is_better: None where neither is.
     on_screen: Whether it is in the table for the screen.
   """
@@ -34,15 +35,18 @@ class Metric(NamedTuple):
 def by_name(
   primary: split_model.PrimaryMetric = split_model.ACCURACY,
   recent: str = 'last 10\nrounds',
+  reported: Sequence[split_model.PrimaryMetric] = (),
 ) -> dict[str, Metric]:
   """All metrics, by name, in the order of the table's columns.
 
   Args:
     primary: What methods are compared by.
     recent: What the mean over the evaluations of the last 10 rounds is called.
+    reported: Further metrics of the models.
   """
   metrics = (
     *_of_models(primary, recent),
+    *(metric for further in reported for metric in _of_further(further)),
     *_of_new_clients(primary),
     *_OTHER_SCORES,
     *_COSTS,
@@ -117,6 +121,27 @@ def _of_models(primary, recent):
     f'last round: its {title} means nothing; none where there are no such '
     'clients.',
     higher_is_better=False,
+  )
+
+
+def _of_further(metric):
+  """The metrics of a further metric of personal and global models."""
+  for which in ('personal', 'global'):
+    yield _of_primary(
+      metric,
+      f'{which}_{metric.name}',
+      f'{which} {metric.title}',
+      f'Mean of the {which} {metric.title} over the clients whose test '
+      'examples have one, after the last round.',
+      on_screen=which == 'personal',
+    )
+  yield Metric(
+    f'clients_{metric.name}',
+    f'clients with {metric.title}',
+    f'Clients whose test examples have {metric.title}; only where some have '
+    'not.',
+    'clients',
+    higher_is_better=None,
   )
 
 

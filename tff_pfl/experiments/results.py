@@ -39,6 +39,7 @@ HTML page) reads what `comparison.json` holds, a dict:
 * `failures`: Of each trial without a result, those of sweeps included, its name
   (`trial`), `algorithm`, `seed` and `reason`.
 * `primary_metric`: What methods are compared by, unless it is the accuracy.
+* `reported`: Further metrics of the models, if any, each like that.
 
 Scores that are not finite, and that do not exist, are None.
 """
@@ -71,6 +72,7 @@ _UNITS = {
   'fraction': (' (%)', 100.0, 1),
   'bytes': (' (kB)', 1e-3, 1),
   'seconds': (' (s)', 1.0, 3),
+  'clients': ('', 1.0, 1),
   'loss': ('', 1.0, 3),
   'score': ('', 1.0, None),
 }
@@ -151,7 +153,11 @@ def metrics(found: Results) -> dict[str, metrics_lib.Metric]:
     for method in found['methods']
     for curve in method['curves']
   )
-  return metrics_lib.by_name(primary_metric(found), recent)
+  return metrics_lib.by_name(
+    primary_metric(found),
+    recent,
+    [split_model.PrimaryMetric(**one) for one in found.get('reported', ())],
+  )
 
 
 def num_seeds(method: Method) -> int:

@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import (
+  client_metrics,
   keras_graph,
   keras_losses,
   keras_purity,
@@ -94,6 +95,7 @@ def from_keras(
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
       metric objects that are means over examples, or functions. The first one
       is the primary one, by which models are compared; without any the loss.
+      Beside them, names of `client_metrics`, such as 'auc'.
     task: Of a loss that is not Keras's, what the outputs are:
       'classification' (labels are classes), 'one_hot_classification',
       'binary_classification' (also of several labels) or 'regression', the
@@ -106,9 +108,9 @@ def from_keras(
       `tf.TensorSpec`s of one example's, as it takes them.
     higher_is_better: Whether more of the first metric is better; None for what
       Keras's own is: less of what is a loss, too, else more.
-    class_weight: Class to the factor of the loss of its examples, in training
-      as in scores, of all methods; 1 for classes that are not named. Of several
-      labels the factor of each label's loss.
+    class_weight: Class to the factor of the loss of its examples in training,
+      of all methods, as in Keras's `fit`; 1 for classes that are not named. Of
+      several labels the factor of each label's loss.
     jit_compile: Whether client training is compiled by XLA: True, False or
       'auto', which is False for models with convolutions and else leaves out
       phases that train many weights, which are faster in place
@@ -129,6 +131,7 @@ def from_keras(
   for name, value in (('head_layers', head_layers), ('metrics', metrics)):
     if isinstance(value, str):
       raise TypeError(errors.message(name, 'a list', value))
+  metrics = tuple(metrics)
   errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
   errors.expect(
     keras.backend.backend() == 'tensorflow',
@@ -153,7 +156,7 @@ def from_keras(
   label_spec, of_outputs = keras_losses.resolve(
     graph,
     loss,
-    tuple(metrics),
+    [metric for metric in metrics if metric not in client_metrics.NAMES],
     label_spec,
     task,
     higher_is_better,
@@ -184,6 +187,9 @@ def from_keras(
   if output is None and not graph.is_plain:
     _check_same(model, result, pure)
   keras_losses.check(result, loss, task)
+  result = client_metrics.with_metrics(
+    result, [metric for metric in metrics if metric in client_metrics.NAMES]
+  )
   if jit_compile == 'auto' and any(
     operation.startswith(_NOT_FOR_XLA) for operation in operations
   ):

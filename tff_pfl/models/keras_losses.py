@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
@@ -22,7 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_purity, split_model
+from tff_pfl.models import (
+  class_weights,
+  client_metrics,
+  keras_purity,
+  split_model,
+)
 
 # What a loss of Keras says of the labels.
 _KINDS = {
@@ -50,6 +56,18 @@ _TASKS = {
   'regression': 'regression',
 }
 _ACCURACY = ('accuracy', 'acc')
+_TOP_ACCURACY = re.compile(r'top_([1-9]\d*)_accuracy')
+_TOP = {
+  'sparse': keras.metrics.sparse_top_k_categorical_accuracy,
+  'categorical': keras.metrics.top_k_categorical_accuracy,
+}
+# Of numbers, not of classes as integers.
+_OF_NUMBERS = (
+  keras.metrics.mean_absolute_error,
+  keras.metrics.mean_absolute_percentage_error,
+  keras.metrics.mean_squared_error,
+  keras.metrics.mean_squared_logarithmic_error,
+)
 
 
 class _Loss(NamedTuple):
@@ -86,8 +104,8 @@ def resolve(
       `keras_bridge.from_keras`.
 
   Returns:
-    The spec of one label, and the fields `loss`, `metrics`, `primary_metric`,
-    `classifier` and `counted` of the `SplitModel`.
+    The spec of one label, and the fields of the `SplitModel` that are about its
+    loss and metrics.
   """
   shape = tuple(graph.tensors[graph.output].shape[1:])
   errors.expect(
@@ -113,15 +131,29 @@ def resolve(
     classifier = classifier._replace(
       probabilities=_infinite_where_diverged(classifier)
     )
-  function = loss.function
-  if class_weight is not None:
-    function = _class_weighted(function, class_weight, classifier)
   elements = _Elements(loss, shape, graph.masks_output)
+  training_loss = None
+  if class_weight is not None:
+    training_loss = elements.mean_of(
+      class_weights.weighted(loss.function, class_weight, classifier)
+    )
+
+  def functions_of(metric):
+    name, of_metric = _metric_function(metric, loss)
+    function = elements.mean_of(of_metric)
+    if name.endswith('accuracy'):
+      function = elements.wrong_where_diverged(function)
+    return name, of_metric, function
+
+  def metric_of(metric):
+    name, of_metric, function = functions_of(metric)
+    is_higher_better = _is_higher_better(name, of_metric, None)
+    return split_model.PrimaryMetric(name, is_higher_better), function
 
   resolved = collections.OrderedDict()
   primary = split_model.LOSS
   for metric in metrics:
-    name, of_metric = _metric_function(metric, loss)
+    name, of_metric, function = functions_of(metric)
     errors.expect(
       name not in (*resolved, 'loss', 'examples'),
       'metrics',
@@ -132,15 +164,15 @@ def resolve(
       primary = split_model.PrimaryMetric(
         name, _is_higher_better(name, of_metric, higher_is_better)
       )
-    resolved[name] = elements.mean_of(of_metric)
-    if name.endswith('accuracy'):
-      resolved[name] = elements.wrong_where_diverged(resolved[name])
+    resolved[name] = function
   return label_spec, {
-    'loss': elements.mean_of(function),
+    'loss': elements.mean_of(loss.function),
+    'training_loss': training_loss,
     'metrics': resolved,
     'primary_metric': primary,
     'classifier': classifier,
     'counted': elements.counted,
+    'metric_of': metric_of,
   }
 
 
@@ -391,44 +423,13 @@ def _log(probabilities):
   return tf.math.log(tf.maximum(probabilities, 1e-30))
 
 
-def _class_weighted(function, class_weight, classifier):
-  """A loss function times the weight of the label's class."""
-  errors.expect(
-    classifier is not None,
-    'class_weight',
-    'None for a loss that is not of classes',
-    class_weight,
-  )
-  errors.expect_type(
-    class_weight, Mapping, 'class_weight', 'a dict from class to factor'
-  )
-  factors = np.ones(classifier.num_classes, np.float32)
-  for label, weight in class_weight.items():
-    errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
-    errors.expect_non_negative('class_weight', weight)
-    factors[label] = weight
-
-  def call(y_true, y_pred):
-    if classifier.is_multilabel:
-      # A value for each label, of which the function would give the mean.
-      values = function(y_true[..., tf.newaxis], y_pred[..., tf.newaxis])
-      each = tf.gather(factors, tf.cast(y_true, tf.int32))
-      return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)
-    values = function(y_true, y_pred)
-    if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
-      y_true = tf.argmax(y_true, axis=-1)
-    classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
-    # What is ignored may be out of their range.
-    classes = tf.clip_by_value(classes, 0, classifier.num_classes - 1)
-    return values * tf.cast(tf.gather(factors, classes), values.dtype)
-
-  return call
-
-
 def _metric_function(metric, loss):
   """The name of a metric and its function."""
   if isinstance(metric, str) and metric in _ACCURACY:
     return 'accuracy', _accuracy(metric, loss)
+  of_top = isinstance(metric, str) and _TOP_ACCURACY.fullmatch(metric)
+  if of_top and loss.kind in _TOP:
+    return metric, functools.partial(_TOP[loss.kind], k=int(of_top[1]))
   name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
   function = metric
   if isinstance(metric, str):
@@ -437,7 +438,11 @@ def _metric_function(metric, loss):
     except ValueError:
       function = None
     errors.expect(
-      callable(function), 'metrics', 'names of Keras metrics', metric
+      callable(function),
+      'metrics',
+      'names of Keras metrics, or of '
+      f'{", ".join(["top_5_accuracy", *client_metrics.NAMES])}',
+      metric,
     )
   errors.expect_type(
     function,
@@ -453,7 +458,8 @@ def _metric_function(metric, loss):
       and type(function).result is of_means.result,
       'metrics',
       'metrics that are means over examples (such as '
-      'SparseCategoricalAccuracy or MeanAbsoluteError)',
+      'SparseCategoricalAccuracy or MeanAbsoluteError), or in small letters '
+      f'of {", ".join(client_metrics.NAMES)}',
       f'{type(function).__name__} {function.name!r}',
     )
     options = function._fn_kwargs  # pylint: disable=protected-access
@@ -468,6 +474,13 @@ def _metric_function(metric, loss):
   elif not _is_of_keras(function):
     function = _fitted(function)
     function.__module__ = getattr(metric, '__module__', None)
+  errors.expect(
+    loss.kind != 'sparse'
+    or getattr(function, 'func', function) not in _OF_NUMBERS,
+    'metrics',
+    'metrics that fit the loss, which is of classes',
+    name,
+  )
   return name or type(metric).__name__, function
 
 

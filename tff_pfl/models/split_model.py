@@ -127,7 +127,7 @@ class SplitModel:
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
     head: `(weights, features, mode) -> (outputs, new_statistics)`. Both read
       only their own layers' weights from `weights`, which may hold more.
-    loss: `(y, outputs) -> [batch]`, the loss of each example.
+    loss: `(y, outputs) -> [batch]`, the loss of each example, in reports.
     metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
       mean over its examples.
     primary_metric: Which of them, or the loss, models are compared by.
@@ -154,6 +154,13 @@ class SplitModel:
       example's elements that count in means, where padding of sequences is
       masked or a class is ignored; None where all count.
     is_augmented: Whether the body changes `x` at random if it gets a seed.
+    training_loss: The loss of each example in training, such as one with
+      weights of classes; None where it is `loss`.
+    reported: Metrics that reports have beside the primary one. Those that are
+      not in `metrics` are of all predictions of a client
+      (`models.client_metrics`).
+    metric_of: From a metric as `from_keras` takes it to a `PrimaryMetric` and
+      its function as in `metrics`; None of models that it did not make.
   """
 
   name: str
@@ -180,6 +187,31 @@ class SplitModel:
   keras_graph: Any = None
   counted: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None
   is_augmented: bool = False
+  training_loss: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None
+  reported: tuple = ()
+  metric_of: Optional[Callable[[Any], tuple]] = None
+
+  @property
+  def client_metrics(self) -> tuple:
+    """Names of the metrics that are of all predictions of a client."""
+    return tuple(
+      metric.name for metric in self.reported if metric.name not in self.metrics
+    )
+
+  def predictions(self, outputs: tf.Tensor) -> tf.Tensor:
+    """The probabilities of a classifier's outputs, else the outputs."""
+    if self.classifier is None:
+      return outputs
+    return self.classifier.probabilities(outputs)
+
+  @property
+  def in_training(self) -> SplitModel:
+    """The model whose `loss` is that of training."""
+    if self.training_loss is None:
+      return self
+    return dataclasses.replace(
+      self, loss=self.training_loss, training_loss=None
+    )
 
   @property
   def uses_xla(self) -> bool:

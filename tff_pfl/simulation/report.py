@@ -60,6 +60,10 @@ def write_report(
 
     * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
       and `personal` and `global` as `accuracy` and `global_accuracy` are;
+    * `reported`, by name of the further metrics: `higher_is_better`, `personal`
+      and `global` as `accuracy` and `global_accuracy` are, but over the clients
+      that have such a figure, and how many of those that are scored have it in
+      the newest evaluation, `num_clients` of `num_scored`;
     * `majority_accuracy`, for classes of one label: what is right where each
       client is always given its most frequent class in training, mean over
       clients;
@@ -164,6 +168,19 @@ def _summarize(store, process, data):
       **metric._asdict(),
       'personal': over_rounds('personal', metric),
       'global': over_rounds('global', metric),
+    }
+  if 'reported' in newest:
+    summary['reported'] = {
+      name: {
+        **told,
+        **{
+          which: over_rounds(
+            which, split_model.PrimaryMetric(name, told['higher_is_better'])
+          )
+          for which in ('personal', 'global')
+        },
+      }
+      for name, told in newest['reported'].items()
     }
   if 'privacy' in summary:
     summary['privacy'] = {
@@ -315,6 +332,12 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         recent: _number(figures['personal']['last_10_mean']),
         f'global {name}': figures['global']
         and _number(figures['global']['last']),
+        **{
+          f'personal {split_model.PrimaryMetric(key, True).title}': _number(
+            told['personal']['last']
+          )
+          for key, told in summary.get('reported', {}).items()
+        },
         'std over clients': _number(summary['fairness'].get('std')),
         'worst 10%': _number(summary['fairness'].get('worst_10_percent')),
         'fraction hurt': summary['fairness'].get('fraction_hurt'),
@@ -337,7 +360,8 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
   """A table for the screen, a row for each summary of `write_report`.
 
   Lines below it tell clients that are not scored, ε, the scores of two classes,
-  and methods that are no better than the most frequent class.
+  metrics that some clients do not have, and methods that are no better than the
+  most frequent class.
   """
   table = summary_lib.format_frame(summary_frame(summaries))
   return '\n'.join([table, *itertools.chain(*map(_notes, summaries))])
@@ -364,6 +388,13 @@ def _notes(summary):
       f'{figures[two_class_scores.AUC]:.3f}, balanced accuracy '
       f'{figures["balanced_accuracy"]:.3f}, F1 {figures["f1"]:.3f}.'
     )
+  for metric, told in summary.get('reported', {}).items():
+    if told['num_clients'] < told['num_scored']:
+      yield (
+        f'{name}: {metric} is a mean over {told["num_clients"]} of '
+        f'{told["num_scored"]} clients; the test examples of the others have '
+        'none.'
+      )
   majority = summary.get('majority_accuracy')
   if majority is not None and summary['accuracy']:
     accuracy = summary['accuracy']['last']

@@ -6,14 +6,21 @@ which is how a run is resumed and its personal models are used.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import registry
 from tff_pfl.client import phases, schedules, training_options
-from tff_pfl.models import augmentation, domain_models, split_model, zoo
+from tff_pfl.models import (
+  augmentation,
+  class_weights,
+  client_metrics,
+  domain_models,
+  split_model,
+  zoo,
+)
 from tff_pfl.simulation import client_sampling, privacy, training, warm_up
 from tff_pfl.simulation import run as run_lib
 from tff_pfl.templates import (
@@ -64,6 +71,9 @@ class RunConfig:
       `templates.options.ProcessOptions`.
     augmentation: Random changes of images in training, such as 'crop:4+flip',
       see `models.augmentation`.
+    class_weight: Weights of the classes in the loss of training: 'balanced' or
+      such as '0:1,1:10', see `models.class_weights`.
+    metrics: Further metrics of reports, see `client_metrics.with_metrics`.
     weight_decay: See `client.training_options`, as for the next two.
     learning_rate_schedule: Factor of the clients' learning rates by round, such
       as 'cosine:100', see `client.schedules`.
@@ -110,6 +120,8 @@ class RunConfig:
   server_momentum: float = 0.0
   statistics: str = 'global'
   augmentation: str = 'none'
+  class_weight: Optional[str] = None
+  metrics: Sequence[str] = ()
   weight_decay: float = 0.0
   decoupled_weight_decay: float = 0.0
   max_gradient_norm: Optional[float] = None
@@ -173,6 +185,11 @@ class RunConfig:
       initial_run = os.path.abspath(self.initial_run)
       object.__setattr__(self, 'initial_run', initial_run)
     self.training()
+    if isinstance(self.metrics, str):
+      raise TypeError(errors.message('metrics', 'a list', self.metrics))
+    object.__setattr__(self, 'metrics', tuple(self.metrics))
+    if self.class_weight is not None:
+      class_weights.parse(self.class_weight)
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
@@ -209,6 +226,7 @@ class RunConfig:
       name: str(value) if str(value) in _INFINITIES else value
       for name, value in settings['hparams'].items()
     }
+    settings['metrics'] = list(self.metrics)
     settings['dataset_arguments'] = dict(self.dataset_arguments)
     settings['model_arguments'] = {
       name: list(value) if isinstance(value, tuple) else value
@@ -271,17 +289,18 @@ class RunConfig:
   def build_model(
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
-    """Makes the model for the data's shapes, and their domains."""
-    model = augmentation.augmented(
-      zoo.make_model(
-        self.model,
-        data.element_spec,
-        data.num_classes,
-        self.seed,
-        **self.model_arguments,
-      ),
-      self.augmentation,
+    """Makes the model for the data's shapes, their domains and classes."""
+    model = zoo.make_model(
+      self.model,
+      data.element_spec,
+      data.num_classes,
+      self.seed,
+      **self.model_arguments,
     )
+    model = client_metrics.with_metrics(model, self.metrics)
+    if self.class_weight is not None:
+      model = class_weights.with_class_weight(model, self.class_weight, data)
+    model = augmentation.augmented(model, self.augmentation)
     return domain_models.of_domains(
       domain_models.with_domains(model, data),
       self.domain_model,

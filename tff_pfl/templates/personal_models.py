@@ -111,6 +111,10 @@ def _scores(model, before, after, test):
     )
     counts = [of_domains.pop('examples') for of_domains in sums.values()]
     scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)
+  if model.client_metrics:
+    scores['predictions'] = collections.OrderedDict(
+      before=before.predictions, after=after.predictions, y=test.y
+    )
   if not isinstance(before.class_1, tuple):
     scores['scores'] = collections.OrderedDict(
       before=before.class_1, after=after.class_1, y=test.y

@@ -231,7 +231,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     `[domains]`. With two classes, where a label is a scalar, there are also
     `scores`: of each test example, followed by padding, its `y`, its `domain`
     if it has one, and the logarithm of the odds of class 1 `before` and
-    `after`.
+    `after`. For metrics of all predictions of a client (`client_metrics`) there
+    are `predictions`: likewise `y`, and `before` and `after` the probabilities
+    or outputs.
     """
     return self._personal_models.evaluate
 

@@ -54,7 +54,8 @@ def functional_model(
 
   def loss(output, label, sample_weight=None):
     del sample_weight
-    return model.mean(model.loss(label, output), label, output)
+    losses = model.in_training.loss(label, output)
+    return model.mean(losses, label, output)
 
   @tf.function
   def update_metrics(state, labels, batch_output, sample_weight=None):

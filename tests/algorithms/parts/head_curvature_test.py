@@ -36,7 +36,7 @@ _LOSSES = {
 }
 
 
-def _model(loss, num_outputs, use_bias=True, dtype='float64'):
+def _model(loss, num_outputs, use_bias=True, dtype='float64', **options):
   # In float64, so that nothing but the formulas is compared.
   network = keras.Sequential(
     [
@@ -47,7 +47,7 @@ def _model(loss, num_outputs, use_bias=True, dtype='float64'):
     ]
   )
   return keras_bridge.from_keras(
-    network, head_layers=['head'], loss=loss, metrics=[]
+    network, head_layers=['head'], loss=loss, metrics=[], **options
   )
 
 
@@ -82,7 +82,8 @@ def _by_differentiation(model, head, weights, features, y):
         ),
         features,
       )
-      loss = tf.reduce_sum(model.loss(tf.constant(y), outputs))
+      losses = model.in_training.loss(tf.constant(y), outputs)
+      loss = tf.reduce_sum(losses)
     slope = inner.gradient(loss, vector)
   return outer.jacobian(slope, vector)
 
@@ -113,6 +114,27 @@ def test_closed_form_is_what_differentiation_gives(name, use_bias):
   np.testing.assert_allclose(found, np.transpose(found), rtol=0, atol=1e-13)
   assert np.max(np.abs(found)) > 0.1
   head_curvature.expect_known_loss(model)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'one_hot', 'logistic'])
+def test_classes_may_have_weights(name):
+  loss, num_outputs, num_labels = _LOSSES[name]
+  rng = np.random.default_rng(2)
+  model = _model(loss, num_outputs, class_weight={0: 0.3, 1: 5.0})
+  head = domain_models.linear_head(model)
+  weights = _weights(model, rng)
+  features = tf.constant(rng.normal(size=[_NUM_EXAMPLES, _NUM_FEATURES]))
+  y = _labels(model, num_outputs, num_labels, rng)
+  found = head_curvature.head_hessian(
+    model, head, weights, features, tf.fill([_NUM_EXAMPLES], True), y
+  )
+  expected = _by_differentiation(model, head, weights, features, y)
+  # Weights of classes are float32.
+  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+  head_curvature.expect_known_loss(model)
+  labels = _model(_LOSSES['labels'][0], 3, class_weight={1: 2.0})
+  with pytest.raises(ValueError, match='`class_weight`.*second_order'):
+    head_curvature.expect_known_loss(labels)
 
 
 @pytest.mark.parametrize('use_bias', [True, False])

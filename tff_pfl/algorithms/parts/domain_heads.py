@@ -199,6 +199,7 @@ class SecondOrder(WeightedAverage):
           self._parts.part(new, name),
           features.x['inputs'],
           members[m],
+          features.y,
         )
         for m, name in enumerate(self._parts.names)
       ]

@@ -15,6 +15,7 @@ of the first output first.
 from __future__ import annotations
 
 import collections
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +52,7 @@ def head_hessian(
   weights: split_model.Weights,
   features: tf.Tensor,
   is_counted: tf.Tensor,
+  y: Optional[tf.Tensor] = None,
 ) -> tf.Tensor:
   """The Hessian of the sum of examples' losses in a linear head.
 
@@ -61,6 +63,8 @@ def head_hessian(
     features: `[rows, features]`.
     is_counted: bool `[rows]`: which examples the sum is over; what features the
       others have does not matter.
+    y: The labels `[rows, ...]`, for a model whose classes have weights in
+      training; the losses are then with these.
 
   Returns:
     `[size, size]`, symmetric, in the order of `as_vector`.
@@ -71,6 +75,10 @@ def head_hessian(
   counted = tf.cast(is_counted, features.dtype)
   diagonal, outer = _curvature(model, outputs)
   diagonal *= counted[:, tf.newaxis]
+  if model.training_loss is not None:
+    factors = _training_weights(model, y, outputs)[:, tf.newaxis]
+    diagonal *= factors
+    outer = None if outer is None else outer * tf.sqrt(factors)
   if head.bias is not None:
     features = tf.concat([features, counted[:, tf.newaxis]], axis=1)
   num_features, num_outputs = features.shape[1], outputs.shape[1]
@@ -86,6 +94,15 @@ def head_hessian(
     [-1, num_outputs * num_features],
   )
   return hessian - tf.matmul(spread, spread, transpose_a=True)
+
+
+def _training_weights(model, y, outputs):
+  """What training multiplies the loss of each example by: `[rows]`."""
+  # It depends on the label alone; where all classes are alike no loss is 0.
+  alike = tf.zeros_like(outputs)
+  return tf.math.divide_no_nan(
+    model.training_loss(y, alike), model.loss(y, alike)
+  )
 
 
 def _curvature(model, outputs):
@@ -112,6 +129,13 @@ def expect_known_loss(model: split_model.SplitModel) -> None:
   Args:
     model: With a linear head.
   """
+  errors.expect(
+    model.training_loss is None or not model.classifier.is_multilabel,
+    'class_weight',
+    'None for several labels with second_order, whose Hessians are without '
+    '(weighted_average takes any loss)',
+    'weights',
+  )
   head = domain_models.linear_head(model)
   kernel = model.initial_weights[head.kernel]
   shape, dtype = kernel.shape, kernel.dtype
@@ -127,7 +151,8 @@ def expect_known_loss(model: split_model.SplitModel) -> None:
 
   def losses(vector):
     changed = from_vector(head, vector, shape[1])
-    return tf.reduce_sum(model.loss(label, model.head(changed, features)[0]))
+    outputs, _ = model.head(changed, features)
+    return tf.reduce_sum(model.in_training.loss(label, outputs))
 
   vector = as_vector(head, weights)
   with tf.GradientTape() as outside:
@@ -137,7 +162,9 @@ def expect_known_loss(model: split_model.SplitModel) -> None:
       loss = losses(vector)
     slope = inside.gradient(loss, vector)
   expected = outside.jacobian(slope, vector)
-  found = head_hessian(model, head, weights, features, tf.constant([True]))
+  found = head_hessian(
+    model, head, weights, features, tf.constant([True]), label
+  )
   errors.expect(
     expected is not None and np.allclose(found, expected, rtol=1e-3, atol=1e-4),
     'model',

@@ -1,0 +1,105 @@
+import collections
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.utils import class_weight as sklearn_class_weight
+
+from tff_pfl.algorithms import registry
+from tff_pfl.client import client_examples
+from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.models import class_weights, keras_bridge, zoo
+
+_RATE = 0.3
+
+
+def _model(num_classes, y=(), **options):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([4], tf.float32), y=tf.TensorSpec(y, tf.int32)
+  )
+  return zoo.mlp(spec, num_classes, seed=2, widths=[5], **options)
+
+
+def _data(class_counts):
+  return types.SimpleNamespace(
+    class_counts=lambda split: {'train': np.array(class_counts)}[split]
+  )
+
+
+def test_balanced_weights_are_those_of_scikit_learn():
+  y = [0] * 7 + [2] * 2 + [3] * 3
+  expected = sklearn_class_weight.compute_class_weight(
+    'balanced', classes=np.array([0, 2, 3]), y=y
+  )
+  # Class 1 has no example.
+  assert class_weights.balanced(np.bincount(y)) == {
+    label: pytest.approx(weight) for label, weight in zip((0, 2, 3), expected)
+  }
+
+
+@pytest.mark.parametrize(
+  'num_classes, weights, of_keras',
+  [
+    (2, '1:4.5', {1: 4.5}),
+    (3, {0: 0.25, 2: 8}, {0: 0.25, 2: 8.0}),
+    # Of 12 examples in all: 12 / (3 * 2), 12 / (3 * 4), 12 / (3 * 6).
+    (3, 'balanced', {0: 2.0, 1: 1.0, 2: 12 / 18}),
+  ],
+)
+def test_a_step_is_that_of_keras_and_reports_are_without(
+  num_classes, weights, of_keras
+):
+  plain = _model(num_classes)
+  model = class_weights.with_class_weight(
+    plain, weights, _data([[2, 0, 5], [0, 4, 1]])
+  )
+  rng = np.random.default_rng(3)
+  # Which are padded.
+  x = rng.normal(size=[11, 4]).astype(np.float32)
+  y = rng.integers(0, num_classes, 11).astype(np.int32)
+  network = keras_bridge.keras_model(plain, plain.initial_weights)
+  network.compile(
+    keras.optimizers.SGD(_RATE),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=['accuracy'],
+  )
+  reported = network.evaluate(x, y, verbose=0, return_dict=True)
+  in_training = network.train_on_batch(
+    x, y, class_weight=of_keras, return_dict=True
+  )
+
+  process = registry.build(
+    'fed_avg', model, num_steps=1, learning_rate=_RATE, batch_size=None
+  )
+  state, clients = process.initialize(), process.initialize_client_states([0])
+  examples = client_examples.padded(examples_lib.Examples(x, y))
+  scores = process.evaluate(state, clients[0], examples, examples)
+  output = process.next(state, clients, [examples])
+  trained = output.state.global_weights
+  for value, expected in zip(trained.values(), network.get_weights()):
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+  assert output.metrics['loss'] == pytest.approx(in_training['loss'], 1e-5)
+  assert scores['before'] == {
+    name: pytest.approx(value, 1e-5) for name, value in reported.items()
+  }
+
+
+@pytest.mark.parametrize(
+  'model, weights, reason',
+  [
+    (_model(3), '0:1,0:2', 'distinct classes'),
+    (_model(3), '0:1,1', "classes with positive weights.*found '0:1,1'"),
+    (_model(3), 'equal', 'classes with positive weights'),
+    (_model(3), '1:0', 'a positive number, found 0'),
+    (_model(3), '1:nan', 'a positive number'),
+    (_model(3), {3: 1.0}, r'integer in \[0, 2\], found 3'),
+    (_model(3), 'balanced', '`data` to be given'),
+    (_model(None), '0:1', 'as class_weight demands'),
+    (_model(2, [3]), '0:1', 'as class_weight demands'),
+  ],
+)
+def test_weights_that_there_cannot_be_are_refused(model, weights, reason):
+  with pytest.raises(ValueError, match=reason):
+    class_weights.with_class_weight(model, weights)

@@ -1,0 +1,132 @@
+"""Weights of classes in the loss of training.
+
+As in Keras, an example's loss is multiplied by the weight of its class, and the
+loss of a batch is the sum of these over the number of its examples; what is
+reported of models is without weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.models import split_model
+
+BALANCED = 'balanced'
+FORMS = f'{BALANCED}, or classes with positive weights such as 0:1,1:10'
+
+
+def with_class_weight(
+  model: split_model.SplitModel,
+  class_weight: Union[str, Mapping[int, float]],
+  data: Optional[Any] = None,
+) -> split_model.SplitModel:
+  """The model with weights of classes in training, in every method.
+
+  Args:
+    model: A classifier whose labels are single numbers.
+    class_weight: Class to the factor of the loss of its examples, 1 for classes
+      that are not named; or `'balanced'`; or a text that `parse` takes.
+    data: For 'balanced', the `FederatedDataset` whose training labels are
+      counted, of all clients together.
+
+  Raises:
+    ValueError: If the model is none, or the weights are no such.
+  """
+  split_model.check_has_classes(model, 'class_weight')
+  if isinstance(class_weight, str):
+    class_weight = parse(class_weight)
+  if class_weight == BALANCED:
+    errors.expect(
+      data is not None, 'data', "given for class_weight='balanced'", data
+    )
+    class_weight = balanced(data.class_counts('train').sum(axis=0))
+  return dataclasses.replace(
+    model, training_loss=weighted(model.loss, class_weight, model.classifier)
+  )
+
+
+def parse(text: str) -> Union[str, dict[int, float]]:
+  """'balanced', or the weights by class of a text such as `0:1,1:10`.
+
+  Raises:
+    ValueError: If it is neither.
+  """
+  if text == BALANCED:
+    return text
+  weights = {}
+  for part in text.split(','):
+    label, _, weight = part.partition(':')
+    try:
+      label, weight = int(label), float(weight)
+    except ValueError:
+      raise ValueError(errors.message('class_weight', FORMS, text)) from None
+    errors.expect(
+      label not in weights, 'class_weight', 'of distinct classes', text
+    )
+    errors.expect_positive('class_weight', weight)
+    weights[label] = weight
+  return weights
+
+
+def balanced(counts: np.ndarray) -> dict[int, float]:
+  """Weights with which all classes count the same.
+
+  They are n / (k n_c) for n_c of n examples in class c, as scikit-learn's
+  `compute_class_weight('balanced')`; k counts the classes with examples. The
+  others are left out.
+
+  Args:
+    counts: `[classes]`, the examples of each, not all 0.
+  """
+  present = np.flatnonzero(counts)
+  scale = counts.sum() / len(present)
+  return {int(label): float(scale / counts[label]) for label in present}
+
+
+def weighted(
+  function: Callable[..., tf.Tensor],
+  class_weight: Mapping[int, float],
+  classifier: Optional[split_model.Classifier],
+) -> Callable[..., tf.Tensor]:
+  """A loss function times the weight of the label's class.
+
+  Args:
+    function: `(y, outputs) -> [batch, ...]`, a value for each label.
+    classifier: The meaning of outputs; None, for other losses, is refused.
+  """
+  errors.expect(
+    classifier is not None,
+    'class_weight',
+    'None for a loss that is not of classes',
+    class_weight,
+  )
+  errors.expect_type(
+    class_weight, Mapping, 'class_weight', 'a dict from class to factor'
+  )
+  factors = np.ones(classifier.num_classes, np.float32)
+  for label, weight in class_weight.items():
+    errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
+    errors.expect_non_negative('class_weight', weight)
+    factors[label] = weight
+
+  def call(y_true, y_pred):
+    if classifier.is_multilabel:
+      # A value for each label, of which the function would give the mean.
+      values = function(y_true[..., tf.newaxis], y_pred[..., tf.newaxis])
+      each = tf.gather(factors, tf.cast(y_true, tf.int32))
+      return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)
+    values = function(y_true, y_pred)
+    if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
+      y_true = tf.argmax(y_true, axis=-1)
+    classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
+    # What is ignored may be out of their range.
+    classes = tf.clip_by_value(classes, 0, classifier.num_classes - 1)
+    return values * tf.cast(tf.gather(factors, classes), values.dtype)
+
+  return call

@@ -1,0 +1,211 @@
+"""Metrics of a model on one client that reports have besides the primary one.
+
+Means over examples are Keras's. The others are scikit-learn's, of all
+predictions of a client for its test examples:
+
+    auc                   area under the ROC curve of each class against the
+                          rest, mean over the classes that the client has
+    balanced_accuracy     mean over classes of the part that is found
+    f1, precision, recall of class 1 of two, of more classes as f1_macro
+    f1_macro, …           mean over classes
+    f1_weighted, …        mean over classes, weighted by their examples
+    log_loss              cross-entropy of the probabilities
+    rmse                  root of the mean squared error
+    r2                    share of the variance that is explained
+
+Where a client has no such figure, it is None: the AUC of one class only, f1,
+precision and recall of class 1 without an example of it, and r2 of fewer than
+two examples. A classifier that diverged is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Optional
+
+import numpy as np
+from sklearn import metrics as sklearn_metrics
+
+from tff_pfl import errors
+from tff_pfl.models import split_model
+
+
+class _ClientMetric(NamedTuple):
+  """A metric of all predictions.
+
+  Attributes:
+    function: Of classes, from labels `[n]` and probabilities `[n, classes]`,
+      else from labels and outputs `[n, numbers]`.
+    of_classes: Which of the two.
+  """
+
+  function: Callable[[np.ndarray, np.ndarray], Optional[float]]
+  of_classes: bool = True
+  higher_is_better: bool = True
+
+
+def _area(y, probabilities):
+  is_of = y[:, np.newaxis] == np.arange(probabilities.shape[1])
+  known = is_of.any(axis=0) & ~is_of.all(axis=0)
+  if not known.any():
+    return None
+  return sklearn_metrics.roc_auc_score(is_of[:, known], probabilities[:, known])
+
+
+def _balanced_accuracy(y, probabilities):
+  # As `balanced_accuracy_score`, which warns of classes that are not in y.
+  return sklearn_metrics.recall_score(
+    y, probabilities.argmax(axis=1), labels=np.unique(y), average='macro'
+  )
+
+
+def _of_found(function, average, y, probabilities):
+  """A score of the classes found."""
+  if average is None:
+    average = 'binary' if probabilities.shape[1] == 2 else 'macro'
+  if average == 'binary' and not (y == 1).any():
+    return None
+  return function(
+    y, probabilities.argmax(axis=1), average=average, zero_division=0
+  )
+
+
+def _log_loss(y, probabilities):
+  return sklearn_metrics.log_loss(
+    y, probabilities, labels=range(probabilities.shape[1])
+  )
+
+
+def _root_mean_squared_error(y, outputs):
+  return np.sqrt(np.mean(np.square(y - outputs)))
+
+
+def _explained(y, outputs):
+  if len(y) < 2:
+    return None
+  if not np.isfinite(outputs).all():
+    return math.nan
+  return sklearn_metrics.r2_score(y, outputs)
+
+
+_METRICS = {
+  'auc': _ClientMetric(_area),
+  'balanced_accuracy': _ClientMetric(_balanced_accuracy),
+  **{
+    name + suffix: _ClientMetric(
+      functools.partial(_of_found, function, average)
+    )
+    for name, function in (
+      ('f1', sklearn_metrics.f1_score),
+      ('precision', sklearn_metrics.precision_score),
+      ('recall', sklearn_metrics.recall_score),
+    )
+    for suffix, average in (
+      ('', None),
+      ('_macro', 'macro'),
+      ('_weighted', 'weighted'),
+    )
+  },
+  'log_loss': _ClientMetric(_log_loss, higher_is_better=False),
+  'rmse': _ClientMetric(_root_mean_squared_error, False, False),
+  'r2': _ClientMetric(_explained, False),
+}
+NAMES = tuple(_METRICS)
+
+
+def with_metrics(
+  model: split_model.SplitModel, metrics: Iterable[str]
+) -> split_model.SplitModel:
+  """The model with further metrics in the reports of its scores.
+
+  The primary metric stays.
+
+  Args:
+    model: A classifier of single labels, or a regression.
+    metrics: Names of this module, or of Keras metrics that are means over
+      examples, such as mse and top_5_accuracy (of any number).
+
+  Raises:
+    ValueError: If there is no such metric of the model's outputs.
+  """
+  for metric in metrics:
+    if metric in _METRICS:
+      _check_fits(model, metric)
+      told = split_model.PrimaryMetric(
+        metric, _METRICS[metric].higher_is_better
+      )
+    else:
+      errors.expect(
+        model.metric_of is not None,
+        'metrics',
+        f'of {", ".join(NAMES)} for a model that Keras did not make',
+        metric,
+      )
+      told, function = model.metric_of(metric)
+      if told.name == model.primary_metric.name:
+        continue
+      model = dataclasses.replace(
+        model, metrics={**model.metrics, told.name: function}
+      )
+    errors.expect(told not in model.reported, 'metrics', 'distinct', told.name)
+    model = dataclasses.replace(model, reported=(*model.reported, told))
+  return model
+
+
+def _check_fits(model, metric):
+  """Raises `ValueError` if outputs are not what a metric is of."""
+  if _METRICS[metric].of_classes:
+    split_model.check_has_classes(model, metric)
+  else:
+    errors.expect(
+      model.classifier is None,
+      'metrics',
+      'metrics of a classifier, such as auc and f1_macro',
+      metric,
+    )
+  errors.expect(
+    model.counted is None,
+    'metrics',
+    f'without {metric} where parts of examples are masked or ignored',
+    metric,
+  )
+
+
+def scores(
+  model: split_model.SplitModel, y: np.ndarray, predictions: np.ndarray
+) -> dict[str, Optional[float]]:
+  """The model's metrics that are of all predictions of a client.
+
+  Args:
+    y: Its labels `[n, ...]`, at least one.
+    predictions: What `SplitModel.predictions` gives: probabilities `[n,
+      classes]`, else outputs `[n, ...]`.
+
+  Returns:
+    By name; None where the client has no such figure.
+  """
+  names = model.client_metrics
+  if not names:
+    return {}
+  if model.classifier is None:
+    y, predictions = (
+      np.reshape(values, [len(y), -1]).astype(np.float64)
+      for values in (y, predictions)
+    )
+  else:
+    predictions = _of_diverged_wrong(y, predictions.astype(np.float64))
+  values = {name: _METRICS[name].function(y, predictions) for name in names}
+  return {n: None if v is None else float(v) for n, v in values.items()}
+
+
+def _of_diverged_wrong(y, probabilities):
+  """Probabilities that sum to 1, of models that diverged for a wrong class."""
+  num_classes = probabilities.shape[1]
+  is_finite = np.isfinite(probabilities).all(axis=1, keepdims=True)
+  wrong = np.eye(num_classes)[(y + 1) % num_classes]
+  probabilities = np.where(is_finite, probabilities, wrong)
+  # In float64: what is near 1 keeps its order.
+  return probabilities / probabilities.sum(axis=1, keepdims=True)
