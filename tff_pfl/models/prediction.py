@@ -87,12 +87,10 @@ def _as_inputs(name, spec, x):
     f'examples of shape {tuple(spec.shape)}',
     f'shape {x.shape[1:]}',
   )
-  errors.expect(
-    x.dtype.kind in ('f' if spec.dtype.is_floating else 'iu'),
-    name,
-    f'{spec.dtype.name}, and scaled, as what the model was trained on',
-    x.dtype.name,
-  )
+  kinds, wanted = 'iu', f'integers, as the model takes {spec.dtype.name}'
+  if spec.dtype.is_floating:
+    kinds, wanted = 'f', 'floats, scaled as what the model was trained on'
+  errors.expect(x.dtype.kind in kinds, name, wanted, x.dtype.name)
   return tf.cast(x, spec.dtype)
 
 
