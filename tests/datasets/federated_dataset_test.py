@@ -1,5 +1,6 @@
 """Tests of `FederatedDataset` and of the checks of users' arrays."""
 
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
+from tff_pfl import datasets
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
@@ -146,6 +148,40 @@ def test_subset_is_a_view_in_the_order_given():
   )
   with pytest.raises(ValueError, match="found 'client_0'"):
     subset.train('client_0')
+
+
+def test_joining_is_a_view_that_tells_from_which_round_on_clients_are_there():
+  dataset = _dataset(num_clients=6)
+  joining = dataset.joining({'client_4': 9, 'client_1': 3, 'client_2': 1})
+  assert not dataset.join_round
+  assert joining.client_ids == dataset.client_ids
+  assert joining.join_round == {'client_1': 3, 'client_4': 9}
+  assert joining.subset(['client_4', 'client_0']).join_round == {'client_4': 9}
+  # It replaces what was said before, and what says nothing changes nothing.
+  assert joining.joining({}).fingerprint == dataset.fingerprint
+  assert dataset.joining({'client_0': 1}).fingerprint == dataset.fingerprint
+  others = [{'client_1': 4, 'client_4': 9}, {'client_4': 9}]
+  prints = [dataset.joining(rounds).fingerprint for rounds in others]
+  assert len({joining.fingerprint, dataset.fingerprint, *prints}) == 4
+  loaded = datasets.load_dataset('digits', num_clients=5).joining(
+    {'client_3': 2}
+  )
+  again = pickle.loads(pickle.dumps(loaded))
+  assert len(pickle.dumps(loaded)) < 2000
+  assert again.join_round == {'client_3': 2}
+
+
+@pytest.mark.parametrize(
+  'join_round, match',
+  [
+    ({'nobody': 2}, "found 'nobody'"),
+    ({'client_0': 0}, '`join_round` to be an integer at least 1, found 0'),
+    ({'client_0': '2'}, "found '2'"),
+  ],
+)
+def test_wrong_rounds_to_join_in_are_refused(join_round, match):
+  with pytest.raises(ValueError, match=match):
+    _dataset(num_clients=6).joining(join_round)
 
 
 @pytest.mark.parametrize(

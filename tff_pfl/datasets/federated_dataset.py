@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -36,6 +36,20 @@ def _load_again(
   return data
 
 
+def _load_joining(
+  load: Callable[[], 'FederatedDataset'], join_round: Mapping[str, int]
+) -> 'FederatedDataset':
+  return load().joining(join_round)
+
+
+def _later(
+  join_round: Mapping[str, int], client_ids: Iterable[str]
+) -> dict[str, int]:
+  """The rounds after the first, in the order of the clients."""
+  rounds = {name: int(join_round.get(name, 1)) for name in client_ids}
+  return {name: number for name, number in rounds.items() if number > 1}
+
+
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
@@ -62,6 +76,8 @@ class FederatedDataset:
       tables; None for others.
     load_again: Returns an equal dataset wherever it is called; it is pickled in
       place of the content. None where that is to be pickled.
+    join_round: By client id the first round that a run may draw it for, of the
+      clients that are not there from round 1 on; see `joining`.
   """
 
   def __init__(
@@ -113,6 +129,7 @@ class FederatedDataset:
     self._counts: dict[tuple[str, str], np.ndarray] = {}
     self.encoding: Any = None
     self.load_again: Optional[Callable[[], FederatedDataset]] = None
+    self.join_round: dict[str, int] = {}
 
   def __reduce__(self) -> Any:
     if self.load_again is None:
@@ -145,7 +162,7 @@ class FederatedDataset:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A checksum of the clients and their examples.
+    """A checksum of the clients, their examples and when they join.
 
     It covers all examples of a dataset that is made of arrays, as those that
     are read from files are. One whose clients are read or generated when they
@@ -163,6 +180,8 @@ class FederatedDataset:
         for part in self._read(self.client_ids[position], split).content():
           checksum.update(b'%d:' % len(part))
           checksum.update(part)
+    if self.join_round:
+      checksum.update(repr(self.join_round).encode())
     return checksum.hexdigest()[:16]
 
   def train(self, client_id: str) -> examples_lib.Examples:
@@ -256,6 +275,30 @@ class FederatedDataset:
       }
     )
     data.encoding = self.encoding
+    data.join_round = _later(self.join_round, data.client_ids)
+    return data
+
+  def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
+    """Returns a view of which some clients join a run later.
+
+    Before its round a client is neither drawn for a cohort nor scored.
+
+    Args:
+      join_round: By client id the first round that it takes part in, at least
+        1; 1 for those not named.
+
+    Raises:
+      ValueError: A client is unknown, or a round is not a positive integer.
+    """
+    for client_id, round_number in join_round.items():
+      self._check_client(client_id)
+      errors.expect_int('join_round', round_number, 1)
+    data = self.replaced()
+    data.join_round = _later(join_round, self.client_ids)
+    if self.load_again is not None:
+      data.load_again = functools.partial(
+        _load_joining, self.load_again, data.join_round
+      )
     return data
 
   def to_client_data(
