@@ -1,6 +1,7 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
+import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -60,7 +61,13 @@ _TEXTS = {
   'local training of the method (or of each baseline), which starts from their '
   'model.',
   'num_rounds': 'Rounds of training.',
-  'cohort_size': 'Clients in a round (default: by --participation).',
+  'cohort_size': 'Clients in a round (default: by --participation): '
+  f'{client_sampling.FORMS["cohort_size"]}.',
+  'dropout_rate': 'Probability with which a client of a round fails to report '
+  "and is left out of it (--model_dropout is that of a network's units).",
+  'join_rounds': 'Shares of the clients, drawn at random, that join in later '
+  f'rounds: {client_sampling.FORMS["join_rounds"]}. Before, they are neither '
+  'in a round nor scored.',
   'rounds_per_evaluation': 'Rounds between evaluations of all clients.',
   'num_final_evaluations': 'How many of the last rounds are all evaluated.',
   'seed': 'Seed of the partition, the initial weights, the sampling and all '
@@ -122,6 +129,7 @@ _CHOICES = {
   'statistics': options.STATISTICS,
   'server_optimizer': phases.OPTIMIZERS,
 }
+_HINTS = typing.get_type_hints(run_config.RunConfig)
 for _name, _text in _TEXTS.items():
   _default = getattr(run_config.RunConfig, _name)
   argument_flags.define_field(
@@ -130,14 +138,14 @@ for _name, _text in _TEXTS.items():
     _name,
     _text,
     _CHOICES.get(_name, ()),
-    lower_bound=min(_default, 1) if type(_default) is int else None,
+    lower_bound=min(_default, 1) if _HINTS[_name] is int else None,
   )
 flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTICIPATION = flags.DEFINE_float(
   'participation',
   None,
-  'Fraction of the clients in a round, instead of --cohort_size '
-  '(default: 0.1).',
+  'Fraction of the clients in a round, instead of --cohort_size, or before the '
+  'first round that it names (default: 0.1).',
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
@@ -325,12 +333,16 @@ def config_from_flags(
     has_variants: As for `personalization_from_flags`.
   """
   given = _given(run_config.RunConfig, {name: name for name in _TEXTS})
-  if 'cohort_size' not in given:
+  sizes = client_sampling.numbers_by_round(
+    'cohort_size', given.get('cohort_size')
+  )
+  if 1 not in sizes:
     participation = _PARTICIPATION.value
-    given['cohort_size'] = client_sampling.cohort_size_from_participation(
+    first = client_sampling.cohort_size_from_participation(
       given.get('num_clients', run_config.RunConfig.num_clients),
       0.1 if participation is None else participation,
     )
+    given['cohort_size'] = {1: first, **sizes}
   elif _PARTICIPATION.value is not None:
     raise ValueError(
       'Expected one of --cohort_size and --participation, found both.'

@@ -188,6 +188,9 @@ _USAGE = [
     '--participation=0.5',
     'one of --cohort_size and --participation, found both',
   ),
+  ('--cohort_size=2,3', '--cohort_size to be a number, or 5,10:20,50:40'),
+  ('--dropout_rate=1', '--dropout_rate to be a number in [0, 1), found 1.0'),
+  ('--join_rounds=0.5', '--join_rounds to be 50:0.2,100:0.3'),
   ('--data_dir=.', 'reads no files'),
   ('resume', "found 'resume'"),
   ('--model=linear --model_widths=', 'fed_rep to share'),
@@ -224,6 +227,21 @@ def test_a_method_that_adapts_its_model_is_scored_adapted(programs):
   assert summary['personalization']['fine_tune'] == 'all'
   assert summary['personalization']['learning_rate'] == 1
   assert summary['accuracy']['last'] != summary['global_accuracy']['last']
+
+
+def test_participation_is_for_the_rounds_before_other_sizes(programs):
+  flags = [f for f in _TINY if not f.startswith('--cohort_size')]
+  programs.succeed(
+    'train',
+    *flags,
+    '--participation=0.5',
+    '--cohort_size=2:6',
+    '--output_dir=run',
+  )
+  summary = _summary(programs.directory / 'run')
+  assert summary['cohort_size'] == '3,2:6'
+  with run_store.RunStore.open_for_reading(programs.directory / 'run') as store:
+    assert [row['clients'] for row in store.history()] == [3, 6]
 
 
 def test_participation_out_of_range_is_one_line(programs):

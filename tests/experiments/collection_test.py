@@ -33,10 +33,15 @@ def _domains(sea, hills, metric='accuracy'):
   }
 
 
-def _collect(directory, *domains_by_seed, metric='accuracy', told=None):
+def _collect(
+  directory, *domains_by_seed, metric='accuracy', told=None, cohort_size=2
+):
   comparison = plan.Comparison(
     base=run_config.RunConfig(
-      dataset='synthetic', num_clients=2, cohort_size=2, model='linear'
+      dataset='synthetic',
+      num_clients=2,
+      cohort_size=cohort_size,
+      model='linear',
     ),
     algorithms=('fed_avg',),
     seeds=tuple(range(len(domains_by_seed))),
@@ -91,6 +96,18 @@ def test_figures_over_domains_are_means_over_seeds(tmp_path):
       (1, 'hills', 2, 2.0, 0.75, 0.375),
       (1, 'moon', 0, None, None, None),
     ]
+
+
+@pytest.mark.parametrize(
+  'cohort_size, down, up', [(2, 6, 4), ('1,51:2', 4.5, 3)]
+)
+def test_bytes_of_a_round_are_a_mean_over_the_rounds(
+  cohort_size, down, up, tmp_path
+):
+  # Of 100 rounds; a client gets 3 bytes and sends 2.
+  (row, _) = _collect(tmp_path, None, cohort_size=cohort_size)
+  assert row['metrics']['bytes_down_per_round']['mean'] == down
+  assert row['metrics']['bytes_up_per_round']['mean'] == up
 
 
 def test_another_metric_than_the_accuracy_is_compared(tmp_path):

@@ -99,6 +99,17 @@ def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
   assert new is None
 
 
+def test_the_shares_that_join_later_are_of_the_trained_clients():
+  config = _config(num_clients=4, cohort_size=1, join_rounds='2:0.5')
+  wanted = trial.Trial('x', config, num_new_clients=3)
+  trained, new = trial.load_data(wanted)
+  assert list(trained.join_round.values()) == [2, 2]
+  assert not new.join_round
+  sweep = dataclasses.replace(wanted, validation_fraction=0.5)
+  tuned, _ = trial.load_data(sweep)
+  assert tuned.join_round == trained.join_round
+
+
 @pytest.mark.slow
 def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
   load = datasets.load_dataset

@@ -40,6 +40,19 @@ def test_cohorts_are_those_of_an_experiment_with_the_seed():
       np.testing.assert_array_equal(found, x)
 
 
+def test_cohorts_are_of_clients_that_have_joined():
+  data = _data()
+  late = data.client_ids[2:]
+  source = data_source.ClientDataSource(
+    data.joining({name: 2 for name in late}), seed=3
+  )
+  iterator = source.iterator()
+  for found, name in zip(_first_inputs(iterator.select(4)), data.client_ids):
+    np.testing.assert_array_equal(found, data.train(name).x)
+  assert len(iterator.select(4)) == 4
+  assert source.key != data_source.ClientDataSource(data, seed=3).key
+
+
 def test_type_is_that_of_the_data_for_any_batches():
   source = data_source.ClientDataSource(_data())
   assert str(source.federated_type) == '{<x=float32[?,5],y=int32[?]>*}@CLIENTS'

@@ -133,12 +133,33 @@ _DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
     ('dp_delta', {'dp_delta': 1.0}),
     ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
+    ('cohort_size', {'cohort_size': '2,2:3'}),
+    ('dropout_rate', {**_DISTRIBUTED, 'dropout_rate': 0.1}),
+    ('join_rounds', {'join_rounds': '2:0.5'}),
     ('aggregator', {**_WITHOUT_NOISE, 'aggregator': 'krum'}),
   ],
 )
 def test_settings_that_do_not_fit_are_refused(name, changes):
   with pytest.raises(ValueError, match=f'`{name}`'):
     dataclasses.replace(_CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'cohort_size': '2,2:3'},
+    {'dropout_rate': 0.1},
+    {'join_rounds': (1, 1, 1, 2, 2, 2)},
+  ],
+)
+def test_bounds_are_for_cohorts_of_one_size_among_all(options):
+  sampler = client_sampling.CohortSampler(
+    **{'num_clients': 6, 'cohort_size': 3, 'seed': 0, **options}
+  )
+  with pytest.raises(ValueError, match='`sampler` to be one of cohorts of one'):
+    privacy.Accounting(1.0, sampler, _DELTA)
+  with pytest.raises(ValueError, match='`sampler` to be one of cohorts of one'):
+    privacy.find_noise_multiplier(1.0, _DELTA, sampler, 2)
 
 
 def _stored(directory):

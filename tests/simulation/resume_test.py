@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from tests.runtime import parity
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.algorithms import fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.simulation import (
+  client_sampling,
   metrics_writers,
   report,
   run_store,
@@ -69,11 +71,10 @@ def _run(process, data, directory, **options):
     process,
     data,
     output_dir=str(directory),
-    cohort_size=3,
     rounds_per_evaluation=2,
     num_final_evaluations=1,
     show_progress=False,
-    **{'num_rounds': _NUM_ROUNDS, **options},
+    **{'num_rounds': _NUM_ROUNDS, 'cohort_size': 3, **options},
   )
 
 
@@ -81,7 +82,7 @@ def _run(process, data, directory, **options):
 def _run_fixture(process, data, runtime, monkeypatch):
   """Runs the experiment on one worker for all tests, which is quicker."""
 
-  def run(directory, *, before_call=None, **options):
+  def run(directory, *, before_call=None, data=data, **options):
     shared = _SharedRuntime(runtime, *([before_call] if before_call else []))
     with monkeypatch.context() as patch:
       patch.setattr(
@@ -233,3 +234,61 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   run(tmp_path, num_rounds=4)
   run(tmp_path)
   assert _everything(tmp_path) == expected
+
+
+_CHANGING = {'cohort_size': '2,3:5,6:12', 'dropout_rate': 0.4}
+
+
+@pytest.fixture(name='joining')
+def _joining(data):
+  """Three clients from round 1 on, the others from round 4 on."""
+  return data.joining({name: 4 for name in data.client_ids[3:]})
+
+
+def test_clients_that_change_are_the_same_after_a_resume(
+  process, data, joining, run, tmp_path
+):
+  at_once, resumed = tmp_path / 'at once', tmp_path / 'resumed'
+  _run(process, joining, at_once, **_CHANGING)
+  expected = _everything(at_once)
+  run(resumed, data=joining, num_rounds=2, **_CHANGING)
+  with run_store.RunStore.open_for_reading(resumed) as store:
+    assert len(store.per_client()) == 3
+    assert set(store.client_states(range(_NUM_CLIENTS))) <= {0, 1, 2}
+  for words, other in (
+    ("cohort_size was '2,3:5,6:12', now '2,3:5'", {'cohort_size': '2,3:5'}),
+    ('dropout_rate was 0.4, now 0.3', {'dropout_rate': 0.3}),
+    ('data_sha256 was', {'data': data}),
+  ):
+    with pytest.raises(errors.RunError, match=words):
+      run(resumed, **{'data': joining, **_CHANGING, **other})
+  run(resumed, data=joining, num_rounds=4, **_CHANGING)
+  run(resumed, data=joining, **_CHANGING)
+  assert _everything(resumed) == expected
+  # In rounds 1 to 3 there are three clients; from round 4 on all are scored.
+  invited = [2, 2, 3, 5, 5, 12]
+  reported = [row['clients'] for row in expected['history']]
+  assert all(0 < n <= most for n, most in zip(reported, invited))
+  assert reported != invited
+  sampler = client_sampling.CohortSampler(
+    _NUM_CLIENTS,
+    seed=process.seed,
+    join_rounds=(1,) * 3 + (4,) * 9,
+    **_CHANGING,
+  )
+  assert reported == [len(sampler.sample(r)) for r in range(1, 7)]
+  assert len(expected['per_client']) == _NUM_CLIENTS
+
+
+@pytest.mark.slow
+def test_clients_that_change_are_the_same_on_the_native_runtime(
+  process, joining, tmp_path
+):
+  for runtime in ('in_process', 'native'):
+    _run(process, joining, tmp_path / runtime, runtime=runtime, **_CHANGING)
+  in_process, native = (
+    _everything(tmp_path / runtime) for runtime in ('in_process', 'native')
+  )
+  for name in ('history', 'per_client'):
+    parity.assert_close(in_process[name], native[name])
+  assert set(in_process['client_states']) == set(native['client_states'])

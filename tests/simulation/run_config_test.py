@@ -16,7 +16,7 @@ from tff_pfl.algorithms import (
   scaffold,
 )
 from tff_pfl.client import phases
-from tff_pfl.simulation import run_config, summary
+from tff_pfl.simulation import open_run, run_config, summary
 from tff_pfl.templates import personalization
 
 _CONFIG = run_config.RunConfig(
@@ -81,6 +81,12 @@ _PRIVATE = {
       for threshold in (np.inf, -np.inf)
     ),
     dataclasses.replace(_CONFIG, **_LATER, **_PRIVATE),
+    dataclasses.replace(
+      _CONFIG,
+      cohort_size={1: 2, 5: 4},
+      dropout_rate=0.1,
+      join_rounds='5:0.25,8:0.5',
+    ),
   ],
 )
 def test_settings_survive_json(config):
@@ -173,6 +179,14 @@ def test_settings_reach_the_process():
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
     ({'seed': 2**63}, 'found 9223372036854775808'),
     ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
+    ({'cohort_size': '5,9:31'}, '1 to num_clients=30, found 31'),
+    ({'cohort_size': '9:20'}, "known from round 1 on.*found '9:20'"),
+    (
+      {'dropout_rate': 1},
+      r'`dropout_rate` to be a number in \[0, 1\), found 1',
+    ),
+    ({'join_rounds': '5'}, "`join_rounds` to be 50:0.2,.*, found '5'"),
+    ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
     ({'num_clients': 0}, '`num_clients` to be at least 1'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     (
@@ -186,7 +200,7 @@ def test_settings_reach_the_process():
       {
         'algorithm': 'fed_pac',
         'hparams': fed_pac.FedPacHParams(max_cohort_size=9),
-        'cohort_size': 10,
+        'cohort_size': {1: 5, 7: 10},
       },
       '`hparams.max_cohort_size` to be at least 10, .*, found 9',
     ),
@@ -252,3 +266,32 @@ def test_only_honest_clients_are_scored(tmp_path):
   ids = config.load_data().client_ids
   honest = [name for n, name in enumerate(ids) if n not in attacked]
   assert [row.split(',')[0] for row in rows] == honest and len(rows) == 3
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_clients_that_join_later_are_trained_and_scored_then(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=8,
+    cohort_size=6,
+    join_rounds='3:0.5',
+    num_rounds=2,
+    num_final_evaluations=1,
+  )
+  run = config.run(str(tmp_path), show_progress=False)
+  data = run.data
+  first = [name for name in data.client_ids if name not in data.join_round]
+  assert len(first) == 4 and set(data.join_round.values()) == {3}
+  assert run.scores['client'].tolist() == first
+  train, test = (data.class_counts(split) for split in ('train', 'test'))
+  right = {
+    name: test[n, train[n].argmax()] / test[n].sum()
+    for n, name in enumerate(data.client_ids)
+  }
+  assert run.summary['majority_accuracy'] == pytest.approx(
+    np.mean([right[name] for name in first])
+  )
+  run = open_run.open_run(str(tmp_path)).continue_(4, show_progress=False)
+  assert run.history['clients'].tolist() == [4, 4, 6, 6]
+  assert run.scores['client'].tolist() == list(data.client_ids)

@@ -77,6 +77,26 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
     assert same == (name in model.statistics), name
 
 
+def test_nobody_joins_in_the_warm_up(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=4,
+    cohort_size='2,2:4',
+    join_rounds='2:0.25,9:0.25',
+    num_warmup_rounds=3,
+    num_rounds=2,
+    num_final_evaluations=1,
+  )
+  before = warm_up.config_of(config)
+  assert (before.cohort_size, before.join_rounds) == (2, '5:0.25,12:0.25')
+  run = config.run(str(tmp_path), show_progress=False)
+  assert run.history['clients'].tolist() == [2, 3]
+  first = open_run.open_run(str(tmp_path / 'warmup'))
+  assert first.history['clients'].tolist() == [2, 2, 2]
+  assert set(first.data.join_round) == set(run.data.join_round)
+
+
 @pytest.mark.slow
 def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
   directory, tmp_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,11 @@ class _Trial(trial.FinishedTrial):
     global_of_last_10 = over_rounds['global'] or {}
     shared = evaluation['global'] or {}
     sizes = self.scores['bytes_per_round']
-    cohort_size = self.config.cohort_size
+    sampler = self.config.sampler()
+    cohort_size = statistics.mean(
+      len(sampler.sample(round_number))
+      for round_number in range(1, self.config.num_rounds + 1)
+    )
     two_classes = evaluation.get('two_classes', {}).get('personal', {})
     return {
       'personal_loss': evaluation['personal']['loss'],

@@ -120,6 +120,7 @@ def load_data(
       trained.subset(itertools.compress(trained.client_ids, chosen))
       for chosen in (~is_new, is_new)
     )
+    trained = config.joined(trained)
   if trial.validation_fraction is not None:
     fraction = trial.validation_fraction
     trained = validation.validation_view(trained, fraction, config.seed)
@@ -225,7 +226,9 @@ def _scores(trial, model, process, trained, new, runtime, directory):
           server_state(variant),
           client_states(variant),
           trained,
-          excluded=variant.attacked_clients,
+          excluded=client_population.unscored_clients(
+            variant, trained, store.last_round
+          ),
         )
         variants[name] = {
           'evaluation': evaluation.summary,

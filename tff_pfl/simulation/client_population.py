@@ -62,13 +62,28 @@ def _described(specs):
 
 
 def check_test_examples(data: datasets.FederatedDataset) -> None:
-  """Raises `ValueError` if there is no client that can be scored."""
+  """Raises `ValueError` if there is no client to be scored from round 1 on."""
+  first = [name for name in data.client_ids if name not in data.join_round]
   errors.expect(
-    any(map(data.num_test_examples, data.client_ids)),
+    any(map(data.num_test_examples, first)),
     'data',
     'a dataset in which at least one client has test examples',
-    f'none among {data.num_clients} clients of {data.name}',
+    f'none among {len(first)} clients of {data.name}',
   )
+
+
+def unscored_clients(
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  round_number: int,
+) -> set[int]:
+  """Indices of clients that are attacked, or join after a round."""
+  absent = {
+    index
+    for index, name in enumerate(data.client_ids)
+    if data.join_round.get(name, 1) > round_number
+  }
+  return absent.union(process.attacked_clients)
 
 
 def _check_domains_fit(

@@ -27,7 +27,8 @@ _SOURCES = weakref.WeakSet()
 class ClientDataSource(tff.program.FederatedDataSource):
   """Training data of cohorts, the same for the same seed and round.
 
-  The cohorts are those that `training.run` draws with this seed.
+  The cohorts are those that `training.run` draws with this seed, among the
+  clients that have joined by then.
   """
 
   def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
@@ -41,6 +42,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self.client_ids = data.client_ids
     self.seed = seed
     self.train = data.train
+    self.join_rounds = client_sampling.join_rounds_of(data)
     self.key = f'{data.fingerprint}, seed {seed}'
     element = example_tensors.batched_spec(data.element_spec)
     self._federated_type = tff.FederatedType(
@@ -100,12 +102,14 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     Raises:
       ValueError: If `k` is not 1 to the number of clients.
     """
-    ids = self._source.client_ids
-    sampler = client_sampling.CohortSampler(len(ids), k or 0, self._source.seed)
+    source, ids = self._source, self._source.client_ids
+    sampler = client_sampling.CohortSampler(
+      len(ids), k or 0, source.seed, join_rounds=source.join_rounds
+    )
     self._num_rounds += 1
     cohort = sampler.sample(self._num_rounds)
     return [
-      tf.data.Dataset.from_tensors(self._source.train(ids[index]).as_dict())
+      tf.data.Dataset.from_tensors(source.train(ids[index]).as_dict())
       for index in cohort
     ]
 

@@ -64,7 +64,7 @@ class Accounting:
   Attributes:
     noise_multiplier: Standard deviation of the noise of a round's sums in units
       of the clipping norm, positive; infinite where nothing is sent.
-    sampler: Draws the cohorts.
+    sampler: Draws the cohorts, all of one size, which all report.
     delta: In (0, 1).
     is_distributed: Whether clients add discrete noise. Then cohorts count as
       known, for the bound of secret ones is that of Gaussian noise.
@@ -83,6 +83,7 @@ class Accounting:
       self.noise_multiplier,
     )
     errors.expect_share('delta', self.delta, '(0, 1)')
+    _expect_plain(self.sampler)
 
   def epsilons(self, num_rounds: int) -> list[float]:
     """Epsilon after each of the rounds 1 to `num_rounds`."""
@@ -172,7 +173,7 @@ def find_noise_multiplier(
   Args:
     epsilon: Positive.
     delta: In (0, 1).
-    sampler: Draws the cohorts.
+    sampler: Draws the cohorts, all of one size, which all report.
     num_rounds: At least 1.
 
   Raises:
@@ -180,6 +181,7 @@ def find_noise_multiplier(
   """
   errors.expect_positive('epsilon', epsilon)
   errors.expect_share('delta', delta, '(0, 1)')
+  _expect_plain(sampler)
 
   most = most_participations(sampler, num_rounds)[-1]
 
@@ -204,6 +206,16 @@ def find_noise_multiplier(
   return high
 
 
+def _expect_plain(sampler):
+  """Raises `ValueError` for cohorts that the bounds do not hold for."""
+  errors.expect(
+    sampler.is_plain,
+    'sampler',
+    'one of cohorts of one size, drawn among all clients, which all report',
+    sampler,
+  )
+
+
 def expect_settings(config: run_config.RunConfig) -> None:
   """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
   if config.aggregator not in (PRIVATE, DISTRIBUTED):
@@ -218,6 +230,10 @@ def expect_settings(config: run_config.RunConfig) -> None:
       )
     return
   is_distributed = config.aggregator == DISTRIBUTED
+  of_fixed_cohorts = (
+    f'with aggregator {config.aggregator}, whose epsilon is of cohorts of one '
+    'size among all clients'
+  )
   for name, fits, wanted in (
     (
       'dp_epsilon',
@@ -245,6 +261,13 @@ def expect_settings(config: run_config.RunConfig) -> None:
       config.num_warmup_rounds == 0,
       f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
     ),
+    (
+      'cohort_size',
+      isinstance(config.cohort_size, int),
+      f'one number {of_fixed_cohorts}',
+    ),
+    ('dropout_rate', config.dropout_rate == 0, f'0 {of_fixed_cohorts}'),
+    ('join_rounds', config.join_rounds is None, f'None {of_fixed_cohorts}'),
   ):
     errors.expect(fits, name, wanted, getattr(config, name))
   if config.dp_epsilon is not None:
@@ -265,9 +288,7 @@ def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
     or config.dp_noise_multiplier == 0
   ):
     return None
-  sampler = client_sampling.CohortSampler(
-    config.num_clients, config.cohort_size, config.seed
-  )
+  sampler = config.sampler()
   delta = config.dp_delta
   if delta is None:
     delta = default_delta(config.num_clients)

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from tff_pfl import datasets, plots
 from tff_pfl.evaluation import two_class_scores
 from tff_pfl.models import split_model
-from tff_pfl.simulation import domain_report, run_store
+from tff_pfl.simulation import client_population, domain_report, run_store
 from tff_pfl.simulation import summary as summary_lib
 from tff_pfl.templates import personalized_process
 
@@ -191,9 +191,10 @@ def _summarize(store, process, data):
   classifier = process.model.classifier
   is_multilabel = classifier is not None and classifier.is_multilabel
   if data.num_classes is not None and not is_multilabel:
-    summary['majority_accuracy'] = _majority_accuracy(
-      data, process.attacked_clients
+    excluded = client_population.unscored_clients(
+      process, data, store.last_round
     )
+    summary['majority_accuracy'] = _majority_accuracy(data, excluded)
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:

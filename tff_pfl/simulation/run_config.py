@@ -85,7 +85,12 @@ class RunConfig:
       with a random head, as where the other run had other classes.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`, also for `initial_run`).
-    cohort_size: Clients in a round.
+    cohort_size: Clients in a round, or such numbers by round, see
+      `client_sampling.CohortSampler`.
+    dropout_rate: Probability with which a client of a round fails to report and
+      is left out of it.
+    join_rounds: Shares of the clients that join in later rounds, such as
+      '50:0.2,100:0.3', see `client_sampling.draw_join_rounds`.
     rounds_per_evaluation: Rounds between evaluations.
     num_final_evaluations: How many of the last rounds are all evaluated.
     seed: Fixes the partition, the initial weights, the sampling and all client
@@ -134,7 +139,9 @@ class RunConfig:
   initial_run_part: str = 'all'
   num_warmup_rounds: int = 0
   num_rounds: int = 100
-  cohort_size: int = 10
+  cohort_size: client_sampling.CohortSize = 10
+  dropout_rate: float = 0.0
+  join_rounds: Optional[str] = None
   rounds_per_evaluation: int = 10
   num_final_evaluations: int = 10
   seed: int = 0
@@ -193,17 +200,19 @@ class RunConfig:
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     # Fails early on a cohort larger than the population.
-    client_sampling.CohortSampler(self.num_clients, self.cohort_size, self.seed)
+    sampler = self.sampler()
+    object.__setattr__(self, 'cohort_size', sampler.cohort_size)
     self._make_attack()
     privacy.expect_settings(self)
     training.expect_all_clients(
       getattr(self.hparams, 'num_clients', None), self.num_clients
     )
-    room = getattr(self.hparams, 'max_cohort_size', self.cohort_size)
+    most = sampler.max_cohort_size
+    room = getattr(self.hparams, 'max_cohort_size', most)
     errors.expect(
-      room >= self.cohort_size,
+      room >= most,
       'hparams.max_cohort_size',
-      f'at least {self.cohort_size}, the size of a cohort',
+      f'at least {most}, the size of a cohort',
       room,
     )
     errors.expect(
@@ -216,6 +225,21 @@ class RunConfig:
   def _make_attack(self):
     return attacks.make_attack(
       self.attack, self.attacked_fraction, self.num_clients, self.seed
+    )
+
+  def sampler(self) -> client_sampling.CohortSampler:
+    """Makes what draws the run's cohorts."""
+    return client_sampling.CohortSampler(
+      self.num_clients,
+      self.cohort_size,
+      self.seed,
+      self.dropout_rate,
+      self._join_rounds(),
+    )
+
+  def _join_rounds(self):
+    return client_sampling.draw_join_rounds(
+      self.join_rounds, self.num_clients, self.seed
     )
 
   def settings(self) -> dict[str, Any]:
@@ -275,9 +299,10 @@ class RunConfig:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: How many there are besides those of the run.
+      num_more_clients: How many there are besides those of the run. With any,
+        when clients join is for `joined`.
     """
-    return datasets.load_dataset(
+    data = datasets.load_dataset(
       self.dataset,
       num_clients=self.num_clients + num_more_clients,
       partition=self.partition,
@@ -285,6 +310,15 @@ class RunConfig:
       seed=self.seed,
       **self.dataset_arguments,
     )
+    return data if num_more_clients else self.joined(data)
+
+  def joined(
+    self, data: datasets.FederatedDataset
+  ) -> datasets.FederatedDataset:
+    """The run's clients, some of which join later if it has `join_rounds`."""
+    if self.join_rounds is None:
+      return data
+    return data.joining(dict(zip(data.client_ids, self._join_rounds())))
 
   def build_model(
     self, data: datasets.FederatedDataset
@@ -392,6 +426,7 @@ class RunConfig:
       output_dir=output_dir,
       num_rounds=self.num_rounds,
       cohort_size=self.cohort_size,
+      dropout_rate=self.dropout_rate,
       rounds_per_evaluation=self.rounds_per_evaluation,
       num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,

@@ -1,7 +1,7 @@
 """Trains: rounds, evaluations, a durable run, a report.
 
     for each round:
-      sample a cohort from (seed, round)
+      sample a cohort from (seed, round), of which all or some report
       process.next(server state, the cohort's client states, its training data)
       every `rounds_per_evaluation` rounds, and at the end: score all clients
       commit everything that changed in one transaction
@@ -76,7 +76,8 @@ def run(
   output_dir: str,
   *,
   num_rounds: int,
-  cohort_size: int,
+  cohort_size: client_sampling.CohortSize,
+  dropout_rate: float = 0.0,
   rounds_per_evaluation: int = 10,
   num_final_evaluations: int = 10,
   runtime: str = runtime_lib.DEFAULT,
@@ -93,9 +94,15 @@ def run(
   Args:
     process: The method; its seed is also that of the sampling, so it must not
       be negative.
+    data: The clients; `FederatedDataset.joining` says which of them join later.
     output_dir: Folder of the run: its store, metrics and report.
     num_rounds: Rounds of training; a resumed run may have more than before.
-    rounds_per_evaluation: Rounds between evaluations of all clients.
+    cohort_size: Clients in a round, or such numbers by round, see
+      `client_sampling.CohortSampler`.
+    dropout_rate: Probability with which a client of a round fails to report and
+      is left out of it.
+    rounds_per_evaluation: Rounds between evaluations of all clients that have
+      joined.
     num_final_evaluations: How many of the last rounds are all evaluated, at
       least 1; with 10, "last 10 rounds" is a mean over ten.
     runtime: A key of `runtime.RUNTIMES`.
@@ -134,7 +141,6 @@ def run(
   )
   sizes = {
     'num_rounds': num_rounds,
-    'cohort_size': cohort_size,
     'rounds_per_evaluation': rounds_per_evaluation,
     'num_final_evaluations': num_final_evaluations,
   }
@@ -148,9 +154,16 @@ def run(
     callbacks,
   )
   sampler = client_sampling.CohortSampler(
-    data.num_clients, cohort_size, process.seed
+    data.num_clients,
+    cohort_size,
+    process.seed,
+    dropout_rate,
+    client_sampling.join_rounds_of(data),
   )
   _expect_fit(process, data)
+  sizes.update(
+    cohort_size=sampler.cohort_size, dropout_rate=sampler.dropout_rate
+  )
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   epsilons = None
   if accounting is not None:
@@ -216,7 +229,12 @@ def run(
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
   """The arguments of `run` that make these settings, but `num_rounds`."""
-  named = ('cohort_size', 'rounds_per_evaluation', 'num_final_evaluations')
+  named = (
+    'cohort_size',
+    'dropout_rate',
+    'rounds_per_evaluation',
+    'num_final_evaluations',
+  )
   own = ('num_rounds', 'runtime', *named, *RECORDED)
   return {
     **{name: settings[name] for name in (*named, 'runtime')},
@@ -440,7 +458,7 @@ def _train(
           data,
           rounds.train,
           rounds.test,
-          process.attacked_clients,
+          client_population.unscored_clients(process, data, round_number),
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

@@ -7,9 +7,11 @@ is the warm-up that starts from them, and they are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
-turn), and its rounds count from 0, as the run's do after it. It is trained or
-resumed until the run has a round, and needed whenever the run is opened again:
-what its method starts from is the model that the warm-up ended with.
+turn), and its rounds count from 0, as the run's do after it. Its cohorts are of
+the size of the run's first, among the clients that are there by then. It is
+trained or resumed until the run has a round, and needed whenever the run is
+opened again: what its method starts from is the model that the warm-up ended
+with.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import hparams as hparams_lib
 from tff_pfl.datasets import files
 from tff_pfl.models import domain_models, split_model
-from tff_pfl.simulation import client_population, run_store
+from tff_pfl.simulation import (
+  client_population,
+  client_sampling,
+  run_store,
+)
 from tff_pfl.simulation import summary as summary_lib
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
   """The settings of a run's warm-up."""
   hparams = config.hparams
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
+  joining = client_sampling.numbers_by_round('join_rounds', config.join_rounds)
   errors.expect(
     isinstance(hparams, known),
     'num_warmup_rounds',
@@ -72,6 +79,10 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     num_rounds=config.num_warmup_rounds,
     num_final_evaluations=1,
     num_warmup_rounds=0,
+    cohort_size=config.sampler().size(1),
+    join_rounds=client_sampling.as_text(
+      {start + config.num_warmup_rounds: n for start, n in joining.items()}
+    ),
   )
 
 
@@ -103,7 +114,8 @@ def run(
     first = run(before, model, data, folder)
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
-    before.run_process(_process(config, first), data, folder, **options)
+    process = _process(config, first)
+    before.run_process(process, before.joined(data), folder, **options)
   elif config.initial_run is not None:
     weights = _model_of_run(config, model)
     os.makedirs(output_dir, exist_ok=True)
