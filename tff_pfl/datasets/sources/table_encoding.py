@@ -53,11 +53,12 @@ _ADVICE = (
 # Larger numbers' squares cannot be added up.
 _MAX_NUMBER = 1e150
 _AS_TRAINED = ', as in the training data'
-# Other ways of writing numbers, and the options that read them.
+# The options that read other ways of writing numbers.
 _OTHER_NUMBERS = {
-  "`decimal=','`": table_files.Format(decimal=',', thousands='.'),
-  "`thousands=','`": table_files.Format(thousands=','),
-  "`thousands=' '`": table_files.Format(thousands=' '),
+  "`decimal=','`": r'[-+]?\d*,\d+',
+  "`decimal=','` and `thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})*,\d+',
+  "`thousands=','`": r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?',
+  "`thousands=' '`": r'[-+]?\d{1,3}(?: \d{3})+(?:[.,]\d*)?',
 }
 
 
@@ -290,11 +291,11 @@ class Columns:
     )
 
   def _other_form(self, cells: pd.Series) -> str:
-    """Returns the options that make all of the cells numbers, if any do."""
+    """Returns the options that read all of the cells as numbers, if any do."""
     options = [
       option
-      for option, form in _OTHER_NUMBERS.items()
-      if len(cells) and form.numbers(cells).notna().all()
+      for option, pattern in _OTHER_NUMBERS.items()
+      if len(cells) and cells.str.fullmatch(pattern).all()
     ]
     return options and f'{" or ".join(options)} reads them as numbers'
 

@@ -335,7 +335,9 @@ def _without_row_numbers(table: pd.DataFrame, form: Format) -> pd.DataFrame:
   for name in table:
     original, _, number = name.rpartition('.')
     if original in table and number.isdecimal():
-      logging.warning('%s: column %s may be %s again.', path, name, original)
+      logging.warning(
+        '%s: %s may be a second column called %s.', path, name, original
+      )
   values = form.numbers(table[first])
   if first == f'{_UNNAMED}0' and values.is_unique and (values % 1 == 0).all():
     logging.warning(
