@@ -108,7 +108,7 @@ def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
   'kwargs, match',
   [
     (dict(domain_column='cp'), "one of sex, age, site, found 'cp'"),
-    (dict(num_clients=5), 'at most 4, the number of different site'),
+    (dict(num_clients=5), 'at most 4, the number of clients'),
     (dict(drop_columns=['weight']), "`drop_columns` .*found 'weight'"),
   ],
 )

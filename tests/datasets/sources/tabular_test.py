@@ -222,7 +222,7 @@ def test_cells_that_are_not_what_they_should_be_are_errors(
     (dict(domain_bounds=[3, 3]), '`domain_bounds` to be ascending'),
     (dict(domain_bounds=[3], domain_column=None), '`domain_bounds` to be'),
     (dict(client_column=None), '`client_column` to be given for the part'),
-    (dict(num_clients=4), 'at most 3, the number of different hospital'),
+    (dict(num_clients=4), 'at most 3, the number of clients'),
     (dict(test_fraction=1), '`test_fraction`'),
     (dict(seed=-1), '`seed`'),
     (dict(partition='domain_mixture:1', domain_column=None), 'domain'),

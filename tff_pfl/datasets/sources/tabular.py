@@ -22,13 +22,13 @@ import pandas as pd
 from sklearn import preprocessing
 
 from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import table_encoding, table_files
 
 # The column of clients that are files.
 FILE = 'file'
-_TEST_FRACTION = 0.2
 # What the inputs of a client's rows may take, of tables of many inputs.
 _MAX_CLIENT_BYTES = 2**31
 
@@ -57,94 +57,75 @@ class _Inputs:
     yield rows.codes.tobytes()
 
 
-class _EncodedTable:
-  """A table's rows and labels as an encoding has them."""
+def _arrays(
+  table: pd.DataFrame,
+  encoding: table_encoding.TableEncoding,
+  name: str,
+  owners: Optional[pd.Series],
+) -> tuple[arrays_lib.Arrays, table_encoding.Rows, np.ndarray]:
+  """Returns the rows' positions as examples, the encoded rows, their labels.
 
-  def __init__(
-    self,
-    table: pd.DataFrame,
-    encoding: table_encoding.TableEncoding,
-    keys: Optional[np.ndarray],
-    *,
-    test_fraction: Optional[float],
-    **options: Any,
-  ):
-    """Encodes rows.
-
-    Args:
-      table: The rows that are used.
-      keys: Whose each row is, `[rows]`; None where a rule deals them.
-      **options: Further ones of `FederatedDataset.from_arrays`.
-    """
-    self.rows, self.labels = encoding.encode(table), encoding.labels(table)
-    self._keys = keys
-    self._is_test = None
-    if encoding.columns.split in table:
-      errors.expect(
-        test_fraction is None,
-        'test_fraction',
-        'unset with a split column, which says what rows are tested on',
-        test_fraction,
-      )
-      self._is_test = encoding.columns.is_test(table)
-    elif test_fraction is None:
-      test_fraction = _TEST_FRACTION
-    self._options = dict(options, test_fraction=test_fraction or 0)
-
-  def deal(
-    self,
-    encoding: table_encoding.TableEncoding,
-    y: np.ndarray,
-    transform: Optional[_Inputs] = None,
-  ) -> federated_dataset.FederatedDataset:
-    """Returns the rows' positions, or what is made of them, by client.
-
-    Args:
-      y: What models learn, `[rows]`.
-    """
-    parts = {'': slice(None)}
-    if self._is_test is not None:
-      parts = {'': ~self._is_test, '_test': self._is_test}
-    fields = {
-      f'{name}{suffix}': values[chosen]
-      for name, values in (
-        ('x', np.arange(len(y))),
-        ('y', y),
-        ('domain', self.rows.domain),
-        ('keys', self._keys),
-      )
-      for suffix, chosen in parts.items()
-      if values is not None
-    }
-    data = federated_dataset.FederatedDataset.from_arrays(
-      **fields,
-      **self._options,
-      transform=transform,
-      num_classes=len(encoding.classes) or None,
-      domain_names=encoding.domains or None,
+  Args:
+    table: The rows that are used.
+    owners: Whose each row is; None where a rule deals them.
+  """
+  rows, labels = encoding.encode(table), encoding.labels(table)
+  parts = {'': slice(None)}
+  if encoding.columns.split in table:
+    is_test = encoding.columns.is_test(table)
+    parts = {'': ~is_test, '_test': is_test}
+  fields = {
+    f'{field}{suffix}': values[chosen]
+    for field, values in (
+      ('x', np.arange(len(labels))),
+      ('y', labels),
+      ('domain', rows.domain),
+      ('client', None if owners is None else owners.to_numpy(str)),
     )
-    data.encoding = encoding
-    return data
+    for suffix, chosen in parts.items()
+    if values is not None
+  }
+  arrays = arrays_lib.Arrays(
+    name=name,
+    **fields,
+    num_classes=len(encoding.classes) or None,
+    domain_names=encoding.domains or None,
+  )
+  return arrays, rows, labels
 
-  def deal_inputs(
-    self, encoding: table_encoding.TableEncoding
-  ) -> federated_dataset.FederatedDataset:
-    """Returns examples by client; see `deal`."""
-    y = encoding.target(self.labels)
-    return self.deal(encoding, y, _Inputs(encoding, self.rows))
+
+def _deal(
+  arrays: arrays_lib.Arrays,
+  encoding: table_encoding.TableEncoding,
+  rows: table_encoding.Rows,
+  labels: np.ndarray,
+  **options: Any,
+) -> federated_dataset.FederatedDataset:
+  """Returns examples by client; options are those of `Arrays.to_clients`."""
+  targets = encoding.target(labels)
+  data = dataclasses.replace(
+    arrays,
+    y=targets[arrays.x],
+    y_test=None if arrays.x_test is None else targets[arrays.x_test],
+    transform=_Inputs(encoding, rows),
+  ).to_clients(**options)
+  data.encoding = encoding
+  return data
 
 
 def _standardized(
-  encoding: table_encoding.TableEncoding, rows: _EncodedTable
+  encoding: table_encoding.TableEncoding,
+  clients: federated_dataset.FederatedDataset,
+  values: np.ndarray,
 ) -> table_encoding.TableEncoding:
-  """Returns the encoding with the moments of clients' training rows."""
-  values = rows.rows.numbers
-  if not encoding.classes:
-    values = np.column_stack([values, rows.labels])
+  """Returns the encoding with the moments of clients' training rows.
+
+  Args:
+    clients: Their examples are the positions of rows.
+    values: Numbers of rows, and their label for regression.
+  """
   if not values.shape[1]:
     return encoding
-  # Dealt once to see who has which rows.
-  clients = rows.deal(encoding, rows.labels)
   trained = [clients.train(client_id).x for client_id in clients.client_ids]
   with np.errstate(invalid='ignore'):
     scaler = preprocessing.StandardScaler().fit(values[np.concatenate(trained)])
@@ -163,14 +144,13 @@ def to_clients(
   num_clients: int,
   partition: partitioning.Partitioner,
   seed: int,
-  **options: Any,
+  *,
+  name: str,
+  test_fraction: Optional[float],
 ) -> federated_dataset.FederatedDataset:
   """Returns a table's rows, dealt to clients and standardized by them.
 
   Arguments and errors are those of `load_tabular`.
-
-  Args:
-    **options: `test_fraction`, and `name` of the data set.
   """
   columns.check(table)
   is_natural = isinstance(partition, natural.Natural)
@@ -180,21 +160,31 @@ def to_clients(
     f'given for the partition {partition.name}',
     columns.client,
   )
+  errors.expect(
+    columns.split is None or test_fraction is None,
+    'test_fraction',
+    'unset with a split column, which says what rows are tested on',
+    test_fraction,
+  )
   table = columns.used_rows(
     columns.with_names(table), columns.client if is_natural else None
   )
   encoding = table_encoding.fit(table, columns)
-  keys = None
-  if is_natural:
-    owners = columns.owners(table, columns.client)
-    kind = f'different {columns.client}'
-    chosen = natural.choose_clients(np.unique(owners), num_clients, kind, seed)
-    table = table[owners.isin(chosen)]
-    keys = columns.owners(table, columns.client).to_numpy(str)
-  else:
-    options.update(num_clients=num_clients, partition=partition)
-  rows = _EncodedTable(table, encoding, keys, seed=seed, **options)
-  data = rows.deal_inputs(_standardized(encoding, rows))
+  owners = columns.owners(table, columns.client) if is_natural else None
+  arrays, rows, labels = _arrays(table, encoding, name, owners)
+  options = dict(
+    num_clients=num_clients,
+    partition=partition,
+    seed=seed,
+    test_fraction=test_fraction,
+  )
+  values = rows.numbers
+  if not encoding.classes:
+    values = np.column_stack([values, labels])
+  # Dealt once to see who has which rows.
+  clients = arrays.to_clients(**options)
+  encoding = _standardized(encoding, clients, values)
+  data = _deal(arrays, encoding, rows, labels, **options)
   _check_size(data)
   return data
 
@@ -241,17 +231,22 @@ def load_new_clients(
   columns = encoding.columns
   has_clients = columns.client in table
   table = columns.used_rows(table, columns.client if has_clients else None)
-  keys = np.full(len(table), 'client')
+  owners = pd.Series('client', table.index)
   if has_clients:
-    keys = columns.owners(table, columns.client).to_numpy(str)
-  return _EncodedTable(
-    table,
+    owners = columns.owners(table, columns.client)
+  arrays, rows, labels = _arrays(
+    table, encoding, os.path.basename(path), owners
+  )
+  return _deal(
+    arrays,
     encoding,
-    keys,
-    test_fraction=test_fraction,
-    name=os.path.basename(path),
+    rows,
+    labels,
+    num_clients=owners.nunique(),
+    partition='natural',
     seed=seed,
-  ).deal_inputs(encoding)
+    test_fraction=test_fraction,
+  )
 
 
 def _read_folder(data_dir: str, form: table_files.Format) -> pd.DataFrame:
