@@ -196,8 +196,9 @@ def read_table(
   markers = ['', *form.missing_markers]
   for name in table:
     cells = table[name].str.strip()
-    cells = cells.str.replace(r'^="([^"]*)"$', r'\1', regex=True)
-    cells = cells.str.replace(r"^'(?=[-+.\d])", '', regex=True)
+    if cells.str.startswith(('="', "'")).any():
+      cells = cells.str.replace(r'^="([^"]*)"$', r'\1', regex=True)
+      cells = cells.str.replace(r"^'(?=[-+.\d])", '', regex=True)
     table[name] = cells.mask(cells.isin(markers))
   table.attrs['path'] = path
   if names is None and not path.endswith('.parquet'):
