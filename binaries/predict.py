@@ -30,8 +30,7 @@ from absl import flags
 from binaries import output_flags, program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import array_checks
-from tff_pfl.datasets.sources import npz_file, table_files
+from tff_pfl.datasets.sources import npz_file, own_files, table_files
 from tff_pfl.models import prediction
 from tff_pfl.simulation import new_clients, open_run
 from tff_pfl.simulation import summary as summary_lib
@@ -66,12 +65,6 @@ flags.adopt_module_key_flags(output_flags)
 flags.adopt_module_key_flags(program)
 
 
-def _read_examples(path):
-  """`(x, domain)`; domain is None where the file has none."""
-  arrays = npz_file.read(path, '--input', ('x',))
-  return array_checks.check_inputs(arrays['x'], 'x'), arrays.get('domain')
-
-
 def _weights(run, client, runtime):
   if _PERSONAL_MODELS.value is not None:
     path = new_clients.personal_model_path(_PERSONAL_MODELS.value, client)
@@ -102,6 +95,8 @@ def _predict_table(run, runtime):
   table = run.encoding.read(_INPUT.value, with_clients=by_column)
   clients = pd.Series(_CLIENT.value, table.index)
   if by_column:
+    owners = columns.owners(table, columns.client)
+    table = table.assign(**{columns.client: owners})
     clients = table_files.complete(table, columns.client)
   rows = run.encoding.encode(table)
   outputs = None
@@ -121,11 +116,15 @@ def _predict_table(run, runtime):
 
 def _predict_arrays(run, runtime):
   """As `_predict_table`."""
-  x, domain = _read_examples(_INPUT.value)
+  path = _INPUT.value
+  arrays = npz_file.read(path, '--input', ('x',))
   errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
   weights = _weights(run, _CLIENT.value, runtime)
-  outputs = prediction.predict(run.model, weights, x, domain)
-  return outputs, pd.DataFrame({'example': range(len(x))})
+  with own_files.naming(path):
+    outputs = prediction.predict(
+      run.model, weights, arrays['x'], arrays.get('domain')
+    )
+  return outputs, pd.DataFrame({'example': range(len(outputs))})
 
 
 def _results(run, outputs, is_table):

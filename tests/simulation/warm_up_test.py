@@ -300,7 +300,10 @@ def test_a_run_of_another_network_is_refused(before, tmp_path, changes, words):
 def test_a_run_without_a_global_model_is_refused(before, tmp_path):
   personal = str(tmp_path / 'personal')
   _after(None).run(personal, show_progress=False)
-  with pytest.raises(ValueError, match='global model.*fed_per with statistics=global, which has none'):
+  with pytest.raises(
+    ValueError,
+    match='global model.*fed_per with statistics=global, which has none',
+  ):
     _started(_after(personal), tmp_path / 'run')
 
 

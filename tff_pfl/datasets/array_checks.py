@@ -192,7 +192,7 @@ def _as_ids(
   if bad.any():
     first = np.unravel_index(int(np.argmax(bad)), array.shape)
     index = ', '.join(str(int(i)) for i in first)
-    limit = 'that is not negative' if num_ids is None else f'in [0, {num_ids})'
+    limit = 'in [0, 2**31)' if num_ids is None else f'in [0, {num_ids})'
     raise ValueError(
       errors.message(
         f'{name}[{index}]', f'{what}, an integer {limit}', array[first].item()

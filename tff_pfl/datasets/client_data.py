@@ -1,8 +1,7 @@
 """Conversion from and to `tff.simulation.datasets.ClientData`."""
 
 import collections
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -17,8 +16,8 @@ from tff_pfl.datasets import examples as examples_lib
 _READ_BATCH = 1024
 # What is read of a client whose size `tf.data` does not know.
 _MAX_EXAMPLES, _MAX_BYTES = 10**6, 2**31
-# So many examples, of so many clients at most, are read twice at the start.
-_NUM_READ_TWICE = 20
+# What is read twice at the start: examples, of so many clients.
+_NUM_EXAMPLES_TWICE, _LEAST_CLIENTS, _MOST_CLIENTS = 20, 5, 20
 _FIELDS = ('x', 'y', 'domain')
 
 
@@ -132,11 +131,15 @@ class ClientDataSource:
       ),
     }
 
-  def expect_repeatable(self, client_ids: Iterable[str]) -> None:
+  def expect_repeatable(self, client_ids: Sequence[str]) -> None:
     """Raises `ValueError` if clients' examples differ when read again."""
+    # Spread evenly, those of few first.
+    places = np.linspace(0, len(client_ids) - 1, _LEAST_CLIENTS, dtype=int)
+    more = np.linspace(0, len(client_ids) - 1, _MOST_CLIENTS, dtype=int)
+    chosen = dict.fromkeys(client_ids[i] for i in [*places, *more])
     for split in self._splits:
       num_read = 0
-      for client_id in itertools.islice(client_ids, _NUM_READ_TWICE):
+      for number, client_id in enumerate(chosen, 1):
         examples, again = (self(client_id, split) for _ in range(2))
         errors.expect(
           [*examples.content()] == [*again.content()],
@@ -146,7 +149,7 @@ class ClientDataSource:
           f'client {client_id!r} with other examples',
         )
         num_read += len(examples)
-        if num_read >= _NUM_READ_TWICE:
+        if num_read >= _NUM_EXAMPLES_TWICE and number >= _LEAST_CLIENTS:
           break
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:

@@ -285,16 +285,19 @@ class FederatedDataset:
 
     Args:
       join_round: By client id the first round that it takes part in, at least
-        1; 1 for those not named.
+        1; the others join as they did before.
 
     Raises:
       ValueError: A client is unknown, or a round is not a positive integer.
     """
+    errors.expect_type(
+      join_round, Mapping, 'join_round', 'a dict from client id to round'
+    )
     for client_id, round_number in join_round.items():
       self._check_client(client_id)
       errors.expect_int('join_round', round_number, 1)
     data = self.replaced()
-    data.join_round = _later(join_round, self.client_ids)
+    data.join_round = _later({**self.join_round, **join_round}, self.client_ids)
     if self.load_again is not None:
       data.load_again = functools.partial(
         _load_joining, self.load_again, data.join_round
@@ -438,7 +441,7 @@ class FederatedDataset:
     load = client_data_lib.ClientDataSource(
       {'train': train, 'test': test}, num_classes, num_domains
     )
-    client_ids = dict.fromkeys([*train.client_ids, *test.client_ids])
+    client_ids = [*dict.fromkeys([*train.client_ids, *test.client_ids])]
     load.expect_repeatable(client_ids)
     return cls(
       name=name,

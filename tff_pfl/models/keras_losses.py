@@ -61,13 +61,6 @@ _TOP = {
   'sparse': keras.metrics.sparse_top_k_categorical_accuracy,
   'categorical': keras.metrics.top_k_categorical_accuracy,
 }
-# Of numbers, not of classes as integers.
-_OF_NUMBERS = (
-  keras.metrics.mean_absolute_error,
-  keras.metrics.mean_absolute_percentage_error,
-  keras.metrics.mean_squared_error,
-  keras.metrics.mean_squared_logarithmic_error,
-)
 
 
 class _Loss(NamedTuple):
@@ -476,9 +469,11 @@ def _metric_function(metric, loss):
     function.__module__ = getattr(metric, '__module__', None)
   errors.expect(
     loss.kind != 'sparse'
-    or getattr(function, 'func', function) not in _OF_NUMBERS,
+    or not _is_of_keras(function)
+    or getattr(function, 'func', function).__name__.startswith('sparse_'),
     'metrics',
-    'metrics that fit the loss, which is of classes',
+    'metrics that fit the loss, which is of classes as integers (accuracy,'
+    ' top_5_accuracy, or with sparse_ in their names)',
     name,
   )
   return name or type(metric).__name__, function

@@ -36,6 +36,7 @@ def predict(
     otherwise the raw outputs.
   """
   forward = forward or compiled(model)
+  x = array_checks.check_inputs(x, 'x')
   x = _as_inputs('x', model.element_spec['x'], x)
   num_examples = len(tf.nest.flatten(x)[0])
   element = {'x': x, 'y': ()}
@@ -90,7 +91,16 @@ def _as_inputs(name, spec, x):
   kinds, wanted = 'iu', f'integers, as the model takes {spec.dtype.name}'
   if spec.dtype.is_floating:
     kinds, wanted = 'f', 'floats, scaled as what the model was trained on'
+  elif spec.dtype.is_bool:
+    kinds, wanted = 'b', 'bool'
   errors.expect(x.dtype.kind in kinds, name, wanted, x.dtype.name)
+  if x.dtype.kind in 'iu' and x.size:
+    errors.expect(
+      spec.dtype.min <= x.min() and x.max() <= spec.dtype.max,
+      name,
+      f'in the range of {spec.dtype.name}',
+      f'{x.min()} to {x.max()}',
+    )
   return tf.cast(x, spec.dtype)
 
 

@@ -393,8 +393,8 @@ def _notes(summary):
     if told['num_clients'] < told['num_scored']:
       yield (
         f'{name}: {metric} is a mean over {told["num_clients"]} of '
-        f'{told["num_scored"]} clients; the test examples of the others have '
-        'none.'
+        f'{told["num_scored"]} clients; it is not defined on the test examples '
+        'of the others.'
       )
   majority = summary.get('majority_accuracy')
   if majority is not None and summary['accuracy']:

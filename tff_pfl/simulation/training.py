@@ -161,6 +161,9 @@ def run(
     client_sampling.join_rounds_of(data),
   )
   _expect_fit(process, data)
+  num_late = sum(first > num_rounds for first in data.join_round.values())
+  if num_late:
+    logging.warning('%d clients join after the last round.', num_late)
   sizes.update(
     cohort_size=sampler.cohort_size, dropout_rate=sampler.dropout_rate
   )

@@ -339,10 +339,12 @@ def test_rows_are_left_out_with_a_word(caplog):
     # As the column of a file of 1,598 wines, which became 600 inputs.
     (['12,34', '5,1'], {}, r"found '12,34' in row 1 .*`decimal=','`.* reads"),
     (['12,34', '5'], {}, r"numbers in column x, found '12,34' .*`decimal=','`"),
-    (['1,234', '5,678'], {}, r"`decimal=','` or .* or `thousands=','` reads them"),
+    (['1,234', '5,678'], {}, r"`decimal=','` or .* or `thousands=','` reads"),
     (['1.234,5', '5,1'], {}, r"`decimal=','` and `thousands='.'` reads them"),
     (['1 234', '5 678'], {}, r"`thousands=' '` reads them"),
     ([f'name {i}' for i in range(50)], {}, '50 in 50 rows'),
+    ([f'{i % 60} %' for i in range(500)], {}, '60 in 500 rows, such as 0 %'),
+    (['x'] + [f'{i % 99},5' for i in range(500)], {}, "`decimal=','`"),
     ([f'{i},5' for i in range(50)], {'task': 'regression'}, "`decimal=','`"),
   ],
 )  # fmt: skip

@@ -31,9 +31,13 @@ def _cells(table):
       {},
       {'x': ['1', ''], 'y': ['a, "b"\nc', '1']},
     ),
-    ('x\n-9\n?\n', {'missing_markers': ['-9']}, {'x': ['', '?']}),
+    ('x\n-9\n-9.0\n?\n', {'missing_markers': ['-9']}, {'x': ['', '', '?']}),
     # What spreadsheets put before numbers, and words that begin alike.
-    ('x,y\n="1.5",\'-2\n1,\'s\n', {}, {'x': ['1.5', '1'], 'y': ['-2', "'s"]}),
+    (
+      'x,y\n="1.5",\'-2\n\'1.5\',\'s\n',
+      {},
+      {'x': ['1.5', '1.5'], 'y': ['-2', "'s"]},
+    ),
     ('a;b\n1,5;x,y\n', {}, {'a': ['1,5'], 'b': ['x,y']}),
     ('a\tb\n1,5\t2\n', {}, {'a': ['1,5'], 'b': ['2']}),
     ('a|b\n1|2\n', {}, {'a': ['1'], 'b': ['2']}),
@@ -43,6 +47,8 @@ def _cells(table):
       {'header': 'none', 'decimal': ','},
       {'0': ['1,5'], '1': ['2,5']},
     ),
+    ('"a,b,c";d\n1;2\n', {}, {'a,b,c': ['1'], 'd': ['2']}),
+    ('a\tb\n1\t2\n', {'separator': r'\t'}, {'a': ['1'], 'b': ['2']}),
     ('a b\n1 2\n', {'separator': ' '}, {'a': ['1'], 'b': ['2']}),
     ('1,b\n', {'header': 'none'}, {'0': ['1'], '1': ['b']}),
     ('2019,b\n1,b\n', {'header': 'first'}, {'2019': ['1'], 'b': ['b']}),
@@ -93,9 +99,18 @@ def test_parquet_gives_what_csv_gives(tmp_path):
   table.to_csv(tmp_path / 'a.csv')
   read = _read(tmp_path, None, 'a.parquet')
   assert _cells(read) == {
-    'n': ['1.5', '', '3.0'], 'i': ['1', '2', '3'], 'w': ['a', '', '']
+    'n': ['1.5', '', '3'], 'i': ['1', '2', '3'], 'w': ['a', '', '']
   }  # fmt: skip
-  assert _cells(_read(tmp_path, None, 'a.csv')) == _cells(read)
+  from_csv = _read(tmp_path, None, 'a.csv')
+  for name in 'ni':
+    form = table_files.Format()
+    assert form.numbers(from_csv[name]).equals(form.numbers(read[name]))
+  # Numbers are those of the file in any form; a named index is a column.
+  form = table_files.Format(decimal=',', thousands='.')
+  read = table_files.read_table(str(tmp_path / 'a.parquet'), form)
+  assert form.numbers(read['n']).tolist()[::2] == [1.5, 3]
+  table.rename_axis('who').to_parquet(tmp_path / 'b.parquet')
+  assert _cells(_read(tmp_path, None, 'b.parquet'))['who'] == ['3', '1', '2']
 
 
 def test_cells_may_be_long(tmp_path):
@@ -112,6 +127,9 @@ def test_cells_may_be_long(tmp_path):
     ({'decimal': ','}, ['1,5', '2', '1.5'], [1.5, 2, np.nan]),
     ({'decimal': ',', 'thousands': '.'}, ['1.234,5'], [1234.5]),
     ({'thousands': ','}, ['1,234.5', '1'], [1234.5, 1]),
+    # Not between groups of three digits.
+    ({'thousands': ','}, ['1,5', '12,5', '1.000,50'], [np.nan] * 3),
+    ({'thousands': ' '}, ['1\u202f234', '1 234', '1 2'], [1234, 1234, np.nan]),
   ],
 )
 def test_numbers_are_read_as_the_file_writes_them(form, cells, expected):
@@ -125,16 +143,18 @@ def test_numbers_are_read_as_the_file_writes_them(form, cells, expected):
   'name, content, match',
   [
     ('a.csv', None, 'a file, found none'),
-    ('a.csv', 'x\n"open', 'a CSV file .*EOF inside string'),
+    ('a.csv', 'x\n"open', 'CSV file, found EOF inside string'),
     ('a.csv.gz', b'x\n1', 'a complete gzip file'),
     ('a.parquet', 'x\n1', 'a parquet file'),
-    ('a.csv', '', 'found No columns'),
+    ('a.csv', '', 'with rows, found none'),
     ('a.csv', 'x,y\n', 'with rows, found none'),
-    ('a.csv', 'x,y\n1,2\n3\n', '2 cells in every row, found 1 in row 2'),
-    ('a.csv', 'x,y\n1,2,3\n', 'as many .,. in every row'),
-    ('a.csv', 'x,y\n1,2\n1,2,3\n', 'Expected 2 fields in line 3, saw 3'),
+    ('a.csv', 'x,y\n1,2\n3\n', '2 cells between .,. .* found 1 in row 2'),
+    ('a.csv', 'x,y\n1,2,3\n', '2 cells .* found 3 in row 1'),
+    ('a.csv', 'x,y\n1,2\n1,2,3\n', '2 cells .* found 3 in row 2'),
     # The first row is no heading.
     ('a.csv', '5.1,3,a\n4.9,2,a\n', "found the numbers 5.1, 3 .*'none'"),
+    ('a.csv', '0.5,0.5,a\n4.9,2,a\n', "found the numbers 0.5, 0.5 .*'none'"),
+    ('a.csv', '0.5,,a\n4.9,2,a\n', "found the numbers 0.5 .*'none'"),
   ],
 )  # fmt: skip
 def test_files_of_another_form_are_named(tmp_path, name, content, match):
@@ -147,7 +167,10 @@ def test_files_of_another_form_are_named(tmp_path, name, content, match):
   [
     ({'header': 'yes'}, '`header` to be one of auto, first, none'),
     ({'decimal': ';'}, '`decimal` to be one of'),
-    ({'thousands': '.'}, '`thousands` to be another mark than `decimal`'),
+    ({'thousands': '.'}, '`thousands` .* another mark than `decimal`'),
+    ({'thousands': '-'}, '`thousands` to be a comma, point'),
+    ({'separator': '||'}, '`separator` to be one character'),
+    ({'charset': 'rot13'}, '`charset` to be a known character set'),
     ({'charset': 'latin-99'}, '`charset` to be a known character set'),
   ],
 )

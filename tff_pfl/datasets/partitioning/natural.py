@@ -65,6 +65,8 @@ def choose_clients(
 
 def _as_keys(keys: Any) -> np.ndarray:
   """Returns keys as an array of integers or strings, if they are."""
+  if isinstance(keys, np.ma.MaskedArray):
+    return np.asarray(keys, object)
   array = np.asarray(keys)
   if array.dtype.kind in 'OTU':
     # Mixed lists would become strings, a client of 1 and one of '1' the same.
@@ -123,7 +125,7 @@ def by_key(
     errors.expect(
       part.shape == (count,) and (part.dtype.kind in 'iuUS' or not count),
       key,
-      f'{count} integers or strings, one per example',
+      f'{count} integers or strings, all of one type, one per example',
       f'{part.dtype} of shape {part.shape}',
     )
   if len(test):
@@ -133,6 +135,9 @@ def by_key(
       f'of the kind of `{name}` ({train.dtype})',
       test.dtype,
     )
+    if np.result_type(train, test).kind == 'f':
+      # Of signed and unsigned integers, which as floats would be rounded.
+      train = train.astype(object)
     train = np.concatenate([train, test])
   distinct, owners = np.unique(train, return_inverse=True)
   num_train = len(pool.y)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
+from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
@@ -63,6 +64,8 @@ def load_npz(
   path = files.find_file('npz', data_dir, ('*.npz',))
   arrays = read(path, 'data_dir')
   is_scaled = scale and images.are_bytes(arrays['x'])
+  if arrays['x'].dtype == np.uint8 and scale and not is_scaled:
+    logging.warning('%s: x, bytes but no images, is not scaled.', path)
   with own_files.naming(path):
     return arrays_lib.Arrays(
       name='npz',

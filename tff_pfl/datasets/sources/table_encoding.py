@@ -41,7 +41,7 @@ MISSING = '(missing)'
 # More words than these in a column are free text or row numbers, and so are
 # words of which nearly every row has another.
 _MAX_CATEGORIES = 1000
-_MIN_FREE_TEXTS, _FREE_TEXT_SHARE = 50, 0.9
+_MIN_FREE_TEXTS = 50
 _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
 # More numbers than these as classes may be meant as numbers.
@@ -58,8 +58,12 @@ _OTHER_NUMBERS = {
   "`decimal=','`": r'[-+]?\d*,\d+',
   "`decimal=','` and `thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})*,\d+',
   "`thousands=','`": r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?',
-  "`thousands=' '`": r'[-+]?\d{1,3}(?: \d{3})+(?:[.,]\d*)?',
+  "`thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})+(?:,\d*)?',
+  "`thousands=' '`": r'[-+]?\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?:[.,]\d*)?',
 }
+# So many of a column's cells decide what it is.
+_MOST = 0.9
+_LIKE_NUMBERS = r'[-+$€£]?[.,]?\d.*'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +188,12 @@ class Columns:
     return table
 
   def used_rows(
-    self, table: pd.DataFrame, client: Optional[str], with_labels: bool = True
+    self, table: pd.DataFrame, client: Optional[str]
   ) -> pd.DataFrame:
     """Returns the rows that are not left out for what they miss.
 
     Args:
-      client: The column of clients, None where it does not count.
-      with_labels: Whether a row has to have its labels.
+      client: The column of clients; None if rows need none.
 
     Raises:
       ValueError: A client, domain or label is missing, and nothing says that
@@ -199,12 +202,14 @@ class Columns:
     is_used = pd.Series(True, table.index)
     for column in filter(None, (client, self.domain)):
       if self.missing_domain == 'error':
-        table_files.complete(table, column)
+        advice = "; `missing_domain='drop'` leaves such rows out"
+        table_files.complete(table, column, advice)
       elif self.missing_domain == 'drop':
         is_used &= table[column].notna()
-    for label in self.labels if with_labels else ():
+    for label in self.labels:
       if self.missing_label == 'error' and not self.label_values:
-        table_files.complete(table, label)
+        advice = "; `missing_label='drop'` leaves such rows out"
+        table_files.complete(table, label, advice)
       is_used &= self.label_cells(table, label).notna()
     if not is_used.all():
       logging.warning(
@@ -291,11 +296,11 @@ class Columns:
     )
 
   def _other_form(self, cells: pd.Series) -> str:
-    """Returns the options that read all of the cells as numbers, if any do."""
+    """Returns the options that read most cells as numbers, if any do."""
     options = [
       option
       for option, pattern in _OTHER_NUMBERS.items()
-      if len(cells) and cells.str.fullmatch(pattern).all()
+      if len(cells) and cells.str.fullmatch(pattern).mean() > _MOST
     ]
     return options and f'{" or ".join(options)} reads them as numbers'
 
@@ -331,15 +336,19 @@ class Columns:
     is_free = (
       column not in self.categorical
       and len(words) >= _MIN_FREE_TEXTS
-      and len(words) > _FREE_TEXT_SHARE * cells.count()
+      and (
+        len(words) > _MOST * cells.count()
+        or pd.Series(words).str.fullmatch(_LIKE_NUMBERS).mean() > 0.5
+      )
     )
     errors.expect(
       len(words) <= _MAX_CATEGORIES and not is_free,
       'categorical_columns',
-      f'columns of at most {_MAX_CATEGORIES} different words that recur (give'
-      ' `min_category_count` to group rare words, or name others in'
-      ' `drop_columns`)',
-      f'{column} with {len(words)} in {cells.count()} rows',
+      f'columns of at most {_MAX_CATEGORIES} different words that recur and are'
+      ' not like numbers (name this one in it if it is one; or give'
+      ' `min_category_count` to group rare words, `drop_columns` to leave it'
+      ' out, `decimal` or `thousands` to read numbers)',
+      f'{column} with {len(words)} in {cells.count()} rows, such as {words[0]}',
     )
     return words, False
 
@@ -531,7 +540,11 @@ class TableEncoding:
     table_files.expect_columns(table, *needed)
     known = {*needed, *columns.labels, columns.client, columns.split}
     more = [c for c in table if c not in known.union(columns.drop)]
-    if more:
+    if columns.form.header == 'none':
+      # Without names, any other column moves the ones after it.
+      known |= {*columns.drop, columns.domain}
+      table_files.expect_columns(table, *sorted(known - {None}))
+    elif more:
       logging.warning(
         '%s: columns %s are not used: the training data did not have them.',
         path,

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -22,10 +23,14 @@ from tff_pfl import errors
 from tff_pfl.datasets import files
 
 PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
-# What stands for a missing value, besides an empty cell.
-MISSING_MARKERS = ('?', 'NA', 'N/A', 'NaN', 'nan', 'null')
+# What stands for a missing value, besides an empty cell: pandas' words and '?'.
+MISSING_MARKERS = (
+  '?', '#N/A', '#NA', '<NA>', 'N/A', 'NA', 'NULL', 'NaN', 'None', '-NaN',
+  '-nan', 'n/a', 'nan', 'null',
+)  # fmt: skip
 HEADERS = ('auto', 'first', 'none')
 _SEPARATORS = ',;\t|'
+_THOUSANDS = (None, ',', '.', ' ', "'")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UNNAMED = 'Unnamed: '
 # What Python's csv takes by itself, 131,072 characters, long texts exceed.
@@ -55,21 +60,34 @@ class Format:
     errors.expect_one_of('header', self.header, HEADERS)
     errors.expect_one_of('decimal', self.decimal, ('.', ','))
     errors.expect(
-      self.thousands != self.decimal,
+      self.thousands in _THOUSANDS and self.thousands != self.decimal,
       'thousands',
-      'another mark than `decimal`',
+      'a comma, point, blank or apostrophe, and another mark than `decimal`',
       self.thousands,
+    )
+    if self.separator == r'\t':  # As it is typed.
+      object.__setattr__(self, 'separator', '\t')
+    errors.expect(
+      self.separator is None or len(self.separator) == 1,
+      'separator',
+      'one character',
+      self.separator,
     )
     if self.charset is not None:
       try:
-        codecs.lookup(self.charset)
+        ''.encode(self.charset)
       except LookupError:
         errors.expect(False, 'charset', 'a known character set', self.charset)
 
   def numbers(self, cells: pd.Series) -> pd.Series:
     """Returns cells as float64, NaN where missing or no finite number."""
     if self.thousands:
-      cells = cells.str.replace(self.thousands, '', regex=False)
+      if self.thousands == ' ':
+        cells = cells.str.replace(r'[\u00a0\u202f]', ' ', regex=True)
+      mark, point = re.escape(self.thousands), re.escape(self.decimal)
+      grouped = rf'[-+]?\d{{1,3}}(?:{mark}\d{{3}})+(?:{point}\d*)?'
+      plain = cells.str.replace(self.thousands, '', regex=False)
+      cells = cells.mask(cells.str.fullmatch(grouped).eq(True), plain)
     if self.decimal == ',':
       # A point is no part of a number then.
       cells = cells.str.translate({ord(','): '.', ord('.'): 'x'})
@@ -113,11 +131,11 @@ def expect_columns(table: pd.DataFrame, *columns: str) -> None:
     )
 
 
-def complete(table: pd.DataFrame, column: str) -> pd.Series:
-  """Returns a column's cells; `ValueError` if one is missing."""
+def complete(table: pd.DataFrame, column: str, advice: str = '') -> pd.Series:
+  """Returns a column's cells; `ValueError` with advice if one is missing."""
   is_missing = table[column].isna().to_numpy()
   if is_missing.any():
-    raise error(table, f'a {column} in every row', column, is_missing)
+    raise error(table, f'a {column} in every row', column, is_missing, advice)
   return table[column]
 
 
@@ -164,7 +182,9 @@ def distinct(cells: pd.Series, form: Format) -> list[str]:
   """Returns the different cells that are not missing, numbers by value."""
   words = pd.Series(cells.dropna().unique(), dtype=str)
   values = form.numbers(words)
-  if values.isna().any():
+  # 3.0 is 3, but 03 is another code, and a float has 15 digits.
+  plain = words.str.replace(r'^\+|[.,]0*$', '', regex=True)
+  if values.isna().any() or plain.nunique() > values.nunique():
     return sorted(words)
   return [repr(n).removesuffix('.0') for n in np.unique(values).tolist()]
 
@@ -188,21 +208,21 @@ def read_table(
       is no heading, or a row is longer or shorter than it.
   """
   if path.endswith('.parquet'):
-    table = _read_parquet(path)
+    table = _read_parquet(path, form)
   else:
     table = _read_csv(path, form, names)
-  if table.empty:
-    raise files.file_error(path, 'a table with rows', 'none')
-  markers = ['', *form.missing_markers]
+  markers = pd.Series(['', *form.missing_markers], dtype=str)
+  values = form.numbers(markers).dropna()
   for name in table:
     cells = table[name].str.strip()
     if cells.str.startswith(('="', "'")).any():
       cells = cells.str.replace(r'^="([^"]*)"$', r'\1', regex=True)
-      cells = cells.str.replace(r"^'(?=[-+.\d])", '', regex=True)
-    table[name] = cells.mask(cells.isin(markers))
+      cells = cells.str.replace(r"^'([-+.\d][^']*)'?$", r'\1', regex=True)
+    is_missing = cells.isin(markers)
+    if len(values):
+      is_missing |= form.numbers(cells).isin(values)
+    table[name] = cells.mask(is_missing)
   table.attrs['path'] = path
-  if names is None and not path.endswith('.parquet'):
-    _check_heading(table, form)
   return _without_row_numbers(table, form)
 
 
@@ -233,16 +253,31 @@ def read_tables(
   return joined
 
 
-def _read_parquet(path: str) -> pd.DataFrame:
+def _read_parquet(path: str, form: Format) -> pd.DataFrame:
+  """Returns the cells as a CSV file of that form would have them."""
   try:
     table = pd.read_parquet(path)
   except OSError as reason:
     raise files.unreadable_error(path, reason) from None
   except ValueError as reason:
-    raise files.file_error(path, 'a parquet file', reason) from None
-  table = table.rename(columns=str).reset_index(drop=True)
+    raise _error(path, 'a parquet file', reason) from None
+  table = table.reset_index(drop=table.index.names == [None])
+  table.columns = [
+    '_'.join(map(str, name)) if isinstance(name, tuple) else str(name)
+    for name in table
+  ]
+  if table.empty or not table.columns.is_unique:
+    raise _error(path, 'a table with rows and distinct columns', 'another')
+
+  def text(value):
+    if isinstance(value, bytes):
+      return value.decode('utf-8', 'replace')
+    if isinstance(value, float):
+      return repr(value).removesuffix('.0').replace('.', form.decimal)
+    return str(value)
+
   for name in table:
-    texts = table[name].map(str, na_action='ignore').astype(str)
+    texts = table[name].map(text, na_action='ignore').astype(str)
     table[name] = texts.mask(table[name].isna())
   return table
 
@@ -251,10 +286,18 @@ def _read_csv(
   path: str, form: Format, names: Optional[Sequence[str]]
 ) -> pd.DataFrame:
   text = _decoded(path, form.charset)
-  first = text.lstrip().partition('\n')[0]
+  unquoted = re.sub(r'"[^"]*"', '', text.lstrip().partition('\n')[0])
   separator = form.separator or max(
-    _SEPARATORS.replace(form.decimal, ''), key=first.count
+    _SEPARATORS.replace(form.decimal, ''), key=unquoted.count
   )
+  csv.field_size_limit(_MAX_FIELD_SIZE)
+
+  def rows():
+    file = io.StringIO(text, '')
+    reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+    return (row for row in reader if row)
+
+  first = next(rows(), [])
   has_heading = form.header != 'none' and names is None
   try:
     with warnings.catch_warnings():
@@ -269,27 +312,34 @@ def _read_csv(
         skipinitialspace=True,
         index_col=False,
       )
+    # Rows that are too short are filled up.
+    is_ragged = not table.empty and (table.iloc[:, -1] == '').any()
+  except pd.errors.EmptyDataError:
+    table, is_ragged = pd.DataFrame(), False
   except (ValueError, pd.errors.ParserWarning) as reason:
-    # Of the tokenizer's line, what comes after its own prefix.
-    found = str(reason).strip().rpartition('C error: ')[2].rstrip('.')
-    raise files.file_error(
-      path, f'a CSV file with as many {separator!r} in every row', found
-    ) from None
-  table.columns = [str(name).strip() for name in table.columns]
-  if not table.empty and (table.iloc[:, -1] == '').any():
-    csv.field_size_limit(_MAX_FIELD_SIZE)
-    reader = csv.reader(
-      io.StringIO(text, ''), delimiter=separator, skipinitialspace=True
-    )
-    lengths = [len(row) for row in reader if row][has_heading:]
-    # Shorter rows, which pandas fills up.
-    for number, found in enumerate(lengths, 1):
-      if found < table.shape[1]:
-        raise ValueError(
-          f'Expected `{path}` to have {table.shape[1]} cells in every row,'
-          f' found {found} in row {number} after the heading.'
+    table, is_ragged = str(reason).strip(), True
+  if is_ragged:
+    for number, row in enumerate(rows(), 1 - has_heading):
+      if len(row) != len(first):
+        raise _error(
+          path,
+          f'a table of {len(first)} cells between {separator!r} in every row',
+          f'{len(row)} in row {number} after the heading',
         )
+  if isinstance(table, str):
+    raise _error(path, 'a CSV file', table.rpartition('C error: ')[2])
+  if table.empty:
+    raise _error(path, 'a table with rows', 'none')
+  table.columns = [str(name).strip() for name in table.columns]
+  if has_heading and form.header == 'auto':
+    _check_heading(path, first, table, form)
   return table
+
+
+def _error(path: str, constraint: str, found: object) -> files.FileError:
+  return files.FileError(
+    f'Expected `{path}` to be {constraint}, found {found}.'
+  )
 
 
 def _decoded(path: str, charset: Optional[str]) -> str:
@@ -308,23 +358,26 @@ def _decoded(path: str, charset: Optional[str]) -> str:
       )
   try:
     return content.decode(charset)
-  except UnicodeDecodeError as reason:
-    raise files.file_error(path, f'a text in {charset}', reason) from None
+  except UnicodeDecodeError:
+    raise _error(
+      path, f'a text in {charset}', 'others; `charset` names another one'
+    ) from None
 
 
-def _check_heading(table: pd.DataFrame, form: Format) -> None:
+def _check_heading(
+  path: str, heading: Sequence[str], table: pd.DataFrame, form: Format
+) -> None:
   """Raises `ValueError` if the first line looks like one of the rows."""
-  if form.header != 'auto':
-    return
-  names = pd.Series(table.columns, dtype=str)
+  names = pd.Series([name.strip() for name in heading], dtype=str)
   is_number = form.numbers(names).notna().to_numpy()
   of_numbers = np.array(
-    [form.numbers(table[name].dropna()).notna().all() for name in table]
+    [form.numbers(cells).notna().any() for _, cells in table.items()]
   )
-  if of_numbers.any() and is_number[of_numbers].all():
+  is_empty = (names == '').to_numpy()
+  if is_number.any() and (is_number | is_empty)[of_numbers].all():
     raise ValueError(
-      f'Expected `{table.attrs["path"]}` to begin with a heading, found the'
-      f' numbers {", ".join(names[is_number][:3])} in it; without one give'
+      f'Expected `{path}` to begin with a heading, found the numbers'
+      f' {", ".join(names[is_number][:3])} in it; without one give'
       " `header='none'`, which calls the columns 0, 1, …, and if these are"
       " names `header='first'`."
     )

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -258,7 +259,15 @@ def _read_folder(data_dir: str, form: table_files.Format) -> pd.DataFrame:
   found = itertools.chain.from_iterable(
     files.matching(folder, pattern) for pattern in table_files.PATTERNS
   )
-  paths = {os.path.basename(path).partition('.')[0]: path for path in found}
+  paths: dict[str, str] = {}
+  for path in found:
+    name = re.sub(r'\.(csv|tsv|parquet)(\.gz)?$', '', os.path.basename(path))
+    errors.expect(
+      paths.setdefault(name, path) == path,
+      'data_dir',
+      'a folder of tables of different names, which are the clients',
+      f'{paths[name]} and {path}',
+    )
   return table_files.read_tables(dict(sorted(paths.items())), FILE, form)
 
 
@@ -312,7 +321,8 @@ def load_tabular(
     categorical_columns: Columns whose numbers stand for categories.
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
       value.
-    missing_markers: What stands for a missing value, besides an empty cell.
+    missing_markers: What stands for a missing value, besides an empty cell, in
+      place of the markers that are known by default.
     separator: What separates cells; None for the one of comma, semicolon, tab
       and bar that the first line has most often.
     decimal: What numbers have before their fraction, '.' or ','.
@@ -375,7 +385,7 @@ def load_tabular(
     min_category_count=min_category_count,
     form=form,
   )
-  if client_column == FILE:
+  if client_column == FILE and os.path.isdir(data_dir):
     table = _read_folder(data_dir, form)
   else:
     path = files.find_file('tabular', data_dir, table_files.PATTERNS)
