@@ -220,8 +220,9 @@ def test_bad_examples_are_errors_that_name_the_client():
     (1.0, 5, r"`train\['8'\].y\[0\]` .* found 5"),
   ):
     bad = _client_data(
-      **{i: (np.ones([5, 1]), [0] * 5) for i in ids if i != '8'},
+      **{i: (np.ones([5, 1]), [0] * 5) for i in ids[:8]},
       **{'8': ([[x]], [label])},
+      **{i: (np.ones([5, 1]), [0] * 5) for i in ids[9:]},
     )
     dataset = FederatedDataset.from_client_data(bad, good, num_classes=2)
     with pytest.raises(ValueError, match=match):
