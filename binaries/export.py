@@ -184,6 +184,7 @@ def _print_cost(run, client, quantized):
   for client_id in filter(run.data.num_test_examples, clients):
     rows = client_module.rows_of(run.data.test(client_id))
     y = rows.pop('y')
+    rows.pop('weight', None)
     scores.append(
       [
         tflite.mean_score(run.model, y, predict(**rows)['outputs'])

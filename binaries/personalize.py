@@ -146,6 +146,8 @@ def _load_clients(run):
     for name in {'y', 'y_test'} & set(arrays):
       count = np.shape(arrays[name])[:1]
       arrays[name.replace('y', 'client')] = np.full(count, 'client')
+  if 'weight' in run.data.element_spec:
+    arrays.setdefault('weight', np.ones(np.shape(arrays['y'])[:1]))
   return datasets.FederatedDataset.from_arrays(
     keys=arrays.pop('client', None),
     keys_test=arrays.pop('client_test', None),

@@ -54,7 +54,7 @@ _NAMES = {
     'load_dataset',
   ),
   # Models.
-  'models.class_weights': ('with_class_weight',),
+  'models.class_weights': ('with_class_weight', 'with_sample_weight'),
   'models.client_metrics': ('with_metrics',),
   'models.domain_models': ('with_domains',),
   'models.keras_bridge': ('from_keras', 'to_keras'),

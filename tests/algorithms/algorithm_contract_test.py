@@ -231,6 +231,38 @@ def test_classes_have_weights_in_training_alone(name):
   toy_problems.assert_same(weighted[2], plain[2])
 
 
+@_fast_for('fed_avg', 'fed_min_max', 'ifca')
+def test_examples_that_weigh_as_their_classes_train_as_these_do(name):
+  factors = np.array([4.0, 1.0, 0.25], np.float32)
+
+  def outcome(class_weight, sample_weight=None):
+    model = class_weights.with_class_weight(
+      toy_problems.classifier(), class_weight
+    )
+    clients = [toy_problems.labeled_examples(n, n) for n in _SIZES]
+    if sample_weight is not None:
+      model = class_weights.with_sample_weight(model)
+      clients = [
+        toy_problems.changed(client, weight=sample_weight[client.y])
+        for client in clients
+      ]
+    model = toy_problems.model_for(name, model)
+    process = registry.build(name, model, seed=_SEED)
+    data = _data(name, clients)
+    output = _round(process, data=data)
+    scores = process.evaluate(
+      output.state, process.initialize_client_state(0), data[1], data[2]
+    )
+    return output, scores
+
+  ones = outcome({}, np.ones(3, np.float32))
+  toy_problems.assert_same(ones, outcome({}))
+  weighted = outcome({}, factors)
+  by_class = outcome(dict(enumerate(factors.tolist())))
+  toy_problems.assert_close(weighted, by_class)
+  assert toy_problems.differ(weighted, ones)
+
+
 # Rounds.
 
 

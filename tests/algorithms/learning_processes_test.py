@@ -12,7 +12,7 @@ from tests.algorithms import toy_problems
 from tff_pfl import datasets
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
-from tff_pfl.models import domains
+from tff_pfl.models import class_weights, domains
 from tff_pfl.simulation import data_source
 from tff_pfl.templates import tff_model
 
@@ -167,6 +167,24 @@ def test_train_model_trains_it(runtime, name, tmp_path):
   )
   (released,) = models.values().values()
   _assert_close(released, state)
+
+
+def test_weights_of_examples_are_a_field_of_the_data():
+  model = class_weights.with_sample_weight(toy_problems.classifier())
+  process = toy_problems.full_batches('fed_avg', model)
+  arrays = toy_problems.labeled_examples(30, 0)
+  data = datasets.FederatedDataset.from_arrays(
+    arrays.x, arrays.y, num_clients=2, weight=np.arange(30) / 10
+  )
+  cohort = data_source.ClientDataSource(data).iterator().select(2)
+  learning_process = process.to_learning_process()
+  found, _ = learning_process.next(learning_process.initialize(), cohort)
+  expected = process.next(
+    process.initialize(),
+    process.initialize_client_states([0, 1]),
+    toy_problems.padded(map(data.train, data.client_ids)),
+  )
+  _assert_close(found.global_weights, expected.state.global_weights)
 
 
 @_fast_for('fed_dar')

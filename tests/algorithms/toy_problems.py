@@ -97,9 +97,7 @@ def in_domains(client, pattern):
 
 def changed(client, **fields):
   """The examples with other fields."""
-  return examples.Examples(
-    **{'x': client.x, 'y': client.y, 'domain': client.domain, **fields}
-  )
+  return examples.Examples(**{**client.as_dict(), **fields})
 
 
 def domains_of(clients, names=DOMAINS.names):

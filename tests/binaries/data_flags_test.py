@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
 
@@ -85,6 +86,29 @@ def test_several_labels_are_predicted_each(programs):
   for label in ('flu', 'cold'):
     is_likely = float(row[f'probability_{label}']) > 0.5
     assert row[f'prediction_{label}'] == str(int(is_likely))
+
+
+def test_rows_that_weigh_nothing_are_not_trained_on(programs, table):
+  lines = table.read_text().splitlines()
+  weighted = [f'{lines[0]},share', *(f'{line},0' for line in lines[1:])]
+  table.write_text('\n'.join(weighted))
+  flags = _FLAGS, '--dataset_label_column=kind', '--dataset_weight_column=share'
+  programs.succeed('train', *flags[0], *flags[1:])
+  run = programs.directory / 'run'
+  (row,) = map(json.loads, (run / 'metrics.jsonl').read_text().splitlines())
+  assert row['loss'] == 0
+  (programs.directory / 'new.csv').write_text('\n'.join(lines))
+  programs.succeed(
+    *('personalize', '--run_dir=run', '--clients_csv=new.csv'),
+    *('--num_epochs=1', '--output_dir=new'),
+  )
+  arrays = {'x': np.zeros([10, 2], np.float32), 'y': np.zeros(10, int)}
+  for weight in ({}, {'weight': np.ones(10)}):
+    np.savez(programs.directory / 'new.npz', **arrays, **weight)
+    programs.succeed(
+      *('personalize', '--run_dir=run', '--clients_npz=new.npz'),
+      *('--num_epochs=1', '--output_dir=new', '--overwrite'),
+    )
 
 
 def test_clients_of_files_of_ones_own_train(programs):

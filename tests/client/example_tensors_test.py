@@ -114,9 +114,22 @@ def test_arrays_become_what_their_dataset_becomes(num_examples):
 def test_type_is_that_of_the_examples():
   examples = example_tensors.from_arrays(_data(3))
   assert str(example_tensors.type_of(SPEC)) == (
-    '<x=float32[?,3],y=int32[?],num_examples=int32>'
+    '<x=float32[?,3],y=int32[?],num_examples=int32,weight=<>>'
   )
   assert examples.x.shape == (16, 3)
+
+
+def test_weights_follow_their_examples():
+  weight = np.arange(5, dtype=np.float32)
+  data = {**_data(5), 'weight': weight}
+  spec = {**SPEC, 'weight': tf.TensorSpec([], tf.float32)}
+  examples = example_tensors.from_arrays(data)
+  read = example_tensors.from_dataset(_dataset(data).batch(2), spec)
+  assert str(example_tensors.type_of(spec)).endswith(',weight=float32[?]>')
+  for found in (examples, read):
+    np.testing.assert_array_equal(found.weight, [*weight, *[0] * 11])
+  some = example_tensors.select(examples, tf.range(16) % 2 == 1)
+  np.testing.assert_array_equal(some.weight[: some.num_examples], [1, 3])
 
 
 def test_one_trace_serves_datasets_of_all_sizes():

@@ -188,6 +188,33 @@ def test_weights_without_influence_have_gradient_zero():
   assert np.any(output.gradient['first/kernel'] != 0)
 
 
+def test_examples_count_as_often_as_they_weigh(model):
+  x, y, is_example, _ = _batch(4, 2, 3.0)
+  weighted = objectives.Batch(
+    x, y, is_example, tf.constant([2.0, 0, 1, 1, 5, 5])
+  )
+  # As many of them, so that the mean is over the same number.
+  rows = [0, 0, 2, 3]
+  repeated = objectives.Batch(
+    tf.gather(x, rows), tf.gather(y, rows), tf.ones(4)
+  )
+  weights = _tensors(model.initial_weights)
+  inference = objectives.prediction_loss(
+    model, lambda weights, x, mode: model.forward(weights, x)
+  )
+  found, expected = (
+    inference(weights, batch, seed=SEED) for batch in (weighted, repeated)
+  )
+  for name, value in expected.gradient.items():
+    np.testing.assert_allclose(found.gradient[name], value, atol=1e-6)
+  np.testing.assert_allclose(
+    found.metrics['loss'], expected.metrics['loss'], rtol=1e-6
+  )
+  # Metrics are without weights.
+  plain = inference(weights, weighted._replace(weight=()), seed=SEED)
+  assert found.metrics['accuracy'] == plain.metrics['accuracy']
+
+
 def test_metric_sums_are_over_the_real_examples():
   model = _bridge()
   logits = tf.constant(

@@ -118,6 +118,12 @@ def test_bad_test_labels_are_named():
     (dict(y=np.ma.zeros(6, int)), '`y` to be an array without a mask'),
     (dict(domain=np.ma.zeros(6, int)), '`domain` to be an array without'),
     (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
+    (dict(weight=[1, 2]), r'`weight` to be as long as `x` \(6 examples\)'),
+    (dict(weight=[1, 2, 3, -0.5, 0, 1]), 'that are not negative, found -0.5'),
+    (dict(weight=[np.inf] * 6), '`weight` to be finite, found 0 NaN and 6 inf'),
+    (dict(weight=[1e60] * 6), '`weight as float32` to be finite'),
+    (dict(weight=np.ones([6, 1])), 'one number per example, found .*6, 1'),
+    (dict(weight=list('abcdef')), '`weight` to be a rectangular array of numb'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(kwargs, match):

@@ -91,6 +91,8 @@ def _domain_arrays(**kwargs):
     domain=np.arange(40) % 3,
     domain_test=np.arange(12) % 3,
     domain_names=['a', 'b', 'c'],
+    weight=np.arange(40) / 10,
+    weight_test=np.arange(100, 112) / 10,
   )
   return _arrays(**{**arguments, **kwargs})
 
@@ -102,6 +104,7 @@ def test_domains_follow_their_examples_through_every_step():
   some = arrays.of_classes([3, 1])
   np.testing.assert_array_equal(some.domain, some.x.ravel() % 3)
   np.testing.assert_array_equal(some.domain_test, (some.x_test.ravel() - 1) % 3)
+  np.testing.assert_allclose(some.weight, some.x.ravel() / 10)
   dataset = some.to_clients(2, 'iid')
   assert dataset.domain_names == ('a', 'b', 'c')
   for client_id in dataset.client_ids:
@@ -109,6 +112,7 @@ def test_domains_follow_their_examples_through_every_step():
     np.testing.assert_array_equal(
       part.domain, np.round(part.x.ravel() * 255) % 3
     )
+    np.testing.assert_allclose(part.weight, part.x.ravel() * 25.5, rtol=1e-5)
   assert (
     dataset.domain_counts('test').sum(axis=0).tolist()
     == np.bincount(some.domain_test).tolist()
@@ -137,6 +141,7 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
       part = read(client_id)
       assert part.y.tolist() == [i % 4 for i in inputs]
       assert part.domain.tolist() == [(i - (i >= 100)) % 3 for i in inputs]
+      np.testing.assert_allclose(part.weight, np.array(inputs) / 10)
   # Stratified by domain.
   counts = dataset.domain_counts('train') - dataset.domain_counts('test')
   assert np.abs(counts).max() <= 1
@@ -170,6 +175,7 @@ def test_domain_names_default_to_numbers():
       '`domain_names` to be given with `domain` only',
     ),
     ({'domain_test': None}, '`domain_test` to be given if and only if'),
+    ({'weight': None}, '`weight_test` to be given with `weight` and `x_test`'),
     ({'domain': np.zeros(39, int)}, '`domain` to be as long as `x` .*found 39'),
     ({'domain_test': [0]}, '`domain_test` to be as long as `x_test` .*found 1'),
     ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),

@@ -35,7 +35,10 @@ def _client_data(**clients):
   )
 
 
-@pytest.mark.parametrize('domains', [{}, _DOMAINS])
+@pytest.mark.parametrize(
+  'domains',
+  [{}, _DOMAINS, {'weight': np.arange(20) / 8, **_DOMAINS}],
+)
 def test_client_data_round_trip_keeps_everything(domains):
   dataset = _dataset(**domains)
   back = FederatedDataset.from_client_data(
@@ -55,7 +58,7 @@ def test_client_data_round_trip_keeps_everything(domains):
     np.testing.assert_array_equal(
       back.class_counts(split), dataset.class_counts(split)
     )
-    if domains:
+    if 'domain' in domains:
       np.testing.assert_array_equal(
         back.domain_counts(split), dataset.domain_counts(split)
       )
@@ -262,6 +265,12 @@ _GOOD = _elements(x=[[1.0]], y=[0])
     ),
     (_GOOD, _elements(x=[[1.0, 2.0]], y=[0]), None, '`test` to be of'),
     (_GOOD, _GOOD, ['a'], '`domain_names` to be given if and only'),
+    (
+      _elements(x=[[1.0]], y=[0], weight=[1]),
+      _GOOD,
+      None,
+      '`train` to be of elements whose weight is a float',
+    ),
     *(
       (_elements(x=[[1.0]], y=[0], domain=domain), _GOOD, names, match)
       for domain, names, match in (

@@ -17,7 +17,7 @@ from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples, objectives, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.export import client_module, saved_model, tflite
-from tff_pfl.models import domains, zoo
+from tff_pfl.models import class_weights, domains, zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -68,6 +68,10 @@ def _rows(examples):
   return rows, {name: rows[name] for name in rows if name != 'y'}
 
 
+def _tensors(rows):
+  return {name: tf.constant(value) for name, value in rows.items()}
+
+
 def _expected(model, weights, examples):
   """What `predict` and `evaluate` say with some weights."""
   weights = {name: tf.constant(value) for name, value in weights.items()}
@@ -101,9 +105,7 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   assert path == str(tmp_path / '3')
   signatures = tf.saved_model.load(path).signatures
   rows, inputs = _rows(examples)
-  rows, inputs = (
-    {k: tf.constant(v) for k, v in each.items()} for each in (rows, inputs)
-  )
+  rows, inputs = _tensors(rows), _tensors(inputs)
   before = {k: v.numpy() for k, v in client.weights.items()}
   predicted, evaluated = _expected(model, before, examples)
   _assert_close(signatures['serving_default'](**inputs), predicted)
@@ -118,6 +120,40 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   )
   # It has changed nothing.
   _assert_close(signatures['predict'](**inputs), predicted)
+
+
+def test_personalize_alone_takes_weights(tmp_path):
+  model = class_weights.with_sample_weight(toy_problems.classifier())
+  process = registry.build('fed_rep', model, seed=3)
+  state = process.initialize()
+  client_state = process.initialize_client_state(_NEW_CLIENT)
+  examples = toy_problems.changed(
+    toy_problems.labeled_examples(12, 0), weight=np.arange(12, dtype=np.float32)
+  )
+  personal = process.personalize(
+    state, client_state, client_examples.padded(examples)
+  )
+  client = client_module.ClientModule(
+    process, state, client_state, model.initial_weights
+  )
+  rows, _ = _rows(examples)
+  labeled = {name: rows[name] for name in ('x', 'y')}
+  path = saved_model.save(tmp_path, client, version=1)
+  signatures = tf.saved_model.load(path).signatures
+  run = _runner(tflite.convert(client))
+  predicted, evaluated = _expected(model, model.initial_weights, examples)
+  expected = {
+    client_module.plain_name(n): v for n, v in personal.weights.items()
+  }
+  for of_file in (
+    run,
+    lambda name: lambda **r: signatures[name](**_tensors(r)),
+  ):
+    _assert_close(of_file('predict')(x=rows['x']), predicted)
+    _assert_close(of_file('evaluate')(**labeled), evaluated)
+  _assert_close(signatures['personalize'](**_tensors(rows)), expected)
+  run('personalize')(**rows)
+  _assert_close(run('weights')(), expected)
 
 
 _all_methods = pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from sklearn.utils import class_weight as sklearn_class_weight
 from tff_pfl.algorithms import registry
 from tff_pfl.client import client_examples
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import class_weights, keras_bridge, zoo
+from tff_pfl.models import (
+  class_weights,
+  domain_models,
+  domains,
+  keras_bridge,
+  zoo,
+)
 
 _RATE = 0.3
 
@@ -48,8 +54,9 @@ def test_balanced_weights_are_those_of_scikit_learn():
     (3, 'balanced', {0: 2.0, 1: 1.0, 2: 12 / 18}),
   ],
 )
+@pytest.mark.parametrize('of_examples', [False, True])
 def test_a_step_is_that_of_keras_and_reports_are_without(
-  num_classes, weights, of_keras
+  num_classes, weights, of_keras, of_examples
 ):
   plain = _model(num_classes)
   model = class_weights.with_class_weight(
@@ -59,6 +66,15 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
   # Which are padded.
   x = rng.normal(size=[11, 4]).astype(np.float32)
   y = rng.integers(0, num_classes, 11).astype(np.int32)
+  fields, factors = {}, {'class_weight': of_keras}
+  if of_examples:
+    model = class_weights.with_sample_weight(model)
+    weight = rng.exponential(2.0, 11).astype(np.float32)
+    weight[4] = 0
+    fields = {'weight': weight}
+    # Keras does not take both.
+    of_class = [of_keras.get(label, 1) for label in y.tolist()]
+    factors = {'sample_weight': weight * of_class}
   network = keras_bridge.keras_model(plain, plain.initial_weights)
   network.compile(
     keras.optimizers.SGD(_RATE),
@@ -66,15 +82,13 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
     metrics=['accuracy'],
   )
   reported = network.evaluate(x, y, verbose=0, return_dict=True)
-  in_training = network.train_on_batch(
-    x, y, class_weight=of_keras, return_dict=True
-  )
+  in_training = network.train_on_batch(x, y, **factors, return_dict=True)
 
   process = registry.build(
     'fed_avg', model, num_steps=1, learning_rate=_RATE, batch_size=None
   )
   state, clients = process.initialize(), process.initialize_client_states([0])
-  examples = client_examples.padded(examples_lib.Examples(x, y))
+  examples = client_examples.padded(examples_lib.Examples(x, y, **fields))
   scores = process.evaluate(state, clients[0], examples, examples)
   output = process.next(state, clients, [examples])
   trained = output.state.global_weights
@@ -84,6 +98,19 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
   assert scores['before'] == {
     name: pytest.approx(value, 1e-5) for name, value in reported.items()
   }
+
+
+def test_weights_stand_before_domains_whichever_comes_first():
+  model = _model(3)
+  of_two = domains.Domains(('a', 'b'), (1, 1))
+  first, last = (
+    class_weights.with_sample_weight(domain_models.with_domains(model, of_two)),
+    domain_models.with_domains(class_weights.with_sample_weight(model), of_two),
+  )
+  expected = examples_lib.element_spec(
+    model.element_spec['x'], has_domain=True, has_weight=True
+  )
+  assert first.element_spec == last.element_spec == expected
 
 
 @pytest.mark.parametrize(

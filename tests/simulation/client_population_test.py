@@ -5,11 +5,12 @@ import pytest
 
 from tests.algorithms import toy_problems
 from tff_pfl import datasets
-from tff_pfl.models import domain_models, domains
+from tff_pfl.models import class_weights, domain_models, domains
 from tff_pfl.simulation import client_population
+from tff_pfl.templates import tff_model
 
 
-def _data(domain=None, domain_names=None, num_examples=24):
+def _data(domain=None, domain_names=None, num_examples=24, weight=None):
   examples = toy_problems.labeled_examples(num_examples, 0)
   return datasets.FederatedDataset.from_arrays(
     examples.x,
@@ -18,6 +19,7 @@ def _data(domain=None, domain_names=None, num_examples=24):
     num_classes=toy_problems.NUM_CLASSES,
     domain=domain,
     domain_names=domain_names,
+    weight=weight,
   )
 
 
@@ -35,6 +37,21 @@ def test_model_of_domains_fits_its_dataset():
   data = _data(_DOMAIN)
   client_population.check_data_fit(_model_of(data), data)
   client_population.check_data_fit(toy_problems.classifier(), _data())
+
+
+def test_dataset_of_weights_needs_a_model_of_such():
+  plain, weighted = _data(), _data(weight=np.ones(24))
+  model = toy_problems.classifier()
+  model_of_weights = class_weights.with_sample_weight(model)
+  client_population.check_data_fit(model_of_weights, weighted)
+  with pytest.raises(
+    ValueError, match='a dataset without weights.*found .*wit'
+  ):
+    client_population.check_data_fit(model, weighted)
+  with pytest.raises(ValueError, match='a dataset with weights.*without'):
+    client_population.check_data_fit(model_of_weights, plain)
+  with pytest.raises(ValueError, match='one without weights of examples'):
+    tff_model.functional_model(model_of_weights)
 
 
 @pytest.mark.parametrize(

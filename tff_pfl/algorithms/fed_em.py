@@ -21,9 +21,9 @@ Deviations from the paper: the mini-batches of a step are the same for all
 components. The components start from one draw of the initial weights in
 different orders (`models.copies.drawn_apart`). The E-step's losses are of the
 components in inference mode. For outputs that are sequences the loss of an
-example is its mean, not its sum. Weights of classes, where asked for, are in
-the training of the components alone, not in the E-step. As everywhere in this
-library, momentum is 0.5 by default.
+example is its mean, not its sum. Weights of classes and of examples, where
+there are such, are in the training of the components alone, not in the E-step.
+As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a

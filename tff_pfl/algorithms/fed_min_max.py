@@ -74,7 +74,7 @@ def fed_min_max(
   def train(broadcast, local, examples, seed):
     weights = broadcast.global_weights
     risks = objectives.per_example(
-      scoring.score(model.in_training, weights, examples).by_domain
+      scoring.score(model, weights, examples, of_training=True).by_domain
     )
     factors = tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho)
     loss = objectives.joint_loss(model, factors)

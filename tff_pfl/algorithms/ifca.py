@@ -68,7 +68,7 @@ def ifca(
 
   def best_cluster(broadcast, examples):
     losses = [
-      scoring.evaluate(model.in_training, weights, examples)['loss']
+      scoring.score(model, weights, examples, of_training=True).sums['loss']
       for weights in clusters.parts(broadcast.global_weights).values()
     ]
     return tf.argmin(tf.stack(losses), output_type=tf.int32)

@@ -32,11 +32,14 @@ class ExampleTensors(NamedTuple):
       inputs with their domain).
     y: `[capacity, ...]`.
     num_examples: int32 scalar; rows from here on are padding.
+    weight: float32 `[capacity]`, the factors of the examples' losses in
+      training; `()` where examples have none.
   """
 
   x: Any
   y: tf.Tensor
   num_examples: tf.Tensor
+  weight: Any = ()
 
   @property
   def capacity(self) -> tf.Tensor:
@@ -76,10 +79,14 @@ def batched_spec(element_spec) -> collections.OrderedDict:
 
 def type_of(element_spec) -> tff.Type:
   """TFF's type of the `ExampleTensors` of elements with `element_spec`."""
-  x, y = domains.join(batched_spec(element_spec))
   return tff.types.tensorflow_to_type(
-    ExampleTensors(x, y, tf.TensorSpec([], tf.int32))
+    _joined(batched_spec(element_spec), tf.TensorSpec([], tf.int32))
   )
+
+
+def _joined(rows, num_examples):
+  x, y = domains.join(rows)
+  return ExampleTensors(x, y, num_examples, rows.get('weight', ()))
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
@@ -87,8 +94,8 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
 
   Args:
     arrays: `x` `[n, ...]` or a structure of such arrays, `y` `[n, ...]` and,
-      where examples have a domain, `domain`, int32 `[n]`; there may be no
-      example.
+      where examples have such, `weight`, float32 `[n]`, and `domain`, int32
+      `[n]`; there may be no example.
 
   Returns:
     The examples in their order, padded with zeros; with domains, `x` is what
@@ -104,8 +111,8 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
     return tf.constant(padded)
 
   with tf.device('CPU'):
-    x, y = domains.join(tf.nest.map_structure(pad, dict(arrays)))
-    return ExampleTensors(x, y, tf.constant(number, tf.int32))
+    rows = tf.nest.map_structure(pad, dict(arrays))
+    return _joined(rows, tf.constant(number, tf.int32))
 
 
 def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
@@ -113,8 +120,8 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
 
   Args:
     dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes;
-      one large batch is the fastest. Where examples have a domain, with
-      `domain=[batch]`.
+      one large batch is the fastest. Where examples have such, with
+      `weight=[batch]` and `domain=[batch]`.
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
 
   Returns:
@@ -147,8 +154,7 @@ def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
     # A loaded graph would know less of the shape than tracing does.
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
-  x, y = domains.join(tf.nest.map_structure(pad, rows))
-  return ExampleTensors(x, y, num_examples)
+  return _joined(tf.nest.map_structure(pad, rows), num_examples)
 
 
 def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
@@ -161,10 +167,12 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
   is_wanted = tf.logical_and(is_wanted, examples.is_example)
   # The rest comes after them, as padding.
   order = tf.argsort(tf.cast(tf.logical_not(is_wanted), tf.int32), stable=True)
-  x, y = tf.nest.map_structure(
-    lambda value: tf.gather(value, order), (examples.x, examples.y)
+  x, y, weight = tf.nest.map_structure(
+    lambda value: tf.gather(value, order),
+    (examples.x, examples.y, examples.weight),
   )
-  return ExampleTensors(x, y, tf.reduce_sum(tf.cast(is_wanted, tf.int32)))
+  number = tf.reduce_sum(tf.cast(is_wanted, tf.int32))
+  return ExampleTensors(x, y, number, weight)
 
 
 def build_examples_of(element_spec) -> tff.Computation:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tff_pfl.client import example_tensors
 from tff_pfl.models import split_model
 
 # The metric sum that counts the examples, each as far as its parts count.
@@ -26,19 +27,26 @@ class Batch(NamedTuple):
     x: `[batch, ...]` or a structure of such tensors.
     y: `[batch, ...]`.
     example_weights: float32 `[batch]`, 1 for examples and 0 for padding.
+    weight: float32 `[batch]`, factors of the losses; `()` for none.
   """
 
   x: Any
   y: tf.Tensor
   example_weights: tf.Tensor
+  weight: Any = ()
 
 
 def take_batch(
-  x: Any, y: tf.Tensor, rows: tf.Tensor, example_weights: tf.Tensor
+  examples: example_tensors.ExampleTensors,
+  rows: tf.Tensor,
+  example_weights: tf.Tensor,
 ) -> Batch:
-  """The batch of some rows of `x` and `y`."""
-  x, y = tf.nest.map_structure(lambda value: tf.gather(value, rows), (x, y))
-  return Batch(x, y, example_weights)
+  """The batch of some rows of the examples."""
+  x, y, weight = tf.nest.map_structure(
+    lambda value: tf.gather(value, rows),
+    (examples.x, examples.y, examples.weight),
+  )
+  return Batch(x, y, example_weights, weight)
 
 
 class StepOutput(NamedTuple):
@@ -81,6 +89,7 @@ def metric_sums(
   y: tf.Tensor,
   example_weights: tf.Tensor,
   domain: Optional[tf.Tensor] = None,
+  weight: Any = (),
 ) -> collections.OrderedDict:
   """Sums of the loss and the metrics over a batch's real examples.
 
@@ -91,6 +100,7 @@ def metric_sums(
     example_weights: float32 `[batch]`, 0 for padding.
     domain: If given, the examples' domains, int32 `[batch]`; the sums are those
       over each domain's, float32 `[domains]`.
+    weight: See `Batch`.
   """
 
   def total(values):
@@ -104,6 +114,8 @@ def metric_sums(
     counted = example_weights * model.counted(y, outputs)
   for name, function in {'loss': model.loss, **model.metrics}.items():
     values = tf.cast(function(y, outputs), tf.float32)
+    if name == 'loss':
+      values = _weighted(values, weight)
     # Padding may give any value, even NaN.
     kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
     sums[name] = total(kept * counted)
@@ -142,6 +154,12 @@ def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
   )
 
 
+def _weighted(losses, weight):
+  if isinstance(weight, tuple):
+    return losses
+  return losses * tf.cast(weight, losses.dtype)
+
+
 def prediction_loss(
   model: split_model.SplitModel,
   forward: Forward,
@@ -150,8 +168,9 @@ def prediction_loss(
 ) -> Objective:
   """The batch's mean loss, as a function of the weights given.
 
-  The loss is that of training. The regularizers of these weights and the
-  penalty add to it, but not to the metrics.
+  The loss is that of training; where examples have weights, it is the sum of
+  weight times loss, divided by the number of examples. The regularizers of
+  these weights and the penalty add to it, but not to the metrics.
 
   Args:
     model: For the loss, the metrics and the names of moving statistics.
@@ -170,7 +189,7 @@ def prediction_loss(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(trained)
       outputs, statistics, *features = forward(weights, batch.x, mode)
-      losses = model.loss(batch.y, outputs)
+      losses = _weighted(model.loss(batch.y, outputs), batch.weight)
       example_weights = tf.cast(batch.example_weights, losses.dtype)
       losses = tf.where(example_weights > 0, losses, tf.zeros_like(losses))
       if domain_weights is not None:
@@ -201,7 +220,9 @@ def prediction_loss(
       # Embeddings have sparse gradients; the loop keeps everything dense.
       gradient={k: tf.convert_to_tensor(v) for k, v in gradient.items()},
       statistics={k: v for k, v in statistics.items() if k in weights},
-      metrics=metric_sums(model, outputs, batch.y, batch.example_weights),
+      metrics=metric_sums(
+        model, outputs, batch.y, batch.example_weights, weight=batch.weight
+      ),
     )
 
   return objective

@@ -34,19 +34,31 @@ def score(
   model: split_model.SplitModel,
   weights: split_model.Weights,
   examples: example_tensors.ExampleTensors,
+  *,
+  of_training: bool = False,
 ) -> Scores:
-  """Scores a model on a client's examples, in inference mode."""
+  """Scores a model on a client's examples, in inference mode.
+
+  Args:
+    of_training: Whether the loss is that of training, with the weights of
+      classes and of examples.
+  """
+  weight = ()
+  if of_training:
+    model, weight = model.in_training, examples.weight
   outputs = example_tensors.in_chunks(
     lambda x: model.forward(weights, x)[0], examples
   )
   is_example = tf.cast(examples.is_example, tf.float32)
   scores = Scores(
-    objectives.metric_sums(model, outputs, examples.y, is_example)
+    objectives.metric_sums(
+      model, outputs, examples.y, is_example, weight=weight
+    )
   )
   if model.domains is not None:
     scores = scores._replace(
       by_domain=objectives.metric_sums(
-        model, outputs, examples.y, is_example, examples.x['domain']
+        model, outputs, examples.y, is_example, examples.x['domain'], weight
       )
     )
   if model.client_metrics:
@@ -102,9 +114,7 @@ def mean_gradient(
   num_calls = -(-examples.num_examples // rows_per_call)
 
   def add(index, total, number):
-    batch = objectives.take_batch(
-      examples.x, examples.y, rows[index], is_example[index]
-    )
+    batch = objectives.take_batch(examples, rows[index], is_example[index])
     # The forward pass takes no mode, so nothing reads the seed.
     step = objective(weights, batch, seed=tf.zeros([2], tf.int32))
     share = step.metrics.get(objectives.COUNTED, shares[index])

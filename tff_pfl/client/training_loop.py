@@ -199,7 +199,7 @@ class _Loop:
   def _step(self, weights, examples, plan, index, step_seed):
     batches_per_step = self._phase.batches_per_step
     batches = [
-      objectives.take_batch(examples.x, examples.y, rows, example_weights)
+      objectives.take_batch(examples, rows, example_weights)
       for rows, example_weights in zip(
         tf.unstack(plan.indices[index], batches_per_step),
         tf.unstack(plan.example_weights[index], batches_per_step),

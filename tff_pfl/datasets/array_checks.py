@@ -34,6 +34,12 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
       f'given if and only if {condition}',
       type(value).__name__,
     )
+  errors.expect(
+    pool.weight_test is None or (has_test and pool.weight is not None),
+    'weight_test',
+    'given with `weight` and `x_test` only',
+    type(pool.weight_test).__name__,
+  )
   names, num_domains = pool.domain_names, None
   if names is not None:
     errors.expect(has_domain, 'domain_names', 'given with `domain` only', names)
@@ -49,6 +55,11 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
       of_each['domain'] = check_domain_ids(
         getattr(pool, f'domain{suffix}'), f'domain{suffix}', num_domains
       )
+    if pool.weight is not None:
+      weight = getattr(pool, f'weight{suffix}')
+      if weight is None:
+        weight = np.ones(len(of_each['y']), np.float32)
+      of_each['weight'] = check_weights(weight, f'weight{suffix}')
     checked[f'x{suffix}'] = x
     for name, values in of_each.items():
       checked[f'{name}{suffix}'] = values
@@ -228,6 +239,16 @@ def check_domain_ids(
       ' `domain_names`.'
     )
   return _as_ids(array, name, 'a domain id', num_domains)
+
+
+def check_weights(value: Any, name: str) -> np.ndarray:
+  """Returns weights of examples, `[examples]`, as float32."""
+  array = _as_array(value, name)
+  _finite(array, name)
+  errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
+  least = float(array.min(initial=0))
+  errors.expect(least >= 0, name, 'numbers that are not negative', least)
+  return _as_float32(array, name).astype(np.float32, copy=False)
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ class ArrayClients:
         `content` that yields the bytes of those of inputs `[k, ...]`.
     """
     self._arrays = {
-      'train': (pool.x, pool.y, pool.domain),
-      'test': (pool.x_test, pool.y_test, pool.domain_test),
+      'train': (pool.x, pool.y, pool.domain, pool.weight),
+      'test': (pool.x_test, pool.y_test, pool.domain_test, pool.weight_test),
     }
     self._indices = {
       split: dict(zip(client_ids, indices))
@@ -49,7 +49,7 @@ class ArrayClients:
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
     """Slices the client's examples, whose inputs are transformed at need."""
-    x, y, domain = self._arrays[split]
+    x, y, domain, weight = self._arrays[split]
     indices = self._indices[split][client_id]
     content = None
     if hasattr(self._transform, 'content'):
@@ -59,6 +59,7 @@ class ArrayClients:
       y[indices],
       None if domain is None else domain[indices],
       content,
+      None if weight is None else weight[indices],
     )
 
   def _inputs(self, x: Any, indices: np.ndarray) -> Any:
@@ -118,6 +119,7 @@ def clients_of(
       y_test=pool.y,
       domain_test=pool.domain,
       client_test=pool.client,
+      weight_test=pool.weight,
     )
   _warn_of_gaps(pool, parts, name)
   sample = tree.map_structure(lambda array: array[:1], pool.x)
@@ -132,6 +134,7 @@ def clients_of(
       ),
       tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
       has_domain=pool.domain is not None,
+      has_weight=pool.weight is not None,
     ),
     num_classes=pool.num_classes,
     load=ArrayClients(pool, parts, client_ids, transform),

@@ -19,7 +19,7 @@ _EXAMPLES_AT_ONCE = 1024
 # A deviation that rounding may leave of 0.
 _CONSTANT = 1e-6
 # Fields of the training examples, one entry for each.
-_OF_EACH = ('x', 'y', 'domain', 'client')
+_OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 
 
 class _Normalization(NamedTuple):

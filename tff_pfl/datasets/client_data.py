@@ -18,17 +18,17 @@ _READ_BATCH = 1024
 _MAX_EXAMPLES, _MAX_BYTES = 10**6, 2**31
 # What is read twice at the start: examples, of so many clients.
 _NUM_EXAMPLES_TWICE, _LEAST_CLIENTS, _MOST_CLIENTS = 20, 5, 20
-_FIELDS = ('x', 'y', 'domain')
+_FIELDS = ('x', 'y', 'weight', 'domain')
 
 
 def _fields(element: Any) -> Optional[dict[str, Any]]:
-  """Returns x, y and possibly domain of an element or its spec, in this order.
+  """Returns an element's or its spec's `_FIELDS`, the last two if there.
 
   It is None if the element has other parts.
   """
   if isinstance(element, tuple) and len(element) == 2:
     return dict(zip(_FIELDS, element))
-  if isinstance(element, dict) and set(element) in ({'x', 'y'}, {*_FIELDS}):
+  if isinstance(element, dict) and {'x', 'y'} <= set(element) <= {*_FIELDS}:
     return {name: element[name] for name in _FIELDS if name in element}
   return None
 
@@ -48,8 +48,9 @@ def _element_specs(
   ):
     raise ValueError(
       f'Expected `{name}` to have single examples (x, y) or'
-      ' {"x": …, "y": …}, or {"x": …, "y": …, "domain": …}, of a fixed shape,'
-      f' found {structure!r}; bring it into this form with its `preprocess`.'
+      ' {"x": …, "y": …}, possibly with "weight" and "domain", of a fixed'
+      f' shape, found {structure!r}; bring it into this form with its'
+      ' `preprocess`.'
     )
   x, y = specs['x'], specs['y']
   errors.expect(
@@ -64,6 +65,13 @@ def _element_specs(
     'given if and only if elements have a domain',
     f'elements of {list(specs)} in `{name}`',
   )
+  if 'weight' in specs:
+    errors.expect(
+      specs['weight'].shape.rank == 0 and specs['weight'].dtype.is_floating,
+      name,
+      'of elements whose weight is a float',
+      specs['weight'],
+    )
   if 'domain' in specs:
     errors.expect(
       specs['domain'].shape.rank == 0 and specs['domain'].dtype.is_integer,
@@ -82,6 +90,7 @@ def _element_specs(
     ),
     tf.TensorSpec(y.shape, tf.float32 if num_classes is None else tf.int32),
     has_domain='domain' in specs,
+    has_weight='weight' in specs,
   )
 
 
@@ -89,8 +98,9 @@ class ClientDataSource:
   """Reads a client's dataset each time it is asked.
 
   Attributes:
-    spec: Ordered `x`, `y` and, with domains, `domain` of one example; float
-      inputs and regression targets are float32, labels and domain ids int32.
+    spec: Ordered `x`, `y` and, where there are such, `weight` and `domain` of
+      one example; float inputs, regression targets and weights are float32,
+      labels and domain ids int32.
   """
 
   def __init__(
@@ -126,6 +136,7 @@ class ClientDataSource:
     self._checks = {
       'x': array_checks.check_inputs,
       'y': lambda y, name: array_checks.check_targets(y, name, num_classes),
+      'weight': array_checks.check_weights,
       'domain': lambda ids, name: array_checks.check_domain_ids(
         ids, name, num_domains
       ),

@@ -18,6 +18,8 @@ class Examples:
   Attributes:
     y: Labels (int32) or targets (float32), `[n, ...]`.
     domain: Domain ids, int32 `[n]`; None in a dataset without domains.
+    weight: Factors of the losses in training, float32 `[n]`, not negative; None
+      in a dataset without weights.
   """
 
   def __init__(
@@ -26,6 +28,7 @@ class Examples:
     y: np.ndarray,
     domain: Optional[np.ndarray] = None,
     content: Optional[Callable[[], Iterator[bytes]]] = None,
+    weight: Optional[np.ndarray] = None,
   ):
     """Takes arrays, of which nothing is copied.
 
@@ -38,6 +41,7 @@ class Examples:
     self._given = x
     self.y = y
     self.domain = domain
+    self.weight = weight
     self._content = content
 
   def __len__(self) -> int:
@@ -49,11 +53,11 @@ class Examples:
     return self._given() if callable(self._given) else self._given
 
   def as_dict(self) -> 'collections.OrderedDict[str, Any]':
-    """Returns the fields that there are by name, `domain` only if it is."""
-    fields = collections.OrderedDict(x=self.x, y=self.y)
-    if self.domain is not None:
-      fields['domain'] = self.domain
-    return fields
+    """Returns the fields that there are by name, as in `element_spec`."""
+    fields = {'weight': self.weight, 'domain': self.domain}
+    return collections.OrderedDict(
+      x=self.x, y=self.y, **{k: v for k, v in fields.items() if v is not None}
+    )
 
   def select(self, indices: np.ndarray) -> 'Examples':
     """Returns some of the examples.
@@ -71,11 +75,12 @@ class Examples:
       self.y[indices],
       None if self.domain is None else self.domain[indices],
       content if self._content else None,
+      None if self.weight is None else self.weight[indices],
     )
 
   def content(self) -> Iterator[bytes]:
     """Yields the content of all fields, for a checksum."""
-    fields = {'y': self.y, 'domain': self.domain}
+    fields = {'y': self.y, 'domain': self.domain, 'weight': self.weight}
     if self._content is None:
       fields['x'] = self.x
     else:
@@ -88,7 +93,10 @@ class Examples:
 
 
 def element_spec(
-  x: Any, y: tf.TensorSpec = _INT32_SCALAR, has_domain: bool = False
+  x: Any,
+  y: tf.TensorSpec = _INT32_SCALAR,
+  has_domain: bool = False,
+  has_weight: bool = False,
 ) -> 'collections.OrderedDict[str, Any]':
   """Returns the spec of one example, without a batch dimension.
 
@@ -96,6 +104,8 @@ def element_spec(
     x: What the input is, or each of several by name.
     y: What the label or target is; by default a class label.
     has_domain: Whether there is a domain id, int32.
+    has_weight: Whether there is a weight, float32.
   """
+  weight = {'weight': tf.TensorSpec((), tf.float32)} if has_weight else {}
   domain = {'domain': _INT32_SCALAR} if has_domain else {}
-  return collections.OrderedDict(x=x, y=y, **domain)
+  return collections.OrderedDict(x=x, y=y, **weight, **domain)

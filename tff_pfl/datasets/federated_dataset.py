@@ -62,8 +62,9 @@ class FederatedDataset:
     num_classes: Number of classes, labels being in `[0, num_classes)`; None for
       regression.
     client_ids: All clients, unique, in a stable order.
-    element_spec: Ordered `x` and `y`, and `domain`, an int32 scalar, where the
-      dataset has domains: `tf.TensorSpec`s of one example, without a batch
+    element_spec: Ordered `x` and `y`, `weight`, a float32 scalar, where
+      examples have weights in training, and `domain`, an int32 scalar, where
+      the dataset has domains: `tf.TensorSpec`s of one example, without a batch
       dimension.
     domain_names: What the domains are called, distinct, which an example's
       domain id is a position in; None for a dataset without domains.
@@ -310,8 +311,8 @@ class FederatedDataset:
     """Returns one split, 'train' or 'test', for use with TFF.
 
     Returns:
-      A `ClientData` with elements `OrderedDict(x=…, y=…)`, and `domain=…` where
-      there are domains; see `client_data.to_client_data`.
+      A `ClientData` with elements `OrderedDict(x=…, y=…)`, `weight=…` and
+      `domain=…` where there are such; see `client_data.to_client_data`.
     """
     _check_split(split)
     return client_data_lib.to_client_data(
@@ -342,6 +343,7 @@ class FederatedDataset:
     domain: Any = None,
     domain_test: Any = None,
     domain_names: Optional[Iterable[str]] = None,
+    weight: Any = None,
   ) -> 'FederatedDataset':
     """Makes clients from arrays; do not modify these, most are not copied.
 
@@ -372,13 +374,24 @@ class FederatedDataset:
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
       domain_names: Distinct; None for `domain_0`, … up to the largest id.
         Nothing is ever learned of a domain without any training example.
+      weight: Numbers, `[n]`, not negative: the factors of the examples' losses
+        in training, as `sample_weight` of Keras's `fit`. Scores are without,
+        and clients count by their numbers of examples.
 
     Raises:
       ValueError: Lengths differ, an input is not finite, a label or a domain id
         is out of range, or the partition is impossible; the message says which.
     """
     pool = partitioning.Pool(
-      y, y_test, num_classes, domain, domain_test, domain_names, x, x_test
+      y,
+      y_test,
+      num_classes,
+      domain,
+      domain_test,
+      domain_names,
+      x,
+      x_test,
+      weight=weight,
     )
     return cls(
       **array_clients.clients_of(
@@ -414,7 +427,8 @@ class FederatedDataset:
     Args:
       train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`, or
         with domains `{'x': …, 'y': …, 'domain': …}`, where `x` may be a dict of
-        several inputs; use `ClientData.preprocess` to get there. They are the
+        several inputs; a dictionary may have a `weight`, a float, see
+        `from_arrays`. Use `ClientData.preprocess` to get there. They are the
         same each time they are read: some are read twice at once, to see.
       test: Elements of the same kind.
       num_classes: Number of classes; None for regression, with float `y`.

@@ -32,7 +32,8 @@ class ClientModule(tf.Module):
   """A client's model and functions.
 
   Rows are keyword arguments `[n, ...]`: `x` (of several inputs `x_NAME` for
-  each), `domain` (int32 `[n]`) where examples have one, and `y`.
+  each), `domain` (int32 `[n]`) where examples have one, and `y`; `personalize`
+  also takes `weight` (float32 `[n]`) where examples have one.
 
   Attributes:
     weights: The weights that `predict` and `evaluate` take, as variables by
@@ -64,11 +65,21 @@ class ClientModule(tf.Module):
     self._weights_of = _weights_of(process.personalize)
     self._start = [tf.constant(leaf) for leaf in _leaves((state, client_state))]
 
-  def row_specs(self, with_labels: bool) -> dict[str, tf.TensorSpec]:
-    """The arguments of a function that takes rows, with labels or without."""
-    element = dict(self._model.element_spec)
-    if not with_labels:
-      del element['y']
+  def row_specs(
+    self, with_labels: bool, with_weights: bool = False
+  ) -> dict[str, tf.TensorSpec]:
+    """The arguments of a function that takes rows.
+
+    Args:
+      with_labels: Whether it takes labels.
+      with_weights: Whether it takes weights, where examples have such.
+    """
+    takes = {'y': with_labels, 'weight': with_weights}
+    element = {
+      key: spec
+      for key, spec in self._model.element_spec.items()
+      if takes.get(key, True)
+    }
     return {
       plain_name('_'.join(path)): spec
       for path, spec in tree.flatten_with_path(
@@ -119,7 +130,7 @@ class ClientModule(tf.Module):
     element = collections.OrderedDict(
       (key, spec)
       for key, spec in self._model.element_spec.items()
-      if key != 'y' or 'y' in rows
+      if key not in ('y', 'weight') or key in rows
     )
     return tree.map_structure_with_path(
       lambda path, _: rows[plain_name('_'.join(path))], element

@@ -49,7 +49,9 @@ def save(
       client.predict_with_weights, {**client.weight_specs(), **rows}
     ),
     'evaluate': client_module.traced(client.evaluate, examples),
-    'personalize': client_module.traced(personalize, examples),
+    'personalize': client_module.traced(
+      personalize, client.row_specs(with_labels=True, with_weights=True)
+    ),
   }
   path = os.path.join(directory, str(version))
   tf.saved_model.save(client, path, signatures=signatures)

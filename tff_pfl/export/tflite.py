@@ -42,11 +42,12 @@ def convert(
   errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
   rows = client.row_specs(with_labels=False)
   examples = client.row_specs(with_labels=True)
+  weighted = client.row_specs(with_labels=True, with_weights=True)
   functions = {'predict': (client.predict, rows)}
   if quantization == 'none':
     functions.update(
       evaluate=(client.evaluate, examples),
-      personalize=(_personalize(client), examples),
+      personalize=(_personalize(client), weighted),
       weights=(_weights(client), {}),
       set_weights=(_set_weights(client), client.weight_specs()),
     )
@@ -72,7 +73,7 @@ def convert(
       converter.target_spec.supported_types = [tf.float16]
     try:
       content = converter.convert()
-      _try_out(content, {**rows, **examples})
+      _try_out(content, {**rows, **weighted})
       return content
     except Exception as e:  # The converter's error has no public name.
       raise ValueError(

@@ -1,12 +1,13 @@
-"""Weights of classes in the loss of training.
+"""Weights of classes, and of examples, in the loss of training.
 
-As in Keras, an example's loss is multiplied by the weight of its class, and the
-loss of a batch is the sum of these over the number of its examples; what is
-reported of models is without weights.
+As in Keras, an example's loss is multiplied by its weight and that of its
+class, and the loss of a batch is the sum of these over the number of its
+examples; what is reported of models is without weights.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
@@ -49,6 +50,25 @@ def with_class_weight(
   return dataclasses.replace(
     model, training_loss=weighted(model.loss, class_weight, model.classifier)
   )
+
+
+def with_sample_weight(
+  model: split_model.SplitModel,
+) -> split_model.SplitModel:
+  """The model for data with weights of examples, in every method.
+
+  Args:
+    model: Takes examples `{x, y}`, or with a domain.
+
+  Returns:
+    The same model for examples `{x, y, weight}`, or with a domain. It does not
+    see the weights; its training does.
+  """
+  spec = collections.OrderedDict(model.element_spec)
+  spec['weight'] = tf.TensorSpec([], tf.float32)
+  if 'domain' in spec:
+    spec.move_to_end('domain')
+  return dataclasses.replace(model, element_spec=spec)
 
 
 def parse(text: str) -> Union[str, dict[int, float]]:

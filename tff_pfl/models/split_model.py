@@ -123,7 +123,8 @@ class SplitModel:
       variance of batch normalization, which the forward pass updates, and
       weights of layers with `trainable=False`, which keep their values.
     element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
-      without a batch dimension; with a `domain` where there are domains.
+      without a batch dimension; with a `weight` and a `domain` where examples
+      have such.
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
     head: `(weights, features, mode) -> (outputs, new_statistics)`. Both read
       only their own layers' weights from `weights`, which may hold more.

@@ -27,6 +27,14 @@ def check_data_fit(
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
   _check_domains_fit(model, data)
+  is_weighted = 'weight' in model.element_spec
+  errors.expect(
+    is_weighted == ('weight' in data.element_spec),
+    'data',
+    f'a dataset {"with" if is_weighted else "without"} weights of examples, as'
+    f' model {model.name!r} takes them (see `with_sample_weight`)',
+    f'dataset {data.name!r} {"without" if is_weighted else "with"}',
+  )
   for name, spec in model.element_spec.items():
     expected, found = (
       dict(tree.flatten_with_path({name: specs}))

@@ -334,6 +334,8 @@ class RunConfig:
     model = client_metrics.with_metrics(model, self.metrics)
     if self.class_weight is not None:
       model = class_weights.with_class_weight(model, self.class_weight, data)
+    if 'weight' in data.element_spec:
+      model = class_weights.with_sample_weight(model)
     model = augmentation.augmented(model, self.augmentation)
     return domain_models.of_domains(
       domain_models.with_domains(model, data),

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.client import example_tensors, objectives
 from tff_pfl.models import domains, split_model
 
@@ -45,7 +46,16 @@ def functional_model(
   Args:
     model: The model. Its metrics are evaluated, and the mean loss. Of a model
       with domains, batches are `{x: {inputs, domain}, y}` (`domains.join`).
+
+  Raises:
+    ValueError: If examples have weights.
   """
+  errors.expect(
+    'weight' not in model.element_spec,
+    'model',
+    "one without weights of examples, which TFF's algorithms do not look at",
+    f'{model.name!r} with',
+  )
 
   @tf.function
   def predict_on_batch(weights, x, training=True):

@@ -69,7 +69,7 @@ def _weights(model, rng):
   }
 
 
-def _by_differentiation(model, head, weights, features, y):
+def _by_differentiation(model, head, weights, features, y, weight=1.0):
   """The Hessian of the sum of losses, in the order of `as_vector`."""
   vector = head_curvature.as_vector(head, weights)
   with tf.GradientTape() as outer:
@@ -83,7 +83,7 @@ def _by_differentiation(model, head, weights, features, y):
         features,
       )
       losses = model.in_training.loss(tf.constant(y), outputs)
-      loss = tf.reduce_sum(losses)
+      loss = tf.reduce_sum(weight * losses)
     slope = inner.gradient(loss, vector)
   return outer.jacobian(slope, vector)
 
@@ -117,7 +117,7 @@ def test_closed_form_is_what_differentiation_gives(name, use_bias):
 
 
 @pytest.mark.parametrize('name', ['softmax', 'one_hot', 'logistic'])
-def test_classes_may_have_weights(name):
+def test_classes_and_examples_may_have_weights(name):
   loss, num_outputs, num_labels = _LOSSES[name]
   rng = np.random.default_rng(2)
   model = _model(loss, num_outputs, class_weight={0: 0.3, 1: 5.0})
@@ -130,6 +130,12 @@ def test_classes_may_have_weights(name):
   )
   expected = _by_differentiation(model, head, weights, features, y)
   # Weights of classes are float32.
+  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+  weight = tf.constant(rng.exponential(size=_NUM_EXAMPLES))
+  found = head_curvature.head_hessian(
+    model, head, weights, features, tf.fill([_NUM_EXAMPLES], True), y, weight
+  )
+  expected = _by_differentiation(model, head, weights, features, y, weight)
   np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
   head_curvature.expect_known_loss(model)
   labels = _model(_LOSSES['labels'][0], 3, class_weight={1: 2.0})

@@ -27,9 +27,9 @@ def _numbers(data, split, client_id):
   return getattr(data, split)(client_id).x[:, 0].tolist()
 
 
-def test_clients_have_their_own_examples_and_domains(tmp_path):
+def test_clients_have_their_own_examples_domains_and_weights(tmp_path):
   domain = np.arange(40) % 2
-  path = _write(tmp_path, domain=domain)
+  path = _write(tmp_path, domain=domain, weight=np.arange(40) / 8)
   data = _load(path)
   assert data.client_ids == ('a', 'b', 'c', 'd')
   assert data.domain_names == ('domain_0', 'domain_1')
@@ -40,6 +40,7 @@ def test_clients_have_their_own_examples_and_domains(tmp_path):
     numbers = train.x[:, 0].astype(int)
     np.testing.assert_array_equal(train.y, numbers % 3)
     np.testing.assert_array_equal(train.domain, domain[numbers])
+    np.testing.assert_array_equal(train.weight, numbers / 8)
     assert len(train.y) == 8
   assert data.load_again().fingerprint == data.fingerprint
   # Some are drawn, as ever with a seed; or they have a folder to themselves.
@@ -53,12 +54,15 @@ def test_test_examples_of_a_file_are_those_tested(tmp_path):
     x_test=np.array([[100.0], [101.0], [102.0]]),
     y_test=np.array([0, 1, 2]),
     client_test=np.array([10, 2, 10]),
+    weight=np.arange(40) / 8,
   )
   data = _load(path, 2)
   assert data.client_ids == ('2', '10')
   assert _numbers(data, 'train', '2') == list(range(20))
   assert _numbers(data, 'test', '2') == [101]
   assert _numbers(data, 'test', '10') == [100, 102]
+  # Which scores do not look at.
+  assert data.test('10').weight.tolist() == [1, 1]
   pooled = _load(path, 2, test_fraction=0.5)
   own = _numbers(pooled, 'train', '2') + _numbers(pooled, 'test', '2')
   assert sorted(own) == [*range(20), 101]
@@ -103,7 +107,7 @@ def test_floats_are_targets_and_columns_are_no_images(tmp_path):
     ({'y': None}, r'`data_dir` .*arrays x and y, found .x, client in .*mine'),
     (
       {'client_id': np.arange(40), 'z': np.arange(4)},
-      r'arrays x, y, client, domain, x_test.* found .client_id, z in .*mine',
+      r'arrays x, y, client, domain, weight, .* found .client_id, z in .*mine',
     ),
     ({'client': np.zeros(40)}, r'mine.npz: .*`client` to be 40 integers or st'),
     ({'client': np.arange(4)}, r'mine.npz: .*`client` .*shape \(4,\)'),

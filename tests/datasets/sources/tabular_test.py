@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import json
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from tests.datasets import shared
 from tff_pfl import datasets, plots
-from tff_pfl.datasets.sources import tabular
+from tff_pfl.datasets.sources import table_encoding, tabular
 
 _HEADING = ('hospital', 'sex', 'age', 'weight', 'blood', 'code', 'ill')
 
@@ -186,6 +187,14 @@ def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
       dict(domain_column='age', domain_bounds=[3]),
       "column age, found 'old' in row 6 .*`domain_bounds`",
     ),
+    *(
+      (column, 5, value, dict(weight_column=_HEADING[column]), match)
+      for column, value, match in (
+        (2, 'old', "column age, found 'old' in row 6 .*weights are numbers"),
+        (2, '-3', "at least 0 in column age, found '-3' in row 6"),
+        (3, '', 'a weight in every row, found none in row 1'),
+      )
+    ),
   ],
 )
 def test_cells_that_are_not_what_they_should_be_are_errors(
@@ -206,6 +215,7 @@ def test_cells_that_are_not_what_they_should_be_are_errors(
     ),
     (dict(domain_column='race'), "`domain_column` .*found 'race'"),
     (dict(client_column='ward'), "`client_column` .*found 'ward'"),
+    (dict(weight_column='w'), "`weight_column` .*found 'w'"),
     (dict(drop_columns=['id']), "`drop_columns` .*found 'id'"),
     (dict(categorical_columns=['z']), "`categorical_columns` .*found 'z'"),
     (dict(zero_is_missing_columns=['z']), "`zero_is_missing_columns` .*'z'"),
@@ -313,6 +323,45 @@ def test_a_split_column_decides_what_is_tested_on(tmp_path):
     np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
   with shared.one_line_error('`test_fraction` to be unset with a split col'):
     _load(path, split_column='split', test_fraction=0.1)
+
+
+def test_a_column_says_how_much_rows_weigh(tmp_path):
+  rows = [('ab'[i % 2], i, i / 4, 'fm'[i // 2 % 2]) for i in range(40)]
+  heading = 'bank', 'age', 'share', 'sex'
+  path = _write(tmp_path / 'a.csv', rows, heading)
+  data = _load(
+    path,
+    2,
+    label_column='sex',
+    domain_column=None,
+    client_column='bank',
+    categorical_columns=[],
+    weight_column='share',
+  )
+  encoding = table_encoding.TableEncoding.from_json(
+    json.loads(data.encoding.text)
+  )
+  assert encoding.input_names == ['age']
+  new = tabular.load_new_clients(encoding, path, test_fraction=0.2)
+  assert new.fingerprint == data.fingerprint
+  assert data.load_again().fingerprint == data.fingerprint
+  for client_id in data.client_ids:
+    for part in (data.train(client_id), new.test(client_id)):
+      ages = part.x[:, 0] * encoding.deviations[0] + encoding.means[0]
+      np.testing.assert_allclose(part.weight, ages / 4, atol=1e-5)
+  # New rows may lack it.
+  without = _write(
+    tmp_path / 'b.csv',
+    [r[:2] + r[3:] for r in rows],
+    (
+      'bank',
+      'age',
+      'sex',
+    ),
+  )
+  new = tabular.load_new_clients(encoding, without)
+  assert new.element_spec == data.element_spec
+  assert set(new.train('a').weight) == {1}
 
 
 def test_rows_without_client_can_be_left_out_or_be_one(tmp_path):

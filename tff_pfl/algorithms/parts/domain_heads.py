@@ -200,6 +200,7 @@ class SecondOrder(WeightedAverage):
           features.x['inputs'],
           members[m],
           features.y,
+          features.weight,
         )
         for m, name in enumerate(self._parts.names)
       ]

@@ -15,7 +15,7 @@ of the first output first.
 from __future__ import annotations
 
 import collections
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -53,6 +53,7 @@ def head_hessian(
   features: tf.Tensor,
   is_counted: tf.Tensor,
   y: Optional[tf.Tensor] = None,
+  weight: Any = (),
 ) -> tf.Tensor:
   """The Hessian of the sum of examples' losses in a linear head.
 
@@ -65,6 +66,7 @@ def head_hessian(
       others have does not matter.
     y: The labels `[rows, ...]`, for a model whose classes have weights in
       training; the losses are then with these.
+    weight: Those of examples, `[rows]`, or `()`, likewise.
 
   Returns:
     `[size, size]`, symmetric, in the order of `as_vector`.
@@ -75,10 +77,14 @@ def head_hessian(
   counted = tf.cast(is_counted, features.dtype)
   diagonal, outer = _curvature(model, outputs)
   diagonal *= counted[:, tf.newaxis]
+  factors = []
   if model.training_loss is not None:
-    factors = _training_weights(model, y, outputs)[:, tf.newaxis]
-    diagonal *= factors
-    outer = None if outer is None else outer * tf.sqrt(factors)
+    factors.append(_training_weights(model, y, outputs))
+  if not isinstance(weight, tuple):
+    factors.append(tf.cast(weight, features.dtype))
+  for factor in factors:
+    diagonal *= factor[:, tf.newaxis]
+    outer = outer if outer is None else outer * tf.sqrt(factor)[:, tf.newaxis]
   if head.bias is not None:
     features = tf.concat([features, counted[:, tf.newaxis]], axis=1)
   num_features, num_outputs = features.shape[1], outputs.shape[1]

@@ -42,6 +42,9 @@ class Pool:
     client: Whose the training examples are, integers or strings `[n]`, for the
       partition natural; None where the data do not say.
     client_test: Whose the test examples are, `[m]`.
+    weight: Factors of the training examples' losses, `[n]`; None for none.
+    weight_test: What test examples have there where they become training
+      examples, `[m]`; None for 1.
   """
 
   y: np.ndarray
@@ -54,6 +57,8 @@ class Pool:
   x_test: Optional[np.ndarray] = None
   client: Optional[np.ndarray] = None
   client_test: Optional[np.ndarray] = None
+  weight: Optional[np.ndarray] = None
+  weight_test: Optional[np.ndarray] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""One .npz file of one's own: examples, their clients and their domains.
+"""One .npz file of one's own: examples, their clients, domains and weights.
 
 `x` `[n, ...]` and `y` `[n, ...]` are inputs and labels (integers) or targets
 (floats); `client` `[n]`, integers or strings, says whose example each is, and
-`domain` `[n]`, integers from 0, of which domain. Test examples are `x_test`,
-`y_test`, `client_test` and `domain_test`; without them, a part of each client's
-examples is held out.
+`domain` `[n]`, integers from 0, of which domain; `weight` `[n]` are factors of
+the losses in training. Test examples are `x_test`, `y_test`, `client_test` and
+`domain_test`; without them, a part of each client's examples is held out.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import images, own_files
 
 _OF_EACH = ('x', 'y', 'client', 'domain')
-NAMES = (*_OF_EACH, *(f'{name}_test' for name in _OF_EACH))
+NAMES = (*_OF_EACH, 'weight', *(f'{name}_test' for name in _OF_EACH))
 
 
 def read(

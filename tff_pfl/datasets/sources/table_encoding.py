@@ -1,12 +1,13 @@
 """How the rows of a table become examples, fitted once and stored with a run.
 
 One column is the label, or several are (multilabel); one may say which domain a
-row is of, one whose row it is (the client: a hospital, a bank), and one whether
-it is for training or test; all others are inputs. A column of numbers is one
-input, standardized; a column of words one input for each word (1 for the word
-that the row has, 0 elsewhere). Columns whose numbers only stand for categories
-have to be named. A column with some cells that are numbers and some that are
-not is an error rather than a guess.
+row is of, one whose row it is (the client: a hospital, a bank), one whether it
+is for training or test, and one how much it weighs in the loss of training; all
+others are inputs. A column of numbers is one input, standardized; a column of
+words one input for each word (1 for the word that the row has, 0 elsewhere).
+Columns whose numbers only stand for categories have to be named. A column with
+some cells that are numbers and some that are not is an error rather than a
+guess.
 
 What columns and words there are, how often a word occurs, and which columns
 miss values somewhere, is taken from the whole file: it is what clients have to
@@ -94,6 +95,7 @@ class Columns:
     default_factory=dict
   )
   form: table_files.Format = table_files.Format()
+  weight: Optional[str] = None
 
   def __post_init__(self):
     errors.expect_one_of('task', self.task, TASKS)
@@ -147,6 +149,7 @@ class Columns:
       'domain_column': self.domain,
       'client_column': self.client,
       'split_column': self.split,
+      'weight_column': self.weight,
     }
     named = {
       'label_column': self.labels,
@@ -266,6 +269,22 @@ class Columns:
     lower = table[[self.split]].apply(lambda cells: cells.str.lower())
     table_files.complete(lower, self.split)
     return table_files.known_positions(lower, self.split, ('train', 'test')) > 0
+
+  def weights(self, table: pd.DataFrame) -> Optional[np.ndarray]:
+    """Returns the weights of rows, float64 `[rows]`, or None without a column.
+
+    They are 1 where the table lacks it.
+    """
+    if self.weight is None:
+      return None
+    if self.weight not in table:
+      return np.ones(len(table))
+    table_files.complete(table, self.weight)
+    values = self.numbers(table, self.weight, 'weights are numbers')
+    if (values < 0).any():
+      limit = f'numbers of at least 0 in column {self.weight}'
+      raise table_files.error(table, limit, self.weight, values < 0)
+    return values.to_numpy()
 
   def numbers(
     self, table: pd.DataFrame, column: str, why: str = ''
@@ -538,7 +557,8 @@ class TableEncoding:
     needed += columns.labels * with_labels
     needed += [columns.client] * with_clients
     table_files.expect_columns(table, *needed)
-    known = {*needed, *columns.labels, columns.client, columns.split}
+    known = {*needed, *columns.labels}
+    known |= {columns.client, columns.split, columns.weight}
     more = [c for c in table if c not in known.union(columns.drop)]
     if columns.form.header == 'none':
       # Without names, any other column moves the ones after it.
@@ -656,7 +676,8 @@ def fit(table: pd.DataFrame, columns: Columns) -> TableEncoding:
     domains=columns.domain_names(table) if columns.domain else [],
   )
   # A domain that is cut into groups stays an input: a value says more.
-  excluded = {*columns.labels, columns.client, columns.split, *columns.drop}
+  excluded = {*columns.labels, *columns.drop}
+  excluded |= {columns.client, columns.split, columns.weight}
   if not columns.domain_bounds:
     excluded.add(columns.domain)
   for column in table.columns.difference([*excluded], sort=False):

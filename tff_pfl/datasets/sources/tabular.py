@@ -82,6 +82,7 @@ def _arrays(
       ('y', labels),
       ('domain', rows.domain),
       ('client', None if owners is None else owners.to_numpy(str)),
+      ('weight', encoding.columns.weights(table)),
     )
     for suffix, chosen in parts.items()
     if values is not None
@@ -281,6 +282,7 @@ def load_tabular(
   domain_column: Optional[str] = None,
   client_column: Optional[str] = None,
   split_column: Optional[str] = None,
+  weight_column: Optional[str] = None,
   drop_columns: Sequence[str] = (),
   categorical_columns: Sequence[str] = (),
   zero_is_missing_columns: Sequence[str] = (),
@@ -317,6 +319,8 @@ def load_tabular(
       where each of the files of a folder has one client's rows.
     split_column: The column that says which rows are for training and which
       for testing, by the words train and test; None to draw the test rows.
+    weight_column: The column of numbers, not negative, that rows weigh in the
+      loss of training; None for 1 each. Scores are without.
     drop_columns: Columns that are not inputs, such as row numbers.
     categorical_columns: Columns whose numbers stand for categories.
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
@@ -372,6 +376,7 @@ def load_tabular(
     domain=domain_column,
     client=client_column,
     split=split_column,
+    weight=weight_column,
     drop=drop_columns,
     categorical=categorical_columns,
     zero_is_missing=zero_is_missing_columns,
