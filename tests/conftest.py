@@ -1,5 +1,6 @@
 """Settings every test runs under, made before TensorFlow is imported."""
 
+import fcntl
 import gc
 import os
 import sys
@@ -61,3 +62,36 @@ def runtime():
   with runtime_lib.create_runtime(runtime_lib.DEFAULT) as created:
     created.install()
     yield created
+
+
+@pytest.fixture(scope='session')
+def real_data(tmp_path_factory):
+  """Makes image sets of the real files, and returns the folder of all data.
+
+  It takes the sets' names. All processes of the tests share the folder. Without
+  real files the test is skipped.
+  """
+  source = os.environ.get('TFF_PFL_DATA_DIR')
+  if not source:
+    pytest.skip('TFF_PFL_DATA_DIR does not name a folder with the real files')
+  from binaries import image_files
+
+  folder = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = folder.parent
+  folder = folder / 'real_data'
+
+  def with_image_sets(*names):
+    with open(f'{folder}.lock', 'w') as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      if not folder.exists():
+        folder.mkdir()
+        for name in os.listdir(source):
+          # Of an image set it would be taken for what is made here.
+          if not name.endswith('.npz'):
+            (folder / name).symlink_to(os.path.abspath(f'{source}/{name}'))
+      if names:
+        list(image_files.prepare(source, folder, names))
+    return str(folder)
+
+  return with_image_sets

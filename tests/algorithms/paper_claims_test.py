@@ -1,7 +1,5 @@
 """The claim of FedRep's paper: personal heads beat one global model."""
 
-import os
-
 import pytest
 import tensorflow as tf
 
@@ -48,15 +46,11 @@ def test_in_small_on_digits(tmp_path):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(
-  not os.environ.get('TFF_PFL_DATA_DIR'),
-  reason='TFF_PFL_DATA_DIR does not name a folder with the real idx files',
-)
 @pytest.mark.parametrize(
   ('dataset', 'least_personal'), [('mnist', 0.97), ('fashion_mnist', 0.95)]
 )
 def test_on_mnist_and_fashion_mnist_in_minutes(
-  dataset, least_personal, tmp_path
+  dataset, least_personal, tmp_path, real_data
 ):
   """FedRep trains the head for 10 epochs and the body for 1, FedAvg all for 5.
 
@@ -64,7 +58,7 @@ def test_on_mnist_and_fashion_mnist_in_minutes(
   """
   options = dict(
     dataset=dataset,
-    data_dir=os.environ['TFF_PFL_DATA_DIR'],
+    data_dir=real_data(dataset),
     num_clients=100,
     model='mlp',
     model_arguments={'widths': [512, 256, 64]},

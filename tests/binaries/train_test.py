@@ -1,4 +1,3 @@
-import gzip
 import json
 import pathlib
 import signal
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from tests.binaries import tiny
+from tests.datasets import shared
 from tff_pfl import errors
 from tff_pfl.simulation import (
   directory_lock,
@@ -264,21 +264,13 @@ def test_traceback_shows_where_an_error_was_raised(programs):
   assert 'ValueError: Expected `cohort_size`' in result.err
 
 
-@pytest.fixture(name='idx_folder')
-def _idx_folder(programs):
-  """A folder with well-formed files of MNIST's kind."""
+@pytest.fixture(name='mnist_folder')
+def _mnist_folder(programs):
+  """A folder with a well-formed file of MNIST's kind."""
   folder = programs.directory / 'data'
   folder.mkdir()
-  rng = np.random.default_rng(0)
-  for part, size in (('train', 200), ('t10k', 60)):
-    labels = np.arange(size) % 10
-    images = rng.integers(256, size=[size, 28, 28])
-    for name, array in (('labels-idx1', labels), ('images-idx3', images)):
-      header = bytes([0, 0, 8, array.ndim]) + b''.join(
-        int(length).to_bytes(4, 'big') for length in array.shape
-      )
-      with gzip.open(folder / f'{part}-{name}-ubyte.gz', 'wb') as file:
-        file.write(header + array.astype(np.uint8).tobytes())
+  images = shared.images((28, 28, 1), 200, 60)
+  shared.write_image_set(folder, 'mnist', (28, 28, 1), **images)
   return folder
 
 
@@ -295,31 +287,30 @@ def _of_mnist(folder, *flags):
 
 
 @pytest.mark.slow
-def test_data_folder_is_read_and_may_move_between_runs(programs, idx_folder):
-  programs.succeed('train', *_of_mnist(idx_folder))
-  moved = idx_folder.with_name('moved')
-  idx_folder.rename(moved)
-  message = programs.fail('train', *_of_mnist(idx_folder, '--resume'))
-  assert '--data_dir to be an existing folder' in message
+def test_data_folder_is_read_and_may_move_between_runs(programs, mnist_folder):
+  programs.succeed('train', *_of_mnist(mnist_folder))
+  moved = mnist_folder.with_name('moved')
+  mnist_folder.rename(moved)
+  message = programs.fail('train', *_of_mnist(mnist_folder, '--resume'))
+  assert '--data_dir to be an existing file or folder' in message
   programs.succeed('train', *_of_mnist(moved, '--resume', '--num_rounds=2'))
   assert _last_round(programs.directory / 'run') == 2
 
 
 def test_damaged_data_are_one_line_and_leave_nothing_behind(
-  programs, idx_folder
+  programs, mnist_folder
 ):
-  path = idx_folder / 'train-images-idx3-ubyte.gz'
-  labels = (idx_folder / 't10k-labels-idx1-ubyte.gz').read_bytes()
-  (idx_folder / 'train-labels-idx1-ubyte.gz').write_bytes(labels)
-  message = programs.fail('train', *_of_mnist(idx_folder))
-  assert '200 labels, one per image' in message
+  shared.write_image_set(mnist_folder, 'mnist', (28, 28, 1), y=np.zeros(9, int))
+  message = programs.fail('train', *_of_mnist(mnist_folder))
+  assert '40 labels, integers, one per image' in message
+  path = mnist_folder / 'mnist.npz'
   path.write_bytes(path.read_bytes()[:1000])
-  message = programs.fail('train', *_of_mnist(idx_folder))
-  assert 'a complete gzip file' in message
-  for path in idx_folder.iterdir():
-    path.unlink()
-  message = programs.fail('train', *_of_mnist(idx_folder))
-  assert 'to hold train-images-idx3-ubyte.gz' in message
+  message = programs.fail('train', *_of_mnist(mnist_folder))
+  assert 'a complete .npz file' in message
+  path.unlink()
+  message = programs.fail('train', *_of_mnist(mnist_folder))
+  assert message.startswith('Expected --data_dir to hold a file mnist.npz')
+  assert message.endswith(f'binaries.prepare --data_dir={mnist_folder}`.')
   assert not (programs.directory / 'run').exists()
 
 

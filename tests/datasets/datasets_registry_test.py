@@ -34,7 +34,7 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
     (dict(num_clients=0), '`num_clients`'),
     (dict(partition='pie'), '`partition` to be one of'),
     (dict(data_dir='/data'), "`data_dir` to be unset for the dataset 'digits'"),
-    (dict(name='mnist', data_dir='/does/not/exist'), 'an existing folder'),
+    (dict(name='mnist', data_dir='/does/not/exist'), 'an existing file'),
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),
@@ -114,7 +114,7 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
       'one of digits, .*fairface, npz, leaf, .*image_folder, found',
     ),
     ('digits', '/data', "`data_dir` to be unset for the dataset 'digits'"),
-    ('cifar10', '/does/not/exist', '`data_dir` to be an existing folder'),
+    ('cifar10', '/does/not/exist', '`data_dir` to be an existing file'),
   ],
 )
 def test_arrays_that_cannot_be_had_are_one_line_errors(name, data_dir, match):

@@ -21,10 +21,21 @@ def arrays(n=60, num_classes=3):
   return numbers[:, np.newaxis].astype(np.float64), numbers % num_classes
 
 
-def idx(array):
-  """The content of an idx file of bytes."""
-  sizes = np.array(array.shape, '>u4').tobytes()
-  return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+def images(shape, num_train=40, num_test=20):
+  """The arrays of an image set: random images with labels in turn."""
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for suffix, n in (('', num_train), ('_test', num_test)):
+    arrays[f'x{suffix}'] = rng.integers(0, 256, (n, *shape), np.uint8)
+    arrays[f'y{suffix}'] = np.arange(n, dtype=np.uint8) % 10
+  return arrays
+
+
+def write_image_set(folder, name, shape, **changes):
+  """Writes `images` with changes, and returns them."""
+  arrays = {**images(shape), **changes}
+  np.savez(folder / f'{name}.npz', **arrays)
+  return arrays
 
 
 def spec(*shape, x=tf.float32, domain=False):

@@ -119,59 +119,6 @@ def unreadable_error(path: str, error: OSError) -> FileError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
-def check_images(
-  path: str,
-  x: np.ndarray,
-  y: np.ndarray,
-  names: tuple[str, str],
-  num_classes: int,
-  shape: Optional[tuple[int, ...]] = None,
-) -> None:
-  """Raises `ValueError` unless arrays are one or more images and their labels.
-
-  Args:
-    path: The file that they come from, for the message.
-    names: What they are called there.
-    shape: Of an image; None for any height and width, with or without three
-      channels.
-  """
-  is_of_shape = x.shape[1:] == shape
-  if shape is None:
-    is_of_shape = x.ndim == 3 or x.shape[3:] == (3,)
-  if x.dtype != np.uint8 or not is_of_shape or not len(x):
-    form = f'(n, *{shape})' if shape else '(n, height, width) or (…, 3)'
-    raise file_error(
-      path,
-      f'a file with images {names[0]}, uint8 of shape {form}',
-      f'{x.dtype} of shape {x.shape}',
-    )
-  check_labels(y, path, names[1], x.shape[:1], num_classes)
-
-
-def check_labels(
-  y: np.ndarray, path: str, key: str, shape: tuple[int, ...], num_classes: int
-) -> None:
-  """Raises `ValueError` unless an array has labels in `[0, num_classes)`.
-
-  Args:
-    path: The file that it comes from, for the message.
-    key: What it is called there.
-    shape: What its shape must be.
-  """
-  if y.dtype.kind not in 'iu' or y.shape != shape:
-    raise file_error(
-      path,
-      f'an .npz file with {key} integers of shape {shape}',
-      f'{y.dtype} of shape {y.shape}',
-    )
-  bad = np.flatnonzero((y < 0) | (y >= num_classes))
-  if len(bad):
-    raise ValueError(
-      f'Expected `{path}` to hold labels in [0, {num_classes}), found'
-      f' {y[bad[0]]} at index {bad[0]}.'
-    )
-
-
 def _check_unpacked(path: str, num_bytes: int) -> None:
   limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
   if num_bytes > limit:

@@ -12,15 +12,14 @@ from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import (
-  cifar,
   digits,
   digits5,
   fairface,
   femnist,
   heart_disease,
   image_folder,
+  image_sets,
   leaf,
-  mnist,
   npz_file,
   pfllib,
   sentiment,
@@ -68,26 +67,26 @@ DATASETS: dict[str, DatasetEntry] = {
     digits.load_digits,
   ),
   'mnist': DatasetEntry(
-    '70,000 handwritten digits of 28x28, from idx .gz files or TensorFlow'
-    ' Datasets',
-    lambda data_dir=None: mnist.load('mnist', data_dir),
+    '70,000 handwritten digits of 28x28, from mnist.npz (binaries.prepare makes'
+    ' it of the published files) or TensorFlow Datasets',
+    lambda data_dir=None: image_sets.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
     '70,000 pictures of clothes of 28x28, obtained like mnist',
-    lambda data_dir=None: mnist.load('fashion_mnist', data_dir),
+    lambda data_dir=None: image_sets.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
-    '60,000 color pictures of animals and vehicles of 32x32, from .bin or .npz'
-    ' batches or TensorFlow Datasets',
-    lambda data_dir=None: cifar.load('cifar10', data_dir),
+    '60,000 color pictures of animals and vehicles of 32x32, obtained like'
+    ' mnist',
+    lambda data_dir=None: image_sets.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
-    '60,000 color pictures of 100 kinds of things, obtained like cifar10',
-    lambda data_dir=None: cifar.load('cifar100', data_dir),
+    '60,000 color pictures of 100 kinds of things, obtained like mnist',
+    lambda data_dir=None: image_sets.load('cifar100', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
-    ' of a file), from *femnist*.npz or downloaded',
+    ' of a file), from femnist.npz or downloaded',
     femnist.load_femnist,
   ),
   'shakespeare': DatasetEntry(
@@ -115,7 +114,7 @@ DATASETS: dict[str, DatasetEntry] = {
   ),
   'digits5': DatasetEntry(
     'digits of 28x28 in color of two to five domains (MNIST, MNIST-M, SVHN,'
-    ' USPS, SynthDigits), from their files',
+    ' USPS, SynthDigits), from mnist.npz, mnist_m.npz and so on',
     digits5.load_digits5,
   ),
   'fairface': DatasetEntry(

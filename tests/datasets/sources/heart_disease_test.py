@@ -138,7 +138,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 
 def test_real_patients_by_hospital(real_data):
-  dataset = _load(real_data)
+  dataset = _load(real_data())
   totals = [
     counts('train') + counts('test')
     for counts in (dataset.domain_counts, dataset.class_counts)

@@ -248,7 +248,7 @@ def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
 
 
 def test_real_reviews_of_four_domains(real_data):
-  dataset = _load(real_data, 4, vocabulary='learned')
+  dataset = _load(real_data(), 4, vocabulary='learned')
   assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
   totals = dataset.class_counts('train') + dataset.class_counts('test')
   # 1,000 of each label and domain, less the repeated ones.

@@ -195,7 +195,7 @@ def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
 
 def test_the_real_file_has_its_roles(real_data):
   sizes = dict(sequence_length=80, min_characters=1000)
-  dataset = _load(real_data, 141, **sizes)
+  dataset = _load(real_data(), 141, **sizes)
   # As many of the 309 roles have 1,000 characters.
   assert dataset.num_clients == 141
   assert 'ROMEO' in dataset.client_ids
@@ -204,4 +204,4 @@ def test_the_real_file_has_its_roles(real_data):
   # Never padding, never a character out of the ordinary.
   assert examples.x.min() >= 1 and examples.x.max() <= 96
   with pytest.raises(ValueError, match='at most 141, the number of speaking'):
-    _load(real_data, 142, **sizes)
+    _load(real_data(), 142, **sizes)

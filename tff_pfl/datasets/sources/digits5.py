@@ -20,13 +20,8 @@ The domains are the data sets; the task is the same in all: which digit it is.
 License: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
 which are free for research.
 
-The user brings the files, in the data folder or in a folder in it that is
-called like the domain. Any of them may be an .npz file, `usps.npz` (or, of some
-of the images, `usps_subset.npz`) and so on, with `x_train` and `x_test`, uint8
-`[n, height, width]` or `[n, height, width, 3]`, and `y_train` and `y_test`.
-MNIST's may also be its four idx .gz files (in `mnist_idx` too), those of SVHN
-and SynthDigits the published .mat files (`train_32x32.mat`, `test_32x32.mat`;
-`synth_train_32x32.mat`, `synth_test_32x32.mat`), where 10 stands for the 0.
+The user brings one file of `image_sets` a domain, `usps.npz` and so on, in one
+folder. They may hold some of the images.
 
 All are brought to one size and to three channels. They stay uint8 in memory
 (28x28: 140 MB for MNIST alone, 1.7 GB for all of all five).
@@ -39,22 +34,18 @@ cannot be checked for this; a warning says so.)
 """
 
 import collections
-import functools
-import io
-import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
-import scipy.io
 from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import image_sets
 from tff_pfl.datasets.sources import images as images_lib
-from tff_pfl.datasets.sources import mnist
 
 NUM_CLASSES = 10
 DOMAINS = ('mnist', 'mnist_m', 'svhn', 'usps', 'synth_digits')
@@ -63,95 +54,22 @@ _SUBSET_SEED = 0
 _IMAGES_AT_A_TIME = 4096
 
 
-# Images, uint8 `[n, height, width]` or `[n, height, width, 3]`, and labels.
-_Split = tuple[np.ndarray, np.ndarray]
-
-
-def _read_npz(path: str) -> list[_Split]:
-  """Reads one .npz file with both splits."""
-  keys = [(f'x_{split}', f'y_{split}') for split in _SPLITS]
-  arrays = files.read_npz(path, sum(keys, ()))
-  splits = [(arrays[x], arrays[y]) for x, y in keys]
-  for (x, y), names in zip(splits, keys):
-    files.check_images(path, x, y, names, NUM_CLASSES)
-  return splits
-
-
-def _read_mats(*paths: str) -> list[_Split]:
-  """Reads one .mat file a split, as SVHN is published.
-
-  They have `X` uint8 `[32, 32, 3, n]` and `y` `[n, 1]`, where 10 stands for 0.
-  """
-  splits = []
-  for path in paths:
-    file = io.BytesIO(files.read_bytes(path))
-    try:
-      content = scipy.io.loadmat(file, variable_names=('X', 'y'))
-    # SciPy's reader lets through whatever a damaged file makes it do.
-    except Exception as error:
-      raise files.file_error(
-        path, "a complete .mat file of MATLAB's version 5", f'{error}'
-      ) from None
-    if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
-      raise files.file_error(
-        path,
-        'a .mat file with X of shape (height, width, 3, n) and y',
-        'others',
-      )
-    x = np.ascontiguousarray(content['X'].transpose(3, 0, 1, 2))
-    y = np.where(content['y'] == 10, 0, content['y']).ravel()
-    files.check_images(path, x, y, ('X', 'y'), NUM_CLASSES)
-    splits.append((x, y))
-  return splits
-
-
-def _read_idx(path: str, *_: str) -> list[_Split]:
-  """Reads MNIST's four idx files, of which one is named."""
-  arrays = mnist.read_arrays('mnist', os.path.dirname(path))
-  return [(arrays[f'x{s}'][..., 0], arrays[f'y{s}']) for s in ('', '_test')]
-
-
-def _forms(domain: str) -> dict[tuple[str, ...], Callable[..., list[_Split]]]:
-  """Returns the files in which a domain may come, and what reads them."""
-  forms = {}
-  if domain == 'mnist':
-    forms[mnist.FILES] = _read_idx
-  elif domain in ('svhn', 'synth_digits'):
-    prefix = 'synth_' if domain == 'synth_digits' else ''
-    forms[tuple(f'{prefix}{split}_32x32.mat' for split in _SPLITS)] = _read_mats
-  for suffix in ('', '_subset'):
-    forms[(f'{domain}{suffix}.npz',)] = _read_npz
-  return forms
-
-
-def _find(
-  domains: Optional[Sequence[str]], data_dir: str
-) -> dict[str, Callable[[], list[_Split]]]:
-  """Returns what reads each of the domains, None for those that there are."""
+def _find(domains: Optional[Sequence[str]], data_dir: str) -> dict[str, str]:
+  """Returns the file of each of the domains, None for those that there are."""
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )
-  found = {}
-  for domain in domains or DOMAINS:
-    folders = ['mnist_idx'] * (domain == 'mnist') + [domain, '']
-    for folder, (names, read) in itertools.product(
-      folders, _forms(domain).items()
-    ):
-      paths = [os.path.join(data_dir, folder, name) for name in names]
-      if any(map(os.path.exists, paths)):
-        found[domain] = functools.partial(read, *paths)
-        break
-  absent = [domain for domain in domains or DOMAINS if domain not in found]
-  if (domains and absent) or len(found) < 2:
+  paths = {
+    domain: os.path.join(data_dir, f'{domain}.npz')
+    for domain in domains or DOMAINS
+  }
+  found = {domain: p for domain, p in paths.items() if os.path.exists(p)}
+  if (domains and len(found) < len(domains)) or len(found) < 2:
     wanted = ' and '.join(domains or ()) or 'two or more domains of digits5'
-    looked_for = '; '.join(
-      f'{domain}: {" or ".join(map(" and ".join, _forms(domain)))}'
-      for domain in absent
-    )
+    absent = [f'{domain}.npz' for domain in paths if domain not in found]
     raise ValueError(
-      f'Expected `data_dir` to hold {wanted}, itself or in folders called like'
-      f' the domains, found no {", no ".join(absent)} in {data_dir!r}; looked'
-      f' for {looked_for}.'
+      f'Expected `data_dir` to hold {wanted}, found no {", no ".join(absent)}'
+      f' in {data_dir!r}. {image_sets.how_to_prepare(data_dir)}'
     )
   return found
 
@@ -160,11 +78,9 @@ def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
   """Returns images as uint8 `[n, size, size, 3]`.
 
   Args:
-    x: uint8 `[n, height, width]` or `[n, height, width, 3]`.
+    x: uint8 `[n, height, width, channels]`, one or three channels.
     size: See `images.resize`.
   """
-  if x.ndim == 3:
-    x = x[..., np.newaxis]
   if x.shape[1:3] != (size, size):
     resized = np.empty((len(x), size, size, x.shape[3]), np.uint8)
     for first in range(0, len(x), _IMAGES_AT_A_TIME):
@@ -199,7 +115,7 @@ def load_digits5(
   """Returns the digits, `x` uint8 `[n, image_size, image_size, 3]`.
 
   Args:
-    data_dir: Folder of the files, see the module's description.
+    data_dir: Folder of the files.
     domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits,
       numbered in the order given; None for those whose files are there, in this
       order.
@@ -224,11 +140,12 @@ def load_digits5(
   errors.expect_int('image_size', image_size, 8)
   if max_train_per_domain is not None:
     errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
-  readers = _find(domains, data_dir)
+  paths = _find(domains, data_dir)
   labels: dict[str, list[np.ndarray]] = {}
   parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-  for number, (domain, read) in enumerate(readers.items()):
-    train, test = read()
+  for number, (domain, path) in enumerate(paths.items()):
+    _, arrays = image_sets.read(domain, path)
+    train, test = ((arrays[f'x{s}'], arrays[f'y{s}']) for s in ('', '_test'))
     labels[domain] = [train[1], test[1]]
     y = train[1]
     if max_train_per_domain is not None and len(y) > max_train_per_domain:
@@ -245,6 +162,6 @@ def load_digits5(
     name='digits5',
     num_classes=NUM_CLASSES,
     transform=images_lib.to_unit_interval,
-    domain_names=tuple(readers),
+    domain_names=tuple(paths),
     **{field: np.concatenate(values) for field, values in parts.items()},
   )

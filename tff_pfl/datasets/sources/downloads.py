@@ -33,13 +33,12 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
 
 
 def from_tensorflow_datasets(
-  name: str, files: str, url: Optional[str] = None
+  name: str, url: Optional[str] = None
 ) -> dict[str, np.ndarray]:
   """Returns `x`, `y`, `x_test` and `y_test`, downloaded if needed.
 
   Args:
     name: What TensorFlow Datasets calls the data set.
-    files: What the folder for `data_dir` has to hold, for the message.
     url: Where it is downloaded from; None where its builder says so.
   """
   import tensorflow_datasets as tfds  # Slow to import; rarely needed.
@@ -56,7 +55,10 @@ def from_tensorflow_datasets(
     )
   # Whatever TFDS and its downloader raise, the user's remedy is the same.
   except Exception as error:
-    remedy = f'pass `data_dir` with the folder of {files}'
+    remedy = (
+      f'pass `data_dir` with the folder of {name}.npz, which `python -m'
+      ' binaries.prepare` makes of published files'
+    )
     raise _error(name, 'TensorFlow Datasets', error, remedy) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)
 

@@ -6,11 +6,11 @@ License: NIST's data are a work of the US government; LEAF is BSD.
 Sizes: as TensorFlow Federated provides it, 3,400 writers with 671,585 training
 and 77,483 test images of 62 classes (digits, upper and lower case letters).
 
-Without a data folder it comes through TensorFlow Federated. With one, an .npz
-file has `x` uint8 `[n, 28, 28]`, black on white as LEAF has it, `y`, labels in
-[0, 62), and `client_id` `[n]`; each client's images are divided into training
-and test images. Either way the images are inverted, so that as in MNIST the
-background is 0. A file with the digits alone has 10 classes.
+Without a data folder it comes through TensorFlow Federated. With one,
+femnist.npz is a file of `image_sets`, black on white as LEAF has it, with the
+writers, `client`; without test images, a part of each client's images is held
+out. Either way the images are inverted, so that as in MNIST the background is
+0. A file with the digits alone has 10 classes.
 """
 
 from typing import Optional
@@ -20,29 +20,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import federated_dataset, files, partitioning
+from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import downloads, images
+from tff_pfl.datasets.sources import downloads, image_sets, images, own_files
 
 NUM_CLASSES = 62
 NUM_DIGITS = 10
-IMAGE_SHAPE = (28, 28)
-_PATTERN = '*femnist*.npz'
-_KEYS = ('x', 'y', 'client_id')
 _KIND = 'writers'
-
-
-def _read(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns images uint8 `[n, 28, 28, 1]`, their labels and their writers."""
-  x, y, writers = files.read_npz(path, _KEYS).values()
-  files.check_images(path, x, y, ('x', 'y'), NUM_CLASSES, IMAGE_SHAPE)
-  if writers.dtype.kind not in 'iuU' or writers.shape != y.shape:
-    raise files.file_error(
-      path,
-      f'an .npz file with client_id integers or strings of shape {y.shape}',
-      f'{writers.dtype} of shape {writers.shape}',
-    )
-  return x[..., np.newaxis], y, writers
 
 
 def _inverted(x: np.ndarray) -> np.ndarray:
@@ -50,18 +34,21 @@ def _inverted(x: np.ndarray) -> np.ndarray:
 
 
 def _from_file(
-  path: str, num_clients: int, partition: partitioning.Partitioner, seed: int
+  data_dir: str,
+  num_clients: int,
+  partition: partitioning.Partitioner,
+  seed: int,
 ) -> federated_dataset.FederatedDataset:
-  x, y, writers = _read(path)
-  arrays = arrays_lib.Arrays(
-    name='femnist',
-    x=x,
-    y=y,
-    client=writers,
-    num_classes=NUM_DIGITS if y.max() < NUM_DIGITS else NUM_CLASSES,
-    transform=_inverted,
-  )
-  return arrays.to_clients(num_clients, partition, seed=seed)
+  path, arrays = image_sets.read('femnist', data_dir, ('x', 'y', 'client'))
+  largest = max(arrays[y].max() for y in ('y', 'y_test') if y in arrays)
+  with own_files.naming(path):
+    pool = arrays_lib.Arrays(
+      name='femnist',
+      num_classes=NUM_DIGITS if largest < NUM_DIGITS else NUM_CLASSES,
+      transform=_inverted,
+      **arrays,
+    )
+  return pool.to_clients(num_clients, partition, seed=seed)
 
 
 def _as_mnist(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -77,7 +64,7 @@ def _from_tff(
   splits = downloads.from_tff(
     'femnist',
     lambda: tff.simulation.datasets.emnist.load_data(only_digits=False),
-    f'pass `data_dir` with a file {_PATTERN} or its folder',
+    'pass `data_dir` with the folder of femnist.npz',
   )
   chosen = natural.choose_clients(
     downloads.in_both(*splits), num_clients, _KIND, seed
@@ -99,15 +86,13 @@ def load_femnist(
 
   Args:
     partition: Natural; with `data_dir`, also any rule for pooled examples.
-    data_dir: The .npz file, its folder, or the parent of its folder `femnist`;
-      in a folder, its name is `*femnist*.npz`. None for TensorFlow Federated.
+    data_dir: See `image_sets.read`; None for TensorFlow Federated.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`
     int32, 62 classes (10 of a file that has digits only).
   """
   if data_dir is not None:
-    path = files.find_file('femnist', data_dir, (_PATTERN,))
-    return _from_file(path, num_clients, partition, seed)
+    return _from_file(data_dir, num_clients, partition, seed)
   natural.expect_natural(partition, 'femnist', _KIND)
   return _from_tff(num_clients, seed)

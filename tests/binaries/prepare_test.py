@@ -1,0 +1,422 @@
+"""Tests of the readers of published files of image sets."""
+
+import gzip
+
+import numpy as np
+import pytest
+import scipy.io
+
+from binaries import image_files
+from tests.datasets import shared
+from tff_pfl import datasets, errors
+
+TRAIN_IMAGES = 'train-images-idx3-ubyte.gz'
+TRAIN_LABELS = 'train-labels-idx1-ubyte.gz'
+TEST_LABELS = 't10k-labels-idx1-ubyte.gz'
+_SIZES = 60, 12
+_BINARY_FILES = {
+  'cifar10': (*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin'),
+  'cifar100': ('train.bin', 'test.bin'),
+}
+_NPZ_FILES = {
+  'cifar10': tuple(f'train_batch_{i}.npz' for i in range(1, 6)),
+  'cifar100': ('train.npz',),
+}
+_SHAPES = {
+  'mnist': (28, 28),
+  'fashion_mnist': (28, 28),
+  'mnist_m': (32, 32, 3),
+  'svhn': (32, 32, 3),
+  'usps': (16, 16),
+  'synth_digits': (32, 32, 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+  monkeypatch.setattr(image_files, '_CIFAR_SIZES', _SIZES)
+
+
+def _images(name, seed=0, num_classes=10):
+  rng = np.random.default_rng(seed)
+  shape, images = _SHAPES.get(name, (32, 32, 3)), {}
+  for split, n in zip(('train', 'test'), _SIZES):
+    images[f'x_{split}'] = rng.integers(0, 256, (n, *shape), np.uint8)
+    images[f'y_{split}'] = rng.integers(0, num_classes, n, np.uint8)
+    # The least and the most.
+    images[f'y_{split}'][:2] = 0, num_classes - 1
+  return images
+
+
+def _idx(array):
+  sizes = np.array(array.shape, '>u4').tobytes()
+  return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def _write_idx(folder, name='mnist', seed=0):
+  images = _images(name, seed)
+  for split, prefix in (('train', 'train'), ('test', 't10k')):
+    for kind, file in (('x', 'images-idx3'), ('y', 'labels-idx1')):
+      path = folder / f'{prefix}-{file}-ubyte.gz'
+      path.write_bytes(gzip.compress(_idx(images[f'{kind}_{split}'])))
+  return images
+
+
+def _write_npz(folder, name, file=None):
+  images = _images(name)
+  np.savez(folder / (file or f'{name}.npz'), **images)
+  return images
+
+
+def _write_mats(folder, name, zero=10):
+  prefix = 'synth_' if name == 'synth_digits' else ''
+  images = _images(name)
+  for split in ('train', 'test'):
+    y = images[f'y_{split}']
+    scipy.io.savemat(
+      folder / f'{prefix}{split}_32x32.mat',
+      {
+        'X': images[f'x_{split}'].transpose(1, 2, 3, 0),
+        'y': np.where(y == 0, zero, y)[:, np.newaxis],
+      },
+    )
+  return images
+
+
+def _cifar_batches(name):
+  """Returns all images, and those of each file; the last are for test."""
+  images = _images(name, num_classes=int(name.removeprefix('cifar')))
+  num_train = len(_NPZ_FILES[name])
+  x, y = (np.split(images[f'{k}_train'], num_train) for k in 'xy')
+  return images, [*zip(x, y), (images['x_test'], images['y_test'])]
+
+
+def _write_binary(folder, name='cifar10'):
+  images, batches = _cifar_batches(name)
+  # Of CIFAR-100, the coarse label comes first; 19 is not the class.
+  coarse = b'\x13' if name == 'cifar100' else b''
+  for file, (x, y) in zip(_BINARY_FILES[name], batches):
+    content = b''.join(
+      coarse + bytes([label]) + image.transpose(2, 0, 1).tobytes()
+      for image, label in zip(x, y)
+    )
+    (folder / file).write_bytes(content)
+  return images
+
+
+def _write_batches(folder, name='cifar10', test_name='test_batch.npz'):
+  images, batches = _cifar_batches(name)
+  for file, (x, y) in zip(_NPZ_FILES[name], batches):
+    np.savez_compressed(folder / file, x_train=x, y_train=y)
+  x, y = batches[-1]
+  np.savez_compressed(folder / test_name, x_test=x, y_test=y)
+  return images
+
+
+def _write_femnist(folder, name='femnist'):
+  content = dict(
+    x=np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8),
+    y=np.arange(60, dtype=np.uint8),
+    client_id=np.repeat([3, 1, 20], 20),
+  )
+  np.savez(folder / f'my_{name}.npz', **content)
+  return content
+
+
+_SET_OF = {
+  _write_idx: 'mnist',
+  _write_binary: 'cifar10',
+  _write_batches: 'cifar10',
+  _write_mats: 'svhn',
+  _write_npz: 'usps',
+  _write_femnist: 'femnist',
+}
+
+
+def _prepare(folder, *names, **kwargs):
+  return list(image_files.prepare(str(folder), names=names, **kwargs))
+
+
+@pytest.mark.parametrize(
+  'name, folder, write',
+  [
+    ('mnist', '.', _write_idx),
+    ('mnist', 'mnist_idx', _write_idx),
+    ('mnist', '.', _write_npz),
+    ('fashion_mnist', '.', _write_idx),
+    ('fashion_mnist', 'fashion_mnist', _write_idx),
+    ('cifar10', '.', _write_binary),
+    ('cifar10', 'cifar-10-batches-bin', _write_binary),
+    ('cifar10', 'cifar10', _write_batches),
+    ('cifar100', 'cifar-100-binary', _write_binary),
+    ('cifar100', '.', _write_batches),
+    ('mnist_m', '.', _write_npz),
+    ('svhn', 'svhn', _write_mats),
+    ('usps', 'usps', _write_npz),
+    ('synth_digits', '.', _write_mats),
+  ],
+)
+def test_images_keep_their_order_and_labels(tmp_path, name, folder, write):
+  source, output_dir = tmp_path / folder, tmp_path / 'made'
+  source.mkdir(exist_ok=True)
+  images = write(source, name)
+  (line,) = _prepare(tmp_path, name, output_dir=str(output_dir))
+  path = output_dir / f'{name}.npz'
+  assert line == f'{name}: 60 + 12 images, {path}'
+  with np.load(path) as arrays:
+    assert set(arrays) == {'x', 'y', 'x_test', 'y_test'}
+    for split, suffix in (('train', ''), ('test', '_test')):
+      x = images[f'x_{split}']
+      channels = x if x.ndim == 4 else x[..., np.newaxis]
+      np.testing.assert_array_equal(arrays[f'x{suffix}'], channels)
+      np.testing.assert_array_equal(arrays[f'y{suffix}'], images[f'y_{split}'])
+      assert arrays[f'x{suffix}'].dtype == np.uint8
+
+
+def test_writers_are_kept(tmp_path):
+  content = _write_femnist(tmp_path)
+  (line,) = _prepare(tmp_path)
+  assert line.startswith('femnist: 60 images, ')
+  with np.load(tmp_path / 'femnist.npz') as arrays:
+    np.testing.assert_array_equal(arrays['x'][..., 0], content['x'])
+    np.testing.assert_array_equal(arrays['y'], content['y'])
+    np.testing.assert_array_equal(arrays['client'], content['client_id'])
+  # What was made is no published file.
+  assert 'is there already' in _prepare(tmp_path)[0]
+  _write_femnist(tmp_path, 'femnist2')
+  with pytest.raises(
+    ValueError, match='once, .*my_femnist.npz.* and .*my_femnist2'
+  ):
+    _prepare(tmp_path, overwrite=True)
+
+
+def test_the_program_makes_all_that_the_others_read(programs):
+  folder = programs.directory / 'downloaded'
+  (folder / 'mnist_idx').mkdir(parents=True)
+  (folder / 'fashion_mnist_idx').mkdir()
+  _write_idx(folder / 'mnist_idx')
+  _write_idx(folder / 'fashion_mnist_idx', 'fashion_mnist', seed=1)
+  _write_npz(folder, 'usps', 'usps_subset.npz')
+  arguments = 'prepare', f'--data_dir={folder}', '--output_dir=data'
+  result = programs.succeed(*arguments)
+  assert result.out.splitlines() == [
+    f'{name}: 60 + 12 images, data/{name}.npz'
+    for name in ('mnist', 'fashion_mnist', 'usps')
+  ]
+  for name in ('mnist', 'fashion_mnist', 'digits5'):
+    arrays = datasets.load_arrays(name, str(programs.directory / 'data'))
+    assert len(arrays.x) == (120 if name == 'digits5' else 60)
+  path = programs.directory / 'data' / 'usps.npz'
+  made = path.stat().st_mtime_ns
+  again = programs.succeed(*arguments, '--datasets=usps')
+  assert again.out == 'usps: data/usps.npz is there already\n'
+  assert path.stat().st_mtime_ns == made
+  anew = programs.succeed(*arguments, '--datasets=usps', '--overwrite')
+  assert '60 + 12' in anew.out and path.stat().st_mtime_ns > made
+  message = programs.fail(*arguments, '--datasets=usps,emnist')
+  assert '--datasets to be one of mnist, ' in message
+
+
+def test_published_files_are_replaced_only_if_asked(tmp_path):
+  _write_npz(tmp_path, 'mnist_m', 'mnist_m_subset.npz')
+  images = _write_npz(tmp_path, 'usps')
+  with shared.one_line_error('usps.npz is there already', errors.RunError):
+    _prepare(tmp_path)
+  assert not (tmp_path / 'mnist_m.npz').exists()
+  assert len(_prepare(tmp_path, overwrite=True)) == 2
+  with np.load(tmp_path / 'usps.npz') as arrays:
+    np.testing.assert_array_equal(arrays['x'][..., 0], images['x_train'])
+
+
+def test_folders_tell_mnist_and_fashion_mnist_apart(tmp_path):
+  folder = tmp_path / 'fashion_mnist_idx'
+  folder.mkdir()
+  _write_idx(folder)
+  with shared.one_line_error('found a folder of fashion_mnist by its name'):
+    _prepare(folder, 'mnist')
+  with shared.one_line_error('hold mnist, itself or in mnist_idx/ or mnist/,'):
+    _prepare(tmp_path, 'mnist')
+  (line,) = _prepare(folder)
+  assert line.startswith('fashion_mnist: ')
+  _write_idx(tmp_path)
+  with shared.one_line_error('`datasets` to be mnist or fashion_mnist'):
+    (tmp_path / 'fashion_mnist_idx').rename(tmp_path / 'other')
+    _prepare(tmp_path)
+
+
+def test_a_set_that_is_there_twice_or_not_at_all_is_an_error(tmp_path):
+  with shared.one_line_error('`data_dir` to be an existing folder'):
+    _prepare(tmp_path / 'nowhere')
+  with shared.one_line_error('with published files of an image set'):
+    _prepare(tmp_path)
+  for name, file in (('svhn', 'test_32x32.mat'), ('mnist', TEST_LABELS)):
+    with shared.one_line_error(f'hold {name}, .*{file} nor {name}.npz'):
+      _prepare(tmp_path, name)
+  for folder, write in (
+    ('cifar-10-batches-bin', _write_binary),
+    ('cifar10', _write_batches),
+  ):
+    (tmp_path / folder).mkdir()
+    write(tmp_path / folder)
+  with shared.one_line_error('to hold cifar10 once, found two forms'):
+    _prepare(tmp_path)
+
+
+def test_fewer_test_images_are_taken_with_a_warning(tmp_path, caplog):
+  _write_batches(tmp_path)
+  _prepare(tmp_path)
+  assert caplog.text == ''
+  images = _images('cifar10')
+  few = {key: images[key][:4] for key in ('x_test', 'y_test')}
+  np.savez(tmp_path / 'test_batch.npz', **few)
+  (line,) = _prepare(tmp_path, overwrite=True)
+  assert line.startswith('cifar10: 60 + 4 images')
+  assert 'Only 4 of the 12 test images' in caplog.text
+
+
+def _zeros(*shape):
+  return np.zeros(shape, np.uint8)
+
+
+def _idx_images(*shape):
+  return _idx(_zeros(*shape))
+
+
+_BATCH = {'x_train': _zeros(12, 32, 32, 3), 'y_train': _zeros(12)}
+_BOTH = _images('usps')
+_OF_WRITERS = dict(x=_zeros(60, 28, 28), y=_zeros(60), client_id=_zeros(60))
+
+
+@pytest.mark.parametrize(
+  'write, file, content, match',
+  [
+    (_write_idx, TRAIN_IMAGES, b'', 'found 0 bytes'),
+    (_write_idx, TRAIN_IMAGES, b'\0\0\x08\x03\0\0', 'header 000008030000'),
+    (_write_idx, TRAIN_IMAGES, _idx_images(5), '13 bytes .*header 00000801'),
+    (_write_idx, TRAIN_IMAGES, _idx_images(5, 14, 56), '0000000e00000038;'),
+    (_write_idx, TRAIN_IMAGES, _idx_images(0, 28, 28), 'found 16 bytes'),
+    (_write_idx, TRAIN_IMAGES, _idx_images(5, 28, 28)[:-1], 'found 3935 bytes'),
+    (_write_idx, TRAIN_IMAGES, _idx_images(5, 28, 28) + b'0', '3937 bytes'),
+    (_write_idx, TRAIN_LABELS, _idx_images(61), r'60 labels.*\(61,\)'),
+    (_write_idx, TRAIN_LABELS, _idx(_zeros(60) + 10), 'found 10 at index 0'),
+    (_write_idx, TEST_LABELS, None, 'a file, found none'),
+    (_write_binary, 'data_batch_1.bin', None, 'a file, found none'),
+    (_write_binary, 'data_batch_1.bin', bytes(12 * 3073 - 1), '3073 bytes an'),
+    (_write_binary, 'data_batch_1.bin', bytes(11 * 3073), 'of 12 images'),
+    (_write_binary, 'data_batch_1.bin', b'd' * 12 * 3073, 'found 100 at index'),
+    (_write_batches, 'train_batch_4.npz', None, 'a file, found none'),
+    (_write_batches, 'train_batch_4.npz', {}, 'y_train, found nothing'),
+    (_write_batches, 'train_batch_4.npz', {'x_train': [1]}, 'found x_train'),
+    (
+      _write_batches,
+      'train_batch_4.npz',
+      {**_BATCH, 'x_train': np.zeros((12, 32, 32, 3))},
+      'uint8 .*found float64',
+    ),
+    (
+      _write_batches,
+      'train_batch_4.npz',
+      {**_BATCH, 'x_train': _zeros(12, 3, 32, 32)},
+      r'\(n, 32, 32, 3\).*found uint8 of shape \(12, 3, 32, 32\)',
+    ),
+    (
+      _write_batches,
+      'train_batch_4.npz',
+      {'x_train': _zeros(11, 32, 32, 3), 'y_train': _zeros(11)},
+      'of 12 images, found 11',
+    ),
+    (
+      _write_batches,
+      'train_batch_4.npz',
+      {**_BATCH, 'y_train': np.array([{}] * 12)},
+      'a damaged one .*allow_pickle',
+    ),
+    (
+      _write_batches,
+      'test_batch.npz',
+      {'x_test': _zeros(0, 32, 32, 3), 'y_test': _zeros(0)},
+      r'n at least 1, found .*\(0, 32',
+    ),
+    (
+      _write_batches,
+      'test_batch.npz',
+      {'x_test': _zeros(13, 32, 32, 3), 'y_test': _zeros(13)},
+      'of 12 images, found 13',
+    ),
+    (_write_mats, 'train_32x32.mat', None, 'a file, found none'),
+    (_write_mats, 'train_32x32.mat', b'', 'to be a complete .mat'),
+    (_write_mats, 'train_32x32.mat', b'none' * 500, 'to be a complete .mat'),
+    (_write_mats, 'train_32x32.mat', -1000, 'to be a complete .mat'),
+    (_write_mats, 'train_32x32.mat', {'X': _zeros(2, 2)}, 'with X of shape'),
+    (
+      _write_npz,
+      'usps.npz',
+      {**_BOTH, 'x_test': _zeros(12, 16, 16, 4)},
+      r'\(n, height, width, 1 or 3\)',
+    ),
+    (
+      _write_npz,
+      'usps.npz',
+      {**_BOTH, 'x_test': _zeros(12, 256)},
+      r'found uint8 of shape \(12, 256\)',
+    ),
+    (
+      _write_femnist,
+      'my_femnist.npz',
+      {**_OF_WRITERS, 'x': _zeros(60, 28)},
+      r'uint8 .*\(60, 28\)',
+    ),
+    (
+      _write_femnist,
+      'my_femnist.npz',
+      {**_OF_WRITERS, 'y': _zeros(60) + 62},
+      r'in \[0, 62\), found 62 at index 0',
+    ),
+    (
+      _write_femnist,
+      'my_femnist.npz',
+      {**_OF_WRITERS, 'client_id': np.zeros(60)},
+      'client_id integers or strings .*float64',
+    ),
+    (
+      _write_femnist,
+      'my_femnist.npz',
+      {**_OF_WRITERS, 'client_id': _zeros(7)},
+      r'client_id .*found uint8 .*\(7,\)',
+    ),
+  ],
+)
+def test_damaged_files_are_named(tmp_path, write, file, content, match):
+  name = _SET_OF[write]
+  write(tmp_path, name)
+  path = tmp_path / file
+  if content is None:
+    path.unlink()
+  elif isinstance(content, int):
+    path.write_bytes(path.read_bytes()[:content])
+  elif isinstance(content, dict):
+    if path.suffix == '.mat':
+      scipy.io.savemat(path, content)
+    else:
+      np.savez(path, **content)
+  elif path.suffix == '.gz':
+    path.write_bytes(gzip.compress(content))
+  else:
+    path.write_bytes(content)
+  output_dir = tmp_path / 'made'
+  with shared.one_line_error(f'{file}`.*{match}'):
+    _prepare(tmp_path, name, output_dir=str(output_dir))
+  assert not list(output_dir.iterdir())
+
+
+def test_none_or_two_files_of_test_images_are_an_error(tmp_path):
+  _write_batches(tmp_path)
+  _write_batches(tmp_path, test_name='test_first4.npz')
+  with pytest.raises(
+    ValueError, match='one file .*found test_batch.npz, test_first4.npz'
+  ):
+    _prepare(tmp_path)
+  for path in tmp_path.glob('test*.npz'):
+    path.unlink()
+  with pytest.raises(ValueError, match='one file .*test.*npz, found none'):
+    _prepare(tmp_path)

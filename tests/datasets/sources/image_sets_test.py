@@ -1,0 +1,126 @@
+"""Tests of image sets in one file each."""
+
+import shlex
+
+import numpy as np
+import pytest
+
+from tests.datasets import shared
+from tff_pfl import datasets
+from tff_pfl.datasets.sources import image_sets
+
+_GRAY, _COLOR = (28, 28, 1), (32, 32, 3)
+
+
+def _load(folder, name='mnist', num_clients=2, partition='iid'):
+  return datasets.load_dataset(
+    name,
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=str(folder),
+  )
+
+
+@pytest.mark.parametrize(
+  'name, shape', [('mnist', _GRAY), ('fashion_mnist', _GRAY)]
+)
+def test_clients_have_all_images_scaled_with_their_labels(
+  tmp_path, name, shape
+):
+  arrays = shared.write_image_set(tmp_path, name, shape)
+  dataset = _load(tmp_path, name)
+  assert dataset.name == name
+  assert dataset.num_classes == 10
+  assert dataset.element_spec == shared.spec(*shape)
+  for suffix, read in (('', dataset.train), ('_test', dataset.test)):
+    expected = {
+      (image / 255).astype(np.float32).tobytes(): label
+      for image, label in zip(arrays[f'x{suffix}'], arrays[f'y{suffix}'])
+    }
+    parts = [read(client_id) for client_id in dataset.client_ids]
+    found = {x.tobytes(): y for part in parts for x, y in zip(part.x, part.y)}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+  'name, num_classes', [('cifar10', 10), ('cifar100', 100)]
+)
+@pytest.mark.parametrize('place', ['.', 'folder', 'file'])
+def test_all_images_arrive_in_order_with_their_labels(
+  tmp_path, name, num_classes, place
+):
+  folder = tmp_path / (name if place == 'folder' else '.')
+  folder.mkdir(exist_ok=True)
+  expected = shared.write_image_set(
+    folder, name, _COLOR, y=np.arange(40) % num_classes
+  )
+  data_dir = folder / f'{name}.npz' if place == 'file' else tmp_path
+  arrays = image_sets.load(name, str(data_dir))
+  assert arrays.name == name and arrays.num_classes == num_classes
+  assert arrays.x.dtype == np.uint8 and arrays.y.dtype == np.int32
+  for field, values in expected.items():
+    np.testing.assert_array_equal(getattr(arrays, field), values)
+
+
+@pytest.mark.parametrize(
+  'changes, match',
+  [
+    (dict(x=np.zeros((40, 28, 28, 1))), 'uint8 of .*28, 28, 1.*found float64'),
+    (dict(x=np.zeros((40, 28, 28), np.uint8)), r'\(n, 28, 28, 1\).*28, 28\)'),
+    (dict(x_test=np.zeros((0, *_GRAY), np.uint8)), 'n at least 1'),
+    (dict(y=np.zeros(41, int)), r'40 labels.*\(41,\)'),
+    (dict(y_test=np.zeros(20)), '20 labels, integers.*found float64'),
+    (dict(y=10 * (np.arange(40) == 17)), r'in \[0, 10\), found 10 at index 17'),
+    (dict(y=np.full(40, -1)), 'found -1 at index 0'),
+  ],
+)
+def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
+  shared.write_image_set(tmp_path, 'mnist', _GRAY, **changes)
+  with shared.one_line_error(f'mnist.npz`.*{match}'):
+    _load(tmp_path)
+
+
+def test_published_files_are_an_error_that_says_what_makes_the_file(tmp_path):
+  folder = tmp_path / 'my data'
+  with pytest.raises(ValueError, match='existing file or folder') as error:
+    _load(folder)
+  assert 'binaries.prepare' not in str(error.value)
+  folder.mkdir()
+  command = f'binaries.prepare --data_dir={shlex.quote(str(folder))}`'
+  with shared.one_line_error(f'a file mnist.npz, .* -m {command}'):
+    _load(folder)
+  x = np.zeros((5, 28, 28), np.uint8)
+  np.savez(folder / 'mnist.npz', x_train=x)  # As of Keras.
+  for data_dir in (folder, folder / 'mnist.npz'):
+    with shared.one_line_error(f'arrays x and .*x_train in .* -m {command}'):
+      _load(data_dir)
+
+
+def test_real_mnist_has_the_published_class_counts(real_data):
+  dataset = _load(real_data('mnist'), 'mnist', 100, 'shards:2')
+  train, test = dataset.class_counts('train'), dataset.class_counts('test')
+  assert train.sum(axis=0).tolist() == [
+    5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
+  ]  # fmt: skip
+  assert test.sum(axis=0).tolist() == [
+    980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
+  ]  # fmt: skip
+  assert ((train > 0).sum(axis=1) == 2).all()
+  assert np.array_equal(train > 0, test > 0)
+  sizes = train.sum(axis=1)
+  assert sizes.min() > 550 and sizes.max() < 650
+  # The published mean of the training pixels.
+  mean = np.mean([dataset.train(c).x.mean() for c in dataset.client_ids])
+  assert abs(mean - 0.1307) < 0.002
+
+
+@pytest.mark.slow  # The published files are slow to decompress.
+def test_real_cifar10_has_the_published_class_counts_and_means(real_data):
+  arrays = image_sets.load('cifar10', real_data('cifar10'))
+  assert arrays.x.shape == (50_000, 32, 32, 3)
+  assert np.bincount(arrays.y).tolist() == [5000] * 10
+  assert arrays.x_test.shape[1:] == (32, 32, 3)
+  assert set(arrays.y_test.tolist()) == set(range(10))
+  # The published means of red, green and blue.
+  means = arrays.x.mean(axis=(0, 1, 2)) / 255
+  np.testing.assert_allclose(means, [0.4914, 0.4822, 0.4465], atol=1e-4)

@@ -1,0 +1,153 @@
+"""Image sets, each in one .npz file, and those among them that are one task.
+
+The file NAME.npz has `x` and `x_test`, uint8 `[n, height, width, channels]`,
+and `y` and `y_test`, as of the data set `npz`. `python -m binaries.prepare`
+makes it of the published files, in their order. TensorFlow Datasets, used
+without a data folder, has another one, so that the same seed deals other images
+to a client.
+
+MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
+Special Databases 1 and 3. License: commonly given as CC BY-SA 3.0.
+Fashion-MNIST: pictures of clothes in 10 categories. Source: H. Xiao, K. Rasul,
+R. Vollgraf, Zalando Research, 2017. License: MIT.
+Sizes of each: 60,000 training and 10,000 test images, gray, 28x28, of 10
+classes; MNIST has 5,421 to 6,742 training images of a class, Fashion-MNIST
+6,000.
+
+CIFAR-10 and CIFAR-100: color pictures. Source: A. Krizhevsky, V. Nair,
+G. Hinton; A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images,
+technical report, University of Toronto, 2009.
+https://www.cs.toronto.edu/~kriz/cifar.html
+License: none is stated; free for research, cite the report.
+Sizes of each: 50,000 training and 10,000 test images, 32x32, every class
+equally often. CIFAR-10 has 10 classes (airplane, automobile, bird, cat, deer,
+dog, frog, horse, ship, truck), CIFAR-100 has 100 (the "fine" labels).
+"""
+
+import os
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import downloads, images, npz_file, own_files
+
+_SPLITS = ('x', 'y', 'x_test', 'y_test')
+_CIFAR_URL = 'https://www.cs.toronto.edu/~kriz/cifar-{}-binary.tar.gz'
+
+
+class ImageSet(NamedTuple):
+  """The images of a set.
+
+  Attributes:
+    shape: Height, width and channels of an image; None for any height and
+      width, and one or three channels.
+    url: Where TensorFlow Datasets downloads it from; None where its builder
+      says so.
+  """
+
+  num_classes: int = 10
+  shape: Optional[tuple[int, int, int]] = None
+  url: Optional[str] = None
+
+  def check(self, path: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Raises `ValueError` unless arrays are images of the set and their labels.
+
+    Args:
+      path: The file that they come from, for the message.
+    """
+    is_of_shape = x.shape[1:] == self.shape
+    if self.shape is None:
+      is_of_shape = x.ndim == 4 and x.shape[3] in (1, 3)
+    if x.dtype != np.uint8 or not is_of_shape or not len(x):
+      form = ', '.join(map(str, self.shape or ('height', 'width', '1 or 3')))
+      raise files.file_error(
+        path,
+        f'a file with images, uint8 of shape (n, {form}), n at least 1',
+        f'{x.dtype} of shape {x.shape}',
+      )
+    if y.dtype.kind not in 'iu' or y.shape != x.shape[:1]:
+      raise files.file_error(
+        path,
+        f'a file with {len(x)} labels, integers, one per image',
+        f'{y.dtype} of shape {y.shape}',
+      )
+    bad = np.flatnonzero((y < 0) | (y >= self.num_classes))
+    if len(bad):
+      raise files.file_error(
+        path,
+        f'a file with labels in [0, {self.num_classes})',
+        f'{y[bad[0]]} at index {bad[0]}',
+      )
+
+
+IMAGE_SETS = {
+  'mnist': ImageSet(shape=(28, 28, 1)),
+  'fashion_mnist': ImageSet(shape=(28, 28, 1)),
+  'cifar10': ImageSet(10, (32, 32, 3), _CIFAR_URL.format(10)),
+  'cifar100': ImageSet(100, (32, 32, 3), _CIFAR_URL.format(100)),
+  'femnist': ImageSet(62, (28, 28, 1)),
+  'mnist_m': ImageSet(),
+  'svhn': ImageSet(),
+  'usps': ImageSet(),
+  'synth_digits': ImageSet(),
+}
+
+
+def how_to_prepare(data_dir: str) -> str:
+  """Returns a sentence on how published files become those read here."""
+  folder = os.path.dirname(data_dir) if os.path.isfile(data_dir) else data_dir
+  return (
+    'Published files become such files by `python -m binaries.prepare'
+    f' --data_dir={shlex.quote(folder)}`.'
+  )
+
+
+def read(
+  name: str, data_dir: str, required: Sequence[str] = _SPLITS
+) -> tuple[str, dict[str, np.ndarray]]:
+  """Reads and checks the file of an image set.
+
+  Args:
+    data_dir: The file, its folder, or the parent of its folder `name`.
+    required: Arrays that must be there.
+
+  Returns:
+    The file's path, and its arrays by name.
+  """
+  try:
+    path = files.find_file(name, data_dir, (f'{name}.npz',))
+    arrays = npz_file.read(path, 'data_dir', required)
+  except files.FileError:
+    raise
+  except ValueError as error:
+    if os.path.exists(data_dir):
+      raise ValueError(f'{error} {how_to_prepare(data_dir)}') from None
+    raise
+  for suffix in ('', '_test'):
+    if f'x{suffix}' in arrays and f'y{suffix}' in arrays:
+      IMAGE_SETS[name].check(path, arrays[f'x{suffix}'], arrays[f'y{suffix}'])
+  return path, arrays
+
+
+def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
+  """Returns `mnist`, `fashion_mnist`, `cifar10` or `cifar100`, `x` uint8.
+
+  Args:
+    data_dir: See `read`; None for TensorFlow Datasets.
+  """
+  image_set, path = IMAGE_SETS[name], name
+  if data_dir is None:
+    arrays = downloads.from_tensorflow_datasets(name, image_set.url)
+  else:
+    path, arrays = read(name, data_dir)
+  with own_files.naming(path):
+    return arrays_lib.Arrays(
+      name=name,
+      num_classes=image_set.num_classes,
+      transform=images.to_unit_interval,
+      **arrays,
+    )
