@@ -41,7 +41,7 @@ _Reader = Callable[[str], list[_Part]]
 
 
 def _is_prepared(path: str) -> bool:
-  """Whether a file is one that this program wrote."""
+  """Returns whether a file is one that this program wrote."""
   try:
     with np.load(path) as arrays:
       return 'x' in arrays and 'client_id' not in arrays
@@ -263,7 +263,7 @@ _PUBLISHED = {
 
 
 def _find(name: str, data_dir: str) -> list[tuple[str, _Reader]]:
-  """Where a set is, in folders named after it or else in `data_dir` itself."""
+  """Returns the folder of a set: named after it, or else `data_dir` itself."""
   folders, forms = _PUBLISHED[name]
   named = [os.path.join(data_dir, folder) for folder in folders]
   in_named, in_itself = (
@@ -331,7 +331,7 @@ def _sources(
 
 
 def _arrays(name: str, parts: Sequence[_Part]) -> dict[str, np.ndarray]:
-  """What is written of a set, checked."""
+  """Returns the arrays that are written of a set, checked."""
   for part in parts:
     image_sets.IMAGE_SETS[name].check(part.path, part.x, part.y)
   if name.startswith('cifar'):

@@ -36,7 +36,7 @@ COMMON_ARGUMENTS = ('data_dir', 'seed')
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry:
-  """How to load a dataset.
+  """A dataset that can be loaded by name.
 
   Attributes:
     description: One line for `--help`.
@@ -52,12 +52,12 @@ class DatasetEntry:
 
   @property
   def comes_by_client(self) -> bool:
-    """Whether the loader returns clients."""
+    """True if the loader returns clients."""
     return 'num_clients' in inspect.signature(self.loader).parameters
 
   @property
   def takes_data_dir(self) -> bool:
-    """Whether the dataset can be read from files."""
+    """True if the dataset can be read from files."""
     return 'data_dir' in inspect.signature(self.loader).parameters
 
 
@@ -123,8 +123,8 @@ DATASETS: dict[str, DatasetEntry] = {
     fairface.load_fairface,
   ),
   'tabular': DatasetEntry(
-    'any table from a CSV file, whose columns of labels, domains and clients'
-    ' are named (partition natural or any other)',
+    'any table, from a CSV or parquet file or a folder of such, whose columns'
+    ' of labels, domains and clients are named (partition natural or any other)',
     tabular.load_tabular,
   ),
   'heart_disease': DatasetEntry(

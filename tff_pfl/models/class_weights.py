@@ -37,7 +37,7 @@ def with_class_weight(
       counted, of all clients together.
 
   Raises:
-    ValueError: If the model is none, or the weights are no such.
+    ValueError: If the model is no classifier, or the weights do not fit it.
   """
   split_model.check_has_classes(model, 'class_weight')
   if isinstance(class_weight, str):

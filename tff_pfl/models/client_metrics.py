@@ -15,7 +15,7 @@ predictions of a client for its test examples:
 
 Where a client has no such figure, it is None: the AUC of one class only, f1,
 precision and recall of class 1 without an example of it, and r2 of fewer than
-two examples. A classifier that diverged is wrong.
+two examples. The predictions of a classifier that diverged count as wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How central examples become clients.
+"""Rules that make clients of central examples.
 
 A `WeightedPartitioner` is a rule for a non-negative weight matrix
 `[num_clients, num_classes]`. The training examples of each class are then dealt

@@ -1,4 +1,4 @@
-"""What a rule is given, what it returns, and what all rules have in common."""
+"""Pools of examples, partitions of them, and the base of all rules."""
 
 import abc
 import dataclasses
@@ -12,7 +12,7 @@ from tff_pfl.datasets.partitioning import dealing
 
 
 class Partition(NamedTuple):
-  """Which examples each client holds.
+  """The examples that each client holds.
 
   Attributes:
     train_indices: Per client an int64 array of positions in the training

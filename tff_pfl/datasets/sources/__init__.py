@@ -1,1 +1,1 @@
-"""Where the data sets come from: one file each, or one per family."""
+"""The data sets: one file each, or one per family."""

@@ -1,4 +1,4 @@
-"""How the rows of a table become examples, fitted once and stored with a run.
+"""The encoding of a table's rows as examples, stored with a run.
 
 One column is the label, or several are (multilabel); one may say which domain a
 row is of, one whose row it is (the client: a hospital, a bank), one whether it
@@ -69,7 +69,7 @@ _LIKE_NUMBERS = r'[-+$€£]?[.,]?\d.*'
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """What the columns of a table are; see `tabular.load_tabular` for each.
+  """The roles of a table's columns; see `tabular.load_tabular` for each.
 
   Attributes:
     renamed: By column, what words, or numbers, are called instead.
@@ -242,7 +242,7 @@ class Columns:
 
   @property
   def _groups(self) -> list[str]:
-    """What the domains are called that bounds divide numbers into."""
+    """Names of the domains that bounds divide numbers into."""
     column, bounds = self.domain, [f'{bound:g}' for bound in self.domain_bounds]
     between = (
       f'{low}<={column}<{high}' for low, high in zip(bounds, bounds[1:])
@@ -393,7 +393,7 @@ class Columns:
 
   @property
   def _above(self) -> list[str]:
-    """What the two classes of `label_above` are called."""
+    """Names of the two classes of `label_above`."""
     return [f'{self.label}{sign}{self.label_above:g}' for sign in ('<=', '>')]
 
   def classes(self, table: pd.DataFrame) -> list[str]:
@@ -492,7 +492,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TableEncoding:
-  """What makes examples of a table's rows.
+  """An encoding of rows as examples.
 
   Attributes:
     columns: What the columns are.
@@ -531,7 +531,7 @@ class TableEncoding:
 
   @functools.cached_property
   def input_names(self) -> list[str]:
-    """What each input is: `age`, `blood=AB`, `age is missing`."""
+    """Names of the inputs: `age`, `blood=AB`, `age is missing`."""
     names = list(self.numbers)
     for column, words in self.categories.items():
       names += [f'{column}={word}' for word in words]
