@@ -124,7 +124,8 @@ DATASETS: dict[str, DatasetEntry] = {
   ),
   'tabular': DatasetEntry(
     'any table, from a CSV or parquet file or a folder of such, whose columns'
-    ' of labels, domains and clients are named (partition natural or any other)',
+    ' of labels, domains and clients are named (partition natural or any'
+    ' other)',
     tabular.load_tabular,
   ),
   'heart_disease': DatasetEntry(

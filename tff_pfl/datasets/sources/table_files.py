@@ -41,7 +41,7 @@ NONE, UNKNOWN = -1, -2
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """The form in which a file writes a table; see `tabular.load_tabular` for each.
+  """The form of a file with a table; see `tabular.load_tabular` for each.
 
   Attributes:
     separator: None for the one that the first line has most often.
