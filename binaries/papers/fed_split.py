@@ -254,7 +254,7 @@ def measure_generalization(lab: laboratory.Laboratory) -> paper.Rows:
       )
       for name, value in (
         (_ERROR, np.sqrt(errors[-1])),
-        (_COMPLEXITY, complexity(*data[0][:2])),
+        (_COMPLEXITY, complexity(data[0].x, data[0].y)),
       ):
         yield {
           'measure': name,

@@ -157,8 +157,10 @@ def test_joining_is_a_view_that_tells_from_which_round_on_clients_are_there():
   assert joining.client_ids == dataset.client_ids
   assert joining.join_round == {'client_1': 3, 'client_4': 9}
   assert joining.subset(['client_4', 'client_0']).join_round == {'client_4': 9}
-  # It replaces what was said before, and what says nothing changes nothing.
-  assert joining.joining({}).fingerprint == dataset.fingerprint
+  # It adds to what was said before, and what says nothing changes nothing.
+  assert joining.joining({}).fingerprint == joining.fingerprint
+  later = joining.joining({'client_0': 2, 'client_1': 1})
+  assert later.join_round == {'client_0': 2, 'client_4': 9}
   assert dataset.joining({'client_0': 1}).fingerprint == dataset.fingerprint
   others = [{'client_1': 4, 'client_4': 9}, {'client_4': 9}]
   prints = [dataset.joining(rounds).fingerprint for rounds in others]

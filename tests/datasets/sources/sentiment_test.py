@@ -199,7 +199,7 @@ def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
       [('a', 0, 'u'), ('b', '', 'u')],
       'a label in every row, found none in row 2',
     ),
-    (('text', 'label', 'user'), [('a', 0)], '3 cells in every .*row 1'),
+    (('text', 'label', 'user'), [('a', 0)], '3 cells between .*row 1'),
     (
       ('text', 'label', 'user'),
       [('a', 1, 'u')],

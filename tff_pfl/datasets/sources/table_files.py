@@ -297,7 +297,7 @@ def _read_csv(
     reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
     return (row for row in reader if row)
 
-  first = next(rows(), [])
+  first = names or next(rows(), [])
   has_heading = form.header != 'none' and names is None
   try:
     with warnings.catch_warnings():
