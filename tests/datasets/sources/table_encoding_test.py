@@ -366,3 +366,25 @@ def test_such_words_can_be_meant():
   form = table_files.Format(decimal=',')
   numbers = _fitted(table, drop=['x'], form=form)
   assert numbers.encode(table).numbers[:2].tolist() == [[0.5], [1.5]]
+
+
+@pytest.mark.parametrize('decimal', ['.', ','])
+def test_new_files_may_have_another_form(tmp_path, decimal, caplog):
+  form = table_files.Format(decimal=decimal)
+  rows = [('1.5', 'a', '2', '0'), ('-2', 'b', '3.25', '1')]
+  texts = [[cell.replace('.', decimal) for cell in row] for row in rows]
+  encoding = _fitted(_table(('n', 'w', 'm', 'y'), *texts), form=form)
+  expected = [[1.5, 2, 1, 0], [-2, 3.25, 0, 1]]
+  frame = pd.DataFrame(rows, columns=['n', 'w', 'm', 'y'])
+  frame = frame.astype({'n': float, 'm': float})
+  frame.to_csv(tmp_path / 'comma.csv', index=False)
+  frame.to_csv(tmp_path / 'semicolon.csv', index=False, sep=';', decimal=',')
+  frame.to_parquet(tmp_path / 'a.parquet')
+  with caplog.at_level(logging.WARNING):
+    for name in ('comma.csv', 'semicolon.csv', 'a.parquet'):
+      assert _inputs(encoding.read(str(tmp_path / name)), encoding) == expected
+  assert caplog.text.count('other than the training data') == 1
+  # What fits no form is told in that of the training.
+  (tmp_path / 'bad.csv').write_text('n,w,m\n1,a,x\n')
+  with shared.one_line_error("column m, found 'x'|columns n, m, w, found"):
+    encoding.encode(encoding.read(str(tmp_path / 'bad.csv')))

@@ -551,11 +551,11 @@ class TableEncoding:
       with_clients: Whether the client column has to be there.
     """
     columns = self.columns
-    table = table_files.read_table(path, columns.form)
     needed = [*self.numbers, *self.categories]
     needed += [columns.domain] * bool(self.domains)
     needed += columns.labels * with_labels
     needed += [columns.client] * with_clients
+    table = self._read(path, needed)
     table_files.expect_columns(table, *needed)
     known = {*needed, *columns.labels}
     known |= {columns.client, columns.split, columns.weight}
@@ -571,6 +571,38 @@ class TableEncoding:
         ', '.join(more),
       )
     return columns.with_names(table)
+
+  def _read(self, path: str, needed: Sequence[str]) -> pd.DataFrame:
+    """Reads a table in the form of the training's, or in one that fits."""
+    columns, own = self.columns, self.columns.form
+    numbers = [*self.numbers, *[columns.domain] * bool(columns.domain_bounds)]
+    if not self.classes or columns.label_above is not None:
+      numbers.append(columns.label)
+    for form in (
+      own,
+      dataclasses.replace(own, decimal='.', thousands=None),
+      dataclasses.replace(own, decimal=',', thousands='.'),
+    ):
+      try:
+        table = table_files.read_table(path, form)
+      except ValueError:
+        continue
+      cells = table[table.columns.intersection(numbers)]
+      values = cells.apply(form.numbers)
+      if set(needed) <= set(table) and values.isna().equals(cells.isna()):
+        if form != own:
+          logging.warning(
+            '%s: read with the decimal mark %r, other than the training data.',
+            path,
+            form.decimal,
+          )
+          for name in cells:
+            table[name] = values[name].map(
+              lambda value: repr(value).replace('.', own.decimal),
+              na_action='ignore',
+            )
+        return table
+    return table_files.read_table(path, own)
 
   def encode(self, table: pd.DataFrame) -> Rows:
     """Returns the rows' inputs and domains."""
