@@ -172,6 +172,9 @@ def main() -> None:
     return
   selected = _selected_experiments()
   settings = _settings()
+  if _DOCS_DIR.value is not None:
+    # Before hours of work.
+    record.find_pages(_DOCS_DIR.value, settings.fast)
   if _EXPERIMENT.value == _ALL:
     summaries = paper.run_all(selected, settings, rerun=_RERUN.value)
   else:

@@ -44,6 +44,18 @@ _SIZES = {
 }
 
 
+def find_pages(docs_dir: str, fast: bool) -> list[pathlib.Path]:
+  """Returns the pages of results; `ValueError` if none can be updated.
+
+  Args:
+    fast: Whether experiments are of small sizes, which no page shows.
+  """
+  errors.expect(not fast, 'docs_dir', 'given without fast', True)
+  pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
+  errors.expect(pages, 'docs_dir', "the folder of the results' pages", docs_dir)
+  return pages
+
+
 def update(
   docs_dir: str,
   summaries: Sequence[Mapping[str, Any]],
@@ -61,14 +73,11 @@ def update(
   Raises:
     ValueError: If an experiment ran at a small size.
   """
-  pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
-  errors.expect(pages, 'docs_dir', "the folder of the results' pages", docs_dir)
+  ran = [summary for summary in summaries if 'error' not in summary]
+  pages = find_pages(docs_dir, any(summary['fast'] for summary in ran))
   shown = '\n'.join(page.read_text('utf-8') for page in pages)
   os.makedirs(os.path.join(docs_dir, _RECORDS), exist_ok=True)
-  for summary in summaries:
-    if 'error' in summary:
-      continue
-    errors.expect(not summary['fast'], 'docs_dir', 'given without fast', True)
+  for summary in ran:
     name = summary['experiment']
     summary_lib.write_json(
       os.path.join(docs_dir, _RECORDS, f'{name}.json'),

@@ -59,6 +59,11 @@ def test_sizes_may_be_given(programs):
     ('--docs_dir=docs', 'without --docs_dir'),
   ):
     assert message in programs.fail('reproduce', *arguments, *sizes, wrong)
+  # Before anything runs.
+  for fast, message in (('--fast', 'without fast'), ('--nofast', 'pages')):
+    flags = ['--experiment=all', '--docs_dir=.', '--output_dir=new', fast]
+    assert message in programs.fail('reproduce', *flags)
+  assert not (programs.directory / 'new').exists()
 
 
 @pytest.mark.slow
