@@ -263,7 +263,10 @@ _PUBLISHED = {
 
 
 def _find(name: str, data_dir: str) -> list[tuple[str, _Reader]]:
-  """Returns the folder of a set: named after it, or else `data_dir` itself."""
+  """Returns the folders of a set and what reads each.
+
+  They are named after it; without such, `data_dir` itself is one.
+  """
   folders, forms = _PUBLISHED[name]
   named = [os.path.join(data_dir, folder) for folder in folders]
   in_named, in_itself = (

@@ -1,6 +1,7 @@
 """From central arrays to clients: what `FederatedDataset.from_arrays` does."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
@@ -53,7 +54,7 @@ class ArrayClients:
     indices = self._indices[split][client_id]
     content = None
     if hasattr(self._transform, 'content'):
-      content = lambda: self._transform.content(x[indices])  # noqa: E731
+      content = functools.partial(self._transform.content, x[indices])
     return examples_lib.Examples(
       lambda: self._inputs(x, indices),
       y[indices],

@@ -97,7 +97,7 @@ class CohortSampler:
 
   @property
   def is_plain(self) -> bool:
-    """Whether all cohorts have one size, and all clients are alike in them."""
+    """True if all cohorts have one size, and all clients are alike in them."""
     return (
       len(self._sizes) == 1 and not self.dropout_rate and not self.join_rounds
     )
