@@ -195,12 +195,15 @@ class _Copy:
     self, concrete: Any, initialize: Any = None, destroy: Any = None
   ):
     self.concrete = concrete
+    self._positions = None if initialize else _positions_of_results(concrete)
     self._compute = EagerFunction(concrete)
     self._initialize = initialize and EagerFunction(initialize)
     self._destroy = destroy and EagerFunction(destroy)
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors of the results."""
+    if self._positions is not None:
+      return [inputs[position] for position in self._positions]
     try:
       if self._initialize is not None:
         self._initialize(inputs)
@@ -211,6 +214,19 @@ class _Copy:
     finally:
       if self._destroy is not None:
         self._destroy.call_to_the_end(inputs)
+
+
+def _positions_of_results(concrete: Any) -> Optional[list[int]]:
+  """Returns which inputs are the results; None if more than that is done."""
+  inputs = {tensor.name: n for n, tensor in enumerate(concrete.inputs)}
+  positions = []
+  for tensor in concrete.outputs:
+    while tensor.op.type == 'Identity' and not tensor.op.control_inputs:
+      (tensor,) = tensor.op.inputs
+    if tensor.name not in inputs:
+      return None
+    positions.append(inputs[tensor.name])
+  return positions
 
 
 def _detach(variant: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,8 @@ The result is in TFF's call-dominant form: a list of calls of intrinsics and of
 TensorFlow functions, without nesting except in the functions that intrinsics
 take. Intrinsics that others define are replaced by their definitions; secure
 ones sum in the clear, and get the same integers. Functions of one party become
-one TensorFlow graph each where they call several.
+one TensorFlow graph each where they call several. Calls that need not be alone
+are merged.
 """
 
 import itertools
@@ -13,6 +14,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl.runtime import merged_calls
 from tff_pfl.runtime.private_api import (
   building_block_factory,
   intrinsic_defs,
@@ -50,8 +52,7 @@ def lower(
   ):
     return block
   result = block.result.result
-  calls = _weigh_while_accumulating(dict(block.result.locals), result)
-  calls = _aggregate_together(calls)
+  calls = merged_calls.merge(dict(block.result.locals), result)
   return tff.framework.Lambda(
     block.parameter_name,
     block.parameter_type,
@@ -161,192 +162,6 @@ def _lower_aggregate(call: tff.framework.Call) -> tff.framework.Call:
   name, accumulate = elements[2]
   elements[2] = (name, _to_graph(accumulate))
   return tff.framework.Call(call.function, tff.framework.Struct(elements))
-
-
-def _weigh_while_accumulating(
-  calls: dict[str, tff.framework.ComputationBuildingBlock],
-  result: tff.framework.ComputationBuildingBlock,
-) -> dict[str, tff.framework.ComputationBuildingBlock]:
-  """Leaves the weighting of clients' values to the aggregation that adds them.
-
-  One call for many clients takes the place of one for each, and no weighted
-  copy of the values is made.
-  """
-  parts = [*calls.values(), result]
-  references = [
-    transformation_utils.get_map_of_unbound_references(part)[part]
-    for part in parts
-  ]
-  for name, call in [*calls.items()]:
-    if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
-      continue
-    value, zero, accumulate, *others = call.argument
-    weigh = calls.get(getattr(value, 'name', None))
-    if (
-      not isinstance(accumulate, tff.framework.CompiledComputation)
-      or not _is_call_of(weigh, tff.framework.FEDERATED_MAP)
-      or not _only_multiplies(weigh.argument[0])
-      or sum(value.name in names for names in references) > 1
-    ):
-      continue
-    calls[name] = building_block_factory.create_federated_aggregate(
-      weigh.argument[1],
-      zero,
-      _accumulate_weighted(accumulate, weigh.argument[0]),
-      *others,
-    )
-    del calls[value.name]
-  return calls
-
-
-def _accumulate_weighted(accumulate, weigh):
-  total_type, _ = accumulate.type_signature.parameter
-  arguments = tff.framework.Reference(
-    'total_and_value',
-    tff.StructType([total_type, weigh.type_signature.parameter]),
-  )
-  total, value = (tff.framework.Selection(arguments, index=i) for i in (0, 1))
-  return mapreduce_compiler.compile_local_computation_to_tensorflow(
-    tff.framework.Lambda(
-      arguments.name,
-      arguments.type_signature,
-      tff.framework.Call(
-        accumulate,
-        tff.framework.Struct([total, tff.framework.Call(weigh, value)]),
-      ),
-    )
-  )
-
-
-def _aggregate_together(
-  calls: dict[str, tff.framework.ComputationBuildingBlock],
-) -> dict[str, tff.framework.ComputationBuildingBlock]:
-  """Makes aggregations of which none needs another's result one.
-
-  One call adds what clients send and what is measured of them.
-  """
-  needs = {
-    name: transformation_utils.get_map_of_unbound_references(call)[call]
-    & calls.keys()
-    for name, call in calls.items()
-  }
-  # How many aggregations there are on the way to each value.
-  level, by_level = {}, {}
-  for name, call in calls.items():
-    level[name] = max(
-      (level[other] + _is_aggregation(calls[other]) for other in needs[name]),
-      default=0,
-    )
-    if _is_aggregation(call):
-      by_level.setdefault(level[name], []).append(name)
-  for number, names in by_level.items():
-    if len(names) > 1:
-      merged = f'aggregations_{number}'
-      calls[merged] = _one_aggregation([calls[name] for name in names])
-      needs[merged] = set().union(*(needs[name] for name in names))
-      reference = tff.framework.Reference(merged, calls[merged].type_signature)
-      for index, name in enumerate(names):
-        calls[name] = _part_of(reference, index)
-        needs[name] = {merged}
-  # Each value after those that it needs.
-  ordered = {}
-  while len(ordered) < len(calls):
-    ordered.update(
-      (name, call)
-      for name, call in calls.items()
-      if name not in ordered and needs[name] <= ordered.keys()
-    )
-  return ordered
-
-
-def _is_aggregation(call: tff.framework.ComputationBuildingBlock) -> bool:
-  """True for one by TensorFlow whose total keeps its shape."""
-  if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
-    return False
-  _, zero, accumulate, *_ = call.argument
-  return isinstance(
-    accumulate, tff.framework.CompiledComputation
-  ) and zero.type_signature.is_equivalent_to(accumulate.type_signature.result)
-
-
-def _one_aggregation(
-  calls: list[tff.framework.Call],
-) -> tff.framework.Call:
-  values, zeros, accumulates, merges, reports = zip(
-    *(tuple(call.argument) for call in calls)
-  )
-  types = [zero.type_signature for zero in zeros]
-
-  def each(functions, parameter_type, argument_of):
-    """A function of structures, part by part."""
-    argument = tff.framework.Reference('argument', parameter_type)
-    parts = [
-      tff.framework.Call(function, argument_of(argument, index))
-      for index, function in enumerate(functions)
-    ]
-    function = tff.framework.Lambda(
-      argument.name, parameter_type, tff.framework.Struct(parts)
-    )
-    return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
-
-  def pair(argument, index):
-    return tff.framework.Struct(
-      [
-        tff.framework.Selection(
-          tff.framework.Selection(argument, index=side), index=index
-        )
-        for side in (0, 1)
-      ]
-    )
-
-  totals = tff.StructType(types)
-  members = [function.type_signature.parameter[1] for function in accumulates]
-  return building_block_factory.create_federated_aggregate(
-    building_block_factory.create_federated_zip(
-      tff.framework.Struct(list(values))
-    ),
-    tff.framework.Struct(list(zeros)),
-    each(accumulates, tff.StructType([totals, tff.StructType(members)]), pair),
-    each(merges, tff.StructType([totals, totals]), pair),
-    each(
-      reports,
-      totals,
-      lambda argument, index: tff.framework.Selection(argument, index=index),
-    ),
-  )
-
-
-def _part_of(
-  aggregated: tff.framework.Reference, index: int
-) -> tff.framework.Call:
-  structure = tff.framework.Reference(
-    'structure', aggregated.type_signature.member
-  )
-  return building_block_factory.create_federated_map_or_apply(
-    tff.framework.Lambda(
-      structure.name,
-      structure.type_signature,
-      tff.framework.Selection(structure, index=index),
-    ),
-    aggregated,
-  )
-
-
-def _is_call_of(block: Any, intrinsic: Any) -> bool:
-  return (
-    isinstance(block, tff.framework.Call)
-    and isinstance(block.function, tff.framework.Intrinsic)
-    and block.function.uri == intrinsic.uri
-  )
-
-
-def _only_multiplies(function: tff.framework.ComputationBuildingBlock) -> bool:
-  if not isinstance(function, tff.framework.CompiledComputation):
-    return False
-  graph_def = tf.compat.v1.GraphDef()
-  function.proto.tensorflow.graph_def.Unpack(graph_def)
-  kinds = {node.op for node in graph_def.node}
-  return kinds <= {'Placeholder', 'Const', 'Cast', 'Identity', 'Mul'}
 
 
 def _lower_sequence_map(call: tff.framework.Call) -> tff.framework.Call:

@@ -5,8 +5,10 @@ A type is looked at once, for any number of values.
 """
 
 import collections
+import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListOrTuple
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from tff_pfl.runtime.private_api import (
 )
 
 _ARRAYS = typing.get_args(array.Array)
+# Arrays up to this size are put together when they are read.
+_MAX_BYTES_TO_STACK = 1 << 16
 
 
 def reader(value_type: tff.Type) -> Callable[[Any], Any]:
@@ -103,23 +107,32 @@ def _describe(value: Any) -> str:
 
 
 def _struct_reader(value_type: tff.StructType) -> Callable[[Any], tuple]:
-  types = tff.structure.to_elements(value_type)
-  names = [name for name, _ in types]
-  readers = [reader(element_type) for _, element_type in types]
+  elements_of = _elements_reader(value_type)
+  readers = [reader(element_type) for element_type in value_type]
+  return _or_reference(
+    lambda value: tuple(
+      [read(element) for read, element in zip(readers, elements_of(value))]
+    )
+  )
 
-  def read(value):
+
+def _elements_reader(
+  value_type: tff.StructType,
+) -> Callable[[Any], Iterable[Any]]:
+  """Returns the function from a container to its elements."""
+  names = [name for name, _ in tff.structure.to_elements(value_type)]
+
+  def elements_of(value):
     # What is most frequent needs no look at the names one by one.
     if isinstance(value, collections.OrderedDict) and list(value) == names:
-      elements = value.values()
-    elif isinstance(value, tuple) and list(getattr(value, '_fields', ())) == (
+      return value.values()
+    if isinstance(value, tuple) and list(getattr(value, '_fields', ())) == (
       names
     ):
-      elements = value
-    else:
-      elements = _elements(value, value_type, names)
-    return tuple([read(element) for read, element in zip(readers, elements)])
+      return value
+    return _elements(value, value_type, names)
 
-  return _or_reference(read)
+  return elements_of
 
 
 def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
@@ -184,18 +197,70 @@ def _check_order(element_type: tff.Type) -> None:
 
 
 def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
+  if value_type.placement is tff.CLIENTS and not value_type.all_equal:
+    read_column = _column_reader(value_type.member)
+
+    def read_all(value):
+      if not isinstance(value, (list, tuple)):
+        raise cardinalities_utils.InvalidNonAllEqualValueError(
+          value, value_type
+        )
+      return read_column(value) if value else values.PerClient([])
+
+    return read_all
   read = reader(value_type.member)
   if value_type.placement is tff.SERVER:
     return read
-  if value_type.all_equal:
-    return lambda value: values.AllEqual(read(value))
+  return lambda value: values.AllEqual(read(value))
 
-  def read_all(value):
-    if not isinstance(value, (list, tuple)):
-      raise cardinalities_utils.InvalidNonAllEqualValueError(value, value_type)
-    return values.PerClient([read(row) for row in value])
 
-  return read_all
+def _column_reader(
+  value_type: tff.Type,
+) -> Callable[[ListOrTuple[Any]], values.ClientsValue]:
+  """Returns the function from clients' values of a type to the runtime's.
+
+  Small arrays of all clients become one tensor, at the price of one.
+  """
+  if isinstance(value_type, tff.StructType):
+    return _struct_column_reader(value_type)
+  read = reader(value_type)
+  if not isinstance(value_type, tff.TensorType):
+    return lambda column: values.PerClient([read(value) for value in column])
+  dtype, shape = value_type.dtype, value_type.shape
+  is_small = (
+    shape is not None
+    and None not in shape
+    and dtype.kind in 'biuf'
+    and math.prod(shape) * dtype.itemsize <= _MAX_BYTES_TO_STACK
+  )
+
+  def read_column(column):
+    if is_small and all(
+      isinstance(value, (np.ndarray, np.generic))
+      and value.dtype == dtype
+      and value.shape == shape
+      for value in column
+    ):
+      return values.Stacked(tf.constant(np.stack(column)))
+    return values.PerClient([read(value) for value in column])
+
+  return read_column
+
+
+def _struct_column_reader(value_type):
+  elements_of = _elements_reader(value_type)
+  readers = [_column_reader(element_type) for element_type in value_type]
+  read_one = reader(value_type)
+
+  def read_column(column):
+    if any(isinstance(value, values.Reference) for value in column):
+      return values.PerClient([read_one(value) for value in column])
+    columns = zip(*map(elements_of, column))
+    return values.Columns(
+      tuple([read(column) for read, column in zip(readers, columns)])
+    )
+
+  return read_column
 
 
 def writer(value_type: tff.Type) -> Callable[[Any, int], Any]:
@@ -247,7 +312,46 @@ def _federated_writer(
     return write
   if value_type.all_equal:
     return lambda value, num: write(values.shared_value(value), num)
-  return lambda value, num: [write(row, num) for row in values.rows(value, num)]
+  return _column_writer(value_type.member)
+
+
+def _column_writer(
+  value_type: tff.Type,
+) -> Callable[[values.ClientsValue, int], list[Any]]:
+  """Returns the function from a value at clients to those of the callers."""
+  write = writer(value_type)
+
+  def write_rows(value, num_clients):
+    return [write(row, num_clients) for row in values.rows(value, num_clients)]
+
+  if isinstance(value_type, tff.TensorType):
+
+    def write_tensors(value, num_clients):
+      if not isinstance(value, values.Stacked):
+        return write_rows(value, num_clients)
+      # A copy of each, so that one does not keep the others in memory.
+      return [
+        row.copy() if isinstance(row, np.ndarray) else row
+        for row in value.tensor.numpy()
+      ]
+
+    return write_tensors
+  if not isinstance(value_type, tff.StructType):
+    return write_rows
+  writers = [_column_writer(element_type) for element_type in value_type]
+  names = [name for name, _ in tff.structure.to_elements(value_type)]
+  make = _maker(value_type, names)
+
+  def write_columns(value, num_clients):
+    if not isinstance(value, values.Columns) or not writers:
+      return write_rows(value, num_clients)
+    columns = [
+      write(column, num_clients)
+      for write, column in zip(writers, value.columns)
+    ]
+    return [make(list(row)) for row in zip(*columns)]
+
+  return write_columns
 
 
 def _to_dataset(

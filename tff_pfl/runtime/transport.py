@@ -94,6 +94,8 @@ def of_clients(value: Any, begin: int, end: int) -> Any:
       return value
     if isinstance(value, values.PerClient):
       return values.PerClient(list(value.values[begin:end]))
+    if isinstance(value, values.Stacked):
+      return values.Stacked(value.tensor[begin:end])
     if isinstance(value, (tuple, values.Columns)):
       return None  # Its elements are next.
     return tree.MAP_TO_NONE

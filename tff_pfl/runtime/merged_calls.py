@@ -1,0 +1,372 @@
+"""Fewer calls that compute the same.
+
+A call costs a runtime as much as many operations on small tensors, and so do
+several programs where one would do.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.runtime.private_api import (
+  building_block_factory,
+  mapreduce_compiler,
+  transformation_utils,
+  tree_analysis,
+)
+
+_Block = tff.framework.ComputationBuildingBlock
+# From a value's name to the call of an intrinsic that computes it.
+_Calls = dict[str, _Block]
+
+
+def merge(calls: Mapping[str, _Block], result: _Block) -> _Calls:
+  """Merges what clients send, what is added, and what the server computes.
+
+  Args:
+    calls: The values of a lowered computation, each after those it needs.
+    result: That of the computation, in terms of their names.
+  """
+  calls = _weigh_while_accumulating(dict(calls), result)
+  calls = _report_at_server(_aggregate_together(calls))
+  return _compute_at_server_together(calls, result)
+
+
+def _weigh_while_accumulating(calls: _Calls, result: _Block) -> _Calls:
+  """Leaves the weighting of clients' values to the aggregation that adds them.
+
+  One call for many clients takes the place of one for each, and no weighted
+  copy of the values is made.
+  """
+  references = [_references(part) for part in (*calls.values(), result)]
+  for name, call in [*calls.items()]:
+    if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+      continue
+    value, zero, accumulate, *others = call.argument
+    weigh = calls.get(getattr(value, 'name', None))
+    if (
+      not isinstance(accumulate, tff.framework.CompiledComputation)
+      or not _is_call_of(weigh, tff.framework.FEDERATED_MAP)
+      or not _only_multiplies(weigh.argument[0])
+      or sum(value.name in names for names in references) > 1
+    ):
+      continue
+    calls[name] = building_block_factory.create_federated_aggregate(
+      weigh.argument[1],
+      zero,
+      _accumulate_weighted(accumulate, weigh.argument[0]),
+      *others,
+    )
+    del calls[value.name]
+  return calls
+
+
+def _accumulate_weighted(accumulate, weigh):
+  total_type, _ = accumulate.type_signature.parameter
+  arguments = tff.framework.Reference(
+    'total_and_value',
+    tff.StructType([total_type, weigh.type_signature.parameter]),
+  )
+  total, value = (tff.framework.Selection(arguments, index=i) for i in (0, 1))
+  return mapreduce_compiler.compile_local_computation_to_tensorflow(
+    tff.framework.Lambda(
+      arguments.name,
+      arguments.type_signature,
+      tff.framework.Call(
+        accumulate,
+        tff.framework.Struct([total, tff.framework.Call(weigh, value)]),
+      ),
+    )
+  )
+
+
+def _aggregate_together(calls: _Calls) -> _Calls:
+  """Makes aggregations of which none needs another's result one.
+
+  One call adds what clients send and what is measured of them.
+  """
+  needs = _needs(calls)
+  # How many aggregations there are on the way to each value.
+  level, by_level = {}, {}
+  for name, call in calls.items():
+    level[name] = max(
+      (level[other] + _is_aggregation(calls[other]) for other in needs[name]),
+      default=0,
+    )
+    if _is_aggregation(call):
+      by_level.setdefault(level[name], []).append(name)
+  for number, names in by_level.items():
+    if len(names) > 1:
+      _replace(
+        calls,
+        names,
+        f'aggregations_{number}',
+        _one_aggregation([calls[name] for name in names]),
+      )
+  return _in_order(calls)
+
+
+def _report_at_server(calls: _Calls) -> _Calls:
+  """Makes the report of an aggregation a call of the server's own."""
+  separated = {}
+  for name, call in calls.items():
+    if _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+      *others, report = call.argument
+      if isinstance(report, tff.framework.CompiledComputation):
+        total = tff.framework.Reference(
+          f'{name}_total', report.type_signature.parameter
+        )
+        separated[total.name] = (
+          building_block_factory.create_federated_aggregate(
+            *others,
+            tff.framework.Lambda(total.name, total.type_signature, total),
+          )
+        )
+        call = building_block_factory.create_federated_map_or_apply(
+          report,
+          tff.framework.Reference(
+            total.name, separated[total.name].type_signature
+          ),
+        )
+    separated[name] = call
+  return separated
+
+
+def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
+  """Makes what the server computes at a time one graph."""
+  needs = _needs(calls)
+  at_server = {name for name, call in calls.items() if _is_at_server(call)}
+  # How often the server had to wait before each value.
+  level, by_level = {}, {}
+  for name in calls:
+    level[name] = max(
+      (
+        level[other] + (name in at_server and other not in at_server)
+        for other in needs[name]
+      ),
+      default=0,
+    )
+    if name in at_server:
+      by_level.setdefault(level[name], []).append(name)
+  for number, names in by_level.items():
+    num_graphs = sum(
+      tree_analysis.count(
+        calls[name],
+        lambda part: isinstance(part, tff.framework.CompiledComputation),
+      )
+      for name in names
+    )
+    if num_graphs > 1:
+      others = [call for name, call in calls.items() if name not in names]
+      wanted = set().union(*map(_references, [*others, result]))
+      _replace(
+        calls,
+        [name for name in names if name in wanted],
+        f'at_server_{number}',
+        _one_function({name: calls[name] for name in names}, wanted),
+      )
+      for name in names:
+        if name not in wanted:
+          del calls[name]
+  return _in_order(calls)
+
+
+def _is_at_server(call: _Block) -> bool:
+  """True for what TensorFlow can compute at the server."""
+  if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+    # Lambdas are left that select and arrange.
+    function = call.argument[0]
+    return isinstance(function, tff.framework.CompiledComputation) or (
+      isinstance(function, tff.framework.Lambda)
+      and not _references(function)
+      and not tree_analysis.contains(
+        function, lambda part: isinstance(part, tff.framework.Intrinsic)
+      )
+    )
+  return _is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER) or (
+    _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER)
+    and not _references(call)
+  )
+
+
+def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
+  """Returns the call that computes the wanted ones of some calls."""
+  inputs = {}
+
+  def find_inputs(block):
+    if isinstance(block, tff.framework.Struct):
+      for part in block:
+        find_inputs(part)
+    elif getattr(block, 'name', None) not in calls:
+      inputs[block.compact_representation()] = block
+
+  for call in calls.values():
+    find_inputs(_argument_of(call))
+  argument = tff.framework.Reference(
+    'at_server',
+    tff.StructType([block.type_signature.member for block in inputs.values()]),
+  )
+  position = {text: number for number, text in enumerate(inputs)}
+
+  def local(block):
+    if isinstance(block, tff.framework.Struct):
+      return tff.framework.Struct(
+        [(name, local(part)) for name, part in tff.structure.to_elements(block)]
+      )
+    if getattr(block, 'name', None) in calls:
+      return tff.framework.Reference(
+        block.name, calls[block.name].type_signature.member
+      )
+    return tff.framework.Selection(
+      argument, index=position[block.compact_representation()]
+    )
+
+  computed = []
+  for name, call in calls.items():
+    value = local(_argument_of(call))
+    if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+      value = tff.framework.Call(call.argument[0], value)
+    computed.append((name, value))
+  results = [
+    tff.framework.Reference(name, call.type_signature.member)
+    for name, call in calls.items()
+    if name in wanted
+  ]
+  function = mapreduce_compiler.compile_local_computation_to_tensorflow(
+    tff.framework.Lambda(
+      argument.name,
+      argument.type_signature,
+      tff.framework.Block(computed, tff.framework.Struct(results)),
+    )
+  )
+  return building_block_factory.create_federated_map_or_apply(
+    function,
+    building_block_factory.create_federated_zip(
+      tff.framework.Struct(list(inputs.values()))
+    ),
+  )
+
+
+def _argument_of(call: tff.framework.Call) -> _Block:
+  """Returns what the server has already of a call `_is_at_server`."""
+  if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+    return call.argument[1]
+  return call.argument
+
+
+def _is_aggregation(call: _Block) -> bool:
+  """True for one by TensorFlow whose total keeps its shape."""
+  if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+    return False
+  _, zero, accumulate, *_ = call.argument
+  return isinstance(
+    accumulate, tff.framework.CompiledComputation
+  ) and zero.type_signature.is_equivalent_to(accumulate.type_signature.result)
+
+
+def _one_aggregation(
+  calls: list[tff.framework.Call],
+) -> tff.framework.Call:
+  values, zeros, accumulates, merges, reports = zip(
+    *(tuple(call.argument) for call in calls)
+  )
+  types = [zero.type_signature for zero in zeros]
+
+  def each(functions, parameter_type, argument_of):
+    """A function of structures, part by part."""
+    argument = tff.framework.Reference('argument', parameter_type)
+    parts = [
+      tff.framework.Call(function, argument_of(argument, index))
+      for index, function in enumerate(functions)
+    ]
+    function = tff.framework.Lambda(
+      argument.name, parameter_type, tff.framework.Struct(parts)
+    )
+    return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
+
+  def pair(argument, index):
+    return tff.framework.Struct(
+      [
+        tff.framework.Selection(
+          tff.framework.Selection(argument, index=side), index=index
+        )
+        for side in (0, 1)
+      ]
+    )
+
+  totals = tff.StructType(types)
+  members = [function.type_signature.parameter[1] for function in accumulates]
+  return building_block_factory.create_federated_aggregate(
+    building_block_factory.create_federated_zip(
+      tff.framework.Struct(list(values))
+    ),
+    tff.framework.Struct(list(zeros)),
+    each(accumulates, tff.StructType([totals, tff.StructType(members)]), pair),
+    each(merges, tff.StructType([totals, totals]), pair),
+    each(
+      reports,
+      totals,
+      lambda argument, index: tff.framework.Selection(argument, index=index),
+    ),
+  )
+
+
+def _replace(
+  calls: _Calls, names: Sequence[str], merged: str, call: _Block
+) -> None:
+  """Makes calls the elements of what one call computes, in place."""
+  calls[merged] = call
+  reference = tff.framework.Reference(merged, call.type_signature)
+  for index, name in enumerate(names):
+    structure = tff.framework.Reference(
+      'structure', reference.type_signature.member
+    )
+    calls[name] = building_block_factory.create_federated_map_or_apply(
+      tff.framework.Lambda(
+        structure.name,
+        structure.type_signature,
+        tff.framework.Selection(structure, index=index),
+      ),
+      reference,
+    )
+
+
+def _in_order(calls: _Calls) -> _Calls:
+  """Returns the calls, each after those that it needs."""
+  needs = _needs(calls)
+  ordered = {}
+  while len(ordered) < len(calls):
+    ordered.update(
+      (name, call)
+      for name, call in calls.items()
+      if name not in ordered and needs[name] <= ordered.keys()
+    )
+  return ordered
+
+
+def _needs(calls: _Calls) -> dict[str, set[str]]:
+  """Returns the names of the other calls that each one refers to."""
+  return {name: _references(c) & calls.keys() for name, c in calls.items()}
+
+
+def _references(block: _Block) -> set[str]:
+  return transformation_utils.get_map_of_unbound_references(block)[block]
+
+
+def _is_call_of(block: Any, intrinsic: Any) -> bool:
+  return (
+    isinstance(block, tff.framework.Call)
+    and isinstance(block.function, tff.framework.Intrinsic)
+    and block.function.uri == intrinsic.uri
+  )
+
+
+def _only_multiplies(function: _Block) -> bool:
+  if not isinstance(function, tff.framework.CompiledComputation):
+    return False
+  graph_def = tf.compat.v1.GraphDef()
+  function.proto.tensorflow.graph_def.Unpack(graph_def)
+  kinds = {node.op for node in graph_def.node}
+  return kinds <= {'Placeholder', 'Const', 'Cast', 'Identity', 'Mul'}
