@@ -267,6 +267,32 @@ def test_without_memory_clients_run_one_by_one(as_on_gpu, monkeypatch):
   assert 'out of memory' in said[0]
 
 
+def test_fewer_clients_run_together_where_the_memory_does_not_do(
+  as_on_gpu, monkeypatch
+):
+  created, said = as_on_gpu
+  call = batched_clients._Form.__call__
+  sizes = []
+
+  def call_small(form, tensors, device):
+    sizes.append(int(tensors[0].shape[0]))
+    if sizes[-1] > 2:
+      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    return call(form, tensors, device)
+
+  monkeypatch.setattr(batched_clients._Form, '__call__', call_small)
+  computation = _map(lambda x: 2 * x)
+  vectors = [np.float32([i, 2 * i, -i]) for i in range(7)]
+  for expected_sizes in ([7, 4, 2, 2, 3, 2, 1], [2, 2, 2, 1]):
+    found = created.run(computation, vectors)
+    np.testing.assert_array_equal(found, 2 * np.stack(vectors))
+    assert sizes == expected_sizes
+    sizes.clear()
+  assert len(said) == 2
+  assert 'no more than 4 run together' in said[0]
+  assert 'no more than 2 run together' in said[1]
+
+
 def test_programs_with_many_convolutions_are_not_made(as_on_gpu):
   created, said = as_on_gpu
 

@@ -198,6 +198,23 @@ def test_fold_of_structures_whose_results_share_a_tensor(library):
   assert [float(t) for t in result] == [12.0, 12.0]
 
 
+def test_graph_that_only_passes_on_gives_its_inputs(library):
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def swap(x, y):
+    return tf.identity(y), x
+
+  @tff.tensorflow.computation(np.float32)
+  def checked(x):
+    with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+      return tf.identity(x)
+
+  x, y = tf.constant(-1.0), tf.constant(2.0)
+  found = _function(library, swap)((x, y))
+  assert found[0] is y and found[1] is x
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    _function(library, checked)(x)
+
+
 def test_fold_with_variables_initializes_them_each_time(library):
   @tff.tensorflow.computation(np.float32, np.float32)
   def step(total, x):

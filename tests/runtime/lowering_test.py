@@ -111,3 +111,34 @@ def test_aggregations_are_one_where_none_needs_anothers_result():
   assert found['mean'] == 3
   assert found['total'] == 9
   np.testing.assert_allclose(found['variance'], 14 / 3, rtol=1e-6)
+
+
+def test_server_computes_once_between_aggregations():
+  add = tff.tensorflow.computation(lambda x, y: x + y, np.float32, np.float32)
+
+  @tff.federated_computation(
+    tff.FederatedType(np.float32, tff.SERVER), _CLIENT_FLOATS
+  )
+  def comp(state, values):
+    doubled = tff.federated_map(_double, state)
+    start = tff.federated_map(_double, doubled)
+    moved = tff.federated_map(add, (values, tff.federated_broadcast(start)))
+    mean = tff.federated_mean(moved)
+    new_state = tff.federated_map(add, (state, mean))
+    again = tff.federated_map(add, (values, tff.federated_broadcast(new_state)))
+    total = tff.federated_map(_double, tff.federated_sum(again))
+    return new_state, total, doubled
+
+  graphs_at_server = [
+    call
+    for call in _blocks(_lower(comp), tff.framework.Call)
+    if isinstance(call.function, tff.framework.Intrinsic)
+    and call.function.uri == tff.framework.FEDERATED_APPLY.uri
+    and isinstance(call.argument[0], tff.framework.CompiledComputation)
+  ]
+  # Before the mean, after it, and after the sum.
+  assert len(graphs_at_server) == 3
+  with runtime.create_runtime('in_process') as created:
+    # Clients have 4 * 2 + (1, 3); their mean is 10.
+    found = created.run(comp, 2.0, [1.0, 3.0])
+  assert [float(value) for value in found] == [12, 2 * (13 + 15), 4]

@@ -162,6 +162,55 @@ def test_client_values_are_stored_for_each_client_or_once():
     _from_python(3, each)
 
 
+_STATE = tff.to_type(collections.OrderedDict(n=np.int64, w=(np.float32, [2])))
+
+
+def test_small_arrays_of_clients_are_one_tensor_and_come_back_alone():
+  states = tff.FederatedType(_STATE, tff.CLIENTS)
+  given = [
+    collections.OrderedDict(n=np.int64(n), w=np.float32([n, 2 * n]))
+    for n in range(3)
+  ]
+  local = _from_python(given, states)
+  number, weights = local.columns
+  assert number.tensor.shape == [3]
+  assert weights.tensor.shape == [3, 2]
+  assert values.rows(local, 3)[2][1].numpy().tolist() == [2, 4]
+  found = _to_python(local, states, 3)
+  for one, expected in zip(found, given, strict=True):
+    assert list(one) == ['n', 'w']
+    assert one['n'] == expected['n'] and isinstance(one['n'], np.int64)
+    np.testing.assert_array_equal(one['w'], expected['w'])
+    # One client's does not keep the others' in memory.
+    assert one['w'].base is None
+
+
+@pytest.mark.parametrize(
+  'second',
+  [
+    {'n': 1, 'w': [1.0, 2.0]},
+    {'n': np.int64(1), 'w': tf.constant([1.0, 2.0])},
+    {'n': np.int32(1), 'w': np.float16([1.0, 2.0])},
+  ],
+)
+def test_clients_values_may_be_of_several_kinds(second):
+  states = tff.FederatedType(_STATE, tff.CLIENTS)
+  first = collections.OrderedDict(n=np.int64(0), w=np.zeros(2, np.float32))
+  local = _from_python([first, collections.OrderedDict(second)], states)
+  found = _to_python(local, states, 2)
+  assert [one['n'] for one in found] == [0, 1]
+  assert all(one['w'].dtype == np.float32 for one in found)
+  np.testing.assert_array_equal(found[1]['w'], [1, 2])
+  wrong = collections.OrderedDict(n=np.int64(0), w=np.zeros(3, np.float32))
+  with pytest.raises(TypeError, match=r'type float32\[2\], found an array'):
+    _from_python([first, wrong], states)
+
+
+def test_clients_without_values_have_none():
+  states = tff.FederatedType(_STATE, tff.CLIENTS)
+  assert _to_python(_from_python([], states), states, 0) == []
+
+
 def test_functions_cannot_be_passed():
   with pytest.raises(TypeError, match='Expected an argument of type'):
     _from_python(len, tff.FunctionType(None, np.int32))

@@ -217,9 +217,11 @@ def _is_linear(model, head):
   if head.bias is not None:
     weights[head.bias] = rng.normal(size=shape[1]).astype(dtype)
     expected = expected + weights[head.bias]
-  weights = tf.nest.map_structure(tf.constant, weights)
   try:
-    outputs = model.head(weights, tf.constant(features))[0]
+    # A GPU multiplies in TensorFloat-32, which is not close enough.
+    with tf.device('CPU:0'):
+      weights = tf.nest.map_structure(tf.constant, weights)
+      outputs = model.head(weights, tf.constant(features))[0]
   except (ValueError, TypeError, tf.errors.OpError):
     return False  # It takes other features.
   return outputs.shape == expected.shape and np.allclose(

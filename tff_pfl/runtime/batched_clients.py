@@ -14,6 +14,7 @@ order of additions.
 import collections
 import contextlib
 import functools
+import itertools
 import logging as python_logging
 import re
 import threading
@@ -35,7 +36,7 @@ from tff_pfl.runtime import (
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import function_def_to_graph
 
-_MAX_CLIENTS = 64  # In one program.
+_MAX_CLIENTS = 128  # In one program, if they fit into memory.
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
 # Of a client, forward and backward; those of ResNet-18 XLA had not compiled for
@@ -91,10 +92,15 @@ class BatchedMapper(client_mapper.ClientMapper):
       # Nothing to stack; such clients draw random numbers, for example.
       return super().map(function, argument, num_clients)
     program = self._program(function, is_shared)
-    chunks, is_one_shape = self._chunks(columns, num_clients)
+    chunks, is_one_shape = self._chunks(
+      columns, num_clients, program.max_clients
+    )
 
     def compute(clients):
-      """Returns the results, each stacked or a list of the clients' own."""
+      """Returns parts of the clients, with the results of each part.
+
+      A result is stacked or a list of the clients' own.
+      """
       cache = self.cache()
       # A single client on a CPU is faster alone.
       is_batch = len(clients) > 1 or cache is not None
@@ -108,21 +114,26 @@ class BatchedMapper(client_mapper.ClientMapper):
             self.device(),
           )
         except tf.errors.ResourceExhaustedError as e:
-          _warn(e)
-          outputs = None
           if cache is not None:
             cache.clear()
+          if len(clients) > 1:
+            half = (len(clients) + 1) // 2
+            program.allow_no_more_than(half, e)
+            return [*compute(clients[:half]), *compute(clients[half:])]
+          _warn(e)
+          outputs = None
         if outputs is not None:
-          return outputs
+          return [(clients, outputs)]
       alone = function.program()
       rows = [
         alone.call(self.on_device(_row(columns, client))) for client in clients
       ]
-      return [list(column) for column in zip(*rows)]
+      return [(clients, [list(column) for column in zip(*rows)])]
 
     parts = self.run_all(
       [functools.partial(compute, clients) for clients in chunks]
     )
+    chunks, parts = zip(*itertools.chain(*parts))
     results = [_join(column, chunks, num_clients) for column in zip(*parts)]
     return values.zip_columns(function.pack(results))
 
@@ -131,7 +142,7 @@ class BatchedMapper(client_mapper.ClientMapper):
     self._programs.clear()
     super().close()
 
-  def _chunks(self, columns, num_clients):
+  def _chunks(self, columns, num_clients, max_clients):
     """Returns lists of clients of equal shapes, one or more for each device.
 
     And whether all clients have the same shapes.
@@ -145,7 +156,7 @@ class BatchedMapper(client_mapper.ClientMapper):
     for clients in groups.values():
       num_chunks = min(
         len(clients),
-        max(self.num_threads, -(-len(clients) // _MAX_CLIENTS)),
+        max(self.num_threads, -(-len(clients) // max_clients)),
       )
       size = -(-len(clients) // num_chunks)
       chunks.extend(
@@ -165,7 +176,11 @@ class BatchedMapper(client_mapper.ClientMapper):
 
 
 class _BatchedProgram:
-  """A function of flat tensors, of which those of clients are stacked."""
+  """A function of flat tensors, of which those of clients are stacked.
+
+  Attributes:
+    max_clients: How many clients a call has at most.
+  """
 
   def __init__(
     self,
@@ -176,6 +191,7 @@ class _BatchedProgram:
     self._is_shared = is_shared
     self._lock = threading.Lock()
     self._forms = {}
+    self.max_clients = _MAX_CLIENTS
 
   def works_on(self, device: Optional[str]) -> bool:
     """True if there may be such a program; False once none could be made."""
@@ -204,6 +220,20 @@ class _BatchedProgram:
         if not forms:
           _warn(e)
     return None
+
+  def allow_no_more_than(
+    self, max_clients: int, error: tf.errors.ResourceExhaustedError
+  ) -> None:
+    """Makes later calls smaller than one for which the memory did not do."""
+    with self._lock:
+      if max_clients < self.max_clients:
+        self.max_clients = max_clients
+        logging.warning(
+          'The memory does not do for so many clients in one program; no more '
+          'than %d run together from here on: %s',
+          max_clients,
+          _reason(error),
+        )
 
   def _forms_on(self, on_gpu):
     """Returns the forms that are left to try, the best first."""

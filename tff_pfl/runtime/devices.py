@@ -12,7 +12,7 @@ from tff_pfl.system import cores
 
 # Weights times examples of a round from which a GPU is faster than 16 cores;
 # docs/runtimes.md has what was measured.
-_LEAST_WORK_OF_GPUS = 100_000_000
+_LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
 
